@@ -82,7 +82,7 @@ impl JobFile {
             spec.engine.kind = EngineKind::Ballista;
             spec.engine.scheduler = Some(scheduler.clone());
         }
-        let prepared = job::prepare_parsed(parsed, &self.folder, &Access::everything(), observer);
+        let prepared = job::prepare(parsed, &self.folder, &Access::everything(), observer);
         let mut prepared = prepared.map_err(|e| self.failure(e))?;
         prepared.file.clone_from(&self.path);
         Ok(prepared)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stillhouse_operators::clean::CleanConfig;
-use stillhouse_operators::declaration::SpecialIds;
+use stillhouse_operators::config::SpecialIds;
 use stillhouse_operators::operator::{
     Counters, Operator, OperatorSpec, SharedStatistics, SplitContext, documents_schema,
 };

@@ -14,12 +14,11 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, Int32Array, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::problems::Problem;
 
-use crate::declaration::{Column, Declaration, JobFacts, OperatorView, bits};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, bits};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::pack;
@@ -28,7 +27,7 @@ use crate::rows::{ListRows, column, list_column};
 const NAME: &str = "grid";
 
 /// Config of `grid`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GridConfig {
     /// L.
     pub length: usize,
@@ -39,7 +38,7 @@ pub struct GridConfig {
 }
 
 /// What is known of the labels.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Classes {
     /// Names of the classes in the order of their labels; empty where they have none.
     pub names: Vec<String>,
@@ -54,7 +53,7 @@ pub fn numbers_schema() -> SchemaRef {
     ]))
 }
 
-impl Declaration for GridConfig {
+impl OperatorConfig for GridConfig {
     const NAME: &'static str = NAME;
     const COLUMNS: &'static [Column] = &[Column {
         name: columns::LABEL,

@@ -23,7 +23,7 @@ pub struct Limits {
     pub split: SplitId,
     /// Where its sequences stand in the data set, where the plan says it.
     pub place: Option<Place>,
-    /// The operators that made the columns, in order: each checks its own ([`crate::declaration::Declaration::check`]).
+    /// The operators that made the columns, in order: each checks its own ([`crate::config::OperatorConfig::check`]).
     pub operators: Vec<OperatorSpec>,
 }
 

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! An operator knows nothing of engines, files or tasks: see [`operator::Operator`]. A new operator is one new file, in which it
-//! declares itself ([`declaration::Declaration`]), and one line of [`registry::OPERATORS`].
+//! declares itself ([`config::OperatorConfig`]), and one line of [`registry::OPERATORS`].
 
 pub mod clean;
-pub mod declaration;
+pub mod config;
 pub mod extract;
 pub mod generate;
 pub mod grid;

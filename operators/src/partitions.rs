@@ -39,13 +39,12 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, BooleanArray, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use serde::{Deserialize, Serialize};
 use stillhouse_noise::keyed_uniforms;
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{self, PartitionLevel, Sampling, Schedule};
 
-use crate::declaration::{Column, Declaration, JobFacts, OperatorView};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView};
 use crate::extract::sequences;
 use crate::invariants::{Broken, Limits, float_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
@@ -57,7 +56,7 @@ mod picture;
 const NAME: &str = "partitions";
 
 /// Config of `partitions`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PartitionsConfig {
     /// Partitions per sequence.
     pub views: u32,
@@ -70,7 +69,6 @@ pub struct PartitionsConfig {
     /// t lies in [eps, 1 − eps].
     pub eps: f64,
     /// t lies in this interval instead, at the levels `block` and `subtoken`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub t_range: Option<[f64; 2]>,
     /// What is put into groups.
     pub level: PartitionLevel,
@@ -159,7 +157,7 @@ fn groups(config: &PartitionsConfig, sequence_id: u64, view: u32, t: f32, mask: 
     groups
 }
 
-impl Declaration for PartitionsConfig {
+impl OperatorConfig for PartitionsConfig {
     const NAME: &'static str = NAME;
     const COLUMNS: &'static [Column] = &[
         Column {

@@ -8,30 +8,26 @@ use std::sync::{Arc, OnceLock};
 use arrow::array::RecordBatch;
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow::error::ArrowError;
-use serde::de::Error as _;
-use serde::ser::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
 use stillhouse_schemas::parse::JobFormat;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::SectionKind;
 
-use crate::declaration::{Column, Declaration, JobFacts, OperatorView, StatisticKind};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, StatisticKind};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 
 /// The operators that every job is looked through for, in the order in which they run.
-pub const OPERATORS: &[&dyn Kind] = &[
-    &Of::<crate::clean::CleanConfig>::KIND,
-    &Of::<crate::tokenize::TokenizeConfig>::KIND,
-    &Of::<crate::pack::PackConfig>::KIND,
-    &Of::<crate::grid::GridConfig>::KIND,
-    &Of::<crate::extract::ExtractConfig>::KIND,
-    &Of::<crate::generate::PromptsConfig>::KIND,
-    &Of::<crate::generate::GenerateConfig>::KIND,
-    &Of::<crate::subtokens::SubtokensConfig>::KIND,
-    &Of::<crate::partitions::PartitionsConfig>::KIND,
-    &Of::<crate::orders::OrdersConfig>::KIND,
+pub const OPERATORS: &[&dyn OperatorFactory] = &[
+    &Factory::<crate::clean::CleanConfig>::ENTRY,
+    &Factory::<crate::tokenize::TokenizeConfig>::ENTRY,
+    &Factory::<crate::pack::PackConfig>::ENTRY,
+    &Factory::<crate::grid::GridConfig>::ENTRY,
+    &Factory::<crate::extract::ExtractConfig>::ENTRY,
+    &Factory::<crate::generate::PromptsConfig>::ENTRY,
+    &Factory::<crate::generate::GenerateConfig>::ENTRY,
+    &Factory::<crate::subtokens::SubtokensConfig>::ENTRY,
+    &Factory::<crate::partitions::PartitionsConfig>::ENTRY,
+    &Factory::<crate::orders::OrdersConfig>::ENTRY,
 ];
 
 /// The operators of a job, in order.
@@ -46,22 +42,23 @@ pub fn of_job(facts: &JobFacts<'_>) -> Result<Vec<OperatorSpec>, Vec<Problem>> {
 /// The operators of a job as far as their configs can be made, in order, and why others cannot.
 pub fn resolved(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
     let (mut specs, mut problems) = (Vec::new(), Vec::new());
-    for kind in operators() {
-        match kind.of_job(facts) {
+    for operator in operators() {
+        match operator.of_job(facts) {
             Ok(spec) => specs.extend(spec),
             Err(problem) => problems.push(problem),
         }
     }
-    let known = |key: &str| operators().iter().any(|kind| kind.section().is_some_and(|section| section.key == key));
+    let known =
+        |key: &str| operators().iter().any(|operator| operator.section().is_some_and(|section| section.key == key));
     let unknown = facts.spec.sections.keys().filter(|key| !known(key));
     problems.extend(unknown.map(|key| Problem::missing(key, "is of an operator that this program does not have")));
     (specs, problems)
 }
 
-static IN_USE: OnceLock<Vec<&'static dyn Kind>> = OnceLock::new();
+static IN_USE: OnceLock<Vec<&'static dyn OperatorFactory>> = OnceLock::new();
 
 /// All operators, in the order in which they run: [`OPERATORS`], and behind them what was [`install`]ed.
-pub fn operators() -> &'static [&'static dyn Kind] {
+pub fn operators() -> &'static [&'static dyn OperatorFactory] {
     IN_USE.get_or_init(|| OPERATORS.to_vec())
 }
 
@@ -69,25 +66,25 @@ pub fn operators() -> &'static [&'static dyn Kind] {
 ///
 /// # Errors
 /// With the names that are in use, when the operators were asked for before or something was installed already.
-pub fn install(more: &[&'static dyn Kind]) -> Result<(), Vec<&'static str>> {
-    let in_use = |_| operators().iter().map(|kind| kind.name()).collect();
+pub fn install(more: &[&'static dyn OperatorFactory]) -> Result<(), Vec<&'static str>> {
+    let in_use = |_| operators().iter().map(|operator| operator.name()).collect();
     IN_USE.set(OPERATORS.iter().chain(more).copied().collect()).map_err(in_use)
 }
 
 /// What a job file may say, with the sections of all operators.
 pub fn job_format() -> &'static JobFormat {
     static FORMAT: OnceLock<JobFormat> = OnceLock::new();
-    FORMAT.get_or_init(|| JobFormat::new(operators().iter().filter_map(|kind| kind.section()).collect()))
+    FORMAT.get_or_init(|| JobFormat::new(operators().iter().filter_map(|operator| operator.section()).collect()))
 }
 
 /// Every column that an operator may add, in the order of a data set.
 pub fn columns() -> impl Iterator<Item = &'static Column> {
-    operators().iter().flat_map(|kind| kind.columns())
+    operators().iter().flat_map(|operator| operator.columns())
 }
 
 /// What a statistic of an operator counts.
 pub fn statistic(name: &str) -> Option<&'static StatisticKind> {
-    operators().iter().flat_map(|kind| kind.statistics()).find(|kind| kind.name == name)
+    operators().iter().flat_map(|operator| operator.statistics()).find(|statistic| statistic.name == name)
 }
 
 /// The columns as docs/FORMAT.md has them, a table of Markdown.
@@ -105,8 +102,8 @@ pub fn bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
     operators.iter().fold(0.0, |before, operator| operator.0.bytes_per_token(before, vocab_size))
 }
 
-/// An operator as the registry has it: what its [`Declaration`] says, whatever its config is.
-pub trait Kind: fmt::Debug + Sync {
+/// Makes the specs of one operator, whatever the type of its config; says what [`OperatorConfig`] declares.
+pub trait OperatorFactory: fmt::Debug + Sync {
     /// Name in plans, metrics and errors.
     fn name(&self) -> &'static str;
 
@@ -122,31 +119,25 @@ pub trait Kind: fmt::Debug + Sync {
     /// The operator with its config for a job; `None` where the job does not ask for it.
     ///
     /// # Errors
-    /// As [`Declaration::of_job`].
+    /// As [`OperatorConfig::of_job`].
     fn of_job(&self, facts: &JobFacts<'_>) -> Result<Option<OperatorSpec>, Problem>;
-
-    /// The operator with a config that was serialized.
-    ///
-    /// # Errors
-    /// When it is no config of this operator.
-    fn read(&self, config: Value) -> Result<OperatorSpec, serde_json::Error>;
 }
 
-/// The operator whose config is `T`.
-pub struct Of<T>(PhantomData<fn() -> T>);
+/// The factory of the operator whose config is `T`.
+pub struct Factory<T>(PhantomData<fn() -> T>);
 
-impl<T> Of<T> {
+impl<T> Factory<T> {
     /// Its line in the registry.
-    pub const KIND: Self = Self(PhantomData);
+    pub const ENTRY: Self = Self(PhantomData);
 }
 
-impl<T: Declaration> fmt::Debug for Of<T> {
+impl<T: OperatorConfig> fmt::Debug for Factory<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(T::NAME)
     }
 }
 
-impl<T: Declaration> Kind for Of<T> {
+impl<T: OperatorConfig> OperatorFactory for Factory<T> {
     fn name(&self) -> &'static str {
         T::NAME
     }
@@ -166,13 +157,9 @@ impl<T: Declaration> Kind for Of<T> {
     fn of_job(&self, facts: &JobFacts<'_>) -> Result<Option<OperatorSpec>, Problem> {
         Ok(T::of_job(facts)?.map(OperatorSpec::from))
     }
-
-    fn read(&self, config: Value) -> Result<OperatorSpec, serde_json::Error> {
-        serde_json::from_value::<T>(config).map(OperatorSpec::from)
-    }
 }
 
-/// An operator with its config. Serializable, so that a plan can be shipped: the config with the key `operator`, its name.
+/// An operator with its config.
 #[derive(Clone)]
 pub struct OperatorSpec(Arc<dyn Config>);
 
@@ -181,46 +168,41 @@ trait Config: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn output_schema(&self, input: &Schema) -> SchemaRef;
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError>;
-    fn beside(&self) -> Vec<(&'static str, Vec<u8>)>;
+    fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)>;
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
-    fn value(&self) -> Result<Value, serde_json::Error>;
     fn equals(&self, other: &dyn Config) -> bool;
     fn as_any(&self) -> &dyn Any;
 }
 
-impl<T: Declaration> Config for T {
+impl<T: OperatorConfig> Config for T {
     fn name(&self) -> &'static str {
         T::NAME
     }
 
     fn output_schema(&self, input: &Schema) -> SchemaRef {
-        Declaration::output_schema(self, input)
+        OperatorConfig::output_schema(self, input)
     }
 
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        Declaration::check(self, batch, limits, broken)
+        OperatorConfig::check(self, batch, limits, broken)
     }
 
-    fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
-        Declaration::beside(self)
+    fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        OperatorConfig::sidecar_files(self)
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
-        Declaration::bytes_per_token(self, before, vocab_size)
+        OperatorConfig::bytes_per_token(self, before, vocab_size)
     }
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-        Declaration::view(self, row)
+        OperatorConfig::view(self, row)
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
-        Declaration::operator(self, context)
-    }
-
-    fn value(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
+        OperatorConfig::operator(self, context)
     }
 
     fn equals(&self, other: &dyn Config) -> bool {
@@ -243,7 +225,7 @@ impl OperatorSpec {
         self.0.output_schema(input)
     }
 
-    /// Checks its columns, as [`Declaration::check`].
+    /// Checks its columns, as [`OperatorConfig::check`].
     ///
     /// # Errors
     /// When a column is missing or has another type than the format says.
@@ -251,12 +233,12 @@ impl OperatorSpec {
         self.0.check(batch, limits, broken)
     }
 
-    /// Its files beside the shards, as [`Declaration::beside`].
-    pub fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
-        self.0.beside()
+    /// Its files beside the shards, as [`OperatorConfig::sidecar_files`].
+    pub fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        self.0.sidecar_files()
     }
 
-    /// What is shown of the only row of a batch, as [`Declaration::view`].
+    /// What is shown of the only row of a batch, as [`OperatorConfig::view`].
     ///
     /// # Errors
     /// When a column is missing or has another type than the format says.
@@ -273,12 +255,12 @@ impl OperatorSpec {
     }
 
     /// The config, where it is one of this type.
-    pub fn config<T: Declaration>(&self) -> Option<&T> {
+    pub fn config<T: OperatorConfig>(&self) -> Option<&T> {
         self.0.as_any().downcast_ref()
     }
 }
 
-impl<T: Declaration> From<T> for OperatorSpec {
+impl<T: OperatorConfig> From<T> for OperatorSpec {
     fn from(config: T) -> Self {
         Self(Arc::new(config))
     }
@@ -293,31 +275,6 @@ impl fmt::Debug for OperatorSpec {
 impl PartialEq for OperatorSpec {
     fn eq(&self, other: &Self) -> bool {
         self.0.equals(other.0.as_ref())
-    }
-}
-
-/// The key that names the operator beside its config.
-const OPERATOR: &str = "operator";
-
-impl Serialize for OperatorSpec {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut value = self.0.value().map_err(S::Error::custom)?;
-        let fields = value.as_object_mut().ok_or_else(|| S::Error::custom("the config of an operator is no object"))?;
-        fields.insert(OPERATOR.into(), self.name().into());
-        value.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for OperatorSpec {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut value = Value::deserialize(deserializer)?;
-        let name = value.as_object_mut().and_then(|fields| fields.remove(OPERATOR));
-        let name = name.as_ref().and_then(Value::as_str).ok_or_else(|| D::Error::missing_field(OPERATOR))?;
-        let kind = operators().iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let valid: Vec<&str> = operators().iter().map(|kind| kind.name()).collect();
-            D::Error::custom(format!("operator: got {name:?}, valid: {}", valid.join(", ")))
-        })?;
-        kind.read(value).map_err(D::Error::custom)
     }
 }
 

@@ -5,7 +5,7 @@
 //!     ·▇▆▄▁▂▅▇▃▁▁▂   entropy, 0 to 10.82        · a token that has none
 //! ```
 
-use crate::declaration::Picture;
+use crate::config::Picture;
 
 /// Bars of a line at most; each is the mean of a part of the row.
 const BARS: usize = 64;

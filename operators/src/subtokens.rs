@@ -21,12 +21,11 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Int32Array, RecordBatch, UInt8Array, UInt16Array};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Permutation, SHIPPED};
 
-use crate::declaration::{Column, Declaration, JobFacts, bits};
+use crate::config::{Column, JobFacts, OperatorConfig, bits};
 use crate::invariants::{Broken, Limits, unsigned_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
 use crate::rows::{ListRows, list_column, sequence_ids};
@@ -121,13 +120,11 @@ pub fn elbow(curve: &[(f64, f64)]) -> Option<usize> {
 }
 
 /// Config of `subtokens`. Make it with [`SubtokensConfig::new`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubtokensConfig {
     /// Which number the digits of an id are of, where it is not the id itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permutation: Option<Permutation>,
     /// Whether the filter table stands beside the shards.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub filter_table: bool,
     /// C.
     pub vocab_size: usize,
@@ -139,7 +136,7 @@ pub struct SubtokensConfig {
     pub rows: Rows,
 }
 
-impl Declaration for SubtokensConfig {
+impl OperatorConfig for SubtokensConfig {
     const NAME: &'static str = NAME;
     const COLUMNS: &'static [Column] = &[Column {
         name: columns::SUBTOKENS,
@@ -183,7 +180,7 @@ impl Declaration for SubtokensConfig {
         }
     }
 
-    fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
+    fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
         let permutation = self.permutation.as_ref().map(|p| (PERMUTATION, files::permutation_npy(p)));
         let table = self.filter_table.then(|| (FILTER_TABLE, files::filter_table_npy(self)));
         permutation.into_iter().chain(table).collect()

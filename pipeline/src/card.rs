@@ -189,11 +189,14 @@ fn how_it_was_made(manifest: &Manifest, text: &mut String) {
         let _ = writeln!(text, "- Posterior Gumbel noise: {draws} per token, {stored}");
     }
     if let Some(s) = manifest.subtokens {
-        let of =
-            if manifest.beside.contains_key(PERMUTATION) { " of each id's number in `permutation.npy`" } else { "" };
+        let of = if manifest.sidecar_files.contains_key(PERMUTATION) {
+            " of each id's number in `permutation.npy`"
+        } else {
+            ""
+        };
         let _ = writeln!(text, "- Sub-tokens: {} digits in base {}{of}, most significant first", s.length, s.base);
     }
-    if manifest.beside.contains_key(FILTER_TABLE) {
+    if manifest.sidecar_files.contains_key(FILTER_TABLE) {
         let _ = writeln!(
             text,
             "- `filter_table.npy`: bool [digits, base + 1, vocabulary], which tokens have which digit; the last row, of a masked digit, is all true"

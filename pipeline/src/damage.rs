@@ -90,7 +90,7 @@ pub(crate) async fn damaged_files(output: &Output, manifest: &Manifest) -> Resul
         }
         Some(_) => {}
     }
-    for (name, sha256) in &manifest.beside {
+    for (name, sha256) in &manifest.sidecar_files {
         match output.get(name).await? {
             None => found.push(damage(name, "is missing")),
             Some(bytes) if hex::encode(Sha256::digest(&bytes)) != *sha256 => {

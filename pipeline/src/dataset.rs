@@ -103,7 +103,7 @@ impl Dataset {
         let Some(subtokens) = self.manifest.job.subtokens.as_mut().filter(|s| s.permutation_file().is_some()) else {
             return Ok(());
         };
-        let should = self.manifest.beside.get(PERMUTATION);
+        let should = self.manifest.sidecar_files.get(PERMUTATION);
         let bytes =
             self.output.get(PERMUTATION).await?.filter(|bytes| Some(&hex::encode(Sha256::digest(bytes))) == should);
         let numbers = bytes.and_then(|bytes| numbers_of(&bytes).ok());

@@ -34,7 +34,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use stillhouse_operators::declaration::BESIDE;
+use stillhouse_operators::config::SIDECAR_FILES;
 
 pub use self::convert::{Conversion, Converted, Format, LeftOut, convert};
 pub use self::megatron::{Identity, MegatronRun};
@@ -153,8 +153,8 @@ pub async fn export(
 async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<Small>> {
     let manifest = dataset.manifest();
     let mut small = vec![Small { name: TOKENIZER, bytes: dataset.held(TOKENIZER, &manifest.tokenizer.sha256).await? }];
-    for name in BESIDE {
-        if let Some(sha256) = manifest.beside.get(name) {
+    for name in SIDECAR_FILES {
+        if let Some(sha256) = manifest.sidecar_files.get(name) {
             small.push(Small { name, bytes: dataset.held(name, sha256).await? });
         }
     }

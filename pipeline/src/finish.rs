@@ -56,7 +56,7 @@ pub fn manifest(
         vocab_size: prepared.vocab_size as u64,
         noise_seed: spec.has_noise().then(|| spec.noise_seed()),
         subtokens: subtokens(&prepared.operators),
-        beside: beside_sha256(&prepared.operators),
+        sidecar_files: sidecar_sha256(&prepared.operators),
         columns: columns(&schema(&prepared.operators)),
         splits,
         appended: hash.appended.clone(),
@@ -113,13 +113,13 @@ pub(crate) fn subtokens(operators: &[OperatorSpec]) -> Option<SubtokenRecord> {
 }
 
 /// The files that the operators of a job put beside the shards.
-fn beside(operators: &[OperatorSpec]) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
-    operators.iter().flat_map(OperatorSpec::beside)
+fn sidecar_files(operators: &[OperatorSpec]) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
+    operators.iter().flat_map(OperatorSpec::sidecar_files)
 }
 
 /// The checksums of these files, by name.
-pub(crate) fn beside_sha256(operators: &[OperatorSpec]) -> BTreeMap<String, String> {
-    beside(operators).map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes)))).collect()
+pub(crate) fn sidecar_sha256(operators: &[OperatorSpec]) -> BTreeMap<String, String> {
+    sidecar_files(operators).map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes)))).collect()
 }
 
 /// Schema of the shards that these operators give.
@@ -160,7 +160,7 @@ fn type_name(data_type: &arrow::datatypes::DataType) -> String {
 /// When the store does not take it.
 pub async fn write(output: &Output, tokenizer: Vec<u8>, operators: &[OperatorSpec], manifest: &Manifest) -> Result<()> {
     output.put_own(TOKENIZER, tokenizer).await?;
-    for (name, bytes) in beside(operators) {
+    for (name, bytes) in sidecar_files(operators) {
         output.put_own(name, bytes).await?;
     }
     output.put_own_json(MANIFEST, manifest).await?;
@@ -172,13 +172,13 @@ pub async fn write(output: &Output, tokenizer: Vec<u8>, operators: &[OperatorSpe
 ///
 /// # Errors
 /// When the tokenizer of the job is not the data set's, or the store does not take it.
-pub async fn write_beside(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
+pub async fn write_sidecar_files(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
     let put = async |name: &str, bytes: Vec<u8>| match output.get(name).await? {
         Some(there) if there == bytes => Ok(()),
         _ => output.put_own(name, bytes).await,
     };
     put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
-    for (name, bytes) in beside(&prepared.operators) {
+    for (name, bytes) in sidecar_files(&prepared.operators) {
         put(name, bytes).await?;
     }
     let there = output.get(CARD).await?.unwrap_or_default();

@@ -123,22 +123,14 @@ fn output_at(spec: &JobSpec, base: &Path, path: &str, storages: &Storages) -> Re
     Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
 }
 
-/// Checks the text of a job file whose relative paths are relative to `base`, and which may touch what `access` says.
+/// Checks a job file that was parsed, whose relative paths are relative to `base`, and which may touch what `access` says.
 ///
 /// Where `access` does not allow everything, nothing that the job names is looked at before all of it is allowed and the file has no
 /// other problem.
 ///
 /// # Errors
 /// Of kind [`ErrorKind::Usage`] with all problems, each with its field and its place.
-pub fn prepare_text(text: &str, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
-    prepare_parsed(operators::job_format().parse(text), base, access, observer)
-}
-
-/// Checks a job file that was read, as [`prepare_text`].
-///
-/// # Errors
-/// As [`prepare_text`].
-pub fn prepare_parsed(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
+pub fn prepare(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
     let Parsed { spec, problems, positions } = parsed;
     let checked = match spec {
         Some(spec) => checked(spec, problems, base, access, observer),

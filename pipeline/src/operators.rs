@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use stillhouse_operators::declaration::{JobFacts, SpecialIds};
-pub use stillhouse_operators::declaration::{rows, rows_per_batch};
+use stillhouse_operators::config::{JobFacts, SpecialIds};
+pub use stillhouse_operators::config::{rows, rows_per_batch};
 use stillhouse_operators::extract::ExtractConfig;
 use stillhouse_operators::generate::GenerateConfig;
 use stillhouse_operators::invariants::Limits;

@@ -156,7 +156,7 @@ async fn repair_locked(
                     .remake(bad, began)
                     .await?;
             }
-            finish::write_beside(&prepared, output, &manifest).await?;
+            finish::write_sidecar_files(&prepared, output, &manifest).await?;
         }
         None => {
             let message = "is missing or damaged; it is made again".to_owned();

@@ -37,8 +37,8 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtokens: Option<SubtokenRecord>,
     /// sha256 of the further files beside the shards, by name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub beside: BTreeMap<String, String>,
+    #[serde(rename = "beside", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sidecar_files: BTreeMap<String, String>,
     /// The columns, in their order: name, Arrow type, shape.
     pub columns: Vec<ColumnRecord>,
     /// Splits of the input: what each shard was made from.

@@ -190,7 +190,7 @@ fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), 
     let answer = match order.work {
         Work::Run { file, folder, overwrite, append } => {
             let parsed = sent(job_format().parse(&file), order.scheduler.as_deref());
-            let prepared = job::prepare_parsed(parsed, &folder, &order.access, writer.as_ref())?;
+            let prepared = job::prepare(parsed, &folder, &order.access, writer.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
             let options = RunOptions { overwrite, append, ..RunOptions::default() };
             let ran = runtime.block_on(run::run_until(Arc::new(prepared), options, observer, stop));

@@ -216,7 +216,7 @@ impl Extract for RowExtractor {
         let also = |softmax: &Softmax, logits: &[f32], n: usize| {
             (top_k_of_loaded(softmax, logits, self.asked.topk), self.signals(softmax, logits, observed, n))
         };
-        let (encoded, others) = encoder.encode_rows_with(&rows, &self.asked.keys, also)?;
+        let (encoded, others) = encoder.encode_rows(&rows, &self.asked.keys, also)?;
         let (best, signals): (Vec<_>, Vec<_>) = others.into_iter().unzip();
         out.signals = if self.asked.signals.is_none() { Vec::new() } else { signals };
         out.logprob.clone_from(&encoded.logprob);

@@ -111,17 +111,12 @@ impl RowEncoder {
         Loan { encoder, spare: &self.spare }
     }
 
-    /// Encodes n rows under the draws' keys, on rayon's current thread pool.
+    /// Encodes n rows under the draws' keys, on rayon's current thread pool. Calls `also` for each row with its softmax, its logits `[V]` and
+    /// its number, and returns the results `[n]`; a certain position, whose logits are not read, has the default.
     ///
     /// # Errors
     /// The error of the first row that has one, or a column of the wrong length.
-    pub fn encode_rows(&self, rows: &Rows<'_>, keys: &[DrawKey]) -> Result<RowsEncoded, NoiseError> {
-        Ok(self.encode_rows_with(rows, keys, |_, _, _| ())?.0)
-    }
-
-    /// As [`Self::encode_rows`], with what `also` makes of every row `[n]`, while its softmax and logits are at hand (and its number). Of a
-    /// certain position, whose logits are not read, it is the default.
-    pub(crate) fn encode_rows_with<T: Default + Send>(
+    pub fn encode_rows<T: Default + Send>(
         &self,
         rows: &Rows<'_>,
         keys: &[DrawKey],

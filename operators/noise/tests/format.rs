@@ -224,10 +224,10 @@ fn rows_are_in_order_and_do_not_depend_on_threads() {
     };
     let keys = DrawKey::draws(42, 3);
     let encoder = RowEncoder::new(vocab, Tolerance::new(1e-3).unwrap(), ValueType::F16).unwrap();
-    let encoded = encoder.encode_rows(&rows, &keys).unwrap();
+    let encoded = encoder.encode_rows(&rows, &keys, |_, _, _| ()).unwrap().0;
     for threads in [1, 4] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        assert_eq!(pool.install(|| encoder.encode_rows(&rows, &keys)).unwrap(), encoded);
+        assert_eq!(pool.install(|| encoder.encode_rows(&rows, &keys, |_, _, _| ())).unwrap().0, encoded);
     }
     assert_eq!((encoded.logprob.len(), encoded.counts.len(), encoded.offsets.len()), (n, 3 * n, 3 * n + 1));
     assert_eq!((encoded.logprob[0], &encoded.counts[..3]), (0.0, &[0u32, 0, 0][..]));
@@ -279,7 +279,7 @@ fn errors_name_the_position() {
     let slice =
         Rows { logits: &logits, tokens: &[0; 100], positions: &positions, sequence_ids: &[5; 100], certain: &[] };
     for _ in 0..10 {
-        let error = rows.encode_rows(&slice, &DrawKey::draws(0, 1)).unwrap_err();
+        let error = rows.encode_rows(&slice, &DrawKey::draws(0, 1), |_, _, _| ()).unwrap_err();
         assert!(matches!(error, NoiseError::NonFiniteLogit { sequence_id: 5, position: 30, index: 1, .. }));
     }
 }

@@ -22,13 +22,12 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
 use arrow::datatypes::{Schema, SchemaRef};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Detokenizer;
 
 pub use rules::detokenize;
 
-use crate::declaration::{Declaration, JobFacts};
+use crate::config::{JobFacts, OperatorConfig};
 use crate::operator::{
     Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema,
 };
@@ -42,7 +41,7 @@ const LIMIT_PIECES: usize = 4;
 const SMALLEST_LIMIT: usize = 4_000_000;
 
 /// Config of `clean`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CleanConfig {
     /// Which rules.
     pub detokenizer: Detokenizer,
@@ -50,7 +49,7 @@ pub struct CleanConfig {
     pub piece_bytes: usize,
 }
 
-impl Declaration for CleanConfig {
+impl OperatorConfig for CleanConfig {
     const NAME: &'static str = NAME;
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {

@@ -19,7 +19,6 @@ use arrow::array::{ArrayRef, Float16Array, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 use half::f16;
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{HiddenStates, NoisePrecision};
@@ -30,7 +29,7 @@ use crate::operator::OperatorError;
 use crate::rows::{ListRows, list_column};
 
 /// Which hidden states, and how they are stored.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct HiddenConfig {
     /// The layers, in the order of the column.
     pub layers: Vec<usize>,

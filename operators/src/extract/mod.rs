@@ -16,7 +16,7 @@
 //! per vocabulary entry and draw. Memory: hidden states of a batch, one slice of logits, the columns of a batch.
 
 mod collect;
-mod declaration;
+mod config;
 mod extractor;
 mod hidden;
 mod invariants;
@@ -39,7 +39,6 @@ use std::sync::Arc;
 
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
-use serde::{Deserialize, Serialize};
 use stillhouse_noise::{Extracted, Extraction, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::manifest::Statistics;
@@ -56,7 +55,7 @@ const NAME: &str = "extract";
 const HELD_BYTES: usize = 64 << 20;
 
 /// Config of the operator.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ExtractConfig {
     /// V.
     pub vocab_size: usize,
@@ -71,17 +70,15 @@ pub struct ExtractConfig {
     /// k of the top-k; 0 for none.
     pub topk: usize,
     /// Other signals.
-    #[serde(default, skip_serializing_if = "SignalsConfig::is_none")]
     pub signals: SignalsConfig,
     /// Hidden states, if any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hidden: Option<HiddenConfig>,
     /// Shape of the rows.
     pub rows: Rows,
 }
 
 /// Config of the noise.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NoiseConfig {
     /// How it is stored.
     pub codec: NoiseCodec,

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float32Array, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use serde::{Deserialize, Serialize};
 use stillhouse_noise::{LogitSampling, RowSignals, Sampled, Signals, TopP};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::spec::Extract;
@@ -28,8 +27,7 @@ use crate::operator::OperatorError;
 use crate::rows::{ListRows, list_column};
 
 /// Which signals, and how.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SignalsConfig {
     /// Temperatures of the log-partitions.
     pub logz_temperatures: Vec<f64>,
@@ -44,7 +42,7 @@ pub struct SignalsConfig {
 }
 
 /// Config of sampled logits.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SamplesConfig {
     /// N.
     pub draws: u32,
@@ -55,7 +53,7 @@ pub struct SamplesConfig {
 }
 
 /// Config of `top_p`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TopPConfig {
     /// What the kept hold together, at least.
     pub mass: f64,

@@ -10,7 +10,7 @@ use stillhouse_schemas::columns;
 use super::hidden::StoredStates;
 use super::signals::{SignalsConfig, StoredSignals};
 use super::{ExtractConfig, NAME};
-use crate::declaration::{OperatorView, Picture};
+use crate::config::{OperatorView, Picture};
 use crate::invariants::float_column;
 use crate::rows::ListRows;
 use crate::sparkline::{span, strip};

@@ -6,7 +6,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::spec::Stop;
 
 use super::GenerateConfig;
-use super::declaration::given;
+use super::config::given;
 use crate::extract::{StoredSignals, StoredStates, sequences};
 use crate::invariants::Broken;
 use crate::rows::ListRows;

@@ -20,7 +20,7 @@
 //! noise. Memory: `slots` times the keys and values of `length` tokens, logits `[slots, V]`, and the batches under way, with what the teacher
 //! said of their tokens ([`GenerateConfig::rows_at_once`]).
 
-mod declaration;
+mod config;
 mod invariants;
 mod prompts;
 mod rows;
@@ -31,7 +31,6 @@ mod writer;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use serde::{Deserialize, Serialize};
 use stillhouse_noise::Sampling;
 use stillhouse_schemas::spec::{Sequential, Stop};
 use stillhouse_teacher::{Teacher, TeacherInfo};
@@ -49,7 +48,7 @@ const NAME: &str = "generate";
 pub const GIVEN: &str = "given";
 
 /// Config of the operator.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GenerateConfig {
     /// The rows: length, special tokens, segments.
     pub pack: PackConfig,

@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::problems::Problem;
 
-use crate::declaration::{Declaration, JobFacts};
+use crate::config::{JobFacts, OperatorConfig};
 use crate::operator::{Emit, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::pack::{TokenPiece, token_pieces};
 use crate::pieces::unfinished;
@@ -22,13 +21,13 @@ const NAME: &str = "prompts";
 pub(super) const ROWS: usize = 64;
 
 /// Config of `prompts`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptsConfig {
     /// Tokens of each document that begin its text.
     pub tokens: usize,
 }
 
-impl Declaration for PromptsConfig {
+impl OperatorConfig for PromptsConfig {
     const NAME: &'static str = NAME;
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {

@@ -11,7 +11,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 
 use super::{GIVEN, GenerateConfig, NAME};
-use crate::declaration::with_columns;
+use crate::config::with_columns;
 use crate::extract::{Forward, HiddenConfig, Predicted, States, unfit};
 use crate::operator::{Counters, OperatorError};
 use crate::rows::list_column;

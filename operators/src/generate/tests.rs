@@ -15,7 +15,7 @@ use stillhouse_teacher::{
 };
 
 use super::*;
-use crate::declaration::{Declaration, JobFacts, SpecialIds};
+use crate::config::{JobFacts, OperatorConfig, SpecialIds};
 use crate::extract::{Columns, Forward, Workspace, sequences};
 use crate::invariants::Limits;
 use crate::operator::{Counters, Measure};
@@ -315,7 +315,7 @@ fn batches_share_slots_and_do_not_know_of_each_other() {
             operators: Vec::new(),
         };
         let mut broken = Vec::new();
-        together.iter().for_each(|(_, batch)| Declaration::check(&config, batch, &limits, &mut broken).unwrap());
+        together.iter().for_each(|(_, batch)| OperatorConfig::check(&config, batch, &limits, &mut broken).unwrap());
         assert_eq!(broken, []);
     }
     // the second batch, of one text, is whole before the first
@@ -553,7 +553,7 @@ fn rows_that_no_teacher_writes_are_found() {
     };
     let messages = |batch: &RecordBatch, config: &GenerateConfig| {
         let mut broken = Vec::new();
-        Declaration::check(config, batch, &limits, &mut broken).unwrap();
+        OperatorConfig::check(config, batch, &limits, &mut broken).unwrap();
         broken.into_iter().map(|b| b.message).collect::<Vec<_>>().join("; ")
     };
     assert_eq!(messages(&good, &config), "");

@@ -7,7 +7,7 @@ use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Int32Type, UInt64Type};
 
 use super::*;
-use crate::declaration::SpecialIds;
+use crate::config::SpecialIds;
 use crate::operator::OperatorSpec;
 use crate::registry;
 use crate::testing::{context, drive, gpt2, statistics};

@@ -33,14 +33,13 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, RecordBatch, UInt16Array, UInt32Array};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use serde::{Deserialize, Serialize};
 use stillhouse_noise::{epoch_seed, keyed_uniforms};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::manifest::Place;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{OrderKind, OrderSchedule};
 
-use crate::declaration::{Column, Declaration, JobFacts, OperatorView, with_columns};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, with_columns};
 use crate::extract::{Sequence, sequences};
 use crate::invariants::{Broken, Limits, unsigned_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext};
@@ -49,7 +48,7 @@ use crate::rows::list_column;
 const NAME: &str = "orders";
 
 /// Config of `orders`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrdersConfig {
     /// How tokens are ordered.
     pub rule: OrderRule,
@@ -60,8 +59,7 @@ pub struct OrdersConfig {
 }
 
 /// How tokens are ordered.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OrderRule {
     /// Left to right, as many tokens shuffled.
     Progressive(Shuffled),
@@ -72,8 +70,7 @@ pub enum OrderRule {
 }
 
 /// How many tokens are shuffled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shuffled {
     /// ρ, of every sequence.
     Rho(u32),
@@ -172,7 +169,7 @@ fn stride(found: &mut Order, valid: usize, streams: usize) {
     found.block[n..].fill(last + 1);
 }
 
-impl Declaration for OrdersConfig {
+impl OperatorConfig for OrdersConfig {
     const NAME: &'static str = NAME;
     const COLUMNS: &'static [Column] = &[
         Column {

@@ -5,7 +5,7 @@
 //!   ·               ·   █ · …             a cell is a part of the sequence: · nothing of it is seen, ░ ▒ ▓ some, █ all
 //! ```
 
-use crate::declaration::Picture;
+use crate::config::Picture;
 
 /// Cells of a side at most.
 const CELLS: usize = 16;

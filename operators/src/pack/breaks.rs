@@ -4,13 +4,11 @@
 //!  a b </s> <s> c d <s> e    ─►  [a b </s>] [<s> c d] [<s> e]         the document's separator joins the last
 //! ```
 
-use serde::{Deserialize, Serialize};
-
-use crate::declaration::SpecialIds;
+use crate::config::SpecialIds;
 use crate::vocabulary::Role;
 
 /// The tokens at which a document is cut into segments. None of them: a document is one segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Breaks {
     /// A segment begins before it: bos, where that is not eos.
     pub before: Option<u32>,

@@ -34,13 +34,12 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
 
-use crate::declaration::{Column, Declaration, JobFacts, SpecialIds, bits, rows_per_batch};
+use crate::config::{Column, JobFacts, OperatorConfig, SpecialIds, bits, rows_per_batch};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::pieces::{place, typed, unfinished};
@@ -54,7 +53,7 @@ pub use breaks::Breaks;
 const NAME: &str = "pack";
 
 /// Config of `pack`. Make it with [`PackConfig::new`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackConfig {
     /// Wrap or pad.
     pub mode: PackMode,
@@ -73,7 +72,6 @@ pub struct PackConfig {
     /// What happens to the last tokens of a split (mode `wrap`).
     pub remainder: Remainder,
     /// The same for the holdouts whose rule is another one, by name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub holdout_remainders: BTreeMap<String, Remainder>,
     /// Where a document is cut into segments by special tokens of its text.
     pub breaks: Breaks,
@@ -191,7 +189,7 @@ impl PackConfig {
     }
 }
 
-impl Declaration for PackConfig {
+impl OperatorConfig for PackConfig {
     const NAME: &'static str = NAME;
     const COLUMNS: &'static [Column] = &[
         Column {

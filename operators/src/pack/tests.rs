@@ -256,13 +256,6 @@ fn configs_that_cannot_work_are_refused() {
     assert!(drive(operator.as_mut(), &[batch(&[(1, vec![4], false)])]).is_err());
 }
 
-#[test]
-fn a_config_survives_the_way_to_a_cluster() {
-    let config = config(PackMode::Wrap, 5, Boundary::BosEos, Remainder::Keep);
-    let json = serde_json::to_string(&config).unwrap();
-    assert_eq!(serde_json::from_str::<PackConfig>(&json).unwrap(), config);
-}
-
 /// Documents in pieces, over several batches.
 fn pieces(documents: &[Vec<u32>], sizes: &[usize], per_batch: usize) -> Vec<RecordBatch> {
     let mut sizes = sizes.iter().cycle();

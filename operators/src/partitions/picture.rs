@@ -5,7 +5,7 @@ use arrow::error::ArrowError;
 use stillhouse_schemas::columns;
 
 use super::{NAME, PartitionsConfig};
-use crate::declaration::{OperatorView, Picture};
+use crate::config::{OperatorView, Picture};
 use crate::invariants::float_column;
 use crate::rows::ListRows;
 

@@ -312,7 +312,7 @@ fn pictures_of_blocks_and_digits() {
         (stored, config.view(&row).unwrap())
     };
     let (stored, view) = of(PartitionLevel::Block, Some(4), 2);
-    let share = |view: usize| crate::declaration::Picture::Shares {
+    let share = |view: usize| crate::config::Picture::Shares {
         title: format!("t of each block in view {view}"),
         length: 4,
         values: stored.times[2 * view..2 * view + 2].to_vec(),
@@ -323,6 +323,6 @@ fn pictures_of_blocks_and_digits() {
     assert_eq!(pictures.len(), 4);
     let cells: String = stored.groups[18..36].iter().map(|&g| if g { '1' } else { '0' }).collect();
     let title = "digits in group 1 of view 1".to_owned();
-    assert_eq!(pictures[1], crate::declaration::Picture::Grid { title, height: 3, cells });
+    assert_eq!(pictures[1], crate::config::Picture::Grid { title, height: 3, cells });
     assert_eq!(of(PartitionLevel::Token, None, 2).1, None);
 }

@@ -1,4 +1,4 @@
-//! What follows from the declarations: documents, invariants, and that a config survives the way to another process.
+//! What follows from the configs of the operators: documents and invariants.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use arrow::array::{
 use arrow::datatypes::{
     ArrowPrimitiveType, DataType, Field, Float32Type, Int32Type, UInt8Type, UInt16Type, UInt64Type,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use stillhouse_schemas::columns as names;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 
 use super::*;
-use crate::declaration::SpecialIds;
+use crate::config::SpecialIds;
 use crate::invariants;
 use crate::rows::list_column;
 use crate::testing::{context, documents, drive, gpt2, repository};
@@ -56,19 +56,6 @@ fn a_job_has_its_operators_in_order() {
         names(job("writing")),
         ["clean", "tokenize", "prompts", "generate", "subtokens", "partitions", "orders"]
     );
-}
-
-#[test]
-fn every_config_survives_the_way_to_another_process() {
-    let specs = [job(""), job("writing")].concat();
-    let text = serde_json::to_string(&specs).unwrap();
-    let read: Vec<OperatorSpec> = serde_json::from_str(&text).unwrap();
-    assert_eq!(read, specs);
-    assert!(text.contains(r#""operator":"pack""#), "{text}");
-    let unknown = serde_json::from_value::<OperatorSpec>(json!({"operator": "distil"})).unwrap_err().to_string();
-    assert!(unknown.contains("got \"distil\", valid: clean, tokenize, pack"), "{unknown}");
-    let wrong = serde_json::from_value::<OperatorSpec>(json!({"operator": "tokenize"})).unwrap_err().to_string();
-    assert!(wrong.contains("piece_bytes"), "{wrong}");
 }
 
 /// What is declared in words is what the schema has, and the other way round.
@@ -184,7 +171,7 @@ fn rows() -> (Vec<OperatorSpec>, RecordBatch) {
             (name, other) => panic!("{name}: {other}"),
         })
         .collect();
-    (specs, crate::declaration::with_columns(&batch, fields, arrays).unwrap())
+    (specs, crate::config::with_columns(&batch, fields, arrays).unwrap())
 }
 
 fn empty(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {

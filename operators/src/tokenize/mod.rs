@@ -20,10 +20,9 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{Schema, SchemaRef};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use stillhouse_schemas::problems::Problem;
 
-use crate::declaration::{Declaration, JobFacts};
+use crate::config::{JobFacts, OperatorConfig};
 use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
 use crate::pieces::{pieces, place, unfinished};
 use crate::rows::list_column;
@@ -36,13 +35,13 @@ const LIMIT_PIECES: usize = 4;
 const SMALLEST_LIMIT: usize = 64 * 1024;
 
 /// Config of `tokenize`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenizeConfig {
     /// Longest text that is encoded at once where it can be helped, in bytes (`input.piece_kilobytes` · 1000).
     pub piece_bytes: usize,
 }
 
-impl Declaration for TokenizeConfig {
+impl OperatorConfig for TokenizeConfig {
     const NAME: &'static str = NAME;
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {

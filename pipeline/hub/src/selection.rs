@@ -18,7 +18,7 @@ const CONFIG: &str = "config.json";
 const ADAPTER: &str = "adapter_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 /// Taken along where they are there.
-const BESIDE: [&str; 5] =
+const SIDECAR_FILES: [&str; 5] =
     [CONFIG, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"];
 
 /// How much of what is wanted is in the cache.
@@ -53,7 +53,7 @@ pub(super) fn choose(names: &[String], reference: &HubRef, wanted: Wanted) -> Re
     }
     let name_a_gguf =
         if names.iter().any(|n| is_gguf(n)) { " (a .gguf is used when named: hf://org/name/file.gguf)" } else { "" };
-    let (present, absent): (Vec<_>, Vec<_>) = BESIDE.into_iter().partition(|name| has(name));
+    let (present, absent): (Vec<_>, Vec<_>) = SIDECAR_FILES.into_iter().partition(|name| has(name));
     let mut files: Vec<String> = present.into_iter().map(str::to_owned).collect();
     match wanted {
         Wanted::Tokenizer if !has(TOKENIZER) => return refuse("has no tokenizer.json", name_a_gguf),
@@ -105,7 +105,7 @@ pub(super) fn cached(repo: &Repo, commit: &str, reference: &HubRef, wanted: Want
     };
     match required {
         false => Cached::Nothing,
-        true if BESIDE.iter().all(|name| has(name) || repo.known_absent(commit, name)) => Cached::All,
+        true if SIDECAR_FILES.iter().all(|name| has(name) || repo.known_absent(commit, name)) => Cached::All,
         true => Cached::Required,
     }
 }

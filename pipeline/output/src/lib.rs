@@ -55,7 +55,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::{Event, Observer};
 use stillhouse_base::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
-use stillhouse_operators::declaration::BESIDE;
+use stillhouse_operators::config::SIDECAR_FILES;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 use stillhouse_schemas::storage::{ConditionalPut, Storage};
@@ -529,7 +529,7 @@ impl Output {
         }
         self.still_ours().await?;
         self.delete(SUCCESS).await?;
-        for file in [MANIFEST, CARD, TOKENIZER].into_iter().chain(BESIDE) {
+        for file in [MANIFEST, CARD, TOKENIZER].into_iter().chain(SIDECAR_FILES) {
             self.delete(file).await?;
         }
         // records and uploads before shards: what wakes up late finds nothing that it could still complete

@@ -9,7 +9,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use serde::Deserialize;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_operators::declaration::BESIDE;
+use stillhouse_operators::config::SIDECAR_FILES;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
@@ -313,6 +313,6 @@ impl Output {
 /// Whether a data set has files of this name.
 pub(super) fn is_ours(name: &str) -> bool {
     [MANIFEST, CARD, TOKENIZER].contains(&name)
-        || BESIDE.contains(&name)
+        || SIDECAR_FILES.contains(&name)
         || name.strip_prefix("data/").is_some_and(|shard| shard.ends_with(".parquet") && shard.contains("-of-"))
 }

@@ -13,7 +13,8 @@ use stillhouse_schemas::spec::JobSpec;
 use super::*;
 use crate::error::{ErrorKind, PipelineError};
 use crate::events::Silent;
-use crate::job::prepare_text;
+use crate::job::prepare;
+use crate::operators::job_format;
 
 /// `data` and `out` are allowed, `secret` is not; `data/own` is denied.
 struct World {
@@ -87,7 +88,7 @@ impl World {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _in = runtime.enter();
         let text = serde_json::to_string(&job(fields)).unwrap();
-        prepare_text(&text, &self.base(), &self.access, &Silent).err().unwrap()
+        prepare(job_format().parse(&text), &self.base(), &self.access, &Silent).err().unwrap()
     }
 }
 
@@ -450,7 +451,7 @@ fn the_servers_environment_is_no_jobs_business() {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             let _in = runtime.enter();
             let text = serde_json::to_string(&job(fields)).unwrap();
-            let error = prepare_text(&text, Path::new("/"), access, &Silent).err().unwrap();
+            let error = prepare(job_format().parse(&text), Path::new("/"), access, &Silent).err().unwrap();
             assert!(error.to_string().contains("the server's own"), "{error}");
         }
     }

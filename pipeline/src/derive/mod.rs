@@ -126,7 +126,7 @@ impl Derivation {
             columns: columns_of(&anew, loosen.is_some()),
             derived_from: manifest.derived_from.clone(),
         };
-        let identity = identity(&spec, &from, &finish::beside_sha256(&after));
+        let identity = identity(&spec, &from, &finish::sidecar_sha256(&after));
         let hash = hex::encode(Sha256::digest(identity.to_string().as_bytes()));
         let storages = Arc::new(Storages::new());
         let output = output_of(&spec, base, &storages)?.for_job(&hash);

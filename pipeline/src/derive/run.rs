@@ -229,7 +229,7 @@ impl Derivation {
             job: self.spec.clone(),
             job_hash: self.hash.clone(),
             subtokens: finish::subtokens(&self.operators),
-            beside: finish::beside_sha256(&self.operators),
+            sidecar_files: finish::sidecar_sha256(&self.operators),
             columns: finish::columns(&finish::schema(&self.operators)),
             splits: self.splits.clone(),
             shards,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use stillhouse_operators::registry;
 use stillhouse_schemas::manifest::{Manifest, Statistic, Statistics, Totals};
 
-pub use stillhouse_operators::declaration::OperatorView;
+pub use stillhouse_operators::config::OperatorView;
 
 use crate::dataset::Dataset;
 use crate::error::Result;

@@ -17,6 +17,7 @@ use crate::driver::{SplitTask, TaskSpec};
 use crate::engine::device::DeviceQueue;
 use crate::events::Silent;
 use crate::job::{self, Prepared};
+use crate::operators::job_format;
 use crate::output::Output;
 use crate::plan;
 use crate::run::memory_budget::Room;
@@ -64,7 +65,7 @@ fn job_over(documents: usize, folder: &Path, out: &str) -> String {
 }
 
 fn prepare(text: &str, folder: &Path) -> Arc<Prepared> {
-    Arc::new(job::prepare_text(text, folder, &Access::everything(), &Silent).unwrap())
+    Arc::new(job::prepare(job_format().parse(text), folder, &Access::everything(), &Silent).unwrap())
 }
 
 fn sums(output: &Path) -> BTreeMap<String, String> {

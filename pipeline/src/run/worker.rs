@@ -37,7 +37,7 @@ use crate::engine::session::Session;
 use crate::error::{ErrorKind, Failure, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::blocking;
-use crate::job::{self, Prepared, chain, prepare_parsed};
+use crate::job::{self, Prepared, chain, prepare};
 use crate::job_diff::differences;
 use crate::operators::job_format;
 use crate::output::{AtWork, Output, Pulse, SplitAtWork, Warning};
@@ -440,7 +440,7 @@ async fn prepared(order: &TaskSpec, place: &Place, observer: &Arc<dyn Observer>)
         }
     }
     let (base, access, observer) = (order.base.clone(), place.access.clone(), Arc::clone(observer));
-    let prepared = tokio::task::spawn_blocking(move || prepare_parsed(parsed, &base, &access, observer.as_ref()));
+    let prepared = tokio::task::spawn_blocking(move || prepare(parsed, &base, &access, observer.as_ref()));
     Ok(Arc::new(prepared.await??))
 }
 

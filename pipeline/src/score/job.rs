@@ -10,7 +10,7 @@ use super::{ScoreOptions, format_of};
 use crate::access::Access;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
-use crate::job::{Prepared, prepare_parsed};
+use crate::job::{self, Prepared};
 use crate::operators;
 
 /// Checks what `score` asks for; problems are told by the names of the options.
@@ -43,7 +43,7 @@ pub(super) fn prepare(options: &ScoreOptions, file: &str, named: &str, observer:
         problem.position = None;
     }
     let here = Path::new("");
-    prepare_parsed(parsed, here, &Access::everything(), observer).map_err(|e| as_options(e, named))
+    job::prepare(parsed, here, &Access::everything(), observer).map_err(|e| as_options(e, named))
 }
 
 fn tokenizer(options: &ScoreOptions) -> Value {

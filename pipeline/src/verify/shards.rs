@@ -37,7 +37,7 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
             "is not the one with which the data set was finished: _SUCCESS has another sha256",
         );
     }
-    let beside = manifest.beside.iter().map(|(name, sha256)| (name.as_str(), sha256));
+    let beside = manifest.sidecar_files.iter().map(|(name, sha256)| (name.as_str(), sha256));
     for (name, sha256) in std::iter::once((TOKENIZER, &manifest.tokenizer.sha256)).chain(beside) {
         match dataset.output().size(name).await? {
             None => found.damaged(dataset.output(), name, "is missing"),
@@ -158,11 +158,11 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
             |s: Option<(u32, usize)>| s.map_or("nothing".into(), |(base, length)| format!("{length} in base {base}"));
         found.fault("manifest.json", format!("subtokens are {}, the job's are {}", pair(stored), pair(expected)));
     }
-    let expected = made_by.iter().flat_map(OperatorSpec::beside);
+    let expected = made_by.iter().flat_map(OperatorSpec::sidecar_files);
     let expected: BTreeMap<_, _> =
         expected.map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes)))).collect();
-    if known && manifest.beside != expected {
-        found.fault("manifest.json", format!("beside is {:?}, the job's is {expected:?}", manifest.beside));
+    if known && manifest.sidecar_files != expected {
+        found.fault("manifest.json", format!("beside is {:?}, the job's is {expected:?}", manifest.sidecar_files));
     }
     if manifest.teacher.is_none() && manifest.vocab_size != manifest.tokenizer.vocab_size {
         let (vocab, tokens) = (manifest.vocab_size, manifest.tokenizer.vocab_size);

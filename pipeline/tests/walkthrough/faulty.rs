@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::{Section, SectionKind};
 
-use crate::declaration::{Column, Declaration, JobFacts};
+use crate::config::{Column, JobFacts, OperatorConfig};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext};
 
@@ -37,10 +37,10 @@ impl Section for FaultySection {
 }
 
 /// Config of `faulty`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct FaultyConfig(Fault);
 
-impl Declaration for FaultyConfig {
+impl OperatorConfig for FaultyConfig {
     const NAME: &'static str = NAME;
     const SECTION: Option<SectionKind> = Some(SectionKind::of::<FaultySection>());
     const COLUMNS: &'static [Column] = &[];

@@ -11,7 +11,7 @@ use stillhouse_schemas::manifest::Statistic;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::{Section, SectionKind};
 
-use crate::declaration::{Column, Declaration, JobFacts, OperatorView, StatisticKind, with_columns};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, StatisticKind, with_columns};
 use crate::extract::sequences;
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Emit, Operator, OperatorError, SharedStatistics, SplitContext};
@@ -31,10 +31,10 @@ impl Section for LengthsSection {
 }
 
 /// Config of `lengths`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LengthsConfig {}
 
-impl Declaration for LengthsConfig {
+impl OperatorConfig for LengthsConfig {
     const NAME: &'static str = NAME;
     const SECTION: Option<SectionKind> = Some(SectionKind::of::<LengthsSection>());
     const COLUMNS: &'static [Column] = &[Column {

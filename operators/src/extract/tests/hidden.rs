@@ -103,12 +103,12 @@ fn a_position_has_the_states_that_it_is_predicted_from() {
         let mut broken = Vec::new();
         check(&config, &out, &mut broken).unwrap();
         assert_eq!(broken, []);
-        let shown = crate::declaration::Declaration::view(&config, &out.slice(1, 1)).unwrap().unwrap();
+        let shown = crate::config::OperatorConfig::view(&config, &out.slice(1, 1)).unwrap().unwrap();
         assert!(shown.facts.contains(&("hidden states".into(), "2 of width 3".into())), "{:?}", shown.facts);
         assert_eq!(shown.tokens.len(), 2);
         assert!(shown.tokens[1].starts_with("|h2| 2008."), "{:?}", shown.tokens);
         // given positions and padding are in no mean: of row 0 its first one is, by document none of the others
-        let shown = crate::declaration::Declaration::view(&config, &out.slice(0, 1)).unwrap().unwrap();
+        let shown = crate::config::OperatorConfig::view(&config, &out.slice(0, 1)).unwrap().unwrap();
         let Picture::Strip { values, .. } = &shown.pictures[0] else { panic!("{:?}", shown.pictures) };
         assert_eq!(values.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, true, true, true, true, true]);
         let mean = values.iter().flatten().map(|v| f64::from(*v)).sum::<f64>() / 6.0;

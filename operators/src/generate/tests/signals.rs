@@ -166,7 +166,7 @@ fn messages(batch: &RecordBatch, config: &GenerateConfig) -> String {
     let split = stillhouse_schemas::ids::SplitId(0);
     let limits = Limits { vocab_size: VOCAB, length: 24, split, operators: Vec::new(), place: None };
     let mut broken = Vec::new();
-    Declaration::check(config, batch, &limits, &mut broken).unwrap();
+    OperatorConfig::check(config, batch, &limits, &mut broken).unwrap();
     broken.into_iter().map(|b| b.message).collect::<Vec<_>>().join("; ")
 }
 
@@ -187,7 +187,7 @@ fn what_is_given_has_no_signals_of_its_own() {
         let said = messages(&with(name, 0.5), &config);
         assert!(said.contains("position 0 is given or padding, but its signals or hidden states"), "{name}: {said}");
     }
-    let view = Declaration::view(&config, &good.slice(2, 1)).unwrap().unwrap();
+    let view = OperatorConfig::view(&config, &good.slice(2, 1)).unwrap().unwrap();
     let facts: Vec<&str> = view.facts.iter().map(|(what, _)| what.as_str()).collect();
     for fact in [GIVEN, "written", "mean entropy", "hidden states"] {
         assert!(facts.contains(&fact), "{fact}: {facts:?}");

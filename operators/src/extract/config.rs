@@ -8,12 +8,12 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision};
 
 use super::{ExtractConfig, HiddenConfig, NAME, NoiseConfig, SignalsConfig, invariants, predicted, sequences, view};
-use crate::declaration::{Column, Declaration, JobFacts, OperatorView, bits};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, bits};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::vocabulary::Role;
 
-impl Declaration for ExtractConfig {
+impl OperatorConfig for ExtractConfig {
     const NAME: &'static str = NAME;
     const COLUMNS: &'static [Column] = &[
         Column {

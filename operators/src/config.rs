@@ -1,8 +1,8 @@
-//! What an operator declares of itself, in its own file: its settings, its columns and what follows from them.
+//! The settings of an operator, its columns and what follows from them: declared in its own file, for everybody else to read.
 //!
-//! The type that implements [`Declaration`] is the operator's config: everything that decides what it does, resolved from the job and what
-//! is known of the tokenizer and the teacher ([`JobFacts`]), and nothing that only a running program has. So a config can be shipped, and
-//! the one of a finished data set is made from its manifest in the same way.
+//! The type that implements [`OperatorConfig`] is the operator's config: everything that decides what it does, resolved from the job and what
+//! is known of the tokenizer and the teacher ([`JobFacts`]), and nothing that only a running program has. So the config of a finished data
+//! set is made from its manifest in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +11,6 @@ use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use stillhouse_schemas::columns::Rows;
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::problems::Problem;
@@ -22,14 +21,14 @@ use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext, extended};
 use crate::vocabulary::{Role, Vocabulary};
 
-/// Every name of a file that an operator may put beside the shards.
-pub const BESIDE: [&str; 2] = [crate::subtokens::PERMUTATION, crate::subtokens::FILTER_TABLE];
+/// Names of the files that operators may put beside the shards.
+pub const SIDECAR_FILES: [&str; 2] = [crate::subtokens::PERMUTATION, crate::subtokens::FILTER_TABLE];
 
 /// Sequences of one batch in a job without a teacher.
 const ROWS_PER_BATCH: usize = 64;
 
-/// What an operator declares. Implemented by its config; `registry::OPERATORS` names it in one line.
-pub trait Declaration: fmt::Debug + Clone + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static {
+/// The config of an operator, which declares everything about it; `registry::OPERATORS` names it in one line.
+pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static {
     /// Name in plans, metrics and errors.
     const NAME: &'static str;
 
@@ -48,7 +47,7 @@ pub trait Declaration: fmt::Debug + Clone + PartialEq + Serialize + DeserializeO
     /// When the job asks for what this vocabulary cannot give: the field with what was got and what is valid.
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem>;
 
-    /// The columns that it adds for this config, among [`Declaration::COLUMNS`].
+    /// The columns that it adds for this config, among [`OperatorConfig::COLUMNS`].
     fn fields(&self) -> Vec<Field> {
         Vec::new()
     }
@@ -68,8 +67,8 @@ pub trait Declaration: fmt::Debug + Clone + PartialEq + Serialize + DeserializeO
         Ok(())
     }
 
-    /// Files that stand beside the shards, with their content: what decides a column and is no column. Their names are among [`BESIDE`].
-    fn beside(&self) -> Vec<(&'static str, Vec<u8>)> {
+    /// Files beside the shards, with their content: what decides a column and is no column. Their names are among [`SIDECAR_FILES`].
+    fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
         Vec::new()
     }
 

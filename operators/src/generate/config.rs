@@ -6,7 +6,7 @@ use arrow::error::ArrowError;
 use stillhouse_schemas::problems::Problem;
 
 use super::{GIVEN, GenerateConfig, NAME, invariants};
-use crate::declaration::{Column, Declaration, JobFacts, OperatorView};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView};
 use crate::extract::{ExtractConfig, sequences};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext, extended};
@@ -14,7 +14,7 @@ use crate::pack::PackConfig;
 use crate::rows::column;
 use crate::vocabulary::Role;
 
-impl Declaration for GenerateConfig {
+impl OperatorConfig for GenerateConfig {
     const NAME: &'static str = NAME;
     const COLUMNS: &'static [Column] = &[Column {
         name: GIVEN,
@@ -43,12 +43,12 @@ impl Declaration for GenerateConfig {
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
-        extended(&self.pack.schema(), Declaration::fields(self))
+        extended(&self.pack.schema(), OperatorConfig::fields(self))
     }
 
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        Declaration::check(&self.pack, batch, limits, broken)?;
-        Declaration::check(&self.extract, batch, limits, broken)?;
+        OperatorConfig::check(&self.pack, batch, limits, broken)?;
+        OperatorConfig::check(&self.extract, batch, limits, broken)?;
         invariants::check(self, batch, broken)
     }
 
@@ -63,7 +63,7 @@ impl Declaration for GenerateConfig {
         let by = |i: i32| if i < given { GIVEN } else { "written" };
         let tokens = (0..length).map(|i| if i < valid { by(i).to_owned() } else { String::new() }).collect();
         let own = OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() };
-        Ok(Some(match Declaration::view(&self.extract, row)? {
+        Ok(Some(match OperatorConfig::view(&self.extract, row)? {
             Some(of_teacher) => joined(own, of_teacher),
             None => own,
         }))
