@@ -39,7 +39,7 @@ pub(crate) mod teacher;
 mod tests;
 pub mod verify;
 
-pub use stillhouse_base::{error, events, file_state, path_expansion, source_error, storage};
+pub use stillhouse_base::{error, events, file_state, path_expansion, progress_estimate, source_error, storage, units};
 pub use stillhouse_engine as engine;
 pub use stillhouse_engine::{acceptance, driver};
 pub use stillhouse_hub as hub;

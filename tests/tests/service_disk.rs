@@ -23,7 +23,7 @@ fn count(text: &str, what: &str) -> usize {
 fn a_full_disk_is_reported_once_and_loses_no_event() {
     let mut service = Service::new(&json!({"capacity": {"cpu_slots": 1}}));
     service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(crate::service_api::DOCUMENTS, 1300));
-    service.set("STILLHOUSE_LOG", "warn,stillhouse::service::disk_space=info");
+    service.set("STILLHOUSE_LOG", "warn,stillhouse_service::disk_space=info");
     service.launch();
     let api = &service.api;
     let expected = undisturbed(&service, &long_job(""));

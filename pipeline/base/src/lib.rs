@@ -6,6 +6,8 @@ pub mod error;
 pub mod events;
 pub mod file_state;
 pub mod path_expansion;
+pub mod progress_estimate;
 pub mod source_error;
+pub mod units;
 
 pub use stillhouse_storage as storage;

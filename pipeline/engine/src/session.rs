@@ -37,7 +37,7 @@ impl Session {
     /// A session of a job with these limits on memory; it can read the buckets of the input.
     ///
     /// # Errors
-    /// As [`Store::register`].
+    /// As [`stillhouse_source::Store::register`].
     pub fn new(plan: Arc<dyn ExecutionPlan>, resources: JobResources, engine: &Engine) -> Result<Self, PipelineError> {
         let resources = Arc::new(resources);
         let runtime = runtime(engine).map_err(PipelineError::of_plan)?;

@@ -9,7 +9,7 @@
 //! run of the whole job would have made, and so are the bytes of the shards (a test compares them). Noise at a looser tolerance is the
 //! exception: a run would know the true error, and keep fewer corrections (`stillhouse_noise::Loosener`).
 //!
-//! The plan is that of a run with another source: the shards of the data set ([`source`]). So threads, `engine.memory_megabytes`, progress and
+//! The plan is that of a run with another source: the shards of the data set (`source.rs`). So threads, `engine.memory_megabytes`, progress and
 //! commits are those of a run: a derivation that was stopped goes on, one that is finished and damaged is mended. Every shard is compared with
 //! its checksum before a row of it is used.
 //!

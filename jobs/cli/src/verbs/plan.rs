@@ -1,0 +1,402 @@
+//! `stillhouse plan JOB.yaml`: what would run, and the first documents of it, without writing anything.
+
+use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::Serialize;
+use stillhouse_pipeline::events::Observer;
+use stillhouse_pipeline::job::Prepared;
+use stillhouse_pipeline::plan_report::{IdleSteps, Plan, ScheduleOutlook, Slots, Standing, Standings};
+use stillhouse_pipeline::sample::Sample;
+use stillhouse_pipeline::{append, plan, plan_report, run, sample};
+use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
+
+use crate::cli::Failure;
+use crate::job_file::JobFile;
+use crate::page::{Line, Page, Tone, View};
+use crate::printer::Printer;
+use crate::progress::{Mode, Watch};
+use crate::table::Table;
+use crate::verbs::{Threads, inspect};
+use stillhouse_pipeline::units;
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse plan job.yaml
+  stillhouse plan job.yaml --sample 3       prepares three documents in memory, teacher and all, and shows the rows
+  stillhouse plan job.yaml --analyze        prepares the first split, throws it away, and shows what each node of the plan did
+  stillhouse plan job.yaml --json | jq .splits";
+
+/// Show what a job would do: operators, splits, sizes; nothing is written
+///
+/// Makes all the checks of `run`: the job file, a record of every file of the input (of more than 10,000, of 10,000; in
+/// stores of 32), the tokenizer, the teacher, and that the output can be written to and is this job's.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The job file (YAML or JSON); - reads it from stdin
+    #[arg(value_name = "JOB.yaml")]
+    job: PathBuf,
+    /// Prepare the first N documents in memory and show their rows, noise included, as the job will store them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    sample: Option<u64>,
+    /// Prepare the first split into a temporary folder, teacher and all, and show the physical plan with the metrics of its nodes
+    #[arg(long)]
+    analyze: bool,
+    /// Plan as for a run with --overwrite: the output may hold another job's data set
+    #[arg(long)]
+    overwrite: bool,
+    /// Plan as for a run with --append: the splits of the files that have come since the data set was finished, behind those that are there
+    #[arg(long, conflicts_with_all = ["overwrite", "analyze"])]
+    append: bool,
+    #[command(flatten)]
+    threads: Threads,
+    /// Write the plan as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Plans it.
+pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let file = JobFile::read(&args.job, printer)?;
+    let watch = Arc::new(Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown }));
+    let runtime = args.threads.runtime()?;
+    let _blocking_calls_wait_on = runtime.enter();
+    let made = |prepared: Prepared| {
+        // the process ends with the plan: the memory of hundreds of thousands of files is not given back piece by piece
+        let prepared = ManuallyDrop::new(Arc::new(prepared));
+        let hash = append::as_at_output(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
+        let hash = ManuallyDrop::new(hash);
+        let plan = match args.append {
+            true => plan_report::plan_appended(&prepared, &hash, watch.as_ref())?,
+            false => plan_report::plan(&prepared, &hash, args.overwrite, watch.as_ref())?,
+        };
+        let observer = Arc::clone(&watch) as Arc<dyn Observer>;
+        let sample = |n| sample::sample(Arc::clone(&prepared), &hash, n, Arc::clone(&observer));
+        let sample = args.sample.map(|n| runtime.block_on(sample(n))).transpose()?;
+        let analyzed = match args.analyze {
+            true => runtime.block_on(run::analyze(Arc::clone(&prepared), observer))?.plan,
+            false => None,
+        };
+        Ok(Planned { plan, sample, analyzed })
+    };
+    let planned = file.prepare(watch.as_ref()).and_then(|prepared| made(prepared).map_err(|e| file.failure(e)));
+    watch.close();
+    let planned = ManuallyDrop::new(planned?);
+    if args.json {
+        printer.json(&*planned)?;
+    } else {
+        let mut page = render(&planned.plan, printer.view());
+        physical_plan(planned.analyzed.as_deref().unwrap_or(&planned.plan.physical_plan), &mut page);
+        if let Some(sample) = &planned.sample {
+            render_sample(sample, printer.view(), &mut page);
+        }
+        printer.page(&page)?;
+    }
+    Ok(())
+}
+
+#[derive(Debug, Serialize)]
+struct Planned {
+    #[serde(flatten)]
+    plan: Plan,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<Sample>,
+    /// The physical plan of the first split with the metrics of its nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    analyzed: Option<String>,
+}
+
+fn physical_plan(plan: &str, page: &mut Page) {
+    page.heading("Plan");
+    for line in plan.lines() {
+        page.line(Line::plain(format!("  {line}")));
+    }
+}
+
+/// A physical plan by itself; one that executors have run comes without metrics, which it says.
+pub fn physical(plan: &str, is_elsewhere: bool) -> Page {
+    let mut page = Page::new();
+    physical_plan(plan, &mut page);
+    if is_elsewhere {
+        page.line(Line::plain("  ").with(Tone::Dim, ELSEWHERE));
+    }
+    page
+}
+
+const ELSEWHERE: &str = "Executors have run it: no metrics of its nodes are here; the last `progress` of `run --json` has the rows and the time of each stage.";
+
+/// Rows of a sample that are shown; `--json` has them all.
+const SHOWN_ROWS: usize = 4;
+
+fn render_sample(sample: &Sample, view: View, page: &mut Page) {
+    let rows = sample.rows.len() as u64;
+    let mut said = format!("{}, {}", units::counted(sample.documents, "document"), units::counted(rows, "sequence"));
+    if sample.cut {
+        said += ", and more of them";
+    }
+    for (reason, n) in &sample.skipped {
+        said += &format!(", {} skipped ({reason})", units::counted(*n, "record"));
+    }
+    page.heading("Sample");
+    page.line(Line::plain("  ").with(Tone::Dim, said));
+    for row in sample.rows.iter().take(SHOWN_ROWS) {
+        inspect::render_row(row, sample.vocab_size, view, page);
+    }
+    if let Some(more) = sample.rows.len().checked_sub(SHOWN_ROWS).filter(|n| *n > 0) {
+        page.blank();
+        let more = format!("  … {} more; --json has them all", units::counted(more as u64, "sequence"));
+        page.line(Line::new().with(Tone::Dim, more));
+    }
+}
+
+/// Splits shown at either end of a long list.
+const ENDS: usize = 4;
+
+fn render(plan: &Plan, view: View) -> Page {
+    let mut page = Page::new();
+    page.line(Line::new().with(Tone::Strong, &plan.name).with(Tone::Dim, format!("  job {:.12}", plan.job_hash)));
+    let mut facts = Table::new("ll");
+    let mut fact = |name: &str, value: String| facts.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
+    let chain = ["read"].into_iter().chain(plan.operators.iter().map(String::as_str)).chain(["shard"]);
+    fact("path", chain.collect::<Vec<_>>().join(" → "));
+    let input = match plan.files {
+        0 => "no files".into(),
+        files => format!("{}, {} as stored", units::counted(files as u64, "file"), units::bytes(plan.input_bytes)),
+    };
+    fact("input", input);
+    fact("tokenizer", plan.tokenizer.clone());
+    fact("output", standing(&plan.output, plan.splits.len()));
+    for (name, value) in &plan.environment {
+        let name = if name == "~" { name.clone() } else { format!("${{{name}}}") };
+        fact(&name, value.clone());
+    }
+    fact("splits", split_counts(&plan.splits));
+    fact("estimate", estimate(plan));
+    if let Some(schedule) = &plan.schedule {
+        fact("schedule", outlook(schedule));
+    }
+    if !plan.idle_steps.is_empty() {
+        fact("idle steps", idle_steps(&plan.idle_steps));
+    }
+    if let Some(Slots { slots, bytes }) = plan.slots {
+        let texts = units::counted(u64::from(slots), "text");
+        fact("the teacher writes", format!("{texts} at once, {} of keys and values", units::bytes(bytes)));
+    }
+    page.facts(facts);
+    if !plan.splits.is_empty() {
+        page.blank();
+        page.table(splits_table(&plan.splits), view);
+    }
+    page
+}
+
+/// How many tokens are shuffled over the data set.
+fn outlook(schedule: &ScheduleOutlook) -> String {
+    let ScheduleOutlook { sequences, first_rho, last_rho, warning } = schedule;
+    let said = format!("ρ {first_rho} to {last_rho} over about {} sequences of train", units::count(*sequences));
+    said + &warning.as_ref().map(|warning| format!("; warning: {warning}")).unwrap_or_default()
+}
+
+/// The share of sampling steps that change nothing, by the digits of a token.
+fn idle_steps(steps: &[IdleSteps]) -> String {
+    let each = steps.iter().map(|at| {
+        let mark = if at.elbow { " (elbow)" } else { "" };
+        format!("ℓ {} (b {}) {}{mark}", at.length, at.base, units::share(at.ratio))
+    });
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn standing(output: &Standing, splits: usize) -> String {
+    let Standing { place, found, splits_done } = output;
+    match found {
+        Standings::Nothing => place.clone(),
+        Standings::Resumable => format!(
+            "{place}; a run goes on: {} of {} are done",
+            units::count(*splits_done),
+            units::counted(splits as u64, "split")
+        ),
+        Standings::Complete => format!("{place}; the data set is complete already"),
+        Standings::Grows => format!(
+            "{place}; a run with --append adds {} to the {} that are there",
+            units::counted((splits as u64).saturating_sub(*splits_done), "split"),
+            units::count(*splits_done)
+        ),
+        Standings::OtherJob => format!("{place}; holds the output of another job, which --overwrite removes"),
+    }
+}
+
+fn split_counts(splits: &[SplitRecord]) -> String {
+    if splits.is_empty() {
+        return "known once input.sql has run".into();
+    }
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    for split in splits {
+        *counts.entry(&split.dataset_split).or_default() += 1;
+    }
+    let each: Vec<String> = counts.iter().map(|(name, n)| format!("{name} {}", units::count(*n))).collect();
+    format!("{} ({}); a split becomes one shard", units::count(splits.len() as u64), each.join(", "))
+}
+
+fn estimate(plan: &Plan) -> String {
+    let per_token = format!("{:.1} bytes per token", plan.estimated_bytes_per_token);
+    match (plan.estimated_tokens, plan.estimated_bytes) {
+        (Some(tokens), Some(bytes)) => {
+            format!("about {} tokens, {} ({per_token})", units::count(tokens), units::bytes(bytes))
+        }
+        _ => format!("{per_token}; the size of the text is not known before it is read"),
+    }
+}
+
+fn splits_table(splits: &[SplitRecord]) -> Table {
+    let mut table = Table::new("rlrll").header(&["split", "data set", "size", "range", "file"]);
+    let shown = |i: usize| splits.len() <= 2 * ENDS + 1 || i < ENDS || i >= splits.len() - ENDS;
+    for (i, split) in splits.iter().enumerate() {
+        if shown(i) {
+            let name = split.dataset_split.clone();
+            let (range, file) = (range(&split.pieces), file(&split.pieces));
+            table.texts([split.split.0.to_string(), name, taken(split), range, file]);
+        } else if i == ENDS {
+            let left_out = units::count((splits.len() - 2 * ENDS) as u64);
+            table.texts(["…", &format!("{left_out} more")]);
+        }
+    }
+    table
+}
+
+/// What a split takes: all of its pieces, or of a holdout by key a share of the documents there.
+fn taken(split: &SplitRecord) -> String {
+    let size = size(&split.pieces);
+    match split.keys {
+        Some(keys) => format!("{:.2} % of {size}", 100.0 * keys.share()),
+        None => size,
+    }
+}
+
+fn size(pieces: &[Piece]) -> String {
+    let (mut bytes, mut rows) = (0, 0);
+    for piece in pieces {
+        match piece.range {
+            Range::Bytes { start, end, .. } => bytes += end.saturating_sub(start),
+            Range::Rows { start, end } => rows += end.saturating_sub(start),
+        }
+    }
+    match rows {
+        0 => units::bytes(bytes),
+        rows => units::counted(rows, "row"),
+    }
+}
+
+/// Where the first piece begins and ends in its file.
+fn range(pieces: &[Piece]) -> String {
+    let (unit, start, end) = match pieces.first().map(|p| p.range) {
+        Some(Range::Bytes { start, end, .. }) => ("bytes", start, end),
+        Some(Range::Rows { start, end }) => ("rows", start, end),
+        None => return String::new(),
+    };
+    format!("{unit} {}–{}", units::count(start), units::count(end))
+}
+
+fn file(pieces: &[Piece]) -> String {
+    match pieces {
+        [] => String::new(),
+        [one] => one.file.clone(),
+        [first, rest @ ..] => {
+            format!("{} and {} after it", first.file, units::count(rest.len() as u64))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stillhouse_schemas::ids::SplitId;
+
+    use super::*;
+
+    const VIEW: View = View { width: 90, terminal: true, colour: false };
+
+    fn plan(splits: u32) -> Plan {
+        let split = |n: u32| SplitRecord {
+            split: SplitId(n),
+            dataset_split: if n + 1 == splits { "validation" } else { "train" }.into(),
+            pieces: vec![Piece {
+                file: "corpus/prose\x1b[2J.jsonl".into(),
+                range: Range::Bytes { start: u64::from(n) * 1_000_000, end: u64::from(n + 1) * 1_000_000, line: None },
+            }],
+            keys: None,
+            appended: 0,
+            place: None,
+        };
+        Plan {
+            name: "demo".into(),
+            job_hash: "0123456789abcdef0123".into(),
+            output: Standing { place: "out/demo".into(), found: Standings::Nothing, splits_done: 0 },
+            operators: ["clean", "tokenize", "pack", "extract"].map(String::from).to_vec(),
+            tokenizer: "GPT-2 pattern, byte-level BPE (fast)".into(),
+            files: 1,
+            input_bytes: 12_345_678,
+            physical_plan: "ShardSinkExec: shards=2\n  SplitsExec: splits=2".into(),
+            splits: (0..splits).map(split).collect(),
+            estimated_bytes_per_token: 9.14,
+            estimated_tokens: Some(2_939_447),
+            estimated_bytes: Some(26_866_545),
+            slots: None,
+            environment: BTreeMap::new(),
+            schedule: None,
+            idle_steps: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_long_plan_shows_both_ends() {
+        insta::assert_snapshot!(render(&plan(42), VIEW).render(false), @r"
+        demo  job 0123456789ab
+          path       read → clean → tokenize → pack → extract → shard
+          input      1 file, 12.3 MB as stored
+          tokenizer  GPT-2 pattern, byte-level BPE (fast)
+          output     out/demo
+          splits     42 (train 41, validation 1); a split becomes one shard
+          estimate   about 2,939,447 tokens, 26.9 MB (9.1 bytes per token)
+
+          split  data set      size  range                        file
+              0  train       1.0 MB  bytes 0–1,000,000            corpus/prose\u{1b}[2J.jsonl
+              1  train       1.0 MB  bytes 1,000,000–2,000,000    corpus/prose\u{1b}[2J.jsonl
+              2  train       1.0 MB  bytes 2,000,000–3,000,000    corpus/prose\u{1b}[2J.jsonl
+              3  train       1.0 MB  bytes 3,000,000–4,000,000    corpus/prose\u{1b}[2J.jsonl
+              …  34 more
+             38  train       1.0 MB  bytes 38,000,000–39,000,000  corpus/prose\u{1b}[2J.jsonl
+             39  train       1.0 MB  bytes 39,000,000–40,000,000  corpus/prose\u{1b}[2J.jsonl
+             40  train       1.0 MB  bytes 40,000,000–41,000,000  corpus/prose\u{1b}[2J.jsonl
+             41  validation  1.0 MB  bytes 41,000,000–42,000,000  corpus/prose\u{1b}[2J.jsonl
+        ");
+    }
+
+    #[test]
+    fn a_query_has_no_splits_yet() {
+        let environment = [("~", "/home/ann"), ("CORPUS", "/data/owt")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let plan = Plan { estimated_tokens: None, estimated_bytes: None, environment: environment.into(), ..plan(0) };
+        insta::assert_snapshot!(render(&plan, VIEW).render(false), @r"
+        demo  job 0123456789ab
+          path       read → clean → tokenize → pack → extract → shard
+          input      1 file, 12.3 MB as stored
+          tokenizer  GPT-2 pattern, byte-level BPE (fast)
+          output     out/demo
+          ${CORPUS}  /data/owt
+          ~          /home/ann
+          splits     known once input.sql has run
+          estimate   9.1 bytes per token; the size of the text is not known before it is read
+        ");
+    }
+
+    #[test]
+    fn rows_of_several_files() {
+        let piece = |file: &str| Piece { file: file.into(), range: Range::Rows { start: 0, end: 1000 } };
+        let pieces = [piece("a.parquet"), piece("b.parquet")];
+        assert_eq!(
+            [size(&pieces), range(&pieces), file(&pieces)],
+            ["2,000 rows", "rows 0–1,000", "a.parquet and 1 after it"]
+        );
+    }
+}

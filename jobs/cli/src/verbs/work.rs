@@ -1,0 +1,253 @@
+//! `stillhouse work`: the service's worker. It takes its order from stdin and is of no use to a person.
+
+use std::io::{BufRead, Read, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use stillhouse_pipeline::dataset::Dataset;
+use stillhouse_pipeline::error::PipelineError;
+use stillhouse_pipeline::events::{Event, Observer};
+use stillhouse_pipeline::finish;
+use stillhouse_pipeline::inspect::{InspectOptions, inspect};
+use stillhouse_pipeline::operators::job_format;
+use stillhouse_pipeline::output::{Found, Output};
+use stillhouse_pipeline::run::{self, RunOptions, Stop};
+use stillhouse_pipeline::storage::{Location, Storages};
+use stillhouse_pipeline::{error::ErrorKind, job};
+use stillhouse_schemas::problems::Problem;
+
+use crate::address_space;
+use crate::cli::Failure;
+use crate::printer::Printer;
+use crate::progress::{Mode, Watch};
+use crate::verbs::requests_runtime;
+use stillhouse_service::bounds;
+use stillhouse_service::model::FieldProblem;
+use stillhouse_service::order::{Message, Order, STOPPED, Work, sent};
+use stillhouse_service::sandbox::{Asks, Confined, confine};
+
+const EXAMPLES: &str = "\
+Examples:
+  stillhouse serve                         starts workers as it needs them";
+
+/// Works for `stillhouse serve`
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES, hide = true)]
+pub struct Args {}
+
+const LONGEST_ORDER: u64 = 64 << 20;
+
+/// How long a run that was told to stop is waited for; the service kills it after `cancel_seconds`, where those are less.
+const CALLS_BACK: Duration = Duration::from_secs(5);
+
+/// Takes the order and follows it.
+pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
+    let system = |e: &dyn std::fmt::Display| Failure::System(format!("the worker cannot start: {e}"));
+    let mut line = String::new();
+    std::io::stdin().lock().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| system(&e))?;
+    let order: Order = serde_json::from_str(&line).map_err(|e| system(&e))?;
+    // where memory runs out, this is what the kernel shall take, not the service
+    if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "900") {
+        tracing::warn!("the worker is no likelier to be killed for want of memory than the service: {e}");
+    }
+    let cluster = order.work.asks_a_cluster(order.scheduler.as_deref());
+    let asks = Asks { stores: order.work.asks_stores(), cluster };
+    if confine(&order.access, &order.scratch, asks).map_err(|e| system(&e))? == Confined::Not && !order.allow_unconfined
+    {
+        let message = "this kernel cannot confine jobs to what they may touch (Landlock, Linux 5.13); \
+            `allow_unconfined: true` in the service's configuration runs them all the same";
+        return Err(Failure::System(message.into()));
+    }
+    if let Some(bytes) = order.memory_bytes {
+        address_space::limit(bytes).map_err(|e| system(&e))?;
+    }
+    std::thread::Builder::new().name("leash".into()).spawn(leash).map_err(|e| system(&e))?;
+    rayon::ThreadPoolBuilder::new().num_threads(order.threads).build_global().map_err(|e| system(&e))?;
+    let runtime = requests_runtime(order.threads).map_err(|e| system(&e))?;
+    let writer = Arc::new(MessageWriter { out: Mutex::new(std::io::stdout()), log: Watch::new(printer, Mode::Shown) });
+    let observer = Arc::clone(&writer);
+    let result = runtime.block_on(async move {
+        let (stop, is_run) = (Stop::default(), matches!(order.work, Work::Run { .. }));
+        let told = stop.clone();
+        let work = tokio::task::spawn_blocking(move || follow(order, &observer, &told));
+        tokio::pin!(work);
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+            .map_err(|e| PipelineError::new(ErrorKind::Output, format!("no signals: {e}")))?;
+        tokio::select! {
+            done = &mut work => done.unwrap_or_else(|e| Err(PipelineError::new(ErrorKind::Output, format!("the work stopped: {e}")))),
+            // what is committed stays, what is not was never visible
+            _ = terminate.recv() => {
+                if is_run {
+                    // what a cluster makes for it is called back, and its output given free
+                    stop.ask();
+                    let _ = tokio::time::timeout(CALLS_BACK, work).await;
+                }
+                std::process::exit(STOPPED)
+            }
+        }
+    });
+    writer.log.close();
+    if let Err(error) = result {
+        tracing::error!("{error}");
+        let (kind, problems) = (error.kind.name().to_owned(), bounds::problems(problems(&error)));
+        let message = bounds::message(error.to_string());
+        writer.send(&Message::Failed { kind, message, problems, retryable: error.retryable });
+        return Err(Failure::Reported);
+    }
+    Ok(())
+}
+
+/// What is wrong with the job file, so that `submit` ends as `run` does: also where what is wrong was not told by field.
+fn problems(error: &PipelineError) -> Vec<FieldProblem> {
+    let found: Vec<FieldProblem> = error.problems.iter().flat_map(|p| &p.0).map(Into::into).collect();
+    if !found.is_empty() || error.kind != ErrorKind::Usage {
+        return found;
+    }
+    let text = error.to_string();
+    let is_field =
+        |name: &str| name.contains('.') && name.bytes().all(|b| b.is_ascii_lowercase() || b"._".contains(&b));
+    let (field, message) = text.split_once(": ").filter(|(field, _)| is_field(field)).unwrap_or(("", &text));
+    vec![FieldProblem::from(&Problem::missing(field, message))]
+}
+
+/// Ends this process when the service is gone, however that came: the kernel closes its end of the pipe.
+fn leash() {
+    let mut sink = [0; 64];
+    loop {
+        match std::io::stdin().lock().read(&mut sink) {
+            Ok(0) | Err(_) => std::process::exit(STOPPED),
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Tells the service on stdout, and people in the log on stderr.
+struct MessageWriter {
+    out: Mutex<std::io::Stdout>,
+    log: Watch,
+}
+
+impl MessageWriter {
+    fn send(&self, message: &Message) {
+        let Ok(mut line) = serde_json::to_vec(message) else { return };
+        line.push(b'\n');
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+            // nobody listens any more
+            std::process::exit(STOPPED);
+        }
+    }
+}
+
+impl Observer for MessageWriter {
+    fn event(&self, event: &Event) {
+        #[cfg(debug_assertions)]
+        if matches!(event, Event::JobFinished { .. }) {
+            hold();
+        }
+        self.send(&Message::Event(event.clone()));
+        self.log.event(event);
+    }
+}
+
+/// The end of a job whose worker is stopped just then, for a test: `_SUCCESS` is there and nobody was told. Says so by a file beside the one
+/// that the variable names, and goes on when that one is gone.
+#[cfg(debug_assertions)]
+fn hold() {
+    let Some(path) = std::env::var_os("STILLHOUSE_TEST_HOLD_FINISHED").map(std::path::PathBuf::from) else { return };
+    let _ = std::fs::write(path.with_extension("reached"), "");
+    while path.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// Keeps the last event.
+#[derive(Default)]
+struct Last(Mutex<Option<Event>>);
+
+impl Observer for Last {
+    fn event(&self, event: &Event) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(event.clone());
+    }
+}
+
+/// What was told when the data set was finished, if it is, by the job of this hash.
+async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, PipelineError> {
+    match output.look(job_hash).await {
+        Ok(Found::Complete) => {}
+        Ok(_) => return Ok(None),
+        Err(e) if e.kind == ErrorKind::Usage => return Ok(None),
+        Err(e) => return Err(e),
+    }
+    let last = Last::default();
+    finish::report(output, &finish::manifest_of(output).await?, 0.0, true, &last);
+    Ok(last.0.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), PipelineError> {
+    let runtime = tokio::runtime::Handle::current();
+    let answer = match order.work {
+        Work::Run { file, folder, overwrite, append } => {
+            let parsed = sent(job_format().parse(&file), order.scheduler.as_deref());
+            let prepared = job::prepare(parsed, &folder, &order.access, writer.as_ref())?;
+            let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
+            let options = RunOptions { overwrite, append, ..RunOptions::default() };
+            let ran = runtime.block_on(run::run_until(Arc::new(prepared), options, observer, stop));
+            return ran.map(|_| ());
+        }
+        Work::Report { file, folder, job_hash, row } => {
+            let output = output_of(&order.access, &file, &folder)?;
+            let dataset = runtime.block_on(Dataset::open(output))?;
+            if is_of_another(&dataset, job_hash.as_deref(), writer) {
+                return Ok(());
+            }
+            let options = InspectOptions { row: Some(row), ..InspectOptions::default() };
+            as_printed(&runtime.block_on(inspect(&dataset, &options))?)
+        }
+        Work::Finished { file, folder, job_hash } => {
+            let output = output_of(&order.access, &file, &folder)?;
+            serde_json::to_value(runtime.block_on(finished(&output, &job_hash))?)
+        }
+        Work::Manifest { file, folder, job_hash } => {
+            let output = output_of(&order.access, &file, &folder)?;
+            let dataset = runtime.block_on(Dataset::open(output))?;
+            if is_of_another(&dataset, job_hash.as_deref(), writer) {
+                return Ok(());
+            }
+            serde_json::to_value(dataset.manifest())
+        }
+    };
+    let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
+    writer.send(&Message::Answer(answer));
+    Ok(())
+}
+
+/// Whether a data set is of another job than the one that is asked about; the answer says so then. What is read afterwards is held to the sums of the same
+/// manifest.
+fn is_of_another(dataset: &Dataset, job_hash: Option<&str>, writer: &MessageWriter) -> bool {
+    let there = &dataset.manifest().job_hash;
+    // without a hash of the job (an earlier version kept none of one that found its data set finished) nothing says that it is its own
+    let is_other = job_hash != Some(there.as_str());
+    if is_other {
+        writer.send(&Message::OtherDataSet);
+    }
+    is_other
+}
+
+/// What `inspect --json` prints: `to_value` would widen an f32 and so give it more digits.
+fn as_printed(value: &impl serde::Serialize) -> serde_json::Result<serde_json::Value> {
+    serde_json::from_str(&serde_json::to_string(value)?)
+}
+
+/// The output of a job, without looking at anything else of it.
+fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &Path) -> Result<Output, PipelineError> {
+    let spec = job_format().read(file)?;
+    let refused: Vec<_> =
+        access.problems(&spec, folder).into_iter().filter(|p| p.field.starts_with("output")).collect();
+    stillhouse_schemas::problems::Problems(refused).into_result()?;
+    let usage = |e: String| PipelineError::new(ErrorKind::Usage, e);
+    let path = access.names().real(&spec.output.path).map_err(usage)?;
+    let named = Location::parse(folder, &path).map_err(usage)?;
+    Output::at(&named, &spec.output_storage(), &Storages::new())
+}

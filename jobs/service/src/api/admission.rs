@@ -1,0 +1,210 @@
+//! What can be known of a job before it waits in the queue, besides its file: how much it names, whether the hub has its models, whether
+//! its output can be made. Nothing is downloaded, nothing written.
+//!
+//! All of it is bounded in time, and given up when nobody waits for the answer any more.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use stillhouse_pipeline::error::ErrorKind;
+use stillhouse_pipeline::hub::{Hub, HubConfig, HubRef, Wanted};
+use stillhouse_pipeline::output::Output;
+use stillhouse_pipeline::path_expansion::Names;
+use stillhouse_pipeline::storage::{Location, Storages};
+use stillhouse_schemas::paths::count;
+use stillhouse_schemas::problems::{Problem, Problems};
+use stillhouse_schemas::spec::JobSpec;
+
+use crate::config::{Config, Limits};
+use crate::process;
+use stillhouse_pipeline::units;
+
+/// A hub that did not answer is not asked again for so long: each submission would wait for it.
+const HUB_SILENCE: Duration = Duration::from_secs(60);
+
+/// What is remembered from one submission to the next.
+#[derive(Debug, Default)]
+pub struct Admission {
+    hub_silent_until: Mutex<Option<Instant>>,
+}
+
+/// Somebody waits for an answer. Dropped with the request: a client that has gone waits for nothing.
+pub struct Waiting {
+    gone: Arc<AtomicBool>,
+    deadline: Instant,
+}
+
+impl Waiting {
+    pub fn until(deadline: Instant) -> Self {
+        Self { gone: Arc::default(), deadline }
+    }
+
+    /// Says whether to go on, to who does the work.
+    pub fn go_on(&self) -> impl Fn() -> bool + Send + 'static {
+        let (gone, deadline) = (Arc::clone(&self.gone), self.deadline);
+        move || !gone.load(Ordering::Relaxed) && Instant::now() < deadline
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Refuses more paths than a job may name; they are looked at one by one.
+pub fn too_many_paths(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
+    // one with braces stands for several
+    let got = spec.input.all_paths().map(|(_, path)| count(path)).fold(0, usize::saturating_add);
+    let most = limits.paths_per_job as usize;
+    (got > most).then(|| {
+        let message = format!(
+            "more than this server takes; valid: at most {} (limits.paths_per_job); a glob or a folder stands for any number of files",
+            units::count(most as u64)
+        );
+        Problem::new("input.paths", format!("{} paths", units::count(got as u64)), message)
+    })
+}
+
+impl Admission {
+    /// Models that the hub does not have, and an output that cannot work; fields that `known` tells of already are left out.
+    pub fn problems(&self, config: &Config, spec: &JobSpec, base: &Path, known: &Problems) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let models = [
+            ("tokenizer.path", spec.tokenizer.path.as_ref(), Wanted::Tokenizer),
+            ("extract.teacher.path", spec.extract.as_ref().map(|e| &e.teacher.path), Wanted::Teacher),
+        ];
+        for (field, path, wanted) in models {
+            let Some(path) = path.filter(|_| !known.touches(field)) else { continue };
+            let wrong = match HubRef::parse(&real(path)) {
+                Ok(None) => None,
+                Ok(Some(reference)) => self.lacks(config, &reference, wanted),
+                Err(message) => Some(message),
+            };
+            problems.extend(wrong.map(|message| Problem::new(field, format!("{path:?}"), message)));
+        }
+        if !known.touches("output.path") && !known.touches("storage") && !known.touches("output.storage") {
+            let wrong = output_problem(spec, base);
+            problems.extend(wrong.map(|m| Problem::new("output.path", format!("{:?}", spec.output.path), m)));
+        }
+        problems
+    }
+
+    /// Why the hub cannot give a model, where it says so. A hub that does not answer is the worker's matter: it is more patient.
+    fn lacks(&self, config: &Config, reference: &HubRef, wanted: Wanted) -> Option<String> {
+        let seconds = config.limits.hub_seconds;
+        let silent = |until: &Option<Instant>| until.is_some_and(|until| Instant::now() < until);
+        if seconds == 0 || silent(&self.hub_silent_until.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return None;
+        }
+        let hub = match HubConfig::from_env() {
+            Ok(hub) => HubConfig { timeout: Duration::from_secs(seconds.into()), attempts: 1, ..hub },
+            Err(e) => {
+                tracing::error!("the hub cannot be asked: {e}");
+                return None;
+            }
+        };
+        match Hub::new(hub).look(reference, wanted) {
+            Err(e) if e.kind == ErrorKind::Usage => Some(e.to_string()),
+            Err(e) => {
+                tracing::warn!("the hub was not asked for {reference}: {e}");
+                let until = Instant::now() + HUB_SILENCE;
+                *self.hub_silent_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+                None
+            }
+            Ok(()) => None,
+        }
+    }
+}
+
+/// A path without its escapes; what would be the server's own is refused before.
+fn real(path: &str) -> String {
+    Names::none().real(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Why a data set cannot be made there.
+fn output_problem(spec: &JobSpec, base: &Path) -> Option<String> {
+    match Location::parse(base, &real(&spec.output.path)) {
+        Ok(Location::Disk(root)) => folder_problem(&root),
+        Ok(place) => Output::at(&place, &spec.output_storage(), &Storages::new()).err().map(|e| e.to_string()),
+        Err(message) => Some(message),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "checks of a job file run on a thread that may block")]
+fn folder_problem(root: &Path) -> Option<String> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+
+    // what is not there yet is made in the folder above it
+    for at in root.ancestors() {
+        let shown = at.display();
+        match std::fs::metadata(at) {
+            Err(e) if matches!(e.kind(), NotFound | NotADirectory) => {}
+            Err(e) => return Some(format!("{shown} cannot be looked at: {e}")),
+            Ok(found) if !found.is_dir() && at == root => {
+                return Some("is a file; valid: a folder, which need not be there yet".into());
+            }
+            Ok(found) if !found.is_dir() => {
+                return Some(format!("{shown} is a file, so there can be no folder below it"));
+            }
+            Ok(_) => {
+                let written = process::may_write_in(at);
+                return written.err().map(|e| format!("the service's user cannot write in {shown}: {e}"));
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(patch: &str) -> JobSpec {
+        let text = format!(
+            "version: 1\nname: x\ninput: {{format: text, paths: [a, b, c]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: {patch}}}\n"
+        );
+        stillhouse_pipeline::operators::job_format().read(&text).unwrap()
+    }
+
+    #[test]
+    fn paths_are_counted() {
+        let limits = |paths_per_job| Limits { paths_per_job, ..Limits::default() };
+        assert_eq!(too_many_paths(&limits(3), &spec("o")), None);
+        let problem = too_many_paths(&limits(2), &spec("o")).unwrap();
+        assert_eq!((problem.field.as_str(), problem.got.as_deref()), ("input.paths", Some("3 paths")));
+        assert!(problem.message.contains("at most 2 (limits.paths_per_job)"), "{problem}");
+        // those of tables are paths too
+        let mut with_table = spec("o");
+        let table = r#"{"t": {"format": "text", "paths": ["d", "e"]}}"#;
+        with_table.input.tables = serde_json::from_str(table).unwrap();
+        assert_eq!(too_many_paths(&limits(4), &with_table).unwrap().got.as_deref(), Some("5 paths"));
+    }
+
+    #[test]
+    fn outputs_that_cannot_be_made_are_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), "x").unwrap();
+        let reported = |path: &str| output_problem(&spec(path), folder.path());
+        for good in ["out", "deep/er/out", ".", "s3://bucket/out"] {
+            assert_eq!(reported(good), None, "{good}");
+        }
+        assert!(reported("file").unwrap().starts_with("is a file; valid: a folder"));
+        for below in ["file/out", "file/a/b"] {
+            let reported = reported(below).unwrap();
+            assert!(reported.ends_with("/file is a file, so there can be no folder below it"), "{reported}");
+        }
+    }
+
+    #[test]
+    fn who_waits_no_more_is_not_worked_for() {
+        let waiting = Waiting::until(Instant::now() + Duration::from_secs(3600));
+        let go_on = waiting.go_on();
+        assert!(go_on());
+        drop(waiting);
+        assert!(!go_on());
+        assert!(!Waiting::until(Instant::now()).go_on()());
+    }
+}

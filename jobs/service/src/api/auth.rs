@@ -1,0 +1,243 @@
+//! Who asks, and whether they may: bearer tokens, and what keeps other web sites out.
+//!
+//! No cookie is ever set, so there is nothing that a browser would send along by itself. On loopback, where no token may be needed,
+//! another site's page could still reach the service through the browser of somebody who works here: requests whose `Host` is not
+//! the service's (a name that was rebound to 127.0.0.1) and those that a browser says come from elsewhere are refused.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::http::{HeaderMap, HeaderName, StatusCode, Uri, header};
+
+use super::problem::{Answer, ProblemDetails};
+use crate::config::{Config, is_loopback};
+use crate::store::tokens::{Holder, Scope};
+
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// The user; `None` without a token where one is needed.
+    pub holder: Option<Holder>,
+    /// Under what name requests are counted.
+    pub counted_as: String,
+    /// Whether the connection is one of those that are kept for who looks after the service.
+    pub kept: bool,
+}
+
+/// The user on loopback, without a token.
+pub const LOCAL: &str = "local";
+
+impl Caller {
+    /// The user, if they have this scope.
+    ///
+    /// # Errors
+    /// 401 without a good token, 403 without the scope.
+    pub fn must(&self, scope: Scope) -> Answer<&Holder> {
+        let Some(holder) = &self.holder else {
+            let detail = "this needs a token: Authorization: Bearer sh_… (`stillhouse token create` makes one)";
+            return Err(ProblemDetails::new(StatusCode::UNAUTHORIZED, detail));
+        };
+        if !holder.scopes.contains(&scope) && !holder.scopes.contains(&Scope::Admin) {
+            let has: Vec<&str> = holder.scopes.iter().map(|s| s.name()).collect();
+            let detail = format!("this needs the scope {}; the token has {}", scope.name(), has.join(", "));
+            return Err(ProblemDetails::new(StatusCode::FORBIDDEN, detail));
+        }
+        Ok(holder)
+    }
+
+    /// Whose jobs the caller may look at: `None` for everybody's, with `read`; their own with `submit` alone.
+    ///
+    /// # Errors
+    /// As [`Caller::must`].
+    pub fn sight(&self) -> Answer<Option<&str>> {
+        match (self.must(Scope::Read), &self.holder) {
+            (Ok(_), _) => Ok(None),
+            (Err(_), Some(holder)) if holder.scopes.contains(&Scope::Submit) => Ok(Some(&holder.user)),
+            (Err(problem), _) => Err(problem),
+        }
+    }
+
+    /// The user, if they may change a job of `owner`.
+    ///
+    /// # Errors
+    /// As [`Caller::must`].
+    pub fn must_own(&self, owner: &str) -> Answer<&Holder> {
+        let holder = self.must(Scope::Submit)?;
+        if holder.user != owner && !holder.scopes.contains(&Scope::Admin) {
+            if self.sight()?.is_some() {
+                return Err(not_own());
+            }
+            let detail = format!("the job is {owner}'s; this needs the scope admin");
+            return Err(ProblemDetails::new(StatusCode::FORBIDDEN, detail));
+        }
+        Ok(holder)
+    }
+}
+
+/// What is said of another user's job to who may only see their own; the same where there is no such job.
+pub fn not_own() -> ProblemDetails {
+    let detail =
+        "with the scope submit alone a token reaches the jobs of its own user; for others this needs the scope read";
+    ProblemDetails::new(StatusCode::FORBIDDEN, detail)
+}
+
+/// Everybody on loopback.
+pub fn local() -> Holder {
+    Holder { user: LOCAL.to_owned(), scopes: vec![Scope::Read, Scope::Submit, Scope::Admin], token: None }
+}
+
+/// The token of a request.
+///
+/// # Errors
+/// 401 when the header is there and holds none.
+pub fn bearer(headers: &HeaderMap) -> Answer<Option<&str>> {
+    let refused = || ProblemDetails::new(StatusCode::UNAUTHORIZED, "the Authorization header holds no bearer token");
+    let mut given = headers.get_all(header::AUTHORIZATION).iter();
+    let Some(value) = given.next() else { return Ok(None) };
+    if given.next().is_some() {
+        return Err(refused());
+    }
+    let text = value.to_str().map_err(|_| refused())?;
+    let (scheme, token) = text.split_once(' ').ok_or_else(refused)?;
+    if scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty() {
+        Ok(Some(token.trim()))
+    } else {
+        Err(refused())
+    }
+}
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
+/// Refuses what another web site has a browser send. A link to the page itself may be followed from anywhere.
+///
+/// # Errors
+/// 421 for another `Host`, 403 for another site, 400 without a `Host` or with several.
+pub fn refuse_other_sites(config: &Config, local: SocketAddr, headers: &HeaderMap, page: bool) -> Answer<()> {
+    let text = |name: HeaderName| headers.get(name).map(|v: &axum::http::HeaderValue| v.to_str().unwrap_or("?"));
+    let Some(host) = text(header::HOST) else {
+        return Err(ProblemDetails::bad_request("the request has no Host header"));
+    };
+    // a proxy may have gone by the other one (RFC 9112, section 3.2)
+    if headers.get_all(header::HOST).iter().count() > 1 {
+        return Err(ProblemDetails::bad_request("the request has several Host headers; valid: one"));
+    }
+    if !is_own_host(config, local, host) {
+        let detail =
+            "the Host header names another server; names of this one are listed under `hosts` in its configuration";
+        return Err(ProblemDetails::new(StatusCode::MISDIRECTED_REQUEST, detail));
+    }
+    let elsewhere = || ProblemDetails::new(StatusCode::FORBIDDEN, "requests from other web sites are refused");
+    let followed = page && text(SEC_FETCH_MODE) == Some("navigate");
+    if matches!(text(SEC_FETCH_SITE), Some("cross-site" | "same-site")) && !followed {
+        return Err(elsewhere());
+    }
+    if let Some(origin) = text(header::ORIGIN) {
+        let origin: Uri = origin.parse().map_err(|_| elsewhere())?;
+        if !origin.authority().is_some_and(|a| a.as_str().eq_ignore_ascii_case(host)) {
+            return Err(elsewhere());
+        }
+    }
+    Ok(())
+}
+
+fn is_own_host(config: &Config, local: SocketAddr, host: &str) -> bool {
+    let (name, port) = split_host(host);
+    let port_fits = port.is_none_or(|p| p == local.port());
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    let by_address = bare
+        .parse::<IpAddr>()
+        .is_ok_and(|ip| ip == local.ip() || ip == config.listen.ip() || (is_loopback(ip) && is_loopback(local.ip())));
+    let by_name = bare.eq_ignore_ascii_case("localhost") && is_loopback(local.ip());
+    // behind a proxy neither name nor port are this machine's
+    let listed = config.hosts.iter().any(|own| own.eq_ignore_ascii_case(host) || own.eq_ignore_ascii_case(name));
+    listed || (port_fits && (by_address || by_name))
+}
+
+fn split_host(host: &str) -> (&str, Option<u16>) {
+    match host.rsplit_once(':') {
+        Some((name, port)) if !name.contains(':') || name.ends_with(']') => (name, Some(port.parse().unwrap_or(0))),
+        _ => (host, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(config: &Config, pairs: &[(&'static str, &str)]) -> u16 {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, value.parse().unwrap());
+        }
+        let local = "127.0.0.1:7373".parse().unwrap();
+        refuse_other_sites(config, local, &headers, false).map_or_else(|p| p.status, |()| 200)
+    }
+
+    #[test]
+    fn other_sites_and_rebound_names_are_refused() {
+        let config = Config { hosts: vec!["shards.example.org".into()], ..Config::default() };
+        for (expected, headers) in [
+            (200, &[("host", "127.0.0.1:7373")][..]),
+            (200, &[("host", "localhost:7373"), ("origin", "http://localhost:7373")]),
+            (200, &[("host", "[::1]:7373")]),
+            (200, &[("host", "shards.example.org"), ("origin", "https://shards.example.org")]),
+            (400, &[]),
+            (421, &[("host", "evil.example")]),
+            (421, &[("host", "127.0.0.1:80")]),
+            (421, &[("host", "10.1.2.3:7373")]),
+            (421, &[("host", "127.0.0.1.evil.example:7373")]),
+            (403, &[("host", "localhost:7373"), ("origin", "http://evil.example")]),
+            (403, &[("host", "localhost:7373"), ("origin", "null")]),
+            (403, &[("host", "localhost:7373"), ("origin", "http://localhost:8080")]),
+            (403, &[("host", "localhost:7373"), ("sec-fetch-site", "cross-site")]),
+            (200, &[("host", "localhost:7373"), ("sec-fetch-site", "same-origin")]),
+            (200, &[("host", "localhost:7373"), ("sec-fetch-site", "none")]),
+        ] {
+            assert_eq!(asked(&config, headers), expected, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_read_from_one_header() {
+        let token = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::AUTHORIZATION, value.parse().unwrap());
+            }
+            bearer(&headers).map(|t| t.map(str::to_owned)).map_err(|p| p.status)
+        };
+        assert_eq!(token(&[]), Ok(None));
+        assert_eq!(token(&["Bearer sh_a_b"]), Ok(Some("sh_a_b".into())));
+        assert_eq!(token(&["bearer  sh_a_b"]), Ok(Some("sh_a_b".into())));
+        for wrong in [&["Basic YQ=="][..], &["Bearer"], &["Bearer "], &["Bearer a", "Bearer b"]] {
+            assert_eq!(token(wrong), Err(401), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn scopes_and_owners() {
+        let caller = |user: &str, scopes: &[Scope]| Caller {
+            holder: Some(Holder { user: user.into(), scopes: scopes.to_vec(), token: None }),
+            counted_as: user.into(),
+            kept: false,
+        };
+        let status = |answer: Answer<&Holder>| answer.map_or_else(|p| p.status, |_| 200);
+        let nobody = Caller { holder: None, counted_as: "1.2.3.4".into(), kept: false };
+        assert_eq!(status(nobody.must(Scope::Read)), 401);
+        let reader = caller("r", &[Scope::Read]);
+        assert_eq!((status(reader.must(Scope::Read)), status(reader.must(Scope::Submit))), (200, 403));
+        let user = caller("u", &[Scope::Read, Scope::Submit]);
+        assert_eq!(
+            (status(user.must_own("u")), status(user.must_own("v")), status(reader.must_own("r"))),
+            (200, 403, 403)
+        );
+        assert_eq!(status(caller("a", &[Scope::Submit, Scope::Admin]).must_own("v")), 200);
+        // who may only submit sees their own jobs, and of others not even whose they are
+        let sight = |caller: &Caller| caller.sight().map(|s| s.map(str::to_owned)).map_err(|p| p.status);
+        let writer = caller("w", &[Scope::Submit]);
+        assert_eq!((sight(&nobody), sight(&reader), sight(&user)), (Err(401), Ok(None), Ok(None)));
+        assert_eq!(sight(&writer), Ok(Some("w".into())));
+        assert_eq!(sight(&caller("a", &[Scope::Admin])), Ok(None));
+        assert_eq!(writer.must_own("victor").unwrap_err().detail, not_own().detail);
+    }
+}

@@ -1,0 +1,187 @@
+//! Events: history, and live streams (server-sent events); the streams themselves are in [`super::follow`].
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::sse::{Event as Sent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures::stream::{self, Stream};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::auth::Caller;
+use super::follow::{Everything, Follower};
+use super::limits::{Crowd, Watcher};
+use super::problem::{Answer, ProblemDetails};
+use super::query::{Id, Nothing, Params};
+use super::{App, must_see};
+use crate::model::EventView;
+use crate::store::events::{self, Position};
+use crate::store::jobs;
+
+/// Which events.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EventsQuery {
+    /// Only events with a higher number; `Last-Event-ID` goes before it.
+    #[param(minimum = 0)]
+    after: Option<i64>,
+    /// How many at most; of a stream all are sent.
+    #[param(minimum = 1, maximum = 1000, default = 500)]
+    limit: Option<u32>,
+}
+
+/// Events of a job.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct EventList {
+    /// Oldest first.
+    pub events: Vec<EventView>,
+    /// What `after` must be for those that follow; null when there are none yet.
+    pub next_after: Option<i64>,
+}
+
+pub const LARGEST_PAGE: u32 = 1000;
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Events of a job
+///
+/// With `Accept: text/event-stream` they come live, after those that were before; `Last-Event-ID` goes on after a lost connection. The
+/// stream ends with an event `end` when the job is over.
+#[utoipa::path(get, path = "/jobs/{id}/events", operation_id = "listJobEvents", tag = "events", params(Id, EventsQuery,
+    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: what follows is sent", minimum = 0)), responses(
+    (status = 200, description = "Events", content((EventList = "application/json"), (String = "text/event-stream"))),
+    (status = 409, description = "This service never gave that number: ask again without it", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn of_job(
+    State(app): State<App>,
+    caller: Caller,
+    Id(id): Id,
+    Params(query): Params<EventsQuery>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    must_see(&app, &caller, &id).await?;
+    let limit = query.limit.unwrap_or(500);
+    if !(1..=LARGEST_PAGE).contains(&limit) {
+        return Err(ProblemDetails::bad_request(format!("limit: got {limit}; valid: 1 to {LARGEST_PAGE}")));
+    }
+    if let Some(after) = query.after.filter(|after| *after < 0) {
+        return Err(ProblemDetails::bad_request(format!("after: got {after}; valid: 0 or more")));
+    }
+    let last_id = last_event_id(&headers)?;
+    let after = last_id.or(query.after).unwrap_or(0);
+    let live = wants_stream(&headers);
+    let watcher = if live { Some(enter(&app, &caller)?) } else { None };
+    // before the history is read, so that nothing falls between
+    let receiver = app.service.store.watch();
+    let found = id.clone();
+    let newest = app.service.store.read(move |c| jobs::get(c, &found).and_then(|_| events::newest(c))).await?;
+    if after > newest && (live || last_id.is_some()) {
+        return Err(never_given(after, newest, "ask again without it, and everything of the job is sent"));
+    }
+    if let Some(watcher) = watcher {
+        let follower = Follower::new(&app.service, receiver, watcher, id, after);
+        return Ok(streamed(stream::unfold(follower, |mut f| async move { Some((Ok(f.next().await?), f)) })));
+    }
+    let events = app.service.store.read(move |c| events::history(c, &id, after, limit)).await?;
+    let next_after = events.last().filter(|_| events.len() == limit as usize).and_then(|e| e.seq);
+    Ok(Json(EventList { events, next_after }).into_response())
+}
+
+/// Changes of all jobs, live
+///
+/// `state` and, at most twice a second for each job, `progress`. With `Last-Event-ID` first the changes of state since that event; it may come from
+/// this stream or from that of a job. With the scope `submit` alone: one's own jobs.
+#[utoipa::path(get, path = "/events", operation_id = "watchEvents", tag = "events", params(
+    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: the changes of state since then are sent first", minimum = 0)), responses(
+    (status = 200, description = "Events", content((String = "text/event-stream"))),
+    (status = 409, description = "The changes since then are not all here: open the stream without the header, then list the jobs", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn of_all(
+    State(app): State<App>,
+    caller: Caller,
+    _: Params<Nothing>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    const ANEW: &str = "open the stream without Last-Event-ID, then list the jobs (GET /api/v1/jobs)";
+    let user = caller.sight()?.map(str::to_owned);
+    let last_id = last_event_id(&headers)?;
+    let watcher = enter(&app, &caller)?;
+    let receiver = app.service.store.watch();
+    let look = app.service.store.read(move |c| {
+        let newest = events::newest(c)?;
+        Ok((newest, last_id.map(|last| events::position(c, last)).transpose()?))
+    });
+    let (newest, position) = look.await?;
+    let after = last_id.unwrap_or(newest);
+    let gone = |what: String| Err(ProblemDetails::new(StatusCode::CONFLICT, format!("{what}; {ANEW}")));
+    match position {
+        None | Some(Position::Here) => {}
+        Some(Position::NeverGiven(newest)) => return Err(never_given(after, newest, ANEW)),
+        Some(Position::Gone) => return gone(format!("not all events after {after} are here: jobs were deleted since")),
+        Some(Position::TooFar) => {
+            return gone(format!(
+                "{} events came after {after}, more than are sent again",
+                newest.saturating_sub(after)
+            ));
+        }
+    }
+    let all = Everything::new(&app.service, receiver, watcher, user, after);
+    Ok(streamed(stream::unfold(all, |mut all| async move { Some((Ok(all.next().await?), all)) })))
+}
+
+fn last_event_id(headers: &HeaderMap) -> Answer<Option<i64>> {
+    let Some(value) = headers.get("last-event-id") else { return Ok(None) };
+    let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|n| *n >= 0);
+    let refused = || {
+        ProblemDetails::bad_request("Last-Event-ID: not the number of an event; valid: the `id` of one that was sent")
+    };
+    number.map(Some).ok_or_else(refused)
+}
+
+fn never_given(after: i64, newest: i64, what_to_do: &str) -> ProblemDetails {
+    let detail = format!(
+        "this service never gave an event the number {after} (its newest has {newest}): it is another service's, or its data was set back; {what_to_do}"
+    );
+    ProblemDetails::new(StatusCode::CONFLICT, detail)
+}
+
+fn wants_stream(headers: &HeaderMap) -> bool {
+    headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).is_some_and(|accept| accept.contains("text/event-stream"))
+}
+
+/// One more live stream.
+pub fn enter(app: &App, caller: &Caller) -> Answer<Watcher> {
+    let holder = caller.holder.as_ref().ok_or_else(|| ProblemDetails::internal(&"a stream of nobody"))?;
+    if caller.kept {
+        let detail = "the connections that are left are not for live streams; try again soon";
+        return Err(ProblemDetails::too_many(detail, 10));
+    }
+    app.watchers.enter(holder).map_err(|crowd| {
+        let most = app.service.config.limits.streams();
+        let one = "one stream of all jobs (GET /api/v1/events) takes the place of many";
+        let detail = match crowd {
+            Crowd::Token => {
+                format!(
+                    "{} live streams of this token are open, as many as it may have; close some: {one}",
+                    most.per_token
+                )
+            }
+            Crowd::User => format!(
+                "{} live streams of {} are open, as many as one user may have; close some: {one}",
+                most.per_user, holder.user
+            ),
+            Crowd::All => format!("{} live streams are open, as many as there may be; try again later", most.all),
+        };
+        ProblemDetails::too_many(detail, 10)
+    })
+}
+
+fn streamed(events: impl Stream<Item = Result<Sent, Infallible>> + Send + 'static) -> Response {
+    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+}

@@ -1,0 +1,220 @@
+//! Jobs: list, show, cancel, retry, delete.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::auth::{Caller, not_own};
+use super::problem::{Answer, ProblemDetails};
+use super::query::{Id, Nothing, Params};
+use super::{App, must_see, to_the_end};
+use crate::model::{Job, JobState, RatePoint, Time};
+use crate::pending_cancels;
+use crate::rates::Rates;
+use crate::store::jobs::{self, Filter};
+use crate::store::tokens::Scope;
+
+/// Which jobs to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListQuery {
+    /// States, separated by commas.
+    #[param(
+        pattern = "^(queued|running|cancelling|retrying|succeeded|failed|cancelled)(,(queued|running|cancelling|retrying|succeeded|failed|cancelled))*$",
+        example = "running,queued"
+    )]
+    state: Option<String>,
+    /// Jobs of this user.
+    #[param(max_length = 100)]
+    user: Option<String>,
+    /// Jobs of this name.
+    #[param(max_length = 100)]
+    name: Option<String>,
+    /// How many at most.
+    #[param(minimum = 1, maximum = 500, default = 50)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    #[param(pattern = "^[0-7]?[0-9a-f]{1,15}$")]
+    cursor: Option<String>,
+}
+
+/// A page of jobs.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct JobList {
+    /// Newest first.
+    pub jobs: Vec<Job>,
+    /// Where older ones go on; null when there are none.
+    pub next_cursor: Option<String>,
+}
+
+const LARGEST_PAGE: u32 = 500;
+
+impl ListQuery {
+    fn filter(self) -> Answer<Filter> {
+        let bad = |what: String| ProblemDetails::bad_request(what);
+        let states = self.state.iter().flat_map(|s| s.split(',')).map(|s| {
+            s.parse().map_err(|()| {
+                let valid: Vec<&str> = JobState::ALL.iter().map(|s| s.name()).collect();
+                bad(format!("state: got {s:?}; valid: {}", valid.join(", ")))
+            })
+        });
+        let limit = self.limit.unwrap_or(50);
+        if !(1..=LARGEST_PAGE).contains(&limit) {
+            return Err(bad(format!("limit: got {limit}; valid: 1 to {LARGEST_PAGE}")));
+        }
+        for (key, text) in [("user", &self.user), ("name", &self.name)] {
+            if text.as_ref().is_some_and(|t| t.chars().count() > 100) {
+                return Err(bad(format!("{key}: longer than 100 characters")));
+            }
+        }
+        let before = self.cursor.map(|cursor| {
+            let number =
+                i64::from_str_radix(&cursor, 16).ok().filter(|_| cursor.bytes().all(|b| b.is_ascii_hexdigit()));
+            number.ok_or_else(|| bad("cursor: not one that this service gave".into()))
+        });
+        Ok(Filter {
+            states: states.collect::<Answer<_>>()?,
+            user: self.user,
+            name: self.name,
+            before: before.transpose()?,
+            limit,
+        })
+    }
+}
+
+/// List jobs
+///
+/// Newest first, a page at a time. Of failures the first line and no problems: those come with the job itself.
+/// With the scope `submit` alone: one's own.
+#[utoipa::path(get, path = "/jobs", operation_id = "listJobs", tag = "jobs", params(ListQuery), responses(
+    (status = 200, description = "A page of jobs", body = JobList),
+))]
+pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<ListQuery>) -> Answer<Json<JobList>> {
+    let own = caller.sight()?.map(str::to_owned);
+    let mut filter = query.filter()?;
+    if let Some(own) = own {
+        if filter.user.as_ref().is_some_and(|asked| *asked != own) {
+            return Err(not_own());
+        }
+        filter.user = Some(own);
+    }
+    let (mut jobs, next) = app.service.store.read(move |c| jobs::list(c, &filter)).await?;
+    jobs.iter_mut().for_each(|job| app.service.pending_cancels.show(job));
+    Ok(Json(JobList { jobs, next_cursor: next.map(|n| format!("{n:x}")) }))
+}
+
+/// Show a job
+#[utoipa::path(get, path = "/jobs/{id}", operation_id = "getJob", tag = "jobs", params(Id), responses(
+    (status = 200, description = "The job", body = Job),
+))]
+pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Job>> {
+    must_see(&app, &caller, &id).await?;
+    let mut job = app.service.store.read(move |c| jobs::show(c, &id)).await?;
+    app.service.pending_cancels.show(&mut job);
+    Ok(Json(job))
+}
+
+/// The job file, as it was submitted
+#[utoipa::path(get, path = "/jobs/{id}/file", operation_id = "getJobFile", tag = "jobs", params(Id), responses(
+    (status = 200, description = "The job file", content((String = "application/yaml"), (serde_json::Value = "application/json"))),
+))]
+pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
+    must_see(&app, &caller, &id).await?;
+    let (media_type, text) = app.service.store.read(move |c| jobs::file(c, &id)).await?;
+    let media_type = if media_type == super::submit::JSON { super::submit::JSON } else { super::submit::YAML };
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(media_type))], text).into_response())
+}
+
+/// Cancel a job
+///
+/// A job that waits is cancelled at once; the worker of a running one is stopped within seconds. What is committed stays, and a
+/// retry goes on from there. While the disk of the data folder is full, one that waits is cancelled once there is room.
+#[utoipa::path(post, path = "/jobs/{id}/cancel", operation_id = "cancelJob", tag = "jobs", params(Id), responses(
+    (status = 200, description = "It is cancelled", body = Job),
+    (status = 202, description = "Its worker is being stopped, or there is no room to store the cancel yet", body = Job),
+    (status = 409, description = "It is over", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
+    owned(&app, &caller, &id).await?;
+    let by = caller.must(Scope::Submit)?.user.clone();
+    let service = Arc::clone(&app.service);
+    let job = to_the_end(async move { Ok(pending_cancels::cancel(&service, id, by).await?) }).await?;
+    let status = if job.state == JobState::Cancelled { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(job)).into_response())
+}
+
+/// Retry a job
+///
+/// A failed or cancelled job is queued again, under its id; it goes on after the splits that it had committed.
+#[utoipa::path(post, path = "/jobs/{id}/retry", operation_id = "retryJob", tag = "jobs", params(Id), responses(
+    (status = 202, description = "It waits for a slot", body = Job),
+    (status = 409, description = "It is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
+    owned(&app, &caller, &id).await?;
+    let by = caller.must(Scope::Submit)?.user.clone();
+    let service = Arc::clone(&app.service);
+    let job = to_the_end(async move {
+        let job = service.store.write(move |t, appended| jobs::retry(t, &id, &by, Time::now(), appended)).await?;
+        service.wake.notify_one();
+        Ok(job)
+    });
+    let job = job.await?;
+    Ok((StatusCode::ACCEPTED, Json(job)).into_response())
+}
+
+/// Forget a job
+///
+/// With its events and its log. The data set stays where it is.
+#[utoipa::path(delete, path = "/jobs/{id}", operation_id = "deleteJob", tag = "jobs", params(Id), responses(
+    (status = 204, description = "It is forgotten"),
+    (status = 409, description = "It is not over", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<StatusCode> {
+    owned(&app, &caller, &id).await?;
+    let service = Arc::clone(&app.service);
+    to_the_end(async move {
+        let job_id = id.clone();
+        service.store.write(move |t, _| jobs::delete(t, &job_id)).await?;
+        service.logs.remove(&id).await;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}
+
+/// The job, if the caller may change it.
+async fn owned(app: &App, caller: &Caller, id: &crate::model::JobId) -> Answer<Job> {
+    caller.must(Scope::Submit)?;
+    must_see(app, caller, id).await?;
+    let id = id.clone();
+    let job = app.service.store.read(move |c| jobs::get(c, &id)).await?;
+    caller.must_own(&job.user)?;
+    Ok(job)
+}
+
+/// Points of a job's rate plot.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct RateList {
+    /// At most 600, oldest first; the further a job is, the further apart.
+    pub points: Vec<RatePoint>,
+}
+
+/// The rate of a job over time
+#[utoipa::path(get, path = "/jobs/{id}/rates", operation_id = "listJobRates", tag = "jobs", params(Id), responses(
+    (status = 200, description = "Its points", body = RateList),
+))]
+pub async fn rates(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<RateList>> {
+    must_see(&app, &caller, &id).await?;
+    let kept = app.service.store.read(move |c| jobs::rates(c, &id)).await?;
+    let rates: Rates = match kept {
+        Some(text) => serde_json::from_str(&text).map_err(|e| ProblemDetails::internal(&e))?,
+        None => Rates::default(),
+    };
+    Ok(Json(RateList { points: rates.into_points() }))
+}

@@ -1,0 +1,306 @@
+//! How much one client may ask: a bucket of requests for each user, or each address without one; live streams by user and token;
+//! connections by address.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use metrics::gauge;
+use tokio::sync::watch;
+
+use crate::store::tokens::Holder;
+use crate::until;
+
+/// Clients that are remembered; when there are more, those with a full bucket are forgotten.
+const CLIENTS: usize = 10_000;
+
+/// So many requests a minute, a minute's worth at once.
+pub struct Rate {
+    per_minute: f64,
+    buckets: Mutex<HashMap<String, Bucket>>,
+}
+
+#[derive(Clone, Copy)]
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl Rate {
+    pub fn new(per_minute: u32) -> Self {
+        Self { per_minute: f64::from(per_minute), buckets: Mutex::default() }
+    }
+
+    /// Takes one.
+    ///
+    /// # Errors
+    /// Seconds until there is one.
+    pub fn take(&self, client: &str, now: Instant) -> Result<(), u64> {
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = self.per_minute;
+        let filled = |b: &Bucket| (b.left + now.saturating_duration_since(b.at).as_secs_f64() * full / 60.0).min(full);
+        if buckets.len() >= CLIENTS && !buckets.contains_key(client) {
+            buckets.retain(|_, b| filled(b) < full);
+            if buckets.len() >= CLIENTS {
+                return Err(1);
+            }
+        }
+        let bucket = buckets.entry(client.to_owned()).or_insert(Bucket { left: full, at: now });
+        let left = filled(bucket);
+        *bucket = Bucket { left, at: now };
+        if left < 1.0 {
+            return Err(((1.0 - left) * 60.0 / full).ceil() as u64);
+        }
+        bucket.left = left - 1.0;
+        Ok(())
+    }
+}
+
+/// How many live streams there may be.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamLimits {
+    pub all: u32,
+    pub per_user: u32,
+    pub per_token: u32,
+}
+
+/// Of what there are as many streams as there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Crowd {
+    All,
+    User,
+    Token,
+}
+
+/// Live streams, counted in all, by user and by token; those of a token end when it does.
+pub struct Watchers {
+    open: Arc<Mutex<Open>>,
+    most: StreamLimits,
+}
+
+#[derive(Default)]
+struct Open {
+    all: u32,
+    users: HashMap<String, u32>,
+    tokens: HashMap<String, OfToken>,
+}
+
+struct OfToken {
+    streams: u32,
+    over: watch::Sender<bool>,
+}
+
+/// One of them.
+pub struct Watcher {
+    open: Arc<Mutex<Open>>,
+    user: String,
+    token: Option<String>,
+    over: Option<watch::Receiver<bool>>,
+}
+
+impl Watchers {
+    pub fn new(most: StreamLimits) -> Self {
+        Self { open: Arc::default(), most }
+    }
+
+    /// One more.
+    ///
+    /// # Errors
+    /// Of what there are as many as there may be.
+    pub fn enter(&self, holder: &Holder) -> Result<Watcher, Crowd> {
+        let mut open = lock(&self.open);
+        let of_user = open.users.get(&holder.user).copied().unwrap_or_default();
+        let of_token = holder.token.as_ref().and_then(|t| open.tokens.get(t)).map_or(0, |t| t.streams);
+        // the narrowest is the one that its holder can do something about
+        if holder.token.is_some() && of_token >= self.most.per_token {
+            return Err(Crowd::Token);
+        }
+        if of_user >= self.most.per_user {
+            return Err(Crowd::User);
+        }
+        if open.all >= self.most.all {
+            return Err(Crowd::All);
+        }
+        open.all += 1;
+        *open.users.entry(holder.user.clone()).or_default() += 1;
+        let over = holder.token.as_ref().map(|token| {
+            let fresh = || OfToken { streams: 0, over: watch::channel(false).0 };
+            let kept = open.tokens.entry(token.clone()).or_insert_with(fresh);
+            kept.streams += 1;
+            kept.over.subscribe()
+        });
+        show(open.all);
+        Ok(Watcher { open: Arc::clone(&self.open), user: holder.user.clone(), token: holder.token.clone(), over })
+    }
+
+    /// Ids of the tokens that have streams.
+    pub fn tokens(&self) -> Vec<String> {
+        lock(&self.open).tokens.keys().cloned().collect()
+    }
+
+    /// Ends the streams of a token.
+    pub fn end(&self, token: &str) {
+        if let Some(of_token) = lock(&self.open).tokens.get(token) {
+            of_token.over.send_replace(true);
+        }
+    }
+}
+
+impl Watcher {
+    /// Waits until the token is revoked or over; for ever where there is none.
+    pub async fn over(&mut self) {
+        match &mut self.over {
+            Some(over) => until(over).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let mut open = lock(&self.open);
+        open.all = open.all.saturating_sub(1);
+        if let Some(n) = open.users.get_mut(&self.user) {
+            *n -= 1;
+            if *n == 0 {
+                open.users.remove(&self.user);
+            }
+        }
+        if let Some(token) = &self.token
+            && let Some(kept) = open.tokens.get_mut(token)
+        {
+            kept.streams -= 1;
+            if kept.streams == 0 {
+                open.tokens.remove(token);
+            }
+        }
+        show(open.all);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn show(streams: u32) {
+    gauge!("stillhouse_watchers").set(f64::from(streams));
+}
+
+/// What is going on by address of the client: connections, or requests that a proxy passes on.
+#[derive(Clone)]
+pub struct Addresses {
+    now: Arc<Mutex<HashMap<IpAddr, u32>>>,
+    most: u32,
+}
+
+/// One of them.
+pub struct Address {
+    all: Arc<Mutex<HashMap<IpAddr, u32>>>,
+    address: IpAddr,
+}
+
+impl Addresses {
+    pub fn new(most: u32) -> Self {
+        Self { now: Arc::default(), most }
+    }
+
+    /// One more; `None` when there are as many as one address may have.
+    pub fn enter(&self, address: IpAddr) -> Option<Address> {
+        let mut now = lock(&self.now);
+        let n = now.entry(address).or_default();
+        if *n >= self.most {
+            return None;
+        }
+        *n += 1;
+        Some(Address { all: Arc::clone(&self.now), address })
+    }
+}
+
+impl Drop for Address {
+    fn drop(&mut self) {
+        let mut all = lock(&self.all);
+        if let Some(n) = all.get_mut(&self.address) {
+            *n -= 1;
+            if *n == 0 {
+                all.remove(&self.address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_minutes_worth_at_once_and_then_at_the_rate() {
+        let rate = Rate::new(60);
+        let start = Instant::now();
+        assert_eq!((0..60).filter(|_| rate.take("a", start).is_ok()).count(), 60);
+        assert_eq!(rate.take("a", start), Err(1));
+        assert_eq!(rate.take("b", start), Ok(()));
+        assert_eq!(rate.take("a", start + Duration::from_millis(1100)), Ok(()));
+        assert_eq!(rate.take("a", start + Duration::from_millis(1200)), Err(1));
+    }
+
+    #[test]
+    fn clients_that_are_remembered_are_bounded() {
+        let rate = Rate::new(60);
+        let start = Instant::now();
+        for n in 0..CLIENTS {
+            rate.take(&n.to_string(), start).unwrap();
+        }
+        assert_eq!(rate.take("one more", start), Err(1));
+        assert_eq!(rate.take("0", start), Ok(()));
+        assert_eq!(rate.take("one more", start + Duration::from_secs(60)), Ok(()));
+        assert_eq!(rate.buckets.lock().unwrap().len(), 1);
+    }
+
+    fn holder(user: &str, token: Option<&str>) -> Holder {
+        Holder { user: user.into(), scopes: Vec::new(), token: token.map(str::to_owned) }
+    }
+
+    #[test]
+    fn streams_are_counted_by_token_by_user_and_in_all() {
+        let watchers = Watchers::new(StreamLimits { all: 4, per_user: 3, per_token: 2 });
+        let (a1, a2, b1) = (holder("a", Some("a1")), holder("a", Some("a2")), holder("b", Some("b1")));
+        let enter = |of: &Holder| watchers.enter(of);
+        let first = enter(&a1).unwrap();
+        let _second = enter(&a1).unwrap();
+        assert_eq!(enter(&a1).err(), Some(Crowd::Token));
+        let third = enter(&a2).unwrap();
+        assert_eq!(enter(&a2).err(), Some(Crowd::User));
+        let _fourth = enter(&b1).unwrap();
+        assert_eq!(enter(&b1).err(), Some(Crowd::All));
+        drop(third);
+        assert_eq!(enter(&a1).err(), Some(Crowd::Token));
+        let _fifth = enter(&a2).unwrap();
+        drop(first);
+        let _sixth = enter(&a1).unwrap();
+        // nobody is kept in mind who has none
+        assert_eq!(lock(&watchers.open).users.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn the_streams_of_a_token_end_with_it() {
+        let watchers = Watchers::new(StreamLimits { all: 9, per_user: 9, per_token: 9 });
+        let mut ended = watchers.enter(&holder("a", Some("a1"))).unwrap();
+        let mut other = watchers.enter(&holder("a", Some("a2"))).unwrap();
+        let mut open = watchers.enter(&holder("local", None)).unwrap();
+        let mut tokens = watchers.tokens();
+        tokens.sort();
+        assert_eq!(tokens, ["a1", "a2"]);
+        watchers.end("a1");
+        watchers.end("nobody");
+        ended.over().await;
+        let still = tokio::time::timeout(std::time::Duration::ZERO, async {
+            tokio::select! { () = other.over() => {}, () = open.over() => {} }
+        });
+        assert!(still.await.is_err());
+        drop(ended);
+        assert_eq!(watchers.tokens(), ["a2"]);
+    }
+}

@@ -1,0 +1,110 @@
+//! Of the service itself: health, version, documents, figures.
+
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use stillhouse_pipeline::operators::job_format;
+use utoipa::ToSchema;
+
+use super::App;
+use super::auth::Caller;
+use super::problem::{Answer, ProblemDetails};
+use super::query::{Nothing, Params};
+use crate::disk_space;
+use crate::store::jobs;
+use crate::store::tokens::Scope;
+
+/// How the service is.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// `ok` or `ready`.
+    pub status: String,
+}
+
+/// Which service this is, and who asks.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Version {
+    /// Version of the program.
+    pub version: String,
+    /// `open`: everybody on this machine is the user `local`. `token`: requests need a token.
+    pub auth: String,
+    /// Who asks; null without a good token where one is needed.
+    pub user: Option<String>,
+    /// What they may do.
+    pub scopes: Vec<Scope>,
+}
+
+/// How long an answer of the database counts.
+const ANSWERED: Duration = Duration::from_millis(250);
+
+/// Whether the process is alive
+#[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "It is", body = Status)))]
+pub async fn health(_: Params<Nothing>) -> Json<Status> {
+    Json(Status { status: "ok".into() })
+}
+
+/// Whether the service takes jobs
+#[utoipa::path(get, path = "/ready", operation_id = "getReadiness", tag = "service", security(()), responses(
+    (status = 200, description = "It does", body = Status),
+    (status = 503, description = "It is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<Status>> {
+    let refused = |detail: &str| ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail);
+    if *app.service.stopping.borrow() {
+        return Err(refused("the service is stopping"));
+    }
+    if app.service.store.is_corrupt() {
+        return Err(refused("the service's database is damaged; its log says how to mend it"));
+    }
+    if app.service.store.room.is_full() {
+        return Err(refused(disk_space::FULL));
+    }
+    // asked once for all who ask at the same time: this is answered whatever else is asked
+    let mut answered = app.answered.lock().await;
+    if answered.is_none_or(|at| at.elapsed() > ANSWERED) {
+        *answered = None;
+        app.service.store.read(jobs::counts).await.map_err(|e| {
+            tracing::error!("not ready: {e}");
+            refused("the service's database does not answer")
+        })?;
+        *answered = Some(Instant::now());
+    }
+    Ok(Json(Status { status: "ready".into() }))
+}
+
+/// Version, and who asks
+#[utoipa::path(get, path = "/version", operation_id = "getVersion", tag = "service", security((), ("token" = [])), responses((status = 200, description = "Version", body = Version)))]
+pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>) -> Json<Version> {
+    let auth = if app.service.config.needs_token() { "token" } else { "open" };
+    let (user, scopes) = caller.holder.map_or((None, Vec::new()), |h| (Some(h.user), h.scopes));
+    Json(Version { version: env!("CARGO_PKG_VERSION").into(), auth: auth.into(), user, scopes })
+}
+
+/// This document
+#[utoipa::path(get, path = "/openapi.json", operation_id = "getOpenApi", tag = "service", security(()), responses((status = 200, description = "OpenAPI 3.1", body = Value)))]
+pub async fn openapi(_: Params<Nothing>) -> Json<Value> {
+    Json(super::openapi::document())
+}
+
+/// The JSON Schema of job files
+#[utoipa::path(get, path = "/schema", operation_id = "getJobSchema", tag = "service", security(()), responses((status = 200, description = "JSON Schema, draft 2020-12", body = Value)))]
+pub async fn schema(_: Params<Nothing>) -> Json<Value> {
+    Json(job_format().json_schema())
+}
+
+/// Figures for Prometheus
+///
+/// The same at `/metrics` beside the API, where Prometheus looks first. Gauges, counters and histograms of the service and its jobs.
+#[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "service", responses(
+    (status = 200, description = "Figures, in the text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
+))]
+pub async fn metrics(State(app): State<App>, caller: Caller) -> Answer<Response> {
+    caller.must(Scope::Read)?;
+    let text = crate::metrics::render(&app.service).await?;
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"))], text).into_response())
+}

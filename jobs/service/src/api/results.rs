@@ -1,0 +1,278 @@
+//! What a job leaves: its log, the manifest and a report of its data set.
+//!
+//! Manifest and report are read by a worker, confined like the job's own: a data set is input like any other.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures::stream;
+use serde::Deserialize;
+use serde_json::Value;
+use stillhouse_pipeline::storage::StoreUrl;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+use utoipa::IntoParams;
+
+use super::auth::Caller;
+use super::fair_semaphore::Requester;
+use super::limits::Watcher;
+use super::problem::{Answer, ProblemDetails};
+use super::query::{Id, Nothing, Params};
+use super::report_cache::Query;
+use super::submit::JSON;
+use super::{App, must_see};
+use crate::ask::{Unanswered, ask};
+use crate::logs::LogReader;
+use crate::model::{EventType, EventView, JobId, JobState};
+use crate::order::Work;
+use crate::store::{Store, events, jobs};
+use crate::until;
+
+/// Whether to go on.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LogsQuery {
+    /// Whether to go on until the job is over.
+    #[param(default = false)]
+    follow: Option<bool>,
+    /// Only so many of the last lines.
+    #[param(minimum = 0, maximum = 1_000_000)]
+    tail: Option<u32>,
+}
+
+/// Which row.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ReportQuery {
+    /// The row to decode, counted over the whole data set.
+    #[param(minimum = 0, default = 0)]
+    row: Option<u64>,
+}
+
+/// The log of a job
+///
+/// Lines of all attempts, each with its time; the oldest go when there are too many.
+#[utoipa::path(get, path = "/jobs/{id}/logs", operation_id = "getJobLogs", tag = "results", params(Id, LogsQuery), responses(
+    (status = 200, description = "Lines", content((String = "text/plain; charset=utf-8"))),
+    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn logs(
+    State(app): State<App>,
+    caller: Caller,
+    Id(id): Id,
+    Params(query): Params<LogsQuery>,
+) -> Answer<Response> {
+    must_see(&app, &caller, &id).await?;
+    let receiver = app.service.store.watch();
+    let found = id.clone();
+    let job = app.service.store.read(move |c| jobs::get(c, &found)).await?;
+    let follow = query.follow.unwrap_or(false);
+    let watcher = if follow { Some(super::events::enter(&app, &caller)?) } else { None };
+    let mut reader = app.service.logs.read(&id);
+    if let Some(lines) = query.tail {
+        if lines > MOST_LINES {
+            return Err(ProblemDetails::bad_request(format!("tail: got {lines}; valid: 0 to {MOST_LINES}")));
+        }
+        // it is read whole: some megabytes
+        let _permit = app.tails.acquire(Requester::of(&caller)).await;
+        let skip = move || reader.tail(lines as usize).map(|()| reader);
+        let skipped = tokio::task::spawn_blocking(skip).await.map_err(|e| ProblemDetails::internal(&e))?;
+        reader = skipped.map_err(|e| ProblemDetails::internal(&e))?;
+    }
+    let lines = Lines {
+        reader: Some(reader),
+        id,
+        over: !follow || job.state.is_final(),
+        store: std::sync::Arc::clone(&app.service.store),
+        receiver,
+        stopping: app.service.stopping.subscribe(),
+        watcher,
+    };
+    let body = Body::from_stream(stream::unfold(lines, |mut lines| async move { Some((lines.next().await?, lines)) }));
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"))], body).into_response())
+}
+
+const MOST_LINES: u32 = 1_000_000;
+const LOOK: Duration = Duration::from_millis(300);
+
+struct Lines {
+    reader: Option<LogReader>,
+    id: JobId,
+    /// Whether nothing more will be written.
+    over: bool,
+    store: std::sync::Arc<Store>,
+    receiver: Receiver<std::sync::Arc<EventView>>,
+    stopping: watch::Receiver<bool>,
+    watcher: Option<Watcher>,
+}
+
+impl Lines {
+    async fn next(&mut self) -> Option<std::io::Result<Bytes>> {
+        loop {
+            let mut reader = self.reader.take()?;
+            let read = tokio::task::spawn_blocking(move || (reader.next(), reader)).await;
+            let (piece, reader) = read.ok()?;
+            match piece {
+                Err(e) => return Some(Err(e)),
+                Ok(piece) if !piece.is_empty() => {
+                    self.reader = Some(reader);
+                    return Some(Ok(piece.into()));
+                }
+                Ok(_) if self.over => return None,
+                Ok(_) => self.reader = Some(reader),
+            }
+            if self.wait().await.is_none() {
+                // cut off, not ended: the job goes on
+                self.reader = None;
+                return Some(Err(std::io::Error::other("the service stops, or the token is over")));
+            }
+        }
+    }
+
+    /// Waits a little, or until the job is over; `None` when the service stops or the token is over.
+    async fn wait(&mut self) -> Option<()> {
+        let pause = tokio::time::sleep(LOOK);
+        tokio::pin!(pause);
+        loop {
+            let over = async {
+                match &mut self.watcher {
+                    Some(watcher) => watcher.over().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let event = tokio::select! {
+                biased;
+                () = over => return None,
+                () = &mut pause => return Some(()),
+                () = until(&mut self.stopping) => return None,
+                event = self.receiver.recv() => event,
+            };
+            match event {
+                Ok(event) if event.job == self.id && event.kind == EventType::State => {
+                    let to = event.data.get("to").and_then(Value::as_str).and_then(|s| s.parse::<JobState>().ok());
+                    if to.is_some_and(JobState::is_final) {
+                        self.over = true;
+                        return Some(());
+                    }
+                }
+                Ok(_) => {}
+                // the change that ends it may be among those that were missed
+                Err(RecvError::Lagged(_)) => {
+                    let id = self.id.clone();
+                    let job = self.store.read(move |c| jobs::get(c, &id)).await;
+                    if job.map_or(true, |job| job.state.is_final()) {
+                        self.over = true;
+                        return Some(());
+                    }
+                }
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+}
+
+/// The manifest of a job's data set
+#[utoipa::path(get, path = "/jobs/{id}/manifest", operation_id = "getJobManifest", tag = "results", params(Id), responses(
+    (status = 200, description = "`manifest.json`", body = Value),
+    (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "Others' reports took too long", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
+    must_see(&app, &caller, &id).await?;
+    answer(&app, &caller, id, Query::Manifest).await
+}
+
+/// A report of a job's data set
+///
+/// Totals, statistics, perplexity, bytes per token by column, and one row decoded. It may be some seconds old.
+#[utoipa::path(get, path = "/jobs/{id}/report", operation_id = "getJobReport", tag = "results", params(Id, ReportQuery), responses(
+    (status = 200, description = "What `stillhouse inspect --json` gives", body = Value),
+    (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "Others' reports took too long", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn report(
+    State(app): State<App>,
+    caller: Caller,
+    Id(id): Id,
+    Params(query): Params<ReportQuery>,
+) -> Answer<Response> {
+    must_see(&app, &caller, &id).await?;
+    answer(&app, &caller, id, Query::Report(query.row.unwrap_or(0))).await
+}
+
+/// The cached answer, or that of a worker once the caller has a permit.
+async fn answer(app: &App, caller: &Caller, id: JobId, query: Query) -> Answer<Response> {
+    let job_id = id.clone();
+    let look = app.service.store.read(move |c| {
+        let job = jobs::get(c, &job_id)?;
+        let (file, folder) = jobs::file_and_folder(c, &job_id)?;
+        let job_hash = events::job_hash(c, jobs::whose(c, &job_id)?.0.seq)?;
+        Ok((job, file, PathBuf::from(folder), job_hash))
+    });
+    let (job, file, folder, job_hash) = look.await?;
+    if job.state != JobState::Succeeded {
+        let detail = format!("the job is {}; valid: succeeded", job.state);
+        return Err(ProblemDetails::new(StatusCode::CONFLICT, detail));
+    }
+    let key = (id, query, app.service.running.changes());
+    if let Some(kept) = app.reports.get(&key).await {
+        return Ok(as_json(kept));
+    }
+    let (permits, store_read) = match store_of(&job.output) {
+        Some(store) => (&app.store_reports, Some(store)),
+        None => (&app.disk_reports, None),
+    };
+    let seconds = app.service.config.limits.report_seconds;
+    let patience = Duration::from_secs(seconds.into());
+    let permit = tokio::time::timeout(patience, permits.acquire(Requester::of(caller).at(store_read))).await;
+    let _permit = permit.map_err(|_| {
+        let detail = format!("others' reports took longer than {seconds} s (limits.report_seconds); try again later");
+        ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })?;
+    let work = match query {
+        Query::Manifest => Work::Manifest { file, folder, job_hash },
+        Query::Report(row) => Work::Report { file, folder, job_hash, row },
+    };
+    let made = async {
+        let answered = tokio::time::timeout(patience, ask(&app.service, work)).await.map_err(|_| {
+            let detail = format!("reading the data set took longer than {seconds} s");
+            ProblemDetails::new(StatusCode::GATEWAY_TIMEOUT, detail)
+        })?;
+        let value = answered.map_err(unanswered)?;
+        Ok(serde_json::to_vec(&value).map_err(|e| ProblemDetails::internal(&e))?.into())
+    };
+    app.reports.get_or_make(key, made).await.map(as_json)
+}
+
+fn as_json(answer: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static(JSON))], answer).into_response()
+}
+
+/// The store that an output is in; `None` for one on a disk.
+fn store_of(output: &str) -> Option<String> {
+    let url = StoreUrl::parse(output)?.ok()?;
+    Some(format!("{}://{}", url.scheme, url.bucket))
+}
+
+fn unanswered(why: Unanswered) -> ProblemDetails {
+    match why {
+        Unanswered::NotThere(message) => ProblemDetails::new(StatusCode::NOT_FOUND, message),
+        Unanswered::Failed(message) => ProblemDetails::new(StatusCode::BAD_GATEWAY, message),
+        Unanswered::OtherDataSet => {
+            let detail = "the data set at the job's output is another one by now: it was overwritten, or files were appended to it";
+            ProblemDetails::new(StatusCode::CONFLICT, detail)
+        }
+        Unanswered::Broken(message) => ProblemDetails::internal(&message),
+    }
+}

@@ -1,0 +1,492 @@
+//! Job files coming in: checked as far as that takes no reading of input or models, then queued.
+//!
+//! What needs the input or the teacher is found by the worker, within the first seconds of the first attempt: it runs confined,
+//! and its findings come back by field all the same.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::body::{Body, HttpBody};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use stillhouse_pipeline::operators::job_format;
+use stillhouse_pipeline::path_expansion::Names;
+use stillhouse_pipeline::storage::Location;
+use stillhouse_schemas::parse::Parsed;
+use stillhouse_schemas::problems::{Problem, Problems};
+use stillhouse_schemas::spec::JobSpec;
+use stillhouse_teacher::DeviceChoice;
+use utoipa::{IntoParams, ToSchema};
+
+use super::App;
+use super::admission::{self, Admission, Waiting};
+use super::auth::Caller;
+use super::fair_semaphore::Requester;
+use super::problem::{Answer, ProblemDetails};
+use super::query::Params;
+use crate::bounds;
+use crate::config::Config;
+use crate::model::{FieldProblem, Job, JobId, Slot, Time};
+use crate::store::jobs::{self, Key, NewJob, QueueLimits, Submitted};
+use crate::store::tokens::Scope;
+
+pub const YAML: &str = "application/yaml";
+pub const JSON: &str = "application/json";
+
+/// How a job is to be run.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SubmitQuery {
+    /// Absolute folder on the server that relative paths of the job file are relative to.
+    #[param(max_length = 4096)]
+    folder: Option<String>,
+    /// Jobs of higher priority go first.
+    #[param(minimum = -100, maximum = 100, default = 0)]
+    priority: Option<i32>,
+    /// How many attempts may fail or crash; at most what the server allows, which is the default.
+    #[param(minimum = 1)]
+    max_attempts: Option<u32>,
+    /// Longest that one attempt may take; at most what the server allows, which is the default.
+    #[param(minimum = 1)]
+    time_limit_seconds: Option<u64>,
+    /// Most that the shards may take; at most what the server allows, which is the default.
+    #[param(minimum = 1)]
+    output_limit_bytes: Option<u64>,
+    /// Whether it may replace the data set of another job at its output.
+    #[param(default = false)]
+    overwrite: Option<bool>,
+    /// Where the data set is finished and the input has grown by files: whether to make splits of the new files only and keep every shard.
+    #[param(default = false)]
+    append: Option<bool>,
+}
+
+/// Where relative paths are relative to.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ValidateQuery {
+    /// Absolute folder on the server that relative paths of the job file are relative to.
+    #[param(max_length = 4096)]
+    folder: Option<String>,
+}
+
+/// Whether a job file would be taken.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Validation {
+    /// Whether nothing was found that is wrong.
+    pub valid: bool,
+    /// The job's name.
+    pub name: Option<String>,
+    /// Everything that is wrong, by field.
+    pub problems: Vec<FieldProblem>,
+}
+
+/// A job file that was read.
+struct Upload {
+    json: bool,
+    text: String,
+}
+
+/// Submit a job
+///
+/// The body is a job file. With the header `Idempotency-Key` the same request can be sent again without making a second job.
+#[utoipa::path(post, path = "/jobs", operation_id = "submitJob", tag = "jobs", params(SubmitQuery,
+    ("Idempotency-Key" = Option<String>, Header, description = "1 to 200 visible ASCII characters that name this submission", pattern = "^[!-~]{1,200}$")),
+    request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
+    responses(
+    (status = 201, description = "It is queued", body = Job, headers(("location" = String, description = "Where it is"))),
+    (status = 200, description = "The key was used before with the same request: that job", body = Job),
+    (status = 408, description = "The body did not come in time", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 413, description = "The job file is too large", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 415, description = "Neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 422, description = "The job file has problems, or the key was used for another request", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "Checking it took longer than the server allows", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn submit(
+    State(app): State<App>,
+    caller: Caller,
+    Params(query): Params<SubmitQuery>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    let user = caller.must(Scope::Submit)?.user.clone();
+    slow_down(&app, &caller)?;
+    if app.service.store.room.is_full() {
+        return Err(ProblemDetails::no_room());
+    }
+    let config = &app.service.config;
+    let folder = folder(config, query.folder.as_deref())?;
+    let options = Options::of(config, &query)?;
+    let key = idempotency_key(&headers)?;
+    let upload = read(config, &headers, body).await?;
+    let key = key.map(|text| Key { request: fingerprint(&upload, &folder, &options), text });
+    let text = upload.text.clone();
+    let (checked, upload_folder) = check(&app, &caller, upload, folder).await?;
+    let (spec, slot) = checked.outcome.map_err(|problems| ProblemDetails::of_file(&problems))?;
+    let new = NewJob {
+        id: JobId::new().map_err(|e| ProblemDetails::internal(&e))?,
+        name: spec.name.clone(),
+        user,
+        priority: options.priority,
+        slot,
+        media_type: if is_json(&headers) { JSON } else { YAML }.to_owned(),
+        file: text,
+        output: shown_output(&spec, &upload_folder),
+        folder: upload_folder.to_string_lossy().into_owned(),
+        max_attempts: options.max_attempts,
+        time_limit_seconds: options.time_limit_seconds,
+        output_limit_bytes: options.output_limit_bytes,
+        overwrite: options.overwrite,
+        append: options.append,
+    };
+    let limits = QueueLimits { all: config.limits.queued_jobs, per_user: config.limits.queued_jobs_per_user };
+    let service = Arc::clone(&app.service);
+    let submitted = super::to_the_end(async move {
+        let queue = move |t: &_, appended: &mut _| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), appended);
+        let submitted = service.store.write(move |t, appended| queue(t, appended)).await?;
+        service.wake.notify_one();
+        Ok(submitted)
+    });
+    let submitted = submitted.await?;
+    match submitted {
+        Submitted::Before(job) => Ok((StatusCode::OK, Json(job)).into_response()),
+        Submitted::New(job) => {
+            tracing::info!(job = %job.id, user = job.user, name = job.name, "submitted");
+            let location = HeaderValue::from_str(&format!("{}/jobs/{}", super::BASE, job.id));
+            let mut response = (StatusCode::CREATED, Json(job)).into_response();
+            if let Ok(location) = location {
+                response.headers_mut().insert(header::LOCATION, location);
+            }
+            Ok(response)
+        }
+    }
+}
+
+/// Validate a job file
+///
+/// Finds what a submission would find, and submits nothing.
+#[utoipa::path(post, path = "/validate", operation_id = "validateJob", tag = "jobs", params(ValidateQuery),
+    request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
+    responses(
+    (status = 200, description = "What was found", body = Validation),
+    (status = 408, description = "The body did not come in time", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 413, description = "The job file is too large", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 415, description = "Neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "Checking it took longer than the server allows", body = ProblemDetails, content_type = "application/problem+json"),
+))]
+pub async fn validate(
+    State(app): State<App>,
+    caller: Caller,
+    Params(query): Params<ValidateQuery>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Json<Validation>> {
+    caller.must(Scope::Submit)?;
+    slow_down(&app, &caller)?;
+    let folder = folder(&app.service.config, query.folder.as_deref())?;
+    let upload = read(&app.service.config, &headers, body).await?;
+    let (checked, _) = check(&app, &caller, upload, folder).await?;
+    let (name, problems) = match checked.outcome {
+        Ok(_) => (checked.name, Vec::new()),
+        Err(problems) => {
+            // a name that is missing or wrong was replaced, so that the rest could be checked
+            let name = checked.name.filter(|_| !problems.touches("name"));
+            (name, bounds::problems(problems.0.iter().map(FieldProblem::from)))
+        }
+    };
+    Ok(Json(Validation { valid: problems.is_empty(), name, problems }))
+}
+
+/// Stands for the job file's schema in the document; see `openapi.rs`.
+#[derive(ToSchema)]
+pub struct JobFile {}
+
+fn slow_down(app: &App, caller: &Caller) -> Answer<()> {
+    let most = app.service.config.limits.submissions_per_minute;
+    app.submissions.take(&caller.counted_as, Instant::now()).map_err(|seconds| {
+        ProblemDetails::too_many(format!("more than {most} submissions and validations in a minute"), seconds)
+    })
+}
+
+/// What is asked for, within what the server allows.
+struct Options {
+    priority: i32,
+    max_attempts: u32,
+    time_limit_seconds: u64,
+    output_limit_bytes: u64,
+    overwrite: bool,
+    append: bool,
+}
+
+impl Options {
+    fn of(config: &Config, query: &SubmitQuery) -> Answer<Self> {
+        let limits = &config.limits;
+        let priority = query.priority.unwrap_or(0);
+        if !(-100..=100).contains(&priority) {
+            return Err(ProblemDetails::bad_request(format!("priority: got {priority}; valid: -100 to 100")));
+        }
+        let (overwrite, append) = (query.overwrite.unwrap_or(false), query.append.unwrap_or(false));
+        if overwrite && append {
+            return Err(ProblemDetails::bad_request("append: got true with overwrite true; valid: one of the two"));
+        }
+        let within = |key: &str, asked: Option<u64>, most: u64| match asked {
+            None => Ok(most),
+            Some(n) if (1..=most).contains(&n) => Ok(n),
+            Some(n) => Err(ProblemDetails::bad_request(format!("{key}: got {n}; valid on this server: 1 to {most}"))),
+        };
+        let attempts = within("max_attempts", query.max_attempts.map(u64::from), limits.max_attempts.into())?;
+        Ok(Self {
+            priority,
+            max_attempts: u32::try_from(attempts).unwrap_or(limits.max_attempts),
+            time_limit_seconds: within("time_limit_seconds", query.time_limit_seconds, limits.longest_job_seconds())?,
+            output_limit_bytes: within("output_limit_bytes", query.output_limit_bytes, limits.largest_output_bytes())?,
+            overwrite,
+            append,
+        })
+    }
+}
+
+fn folder(config: &Config, asked: Option<&str>) -> Answer<PathBuf> {
+    match asked {
+        None => Ok(config.folder.clone()),
+        Some(text) if text.len() <= 4096 && Path::new(text).is_absolute() && !text.contains('\0') => Ok(text.into()),
+        Some(_) => {
+            Err(ProblemDetails::bad_request("folder: is no absolute path; valid: an absolute folder of the server"))
+        }
+    }
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let text = value.to_str().ok().filter(|t| (1..=200).contains(&t.len()) && t.bytes().all(|b| b.is_ascii_graphic()));
+    match text {
+        Some(text) => Ok(Some(text.to_owned())),
+        None => Err(ProblemDetails::bad_request("Idempotency-Key: valid: 1 to 200 visible ASCII characters")),
+    }
+}
+
+fn fingerprint(upload: &Upload, folder: &Path, options: &Options) -> [u8; 32] {
+    let Options { priority, max_attempts, time_limit_seconds, output_limit_bytes, overwrite, append } = options;
+    // keys of before there was the word keep their requests
+    let append = if *append { " append" } else { "" };
+    let settings = format!("{priority} {max_attempts} {time_limit_seconds} {output_limit_bytes} {overwrite}{append}");
+    let mut hash = Sha256::new();
+    for part in
+        [upload.text.as_bytes(), folder.as_os_str().as_encoded_bytes(), settings.as_bytes(), &[upload.json.into()]]
+    {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+fn media_type(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    Some(value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    media_type(headers).as_deref() == Some(JSON)
+}
+
+async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload> {
+    let media_type = media_type(headers).unwrap_or_default();
+    let json = match media_type.as_str() {
+        JSON => true,
+        YAML | "text/yaml" | "application/x-yaml" | "text/x-yaml" => false,
+        other => {
+            let detail = format!("Content-Type: got {other:?}; valid: {YAML}, {JSON}");
+            return Err(ProblemDetails::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+        }
+    };
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        let detail = "Content-Encoding: valid: none";
+        return Err(ProblemDetails::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+    }
+    let most = config.limits.body_bytes();
+    let too_large = || {
+        let kilobytes = config.limits.body_kilobytes;
+        let detail = format!("the job file is larger than {kilobytes} kB, the most that this server takes");
+        ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+    };
+    // told before any of it is waited for
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_large());
+    }
+    let seconds = config.limits.body_seconds;
+    let whole = tokio::time::timeout(Duration::from_secs(seconds.into()), Limited::new(body, most).collect()).await;
+    let bytes = match whole {
+        Err(_) => {
+            let detail = format!("the body did not come in {seconds} s");
+            return Err(ProblemDetails::new(StatusCode::REQUEST_TIMEOUT, detail));
+        }
+        Ok(Err(e)) if e.is::<LengthLimitError>() => return Err(too_large()),
+        Ok(Err(e)) => return Err(ProblemDetails::bad_request(format!("the body broke off: {e}"))),
+        Ok(Ok(collected)) => collected.to_bytes(),
+    };
+    let text = String::from_utf8(bytes.to_vec())
+        .map_err(|e| ProblemDetails::bad_request(format!("the job file is not UTF-8: {e}")))?;
+    Ok(Upload { json, text })
+}
+
+/// What was found of a file.
+struct Checked {
+    /// The name in it.
+    name: Option<String>,
+    outcome: Result<(JobSpec, Slot), Problems>,
+}
+
+/// Checks a file against the schema, the named checks, the server's configuration, and what can be known of models and output. It looks at
+/// the disk and asks the hub, so it may block: given up when it takes too long or the client has gone.
+async fn check(app: &App, caller: &Caller, upload: Upload, folder: PathBuf) -> Answer<(Checked, PathBuf)> {
+    let seconds = app.service.config.limits.check_seconds;
+    let deadline = Instant::now() + Duration::from_secs(seconds.into());
+    let late = || {
+        let detail =
+            format!("checking the job file took longer than {seconds} s (limits.check_seconds); try again later");
+        ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    };
+    let turn = tokio::time::timeout_at(deadline.into(), app.checks.acquire(Requester::of(caller)));
+    let turn = turn.await.map_err(|_| late())?;
+    let waiting = Waiting::until(deadline);
+    let (service, admission, go_on) = (Arc::clone(&app.service), Arc::clone(&app.admission), waiting.go_on());
+    let work = tokio::task::spawn_blocking(move || {
+        let checked = check_now(&service.config, &admission, &upload, &folder, &go_on);
+        // its turn is over when the work is, not when nobody waits for it any more
+        drop(turn);
+        (checked, folder)
+    });
+    let work = tokio::time::timeout_at(deadline.into(), work).await.map_err(|_| late())?;
+    let (checked, folder) = work.map_err(|e| ProblemDetails::internal(&e))?;
+    Ok((checked.ok_or_else(late)?, folder))
+}
+
+/// `None` where `go_on` says no before it is done.
+fn check_now(
+    config: &Config,
+    admission: &Admission,
+    upload: &Upload,
+    folder: &Path,
+    go_on: &dyn Fn() -> bool,
+) -> Option<Checked> {
+    let format = job_format();
+    let parsed = if upload.json { format.parse_json(&upload.text) } else { format.parse(&upload.text) };
+    let Parsed { spec, mut problems, positions } = parsed;
+    let Some(mut spec) = spec else { return Some(Checked { name: None, outcome: Err(problems) }) };
+    if let Some(problem) = admission::too_many_paths(&config.limits, &spec) {
+        problems.push(problem);
+        spec.input.paths.clear();
+        spec.input.tables.clear();
+        spec.input.tables.clear();
+    }
+    let name = Some(spec.name.clone());
+    let allowed = config.job_access().problems_while(&spec, folder, go_on)?;
+    add(&mut problems, allowed);
+    let foreseen = admission.problems(config, &spec, folder, &problems);
+    add(&mut problems, foreseen);
+    let outcome = slotted(config, spec, problems).map_err(|mut problems| {
+        positions.locate(&mut problems);
+        problems
+    });
+    Some(Checked { name, outcome })
+}
+
+fn add(problems: &mut Problems, found: Vec<Problem>) {
+    for problem in found {
+        if !problems.touches(&problem.field) {
+            problems.push(problem);
+        }
+    }
+}
+
+fn slotted(config: &Config, spec: JobSpec, mut problems: Problems) -> Result<(JobSpec, Slot), Problems> {
+    let slot = match slot(config, &spec) {
+        Ok(slot) => slot,
+        Err(problem) => {
+            if !problems.touches(&problem.field) {
+                problems.push(problem);
+            }
+            Slot::Cpu
+        }
+    };
+    problems.into_result().map(|()| (spec, slot))
+}
+
+/// What the job takes up: as its teacher's device says, `auto` on a GPU where the server has one.
+fn slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
+    const FIELD: &str = "extract.teacher.device";
+    let capacity = &config.capacity;
+    let Some(extract) = &spec.extract else { return cpu(capacity.cpu_slots, FIELD) };
+    let device = &extract.teacher.device;
+    let gpus: Vec<String> = capacity.gpus.iter().map(|n| format!("cuda:{n}")).collect();
+    let valid = || match gpus.is_empty() {
+        true => "this server has no GPU; valid: auto, cpu".to_owned(),
+        false => format!("this server has other GPUs; valid: auto, cpu, cuda, {}", gpus.join(", ")),
+    };
+    if stillhouse_teacher::devices(device).map_or(device == "all", |devices| devices.len() > 1) {
+        let valid = format!("a job of a service takes one device; {}", valid());
+        return Err(Problem::new(FIELD, device, valid));
+    }
+    match (device.as_str(), device.parse::<DeviceChoice>()) {
+        // the checks of the job file tell it
+        (_, Err(_)) => Ok(Slot::Cpu),
+        (_, Ok(DeviceChoice::Cpu)) => cpu(capacity.cpu_slots, FIELD),
+        (_, Ok(DeviceChoice::Auto)) if capacity.gpus.is_empty() => cpu(capacity.cpu_slots, FIELD),
+        (_, Ok(DeviceChoice::Auto)) => Ok(Slot::AnyGpu),
+        ("cuda", _) if !capacity.gpus.is_empty() => Ok(Slot::AnyGpu),
+        (_, Ok(DeviceChoice::Cuda(n))) => match u32::try_from(n).ok().filter(|n| capacity.gpus.contains(n)) {
+            Some(n) => Ok(Slot::Gpu(n)),
+            None => Err(Problem::new(FIELD, device, valid())),
+        },
+    }
+}
+
+fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
+    if slots > 0 {
+        Ok(Slot::Cpu)
+    } else {
+        Err(Problem::missing(field, "this server runs jobs on GPUs alone; valid: cuda"))
+    }
+}
+
+/// Where the data set goes, as a person knows it before the job has run.
+fn shown_output(spec: &JobSpec, folder: &Path) -> String {
+    // nothing stands for anything here; what is escaped is as it will be
+    let path = Names::none().real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
+    Location::parse(folder, &path).map_or(path, |place| place.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Capacity;
+
+    #[test]
+    fn jobs_get_the_slot_that_their_device_needs() {
+        let with = |gpus: &[u32], device: Option<&str>| {
+            let extract = device.map_or(String::new(), |d| format!("extract: {{teacher: {{path: t, device: {d}}}}}\n"));
+            let text = format!(
+                "version: 1\nname: x\ninput: {{format: text, paths: [a]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n{extract}"
+            );
+            let capacity = Capacity { gpus: gpus.to_vec(), ..Capacity::default() };
+            slot(&Config { capacity, ..Config::default() }, &job_format().parse(&text).spec.unwrap())
+                .map_err(|p| p.to_string())
+        };
+        assert_eq!(with(&[0], None), Ok(Slot::Cpu));
+        assert_eq!(with(&[], Some("auto")), Ok(Slot::Cpu));
+        assert_eq!(with(&[0], Some("auto")), Ok(Slot::AnyGpu));
+        assert_eq!(with(&[0, 1], Some("cuda")), Ok(Slot::AnyGpu));
+        assert_eq!(with(&[0, 1], Some("\"cuda:1\"")), Ok(Slot::Gpu(1)));
+        assert_eq!(with(&[0], Some("cpu")), Ok(Slot::Cpu));
+        insta::assert_snapshot!(with(&[], Some("cuda")).unwrap_err(), @"extract.teacher.device: got cuda: this server has no GPU; valid: auto, cpu");
+        insta::assert_snapshot!(with(&[0], Some("all")).unwrap_err(), @"extract.teacher.device: got all: a job of a service takes one device; this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
+        insta::assert_snapshot!(with(&[0], Some("\"cuda:1\"")).unwrap_err(), @"extract.teacher.device: got cuda:1: this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
+    }
+}

@@ -1,0 +1,125 @@
+//! What workers and job files say is bounded before it is kept or sent on: so many problems, texts of such a length.
+//!
+//! A job file holds as many mistakes as it has bytes, and each of them may be shown as long as it is; nobody reads more than the first.
+
+use serde_json::Value;
+
+use stillhouse_schemas::problems::Problem;
+
+use super::model::FieldProblem;
+use stillhouse_pipeline::units;
+
+/// Problems that are told one by one; of more the number is told.
+pub const PROBLEMS: usize = 100;
+/// Characters of a failure in words.
+const MESSAGE: usize = 4000;
+/// Characters of any other text.
+const TEXT: usize = 1000;
+/// Entries of a list in an event.
+const ENTRIES: usize = 200;
+
+/// Cuts a text that is too long, and shows that it is cut.
+pub fn text(text: &mut String, most: usize) {
+    if let Some((at, _)) = text.char_indices().nth(most) {
+        text.truncate(at);
+        text.push('…');
+    }
+}
+
+/// A failure in words.
+pub fn message(mut message: String) -> String {
+    text(&mut message, MESSAGE);
+    message
+}
+
+/// The first hundred problems, each of bounded length, and how many more there are.
+pub fn problems(all: impl IntoIterator<Item = FieldProblem>) -> Vec<FieldProblem> {
+    let mut all = all.into_iter();
+    let mut kept: Vec<FieldProblem> = all.by_ref().take(PROBLEMS).collect();
+    if let Some(next) = all.next() {
+        // one more is told itself: where these were bounded before, it is their number
+        kept.push(match 1 + all.count() {
+            1 => next,
+            more => {
+                let message = format!("and {} more problems", units::count(more as u64));
+                FieldProblem::from(&Problem::missing("", message))
+            }
+        });
+    }
+    for problem in &mut kept {
+        text(&mut problem.field, TEXT);
+        text(&mut problem.message, TEXT);
+        problem.got.iter_mut().for_each(|got| text(got, TEXT));
+    }
+    kept
+}
+
+/// What an event carries: its texts and lists.
+pub fn event(data: &mut Value) {
+    match data {
+        Value::String(s) => text(s, TEXT),
+        Value::Array(items) => {
+            items.truncate(ENTRIES);
+            items.iter_mut().for_each(event);
+        }
+        Value::Object(fields) => {
+            while fields.len() > ENTRIES {
+                let Some(last) = fields.keys().next_back().cloned() else { return };
+                fields.remove(&last);
+            }
+            fields.values_mut().for_each(event);
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn problem(n: usize) -> FieldProblem {
+        let long = "é".repeat(5000);
+        FieldProblem {
+            field: format!("input.paths[{n}]"),
+            got: Some(long.clone()),
+            message: long,
+            line: None,
+            column: None,
+        }
+    }
+
+    #[test]
+    fn of_many_problems_the_first_and_their_number_are_kept() {
+        for (n, kept) in [(0, 0), (1, 1), (100, 100), (2000, 101), (95_000, 101)] {
+            let bounded = problems((0..n).map(problem));
+            assert_eq!(bounded.len(), kept, "{n}");
+            assert!(
+                bounded
+                    .iter()
+                    .flat_map(|p| [Some(&p.message), p.got.as_ref()])
+                    .flatten()
+                    .all(|t| t.chars().count() <= TEXT + 1)
+            );
+            // bounded again it stays as it is
+            assert_eq!(problems(bounded.clone()), bounded);
+        }
+        let last = problems((0..2000).map(problem)).pop().unwrap();
+        assert_eq!(last.message, "and 1,900 more problems");
+    }
+
+    #[test]
+    fn texts_and_lists_of_events_are_cut() {
+        let mut data =
+            json!({"what": "ü".repeat(1_000_000), "stages": vec![json!({"name": "x".repeat(3000)}); 5000], "n": 7});
+        event(&mut data);
+        assert_eq!(data["what"].as_str().unwrap().chars().count(), TEXT + 1);
+        assert_eq!((data["stages"].as_array().unwrap().len(), &data["n"]), (ENTRIES, &json!(7)));
+        assert!(data.to_string().len() < 250 * 1100);
+        let mut short = json!({"a": "b", "c": [1, 2]});
+        event(&mut short);
+        assert_eq!(short, json!({"a": "b", "c": [1, 2]}));
+        assert_eq!(message("m".repeat(9000)).chars().count(), MESSAGE + 1);
+    }
+}

@@ -1,0 +1,545 @@
+//! The service's client, for the verbs that ask one: requests, problem details in words, streams that go on after a lost connection.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read};
+use std::time::{Duration, Instant};
+
+use reqwest::blocking::{Client as HttpClient, Response};
+use reqwest::redirect::Policy;
+use reqwest::{Method, StatusCode, header};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use stillhouse_pipeline::storage::{Breakage, breakage};
+use stillhouse_schemas::problems::Problem;
+use url::{Host, Url};
+
+use super::api::BASE;
+use super::config::DEFAULT_PORT;
+use super::model::{EventView, FieldProblem};
+
+/// Where a service is, and with what it is asked.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Service (the token comes from STILLHOUSE_TOKEN)")]
+pub struct ServiceOptions {
+    /// Address of the service [default: http://127.0.0.1:7373]
+    #[arg(long, value_name = "URL", env = "STILLHOUSE_URL", global = true)]
+    url: Option<String>,
+}
+
+/// Why a service did not do what was asked.
+#[derive(Debug)]
+pub enum ClientError {
+    /// It was called the wrong way.
+    Usage(String),
+    /// It could not be asked, or broke off; asking again may help.
+    Connection(String),
+    /// Nobody listens where it should be.
+    NobodyListens(String),
+    /// It refused.
+    Refused(Box<Refusal>),
+}
+
+/// A problem detail, as far as a person wants it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Refusal {
+    /// Status of the answer.
+    pub status: u16,
+    /// The kind of problem.
+    pub title: String,
+    /// What is wrong, for people.
+    pub detail: String,
+    /// The service's id of the request, for its log.
+    pub request_id: Option<String>,
+    /// What is wrong with the job file, field by field.
+    pub problems: Vec<FieldProblem>,
+}
+
+impl std::fmt::Display for ClientError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usage(message) | Self::Connection(message) | Self::NobodyListens(message) => f.write_str(message),
+            Self::Refused(refusal) => {
+                write!(f, "{}", refusal.detail)?;
+                for problem in &refusal.problems {
+                    write!(f, "\n  {}", render_problem(problem))?;
+                }
+                if refusal.status >= 500
+                    && let Some(id) = &refusal.request_id
+                {
+                    write!(f, " (request {id})")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A problem of a job file, as `run` tells it.
+pub fn render_problem(problem: &FieldProblem) -> String {
+    Problem::from(problem).render(None)
+}
+
+type Result<T, E = ClientError> = std::result::Result<T, E>;
+
+/// Asks one service.
+#[derive(Debug, Clone)]
+pub struct Client {
+    base: String,
+    token: Option<String>,
+    http: HttpClient,
+}
+
+const CONNECT: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(120);
+const LARGEST_ANSWER: u64 = 256 << 20;
+const LONGEST_LINE: u64 = 64 << 20;
+
+impl ServiceOptions {
+    /// The client of the service that is meant.
+    ///
+    /// # Errors
+    /// When the address or the token make no sense.
+    pub fn client(&self) -> Result<Client> {
+        let usage = |message: &str| ClientError::Usage(message.to_owned());
+        let given = self.url.clone().unwrap_or_else(|| format!("http://127.0.0.1:{DEFAULT_PORT}"));
+        let url =
+            Url::parse(&given).map_err(|e| usage(&format!("--url: {e}; valid: http://host:port, https://host")))?;
+        // what may hold a secret is not repeated
+        if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
+            return Err(usage(
+                "--url: a user, password, query or fragment makes no sense; a token goes into STILLHOUSE_TOKEN",
+            ));
+        }
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(usage("--url: valid: http://host:port, https://host"));
+        }
+        let token = std::env::var("STILLHOUSE_TOKEN").ok().map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
+        if token.as_ref().is_some_and(|t| !t.bytes().all(|b| b.is_ascii_graphic())) {
+            return Err(usage("STILLHOUSE_TOKEN holds no token"));
+        }
+        let http = http(is_here(&url), ANSWER)?;
+        Ok(Client { base: format!("{}{BASE}", url.as_str().trim_end_matches('/')), token, http })
+    }
+}
+
+/// Whether a URL is of this machine, to which no proxy leads.
+fn is_here(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    }
+}
+
+/// `answer`: the longest wait for the head of an answer, and for each read.
+fn http(here: bool, answer: Duration) -> Result<HttpClient> {
+    let settings = HttpClient::builder()
+        .redirect(Policy::none())
+        .user_agent(concat!("stillhouse/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(CONNECT)
+        .timeout(answer);
+    let settings = if here { settings.no_proxy() } else { settings };
+    settings.build().map_err(|e| ClientError::Usage(format!("no connection can be made: {}", breakage(&e).1)))
+}
+
+/// A body that may be silent: a read that took too long is begun again.
+struct Patient<R>(R);
+
+impl<R: Read> Read for Patient<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            match self.0.read(buffer) {
+                Err(e) if breakage(&e).0 == Breakage::Timeout => {}
+                read => return read,
+            }
+        }
+    }
+}
+
+/// A text that has to end.
+fn read_text(answer: Response, limit: u64) -> std::io::Result<String> {
+    let mut text = String::new();
+    answer.take(limit + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > limit {
+        true => Err(std::io::Error::other(format!("the answer has more than {limit} bytes"))),
+        false => Ok(text),
+    }
+}
+
+/// A request: method, path below the API, and what goes with it.
+#[derive(Debug, Clone, Default)]
+pub struct Ask<'a> {
+    /// The HTTP method.
+    pub method: &'a str,
+    /// The path below the address of the service.
+    pub path: String,
+    /// Parameters of the query.
+    pub query: Vec<(&'a str, String)>,
+    /// Headers beside those of every request.
+    pub headers: Vec<(&'a str, String)>,
+    /// The body.
+    pub body: Option<String>,
+}
+
+impl<'a> Ask<'a> {
+    /// A request without parameters, headers and body.
+    pub fn new(method: &'a str, path: impl Into<String>) -> Self {
+        Self { method, path: path.into(), ..Self::default() }
+    }
+
+    #[must_use]
+    /// Adds a parameter to the query, where it has a value.
+    pub fn with(mut self, key: &'a str, value: Option<impl ToString>) -> Self {
+        self.query.extend(value.map(|v| (key, v.to_string())));
+        self
+    }
+
+    #[must_use]
+    /// Adds a header.
+    pub fn header(mut self, name: &'a str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+impl Client {
+    /// Sends a request and reads the answer as JSON.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn json<T: DeserializeOwned>(&self, ask: &Ask<'_>) -> Result<T> {
+        let text = self.text(ask)?;
+        serde_json::from_str(&text)
+            .map_err(|e| ClientError::Connection(format!("{}: not the answer of a service: {e}", self.base)))
+    }
+
+    /// Sends a request and reads the answer as text.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn text(&self, ask: &Ask<'_>) -> Result<String> {
+        read_text(self.send(ask)?, LARGEST_ANSWER).map_err(|e| self.broken(&e))
+    }
+
+    /// Sends a request and gives the answer's body as it comes, however long nothing does.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn stream(&self, ask: &Ask<'_>) -> Result<impl Read + use<>> {
+        Ok(Patient(self.send(ask)?))
+    }
+
+    /// The events of a stream.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn events(&self, ask: Ask<'_>) -> Result<Events<impl Read + use<>>> {
+        // one that is silent for that long is lost: a service says every few seconds that it is there
+        let body = self.send(&ask.header("accept", "text/event-stream"))?;
+        Ok(Events { lines: BufReader::new(body), last_id: None })
+    }
+
+    /// Follows a stream of events to its end, over lost connections and restarts of the service: each goes on after the last event that came.
+    ///
+    /// `patient`: also where the first connection fails.
+    ///
+    /// # Errors
+    /// Of `take`; what the service refuses; a service that is away for ten minutes.
+    pub fn follow<E: From<ClientError>>(
+        &self,
+        path: &str,
+        patient: bool,
+        mut take: impl FnMut(Followed<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut at = Cursor { last_id: None, connected: patient, warned: false, lost: None, wait: FIRST_WAIT };
+        loop {
+            match self.follow_once(path, &mut at, &mut take) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(Broken::Take(e)) => return Err(e),
+                Err(Broken::Client(lost @ (ClientError::Connection(_) | ClientError::NobodyListens(_))))
+                    if at.connected =>
+                {
+                    let now = Instant::now();
+                    if at.lost.is_none() {
+                        take(Followed::Note(&format!("{lost}; trying again")))?;
+                    }
+                    if at.lost.get_or_insert(now).elapsed() > PATIENCE {
+                        return Err(lost.into());
+                    }
+                }
+                // the numbers are another service's, or what they stand for is gone
+                Err(Broken::Client(ClientError::Refused(refusal))) if refusal.status == 409 && at.last_id.is_some() => {
+                    take(Followed::Note(&format!("some events may be missing: {}", refusal.detail)))?;
+                    at.last_id = None;
+                    continue;
+                }
+                Err(Broken::Client(e)) => return Err(e.into()),
+            }
+            std::thread::sleep(at.wait);
+            at.wait = (2 * at.wait).min(LONGEST_WAIT);
+        }
+    }
+
+    /// One connection of [`Client::follow`]; whether the stream came to its end.
+    fn follow_once<E>(
+        &self,
+        path: &str,
+        at: &mut Cursor,
+        take: &mut impl FnMut(Followed<'_>) -> Result<(), E>,
+    ) -> Result<bool, Broken<E>> {
+        let mut ask = Ask::new("GET", path);
+        if let Some(last_id) = &at.last_id {
+            ask = ask.header("last-event-id", last_id);
+        }
+        let mut events = self.events(ask).map_err(Broken::Client)?;
+        (at.connected, at.wait) = (true, FIRST_WAIT);
+        if !std::mem::replace(&mut at.warned, true) {
+            take(Followed::Open).map_err(Broken::Take)?;
+        }
+        if at.lost.take().is_some() {
+            take(Followed::Note("the service is back")).map_err(Broken::Take)?;
+        }
+        loop {
+            let received = events.receive();
+            if let Some(last_id) = events.last_id.take() {
+                at.last_id = Some(last_id);
+            }
+            match received.map_err(Broken::Client)? {
+                Some(Received::Event(event)) => take(Followed::Event(&event)).map_err(Broken::Take)?,
+                Some(Received::Missed) => {
+                    let text = "some changes were missed; `stillhouse jobs list` shows where things are";
+                    take(Followed::Note(text)).map_err(Broken::Take)?;
+                }
+                Some(Received::End) => return Ok(true),
+                None => return Ok(false),
+            }
+        }
+    }
+
+    fn send(&self, ask: &Ask<'_>) -> Result<Response> {
+        let wrong = |what: &dyn std::fmt::Display| ClientError::Usage(format!("the request cannot be sent: {what}"));
+        let mut url = Url::parse(&format!("{}{}", self.base, ask.path)).map_err(|e| wrong(&e))?;
+        if !ask.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&ask.query);
+        }
+        let method = Method::from_bytes(ask.method.as_bytes()).map_err(|e| wrong(&e))?;
+        let mut request = self.http.request(method, url);
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        for (name, value) in &ask.headers {
+            request = request.header(*name, value);
+        }
+        if let Some(body) = &ask.body {
+            request = request.body(body.clone());
+        }
+        let answer = request.send().map_err(|e| self.broken(&e))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let text = read_text(answer, 1 << 20).unwrap_or_default();
+        let refusal: Refusal = serde_json::from_str(&text).unwrap_or_default();
+        Err(self.refused(status, refusal))
+    }
+
+    fn refused(&self, status: StatusCode, mut refusal: Refusal) -> ClientError {
+        refusal.status = status.as_u16();
+        if refusal.detail.is_empty() {
+            refusal.detail = format!("{} answered {status}, and not as a service of ours does", self.base);
+        }
+        if matches!(status.as_u16(), 429 | 502 | 503 | 504) {
+            // a proxy before a service that starts anew, or too many at once: later it may go
+            return ClientError::Connection(format!("{} ({status})", refusal.detail));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            refusal.detail = match self.token {
+                Some(_) => "the token in STILLHOUSE_TOKEN is not valid here: it is over, revoked, or another service's".into(),
+                None => "the service needs a token: put it into STILLHOUSE_TOKEN (`stillhouse token create` on its machine makes one)".into(),
+            };
+        }
+        ClientError::Refused(Box::new(refusal))
+    }
+
+    fn broken(&self, error: &(dyn Error + 'static)) -> ClientError {
+        let service = self.base.strip_suffix(BASE).unwrap_or(&self.base);
+        match breakage(error) {
+            (Breakage::ConnectionRefused, _) => ClientError::NobodyListens(format!(
+                "{service}: nobody listens there; `stillhouse serve` starts a service, --url names another one"
+            )),
+            (Breakage::Unsendable, text) => ClientError::Usage(format!("{service}: the request {text}")),
+            (_, text) => ClientError::Connection(format!("{service}: {text}")),
+        }
+    }
+}
+
+/// What comes of a stream that is followed.
+pub enum Followed<'a> {
+    /// The first connection stands.
+    Open,
+    /// Something happened to a job.
+    Event(&'a EventView),
+    /// What a person should know: the connection is lost, stands again, something is missing.
+    Note(&'a str),
+}
+
+/// How far a stream is.
+struct Cursor {
+    /// Of the last event that had one.
+    last_id: Option<String>,
+    connected: bool,
+    warned: bool,
+    lost: Option<Instant>,
+    wait: Duration,
+}
+
+/// Why a connection is no longer followed.
+enum Broken<E> {
+    Client(ClientError),
+    Take(E),
+}
+
+/// How long a service may be away before its watchers give up.
+const PATIENCE: Duration = Duration::from_secs(600);
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(15);
+
+/// Server-sent events, one by one.
+pub struct Events<R> {
+    lines: BufReader<R>,
+    last_id: Option<String>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Received {
+    /// Something happened to a job.
+    Event(Box<EventView>),
+    /// The job is over.
+    End,
+    /// Others were missed.
+    Missed,
+}
+
+impl<R: Read> Events<R> {
+    /// Waits for the next event; `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// When the connection breaks.
+    pub fn receive(&mut self) -> Result<Option<Received>> {
+        let (mut kind, mut data) = (String::new(), String::new());
+        loop {
+            let mut line = Vec::new();
+            let broken =
+                |e: std::io::Error| ClientError::Connection(format!("the stream broke off: {}", breakage(&e).1));
+            if (&mut self.lines).take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(broken)? == 0 {
+                return Ok(None);
+            }
+            let line = String::from_utf8_lossy(&line);
+            let line = line.trim_end_matches(['\r', '\n']);
+            if let Some(value) = line.strip_prefix("id:") {
+                self.last_id = Some(value.trim_start().to_owned());
+            } else if let Some(value) = line.strip_prefix("event:") {
+                kind = value.trim_start().to_owned();
+            } else if let Some(value) = line.strip_prefix("data:") {
+                data.push_str(value.strip_prefix(' ').unwrap_or(value));
+            } else if line.is_empty() && !kind.is_empty() {
+                match kind.as_str() {
+                    "end" => return Ok(Some(Received::End)),
+                    "missed" => return Ok(Some(Received::Missed)),
+                    // a newer service may have more kinds
+                    _ => match serde_json::from_str(&data) {
+                        Ok(event) => return Ok(Some(Received::Event(Box::new(event)))),
+                        Err(e) => tracing::debug!("an event of kind {kind:?}: {e}"),
+                    },
+                }
+                kind.clear();
+                data.clear();
+            }
+        }
+    }
+}
+
+/// The text of a value that a table shows.
+pub fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::model::EventType;
+
+    #[test]
+    fn streams_are_read_event_by_event() {
+        let text = ": keep-alive\n\nid: 7\nevent: state\ndata: {\"seq\":7,\"job\":\"k3v9x0m2t8qa\",\"time\":\"2026-01-01T00:00:00.000Z\",\"attempt\":1,\"type\":\"state\",\"data\":{}}\r\n\r\n\
+            event: newer\ndata: ?\n\nevent: end\ndata: {}\n\n";
+        let mut events = Events { lines: BufReader::new(text.as_bytes()), last_id: None };
+        match events.receive().unwrap() {
+            Some(Received::Event(event)) => assert_eq!((event.seq, event.kind), (Some(7), EventType::State)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(events.last_id.as_deref(), Some("7"));
+        assert_eq!(events.receive().unwrap(), Some(Received::End));
+        assert_eq!(events.receive().unwrap(), None);
+    }
+
+    /// A server that answers one request: the head at once or never, the body after a while.
+    fn slow(has_head: bool, silence: Duration) -> Client {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            if has_head {
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n").unwrap();
+            }
+            std::thread::sleep(silence);
+            let _ = stream.write_all(b"line");
+        });
+        Client { base, token: None, http: http(true, silence / 3).unwrap() }
+    }
+
+    #[test]
+    fn a_log_may_be_silent_and_an_answer_may_not() {
+        // the limit is long beside what a busy machine takes to begin an answer
+        let silence = Duration::from_secs(6);
+        let late = |has_head| {
+            let error = slow(has_head, silence).text(&Ask::new("GET", "/job")).unwrap_err();
+            assert!(
+                matches!(&error, ClientError::Connection(text) if text.ends_with("no answer in time")),
+                "{error:?}"
+            );
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| late(true));
+            scope.spawn(|| late(false));
+            scope.spawn(|| {
+                let mut events = slow(true, silence).events(Ask::new("GET", "/events")).unwrap();
+                assert_eq!(events.receive().unwrap_err().to_string(), "the stream broke off: no answer in time");
+            });
+            // a log has to begin, too
+            scope.spawn(|| assert!(slow(false, silence).stream(&Ask::new("GET", "/log")).is_err()));
+            let mut text = String::new();
+            slow(true, silence).stream(&Ask::new("GET", "/log")).unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!(text, "line");
+        });
+    }
+
+    #[test]
+    fn addresses_hold_no_secrets() {
+        let client = |url: &str| ServiceOptions { url: Some(url.into()) }.client();
+        assert_eq!(client("http://h:1/").unwrap().base, "http://h:1/api/v1");
+        assert_eq!(client("https://h/behind/a/proxy").unwrap().base, "https://h/behind/a/proxy/api/v1");
+        for url in ["http://u:SECRET@h", "http://h?SECRET", "ftp://h", "h:7373", ""] {
+            let message = client(url).unwrap_err().to_string();
+            assert!(message.starts_with("--url: ") && !message.contains("SECRET"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,531 @@
+//! The service's configuration: one YAML file, every limit in it, unknown keys refused.
+//!
+//! ```yaml
+//! listen: 127.0.0.1:7373
+//! data: /var/lib/stillhouse
+//! access: {read: [/corpora, "s3://corpora"], write: [/shards, "s3://shards"], hub: ["*"]}
+//! capacity: {running_jobs: 4, cpu_slots: 1, gpus: [0, 1]}
+//! limits: {queued_jobs: 10000}
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use stillhouse_pipeline::access::Access;
+use stillhouse_pipeline::driver::has_cluster;
+use stillhouse_schemas::checks::scheduler_problem;
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::storage::endpoint_problem;
+
+use super::api::limits::StreamLimits;
+use super::proxies;
+
+/// Everything that can be set.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where to listen. Another address than loopback needs tokens.
+    pub listen: SocketAddr,
+    /// Where queue, tokens and logs are kept; of one server only. Default: `$XDG_STATE_HOME/stillhouse`.
+    pub data: PathBuf,
+    /// Who may ask: `auto` lets everybody in on loopback; `token` never does.
+    pub auth: Auth,
+    /// Names, besides the address and loopback's, that requests may give in `Host` (behind a proxy: the proxy's).
+    pub hosts: Vec<String>,
+    /// Addresses and networks (CIDR) of the proxies that say for whom they ask.
+    pub trusted_proxies: Vec<String>,
+    /// The header in which they say it. They must set it themselves: another one is anybody's.
+    pub proxy_header: ProxyHeader,
+    /// What relative paths in a job file are relative to where the submission names no folder.
+    pub folder: PathBuf,
+    /// What jobs may touch.
+    pub access: Access,
+    /// URL of the S3-compatible service of jobs that name none in `storage.endpoint`. Default: `AWS_ENDPOINT_URL`, the profile, or Amazon.
+    pub endpoint: Option<String>,
+    /// Where jobs run that say nothing of an engine, if not on this machine.
+    pub cluster: Cluster,
+    /// How much runs at once.
+    pub capacity: Capacity,
+    /// Limits.
+    pub limits: Limits,
+    /// When a failed attempt is tried again.
+    pub retry: Retry,
+    /// What is kept of finished jobs.
+    pub keep: Keep,
+    /// Longest that workers are waited for when the service stops.
+    pub shutdown_seconds: u32,
+    /// Run jobs even where the kernel cannot confine them (Landlock: Linux 5.13 and newer).
+    pub allow_unconfined: bool,
+}
+
+/// Who may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Auth {
+    /// Everybody on loopback, tokens elsewhere.
+    Auto,
+    /// Tokens everywhere.
+    Token,
+}
+
+/// Where a trusted proxy says for whom it asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProxyHeader {
+    /// `X-Forwarded-For`.
+    XForwardedFor,
+    /// `Forwarded` (RFC 7239).
+    Forwarded,
+}
+
+/// A cluster for the jobs.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Its scheduler, as `engine.scheduler` of a job file names one. The cluster's token is in the service's environment.
+    pub scheduler: Option<String>,
+}
+
+/// How much runs at once.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Capacity {
+    /// Jobs that run at once, on whatever device.
+    pub running_jobs: u32,
+    /// Jobs that run at once on the processor.
+    pub cpu_slots: u32,
+    /// Ordinals of the GPUs that jobs may use.
+    pub gpus: Vec<u32>,
+    /// Jobs that run at once on each GPU.
+    pub jobs_per_gpu: u32,
+    /// Threads of each job. Default: the processors, shared among the CPU slots.
+    pub threads_per_job: Option<NonZeroU32>,
+    /// Memory of each worker, in gigabytes (10^9 bytes) of address space. Default: no limit.
+    pub worker_gigabytes: Option<u32>,
+}
+
+/// Limits, each in the unit of its name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Connections at once.
+    pub connections: u32,
+    /// Further connections at once, for health, readiness, figures and tokens with the scope admin alone.
+    pub connections_kept: u32,
+    /// Connections at once from one address, or requests at once of one address behind a trusted proxy.
+    pub connections_per_address: u32,
+    /// Live streams (events, followed logs) at once; never more than half of `connections`.
+    pub watchers: u32,
+    /// Of one user.
+    pub watchers_per_user: u32,
+    /// Of one token.
+    pub watchers_per_token: u32,
+    /// Longest that a client may take to send the head of a request, or say nothing while it sends the rest of a refused one.
+    pub header_seconds: u32,
+    /// Longest that a client may take to send the body; as long again what is left of a refused one is thrown away.
+    pub body_seconds: u32,
+    /// Largest job file.
+    pub body_kilobytes: u32,
+    /// Requests of one user (or address, without a token) per minute.
+    pub requests_per_minute: u32,
+    /// Submissions and validations of one user per minute.
+    pub submissions_per_minute: u32,
+    /// Entries of `input.paths` of a job, those of its tables counted; each may be a glob or a folder.
+    pub paths_per_job: u32,
+    /// Longest that the checks of a submission may take.
+    pub check_seconds: u32,
+    /// Longest that a submission waits for the hub to say whether it has the job's models; 0: it is not asked.
+    pub hub_seconds: u32,
+    /// Jobs that wait, of all users.
+    pub queued_jobs: u32,
+    /// Jobs that wait, of one user.
+    pub queued_jobs_per_user: u32,
+    /// Attempts of a job where the submission names none, and the most that it may name.
+    pub max_attempts: u32,
+    /// Hours that one attempt may take where the submission names no limit, and the most that it may name.
+    pub time_limit_hours: u32,
+    /// Gigabytes (10^9 bytes) of shards where the submission names no limit, and the most that it may name.
+    pub output_limit_gigabytes: u32,
+    /// Seconds that a worker has to stop before it is killed.
+    pub cancel_seconds: u32,
+    /// Starts that a job may lose to the service being stopped or killed.
+    pub interruptions: u32,
+    /// Log of a job; older lines go.
+    pub log_megabytes: u32,
+    /// Megabytes (10^6 bytes) of the data folder's disk that submissions leave free, so that running jobs can be stored to their end.
+    pub disk_reserve_megabytes: u32,
+    /// Events kept of a job; of more, only its changes of state are kept.
+    pub events_per_job: u32,
+    /// Reports and manifests made at once of data sets on disks, and as many of those in stores; of one user at most all but one, of one store half.
+    pub reports_at_once: u32,
+    /// Seconds that a report may take.
+    pub report_seconds: u32,
+}
+
+/// When a failed attempt is tried again: after `first`, doubled each time, up to `largest`.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retry {
+    /// Before the second attempt.
+    pub first_backoff_seconds: u32,
+    /// At most.
+    pub largest_backoff_seconds: u32,
+}
+
+/// What is kept.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Keep {
+    /// Days after which a finished job is forgotten, with its log and events (never its data set). Default: kept.
+    pub finished_days: Option<NonZeroU32>,
+}
+
+/// The port where nothing else is configured.
+pub const DEFAULT_PORT: u16 = 7373;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)),
+            data: default_data(),
+            auth: Auth::Auto,
+            hosts: Vec::new(),
+            trusted_proxies: Vec::new(),
+            proxy_header: ProxyHeader::XForwardedFor,
+            folder: std::env::current_dir().unwrap_or_else(|_| "/".into()),
+            access: Access::default(),
+            endpoint: None,
+            cluster: Cluster::default(),
+            capacity: Capacity::default(),
+            limits: Limits::default(),
+            retry: Retry::default(),
+            keep: Keep::default(),
+            shutdown_seconds: 10,
+            allow_unconfined: false,
+        }
+    }
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self {
+            running_jobs: 2,
+            cpu_slots: 1,
+            gpus: Vec::new(),
+            jobs_per_gpu: 1,
+            threads_per_job: None,
+            worker_gigabytes: None,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            connections_kept: 16,
+            connections_per_address: 512,
+            watchers: 512,
+            watchers_per_user: 64,
+            watchers_per_token: 32,
+            header_seconds: 10,
+            body_seconds: 30,
+            body_kilobytes: 1024,
+            requests_per_minute: 6000,
+            submissions_per_minute: 600,
+            paths_per_job: 10_000,
+            check_seconds: 30,
+            hub_seconds: 5,
+            queued_jobs: 10_000,
+            queued_jobs_per_user: 5_000,
+            max_attempts: 3,
+            time_limit_hours: 24 * 14,
+            output_limit_gigabytes: 10_000,
+            cancel_seconds: 5,
+            interruptions: 100,
+            log_megabytes: 16,
+            disk_reserve_megabytes: 64,
+            events_per_job: 20_000,
+            reports_at_once: 4,
+            report_seconds: 60,
+        }
+    }
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { first_backoff_seconds: 5, largest_backoff_seconds: 600 }
+    }
+}
+
+impl Retry {
+    /// The wait after so many failures.
+    pub fn backoff(&self, failures: u32) -> Duration {
+        let doubled = u64::from(self.first_backoff_seconds) << failures.saturating_sub(1).min(20);
+        Duration::from_secs(doubled.min(u64::from(self.largest_backoff_seconds)))
+    }
+}
+
+impl Limits {
+    /// `body_kilobytes` in bytes.
+    pub fn body_bytes(&self) -> usize {
+        self.body_kilobytes as usize * 1000
+    }
+
+    /// Live streams at once: there are connections for something else in any case.
+    pub fn streams(&self) -> StreamLimits {
+        let all = self.watchers.min(self.connections / 2);
+        StreamLimits { all, per_user: self.watchers_per_user.min(all), per_token: self.watchers_per_token.min(all) }
+    }
+
+    /// `time_limit_hours` in seconds.
+    pub fn longest_job_seconds(&self) -> u64 {
+        u64::from(self.time_limit_hours) * 3600
+    }
+
+    /// `output_limit_gigabytes` in bytes.
+    pub fn largest_output_bytes(&self) -> u64 {
+        u64::from(self.output_limit_gigabytes) * 1_000_000_000
+    }
+}
+
+impl Capacity {
+    /// Threads that each job computes with.
+    pub fn threads(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        match self.threads_per_job {
+            Some(n) => n.get() as usize,
+            None => (processors / self.cpu_slots.clamp(1, self.running_jobs.max(1)) as usize).max(1),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    /// What cannot be read, with file, line and key.
+    #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read the configuration {shown}: {e}"))?;
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        serde_yaml_ng::from_str(&text).map_err(|e| format!("{shown}: {e}"))
+    }
+
+    /// Whether requests need a token. Where `hosts` names others than loopback, or a proxy is trusted, there is one, and whoever it lets
+    /// through comes from here.
+    pub fn needs_token(&self) -> bool {
+        let behind_a_proxy = !self.hosts.is_empty() || !self.trusted_proxies.is_empty();
+        self.auth == Auth::Token || !is_loopback(self.listen.ip()) || behind_a_proxy
+    }
+
+    /// What jobs may touch: as configured, with the service's cluster, without the service's own folder.
+    pub fn job_access(&self) -> Access {
+        let mut access = self.access.clone();
+        access.deny.push(self.data.clone());
+        access.schedulers.extend(self.cluster.scheduler.clone());
+        access
+    }
+
+    /// Everything wrong with the values.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut problems = self.access.check();
+        problems.iter_mut().for_each(|p| p.field.insert_str(0, "access."));
+        problems.extend(
+            self.numbers()
+                .into_iter()
+                .filter(|(_, got)| *got == 0)
+                .map(|(field, got)| Problem::new(field, got, "too small; valid: 1 or more")),
+        );
+        problems.extend(self.folder_problems());
+        problems.extend(self.network_problems());
+        problems.extend(self.cluster_problem());
+        problems
+    }
+
+    fn cluster_problem(&self) -> Option<Problem> {
+        let scheduler = self.cluster.scheduler.as_deref()?;
+        let wrong = if !has_cluster() {
+            "this program was built without it; valid: a program built with `cargo build -p stillhouse --features distributed`"
+        } else {
+            scheduler_problem(scheduler)?
+        };
+        Some(Problem::new("cluster.scheduler", format!("{scheduler:?}"), wrong))
+    }
+
+    /// What has to be 1 or more.
+    fn numbers(&self) -> Vec<(&'static str, u32)> {
+        let (capacity, limits) = (&self.capacity, &self.limits);
+        let mut numbers =
+            vec![("capacity.running_jobs", capacity.running_jobs), ("capacity.jobs_per_gpu", capacity.jobs_per_gpu)];
+        if capacity.gpus.is_empty() {
+            numbers.push(("capacity.cpu_slots", capacity.cpu_slots));
+        }
+        numbers.extend([
+            ("limits.connections", limits.connections),
+            ("limits.connections_kept", limits.connections_kept),
+            ("limits.connections_per_address", limits.connections_per_address),
+            ("limits.watchers_per_user", limits.watchers_per_user),
+            ("limits.watchers_per_token", limits.watchers_per_token),
+            ("limits.header_seconds", limits.header_seconds),
+            ("limits.body_seconds", limits.body_seconds),
+            ("limits.body_kilobytes", limits.body_kilobytes),
+            ("limits.requests_per_minute", limits.requests_per_minute),
+            ("limits.submissions_per_minute", limits.submissions_per_minute),
+            ("limits.paths_per_job", limits.paths_per_job),
+            ("limits.check_seconds", limits.check_seconds),
+            ("limits.queued_jobs", limits.queued_jobs),
+            ("limits.queued_jobs_per_user", limits.queued_jobs_per_user),
+            ("limits.max_attempts", limits.max_attempts),
+            ("limits.time_limit_hours", limits.time_limit_hours),
+            ("limits.output_limit_gigabytes", limits.output_limit_gigabytes),
+            ("limits.interruptions", limits.interruptions),
+            ("limits.log_megabytes", limits.log_megabytes),
+            ("limits.events_per_job", limits.events_per_job),
+            ("limits.reports_at_once", limits.reports_at_once),
+            ("limits.report_seconds", limits.report_seconds),
+            ("capacity.worker_gigabytes", capacity.worker_gigabytes.unwrap_or(1)),
+            ("retry.largest_backoff_seconds", self.retry.largest_backoff_seconds),
+        ]);
+        numbers
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
+    fn folder_problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for (field, path) in [("data", &self.data), ("folder", &self.folder)] {
+            if !path.is_absolute() {
+                problems.push(Problem::new(field, path.display(), "is relative; valid: an absolute path"));
+            }
+        }
+        if self.data.is_absolute()
+            && let Some(place) = self.access.holding(&self.data)
+        {
+            // the kernel confines to folders with all that is in them, so a check alone would guard the tokens
+            let message = format!("is inside of {place}, which jobs may touch; valid: a folder outside of it");
+            problems.push(Problem::new("data", self.data.display(), message));
+        }
+        if !self.folder.is_dir() {
+            problems.push(Problem::new("folder", self.folder.display(), "is not a folder"));
+        }
+        problems
+    }
+
+    fn network_problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if let Some(problem) = self.endpoint.as_deref().and_then(endpoint_problem) {
+            problems.push(Problem::missing("endpoint", problem));
+        }
+        for (i, host) in self.hosts.iter().enumerate() {
+            if host.is_empty() || !host.bytes().all(|b| b.is_ascii_alphanumeric() || b".-:[]".contains(&b)) {
+                problems.push(Problem::new(format!("hosts[{i}]"), format!("{host:?}"), "is not the name of a host"));
+            }
+        }
+        for (i, proxy) in self.trusted_proxies.iter().enumerate() {
+            if proxies::network(proxy).is_none() {
+                let message = "is no address and no network; valid: such as 10.1.2.3, 10.0.0.0/8, fd00::/8";
+                problems.push(Problem::new(format!("trusted_proxies[{i}]"), format!("{proxy:?}"), message));
+            }
+        }
+        problems
+    }
+}
+
+/// Whether only this machine reaches an address, IPv4 mapped into IPv6 included.
+pub fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+fn default_data() -> PathBuf {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let state = variable("XDG_STATE_HOME").or_else(|| Some(std::env::home_dir()?.join(".local/state")));
+    state.unwrap_or_else(std::env::temp_dir).join("stillhouse")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unknown_or_too_small_is_reported() {
+        let wrong = serde_yaml_ng::from_str::<Config>("limits: {body_megabytes: 1}").unwrap_err().to_string();
+        assert!(wrong.contains("body_megabytes") && wrong.contains("body_kilobytes"), "{wrong}");
+        let config: Config =
+            serde_yaml_ng::from_str("{data: x, capacity: {cpu_slots: 0}, limits: {queued_jobs: 0}, hosts: ['a/b'], trusted_proxies: [10.0.0.0/8, '10.0.0.0/33', '*']}")
+                .unwrap();
+        let fields: Vec<String> = config.problems().into_iter().map(|p| p.field).collect();
+        let expected = [
+            "capacity.cpu_slots",
+            "limits.queued_jobs",
+            "data",
+            "hosts[0]",
+            "trusted_proxies[1]",
+            "trusted_proxies[2]",
+        ];
+        assert_eq!(fields, expected);
+    }
+
+    #[test]
+    fn the_example_has_every_key_with_its_default() {
+        let text = include_str!("../../service.yaml");
+        let example: Config = serde_yaml_ng::from_str(text).unwrap();
+        let value = |config: &Config| serde_json::to_value(config).unwrap();
+        let (mut example, mut default) = (value(&example), value(&Config::default()));
+        for path in ["data", "folder", "access"] {
+            example[path].take();
+            default[path].take();
+        }
+        assert_eq!(example, default);
+        let written: serde_json::Value = serde_yaml_ng::from_str(text).unwrap();
+        let keys = |v: &serde_json::Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        for section in ["", "/access", "/capacity", "/retry", "/limits", "/keep"] {
+            let all = value(&Config::default());
+            let (mut has, mut must) = (keys(written.pointer(section).unwrap()), keys(all.pointer(section).unwrap()));
+            has.sort();
+            must.sort();
+            assert_eq!(has, must, "{section}");
+        }
+    }
+
+    #[test]
+    fn other_addresses_than_loopback_need_tokens() {
+        let listen = |listen: &str| Config { listen: listen.parse().unwrap(), ..Config::default() };
+        for (address, needs) in [
+            ("127.0.0.1:1", false),
+            ("127.9.0.1:1", false),
+            ("[::1]:1", false),
+            ("[::ffff:127.0.0.1]:1", false),
+            ("0.0.0.0:1", true),
+            ("[::]:1", true),
+            ("10.0.0.1:1", true),
+        ] {
+            assert_eq!(listen(address).needs_token(), needs, "{address}");
+        }
+        assert!(Config { auth: Auth::Token, ..Config::default() }.needs_token());
+        // a proxy on this machine speaks for everybody
+        assert!(Config { hosts: vec!["shards.example.org".into()], ..Config::default() }.needs_token());
+        assert!(Config { trusted_proxies: vec!["127.0.0.1".into()], ..Config::default() }.needs_token());
+    }
+
+    #[test]
+    fn streams_never_take_all_connections() {
+        let limits = Limits { connections: 100, watchers: 5000, watchers_per_user: 5000, ..Limits::default() };
+        let streams = limits.streams();
+        assert_eq!((streams.all, streams.per_user, streams.per_token), (50, 50, 32));
+        let all = Limits::default();
+        assert!(all.streams().per_user * 4 < all.connections && all.streams().per_token < all.streams().per_user);
+    }
+
+    #[test]
+    fn waits_double_up_to_the_largest() {
+        let retry = Retry { first_backoff_seconds: 5, largest_backoff_seconds: 60 };
+        let waits: Vec<u64> = [1, 2, 3, 4, 5, 40].map(|n| retry.backoff(n).as_secs()).to_vec();
+        assert_eq!(waits, [5, 10, 20, 40, 60, 60]);
+    }
+}

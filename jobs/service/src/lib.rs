@@ -1,0 +1,159 @@
+//! The batch-job service: a queue that survives crashes, workers, a REST API, a page, figures for Prometheus.
+//!
+//! ```text
+//!            ┌───────────── service process ──────────────┐
+//!  HTTP ───► net ─► api ─► store (SQLite) ◄─ scheduler     │
+//!  SSE  ◄────────── bus ◄────┘     ▲            │ slots    │
+//!                                  └─ runner ◄──┴─► worker process ─► pipeline ─► data set
+//!                                     (one per running job)   (confined by the kernel)
+//! ```
+//!
+//! No data logic lives here: a worker runs the same pipeline as `stillhouse run`, which goes on by itself where an earlier
+//! attempt stopped. So the service may die at any moment: workers end with it, and its next start queues their jobs again.
+//!
+//! Bounds: connections, streams, bodies, waiting jobs, log and events of a job by [`config::Limits`]; a worker's messages by a queue
+//! of 64, where they wait while the disk is full; a watcher that is slow reads what it missed from the store.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod api;
+mod ask;
+pub mod bounds;
+pub mod client;
+pub mod config;
+mod disk_space;
+mod drain_body;
+mod logs;
+mod metrics;
+pub mod model;
+mod net;
+pub mod order;
+mod outcome;
+mod pending_cancels;
+pub mod process;
+mod proxies;
+mod rates;
+mod runner;
+pub mod sandbox;
+mod scheduler;
+mod serve;
+pub mod store;
+mod worker;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::{Notify, watch};
+
+pub use self::api::openapi::document as openapi;
+use self::config::Config;
+use self::logs::Logs;
+use self::pending_cancels::PendingCancels;
+use self::scheduler::Running;
+pub use self::serve::serve;
+use self::store::Store;
+
+/// A running service.
+pub struct Service {
+    /// Its configuration.
+    pub config: Config,
+    /// What outlives it.
+    pub store: Arc<Store>,
+    /// The logs of jobs.
+    pub logs: Logs,
+    /// The attempts that are going on.
+    pub running: Running,
+    /// Cancels that are not stored yet.
+    pub pending_cancels: PendingCancels,
+    /// Wakes the scheduler.
+    pub wake: Notify,
+    /// The program that workers are.
+    pub program: PathBuf,
+    /// Figures; `None` in tests that count nothing.
+    pub metrics: Option<PrometheusHandle>,
+    /// True from the moment when the service begins to stop.
+    pub stopping: watch::Sender<bool>,
+    _lock: File,
+}
+
+impl Service {
+    /// Opens the data folder of a configuration; asks nobody else and starts nothing.
+    ///
+    /// # Errors
+    /// When the folder cannot be made or used, or another server uses it.
+    pub fn open(config: Config, metrics: Option<PrometheusHandle>) -> Result<Arc<Self>, String> {
+        let lock = lock(&config.data)?;
+        let shown = config.data.display();
+        let store = Store::open(&config.data).map_err(|e| format!("{shown}: {e}"))?;
+        let most = u64::from(config.limits.log_megabytes) * 1_000_000;
+        let logs = Logs::new(&config.data, most).map_err(|e| format!("{shown}: {e}"))?;
+        let program = std::env::current_exe().map_err(|e| format!("this program does not find itself: {e}"))?;
+        Ok(Arc::new(Self {
+            config,
+            store,
+            logs,
+            running: Running::default(),
+            pending_cancels: PendingCancels::default(),
+            wake: Notify::new(),
+            program,
+            metrics,
+            stopping: watch::channel(false).0,
+            _lock: lock,
+        }))
+    }
+
+    /// Removes what workers of an earlier service left; they have ended, or write it no more.
+    pub async fn clear_scratch(&self) {
+        let scratch = self.config.data.join(SCRATCH);
+        match tokio::fs::remove_dir_all(&scratch).await {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => tracing::warn!("cannot remove {}: {e}", scratch.display()),
+            _ => {}
+        }
+    }
+
+    /// A folder for a worker.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.config.data.join(SCRATCH).join(name)
+    }
+}
+
+const SCRATCH: &str = "scratch";
+
+/// Makes a data folder that nobody else may look into, if there is none.
+///
+/// # Errors
+/// When it cannot be made.
+#[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
+pub fn make_data_folder(path: &Path) -> Result<(), String> {
+    let said = |e: io::Error| format!("cannot make the data folder {}: {e}", path.display());
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(said)?;
+    let permissions = fs::metadata(path).map_err(said)?.permissions();
+    if permissions.mode() & 0o077 != 0 {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(said)?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
+fn lock(data: &Path) -> Result<File, String> {
+    make_data_folder(data)?;
+    let path = data.join("lock");
+    let said = |e: io::Error| format!("cannot lock {}: {e}", path.display());
+    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(said)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            Err(format!("another server is using the data folder {}; stop it, or name another one", data.display()))
+        }
+        Err(fs::TryLockError::Error(e)) => Err(said(e)),
+    }
+}
+
+/// Ends when the flag is up, or nobody can raise it any more.
+pub async fn until(flag: &mut watch::Receiver<bool>) {
+    let _ = flag.wait_for(|up| *up).await;
+}

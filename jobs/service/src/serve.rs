@@ -1,0 +1,77 @@
+//! The life of a service process: from its configuration to the signal that ends it.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::{Service, api, disk_space, metrics, net, process, scheduler};
+
+/// Serves until SIGTERM or Ctrl-C; running jobs then go back into the queue. Calls `announce` once the service listens, with the address in
+/// `config.listen`.
+///
+/// # Errors
+/// In words: when it cannot listen, open its data folder, recover its queue, or receive signals.
+pub async fn serve(mut config: Config, announce: impl FnOnce(&Config)) -> Result<(), String> {
+    warn_of_few_open_files(&config);
+    let metrics = metrics::install()?;
+    let listener = TcpListener::bind(config.listen).await;
+    let listener = listener.map_err(|e| format!("cannot listen on {}: {e}", config.listen))?;
+    config.listen = listener.local_addr().map_err(|e| format!("no address: {e}"))?;
+    let service = Service::open(config, Some(metrics))?;
+    let leftovers = scheduler::recover(&service).await?;
+    announce(&service.config);
+    let router = api::router(Arc::clone(&service));
+    let stopping = &service.stopping;
+    let net = net::serve(listener, router, &service.config, stopping.subscribe());
+    let jobs = scheduler::run(Arc::clone(&service), leftovers, stopping.subscribe());
+    let signals = until_signalled(stopping.clone());
+    let upkeep = tokio::spawn(metrics::upkeep(Arc::clone(&service)));
+    let disk_space = tokio::spawn(disk_space::watch(Arc::clone(&service)));
+    let (_, _, received) = tokio::join!(net, jobs, signals);
+    upkeep.abort();
+    disk_space.abort();
+    received.map_err(|e| format!("no signals: {e}"))?;
+    let store = Arc::clone(&service.store);
+    match tokio::task::spawn_blocking(move || store.checkpoint()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::warn!("the database's log stays beside it: {e}"),
+        Err(e) => tracing::warn!("the database's log stays beside it: {e}"),
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Each connection and each followed log needs an open file, and each worker some.
+fn warn_of_few_open_files(config: &Config) {
+    let limits = &config.limits;
+    let wanted = u64::from(limits.connections) + u64::from(limits.connections_kept) + u64::from(limits.watchers) + 256;
+    match process::raise_open_files() {
+        Ok(files) if files < wanted => tracing::warn!(
+            files,
+            wanted,
+            "fewer files may be open than limits.connections and limits.watchers can ask for (ulimit -n)"
+        ),
+        Ok(_) => {}
+        Err(e) => tracing::warn!("the number of open files cannot be raised: {e}"),
+    }
+}
+
+/// Waits for Ctrl-C or SIGTERM, then stops every part of the service.
+async fn until_signalled(stopping: watch::Sender<bool>) -> io::Result<()> {
+    let ended = match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => {
+            tokio::select! {
+                _ = terminate.recv() => Ok(()),
+                _ = tokio::signal::ctrl_c() => Ok(()),
+            }
+        }
+        Err(e) => Err(e),
+    };
+    tracing::info!("stopping: running jobs go back into the queue");
+    stopping.send_replace(true);
+    ended
+}

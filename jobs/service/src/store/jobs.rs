@@ -1,0 +1,584 @@
+//! Jobs: submitted, looked up, taken from the queue, moved from state to state.
+
+use std::time::Duration;
+
+use rusqlite::types::Type;
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::events::{self, Whose};
+use super::{Result, StoreError, attempts, damaged};
+use crate::model::{Device, EventType, EventView, Job, JobId, JobState, ResultView, Slot, Time};
+
+/// A job as it comes in.
+#[derive(Debug, Clone)]
+pub struct NewJob {
+    pub id: JobId,
+    pub name: String,
+    pub user: String,
+    pub priority: i32,
+    pub slot: Slot,
+    pub media_type: String,
+    pub file: String,
+    pub folder: String,
+    pub max_attempts: u32,
+    pub time_limit_seconds: u64,
+    pub output_limit_bytes: u64,
+    pub overwrite: bool,
+    pub append: bool,
+    pub output: String,
+}
+
+/// An idempotency key, and a hash of what it was sent with.
+#[derive(Debug, Clone)]
+pub struct Key {
+    pub text: String,
+    pub request: [u8; 32],
+}
+
+/// How many may wait.
+#[derive(Debug, Clone, Copy)]
+pub struct QueueLimits {
+    pub all: u32,
+    pub per_user: u32,
+}
+
+/// What became of a submission.
+#[derive(Debug, Clone)]
+pub enum Submitted {
+    /// It is a new job.
+    New(Job),
+    /// The key was used before, with the same request: this job.
+    Before(Job),
+}
+
+/// A job that a worker is about to run.
+#[derive(Debug, Clone)]
+pub struct Task {
+    pub whose: Whose,
+    pub user: String,
+    pub slot: Slot,
+    pub file: String,
+    pub folder: String,
+    pub overwrite: bool,
+    pub append: bool,
+    pub max_attempts: u32,
+    pub failures: u32,
+    pub time_limit_seconds: u64,
+    pub output_limit_bytes: u64,
+    /// Milliseconds that it waited.
+    pub waited: i64,
+}
+
+const COLUMNS: &str = "id, name, state, user, priority, slot, gpu, created_at, updated_at, started_at, finished_at, \
+    not_before, attempt, failures, max_attempts, time_limit, output_limit, overwrite, output, reason, failure, teacher, \
+    progress, result, append";
+
+fn job(row: &Row<'_>) -> rusqlite::Result<Job> {
+    let time = |i| row.get::<_, Option<i64>>(i).map(|t| t.map(Time));
+    Ok(Job {
+        id: parsed(row, 0)?,
+        name: row.get(1)?,
+        state: parsed(row, 2)?,
+        user: row.get(3)?,
+        priority: row.get(4)?,
+        device: if parsed::<Slot>(row, 5)? == Slot::Cpu { Device::Cpu } else { Device::Gpu },
+        gpu: row.get(6)?,
+        created_at: Time(row.get(7)?),
+        updated_at: Time(row.get(8)?),
+        started_at: time(9)?,
+        finished_at: time(10)?,
+        not_before: time(11)?,
+        queue_position: None,
+        attempt: row.get(12)?,
+        failures: row.get(13)?,
+        max_attempts: row.get(14)?,
+        time_limit_seconds: row.get::<_, i64>(15)?.cast_unsigned(),
+        output_limit_bytes: row.get::<_, i64>(16)?.cast_unsigned(),
+        overwrite: row.get(17)?,
+        output: row.get(18)?,
+        reason: row.get(19)?,
+        failure: from_json(row, 20)?,
+        teacher: row.get(21)?,
+        progress: from_json(row, 22)?,
+        result: from_json(row, 23)?,
+        append: row.get(24)?,
+    })
+}
+
+fn parsed<T: std::str::FromStr>(row: &Row<'_>, i: usize) -> rusqlite::Result<T> {
+    let text: String = row.get(i)?;
+    text.parse().map_err(|_| {
+        let what = format!("{text:?} is not valid in column {i}");
+        rusqlite::Error::FromSqlConversionFailure(i, Type::Text, what.into())
+    })
+}
+
+/// What is only shown: what cannot be read, of another version perhaps, is left out rather than the job.
+fn from_json<T: DeserializeOwned>(row: &Row<'_>, i: usize) -> rusqlite::Result<Option<T>> {
+    let text: Option<String> = row.get(i)?;
+    Ok(text.and_then(|t| serde_json::from_str(&t).map_err(|e| tracing::warn!("column {i} of a job: {e}")).ok()))
+}
+
+/// Takes a job into the queue.
+///
+/// # Errors
+/// [`StoreError::Full`], [`StoreError::KeyReused`].
+pub fn submit(
+    connection: &Connection,
+    new: &NewJob,
+    key: Option<&Key>,
+    limits: QueueLimits,
+    now: Time,
+    appended: &mut Vec<EventView>,
+) -> Result<Submitted> {
+    if let Some(key) = key
+        && let Some(job) = before(connection, &new.user, key)?
+    {
+        return Ok(Submitted::Before(job));
+    }
+    let waiting = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'retrying')";
+    let all: u32 = connection.prepare_cached(waiting)?.query_row([], |r| r.get(0))?;
+    if all >= limits.all {
+        return Err(StoreError::Full(format!("{all} jobs wait, as many as this server allows (limits.queued_jobs)")));
+    }
+    let own: u32 =
+        connection.prepare_cached(&format!("{waiting} AND user = ?"))?.query_row([&new.user], |r| r.get(0))?;
+    if own >= limits.per_user {
+        return Err(StoreError::Full(format!(
+            "{own} jobs of {} wait, as many as this server allows one user (limits.queued_jobs_per_user)",
+            new.user
+        )));
+    }
+    connection
+        .prepare_cached(
+            "INSERT INTO jobs (id, name, user, state, priority, slot, media_type, file, folder, created_at, updated_at,
+                 queued_at, max_attempts, time_limit, output_limit, overwrite, output, append)
+             VALUES (?1, ?2, ?3, 'queued', ?4, ?5, ?6, ?7, ?8, ?9, ?9, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+        )?
+        .execute(params![
+            new.id.as_str(),
+            new.name,
+            new.user,
+            new.priority,
+            new.slot.to_string(),
+            new.media_type,
+            new.file,
+            new.folder,
+            now.0,
+            new.max_attempts,
+            new.time_limit_seconds.cast_signed(),
+            new.output_limit_bytes.cast_signed(),
+            new.overwrite,
+            new.output,
+            new.append,
+        ])?;
+    let whose = Whose { seq: connection.last_insert_rowid(), id: new.id.clone(), attempt: 0 };
+    if let Some(key) = key {
+        connection
+            .prepare_cached("INSERT INTO submissions (user, key, request, job, created_at) VALUES (?, ?, ?, ?, ?)")?
+            .execute(params![new.user, key.text, key.request, whose.seq, now.0])?;
+    }
+    let data = json!({"from": null, "to": JobState::Queued, "reason": "submitted"});
+    appended.push(events::add(connection, &whose, EventType::State, data, now)?);
+    Ok(Submitted::New(get(connection, &new.id)?))
+}
+
+/// The job that a key gave before.
+///
+/// # Errors
+/// [`StoreError::KeyReused`].
+pub fn before(connection: &Connection, user: &str, key: &Key) -> Result<Option<Job>> {
+    let found: Option<(Vec<u8>, String)> = connection
+        .prepare_cached(
+            "SELECT s.request, j.id FROM submissions s JOIN jobs j ON j.seq = s.job WHERE s.user = ? AND s.key = ?",
+        )?
+        .query_row(params![user, key.text], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    match found {
+        None => Ok(None),
+        Some((request, _)) if request != key.request => Err(StoreError::KeyReused),
+        Some((_, id)) => get(connection, &id.parse().map_err(|()| damaged("a job's id"))?).map(Some),
+    }
+}
+
+/// One job.
+///
+/// # Errors
+/// [`StoreError::NoJob`].
+pub fn get(connection: &Connection, id: &JobId) -> Result<Job> {
+    connection
+        .prepare_cached(&format!("SELECT {COLUMNS} FROM jobs WHERE id = ?"))?
+        .query_row([id.as_str()], job)
+        .optional()?
+        .ok_or_else(|| StoreError::NoJob(id.clone()))
+}
+
+/// One job, with its place in the queue.
+///
+/// # Errors
+/// [`StoreError::NoJob`].
+pub fn show(connection: &Connection, id: &JobId) -> Result<Job> {
+    let mut job = get(connection, id)?;
+    if job.state == JobState::Queued {
+        let before =
+            "SELECT COUNT(*) FROM jobs w, jobs j WHERE j.id = ? AND w.state = 'queued' AND (w.priority > j.priority
+            OR (w.priority = j.priority AND (w.queued_at, w.seq) <= (j.queued_at, j.seq)))";
+        let position: i64 = connection.prepare_cached(before)?.query_row([id.as_str()], |r| r.get(0))?;
+        job.queue_position = Some(position.cast_unsigned());
+    }
+    Ok(job)
+}
+
+/// Which jobs to list, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    pub states: Vec<JobState>,
+    pub user: Option<String>,
+    pub name: Option<String>,
+    /// Only jobs older than this number.
+    pub before: Option<i64>,
+    pub limit: u32,
+}
+
+/// A page of jobs, and the number from which the next one goes on. Of a failure its first line and no problems: a page is of bounded size
+/// whatever its jobs say.
+pub fn list(connection: &Connection, filter: &Filter) -> Result<(Vec<Job>, Option<i64>)> {
+    // left out by SQLite: a hundred problems are read and parsed for nobody
+    let columns =
+        COLUMNS.replace("failure,", "CASE WHEN json_valid(failure) THEN json_remove(failure, '$.problems') END,");
+    let mut sql = format!("SELECT {columns}, seq FROM jobs WHERE TRUE");
+    let mut values: Vec<rusqlite::types::Value> = Vec::new();
+    if !filter.states.is_empty() {
+        sql += &format!(" AND state IN ({})", vec!["?"; filter.states.len()].join(", "));
+        values.extend(filter.states.iter().map(|s| s.name().to_owned().into()));
+    }
+    for (column, value) in [("user", &filter.user), ("name", &filter.name)] {
+        if let Some(value) = value {
+            sql += &format!(" AND {column} = ?");
+            values.push(value.clone().into());
+        }
+    }
+    if let Some(before) = filter.before {
+        sql += " AND seq < ?";
+        values.push(before.into());
+    }
+    sql += " ORDER BY seq DESC LIMIT ?";
+    values.push(i64::from(filter.limit + 1).into());
+    let mut statement = connection.prepare_cached(&sql)?;
+    let rows = statement.query_map(params_from_iter(values), |row| Ok((job(row)?, row.get::<_, i64>(25)?)))?;
+    let mut rows: Vec<(Job, i64)> = rows.collect::<rusqlite::Result<_>>()?;
+    let more = rows.len() > filter.limit as usize;
+    rows.truncate(filter.limit as usize);
+    let next = rows.last().filter(|_| more).map(|(_, seq)| *seq);
+    let short = |(mut job, _): (Job, i64)| {
+        if let Some(failure) = &mut job.failure {
+            failure.message.truncate(failure.message.find('\n').unwrap_or(failure.message.len()));
+        }
+        job
+    };
+    Ok((rows.into_iter().map(short).collect(), next))
+}
+
+/// The job file as it was submitted: media type, text.
+pub fn file(connection: &Connection, id: &JobId) -> Result<(String, String)> {
+    one(connection, id, "media_type, file", |row| Ok((row.get(0)?, row.get(1)?)))
+}
+
+/// Whose job it is.
+pub fn owner(connection: &Connection, id: &JobId) -> Result<String> {
+    one(connection, id, "user", |row| row.get(0))
+}
+
+/// The points of the rate plot, as JSON.
+pub fn rates(connection: &Connection, id: &JobId) -> Result<Option<String>> {
+    one(connection, id, "rates", |row| row.get(0))
+}
+
+fn one<T>(
+    connection: &Connection,
+    id: &JobId,
+    columns: &str,
+    read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+) -> Result<T> {
+    connection
+        .prepare_cached(&format!("SELECT {columns} FROM jobs WHERE id = ?"))?
+        .query_row([id.as_str()], read)
+        .optional()?
+        .ok_or_else(|| StoreError::NoJob(id.clone()))
+}
+
+/// A job's row, for those that change it.
+pub fn whose(connection: &Connection, id: &JobId) -> Result<(Whose, JobState)> {
+    one(connection, id, "seq, attempt, state", |row| {
+        Ok((Whose { seq: row.get(0)?, id: id.clone(), attempt: row.get(1)? }, parsed(row, 2)?))
+    })
+}
+
+/// A job by the number of its row.
+pub fn by_row(connection: &Connection, seq: i64) -> Result<(Whose, JobState)> {
+    let found = connection
+        .prepare_cached("SELECT id, attempt, state FROM jobs WHERE seq = ?")?
+        .query_row([seq], |row| Ok((Whose { seq, id: parsed(row, 0)?, attempt: row.get(1)? }, parsed(row, 2)?)))
+        .optional()?;
+    found.ok_or_else(|| damaged(format!("an attempt at job {seq}, which is not there")))
+}
+
+/// How many jobs there are in each state.
+pub fn counts(connection: &Connection) -> Result<Vec<(JobState, u64)>> {
+    let mut statement = connection.prepare_cached("SELECT state, COUNT(*) FROM jobs GROUP BY state")?;
+    let rows = statement.query_map([], |row| Ok((parsed(row, 0)?, row.get::<_, i64>(1)?.cast_unsigned())))?;
+    let found: Vec<(JobState, u64)> = rows.collect::<rusqlite::Result<_>>()?;
+    let count = |state| found.iter().find(|(s, _)| *s == state).map_or(0, |(_, n)| *n);
+    Ok(JobState::ALL.into_iter().map(|state| (state, count(state))).collect())
+}
+
+/// How many queued jobs wait for each kind of slot.
+pub fn waiting(connection: &Connection) -> Result<Vec<(Slot, u64)>> {
+    let mut statement =
+        connection.prepare_cached("SELECT slot, COUNT(*) FROM jobs WHERE state = 'queued' GROUP BY slot")?;
+    let rows = statement.query_map([], |row| Ok((parsed(row, 0)?, row.get::<_, i64>(1)?.cast_unsigned())))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Moves a job to another state. One that the service's end interrupted keeps its place in the queue.
+///
+/// # Errors
+/// [`StoreError::Damaged`] when the diagram has no such arrow.
+pub fn transition(
+    connection: &Connection,
+    whose: &Whose,
+    from: JobState,
+    to: JobState,
+    reason: Option<&str>,
+    now: Time,
+    appended: &mut Vec<EventView>,
+) -> Result<()> {
+    if !from.can_transition_to(to) {
+        return Err(damaged(format!("job {} cannot go from {from} to {to}", whose.id)));
+    }
+    let finished = to.is_final().then_some(now.0);
+    let changed = connection
+        .prepare_cached(
+            "UPDATE jobs SET state = ?1, reason = ?2, updated_at = ?3, finished_at = ?4,
+                 gpu = CASE WHEN ?1 IN ('running', 'cancelling') THEN gpu END,
+                 not_before = CASE WHEN ?1 = 'retrying' THEN not_before END,
+                 queued_at = CASE WHEN ?1 = 'queued' AND ?6 <> 'running' THEN ?3 ELSE queued_at END
+             WHERE seq = ?5 AND state = ?6",
+        )?
+        .execute(params![to.name(), reason, now.0, finished, whose.seq, from.name()])?;
+    if changed != 1 {
+        return Err(damaged(format!("job {} is not {from} any more", whose.id)));
+    }
+    let data = json!({"from": from, "to": to, "reason": reason});
+    appended.push(events::add(connection, whose, EventType::State, data, now)?);
+    Ok(())
+}
+
+/// Takes the next job that one of the free slots fits, and makes it running.
+///
+/// Higher priority first; then the user with the fewest jobs at work, then the one who used least of the slots in the last day,
+/// then the oldest job. A job whose slot is not free keeps nobody waiting whose slot is.
+pub fn take_next(
+    connection: &Connection,
+    free: &[Slot],
+    now: Time,
+    appended: &mut Vec<EventView>,
+) -> Result<Option<Task>> {
+    const DAY: i64 = 86_400_000;
+    if free.is_empty() {
+        return Ok(None);
+    }
+    let slots = vec!["?"; free.len()].join(", ");
+    let names: Vec<String> = free.iter().map(Slot::to_string).collect();
+    // of jobs with one output one is at work: the next finds what it made
+    let ready = format!(
+        "state = 'queued' AND slot IN ({slots}) AND NOT EXISTS
+            (SELECT 1 FROM jobs o WHERE o.state IN ('running', 'cancelling') AND o.output = jobs.output)"
+    );
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT user FROM jobs WHERE {ready} AND priority = (SELECT MAX(priority) FROM jobs WHERE {ready})
+         GROUP BY user ORDER BY MIN(queued_at), MIN(seq)"
+    ))?;
+    let twice = names.iter().chain(&names);
+    let users = statement.query_map(params_from_iter(twice), |row| row.get::<_, String>(0))?;
+    let users: Vec<String> = users.collect::<rusqlite::Result<_>>()?;
+    let Some(user) = fairest(connection, users, Time(now.0 - DAY), now)? else { return Ok(None) };
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT seq, id, attempt, slot, file, folder, overwrite, max_attempts, failures, time_limit, output_limit, updated_at, append
+         FROM jobs WHERE {ready} AND user = ? ORDER BY priority DESC, queued_at, seq LIMIT 1"
+    ))?;
+    let values = names.iter().cloned().chain([user.clone()]);
+    let mut task = statement.query_row(params_from_iter(values), |row| {
+        Ok(Task {
+            whose: Whose { seq: row.get(0)?, id: parsed(row, 1)?, attempt: row.get::<_, u32>(2)? },
+            slot: parsed(row, 3)?,
+            file: row.get(4)?,
+            folder: row.get(5)?,
+            overwrite: row.get(6)?,
+            max_attempts: row.get(7)?,
+            failures: row.get(8)?,
+            time_limit_seconds: row.get::<_, i64>(9)?.cast_unsigned(),
+            output_limit_bytes: row.get::<_, i64>(10)?.cast_unsigned(),
+            waited: now.0 - row.get::<_, i64>(11)?,
+            append: row.get(12)?,
+            user,
+        })
+    })?;
+    task.whose.attempt += 1;
+    transition(connection, &task.whose, JobState::Queued, JobState::Running, None, now, appended)?;
+    connection
+        .prepare_cached(
+            "UPDATE jobs SET attempt = ?, started_at = COALESCE(started_at, ?), failure = NULL, progress = NULL WHERE seq = ?",
+        )?
+        .execute(params![task.whose.attempt, now.0, task.whose.seq])?;
+    attempts::begin(connection, task.whose.seq, task.whose.attempt, &task.user, now)?;
+    Ok(Some(task))
+}
+
+fn fairest(connection: &Connection, users: Vec<String>, since: Time, now: Time) -> Result<Option<String>> {
+    if users.len() < 2 {
+        return Ok(users.into_iter().next());
+    }
+    let mut statement = connection
+        .prepare_cached("SELECT user, COUNT(*) FROM jobs WHERE state IN ('running', 'cancelling') GROUP BY user")?;
+    let running = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let running: Vec<(String, i64)> = running.collect::<rusqlite::Result<_>>()?;
+    let used = attempts::used_since(connection, since, now)?;
+    let of = |list: &[(String, i64)], user: &str| list.iter().find(|(u, _)| u == user).map_or(0, |(_, n)| *n);
+    // the users come in the order of their oldest jobs, and of equals the first is taken
+    Ok(users.into_iter().min_by_key(|user| (of(&running, user), of(&used, user))))
+}
+
+/// Jobs whose wait is over go back into the queue; gives the time of the next one.
+///
+/// No wait is longer than `longest`: what is due later than that was written before the clock was set back, and waits that long from now.
+pub fn requeue_due(
+    connection: &Connection,
+    now: Time,
+    longest: Duration,
+    appended: &mut Vec<EventView>,
+) -> Result<Option<Time>> {
+    connection
+        .prepare_cached("UPDATE jobs SET not_before = ?1 WHERE state = 'retrying' AND not_before > ?1")?
+        .execute([now.after(longest).0])?;
+    let mut statement =
+        connection.prepare_cached("SELECT seq FROM jobs WHERE state = 'retrying' AND not_before <= ? ORDER BY seq")?;
+    let due: Vec<i64> = statement.query_map([now.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    for seq in due {
+        let (whose, state) = by_row(connection, seq)?;
+        transition(connection, &whose, state, JobState::Queued, Some("the wait is over"), now, appended)?;
+    }
+    let next = "SELECT MIN(not_before) FROM jobs WHERE state = 'retrying'";
+    let next: Option<i64> = connection.prepare_cached(next)?.query_row([], |row| row.get(0))?;
+    Ok(next.map(Time))
+}
+
+/// Sets what only the worker's reports change.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    pub gpu: Option<u32>,
+    pub teacher: Option<String>,
+    pub output: Option<String>,
+    pub progress: Option<Value>,
+    pub rates: Option<Value>,
+    pub result: Option<ResultView>,
+}
+
+/// Keeps what a worker reports.
+pub fn report(connection: &Connection, seq: i64, report: &Report, now: Time) -> Result<()> {
+    let text = |value: &Option<Value>| value.as_ref().map(Value::to_string);
+    let result = report.result.as_ref().map(serde_json::to_string).transpose().map_err(damaged)?;
+    connection
+        .prepare_cached(
+            "UPDATE jobs SET updated_at = ?, gpu = COALESCE(?, gpu), teacher = COALESCE(?, teacher),
+                 output = COALESCE(?, output), progress = COALESCE(?, progress), rates = COALESCE(?, rates),
+                 result = COALESCE(?, result) WHERE seq = ?",
+        )?
+        .execute(params![
+            now.0,
+            report.gpu,
+            report.teacher,
+            report.output,
+            text(&report.progress),
+            text(&report.rates),
+            result,
+            seq
+        ])?;
+    Ok(())
+}
+
+/// Makes a failed or cancelled job wait for a slot again, as if newly submitted.
+pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
+    let (whose, state) = whose(connection, id)?;
+    if !state.can_transition_to(JobState::Retrying) || state == JobState::Running {
+        return Err(StoreError::WrongState { state, valid: "failed or cancelled" });
+    }
+    let reason = format!("retried by {by}");
+    transition(connection, &whose, state, JobState::Retrying, Some(&reason), now, appended)?;
+    connection
+        .prepare_cached(
+            "UPDATE jobs SET failures = 0, interruptions = 0, not_before = ?, failure = NULL WHERE seq = ?",
+        )?
+        .execute(params![now.0, whose.seq])?;
+    get(connection, id)
+}
+
+/// The states that a cancel changes.
+pub const CANCELLABLE: &str = "queued, running or retrying";
+
+/// Why a job is cancelled.
+pub fn cancelled_by(user: &str) -> String {
+    format!("cancelled by {user}")
+}
+
+/// Cancels a job that waits, or says that its worker is to be stopped.
+pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
+    let (whose, state) = whose(connection, id)?;
+    let reason = cancelled_by(by);
+    match state {
+        JobState::Queued | JobState::Retrying => {
+            transition(connection, &whose, state, JobState::Cancelled, Some(&reason), now, appended)?;
+        }
+        JobState::Running => {
+            transition(connection, &whose, state, JobState::Cancelling, Some(&reason), now, appended)?;
+        }
+        // asked again: it is on its way
+        JobState::Cancelling => {}
+        state => return Err(StoreError::WrongState { state, valid: CANCELLABLE }),
+    }
+    get(connection, id)
+}
+
+/// Forgets a job that is over.
+pub fn delete(connection: &Connection, id: &JobId) -> Result<()> {
+    let (whose, state) = whose(connection, id)?;
+    if !state.is_final() {
+        return Err(StoreError::WrongState { state, valid: "succeeded, failed or cancelled (cancel it first)" });
+    }
+    connection.prepare_cached("DELETE FROM jobs WHERE seq = ?")?.execute([whose.seq])?;
+    Ok(())
+}
+
+/// Jobs that were over before a time, a few at once.
+pub fn finished_before(connection: &Connection, time: Time) -> Result<Vec<JobId>> {
+    let sql = "SELECT id FROM jobs WHERE finished_at < ? LIMIT 100";
+    let mut statement = connection.prepare_cached(sql)?;
+    let rows = statement.query_map([time.0], |row| parsed(row, 0))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// How many events a job has.
+pub fn event_count(connection: &Connection, seq: i64) -> Result<u32> {
+    Ok(connection
+        .prepare_cached("SELECT event_count FROM jobs WHERE seq = ?")?
+        .query_row([seq], |row| row.get(0))
+        .optional()?
+        .unwrap_or_default())
+}
+
+/// The job file, and the folder that its relative paths are relative to.
+pub fn file_and_folder(connection: &Connection, id: &JobId) -> Result<(String, String)> {
+    one(connection, id, "file, folder", |row| Ok((row.get(0)?, row.get(1)?)))
+}

@@ -1,0 +1,300 @@
+//! Everything that outlives the service: jobs, their events and attempts, tokens, in one SQLite file.
+//!
+//! ```text
+//!   write(f) ─► the one writing connection ─► transaction ─► commit (fsync) ─► events to the watchers, in order
+//!   read(f)  ─► one of a few reading connections, a snapshot each (WAL)
+//! ```
+//!
+//! A change that was answered is on the disk (`synchronous = FULL`); changes of one job are told to its watchers in the order
+//! in which they were committed, because they are told before the next one can commit.
+//!
+//! Cost: a write is one fsync, some milliseconds; a read of a page of jobs well below one.
+
+pub(crate) mod attempts;
+pub(crate) mod events;
+pub(crate) mod jobs;
+mod migrations;
+pub mod tokens;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, ffi};
+use tokio::sync::broadcast;
+
+use super::disk_space::{Reserve, Room};
+use super::model::{EventView, JobId, JobState};
+
+/// The file in the data folder.
+pub const FILE: &str = "service.sqlite";
+const READERS: usize = 4;
+/// Events that a watcher may be behind before it has to read them from the store.
+const BUS: usize = 4096;
+/// A transaction writes some pages; this is room for several.
+const TRIAL_BYTES: usize = 256 << 10;
+const BUSY: Duration = Duration::from_secs(30);
+
+/// Why the store did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no such job.
+    #[error("there is no job {0}")]
+    NoJob(JobId),
+    /// The job is in another state than it must be.
+    #[error("the job is {state}; valid: {valid}")]
+    WrongState {
+        /// The state.
+        state: JobState,
+        /// Those that would do.
+        valid: &'static str,
+    },
+    /// The queue is full.
+    #[error("{0}")]
+    Full(String),
+    /// The idempotency key was used for something else.
+    #[error("the idempotency key was used before, with another request")]
+    KeyReused,
+    /// The file is of a newer program.
+    #[error("{0}")]
+    Version(String),
+    /// The system gave no random bytes.
+    #[error("no random bytes: {0}")]
+    Random(#[from] getrandom::Error),
+    /// The disk takes nothing more.
+    #[error("the service's database cannot grow: {0}")]
+    NoRoom(#[source] rusqlite::Error),
+    /// Pages of the file are not what SQLite wrote.
+    #[error(
+        "the service's database ({FILE} in its data folder) is damaged: {0}; stop the service and put a copy in its place, or what `sqlite3 {FILE} .recover` saves of it"
+    )]
+    Corrupt(String),
+    /// SQLite failed.
+    #[error("the service's database: {0}")]
+    Sqlite(#[source] rusqlite::Error),
+    /// What was stored cannot be read back.
+    #[error("the service's database holds what it cannot: {0}")]
+    Damaged(String),
+    /// A thread stopped.
+    #[error("a thread of the service stopped")]
+    Stopped,
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(e: rusqlite::Error) -> Self {
+        // a quota and a limit on files come as errors of the write itself
+        let writes = [ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_SHMSIZE];
+        let no_room =
+            e.sqlite_error().is_some_and(|e| e.code == ErrorCode::DiskFull || writes.contains(&e.extended_code));
+        let damaged = [Some(ErrorCode::DatabaseCorrupt), Some(ErrorCode::NotADatabase)];
+        match () {
+            () if no_room => Self::NoRoom(e),
+            () if damaged.contains(&e.sqlite_error_code()) => Self::Corrupt(e.to_string()),
+            () => Self::Sqlite(e),
+        }
+    }
+}
+
+/// A result of the store.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// The open store.
+pub struct Store {
+    writer: Mutex<Connection>,
+    readers: Mutex<Vec<Connection>>,
+    reader_back: Condvar,
+    bus: broadcast::Sender<Arc<EventView>>,
+    /// Whether there is room for more.
+    pub room: Room,
+    /// Room for what must not wait.
+    pub reserve: Reserve,
+    /// Whether a damaged page was met.
+    corrupt: AtomicBool,
+}
+
+impl Store {
+    /// Opens the store of a data folder, made or migrated where it has to be.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, or was written by a newer program.
+    pub fn open(folder: &Path) -> Result<Arc<Self>> {
+        match Self::open_once(folder) {
+            Err(StoreError::NoRoom(_)) if Reserve::of(folder).give() => Self::open_once(folder),
+            opened => opened,
+        }
+    }
+
+    fn open_once(folder: &Path) -> Result<Arc<Self>> {
+        let path = folder.join(FILE);
+        let mut writer = connect(&path, OpenFlags::default())?;
+        writer.pragma_update(None, "journal_mode", "wal")?;
+        whole(&writer)?;
+        migrations::run(&mut writer)?;
+        let only_read = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let readers = (0..READERS).map(|_| connect(&path, only_read)).collect::<Result<Vec<_>>>()?;
+        Ok(Arc::new(Self {
+            writer: Mutex::new(writer),
+            readers: Mutex::new(readers),
+            reader_back: Condvar::new(),
+            bus: broadcast::channel(BUS).0,
+            room: Room::default(),
+            reserve: Reserve::of(folder),
+            corrupt: AtomicBool::new(false),
+        }))
+    }
+
+    /// Whether a damaged page was met since the store was opened: nothing that is asked of it can be trusted then.
+    pub fn is_corrupt(&self) -> bool {
+        self.corrupt.load(Ordering::Relaxed)
+    }
+
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(StoreError::Corrupt(e)) = &result
+            && !self.corrupt.swap(true, Ordering::Relaxed)
+        {
+            tracing::error!("{}", StoreError::Corrupt(e.clone()));
+        }
+        result
+    }
+
+    /// Puts what the log holds into the file, so that a copy of the file alone is whole.
+    ///
+    /// # Errors
+    /// Of SQLite.
+    pub fn checkpoint(&self) -> Result<()> {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy: bool = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+        if busy { Err(StoreError::Stopped) } else { Ok(()) }
+    }
+
+    /// Changes something, in one transaction; the events go to the watchers once it is committed.
+    ///
+    /// # Errors
+    /// Of `f`, after which nothing is changed; of SQLite.
+    pub async fn write<T: Send + 'static>(
+        self: &Arc<Self>,
+        f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let store = Arc::clone(self);
+        tokio::task::spawn_blocking(move || store.write_now(f)).await.map_err(|_| StoreError::Stopped)?
+    }
+
+    /// [`Store::write`] on this thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_now<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
+        let written = self.noted(self.transact(f));
+        if let Err(StoreError::NoRoom(e)) = &written {
+            self.room.refuse(e);
+        }
+        written
+    }
+
+    fn transact<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let transaction = writer.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut events = Vec::new();
+        let value = f(&transaction, &mut events)?;
+        transaction.commit()?;
+        for event in events {
+            // nobody watches: nobody is told
+            let _ = self.bus.send(Arc::new(event));
+        }
+        Ok(value)
+    }
+
+    /// Writes more than an event takes, and removes it again.
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    pub async fn try_room(self: &Arc<Self>) -> Result<()> {
+        const REMOVE: &str = "DROP TABLE IF EXISTS trial";
+        // removed in a transaction of its own: what is gone before it is committed is never written
+        let keep = format!("{REMOVE}; CREATE TABLE trial AS SELECT zeroblob({TRIAL_BYTES}) AS bytes");
+        self.write(move |t, _| Ok(t.execute_batch(&keep)?)).await?;
+        self.write(|t, _| Ok(t.execute_batch(REMOVE)?)).await
+    }
+
+    /// Looks something up.
+    ///
+    /// # Errors
+    /// Of `f`; of SQLite.
+    pub async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        f: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let store = Arc::clone(self);
+        tokio::task::spawn_blocking(move || store.read_now(f)).await.map_err(|_| StoreError::Stopped)?
+    }
+
+    /// [`Store::read`] on this thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_now<T>(&self, f: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = loop {
+            match readers.pop() {
+                Some(reader) => break reader,
+                None => readers = self.reader_back.wait(readers).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        drop(readers);
+        let borrowed = Borrowed { store: self, reader: Some(reader) };
+        match &borrowed.reader {
+            Some(reader) => self.noted(f(reader)),
+            None => Err(StoreError::Stopped),
+        }
+    }
+
+    /// Changes from now on.
+    pub fn watch(&self) -> broadcast::Receiver<Arc<EventView>> {
+        self.bus.subscribe()
+    }
+
+    /// Tells watchers what is not kept.
+    pub fn publish(&self, event: EventView) {
+        let _ = self.bus.send(Arc::new(event));
+    }
+}
+
+/// A reading connection that goes back also after a panic.
+struct Borrowed<'a> {
+    store: &'a Store,
+    reader: Option<Connection>,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            self.store.readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+            self.store.reader_back.notify_one();
+        }
+    }
+}
+
+fn connect(path: &Path, flags: OpenFlags) -> Result<Connection> {
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY)?;
+    connection.pragma_update(None, "synchronous", "full")?;
+    connection.pragma_update(None, "foreign_keys", true)?;
+    // pages of the log that readers hold back are not let grow without end
+    connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
+    connection.set_prepared_statement_cache_capacity(64);
+    Ok(connection)
+}
+
+/// Looks at every page once: a few hundred megabytes a second.
+fn whole(connection: &Connection) -> Result<()> {
+    let found: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt(found)) }
+}
+
+fn damaged(what: impl std::fmt::Display) -> StoreError {
+    StoreError::Damaged(what.to_string())
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

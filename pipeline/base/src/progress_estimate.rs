@@ -1,0 +1,263 @@
+//! How far a run is, how fast, and how long it will take.
+
+use crate::events::Progress;
+
+/// What is known of a run when it starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Start {
+    /// Splits that an earlier run had committed.
+    pub splits_done: u64,
+    /// Bytes of input that this run reads; 0 where not known.
+    pub input_bytes: u64,
+    /// Whether a teacher goes over the tokens.
+    pub teacher: bool,
+}
+
+/// A reading of the counters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Reading {
+    /// Part of this run's work that is done, 0 to 1.
+    pub fraction: f64,
+    /// Tokens per second: the teacher's, where there is one.
+    pub tokens_per_second: Option<f64>,
+    /// Seconds left.
+    pub seconds_left: Option<f64>,
+}
+
+/// Estimates rate and time left from the counters of a run: what is done since work began, and at which pace of late.
+#[derive(Debug, Clone)]
+pub struct Estimator {
+    start: Start,
+    pace: Pace,
+    /// Tokens and part of the splits at the last commit: between commits only the tokens move.
+    commit: Option<(u64, f64)>,
+}
+
+/// Seconds of work before a rate says anything.
+const SETTLED: f64 = 2.0;
+
+impl Estimator {
+    /// An estimator for a run that starts now.
+    pub fn new(start: Start) -> Self {
+        Self { start, pace: Pace::default(), commit: None }
+    }
+
+    /// What the counters say. The first reading marks where work began, so that loading a teacher does not count.
+    pub fn read(&mut self, now: &Progress) -> Reading {
+        let tokens = if self.start.teacher { now.teacher_tokens } else { now.tokens };
+        self.pace.read(now.seconds, tokens);
+        let Fractions { text, splits } = fractions(&self.start, now);
+        if self.commit.is_none_or(|(_, at)| splits > at) {
+            self.commit = Some((tokens, splits));
+        }
+        let all = match self.commit {
+            Some((then, part)) if part > text => then as f64 / part,
+            _ if text > 0.0 => tokens as f64 / text,
+            _ => 0.0,
+        };
+        let settled = self.pace.worked() >= SETTLED;
+        let rate = self.pace.rate();
+        let moves = rate > 0.0 && all > 0.0 && !self.pace.is_stalled();
+        Reading {
+            fraction: text.max(splits),
+            tokens_per_second: (settled && tokens > 0).then_some(rate),
+            seconds_left: (settled && moves).then(|| (all - tokens as f64).max(0.0) / rate),
+        }
+    }
+}
+
+/// Tokens per second over recent time: every token counts the less the longer ago it came.
+#[derive(Debug, Clone, Default)]
+struct Pace {
+    began: f64,
+    last: Option<(f64, u64)>,
+    /// Tokens, and the seconds in which they came, both weighted.
+    tokens: f64,
+    seconds: f64,
+    /// When a token came last, and the longest time that it took.
+    moved: f64,
+    longest_wait: f64,
+}
+
+/// Seconds that weigh, at the least: of a long run it is the last tenth, and of a teacher that gives its tokens in
+/// bursts some of these.
+const RECENT: f64 = 20.0;
+/// Seconds without a token after which nobody can say how long the rest takes.
+const STALLED: f64 = 60.0;
+
+impl Pace {
+    fn read(&mut self, seconds: f64, tokens: u64) {
+        let Some((then, had)) = self.last.replace((seconds, tokens)) else {
+            (self.began, self.moved) = (seconds, seconds);
+            return;
+        };
+        let gained = tokens.saturating_sub(had);
+        if gained > 0 {
+            self.longest_wait = self.longest_wait.max(seconds - self.moved);
+            self.moved = seconds;
+        }
+        let recent = RECENT.max(self.worked() / 10.0).max(3.0 * self.longest_wait);
+        let passed = (seconds - then).max(0.0);
+        let kept = (-passed / recent).exp();
+        self.tokens = self.tokens * kept + gained as f64;
+        self.seconds = self.seconds * kept + passed;
+    }
+
+    fn worked(&self) -> f64 {
+        self.last.map_or(0.0, |(now, _)| now - self.began)
+    }
+
+    fn rate(&self) -> f64 {
+        if self.seconds > 0.0 { self.tokens / self.seconds } else { 0.0 }
+    }
+
+    fn is_stalled(&self) -> bool {
+        let waits = self.last.map_or(0.0, |(now, _)| now - self.moved);
+        waits > STALLED.max(3.0 * self.longest_wait)
+    }
+}
+
+/// Parts of this run's work that are done, as its text and as its splits tell.
+struct Fractions {
+    text: f64,
+    splits: f64,
+}
+
+/// With a teacher its tokens count, against an estimate of all tokens from those of the text read so far. The size
+/// of the input includes what is not text (the keys of JSON), so a fraction of splits that is further on is nearer
+/// the truth; it is all there is where the size is not known.
+fn fractions(start: &Start, now: &Progress) -> Fractions {
+    let splits = ratio(now.splits_done.saturating_sub(start.splits_done), now.splits.saturating_sub(start.splits_done));
+    let text = ratio(now.text_bytes, start.input_bytes);
+    let text = match start.teacher {
+        true => text * ratio(now.teacher_tokens, now.tokens),
+        false => text,
+    };
+    Fractions { text: text.min(1.0), splits: splits.min(1.0) }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now(seconds: f64) -> Progress {
+        Progress { seconds, splits: 10, ..Progress::default() }
+    }
+
+    #[test]
+    fn with_a_teacher_its_tokens_count() {
+        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1000, teacher: true });
+        assert_eq!(estimator.read(&now(30.0)), Reading { fraction: 0.0, tokens_per_second: None, seconds_left: None });
+        // 400 of 1000 bytes gave 100 tokens, so 250 are to come; the teacher has done 50
+        let reading = estimator.read(&Progress { text_bytes: 400, tokens: 100, teacher_tokens: 50, ..now(40.0) });
+        assert!((reading.fraction - 0.2).abs() < 1e-12);
+        assert_eq!(reading.tokens_per_second, Some(5.0));
+        assert!((reading.seconds_left.unwrap() - 40.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn without_a_teacher_the_text_counts() {
+        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1000, teacher: false });
+        estimator.read(&now(0.0));
+        let reading = estimator.read(&Progress { text_bytes: 250, tokens: 100, ..now(10.0) });
+        assert_eq!(reading, Reading { fraction: 0.25, tokens_per_second: Some(10.0), seconds_left: Some(30.0) });
+    }
+
+    #[test]
+    fn splits_count_where_the_size_is_not_known_those_of_earlier_runs_left_out() {
+        let mut estimator = Estimator::new(Start { splits_done: 6, input_bytes: 0, teacher: true });
+        estimator.read(&Progress { splits_done: 6, ..now(0.0) });
+        let reading =
+            estimator.read(&Progress { splits_done: 7, tokens: 100, teacher_tokens: 70, text_bytes: 400, ..now(10.0) });
+        assert_eq!(reading.fraction, 0.25);
+        assert_eq!(reading.seconds_left, Some(30.0));
+    }
+
+    #[test]
+    fn nothing_is_said_too_early_and_never_more_than_all() {
+        let mut estimator = Estimator::new(Start { splits_done: 10, input_bytes: 10, teacher: false });
+        estimator.read(&now(0.0));
+        let early = estimator.read(&Progress { text_bytes: 5, tokens: 5, ..now(0.5) });
+        assert_eq!((early.tokens_per_second, early.seconds_left), (None, None));
+        let late = estimator.read(&Progress { text_bytes: 50, tokens: 50, splits_done: 10, ..now(5.0) });
+        assert_eq!((late.fraction, late.seconds_left), (1.0, Some(0.0)));
+    }
+
+    /// A run whose tokens come at this many per second from one moment to another, read four times a second.
+    fn run(estimator: &mut Estimator, from: f64, to: f64, tokens: &mut f64, per_second: f64) -> Reading {
+        let mut reading = None;
+        for tick in 1..=((to - from) * 4.0) as u32 {
+            *tokens += per_second / 4.0;
+            let n = *tokens as u64;
+            let now = now(from + f64::from(tick) / 4.0);
+            reading = Some(estimator.read(&Progress { tokens: n, text_bytes: n, ..now }));
+        }
+        reading.unwrap()
+    }
+
+    #[test]
+    fn the_time_left_follows_the_rate_of_late() {
+        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1_000_000, teacher: false });
+        estimator.read(&now(500.0));
+        let mut tokens = 0.0;
+        // a slow beginning: 100 tokens a second for five minutes, so 970,000 are left
+        let slow = run(&mut estimator, 500.0, 800.0, &mut tokens, 100.0);
+        assert!((slow.seconds_left.unwrap() - 9700.0).abs() < 10.0, "{slow:?}");
+        // ten times as fast from then on: after two minutes 850,000 are left, and 850 seconds. The mean since the start,
+        // 357 a second, would say 2,380.
+        let fast = run(&mut estimator, 800.0, 920.0, &mut tokens, 1000.0);
+        assert!((fast.tokens_per_second.unwrap() - 1000.0).abs() < 60.0, "{fast:?}");
+        assert!((fast.seconds_left.unwrap() - 850.0).abs() < 60.0, "{fast:?}");
+    }
+
+    #[test]
+    fn nothing_is_promised_while_nothing_moves() {
+        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1_000_000, teacher: false });
+        estimator.read(&now(0.0));
+        let mut tokens = 0.0;
+        run(&mut estimator, 0.0, 30.0, &mut tokens, 1000.0);
+        let waits = run(&mut estimator, 30.0, 60.0, &mut tokens, 0.0);
+        assert!(waits.seconds_left.unwrap() > 2.0 * 970.0, "{waits:?}");
+        let stands = run(&mut estimator, 60.0, 120.0, &mut tokens, 0.0);
+        assert_eq!(stands.seconds_left, None);
+        assert!(stands.tokens_per_second.unwrap() < 50.0, "{stands:?}");
+        let again = run(&mut estimator, 120.0, 240.0, &mut tokens, 1000.0);
+        assert!(again.seconds_left.is_some_and(|left| left < 1500.0), "{again:?}");
+    }
+
+    #[test]
+    fn a_teacher_that_gives_in_bursts_has_a_steady_rate() {
+        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1_000_000, teacher: false });
+        estimator.read(&now(0.0));
+        let mut tokens = 0.0;
+        for burst in 0..20 {
+            let from = f64::from(burst) * 30.0;
+            let last = run(&mut estimator, from, from + 29.75, &mut tokens, 0.0);
+            let first = run(&mut estimator, from + 29.75, from + 30.0, &mut tokens, 12_000.0 * 4.0);
+            if burst > 4 {
+                // 12,000 tokens each half minute: 400 a second, before a burst and after it
+                for reading in [last, first] {
+                    let rate = reading.tokens_per_second.unwrap();
+                    assert!((300.0..530.0).contains(&rate), "{rate}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn between_commits_the_time_left_goes_down() {
+        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 0, teacher: false });
+        estimator.read(&now(0.0));
+        let at = |estimator: &mut Estimator, seconds: f64, splits_done: u64| {
+            let tokens = (seconds * 100.0) as u64;
+            estimator.read(&Progress { tokens, splits_done, ..now(seconds) }).seconds_left.unwrap_or(f64::NAN)
+        };
+        assert!((at(&mut estimator, 100.0, 1) - 900.0).abs() < 1e-6);
+        assert!((at(&mut estimator, 150.0, 1) - 850.0).abs() < 1e-6);
+        assert!((at(&mut estimator, 200.0, 2) - 800.0).abs() < 1e-6);
+    }
+}
