@@ -211,6 +211,11 @@ struct Loading<'a> {
 impl Loading<'_> {
     /// Onto a device; with the tokens of a pass that others have.
     fn load(&self, device: &str, pass_tokens: Option<u64>) -> Result<Arc<dyn Teacher>> {
+        if self.dtype == Dtype::Int8 {
+            let message = "extract.teacher.dtype: the data set was computed in int8, which this version does not compute; valid: the version \
+                           that the manifest names, or a data set of another type";
+            return Err(PipelineError::new(ErrorKind::Model, message));
+        }
         let options = LoadOptions {
             device: device.parse().map_err(failed)?,
             batch_tokens: self.spec.batch_tokens as usize,
@@ -235,14 +240,14 @@ fn failed(e: TeacherError) -> PipelineError {
     if matches!(e, TeacherError::Device { .. }) { error.of_place() } else { error }
 }
 
+/// What a teacher computes in; none for `auto`, and for what this version does not compute.
 pub(crate) fn precision(dtype: Dtype) -> Option<Precision> {
     match dtype {
-        Dtype::Auto => None,
+        Dtype::Auto | Dtype::Int8 => None,
         Dtype::F32 => Some(Precision::F32),
         Dtype::Bf16 => Some(Precision::Bf16),
         Dtype::F16 => Some(Precision::F16),
         Dtype::Bf16x3 => Some(Precision::Bf16x3),
-        Dtype::Int8 => Some(Precision::Int8),
         Dtype::Fp8 => Some(Precision::Fp8),
     }
 }

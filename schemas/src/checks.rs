@@ -10,7 +10,7 @@ use crate::paths;
 use crate::problems::Problem;
 use crate::spec::{
     Boundary, ColumnType, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
-    OrderSchedule, PackMode, PartitionLevel, Remainder, Separator, TeacherContext, TeacherSpec, TextDocument,
+    OrderSchedule, PackMode, PartitionLevel, Remainder, Separator, TeacherContext, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
@@ -474,12 +474,8 @@ fn pack_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 
 fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let teacher = job.extract.as_ref().map(|e| &e.teacher);
-    let of_eight_bits = |t: &&TeacherSpec| matches!(t.dtype, Dtype::Int8 | Dtype::Fp8);
-    if let Some(teacher) = teacher.filter(of_eight_bits).filter(|t| t.max_mean_kl_nats.is_none()) {
-        let dtype = teacher.dtype.name();
-        let message = format!(
-            "is required with dtype {dtype}: the largest mean KL from f32 that you accept, in nat, such as 0.01"
-        );
+    if teacher.is_some_and(|t| t.dtype == Dtype::Fp8 && t.max_mean_kl_nats.is_none()) {
+        let message = "is required with dtype fp8: the largest mean KL from f32 that you accept, in nat, such as 0.01";
         problems.push(Problem::missing("extract.teacher.max_mean_kl_nats", message));
     }
     if let Some(extract) = &job.extract {

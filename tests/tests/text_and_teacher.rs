@@ -375,3 +375,34 @@ fn what_storing_costs_stands_beside_what_arithmetic_costs() {
     both.iter().for_each(|part| assert!(page.contains(part), "{part}"));
     scratch.stillhouse(&["verify", dataset.to_str().unwrap(), "--report", "x"]).expect(2).says(&["--teacher"]);
 }
+
+/// int8 on CPUs is gone: its data sets stay readable, and whatever would compute in it is refused.
+#[test]
+fn a_data_set_of_a_type_that_is_gone_is_read_and_not_made() {
+    let scratch = Scratch::with_corpus(2, 400);
+    let job = with(job(), &json!({"output": {"path": "out"}}));
+    scratch.make(&job);
+    with_manifest(&scratch.path("out"), |manifest| {
+        manifest["job"]["extract"]["teacher"]["dtype"] = json!("int8");
+        manifest["teacher"]["dtype"] = json!("int8");
+    });
+    scratch.stillhouse(&["inspect", "out"]).expect(0);
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    scratch.stillhouse(&["export", "out", "copy"]).expect(0);
+    let views =
+        json!({"version": 1, "name": "views", "orders": {"kind": "random", "steps": 4}, "output": {"path": "views"}});
+    scratch.job("views.yaml", &views);
+    scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
+    scratch.stillhouse(&["verify", "views"]).expect(0);
+    let manifest: Value = serde_json::from_slice(&fs::read(scratch.path("views/manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["job"]["extract"]["teacher"]["dtype"], "int8");
+    let gone = ["extract.teacher.dtype", "int8, which this version does not compute"];
+    scratch.stillhouse(&["verify", "out", "--teacher"]).expect(1).says(&gone);
+    scratch
+        .job("int8.yaml", &with(job, &json!({"extract": {"teacher": {"dtype": "int8"}}, "output": {"path": "new"}})));
+    let valid =
+        ["extract.teacher.dtype: got \"int8\"", "valid: \"f32\", \"bf16\", \"f16\", \"bf16x3\", \"fp8\", \"auto\""];
+    scratch.stillhouse(&["run", "int8.yaml"]).expect(2).says(&valid);
+    scratch.stillhouse(&["repair", "out", "int8.yaml"]).expect(2).says(&valid);
+    assert!(!scratch.path("new").exists());
+}

@@ -1,4 +1,4 @@
-//! bf16 and int8 products by AMX: tiles of 16 rows of 64 bytes, multiplied whole.
+//! bf16 products by AMX: tiles of 16 rows of 64 bytes, multiplied whole.
 //!
 //! ```text
 //!               32 outputs
@@ -11,8 +11,7 @@
 //! most 16 rows is one row of tiles. bf16's products are exact in f32; the instruction rounds its sums to the nearest
 //! and takes subnormal numbers as zeros, on every CPU that has it.
 
-use crate::cpu::{AmxBf16, AmxInt8};
-use crate::int8;
+use crate::cpu::AmxBf16;
 use crate::kernel::{Kernel, Tile};
 use crate::memory::{LINE, Line};
 use core::arch::asm;
@@ -135,7 +134,6 @@ macro_rules! tiles {
     };
 }
 tiles!(tiles_bf16, "tdpbf16ps");
-tiles!(tiles_int8, "tdpbssd");
 
 /// Asks for a line's share of the memory that is read next, and of where the tile's rows go.
 #[inline(always)]
@@ -204,57 +202,6 @@ impl Kernel for AmxBf16 {
     unsafe fn tile(self, tile: Tile) {
         // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`.
         unsafe { tiles_bf16(tile) }
-    }
-
-    fn slots(rows: usize) -> usize {
-        rows.next_multiple_of(SIDE)
-    }
-
-    #[inline(always)]
-    fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
-        crate::float::wide(self, f)
-    }
-
-    #[inline(always)]
-    fn session<R>(self, f: impl FnOnce() -> R) -> R {
-        // SAFETY: `self` proves AMX and the permission.
-        unsafe { session(f) }
-    }
-}
-
-impl Kernel for AmxInt8 {
-    type Weight = i8;
-    const ROWS: usize = 2 * SIDE;
-    const OUTPUTS: usize = int8::OUTPUTS;
-    const INPUTS: usize = int8::INPUTS;
-    const GROUP: usize = int8::GROUP;
-    const SCALED: bool = true;
-
-    fn scale(max: f32) -> f32 {
-        int8::scale(max)
-    }
-
-    fn weight(value: f32) -> i8 {
-        int8::encode(value)
-    }
-
-    #[inline(always)]
-    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
-        int8::row(row, strip, step, 0)
-    }
-
-    unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`. The instructions have
-        // written 32-bit integers to whole rows of `out`, of the size and alignment of its floats.
-        unsafe {
-            tiles_int8(tile);
-            let floats = tile.rows * int8::OUTPUTS;
-            let out = std::slice::from_raw_parts_mut(tile.out, floats);
-            self.vectorised(
-                #[inline(always)]
-                || out.iter_mut().for_each(|v| *v = v.to_bits().cast_signed() as f32),
-            );
-        }
     }
 
     fn slots(rows: usize) -> usize {

@@ -3,7 +3,7 @@
 use crate::ProductError;
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::{AmxBf16, AmxBf16x3, AmxInt8, Avx2, Avx512, Fp16, Vnni};
+use crate::cpu::{AmxBf16, AmxBf16x3, Avx2, Avx512, Fp16};
 use crate::f16_weights::{BF16, F16, Narrow};
 
 /// The types of a product; rows and results are f32 in memory with each of them.
@@ -22,8 +22,6 @@ pub enum Arithmetic {
     Bf16,
     /// f32 products of numbers that are the sum of two of bf16, summed in f32: nearly f32's accuracy, by the instructions of bf16.
     Bf16x3,
-    /// 8-bit products, summed exactly.
-    Int8,
 }
 
 /// The code that computes a product, with the proof that it may run.
@@ -47,13 +45,9 @@ pub(crate) enum Level {
     #[cfg(target_arch = "x86_64")]
     Fp16(Fp16),
     #[cfg(target_arch = "x86_64")]
-    Vnni(Vnni),
-    #[cfg(target_arch = "x86_64")]
     AmxBf16(AmxBf16),
     #[cfg(target_arch = "x86_64")]
     AmxBf16x3(AmxBf16x3),
-    #[cfg(target_arch = "x86_64")]
-    AmxInt8(AmxInt8),
 }
 
 /// Runs `$body` with the kernel of a [`Level`].
@@ -78,13 +72,9 @@ macro_rules! with_kernel {
             #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::Fp16($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
-            $crate::arithmetic::Level::Vnni($kernel) => $body,
-            #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::AmxBf16($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::arithmetic::Level::AmxBf16x3($kernel) => $body,
-            #[cfg(target_arch = "x86_64")]
-            $crate::arithmetic::Level::AmxInt8($kernel) => $body,
         }
     };
 }
@@ -111,14 +101,13 @@ impl Level {
             Arithmetic::F16 => [Fp16::detect().map(Self::Fp16), None, None],
             Arithmetic::Bf16 => [AmxBf16::detect().map(Self::AmxBf16), None, None],
             Arithmetic::Bf16x3 => [AmxBf16x3::detect().map(Self::AmxBf16x3), None, None],
-            Arithmetic::Int8 => [AmxInt8::detect().map(Self::AmxInt8), Vnni::detect().map(Self::Vnni), None],
         };
         #[cfg(not(target_arch = "x86_64"))]
         let found = [match arithmetic {
             Arithmetic::F32 => Some(Self::Baseline(Baseline)),
             Arithmetic::F32OfF16 => Some(Self::BaselineOfF16(Narrow(Baseline))),
             Arithmetic::F32OfBf16 => Some(Self::BaselineOfBf16(Narrow(Baseline))),
-            Arithmetic::F16 | Arithmetic::Bf16 | Arithmetic::Bf16x3 | Arithmetic::Int8 => None,
+            Arithmetic::F16 | Arithmetic::Bf16 | Arithmetic::Bf16x3 => None,
         }];
         found.into_iter().flatten().filter(|level| is_allowed(level.name())).collect()
     }
@@ -146,21 +135,16 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Self::Fp16(_) => "avx512fp16",
             #[cfg(target_arch = "x86_64")]
-            Self::Vnni(_) => "avx512-vnni",
-            #[cfg(target_arch = "x86_64")]
             Self::AmxBf16(_) => "amx-bf16",
             #[cfg(target_arch = "x86_64")]
             Self::AmxBf16x3(_) => "amx-bf16x3",
-            #[cfg(target_arch = "x86_64")]
-            Self::AmxInt8(_) => "amx-int8",
         }
     }
 }
 
 impl Arithmetic {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::F32, Self::F32OfF16, Self::F32OfBf16, Self::F16, Self::Bf16, Self::Bf16x3, Self::Int8];
+    pub const ALL: [Self; 6] = [Self::F32, Self::F32OfF16, Self::F32OfBf16, Self::F16, Self::Bf16, Self::Bf16x3];
 
     /// Whether this machine has the instructions, asked of the CPU (and, for AMX, of the kernel) at run time.
     #[must_use]
@@ -173,7 +157,7 @@ impl Arithmetic {
         matches!(self, Self::F32OfF16 | Self::F32OfBf16)
     }
 
-    /// f32, f32-of-f16, f32-of-bf16, f16, bf16, bf16x3 or int8.
+    /// f32, f32-of-f16, f32-of-bf16, f16, bf16 or bf16x3.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -183,7 +167,6 @@ impl Arithmetic {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Bf16x3 => "bf16x3",
-            Self::Int8 => "int8",
         }
     }
 }

@@ -162,12 +162,9 @@ use with_attention;
 fn level_of(arithmetic: Arithmetic) -> Result<Level, ProductError> {
     match arithmetic {
         Arithmetic::Bf16 => Level::best(Arithmetic::Bf16),
-        Arithmetic::F32
-        | Arithmetic::F32OfF16
-        | Arithmetic::F32OfBf16
-        | Arithmetic::F16
-        | Arithmetic::Bf16x3
-        | Arithmetic::Int8 => Level::best(Arithmetic::F32),
+        Arithmetic::F32 | Arithmetic::F32OfF16 | Arithmetic::F32OfBf16 | Arithmetic::F16 | Arithmetic::Bf16x3 => {
+            Level::best(Arithmetic::F32)
+        }
     }
 }
 

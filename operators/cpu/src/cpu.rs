@@ -28,12 +28,8 @@ proofs! {
     Avx512 = avx512();
     /// AVX-512 with arithmetic on f16.
     Fp16 = avx512() && is_x86_feature_detected!("avx512fp16");
-    /// AVX-512 with sums of four products of 8-bit numbers.
-    Vnni = avx512() && is_x86_feature_detected!("avx512vnni");
     /// AMX tiles of bf16, AVX-512 with conversions to bf16, and the permission to use tiles.
     AmxBf16 = avx512() && is_x86_feature_detected!("avx512bf16") && amx(22);
-    /// AMX tiles of 8-bit numbers, AVX-512, and the permission to use tiles.
-    AmxInt8 = avx512() && amx(25);
 }
 
 /// As [`AmxBf16`], for products of numbers in two parts.

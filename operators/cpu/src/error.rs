@@ -48,15 +48,7 @@ pub enum ProductError {
         /// What it has to be.
         valid: usize,
     },
-    /// More inputs than a 32-bit sum of 8-bit products can hold.
-    #[error("an int8 weight of {got} inputs; valid are at most {valid}, whose sum fits 32 bits")]
-    TooLong {
-        /// Inputs of the weight.
-        got: usize,
-        /// The most there may be.
-        valid: usize,
-    },
-    /// A weight that int8 or f16 cannot scale.
+    /// A weight that f16 cannot scale.
     #[error("output {output} of the weight has a value that is not finite; valid for {arithmetic} are finite ones")]
     NotFinite {
         /// The first such output.

@@ -13,7 +13,7 @@
 
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::{AmxBf16, AmxInt8, Avx2, Avx512, Fp16, Vnni};
+use crate::cpu::{AmxBf16, Avx2, Avx512, Fp16};
 #[cfg(target_arch = "x86_64")]
 use crate::f16_weights::{F16, F32, depth};
 use crate::f16_weights::{Widens, widened};
@@ -161,13 +161,7 @@ unsafe impl Wide for Avx512 {}
 unsafe impl Wide for Fp16 {}
 // SAFETY: as above.
 #[cfg(target_arch = "x86_64")]
-unsafe impl Wide for Vnni {}
-// SAFETY: as above.
-#[cfg(target_arch = "x86_64")]
 unsafe impl Wide for AmxBf16 {}
-// SAFETY: as above.
-#[cfg(target_arch = "x86_64")]
-unsafe impl Wide for AmxInt8 {}
 
 /// Runs `f`, compiled for AVX-512, which has fused multiply-adds.
 #[cfg(target_arch = "x86_64")]

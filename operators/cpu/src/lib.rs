@@ -13,19 +13,18 @@
 //! | F16 | f16, rows and outputs scaled by powers of two | f16 over 32 inputs, those in f32 | `avx512fp16` |
 //! | Bf16 | bf16 | f32 | `amx-bf16` |
 //! | Bf16x3 | f32 as the sum of two bf16, three of four products | f32 | `amx-bf16x3` |
-//! | Int8 | 8 bits, a scale for each row and each output | exact | `amx-int8`, `avx512-vnni` |
 //!
 //! Errors, with s the sum of the magnitudes of a value's terms and k its number of inputs: F32 at most about
 //! (768 + k/768) · 2^-24 · s, F32OfF16 and F32OfBf16 the same of the rounded weights, to the bit; F16 34 · 2^-11 · s; Bf16 2^-7 · s from its
-//! operands; Bf16x3 (k · 2^-23 + 2^-16) · s; Int8 half a step (1/254 of the row's or output's largest magnitude) of each operand, times the other.
+//! operands; Bf16x3 (k · 2^-23 + 2^-16) · s.
 //!
 //! The bits of a result row depend on the instructions but not on threads or on which rows are computed together. A
 //! product allocates nothing once its [`Scratch`] has grown, and each thread's memory for widened panels, which is 512 KiB at
-//! most (rayon's own queues aside). int8's levels all return the same bits.
+//! most (rayon's own queues aside).
 //!
-//! A library would be preferred to kernels of our own, but none that was measured kept its weights packed, its rows
-//! independent of each other and three quarters of the machine's peak; `examples/peak` and `benches/product` measure
-//! both here.
+//! A library would be preferred to kernels of our own, but none that was measured gives a row the same bits whatever is
+//! computed with it, uses AMX, and keeps weights packed in 16 bits. In f32 alone gemm is as fast (BENCHMARKS.md);
+//! `examples/peak` and `benches/product` measure both here.
 //!
 //! [`attention`] is made of the same kernels: keys and values are packed as weights are, for each call; or once, as [`KeyValues`] for who
 //! goes on where a run has ended. Its bits depend on its own instructions ([`attention_level`]): with fused multiply-adds its exponential is another one.
@@ -54,7 +53,6 @@ mod f16_weights;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod half_float;
-mod int8;
 mod kernel;
 mod memory;
 mod product;

@@ -59,7 +59,7 @@ impl Case {
     /// The largest error of a value that its types explain.
     ///
     /// Each term's relative error is that of its two roundings, and the sum's that of as many additions as a term
-    /// goes through; int8's steps are absolute: half a step of one operand times the largest of the other, twice.
+    /// goes through.
     fn bound(&self, arithmetic: Arithmetic, size: f64) -> f64 {
         let additions = self.inputs as f64 + 8.0;
         let sum = additions * f64::from(f32::EPSILON) * size;
@@ -72,7 +72,6 @@ impl Case {
             Arithmetic::Bf16 => sum + 2.0 * 2f64.powi(-8) * size,
             // three times as many additions, the product that is left out, and what the parts leave of each operand
             Arithmetic::Bf16x3 => 3.0 * sum + 3.0 * 2f64.powi(-17) * size,
-            Arithmetic::Int8 => sum + self.inputs as f64 * (1.0 / 127.0) * 1.01,
         }
     }
 }
@@ -118,8 +117,7 @@ fn products_are_within_the_error_of_their_types() {
 
 #[test]
 fn small_integers_are_exact() {
-    // Sums of products of small integers are exact in every type but int8's scaled ones.
-    for (arithmetic, level) in levels().into_iter().filter(|(a, _)| *a != Arithmetic::Int8) {
+    for (arithmetic, level) in levels() {
         let mut case = Case::new(19, 70, 45);
         case.x.iter_mut().enumerate().for_each(|(i, x)| *x = (i % 7) as f32 - 3.0);
         case.weight.iter_mut().enumerate().for_each(|(i, w)| *w = (i % 5) as f32 - 2.0);
@@ -191,20 +189,8 @@ fn long_rows_summed_in_parts_are_whole() {
 }
 
 #[test]
-fn every_level_of_int8_returns_the_same_bits() {
-    let case = Case::new(45, 99, 333);
-    let mut all = Level::all(Arithmetic::Int8).into_iter();
-    if let Some(first) = all.next() {
-        let want = run(&case, &case.pack(Arithmetic::Int8, first), Threads::One);
-        for level in all {
-            assert!(run(&case, &case.pack(Arithmetic::Int8, level), Threads::One) == want, "{}", level.name());
-        }
-    }
-}
-
-#[test]
 fn a_scale_is_of_a_row_and_of_an_output() {
-    // magnitudes that f16 does not have and int8 has no steps for; weights that are kept in f16 have no scale
+    // magnitudes that f16 does not have; weights that are kept in f16 have no scale
     for (arithmetic, level) in levels().into_iter().filter(|(a, _)| *a != Arithmetic::F32OfF16) {
         let mut case = Case::new(6, 40, 64);
         case.x.iter_mut().enumerate().for_each(|(i, x)| *x *= 10f32.powi((i / 64) as i32 * 4 - 12));
@@ -371,7 +357,7 @@ fn sizes_that_do_not_fit_are_errors() {
 
 #[test]
 fn names_are_those_of_manifests() {
-    let names = ["f32", "f32-of-f16", "f32-of-bf16", "f16", "bf16", "bf16x3", "int8"];
+    let names = ["f32", "f32-of-f16", "f32-of-bf16", "f16", "bf16", "bf16x3"];
     assert_eq!(Arithmetic::ALL.map(Arithmetic::name), names);
     assert!(Arithmetic::F32.available());
     for arithmetic in Arithmetic::ALL {

@@ -8,11 +8,11 @@
 //! gate 0..16 and up 0..16           panel 0 of a pair: an epilogue finds both halves in one tile
 //! ```
 
+use crate::Arithmetic;
 use crate::arithmetic::{Level, with_kernel};
 use crate::error::ProductError;
 use crate::kernel::Kernel;
 use crate::memory::{LINE, Line, numbers_mut};
-use crate::{Arithmetic, int8};
 use rayon::prelude::*;
 
 /// How a weight lies in memory; strides in floats.
@@ -101,8 +101,8 @@ impl Packed {
     /// Packs `weight` for products of type `arithmetic` on this machine.
     ///
     /// # Errors
-    /// [`ProductError`] where this machine has no such products, where the weight does not fit its memory, where int8
-    /// would overflow, and where f16 or int8 are given a value that is not finite.
+    /// [`ProductError`] where this machine has no such products, where the weight does not fit its memory, and
+    /// where f16 is given a value that is not finite.
     pub fn new(
         weight: &[f32],
         outputs: usize,
@@ -140,9 +140,6 @@ impl Packed {
     ) -> Result<Self, ProductError> {
         let sources =
             weights.iter().map(|data| Source::new(data, outputs, inputs, layout)).collect::<Result<Vec<_>, _>>()?;
-        if arithmetic == Arithmetic::Int8 && inputs > int8::MOST_INPUTS {
-            return Err(ProductError::TooLong { got: inputs, valid: int8::MOST_INPUTS });
-        }
         let mut packed = Self {
             level,
             arithmetic,

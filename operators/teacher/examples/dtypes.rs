@@ -38,7 +38,7 @@ fn main() -> Result<(), Failure> {
     let reference = Reference::new(text, teacher.as_ref())?;
     println!("{:>6} {:>10.0}", "f32", count / seconds(teacher.as_ref(), reference.text())?);
     drop(teacher);
-    for dtype in [Precision::F16, Precision::Bf16, Precision::Bf16x3, Precision::Int8] {
+    for dtype in [Precision::F16, Precision::Bf16, Precision::Bf16x3] {
         let teacher = match load(dtype) {
             Ok(teacher) => teacher,
             Err(e) => {

@@ -213,9 +213,6 @@ pub enum Precision {
     F16,
     /// f32 products, each of three of bf16: nearly f32's accuracy at a CPU's speed in bf16; f32 where the machine has no such products.
     Bf16x3,
-    /// 8-bit products, a scale for each output of a weight and each row of activations; only on a CPU that has such instructions. What it
-    /// costs is to be asked of a [`crate::probe::Reference`] first.
-    Int8,
     /// 8-bit floats (e4m3) in the products of layers, a scale for each output of a weight and each token; everything else, the head too, in
     /// bfloat16. Only on GPUs that have such products. What it costs is to be asked of a [`crate::probe::Reference`] first.
     Fp8,
@@ -231,7 +228,7 @@ impl Precision {
     /// What the products of a CPU are in.
     pub(crate) fn on_cpu(self) -> Result<Arithmetic> {
         self.arithmetic().ok_or_else(|| {
-            let (got, valid) = (self.to_string(), "f32, bf16, f16, bf16x3, int8; fp8 is for GPUs".into());
+            let (got, valid) = (self.to_string(), "f32, bf16, f16, bf16x3; fp8 is for GPUs".into());
             TeacherError::Input { what: "dtype of a teacher on a CPU", got, valid }
         })
     }
@@ -243,7 +240,6 @@ impl Precision {
             Self::Bf16 => Some(Arithmetic::Bf16),
             Self::F16 => Some(Arithmetic::F16),
             Self::Bf16x3 => Some(Arithmetic::Bf16x3),
-            Self::Int8 => Some(Arithmetic::Int8),
             Self::Fp8 => None,
         }
     }
@@ -258,10 +254,9 @@ impl FromStr for Precision {
             "bf16" => Ok(Self::Bf16),
             "f16" => Ok(Self::F16),
             "bf16x3" => Ok(Self::Bf16x3),
-            "int8" => Ok(Self::Int8),
             "fp8" => Ok(Self::Fp8),
             _ => {
-                let valid = "f32, bf16, f16, bf16x3, int8, fp8".into();
+                let valid = "f32, bf16, f16, bf16x3, fp8".into();
                 Err(TeacherError::Input { what: "dtype", got: format!("`{text}`"), valid })
             }
         }
@@ -275,7 +270,6 @@ impl fmt::Display for Precision {
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
             Self::Bf16x3 => "bf16x3",
-            Self::Int8 => "int8",
             Self::Fp8 => "fp8",
         })
     }

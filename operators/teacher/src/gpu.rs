@@ -93,10 +93,6 @@ fn numbers(dtype: Precision) -> Result<Numbers> {
         Precision::Bf16 => Ok(Numbers::Of(Element::Bf16)),
         Precision::F16 => Ok(Numbers::Of(Element::F16)),
         Precision::Fp8 => Ok(Numbers::Fp8),
-        Precision::Int8 => {
-            let valid = "f32, bf16, f16, fp8; int8 is for CPUs".into();
-            Err(TeacherError::Input { what: "dtype of a teacher on a GPU", got: dtype.to_string(), valid })
-        }
     }
 }
 

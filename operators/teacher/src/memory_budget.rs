@@ -41,8 +41,8 @@ pub fn host_bytes(path: &Path, dtype: Precision, batch_tokens: usize, ignore: &[
     let Built { net, weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
     let of_weight = match dtype {
         Precision::Bf16 | Precision::F16 => 2,
-        // two parts of 16 bits; whoever has int8 compares it with f32 first; fp8 is on no CPU
-        Precision::F32 | Precision::Bf16x3 | Precision::Int8 | Precision::Fp8 => 4,
+        // two parts of 16 bits; fp8 is on no CPU
+        Precision::F32 | Precision::Bf16x3 | Precision::Fp8 => 4,
     };
     // rows of the embedding are looked up, in f32; the head is a product: two copies of one table where they are tied
     let embedding = (config.vocab_size * config.hidden_size) as u64;

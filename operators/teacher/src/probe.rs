@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   text ─► f32 teacher ─► ln p [n, V] ─┐
-//!   text ─► int8 teacher ─► ln q [n, V] ─┴─► mean and largest KL(p ‖ q), largest |ln p − ln q| of a token of the text
+//!   text ─► bf16 teacher ─► ln q [n, V] ─┴─► mean and largest KL(p ‖ q), largest |ln p − ln q| of a token of the text
 //! ```
 //!
 //! One teacher is loaded at a time, so what is kept of the first one is ln p of the whole vocabulary: at most [`MOST_BYTES`], which bounds the

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::{JobFormat, MOST_PROBLEMS, Parsed, Positions};
 use crate::document::Document;
 use crate::problems::{Problem, Problems};
-use crate::spec::JobSpec;
+use crate::spec::{Dtype, JobSpec};
 use std::sync::Arc;
 
 /// Sections that are replaced as a whole where they are given.
@@ -56,14 +56,27 @@ impl JobFormat {
             written.remove(problem.field.split(['.', '[']).next().unwrap_or_default());
         }
         let (spec, mut problems) = {
-            let merged = merged(whole, given, &written, &mut found);
-            self.check(Value::Object(merged), found)
+            let mut merged = Value::Object(merged(whole, given, &written, &mut found));
+            // a type that jobs can no longer ask for: nothing that is derived needs the teacher
+            let dtype = merged.pointer_mut(DTYPE).filter(|_| dtype_of(source) == Some(Dtype::Int8));
+            let is_retired = dtype.map(|dtype| *dtype = Dtype::F32.name().into()).is_some();
+            let (mut spec, problems) = self.check(merged, found);
+            if let Some(extract) = spec.as_mut().and_then(|spec| spec.extract.as_mut()).filter(|_| is_retired) {
+                extract.teacher.dtype = Dtype::Int8;
+            }
+            (spec, problems)
         };
         let positions = Positions(Some(Arc::new(document)));
         positions.locate(&mut problems);
         problems.sort();
         (Parsed { spec, problems, positions }, own)
     }
+}
+
+const DTYPE: &str = "/extract/teacher/dtype";
+
+fn dtype_of(job: &JobSpec) -> Option<Dtype> {
+    job.extract.as_ref().map(|extract| extract.teacher.dtype)
 }
 
 fn merged(

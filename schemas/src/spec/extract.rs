@@ -102,7 +102,7 @@ pub struct TeacherSpec {
     #[serde(default)]
     pub dtype: Dtype,
     /// The largest mean KL(f32 ‖ dtype) of next-token distributions that is accepted, in nat, measured on the first 1,024 tokens of the
-    /// input before work begins. Required for `int8` and `fp8`.
+    /// input before work begins. Required for `fp8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 100.0))]
     pub max_mean_kl_nats: Option<f64>,
@@ -130,7 +130,8 @@ pub enum Dtype {
     F16,
     /// 32-bit floats, each product made of three of bfloat16: nearly as exact as `f32`, faster on CPUs with AMX; elsewhere it is `f32`.
     Bf16x3,
-    /// 8-bit integers, a scale for each output of a weight and each token; CPUs with AVX512-VNNI or AMX. Needs `max_mean_kl_nats`.
+    /// 8-bit integers on CPUs, which earlier versions had: only in manifests of their data sets. No job can ask for it.
+    #[schemars(skip)]
     Int8,
     /// 8-bit floats (e4m3) in the products of layers, a scale for each output of a weight and each token, the rest bfloat16; Hopper GPUs.
     /// Needs `max_mean_kl_nats`.

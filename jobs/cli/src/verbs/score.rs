@@ -118,7 +118,6 @@ enum Type {
     Bf16x3,
     F16,
     Bf16,
-    Int8,
     Fp8,
 }
 
@@ -188,7 +187,6 @@ impl Args {
                 Type::Bf16x3 => Dtype::Bf16x3,
                 Type::F16 => Dtype::F16,
                 Type::Bf16 => Dtype::Bf16,
-                Type::Int8 => Dtype::Int8,
                 Type::Fp8 => Dtype::Fp8,
             },
             batch_tokens: self.batch_tokens,

@@ -102,7 +102,6 @@ enum Arithmetic {
     Bf16x3,
     F16,
     Bf16,
-    Int8,
     Fp8,
 }
 
@@ -113,7 +112,6 @@ impl Arithmetic {
             Self::Bf16x3 => Dtype::Bf16x3,
             Self::F16 => Dtype::F16,
             Self::Bf16 => Dtype::Bf16,
-            Self::Int8 => Dtype::Int8,
             Self::Fp8 => Dtype::Fp8,
         }
     }

@@ -15,14 +15,12 @@ pub fn loops(arithmetic: Arithmetic) -> Vec<(&'static str, Work)> {
             Arithmetic::F32OfF16 | Arithmetic::F32OfBf16 => Arithmetic::F32,
             other => other,
         };
-        let all: [(Arithmetic, bool, &'static str, Work); 7] = [
+        let all: [(Arithmetic, bool, &'static str, Work); 5] = [
             (Arithmetic::F32, wide, "fma zmm", x86::fma512),
             (Arithmetic::F32, is_x86_feature_detected!("fma"), "fma ymm", x86::fma256),
             (Arithmetic::F16, is_x86_feature_detected!("avx512fp16"), "fma f16 zmm", x86::fma16),
             (Arithmetic::Bf16, Arithmetic::Bf16.available(), "amx bf16", x86::amx_bf16),
             (Arithmetic::Bf16x3, Arithmetic::Bf16x3.available(), "amx bf16, three for one", x86::amx_bf16x3),
-            (Arithmetic::Int8, stillhouse_cpu::level(Arithmetic::Int8) == "amx-int8", "amx int8", x86::amx_int8),
-            (Arithmetic::Int8, is_x86_feature_detected!("avx512vnni"), "vnni zmm", x86::vnni),
         ];
         all.into_iter()
             .filter(|(of, available, ..)| *of == arithmetic && *available)
@@ -94,14 +92,6 @@ mod x86 {
         |s, x| _mm512_fmadd_ph(s, x, x),
         64
     );
-    in_registers!(
-        vnni,
-        "avx512f,avx512vnni",
-        _mm512_setzero_si512(),
-        _mm512_set1_epi8(1),
-        |s, x| _mm512_dpbusd_epi32(s, x, x),
-        128
-    );
 
     macro_rules! in_tiles {
         ($name:ident, $multiply:literal, $operations:expr) => {
@@ -144,6 +134,4 @@ mod x86 {
     pub(super) fn amx_bf16x3(times: usize) -> f64 {
         amx_bf16(times) / 3.0
     }
-
-    in_tiles!(amx_int8, "tdpbssd", 2 * 16 * 16 * 64);
 }

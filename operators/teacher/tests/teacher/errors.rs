@@ -106,7 +106,7 @@ fn devices_and_types_are_parsed() {
         assert_eq!(name.parse::<DeviceChoice>().unwrap().to_string(), name);
     }
     assert_all(&"gpu".parse::<DeviceChoice>().unwrap_err().to_string(), &["gpu", "auto, cpu, cuda, cuda:N"]);
-    assert_all(&"int4".parse::<Precision>().unwrap_err().to_string(), &["int4", "f32, bf16, f16, bf16x3, int8"]);
+    assert_all(&"int4".parse::<Precision>().unwrap_err().to_string(), &["int4", "f32, bf16, f16, bf16x3, fp8"]);
     assert_eq!(devices("cuda:1").unwrap(), [DeviceChoice::Cuda(1)]);
     assert_eq!(devices("cuda:1,cuda:0").unwrap(), [DeviceChoice::Cuda(1), DeviceChoice::Cuda(0)]);
     assert_all(&devices("cuda:1,cuda:1").unwrap_err().to_string(), &["there twice", "`cuda:1`"]);
