@@ -21,6 +21,7 @@
 mod convert;
 mod distillkit;
 mod files;
+mod format;
 mod megatron;
 mod record;
 mod rows;
@@ -36,7 +37,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::config::SIDECAR_FILES;
 
-pub use self::convert::{Conversion, Converted, Format, LeftOut, convert};
+pub use self::convert::{Conversion, Converted, convert};
+pub use self::format::{Format, LeftOut};
 pub use self::megatron::{Identity, MegatronRun};
 pub use self::sparse::{Signal, ValueType};
 use crate::card::{self, CardFault};

@@ -20,6 +20,7 @@
 //!
 //! `labels` is there where the teacher wrote the text: −100, which the trainer masks, up to where its writing begins.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -27,33 +28,163 @@ use arrow::array::{ArrayRef, Int64Array, ListArray, RecordBatch, UInt8Array, UIn
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
+use async_trait::async_trait;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use stillhouse_reader::ShardFile;
+use stillhouse_schemas::manifest::Manifest;
 
+use super::ExportedFile;
+use super::files::Files;
+use super::format::{ExportFormat, ExportWriter, LeftOut, Unit};
+use super::rows::{RowReader, rows_of_splits};
 use super::sparse::{Entries, Sparse, SparseBatch, ValueType};
+use crate::dataset::Dataset;
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::{CARD, Output};
+
+/// What a file says of what is not in it: key of its Parquet metadata.
+const LEFT_OUT: &str = "stillhouse.left_out";
+/// Bytes of a row group before compression.
+const ROW_GROUP_BYTES: usize = 16 << 20;
 
 /// The name under which DistillKit itself leaves the compressor beside its captures.
-pub(super) const CONFIG: &str = "compression_config.yaml";
+const CONFIG: &str = "compression_config.yaml";
 /// What the trainer masks.
 const MASKED: i64 = -100;
 
 /// The most ids of a compressor here: it counts their bits by a logarithm in f32, which is exact up to there.
-pub(super) const MOST_IDS: u64 = 1 << 20;
+const MOST_IDS: u64 = 1 << 20;
+
+/// The format.
+pub(super) struct DistillKit;
+
+#[async_trait]
+impl ExportFormat for DistillKit {
+    fn most_ids(&self) -> (u64, &'static str) {
+        (MOST_IDS, "DistillKit's compressor counts the bits of an id in f32")
+    }
+
+    /// The trainer cuts its logits off behind the last token; an entry behind it would end the training.
+    async fn ids(&self, dataset: &Dataset) -> Result<u64> {
+        let vocab = dataset.manifest().vocab_size;
+        let last = dataset.tokenizer().await?.get_vocab(true).into_values().max();
+        Ok(last.map_or(vocab, |last| vocab.min(u64::from(last) + 1)))
+    }
+
+    fn writer(
+        &self,
+        manifest: &Manifest,
+        sparse: &Arc<Sparse>,
+        dtype: ValueType,
+    ) -> Result<Box<dyn ExportWriter>, String> {
+        let zstd_level = ZstdLevel::try_new(manifest.job.output.zstd_level).unwrap_or_default();
+        Ok(Box::new(Rows { sparse: Arc::clone(sparse), dtype, bits: bits(manifest.vocab_size), zstd_level }))
+    }
+}
 
 /// How rows are written.
-pub(super) struct Rows<'a> {
-    pub sparse: &'a Sparse,
-    pub dtype: ValueType,
+struct Rows {
+    sparse: Arc<Sparse>,
+    dtype: ValueType,
     /// Bits of an id.
-    pub bits: u32,
+    bits: u32,
+    zstd_level: ZstdLevel,
+}
+
+#[async_trait]
+impl ExportWriter for Rows {
+    /// A file for each shard.
+    fn units(&self, manifest: &Manifest) -> Vec<Unit> {
+        let mut rows = BTreeMap::<&str, u64>::new();
+        let units = manifest.shards.iter().map(|shard| {
+            let begin = rows.entry(&shard.dataset_split).or_default();
+            let range = *begin..*begin + shard.rows;
+            *begin = range.end;
+            let (split, files) = (shard.dataset_split.clone(), vec![shard.path.clone()]);
+            Unit { split, rows: range, files, bytes: shard.bytes }
+        });
+        units.collect()
+    }
+
+    fn position_bytes(&self) -> usize {
+        self.sparse.width * self.dtype.bytes() + self.packed_bytes() + 8
+    }
+
+    async fn write(&self, _: &Unit, mut reader: RowReader<'_>, files: &mut Files) -> Result<LeftOut> {
+        let context = format!("cannot write {}", files.shown());
+        let failed = |e: ParquetError| PipelineError::caused(ErrorKind::Output, context.clone(), e);
+        let properties = WriterProperties::builder()
+            .set_created_by(concat!("stillhouse ", env!("CARGO_PKG_VERSION")).to_owned())
+            .set_compression(Compression::ZSTD(self.zstd_level))
+            .set_max_row_group_row_count(None)
+            .build();
+        let mut writer = ArrowWriter::try_new(Vec::new(), self.schema(), Some(properties)).map_err(failed)?;
+        let mut entries = Entries::new(&self.sparse);
+        let (mut short, mut waiting) = (0, 0);
+        while let Some((batch, shard)) = reader.next().await? {
+            let damaged = |e: String| PipelineError::new(ErrorKind::DataSet, format!("{shard}: {e}"));
+            let read = self.sparse.batch(&batch).map_err(|e| damaged(e.to_string()))?;
+            let (made, none) = self.encode(&read, &mut entries).map_err(damaged)?;
+            short += none;
+            waiting += made.get_array_memory_size();
+            writer.write(&made).map_err(failed)?;
+            if waiting > ROW_GROUP_BYTES {
+                waiting = 0;
+                writer.flush().map_err(failed)?;
+                writer.sync().map_err(PipelineError::output("a row group"))?;
+                files.put(0, std::mem::take(writer.inner_mut())).await?;
+            }
+        }
+        let left_out =
+            LeftOut { rows_of_one_token: short, entries_without_token: entries.left_out, ..LeftOut::default() };
+        let text = serde_json::to_string(&left_out).map_err(PipelineError::dataset(LEFT_OUT))?;
+        writer.append_key_value_metadata(KeyValue::new(LEFT_OUT.to_owned(), text));
+        writer.finish().map_err(failed)?;
+        files.put(0, std::mem::take(writer.inner_mut())).await?;
+        Ok(left_out)
+    }
+
+    /// Each file says it, so that an export that was interrupted ends as one that was not.
+    async fn left_out_of(&self, files: &[ExportedFile], destination: &Output) -> Result<LeftOut> {
+        let mut sum = LeftOut::default();
+        for file in files {
+            let shown = destination.shown(&file.name);
+            let reader = ShardFile::new(destination.store(), &file.name, file.bytes, None);
+            let opened = ParquetRecordBatchStreamBuilder::new(reader).await;
+            let opened = opened.map_err(PipelineError::dataset(shown.clone()))?;
+            let entries = opened.metadata().file_metadata().key_value_metadata();
+            let said = entries.and_then(|entries| entries.iter().find(|entry| entry.key == LEFT_OUT));
+            let Some(text) = said.and_then(|entry| entry.value.as_ref()) else {
+                let message = format!("{shown}: is there with other content; remove it first");
+                return Err(PipelineError::new(ErrorKind::Output, message));
+            };
+            let said: LeftOut = serde_json::from_str(text).map_err(PipelineError::dataset(shown))?;
+            sum.rows_of_one_token += said.rows_of_one_token;
+            sum.entries_without_token += said.entries_without_token;
+        }
+        Ok(sum)
+    }
+
+    fn small_files(&self, manifest: &Manifest) -> Vec<(&'static str, Vec<u8>)> {
+        let config = config(manifest.vocab_size, self.sparse.width, self.dtype);
+        let splits: Vec<String> = rows_of_splits(manifest).into_keys().collect();
+        vec![(CARD, card(&splits, &config, self.sparse.given).into_bytes()), (CONFIG, config.into_bytes())]
+    }
 }
 
 /// Bits of an id below `vocab`.
-pub(super) fn bits(vocab: u64) -> u32 {
+fn bits(vocab: u64) -> u32 {
     (u64::BITS - vocab.saturating_sub(1).leading_zeros()).max(1)
 }
 
-impl Rows<'_> {
+impl Rows {
     /// The columns.
-    pub fn schema(&self) -> SchemaRef {
+    fn schema(&self) -> SchemaRef {
         let list = |item: DataType| DataType::List(Arc::new(Field::new_list_field(item, false)));
         let mut fields = vec![
             Field::new("input_ids", list(DataType::UInt64), false),
@@ -64,11 +195,6 @@ impl Rows<'_> {
         Arc::new(Schema::new(fields))
     }
 
-    /// Bytes of a position.
-    pub fn position_bytes(&self) -> usize {
-        self.sparse.width * self.dtype.bytes() + self.packed_bytes()
-    }
-
     fn packed_bytes(&self) -> usize {
         (self.sparse.width * self.bits as usize).div_ceil(8)
     }
@@ -77,7 +203,7 @@ impl Rows<'_> {
     ///
     /// # Errors
     /// In words, when a row is not what it should be.
-    pub fn encode(&self, batch: &SparseBatch<'_>, entries: &mut Entries) -> Result<(RecordBatch, u64), String> {
+    fn encode(&self, batch: &SparseBatch<'_>, entries: &mut Entries) -> Result<(RecordBatch, u64), String> {
         let (mut ids, mut labels, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         let (mut logprobs, mut packed) = (Vec::new(), Vec::new());
         let mut short = 0;
@@ -148,7 +274,7 @@ fn pack(numbers: &[u32], bits: u32, out: &mut Vec<u8>) {
 }
 
 /// The compressor, as YAML: what `teacher.logprob_compressor` of the trainer's configuration must have.
-pub(super) fn config(vocab: u64, width: usize, dtype: ValueType) -> String {
+fn config(vocab: u64, width: usize, dtype: ValueType) -> String {
     format!(
         "d: {vocab}\ndelta_encoding: false\nerror_diffusion: false\nexact_dtype: {}\nexact_k: {width}\nk: {width}\nnormalize_t: false\n\
          polynomial_terms: null\nresidual_bins: []\nterm_dtype: float32\n",
@@ -157,7 +283,7 @@ pub(super) fn config(vocab: u64, width: usize, dtype: ValueType) -> String {
 }
 
 /// The card: which files are which split, and what the trainer's configuration must say.
-pub(super) fn card(splits: &[String], config: &str, given: bool) -> String {
+fn card(splits: &[String], config: &str, given: bool) -> String {
     let mut text = String::from("---\nconfigs:\n- config_name: default\n  data_files:\n");
     for split in splits {
         let _ = writeln!(text, "  - split: {split}\n    path: data/{split}-*.parquet");

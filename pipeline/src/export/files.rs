@@ -28,6 +28,11 @@ impl Files {
         Ok(files)
     }
 
+    /// The first of them, for messages.
+    pub fn shown(&self) -> String {
+        self.destination.shown(self.uploads.first().map_or("", |(name, _)| name))
+    }
+
     /// Appends to one of them.
     pub async fn put(&mut self, file: usize, bytes: Vec<u8>) -> Result<()> {
         let Some((name, upload)) = self.uploads.get_mut(file) else { return Ok(()) };

@@ -16,17 +16,25 @@
 //!
 //! Memory: an iteration of all ranks, as values, as the file and compressed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use stillhouse_schemas::manifest::Manifest;
 
+use super::files::Files;
+use super::format::{ExportFormat, ExportWriter, LeftOut, Unit};
+use super::rows::{RowReader, row_length, rows_of_splits};
 use super::sparse::{Entries, Signal, Sparse, SparseBatch, ValueType};
 use super::torch_file::{Kind, Tensor, encode};
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::CARD;
 
 /// Ids have 17 bits there.
-pub(super) const MOST_IDS: u64 = 1 << 17;
+const MOST_IDS: u64 = 1 << 17;
 /// Most bytes of an iteration of a rank, before compression: the sizes in a zip have 32 bits.
 const MOST_BYTES: u64 = 3 << 30;
 /// As Megatron's own writer compresses.
@@ -69,7 +77,7 @@ pub enum Identity {
 
 /// The run, with what the data set decides.
 #[derive(Debug, Clone)]
-pub(super) struct Batches {
+struct Batches {
     pub run: MegatronRun,
     /// S.
     pub length: usize,
@@ -178,8 +186,109 @@ fn identifiers(seed: i64, length: usize, samples: u64, blend: &[(f64, String)]) 
     Ok(format!("{{\"seed\":{seed},\"sequence_length\":{length},\"train_samples\":{samples},\"blend\":{blend}}}"))
 }
 
+#[async_trait]
+impl ExportFormat for MegatronRun {
+    fn most_ids(&self) -> (u64, &'static str) {
+        (MOST_IDS, "Megatron-LM's reader has ids of 17 bits")
+    }
+
+    fn writer(
+        &self,
+        manifest: &Manifest,
+        sparse: &Arc<Sparse>,
+        dtype: ValueType,
+    ) -> Result<Box<dyn ExportWriter>, String> {
+        let batches = Batches::of(self, row_length(manifest), sparse, dtype)?;
+        let (mut metas, mut rest) = (BTreeMap::new(), 0);
+        for (split, rows) in rows_of_splits(manifest) {
+            let iterations = rows / u64::from(self.global_batch);
+            rest += rows % u64::from(self.global_batch);
+            metas.insert(split, batches.meta(iterations, sparse)?);
+        }
+        Ok(Box::new(Tars { batches, sparse: Arc::clone(sparse), metas, rest }))
+    }
+}
+
+/// How tars are written.
+struct Tars {
+    batches: Batches,
+    sparse: Arc<Sparse>,
+    /// The first member of the files of each split.
+    metas: BTreeMap<String, Vec<u8>>,
+    /// Rows that fill no global batch.
+    rest: u64,
+}
+
+#[async_trait]
+impl ExportWriter for Tars {
+    /// Some iterations of a split, a file for each rank.
+    fn units(&self, manifest: &Manifest) -> Vec<Unit> {
+        let global = u64::from(self.batches.run.global_batch);
+        let each = u64::from(self.batches.run.iterations_per_file.max(1));
+        let mut units = Vec::new();
+        for (split, rows) in rows_of_splits(manifest) {
+            let bytes: u64 = manifest.shards.iter().filter(|s| s.dataset_split == split).map(|s| s.bytes).sum();
+            let iterations = rows / global;
+            let mut first = 0;
+            while first < iterations {
+                let count = each.min(iterations - first);
+                units.push(Unit {
+                    split: split.clone(),
+                    rows: first * global..(first + count) * global,
+                    files: self.batches.names(&split, first, count),
+                    bytes: (bytes as f64 * (count * global) as f64 / rows.max(1) as f64) as u64,
+                });
+                first += count;
+            }
+        }
+        units
+    }
+
+    fn position_bytes(&self) -> usize {
+        self.sparse.width * (self.batches.dtype.bytes() + 3)
+    }
+
+    async fn write(&self, unit: &Unit, mut reader: RowReader<'_>, files: &mut Files) -> Result<LeftOut> {
+        let ranks = unit.files.len();
+        let meta = self.metas.get(&unit.split).map(Vec::as_slice).unwrap_or_default();
+        for rank in 0..ranks {
+            files.put(rank, tar_member(META, meta)).await?;
+        }
+        let mut filling = Filling::new(&self.batches, &self.sparse);
+        let mut iteration = unit.rows.start / u64::from(self.batches.run.global_batch);
+        while let Some((batch, shard)) = reader.next().await? {
+            let damaged = |e: String| PipelineError::new(ErrorKind::DataSet, format!("{shard}: {e}"));
+            let read = self.sparse.batch(&batch).map_err(|e| damaged(e.to_string()))?;
+            for number in 0..read.len() {
+                let made = filling.row(&read, number).map_err(|e| damaged(format!("row {number} of a batch {e}")))?;
+                for (rank, file) in made.into_iter().flatten().enumerate() {
+                    files.put(rank, tar_member(&member(iteration), &file)).await?;
+                    iteration += u64::from(rank + 1 == ranks);
+                }
+            }
+        }
+        for rank in 0..ranks {
+            files.put(rank, TAR_END.to_vec()).await?;
+        }
+        Ok(LeftOut::default())
+    }
+
+    fn rows_of_no_iteration(&self) -> u64 {
+        self.rest
+    }
+
+    fn small_files(&self, manifest: &Manifest) -> Vec<(&'static str, Vec<u8>)> {
+        let global = u64::from(self.batches.run.global_batch);
+        let iterations: Vec<(String, u64)> = (rows_of_splits(manifest).into_iter())
+            .map(|(split, rows)| (split, rows / global))
+            .filter(|(_, iterations)| *iterations > 0)
+            .collect();
+        vec![(CARD, card(&self.batches, self.sparse.signal, &iterations).into_bytes())]
+    }
+}
+
 /// Iterations that are being filled, row by row.
-pub(super) struct Filling<'a> {
+struct Filling<'a> {
     batches: &'a Batches,
     sparse: &'a Sparse,
     entries: Entries,
@@ -279,15 +388,15 @@ impl<'a> Filling<'a> {
 }
 
 /// Name of an iteration in its file.
-pub(super) fn member(iteration: u64) -> String {
+fn member(iteration: u64) -> String {
     format!("{iteration}.pt.zst")
 }
 
 /// Name of the first member.
-pub(super) const META: &str = "_meta.json";
+const META: &str = "_meta.json";
 
 /// A member of a tar: header, content, zeros up to the block.
-pub(super) fn tar_member(name: &str, content: &[u8]) -> Vec<u8> {
+fn tar_member(name: &str, content: &[u8]) -> Vec<u8> {
     let mut header = [0u8; BLOCK];
     let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, name.as_bytes());
@@ -310,10 +419,10 @@ pub(super) fn tar_member(name: &str, content: &[u8]) -> Vec<u8> {
 }
 
 /// What ends a tar.
-pub(super) const TAR_END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
+const TAR_END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
 
 /// The card: which options the run must have.
-pub(super) fn card(batches: &Batches, signal: Signal, iterations: &[(String, u64)]) -> String {
+fn card(batches: &Batches, signal: Signal, iterations: &[(String, u64)]) -> String {
     let MegatronRun { micro_batch, global_batch, data_parallel, .. } = batches.run;
     let splits: String = iterations
         .iter()
@@ -328,9 +437,6 @@ pub(super) fn card(batches: &Batches, signal: Signal, iterations: &[(String, u64
         batches.length,
     )
 }
-
-/// Shared by the files of a split.
-pub(super) type Meta = Arc<Vec<u8>>;
 
 #[cfg(test)]
 mod tests {

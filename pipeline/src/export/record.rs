@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::convert::{Conversion, LeftOut};
+use super::convert::Conversion;
+use super::format::LeftOut;
 use super::sparse::Signal;
 use super::{MARK, Mark};
 use crate::error::{ErrorKind, PipelineError, Result};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::RecordBatch;
 use futures::{Stream, TryStreamExt};
@@ -12,6 +12,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
 use super::Counts;
+use super::format::Unit;
 use super::sparse::Sparse;
 use crate::dataset::{Dataset, Selection};
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -36,6 +37,15 @@ pub(super) fn rows_of_splits(manifest: &Manifest) -> BTreeMap<String, u64> {
     rows
 }
 
+/// # Errors
+/// When another unit has failed.
+pub(super) fn go_on(stop: &AtomicBool) -> Result<()> {
+    match stop.load(Ordering::Relaxed) {
+        true => Err(PipelineError::new(ErrorKind::Output, "stopped: another file of the export has failed")),
+        false => Ok(()),
+    }
+}
+
 type RowBatches = Pin<Box<dyn Stream<Item = Result<RecordBatch, ParquetError>> + Send>>;
 
 /// Rows of a split, in the order of its shards, each checked against the manifest.
@@ -43,6 +53,8 @@ pub(super) struct RowReader<'a> {
     dataset: &'a Dataset,
     sparse: &'a Sparse,
     counts: &'a Counts,
+    /// Set when another unit has failed.
+    stop: &'a AtomicBool,
     /// Shards that are left, with their rows.
     left: VecDeque<(&'a ShardRecord, Range<u64>)>,
     current: Option<(RowBatches, &'a ShardRecord, u64)>,
@@ -51,29 +63,32 @@ pub(super) struct RowReader<'a> {
 }
 
 impl<'a> RowReader<'a> {
-    /// Rows of a split, which are about so many bytes of its shards.
+    /// The rows of a unit.
     pub fn new(
         dataset: &'a Dataset,
         sparse: &'a Sparse,
-        counts: &'a Counts,
-        split: &str,
-        rows: &Range<u64>,
-        bytes: u64,
+        (counts, stop): (&'a Counts, &'a AtomicBool),
+        unit: &Unit,
     ) -> Self {
+        let Unit { split, rows, bytes, .. } = unit;
         let (mut begin, mut left) = (0, VecDeque::new());
-        for shard in dataset.manifest().shards.iter().filter(|shard| shard.dataset_split == split) {
+        for shard in dataset.manifest().shards.iter().filter(|shard| shard.dataset_split == *split) {
             let here = rows.start.max(begin)..rows.end.min(begin + shard.rows);
             if here.start < here.end {
                 left.push_back((shard, here.start - begin..here.end - begin));
             }
             begin += shard.rows;
         }
-        let row_bytes = bytes as f64 / (rows.end - rows.start).max(1) as f64;
-        Self { dataset, sparse, counts, left, current: None, row_bytes }
+        let row_bytes = *bytes as f64 / (rows.end - rows.start).max(1) as f64;
+        Self { dataset, sparse, counts, stop, left, current: None, row_bytes }
     }
 
     /// The next rows, with the name of their shard.
+    ///
+    /// # Errors
+    /// When they are not what the manifest says, or another unit has failed.
     pub async fn next(&mut self) -> Result<Option<(RecordBatch, String)>> {
+        go_on(self.stop)?;
         loop {
             let Some((batches, shard, missing)) = &mut self.current else {
                 let Some((shard, rows)) = self.left.pop_front() else { return Ok(None) };
