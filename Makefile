@@ -42,12 +42,12 @@ setup:
 	scripts/setup
 
 # Everything: the program, the cluster, the service, the package. One after the other, whatever make's -j says: they share two cores and one target
-# folder.
+# folder. The time of each goes to stdout, and into the file $TIMES.
 test:
-	$(MAKE) rust-test
-	$(MAKE) cluster-test
-	$(MAKE) service-test
-	$(MAKE) python-test
+	@set -e; for part in rust-test cluster-test service-test python-test; do \
+		began=$$(date +%s); $(MAKE) $$part; \
+		printf '%5d s  %s\n' $$(($$(date +%s) - began)) $$part | tee -a "$${TIMES:-/dev/null}"; \
+	done
 
 rust-test: setup
 	cargo nextest run --workspace
