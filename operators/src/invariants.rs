@@ -7,7 +7,7 @@ use arrow::array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Float16Type, UInt8Type, UInt16Type, UInt32Type};
 use arrow::error::ArrowError;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::Place;
+use stillhouse_schemas::sequence_range::SequenceRange;
 
 use crate::registry::OperatorSpec;
 use crate::rows::ListRows;
@@ -22,7 +22,7 @@ pub struct Limits {
     /// The split that made the rows.
     pub split: SplitId,
     /// Where its sequences stand in the data set, where the plan says it.
-    pub place: Option<Place>,
+    pub place: Option<SequenceRange>,
     /// The operators that made the columns, in order: each checks its own ([`crate::config::OperatorConfig::check`]).
     pub operators: Vec<OperatorSpec>,
 }

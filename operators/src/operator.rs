@@ -13,7 +13,8 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Place, Statistics};
+use stillhouse_schemas::manifest::Statistics;
+use stillhouse_schemas::sequence_range::SequenceRange;
 use stillhouse_teacher::Teacher;
 
 pub use crate::registry::OperatorSpec;
@@ -133,7 +134,7 @@ pub struct SplitContext {
     /// Its data set split: `train`, or the name of a holdout.
     pub dataset_split: String,
     /// Where its sequences stand in the data set, where the plan says it.
-    pub place: Option<Place>,
+    pub place: Option<SequenceRange>,
     /// The tokenizer with its special tokens.
     pub vocabulary: Arc<Vocabulary>,
     /// The teacher, where the job has one and the operator is to run it itself.

@@ -11,8 +11,9 @@ use stillhouse_operators::registry::{self, OperatorSpec};
 pub use stillhouse_operators::registry::{columns_table, job_format};
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Manifest, Place, SpecialToken};
+use stillhouse_schemas::manifest::{Manifest, SpecialToken};
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sequence_range::SequenceRange;
 use stillhouse_schemas::spec::{JobSpec, Permutation};
 
 /// Fills in what operators need and the job file does not say: the numbers of a permutation, and H, the width of the teacher's states.
@@ -46,7 +47,7 @@ pub fn limits(
     job: &JobSpec,
     vocab_size: usize,
     special_tokens: &BTreeMap<String, SpecialToken>,
-    (split, place): (SplitId, Option<Place>),
+    (split, place): (SplitId, Option<SequenceRange>),
 ) -> Limits {
     let (operators, _) = recorded(job, vocab_size, special_tokens);
     Limits { vocab_size, length: job.pack.length as usize, split, place, operators }

@@ -15,8 +15,9 @@
 
 use std::collections::BTreeMap;
 
-use stillhouse_schemas::manifest::{Manifest, Place, SplitRecord};
+use stillhouse_schemas::manifest::{Manifest, SplitRecord};
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sequence_range::SequenceRange;
 use stillhouse_schemas::spec::{Boundary, JobSpec, OrderSchedule, PackMode};
 
 use crate::source::TRAIN;
@@ -77,7 +78,7 @@ pub(crate) fn of_rows(spec: &JobSpec, manifest: &Manifest) -> Vec<SplitRecord> {
 fn stand(splits: &mut [SplitRecord], there: usize, sequences: &[u64], epoch: u32) {
     let (earlier, new) = splits.split_at_mut(there.min(splits.len()));
     let (mut train, mut held) = (0, BTreeMap::<String, u64>::new());
-    let mut take = |split: &SplitRecord, place: Place| match split.dataset_split.as_str() {
+    let mut take = |split: &SplitRecord, place: SequenceRange| match split.dataset_split.as_str() {
         TRAIN => train = train.max(place.end()),
         name => *held.entry(name.to_owned()).or_default() += place.sequences,
     };
@@ -88,7 +89,7 @@ fn stand(splits: &mut [SplitRecord], there: usize, sequences: &[u64], epoch: u32
             TRAIN => train,
             name => train + held.get(name).copied().unwrap_or(0),
         };
-        let place = Place { first, sequences };
+        let place = SequenceRange { first, sequences };
         match split.dataset_split.as_str() {
             TRAIN => train = place.end(),
             name => *held.entry(name.to_owned()).or_default() += sequences,
@@ -256,7 +257,7 @@ mod tests {
             let job = spec(schedule, WRAP);
             let mut all = splits(&["train", "train"]);
             for (split, sequences) in all.iter_mut().zip(planned) {
-                split.place = Some(Place { first: 0, sequences });
+                split.place = Some(SequenceRange { first: 0, sequences });
             }
             let shard = |(n, rows): (u32, u64)| {
                 json!({"path": "p", "dataset_split": "train", "split": n, "rows": rows, "tokens": 1, "bytes": 1, "sha256": "", "column_bytes": {},

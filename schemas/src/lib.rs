@@ -36,7 +36,10 @@ pub mod paths;
 #[cfg(feature = "job")]
 pub mod problems;
 #[cfg(feature = "job")]
-pub mod sections;
+pub mod sequence_range;
 #[cfg(feature = "job")]
 pub mod spec;
 pub mod storage;
+
+#[cfg(feature = "job")]
+pub use self::spec::sections;

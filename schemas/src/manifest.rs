@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::ids::SplitId;
 use crate::pages::FooterRecord;
+use crate::sequence_range::SequenceRange;
 use crate::spec::{Dtype, JobSpec};
 
 /// `manifest.json`.
@@ -208,28 +209,7 @@ pub struct SplitRecord {
     pub appended: u32,
     /// Where its sequences stand in the data set, where something depends on that (`orders.schedule`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub place: Option<Place>,
-}
-
-/// Where the sequences of a split stand in the data set, as it was planned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// How many sequences stand before its first one.
-    pub first: u64,
-    /// How many it was planned to have.
-    pub sequences: u64,
-}
-
-impl Place {
-    /// Where a row of the split stands: those that were not planned stand where the last planned one does, so that places never fall back.
-    pub fn of_row(&self, row: u64) -> u64 {
-        self.first.saturating_add(row.min(self.sequences.saturating_sub(1)))
-    }
-
-    /// Where the next split begins.
-    pub fn end(&self) -> u64 {
-        self.first.saturating_add(self.sequences)
-    }
+    pub place: Option<SequenceRange>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]

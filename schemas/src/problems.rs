@@ -4,7 +4,24 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use crate::document::Position;
+/// A place in a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Position {
+    /// Line, from 1.
+    pub line: u32,
+    /// Column in characters, from 1.
+    pub column: u32,
+}
+
+impl Position {
+    pub(crate) const START: Self = Self { line: 1, column: 1 };
+
+    /// From what counts from 0.
+    pub(crate) fn from_zero(line: u64, column: u64) -> Self {
+        let number = |n: u64| u32::try_from(n.saturating_add(1)).unwrap_or(u32::MAX);
+        Self { line: number(line), column: number(column) }
+    }
+}
 
 /// One thing wrong with a job file.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -8,6 +8,7 @@ mod images;
 mod input;
 mod orders;
 mod partitions;
+pub mod sections;
 mod subtokens;
 
 use schemars::JsonSchema;
@@ -25,9 +26,9 @@ pub use self::input::{
 };
 pub use self::orders::{OrderKind, OrderSchedule, Orders};
 pub use self::partitions::{PartitionLevel, Partitions, Sampling, Schedule};
+use self::sections::Sections;
 pub use self::subtokens::{Permutation, SHIPPED, Subtokens};
 
-use crate::sections::Sections;
 use crate::storage::Storage;
 
 /// A batch job: raw corpora in, training shards out.

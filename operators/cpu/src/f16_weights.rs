@@ -128,6 +128,52 @@ impl Drop for Widened {
     }
 }
 
+/// Sixteen weights, as f32, from the n-th on.
+///
+/// # Safety
+/// `weights` has them, kept as `KEPT` says, aligned to a vector where they are f32.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+pub(crate) unsafe fn sixteen<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m512 {
+    use core::arch::x86_64::*;
+    // SAFETY: the contract of this function.
+    unsafe {
+        if KEPT == F32 {
+            return _mm512_load_ps(weights.cast::<f32>().add(n));
+        }
+        let bits = _mm256_loadu_si256(weights.cast::<u16>().add(n).cast());
+        if KEPT == F16 {
+            _mm512_cvtph_ps(bits)
+        } else {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+        }
+    }
+}
+
+/// Eight weights, as f32, from the n-th on.
+///
+/// # Safety
+/// `weights` has them, kept as `KEPT` says, aligned to a vector where they are f32.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn eight<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m256 {
+    use core::arch::x86_64::*;
+    // SAFETY: the contract of this function.
+    unsafe {
+        if KEPT == F32 {
+            return _mm256_load_ps(weights.cast::<f32>().add(n));
+        }
+        let bits = _mm_loadu_si128(weights.cast::<u16>().add(n).cast());
+        if KEPT == F16 {
+            _mm256_cvtph_ps(bits)
+        } else {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

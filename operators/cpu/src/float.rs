@@ -15,21 +15,12 @@ use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::{AmxBf16, Avx2, Avx512, Fp16};
 #[cfg(target_arch = "x86_64")]
-use crate::f16_weights::{F16, F32, depth};
+use crate::f16_weights::{F32, depth, eight, sixteen};
 use crate::f16_weights::{Widens, widened};
-use crate::kernel::{Kernel, Tile, lanes, to_lines};
+use crate::kernel::{BLOCK, Kernel, Tile, blocks, lanes, to_lines};
 use crate::memory::Line;
 #[cfg(target_arch = "x86_64")]
 use crate::skinny_gemm::{self, several_avx2, several_avx512};
-
-/// Lines of 16 inputs that are summed before they are added to the tile.
-const BLOCK: usize = 48;
-
-/// Blocks of a sum over `lines`: first line, number of lines, whether it is the first.
-#[inline(always)]
-pub(crate) fn blocks(lines: usize, first: bool) -> impl Iterator<Item = (usize, usize, bool)> {
-    (0..lines).step_by(BLOCK).map(move |start| (start, BLOCK.min(lines - start), start == 0 && first))
-}
 
 impl Kernel for Baseline {
     type Weight = f32;
@@ -246,29 +237,6 @@ impl Widens for Avx512 {
     }
 }
 
-/// Sixteen weights, as f32, from the n-th on.
-///
-/// # Safety
-/// `weights` has them, kept as `KEPT` says, aligned to a vector where they are f32.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-pub(crate) unsafe fn sixteen<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m512 {
-    use core::arch::x86_64::*;
-    // SAFETY: the contract of this function.
-    unsafe {
-        if KEPT == F32 {
-            return _mm512_load_ps(weights.cast::<f32>().add(n));
-        }
-        let bits = _mm256_loadu_si256(weights.cast::<u16>().add(n).cast());
-        if KEPT == F16 {
-            _mm512_cvtph_ps(bits)
-        } else {
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
-        }
-    }
-}
-
 /// # Safety
 /// As [`Kernel::tile`], for M rows and 32 outputs, whose weights are kept as `KEPT` says.
 #[cfg(target_arch = "x86_64")]
@@ -385,29 +353,6 @@ impl Widens for Avx2 {
         }
         // SAFETY: `self` proves the features.
         unsafe { widen::<KEPT>(from, to) }
-    }
-}
-
-/// Eight weights, as f32, from the n-th on.
-///
-/// # Safety
-/// `weights` has them, kept as `KEPT` says, aligned to a vector where they are f32.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn eight<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m256 {
-    use core::arch::x86_64::*;
-    // SAFETY: the contract of this function.
-    unsafe {
-        if KEPT == F32 {
-            return _mm256_load_ps(weights.cast::<f32>().add(n));
-        }
-        let bits = _mm_loadu_si128(weights.cast::<u16>().add(n).cast());
-        if KEPT == F16 {
-            _mm256_cvtph_ps(bits)
-        } else {
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
-        }
     }
 }
 

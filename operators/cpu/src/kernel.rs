@@ -115,6 +115,15 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     }
 }
 
+/// Lines of 16 inputs that are summed before they are added to the tile.
+pub(crate) const BLOCK: usize = 48;
+
+/// Blocks of a sum over `lines`: first line, number of lines, whether it is the first.
+#[inline(always)]
+pub(crate) fn blocks(lines: usize, first: bool) -> impl Iterator<Item = (usize, usize, bool)> {
+    (0..lines).step_by(BLOCK).map(move |start| (start, BLOCK.min(lines - start), start == 0 && first))
+}
+
 /// An array by index. Values that are no one else's memory are what the compiler makes vectors of in every optimised build;
 /// the standard library's own may stay a call, compiled for the target's least instructions.
 #[inline(always)]

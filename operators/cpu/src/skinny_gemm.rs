@@ -13,9 +13,8 @@
 //!
 //! The sum of a row and an output has the same terms in the same order as in a tile of one panel.
 
-use crate::f16_weights::depth;
-use crate::float::{blocks, eight, sixteen};
-use crate::kernel::Tile;
+use crate::f16_weights::{depth, eight, sixteen};
+use crate::kernel::{Tile, blocks};
 use crate::memory::LINE;
 
 /// Bytes of a panel between what is read and what is asked for.

@@ -15,7 +15,7 @@
 //! The n-th token sees the i-th where B(i) < B(n) (strictly causal, Eq. 5) or B(i) ≤ B(n) (causal, Eq. 3).
 //!
 //! Every choice is a function of the seed, a purpose and `sequence_id` ([`keyed_uniforms`]): the same that the package's `views.armd` draws in the epoch
-//! `orders.epoch`. With a schedule ρ is a function of the place in the data set, which the plan keeps for each split ([`Place`]).
+//! `orders.epoch`. With a schedule ρ is a function of the place in the data set, which the plan keeps for each split ([`SequenceRange`]).
 //!
 //! | purpose | what |
 //! |---|---|
@@ -35,8 +35,8 @@ use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 use stillhouse_noise::{epoch_seed, keyed_uniforms};
 use stillhouse_schemas::columns::{self, Rows};
-use stillhouse_schemas::manifest::Place;
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sequence_range::SequenceRange;
 use stillhouse_schemas::spec::{OrderKind, OrderSchedule};
 
 use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, with_columns};
@@ -245,7 +245,7 @@ impl OperatorConfig for OrdersConfig {
 
 impl OrdersConfig {
     /// The order of a sequence; `None` where it depends on the place in the data set and nothing says it.
-    fn of(&self, sequence: &Sequence, split: Option<Place>) -> Option<Order> {
+    fn of(&self, sequence: &Sequence, split: Option<SequenceRange>) -> Option<Order> {
         let place = match &self.rule {
             OrderRule::Progressive(Shuffled::Schedule(schedule)) => schedule.place(sequence.id, split)?,
             _ => 0,
@@ -271,7 +271,7 @@ impl OrdersConfig {
 /// The operator.
 struct Orders {
     config: OrdersConfig,
-    place: Option<Place>,
+    place: Option<SequenceRange>,
 }
 
 impl Operator for Orders {

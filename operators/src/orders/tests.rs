@@ -103,7 +103,7 @@ fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
     assert_eq!(moved(id(0, 5), 5), 0);
     assert!(moved(id(0, 9_999), 9_999) <= 1 && (20..=32).contains(&moved(id(5, 3), 50_003)));
     // where a sequence stands: what was planned for its split, or what earlier versions counted
-    let planned = Some(Place { first: 20_000, sequences: 100 });
+    let planned = Some(SequenceRange { first: 20_000, sequences: 100 });
     assert_eq!(
         [3, 99, 100, 1 << 20].map(|row| schedule.place(id(3, row), planned)),
         [20_003, 20_099, 20_099, 20_099].map(Some)

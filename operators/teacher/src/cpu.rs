@@ -1,13 +1,15 @@
 //! Teachers on this machine's CPU: a net of `families/`, and buffers that it works in.
 
+mod decoding;
+
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{Device, Tensor};
 
+use self::decoding::CpuDecoding;
 use crate::config::TeacherConfig;
 use crate::contract::{Decoding, Hidden, Logits, Runs, floats, host_slice_rows};
-use crate::decoding::CpuDecoding;
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::model::{Built, build, check_tokens, describe};

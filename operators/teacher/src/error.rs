@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use stillhouse_cpu::ProductError;
 use stillhouse_gpu::GpuError;
@@ -205,3 +205,11 @@ fn other_files(files: usize) -> String {
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, TeacherError>;
+
+/// Whether a tensor has the shape that the configuration gives it.
+pub(crate) fn check_shape(path: &Path, name: &str, got: &[usize], valid: &[usize]) -> Result<()> {
+    if got == valid {
+        return Ok(());
+    }
+    Err(TeacherError::Shape { path: path.into(), name: name.into(), got: got.into(), valid: valid.into() })
+}

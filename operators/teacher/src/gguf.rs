@@ -12,9 +12,8 @@ use candle_core::{Device, Tensor};
 use memmap2::Mmap;
 use stillhouse_gpu::net::{Format, Stored};
 
-use crate::error::{Result, TeacherError, words};
+use crate::error::{Result, TeacherError, check_shape, words};
 use crate::gguf_header;
-use crate::weights::check_shape;
 
 pub(crate) struct Gguf {
     pub(crate) path: PathBuf,

@@ -17,7 +17,9 @@ use tokenizers::{Model, Tokenizer};
 
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::gguf_tokenizer::NORMAL;
+
+/// Token types of the format: what merges make, what a text may not spell (unknown, control), and what is kept whole (user defined).
+pub(crate) const NORMAL: u64 = 1;
 
 /// What a space is in a vocabulary of SentencePiece.
 const SPACE: &str = "\u{2581}";

@@ -24,8 +24,6 @@ const QWEN2: &str =
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const PRE: &str = "gpt-2, smollm, llama-bpe, qwen2, mpt, olmo";
 
-/// Token types of the format: what merges make, what a text may not spell (unknown, control), and what is kept whole (user defined).
-pub(crate) const NORMAL: u64 = 1;
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;

@@ -43,7 +43,6 @@ mod config;
 mod config_keys;
 mod contract;
 mod cpu;
-mod decoding;
 mod device;
 mod error;
 mod families;
@@ -53,6 +52,7 @@ mod gguf_model;
 mod gguf_sentencepiece;
 mod gguf_tokenizer;
 pub mod gpu;
+mod load;
 mod memory_budget;
 mod model;
 mod net;
@@ -70,8 +70,9 @@ pub use cpu::arithmetic_on_cpu;
 pub use device::{DeviceChoice, OpenGpu, Opened, Precision, devices, library_folders, provide_gpus};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
+pub use load::{load, load_on_host};
 pub use memory_budget::{HostBytes, host_bytes};
-pub use model::{LoadOptions, check_weights, decoding_bytes, load, load_on_host};
+pub use model::{LoadOptions, check_weights, decoding_bytes};
 pub use stillhouse_gpu;
 
 /// What a teacher is, for manifests and checks.

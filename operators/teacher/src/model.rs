@@ -1,4 +1,4 @@
-//! Loading, and what is the same for every architecture: checks, batches, information.
+//! What is the same for every architecture: options, checks, batches, information.
 
 use std::path::Path;
 
@@ -6,14 +6,13 @@ use stillhouse_cpu::KeyValues;
 use stillhouse_noise::Extraction;
 
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
-use crate::cpu::CpuTeacher;
-use crate::device::{DeviceChoice, Opened, Precision};
+use crate::device::{DeviceChoice, Precision};
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 use crate::gguf_model::LONGROPE_FACTORS;
 use crate::net::{Arithmetic, Attention, Loader, Net};
 use crate::weights::{Read, Weights};
-use crate::{HostTeacher, Teacher, TeacherInfo, families, gpu};
+use crate::{TeacherInfo, families};
 
 /// How to run a teacher.
 #[derive(Debug, Clone)]
@@ -46,26 +45,6 @@ impl Default for LoadOptions {
             ignore_tensors: Vec::new(),
         }
     }
-}
-
-/// Loads the model in a folder (`config.json` beside `*.safetensors`, sharded or not) or in a `.gguf` file.
-///
-/// # Errors
-/// Names the file and the field or tensor, what was found and what is valid. Tensors that the configuration does not
-/// describe are an error as missing ones are.
-pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
-    match options.device.open()? {
-        Opened::Cpu => Ok(Box::new(CpuTeacher::load(path, options.dtype, &options.ignore_tensors)?)),
-        Opened::Gpu(device) => gpu::load(path, &device, options),
-    }
-}
-
-/// The same on the CPU, for those who want its tensors.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_on_host(path: &Path, dtype: Precision) -> Result<Box<dyn HostTeacher>> {
-    Ok(Box::new(CpuTeacher::load(path, dtype, &[])?))
 }
 
 /// What manifests and checks say of a teacher that was loaded.

@@ -17,7 +17,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use stillhouse_gpu::net::{Format, Order, Stored};
 
-use crate::error::{Result, TeacherError, words};
+use crate::error::{Result, TeacherError, check_shape, words};
 use crate::gguf::Gguf;
 
 /// How much of the files is read.
@@ -324,13 +324,6 @@ fn folder_of(files: &[(PathBuf, MmapedSafetensors)]) -> PathBuf {
 /// Names in the order of their numbers: `h.9` before `h.10`.
 fn in_order(name: &str) -> Vec<(usize, &str)> {
     name.split('.').map(|part| (part.parse().map_or(0, |n: usize| n + 1), part)).collect()
-}
-
-pub(crate) fn check_shape(path: &Path, name: &str, got: &[usize], valid: &[usize]) -> Result<()> {
-    if got == valid {
-        return Ok(());
-    }
-    Err(TeacherError::Shape { path: path.into(), name: name.into(), got: got.into(), valid: valid.into() })
 }
 
 #[cfg(test)]

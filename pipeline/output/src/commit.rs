@@ -14,7 +14,6 @@ use std::io;
 use std::time::Duration;
 
 use object_store::ObjectStoreExt;
-use object_store::multipart::PartId;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
@@ -22,7 +21,7 @@ use stillhouse_base::storage;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
-use super::upload::{Staged, StagedKind};
+use super::upload::{Staged, StagedKind, UploadRecord};
 use super::{Backend, Output, STATE};
 
 /// How long a worker that came second waits for the record of the first: the time between two system calls.
@@ -41,21 +40,6 @@ pub struct CommitRecord {
     /// On an object store: the upload that becomes the shard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload: Option<UploadRecord>,
-}
-
-/// An upload with all its parts, so that anybody can complete it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UploadRecord {
-    /// The store's id of the upload.
-    pub id: String,
-    /// The store's ids of the parts, in order.
-    pub parts: Vec<String>,
-}
-
-impl UploadRecord {
-    pub(super) fn part_ids(&self) -> Vec<PartId> {
-        self.parts.iter().map(|id| PartId { content_id: id.clone() }).collect()
-    }
 }
 
 pub(super) fn split_record(split: SplitId) -> String {

@@ -14,7 +14,8 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commands::repair_command;
-use super::commit::{CommitRecord, UploadRecord};
+use super::commit::CommitRecord;
+use super::upload::UploadRecord;
 use super::{
     Backend, Bucket, CARD, Found, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk,
 };

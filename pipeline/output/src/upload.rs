@@ -9,12 +9,26 @@ use object_store::buffered::BufWriter;
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::commit::UploadRecord;
+/// An upload with all its parts, so that anybody can complete it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UploadRecord {
+    /// The store's id of the upload.
+    pub id: String,
+    /// The store's ids of the parts, in order.
+    pub parts: Vec<String>,
+}
+
+impl UploadRecord {
+    pub(super) fn part_ids(&self) -> Vec<PartId> {
+        self.parts.iter().map(|id| PartId { content_id: id.clone() }).collect()
+    }
+}
 
 const DISK_BUFFER: usize = 8 << 20;
 

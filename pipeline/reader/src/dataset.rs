@@ -13,7 +13,6 @@ use object_store::path::Path;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use stillhouse_schemas::columns::FORMAT_VERSION;
-use stillhouse_schemas::pages::FooterRecord;
 use stillhouse_schemas::storage::Storage;
 use stillhouse_storage::DiskCacheOptions;
 use tokio::sync::OnceCell;
@@ -22,7 +21,7 @@ use crate::blocks::Block;
 use crate::cache::{Cache, Weigh};
 use crate::columns::{Column, ColumnSpec, RowRef, gather};
 use crate::process::PerProcess;
-use crate::shard::Footer;
+use crate::shard::{Footer, Shard};
 use crate::source::Source;
 use crate::{ReadError, Result};
 
@@ -57,18 +56,6 @@ impl Default for OpenOptions {
     fn default() -> Self {
         Self { split: "train".into(), storage: Storage::default(), cache_bytes: 512 << 20, disk_cache: None }
     }
-}
-
-/// A shard, from the manifest.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Shard {
-    pub path: String,
-    pub dataset_split: String,
-    pub rows: u64,
-    pub bytes: u64,
-    pub sha256: String,
-    #[serde(default)]
-    pub footer: Option<FooterRecord>,
 }
 
 /// What is needed of the manifest. Fields of later minor versions are of no concern.

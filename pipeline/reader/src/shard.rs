@@ -9,14 +9,27 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
 use parquet::errors::ParquetError;
+use serde::Deserialize;
+use stillhouse_schemas::pages::FooterRecord;
 
 use crate::catch_panic::caught;
 use crate::columns::ColumnSpec;
-use crate::dataset::Shard;
 use crate::file::ShardFile;
 use crate::pages::Pages;
 use crate::source::Source;
 use crate::{ReadError, Result};
+
+/// A shard, from the manifest.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Shard {
+    pub path: String,
+    pub dataset_split: String,
+    pub rows: u64,
+    pub bytes: u64,
+    pub sha256: String,
+    #[serde(default)]
+    pub footer: Option<FooterRecord>,
+}
 
 /// Footer of a shard: where its pages are, and their checksums.
 #[derive(Debug, Clone)]

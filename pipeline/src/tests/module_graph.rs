@@ -1,4 +1,4 @@
-//! The modules of the pipeline import each other in one direction: what is below never names what is above.
+//! The modules of a crate import each other in one direction: what is below never names what is above.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +6,19 @@ use std::path::{Path, PathBuf};
 
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// The top-level modules of a crate and, for each, the others that its product code names by `crate::`.
+/// Crates whose modules still import each other in circles; none may be added.
+const CYCLIC: [&str; 3] = ["operators", "pipeline/source", "jobs/service"];
+
+/// The folder of every crate of the workspace that has a library.
+fn crates(root: &Path) -> Vec<String> {
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let (_, members) = manifest.split_once("members = [").unwrap();
+    let (members, _) = members.split_once(']').unwrap();
+    let folders = members.split(',').map(|member| member.trim().trim_matches('"').to_owned());
+    folders.filter(|folder| root.join(folder).join("src/lib.rs").exists()).collect()
+}
+
+/// The top-level modules of a crate and, for each, the others that its product code names by `crate::`, or from its own file by `super::`.
 fn imports(source: &Path) -> Graph {
     let root = fs::read_to_string(source.join("lib.rs")).unwrap();
     let declared = root.lines().filter_map(|line| {
@@ -21,7 +33,12 @@ fn imports(source: &Path) -> Graph {
         files
     };
     let named = |module: &str| {
-        let text: String = files_of(module).iter().map(|file| product_code(file)).collect();
+        let own = [source.join(format!("{module}.rs")), source.join(module).join("mod.rs")];
+        let code = |file: &PathBuf| {
+            let code = product_code(file);
+            if own.contains(file) { code.replace("super::", "crate::") } else { code }
+        };
+        let text: String = files_of(module).iter().map(code).collect();
         let mut named = named_by(&text, &modules);
         named.remove(module);
         named
@@ -110,12 +127,19 @@ fn cycle(graph: &Graph) -> Option<Vec<String>> {
 
 #[test]
 fn no_module_imports_one_that_imports_it() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let graph = imports(&root.join("src"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let graph = imports(&root.join("pipeline/src"));
     assert!(graph.len() > 15 && graph["run"].contains("job") && graph["repair"].contains("damage"), "{graph:#?}");
-    for source in ["src", "base/src", "engine/src", "hub/src", "output/src", "storage/src"] {
-        if let Some(cycle) = cycle(&imports(&root.join(source))) {
-            panic!("pipeline/{source}: {}; move what both need into a module below them", cycle.join(" imports "));
+    let crates = crates(root);
+    assert!(crates.len() > 18, "{crates:?}");
+    for folder in crates {
+        let found = cycle(&imports(&root.join(&folder).join("src")));
+        match (found, CYCLIC.contains(&folder.as_str())) {
+            (Some(cycle), false) => {
+                panic!("{folder}: {}; move what both need into a module below them", cycle.join(" imports "))
+            }
+            (None, true) => panic!("{folder} has no cycle any more: take it out of CYCLIC"),
+            _ => {}
         }
     }
 }

@@ -5,10 +5,7 @@ use std::io;
 use object_store::Error;
 
 use super::failure::{Asked, Breakage, Outcome, Refusal, TransportError, find_cause, find_failure};
-use super::profile::CredentialError;
-
-pub(super) const NO_CREDENTIALS: &str = "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
-     in ~/.aws/credentials, or for a public bucket `storage: {anonymous: true}`";
+use super::profile::{CredentialError, NO_CREDENTIALS};
 
 /// What went wrong, such as `cannot write s3://b/k: 403 AccessDenied: the credentials may not do this; …`.
 ///

@@ -25,7 +25,11 @@ use reqwest::dns::{Addrs, Name, Resolving};
 use reqwest::redirect::{Action, Attempt, Policy};
 
 use super::addresses::is_public;
-use super::open::{CLIENT_TIMEOUT_SECONDS, USER_AGENT};
+
+/// What every client says of itself.
+pub(super) const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSION"));
+/// Longer than any attempt: the transport has its own limit.
+pub(super) const CLIENT_TIMEOUT_SECONDS: u64 = 3600;
 
 /// What object_store's own clients have.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

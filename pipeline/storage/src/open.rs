@@ -19,17 +19,13 @@ use stillhouse_schemas::storage::{Storage, endpoint_problem};
 
 use super::explain::explain;
 use super::failure::Target;
-use super::guard::Guard;
+use super::guard::{CLIENT_TIMEOUT_SECONDS, Guard, USER_AGENT};
 use super::profile::{Environment, NoCredentials, Profile, ProfileProvider};
 use super::sealed::Sealed;
 use super::transport::{Connector, TransportStatistics};
 use super::uploads::{Signer, Uploads, XmlUploads};
 use super::url::{Scheme, StoreUrl};
 use ::url::Url;
-
-pub(super) const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSION"));
-/// Longer than any attempt: the transport has its own limit.
-pub(super) const CLIENT_TIMEOUT_SECONDS: u64 = 3600;
 
 /// Options, environment or a profile file that make no sense: nothing was asked of any store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -22,6 +22,9 @@ use tokio::sync::Mutex;
 
 use crate::blocking;
 
+pub(super) const NO_CREDENTIALS: &str = "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
+     in ~/.aws/credentials, or for a public bucket `storage: {anonymous: true}`";
+
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Keys that come with a session token run out; whoever wrote them writes new ones.
 const REREAD_AFTER: Duration = Duration::from_secs(300);
@@ -335,7 +338,7 @@ impl CredentialProvider for NoCredentials {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        Err(CredentialError(super::explain::NO_CREDENTIALS.into()).into())
+        Err(CredentialError(NO_CREDENTIALS.into()).into())
     }
 }
 

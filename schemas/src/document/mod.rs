@@ -16,29 +16,9 @@ mod yaml;
 use std::collections::HashMap;
 use std::collections::hash_map;
 
-use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::problems::Problem;
-
-/// A place in a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Position {
-    /// Line, from 1.
-    pub line: u32,
-    /// Column in characters, from 1.
-    pub column: u32,
-}
-
-impl Position {
-    const START: Self = Self { line: 1, column: 1 };
-
-    /// From what counts from 0.
-    fn from_zero(line: u64, column: u64) -> Self {
-        let number = |n: u64| u32::try_from(n.saturating_add(1)).unwrap_or(u32::MAX);
-        Self { line: number(line), column: number(column) }
-    }
-}
+use crate::problems::{Position, Problem};
 
 /// Deepest nesting: a job has five levels.
 const DEEPEST: usize = 64;

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::Place;
+use crate::sequence_range::SequenceRange;
 
 /// Generation orders (ARMD): the columns `order` and `block`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -93,7 +93,7 @@ pub struct OrderSchedule {
 
 impl OrderSchedule {
     /// Where a sequence stands in the data set, by its id and what was planned for its split; `None` where nothing was.
-    pub fn place(&self, sequence_id: u64, planned: Option<Place>) -> Option<u64> {
+    pub fn place(&self, sequence_id: u64, planned: Option<SequenceRange>) -> Option<u64> {
         let (split, row) = (sequence_id >> 32, sequence_id & u64::from(u32::MAX));
         match self.sequences_per_split {
             Some(rows) => Some(split.saturating_mul(rows).saturating_add(row)),

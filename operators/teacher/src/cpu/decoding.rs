@@ -1,7 +1,7 @@
 //! The slots of a teacher on a CPU: what each sequence has seen, and steps over several of them.
 
+use super::{CpuTeacher, check_layers};
 use crate::contract::{Decoding, Stepped};
-use crate::cpu::{CpuTeacher, check_layers};
 use crate::error::{Result, TeacherError};
 use crate::model::check_goes_on;
 use crate::net::{DecodeWork, Keep, Kept};
