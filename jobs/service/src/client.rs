@@ -10,7 +10,7 @@ use reqwest::{Method, StatusCode, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use stillhouse_pipeline::storage::{Breakage, breakage};
+use stillhouse_pipeline::storage::{Backoff, Breakage, breakage};
 use stillhouse_schemas::problems::Problem;
 use url::{Host, Url};
 
@@ -254,7 +254,7 @@ impl Client {
         patient: bool,
         mut take: impl FnMut(Followed<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut at = Cursor { last_id: None, connected: patient, warned: false, lost: None, wait: FIRST_WAIT };
+        let mut at = Cursor { last_id: None, connected: patient, warned: false, lost: None, failures: 0 };
         loop {
             match self.follow_once(path, &mut at, &mut take) {
                 Ok(true) => return Ok(()),
@@ -279,8 +279,8 @@ impl Client {
                 }
                 Err(Broken::Client(e)) => return Err(e.into()),
             }
-            std::thread::sleep(at.wait);
-            at.wait = (2 * at.wait).min(LONGEST_WAIT);
+            at.failures += 1;
+            std::thread::sleep(BACKOFF.wait(at.failures, None));
         }
     }
 
@@ -296,7 +296,7 @@ impl Client {
             ask = ask.header("last-event-id", last_id);
         }
         let mut events = self.events(ask).map_err(Broken::Client)?;
-        (at.connected, at.wait) = (true, FIRST_WAIT);
+        (at.connected, at.failures) = (true, 0);
         if !std::mem::replace(&mut at.warned, true) {
             take(Followed::Open).map_err(Broken::Take)?;
         }
@@ -394,7 +394,8 @@ struct Cursor {
     connected: bool,
     warned: bool,
     lost: Option<Instant>,
-    wait: Duration,
+    /// Connections in a row that failed.
+    failures: u32,
 }
 
 /// Why a connection is no longer followed.
@@ -405,8 +406,7 @@ enum Broken<E> {
 
 /// How long a service may be away before its watchers give up.
 const PATIENCE: Duration = Duration::from_secs(600);
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(15);
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), largest: Duration::from_secs(15) };
 
 /// Server-sent events, one by one.
 pub struct Events<R> {

@@ -16,6 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::driver::has_cluster;
+use stillhouse_pipeline::storage::Backoff;
 use stillhouse_schemas::checks::scheduler_problem;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::storage::endpoint_problem;
@@ -264,8 +265,9 @@ impl Default for Retry {
 impl Retry {
     /// The wait after so many failures.
     pub fn backoff(&self, failures: u32) -> Duration {
-        let doubled = u64::from(self.first_backoff_seconds) << failures.saturating_sub(1).min(20);
-        Duration::from_secs(doubled.min(u64::from(self.largest_backoff_seconds)))
+        let [first, largest] =
+            [self.first_backoff_seconds, self.largest_backoff_seconds].map(|n| Duration::from_secs(n.into()));
+        Backoff { first, largest }.limit(failures)
     }
 }
 

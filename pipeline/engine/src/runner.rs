@@ -138,9 +138,6 @@ impl SplitRunner {
         self.holdouts.check()?;
         self.measures(&session.plan);
         let is_remote = matches!(workers, Workers::Remote { .. });
-        if is_remote {
-            self.output.let_others_join().await?;
-        }
         let work = Work {
             splits: session.splits().iter().map(|split| self.task(split)).collect(),
             output: self.output.clone(),

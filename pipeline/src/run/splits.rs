@@ -40,7 +40,11 @@ impl Job {
         let session = self.session(pending, &self.runner.remade, pool.spawner()?)?;
         let tally = Tally::new(&self.prepared.spec, &self.runner.splits, &self.runner.done);
         let remote = match &self.driver {
-            Some(driver) => Some((driver.as_ref(), self.task_spec()?)),
+            Some(driver) => {
+                // before the ticket, which names who holds the output
+                self.runner.output.let_others_join().await?;
+                Some((driver.as_ref(), self.task_spec()?))
+            }
             None => None,
         };
         let workers = match &remote {

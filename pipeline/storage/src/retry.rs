@@ -1,4 +1,4 @@
-//! How long to wait before something is tried again, for stores and for the hub of models alike.
+//! How long to wait before something is tried again: the one policy, for stores, the hub of models, attempts at jobs and clients of the service.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -18,9 +18,14 @@ pub struct Backoff {
 }
 
 impl Backoff {
+    /// The longest wait after so many failures in a row: for one who waits alone.
+    pub fn limit(&self, failures: u32) -> Duration {
+        self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.largest)
+    }
+
     /// The wait after so many failures in a row, and not less than the service asked for.
     pub fn wait(&self, failures: u32, asked: Option<Duration>) -> Duration {
-        let limit = self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.largest);
+        let limit = self.limit(failures);
         // the keys of a RandomState are random; nothing here needs a better source
         let random = RandomState::new().build_hasher().finish();
         limit.mul_f64(random as f64 / u64::MAX as f64).max(asked.unwrap_or_default())

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stillhouse_pipeline::events::{Event, Observer, Progress, StageProgress};
+use stillhouse_pipeline::storage::Backoff;
 use stillhouse_schemas::problems::{Problem, Problems};
 
 use crate::cli::Failure;
@@ -127,6 +128,7 @@ fn absolute(folder: &Path) -> std::io::Result<String> {
 
 /// Times that a submission is sent again when no answer came: its key makes that safe.
 const SENDS: u32 = 4;
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), largest: Duration::from_secs(2) };
 
 fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) -> Result<Job, ClientError> {
     let key = match &args.idempotency_key {
@@ -150,7 +152,7 @@ fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) 
     loop {
         match client.json(&ask) {
             Err(ClientError::Connection(_)) if sends < SENDS => {
-                std::thread::sleep(Duration::from_millis(250 << sends));
+                std::thread::sleep(BACKOFF.limit(sends));
                 sends += 1;
             }
             other => return other,
