@@ -85,6 +85,8 @@ python-test: python
 	cd python && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
 	cd python && ../.venv-torch/bin/mypy
 	cd python && ../.venv-torch/bin/pytest
+	cd research && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
+	cd research && ../.venv-torch/bin/pytest
 
 # Wheels for every Python from 3.10 on and every Linux from glibc 2.17 on, x86-64 and aarch64, in dist/.
 python-wheel: setup
@@ -99,26 +101,26 @@ bench:
 
 # The program beside datasets, datatrove, Megatron-style preprocessing, PyTorch and llama.cpp: make bench-peers ARGS='--quick --only tokenize'
 bench-peers:
-	scripts/bench-peers $(ARGS)
+	research/bench-peers $(ARGS)
 
 # The proofs: every experiment is made anew in $(FRESH), whatever docs/proof holds (a run that was stopped goes on there, and seeds can be added: make maze
 # ARGS='--seeds 7'), shown in $(FRESH).md, and compared with docs/proof: whether the figures agree within their intervals. PUBLISH=1 puts them into docs/proof then,
 # and makes docs/PROOF.md.
 FRESH := demo-out/proof
-PROOF := .venv-torch/bin/python python/examples/proof
+PROOF := .venv-torch/bin/python research/proof
 told = $(if $(PUBLISH),$(PROOF)/agree.py docs/proof $(FRESH) --publish --only $(1) && $(PROOF)/page.py, \
 	$(PROOF)/page.py --results $(FRESH) --page $(FRESH).md && $(PROOF)/agree.py docs/proof $(FRESH) --only $(1))
 
-# Table 7 of the Gumbel paper (python/examples/maze), five seeds of three students; with other settings: make maze RUN=maze-constant, or RUN=maze-small.
+# Table 7 of the Gumbel paper (research/maze), five seeds of three students; with other settings: make maze RUN=maze-constant, or RUN=maze-small.
 RUN := maze
 maze-constant := --constant-rate --lr 3e-4 --epochs 200 --teacher-epochs 200 --seeds 1
 maze-small := --constant-rate --lr 2e-3 --epochs 40 --width 64 --layers 2 --seeds 5
 
 maze: python build proof-setup
-	.venv-torch/bin/python python/examples/maze/run.py --work demo-out/$(RUN) --program $(STILLHOUSE) --json $(FRESH)/$(RUN).json $($(RUN)) $(ARGS)
+	.venv-torch/bin/python research/maze/run.py --work demo-out/$(RUN) --program $(STILLHOUSE) --json $(FRESH)/$(RUN).json $($(RUN)) $(ARGS)
 	$(call told,$(RUN))
 
-# Each other method once, and tolerance at small vocabularies (python/examples/proof/methods); some of them: make methods METHODS='pgm tolerance-512'.
+# Each other method once, and tolerance at small vocabularies (research/proof/methods); some of them: make methods METHODS='pgm tolerance-512'.
 METHODS := pgm prime armd bd3lm medusa distill tolerance-28 tolerance-512
 tolerance-512 := --vocab 512 --steps 1500
 result = $(if $(filter tolerance-%,$(1)),$(1),methods-$(1))
@@ -128,13 +130,13 @@ methods: python build proof-setup
 	set -e; $(foreach method,$(METHODS),OMP_NUM_THREADS=1 $(PROOF)/methods/$(call program,$(method)) --work demo-out/methods --program $(STILLHOUSE) --json $(FRESH)/$(call result,$(method)).json $($(method)) $(ARGS);)
 	$(call told,$(foreach method,$(METHODS),$(call result,$(method))))
 
-# Students of the nano GPT-2 at V = 50,257 (python/examples/proof/text.py).
+# Students of the nano GPT-2 at V = 50,257 (research/proof/text.py).
 text: python build proof-setup
 	$(PROOF)/text.py --work demo-out/text --program $(STILLHOUSE) --teacher assets/teacher-nano-gpt2 --corpus assets/corpus/sotu-small.jsonl.gz \
 		--json $(FRESH)/text.json $(ARGS)
 	$(call told,text)
 
-# What another coding of the corrections would cost (python/examples/proof/noise_bytes.py), for SmolLM2 and for the demo's teacher.
+# What another coding of the corrections would cost (research/proof/noise_bytes.py), for SmolLM2 and for the demo's teacher.
 noise-bytes: python build proof-setup
 	$(PROOF)/noise_bytes.py --work demo-out/noise-bytes/smollm2 --program $(STILLHOUSE) --teacher .cache/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --tokens 4000 \
 		--json $(FRESH)/noise_bytes-smollm2.json $(ARGS)
@@ -142,11 +144,11 @@ noise-bytes: python build proof-setup
 		--json $(FRESH)/noise_bytes-nano-gpt2.json $(ARGS)
 	$(if $(PUBLISH),cp $(FRESH)/noise_bytes-*.json docs/proof/ && $(PROOF)/page.py,$(PROOF)/page.py --results $(FRESH) --page $(FRESH).md)
 
-# One batch through the authors' code and through ours (python/examples/proof/official). THEIRS is a folder with checkouts, which
-# `cd python/examples/proof && ../../../.venv-torch/bin/python -m official --list` names.
+# One batch through the authors' code and through ours (research/proof/official). THEIRS is a folder with checkouts, which
+# `cd research/proof && ../../.venv-torch/bin/python -m official --list` names.
 official: python build proof-setup
 	$(if $(THEIRS),,$(error THEIRS: missing, valid: a folder with the checkouts that `python -m official --list` names))
-	cd python/examples/proof && OMP_NUM_THREADS=1 $(CURDIR)/.venv-torch/bin/python -m official --theirs $(abspath $(THEIRS)) --program $(CURDIR)/$(STILLHOUSE) $(ARGS)
+	cd research/proof && OMP_NUM_THREADS=1 $(CURDIR)/.venv-torch/bin/python -m official --theirs $(abspath $(THEIRS)) --program $(CURDIR)/$(STILLHOUSE) $(ARGS)
 	$(MAKE) proof
 
 # What the proofs need beside .venv-torch: matplotlib, and scikit-learn for its images.
@@ -155,7 +157,7 @@ proof-setup: python-setup
 
 # docs/PROOF.md and its plots out of docs/proof/*.json.
 proof: proof-setup
-	.venv-torch/bin/python python/examples/proof/page.py
+	.venv-torch/bin/python research/proof/page.py
 
 # What to run after every change: format, lints, unit tests of the crates that have changed.
 check:

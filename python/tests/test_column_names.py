@@ -6,7 +6,7 @@ import re
 import subprocess
 import typing
 
-from conftest import program
+from fixtures import program
 
 from stillhouse.batch import DenseColumn, RaggedColumn
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import program
+from fixtures import program
 
 import stillhouse
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pytest
 import torch
 import yaml
-from conftest import WORDS, Maker, program
+from fixtures import WORDS, Maker, program
 
 import stillhouse
 

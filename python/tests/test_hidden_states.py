@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Maker
+from fixtures import ROOT, Maker
 from transformers import AutoModelForCausalLM
 
 import stillhouse

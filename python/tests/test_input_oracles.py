@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, run
+from fixtures import ROOT, run
 
 import stillhouse
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, WORDS, Maker, run, speeches, write_corpus
+from fixtures import ROOT, WORDS, Maker, run, speeches, write_corpus
 from noise_f64 import philox
 from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""The maze of examples/maze, small: a student that sees replayed noise finds more valid paths in one pass than one that does not."""
+"""The maze of research/maze, small: a student that sees replayed noise finds more valid paths in one pass than one that does not."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import os
 import pathlib
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
-from conftest import ROOT, imported, program
+from fixtures import ROOT, program
 
-MAZE = ROOT / "python/examples/maze"
+MAZE = ROOT / "research/maze"
 PATHS = 2000
 SMALL = ["--width=64", "--layers=2", "--lr=2e-3", "--epochs=25", "--teacher-epochs=30", "--seeds=1", f"--paths={PATHS}"]
 
 
 @pytest.fixture(scope="module")
 def grid() -> object:
-    sys.path.insert(0, str(MAZE))
-    try:
-        import grid
-    finally:
-        sys.path.remove(str(MAZE))
-    return grid
+    return import_module("grid")
 
 
 def test_the_language_is_that_of_the_map(grid: object) -> None:
@@ -55,7 +51,7 @@ def test_rates_of_both_schedules(grid: object) -> None:
     assert rates[0] == pytest.approx(1e-3 / 40) and rates[-1] == pytest.approx(1e-4, rel=1e-3)
     constant = grid.Training(4, 4, epochs=200, lr=3e-4, schedule=grid.CONSTANT)
     assert {constant.rate(step, 8) for step in range(1600)} == {3e-4}
-    assert imported("agree").CONSTANT == grid.CONSTANT
+    assert import_module("agree").CONSTANT == grid.CONSTANT
 
 
 def test_noise_beats_no_noise_in_one_pass(tmp_path: pathlib.Path) -> None:

@@ -101,7 +101,7 @@ def perfect() -> tuple[float, ...]:
 
 
 def imported_grid() -> Any:
-    sys.path.insert(0, str(ROOT / "python/examples/maze"))
+    sys.path.insert(0, str(ROOT / "research/maze"))
     try:
         return importlib.import_module("grid")
     finally:

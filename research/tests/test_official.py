@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, imported, program
+from fixtures import ROOT, program
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +22,12 @@ def found() -> Any:
 
 @pytest.fixture(scope="module")
 def compare() -> ModuleType:
-    return imported("official.compare")
+    return import_module("official.compare")
 
 
 @pytest.fixture(scope="module")
 def theirs() -> ModuleType:
-    return imported("official.theirs")
+    return import_module("official.theirs")
 
 
 def test_what_is_kept_has_no_contradiction_and_every_mistake_was_seen(found: Any, theirs: ModuleType) -> None:
@@ -59,7 +60,7 @@ def test_results_name_no_place_on_a_machine_and_keep_nothing_of_theirs(found: An
 
 
 def test_the_page_tells_a_contradiction_first(found: Any, tmp_path: pathlib.Path) -> None:
-    page = imported("page")
+    page = import_module("page")
     (tmp_path / "official.json").write_text(json.dumps(found))
     words, _ = page.made(tmp_path, tmp_path / "PROOF.md")
     first, section = words.split("## Against the official code")[0], words.split("## Against the official code")[1]
@@ -172,7 +173,7 @@ def test_a_line_explains_only_what_it_makes_equal(compare: ModuleType) -> None:
 
 
 def test_what_needs_no_code_of_theirs_is_as_it_was_kept(found: Any, tmp_path: pathlib.Path) -> None:
-    main, data = imported("official.__main__"), imported("official.data")
+    main, data = import_module("official.__main__"), import_module("official.data")
     ours = data.Data(tmp_path, program())
     made = main.judged(tmp_path, ours, ("armd",))
     assert made == [of for of in found["comparisons"] if of["paper"] == "ARMD"]
@@ -181,7 +182,7 @@ def test_what_needs_no_code_of_theirs_is_as_it_was_kept(found: Any, tmp_path: pa
 
 
 def test_mistakes_are_undone() -> None:
-    for mutation in imported("official.mutations").MUTATIONS:
+    for mutation in import_module("official.mutations").MUTATIONS:
         right = getattr(mutation.owner, mutation.name)
         with mutation.made():
             assert getattr(mutation.owner, mutation.name) is not right
@@ -189,7 +190,7 @@ def test_mistakes_are_undone() -> None:
 
 
 def test_the_list_says_which_checkouts_are_needed(theirs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    main = imported("official.__main__")
+    main = import_module("official.__main__")
     assert main.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(theirs.REPOSITORIES)

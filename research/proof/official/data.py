@@ -15,7 +15,7 @@ import torch
 import stillhouse
 from stillhouse.views import keyed
 
-ROOT = pathlib.Path(__file__).resolve().parents[4]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEACHER = ROOT / "assets/teacher-nano-gpt2"
 ROWS, LENGTH, SEED = 8, 32, 42
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, imported
+from fixtures import ROOT
 
 import stillhouse
 
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    return imported("page")
+    return import_module("page")
 
 
 @pytest.fixture(scope="module")
 def parts() -> ModuleType:
-    return imported("page_parts")
+    return import_module("page_parts")
 
 
 def test_the_page_is_what_its_results_make(page: ModuleType) -> None:
@@ -74,7 +75,7 @@ def test_a_trend_that_few_seeds_agree_on_by_chance_is_open(parts: ModuleType, tm
 
 
 def test_more_passes_of_a_perfect_student_find_more() -> None:
-    maze = imported("page_maze")
+    maze = import_module("page_maze")
     rates = maze.perfect()
     assert rates[0] == maze.one_pass_limit()
     # two passes: half of the positions are drawn given the others, which a student without noise cannot do in one
@@ -83,7 +84,7 @@ def test_more_passes_of_a_perfect_student_find_more() -> None:
 
 def test_dense_noise_of_the_live_teacher_is_what_the_shards_store(demo: pathlib.Path) -> None:
     """transformers' own pass and Eq. 4 against what the Rust teacher, the encoder and the replay make of the same seed."""
-    text: Any = imported("text")
+    text: Any = import_module("text")
     ds = stillhouse.open(str(demo))
     teacher = text.Teacher(ROOT / "assets/teacher-nano-gpt2")
     example = text.masked(ds[:1].torch(), 1)
@@ -125,7 +126,7 @@ def test_a_tolerance_is_judged_by_the_upper_end_of_its_interval(tmp_path: pathli
         "stored 1e-1": [1.2, 1.21, 1.19],
         "stored 0.3": [1.0],
     })  # fmt: skip
-    words = imported("page_tolerance").verdict(page, {**by, "stored 0.3": by["stored 0.3"]}, "tolerance-28", 28)
+    words = import_module("page_tolerance").verdict(page, {**by, "stored 0.3": by["stored 0.3"]}, "tolerance-28", 28)
     assert "masked token are 1e-3 (at most +0.025)" in words
     assert "noticed are 1e-1 (+0.200 ± 0.025)" in words
     assert "not known are 1e-2 (between -0.248 and +0.248), 0.3 (one seed: +0.000)" in words
@@ -151,7 +152,7 @@ def test_a_trend_on_the_wrong_side_stands_first_whether_or_not_it_is_significant
 
 def test_codes_pay_for_what_they_do_not_know() -> None:
     """A held-out code is above the entropy of its source, and near it for many symbols; the plug-in entropy of few is below."""
-    of = imported("noise_bytes")
+    of = import_module("noise_bytes")
     draw = np.random.default_rng(0)
     source = draw.dirichlet(np.ones(256))
     entropy = float(-(source * np.log2(source)).sum())
@@ -163,7 +164,7 @@ def test_codes_pay_for_what_they_do_not_know() -> None:
 
 
 def test_the_simulated_encoder_keeps_tolerance_and_condition() -> None:
-    of = imported("noise_bytes")
+    of = import_module("noise_bytes")
     draw = np.random.default_rng(1)
     for _ in range(20):
         p = draw.dirichlet(np.full(500, 0.05))

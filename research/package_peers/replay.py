@@ -1,7 +1,7 @@
 """How many tokens of noise per second: stillhouse.noise beside numpy and torch as one would write them by hand.
 
-    python python/bench/replay.py --vocab 50257 49152 --tokens 256 --threads 1
-    python python/bench/replay.py --device cuda --tokens 8192
+    python research/package_peers/replay.py --vocab 50257 49152 --tokens 256 --threads 1
+    python research/package_peers/replay.py --device cuda --tokens 8192
 
 A token is a row of V values; every way makes the same f32 array [n, V] (stillhouse also others: --dtype) from
 the same columns with --corrections per token. "by hand" draws fresh numbers of its library's own generator instead of Philox by

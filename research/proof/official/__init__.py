@@ -6,5 +6,5 @@
     a data set of our program       ──►  stillhouse.views, stillhouse.noise             ──►  ours: equal, or the line of theirs that is why not
 
 Nothing of theirs lies in this repository: what is kept in docs/proof/official.json are names of functions, numbers of lines, and differences.
-``python -m official --list`` (in python/examples/proof) says which commits are needed, ``--theirs FOLDER`` runs.
+``python -m official --list`` (in research/proof) says which commits are needed, ``--theirs FOLDER`` runs.
 """

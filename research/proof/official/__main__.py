@@ -1,4 +1,4 @@
-"""Runs the comparisons: ``python -m official --theirs FOLDER`` in python/examples/proof, or ``make official THEIRS=FOLDER``."""
+"""Runs the comparisons: ``python -m official --theirs FOLDER`` in research/proof, or ``make official THEIRS=FOLDER``."""
 
 from __future__ import annotations
 

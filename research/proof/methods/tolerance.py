@@ -52,7 +52,7 @@ def shards(args: argparse.Namespace, tolerance: str) -> pathlib.Path:
     folder: pathlib.Path = args.work / f"maze-{tolerance}"
     if not (folder / "manifest.json").exists():
         split = {"validation": {"share": 0.1}}
-        text = (pathlib.Path(common.ROOT) / "python/examples/maze/job.yaml").read_text()
+        text = (pathlib.Path(common.ROOT) / "research/maze/job.yaml").read_text()
         place = args.work / f"maze-job-{tolerance}"
         place.mkdir(exist_ok=True)
         shutil.copy(args.maze / "walks.jsonl", place / "walks.jsonl")

@@ -34,7 +34,7 @@ BESIDE = ("corpus", "tolerances", "idle_step_ratio", "of_the_perfect")
 SETTINGS = ("training", "paths", "passes")
 """What has to be the same for figures to be comparable."""
 CONSTANT = "constant rate"
-"""As python/examples/maze/grid.py names it."""
+"""As research/maze/grid.py names it."""
 EXPECTED = 0.05
 """The share of figures outside of a 95 % interval where nothing but chance is at work."""
 

@@ -1,4 +1,4 @@
-"""The small experiments of all methods (examples/proof/methods): each runs from job file to JSON, no model sees what it is to predict, and the page shows them."""
+"""The small experiments of all methods (research/proof/methods): each runs from job file to JSON, no model sees what it is to predict, and the page shows them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import pathlib
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, program
+from fixtures import program
 
 from stillhouse.views import armd, bd3lm, prime
 
@@ -34,15 +33,9 @@ SMALL = argparse.Namespace(vocab=28, length=32, width=32, layers=2, texts=2)
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[Any]:
-    folders = [str(ROOT / "python/examples/proof"), str(ROOT / "python/examples/proof/methods")]
-    sys.path[:0] = folders
     threads = torch.get_num_threads()
-    try:
-        yield importlib.import_module
-    finally:
-        torch.set_num_threads(threads)
-        for folder in folders:
-            sys.path.remove(folder)
+    yield importlib.import_module
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def shape(text: str) -> tuple[int, int]:
 
 def arguments() -> argparse.Namespace:
     """With what `--quick` and the machine decide filled in."""
-    parser = argparse.ArgumentParser(prog="scripts/bench-peers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="research/bench-peers", description=__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="these parts only")
     parser.add_argument("--rounds", type=int, help="how often every side is run, in turn; 3, quick 1")
     parser.add_argument("--quick", action="store_true", help="one round of less of everything")
@@ -49,8 +49,12 @@ def arguments() -> argparse.Namespace:
         type=int,
         help="tokens that SmolLM2 makes noise for; 20,480, quick 4,096 (the nano teacher four times as many)",
     )
-    parser.add_argument("--texts", type=int, help="texts of 256 tokens that SmolLM2 writes, at least one for each slot; 32, quick 8")
-    parser.add_argument("--slots", type=int, nargs="+", default=[1, 8, 32], help="texts that are written at once; 1 8 32")
+    parser.add_argument(
+        "--texts", type=int, help="texts of 256 tokens that SmolLM2 writes, at least one for each slot; 32, quick 8"
+    )
+    parser.add_argument(
+        "--slots", type=int, nargs="+", default=[1, 8, 32], help="texts that are written at once; 1 8 32"
+    )
     parser.add_argument(
         "--target", type=Path, default=ROOT / "target" / "release", help="folder with our programs; target/release"
     )
@@ -102,7 +106,7 @@ def main() -> None:
     program, prefill = args.target / "stillhouse", args.target / "examples" / "prefill"
     for path in (program, prefill):
         if not path.exists():
-            raise SystemExit(f"bench-peers: {path} is not there; scripts/bench-peers builds it")
+            raise SystemExit(f"bench-peers: {path} is not there; research/bench-peers builds it")
     CACHE.mkdir(parents=True, exist_ok=True)
     teachers = []
     if {"forward", "noise", "write"} & set(args.only):
@@ -139,7 +143,9 @@ def main() -> None:
             smollm2 = teachers[0]
             title = f"{smollm2.name} writes, {slots} texts of {writing.LENGTH} at once, {args.cores} cores"
             if smollm2.job_teacher is None:
-                report.left_out(title, "there is no tokenizer beside random weights; scripts/fetch-assets fetches the others")
+                report.left_out(
+                    title, "there is no tokenizer beside random weights; scripts/fetch-assets fetches the others"
+                )
                 continue
             sides = writing.sides(program, smollm2, work, args.cores, slots, max(slots, args.texts), args.dtypes)
             report.compare(title, writing, sides, "ours, f16")

@@ -13,7 +13,7 @@ def agreement(page: Page) -> None:
     page.say(
         "## Two runs",
         "`make maze`, `make text`, `make methods` in a fresh clone make everything anew in demo-out/proof and say whether it agrees with docs/proof (`PUBLISH=1` then puts it there and makes this page); the table below is "
-        "`python python/examples/proof/agree.py docs/proof docs/proof/second --json docs/proof/agreement.json`. Claim: a second run in a new folder gives the figures of the first within their intervals. "
+        "`python research/proof/agree.py docs/proof docs/proof/second --json docs/proof/agreement.json`. Claim: a second run in a new folder gives the figures of the first within their intervals. "
         "*equal*: the same to the last digit for the seeds that both have; *within*: the means lie within the 95 % interval of their difference over seeds (Welch's t; with two seeds on a side "
         "it is wide). Where both runs have the same seeds all figures should be equal; where they have others the interval decides.",
     )

@@ -319,7 +319,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for data sets")
     parser.add_argument("--program", default="stillhouse", help="the stillhouse program")
     parser.add_argument("--teacher", type=pathlib.Path, required=True, help="a folder, or a .gguf with its tokenizer")
-    root = pathlib.Path(__file__).resolve().parents[3]
+    root = pathlib.Path(__file__).resolve().parents[2]
     parser.add_argument("--corpus", type=pathlib.Path, default=root / "assets/corpus/sotu-small.jsonl.gz")
     parser.add_argument(
         "--documents", type=int, default=8, help=f"of the corpus from 1900 on, {CHARACTERS} characters of each"

@@ -43,7 +43,7 @@ def made(results: pathlib.Path, where: pathlib.Path) -> tuple[str, dict[str, Plo
     )
     head = [
         "# Proof: what students trained from our shards do",
-        "Made by `python python/examples/proof/page.py` out of the JSON files in [proof](proof); no figure is typed by hand, and a change by hand is lost.",
+        "Made by `python research/proof/page.py` out of the JSON files in [proof](proof); no figure is typed by hand, and a change by hand is lost.",
         "## What contradicts a paper or our own words, and what is missing",
         "\n".join(f"- {line}" for line in page.first),
     ]

@@ -30,11 +30,10 @@ def _models() -> list[str]:
 
 
 def made() -> dict[str, str]:
-    """The commit, with a + where files of python/ differ from it, and the day."""
+    """The commit, with a + where files of python/ or research/ differ from it, and the day."""
     commit = _git("rev-parse", "--short=10", "HEAD")
-    changed = (
-        "+" if commit and _git("status", "--porcelain", "--untracked-files=no", "--", str(HERE.parents[1])) else ""
-    )
+    code = [str(HERE.parents[1] / folder) for folder in ("python", "research")]
+    changed = "+" if commit and _git("status", "--porcelain", "--untracked-files=no", "--", *code) else ""
     return {"commit": f"{commit or 'unknown'}{changed}", "date": datetime.now(timezone.utc).strftime("%Y-%m-%d")}
 
 

@@ -8,18 +8,19 @@ import pathlib
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import ROOT, imported, program
+from fixtures import ROOT, program
 
 TINY = ["--seeds=1", "--epochs=1", "--teacher-epochs=1", "--width=32", "--layers=1", "--paths=8", "--passes=1", "--jobs=1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def agree() -> ModuleType:
-    return imported("agree")
+    return import_module("agree")
 
 
 def lines_of(*words: str) -> list[str]:
@@ -163,6 +164,6 @@ def test_the_page_warns_of_results_that_were_run_once(tmp_path: pathlib.Path) ->
         json.dumps({"files": {}, "not_compared": {"some": "second run: no such file"}})
     )
     (tmp_path / "some.json").write_text(json.dumps(of("a", {0: 1.0})))
-    page = imported("page_parts").Page(tmp_path, tmp_path / "PROOF.md")
-    imported("page_agreement").agreement(page)
+    page = import_module("page_parts").Page(tmp_path, tmp_path / "PROOF.md")
+    import_module("page_agreement").agreement(page)
     assert page.first == ["some.json was run once: that a second run agrees is not shown. (second run: no such file)"]

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 import stillhouse
 import stillhouse.torch as st
 
-ROOT = pathlib.Path(__file__).resolve().parents[4]
-sys.path.append(str(ROOT / "python/examples/proof"))
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.append(str(ROOT / "research/proof"))
 from origin import machine, marked
 
 TEMPERATURE = 0.85

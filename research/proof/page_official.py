@@ -11,7 +11,7 @@ from page_parts import Page, counted, machine_of, of_students, table
 def official(page: Page) -> None:
     page.say(
         "## Against the official code",
-        "`make official THEIRS=FOLDER` (`python -m official --list` in python/examples/proof says which commits the folder needs). One batch that our program made goes through functions of the authors' code, cut out of "
+        "`make official THEIRS=FOLDER` (`python -m official --list` in research/proof says which commits the folder needs). One batch that our program made goes through functions of the authors' code, cut out of "
         "their files when it runs, and through ours: masks, weights, losses, filter tables, orders, noise, and what their readers make of our exports. Theirs draws the very uniforms that ours draws. *explained*: they differ, and "
         "are equal once the named line of theirs is taken account of, which is computed too. Nothing of theirs is kept here but names, numbers of lines and differences.",
     )

@@ -40,7 +40,8 @@ import stillhouse.torch as st
 from stillhouse import noise
 from stillhouse.views import mdlm
 
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[n]) for n in (1, 0)]
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "python/examples"), str(HERE)]
 from origin import machine, marked
 from train_mdlm import NOISE, Student
 
