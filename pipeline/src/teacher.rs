@@ -212,8 +212,8 @@ impl Loading<'_> {
     /// Onto a device; with the tokens of a pass that others have.
     fn load(&self, device: &str, pass_tokens: Option<u64>) -> Result<Arc<dyn Teacher>> {
         if self.dtype == Dtype::Int8 {
-            let message = "extract.teacher.dtype: the data set was computed in int8, which this version does not compute; valid: the version \
-                           that the manifest names, or a data set of another type";
+            let message = "extract.teacher.dtype: the data set was computed in int8, which this version does not compute; valid: a data set of \
+                           another type (`stillhouse run --overwrite` with f32, bf16, f16, bf16x3 or fp8 makes it again)";
             return Err(PipelineError::new(ErrorKind::Model, message));
         }
         let options = LoadOptions {

@@ -22,8 +22,6 @@ unsafe impl Number for f32 {}
 // SAFETY: as above.
 unsafe impl Number for u16 {}
 // SAFETY: as above.
-unsafe impl Number for i8 {}
-// SAFETY: as above.
 unsafe impl Number for i32 {}
 // SAFETY: as above.
 unsafe impl Number for u32 {}
