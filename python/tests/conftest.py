@@ -1,3 +1,3 @@
 """Loads the fixtures that these tests share with research/tests."""
 
-pytest_plugins = ["fixtures"]
+pytest_plugins = ["shared_fixtures"]

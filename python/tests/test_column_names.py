@@ -6,7 +6,7 @@ import re
 import subprocess
 import typing
 
-from fixtures import program
+from shared_fixtures import program
 
 from stillhouse.batch import DenseColumn, RaggedColumn
 

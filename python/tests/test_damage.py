@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 import pytest
-from fixtures import ROOT, program, run, speeches, write_corpus
+from shared_fixtures import ROOT, program, run, speeches, write_corpus
 
 import stillhouse
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import truth
-from fixtures import Maker
+from shared_fixtures import Maker
 
 import stillhouse
 from stillhouse import Batch, Ragged

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.fs
 import pytest
-from fixtures import ROOT, free_ports, program
+from shared_fixtures import ROOT, free_ports, program
 
 import stillhouse
 import stillhouse.torch as st

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import program
+from shared_fixtures import program
 
 import stillhouse
 

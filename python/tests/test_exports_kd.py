@@ -25,7 +25,7 @@ import pyarrow as pa
 import pytest
 import torch
 import yaml
-from fixtures import WORDS, Maker, program
+from shared_fixtures import WORDS, Maker, program
 
 import stillhouse
 

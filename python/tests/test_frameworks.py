@@ -12,9 +12,9 @@ import subprocess
 import sys
 from typing import Any
 
-import fixtures
 import numpy as np
 import pytest
+import shared_fixtures
 
 import stillhouse.torch as st
 
@@ -26,7 +26,7 @@ BATCH, SEED = 4, 3
 def launch(world: int, folder: pathlib.Path, recipe: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Runs one after the other, each in ``world`` processes; what each of these wrote down."""
     given = json.dumps({"recipe": recipe, "folder": str(folder), "runs": runs})
-    with fixtures.free_ports(1) as ports:
+    with shared_fixtures.free_ports(1) as ports:
         whole = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0]), "TORCHELASTIC_RUN_ID": "test", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
         logs = [(folder / f"log-{rank}").open("w") for rank in range(world)]
         processes = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import ROOT, Maker
+from shared_fixtures import ROOT, Maker
 from transformers import AutoModelForCausalLM
 
 import stillhouse

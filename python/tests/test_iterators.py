@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import free_ports
+from shared_fixtures import free_ports
 
 import stillhouse
 import stillhouse.torch as st

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from typing import Any
 
-import fixtures
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader

@@ -9,7 +9,6 @@ import pathlib
 import pickle
 from typing import Any
 
-import fixtures
 import numpy as np
 import pytest
 import torch

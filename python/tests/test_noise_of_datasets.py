@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import ROOT, WORDS, Maker, merged, run, words
+from shared_fixtures import ROOT, WORDS, Maker, merged, run, words
 
 import stillhouse
 from stillhouse import views

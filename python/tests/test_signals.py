@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import ROOT, WORDS, Maker, run, speeches, write_corpus
 from noise_f64 import philox
+from shared_fixtures import ROOT, WORDS, Maker, run, speeches, write_corpus
 from transformers import AutoModelForCausalLM
 
 import stillhouse

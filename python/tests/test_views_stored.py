@@ -16,7 +16,7 @@ import pathlib
 import numpy as np
 import pytest
 import torch
-from fixtures import ROOT, run, words
+from shared_fixtures import ROOT, run, words
 from test_views_keyed import batch_of
 
 import stillhouse

@@ -1,3 +1,3 @@
 """Loads the fixtures of python/tests: `pythonpath` in pyproject.toml names that folder."""
 
-pytest_plugins = ["fixtures"]
+pytest_plugins = ["shared_fixtures"]

@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 
 import pytest
-from fixtures import ROOT, program
+from shared_fixtures import ROOT, program
 
 MAZE = ROOT / "research/maze"
 PATHS = 2000

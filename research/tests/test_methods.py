@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import program
+from shared_fixtures import program
 
 from stillhouse.views import armd, bd3lm, prime
 

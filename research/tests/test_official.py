@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import ROOT, program
+from shared_fixtures import ROOT, program
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import ROOT
+from shared_fixtures import ROOT
 
 import stillhouse
 

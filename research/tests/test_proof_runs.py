@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from fixtures import ROOT, program
+from shared_fixtures import ROOT, program
 
 TINY = ["--seeds=1", "--epochs=1", "--teacher-epochs=1", "--width=32", "--layers=1", "--paths=8", "--passes=1", "--jobs=1"]  # fmt: skip
 
