@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_fixtures
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -30,15 +31,15 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """About 2,000 documents of 3 to 256 tokens, in several shards."""
     folder = tmp_path_factory.mktemp("documents")
     random = np.random.default_rng(2)
-    whole = " ".join(fixtures.speeches(20, 60_000)).replace("\n", " ")
+    whole = " ".join(shared_fixtures.speeches(20, 60_000)).replace("\n", " ")
     ends = np.cumsum(random.integers(10, 1400, 1500) ** random.uniform(0.7, 1, 1500)).astype(int).tolist()
     texts = [whole[a:b] for a, b in zip([0, *ends], ends) if whole[a:b].strip()]
-    paths = [fixtures.write_corpus(folder, f"part-{i}.jsonl", texts[i::3]) for i in range(3)]
-    return fixtures.run(
+    paths = [shared_fixtures.write_corpus(folder, f"part-{i}.jsonl", texts[i::3]) for i in range(3)]
+    return shared_fixtures.run(
         folder,
         {
             "input": {"format": "jsonl", "paths": paths, "text": "text", "split_megabytes": 0.1},
-            "tokenizer": {"path": str(fixtures.ROOT / "assets/teacher-nano-gpt2")},
+            "tokenizer": {"path": str(shared_fixtures.ROOT / "assets/teacher-nano-gpt2")},
             "pack": {"mode": "pad", "length": 256},
         },
     )
@@ -258,7 +259,7 @@ def test_refusals(documents: pathlib.Path, plain: pathlib.Path) -> None:
         next(iter(wrong))
 
 
-def test_all_columns_end_with_the_longest_row(small: fixtures.Maker) -> None:
+def test_all_columns_end_with_the_longest_row(small: shared_fixtures.Maker) -> None:
     """Stored with padding or without: the noise and the views of the rows are those of the whole data set."""
     patch = {"extract": {"noise": {"draws": 2}, "topk": 3}}
     for folder in (

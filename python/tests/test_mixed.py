@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_fixtures
 import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -31,12 +32,12 @@ def sets(plain: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     made = {"web": plain}
     for name, count, characters in (("code", 6, 20_000), ("math", 3, 6_000)):
         folder = tmp_path_factory.mktemp(name)
-        paths = [fixtures.write_corpus(folder, "corpus.jsonl", fixtures.speeches(count, characters))]
-        made[name] = fixtures.run(
+        paths = [shared_fixtures.write_corpus(folder, "corpus.jsonl", shared_fixtures.speeches(count, characters))]
+        made[name] = shared_fixtures.run(
             folder,
             {
                 "input": {"format": "jsonl", "paths": paths, "text": "text", "split_megabytes": 0.05},
-                "tokenizer": {"path": str(fixtures.ROOT / "assets/teacher-nano-gpt2")},
+                "tokenizer": {"path": str(shared_fixtures.ROOT / "assets/teacher-nano-gpt2")},
                 "pack": {"mode": "wrap", "length": 32},
             },
         )
@@ -274,7 +275,7 @@ def test_state_is_small_and_of_this_mixture(sets: dict[str, pathlib.Path]) -> No
         alone.load_state_dict(state)
 
 
-def test_refusals(sets: dict[str, pathlib.Path], small: fixtures.Maker) -> None:
+def test_refusals(sets: dict[str, pathlib.Path], small: shared_fixtures.Maker) -> None:
     def refused(message: str, **options: Any) -> None:
         with pytest.raises(ValueError, match=message):
             mixture(sets, **options)
@@ -322,7 +323,7 @@ def test_an_error_of_reading_comes_in_its_turn(sets: dict[str, pathlib.Path], tm
     assert got + flat(loader) == expected
 
 
-def test_noise_is_replayed_with_the_seed_of_each_row(small: fixtures.Maker) -> None:
+def test_noise_is_replayed_with_the_seed_of_each_row(small: shared_fixtures.Maker) -> None:
     folders = {"a": small("words", {}), "b": small("seven", {"seed": 7})}
     opened = {name: stillhouse.open(folder) for name, folder in folders.items()}
     assert opened["a"].info.noise != opened["b"].info.noise
@@ -355,7 +356,7 @@ def batch_number(batch: Any, name: str) -> int:
     return list(batch.info.sources).index(name)
 
 
-def test_views_draw_anew_for_each_data_set_and_round(small: fixtures.Maker) -> None:
+def test_views_draw_anew_for_each_data_set_and_round(small: shared_fixtures.Maker) -> None:
     folder = small("words", {})
     ds = st.MixtureDataset({"a": folder, "b": folder}, batch_size=1000, epochs={"a": 2, "b": 1}, seed=5)
     batch = next(iter(ds))
