@@ -83,17 +83,17 @@ pub(crate) fn describe(
 ///
 /// Known buffers that older programs stored beside the weights are excepted by name: `h.N.attn.bias` and `h.N.attn.masked_bias`
 /// of GPT-2, `rotary_emb.inv_freq`, `blk.N.attn_rot_embd.weight`; and `lm_head.weight` where the head is tied to the
-/// embedding ([`load`] compares the two). So are those that `ignore` names, each of which has to be there and to be no part of the model.
+/// embedding ([`crate::load`] compares the two). So are those that `ignore` names, each of which has to be there and to be no part of the model.
 ///
 /// Returns a warning where the configuration has keys that are not known.
 ///
 /// # Errors
-/// As [`load`], for everything that headers tell.
+/// As [`crate::load`], for everything that headers tell.
 pub fn check_weights(path: &Path, ignore: &[String]) -> Result<Option<String>> {
     build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore).map(|built| built.warning)
 }
 
-/// Bytes that a slot of [`Teacher::decoding`] takes for sequences of so many tokens, at most. Reads headers only.
+/// Bytes that a slot of [`crate::Teacher::decoding`] takes for sequences of so many tokens, at most. Reads headers only.
 ///
 /// # Errors
 /// As [`check_weights`]; with a length that LongRoPE stretches, as those positions are rotated by a sequence's whole length.
