@@ -65,8 +65,8 @@ pub async fn sample(
     observer: Arc<dyn Observer>,
 ) -> Result<Sample> {
     let of = hash.clone();
-    let Work { splits, files, devices, manifest, .. } =
-        &blocking(&prepared, &observer, move |p, o| Work::prepare(p, &of, o)).await?;
+    let SampleInput { splits, files, devices, manifest, .. } =
+        &blocking(&prepared, &observer, move |p, o| SampleInput::prepare(p, &of, o)).await?;
     observer.event(&Event::Preparing { what: "preparing the first documents".into() });
     let pool = Pool::of_this_process()?;
     let plan = operator_plan(source_of(&prepared, files, splits), &prepared.operators);
@@ -101,7 +101,7 @@ fn rows_of(batches: &[RecordBatch]) -> impl Iterator<Item = RecordBatch> {
 }
 
 /// What a sample is made from.
-struct Work {
+struct SampleInput {
     splits: Arc<Vec<SplitRecord>>,
     files: Arc<Vec<InputFile>>,
     devices: Vec<DeviceQueue>,
@@ -110,7 +110,7 @@ struct Work {
     _query: Option<Query>,
 }
 
-impl Work {
+impl SampleInput {
     fn prepare(prepared: &Prepared, hash: &JobHash, observer: &dyn Observer) -> Result<Self> {
         let mut query = prepared.spec.input.sql.as_ref().map(|_| Query::run(prepared, observer)).transpose()?;
         let files = match &mut query {

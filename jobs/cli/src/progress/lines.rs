@@ -113,10 +113,10 @@ impl State {
     }
 
     fn counters(&mut self, now: &Progress) {
-        let Some((gauge, teacher, last_printed)) = &mut self.job else {
+        let Some((estimator, teacher, last_printed)) = &mut self.job else {
             return;
         };
-        let reading = gauge.read(now);
+        let reading = estimator.read(now);
         if now.seconds - *last_printed < EVERY.as_secs_f64() {
             return;
         }
