@@ -1,6 +1,7 @@
 //! The operators, in the order of the pipeline: one line each. Everything else about an operator is declared in its own file.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
@@ -8,11 +9,17 @@ use std::sync::{Arc, OnceLock};
 use arrow::array::RecordBatch;
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow::error::ArrowError;
+use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{Manifest, SpecialToken};
 use stillhouse_schemas::parse::JobFormat;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::SectionKind;
+use stillhouse_schemas::sequence_range::SequenceRange;
+use stillhouse_schemas::spec::JobSpec;
 
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, StatisticKind};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, SpecialIds, StatisticKind};
+use crate::extract::ExtractConfig;
+use crate::generate::GenerateConfig;
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 
@@ -53,6 +60,39 @@ pub fn resolved(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
     let unknown = facts.spec.sections.keys().filter(|key| !known(key));
     problems.extend(unknown.map(|key| Problem::missing(key, "is of an operator that this program does not have")));
     (specs, problems)
+}
+
+/// The config of `extract` among these operators: over given text, or over the text that the teacher writes.
+pub fn extract_of(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
+    operators.iter().find_map(|operator| {
+        let written = || operator.config::<GenerateConfig>().map(|generate| &generate.extract);
+        operator.config::<ExtractConfig>().or_else(written)
+    })
+}
+
+/// The limits that the rows of a split keep. `special_tokens` are by role, as in the manifest.
+pub fn limits(
+    job: &JobSpec,
+    vocab_size: usize,
+    special_tokens: &BTreeMap<String, SpecialToken>,
+    (split, place): (SplitId, Option<SequenceRange>),
+) -> Limits {
+    let (operators, _) = recorded(job, vocab_size, special_tokens);
+    Limits { vocab_size, length: job.pack.length as usize, split, place, operators }
+}
+
+/// The operators that made a data set, as far as its manifest describes them, and why the others are unknown.
+pub fn of_manifest(manifest: &Manifest) -> (Vec<OperatorSpec>, Vec<Problem>) {
+    recorded(&manifest.job, manifest.vocab_size as usize, &manifest.tokenizer.special_tokens)
+}
+
+fn recorded(
+    spec: &JobSpec,
+    vocab_size: usize,
+    special_tokens: &BTreeMap<String, SpecialToken>,
+) -> (Vec<OperatorSpec>, Vec<Problem>) {
+    let special_ids = SpecialIds::recorded(special_tokens, spec.tokenizer.special_tokens);
+    resolved(&JobFacts { spec, vocab_size, special_ids })
 }
 
 static IN_USE: OnceLock<Vec<&'static dyn OperatorFactory>> = OnceLock::new();

@@ -19,9 +19,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use stillhouse_datasets::damage::{self, Repaired};
 use stillhouse_schemas::manifest::{Appended, Manifest};
 
-use crate::damage::{self, Repaired};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;

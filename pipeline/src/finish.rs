@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use arrow::datatypes::Schema;
 use sha2::{Digest, Sha256};
+use stillhouse_datasets::card::{self, CardFault, card};
 use stillhouse_operators::operator::documents_schema;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
-use stillhouse_schemas::columns::{FORMAT_VERSION, SHAPE};
+use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{
     ColumnRecord, Manifest, ShardRecord, SplitRecord, Statistics, SubtokenRecord, TeacherArithmetic, TeacherRecord,
@@ -15,7 +16,6 @@ use stillhouse_schemas::manifest::{
 };
 use stillhouse_teacher::TeacherInfo;
 
-use crate::card::{self, CardFault, card};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::identity::JobHash;
@@ -57,7 +57,7 @@ pub fn manifest(
         noise_seed: spec.has_noise().then(|| spec.noise_seed()),
         subtokens: subtokens(&prepared.operators),
         sidecar_files: sidecar_sha256(&prepared.operators),
-        columns: columns(&schema(&prepared.operators)),
+        columns: ColumnRecord::of_schema(&schema(&prepared.operators)),
         splits,
         appended: hash.appended.clone(),
         shards,
@@ -129,29 +129,6 @@ pub fn schema(operators: &[OperatorSpec]) -> Schema {
         schema = operator.output_schema(&schema);
     }
     schema.as_ref().clone()
-}
-
-/// The columns of a schema, for the manifest.
-pub fn columns(schema: &Schema) -> Vec<ColumnRecord> {
-    schema
-        .fields()
-        .iter()
-        .map(|field| ColumnRecord {
-            name: field.name().clone(),
-            data_type: type_name(field.data_type()),
-            shape: field.metadata().get(SHAPE).cloned(),
-        })
-        .collect()
-}
-
-fn type_name(data_type: &arrow::datatypes::DataType) -> String {
-    use arrow::datatypes::DataType as T;
-    match data_type {
-        T::FixedSizeList(item, n) => format!("fixed_size_list<{}>[{n}]", type_name(item.data_type())),
-        T::List(item) => format!("list<{}>", type_name(item.data_type())),
-        T::Boolean => "bool".into(),
-        other => other.to_string().to_lowercase(),
-    }
 }
 
 /// Writes what makes a folder of shards a data set: the tokenizer, the files of the operators, manifest and card; `_SUCCESS` last.

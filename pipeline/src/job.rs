@@ -12,8 +12,9 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use stillhouse_operators::config::{JobFacts, SpecialIds};
 use stillhouse_operators::extract::MOST_LISTED_ON_A_GPU;
-use stillhouse_operators::registry::OperatorSpec;
+use stillhouse_operators::registry::{self, OperatorSpec};
 use stillhouse_operators::subtokens::numbers_of;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
@@ -30,7 +31,6 @@ use crate::driver;
 use crate::error::{ErrorKind, PipelineError, Result, with_causes};
 use crate::events::{Event, Observer};
 use crate::hub::{self, HubRef, Wanted};
-use crate::operators;
 use crate::output::Output;
 use crate::path_expansion::{Names, local_path};
 use crate::sequence_offsets;
@@ -192,9 +192,12 @@ fn checked(
         };
         spec.input = named.unwrap_or(spec.input);
     }
-    operators::fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
+    fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
-    let operators = operators::from_job(&spec, &vocabulary, vocab_size).map_err(Problems)?;
+    let operators = {
+        let facts = JobFacts { spec: &spec, vocab_size, special_ids: SpecialIds::of(&vocabulary) };
+        registry::of_job(&facts).map_err(Problems)?
+    };
     if let Some(problem) = sequence_offsets::problem(&spec) {
         return Err(Problems(vec![problem]).into());
     }
@@ -532,6 +535,16 @@ impl Checks<'_> {
 /// An error with its causes, on one line; what is said already is not said again.
 pub fn chain(error: &dyn std::error::Error) -> String {
     with_causes(error.to_string(), error.source())
+}
+
+/// Fills in what operators need and the job file does not say: the numbers of a permutation, and the width of the teacher's hidden states.
+pub(crate) fn fill_in(spec: &mut JobSpec, numbers: Option<Permutation>, hidden_size: Option<usize>) {
+    if let Some(subtokens) = &mut spec.subtokens {
+        subtokens.numbers = numbers;
+    }
+    if let Some(states) = spec.extract.as_mut().and_then(|extract| extract.hidden_states.as_mut()) {
+        states.width = hidden_size.and_then(|size| u32::try_from(size).ok());
+    }
 }
 
 /// The input as a split reads it: what a query gave is Parquet, whatever the query read.

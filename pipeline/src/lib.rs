@@ -12,20 +12,13 @@
 
 pub mod access;
 pub mod append;
-pub mod card;
-pub mod clean;
-pub mod damage;
-pub mod dataset;
 pub mod derive;
 mod estimates;
-pub mod export;
 pub mod finish;
 pub mod functions;
 pub mod inputs;
-pub mod inspect;
 pub mod job;
 pub mod job_diff;
-pub mod operators;
 pub mod plan;
 pub mod plan_report;
 mod query_rows;
@@ -37,7 +30,6 @@ mod sequence_offsets;
 pub(crate) mod teacher;
 #[cfg(test)]
 mod tests;
-pub mod verify;
 
 pub use stillhouse_base::{error, events, file_state, path_expansion, progress_estimate, source_error, storage, units};
 pub use stillhouse_engine as engine;

@@ -1,8 +1,6 @@
 //! The hash of a job and its splits: functions of the job, the listing of its input and its models, nothing else.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -13,6 +11,7 @@ use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation};
 
+use crate::engine::teacher::file_sha256;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::identity::{JobHash, PlannedFile, Stamp};
@@ -185,7 +184,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         let config = found.path.join("config.json");
         for path in config.is_file().then_some(&config).into_iter().chain(&found.config.weights) {
             stamps.push(Stamp::of(path)?);
-            teacher.insert(file_name(path), hash_file(path)?);
+            teacher.insert(file_name(path), file_sha256(path)?);
         }
         device = Some(device_kind(&prepared.spec));
     }
@@ -231,25 +230,6 @@ pub(crate) fn device_kind(spec: &JobSpec) -> &'static str {
 /// Name of a file without its folder.
 pub fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
-}
-
-/// sha256 of a file, read in pieces.
-///
-/// # Errors
-/// When it cannot be read.
-pub fn hash_file(path: &Path) -> Result<String> {
-    let read = || -> io::Result<String> {
-        let mut file = File::open(path)?;
-        let mut hasher = Sha256::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer)? {
-                0 => return Ok(hex::encode(hasher.finalize())),
-                n => hasher.update(&buffer[..n]),
-            }
-        }
-    };
-    read().map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot read {}", path.display()), e))
 }
 
 /// The tokenizer as the data set holds it.

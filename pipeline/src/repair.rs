@@ -15,12 +15,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use stillhouse_datasets::damage::{Damage, Repaired, damaged_files, damaged_shards, mend_records};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, Range, SplitRecord};
 use stillhouse_schemas::spec::EngineKind;
 
 use crate::append;
-use crate::damage::{Damage, Repaired, damaged_files, damaged_shards, mend_records};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
 use crate::finish;

@@ -26,6 +26,7 @@ use std::time::Instant;
 
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
+use stillhouse_datasets::damage::{self, check_finished};
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
@@ -34,7 +35,6 @@ use stillhouse_teacher::TeacherInfo;
 
 use crate::acceptance;
 use crate::append;
-use crate::damage::{self, check_finished};
 use crate::driver;
 use crate::driver::Driver;
 use crate::engine::device::DeviceQueue;

@@ -166,7 +166,7 @@ mod tests {
     use stillhouse_schemas::ids::SplitId;
 
     use super::*;
-    use crate::operators::job_format;
+    use stillhouse_operators::registry::job_format;
 
     fn spec(schedule: &str, more: &str) -> JobSpec {
         let text = format!(

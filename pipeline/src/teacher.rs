@@ -9,7 +9,6 @@
 //!
 //! What was chosen stands in the plan, so that a run that goes on computes as the one before it, and in the manifest, so that a check does.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{AsArray, RecordBatch};
@@ -19,8 +18,9 @@ use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::manifest::{ArithmeticCost, SplitRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::{Dtype, TeacherSpec};
 use stillhouse_teacher::probe::{self, Difference, Reference, Text};
-use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherError};
+use stillhouse_teacher::{Precision, Teacher};
 
+use crate::engine::teacher::{TeacherLoader, load, precision, teacher_error};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::query_input;
@@ -110,7 +110,7 @@ pub(crate) fn load_all(
         return Ok(Loaded::default());
     };
     let spec = &extract.teacher;
-    let devices = stillhouse_teacher::devices(&spec.device).map_err(failed)?;
+    let devices = stillhouse_teacher::devices(&spec.device).map_err(teacher_error)?;
     let length = prepared.spec.pack.length as usize;
     let (dtype, cost) = match decided.map(Decided::arithmetic) {
         Some(earlier) => (earlier.dtype, earlier.cost),
@@ -125,8 +125,8 @@ pub(crate) fn load_all(
         && let Some(precision) = precision(dtype)
     {
         // headers tell it: an executor that is none for this job does not load the teacher, now and whenever it looks again
-        let here =
-            stillhouse_teacher::arithmetic_on_cpu(&found.path, precision, &spec.ignore_tensors).map_err(failed)?;
+        let here = stillhouse_teacher::arithmetic_on_cpu(&found.path, precision, &spec.ignore_tensors)
+            .map_err(teacher_error)?;
         if here != decided.arithmetic().arithmetic {
             return Err(decided.refuses(&here));
         }
@@ -135,7 +135,7 @@ pub(crate) fn load_all(
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }
     let of_run = matches!(decided, Some(Decided::ByRun(_)));
-    let loading = Loading { path: &found.path, spec, dtype, length, extraction: extraction(prepared)?, of_run };
+    let loading = TeacherLoader { path: &found.path, spec, dtype, length, extraction: extraction(prepared)?, of_run };
     // where nothing is left to make, what it was made with binds nobody
     let before = decided.filter(|_| pending).and_then(|decided| decided.arithmetic().pass_tokens);
     let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
@@ -176,80 +176,11 @@ pub(crate) fn load_all(
     Ok(Loaded { teachers, arithmetic: Some(arithmetic) })
 }
 
-/// Loads a teacher.
-///
-/// # Errors
-/// When its files or the device cannot be had, or the device has no such arithmetic.
-pub(crate) fn load(
-    path: &Path,
-    spec: &TeacherSpec,
-    dtype: Dtype,
-    length: usize,
-    device: &str,
-) -> Result<Arc<dyn Teacher>> {
-    Loading { path, spec, dtype, length, extraction: None, of_run: false }.load(device, None)
-}
-
 /// What a job has made of its teacher's logits, where it asks for anything.
 fn extraction(prepared: &Prepared) -> Result<Option<Extraction>> {
     let config = prepared.operators.iter().find_map(|operator| operator.config::<ExtractConfig>());
     let invalid = |e: OperatorError| PipelineError::new(ErrorKind::Usage, format!("extract: {}", chain(&e)));
     config.map(|config| config.extraction().map_err(invalid)).transpose()
-}
-
-/// How a teacher is loaded, wherever.
-struct Loading<'a> {
-    path: &'a Path,
-    spec: &'a TeacherSpec,
-    dtype: Dtype,
-    length: usize,
-    extraction: Option<Extraction>,
-    /// Whether another process has decided on the tokens of a pass.
-    of_run: bool,
-}
-
-impl Loading<'_> {
-    /// Onto a device; with the tokens of a pass that others have.
-    fn load(&self, device: &str, pass_tokens: Option<u64>) -> Result<Arc<dyn Teacher>> {
-        if self.dtype == Dtype::Int8 {
-            let message = "extract.teacher.dtype: the data set was computed in int8, which this version does not compute; valid: a data set of \
-                           another type (`stillhouse run --overwrite` with f32, bf16, f16, bf16x3 or fp8 makes it again)";
-            return Err(PipelineError::new(ErrorKind::Model, message));
-        }
-        let options = LoadOptions {
-            device: device.parse().map_err(failed)?,
-            batch_tokens: self.spec.batch_tokens as usize,
-            length: self.length,
-            dtype: precision(self.dtype).unwrap_or_default(),
-            pass_tokens: pass_tokens.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)),
-            extraction: self.extraction.clone(),
-            ignore_tensors: self.spec.ignore_tensors.clone(),
-        };
-        stillhouse_teacher::load(self.path, &options).map(Arc::from).map_err(|error| {
-            // there may be more memory where another executor is
-            let of_place = self.of_run && pass_tokens.is_some() && matches!(error, TeacherError::Device { .. });
-            let error = failed(error);
-            if of_place { error.of_place() } else { error }
-        })
-    }
-}
-
-fn failed(e: TeacherError) -> PipelineError {
-    let error = PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
-    // a device without room for it, one that is not there, or a CPU without the instructions
-    if matches!(e, TeacherError::Device { .. }) { error.of_place() } else { error }
-}
-
-/// What a teacher computes in; none for `auto`, and for what this version does not compute.
-pub(crate) fn precision(dtype: Dtype) -> Option<Precision> {
-    match dtype {
-        Dtype::Auto | Dtype::Int8 => None,
-        Dtype::F32 => Some(Precision::F32),
-        Dtype::Bf16 => Some(Precision::Bf16),
-        Dtype::F16 => Some(Precision::F16),
-        Dtype::Bf16x3 => Some(Precision::Bf16x3),
-        Dtype::Fp8 => Some(Precision::Fp8),
-    }
 }
 
 /// The types that `auto` chooses from: those that a device computes faster than f32.
@@ -283,7 +214,7 @@ impl Probe<'_> {
         ));
         let teacher = self.load(Dtype::F32)?;
         let on_cpu = teacher.info().device == "cpu";
-        let reference = Reference::new(text, teacher.as_ref()).map_err(failed)?;
+        let reference = Reference::new(text, teacher.as_ref()).map_err(teacher_error)?;
         if self.spec.dtype != Dtype::Auto {
             drop(teacher);
             return self.bounded(&reference);
@@ -341,12 +272,12 @@ impl Probe<'_> {
 
     fn cost(&self, reference: &Reference, teacher: &dyn Teacher) -> Result<ArithmeticCost> {
         let Difference { tokens, mean_kl_nats, max_kl_nats, max_logprob_change_nats } =
-            reference.difference(teacher).map_err(failed)?;
+            reference.difference(teacher).map_err(teacher_error)?;
         Ok(ArithmeticCost { tokens, mean_kl_nats, max_kl_nats, max_logprob_change_nats })
     }
 
     fn seconds(&self, reference: &Reference, teacher: &dyn Teacher) -> Result<f64> {
-        let seconds = probe::seconds(teacher, reference.text()).map_err(failed)?;
+        let seconds = probe::seconds(teacher, reference.text()).map_err(teacher_error)?;
         let speed = reference.text().tokens() as f64 / seconds;
         self.tell(format!("{}: {speed:.0} tokens per second", teacher.info().arithmetic));
         Ok(seconds)

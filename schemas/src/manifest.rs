@@ -5,10 +5,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use arrow_schema::{DataType, Schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use crate::columns::SHAPE;
 use crate::ids::SplitId;
 use crate::pages::FooterRecord;
 use crate::sequence_range::SequenceRange;
@@ -190,6 +192,27 @@ pub struct ColumnRecord {
     /// Shape per row, such as `[1024,4]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<String>,
+}
+
+impl ColumnRecord {
+    /// The columns of a schema, in its order.
+    pub fn of_schema(schema: &Schema) -> Vec<Self> {
+        let record = |field: &arrow_schema::FieldRef| Self {
+            name: field.name().clone(),
+            data_type: type_name(field.data_type()),
+            shape: field.metadata().get(SHAPE).cloned(),
+        };
+        schema.fields().iter().map(record).collect()
+    }
+}
+
+fn type_name(data_type: &DataType) -> String {
+    match data_type {
+        DataType::FixedSizeList(item, n) => format!("fixed_size_list<{}>[{n}]", type_name(item.data_type())),
+        DataType::List(item) => format!("list<{}>", type_name(item.data_type())),
+        DataType::Boolean => "bool".into(),
+        other => other.to_string().to_lowercase(),
+    }
 }
 
 /// A split: the piece of the input that a shard was made from.

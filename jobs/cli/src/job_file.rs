@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
+use stillhouse_operators::registry::job_format;
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::{self, Prepared};
-use stillhouse_pipeline::operators::job_format;
 use stillhouse_schemas::spec::EngineKind;
 
 use crate::cli::Failure;

@@ -13,10 +13,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use stillhouse_operators::registry::job_format;
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::events::Event;
-
-use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::storage::StoreUrl;
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::paths::alternatives;

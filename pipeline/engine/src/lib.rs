@@ -40,6 +40,7 @@ pub mod sink;
 pub mod splits;
 pub mod stage_state;
 mod stall;
+pub mod teacher;
 
 use std::sync::Arc;
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use stillhouse_operators::registry::job_format;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
 
@@ -14,7 +15,6 @@ use super::*;
 use crate::error::{ErrorKind, PipelineError};
 use crate::events::Silent;
 use crate::job::prepare;
-use crate::operators::job_format;
 
 /// `data` and `out` are allowed, `secret` is not; `data/own` is denied.
 struct World {

@@ -25,23 +25,25 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use stillhouse_datasets::dataset::Dataset;
 use stillhouse_operators::extract::{LOOSENED, Loosen};
 use stillhouse_operators::orders::OrdersConfig;
+use stillhouse_operators::registry;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::Vocabulary;
-use stillhouse_schemas::manifest::{DerivedFrom, Manifest, SplitRecord};
+use stillhouse_schemas::manifest::{ColumnRecord, DerivedFrom, Manifest, SplitRecord};
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
 
-use crate::dataset::Dataset;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::finish;
+use crate::job::fill_in;
 use crate::job::{read_permutation, shorter};
 use crate::output::{MANIFEST, Output, TOKENIZER};
 use crate::path_expansion::Names;
 use crate::path_expansion::local_path;
+use crate::sequence_offsets;
 use crate::storage::{Location, Storages};
-use crate::{operators, sequence_offsets};
 
 pub use self::run::{DeriveOptions, derive};
 
@@ -75,13 +77,13 @@ impl Derivation {
     /// # Errors
     /// With everything that is wrong with the job, each problem with its place; when the data set is not whole.
     pub async fn prepare(source: Dataset, text: &str, base: &Path) -> Result<Self> {
-        let (parsed, own) = operators::job_format().parse_derived(text, &source.manifest().job);
+        let (parsed, own) = registry::job_format().parse_derived(text, &source.manifest().job);
         let positions = parsed.positions.clone();
         let numbered = parsed.into_result().and_then(|mut spec| {
             spec.subtokens = with_numbers(&spec, own.contains(&"subtokens").then_some(base), source.manifest())?;
             let numbers = spec.subtokens.as_ref().and_then(|subtokens| subtokens.numbers.clone());
             let stored = source.manifest().job.extract.as_ref().and_then(|e| e.hidden_states.as_ref()?.width);
-            operators::fill_in(&mut spec, numbers, stored.map(|width| width as usize));
+            fill_in(&mut spec, numbers, stored.map(|width| width as usize));
             Ok(spec)
         });
         let made = match numbered {
@@ -93,13 +95,13 @@ impl Derivation {
 
     async fn of(source: Dataset, spec: JobSpec, base: &Path) -> Result<Self> {
         let manifest = source.manifest();
-        let (before, unknown) = operators::of_manifest(manifest);
+        let (before, unknown) = registry::of_manifest(manifest);
         if let Some(problem) = unknown.first() {
             let message = format!("{}: {problem}", source.shown(MANIFEST));
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
         let mut problems = Problems::default();
-        let (after, wrong) = operators::of_manifest(&Manifest { job: spec.clone(), ..manifest.clone() });
+        let (after, wrong) = registry::of_manifest(&Manifest { job: spec.clone(), ..manifest.clone() });
         wrong.into_iter().for_each(|problem| problems.push(problem));
         let is_new = |spec: &&OperatorSpec| VIEWS.contains(&spec.name()) && !before.contains(spec);
         let anew: Vec<OperatorSpec> = after.iter().filter(is_new).cloned().collect();
@@ -183,7 +185,7 @@ async fn manifest_digest(of: &Output) -> Result<Option<String>> {
 
 /// The noise that is stored more loosely, where another tolerance is asked for.
 fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Problems) -> Result<Option<Loosen>> {
-    let (Some(from), Some(to)) = (operators::extract_of(before), operators::extract_of(after)) else { return Ok(None) };
+    let (Some(from), Some(to)) = (registry::extract_of(before), registry::extract_of(after)) else { return Ok(None) };
     let (Some(stored), Some(asked)) = (&from.noise, &to.noise) else { return Ok(None) };
     if stored.tolerance == asked.tolerance {
         return Ok(None);
@@ -208,9 +210,9 @@ fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Prob
 
 fn columns_of(anew: &[OperatorSpec], loosened: bool) -> Vec<String> {
     let noise = loosened.then_some(LOOSENED).into_iter().flatten().map(str::to_owned);
-    let views = anew
-        .iter()
-        .flat_map(|operator| finish::columns(operator.output_schema(&arrow::datatypes::Schema::empty()).as_ref()));
+    let views = anew.iter().flat_map(|operator| {
+        ColumnRecord::of_schema(operator.output_schema(&arrow::datatypes::Schema::empty()).as_ref())
+    });
     noise.chain(views.map(|column| column.name)).collect()
 }
 

@@ -9,8 +9,12 @@ use arrow::datatypes::{Schema, SchemaRef};
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
+use stillhouse_datasets::damage;
+use stillhouse_operators::config::rows_per_batch;
+use stillhouse_operators::registry;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::ColumnRecord;
 use stillhouse_schemas::manifest::{Manifest, Piece, Range, ShardRecord, SplitRecord};
 use tokio::runtime::Handle;
 
@@ -30,7 +34,7 @@ use crate::output::{Found, Output, PlanRecord};
 use crate::run::held::{Held, may_overwrite, overwritten};
 use crate::run::splits::splits_at_once;
 use crate::source::Store;
-use crate::{acceptance, damage, finish, operators};
+use crate::{acceptance, finish};
 
 /// How to derive.
 #[derive(Debug, Clone, Copy, Default)]
@@ -174,7 +178,7 @@ impl Derivation {
         let (spec, specials) = (self.spec.clone(), manifest.tokenizer.special_tokens.clone());
         let vocab_size = manifest.vocab_size as usize;
         let limits =
-            move |split: &SplitRecord| operators::limits(&spec, vocab_size, &specials, (split.split, split.place));
+            move |split: &SplitRecord| registry::limits(&spec, vocab_size, &specials, (split.split, split.place));
         let resources = JobResources {
             operators_overlap: at_once.min(splits.len()) < rayon::current_num_threads(),
             splits: Arc::new(splits),
@@ -211,7 +215,7 @@ impl Derivation {
             schema: without_columns_of(&schema, &self.anew),
             loosen: self.loosen.clone(),
             draws: self.spec.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |noise| noise.draws),
-            batch_rows: operators::rows_per_batch(&self.spec),
+            batch_rows: rows_per_batch(&self.spec),
         };
         let made = operator_plan(Arc::new(DatasetExec::new(source, shards)), &self.anew);
         let in_order = schema.fields().iter().map(|field| {
@@ -230,7 +234,7 @@ impl Derivation {
             job_hash: self.hash.clone(),
             subtokens: finish::subtokens(&self.operators),
             sidecar_files: finish::sidecar_sha256(&self.operators),
-            columns: finish::columns(&finish::schema(&self.operators)),
+            columns: ColumnRecord::of_schema(&finish::schema(&self.operators)),
             splits: self.splits.clone(),
             shards,
             totals,

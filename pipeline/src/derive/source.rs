@@ -13,12 +13,12 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Pla
 use futures::TryStreamExt;
 use futures::stream::try_unfold;
 use parquet::arrow::async_reader::ParquetRecordBatchStream;
+use stillhouse_datasets::dataset::{Dataset, Selection};
 use stillhouse_operators::extract::{LOOSENED, Loosen};
 use stillhouse_operators::operator::Measure;
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
-use crate::dataset::{Dataset, Selection};
 use crate::engine::node_metrics::{NodeMetrics, properties};
 use crate::engine::resources::JobResources;
 use crate::engine::stage_state::{Doing, SplitMeter, StageState};

@@ -153,8 +153,9 @@ impl Checks<'_> {
         let mut spec = self.spec.clone();
         // a teacher that is missing was told of already
         let width = teacher.map_or(0, |(_, _, config)| config.hidden_size);
-        operators::fill_in(&mut spec, numbers.clone(), Some(width));
-        if let Err(problems) = operators::from_job(&spec, vocabulary, vocab as usize) {
+        super::fill_in(&mut spec, numbers.clone(), Some(width));
+        let facts = JobFacts { spec: &spec, vocab_size: vocab as usize, special_ids: SpecialIds::of(vocabulary) };
+        if let Err(problems) = registry::of_job(&facts) {
             problems.into_iter().for_each(|problem| self.push(problem));
         }
         let dense = self.spec.extract.as_ref().and_then(|e| e.noise.as_ref()).filter(|n| n.codec == NoiseCodec::Dense);

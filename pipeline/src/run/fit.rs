@@ -59,9 +59,9 @@ mod tests {
     use super::*;
     use crate::access::Access;
     use crate::identity::PlannedFile;
-    use crate::operators::job_format;
     use crate::run::memory_budget::Room;
     use crate::source::FileState;
+    use stillhouse_operators::registry::job_format;
 
     #[tokio::test]
     async fn a_device_of_another_kind_than_the_runs_is_for_other_executors() {

@@ -14,9 +14,9 @@ use stillhouse_schemas::spec::Dtype;
 use stillhouse_teacher::{devices, host_bytes};
 
 use super::splits::ROW_GROUPS_OF_A_SPLIT;
+use crate::engine::teacher::precision;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::job::{Prepared, chain};
-use crate::teacher::precision;
 
 const MEGABYTE: u64 = 1_000_000;
 /// What a job takes beside its teacher and its splits: a tokenizer of 128,256 entries, plans, buffers of requests. Measured.

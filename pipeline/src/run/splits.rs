@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use datafusion::physical_plan::ExecutionPlan;
+use stillhouse_operators::registry;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::JobSpec;
@@ -25,7 +26,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::job::Prepared;
 use crate::output::Output;
 use crate::source::InputFile;
-use crate::{operators, plan, source};
+use crate::{plan, source};
 
 /// Splits at work at once per device, where the job does not say.
 const SPLITS_OF_A_DEVICE: usize = 2;
@@ -154,7 +155,7 @@ pub(crate) fn resources(
 ) -> JobResources {
     let (of, specials) = (Arc::clone(prepared), prepared.vocabulary.special_tokens());
     let limits =
-        move |split: &SplitRecord| operators::limits(&of.spec, of.vocab_size, &specials, (split.split, split.place));
+        move |split: &SplitRecord| registry::limits(&of.spec, of.vocab_size, &specials, (split.split, split.place));
     JobResources {
         splits: Arc::clone(splits),
         store: prepared.store.clone(),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use stillhouse_operators::registry::job_format;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_teacher::Teacher;
 
@@ -17,7 +18,6 @@ use crate::driver::{SplitTask, TaskSpec};
 use crate::engine::device::DeviceQueue;
 use crate::events::Silent;
 use crate::job::{self, Prepared};
-use crate::operators::job_format;
 use crate::output::Output;
 use crate::plan;
 use crate::run::memory_budget::Room;

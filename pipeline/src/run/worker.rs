@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use stillhouse_operators::registry::job_format;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::EngineKind;
@@ -39,7 +40,6 @@ use crate::events::{Event, Observer};
 use crate::job::blocking;
 use crate::job::{self, Prepared, chain, prepare};
 use crate::job_diff::differences;
-use crate::operators::job_format;
 use crate::output::{AtWork, Output, Pulse, SplitAtWork, Warning};
 use crate::plan;
 use crate::query_rows;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use stillhouse_operators::registry;
 use stillhouse_schemas::parse::Positions;
 use stillhouse_schemas::problems::Problems;
 
@@ -11,7 +12,6 @@ use crate::access::Access;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
 use crate::job::{self, Prepared};
-use crate::operators;
 
 /// Checks what `score` asks for; problems are told by the names of the options.
 pub(super) fn prepare(options: &ScoreOptions, file: &str, named: &str, observer: &dyn Observer) -> Result<Prepared> {
@@ -37,7 +37,7 @@ pub(super) fn prepare(options: &ScoreOptions, file: &str, named: &str, observer:
         },
         "output": { "path": "score" },
     });
-    let mut parsed = operators::job_format().parse(&job.to_string());
+    let mut parsed = registry::job_format().parse(&job.to_string());
     parsed.positions = Positions::default();
     for problem in &mut parsed.problems.0 {
         problem.position = None;

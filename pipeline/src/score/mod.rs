@@ -35,11 +35,12 @@ use stillhouse_teacher::Teacher;
 
 pub use self::mauve::{Features, Mauve, MauveOptions, mauve};
 use self::windows::{Finished, Scorer};
+use crate::engine::teacher;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
+use crate::plan;
 use crate::source::{self, SourceError, Stopped};
-use crate::{plan, teacher};
 
 /// What is scored, by which teacher.
 #[derive(Debug, Clone)]

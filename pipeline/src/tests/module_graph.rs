@@ -129,9 +129,9 @@ fn cycle(graph: &Graph) -> Option<Vec<String>> {
 fn no_module_imports_one_that_imports_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let graph = imports(&root.join("pipeline/src"));
-    assert!(graph.len() > 15 && graph["run"].contains("job") && graph["repair"].contains("damage"), "{graph:#?}");
+    assert!(graph.len() > 12 && graph["run"].contains("job") && graph["repair"].contains("append"), "{graph:#?}");
     let crates = crates(root);
-    assert!(crates.len() > 18, "{crates:?}");
+    assert!(crates.len() > 19, "{crates:?}");
     for folder in crates {
         let found = cycle(&imports(&root.join(&folder).join("src")));
         match (found, CYCLIC.contains(&folder.as_str())) {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use stillhouse_pipeline::clean::{Cleaned, clean};
+use stillhouse_datasets::clean::{Cleaned, clean};
+use stillhouse_pipeline::units;
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::verbs::{StoreOptions, Threads};
-use stillhouse_pipeline::units;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::dataset::Dataset;
+use stillhouse_datasets::dataset::Dataset;
 use stillhouse_pipeline::derive::{Derivation, DeriveOptions, derive};
 use stillhouse_pipeline::events::Observer;
 

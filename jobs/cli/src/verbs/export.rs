@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::json;
-use stillhouse_pipeline::export::{Converted, Export, ExportOptions, convert, export};
+use stillhouse_datasets::export::{Converted, Export, ExportOptions, convert, export};
+use stillhouse_pipeline::units;
 use stillhouse_schemas::storage::Storage;
 
 use crate::cli::Failure;
@@ -17,7 +18,6 @@ use crate::progress::{Mode, Watch};
 use crate::table::Table;
 use crate::verbs::signals::until_signalled;
 use crate::verbs::{StoreOptions, Threads};
-use stillhouse_pipeline::units;
 
 const EXAMPLES: &str = "\
 Examples:

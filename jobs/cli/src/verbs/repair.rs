@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stillhouse_pipeline::damage::Repaired;
+use stillhouse_datasets::damage::Repaired;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::repair::repair_until;
 use stillhouse_pipeline::run::Stop;
+use stillhouse_pipeline::units;
 
 use crate::cli::Failure;
 use crate::job_file::JobFile;
@@ -15,7 +16,6 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::verbs::signals::until_stopped;
 use crate::verbs::{StoreOptions, Threads};
-use stillhouse_pipeline::units;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,6 +1,6 @@
 //! `stillhouse schema`: the JSON Schema of the job file.
 
-use stillhouse_pipeline::operators::{columns_table, job_format};
+use stillhouse_operators::registry::{columns_table, job_format};
 
 use crate::cli::Failure;
 use crate::printer::Printer;

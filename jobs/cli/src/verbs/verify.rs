@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
-use stillhouse_pipeline::dataset::Dataset;
-use stillhouse_pipeline::verify::{Distribution, Report, TeacherCheck, Verification, VerifyOptions, verify};
+use stillhouse_datasets::dataset::Dataset;
+use stillhouse_datasets::verify::{Distribution, Report, TeacherCheck, Verification, VerifyOptions, verify};
+use stillhouse_pipeline::units;
 use stillhouse_schemas::spec::Dtype;
 
 use crate::cli::Failure;
@@ -14,7 +15,6 @@ use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::table::Table;
 use crate::verbs::{StoreOptions, Threads};
-use stillhouse_pipeline::units;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -221,7 +221,7 @@ fn teacher_facts(check: &TeacherCheck, fact: &mut impl FnMut(&str, String)) {
 
 #[cfg(test)]
 mod tests {
-    use stillhouse_pipeline::verify::Fault;
+    use stillhouse_datasets::verify::Fault;
 
     use super::*;
 

@@ -5,27 +5,27 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use stillhouse_pipeline::dataset::Dataset;
+use stillhouse_datasets::dataset::Dataset;
+use stillhouse_datasets::inspect::{InspectOptions, inspect};
+use stillhouse_operators::registry::job_format;
 use stillhouse_pipeline::error::PipelineError;
 use stillhouse_pipeline::events::{Event, Observer};
 use stillhouse_pipeline::finish;
-use stillhouse_pipeline::inspect::{InspectOptions, inspect};
-use stillhouse_pipeline::operators::job_format;
 use stillhouse_pipeline::output::{Found, Output};
 use stillhouse_pipeline::run::{self, RunOptions, Stop};
 use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_pipeline::{error::ErrorKind, job};
 use stillhouse_schemas::problems::Problem;
+use stillhouse_service::bounds;
+use stillhouse_service::model::FieldProblem;
+use stillhouse_service::order::{Message, Order, STOPPED, Work, sent};
+use stillhouse_service::sandbox::{Asks, Confined, confine};
 
 use crate::address_space;
 use crate::cli::Failure;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::verbs::requests_runtime;
-use stillhouse_service::bounds;
-use stillhouse_service::model::FieldProblem;
-use stillhouse_service::order::{Message, Order, STOPPED, Work, sent};
-use stillhouse_service::sandbox::{Asks, Confined, confine};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -13,13 +13,13 @@ use stillhouse_pipeline::hub::{Hub, HubConfig, HubRef, Wanted};
 use stillhouse_pipeline::output::Output;
 use stillhouse_pipeline::path_expansion::Names;
 use stillhouse_pipeline::storage::{Location, Storages};
+use stillhouse_pipeline::units;
 use stillhouse_schemas::paths::count;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::JobSpec;
 
 use crate::config::{Config, Limits};
 use crate::process;
-use stillhouse_pipeline::units;
 
 /// A hub that did not answer is not asked again for so long: each submission would wait for it.
 const HUB_SILENCE: Duration = Duration::from_secs(60);
@@ -166,7 +166,7 @@ mod tests {
         let text = format!(
             "version: 1\nname: x\ninput: {{format: text, paths: [a, b, c]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: {patch}}}\n"
         );
-        stillhouse_pipeline::operators::job_format().read(&text).unwrap()
+        stillhouse_operators::registry::job_format().read(&text).unwrap()
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use stillhouse_pipeline::operators::job_format;
+use stillhouse_operators::registry::job_format;
 use utoipa::ToSchema;
 
 use super::App;

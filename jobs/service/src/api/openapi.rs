@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
-use stillhouse_pipeline::operators::job_format;
+use stillhouse_operators::registry::job_format;
 
 const DESCRIPTION: &str = "Batch jobs that turn raw corpora into training shards for parallel (discrete-diffusion) language models.\n\n\
     Errors are problem details (RFC 9457). Where the service needs tokens, every path but health, readiness, version and the documents \

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use stillhouse_pipeline::operators::job_format;
+use stillhouse_operators::registry::job_format;
 use stillhouse_pipeline::path_expansion::Names;
 use stillhouse_pipeline::storage::Location;
 use stillhouse_schemas::parse::Parsed;

@@ -2,16 +2,16 @@
 
 use std::sync::Mutex;
 
+use stillhouse_datasets::dataset::Dataset;
+use stillhouse_datasets::verify::{VerifyOptions, verify};
 use stillhouse_schemas::manifest::TeacherArithmetic;
 use stillhouse_schemas::spec::Dtype;
 use stillhouse_teacher::Precision;
 
 use super::*;
-use crate::dataset::Dataset;
 use crate::events::{Event, Observer};
 use crate::source::InputFile;
 use crate::teacher::Decided;
-use crate::verify::{VerifyOptions, verify};
 
 #[derive(Default)]
 struct Told(Mutex<String>);
@@ -67,7 +67,8 @@ fn an_earlier_choice_is_not_measured_again() {
     let none = JobInput { splits: &[], files: &[] };
     let spec = &prepared.spec.extract.as_ref().unwrap().teacher;
     let path = &prepared.teacher.as_ref().unwrap().path;
-    let arithmetic = teacher::load(path, spec, Dtype::F16, 32, "cpu").unwrap().info().arithmetic.clone();
+    let arithmetic =
+        stillhouse_engine::teacher::load(path, spec, Dtype::F16, 32, "cpu").unwrap().info().arithmetic.clone();
     let earlier = TeacherArithmetic { dtype: Dtype::F16, arithmetic, cost: None, pass_tokens: None };
     let told = Told::default();
     let loaded = teacher::load_all(&prepared, none, Some(Decided::ByShards(&earlier)), true, &told).unwrap();

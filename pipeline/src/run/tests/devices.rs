@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use stillhouse_datasets::dataset::Dataset;
+use stillhouse_datasets::verify::{VerifyOptions, verify};
 use stillhouse_gpu_host::Host;
 use stillhouse_teacher::stillhouse_gpu::{Device, GpuError};
 use stillhouse_teacher::{Hidden, LoadOptions, Logits, Precision, Runs, Teacher, TeacherError, TeacherInfo, gpu};
 
 use super::*;
-use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::events::{Event, Observer};
-use crate::verify::{VerifyOptions, verify};
 
 /// A teacher whose device falls off the bus at its third pass.
 struct Falling(Arc<dyn Teacher>, AtomicU64);

@@ -1,12 +1,12 @@
 //! Options of `stillhouse export --format`.
 
 use clap::ValueEnum;
-use stillhouse_pipeline::export::{Conversion, Converted, Format, Identity, MegatronRun, Signal, ValueType};
+use stillhouse_datasets::export::{Conversion, Converted, Format, Identity, MegatronRun, Signal, ValueType};
+use stillhouse_pipeline::units;
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone, View};
 use crate::table::Table;
-use stillhouse_pipeline::units;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {

@@ -1,10 +1,10 @@
 //! Noise blueprints: for a position the top entries of softmax(ξ), and where the observed token stands.
 
-use stillhouse_pipeline::inspect::{Blueprint, BlueprintEntry};
+use stillhouse_datasets::inspect::{Blueprint, BlueprintEntry};
+use stillhouse_pipeline::units;
 
 use crate::page::{Line, Page, Tone, View, quoted};
 use crate::table::Table;
-use stillhouse_pipeline::units;
 
 /// Cells of the longest bar.
 const BAR: usize = 24;

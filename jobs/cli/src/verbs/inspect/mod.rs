@@ -8,8 +8,8 @@ mod row;
 mod tests;
 mod values;
 
-use stillhouse_pipeline::dataset::Dataset;
-use stillhouse_pipeline::inspect::{InspectOptions, Inspection, RowView, inspect};
+use stillhouse_datasets::dataset::Dataset;
+use stillhouse_datasets::inspect::{InspectOptions, Inspection, RowView, inspect};
 
 use crate::cli::Failure;
 use crate::page::{Page, View};

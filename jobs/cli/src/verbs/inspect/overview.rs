@@ -1,11 +1,11 @@
 //! Header, totals, statistics and columns of a data set.
 
-use stillhouse_pipeline::inspect::Inspection;
+use stillhouse_datasets::inspect::Inspection;
+use stillhouse_pipeline::units;
 use stillhouse_schemas::manifest::{Statistic, Totals};
 
 use crate::page::{Line, Page, Tone, View};
 use crate::table::Table;
-use stillhouse_pipeline::units;
 
 /// Cells of the longest bar of the histogram.
 const BAR: usize = 30;

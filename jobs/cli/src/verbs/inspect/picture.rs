@@ -1,6 +1,6 @@
 //! An image in a terminal: two rows of pixels per line as half blocks in colours, or, without colours, as characters from dark to light.
 
-use stillhouse_pipeline::inspect::{RowView, Shape};
+use stillhouse_datasets::inspect::{RowView, Shape};
 
 use crate::page::{Line, Page, Tone, View};
 

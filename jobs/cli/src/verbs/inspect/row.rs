@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use stillhouse_pipeline::inspect::{DocumentView, RowView, TokenView};
+use stillhouse_datasets::inspect::{DocumentView, RowView, TokenView};
+use stillhouse_pipeline::units;
 use stillhouse_schemas::ids::DocumentId;
 use unicode_width::UnicodeWidthChar;
 
 use super::picture;
 use crate::page::{Line, Page, Tone, View, escaped, quoted};
 use crate::table::Table;
-use stillhouse_pipeline::units;
 
 /// Tokens of the text that are shown; `--json` has them all.
 const TEXT_TOKENS: usize = 4096;

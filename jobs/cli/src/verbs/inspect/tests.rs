@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use stillhouse_pipeline::inspect::{
+use stillhouse_datasets::inspect::{
     Blueprint, BlueprintEntry, ColumnSummary, DocumentView, OperatorView, RowView, StatisticView, TokenView,
 };
 use stillhouse_schemas::manifest::{Statistic, Statistics, Totals};
@@ -295,7 +295,7 @@ fn an_image_is_seen() {
     let pixels = [[0u32; 3], [255; 3], [255, 0, 0], [0, 0, 255], [128; 3], [10, 20, 30]];
     let mut row = row();
     row.tokens = pixels.iter().flatten().map(|id| token(*id)).collect();
-    let shape = stillhouse_pipeline::inspect::Shape { height: 3, width: 2, channels: 3 };
+    let shape = stillhouse_datasets::inspect::Shape { height: 3, width: 2, channels: 3 };
     let shown = |colour: bool| {
         let mut page = Page::new();
         picture::render(&row, shape, View { width: 80, terminal: colour, colour }, &mut page);

@@ -1,10 +1,10 @@
 //! The values of chosen columns, as many as fit.
 
 use serde_json::Value;
-use stillhouse_pipeline::inspect::ColumnValues;
+use stillhouse_datasets::inspect::ColumnValues;
+use stillhouse_pipeline::units;
 
 use crate::page::{Line, Page, Tone, View};
-use stillhouse_pipeline::units;
 
 /// Values that are shown of a list; `--json` gives them all.
 const SHOWN: usize = 64;

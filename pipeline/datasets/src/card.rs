@@ -27,7 +27,7 @@ pub fn card(manifest: &Manifest) -> String {
 
 /// What is wrong with a card.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CardFault {
+pub enum CardFault {
     /// Nobody can have meant it: it is empty, or no text.
     Damaged(&'static str),
     /// It is not as it was written: somebody edited it, or it is damaged.
@@ -35,7 +35,7 @@ pub(crate) enum CardFault {
 }
 
 /// What is wrong with a card; people may write into it, below the checksum or without one. Cards of older versions have none.
-pub(crate) fn fault(card: &[u8]) -> Option<CardFault> {
+pub fn fault(card: &[u8]) -> Option<CardFault> {
     let text = match std::str::from_utf8(card) {
         Ok("") => return Some(CardFault::Damaged("is missing or empty")),
         Ok(text) if !text.contains('\0') => text,

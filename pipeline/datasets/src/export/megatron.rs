@@ -23,6 +23,8 @@ use async_trait::async_trait;
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_output::CARD;
 use stillhouse_schemas::manifest::Manifest;
 
 use super::files::Files;
@@ -30,8 +32,6 @@ use super::format::{ExportFormat, ExportWriter, LeftOut, Unit};
 use super::rows::{RowReader, row_length, rows_of_splits};
 use super::sparse::{Entries, Signal, Sparse, SparseBatch, ValueType};
 use super::torch_file::{Kind, Tensor, encode};
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::CARD;
 
 /// Ids have 17 bits there.
 const MOST_IDS: u64 = 1 << 17;

@@ -43,9 +43,9 @@ pub use self::megatron::{Identity, MegatronRun};
 pub use self::sparse::{Signal, ValueType};
 use crate::card::{self, CardFault};
 use crate::dataset::Dataset;
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer};
-use crate::output::{CARD, MANIFEST, Output, PlanRecord, SUCCESS, TOKENIZER};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::{Event, Observer};
+use stillhouse_output::{CARD, MANIFEST, Output, PlanRecord, SUCCESS, TOKENIZER};
 
 /// What says that an export has begun and not ended.
 const MARK: &str = "_stillhouse/export.json";

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use stillhouse_base::error::Result;
+use stillhouse_output::Output;
 use stillhouse_schemas::manifest::Manifest;
 
 use super::ExportedFile;
@@ -14,8 +16,6 @@ use super::megatron::MegatronRun;
 use super::rows::RowReader;
 use super::sparse::{Sparse, ValueType};
 use crate::dataset::Dataset;
-use crate::error::Result;
-use crate::output::Output;
 
 /// A reader that the data are for, with its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -15,10 +15,10 @@ use stillhouse_schemas::spec::Dtype;
 
 pub use self::report::{Comparison, Distribution, Report};
 use crate::dataset::Dataset;
-use crate::error::Result;
-use crate::events::Observer;
-use crate::output::Output;
-use crate::output::commands::{derive_command, repair_command};
+use stillhouse_base::error::Result;
+use stillhouse_base::events::Observer;
+use stillhouse_output::Output;
+use stillhouse_output::commands::{derive_command, repair_command};
 
 /// Faults that are told one by one; more are only counted.
 pub const FAULTS_SHOWN: usize = 100;

@@ -35,6 +35,8 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_output::{CARD, Output};
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::manifest::Manifest;
 
@@ -44,8 +46,6 @@ use super::format::{ExportFormat, ExportWriter, LeftOut, Unit};
 use super::rows::{RowReader, rows_of_splits};
 use super::sparse::{Entries, Sparse, SparseBatch, ValueType};
 use crate::dataset::Dataset;
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::{CARD, Output};
 
 /// What a file says of what is not in it: key of its Parquet metadata.
 const LEFT_OUT: &str = "stillhouse.left_out";

@@ -1,10 +1,10 @@
 //! Files of an export on their way.
 
 use bytes::Bytes;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_output::{Output, ShardUpload};
 
 use super::ExportedFile;
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::{Output, ShardUpload};
 
 /// The files of a unit on their way; invisible until they are placed.
 pub(super) struct Files {

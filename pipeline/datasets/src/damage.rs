@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::{Event, Observer};
+use stillhouse_output::commands::repair_command;
+use stillhouse_output::identity::JobHash;
+use stillhouse_output::{CARD, Output, TOKENIZER};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
 use crate::card::{self, CardFault};
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer};
-use crate::identity::JobHash;
-use crate::output::commands::repair_command;
-use crate::output::{CARD, Output, TOKENIZER};
 
 /// Damages that are told one by one.
 const MOST_NAMED: usize = 10;
@@ -80,7 +80,7 @@ pub async fn damaged_shards<'a>(
 }
 
 /// The other files of a finished data set.
-pub(crate) async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damage>> {
+pub async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damage>> {
     let damage = |name: &str, message: &str| Damage { name: name.into(), message: message.into(), split: None };
     let mut found = Vec::new();
     match output.get(TOKENIZER).await? {
@@ -151,7 +151,7 @@ fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {
 /// What every shard should be: what the manifest says, or where there is none the records. Records that are missing, cannot be read or
 /// say something else than the manifest are written again from it; without one those that cannot be read go, and their splits are made
 /// again by a run.
-pub(crate) async fn mend_records(
+pub async fn mend_records(
     output: &Output,
     hash: &JobHash,
     manifest: Option<&Manifest>,

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrow::array::RecordBatch;
 use futures::{Stream, TryStreamExt};
 use parquet::errors::ParquetError;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
@@ -15,7 +16,6 @@ use super::Counts;
 use super::format::Unit;
 use super::sparse::Sparse;
 use crate::dataset::{Dataset, Selection};
-use crate::error::{ErrorKind, PipelineError, Result};
 
 /// Bytes of entries that are read at once.
 const BATCH_BYTES: usize = 1 << 20;

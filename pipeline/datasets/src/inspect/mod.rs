@@ -3,7 +3,7 @@
 mod row;
 mod values;
 
-pub(crate) use self::row::decode;
+pub use self::row::decode;
 
 use serde::Serialize;
 use stillhouse_operators::registry;
@@ -12,7 +12,7 @@ use stillhouse_schemas::manifest::{Manifest, Statistic, Statistics, Totals};
 pub use stillhouse_operators::config::OperatorView;
 
 use crate::dataset::Dataset;
-use crate::error::Result;
+use stillhouse_base::error::Result;
 
 /// What to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,15 +11,14 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::async_reader::{ParquetRecordBatchStream, ParquetRecordBatchStreamBuilder};
 use parquet::errors::ParquetError;
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_operators::subtokens::{PERMUTATION, numbers_of};
+use stillhouse_output::{MANIFEST, Output, SUCCESS, TOKENIZER};
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::columns::{FORMAT_VERSION, HIDDEN_STATES};
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use stillhouse_schemas::spec::Permutation;
 use tokenizers::Tokenizer;
-
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::{MANIFEST, Output, SUCCESS, TOKENIZER};
 
 /// A finished data set.
 pub struct Dataset {
@@ -140,7 +139,7 @@ impl Dataset {
     ///
     /// # Errors
     /// When it is missing, cannot be read, or has another checksum.
-    pub(crate) async fn held(&self, name: &str, sha256: &str) -> Result<Bytes> {
+    pub async fn held(&self, name: &str, sha256: &str) -> Result<Bytes> {
         let wrong = |what: String| {
             let shown = self.shown(name);
             Err(PipelineError::new(
@@ -161,7 +160,7 @@ impl Dataset {
     ///
     /// # Errors
     /// When one of them is not what the data set was finished with.
-    pub(crate) async fn held_manifest(&self) -> Result<Bytes> {
+    pub async fn held_manifest(&self) -> Result<Bytes> {
         let manifest = self.output.finished_manifest().await?;
         manifest.ok_or_else(|| {
             let shown = self.shown(MANIFEST);

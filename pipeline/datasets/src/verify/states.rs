@@ -7,11 +7,11 @@
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use stillhouse_operators::extract::StoredStates;
+use stillhouse_operators::registry;
 use stillhouse_schemas::manifest::Manifest;
 use stillhouse_schemas::spec::NoisePrecision;
 
 use super::limits::Limits;
-use crate::operators;
 
 /// One unit of a value in f16, which has 11 bits.
 const UNIT: f64 = 1.0 / 1024.0;
@@ -24,8 +24,8 @@ pub(super) struct States(StoredStates);
 impl States {
     /// Those of a batch; `None` where the job keeps none.
     pub(super) fn of(manifest: &Manifest, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
-        let (operators, _) = operators::of_manifest(manifest);
-        let config = operators::extract_of(&operators);
+        let (operators, _) = registry::of_manifest(manifest);
+        let config = registry::extract_of(&operators);
         Ok(StoredStates::of(config.and_then(|config| config.hidden.as_ref()), batch)?.map(Self))
     }
 

@@ -15,9 +15,16 @@ use std::sync::Arc;
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::Int32Type;
 use rayon::prelude::*;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::{Event, Observer};
+use stillhouse_base::path_expansion::Names;
+use stillhouse_base::path_expansion::local_path;
+use stillhouse_engine::teacher::{self, file_sha256};
+use stillhouse_hub::{self as hub, HubRef, Wanted};
 use stillhouse_noise::{
     Correction, DrawKey, Judged, NoiseError, NoiseStream, Sampler, Softmax, StoredToken, judge, judge_dense,
 };
+use stillhouse_operators::config::rows_per_batch;
 use stillhouse_operators::extract::pass::{Predicted, Sequence, Slice, TeacherPass};
 use stillhouse_operators::extract::sequences;
 use stillhouse_operators::generate::{GIVEN, sampling};
@@ -35,12 +42,6 @@ use super::signals::{Signals, TopK};
 use super::states::States;
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::dataset::Dataset;
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer};
-use crate::hub::{self, HubRef, Wanted};
-use crate::path_expansion::Names;
-use crate::path_expansion::local_path;
-use crate::{operators, plan, teacher};
 
 /// Batches that are recomputed unless asked otherwise.
 const DEFAULT_BATCHES: usize = 2;
@@ -60,7 +61,7 @@ pub(super) async fn check(
     let dataset_folder = job_folder.clone();
     let teacher = tokio::task::block_in_place(|| load(dataset, options, extract, job_folder, found))?;
     let seed = manifest.noise_seed.unwrap_or(manifest.job.seed);
-    let per_batch = operators::rows_per_batch(&manifest.job);
+    let per_batch = rows_per_batch(&manifest.job);
     let wanted = if options.teacher_batches == 0 { DEFAULT_BATCHES } else { options.teacher_batches };
     let picked = pick(manifest, per_batch, wanted);
     let noise = extract.noise.as_ref();
@@ -141,7 +142,7 @@ fn load(
     let teacher = teacher::load(&path, &extract.teacher, dtype, length, device)?;
     for (name, file) in &teacher.info().weights {
         let expected = record.and_then(|r| r.files.get(name));
-        let got = plan::hash_file(file)?;
+        let got = file_sha256(file)?;
         if expected != Some(&got) {
             found.fault(file.display().to_string(), format!("sha256 {got} is not that of the job's teacher"));
         }

@@ -1,22 +1,22 @@
 //! Decoding one row for a person.
 
 use arrow::array::{BooleanArray, RecordBatch, UInt64Array};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_noise::{
     Correction, DrawKey, NoiseStream, StoredToken, decode as decode_noise, prior_noise, sequential_noise,
 };
 use stillhouse_operators::extract::{Sequence, sequences};
 use stillhouse_operators::invariants::{float_column, unsigned_column};
+use stillhouse_operators::registry;
 use stillhouse_operators::rows::ListRows;
 use stillhouse_operators::vocabulary::Vocabulary;
+use stillhouse_output::TOKENIZER;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
 use super::{Blueprint, BlueprintEntry, DocumentView, InspectOptions, OperatorView, RowView, Shape, TokenView};
 use crate::dataset::Dataset;
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::operators;
-use crate::output::TOKENIZER;
 
 /// Blueprints that are shown where no position was asked for.
 const DEFAULT_BLUEPRINTS: usize = 3;
@@ -48,7 +48,7 @@ pub(super) fn find(manifest: &Manifest, row: u64) -> Result<Option<(&ShardRecord
 }
 
 /// One row that is in no shard yet, decoded; `shard` and `row` say where it will be.
-pub(crate) fn decode(
+pub fn decode(
     manifest: &Manifest,
     vocabulary: &Vocabulary,
     batch: &RecordBatch,
@@ -152,7 +152,7 @@ impl Decoder<'_> {
     }
 
     fn operators(&self) -> Fallible<Vec<OperatorView>> {
-        let (operators, _) = operators::of_manifest(self.manifest);
+        let (operators, _) = registry::of_manifest(self.manifest);
         let views = operators.iter().map(|operator| operator.view(self.batch));
         Ok(views.filter_map(Result::transpose).collect::<std::result::Result<_, _>>()?)
     }

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use futures::TryStreamExt;
 use sha2::{Digest, Sha256};
+use stillhouse_base::error::{PipelineError, Result};
+use stillhouse_base::events::{Event, Observer};
 use stillhouse_operators::invariants;
+use stillhouse_operators::registry;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
+use stillhouse_output::{CARD, MANIFEST, TOKENIZER};
+use stillhouse_schemas::manifest::ColumnRecord;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord, Statistics, Totals};
 
 use super::Verification;
 use crate::card::{self, CardFault};
 use crate::dataset::{Dataset, Selection};
-use crate::error::{PipelineError, Result};
-use crate::events::{Event, Observer};
-use crate::finish;
-use crate::operators;
-use crate::output::{CARD, MANIFEST, TOKENIZER};
 
 /// Rows that are checked at once.
 const BATCH_ROWS: usize = 64;
@@ -100,13 +100,13 @@ async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verifica
     let manifest = dataset.manifest();
     let selection = Selection { batch_rows: BATCH_ROWS, ..Selection::default() };
     let mut batches = dataset.read(shard, &selection).await?;
-    let columns = finish::columns(batches.schema());
+    let columns = ColumnRecord::of_schema(batches.schema());
     if columns != manifest.columns {
         found.fault(&shard.path, "its schema is not the manifest's");
     }
     let specials = &manifest.tokenizer.special_tokens;
     let place = manifest.splits.iter().find(|split| split.split == shard.split).and_then(|split| split.place);
-    let limits = operators::limits(&manifest.job, manifest.vocab_size as usize, specials, (shard.split, place));
+    let limits = registry::limits(&manifest.job, manifest.vocab_size as usize, specials, (shard.split, place));
     let mut rows = 0;
     let mut tokens = 0;
     while let Some(batch) = batches.try_next().await.map_err(PipelineError::dataset(dataset.shown(&shard.path)))? {
@@ -146,7 +146,7 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
             format!("noise_seed is {}, the job's is {}", shown(manifest.noise_seed.as_ref()), shown(seed.as_ref())),
         );
     }
-    let (made_by, problems) = operators::of_manifest(manifest);
+    let (made_by, problems) = registry::of_manifest(manifest);
     let known = problems.is_empty();
     for problem in problems {
         found.fault("manifest.json", problem.to_string());

@@ -4,11 +4,11 @@ use arrow::array::{Array, AsArray};
 use arrow::datatypes::{DataType, Float16Type, Float32Type, Int32Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type};
 use futures::TryStreamExt;
 use serde_json::{Value, json};
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 use super::ColumnValues;
 use super::row::find;
 use crate::dataset::{Dataset, Selection};
-use crate::error::{ErrorKind, PipelineError, Result};
 
 pub(super) async fn of_row(dataset: &Dataset, row: u64, columns: &[String]) -> Result<Vec<ColumnValues>> {
     let manifest = dataset.manifest();

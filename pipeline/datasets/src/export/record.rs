@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_output::{MANIFEST, Output};
 
 use super::convert::Conversion;
 use super::format::LeftOut;
 use super::sparse::Signal;
 use super::{MARK, Mark};
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::{MANIFEST, Output};
 
 /// What says what an export for another reader was made of.
 pub(super) const RECORD: &str = "export.json";

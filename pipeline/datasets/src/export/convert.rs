@@ -19,6 +19,9 @@ use std::time::Instant;
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::{Event, Observer};
+use stillhouse_output::{MANIFEST, Output, SUCCESS};
 
 use super::files::Files;
 use super::format::{ExportWriter, Format, LeftOut, Unit};
@@ -27,9 +30,6 @@ use super::rows::{RowReader, go_on, row_length, rows_of_splits};
 use super::sparse::{Signal, Sparse, ValueType};
 use super::{Counts, ExportOptions, ExportedFile, MARK, Mark, TICK, digest};
 use crate::dataset::Dataset;
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::{Event, Observer};
-use crate::output::{MANIFEST, Output, SUCCESS};
 
 /// What is written, and how.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

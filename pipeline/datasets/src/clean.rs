@@ -3,10 +3,9 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 use serde::Serialize;
-
-use crate::error::{ErrorKind, PipelineError, Result};
-use crate::events::Observer;
-use crate::output::Output;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::events::Observer;
+use stillhouse_output::Output;
 
 /// What was taken away, or would be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
