@@ -1,7 +1,7 @@
 //! Detects a full disk of the data folder. Logs once when it is full, and once when it has space again.
 //!
 //! ```text
-//!   a write failed: disk full ──┐                                ┌─► /ready 503, submissions 507, a metric, one log line
+//!   a write failed: disk full ──┐                                ┌─► /ready 503, submissions 507, a metric, a log line
 //!   less free than the reserve ─┴─► full ────────────────────────┤
 //!                                    └─ trial write each second ─┴─► reports of running jobs wait, are stored later
 //! ```
