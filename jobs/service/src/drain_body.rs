@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A server that closes a connection with unread data, or that receives data afterwards, causes a reset (RFC 9112,
-//! section 9.6). A client that sends its whole body before it reads would then see a broken connection, not the error
-//! of a job file that is too large.
+//! section 9.6). A client that sends its whole body before it reads would then see a broken connection. It would not see
+//! the error of a job file that is too large.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   cancel ─► stored ─────────────────────────────► the worker is stopped
-//!          └► no room ─► pending, worker is stopped ─► stored when there is room, before any job starts or ends
+//!          └► disk full ─► pending, the worker is stopped ─► stored once there is space, before any job starts or ends
 //! ```
 //!
 //! The job to cancel may be the one that fills the disk, so a cancel stops its worker without waiting for disk space.
@@ -73,7 +73,7 @@ pub async fn cancel(service: &Service, id: JobId, by: String) -> Result<Job> {
 /// Stores all pending cancels.
 ///
 /// # Errors
-/// Of the store; cancels that are not stored stay pending.
+/// The store's errors; cancels that are not stored stay pending.
 pub async fn store_pending(service: &Service) -> Result<()> {
     let pending: Vec<JobId> = service.pending_cancels.lock().keys().cloned().collect();
     for id in pending {
@@ -85,7 +85,7 @@ pub async fn store_pending(service: &Service) -> Result<()> {
 /// Stores the pending cancel of one job, if there is one.
 ///
 /// # Errors
-/// Of the store; the cancel stays pending.
+/// The store's errors; the cancel stays pending.
 pub async fn store_pending_of(service: &Service, id: &JobId) -> Result<()> {
     let Some(cancel) = service.pending_cancels.lock().get(id).cloned() else { return Ok(()) };
     match store(service, id.clone(), cancel).await {

@@ -281,7 +281,7 @@ impl Leftovers {
     /// Stores how the attempts ended.
     ///
     /// # Errors
-    /// Of the store; the attempts that are not stored stay in the list.
+    /// The store's errors; the attempts that are not stored stay in the list.
     async fn store(&mut self, service: &Arc<Service>) -> Result<()> {
         while let Some(job) = self.0.front() {
             let id = end_leftover(service, *job).await?;

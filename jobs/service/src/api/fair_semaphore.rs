@@ -9,7 +9,7 @@
 //! A user never holds all permits, a token never all that its user may hold, and a store never more than half. So a
 //! user who sends many requests, or a store that hangs, does not block the others.
 //!
-//! Cost: a request looks at every waiting one, of which there are at most as many as connections.
+//! Cost: a request looks at every waiting one; at most as many wait as there are connections.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -120,7 +120,7 @@ pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
     Ok(Json(job))
 }
 
-/// The job file, as it was submitted
+/// Get the job file as it was submitted
 #[utoipa::path(get, path = "/jobs/{id}/file", operation_id = "getJobFile", tag = "jobs", params(Id), responses(
     (status = 200, description = "The job file", content((String = "application/yaml"), (serde_json::Value = "application/json"))),
 ))]

@@ -1,7 +1,7 @@
 //! The REST API under `/api/v1`, the web page at `/`, metrics at `/metrics`.
 //!
 //! ```text
-//!   request ─► id, host and origin ─► token ─► connection slot, rate limit ─► handler ─► id, security headers, log line, metrics
+//!   request ─► id, host and origin ─► token ─► slot, rate limit ─► handler ─► id, security headers, log line, metrics
 //! ```
 //!
 //! Every error is a problem detail (RFC 9457). The handlers define the OpenAPI document; a test compares

@@ -178,7 +178,7 @@ impl Lines {
     }
 }
 
-/// The manifest of a job's data set
+/// Get the manifest of a job's data set
 #[utoipa::path(get, path = "/jobs/{id}/manifest", operation_id = "getJobManifest", tag = "results", params(Id), responses(
     (status = 200, description = "`manifest.json`", body = Value),
     (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),

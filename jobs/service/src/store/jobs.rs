@@ -379,8 +379,14 @@ pub fn transition(
 
 /// Takes the next job that fits one of the free slots, and sets it to running.
 ///
-/// The order: highest priority; then the user with the fewest running jobs; then the user with the least slot time in
-/// the last day; then the oldest job. A job whose slot is not free does not block jobs whose slot is.
+/// The order:
+///
+/// 1. the highest priority;
+/// 2. the user with the fewest running jobs;
+/// 3. the user with the least slot time in the last day;
+/// 4. the oldest job.
+///
+/// A job whose slot is not free does not block jobs whose slot is.
 pub fn take_next(
     connection: &Connection,
     free: &[Slot],

@@ -161,7 +161,7 @@ impl Store {
     /// Writes the write-ahead log into the database file, so that a copy of that file alone is complete.
     ///
     /// # Errors
-    /// Of SQLite.
+    /// SQLite's errors.
     pub fn checkpoint(&self) -> Result<()> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let busy: bool = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
@@ -171,7 +171,7 @@ impl Store {
     /// Runs `f` in one transaction; sends its events to the watchers after the commit.
     ///
     /// # Errors
-    /// Of `f`, after which nothing has changed; of SQLite.
+    /// The error of `f`, after which nothing has changed, or SQLite's.
     pub async fn write<T: Send + 'static>(
         self: &Arc<Self>,
         f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T> + Send + 'static,
@@ -220,7 +220,7 @@ impl Store {
     /// Runs a query on a reading connection.
     ///
     /// # Errors
-    /// Of `f`; of SQLite.
+    /// The error of `f`, or SQLite's.
     pub async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         f: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
