@@ -238,7 +238,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn events(&self, ask: Ask<'_>) -> Result<Events<impl Read + use<>>> {
-        // silence longer than the read timeout means a lost connection: a service sends a keep-alive every few seconds
+        // silence longer than the read timeout means a lost connection: a service sends a keep-alive every 15 s
         let body = self.send(&ask.header("accept", "text/event-stream"))?;
         Ok(Events { lines: BufReader::new(body), last_id: None })
     }

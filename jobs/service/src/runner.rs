@@ -499,7 +499,7 @@ impl Attempt {
     async fn store_event(&self, Waiting { kind, data, time }: Waiting) -> Result<()> {
         let (whose, most) = (self.task.whose.clone(), self.service.config.limits.events_per_job);
         let stored = self.service.store.write(move |t, appended| {
-            // the limit applies to the kinds with one event per split or file; clients need all others
+            // the limit applies to kinds of which a job may have many, such as one per split; clients need all others
             let many = matches!(kind, EventType::SplitStarted | EventType::SplitCommitted | EventType::Preparing);
             if !many || jobs::event_count(t, whose.seq)? < most {
                 // only a later attempt can begin a split again
