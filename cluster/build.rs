@@ -1,18 +1,19 @@
-//! Gives this build its name: the version, and what the sources hash to that decide the bytes of shards.
+//! Names this build: the version, plus a hash of the sources that decide the bytes of shards.
 //!
-//! Two programs of one version may be of different sources, and a cluster of both would mix what they make. The hash is of the files' contents
-//! and names and the target that is built for, so it is the same for a checkout, a tarball and a copy; no `git` is asked. Test code is left out, as is what only looks or prints.
+//! Two programs of one version may come from different sources, and a cluster of both would mix their shards. The hash
+//! covers the names and contents of the files and the target triple. So it is the same for a checkout, a tarball and a
+//! copy; `git` is not needed. It excludes test code, and code that only reads or prints.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders whose sources decide what a shard holds.
+/// Folders whose sources decide the bytes of a shard.
 const FOLDERS: [&str; 4] = ["schemas", "operators", "pipeline", "cluster"];
-/// Folders in them that do not.
+/// Subfolders that do not.
 const LEFT_OUT: [&str; 6] = ["tests", "benches", "examples", "testdata", "proptest-regressions", "target"];
-/// What the libraries are, and how they are built.
+/// Files that decide the versions of the libraries and how they are built.
 const WORKSPACE: [&str; 2] = ["Cargo.lock", "Cargo.toml"];
-/// Digits that are shown.
+/// Hexadecimal digits of the hash in the name.
 const DIGITS: usize = 12;
 
 fn main() {
@@ -36,13 +37,13 @@ fn name(has_cuda: bool) -> Result<String, Box<dyn std::error::Error>> {
     }
     files.sort();
     let mut hash = Fnv::default();
-    // another libm has other last bits
+    // another target's libm may return other last bits
     hash.add(std::env::var("TARGET")?.as_bytes());
     for file in &files {
         let path = root.join(file);
         println!("cargo::rerun-if-changed={}", path.display());
         let (name, bytes) = (file.to_string_lossy().replace('\\', "/"), fs::read(&path)?);
-        // lengths, so that no two lists of files run into the same bytes
+        // the lengths keep two different lists of files from hashing the same bytes
         for part in [name.as_bytes(), bytes.as_slice()] {
             hash.add(&(part.len() as u64).to_le_bytes());
             hash.add(part);
@@ -72,7 +73,7 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Res
     Ok(())
 }
 
-/// FNV-1a of 128 bits: it tells builds apart, and nobody is kept out by it (that is what the token is for).
+/// 128-bit FNV-1a. It tells builds apart and is not a security measure; the token is.
 struct Fnv(u128);
 
 impl Default for Fnv {

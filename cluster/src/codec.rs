@@ -1,4 +1,4 @@
-//! Our node in Ballista's protocol: its own codec, with [`JobExec`] beside its nodes.
+//! Ballista's plan codec, extended by [`JobExec`].
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::order;
 use crate::place::Workplace;
 use crate::token::Token;
 
-/// The codec of a driver, a scheduler, or an executor, which has a place.
+/// The codec of a driver, a scheduler or an executor; only an executor's has a place.
 #[derive(Debug)]
 pub struct Codec {
     ballista: BallistaPhysicalExtensionCodec,
@@ -24,7 +24,7 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// For those who have this token.
+    /// Creates the codec of a process that owns this token.
     pub fn new(token: Token, place: Option<Arc<Workplace>>) -> Self {
         Self { ballista: BallistaPhysicalExtensionCodec::default(), token, place }
     }

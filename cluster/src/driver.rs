@@ -1,15 +1,15 @@
-//! A run on a cluster: submits the job, watches the output for commits, and asks the scheduler how it stands.
+//! Runs a job on a cluster: submits it, watches the output for commits, and polls the scheduler for the job's status.
 //!
 //! ```text
-//!   submit ─► every 250 ms: status ─► running ─► list the records of commits now and then; tell those that are new
-//!                                  ├► done    ─► the last look: every split has its record, or it was no end
-//!                                  ├► running, and for 30 s nothing is left ─► it is done all the same, and called back
+//!   submit ─► every 250 ms: status ─► running ─► list the commit records now and then; report the new ones
+//!                                  ├► done    ─► last look at the output: every split needs its record, else an error
+//!                                  ├► running, and no split left for 30 s ─► treated as done; the job is cancelled
 //!                                  ├► failed  ─► the task's own error
-//!                                  └► the run is told to stop ─► the job is cancelled at the scheduler
+//!                                  └► the run has to stop ─► cancel the job at the scheduler
 //! ```
 //!
-//! What tasks give Ballista stays with the executors and is never fetched: a record is at the output before a task ends, and an executor that
-//! dies afterwards takes nothing along.
+//! The results that tasks return to Ballista stay with the executors and are never fetched. A task commits its record
+//! at the output before it ends, so an executor that dies afterwards loses nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,39 +43,40 @@ use crate::token::Token;
 use crate::wire::{self, Scheduler};
 use crate::{failure, order};
 
-/// How often the scheduler is asked.
+/// Interval between two status requests to the scheduler.
 const ASKS: Duration = Duration::from_millis(250);
-/// A scheduler that does not answer for so long is gone.
+/// The run gives up on a scheduler that has not answered for this long.
 const GONE: Duration = Duration::from_secs(20);
-/// The output is looked at so often at most.
+/// Shortest interval between two looks at the output.
 const LOOKS: Duration = Duration::from_secs(1);
-/// One part of the time is for looks, so many are for waiting.
+/// After a look the run waits at least this many times as long as the look took.
 const SHARE: u32 = 3;
-/// Records that are read at once.
+/// Commit records that are read concurrently.
 const RECORDS: usize = 16;
-/// As long as nobody but executors that cannot make its splits has told of a job, so long is waited for others.
+/// How long the run waits for another executor when all active ones report that they cannot make its splits.
 const OTHERS: Duration = Duration::from_mins(2);
-/// Different warnings of executors that a run passes on.
+/// Most distinct executor warnings that a run passes on.
 const MOST_WARNINGS: usize = 1_000;
-/// Executors that are named as such, one by one.
+/// Most executors that the run names one by one as unable to make its splits.
 const MOST_NAMED: usize = 8;
-/// After so long without a commit it is told what could be the reason.
+/// Time without a commit after which the run warns of possible reasons. It doubles with each warning.
 const QUIET: Duration = Duration::from_secs(30);
-/// A run of which no executor has ever told anything ends.
+/// The run fails when no executor has reported on its job for this long.
 const NOBODY: Duration = Duration::from_hours(1);
-/// Where every split has its record, so long is waited for the scheduler to know it: an executor that was cut off comes late, or never.
+/// How long the run waits for the scheduler once every split has its record. An executor that lost its connection may
+/// report the end of a task late or never.
 const SETTLES: Duration = Duration::from_secs(30);
 
-/// The cluster of a scheduler.
+/// The cluster behind a scheduler.
 struct Cluster {
     scheduler: Scheduler,
     token: Token,
 }
 
-/// Opens the engine of a job.
+/// Opens the driver for a job's `engine` section.
 ///
 /// # Errors
-/// When no scheduler is named, or this environment has no token, or nobody to believe.
+/// When no scheduler is named, the environment has no token, or the CA file is not valid.
 pub fn connect(engine: &Engine) -> Result<Arc<dyn Driver>> {
     let missing = || PipelineError::new(ErrorKind::Usage, "engine.scheduler: is required and missing");
     let scheduler = Scheduler::find(engine.scheduler.as_deref().ok_or_else(missing)?)?;
@@ -103,7 +104,7 @@ impl Driver for Cluster {
     }
 }
 
-/// An error once the run is told to stop: then its job is called back.
+/// Returns an error once the run has to stop; the caller then cancels the job.
 fn is_wanted(work: &Work) -> Result<()> {
     match work.stop.load(Ordering::Relaxed) {
         false => Ok(()),
@@ -113,15 +114,15 @@ fn is_wanted(work: &Work) -> Result<()> {
 
 type Client = SchedulerGrpcClient<Channel>;
 
-/// How a job came to its end.
+/// How a job ended.
 enum End {
-    /// The scheduler has said so.
+    /// The scheduler reported it.
     Told,
-    /// Every split has its record, and the scheduler does not know it.
+    /// Every split has its record, but the scheduler still reports the job as running.
     Seen,
 }
 
-/// A job at a scheduler.
+/// A job submitted to a scheduler.
 struct Submitted<'a> {
     scheduler: &'a Scheduler,
     client: Client,
@@ -140,9 +141,10 @@ impl Cluster {
         let query = ExecuteQueryParams {
             query: Some(Query::PhysicalPlan(plan)),
             settings: vec![
-                // a split is a task: else one of them takes as many splits as its executor has slots, and ends with the last
+                // one split per task: otherwise a task takes one split per slot of its executor and ends only with the
+                // last
                 setting("ballista.scheduler.max_partitions_per_task", "1"),
-                // there is nothing to adapt
+                // the plan has nothing to adapt
                 setting(BALLISTA_ADAPTIVE_PLANNER_ENABLED, "false"),
                 setting(BALLISTA_JOB_NAME, &spec.ticket.job_hash),
             ],
@@ -177,14 +179,15 @@ impl Cluster {
     }
 }
 
-/// What a scheduler said, in words: one without our token or of another build has said so itself.
+/// Turns a scheduler's status into an error. The message of a missing token or another build comes from the scheduler
+/// itself.
 pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
     let (kind, retryable) = match status.code() {
         Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => (ErrorKind::Usage, false),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => (ErrorKind::Output, true),
         _ => (ErrorKind::Output, false),
     };
-    // where there is a source the scheduler has not answered: the connection broke, or what came back was not of its protocol
+    // a source means that the scheduler did not answer: the connection broke, or the answer was of another protocol
     let is_broken = std::error::Error::source(status).is_some() && status.code() != Code::Unavailable;
     let hint = match is_broken && !scheduler.speaks_tls() {
         true => "; valid: https://host:port where it speaks TLS",
@@ -218,7 +221,7 @@ impl Submitted<'_> {
                     return Ok(End::Told);
                 }
                 Some(JobState::Failed(failed)) => {
-                    // what was committed before is told before it ends
+                    // report earlier commits before the run fails
                     if let Err(e) = commits.look(work, tell).await {
                         tracing::debug!("{e}");
                     }
@@ -231,7 +234,7 @@ impl Submitted<'_> {
                         return Ok(End::Seen);
                     }
                 }
-                // it was started anew, and Ballista's keeps nothing on a disk
+                // the scheduler restarted; Ballista's keeps no state on disk
                 None => return Err(self.gone("it does not know this job any more")),
             }
         }
@@ -248,30 +251,30 @@ impl Submitted<'_> {
     async fn cancel(&mut self) {
         let asked = CancelJobParams { job_id: self.job.clone() };
         if let Err(e) = self.client.cancel_job(asked).await {
-            // the executors see it by themselves: the run gives the output free
+            // the executors notice it themselves, because the run releases the output
             tracing::debug!("the job at the scheduler was not cancelled: {e}");
         }
     }
 }
 
-/// What of a run is committed, as the output shows it.
+/// The commits of a run, as the output shows them.
 struct Commits {
     left: BTreeSet<SplitId>,
-    /// Splits of which it was told that they began, with who made them then, and the data set split of each.
+    /// Splits reported as begun, each with the executor reported at that time.
     begun: BTreeMap<SplitId, Option<String>>,
     of: BTreeMap<SplitId, String>,
-    /// Reports by name, and when each was last another one: one of a dead executor stays as it is.
+    /// Latest report by name, and when it last changed. The report of a dead executor stays the same.
     heard: BTreeMap<String, (AtWork, Instant)>,
     looked: Instant,
-    /// How long the last look took.
+    /// Duration of the last look.
     took: Duration,
     moved: Instant,
     patience: Duration,
-    /// The number of the last warning that was taken of each report.
+    /// Number of the last warning read from each report.
     warned: BTreeMap<String, u64>,
-    /// What was warned of, by anybody.
+    /// Warnings passed on, from any executor.
     warnings: BTreeSet<String>,
-    /// Executors of which it was told that they cannot make these splits, why, and when the last one said so.
+    /// Executors reported as unable to make these splits, with the reason.
     passed_over: BTreeMap<String, String>,
     last_passed: Instant,
 }
@@ -298,7 +301,8 @@ impl Commits {
         }
     }
 
-    /// Whether nothing is left, and was not before either. Of shards that are made again there is a record from the start.
+    /// Whether every split has had its record for [`SETTLES`]. Never true when shards are made again: their records
+    /// exist from the start.
     fn are_settled(&self, work: &Work) -> bool {
         let makes_again = work.splits.iter().any(|wanted| wanted.was.is_some());
         self.left.is_empty() && !makes_again && self.moved.elapsed() >= SETTLES
@@ -308,7 +312,7 @@ impl Commits {
         if self.looked.elapsed() >= LOOKS.max(self.took * SHARE) {
             self.look(work, tell).await?;
         }
-        // of splits at work that stand still the run tells itself
+        // the run itself reports splits that make no progress
         let at_work = self.heard.values().any(|(at, _)| at.splits.iter().any(|at| self.left.contains(&at.split)));
         if !at_work && self.moved.elapsed() >= self.patience {
             let seconds = self.moved.elapsed().as_secs();
@@ -328,7 +332,7 @@ impl Commits {
         Ok(())
     }
 
-    /// Tells that a split began, once for each that makes it after another one.
+    /// Reports that a split began: once, and again for each other executor that takes it over.
     fn begins(&mut self, split: SplitId, executor: Option<String>, tell: EventSink<'_>) -> Result<()> {
         let Some(dataset_split) = self.of.get(&split) else { return Ok(()) };
         let is_new = match (self.begun.get(&split), &executor) {
@@ -343,7 +347,7 @@ impl Commits {
         Ok(())
     }
 
-    /// Takes what executors have told. A split of several is the one's that was heard of last.
+    /// Reads the reports of executors. Where several name a split, the one whose report changed last makes it.
     fn hear(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
         let now = Instant::now();
         for (name, at) in reports {
@@ -364,7 +368,7 @@ impl Commits {
         makers.into_iter().try_for_each(|(split, maker)| self.begins(split, Some(maker), tell))
     }
 
-    /// Passes on what executors warn of; the same words of several once.
+    /// Passes on the warnings of executors, each text once.
     fn warn(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
         for (name, at) in reports {
             let last = self.warned.entry(name.clone()).or_default();
@@ -386,7 +390,7 @@ impl Commits {
         Ok(())
     }
 
-    /// Tells which executors pass the splits on. An error once there are only such.
+    /// Reports the executors that pass the splits on. Fails once only such executors are active.
     fn pass_over(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
         for at in reports.values() {
             let Some(why) = &at.cannot else { continue };
@@ -402,7 +406,7 @@ impl Commits {
                 _ => {}
             }
         }
-        // a report that stays as it is, is of one who is dead, has left, or works for others
+        // an unchanged report belongs to an executor that died, left, or works on other jobs
         let fresh = self.heard.values().filter(|(_, heard)| heard.elapsed() < OTHERS);
         let others = fresh.filter(|(at, _)| at.cannot.is_none()).count();
         if self.passed_over.is_empty() || others > 0 || self.last_passed.elapsed() < OTHERS {
@@ -420,7 +424,7 @@ impl Commits {
         Err(PipelineError::new(ErrorKind::Model, message).retryable())
     }
 
-    /// Cost: two listings, a small request for each executor, and two for each new commit.
+    /// Looks at the output. Cost: two listings, one small request per executor, and two per new commit.
     async fn look(&mut self, work: &Work, tell: EventSink<'_>) -> Result<()> {
         let began = Instant::now();
         let reports = work.output.reports().await?;
@@ -432,7 +436,7 @@ impl Commits {
         let new: Vec<SplitId> = self.left.intersection(&there).copied().collect();
         let mut records = futures::stream::iter(new).map(|split| work.output.seen(split)).buffered(RECORDS);
         while let Some(record) = records.next().await {
-            // one whose upload is being completed shows at the next look
+            // a record whose upload is still being completed shows at the next look
             let Some(record) = record? else { continue };
             self.left.remove(&record.split);
             self.begins(record.split, None, tell)?;
@@ -443,7 +447,7 @@ impl Commits {
         Ok(())
     }
 
-    /// The end: nothing may be missing.
+    /// Fails if a split has no record, then reports the shards that were made again.
     fn all_there(&self, work: &Work, tell: EventSink<'_>) -> Result<()> {
         if let Some(split) = self.left.first() {
             let message = format!(
@@ -484,7 +488,7 @@ mod tests {
         Work { splits, output, stop: Arc::default() }
     }
 
-    /// As if so long had passed.
+    /// The instant that long ago.
     fn before(time: Duration) -> Instant {
         Instant::now().checked_sub(time).unwrap()
     }
@@ -519,7 +523,7 @@ mod tests {
             commits.last_passed = before(passed);
             commits.pass_over(&reports, &tell).err().map(|e| (e.retryable, e.to_string()))
         };
-        // somebody gets ready, or has a split
+        // another executor is still getting ready, or the last refusal is too recent
         assert_eq!(ends(Duration::ZERO, OTHERS * 2), None);
         assert_eq!(ends(OTHERS, Duration::ZERO), None);
         let (retryable, told) = ends(OTHERS, OTHERS).unwrap();
@@ -558,9 +562,9 @@ mod tests {
             std::mem::take(&mut *told.lock().unwrap())
         };
         assert_eq!(hear(&[(1, "a device is lost")], &[]), ["executor one: a device is lost"]);
-        // a report that is read again says nothing new, and what several say is said once
+        // a report that is read again adds nothing, and a warning of several executors is reported once
         assert!(hear(&[(1, "a device is lost")], &[(1, "a device is lost")]).is_empty());
-        // those that a report had no room for are counted
+        // warnings that did not fit in a report are counted
         let said = hear(&[(4, "d"), (5, "e")], &[(2, "e")]);
         assert_eq!(said, ["executor one: 2 more warnings, in its log", "executor one: d", "executor one: e"]);
     }

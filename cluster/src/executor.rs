@@ -1,8 +1,9 @@
-//! `stillhouse executor`: Ballista's executor with this house's codec and engine: it makes splits and nothing else, and listens on no port.
+//! `stillhouse executor`: Ballista's executor with our codec and execution engine. It makes splits and nothing else,
+//! and listens on no port.
 //!
 //! ```text
-//!   asks the scheduler every 50 ms as long as a slot is free, else every 5 s ─► task ─► is it a job of ours? ─► Worker::make
-//!   is told to stop ─► the scheduler gives what is at work to others ─► three seconds later it is gone
+//!   polls the scheduler every 50 ms while a slot is free, else every 5 s ─► task ─► a job of ours? ─► Worker::make
+//!   SIGTERM or Ctrl-C ─► the scheduler gives the running splits to others ─► the process ends three seconds later
 //! ```
 
 use std::fmt;
@@ -36,31 +37,31 @@ use crate::token::Token;
 use crate::wire::{self, Scheduler};
 use crate::{driver, failure};
 
-/// A task that this executor cannot make is given back after so long.
+/// How long the executor waits before it returns a task that it cannot make.
 const GIVES_BACK: Duration = Duration::from_secs(5);
 
-/// Who is told to stop has so long to say so to the scheduler, and to end what is just ending.
+/// How long a stopping executor may take to tell the scheduler, and to finish splits that are about to end.
 const ENDS: Duration = Duration::from_secs(3);
 
-/// Between tries to reach a scheduler that is not there yet.
+/// Interval between two tries to reach a scheduler that does not answer yet.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// What an executor is.
+/// Options of an executor.
 pub struct Options {
-    /// The scheduler.
+    /// The scheduler to poll.
     pub scheduler: Scheduler,
-    /// How long it waits for a scheduler that is not there yet.
+    /// How long to wait for a scheduler that does not answer yet.
     pub patience: Duration,
-    /// Its name, its rules and its device.
+    /// The name, access rules and device of the executor.
     pub place: Place,
     /// The cluster's token.
     pub token: Token,
 }
 
-/// Works until it is told to stop (SIGTERM, Ctrl-C); `ready` is told its name once the scheduler has taken it.
+/// Works until SIGTERM or Ctrl-C. Calls `ready` with the executor's name once the scheduler accepts it.
 ///
 /// # Errors
-/// When the scheduler cannot be reached, or refuses it.
+/// When the scheduler cannot be reached or refuses the executor.
 pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
     let Options { scheduler, patience, place, token } = options;
     greet(&scheduler, &token, patience).await?;
@@ -78,7 +79,7 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
     let config = ExecutorProcessConfig {
         executor_id: executor_id.clone(),
         external_host: Some(host),
-        // nobody can call it
+        // the executor listens on no port
         port: 0,
         grpc_port: 0,
         scheduler_host: scheduler_host.into(),
@@ -88,12 +89,12 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
         work_dir: Some(work_dir.path().display().to_string()),
         grpc_max_decoding_message_size: largest,
         grpc_max_encoding_message_size: largest,
-        // the memory of jobs is bounded by themselves
+        // jobs bound their own memory
         memory_pool_size: Some(0),
         override_execution_engine: Some(Arc::new(OwnJobsOnly)),
         override_physical_codec: Some(Arc::new(Codec::new(token.clone(), Some(workplace)))),
         override_create_grpc_client_endpoint: Some(Arc::new(move |_| Ok(called.endpoint(&signer)?))),
-        // nothing is fetched from an executor, so it listens nowhere
+        // nothing fetches data from an executor, so it serves no Flight
         override_arrow_flight_service: Some(Arc::new(|_, _, mut shutdown, _| {
             tokio::spawn(async move {
                 shutdown.recv().await;
@@ -109,14 +110,14 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
         ended = &mut process => return ended.map_err(|e| failed(&e)),
         () = stopped => tracing::info!("told to stop: what is at work goes to other executors"),
     }
-    // Ballista's own end tells the scheduler too, but waits for the splits at work, and asks for others meanwhile
+    // Ballista's own shutdown also tells the scheduler, but waits for the running splits and polls for others meanwhile
     match tokio::time::timeout(ENDS, process).await {
         Ok(ended) => ended.map_err(|e| failed(&e)),
         Err(_) => leave(&scheduler, &token, executor_id).await,
     }
 }
 
-/// Ends with SIGTERM or Ctrl-C.
+/// Returns a future that ends with SIGTERM or Ctrl-C.
 fn told_to_stop() -> Result<impl Future<Output = ()>> {
     let no_signals = PipelineError::output("no signals can be waited for");
     let terminate =
@@ -130,7 +131,7 @@ fn told_to_stop() -> Result<impl Future<Output = ()>> {
     })
 }
 
-/// Tells the scheduler that this executor is gone. One that cannot be told finds out by itself.
+/// Tells the scheduler that this executor leaves. A scheduler that cannot be reached notices by its timeout.
 async fn leave(scheduler: &Scheduler, token: &Token, executor_id: String) -> Result<()> {
     let told = async {
         let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await?);
@@ -143,7 +144,7 @@ async fn leave(scheduler: &Scheduler, token: &Token, executor_id: String) -> Res
     Ok(())
 }
 
-/// Makes sure that there is a scheduler and that it takes this executor: Ballista's own loop would ask forever.
+/// Checks that there is a scheduler and that it accepts this executor: Ballista's own loop would poll forever.
 async fn greet(scheduler: &Scheduler, token: &Token, patience: Duration) -> Result<()> {
     let began = std::time::Instant::now();
     loop {
@@ -160,7 +161,7 @@ async fn greet(scheduler: &Scheduler, token: &Token, patience: Duration) -> Resu
     }
 }
 
-/// How an executor is named where nobody says: by its machine and process.
+/// Default name of an executor: its machine and process.
 pub fn usual_name() -> String {
     format!("{} process {}", hostname(), std::process::id())
 }
@@ -171,7 +172,8 @@ fn hostname() -> String {
     if name.is_empty() { "localhost".into() } else { name.into() }
 }
 
-/// Ballista's engine, for plans that are a job of this house and nothing else: no file is read, no query run for strangers.
+/// Ballista's execution engine, restricted to plans that are one of our jobs: it reads no files and runs no queries for
+/// strangers.
 struct OwnJobsOnly;
 
 impl ExecutionEngine for OwnJobsOnly {
@@ -195,8 +197,8 @@ impl ExecutionEngine for OwnJobsOnly {
     }
 }
 
-/// The splits of a task. What they have made is at the output and known to the run from there, so nothing is written here for others to fetch, and
-/// the scheduler is told no more than that the task is done. Where this executor cannot make them, the task goes back to the scheduler.
+/// The splits of a task. They are committed at the output, where the run finds them, so the task writes no shuffle data
+/// and reports only that it is done. If this executor cannot make them, the task goes back to the scheduler.
 #[derive(Debug)]
 struct Splits(Arc<dyn ExecutionPlan>);
 
@@ -221,7 +223,7 @@ impl QueryStageExecutor for Splits {
     async fn execute_query_stage(&self, _: usize, context: Arc<TaskContext>) -> DataResult<Vec<ShuffleWritePartition>> {
         match self.make(&context).await {
             Err(e) if failure::is_of_place(&format!("{e:?}")) => {
-                // the slot stays taken for a while, so that others ask before this one asks again
+                // holding the slot for a while lets other executors poll first
                 tokio::time::sleep(GIVES_BACK).await;
                 Err(DataFusionError::External(Box::new(BallistaError::Cancelled)))
             }
@@ -229,13 +231,14 @@ impl QueryStageExecutor for Splits {
         }
     }
 
-    /// None: what a split counted is told at the output, and the scheduler would go over the metrics of every task of the job with each that ends.
+    /// Returns none: the output carries the counts of a split, and the scheduler would scan the metrics of all tasks at
+    /// the end of each.
     fn collect_plan_metrics(&self) -> Vec<MetricsSet> {
         Vec::new()
     }
 }
 
-/// The job in a task's plan, which is that and what Ballista puts above it.
+/// The job in a task's plan, if the plan is only that and Ballista's shuffle writer above it.
 fn job_of(plan: &dyn ExecutionPlan) -> Option<Arc<dyn ExecutionPlan>> {
     match plan.children().as_slice() {
         [job] if plan.is::<ShuffleWriterExec>() => {

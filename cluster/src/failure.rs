@@ -1,6 +1,7 @@
-//! Errors of the pipeline through Ballista, which knows them as text: what kind it was, and whether again can help, comes back.
+//! Sends pipeline errors through Ballista, which carries errors as text, and restores their kind and whether a retry
+//! can help.
 //!
-//! In hexadecimal between two marks, because the text is quoted on its way, several times over.
+//! The text holds the encoded failure in hexadecimal between two marks, because Ballista quotes the text several times.
 
 use std::io;
 
@@ -10,7 +11,8 @@ use stillhouse_pipeline::error::{ErrorKind, Failure, PipelineError};
 const BEGIN: &str = "[stillhouse failure ";
 const END: char = ']';
 
-/// An error of a task. What a later attempt may do better is told as one of input and output: Ballista tries it again, up to four times.
+/// The error of a task. A retryable error becomes an I/O error, which Ballista retries; an executor makes the fourth
+/// failure of a split permanent.
 pub fn of_task(error: &PipelineError) -> DataFusionError {
     let failure = serde_json::to_vec(&Failure::from(error)).unwrap_or_default();
     let text = format!("{BEGIN}{}{END} {error}", hex::encode(failure));
@@ -20,18 +22,18 @@ pub fn of_task(error: &PipelineError) -> DataFusionError {
     }
 }
 
-/// What a task has told, in whatever it was put on its way.
+/// The failure that a task reported, found in text that may quote it.
 fn told(text: &str) -> Option<Failure> {
     let (digits, _) = text.split_once(BEGIN)?.1.split_once(END)?;
     serde_json::from_slice(&hex::decode(digits).ok()?).ok()
 }
 
-/// Whether an error of a task is one of its executor alone, so that the task is for another one.
+/// Whether the error concerns this executor alone, so that another executor should take the task.
 pub fn is_of_place(text: &str) -> bool {
     told(text).is_some_and(|failure| failure.of_place)
 }
 
-/// What Ballista says of a job that failed, as the task has told it where it was one that did.
+/// The error of a failed job: the failure that a task reported, or else Ballista's own text.
 pub fn of_job(text: &str) -> PipelineError {
     match told(text) {
         Some(failure) => failure.into(),

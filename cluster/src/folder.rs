@@ -1,4 +1,5 @@
-//! The folder that Ballista's executor works in, which goes with the executor; that of one that was killed, with the next one to start.
+//! The working folder of Ballista's executor. It is removed with the executor; the next executor to start removes that
+//! of a killed one.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,7 +10,7 @@ use tempfile::TempDir;
 
 const PREFIX: &str = "stillhouse-executor-";
 
-/// A folder and the lock on it, which the system takes back from the dead.
+/// A folder and the lock on it, which the operating system releases when the process dies.
 #[derive(Debug)]
 pub struct OwnFolder {
     folder: TempDir,
@@ -18,14 +19,14 @@ pub struct OwnFolder {
 }
 
 impl OwnFolder {
-    /// A new folder in `root`, out of which those of dead executors of the same user are taken.
+    /// Creates a new folder in `root` and removes the folders that dead executors of the same user left there.
     ///
     /// # Errors
-    /// When none can be made. What cannot be taken away stays.
+    /// When no folder can be created. A dead executor's folder that cannot be removed stays.
     pub fn new(root: &Path) -> io::Result<Self> {
         let own = loop {
             let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(root)?;
-            // another executor that starts just now may take it for a dead one's before it is locked
+            // until it is locked, another executor that starts now may remove it as a dead executor's folder
             match File::open(folder.path()) {
                 Ok(lock) if lock.try_lock().is_ok() && folder.path().exists() => break Self { folder, lock },
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -36,7 +37,7 @@ impl OwnFolder {
         Ok(own)
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -49,7 +50,7 @@ impl OwnFolder {
             if !is_folder {
                 continue;
             }
-            // held until it is gone
+            // keep the lock until the folder is gone
             if let Some(_lock) = File::open(entry.path()).ok().filter(|lock| lock.try_lock().is_ok())
                 && let Err(e) = fs::remove_dir_all(entry.path())
             {

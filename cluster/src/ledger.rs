@@ -1,14 +1,14 @@
-//! What each executor was given and has not told the end of, held against what it says that it is at.
+//! Finds lost tasks: compares the open tasks of each executor with the number that it reports as running.
 //!
 //! ```text
-//!   it asks: slots, of which so many are free, and these tasks have ended ─► open − ended
-//!   it gets tasks ─────────────────────────────────────────────────────────► open + tasks
-//!   open > slots − free for ten seconds ─► a question or an answer was lost on its way: the executor is taken for one that has begun anew
+//!   an executor polls: its slots, the free ones, the tasks that ended ─► open − ended
+//!   it gets tasks ─────────────────────────────────────────────────────► open + tasks
+//!   open > slots − free for ten seconds ─► a request or an answer was lost: the executor is treated as restarted
 //! ```
 //!
-//! Ballista's executors tell the end of a task once, and its scheduler hands a task out once. Where a connection breaks in between, a task is at
-//! work for the scheduler and nowhere else, for ever: whoever runs the job would wait for it. What was lost so is handed out again; what had
-//! been committed is found committed.
+//! A Ballista executor reports the end of a task once, and the scheduler hands out a task once. When a connection
+//! breaks in between, the scheduler counts a task as running that no executor has. The job would then never end. The
+//! scheduler hands lost tasks out again; a split that was already committed is found committed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -25,9 +25,9 @@ use ballista_core::serde::protobuf::{
 use ballista_core::serde::scheduler::ExecutorSpecification;
 use tonic::{Request, Response, Status};
 
-/// A difference that lasts so long is no question under way. Executors ask every 50 ms as long as a slot is free.
+/// A difference that lasts this long is not a request in flight. Executors poll every 50 ms while a slot is free.
 const LASTS: Duration = Duration::from_secs(10);
-/// Executors that have not asked for so long are forgotten.
+/// The ledger drops executors that have not polled for this long.
 const FORGETS: Duration = Duration::from_hours(24);
 
 /// The accounts of all executors.
@@ -36,21 +36,22 @@ struct Ledger(HashMap<String, Account>);
 
 #[derive(Debug)]
 struct Account {
-    /// Tasks that were given, less those that have ended.
+    /// Tasks handed out, minus those that ended.
     open: usize,
-    /// Since when there are more of them than the executor is at.
+    /// Since when `open` exceeds the number of running tasks.
     differs: Option<Instant>,
     asked: Instant,
 }
 
 impl Ledger {
-    /// An executor asks, is at so many tasks, and tells of so many that they have ended. How many of its tasks are lost, once that is certain.
+    /// Records a poll of an executor that runs `at_work` tasks and reports `ended` ones. Returns the number of lost
+    /// tasks, once a difference has lasted [`LASTS`].
     fn asks(&mut self, executor: &str, at_work: usize, ended: usize, now: Instant) -> Option<usize> {
         self.0.retain(|_, account| now.duration_since(account.asked) < FORGETS);
         let new = || Account { open: 0, differs: None, asked: now };
         let account = self.0.entry(executor.to_owned()).or_insert_with(new);
         account.asked = now;
-        // of a task of a scheduler before this one it may tell too
+        // it may also report tasks of an earlier scheduler
         account.open = account.open.saturating_sub(ended);
         if account.open <= at_work {
             account.differs = None;
@@ -65,7 +66,7 @@ impl Ledger {
         Some(lost)
     }
 
-    /// It is given so many tasks.
+    /// Records that the executor got this many tasks.
     fn gives(&mut self, executor: &str, tasks: usize) {
         if let Some(account) = self.0.get_mut(executor) {
             account.open += tasks;
@@ -73,7 +74,7 @@ impl Ledger {
     }
 }
 
-/// A scheduler that keeps a ledger.
+/// A scheduler that keeps a ledger of the tasks of its executors.
 pub(crate) struct Reconciled<S> {
     scheduler: S,
     ledger: Mutex<Ledger>,
@@ -85,14 +86,14 @@ impl<S> Reconciled<S> {
     }
 }
 
-/// Who asks, and what it is at.
+/// The executor that polls, and how many tasks it runs.
 fn at_work(asked: &PollWorkParams) -> Option<(String, usize)> {
     let metadata = asked.metadata.as_ref()?;
     let ExecutorSpecification { vcores, .. } = metadata.specification.clone()?.into();
     Some((metadata.id.clone(), vcores.saturating_sub(asked.num_free_vcores) as usize))
 }
 
-/// A scheduler that answers some calls itself; the others go to the one below as they are.
+/// Implements the calls in braces here and forwards the listed ones to the inner scheduler.
 macro_rules! answers {
     ({ $($own:tt)* } $($call:ident($asked:ty) -> $answer:ty;)*) => {
         #[tonic::async_trait]
@@ -154,21 +155,21 @@ mod tests {
         assert_eq!(ledger.asks("a", 0, 0, at(0)), None);
         ledger.gives("a", 2);
         assert_eq!(ledger.asks("a", 2, 0, at(1)), None);
-        // one has ended, which its next question tells
+        // one task has ended, and the next poll reports it
         assert_eq!(ledger.asks("a", 1, 0, at(2)), None);
         assert_eq!(ledger.asks("a", 1, 1, at(3)), None);
         assert_eq!(ledger.asks("a", 1, 0, at(30)), None);
-        // the other's end was in a question that did not come
+        // the poll that reported the other task's end was lost
         assert_eq!(ledger.asks("a", 0, 0, at(31)), None);
         assert_eq!(ledger.asks("a", 0, 0, at(40)), None);
         assert_eq!(ledger.asks("a", 0, 0, at(41)), Some(1));
         assert_eq!(ledger.asks("a", 0, 0, at(80)), None);
-        // an answer with three was lost, and it goes on to get others
+        // an answer with three tasks was lost, and the executor gets others
         ledger.gives("a", 3);
         assert_eq!(ledger.asks("a", 0, 0, at(81)), None);
         ledger.gives("a", 1);
         assert_eq!(ledger.asks("a", 1, 0, at(91)), Some(3));
-        // others have their own account; ends of tasks that nobody gave are no debt
+        // each executor has its own account; ends of tasks that were never handed out do not make it negative
         assert_eq!(ledger.asks("b", 0, 5, at(91)), None);
         ledger.gives("b", 1);
         assert_eq!((ledger.asks("b", 1, 0, at(92)), ledger.asks("b", 1, 0, at(192))), (None, None));

@@ -1,25 +1,27 @@
-//! A job on a cluster: Apache DataFusion Ballista hands out the splits, the pipeline makes them.
+//! A job on a cluster: Apache DataFusion Ballista schedules the splits, the pipeline makes them.
 //!
 //! ```text
 //!   run (driver)                      scheduler                    executor, one per device or machine
 //!   plan, lock or lease                                            prepare the job, load the teacher: once per job
-//!   JobExec over N rows ──submit────► N tasks of one row ◄──poll── slots free
+//!   JobExec over N rows ──submit────► N tasks of one row ◄──poll── free slots
 //!   lists commits at the output                          ──task──► Worker::make: its split, committed at the output
 //!   manifest, _SUCCESS ◄─────────────────── the output ◄────────── shard, record
 //! ```
 //!
-//! No scheduler, queue or worker protocol of our own: the scheduler and the executors are Ballista's, with this house's codec and its engine
-//! in the places that it has for them. What is sent is an `order`, the job and not what to do with it, and the number of a split; shards and
-//! records go straight to the output, from where the run takes them. An executor listens on no port: it asks the scheduler for work.
+//! The scheduler, the executors and the protocol between them are Ballista's; this crate plugs its codec and its
+//! execution engine into Ballista's hooks. A task carries an `order` (the job, not a plan of how to run it) and the
+//! number of a split. Executors write shards and records straight to the output, where the run reads them. An executor
+//! listens on no port: it polls the scheduler for work.
 //!
-//! Who may: driver, scheduler and executors share a `token`. Each call to the scheduler carries what only its owner can compute, with the
-//! build of the program; each order is sealed with it, so that an executor makes no job of strangers even where the scheduler is not what it
-//! seems; and an executor prepares a job under its own rules of access, as it would anybody's.
+//! Authentication: driver, scheduler and executors share a `token`. Each call to the scheduler carries the build of the
+//! program and a proof that only an owner of the token can compute. Each order is sealed with the token, so an executor
+//! refuses jobs of strangers even behind a forged scheduler. An executor prepares a job under its own access rules.
 //!
-//! On loopback nothing is encrypted. Elsewhere the scheduler shows a certificate (`tls`), and callers name it `https://host:port`; or a person gives
-//! the word that nobody else is on that network.
+//! Calls on loopback are not encrypted. On other addresses the scheduler presents a certificate (`tls`) and callers use
+//! `https://host:port`, or the user declares the network trusted.
 //!
-//! Compiled only with the feature `distributed`: Ballista asks for more of DataFusion than a program without it has.
+//! The crate is empty without the feature `distributed`: Ballista enables more of DataFusion than the program needs
+//! otherwise.
 
 #![cfg(feature = "distributed")]
 

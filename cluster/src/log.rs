@@ -1,6 +1,7 @@
-//! What Ballista logs, in this program's log: its warnings and errors, with the parts of the program that they come from.
+//! Forwards Ballista's warnings and errors to this program's log, with the module that each comes from.
 //!
-//! What Ballista wonders at and this house means so is not said; an executor whose scheduler is gone asks on, twenty times a second, and says so each time: what is said again within ten seconds is left out.
+//! It drops warnings about conditions that are intended. It also drops repetitions within ten seconds: an executor
+//! without its scheduler polls twenty times a second and logs each failure.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -9,17 +10,17 @@ use std::time::{Duration, Instant};
 use ::log::{LevelFilter, Log, Metadata, Record};
 
 const QUIET: Duration = Duration::from_secs(10);
-/// Bytes of a message by which it is known again: what comes later are numbers and names.
+/// Bytes of a message that identify it; numbers and names come later.
 const KNOWN_BY: usize = 40;
-/// Messages that are known at once.
+/// Most messages to remember at a time.
 const MOST: usize = 100;
 
-/// How messages begin that warn of what is meant so: metrics go from executors to the run, and the scheduler has none.
+/// First words of warnings about intended conditions: executors send metrics to the run, so the scheduler has none.
 const MEANT: [&str; 1] = ["The metrics for stage"];
 
 static SAID: LazyLock<Mutex<HashMap<String, Instant>>> = LazyLock::new(Mutex::default);
 
-/// Whether this has to be said, and was not just now.
+/// Whether to log the text: it is not an intended condition and was not logged in the last ten seconds.
 fn is_news(text: &str, now: Instant) -> bool {
     if MEANT.iter().any(|start| text.starts_with(start)) {
         return false;
@@ -54,7 +55,7 @@ impl Log for Bridge {
     fn flush(&self) {}
 }
 
-/// Takes what is logged from now on; everything where `STILLHOUSE_LOG` asks for it, else warnings.
+/// Installs the forwarder: for all levels down to debug if `STILLHOUSE_LOG` is set, else for warnings.
 pub fn take() {
     let level = if std::env::var_os("STILLHOUSE_LOG").is_some() { LevelFilter::Debug } else { LevelFilter::Warn };
     if ::log::set_logger(&Bridge).is_ok() {

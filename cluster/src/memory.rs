@@ -1,12 +1,13 @@
-//! The memory that a process may take: that of its machine, or less where its control group has a bound (a container, a job of Slurm).
+//! The memory that a process may use: that of its machine, or the limit of its control group (a container, a Slurm job)
+//! if lower.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The part of it that jobs get; the rest is the program's, the system's and what allocators leave unused.
+/// The share of the memory for jobs; the rest is for the program, the system and allocator overhead.
 const PART: f64 = 0.9;
 
-/// Bytes that jobs may take where nobody says; `None` where the system does not tell.
+/// Default memory limit for jobs in bytes; `None` if the system does not report its memory.
 pub fn usual() -> Option<u64> {
     let total = total(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -19,7 +20,7 @@ fn total(meminfo: &str) -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// The bounds of the groups of `/proc/self/cgroup` and of those around them, in both versions of the file system.
+/// The limits of the groups in `/proc/self/cgroup` and of their ancestors, for cgroup v1 and v2.
 fn limits(groups: &str, root: &Path) -> Vec<u64> {
     let mut files: Vec<PathBuf> = Vec::new();
     for line in groups.lines() {
@@ -33,7 +34,7 @@ fn limits(groups: &str, root: &Path) -> Vec<u64> {
         let inside = Path::new(group.trim_start_matches('/'));
         files.extend(inside.ancestors().map(|group| folder.join(group).join(name)));
     }
-    // "max" is no bound
+    // "max" does not parse: it means no limit
     files.iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).collect()
 }
 

@@ -1,12 +1,13 @@
-//! The one node of this house in a plan of Ballista: a job, over a row for each split.
+//! The one plan node of ours that Ballista runs: a job over one row per split.
 //!
 //! ```text
 //!   JobExec { order }                       column record: the record of the shard, JSON
 //!     DataSourceExec (rows in memory)       columns wanted (JSON), seal; one partition and one row for each split
 //! ```
 //!
-//! Ballista cuts a plan into tasks by cutting the leaves that it knows, and rows in memory are one. So a task carries the order and its own
-//! row, whatever the number of splits; the plan of the pipeline with all of them is made by each executor once.
+//! Ballista cuts a plan into tasks at the leaves that it knows, and an in-memory source is one of them. So a task
+//! carries the order and its own row, whatever the number of splits. Each executor builds the pipeline's plan of all
+//! splits once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,16 +39,16 @@ pub struct JobExec {
     properties: Arc<PlanProperties>,
 }
 
-/// What is the same for every split.
+/// What all splits of a job share.
 #[derive(Debug)]
 pub struct Job {
-    /// As it is sent.
+    /// The encoded order.
     pub bytes: Vec<u8>,
-    /// What is in them.
+    /// The decoded order.
     pub order: TaskSpec,
-    /// The token that it was sealed with.
+    /// The token that sealed the order.
     pub token: Token,
-    /// Where it is executed; only an executor has a place.
+    /// The place that runs the job; `None` outside executors.
     pub place: Option<Arc<Workplace>>,
 }
 
@@ -62,7 +63,7 @@ fn record_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("record", DataType::Utf8, false)]))
 }
 
-/// The plan of a job, a partition for each split.
+/// The plan of a job, with one partition per split.
 pub fn plan(job: Job, splits: &[SplitTask]) -> Result<Arc<dyn ExecutionPlan>> {
     let partition = |wanted: &SplitTask| {
         let text = wanted_to_text(wanted).map_err(|e| DataFusionError::External(e.into()))?;
@@ -77,19 +78,19 @@ pub fn plan(job: Job, splits: &[SplitTask]) -> Result<Arc<dyn ExecutionPlan>> {
 }
 
 impl JobExec {
-    /// Over these rows.
+    /// Creates the node over the rows of splits.
     pub fn new(job: Arc<Job>, input: Arc<dyn ExecutionPlan>) -> Self {
         let partitions = input.output_partitioning().partition_count();
         let properties = properties(record_schema(), partitions);
         Self { job, input, properties }
     }
 
-    /// The order as it is sent.
+    /// The encoded order.
     pub fn bytes(&self) -> &[u8] {
         &self.job.bytes
     }
 
-    /// Whether it is over rows in memory, which is all that it is ever over.
+    /// Whether the input is in-memory rows of splits, the only valid input.
     pub fn is_whole(&self) -> bool {
         let rows = self.input.downcast_ref::<DataSourceExec>();
         rows.is_some_and(|rows| {
@@ -106,7 +107,7 @@ impl DisplayAs for JobExec {
     }
 }
 
-/// The splits of a batch, where each has its seal.
+/// The splits of a batch. Fails if the seal of one does not match.
 fn wanted(batch: &RecordBatch, job: &Job) -> Result<Vec<SplitTask>> {
     let texts = batch.column(0).as_any().downcast_ref::<StringArray>();
     let seals = batch.column(1).as_any().downcast_ref::<BinaryArray>();

@@ -1,4 +1,4 @@
-//! An order on its way: the job that a run is of, sealed with the cluster's token, and the build of the program that sent it.
+//! Encodes an order: a run's job and the build of the program that sent it, sealed with the cluster's token.
 //!
 //! ```text
 //!   magic │ seal: HMAC(token, body), 32 bytes │ body: CBOR { build, order }
@@ -10,10 +10,11 @@ use stillhouse_pipeline::driver::{SplitTask, TaskSpec};
 
 use crate::token::{Seal, Token};
 
-/// This build: the version of the program, what the sources hash to that decide bytes, and its features. All of a cluster are of one.
+/// This build: the program's version, a hash of the sources that decide the bytes of shards, and its features. A
+/// cluster needs one build throughout.
 pub const BUILD: &str = env!("STILLHOUSE_BUILD");
 
-/// How the bytes of our node begin; no message of Ballista does.
+/// The first bytes of a `JobExec` node; no message of Ballista begins with them.
 const MAGIC: &[u8] = b"\0stillhouse job 2\0";
 
 #[derive(Serialize, Deserialize)]
@@ -22,19 +23,19 @@ struct Body {
     order: TaskSpec,
 }
 
-/// As it is sent.
+/// Encodes and seals an order.
 pub fn to_bytes(order: &TaskSpec, token: &Token) -> Result<Vec<u8>, String> {
     let mut body = Vec::new();
     into_writer(&Body { build: BUILD.into(), order: order.clone() }, &mut body).map_err(|e| e.to_string())?;
     Ok([MAGIC, &token.seal(&[&body]), &body].concat())
 }
 
-/// Whether bytes are those of an order.
+/// Whether the bytes begin as those of an order.
 pub fn is_order(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// The order in them, where it was sealed with this token, by this build. Nothing of it is looked into before.
+/// Decodes an order after it has checked, in this sequence, that this token sealed it and that this build sent it.
 pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<TaskSpec, String> {
     let refused = |why: String| format!("{why}; it is not executed");
     let sealed = bytes.strip_prefix(MAGIC).ok_or_else(|| refused("this is no job of Stillhouse".into()))?;
@@ -51,7 +52,7 @@ pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<TaskSpec, String> {
     Ok(body.order)
 }
 
-/// What every build has.
+/// The fields that the order of every build has.
 #[derive(Deserialize)]
 struct Sender {
     build: String,
@@ -62,7 +63,7 @@ pub fn seal_of(order: &[u8], wanted: &str, token: &Token) -> Seal {
     token.seal(&[order, wanted.as_bytes()])
 }
 
-/// A split as JSON, for the row of its task.
+/// Encodes a split as JSON, for the row of its task.
 pub fn wanted_to_text(wanted: &SplitTask) -> Result<String, String> {
     serde_json::to_string(wanted).map_err(|e| e.to_string())
 }

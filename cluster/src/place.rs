@@ -1,6 +1,8 @@
-//! The jobs that an executor works for: each is prepared once in its process, by whichever split comes first, and goes with its run.
+//! The jobs of an executor. The first split of a job prepares it, once per process; the job is dropped when its run
+//! ends.
 //!
-//! A job that this machine cannot hold is not looked at again for a minute: its splits go back to the scheduler meanwhile.
+//! When this machine cannot run a job, the executor returns its splits to the scheduler for a minute before it tries
+//! again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,37 +18,37 @@ use stillhouse_schemas::manifest::ShardRecord;
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
-/// After so long it is tried again whether a job has room here: others may have ended.
+/// Interval after which the executor tries again to prepare a job that did not fit: other jobs may have ended.
 const AGAIN: Duration = Duration::from_mins(1);
-/// So long it is known that a run is gone: its job ends at the scheduler with the first of its splits that is refused.
+/// How long the executor remembers that a run has ended. The first split that it refuses ends the job at the scheduler.
 const FORGETS: Duration = Duration::from_mins(10);
 
-/// A split that fails so often here is not tried again, whatever may be better later.
+/// A split that fails this often in this executor becomes a permanent failure, even if its error is retryable.
 const MOST_FAILURES: u32 = 4;
-/// How often it is looked for runs that are gone, so that their teachers do not wait for the next split.
+/// Interval between two checks for ended runs, so that their teachers are dropped without waiting for the next split.
 const LOOKS: Duration = Duration::from_secs(30);
 
-/// A job, as far as it came here.
+/// A job and how far its preparation got.
 #[derive(Default)]
 struct Joined {
     worker: OnceCell<Worker>,
-    /// How often splits have failed here with something that may be better later.
+    /// Retryable failures of each split in this executor.
     failures: Mutex<HashMap<SplitId, u32>>,
-    /// Why not, and when that was found out.
+    /// Why this executor cannot run the job, and when it found out.
     cannot: Mutex<Option<(Failure, Instant)>>,
 }
 
-/// An executor's place: its rules, its device, its jobs.
+/// The place of an executor: its access rules, its device, its jobs.
 pub struct Workplace {
-    /// The runtime that serves requests and files.
+    /// The runtime for requests and files.
     handle: Handle,
     place: Place,
     jobs: Mutex<HashMap<String, Arc<Joined>>>,
-    /// Runs that were seen to be gone, and when: what is still handed out of them is not begun.
+    /// Ended runs, with the reason and when that was noticed. Their remaining splits are refused.
     gone: Mutex<HashMap<String, (Failure, Instant)>>,
 }
 
-/// Aborts what nobody waits for any more.
+/// A task that is aborted when nothing waits for it any more.
 struct Waited<T>(tokio::task::JoinHandle<T>);
 
 impl<T> Drop for Waited<T> {
@@ -56,7 +58,7 @@ impl<T> Drop for Waited<T> {
 }
 
 impl Workplace {
-    /// In the runtime that this is called in.
+    /// Creates a place that uses the current runtime.
     pub fn new(place: Place) -> Arc<Self> {
         let handle = Handle::current();
         let this = Arc::new(Self { handle: handle.clone(), place, jobs: Mutex::default(), gone: Mutex::default() });
@@ -64,16 +66,16 @@ impl Workplace {
         this
     }
 
-    /// Makes a split of a job, on the runtime of this place, whatever runtime waits for it.
+    /// Makes a split of a job, on this place's runtime.
     ///
     /// # Errors
-    /// As [`Worker::join`] and [`Worker::make`]; says which executor it was.
+    /// As [`Worker::join`] and [`Worker::make`]; the message names the executor.
     pub async fn make(self: &Arc<Self>, order: &TaskSpec, wanted: SplitTask) -> Result<ShardRecord> {
         let (this, order) = (Arc::clone(self), order.clone());
         let mut task = Waited(self.handle.spawn(async move { this.made(&order, &wanted).await }));
         let made = (&mut task.0).await.map_err(PipelineError::from)?;
         made.map_err(|e| {
-            // of a job that is passed on it was told when that was found out
+            // `join` has already logged why the job is passed on
             if !e.of_place {
                 tracing::warn!("{e}");
             }
@@ -84,7 +86,7 @@ impl Workplace {
 
     async fn made(&self, order: &TaskSpec, wanted: &SplitTask) -> Result<ShardRecord> {
         let job = self.job(order)?;
-        // one that fails is tried again by the next split
+        // after a failure the next split prepares the job again
         let worker = job.worker.get_or_try_init(|| self.join(&job, order)).await?;
         tracing::info!(split = wanted.split.0, job = order.ticket.job_hash, "begins");
         let made = worker.make(wanted).await;
@@ -109,7 +111,7 @@ impl Workplace {
         joined
     }
 
-    /// The job of an order; an error where its run is gone.
+    /// The job of an order; an error if its run has ended.
     fn job(&self, order: &TaskSpec) -> Result<Arc<Joined>> {
         let key = format!("{} {}", order.ticket.job_hash, order.ticket.holder.as_deref().unwrap_or_default());
         self.forget();
@@ -119,12 +121,13 @@ impl Workplace {
         Ok(Arc::clone(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default()))
     }
 
-    /// Lets go of runs that are gone.
+    /// Drops the jobs whose runs have ended.
     fn forget(&self) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         gone.retain(|_, (_, since)| since.elapsed() < FORGETS);
-        // teachers of runs that have ended make room; what was never made is known for as long as it is not tried again
+        // dropping ended runs frees the memory of their teachers; a job that could not be prepared is kept until its
+        // retry
         jobs.retain(|key, job| {
             let Some(worker) = job.worker.get() else {
                 let cannot = job.cannot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,7 +140,7 @@ impl Workplace {
     }
 }
 
-/// Looks for runs that are gone, as long as there is a place.
+/// Drops ended runs periodically, as long as the place exists.
 async fn forget(place: Weak<Workplace>) {
     loop {
         tokio::time::sleep(LOOKS).await;
@@ -147,7 +150,7 @@ async fn forget(place: Weak<Workplace>) {
 }
 
 impl Joined {
-    /// Counts a failure that may be better later: the last one is an end.
+    /// Counts a retryable failure; the last allowed one becomes permanent.
     fn failed(&self, split: SplitId, error: PipelineError) -> PipelineError {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let times = failures.entry(split).or_default();
@@ -167,7 +170,7 @@ impl fmt::Debug for Workplace {
     }
 }
 
-/// What the preparation of a job tells, in this executor's log.
+/// Logs the events of a job's preparation.
 struct Log;
 
 impl Observer for Log {

@@ -1,7 +1,7 @@
-//! `stillhouse scheduler`: Ballista's scheduler, which hands out splits to whoever has the cluster's token.
+//! `stillhouse scheduler`: Ballista's scheduler, which hands out splits to executors that have the cluster's token.
 //!
-//! It keeps what it knows in memory. One that is killed is started anew and forgets its jobs: their runs end, and go on when they are started
-//! again, because what is done is at the output.
+//! It keeps its state in memory. A restarted scheduler has forgotten its jobs: their runs fail, and continue when they
+//! are started again, because finished splits are at the output.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,29 +22,30 @@ use crate::ledger::Reconciled;
 use crate::token::Token;
 use crate::{tls, wire};
 
-/// The dead are looked for so often within the time that tells them.
+/// Checks for dead executors within one `dead_after`.
 const LOOKS: u64 = 4;
-/// Jobs wait so long for an executor when the last one is gone.
+/// Seconds that a job waits for an executor after the last one is gone.
 const WAITS_SECONDS: u64 = 300;
 
-/// Where a scheduler listens, and who may call it.
+/// Where a scheduler listens, and which callers it accepts.
 pub struct Options {
     /// Address and port; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// What it shows to callers, who speak TLS then.
+    /// Certificate and key; callers must use TLS if set.
     pub tls: Option<tls::Files>,
-    /// The user's word that strangers cannot listen in on an address that is not of this machine alone, where there is no TLS.
+    /// Declares that no stranger can listen in on the network. Allows an address beyond loopback without TLS.
     pub trusted_network: bool,
-    /// An executor that has not asked for so many seconds is dead, and its splits are given to others. One at work asks every five.
+    /// Seconds after which an executor that has not polled is dead and its splits go to others. A busy executor polls
+    /// every five seconds.
     pub dead_after: u64,
     /// The cluster's token.
     pub token: Token,
 }
 
-/// Serves until it is dropped; `listening` is told the address.
+/// Serves until it is dropped; calls `listening` with the address.
 ///
 /// # Errors
-/// When the address cannot be listened on, or must not be, or the files of TLS are none.
+/// When it cannot or must not listen on the address, or when the TLS files are not valid.
 pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Result<()> {
     let Options { listen, tls, trusted_network, dead_after, token } = options;
     if !listen.ip().is_loopback() && !trusted_network && tls.is_none() {
@@ -69,9 +70,9 @@ pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Resu
         no_executors_grace_period_seconds: WAITS_SECONDS.max(dead_after),
         grpc_server_max_decoding_message_size: largest,
         grpc_server_max_encoding_message_size: largest,
-        // an executor that cannot make a split gives it back, which Ballista counts too; failures are counted where they are seen
+        // no limit: Ballista also counts splits that an executor returns; executors count real failures
         task_max_failures: usize::MAX,
-        // nobody calls an executor: it listens on no port, and one that is gone is not waited for
+        // executors listen on no port, so the scheduler never calls one, nor waits for one that is gone
         override_create_grpc_client_endpoint: Some(Arc::new(|_| Err("executors listen on no port".into()))),
         override_physical_codec: Some(Arc::new(Codec::new(token.clone(), None))),
         ..SchedulerConfig::default()

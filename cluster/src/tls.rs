@@ -1,6 +1,7 @@
-//! TLS in a cluster: what a scheduler shows, and whom its callers believe.
+//! TLS in a cluster: the scheduler's certificate, and the certificates that its callers trust.
 //!
-//! Only the scheduler is called, so only it has a certificate; callers prove themselves with the [`token`](crate::token).
+//! Only the scheduler accepts calls, so only it has a certificate; callers authenticate with the
+//! [`token`](crate::token).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,19 +9,20 @@ use std::time::Duration;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
-/// A file with the certificates (PEM) of those who sign for a scheduler, instead of those that the machine trusts.
+/// The environment variable with the path of a PEM file of CA certificates. Callers trust these instead of the
+/// machine's.
 pub const CA_FILE: &str = "STILLHOUSE_CLUSTER_CA_FILE";
 
 const SHAKES_HANDS: Duration = Duration::from_secs(10);
 const OF_A_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 const OF_A_KEY: &str = "PRIVATE KEY-----";
 
-/// Files of a scheduler that speaks TLS, both PEM.
+/// The files of a scheduler that serves TLS, both PEM.
 #[derive(Debug, Clone)]
 pub struct Files {
-    /// Its certificate, and those between it and the one that callers trust.
+    /// The certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// The key of the certificate.
+    /// The private key of the certificate.
     pub key: PathBuf,
 }
 
@@ -37,10 +39,10 @@ fn read(file: &Path, what: &str, mark: &str, valid: &str) -> Result<String> {
 }
 
 impl Files {
-    /// What a server shows.
+    /// The TLS configuration of a server.
     ///
     /// # Errors
-    /// Names the file that cannot be read, or holds something else.
+    /// Names the file that cannot be read or does not hold what it should.
     pub fn of_server(&self) -> Result<ServerTlsConfig> {
         let named = |option: &str, file: &Path| format!("{option} {}", file.display());
         let what = named("--tls-certificate", &self.certificate);
@@ -49,7 +51,7 @@ impl Files {
         Ok(ServerTlsConfig::new().identity(Identity::from_pem(certificate, key)).timeout(SHAKES_HANDS))
     }
 
-    /// The error of files that do not fit together.
+    /// The error of a certificate and a key that do not fit together.
     pub(crate) fn refused(&self, why: &str) -> PipelineError {
         usage(format!(
             "--tls-certificate {}, --tls-key {}: {why}; valid: a certificate and its own key",
@@ -59,10 +61,11 @@ impl Files {
     }
 }
 
-/// Whom a caller believes: the file of this environment, else what the machine trusts.
+/// The TLS configuration of a caller: trusts the CA file of the environment if set, else the machine's certificates.
 ///
 /// # Errors
-/// When the file cannot be read, or holds no certificate. Its path is not told: what a service's job says is read by all its users.
+/// When the file cannot be read or holds no certificate. The error hides its path, because all users of a service can
+/// read the errors of its jobs.
 pub fn of_client() -> Result<ClientTlsConfig> {
     let config = ClientTlsConfig::new().timeout(SHAKES_HANDS);
     Ok(match std::env::var_os(CA_FILE).filter(|file| !file.is_empty()) {
@@ -97,7 +100,7 @@ mod tests {
         for (certificate, key, says) in [
             (folder.path().join("none"), key.clone(), ["--tls-certificate ", "cannot be read"]),
             (certificate.clone(), folder.path().join("none"), ["--tls-key ", "cannot be read"]),
-            // each in the other's place
+            // each file in place of the other
             (key.clone(), key.clone(), ["--tls-certificate ", "holds none; valid: a file of certificates"]),
             (certificate.clone(), certificate, ["--tls-key ", "holds none; valid: a file of one private key"]),
         ] {

@@ -1,7 +1,7 @@
-//! The secret that a cluster shares, and what is proved with it: HMAC-SHA256 (RFC 2104).
+//! The secret that a cluster shares, and the proofs computed with it: HMAC-SHA256 (RFC 2104).
 //!
 //! ```text
-//!   HMAC(K, m) = H((K ⊕ opad) ‖ H((K ⊕ ipad) ‖ m))      H = SHA-256, blocks of 64 bytes, K hashed where it is longer
+//!   HMAC(K, m) = H((K ⊕ opad) ‖ H((K ⊕ ipad) ‖ m))      H = SHA-256, blocks of 64 bytes, K hashed if longer
 //! ```
 //!
 //! The secret itself is never sent.
@@ -13,30 +13,30 @@ use sha2::{Digest, Sha256};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use subtle::ConstantTimeEq;
 
-/// The secret itself.
+/// The environment variable that holds the secret.
 pub const TOKEN: &str = "STILLHOUSE_CLUSTER_TOKEN";
-/// A file that holds it.
+/// The environment variable with the path of a file that holds the secret.
 pub const TOKEN_FILE: &str = "STILLHOUSE_CLUSTER_TOKEN_FILE";
 
-/// Characters of a token that cannot be guessed: 128 bits in hexadecimal.
+/// Fewest characters of a token, so that it cannot be guessed: 128 bits in hexadecimal.
 const FEWEST: usize = 32;
 const BLOCK: usize = 64;
 
-/// The secret of a cluster.
+/// The secret of a cluster, as an HMAC key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token([u8; BLOCK]);
 
-/// What the owner of a token computes of some bytes.
+/// The HMAC of some bytes under a token.
 pub type Seal = [u8; 32];
 
 impl Token {
-    /// The token of this environment: the named file, else what the variables say.
+    /// Reads the token: from `file` if given, else from the file or the text in the environment.
     ///
     /// # Errors
-    /// When there is none, or one that is too short.
+    /// When there is no token, its file cannot be read, or it is too short.
     pub fn find(file: Option<&Path>) -> Result<Self> {
         let usage = |message: String| PipelineError::new(ErrorKind::Usage, message);
-        // a path of the environment is not told: what a service's job says is read by all its users
+        // the error hides a path from the environment, because all users of a service can read the errors of its jobs
         let named = file.map(|file| (file.to_owned(), file.display().to_string()));
         let of_environment =
             || std::env::var_os(TOKEN_FILE).map(|file| (PathBuf::from(file), format!("the file of {TOKEN_FILE}")));
@@ -61,7 +61,7 @@ impl Token {
         Ok(Self::new(text))
     }
 
-    /// A token that is this text.
+    /// Makes a token of this text, without a check of its length.
     pub fn new(text: &str) -> Self {
         let mut key = [0; BLOCK];
         match text.len() > BLOCK {
@@ -71,18 +71,18 @@ impl Token {
         Self(key)
     }
 
-    /// HMAC-SHA256 of the parts, one after the other.
+    /// HMAC-SHA256 of the concatenated parts.
     pub fn seal(&self, parts: &[&[u8]]) -> Seal {
         let inner = parts.iter().fold(Sha256::new().chain_update(self.0.map(|b| b ^ 0x36)), |h, p| h.chain_update(p));
         Sha256::new().chain_update(self.0.map(|b| b ^ 0x5c)).chain_update(inner.finalize()).finalize().into()
     }
 
-    /// Whether these parts were sealed with this token.
+    /// Whether this token sealed these parts. Compares in constant time.
     pub fn sealed(&self, parts: &[&[u8]], seal: &[u8]) -> bool {
         self.seal(parts).ct_eq(seal).into()
     }
 
-    /// What a call to the scheduler carries: that its caller has the token.
+    /// The proof of the token that each call to the scheduler carries.
     pub fn proof(&self) -> String {
         hex::encode(self.seal(&[b"stillhouse cluster call"]))
     }
@@ -103,7 +103,7 @@ mod tests {
     fn seals_are_those_of_the_rfc() {
         let jefe = Token::new("Jefe").seal(&[b"what do ya want ", b"for nothing?"]);
         assert_eq!(hex::encode(jefe), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-        // 131 bytes of 0xaa are no text: the key is what `new` would make of them
+        // 131 bytes of 0xaa are not valid text, so the test builds the key that `new` would make of them
         let mut key = [0; BLOCK];
         key[..32].copy_from_slice(&Sha256::digest([0xaa; 131]));
         let long = Token(key).seal(&[b"Test Using Larger Than Block-Size Key - Hash Key First"]);

@@ -1,6 +1,7 @@
-//! How the scheduler is called: where, by whom, and of which build, in a header of every call.
+//! Calls to the scheduler: its address, and the header of each call that names the caller's build and proves its token.
 //!
-//! `user-agent: stillhouse/<build> <proof>`: the one header that Ballista's executor lets its owner set, so all callers use it.
+//! `user-agent: stillhouse/<build> <proof>`: Ballista's executor lets its owner set only this header, so all callers
+//! use it.
 
 use std::error::Error;
 use std::fmt;
@@ -17,24 +18,24 @@ use crate::order::BUILD;
 use crate::tls;
 use crate::token::Token;
 
-/// The largest message: the rows of a hundred thousand splits are about 40 MB.
+/// The largest message in bytes. The rows of 100,000 splits take about 40 MB.
 pub const LARGEST_MESSAGE: usize = 512 << 20;
 
 const CONNECTS: Duration = Duration::from_secs(10);
 const KEEPS: Duration = Duration::from_secs(10);
 
-/// A scheduler as its callers know it.
+/// The address of a scheduler, and how callers connect to it.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
-    /// As it was named.
+    /// The address as the user wrote it.
     named: String,
     host_and_port: String,
-    /// With TLS: whom to believe.
+    /// The certificates to trust; `None` without TLS.
     tls: Option<ClientTlsConfig>,
 }
 
 impl Scheduler {
-    /// The scheduler at `host:port`, without TLS, or at `https://host:port`; an address that was checked.
+    /// The scheduler at `host:port`, without TLS, or at `https://host:port`. The address must already be validated.
     ///
     /// # Errors
     /// Those of [`tls::of_client`].
@@ -47,18 +48,18 @@ impl Scheduler {
         Ok(Self { named: named.into(), host_and_port: host_and_port.into(), tls })
     }
 
-    /// Host and port, apart.
+    /// Host and port as separate values.
     pub fn host_and_port(&self) -> (&str, u16) {
         let (host, port) = self.host_and_port.rsplit_once(':').unwrap_or((&self.host_and_port, ""));
         (host, port.parse().unwrap_or_default())
     }
 
-    /// Whether it is called with TLS.
+    /// Whether callers use TLS.
     pub fn speaks_tls(&self) -> bool {
         self.tls.is_some()
     }
 
-    /// An endpoint whose calls say who calls.
+    /// An endpoint whose calls carry the caller's build and proof.
     pub fn endpoint(&self, token: &Token) -> Result<Endpoint, tonic::transport::Error> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.host_and_port))?;
@@ -70,10 +71,10 @@ impl Scheduler {
         endpoint.keep_alive_while_idle(true).user_agent(format!("stillhouse/{BUILD} {}", token.proof()))
     }
 
-    /// Connects to it.
+    /// Connects to the scheduler.
     ///
     /// # Errors
-    /// When nobody answers there, or somebody who is not to be believed.
+    /// When nothing answers at the address, or its certificate is not trusted.
     pub async fn connect(&self, token: &Token) -> Result<Channel> {
         let endpoint = self.endpoint(token).map_err(|e| self.unreached(&e))?;
         endpoint.connect().await.map_err(|e| self.unreached(&e))
@@ -81,7 +82,7 @@ impl Scheduler {
 
     fn unreached(&self, e: &(dyn Error + 'static)) -> PipelineError {
         let why = chain(e);
-        // waiting heals no certificate
+        // a retry does not fix a certificate
         let distrusted = std::iter::successors(Some(e), |e| (*e).source())
             .any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::InvalidData));
         if self.tls.is_some() && distrusted {
@@ -103,10 +104,10 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// Lets a call pass where its caller has the token and is of this build.
+/// Admits a call whose caller has the token and this build.
 ///
 /// # Errors
-/// Names what is missing.
+/// The status names what is missing or differs.
 pub fn admit<T>(request: Request<T>, proof: &str) -> Result<Request<T>, Status> {
     let (build, got) = caller(request.metadata());
     match (build, got) {
@@ -153,7 +154,7 @@ mod tests {
             (Some("tonic/0.14.9".to_owned()), "serves stillhouse only"),
             (Some(format!("stillhouse/{BUILD}")), "serves stillhouse only"),
             (Some(format!("stillhouse/9.9.9 {}", token.proof())), "the caller 9.9.9; valid: one build"),
-            // of the same version
+            // the same version, another build
             (Some(format!("stillhouse/{} {}", env!("CARGO_PKG_VERSION"), token.proof())), "valid: one build"),
             (Some(format!("stillhouse/{BUILD} {}", other.proof())), "has another token"),
         ] {

@@ -1,7 +1,7 @@
-//! The cluster's token is a right to send jobs of Stillhouse, and to have nothing else executed.
+//! The cluster's token gives a right to send Stillhouse jobs, and to have nothing else executed.
 //!
-//! A client with the token sends plans of its own to a scheduler and an executor of this process. The scheduler is Ballista's and takes any plan; the
-//! executor does not.
+//! A client with the token sends plans of its own to a scheduler and an executor in this process. The scheduler is
+//! Ballista's and accepts any plan; the executor refuses them.
 #![cfg(feature = "distributed")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -56,7 +56,7 @@ fn of_executor(scheduler: &Scheduler, token: &Token) -> executor::Options {
     executor::Options { scheduler: scheduler.clone(), patience: PATIENCE, place, token: token.clone() }
 }
 
-/// How a plan ended, sent by somebody who has the token.
+/// The final state of a plan that a client with the token sends.
 async fn end_of(plan: PhysicalPlanNode, scheduler: &Scheduler, token: &Token) -> JobState {
     let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await.unwrap());
     let mut encoded = Vec::new();
@@ -95,7 +95,7 @@ fn encoded(plan: Arc<dyn ExecutionPlan>) -> PhysicalPlanNode {
     PhysicalPlanNode::try_from_physical_plan(plan, &BallistaPhysicalExtensionCodec::default()).unwrap()
 }
 
-/// A job of this house, sealed as `order` seals it, over something else than rows of splits.
+/// A Stillhouse job, sealed as `order` seals it, over an input that is not rows of splits.
 fn job_over(input: Arc<dyn ExecutionPlan>, token: &Token) -> PhysicalPlanNode {
     let order = json!({"spec": "{}", "base": "/", "ticket": {"job_hash": "abc", "holder": "x"}});
     let mut body = Vec::new();

@@ -1,4 +1,4 @@
-//! Questions about a data set, answered by a worker: confined like the job's own, because a data set is input like any other.
+//! Queries of a data set by a confined worker, because a data set is untrusted input.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use super::worker::{FromWorker, Start, Worker};
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum Unanswered {
-    /// What was asked for is not there.
+    /// The requested item does not exist.
     NotThere(String),
     /// The data set cannot be read.
     Failed(String),
-    /// The data set there is not known to be this job's.
+    /// The data set at the output is not known to be this job's.
     OtherDataSet,
-    /// The worker could not answer.
+    /// The worker failed.
     Broken(String),
 }
 
-/// Has a worker answer; it is killed when this future is dropped.
+/// Runs a query in a worker, which is killed when this future is dropped.
 ///
 /// # Errors
-/// As [`Unanswered`] says.
+/// See [`Unanswered`].
 pub async fn ask(service: &Service, work: Work) -> Result<Value, Unanswered> {
     let broken = |e: &dyn std::fmt::Display| Unanswered::Broken(e.to_string());
     let name = JobId::new().map_err(|e| broken(&e))?;
@@ -61,7 +61,7 @@ pub async fn ask(service: &Service, work: Work) -> Result<Value, Unanswered> {
             FromWorker::Message(message) => match *message {
                 Message::Answer(value) => answer = Some(Ok(value)),
                 Message::OtherDataSet => answer = Some(Err(Unanswered::OtherDataSet)),
-                // what was asked for is not there; the pipeline names it as an option
+                // the requested row does not exist; the pipeline names the option of the command line
                 Message::Failed { kind, message, .. } if kind == "usage" && message.starts_with("--row") => {
                     answer = Some(Err(Unanswered::NotThere(message.trim_start_matches("--").to_owned())));
                 }
@@ -78,7 +78,8 @@ pub async fn ask(service: &Service, work: Work) -> Result<Value, Unanswered> {
     })
 }
 
-/// What the worker of a job tells at its end, where the data set is whole and that job's; its worker may have been stopped just before.
+/// The final event of a job's worker, if the data set is complete and belongs to the job. The worker may have been
+/// stopped just before it sent this event.
 pub async fn finished(service: &Service, file: String, folder: String, job_hash: String) -> Option<Event> {
     let patience = Duration::from_secs(service.config.limits.report_seconds.into());
     let work = Work::Finished { file, folder: folder.into(), job_hash };
@@ -103,7 +104,7 @@ impl Drop for Asked {
         let Some(worker) = self.worker.take() else { return };
         worker.kill();
         let scratch = std::mem::take(&mut self.scratch);
-        // reaped in the background; its folder goes when nothing writes into it any more
+        // reaped in the background; its folder is removed once nothing writes into it
         tokio::spawn(async move {
             if let Err(e) = worker.wait().await {
                 tracing::warn!("the end of a worker was not seen: {e}");

@@ -1,6 +1,7 @@
-//! What workers and job files say is bounded before it is kept or sent on: so many problems, texts of such a length.
+//! Limits what workers and job files report before it is stored or sent: the number of problems and the length of
+//! texts.
 //!
-//! A job file holds as many mistakes as it has bytes, and each of them may be shown as long as it is; nobody reads more than the first.
+//! A job file can hold as many mistakes as it has bytes, each as long as the file; users read only the first ones.
 
 use serde_json::Value;
 
@@ -9,16 +10,16 @@ use stillhouse_schemas::problems::Problem;
 use super::model::FieldProblem;
 use stillhouse_pipeline::units;
 
-/// Problems that are told one by one; of more the number is told.
+/// Most problems to report one by one; only the number of the others is reported.
 pub const PROBLEMS: usize = 100;
-/// Characters of a failure in words.
+/// Most characters of a failure's message.
 const MESSAGE: usize = 4000;
-/// Characters of any other text.
+/// Most characters of any other text.
 const TEXT: usize = 1000;
-/// Entries of a list in an event.
+/// Most entries of a list or an object in an event.
 const ENTRIES: usize = 200;
 
-/// Cuts a text that is too long, and shows that it is cut.
+/// Truncates a text after `most` characters and marks the cut with an ellipsis.
 pub fn text(text: &mut String, most: usize) {
     if let Some((at, _)) = text.char_indices().nth(most) {
         text.truncate(at);
@@ -26,18 +27,18 @@ pub fn text(text: &mut String, most: usize) {
     }
 }
 
-/// A failure in words.
+/// Truncates a failure's message.
 pub fn message(mut message: String) -> String {
     text(&mut message, MESSAGE);
     message
 }
 
-/// The first hundred problems, each of bounded length, and how many more there are.
+/// The first hundred problems, with truncated texts, and the number of the others.
 pub fn problems(all: impl IntoIterator<Item = FieldProblem>) -> Vec<FieldProblem> {
     let mut all = all.into_iter();
     let mut kept: Vec<FieldProblem> = all.by_ref().take(PROBLEMS).collect();
     if let Some(next) = all.next() {
-        // one more is told itself: where these were bounded before, it is their number
+        // keep a single extra problem: if the list was already bounded, that one holds the number of the others
         kept.push(match 1 + all.count() {
             1 => next,
             more => {
@@ -54,7 +55,7 @@ pub fn problems(all: impl IntoIterator<Item = FieldProblem>) -> Vec<FieldProblem
     kept
 }
 
-/// What an event carries: its texts and lists.
+/// Truncates the texts and lists of an event's data.
 pub fn event(data: &mut Value) {
     match data {
         Value::String(s) => text(s, TEXT),
@@ -102,7 +103,7 @@ mod tests {
                     .flatten()
                     .all(|t| t.chars().count() <= TEXT + 1)
             );
-            // bounded again it stays as it is
+            // a second call changes nothing
             assert_eq!(problems(bounded.clone()), bounded);
         }
         let last = problems((0..2000).map(problem)).pop().unwrap();

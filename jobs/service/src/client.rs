@@ -1,4 +1,5 @@
-//! The service's client, for the verbs that ask one: requests, problem details in words, streams that go on after a lost connection.
+//! The service's client, for the commands that call one: requests, readable problem details, streams that survive a
+//! lost connection.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read};
@@ -27,32 +28,32 @@ pub struct ServiceOptions {
     url: Option<String>,
 }
 
-/// Why a service did not do what was asked.
+/// Why a request to a service failed.
 #[derive(Debug)]
 pub enum ClientError {
-    /// It was called the wrong way.
+    /// The caller used it wrongly.
     Usage(String),
-    /// It could not be asked, or broke off; asking again may help.
+    /// The connection failed or broke; a retry may help.
     Connection(String),
-    /// Nobody listens where it should be.
+    /// The connection was refused: no server listens at the address.
     NobodyListens(String),
-    /// It refused.
+    /// The service refused the request.
     Refused(Box<Refusal>),
 }
 
-/// A problem detail, as far as a person wants it.
+/// The parts of a problem detail that a user needs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Refusal {
-    /// Status of the answer.
+    /// HTTP status of the answer.
     pub status: u16,
     /// The kind of problem.
     pub title: String,
-    /// What is wrong, for people.
+    /// What is wrong, for the user.
     pub detail: String,
-    /// The service's id of the request, for its log.
+    /// The service's id of the request, as in its log.
     pub request_id: Option<String>,
-    /// What is wrong with the job file, field by field.
+    /// Problems of the job file, by field.
     pub problems: Vec<FieldProblem>,
 }
 
@@ -76,14 +77,14 @@ impl std::fmt::Display for ClientError {
     }
 }
 
-/// A problem of a job file, as `run` tells it.
+/// Renders a problem of a job file as `run` does.
 pub fn render_problem(problem: &FieldProblem) -> String {
     Problem::from(problem).render(None)
 }
 
 type Result<T, E = ClientError> = std::result::Result<T, E>;
 
-/// Asks one service.
+/// A client of one service.
 #[derive(Debug, Clone)]
 pub struct Client {
     base: String,
@@ -97,16 +98,16 @@ const LARGEST_ANSWER: u64 = 256 << 20;
 const LONGEST_LINE: u64 = 64 << 20;
 
 impl ServiceOptions {
-    /// The client of the service that is meant.
+    /// Creates the client of the chosen service.
     ///
     /// # Errors
-    /// When the address or the token make no sense.
+    /// When the address or the token is not valid.
     pub fn client(&self) -> Result<Client> {
         let usage = |message: &str| ClientError::Usage(message.to_owned());
         let given = self.url.clone().unwrap_or_else(|| format!("http://127.0.0.1:{DEFAULT_PORT}"));
         let url =
             Url::parse(&given).map_err(|e| usage(&format!("--url: {e}; valid: http://host:port, https://host")))?;
-        // what may hold a secret is not repeated
+        // the message must not repeat parts that may hold a secret
         if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
             return Err(usage(
                 "--url: a user, password, query or fragment makes no sense; a token goes into STILLHOUSE_TOKEN",
@@ -124,7 +125,7 @@ impl ServiceOptions {
     }
 }
 
-/// Whether a URL is of this machine, to which no proxy leads.
+/// Whether a URL points to this machine, which needs no proxy.
 fn is_here(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
@@ -134,7 +135,7 @@ fn is_here(url: &Url) -> bool {
     }
 }
 
-/// `answer`: the longest wait for the head of an answer, and for each read.
+/// Creates an HTTP client. `answer` limits the wait for the head of an answer, and each read.
 fn http(here: bool, answer: Duration) -> Result<HttpClient> {
     let settings = HttpClient::builder()
         .redirect(Policy::none())
@@ -145,7 +146,7 @@ fn http(here: bool, answer: Duration) -> Result<HttpClient> {
     settings.build().map_err(|e| ClientError::Usage(format!("no connection can be made: {}", breakage(&e).1)))
 }
 
-/// A body that may be silent: a read that took too long is begun again.
+/// A body that may be silent for any time: a read that times out is repeated.
 struct Patient<R>(R);
 
 impl<R: Read> Read for Patient<R> {
@@ -159,7 +160,7 @@ impl<R: Read> Read for Patient<R> {
     }
 }
 
-/// A text that has to end.
+/// Reads a body of at most `limit` bytes to its end.
 fn read_text(answer: Response, limit: u64) -> std::io::Result<String> {
     let mut text = String::new();
     answer.take(limit + 1).read_to_string(&mut text)?;
@@ -169,16 +170,16 @@ fn read_text(answer: Response, limit: u64) -> std::io::Result<String> {
     }
 }
 
-/// A request: method, path below the API, and what goes with it.
+/// A request: method, path below the API, query, headers and body.
 #[derive(Debug, Clone, Default)]
 pub struct Ask<'a> {
     /// The HTTP method.
     pub method: &'a str,
-    /// The path below the address of the service.
+    /// The path below `/api/v1`.
     pub path: String,
     /// Parameters of the query.
     pub query: Vec<(&'a str, String)>,
-    /// Headers beside those of every request.
+    /// Headers beyond those of every request.
     pub headers: Vec<(&'a str, String)>,
     /// The body.
     pub body: Option<String>,
@@ -191,7 +192,7 @@ impl<'a> Ask<'a> {
     }
 
     #[must_use]
-    /// Adds a parameter to the query, where it has a value.
+    /// Adds a parameter to the query, if it has a value.
     pub fn with(mut self, key: &'a str, value: Option<impl ToString>) -> Self {
         self.query.extend(value.map(|v| (key, v.to_string())));
         self
@@ -209,7 +210,7 @@ impl Client {
     /// Sends a request and reads the answer as JSON.
     ///
     /// # Errors
-    /// As [`ClientError`] says.
+    /// See [`ClientError`].
     pub fn json<T: DeserializeOwned>(&self, ask: &Ask<'_>) -> Result<T> {
         let text = self.text(ask)?;
         serde_json::from_str(&text)
@@ -219,35 +220,36 @@ impl Client {
     /// Sends a request and reads the answer as text.
     ///
     /// # Errors
-    /// As [`ClientError`] says.
+    /// See [`ClientError`].
     pub fn text(&self, ask: &Ask<'_>) -> Result<String> {
         read_text(self.send(ask)?, LARGEST_ANSWER).map_err(|e| self.broken(&e))
     }
 
-    /// Sends a request and gives the answer's body as it comes, however long nothing does.
+    /// Sends a request and returns the answer's body as it arrives. The body may be silent for any time.
     ///
     /// # Errors
-    /// As [`ClientError`] says.
+    /// See [`ClientError`].
     pub fn stream(&self, ask: &Ask<'_>) -> Result<impl Read + use<>> {
         Ok(Patient(self.send(ask)?))
     }
 
-    /// The events of a stream.
+    /// Opens a stream of events.
     ///
     /// # Errors
-    /// As [`ClientError`] says.
+    /// See [`ClientError`].
     pub fn events(&self, ask: Ask<'_>) -> Result<Events<impl Read + use<>>> {
-        // one that is silent for that long is lost: a service says every few seconds that it is there
+        // silence longer than the read timeout means a lost connection: a service sends a keep-alive every 15 s
         let body = self.send(&ask.header("accept", "text/event-stream"))?;
         Ok(Events { lines: BufReader::new(body), last_id: None })
     }
 
-    /// Follows a stream of events to its end, over lost connections and restarts of the service: each goes on after the last event that came.
+    /// Follows a stream of events to its end, across lost connections and restarts of the service. Each new connection
+    /// resumes after the last event.
     ///
-    /// `patient`: also where the first connection fails.
+    /// `patient`: retry even if the first connection fails.
     ///
     /// # Errors
-    /// Of `take`; what the service refuses; a service that is away for ten minutes.
+    /// Those of `take`; a refusal by the service; no service for ten minutes.
     pub fn follow<E: From<ClientError>>(
         &self,
         path: &str,
@@ -271,7 +273,7 @@ impl Client {
                         return Err(lost.into());
                     }
                 }
-                // the numbers are another service's, or what they stand for is gone
+                // the event numbers belong to another service, or their events were deleted
                 Err(Broken::Client(ClientError::Refused(refusal))) if refusal.status == 409 && at.last_id.is_some() => {
                     take(Followed::Note(&format!("some events may be missing: {}", refusal.detail)))?;
                     at.last_id = None;
@@ -284,7 +286,7 @@ impl Client {
         }
     }
 
-    /// One connection of [`Client::follow`]; whether the stream came to its end.
+    /// One connection of [`Client::follow`]; returns whether the stream reached its end.
     fn follow_once<E>(
         &self,
         path: &str,
@@ -353,7 +355,7 @@ impl Client {
             refusal.detail = format!("{} answered {status}, and not as a service of ours does", self.base);
         }
         if matches!(status.as_u16(), 429 | 502 | 503 | 504) {
-            // a proxy before a service that starts anew, or too many at once: later it may go
+            // a proxy in front of a restarting service, or too many requests: a retry may succeed
             return ClientError::Connection(format!("{} ({status})", refusal.detail));
         }
         if status == StatusCode::UNAUTHORIZED {
@@ -377,24 +379,24 @@ impl Client {
     }
 }
 
-/// What comes of a stream that is followed.
+/// An item of a followed stream.
 pub enum Followed<'a> {
-    /// The first connection stands.
+    /// The first connection is open.
     Open,
-    /// Something happened to a job.
+    /// An event of a job.
     Event(&'a EventView),
-    /// What a person should know: the connection is lost, stands again, something is missing.
+    /// A message for the user: the connection is lost or restored, or events are missing.
     Note(&'a str),
 }
 
-/// How far a stream is.
+/// Progress of a followed stream.
 struct Cursor {
-    /// Of the last event that had one.
+    /// Id of the last event that had one.
     last_id: Option<String>,
     connected: bool,
     warned: bool,
     lost: Option<Instant>,
-    /// Connections in a row that failed.
+    /// Consecutive failed connections.
     failures: u32,
 }
 
@@ -404,29 +406,29 @@ enum Broken<E> {
     Take(E),
 }
 
-/// How long a service may be away before its watchers give up.
+/// How long a service may be unreachable before a follower gives up.
 const PATIENCE: Duration = Duration::from_secs(600);
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), largest: Duration::from_secs(15) };
 
-/// Server-sent events, one by one.
+/// A reader of server-sent events.
 pub struct Events<R> {
     lines: BufReader<R>,
     last_id: Option<String>,
 }
 
-/// One of them.
+/// A message of the stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Received {
-    /// Something happened to a job.
+    /// An event of a job.
     Event(Box<EventView>),
-    /// The job is over.
+    /// The job has ended.
     End,
-    /// Others were missed.
+    /// The stream skipped events.
     Missed,
 }
 
 impl<R: Read> Events<R> {
-    /// Waits for the next event; `None` at the end of the stream.
+    /// Waits for the next message; `None` at the end of the stream.
     ///
     /// # Errors
     /// When the connection breaks.
@@ -451,7 +453,7 @@ impl<R: Read> Events<R> {
                 match kind.as_str() {
                     "end" => return Ok(Some(Received::End)),
                     "missed" => return Ok(Some(Received::Missed)),
-                    // a newer service may have more kinds
+                    // a newer service may send other kinds
                     _ => match serde_json::from_str(&data) {
                         Ok(event) => return Ok(Some(Received::Event(Box::new(event)))),
                         Err(e) => tracing::debug!("an event of kind {kind:?}: {e}"),
@@ -464,7 +466,7 @@ impl<R: Read> Events<R> {
     }
 }
 
-/// The text of a value that a table shows.
+/// The text of a value in a table.
 pub fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -490,7 +492,7 @@ mod tests {
         assert_eq!(events.receive().unwrap(), None);
     }
 
-    /// A server that answers one request: the head at once or never, the body after a while.
+    /// A server that answers one request: sends the head at once or never, and the body after `silence`.
     fn slow(has_head: bool, silence: Duration) -> Client {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
@@ -508,7 +510,7 @@ mod tests {
 
     #[test]
     fn a_log_may_be_silent_and_an_answer_may_not() {
-        // the limit is long beside what a busy machine takes to begin an answer
+        // `silence` and the timeout derived from it are long, because a busy machine may be slow to begin an answer
         let silence = Duration::from_secs(6);
         let late = |has_head| {
             let error = slow(has_head, silence).text(&Ask::new("GET", "/job")).unwrap_err();
@@ -524,7 +526,7 @@ mod tests {
                 let mut events = slow(true, silence).events(Ask::new("GET", "/events")).unwrap();
                 assert_eq!(events.receive().unwrap_err().to_string(), "the stream broke off: no answer in time");
             });
-            // a log has to begin, too
+            // even a log must begin within the timeout
             scope.spawn(|| assert!(slow(false, silence).stream(&Ask::new("GET", "/log")).is_err()));
             let mut text = String::new();
             slow(true, silence).stream(&Ask::new("GET", "/log")).unwrap().read_to_string(&mut text).unwrap();

@@ -1,4 +1,4 @@
-//! The service's configuration: one YAML file, every limit in it, unknown keys refused.
+//! The service's configuration: one YAML file with every limit; unknown keys are errors.
 //!
 //! ```yaml
 //! listen: 127.0.0.1:7373
@@ -24,55 +24,57 @@ use stillhouse_schemas::storage::endpoint_problem;
 use super::api::limits::StreamLimits;
 use super::proxies;
 
-/// Everything that can be set.
+/// The service's configuration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where to listen. Another address than loopback needs tokens.
+    /// Address to listen on. An address beyond loopback requires tokens.
     pub listen: SocketAddr,
-    /// Where queue, tokens and logs are kept; of one server only. Default: `$XDG_STATE_HOME/stillhouse`.
+    /// Folder of the queue, tokens and logs; used by one server only. Default: `$XDG_STATE_HOME/stillhouse`.
     pub data: PathBuf,
-    /// Who may ask: `auto` lets everybody in on loopback; `token` never does.
+    /// Who may call: `auto` allows everyone on loopback; `token` always requires a token.
     pub auth: Auth,
-    /// Names, besides the address and loopback's, that requests may give in `Host` (behind a proxy: the proxy's).
+    /// Names that requests may give in `Host`, besides the address and loopback's names. Behind a proxy: the proxy's
+    /// name.
     pub hosts: Vec<String>,
-    /// Addresses and networks (CIDR) of the proxies that say for whom they ask.
+    /// Addresses and networks (CIDR) of proxies that may name the client they forward for.
     pub trusted_proxies: Vec<String>,
-    /// The header in which they say it. They must set it themselves: another one is anybody's.
+    /// The header that names the client. The proxies must set it themselves: a client can forge any other header.
     pub proxy_header: ProxyHeader,
-    /// What relative paths in a job file are relative to where the submission names no folder.
+    /// Base folder of relative paths in a job file, if the submission names no folder.
     pub folder: PathBuf,
-    /// What jobs may touch.
+    /// Files, stores and hubs that jobs may access.
     pub access: Access,
-    /// URL of the S3-compatible service of jobs that name none in `storage.endpoint`. Default: `AWS_ENDPOINT_URL`, the profile, or Amazon.
+    /// URL of the S3-compatible service for jobs without `storage.endpoint`. Default: `AWS_ENDPOINT_URL`, the profile,
+    /// or Amazon.
     pub endpoint: Option<String>,
-    /// Where jobs run that say nothing of an engine, if not on this machine.
+    /// The cluster that runs jobs without `engine.kind`, instead of this machine.
     pub cluster: Cluster,
-    /// How much runs at once.
+    /// How many jobs run at once, and with which resources.
     pub capacity: Capacity,
-    /// Limits.
+    /// Limits on clients, jobs and stored data.
     pub limits: Limits,
-    /// When a failed attempt is tried again.
+    /// When a failed attempt is retried.
     pub retry: Retry,
-    /// What is kept of finished jobs.
+    /// How long finished jobs are stored.
     pub keep: Keep,
-    /// Longest that workers are waited for when the service stops.
+    /// Longest wait for workers when the service stops, in seconds.
     pub shutdown_seconds: u32,
-    /// Run jobs even where the kernel cannot confine them (Landlock: Linux 5.13 and newer).
+    /// Run jobs even if the kernel cannot confine them (Landlock: Linux 5.13 and newer).
     pub allow_unconfined: bool,
 }
 
-/// Who may ask.
+/// Who may call the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Auth {
-    /// Everybody on loopback, tokens elsewhere.
+    /// Everyone on loopback; only token holders on other addresses.
     Auto,
-    /// Tokens everywhere.
+    /// Only token holders.
     Token,
 }
 
-/// Where a trusted proxy says for whom it asks.
+/// The header in which a trusted proxy names the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProxyHeader {
@@ -82,29 +84,30 @@ pub enum ProxyHeader {
     Forwarded,
 }
 
-/// A cluster for the jobs.
+/// A cluster that runs jobs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Its scheduler, as `engine.scheduler` of a job file names one. The cluster's token is in the service's environment.
+    /// The scheduler's address, as in `engine.scheduler` of a job file. The cluster's token is in the service's
+    /// environment.
     pub scheduler: Option<String>,
 }
 
-/// How much runs at once.
+/// How many jobs run at once, and with which resources.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Capacity {
-    /// Jobs that run at once, on whatever device.
+    /// Jobs that run at once, on any device.
     pub running_jobs: u32,
-    /// Jobs that run at once on the processor.
+    /// Jobs that run at once on the CPU.
     pub cpu_slots: u32,
     /// Ordinals of the GPUs that jobs may use.
     pub gpus: Vec<u32>,
     /// Jobs that run at once on each GPU.
     pub jobs_per_gpu: u32,
-    /// Threads of each job. Default: the processors, shared among the CPU slots.
+    /// Threads of each job. Default: the CPUs, divided by the CPU slots.
     pub threads_per_job: Option<NonZeroU32>,
-    /// Memory of each worker, in gigabytes (10^9 bytes) of address space. Default: no limit.
+    /// Address space of each worker in gigabytes (10^9 bytes). Default: no limit.
     pub worker_gigabytes: Option<u32>,
 }
 
@@ -112,79 +115,81 @@ pub struct Capacity {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Connections at once.
+    /// Concurrent connections.
     pub connections: u32,
-    /// Further connections at once, for health, readiness, figures and tokens with the scope admin alone.
+    /// Extra connections, reserved for health, readiness, metrics and tokens with the scope admin.
     pub connections_kept: u32,
-    /// Connections at once from one address, or requests at once of one address behind a trusted proxy.
+    /// Concurrent connections of one address, or concurrent requests of one address behind a trusted proxy.
     pub connections_per_address: u32,
-    /// Live streams (events, followed logs) at once; never more than half of `connections`.
+    /// Concurrent live streams (events, followed logs); never more than half of `connections`.
     pub watchers: u32,
-    /// Of one user.
+    /// Concurrent live streams of one user.
     pub watchers_per_user: u32,
-    /// Of one token.
+    /// Concurrent live streams of one token.
     pub watchers_per_token: u32,
-    /// Longest that a client may take to send the head of a request, or say nothing while it sends the rest of a refused one.
+    /// Longest time for the head of a request, and longest pause while a client sends the rest of a refused request.
     pub header_seconds: u32,
-    /// Longest that a client may take to send the body; as long again what is left of a refused one is thrown away.
+    /// Longest time for the body of a request. The service discards the rest of a refused request for as long again.
     pub body_seconds: u32,
-    /// Largest job file.
+    /// Largest job file in kilobytes.
     pub body_kilobytes: u32,
-    /// Requests of one user (or address, without a token) per minute.
+    /// Requests per minute of one user, or of one address without a token.
     pub requests_per_minute: u32,
-    /// Submissions and validations of one user per minute.
+    /// Submissions and validations per minute of one user.
     pub submissions_per_minute: u32,
-    /// Entries of `input.paths` of a job, those of its tables counted; each may be a glob or a folder.
+    /// Entries of `input.paths` of a job, including those of its tables; each may be a glob or a folder.
     pub paths_per_job: u32,
-    /// Longest that the checks of a submission may take.
+    /// Longest time for the checks of a submission.
     pub check_seconds: u32,
-    /// Longest that a submission waits for the hub to say whether it has the job's models; 0: it is not asked.
+    /// Longest wait for the hub to confirm that it has the job's models; 0 skips this check.
     pub hub_seconds: u32,
-    /// Jobs that wait, of all users.
+    /// Waiting jobs of all users.
     pub queued_jobs: u32,
-    /// Jobs that wait, of one user.
+    /// Waiting jobs of one user.
     pub queued_jobs_per_user: u32,
-    /// Attempts of a job where the submission names none, and the most that it may name.
+    /// Default and maximum of a submission's `max_attempts`.
     pub max_attempts: u32,
-    /// Hours that one attempt may take where the submission names no limit, and the most that it may name.
+    /// Default and maximum of the hours that one attempt may take.
     pub time_limit_hours: u32,
-    /// Gigabytes (10^9 bytes) of shards where the submission names no limit, and the most that it may name.
+    /// Default and maximum of a job's shards in gigabytes (10^9 bytes).
     pub output_limit_gigabytes: u32,
     /// Seconds that a worker has to stop before it is killed.
     pub cancel_seconds: u32,
-    /// Starts that a job may lose to the service being stopped or killed.
+    /// Starts that a job may lose because the service was stopped or killed.
     pub interruptions: u32,
-    /// Log of a job; older lines go.
+    /// Size of a job's log; the oldest lines are removed.
     pub log_megabytes: u32,
-    /// Megabytes (10^6 bytes) of the data folder's disk that submissions leave free, so that running jobs can be stored to their end.
+    /// Megabytes (10^6 bytes) that submissions leave free on the data folder's disk, so that running jobs can still be
+    /// stored.
     pub disk_reserve_megabytes: u32,
-    /// Events kept of a job; of more, only its changes of state are kept.
+    /// Events stored per job; beyond this number only rarer events, such as changes of state, are stored.
     pub events_per_job: u32,
-    /// Reports and manifests made at once of data sets on disks, and as many of those in stores; of one user at most all but one, of one store half.
+    /// Concurrent reports and manifests of data sets on disk, and as many for object stores. One user gets at most all
+    /// but one, one store half.
     pub reports_at_once: u32,
     /// Seconds that a report may take.
     pub report_seconds: u32,
 }
 
-/// When a failed attempt is tried again: after `first`, doubled each time, up to `largest`.
+/// When a failed attempt is retried: after `first`, doubled each time, up to `largest`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retry {
-    /// Before the second attempt.
+    /// Wait before the second attempt.
     pub first_backoff_seconds: u32,
-    /// At most.
+    /// Longest wait.
     pub largest_backoff_seconds: u32,
 }
 
-/// What is kept.
+/// How long the service stores finished jobs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Keep {
-    /// Days after which a finished job is forgotten, with its log and events (never its data set). Default: kept.
+    /// Days after which a finished job is deleted with its log and events, but never its data set. Default: never.
     pub finished_days: Option<NonZeroU32>,
 }
 
-/// The port where nothing else is configured.
+/// The default port.
 pub const DEFAULT_PORT: u16 = 7373;
 
 impl Default for Config {
@@ -263,7 +268,7 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// The wait after so many failures.
+    /// The wait after this many failures.
     pub fn backoff(&self, failures: u32) -> Duration {
         let [first, largest] =
             [self.first_backoff_seconds, self.largest_backoff_seconds].map(|n| Duration::from_secs(n.into()));
@@ -277,7 +282,7 @@ impl Limits {
         self.body_kilobytes as usize * 1000
     }
 
-    /// Live streams at once: there are connections for something else in any case.
+    /// Limits on concurrent live streams, which always leave connections for other requests.
     pub fn streams(&self) -> StreamLimits {
         let all = self.watchers.min(self.connections / 2);
         StreamLimits { all, per_user: self.watchers_per_user.min(all), per_token: self.watchers_per_token.min(all) }
@@ -309,7 +314,7 @@ impl Config {
     /// Reads a configuration file.
     ///
     /// # Errors
-    /// What cannot be read, with file, line and key.
+    /// Names the file, line and key that cannot be read.
     #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
     pub fn read(path: &Path) -> Result<Self, String> {
         let shown = path.display();
@@ -320,14 +325,14 @@ impl Config {
         serde_yaml_ng::from_str(&text).map_err(|e| format!("{shown}: {e}"))
     }
 
-    /// Whether requests need a token. Where `hosts` names others than loopback, or a proxy is trusted, there is one, and whoever it lets
-    /// through comes from here.
+    /// Whether requests need a token. If `hosts` is set or a proxy is trusted, requests arrive through a proxy, and
+    /// loopback does not identify the client.
     pub fn needs_token(&self) -> bool {
         let behind_a_proxy = !self.hosts.is_empty() || !self.trusted_proxies.is_empty();
         self.auth == Auth::Token || !is_loopback(self.listen.ip()) || behind_a_proxy
     }
 
-    /// What jobs may touch: as configured, with the service's cluster, without the service's own folder.
+    /// The access rules of jobs: those configured, plus the service's cluster, minus the data folder.
     pub fn job_access(&self) -> Access {
         let mut access = self.access.clone();
         access.deny.push(self.data.clone());
@@ -335,7 +340,7 @@ impl Config {
         access
     }
 
-    /// Everything wrong with the values.
+    /// All problems of the values.
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = self.access.check();
         problems.iter_mut().for_each(|p| p.field.insert_str(0, "access."));
@@ -361,7 +366,7 @@ impl Config {
         Some(Problem::new("cluster.scheduler", format!("{scheduler:?}"), wrong))
     }
 
-    /// What has to be 1 or more.
+    /// Values that must be at least 1.
     fn numbers(&self) -> Vec<(&'static str, u32)> {
         let (capacity, limits) = (&self.capacity, &self.limits);
         let mut numbers =
@@ -409,7 +414,7 @@ impl Config {
         if self.data.is_absolute()
             && let Some(place) = self.access.holding(&self.data)
         {
-            // the kernel confines to folders with all that is in them, so a check alone would guard the tokens
+            // Landlock allows a folder with everything below it, so only the path check would protect the tokens
             let message = format!("is inside of {place}, which jobs may touch; valid: a folder outside of it");
             problems.push(Problem::new("data", self.data.display(), message));
         }
@@ -439,7 +444,7 @@ impl Config {
     }
 }
 
-/// Whether only this machine reaches an address, IPv4 mapped into IPv6 included.
+/// Whether only this machine can reach the address; includes IPv4-mapped IPv6 addresses.
 pub fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
@@ -510,7 +515,7 @@ mod tests {
             assert_eq!(listen(address).needs_token(), needs, "{address}");
         }
         assert!(Config { auth: Auth::Token, ..Config::default() }.needs_token());
-        // a proxy on this machine speaks for everybody
+        // a proxy on this machine forwards for any client
         assert!(Config { hosts: vec!["shards.example.org".into()], ..Config::default() }.needs_token());
         assert!(Config { trusted_proxies: vec!["127.0.0.1".into()], ..Config::default() }.needs_token());
     }

@@ -1,13 +1,13 @@
-//! Whether there is room in the data folder: told once when there is none, and once when there is some again.
+//! Detects a full disk of the data folder. Logs once when it is full, and once when it has space again.
 //!
 //! ```text
-//!   a write that found no room ─┐                              ┌─► /ready 503, submissions 507, a figure, one line of the log
-//!   less free than the reserve ─┴─► full ──────────────────────┤
-//!                                    └─ a trial write a second ─┴─► what running jobs report waits, and is stored afterwards
+//!   a write failed: disk full ──┐                                ┌─► /ready 503, submissions 507, a metric, a log line
+//!   less free than the reserve ─┴─► full ────────────────────────┤
+//!                                    └─ trial write each second ─┴─► reports of running jobs wait, are stored later
 //! ```
 //!
-//! The file `reserve` beside the database keeps 256 KiB for what must work on a full disk: opening the database, and storing a cancel. These
-//! remove it; it is made again once there is room.
+//! The file `reserve` beside the database keeps 256 KiB for operations that must work on a full disk: opening the
+//! database, and storing a cancel. These remove the file; it is created again when there is space.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use stillhouse_pipeline::storage::blocking;
 
 use super::{Service, process};
 
-/// What is known of the room in a data folder.
+/// What is known about the free space of a data folder.
 #[derive(Debug, Default)]
 pub struct Room(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// A write found no room, and no trial has found any since.
+    /// A write failed for lack of space, and no trial write has succeeded since.
     refused: bool,
-    /// Less is free than is to be left.
+    /// Less space is free than `limits.disk_reserve_megabytes`.
     short: bool,
 }
 
@@ -40,7 +40,7 @@ impl Known {
 #[derive(Debug)]
 pub struct Reserve(PathBuf);
 
-/// The log of a few changes, and what is shared about it between connections (32 KiB).
+/// Space for the write-ahead log of a few changes and the shared-memory file of its index (32 KiB).
 const RESERVE_BYTES: usize = 256 << 10;
 
 impl Reserve {
@@ -49,16 +49,16 @@ impl Reserve {
         Self(folder.join("reserve"))
     }
 
-    /// Makes the file, if it is not there.
+    /// Creates the file, if it does not exist.
     ///
     /// # Errors
-    /// When there is no room for it.
+    /// When there is no space for it.
     #[expect(clippy::disallowed_methods, reason = "called through `blocking`")]
     fn make(&self) -> io::Result<()> {
         if std::fs::metadata(&self.0).is_ok_and(|m| m.len() == RESERVE_BYTES as u64) {
             return Ok(());
         }
-        // a file system that compresses would keep no room for zeros
+        // random bytes: a file system that compresses would reserve no space for zeros
         let mut bytes = vec![0; RESERVE_BYTES];
         getrandom::fill(&mut bytes).map_err(io::Error::other)?;
         let written = std::fs::write(&self.0, &bytes).and_then(|()| std::fs::File::open(&self.0)?.sync_all());
@@ -78,10 +78,10 @@ impl Reserve {
     }
 }
 
-/// How often it is looked whether there is room again.
+/// Interval between two checks of the disk.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What everybody is told; where the folder is stands in the log.
+/// The message for users; only the log names the folder.
 pub const FULL: &str = "the disk of the service's data folder is full: submissions are refused until there is room; running jobs go on, and what \
     they report is kept";
 
@@ -101,23 +101,23 @@ impl Room {
         }
     }
 
-    /// A write found no room.
+    /// Records that a write failed for lack of space.
     pub fn refuse(&self, why: &dyn std::fmt::Display) {
         self.change(why, |known| known.refused = true);
     }
 
-    /// A trial write found some.
+    /// Records that a trial write succeeded.
     pub fn accept(&self) {
         self.change(&"", |known| known.refused = false);
     }
 
-    /// So much is free of the disk, of which so much is to be left.
+    /// Records the free bytes of the disk; full if fewer than `reserve`.
     pub fn free(&self, bytes: u64, reserve: u64) {
         let why = format!("{bytes} bytes are free, less than limits.disk_reserve_megabytes");
         self.change(&why, |known| known.short = bytes < reserve);
     }
 
-    /// Whether there is none.
+    /// Whether the disk is full.
     pub fn is_full(&self) -> bool {
         self.lock().is_full()
     }
@@ -127,7 +127,7 @@ impl Room {
     }
 }
 
-/// Looks whether there is room, for as long as the service runs.
+/// Checks the disk for as long as the service runs.
 pub async fn watch(service: Arc<Service>) {
     let reserve = u64::from(service.config.limits.disk_reserve_megabytes) * 1_000_000;
     let mut looks = tokio::time::interval(LOOK);

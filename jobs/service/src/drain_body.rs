@@ -1,11 +1,12 @@
-//! What a client still sends of a request that is answered already: taken and thrown away for a while, so that it reads the answer.
+//! Reads and discards the rest of a request that is already answered, so that the client receives the answer.
 //!
 //! ```text
-//!   body not read to its end ─► answer, Connection: close ─► end of the answer ─► taken: 64 MB, so many seconds ─► closed
+//!   body not read to its end ─► answer, Connection: close ─► end of the answer ─► discard: 64 MB, a time limit ─► close
 //! ```
 //!
-//! A connection that is closed while something of it is unread, or is sent to afterwards, is reset (RFC 9112, section 9.6): who sends a
-//! whole body before reading anything would hear of a broken connection, not of a job file that is too large.
+//! A server that closes a connection with unread data, or that receives data afterwards, causes a reset (RFC 9112,
+//! section 9.6). A client that sends its whole body before it reads would then see a broken connection. It would not see
+//! the error of a job file that is too large.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,16 +24,16 @@ use tokio::time::timeout;
 
 use super::config::Limits;
 
-/// Most that is thrown away of one request; a job file of the default limit is a sixtieth of it.
+/// Most bytes to discard of one request; about 60 job files of the default limit.
 const MOST_BYTES: usize = 64_000_000;
 const PIECE_BYTES: usize = 16 << 10;
 
-/// Whether something of a connection's last request is unread.
+/// Whether part of a connection's last request is unread.
 #[derive(Debug, Clone, Default)]
 pub struct Unread(Arc<AtomicBool>);
 
 impl Unread {
-    /// Watches how far the body of a request is read.
+    /// Tracks how far the body of a request is read.
     pub fn watch<B>(&self, request: Request<B>) -> Request<Body>
     where
         B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
@@ -41,12 +42,12 @@ impl Unread {
         request.map(|body| Body::new(Watched { body, unread: self.clone() }))
     }
 
-    /// Whether its end has not been read.
+    /// Whether the end of the body has not been read.
     pub fn is_left(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Says in an answer that no other one follows it, where what is unread would have to come before that.
+    /// Adds `Connection: close` to the answer if part of the request is unread.
     pub fn close(&self, mut answer: Response<Body>) -> Response<Body> {
         if self.is_left() {
             answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -84,12 +85,12 @@ impl<B: HttpBody + Unpin> HttpBody for Watched<B> {
     }
 }
 
-/// Ends the answers of a connection and throws away what still comes, until the client closes it, sends nothing for `limits.header_seconds`,
-/// or has had `limits.body_seconds` or sent 64 MB.
+/// Ends the connection's answers and discards incoming data. Stops when the client closes, sends nothing for
+/// `limits.header_seconds`, or has used `limits.body_seconds` or 64 MB.
 pub async fn throw_away(stream: &mut TcpStream, limits: &Limits) {
     let silence = Duration::from_secs(limits.header_seconds.into());
     let whole = Duration::from_secs(limits.body_seconds.into());
-    // who has gone sends nothing more
+    // a client that has gone sends nothing more
     if stream.shutdown().await.is_err() {
         return;
     }
@@ -102,7 +103,7 @@ pub async fn throw_away(stream: &mut TcpStream, limits: &Limits) {
             left = left.saturating_sub(taken);
         }
     };
-    // over or not, it is closed now
+    // the connection closes now in either case
     let _ = timeout(whole, all).await;
 }
 
@@ -129,7 +130,7 @@ mod tests {
         assert!(unread.is_left() && says_close(&unread));
         assert_eq!(body.collect().await.unwrap().to_bytes(), "twelve bytes");
         assert!(!unread.is_left() && !says_close(&unread));
-        // one that is refused on the way, and one that nobody looked at
+        // a body refused halfway, and a body that was never read
         assert!(Limited::new(watched(&unread, "twelve bytes"), 11).collect().await.is_err());
         assert!(unread.is_left());
         drop(watched(&unread, ""));

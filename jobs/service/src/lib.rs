@@ -1,4 +1,4 @@
-//! The batch-job service: a queue that survives crashes, workers, a REST API, a page, figures for Prometheus.
+//! The batch-job service: a queue that survives crashes, workers, a REST API, a web page, Prometheus metrics.
 //!
 //! ```text
 //!            ┌───────────── service process ──────────────┐
@@ -8,11 +8,13 @@
 //!                                     (one per running job)   (confined by the kernel)
 //! ```
 //!
-//! No data logic lives here: a worker runs the same pipeline as `stillhouse run`, which goes on by itself where an earlier
-//! attempt stopped. So the service may die at any moment: workers end with it, and its next start queues their jobs again.
+//! The service holds no data logic: a worker runs the same pipeline as `stillhouse run`, which resumes where an earlier
+//! attempt stopped. So the service may die at any moment: its workers end with it, and its next start queues their jobs
+//! again.
 //!
-//! Bounds: connections, streams, bodies, waiting jobs, log and events of a job by [`config::Limits`]; a worker's messages by a queue
-//! of 64, where they wait while the disk is full; a watcher that is slow reads what it missed from the store.
+//! Bounds: [`config::Limits`] bounds connections, streams, bodies, waiting jobs, and the log and events of a job. A
+//! queue of 64 holds a worker's messages, which wait there while the disk is full. A slow watcher reads the events that
+//! it missed from the store.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -61,30 +63,30 @@ use self::store::Store;
 pub struct Service {
     /// Its configuration.
     pub config: Config,
-    /// What outlives it.
+    /// The SQLite database with everything that survives a restart.
     pub store: Arc<Store>,
     /// The logs of jobs.
     pub logs: Logs,
-    /// The attempts that are going on.
+    /// The running attempts.
     pub running: Running,
-    /// Cancels that are not stored yet.
+    /// Cancels that the store does not hold yet.
     pub pending_cancels: PendingCancels,
     /// Wakes the scheduler.
     pub wake: Notify,
-    /// The program that workers are.
+    /// The executable that runs as a worker.
     pub program: PathBuf,
-    /// Figures; `None` in tests that count nothing.
+    /// Renders the Prometheus metrics; `None` in tests that record none.
     pub metrics: Option<PrometheusHandle>,
-    /// True from the moment when the service begins to stop.
+    /// True as soon as the service begins to stop.
     pub stopping: watch::Sender<bool>,
     _lock: File,
 }
 
 impl Service {
-    /// Opens the data folder of a configuration; asks nobody else and starts nothing.
+    /// Opens the data folder of a configuration. Makes no connections and starts nothing.
     ///
     /// # Errors
-    /// When the folder cannot be made or used, or another server uses it.
+    /// When the folder cannot be created or used, or another server uses it.
     pub fn open(config: Config, metrics: Option<PrometheusHandle>) -> Result<Arc<Self>, String> {
         let lock = lock(&config.data)?;
         let shown = config.data.display();
@@ -106,7 +108,7 @@ impl Service {
         }))
     }
 
-    /// Removes what workers of an earlier service left; they have ended, or write it no more.
+    /// Removes the scratch folders of an earlier service's workers, which have ended or no longer write there.
     pub async fn clear_scratch(&self) {
         let scratch = self.config.data.join(SCRATCH);
         match tokio::fs::remove_dir_all(&scratch).await {
@@ -115,7 +117,7 @@ impl Service {
         }
     }
 
-    /// A folder for a worker.
+    /// The path of a worker's scratch folder.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.config.data.join(SCRATCH).join(name)
     }
@@ -123,10 +125,10 @@ impl Service {
 
 const SCRATCH: &str = "scratch";
 
-/// Makes a data folder that nobody else may look into, if there is none.
+/// Creates the data folder if it does not exist, accessible to this user only.
 ///
 /// # Errors
-/// When it cannot be made.
+/// When it cannot be created.
 #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
 pub fn make_data_folder(path: &Path) -> Result<(), String> {
     let said = |e: io::Error| format!("cannot make the data folder {}: {e}", path.display());
@@ -153,7 +155,7 @@ fn lock(data: &Path) -> Result<File, String> {
     }
 }
 
-/// Ends when the flag is up, or nobody can raise it any more.
+/// Waits until the flag is true or its sender is dropped.
 pub async fn until(flag: &mut watch::Receiver<bool>) {
     let _ = flag.wait_for(|up| *up).await;
 }

@@ -1,11 +1,12 @@
-//! The log of each job: what its workers say on stderr, in two files of bounded size.
+//! The log of each job: the stderr of its workers, in two files of bounded size.
 //!
 //! ```text
 //!   logs/<id>.log.1   older lines       each line: time, attempt, text
-//!   logs/<id>.log     newer ones; becomes the older file when it is full
+//!   logs/<id>.log     newer lines; replaces the older file when it is full
 //! ```
 //!
-//! Reading blocks, and is for threads that may; what adds lines or removes files is `async` and waits elsewhere.
+//! Reading blocks and needs a thread that may block. Adding lines and removing files is `async` and blocks other
+//! threads only.
 
 #![allow(clippy::disallowed_methods, reason = "called through `blocking`, here or by who reads")]
 
@@ -18,14 +19,14 @@ use stillhouse_pipeline::storage::blocking;
 
 use super::model::{JobId, Time};
 
-/// Longest line that is kept whole.
+/// Longest line in bytes that is not split.
 pub const LONGEST_LINE: usize = 16 << 10;
 
-/// Where the logs are.
+/// The folder of the logs.
 #[derive(Debug, Clone)]
 pub struct Logs {
     folder: PathBuf,
-    /// Bytes of both files of a job.
+    /// Most bytes of both files of a job.
     most: u64,
 }
 
@@ -33,7 +34,7 @@ impl Logs {
     /// The logs of a data folder.
     ///
     /// # Errors
-    /// When the folder cannot be made.
+    /// When the folder cannot be created.
     pub fn new(data: &Path, most: u64) -> io::Result<Self> {
         let folder = data.join("logs");
         fs::create_dir_all(&folder)?;
@@ -48,7 +49,7 @@ impl Logs {
         self.folder.join(format!("{id}.log.1"))
     }
 
-    /// Opens a job's log for more lines.
+    /// Opens a job's log to add lines.
     ///
     /// # Errors
     /// When the file cannot be opened.
@@ -92,16 +93,17 @@ pub struct LogWriter {
     size: u64,
     most: u64,
     attempt: u32,
-    /// Lines that could not be written, since one could.
+    /// Lines lost since the last one that was written.
     lost: u64,
 }
 
 impl LogWriter {
-    /// Adds a line; gives the log back. Control characters are escaped: a line is one line, whatever a file's name or a document says.
+    /// Adds a line and returns the writer. Escapes control characters, so that no text can forge another line.
     ///
     /// # Errors
-    /// The inner one when it cannot be written; the first time. Once a line can be written again, one before it says how many are missing.
-    /// The outer one when the log is gone with the thread that wrote it.
+    /// The inner error: the line cannot be written; reported once per series of failures. The next line that can be
+    /// written is preceded by the number of lost ones. The outer error: the writing thread failed and the writer is
+    /// lost.
     pub async fn add(mut self, text: Vec<u8>, now: Time) -> io::Result<(Self, io::Result<()>)> {
         blocking(move || {
             let added = self.line(&text, now);
@@ -148,7 +150,7 @@ impl LogWriter {
             self.size = 0;
         }
         if let Err(e) = self.file.write_all(line.as_bytes()) {
-            // half a line would run into the next one
+            // remove a partial line, so that the next one begins a new line
             let _ = self.file.set_len(self.size);
             return Err(e);
         }
@@ -161,7 +163,7 @@ impl LogWriter {
 pub struct LogReader {
     newer: PathBuf,
     older: PathBuf,
-    /// The open file, and what it is in the file system.
+    /// The open file and its inode.
     at: Option<(File, u64)>,
     began: bool,
 }
@@ -169,7 +171,7 @@ pub struct LogReader {
 const PIECE: usize = 64 << 10;
 
 impl LogReader {
-    /// The next piece; empty when there is nothing more for now.
+    /// The next piece; empty if there is nothing more for now.
     ///
     /// # Errors
     /// When a file cannot be read.
@@ -185,10 +187,10 @@ impl LogReader {
             if n > 0 {
                 return Ok(piece);
             }
-            // at its end: is it still the one that grows?
+            // at the end of this file: is it still the newer one?
             match fs::metadata(&self.newer) {
                 Ok(now) if now.ino() != *inode => {
-                    // what came between that reading and the change of files
+                    // lines that were added between the last read and the rotation
                     let mut rest = vec![0; PIECE];
                     let n = file.read(&mut rest)?;
                     rest.truncate(n);
@@ -202,7 +204,7 @@ impl LogReader {
         }
     }
 
-    /// Leaves out all but so many of the last lines there are now.
+    /// Skips all but the last `lines` lines of the log as it is now.
     ///
     /// # Errors
     /// When a file cannot be read.
@@ -278,7 +280,7 @@ mod tests {
         assert_eq!(all(&mut reader), "1970-01-01T00:00:00.000Z attempt 2: first\\u{a}forged\\u{1b}[2J\n");
         for n in 0..200 {
             writer.line(format!("line {n}").as_bytes(), Time(0)).unwrap();
-            // a reader that follows sees every line, also when the files change places
+            // a reader that follows sees every line, even across a rotation
             let seen = all(&mut reader);
             assert!(seen.ends_with(&format!(": line {n}\n")) && seen.lines().count() == 1, "{n}: {seen:?}");
         }
@@ -305,7 +307,7 @@ mod tests {
         writer.line(b"first", Time(0)).unwrap();
         let whole = std::mem::replace(&mut writer.file, File::options().write(true).open("/dev/full").unwrap());
         assert!(writer.line(b"lost", Time(0)).is_err());
-        // told once
+        // an error is reported once
         writer.line(b"lost too", Time(0)).unwrap();
         writer.file = whole;
         writer.line(b"last", Time(0)).unwrap();

@@ -1,6 +1,6 @@
-//! Figures for Prometheus, at `/metrics`.
+//! Prometheus metrics, served at `/metrics`.
 //!
-//! | name | kind | of |
+//! | name | type | meaning |
 //! |---|---|---|
 //! | `stillhouse_jobs{state}` | gauge | jobs in each state |
 //! | `stillhouse_queue_length{kind}` | gauge | queued jobs by the kind of slot that they wait for |
@@ -8,17 +8,17 @@
 //! | `stillhouse_queue_wait_seconds` | histogram | from queued to running |
 //! | `stillhouse_attempt_seconds{outcome}` | histogram | from the start of a worker to its end |
 //! | `stillhouse_job_seconds{state}` | histogram | from the first start of a job to its final state |
-//! | `stillhouse_attempts_total{outcome}` | counter | attempts by how they ended |
+//! | `stillhouse_attempts_total{outcome}` | counter | attempts by outcome |
 //! | `stillhouse_documents_total`, `_text_bytes_total`, `_tokens_total`, `_sequences_total`, `_teacher_tokens_total` | counter | work done |
-//! | `stillhouse_tokens_per_second` | gauge | of all running jobs |
-//! | `stillhouse_stage_milliseconds_total{stage}`, `stillhouse_stage_rows_total{stage}` | counter | each stage's own work |
+//! | `stillhouse_tokens_per_second` | gauge | sum over all running jobs |
+//! | `stillhouse_stage_milliseconds_total{stage}`, `stillhouse_stage_rows_total{stage}` | counter | time and rows of each stage |
 //! | `stillhouse_splits_committed_total`, `stillhouse_shard_bytes_total`, `stillhouse_split_retries_total` | counter | splits |
-//! | `stillhouse_store_requests_total`, `stillhouse_store_retries_total` | counter | requests to object stores, those sent again |
+//! | `stillhouse_store_requests_total`, `stillhouse_store_retries_total` | counter | requests to object stores, and retries among them |
 //! | `stillhouse_http_requests_total{method,route,status}` | counter | requests to the service |
-//! | `stillhouse_http_seconds{route,status}` | histogram | until the head of an answer; `status` is its class, such as `2xx` |
+//! | `stillhouse_http_seconds{route,status}` | histogram | time to the head of an answer; `status` is its class, such as `2xx` |
 //! | `stillhouse_watchers` | gauge | live streams |
 //! | `stillhouse_data_folder_full` | gauge | 1 while the disk of the data folder is full |
-//! | `stillhouse_data_free_bytes` | gauge | what is free of the disk of the data folder |
+//! | `stillhouse_data_free_bytes` | gauge | free bytes on the disk of the data folder |
 
 use std::sync::Arc;
 
@@ -31,25 +31,25 @@ use super::model::Slot;
 use super::store::{Result, jobs};
 use super::{Service, process};
 
-/// Until the head of an answer.
+/// Seconds to the head of an answer.
 pub const HTTP: &str = "stillhouse_http_seconds";
-/// From queued to running.
+/// Seconds from queued to running.
 pub const QUEUE_WAIT: &str = "stillhouse_queue_wait_seconds";
-/// From the start of a worker to its end.
+/// Seconds from the start of a worker to its end.
 pub const ATTEMPT: &str = "stillhouse_attempt_seconds";
-/// From the first start of a job to its final state.
+/// Seconds from the first start of a job to its final state.
 pub const JOB: &str = "stillhouse_job_seconds";
 
-/// Upper bounds of what takes milliseconds, in seconds: a read of the store, a report by a worker.
+/// Bucket bounds in seconds for durations of milliseconds to seconds: a read of the store, a worker's report.
 const SHORT: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
-/// Upper bounds of what takes minutes or days, in seconds.
+/// Bucket bounds in seconds for durations of minutes to days.
 const LONG: [f64; 13] =
     [1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 7200.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 1_209_600.0];
 
-/// Begins to count in this process.
+/// Installs the metrics recorder of this process.
 ///
 /// # Errors
-/// When somebody counts already.
+/// When a recorder is already installed.
 pub fn install() -> Result<PrometheusHandle, String> {
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in [(HTTP, &SHORT[..]), (QUEUE_WAIT, &LONG), (ATTEMPT, &LONG), (JOB, &LONG)] {
@@ -97,7 +97,7 @@ pub fn install() -> Result<PrometheusHandle, String> {
     Ok(handle)
 }
 
-/// Adds what a job did since its last reading.
+/// Adds a job's progress since its last reading.
 pub fn count(last: &Progress, now: &Progress) {
     let more = |name: &'static str, last: u64, now: u64| counter!(name).increment(now.saturating_sub(last));
     more("stillhouse_documents_total", last.documents, now.documents);
@@ -117,7 +117,7 @@ pub fn count(last: &Progress, now: &Progress) {
     }
 }
 
-/// Sums up what was measured now and then, so that it does not pile up where nobody asks.
+/// Aggregates the recorded measurements periodically, so that they do not accumulate when nothing scrapes them.
 pub async fn upkeep(service: Arc<Service>) {
     let Some(handle) = service.metrics.clone() else { return };
     let mut ticks = tokio::time::interval(std::time::Duration::from_secs(5));
@@ -127,7 +127,7 @@ pub async fn upkeep(service: Arc<Service>) {
     }
 }
 
-/// The figures, with those that are looked up when they are asked for.
+/// Renders the metrics, including those that are computed on request.
 ///
 /// # Errors
 /// When the store fails.

@@ -1,4 +1,4 @@
-//! What the service keeps of a job, and the states that it goes through.
+//! The data that the service stores about a job, and the states of a job.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 use stillhouse_pipeline::events::{StageProgress, WentIn};
 use utoipa::ToSchema;
 
-/// Milliseconds since 1970, as SQLite keeps them; RFC 3339 in every answer.
+/// Milliseconds since the Unix epoch, as SQLite stores them; serialized as RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time(pub i64);
 
 impl Time {
-    /// The time now, by the clock of this machine.
+    /// The current time of this machine's clock.
     pub fn now() -> Self {
         Self(Utc::now().timestamp_millis())
     }
 
-    /// The time after a wait.
+    /// This time plus `wait`.
     pub fn after(self, wait: std::time::Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)))
     }
 
-    /// Seconds from an earlier time to this one.
+    /// Seconds from an earlier time to this one; 0 if `earlier` is later.
     pub fn seconds_since(self, earlier: Self) -> f64 {
         (self.0 - earlier.0).max(0) as f64 / 1e3
     }
@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// A job's id: 12 characters, easy to read out and to type.
+/// A job's id: 12 characters that are easy to read out and to type.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobId(String);
@@ -60,7 +60,7 @@ const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const ID_LENGTH: usize = 12;
 
 impl JobId {
-    /// A new one, of 60 random bits.
+    /// A new id of 60 random bits.
     pub fn new() -> Result<Self, getrandom::Error> {
         let mut bytes = [0; ID_LENGTH];
         getrandom::fill(&mut bytes)?;
@@ -95,9 +95,9 @@ impl fmt::Display for JobId {
 ///             ▼                                                          │
 ///   ┌──► queued ─────────────────────► running ──────────────────────────┴──► succeeded
 ///   │       │                           │    │ │
-///  wait     │                    cancel │    │ └─ the job is wrong, a limit, no attempts left ─► failed
-///   is      │ cancel                    ▼    │ crashed, or a failure that
-///  over     │                    cancelling  │ another attempt can mend          failed ─┐ retry
+/// backoff   │                    cancel │    │ └─ error in the job, limit hit, no attempt left ─► failed
+///   is      │ cancel                    ▼    │ crashed, or failed in a
+///  over     │                    cancelling  │ way that a retry can fix          failed ─┐ retry
 ///   │       ▼                           │    ▼                                cancelled ─┤
 ///   └────────────── retrying ◄──────────┼────┘                                           │
 ///           │           ▲               │                                                │
@@ -110,22 +110,22 @@ impl fmt::Display for JobId {
 pub enum JobState {
     /// Waits for a slot.
     Queued,
-    /// A worker is at it.
+    /// A worker runs it.
     Running,
-    /// Its worker was told to stop.
+    /// Its worker was asked to stop.
     Cancelling,
-    /// Waits for the time of the next attempt.
+    /// Waits for its next attempt.
     Retrying,
-    /// The data set is whole.
+    /// The data set is complete.
     Succeeded,
-    /// It will not be tried again by itself.
+    /// It failed for good; only a retry request starts it again.
     Failed,
-    /// Stopped on request; what is committed stays.
+    /// Stopped on request; committed splits stay.
     Cancelled,
 }
 
 impl JobState {
-    /// All states, in the order of a life.
+    /// All states, in the order of a job's life.
     pub const ALL: [Self; 7] =
         [Self::Queued, Self::Running, Self::Cancelling, Self::Retrying, Self::Succeeded, Self::Failed, Self::Cancelled];
 
@@ -142,12 +142,12 @@ impl JobState {
         }
     }
 
-    /// Whether nothing more happens unless somebody asks for it.
+    /// Whether the job stays in this state until a request changes it.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
     }
 
-    /// Whether the diagram has this arrow.
+    /// Whether the diagram has an arrow from this state to `next`.
     pub fn can_transition_to(self, next: Self) -> bool {
         use JobState as S;
         matches!(
@@ -175,14 +175,14 @@ impl fmt::Display for JobState {
     }
 }
 
-/// What a job takes up while it runs.
+/// The resource that a job occupies while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Slot {
     /// One of the CPU slots.
     Cpu,
-    /// A slot of any GPU.
+    /// One slot of any GPU.
     AnyGpu,
-    /// A slot of the GPU of this ordinal.
+    /// One slot of the GPU with this ordinal.
     Gpu(u32),
 }
 
@@ -209,42 +209,42 @@ impl FromStr for Slot {
     }
 }
 
-/// Kind of device that a job runs on.
+/// The kind of device that a job runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// The processor.
+    /// The CPU.
     Cpu,
     /// A GPU.
     Gpu,
 }
 
-/// What was wrong with an attempt.
+/// The cause of a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
-    /// The job: its file, its input, its teacher. The same again fails again.
+    /// The job: its file, input or teacher. A retry without changes fails again.
     Job,
-    /// The machine or a store: the worker crashed or was killed, a store did not answer.
+    /// The machine or an object store: the worker crashed or was killed, or a store did not answer.
     Machine,
-    /// A limit on time or on output.
+    /// A limit on time, output or memory.
     Limit,
 }
 
-/// One thing that is wrong with a job file.
+/// One problem of a job file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FieldProblem {
     /// Path of the field, such as `pack.length`; empty for the whole file.
     pub field: String,
-    /// What was got.
+    /// The invalid value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub got: Option<String>,
-    /// What is wrong and what is valid.
+    /// What is wrong, and what is valid.
     pub message: String,
-    /// Line of the job file where it stands, from 1.
+    /// Line of the field in the job file, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
-    /// Column of that line, in characters from 1.
+    /// Column in that line, in characters from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<u32>,
 }
@@ -267,23 +267,23 @@ impl From<&FieldProblem> for stillhouse_schemas::problems::Problem {
 /// Why a job failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Failure {
-    /// Whose fault it is.
+    /// The cause.
     pub kind: FailureKind,
-    /// In words.
+    /// The error message.
     pub message: String,
-    /// What is wrong with the job file, by field.
+    /// Problems of the job file, by field.
     #[serde(default)]
     pub problems: Vec<FieldProblem>,
 }
 
-/// Rows and time of one stage.
+/// Rows and time of one pipeline stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StageView {
     /// `read`, the name of an operator, or `write`.
     pub name: String,
-    /// Rows that it gave out.
+    /// Rows that the stage produced.
     pub rows: u64,
-    /// Seconds of its own work, summed over splits.
+    /// Seconds that the stage worked, summed over splits.
     pub seconds: f64,
 }
 
@@ -293,14 +293,14 @@ impl From<&StageProgress> for StageView {
     }
 }
 
-/// Counters of the attempt that runs, or of the last one.
+/// Progress of the current attempt, or of the last one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-// an earlier version of the service may have kept less
+// an earlier version of the service may have stored fewer fields
 #[serde(default)]
 pub struct ProgressView {
     /// Seconds since the attempt began to work.
     pub seconds: f64,
-    /// Splits committed, those of earlier attempts included.
+    /// Committed splits, including those of earlier attempts.
     pub splits_done: u64,
     /// Splits in the plan.
     pub splits: u64,
@@ -312,32 +312,32 @@ pub struct ProgressView {
     pub tokens: u64,
     /// Sequences packed.
     pub sequences: u64,
-    /// Tokens that the teacher has gone over.
+    /// Tokens that the teacher has processed.
     pub teacher_tokens: u64,
-    /// Seconds in the teacher's own pass, summed over splits at work.
+    /// Seconds in the teacher's forward pass, summed over concurrent splits.
     pub teacher_seconds: f64,
-    /// Seconds in log-probabilities, noise and top-k.
+    /// Seconds spent on log-probabilities, noise and top-k.
     pub extract_seconds: f64,
-    /// Devices with the teacher.
+    /// Devices that run the teacher.
     #[serde(default)]
     pub devices: u64,
-    /// Seconds in which devices had no batch, as no split was ready, summed over them.
+    /// Seconds that devices had no batch because no split was ready, summed over devices.
     #[serde(default)]
     pub device_idle_seconds: f64,
-    /// Seconds in which devices waited for the extraction of the logits that they had made, summed over them.
+    /// Seconds that devices waited for the extraction of logits that they had computed, summed over devices.
     #[serde(default)]
     pub device_blocked_seconds: f64,
-    /// Bytes of the committed shards, those of earlier attempts included.
+    /// Bytes of committed shards, including those of earlier attempts.
     pub bytes: u64,
-    /// Tokens per second over the last seconds: the teacher's where there is one.
+    /// Tokens per second over the last seconds: teacher tokens if the job has a teacher.
     pub tokens_per_second: f64,
-    /// Seconds left at this rate, where it can be told.
+    /// Estimated seconds left at this rate; null if there is no estimate.
     pub seconds_left: Option<f64>,
     /// The stages, in the order of the pipeline.
     pub stages: Vec<StageView>,
 }
 
-/// What a finished job made.
+/// The result of a succeeded job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ResultView {
     /// Packed sequences.
@@ -348,31 +348,31 @@ pub struct ResultView {
     pub bytes: u64,
     /// Seconds that the last attempt took.
     pub seconds: f64,
-    /// Whether the data set was complete before.
+    /// Whether the data set was already complete when the attempt began.
     pub already_done: bool,
     /// Documents read.
-    // an earlier version of the service has kept none of these
+    // an earlier version of the service stored none of these
     #[serde(default)]
     pub documents: u64,
-    /// Of those the ones that gave no token.
+    /// Documents that produced no token.
     #[serde(default)]
     pub empty_documents: u64,
-    /// Records skipped, by reason; they are not among the documents.
+    /// Skipped records by reason; `documents` does not count them.
     #[serde(default)]
     pub skipped: BTreeMap<String, u64>,
     /// Tokens of text, before packing.
     #[serde(default)]
     pub text_tokens: u64,
-    /// Of those the ones that packing dropped.
+    /// Tokens of text that packing dropped.
     #[serde(default)]
     pub dropped_tokens: u64,
 }
 
-/// Reasons for skipped records that are kept of what a worker tells.
+/// Most skip reasons of a worker's report that the service stores.
 const MOST_REASONS: usize = 100;
 
 impl ResultView {
-    /// The result of an attempt that ended well.
+    /// The result of a successful attempt.
     pub fn new([rows, tokens, bytes]: [u64; 3], seconds: f64, already_done: bool, went_in: WentIn) -> Self {
         let WentIn { documents, empty_documents, skipped, text_tokens, dropped_tokens } = went_in;
         let skipped = skipped.into_iter().take(MOST_REASONS).collect();
@@ -394,89 +394,89 @@ impl ResultView {
 /// A job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// Its id.
+    /// The id of the job.
     #[schema(value_type = String, pattern = "^[0-9a-hjkmnp-tv-z]{12}$", example = "k3v9x0m2t8qa")]
     pub id: JobId,
-    /// The name in its file.
+    /// The name in the job file.
     pub name: String,
-    /// Its state.
+    /// The state of the job.
     pub state: JobState,
-    /// Who submitted it.
+    /// The user who submitted it.
     pub user: String,
-    /// Jobs of higher priority go first.
+    /// Jobs of higher priority run first.
     #[schema(minimum = -100, maximum = 100)]
     pub priority: i32,
-    /// What it runs on.
+    /// The kind of device that it runs on.
     pub device: Device,
-    /// Which GPU it runs on now.
+    /// Ordinal of the GPU that it runs on now.
     pub gpu: Option<u32>,
-    /// When it was submitted.
+    /// Time of submission.
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Time,
-    /// When anything of it changed last.
+    /// Time of the last change to any field.
     #[schema(value_type = String, format = DateTime)]
     pub updated_at: Time,
-    /// When it began to run first.
+    /// Start of the first attempt.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub started_at: Option<Time>,
-    /// When it reached a final state.
+    /// Time at which it reached a final state.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub finished_at: Option<Time>,
-    /// While it is `retrying`: when it is queued again.
+    /// In state `retrying`: time at which it is queued again.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub not_before: Option<Time>,
-    /// How many queued jobs are before it by priority and time, itself included; told where one job is asked for.
+    /// Position in the queue by priority and time, from 1; only where a single job is requested.
     pub queue_position: Option<u64>,
-    /// How often it was started.
+    /// Number of started attempts.
     pub attempt: u32,
-    /// How many attempts failed or crashed since it was submitted or retried by hand.
+    /// Attempts that failed or crashed since the submission or the last retry request.
     pub failures: u32,
-    /// How many may.
+    /// Attempts that may fail or crash before the job fails.
     pub max_attempts: u32,
-    /// Longest that one attempt may take.
+    /// Longest duration of one attempt in seconds.
     pub time_limit_seconds: u64,
-    /// Most that its shards may take.
+    /// Largest total size of its shards in bytes.
     pub output_limit_bytes: u64,
-    /// Whether it may replace the data set of another job.
+    /// Whether the job may replace another job's data set at its output.
     pub overwrite: bool,
-    /// Whether it makes splits of the files alone that its input has grown by, beside those of its finished data set.
+    /// Whether the job only adds splits for new input files to its finished data set.
     #[serde(default)]
     #[schema(required = true)]
     pub append: bool,
-    /// Where the data set goes.
+    /// Path or URL of the data set.
     pub output: String,
-    /// Why it is in this state.
+    /// Why the job is in this state.
     pub reason: Option<String>,
-    /// What was wrong with its last attempt, if anything was.
+    /// The failure of the last attempt, if it failed.
     pub failure: Option<Failure>,
-    /// Architecture, parameters, arithmetic and device of its teacher.
+    /// Architecture, parameters, arithmetic and device of the teacher.
     pub teacher: Option<String>,
-    /// How far it is.
+    /// Progress of the current or last attempt.
     pub progress: Option<ProgressView>,
-    /// What it made.
+    /// The result of a succeeded job.
     pub result: Option<ResultView>,
 }
 
-/// Kinds of event.
+/// Kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventType {
-    /// `{from, to, reason}`: the job went from one state to another.
+    /// `{from, to, reason}`: the job changed its state.
     State,
-    /// `{what}`: the worker lists, scans or fetches.
+    /// `{what}`: the worker prepares the job, such as by listing, scanning or downloading files.
     Preparing,
-    /// `{message}`: something that the job allowed and its owner should know of.
+    /// `{message}`: a condition that the job allows but its owner should know.
     Warning,
-    /// `{name, output, splits, splits_done, bytes_done, input_bytes, teacher, job_hash}`: the plan is made.
+    /// `{name, output, splits, splits_done, bytes_done, input_bytes, teacher, job_hash}`: the plan is complete.
     Started,
-    /// `{split, dataset_split}`.
+    /// `{split, dataset_split}`: a split began.
     SplitStarted,
-    /// `{split, shard, rows, tokens, bytes}`.
+    /// `{split, shard, rows, tokens, bytes}`: a split was committed.
     SplitCommitted,
-    /// `{output, job_hash, rows, tokens, bytes, seconds, already_done, documents, empty_documents, skipped, text_tokens, dropped_tokens}`: the
-    /// data set is whole.
+    /// `{output, job_hash, rows, tokens, bytes, seconds, already_done, documents, empty_documents, skipped,
+    /// text_tokens, dropped_tokens}`: the data set is complete.
     Finished,
-    /// The job's `progress`; live only, without a number.
+    /// The job's `progress`; sent only live and without a number.
     Progress,
 }
 
@@ -514,23 +514,23 @@ impl FromStr for EventType {
     }
 }
 
-/// Something that happened to a job.
+/// An event of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EventView {
-    /// Its number in the service; absent for what is live only.
+    /// Number of the event, unique in the service; absent for live-only events.
     pub seq: Option<i64>,
-    /// Whose.
+    /// The id of the job.
     #[schema(value_type = String)]
     pub job: JobId,
-    /// When.
+    /// Time of the event.
     #[schema(value_type = String, format = DateTime)]
     pub time: Time,
-    /// In which attempt; 0 before the first.
+    /// Number of the attempt; 0 before the first.
     pub attempt: u32,
-    /// What.
+    /// The kind of event.
     #[serde(rename = "type")]
     pub kind: EventType,
-    /// More of it; see the type.
+    /// Fields of the event; see `type`.
     #[schema(value_type = Object)]
     pub data: serde_json::Value,
 }
@@ -538,12 +538,12 @@ pub struct EventView {
 /// A point of the rate plot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RatePoint {
-    /// When.
+    /// Time of the point.
     #[schema(value_type = String, format = DateTime)]
     pub time: Time,
-    /// Of which attempt.
+    /// Number of the attempt.
     pub attempt: u32,
-    /// Tokens per second since the point before.
+    /// Tokens per second since the previous point.
     pub tokens_per_second: f64,
     /// Tokens so far in this attempt.
     pub tokens: u64,
@@ -573,7 +573,7 @@ mod tests {
                 assert_eq!(from.can_transition_to(to), from != JobState::Succeeded && to == JobState::Retrying);
             }
         }
-        // every state can be left for a final one
+        // every other state leads to a final one
         for from in JobState::ALL.into_iter().filter(|s| !s.is_final()) {
             assert!(JobState::ALL.into_iter().any(|to| to.is_final() && from.can_transition_to(to)), "{from}");
         }

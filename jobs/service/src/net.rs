@@ -1,13 +1,14 @@
-//! Connections: accepted within limits, served until the service stops.
+//! Accepts connections within the limits and serves them until the service stops.
 //!
 //! ```text
-//!   accepted ─► an ordinary place, by address ─────────────► every request
-//!        └─ none is left ─► one of the places that are kept ─► health, readiness, figures, admin tokens; others hear 429
-//!                               └─ none is left ─► the oldest one from whom nothing of that has come gives way
+//!   accepted ─► ordinary slot, limited by address ─────────────► every request
+//!        └─ none left ─► reserved slot ─► health, readiness, metrics, admin tokens; all others get 429
+//!                               └─ none left ─► replaces the oldest reserved connection without such a request
 //! ```
 //!
-//! A client that sends nothing, or a byte now and then, loses its connection after `limits.header_seconds`; what is sent after an answer is
-//! thrown away for a while ([`drain_body`]). So neither streams nor requests nor silence, however many, keep out who looks after the service.
+//! A client that sends nothing, or a byte now and then, loses its connection after `limits.header_seconds`. Data that
+//! arrives after an answer is discarded for a while ([`drain_body`]). So streams, requests and idle connections,
+//! however many, never lock out administrators.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -36,13 +37,13 @@ use super::drain_body::{self, Unread};
 use super::proxies::Proxies;
 use super::{process, until};
 
-/// How long a client may take nothing of what is sent to it; a live stream is sent something every 15 seconds.
+/// How long a client may leave sent data unacknowledged; a live stream sends something every 15 seconds.
 const STUCK: Duration = Duration::from_secs(60);
 const HEAD_BYTES: usize = 64 << 10;
-/// Longest that answers may take once the service stops.
+/// Longest time for unfinished answers once the service stops.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Serves until `stopping` is true, then lets answers end that have begun.
+/// Serves until `stopping` is true, then lets running answers finish.
 pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut stopping: watch::Receiver<bool>) {
     let mut slots = ConnectionSlots::new(config);
     let limits = Arc::new(config.limits.clone());
@@ -56,7 +57,7 @@ pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut s
         let stream = match accepted {
             Ok(accepted) => accepted,
             Err(e) => {
-                // such as too many open files: others end meanwhile
+                // for example too many open files: other connections end meanwhile
                 tracing::warn!("a connection could not be accepted: {e}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -104,7 +105,7 @@ async fn connection(
         }
     };
     let served = async {
-        // one request for each place that is kept
+        // a reserved slot serves one request
         let keep_alive = gives_way.is_none();
         let more = requests(&mut stream, ends, router, keep_alive, &limits, stopping).await;
         if more {
@@ -120,7 +121,7 @@ async fn connection(
     }
 }
 
-/// Answers requests until the connection is over; says whether the client may still be sending what nobody reads.
+/// Answers requests until the connection ends. Returns whether the client may still send data that nothing reads.
 async fn requests(
     stream: &mut TcpStream,
     ends: Ends,
@@ -157,11 +158,11 @@ async fn requests(
     if let Err(e) = &ended {
         tracing::debug!(address = %peer.ip(), "a connection ended: {e}");
     }
-    // a head that is none is answered as well
+    // hyper also answers an invalid head
     unread.is_left() || ended.is_err_and(|e| e.is_parse())
 }
 
-/// What a connection takes up.
+/// The slot that a connection occupies.
 enum ConnectionSlot {
     Ordinary { _permit: OwnedSemaphorePermit, _of_address: Option<Address> },
     Kept(Guest),
@@ -175,7 +176,7 @@ struct ConnectionSlots {
     warned: Option<Instant>,
 }
 
-/// How often it is told that an address has more connections than it may.
+/// Shortest interval between two warnings about too many connections of an address.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
 impl ConnectionSlots {
@@ -190,7 +191,7 @@ impl ConnectionSlots {
         }
     }
 
-    /// A place for a connection; `None` when even those that are kept are all at work.
+    /// A slot for a connection; `None` when all reserved slots serve privileged requests.
     fn enter(&mut self, peer: std::net::IpAddr) -> Option<ConnectionSlot> {
         let peer = peer.to_canonical();
         // the clients of a proxy are counted by request
@@ -212,7 +213,7 @@ impl ConnectionSlots {
     }
 }
 
-/// The places that are kept, in the order in which they were taken.
+/// The reserved slots, in the order in which they were taken.
 struct Kept {
     guests: Arc<Mutex<VecDeque<Seat>>>,
     next: u64,
@@ -225,11 +226,11 @@ struct Seat {
     gives_way: Arc<Notify>,
 }
 
-/// Who has one of them.
+/// The holder of a reserved slot.
 struct Guest {
     number: u64,
     guests: Arc<Mutex<VecDeque<Seat>>>,
-    /// Whether it asks for what these places are kept for.
+    /// Whether its request is one that the reserved slots are for.
     welcome: Arc<AtomicBool>,
     gives_way: Arc<Notify>,
 }
@@ -276,12 +277,12 @@ mod tests {
         let (one, two) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         let ordinary: Vec<_> = [one, one, two].map(|address| slots.enter(address)).into();
         assert!(ordinary.iter().all(|slot| is_kept(slot) == Some(false)));
-        // one is over its own limit, two over that of all
+        // address `one` exceeds its own limit, `two` the limit of all connections
         let first = slots.enter(one);
         let second = slots.enter(two);
         assert_eq!((is_kept(&first), is_kept(&second)), (Some(true), Some(true)));
         let (Some(ConnectionSlot::Kept(first)), Some(ConnectionSlot::Kept(second))) = (first, second) else { panic!() };
-        // the first asks for something that they are kept for, so the second gives way
+        // the first sends a privileged request, so a third connection replaces the second
         first.welcome.store(true, Ordering::Relaxed);
         let third = slots.enter(one);
         second.gives_way.notified().await;
@@ -292,7 +293,7 @@ mod tests {
         drop((first, second, third));
         assert!(lock(&slots.kept.guests).is_empty());
         drop(ordinary);
-        // all clients of a proxy come from its address
+        // all clients of a proxy share its address
         let many: Vec<_> = (0..3).map(|_| slots.enter("10.0.0.1".parse().unwrap())).collect();
         assert!(many.iter().all(|slot| is_kept(slot) == Some(false)));
     }

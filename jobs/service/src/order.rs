@@ -1,13 +1,13 @@
-//! What the service tells a worker, and what a worker tells back.
+//! The messages between the service and a worker process.
 //!
 //! ```text
-//!   service ──stdin──► one line: Order, then nothing; closed when the service dies ──► the worker ends at once
+//!   service ──stdin──► one line: Order; stays open and closes when the service dies ──► the worker ends at once
 //!           ◄─stdout── one Message per line
 //!           ◄─stderr── the job's log
 //! ```
 //!
-//! A worker is a process of its own: what goes wrong in a job (a crash in a decoder, no memory, a teacher that hangs) is the
-//! job's alone, a job is stopped by stopping its process, and what a job may touch is confined by the kernel.
+//! A worker is a separate process. A fault in a job (a crash in a decoder, no memory, a teacher that hangs) affects
+//! only that job. To stop a job is to stop its process, and the kernel confines what it may access.
 
 use std::path::PathBuf;
 
@@ -23,25 +23,25 @@ use stillhouse_schemas::spec::EngineKind;
 
 use super::model::FieldProblem;
 
-/// What a worker exits with when it was told to stop, or its service is gone.
+/// Exit code of a worker that was asked to stop or whose service is gone.
 pub const STOPPED: i32 = 75;
 
-/// What a worker is to do.
+/// What a worker has to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Order {
     /// The work.
     pub work: Work,
-    /// What it may touch.
+    /// What the worker may access.
     pub access: Access,
-    /// The scheduler of the cluster that jobs run on that do not say what kind of engine runs them.
+    /// The scheduler of the cluster that runs jobs without `engine.kind`.
     pub scheduler: Option<String>,
-    /// A folder for what it needs while it works.
+    /// A folder for temporary files.
     pub scratch: PathBuf,
     /// Threads to compute with.
     pub threads: usize,
-    /// Whether to work where the kernel cannot confine it.
+    /// Whether to run even if the kernel cannot confine the worker.
     pub allow_unconfined: bool,
-    /// Most bytes of address space.
+    /// Limit of the address space in bytes.
     pub memory_bytes: Option<u64>,
 }
 
@@ -53,53 +53,54 @@ pub enum Work {
     Run {
         /// The job file.
         file: String,
-        /// What its relative paths are relative to.
+        /// Base folder of the job file's relative paths.
         folder: PathBuf,
-        /// Whether it may replace another job's data set.
+        /// Whether the job may replace another job's data set.
         overwrite: bool,
-        /// Whether it makes splits of the files alone that the input has grown by.
+        /// Whether to make splits only for new input files.
         append: bool,
     },
-    /// Looks at the data set of a job.
+    /// Makes a report of a job's data set.
     Report {
-        /// The job file: it says where, and how its store is reached.
+        /// The job file: it names the output and the settings of its store.
         file: String,
-        /// What its relative paths are relative to.
+        /// Base folder of the job file's relative paths.
         folder: PathBuf,
-        /// The job's hash, as its worker told it: another job may have its data set there by now.
+        /// The job's hash from its worker: the output may hold another job's data set by now.
         job_hash: Option<String>,
         /// The row to decode.
         row: u64,
     },
-    /// Looks whether the data set is whole, and this job's: the answer is what the worker tells at its end, or null.
+    /// Checks whether the data set is complete and belongs to this job. The answer is the final event of the job's
+    /// worker, or null.
     Finished {
-        /// As for a report.
+        /// The job file.
         file: String,
-        /// As for a report.
+        /// Base folder of the job file's relative paths.
         folder: PathBuf,
-        /// The job's hash, as its worker told it.
+        /// The job's hash from its worker.
         job_hash: String,
     },
     /// Reads the manifest of the data set of a job.
     Manifest {
-        /// As for a report.
+        /// The job file.
         file: String,
-        /// As for a report.
+        /// Base folder of the job file's relative paths.
         folder: PathBuf,
-        /// As for a report.
+        /// The job's hash from its worker.
         job_hash: Option<String>,
     },
 }
 
 impl Work {
-    /// Whether the work is done on a cluster, whose token it needs then.
+    /// Whether the work runs on a cluster and so needs the cluster's token.
     pub fn asks_a_cluster(&self, scheduler: Option<&str>) -> bool {
         let Self::Run { file, .. } = self else { return false };
         let sent = sent(job_format().parse(file), scheduler);
         sent.spec.is_some_and(|spec| spec.engine.kind == EngineKind::Ballista)
     }
 
-    /// Whether the job names an object store, whose credentials it needs then.
+    /// Whether the job names an object store and so needs the credentials of stores.
     pub fn asks_stores(&self) -> bool {
         let (Self::Run { file, .. }
         | Self::Report { file, .. }
@@ -112,7 +113,7 @@ impl Work {
     }
 }
 
-/// Sends a job to the service's cluster, if there is one and the job does not say what kind of engine runs it.
+/// Sets the engine to the service's cluster, if there is one and the job file has no `engine.kind`.
 pub fn sent(mut parsed: Parsed, scheduler: Option<&str>) -> Parsed {
     let says = parsed.says("engine.kind");
     if let (Some(spec), Some(scheduler), false) = (&mut parsed.spec, scheduler, says) {
@@ -121,23 +122,23 @@ pub fn sent(mut parsed: Parsed, scheduler: Option<&str>) -> Parsed {
     parsed
 }
 
-/// What a worker says.
+/// A message of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Message {
-    /// The job goes on.
+    /// An event of the job.
     Event(Event),
     /// The answer to a report or manifest.
     Answer(Value),
-    /// The data set that is asked about is another job's by now.
+    /// The output holds another job's data set by now.
     OtherDataSet,
     /// The work failed.
     Failed {
-        /// Kind of error, as the pipeline names it.
+        /// The error kind's name in the pipeline.
         kind: String,
-        /// In words.
+        /// The error message.
         message: String,
-        /// What is wrong with the job file.
+        /// Problems of the job file.
         problems: Vec<FieldProblem>,
         /// Whether another attempt can help.
         retryable: bool,

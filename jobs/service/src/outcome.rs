@@ -1,4 +1,4 @@
-//! How an attempt ended, and what that makes of its job.
+//! How an attempt ended, and the next state of its job.
 
 use std::time::Duration;
 
@@ -9,26 +9,26 @@ use super::store::jobs::Task;
 /// How an attempt ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The data set is whole.
+    /// The data set is complete.
     Succeeded,
-    /// The worker said why not.
+    /// The worker reported an error.
     Failed { message: String, problems: Vec<FieldProblem>, retryable: bool },
-    /// Another run works on its output, whoever began that: by another path perhaps, or beside the service.
+    /// Another run holds the job's output. That run may use another path to it, or run outside the service.
     Waits(String),
-    /// The worker said nothing.
+    /// The worker ended without a report.
     Crashed(String),
-    /// It was stopped by a limit on time or output.
+    /// A limit on time, output or memory stopped the attempt.
     OverLimit(String),
-    /// Somebody cancelled the job.
+    /// A user cancelled the job.
     Cancelled,
-    /// It was stopped with the service, or by the machine.
+    /// The service or the machine stopped the attempt.
     Interrupted,
 }
 
 /// The next state of a job.
 pub struct Next {
     pub state: JobState,
-    /// The outcome's name.
+    /// The name of the outcome.
     pub outcome: &'static str,
     pub reason: Option<String>,
     pub failure: Option<Failure>,
@@ -36,7 +36,8 @@ pub struct Next {
 }
 
 impl Outcome {
-    /// A worker that could not allocate memory: another attempt would need as much, and have the same limit.
+    /// The outcome of a worker that could not allocate memory. Under a configured limit a retry would fail again;
+    /// without one the machine had none left.
     pub fn out_of_memory(limit_gigabytes: Option<u32>) -> Self {
         match limit_gigabytes {
             Some(limit) => Self::OverLimit(format!(
@@ -47,13 +48,13 @@ impl Outcome {
         }
     }
 
-    /// A worker that took longer than its job may.
+    /// The outcome of a worker that exceeded its job's time limit.
     pub fn over_time_limit(limit: Duration) -> Self {
         let hours = limit.as_secs_f64() / 3600.0;
         Self::OverLimit(format!("took longer than its time limit of {} s ({hours:.1} h)", limit.as_secs()))
     }
 
-    /// For figures and the record of the attempt.
+    /// The name in metrics and in the stored attempt.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",
@@ -66,7 +67,7 @@ impl Outcome {
         }
     }
 
-    /// What becomes of the job; `stopping`: whether the service is.
+    /// The job's next state. `stopping`: whether the service stops.
     pub fn next(&self, task: &Task, retry: &Retry, stopping: bool) -> Next {
         let failure = |kind, message: &str, problems: &[FieldProblem]| Failure {
             kind,

@@ -1,13 +1,13 @@
-//! Cancels that the database has no room for yet.
+//! Cancels that the store cannot write yet because the disk is full.
 //!
 //! ```text
 //!   cancel ─► stored ─────────────────────────────► the worker is stopped
-//!          └► no room ─► pending, worker is stopped ─► stored when there is room, before any job starts or ends
+//!          └► disk full ─► pending, the worker is stopped ─► stored once there is space, before any job starts or ends
 //! ```
 //!
-//! The job that is cancelled may be the one that fills the disk, so a cancel stops its worker without waiting for room. The API shows a pending
-//! cancel as the state of the job. If the service ends before there is room, even in the reserve, the cancel is lost: the next start finds the job as
-//! it was.
+//! The job to cancel may be the one that fills the disk, so a cancel stops its worker without waiting for disk space.
+//! The API shows a pending cancel as the state of the job. If the service ends before there is space, even in the
+//! reserve, the cancel is lost: the next start finds the job unchanged.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use super::runner::Stop;
 use super::store::jobs;
 use super::store::{Result, StoreError};
 
-/// Pending cancels by job; at most one for each job that is not over.
+/// Pending cancels by job; at most one per unfinished job.
 #[derive(Debug, Default)]
 pub struct PendingCancels(Mutex<HashMap<JobId, Cancel>>);
 
@@ -44,10 +44,10 @@ impl PendingCancels {
     }
 }
 
-/// Cancels a job that is not over; returns the job as it is then.
+/// Cancels an unfinished job; returns the job afterwards.
 ///
 /// # Errors
-/// [`StoreError::NoJob`], [`StoreError::WrongState`]; never for want of room.
+/// [`StoreError::NoJob`], [`StoreError::WrongState`]; a full disk is never an error.
 pub async fn cancel(service: &Service, id: JobId, by: String) -> Result<Job> {
     let cancel = Cancel { by, at: Time::now() };
     let mut stored = store(service, id.clone(), cancel.clone()).await;
@@ -62,7 +62,7 @@ pub async fn cancel(service: &Service, id: JobId, by: String) -> Result<Job> {
     if job.state.is_final() {
         return Err(StoreError::WrongState { state: job.state, valid: jobs::CANCELLABLE });
     }
-    // as where there is room, the first cancel counts
+    // the first cancel counts, as it does with space on the disk
     service.pending_cancels.lock().entry(id).or_insert(cancel);
     service.running.stop(&job.id, job.attempt, Stop::Cancel);
     service.wake.notify_one();
@@ -73,7 +73,7 @@ pub async fn cancel(service: &Service, id: JobId, by: String) -> Result<Job> {
 /// Stores all pending cancels.
 ///
 /// # Errors
-/// Of the store; the cancels that are not stored stay pending.
+/// The store's errors; cancels that are not stored stay pending.
 pub async fn store_pending(service: &Service) -> Result<()> {
     let pending: Vec<JobId> = service.pending_cancels.lock().keys().cloned().collect();
     for id in pending {
@@ -85,11 +85,11 @@ pub async fn store_pending(service: &Service) -> Result<()> {
 /// Stores the pending cancel of one job, if there is one.
 ///
 /// # Errors
-/// As there.
+/// The store's errors; the cancel stays pending.
 pub async fn store_pending_of(service: &Service, id: &JobId) -> Result<()> {
     let Some(cancel) = service.pending_cancels.lock().get(id).cloned() else { return Ok(()) };
     match store(service, id.clone(), cancel).await {
-        // the job is over or deleted meanwhile
+        // the job has ended or was deleted meanwhile
         Ok(_) | Err(StoreError::WrongState { .. } | StoreError::NoJob(_)) => {
             service.pending_cancels.lock().remove(id);
             Ok(())

@@ -1,4 +1,4 @@
-//! The few things of processes that the standard library leaves out.
+//! Process functions that the standard library lacks.
 
 use std::ffi::CString;
 use std::io;
@@ -7,20 +7,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// SIGTERM: asks for an end.
+/// SIGTERM: asks a process to end.
 pub const TERMINATE: i32 = libc::SIGTERM;
-/// SIGKILL: ends.
+/// SIGKILL: ends a process.
 pub const KILL: i32 = libc::SIGKILL;
 
-/// Sends a signal to a process group. That the group is gone already is no error.
+/// Sends a signal to a process group. A group that no longer exists is not an error.
 ///
 /// # Errors
-/// When it is another user's.
+/// When the group belongs to another user.
 pub fn signal_group(leader: i32, signal: i32) -> io::Result<()> {
     if leader <= 1 {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{leader} leads no group of ours")));
     }
-    // SAFETY: a plain system call without memory of ours.
+    // SAFETY: a system call that touches no memory of ours.
     match unsafe { libc::kill(-leader, signal) } {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {
@@ -30,12 +30,12 @@ pub fn signal_group(leader: i32, signal: i32) -> io::Result<()> {
     }
 }
 
-/// When the kernel says that a process began, in ticks since the machine did; `None` where there is no such process, or only
-/// what is left of it. With the number it names a process that number alone does not: numbers are given out again.
+/// The kernel's start time of a process, in ticks since boot; `None` if the process does not exist or is a zombie.
+/// Together with the process id it identifies a process: the kernel reuses ids alone.
 #[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory")]
 pub fn began(process: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // the name may hold anything, brackets and spaces too
+    // the name may contain any character, including brackets and spaces
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     if matches!(state, "Z" | "X") {
@@ -44,13 +44,13 @@ pub fn began(process: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Raises the number of files that this process may have open as far as the system lets it; gives that number.
+/// Raises this process's limit of open files to the maximum that the system allows; returns the new limit.
 ///
 /// # Errors
-/// When the system does not say.
+/// When the system call fails.
 pub fn raise_open_files() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the struct lives through the calls, of which the first only writes and the second only reads it.
+    // SAFETY: the struct lives through the calls; the first only writes it and the second only reads it.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
             return Err(io::Error::last_os_error());
@@ -63,14 +63,14 @@ pub fn raise_open_files() -> io::Result<u64> {
     Ok(limit.rlim_cur)
 }
 
-/// Has the kernel close a connection whose other end takes nothing for so long.
+/// Makes the kernel close a connection whose peer acknowledges no data for `patience` (`TCP_USER_TIMEOUT`).
 ///
 /// # Errors
 /// When the system refuses.
 pub fn close_when_stuck(connection: &impl AsRawFd, patience: Duration) -> io::Result<()> {
     let milliseconds = libc::c_uint::try_from(patience.as_millis()).unwrap_or(libc::c_uint::MAX);
     let length = size_of_val(&milliseconds) as libc::socklen_t;
-    // SAFETY: the descriptor is open while its owner is borrowed, and the number lives through the call, which only reads it.
+    // SAFETY: the borrow keeps the descriptor open; the number lives through the call, which only reads it.
     let set = unsafe {
         libc::setsockopt(
             connection.as_raw_fd(),
@@ -83,14 +83,15 @@ pub fn close_when_stuck(connection: &impl AsRawFd, patience: Duration) -> io::Re
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Bytes that this user may still write on the disk that a path is on. It waits for that disk.
+/// Bytes that this user may still write on the disk of a path. Blocks on that disk.
 ///
 /// # Errors
-/// When the system does not say.
+/// When the system call fails.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut found = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: the path and the struct live through the call, which reads the one and writes the other; all zeros are a valid struct.
+    // SAFETY: the path and the struct live through the call, which reads the path and writes the struct; all zeros are
+    // a valid struct.
     let found = unsafe {
         if libc::statvfs(path.as_ptr(), found.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error());
@@ -100,13 +101,13 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Has a file that may not grow any more be an error of the write, not the end of this process (SIGXFSZ).
+/// Turns a write beyond the file size limit into an error instead of a signal that ends the process (SIGXFSZ).
 pub fn survive_file_limits() {
     // SAFETY: ignoring a signal runs no code of ours.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Whether this user may make files in a folder.
+/// Succeeds if this user may create files in a folder.
 pub fn may_write_in(folder: &Path) -> io::Result<()> {
     let folder = CString::new(folder.as_os_str().as_bytes())?;
     // SAFETY: the path lives through the call, which only reads it.
@@ -131,11 +132,11 @@ mod tests {
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let closed = folder.path().join("closed");
         std::fs::DirBuilder::new().mode(0o555).create(&closed).unwrap();
-        // root may write anywhere; this process is this test's own
-        // SAFETY: a plain system call without memory of ours.
+        // root may write anywhere; nextest runs each test in its own process
+        // SAFETY: a system call that touches no memory of ours.
         unsafe { libc::seteuid(65534) };
         assert_eq!(may_write_in(&closed).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        // SAFETY: as above; where this process was never root it fails, and nothing is changed.
+        // SAFETY: as above; it fails without effect if this process never was root.
         unsafe { libc::seteuid(0) };
     }
 

@@ -1,11 +1,12 @@
-//! For whom a proxy asks: the address of the client, from a proxy that the configuration trusts.
+//! Finds the client's address in the header of a trusted proxy.
 //!
 //! ```text
 //!   client 192.0.2.7 ─► 10.0.0.2 ─► 10.0.0.1 ─► service       trusted_proxies: [10.0.0.0/8]
-//!   X-Forwarded-For: 6.6.6.6, 192.0.2.7, 10.0.0.2             read from the right, past those that are trusted: 192.0.2.7
+//!   X-Forwarded-For: 6.6.6.6, 192.0.2.7, 10.0.0.2             read from the right, past the trusted ones: 192.0.2.7
 //! ```
 //!
-//! What the client wrote itself stands on the left, so it is never reached. Of anybody else the header means nothing.
+//! Entries that the client wrote itself are on the left, so they are never reached. The header of any other peer is
+//! ignored.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,32 +15,33 @@ use ipnet::IpNet;
 
 use super::config::{Config, ProxyHeader};
 
-/// The proxies that are trusted.
+/// The trusted proxies.
 #[derive(Debug, Clone)]
 pub struct Proxies {
     trusted: Vec<IpNet>,
     header: ProxyHeader,
 }
 
-/// A network, or an address as a network of one.
+/// Parses a network, or an address as a network of one.
 pub fn network(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 impl Proxies {
-    /// Those of a configuration that has no problems.
+    /// The proxies of a valid configuration.
     pub fn of(config: &Config) -> Self {
         let trusted = config.trusted_proxies.iter().filter_map(|text| network(text)).collect();
         Self { trusted, header: config.proxy_header }
     }
 
-    /// Whether this one may say for whom it asks.
+    /// Whether this address may name the client that it forwards for.
     pub fn trusts(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.trusted.iter().any(|network| network.contains(&address))
     }
 
-    /// The client's address: the nearest one that is no trusted proxy. Where a proxy says nothing that can be read, its own.
+    /// The client's address: the nearest one that is not a trusted proxy. If a trusted proxy names no valid address,
+    /// the proxy's own.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut nearest = peer.to_canonical();
         let name = match self.header {
@@ -47,7 +49,7 @@ impl Proxies {
             ProxyHeader::Forwarded => "forwarded",
         };
         let lines: Vec<_> = headers.get_all(name).iter().collect();
-        // several lines are one list
+        // several header lines form one list
         for line in lines.into_iter().rev() {
             let Ok(text) = line.to_str() else { return nearest };
             for entry in text.rsplit(',') {
@@ -99,7 +101,7 @@ mod tests {
     fn the_client_is_the_nearest_that_is_not_trusted() {
         const X: &str = "x-forwarded-for";
         for (expected, peer, lines) in [
-            // nobody who is trusted: what the header says is anybody's word
+            // the peer is not trusted: the header may be forged
             ("192.0.2.1", "192.0.2.1", &[(X, "6.6.6.6")][..]),
             ("192.0.2.1", "::ffff:192.0.2.1", &[(X, "6.6.6.6")]),
             ("10.0.0.1", "10.0.0.1", &[]),
@@ -112,13 +114,13 @@ mod tests {
             ("2001:db8::7", "fd00::1", &[(X, "6.6.6.6, [2001:db8::7]")]),
             ("fd00::2", "fd00::1", &[(X, "6.6.6.6, fd00::2")]),
             ("192.0.2.7", "10.0.0.1", &[(X, "::ffff:192.0.2.7")]),
-            // all of them are trusted: the first
+            // all entries are trusted: the leftmost one
             ("10.0.0.9", "10.0.0.1", &[(X, "10.0.0.9, 10.0.0.2")]),
-            // nothing is read past what makes no sense
+            // an invalid entry ends the search
             ("10.0.0.2", "10.0.0.1", &[(X, "6.6.6.6, unknown, 10.0.0.2")]),
             ("10.0.0.1", "10.0.0.1", &[(X, "6.6.6.6, ")]),
             ("10.0.0.1", "10.0.0.1", &[(X, "")]),
-            // the other header is not the proxy's
+            // the proxy does not set the other header
             ("10.0.0.1", "10.0.0.1", &[("forwarded", "for=6.6.6.6")]),
         ] {
             assert_eq!(client(ProxyHeader::XForwardedFor, peer, lines), expected, "{peer} {lines:?}");
@@ -128,7 +130,7 @@ mod tests {
             ("192.0.2.7", &[(F, "for=6.6.6.6, for=192.0.2.7;proto=https;by=10.0.0.1")][..]),
             ("2001:db8::7", &[(F, "proto=https; For=\"[2001:db8::7]:4711\"")]),
             ("192.0.2.7", &[(F, "for=192.0.2.7"), (F, "for=10.0.0.2")]),
-            // a quote that the client left open swallows nothing
+            // a quote that the client left open hides no later entry
             ("192.0.2.7", &[(F, "for=\"6.6.6.6, for=192.0.2.7")]),
             ("10.0.0.1", &[(F, "for=6.6.6.6, for=_hidden")]),
             ("10.0.0.1", &[(F, "proto=https")]),

@@ -4,11 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use super::model::{RatePoint, Time};
 
-/// Points that are kept; twice as many as a plot of a few hundred pixels can show.
+/// Most points to store; twice as many as a plot of a few hundred pixels can show.
 pub const POINTS: usize = 600;
 const FIRST_GAP_MILLISECONDS: i64 = 1000;
 
-/// Points over the attempts of a job. When there are too many, every second one goes and the gap between new ones doubles.
+/// Points over all attempts of a job. When there are too many, every second one is dropped and the gap between new ones
+/// doubles.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Rates {
     gap: i64,
@@ -26,7 +27,7 @@ impl Rates {
         self.points
     }
 
-    /// Takes a reading; keeps it if the last one is long enough ago.
+    /// Adds a reading, if the last point is at least one gap older.
     pub fn read(&mut self, time: Time, attempt: u32, tokens: u64, splits_done: u64) {
         let last = self.points.last().filter(|p| p.attempt == attempt);
         if last.is_some_and(|p| time.0 - p.time.0 < self.gap) {
@@ -40,7 +41,7 @@ impl Rates {
         }
     }
 
-    /// Merges each two points of one attempt: tokens are a count, so the later point stands for both.
+    /// Merges each pair of points of one attempt. Tokens are cumulative, so the later point represents both.
     fn thin(&mut self) {
         self.gap *= 2;
         let mut kept: Vec<RatePoint> = Vec::with_capacity(POINTS);
@@ -109,7 +110,7 @@ mod tests {
         for tick in 1..400 {
             speed.read(f64::from(tick) * 0.25, 1000 * tick as u64);
         }
-        // it stopped
+        // no more tokens arrive
         let mut last = f64::NAN;
         for tick in 400..500 {
             last = speed.read(f64::from(tick) * 0.25, 399_000);

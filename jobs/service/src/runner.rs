@@ -1,4 +1,4 @@
-//! One attempt at a job: from the start of its worker to its next state.
+//! One attempt at a job: from the start of its worker to the job's next state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,28 +23,28 @@ use super::worker::{Exit, FromWorker, Start, Worker, says_no_memory};
 use super::{Service, ask, bounds, metrics as figures, pending_cancels};
 use stillhouse_pipeline::progress_estimate::{Estimator, Start as EstimatorStart};
 
-/// Why a worker is stopped.
+/// Why a worker has to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// Nobody asks.
+    /// It does not have to.
     No,
-    /// Somebody cancelled the job.
+    /// A user cancelled the job.
     Cancel,
     /// The service stops.
     Shutdown,
 }
 
 const REPORT_EVERY: Duration = Duration::from_millis(500);
-/// Seconds that something a worker left behind may hold its pipes and say nothing, and in all.
+/// Seconds to wait, after a worker has ended, for child processes that hold its pipes: without output, and in total.
 const LINGER: u32 = 5;
 const LINGER_AT_ALL: u32 = 120;
-/// Before what the disk had no room for is stored again.
+/// Interval between two tries to store what the full disk refused.
 const AGAIN: Duration = Duration::from_secs(1);
-/// What a process of Rust ends with that panicked.
+/// Exit code of a Rust process that panicked.
 const PANICKED: i32 = 101;
 const KEEP: Duration = Duration::from_secs(5);
 
-/// Makes the attempt and gives the job its next state.
+/// Runs the attempt and stores the job's next state.
 pub async fn attempt(service: Arc<Service>, task: Task, gpu: Option<u32>, stop: watch::Receiver<Stop>) {
     let id = task.whose.id.clone();
     let mut attempt = Attempt::new(Arc::clone(&service), task, gpu, stop);
@@ -55,9 +55,9 @@ pub async fn attempt(service: Arc<Service>, task: Task, gpu: Option<u32>, stop: 
     };
     tracing::info!(job = %id, attempt = attempt.task.whose.attempt, outcome = ?outcome, "attempt ended");
     histogram!(figures::ATTEMPT, "outcome" => outcome.name()).record(began.elapsed().as_secs_f64());
-    // the state must reach the store: without it the job would be neither here nor there
+    // the loop must store the state, or the job would stay running without a worker
     while let Err(e) = attempt.close(&outcome).await {
-        // of a full disk the store has told
+        // the store has already logged a full disk
         if !matches!(e, StoreError::NoRoom(_)) {
             tracing::error!(job = %id, "cannot store how an attempt ended: {e}");
         }
@@ -89,12 +89,12 @@ struct Attempt {
     /// Whether the worker's log says that an allocation failed.
     lacked_memory: bool,
     plan: Option<Plan>,
-    /// Events that the disk had no room for, oldest first. While there are any nothing more is taken from the worker, so they stay few: it
-    /// waits once the pipe between us is full.
+    /// Events that the full disk refused, oldest first. Until they are stored, nothing more is read from the worker, so
+    /// they stay few: the worker blocks once its pipe is full.
     waiting: VecDeque<Waiting>,
 }
 
-/// What the worker told of its plan.
+/// The plan that the worker reported.
 struct Plan {
     job_hash: String,
     splits: u64,
@@ -142,7 +142,7 @@ impl Attempt {
             Ok(log) => self.log = Some(log),
             Err(e) => tracing::error!(job = %id, "cannot write its log: {e}"),
         }
-        // cancelled before anybody could stop this
+        // the job may have been cancelled before its attempt could be stopped
         let (own, store) = (id.clone(), Arc::clone(&self.service.store));
         let state = store.read(move |c| jobs::get(c, &own)).await.map_err(|e| e.to_string())?.state;
         if state == JobState::Cancelling {
@@ -157,7 +157,7 @@ impl Attempt {
         let (attempt, (process, began)) = (self.task.whose.attempt, worker.process());
         let mut stop = self.stop.clone();
         while let Err(e) = self.note(process, began).await {
-            // where only room is wanting, it is waited for: the job has done nothing wrong
+            // a full disk is not the job's fault: wait for space
             let stopped = match e {
                 StoreError::NoRoom(_) => tokio::select! {
                     why = stop_requested(&mut stop) => Some(Ok(stopped_by(why))),
@@ -171,7 +171,7 @@ impl Attempt {
                 return outcome;
             }
         }
-        // only now: a service that dies before it has noted the process leaves none that works
+        // the order comes only now, so that a service that dies earlier leaves no worker at work
         let given = tokio::task::spawn_blocking(move || worker.give(&order).map(|()| worker));
         let worker = given.await.map_err(|e| e.to_string())?.map_err(failed)?;
         tracing::info!(job = %id, attempt, process, gpu = self.gpu, user = self.task.user, "attempt began");
@@ -188,7 +188,7 @@ impl Attempt {
         outcome
     }
 
-    /// Notes whose process makes the attempt.
+    /// Stores the worker's process id.
     async fn note(&self, process: i32, began: u64) -> Result<()> {
         let (seq, attempt, report) = (self.task.whose.seq, self.task.whose.attempt, self.report.clone());
         let noted = self.service.store.write(move |t, _| {
@@ -204,7 +204,7 @@ impl Attempt {
             (Slot::AnyGpu, Some(gpu)) => Some(gpu.to_string()),
             // the job names its GPU itself, by the machine's ordinal
             (Slot::Gpu(_), _) => None,
-            // `auto` must not find one that is another job's
+            // hides all GPUs, so that `auto` does not take another job's
             _ => Some(String::new()),
         };
         Start {
@@ -234,7 +234,7 @@ impl Attempt {
         kept.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
 
-    /// Follows the worker to its end, stopping it where it has to be.
+    /// Reads the worker's output to its end, and stops the worker if needed.
     async fn follow(&mut self, mut worker: Worker) -> Result<Outcome, String> {
         let limit = Duration::from_secs(self.task.time_limit_seconds);
         let deadline = tokio::time::sleep(limit);
@@ -245,7 +245,7 @@ impl Attempt {
         let patience = Duration::from_secs(u64::from(self.service.config.limits.cancel_seconds));
         let mut look = tokio::time::interval(Duration::from_secs(1));
         let mut again = tokio::time::interval(AGAIN);
-        // while one of them is not waited for, its ticks must not pile up
+        // ticks must not accumulate while nothing waits for the interval
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         again.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut silent, mut ended) = (0, 0);
@@ -268,7 +268,7 @@ impl Attempt {
                 _ = again.tick(), if !self.waiting.is_empty() => self.store_waiting().await,
                 why = stop_requested(&mut stop), if stopping.is_none() => reason = Some(stopped_by(why)),
                 () = &mut deadline, if stopping.is_none() => reason = Some(Outcome::over_time_limit(limit)),
-                // what it started may have outlived it, and hold its pipes
+                // children of the worker may outlive it and hold its pipes
                 _ = look.tick(), if self.waiting.is_empty() && worker.has_ended() => {
                     worker.kill();
                     silent = if worker.said.is_empty() { silent + 1 } else { 0 };
@@ -293,7 +293,7 @@ impl Attempt {
         Ok(self.outcome(exit, stopping))
     }
 
-    /// Why a worker has to stop that takes more room than its job may.
+    /// The outcome of a worker whose shards exceed the job's output limit.
     fn over_output_limit(&self) -> Option<Outcome> {
         let (bytes, limit) = (self.bytes_before + self.bytes, self.task.output_limit_bytes);
         let over = bytes > limit && !self.finished;
@@ -302,11 +302,11 @@ impl Attempt {
 
     fn outcome(&mut self, exit: Exit, stopping: Option<Outcome>) -> Outcome {
         match (exit, self.failed.take(), stopping) {
-            // `_SUCCESS` is there, however its worker came to its end after that
+            // `_SUCCESS` exists, however the worker ended afterwards
             _ if self.finished => Outcome::Succeeded,
             (_, _, Some(stopped)) => stopped,
             (_, Some(failed), None) => failed,
-            // told so by somebody else: a machine that goes down tells the service and its workers in any order
+            // something else stopped it: a machine that shuts down signals the service and its workers in any order
             (Exit::Code(STOPPED) | Exit::Signal(TERMINATE), None, None) => Outcome::Interrupted,
             (Exit::Signal(libc::SIGABRT) | Exit::Code(PANICKED), None, None) if self.lacked_memory => {
                 Outcome::out_of_memory(self.service.config.capacity.worker_gigabytes)
@@ -315,7 +315,8 @@ impl Attempt {
         }
     }
 
-    /// What the worker would have told next, had it not been stopped: that the data set is whole. Its data set says so itself.
+    /// The worker's final event, if it was stopped before it could send it but the data set is complete. Asks the data
+    /// set itself.
     async fn finished_unreported(&self, outcome: &Outcome) -> Option<Event> {
         let stopped = matches!(outcome, Outcome::Cancelled | Outcome::OverLimit(_) | Outcome::Crashed(_));
         let plan = self.plan.as_ref().filter(|plan| stopped && plan.committed >= plan.splits)?;
@@ -348,7 +349,7 @@ impl Attempt {
                     added
                 });
                 if let Err(e) = added {
-                    // once; how many lines are missing stands in the log itself when it goes on
+                    // an error comes once per series; the log itself later holds the number of lost lines
                     tracing::error!(job = %self.task.whose.id, "cannot write its log: {e}");
                 }
             }
@@ -461,7 +462,8 @@ impl Attempt {
         }
     }
 
-    /// Keeps what is known of the attempt. What there is no room for is kept the next time, at the latest with the job's next state.
+    /// Stores progress and rates. If the disk is full the next call stores them, at the latest the one for the job's
+    /// next state.
     async fn keep(&mut self) {
         self.kept = Some(Instant::now());
         self.gather();
@@ -482,7 +484,7 @@ impl Attempt {
         self.store_waiting().await;
     }
 
-    /// Stores what waits, in its order, as far as there is room.
+    /// Stores waiting events in order, until the disk is full.
     async fn store_waiting(&mut self) {
         while let Some(next) = self.waiting.front() {
             match self.store_event(next.clone()).await {
@@ -497,7 +499,7 @@ impl Attempt {
     async fn store_event(&self, Waiting { kind, data, time }: Waiting) -> Result<()> {
         let (whose, most) = (self.task.whose.clone(), self.service.config.limits.events_per_job);
         let stored = self.service.store.write(move |t, appended| {
-            // what there is one of for each split may be too many; the rest a client needs
+            // the limit applies to kinds of which a job may have many, such as one per split; clients need all others
             let many = matches!(kind, EventType::SplitStarted | EventType::SplitCommitted | EventType::Preparing);
             if !many || jobs::event_count(t, whose.seq)? < most {
                 // only a later attempt can begin a split again
@@ -511,7 +513,7 @@ impl Attempt {
         stored.await
     }
 
-    /// Gives the job its next state.
+    /// Stores the attempt's end and the job's next state.
     async fn close(&mut self, outcome: &Outcome) -> Result<()> {
         self.store_waiting().await;
         pending_cancels::store_pending_of(&self.service, &self.task.whose.id).await?;
@@ -528,11 +530,11 @@ impl Attempt {
             let mut to = next.state;
             let mut reason = next.reason;
             if state == JobState::Cancelling && to != JobState::Succeeded {
-                // whatever else happened, it was cancelled; the reason says by whom
+                // the job counts as cancelled, whatever else happened; the stored reason names the user
                 to = JobState::Cancelled;
                 reason = jobs::get(t, &whose.id)?.reason;
             } else if state == JobState::Running && to == JobState::Cancelled {
-                // it was an earlier attempt that somebody cancelled
+                // the cancel was for an earlier attempt
                 to = JobState::Queued;
             } else if let Some(failure) = &next.failure {
                 attempts::fail(t, whose.seq, failure, next.not_before)?;
@@ -557,7 +559,7 @@ impl Attempt {
     }
 }
 
-/// An event with what it carries, both within bounds.
+/// An event and its data with truncated texts and lists.
 fn bounded(event: &Event) -> Option<(Event, Value)> {
     let mut data = serde_json::to_value(event).ok()?;
     bounds::event(&mut data);
@@ -566,7 +568,7 @@ fn bounded(event: &Event) -> Option<(Event, Value)> {
     Some((event, data))
 }
 
-/// How a worker ended whose pipes are closed: it is at its end, or stuck there and killed.
+/// The exit of a worker whose pipes are closed. Kills it if it does not end within five seconds.
 async fn end_of(worker: Worker) -> Result<Exit, String> {
     for _ in 0..100 {
         if worker.has_ended() {
@@ -582,7 +584,7 @@ async fn stop_requested(stop: &mut watch::Receiver<Stop>) -> Stop {
     let why = stop.wait_for(|s| *s != Stop::No).await.ok().map(|why| *why);
     match why {
         Some(why) => why,
-        // nobody is left who could tell
+        // the sender is gone, so no request can come
         None => std::future::pending().await,
     }
 }

@@ -1,12 +1,20 @@
-//! Confines a worker with Landlock: from then on the kernel refuses it every file outside of what its job may touch.
+//! Confines a worker with Landlock: the kernel then denies access to every file that its job may not use.
 //!
-//! The checks of [`stillhouse_pipeline::access`] give a person the reason; this one holds where a link is changed after the check, and
-//! where a library opens what nobody thought of.
+//! The checks of [`stillhouse_pipeline::access`] give the user a reason. This one also holds if a link changes after
+//! the check, or if a library opens an unexpected file.
 //!
-//! | may be | what |
-//! |---|---|
-//! | read | the folders of `access.read`, system libraries and programs, CUDA's libraries where there is a GPU (of a conda environment all of `lib`), name resolution, certificates, credentials of stores where the job asks one, the token of a cluster where it runs on one |
-//! | written | the folders of `access.write`, the scratch folder, the caches of the hub and of staged rows, devices of GPUs |
+//! The worker may read:
+//!
+//! - the folders of `access.read`;
+//! - system libraries and programs, name resolution, certificates;
+//! - CUDA's libraries if there is a GPU (for a conda environment all of `lib`);
+//! - credentials of stores if the job uses one, the token of a cluster if the job runs on one.
+//!
+//! It may write:
+//!
+//! - the folders of `access.write`, and the scratch folder;
+//! - the caches of the hub and of staged rows;
+//! - devices of GPUs.
 
 #![allow(clippy::disallowed_methods, reason = "in a worker, before its work: it has no runtime yet that could wait")]
 
@@ -18,10 +26,10 @@ use landlock::{
 };
 use stillhouse_pipeline::access::Access;
 
-/// The newest rules that this program knows; an older kernel enforces those that it has.
+/// The newest rules that this program knows; an older kernel enforces those that it supports.
 const RULES: ABI = ABI::V6;
 
-/// What programs need of the system.
+/// System files that programs need.
 const SYSTEM: [&str; 23] = [
     "/usr",
     "/lib",
@@ -48,7 +56,8 @@ const SYSTEM: [&str; 23] = [
     "/dev/null",
 ];
 
-/// Files that hold, or lead to, the credentials of stores: the service's own, which its jobs use.
+/// Variables with paths of credentials of stores, or of files that lead to them. Jobs use the service's own
+/// credentials.
 const CREDENTIALS: [&str; 7] = [
     "AWS_CONFIG_FILE",
     "AWS_SHARED_CREDENTIALS_FILE",
@@ -59,34 +68,34 @@ const CREDENTIALS: [&str; 7] = [
     "SSL_CERT_FILE",
 ];
 
-/// Files of a cluster: its token, and who its scheduler's certificate is of.
+/// Variables with paths of a cluster's files: its token, and the CA certificates of its scheduler.
 const CLUSTER: [&str; 2] = ["STILLHOUSE_CLUSTER_TOKEN_FILE", "STILLHOUSE_CLUSTER_CA_FILE"];
 
-/// What a worker asks besides files.
+/// Services beyond local files that a worker uses.
 #[derive(Debug, Clone, Copy)]
 pub struct Asks {
-    /// Object stores.
+    /// Whether it uses object stores.
     pub stores: bool,
-    /// A cluster.
+    /// Whether it uses a cluster.
     pub cluster: bool,
 }
 
-/// How far the kernel goes along.
+/// How far the kernel enforces the confinement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Confined {
-    /// All of it.
+    /// All rules.
     Fully,
-    /// As much as this kernel knows: files are confined.
+    /// The rules that this kernel knows, at least those on files.
     Partly,
-    /// Not at all.
+    /// None.
     Not,
 }
 
-/// Confines this process and all that it starts. To be called while it has one thread. The files with credentials can be read only where the
-/// job asks whom they are for.
+/// Confines this process and all its children. Call it while the process has one thread. The worker can read files with
+/// credentials only if the job uses the stores or the cluster that they belong to.
 ///
 /// # Errors
-/// What the kernel refused.
+/// When the kernel refuses a rule.
 pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, String> {
     let said = |e: &dyn std::fmt::Display| format!("cannot confine the worker: {e}");
     let all = AccessFs::from_all(RULES);
@@ -94,7 +103,7 @@ pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, 
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)
-        // nor is it to signal the service, which runs as the same user
+        // the worker must not signal the service, which runs as the same user
         .and_then(|rules| rules.scope(Scope::from_all(RULES)))
         .and_then(Ruleset::create)
         .map_err(|e| said(&e))?;
@@ -103,18 +112,18 @@ pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, 
     let of_stores = credentials().filter(|_| asks.stores);
     let system = SYSTEM.iter().map(PathBuf::from);
     let gpus = gpus();
-    // looked up before they could not be any more
+    // find the libraries now; the rules may block the search later
     let libraries = if gpus.is_empty() { &[] } else { stillhouse_teacher::library_folders() };
     let readable = system.chain(hub).chain(of_stores).chain(of_cluster).chain(disk(&access.read));
     let readable = readable.chain(libraries.iter().cloned());
     for cache in caches() {
-        // a cache that cannot be made shows where it is used
+        // a cache folder that cannot be created causes an error where it is used
         let _ = std::fs::create_dir_all(cache);
     }
     let writable = disk(&access.write).chain([scratch.to_path_buf()]).chain(caches()).chain(gpus);
     for (paths, rights) in [(readable.collect::<Vec<_>>(), read), (writable.collect(), all)] {
         for path in paths {
-            // what is not there needs no rule
+            // a path that does not exist needs no rule
             let Ok(opened) = PathFd::new(&path) else { continue };
             let rights = if path.is_dir() { rights } else { rights & AccessFs::from_file(RULES) };
             rules = rules.add_rule(PathBeneath::new(opened, rights)).map_err(|e| said(&e))?;
@@ -128,14 +137,14 @@ pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, 
     })
 }
 
-/// Whether this kernel confines at all.
+/// Whether this kernel supports Landlock.
 pub fn is_known() -> bool {
     let rules =
         Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessFs::from_all(ABI::V1));
     rules.and_then(Ruleset::create).is_ok()
 }
 
-/// The folders among paths and URLs.
+/// The local paths among paths and URLs.
 fn disk(named: &[String]) -> impl Iterator<Item = PathBuf> {
     let path = |n: &String| match n.strip_prefix("file://").unwrap_or(n) {
         "*" => Some("/".into()),
@@ -163,13 +172,13 @@ fn caches() -> impl Iterator<Item = PathBuf> {
     hub.chain(["huggingface", "stillhouse"].map(|folder| cache.join(folder)))
 }
 
-/// The devices and the driver's files; their names are the driver's.
+/// The GPU devices, and files that the driver needs; the driver defines their names.
 fn gpus() -> Vec<PathBuf> {
     let named =
         |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("nvidia").then(|| entry.path());
     let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named);
     let devices: Vec<PathBuf> = devices.collect();
-    // asked for by the driver, which names its threads there
+    // the driver uses both and names its threads in `/proc/self/task`
     let beside: &[&str] = if devices.is_empty() { &[] } else { &["/dev/shm", "/proc/self/task"] };
     devices.into_iter().chain(beside.iter().map(PathBuf::from)).collect()
 }

@@ -1,4 +1,4 @@
-//! Who runs next: slots of the processor and of each GPU, filled from the queue.
+//! Schedules jobs: fills the slots of the CPU and of each GPU from the queue.
 //!
 //! ```text
 //!   submit, retry, an attempt's end ─► wake ─┐
@@ -22,14 +22,14 @@ use super::store::jobs::{self, Report, Task};
 use super::store::{self, Result, StoreError, attempts, events};
 use super::{Service, ask, pending_cancels, until, worker};
 
-/// The attempts that are going on.
+/// The running attempts.
 #[derive(Default)]
 pub struct Running {
     attempts: Mutex<HashMap<Key, Attempt>>,
     changes: AtomicU64,
 }
 
-/// A job, and which attempt at it: the end of one may overlap with the begin of the next.
+/// A job and the number of the attempt: the end of one may overlap with the start of the next.
 type Key = (JobId, u32);
 
 struct Attempt {
@@ -54,26 +54,26 @@ impl Running {
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many attempts have begun and ended: where it is another one, a data set may be as well.
+    /// Number of starts and ends of attempts so far. When it has changed, any data set may have changed too.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Tells an attempt to stop; not a later one at the same job.
+    /// Asks an attempt to stop, but not a later attempt at the same job.
     pub fn stop(&self, id: &JobId, attempt: u32, why: Stop) {
         if let Some(running) = self.lock().get(&(id.clone(), attempt)) {
             running.stop.send_replace(why);
         }
     }
 
-    /// Notes how fast an attempt is.
+    /// Sets the current speed of an attempt.
     pub fn set_rate(&self, id: &JobId, attempt: u32, tokens_per_second: f64) {
         if let Some(running) = self.lock().get_mut(&(id.clone(), attempt)) {
             running.tokens_per_second = tokens_per_second;
         }
     }
 
-    /// Of all attempts.
+    /// Sum over all attempts.
     pub fn tokens_per_second(&self) -> f64 {
         self.lock().values().fold(0.0, |sum, p| sum + p.tokens_per_second)
     }
@@ -89,7 +89,7 @@ impl Running {
         }
     }
 
-    /// How many slots of each kind there are, are used, and could be used now: `all` jobs at once, the processor, each GPU.
+    /// Total, used and currently free slots of each kind: `all` jobs at once, the CPU, each GPU.
     pub fn slots(&self, capacity: &Capacity) -> Vec<Slots> {
         let running = self.lock();
         let left = capacity.running_jobs.saturating_sub(count(running.len()));
@@ -105,7 +105,7 @@ impl Running {
         slots
     }
 
-    /// Slots that a job could have now.
+    /// Slots that a job could take now.
     fn free(&self, capacity: &Capacity) -> Vec<Slot> {
         let running = self.lock();
         if running.len() >= capacity.running_jobs as usize {
@@ -124,7 +124,7 @@ impl Running {
         free
     }
 
-    /// The GPU for a job of this slot: the one with the fewest jobs.
+    /// The GPU for a job with this slot: the one with the fewest jobs.
     fn gpu_for(&self, slot: Slot, capacity: &Capacity) -> Option<u32> {
         let running = self.lock();
         match slot {
@@ -142,7 +142,7 @@ pub struct Slots {
     pub kind: String,
     pub all: u32,
     pub used: u32,
-    /// Those in which a job could begin now; never more than of `all`.
+    /// Slots in which a job could begin now; never more than those of `all`.
     pub free: u32,
 }
 
@@ -164,7 +164,7 @@ pub async fn run(service: Arc<Service>, mut leftovers: Leftovers, mut shutdown: 
         let next_due = match fill(&service, &mut leftovers, &mut attempts).await {
             Ok(next_due) => next_due,
             Err(e) => {
-                // of a full disk the store has told
+                // the store has already logged a full disk
                 if !matches!(e, StoreError::NoRoom(_)) {
                     tracing::error!("the queue: {e}");
                 }
@@ -222,7 +222,7 @@ fn begin(service: &Arc<Service>, task: Task, going: &mut JoinSet<()>) {
     });
 }
 
-/// A slot that is given back however its attempt ends.
+/// The slot of an attempt, released however the attempt ends.
 struct Taken {
     service: Arc<Service>,
     key: Key,
@@ -252,11 +252,11 @@ async fn forget_old(service: &Arc<Service>) {
     }
 }
 
-/// Attempts that an earlier service left open; their workers have ended. By the numbers of their jobs' rows.
+/// Row numbers of jobs whose attempts an earlier service left open. Their workers have ended.
 pub struct Leftovers(VecDeque<i64>);
 
-/// Puts what an earlier service left in order: its workers are ended, its running jobs queued again. What there is no room to store comes back,
-/// and is stored before any job begins.
+/// Cleans up after an earlier service: ends its workers and queues its running jobs again. Returns what the full disk
+/// refused, which is stored before any job begins.
 ///
 /// # Errors
 /// When a worker of the earlier service does not end: its job must not run twice.
@@ -278,10 +278,10 @@ pub async fn recover(service: &Arc<Service>) -> Result<Leftovers, String> {
 }
 
 impl Leftovers {
-    /// Stores how they ended.
+    /// Stores how the attempts ended.
     ///
     /// # Errors
-    /// Of the store; what is not stored then is left.
+    /// The store's errors; the attempts that are not stored stay in the list.
     async fn store(&mut self, service: &Arc<Service>) -> Result<()> {
         while let Some(job) = self.0.front() {
             let id = end_leftover(service, *job).await?;
@@ -324,7 +324,8 @@ async fn end_leftover(service: &Arc<Service>, job: i64) -> Result<JobId> {
     changed.await
 }
 
-/// What a job made that was to be cancelled, where that came too late: the earlier service ended before it could see it.
+/// The result of a job in state `cancelling` that had already completed its data set, when the service ended before it
+/// noticed.
 async fn whole_though_cancelled(service: &Arc<Service>, job: i64) -> store::Result<Option<ResultView>> {
     let look = service.store.read(move |c| {
         let (whose, state) = jobs::by_row(c, job)?;
@@ -368,7 +369,7 @@ mod tests {
             running.slots(&capacity).into_iter().map(|s| (s.kind, s.all, s.used, s.free)).collect();
         let expected = [("all", 4, 3, 1), ("cpu", 1, 1, 0), ("gpu:0", 1, 1, 0), ("gpu:3", 1, 1, 0)];
         assert_eq!(reported, expected.map(|(kind, all, used, free)| (kind.to_owned(), all, used, free)));
-        // and never more than so many jobs, whatever they run on
+        // never more than `running_jobs`, on any device
         let one = Capacity { running_jobs: 1, ..capacity };
         let running = Running::default();
         put(&running, Slot::AnyGpu, &one);

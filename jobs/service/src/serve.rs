@@ -10,11 +10,11 @@ use tokio::sync::watch;
 use crate::config::Config;
 use crate::{Service, api, disk_space, metrics, net, process, scheduler};
 
-/// Serves until SIGTERM or Ctrl-C; running jobs then go back into the queue. Calls `announce` once the service listens, with the address in
-/// `config.listen`.
+/// Serves until SIGTERM or Ctrl-C, then returns running jobs to the queue. Calls `announce` with the final address in
+/// `config.listen` once the service listens.
 ///
 /// # Errors
-/// In words: when it cannot listen, open its data folder, recover its queue, or receive signals.
+/// A message: when it cannot listen, open its data folder, recover its queue, or receive signals.
 pub async fn serve(mut config: Config, announce: impl FnOnce(&Config)) -> Result<(), String> {
     warn_of_few_open_files(&config);
     let metrics = metrics::install()?;
@@ -45,7 +45,8 @@ pub async fn serve(mut config: Config, announce: impl FnOnce(&Config)) -> Result
     Ok(())
 }
 
-/// Each connection and each followed log needs an open file, and each worker some.
+/// Raises the limit of open files and warns if it stays too low. Each connection and followed log needs one file, and
+/// each worker some.
 fn warn_of_few_open_files(config: &Config) {
     let limits = &config.limits;
     let wanted = u64::from(limits.connections) + u64::from(limits.connections_kept) + u64::from(limits.watchers) + 256;

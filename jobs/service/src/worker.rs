@@ -1,4 +1,5 @@
-//! A worker process, seen from the service: started with an order, read line by line, stopped by its process group.
+//! The service's handle of a worker process: starts it with an order, reads its messages line by line, stops its
+//! process group.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -12,22 +13,22 @@ use super::logs::LONGEST_LINE;
 use super::order::{Message, Order};
 use super::process;
 
-/// Longest message of a worker: a report with a decoded sequence.
+/// Longest message of a worker in bytes: a report with a decoded sequence.
 const LONGEST_MESSAGE: u64 = 64 << 20;
-/// Messages that wait for the service.
+/// Messages in the queue between a worker and the service.
 const MESSAGES: usize = 64;
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// With a code.
+    /// Its exit code.
     Code(i32),
-    /// By a signal that this service did not send.
+    /// The signal that ended it.
     Signal(i32),
 }
 
 impl Exit {
-    /// In words.
+    /// A description for users.
     pub fn describe(self) -> String {
         match self {
             Self::Code(code) => format!("the worker ended with exit code {code}"),
@@ -39,48 +40,48 @@ impl Exit {
     }
 }
 
-/// Whether a line of a worker's log is what Rust's allocator writes before it aborts, or tells of a thread that got no stack.
+/// Whether a log line is the message of Rust's allocator before it aborts, or reports a thread that got no stack.
 pub fn says_no_memory(line: &[u8]) -> bool {
     let has = |what: &[u8]| memchr::memmem::find(line, what).is_some();
     line.starts_with(b"memory allocation of ") && has(b" bytes failed")
         || has(b"thread") && has(b"Resource temporarily unavailable")
 }
 
-/// What comes from a worker.
+/// An item read from a worker.
 #[derive(Debug)]
 pub enum FromWorker {
-    /// What it says.
+    /// A message.
     Message(Box<Message>),
     /// A line of its log.
     Log(Vec<u8>),
-    /// What it said makes no sense.
+    /// A line that is not a valid message; the error.
     Garbled(String),
 }
 
-/// A worker. Dropped, it is left to end by itself: it loses its order's pipe.
+/// A worker process. If dropped, it loses the pipe of its order and ends by itself.
 pub struct Worker {
     child: Child,
-    /// Closed when this goes: the worker ends then, also when this whole process dies.
+    /// The worker's stdin. The worker ends when this closes, also when the whole service process dies.
     leash: ChildStdin,
-    /// Messages and lines of its log, until it ends.
+    /// Messages and log lines; closed when the worker closes its pipes.
     pub said: mpsc::Receiver<FromWorker>,
 }
 
-/// How a worker is started.
+/// How to start a worker.
 pub struct Start {
     pub program: PathBuf,
     pub order: Order,
-    /// `CUDA_VISIBLE_DEVICES`.
+    /// Value of `CUDA_VISIBLE_DEVICES`; `None` leaves it unset.
     pub visible_gpus: Option<String>,
-    /// The S3-compatible service of jobs that name none.
+    /// The S3-compatible service for jobs that name none.
     pub endpoint: Option<String>,
 }
 
 impl Worker {
-    /// Starts one. It does nothing before it has its order, so it can be noted first whose process it is.
+    /// Starts a worker. It does nothing until it has its order, so the caller can store the process id first.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system cannot start the process or its reader threads.
     #[expect(clippy::disallowed_methods, reason = "called through `spawn_blocking`, as it starts a process")]
     pub fn start(start: &Start) -> io::Result<Self> {
         std::fs::create_dir_all(&start.order.scratch)?;
@@ -94,7 +95,7 @@ impl Worker {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // signals of a terminal are for the service, which stops its workers itself
+            // the service stops its workers itself, so signals of a terminal must reach only the service
             .process_group(0);
         if std::env::var_os("STILLHOUSE_LOG").is_none() {
             command.env("STILLHOUSE_LOG", "warn");
@@ -117,10 +118,10 @@ impl Worker {
         Ok(Self { child, leash, said })
     }
 
-    /// Gives it its order. One that has ended already is told of by its exit.
+    /// Sends the order. If the worker has already ended, this succeeds and its exit tells why.
     ///
     /// # Errors
-    /// When the order cannot be written as JSON.
+    /// When the order cannot be written as JSON, or the pipe fails for another reason.
     pub fn give(&mut self, order: &Order) -> io::Result<()> {
         let mut line = serde_json::to_vec(order)?;
         line.push(b'\n');
@@ -130,33 +131,33 @@ impl Worker {
         }
     }
 
-    /// Its process, and when the kernel says that it began.
+    /// Its process id, and the kernel's start time of the process.
     pub fn process(&self) -> (i32, u64) {
         let id = self.child.id().cast_signed();
         (id, process::began(id).unwrap_or_default())
     }
 
-    /// Asks it to stop.
+    /// Asks the worker and its children to stop.
     pub fn terminate(&self) {
         self.signal(process::TERMINATE);
     }
 
-    /// Stops it.
+    /// Kills the worker and its children.
     pub fn kill(&self) {
         self.signal(process::KILL);
     }
 
     fn signal(&self, signal: i32) {
-        // it is not reaped before `wait`, so the number is still its own
+        // the process is not reaped before `wait`, so its id cannot belong to another process
         if let Err(e) = process::signal_group(self.child.id().cast_signed(), signal) {
             tracing::error!("cannot stop a worker: {e}");
         }
     }
 
-    /// Waits until it has ended; what it started goes with it.
+    /// Waits until the worker has ended.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the system call fails.
     pub async fn wait(self) -> io::Result<Exit> {
         let Self { mut child, leash, said } = self;
         drop(said);
@@ -168,7 +169,7 @@ impl Worker {
         Ok(exit(ended.await.map_err(io::Error::other)??))
     }
 
-    /// Whether it has ended. It is not reaped by that: its number, and its group's, stay its own.
+    /// Whether the worker has ended. Does not reap it, so its process id and group stay reserved.
     pub fn has_ended(&self) -> bool {
         process::began(self.child.id().cast_signed()).is_none()
     }
@@ -204,7 +205,7 @@ fn messages(stdout: impl Read, sender: &mpsc::Sender<FromWorker>) {
     }
 }
 
-/// Lines of the log; one that is too long is cut into several.
+/// Forwards the lines of the log; splits lines that are too long.
 fn log(stderr: impl Read, sender: &mpsc::Sender<FromWorker>) {
     let mut reader = BufReader::new(stderr);
     loop {
@@ -219,10 +220,10 @@ fn log(stderr: impl Read, sender: &mpsc::Sender<FromWorker>) {
     }
 }
 
-/// Kills what is left of a worker of an earlier service, and waits until it is gone.
+/// Kills a worker that an earlier service left, and waits until it has ended.
 ///
 /// # Errors
-/// When it cannot be killed, or does not go within half a minute.
+/// When it cannot be killed, or does not end within 30 seconds.
 pub fn remove_leftover(process: i32, process_began: u64) -> io::Result<()> {
     for _ in 0..600 {
         if process::began(process) != Some(process_began) {

@@ -1,7 +1,7 @@
-//! What can be known of a job before it waits in the queue, besides its file: how much it names, whether the hub has its models, whether
-//! its output can be made. Nothing is downloaded, nothing written.
+//! Checks before a job is queued, beyond its file: the number of paths, whether the hub has its models, whether its
+//! output can be created. Downloads and writes nothing.
 //!
-//! All of it is bounded in time, and given up when nobody waits for the answer any more.
+//! Every check has a time limit, and stops when the client no longer waits.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,16 +21,16 @@ use stillhouse_schemas::spec::JobSpec;
 use crate::config::{Config, Limits};
 use crate::process;
 
-/// A hub that did not answer is not asked again for so long: each submission would wait for it.
+/// How long to skip a hub that did not answer; otherwise each submission would wait for it.
 const HUB_SILENCE: Duration = Duration::from_secs(60);
 
-/// What is remembered from one submission to the next.
+/// State shared by all submissions.
 #[derive(Debug, Default)]
 pub struct Admission {
     hub_silent_until: Mutex<Option<Instant>>,
 }
 
-/// Somebody waits for an answer. Dropped with the request: a client that has gone waits for nothing.
+/// A client waits for an answer. The request owns this, so a client that disconnects drops it.
 pub struct Waiting {
     gone: Arc<AtomicBool>,
     deadline: Instant,
@@ -41,7 +41,7 @@ impl Waiting {
         Self { gone: Arc::default(), deadline }
     }
 
-    /// Says whether to go on, to who does the work.
+    /// Returns a check for the worker thread: whether to continue.
     pub fn go_on(&self) -> impl Fn() -> bool + Send + 'static {
         let (gone, deadline) = (Arc::clone(&self.gone), self.deadline);
         move || !gone.load(Ordering::Relaxed) && Instant::now() < deadline
@@ -54,9 +54,9 @@ impl Drop for Waiting {
     }
 }
 
-/// Refuses more paths than a job may name; they are looked at one by one.
+/// Refuses a job with more paths than it may have, because each is checked on its own.
 pub fn too_many_paths(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
-    // one with braces stands for several
+    // a path with braces stands for several
     let got = spec.input.all_paths().map(|(_, path)| count(path)).fold(0, usize::saturating_add);
     let most = limits.paths_per_job as usize;
     (got > most).then(|| {
@@ -69,7 +69,8 @@ pub fn too_many_paths(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
 }
 
 impl Admission {
-    /// Models that the hub does not have, and an output that cannot work; fields that `known` tells of already are left out.
+    /// Problems of models that the hub lacks and of an output that cannot work; skips fields that `known` already
+    /// reports.
     pub fn problems(&self, config: &Config, spec: &JobSpec, base: &Path, known: &Problems) -> Vec<Problem> {
         let mut problems = Vec::new();
         let models = [
@@ -92,7 +93,8 @@ impl Admission {
         problems
     }
 
-    /// Why the hub cannot give a model, where it says so. A hub that does not answer is the worker's matter: it is more patient.
+    /// Why the hub cannot provide a model, if it says so. If the hub does not answer, the worker tries later, with more
+    /// patience.
     fn lacks(&self, config: &Config, reference: &HubRef, wanted: Wanted) -> Option<String> {
         let seconds = config.limits.hub_seconds;
         let silent = |until: &Option<Instant>| until.is_some_and(|until| Instant::now() < until);
@@ -119,12 +121,12 @@ impl Admission {
     }
 }
 
-/// A path without its escapes; what would be the server's own is refused before.
+/// The path without its escapes. An earlier check refuses variables of the server.
 fn real(path: &str) -> String {
     Names::none().real(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Why a data set cannot be made there.
+/// Why a data set cannot be created at the output.
 fn output_problem(spec: &JobSpec, base: &Path) -> Option<String> {
     match Location::parse(base, &real(&spec.output.path)) {
         Ok(Location::Disk(root)) => folder_problem(&root),
@@ -137,7 +139,7 @@ fn output_problem(spec: &JobSpec, base: &Path) -> Option<String> {
 fn folder_problem(root: &Path) -> Option<String> {
     use std::io::ErrorKind::{NotADirectory, NotFound};
 
-    // what is not there yet is made in the folder above it
+    // missing folders are created in the nearest existing ancestor
     for at in root.ancestors() {
         let shown = at.display();
         match std::fs::metadata(at) {
@@ -176,7 +178,7 @@ mod tests {
         let problem = too_many_paths(&limits(2), &spec("o")).unwrap();
         assert_eq!((problem.field.as_str(), problem.got.as_deref()), ("input.paths", Some("3 paths")));
         assert!(problem.message.contains("at most 2 (limits.paths_per_job)"), "{problem}");
-        // those of tables are paths too
+        // paths of tables count too
         let mut with_table = spec("o");
         let table = r#"{"t": {"format": "text", "paths": ["d", "e"]}}"#;
         with_table.input.tables = serde_json::from_str(table).unwrap();

@@ -1,8 +1,9 @@
-//! Who asks, and whether they may: bearer tokens, and what keeps other web sites out.
+//! Authentication and authorization: bearer tokens, and protection against other web sites.
 //!
-//! No cookie is ever set, so there is nothing that a browser would send along by itself. On loopback, where no token may be needed,
-//! another site's page could still reach the service through the browser of somebody who works here: requests whose `Host` is not
-//! the service's (a name that was rebound to 127.0.0.1) and those that a browser says come from elsewhere are refused.
+//! The service sets no cookies, so a browser sends no credentials by itself. On loopback, where a token may not be
+//! needed, another site's page could still reach the service through a local user's browser. So the service refuses
+//! requests whose `Host` is not its own (a name rebound to 127.0.0.1), and requests that the browser marks as
+//! cross-site.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,25 +13,25 @@ use super::problem::{Answer, ProblemDetails};
 use crate::config::{Config, is_loopback};
 use crate::store::tokens::{Holder, Scope};
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// The user; `None` without a token where one is needed.
+    /// The user; `None` if the request has no token but needs one.
     pub holder: Option<Holder>,
-    /// Under what name requests are counted.
+    /// The name under which the rate limits count requests.
     pub counted_as: String,
-    /// Whether the connection is one of those that are kept for who looks after the service.
+    /// Whether the connection has a slot reserved for administrators.
     pub kept: bool,
 }
 
-/// The user on loopback, without a token.
+/// The user on loopback without a token.
 pub const LOCAL: &str = "local";
 
 impl Caller {
     /// The user, if they have this scope.
     ///
     /// # Errors
-    /// 401 without a good token, 403 without the scope.
+    /// 401 without a valid token, 403 without the scope.
     pub fn must(&self, scope: Scope) -> Answer<&Holder> {
         let Some(holder) = &self.holder else {
             let detail = "this needs a token: Authorization: Bearer sh_… (`stillhouse token create` makes one)";
@@ -44,7 +45,7 @@ impl Caller {
         Ok(holder)
     }
 
-    /// Whose jobs the caller may look at: `None` for everybody's, with `read`; their own with `submit` alone.
+    /// The user whose jobs the caller may see: `None` for all jobs, with `read`; the caller with `submit` alone.
     ///
     /// # Errors
     /// As [`Caller::must`].
@@ -73,14 +74,14 @@ impl Caller {
     }
 }
 
-/// What is said of another user's job to who may only see their own; the same where there is no such job.
+/// The refusal of a caller who may see only their own jobs; the same whether the job exists or not.
 pub fn not_own() -> ProblemDetails {
     let detail =
         "with the scope submit alone a token reaches the jobs of its own user; for others this needs the scope read";
     ProblemDetails::new(StatusCode::FORBIDDEN, detail)
 }
 
-/// Everybody on loopback.
+/// The user on loopback, with every scope.
 pub fn local() -> Holder {
     Holder { user: LOCAL.to_owned(), scopes: vec![Scope::Read, Scope::Submit, Scope::Admin], token: None }
 }
@@ -88,7 +89,7 @@ pub fn local() -> Holder {
 /// The token of a request.
 ///
 /// # Errors
-/// 401 when the header is there and holds none.
+/// 401 when the `Authorization` header holds no bearer token.
 pub fn bearer(headers: &HeaderMap) -> Answer<Option<&str>> {
     let refused = || ProblemDetails::new(StatusCode::UNAUTHORIZED, "the Authorization header holds no bearer token");
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
@@ -108,16 +109,16 @@ pub fn bearer(headers: &HeaderMap) -> Answer<Option<&str>> {
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// Refuses what another web site has a browser send. A link to the page itself may be followed from anywhere.
+/// Refuses requests that another web site makes a browser send. Links to the web page itself may come from any site.
 ///
 /// # Errors
-/// 421 for another `Host`, 403 for another site, 400 without a `Host` or with several.
+/// 421 for a foreign `Host`, 403 for another site, 400 without a `Host` or with several.
 pub fn refuse_other_sites(config: &Config, local: SocketAddr, headers: &HeaderMap, page: bool) -> Answer<()> {
     let text = |name: HeaderName| headers.get(name).map(|v: &axum::http::HeaderValue| v.to_str().unwrap_or("?"));
     let Some(host) = text(header::HOST) else {
         return Err(ProblemDetails::bad_request("the request has no Host header"));
     };
-    // a proxy may have gone by the other one (RFC 9112, section 3.2)
+    // a proxy may have used another one than this service (RFC 9112, section 3.2)
     if headers.get_all(header::HOST).iter().count() > 1 {
         return Err(ProblemDetails::bad_request("the request has several Host headers; valid: one"));
     }
@@ -148,7 +149,7 @@ fn is_own_host(config: &Config, local: SocketAddr, host: &str) -> bool {
         .parse::<IpAddr>()
         .is_ok_and(|ip| ip == local.ip() || ip == config.listen.ip() || (is_loopback(ip) && is_loopback(local.ip())));
     let by_name = bare.eq_ignore_ascii_case("localhost") && is_loopback(local.ip());
-    // behind a proxy neither name nor port are this machine's
+    // behind a proxy, neither the name nor the port is this machine's
     let listed = config.hosts.iter().any(|own| own.eq_ignore_ascii_case(host) || own.eq_ignore_ascii_case(name));
     listed || (port_fits && (by_address || by_name))
 }
@@ -232,7 +233,7 @@ mod tests {
             (200, 403, 403)
         );
         assert_eq!(status(caller("a", &[Scope::Submit, Scope::Admin]).must_own("v")), 200);
-        // who may only submit sees their own jobs, and of others not even whose they are
+        // with submit alone a user sees their own jobs, and does not even learn the owner of others
         let sight = |caller: &Caller| caller.sight().map(|s| s.map(str::to_owned)).map_err(|p| p.status);
         let writer = caller("w", &[Scope::Submit]);
         assert_eq!((sight(&nobody), sight(&reader), sight(&user)), (Err(401), Ok(None), Ok(None)));

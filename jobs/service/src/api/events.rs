@@ -1,4 +1,4 @@
-//! Events: history, and live streams (server-sent events); the streams themselves are in [`super::follow`].
+//! Events: history, and live streams (server-sent events); [`super::follow`] implements the streams.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -22,15 +22,15 @@ use crate::model::EventView;
 use crate::store::events::{self, Position};
 use crate::store::jobs;
 
-/// Which events.
+/// Which events to return.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EventsQuery {
-    /// Only events with a higher number; `Last-Event-ID` goes before it.
+    /// Only events with a higher number; the header `Last-Event-ID` overrides it.
     #[param(minimum = 0)]
     after: Option<i64>,
-    /// How many at most; of a stream all are sent.
+    /// Most events to return; ignored for a stream.
     #[param(minimum = 1, maximum = 1000, default = 500)]
     limit: Option<u32>,
 }
@@ -38,19 +38,19 @@ pub struct EventsQuery {
 /// Events of a job.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct EventList {
-    /// Oldest first.
+    /// The events, oldest first.
     pub events: Vec<EventView>,
-    /// What `after` must be for those that follow; null when there are none yet.
+    /// The `after` of the next page; null if this page is the last for now.
     pub next_after: Option<i64>,
 }
 
 pub const LARGEST_PAGE: u32 = 1000;
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Events of a job
+/// List or watch the events of a job
 ///
-/// With `Accept: text/event-stream` they come live, after those that were before; `Last-Event-ID` goes on after a lost connection. The
-/// stream ends with an event `end` when the job is over.
+/// With `Accept: text/event-stream` the answer is a live stream that begins with the past events. `Last-Event-ID`
+/// resumes it after a lost connection. The stream ends with an event `end` when the job has ended.
 #[utoipa::path(get, path = "/jobs/{id}/events", operation_id = "listJobEvents", tag = "events", params(Id, EventsQuery,
     ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: what follows is sent", minimum = 0)), responses(
     (status = 200, description = "Events", content((EventList = "application/json"), (String = "text/event-stream"))),
@@ -76,7 +76,7 @@ pub async fn of_job(
     let after = last_id.or(query.after).unwrap_or(0);
     let live = wants_stream(&headers);
     let watcher = if live { Some(enter(&app, &caller)?) } else { None };
-    // before the history is read, so that nothing falls between
+    // subscribe before the history is read, so that no event falls between the two
     let receiver = app.service.store.watch();
     let found = id.clone();
     let newest = app.service.store.read(move |c| jobs::get(c, &found).and_then(|_| events::newest(c))).await?;
@@ -92,10 +92,11 @@ pub async fn of_job(
     Ok(Json(EventList { events, next_after }).into_response())
 }
 
-/// Changes of all jobs, live
+/// Watch changes of all jobs
 ///
-/// `state` and, at most twice a second for each job, `progress`. With `Last-Event-ID` first the changes of state since that event; it may come from
-/// this stream or from that of a job. With the scope `submit` alone: one's own jobs.
+/// Streams `state` events and, at most twice a second per job, `progress` events. With `Last-Event-ID` it first sends
+/// the changes of state since that event, which may come from this stream or a job's. A token with the scope `submit`
+/// alone sees only its user's jobs.
 #[utoipa::path(get, path = "/events", operation_id = "watchEvents", tag = "events", params(
     ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: the changes of state since then are sent first", minimum = 0)), responses(
     (status = 200, description = "Events", content((String = "text/event-stream"))),
@@ -155,7 +156,7 @@ fn wants_stream(headers: &HeaderMap) -> bool {
     headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).is_some_and(|accept| accept.contains("text/event-stream"))
 }
 
-/// One more live stream.
+/// Opens one more live stream, within the caller's limits.
 pub fn enter(app: &App, caller: &Caller) -> Answer<Watcher> {
     let holder = caller.holder.as_ref().ok_or_else(|| ProblemDetails::internal(&"a stream of nobody"))?;
     if caller.kept {

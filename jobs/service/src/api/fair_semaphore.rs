@@ -1,15 +1,15 @@
-//! A semaphore whose permits are shared fairly among users, tokens and stores.
+//! A semaphore that shares its permits fairly among users, tokens and stores.
 //!
 //! ```text
 //!   acquire ─► waiting ─► permit ─► dropped
-//!                 │          └─ at most: all permits, n − 1 of one user, n − 2 of one token, n / 2 of one store (at least 1 each)
+//!                 │          └─ at most: all permits, n − 1 per user, n − 2 per token, n / 2 per store (at least 1 each)
 //!                 └─ next: the user who holds the fewest, then the token that holds the fewest, then the oldest request
 //! ```
 //!
-//! A user never holds all permits, a token never all that its user may hold, and a store never more than half. So a user who sends many
-//! requests, or a store that hangs, does not block the others.
+//! A user never holds all permits, a token never all that its user may hold, and a store never more than half. So a
+//! user who sends many requests, or a store that hangs, does not block the others.
 //!
-//! Cost: a request looks at every waiting one; there are no more of those than connections.
+//! Cost: a request looks at every waiting one; at most as many wait as there are connections.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::auth::Caller;
 
-/// Who a request is for, and the store that it reads.
+/// The user and token of a request, and the store that it reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requester {
     user: String,
@@ -39,12 +39,12 @@ impl Requester {
     }
 }
 
-/// A number of permits.
+/// A fixed number of permits.
 pub struct FairSemaphore {
     queue: Arc<Mutex<Queue>>,
 }
 
-/// A permit, or a place in the queue for one. Dropping it returns the permit, or leaves the queue.
+/// A permit, or a place in the queue for one. Dropping it returns the permit or leaves the queue.
 pub struct Permit {
     queue: Arc<Mutex<Queue>>,
     number: u64,
@@ -53,9 +53,9 @@ pub struct Permit {
 struct Queue {
     most: usize,
     next: u64,
-    /// Each with the number of its request.
+    /// The number and the requester of each granted request.
     holders: Vec<(u64, Requester)>,
-    /// Oldest first.
+    /// Requests that wait, oldest first.
     waiting: Vec<Waiting>,
 }
 
@@ -76,7 +76,7 @@ impl FairSemaphore {
     /// Cancel safe: dropping the future leaves the queue.
     pub async fn acquire(&self, requester: Requester) -> Permit {
         let (permit, begun) = self.enter(requester);
-        // the sender lives in the queue, which the permit keeps
+        // the sender lives in the queue, which `permit` keeps alive
         let _ = begun.await;
         permit
     }
@@ -98,7 +98,7 @@ impl Queue {
         while let Some(index) = self.next_index() {
             let Waiting { number, requester, begin } = self.waiting.remove(index);
             self.holders.push((number, requester));
-            // a receiver that is gone returns its permit when it is dropped
+            // a permit whose receiver is gone was dropped or is about to be, and returns itself
             let _ = begin.send(());
         }
     }
@@ -158,7 +158,7 @@ mod tests {
         Requester { user: user.into(), token: Some(token.into()), store: store.map(str::to_owned) }
     }
 
-    /// A permit that was asked for.
+    /// A request for a permit.
     struct Asked {
         permit: Permit,
         begun: oneshot::Receiver<()>,
@@ -184,18 +184,18 @@ mod tests {
         let semaphore = FairSemaphore::new(4);
         let mut first = [0; 5].map(|_| ask(&semaphore, requester("a", "a1", None)));
         assert_eq!(begun(&mut first), [true, true, false, false, false]);
-        // another token of the user has the third, and another user the last
+        // another token of the user gets the third permit, and another user the last
         let mut second = [0; 3].map(|_| ask(&semaphore, requester("a", "a2", None)));
         assert_eq!(begun(&mut second), [true, false, false]);
         let mut other = ask(&semaphore, requester("b", "b1", None));
         assert!(other.has_begun());
-        // who has least at work is next, however long the others wait
+        // the user with the fewest permits is next, however long the others wait
         let mut late = ask(&semaphore, requester("c", "c1", None));
         assert!(!late.has_begun());
         let [one, _two, mut third, ..] = first;
         drop(one);
         assert!(late.has_begun() && begun(&mut second[1..]) == [false, false]);
-        // and the last one stays free, though others of theirs wait
+        // the last permit stays free although more requests of the same users wait
         drop((other.permit, late.permit));
         assert!(third.has_begun() && begun(&mut second[1..]) == [false, false]);
     }
@@ -217,9 +217,9 @@ mod tests {
         assert_eq!(begun(&mut asked), [true, false, false, false]);
         let [first, mut second, third, mut other] = asked;
         drop(first);
-        // equal shares: who came first
+        // with equal shares the oldest request is next
         assert!(second.has_begun() && !other.has_begun());
-        // whoever goes while they wait is out of the queue
+        // a dropped request leaves the queue
         drop(third);
         drop(second);
         assert!(other.has_begun());

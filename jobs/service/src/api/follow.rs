@@ -1,11 +1,11 @@
-//! Live streams of events, one by one.
+//! Live streams of events.
 //!
 //! ```text
 //!   store ──history, in pages──► stream ◄──live── bus
-//!                                   │ too slow for the bus ─► what it missed is read from the store
+//!                                   │ falls behind the bus ─► reads the missed events from the store
 //! ```
 //!
-//! So memory does not grow with slow watchers. A stream ends when its token does, and when the service stops.
+//! So a slow watcher costs no extra memory. A stream ends with its token, and when the service stops.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -26,11 +26,11 @@ use crate::{Service, until};
 fn sent(event: &EventView) -> Sent {
     let made = Sent::default().event(event.kind.name());
     let made = event.seq.map_or(made.clone(), |seq| made.id(seq.to_string()));
-    // of our own types, which JSON can hold
+    // these are our own types, which always serialize
     made.json_data(event).unwrap_or_default()
 }
 
-/// What a stream hears.
+/// The live inputs of a stream.
 struct Ear {
     receiver: Receiver<Arc<EventView>>,
     stopping: watch::Receiver<bool>,
@@ -42,7 +42,7 @@ impl Ear {
         Self { receiver, stopping: service.stopping.subscribe(), watcher }
     }
 
-    /// The next event; `None` when the stream is over.
+    /// The next event; `None` when the stream has to end.
     async fn hear(&mut self) -> Option<Result<Arc<EventView>, Behind>> {
         let heard = tokio::select! {
             biased;
@@ -57,7 +57,7 @@ impl Ear {
         }
     }
 
-    /// Whether the token is revoked or over; also where a stream is busy with its history.
+    /// Whether the token was revoked or expired. A stream that reads its history checks this too.
     async fn is_over(&mut self) -> bool {
         tokio::select! {
             biased;
@@ -67,15 +67,15 @@ impl Ear {
     }
 }
 
-/// It was too slow.
+/// The stream fell behind the bus, which dropped events.
 struct Behind;
 
-/// What both streams have: what they hear, what they may send by now, and how far they have sent.
+/// State of both kinds of stream: the live input, the events ready to send, and the last event sent.
 struct Feed {
     store: Arc<Store>,
     ear: Ear,
     ready: VecDeque<EventView>,
-    /// Number of the last event that was sent.
+    /// Number of the last event sent.
     after: i64,
 }
 
@@ -85,7 +85,7 @@ impl Feed {
         Self { store: Arc::clone(&service.store), ear, ready: VecDeque::new(), after }
     }
 
-    /// What is to be done before anything else: to end (`Some(None)`), or to send what is ready.
+    /// What precedes all other work: the end of the stream (`Some(None)`), or a ready event.
     async fn first(&mut self) -> Option<Option<Sent>> {
         if self.ear.is_over().await {
             return Some(None);
@@ -95,7 +95,7 @@ impl Feed {
         Some(Some(sent(&event)))
     }
 
-    /// Reads more of what there was; `false` when there is nothing more, `None` when the store fails.
+    /// Reads more history; `false` when there is none left, `None` when the store fails.
     async fn fill(
         &mut self,
         read: impl FnOnce(&Connection, i64) -> Result<Vec<EventView>, StoreError> + Send + 'static,
@@ -114,7 +114,7 @@ enum Stage {
     Ended,
 }
 
-/// The events of one job, from a number on.
+/// The events of one job after a number.
 pub struct Follower {
     feed: Feed,
     id: JobId,
@@ -122,12 +122,12 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// `receiver` must be older than the look at what there is.
+    /// `receiver` must have been created before the caller read the store.
     pub fn new(service: &Service, receiver: Receiver<Arc<EventView>>, watcher: Watcher, id: JobId, after: i64) -> Self {
         Self { feed: Feed::new(service, receiver, watcher, after), id, stage: Stage::History }
     }
 
-    /// The next one; `None` at the end.
+    /// The next event to send; `None` at the end.
     pub async fn next(&mut self) -> Option<Sent> {
         loop {
             if let Some(first) = self.feed.first().await {
@@ -137,7 +137,7 @@ impl Follower {
                 Stage::Ended => return None,
                 Stage::History => {
                     let id = self.id.clone();
-                    // where the store fails the client asks again, after the last one that it has
+                    // if the store fails the stream ends, and the client reconnects after its last event
                     if !self.feed.fill(move |c, after| events::history(c, &id, after, LARGEST_PAGE)).await? {
                         self.stage = Stage::MayHaveEnded;
                     }
@@ -158,7 +158,7 @@ impl Follower {
         }
     }
 
-    /// What the stream ends with, when the job is over and all of its events are sent.
+    /// The final message of the stream, once the job has ended and all its events are sent.
     async fn end(&self) -> Option<Sent> {
         let (id, after) = (self.id.clone(), self.feed.after);
         let look = self.feed.store.read(move |c| {
@@ -170,12 +170,12 @@ impl Follower {
                 Some(Sent::default().event("end").data(format!("{{\"state\":\"{state}\"}}")))
             }
             Ok(_) => None,
-            // it was deleted
+            // the job was deleted
             Err(_) => Some(Sent::default().event("end").data("{\"state\":null}")),
         }
     }
 
-    /// Waits for something new; `false` when the stream is over.
+    /// Waits for a new event; `false` when the stream has to end.
     async fn wait(&mut self) -> bool {
         loop {
             match self.feed.ear.hear().await {
@@ -198,18 +198,18 @@ impl Follower {
     }
 }
 
-/// Jobs of which a stream remembers whether they are its user's.
+/// Most jobs whose owner a stream remembers.
 const REMEMBERED: usize = 10_000;
 
 enum Part {
-    /// Nothing was sent yet.
+    /// No event was sent yet.
     Begin,
-    /// What there was before is read from the store.
+    /// Reads earlier events from the store.
     Missed,
     Live,
 }
 
-/// Changes of all jobs, or of one user's.
+/// Changes of all jobs, or of one user's jobs.
 pub struct Everything {
     feed: Feed,
     user: Option<String>,
@@ -218,7 +218,7 @@ pub struct Everything {
 }
 
 impl Everything {
-    /// `receiver` must be older than the look at what there is.
+    /// `receiver` must have been created before the caller read the store.
     pub fn new(
         service: &Service,
         receiver: Receiver<Arc<EventView>>,
@@ -229,14 +229,14 @@ impl Everything {
         Self { feed: Feed::new(service, receiver, watcher, after), user, own: HashMap::new(), part: Part::Begin }
     }
 
-    /// The next one; `None` at the end.
+    /// The next event to send; `None` at the end.
     pub async fn next(&mut self) -> Option<Sent> {
         loop {
             if let Some(first) = self.feed.first().await {
                 return first;
             }
             match self.part {
-                // a number without an event: who loses the connection before the first one misses nothing
+                // an id without an event: a client that disconnects before the first event can resume without a gap
                 Part::Begin => {
                     self.part = Part::Missed;
                     return Some(Sent::default().id(self.feed.after.to_string()));
@@ -261,7 +261,7 @@ impl Everything {
                         let read = self.feed.store.read(move |c| Ok((events::position(c, after)?, events::newest(c)?)));
                         let (position, newest) = read.await.map_err(|e| tracing::error!("a stream: {e}")).ok()?;
                         if position != Position::Here {
-                            // who missed something lists the jobs anew when told so
+                            // the client must list the jobs again after `missed`
                             self.feed.after = newest;
                             return Some(Sent::default().event("missed").data("{}").id(newest.to_string()));
                         }
@@ -272,7 +272,7 @@ impl Everything {
         }
     }
 
-    /// Whether a job is of those that may be seen; `None` when the store fails.
+    /// Whether the stream may show the job; `None` when the store fails.
     async fn is_own(&mut self, job: &JobId) -> Option<bool> {
         let Some(user) = &self.user else { return Some(true) };
         if let Some(own) = self.own.get(job) {

@@ -30,16 +30,16 @@ pub struct ListQuery {
         example = "running,queued"
     )]
     state: Option<String>,
-    /// Jobs of this user.
+    /// Only jobs of this user.
     #[param(max_length = 100)]
     user: Option<String>,
-    /// Jobs of this name.
+    /// Only jobs with this name.
     #[param(max_length = 100)]
     name: Option<String>,
-    /// How many at most.
+    /// Most jobs to return.
     #[param(minimum = 1, maximum = 500, default = 50)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// `next_cursor` of the previous page.
     #[param(pattern = "^[0-7]?[0-9a-f]{1,15}$")]
     cursor: Option<String>,
 }
@@ -47,9 +47,9 @@ pub struct ListQuery {
 /// A page of jobs.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct JobList {
-    /// Newest first.
+    /// The jobs, newest first.
     pub jobs: Vec<Job>,
-    /// Where older ones go on; null when there are none.
+    /// The `cursor` of the next page, with older jobs; null on the last page.
     pub next_cursor: Option<String>,
 }
 
@@ -90,8 +90,8 @@ impl ListQuery {
 
 /// List jobs
 ///
-/// Newest first, a page at a time. Of failures the first line and no problems: those come with the job itself.
-/// With the scope `submit` alone: one's own.
+/// Newest first, in pages. A failure here has only the first line of its message and no problems; get the job itself
+/// for the rest. A token with the scope `submit` alone sees only its user's jobs.
 #[utoipa::path(get, path = "/jobs", operation_id = "listJobs", tag = "jobs", params(ListQuery), responses(
     (status = 200, description = "A page of jobs", body = JobList),
 ))]
@@ -120,7 +120,7 @@ pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
     Ok(Json(job))
 }
 
-/// The job file, as it was submitted
+/// Get the job file as it was submitted
 #[utoipa::path(get, path = "/jobs/{id}/file", operation_id = "getJobFile", tag = "jobs", params(Id), responses(
     (status = 200, description = "The job file", content((String = "application/yaml"), (serde_json::Value = "application/json"))),
 ))]
@@ -133,8 +133,9 @@ pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
 
 /// Cancel a job
 ///
-/// A job that waits is cancelled at once; the worker of a running one is stopped within seconds. What is committed stays, and a
-/// retry goes on from there. While the disk of the data folder is full, one that waits is cancelled once there is room.
+/// Cancels a waiting job at once and stops the worker of a running job within seconds. Committed splits stay, and a
+/// retry continues from them. While the disk of the data folder is full, the cancel of a waiting job takes effect when
+/// there is space.
 #[utoipa::path(post, path = "/jobs/{id}/cancel", operation_id = "cancelJob", tag = "jobs", params(Id), responses(
     (status = 200, description = "It is cancelled", body = Job),
     (status = 202, description = "Its worker is being stopped, or there is no room to store the cancel yet", body = Job),
@@ -151,7 +152,7 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
 
 /// Retry a job
 ///
-/// A failed or cancelled job is queued again, under its id; it goes on after the splits that it had committed.
+/// Queues a failed or cancelled job again, under the same id. It continues after its committed splits.
 #[utoipa::path(post, path = "/jobs/{id}/retry", operation_id = "retryJob", tag = "jobs", params(Id), responses(
     (status = 202, description = "It waits for a slot", body = Job),
     (status = 409, description = "It is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
@@ -169,9 +170,9 @@ pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params
     Ok((StatusCode::ACCEPTED, Json(job)).into_response())
 }
 
-/// Forget a job
+/// Delete a job
 ///
-/// With its events and its log. The data set stays where it is.
+/// Deletes a finished job with its events and its log. The data set stays at its output.
 #[utoipa::path(delete, path = "/jobs/{id}", operation_id = "deleteJob", tag = "jobs", params(Id), responses(
     (status = 204, description = "It is forgotten"),
     (status = 409, description = "It is not over", body = ProblemDetails, content_type = "application/problem+json"),
@@ -201,11 +202,11 @@ async fn owned(app: &App, caller: &Caller, id: &crate::model::JobId) -> Answer<J
 /// Points of a job's rate plot.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RateList {
-    /// At most 600, oldest first; the further a job is, the further apart.
+    /// At most 600 points, oldest first; their distance grows with the duration of the job.
     pub points: Vec<RatePoint>,
 }
 
-/// The rate of a job over time
+/// Get the rate of a job over time
 #[utoipa::path(get, path = "/jobs/{id}/rates", operation_id = "listJobRates", tag = "jobs", params(Id), responses(
     (status = 200, description = "Its points", body = RateList),
 ))]

@@ -1,5 +1,5 @@
-//! How much one client may ask: a bucket of requests for each user, or each address without one; live streams by user and token;
-//! connections by address.
+//! Limits per client: a token bucket of requests for each user, or each address without a token; live streams by user
+//! and token; connections by address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use tokio::sync::watch;
 use crate::store::tokens::Holder;
 use crate::until;
 
-/// Clients that are remembered; when there are more, those with a full bucket are forgotten.
+/// Most clients to remember. Beyond this number, those with a full bucket are dropped.
 const CLIENTS: usize = 10_000;
 
-/// So many requests a minute, a minute's worth at once.
+/// A rate limit of requests per minute, with a burst of one minute's requests.
 pub struct Rate {
     per_minute: f64,
     buckets: Mutex<HashMap<String, Bucket>>,
@@ -32,10 +32,10 @@ impl Rate {
         Self { per_minute: f64::from(per_minute), buckets: Mutex::default() }
     }
 
-    /// Takes one.
+    /// Takes one request from the client's bucket.
     ///
     /// # Errors
-    /// Seconds until there is one.
+    /// Seconds until the bucket has a request.
     pub fn take(&self, client: &str, now: Instant) -> Result<(), u64> {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let full = self.per_minute;
@@ -57,7 +57,7 @@ impl Rate {
     }
 }
 
-/// How many live streams there may be.
+/// Most concurrent live streams.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamLimits {
     pub all: u32,
@@ -65,7 +65,7 @@ pub struct StreamLimits {
     pub per_token: u32,
 }
 
-/// Of what there are as many streams as there may be.
+/// Which limit of streams is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Crowd {
     All,
@@ -73,7 +73,7 @@ pub enum Crowd {
     Token,
 }
 
-/// Live streams, counted in all, by user and by token; those of a token end when it does.
+/// Live streams, counted in total, by user and by token. The streams of a token end with it.
 pub struct Watchers {
     open: Arc<Mutex<Open>>,
     most: StreamLimits,
@@ -91,7 +91,7 @@ struct OfToken {
     over: watch::Sender<bool>,
 }
 
-/// One of them.
+/// An open live stream; dropping it frees its place.
 pub struct Watcher {
     open: Arc<Mutex<Open>>,
     user: String,
@@ -104,15 +104,15 @@ impl Watchers {
         Self { open: Arc::default(), most }
     }
 
-    /// One more.
+    /// Opens a stream.
     ///
     /// # Errors
-    /// Of what there are as many as there may be.
+    /// The limit that is reached.
     pub fn enter(&self, holder: &Holder) -> Result<Watcher, Crowd> {
         let mut open = lock(&self.open);
         let of_user = open.users.get(&holder.user).copied().unwrap_or_default();
         let of_token = holder.token.as_ref().and_then(|t| open.tokens.get(t)).map_or(0, |t| t.streams);
-        // the narrowest is the one that its holder can do something about
+        // report the narrowest limit first: its holder can do something about it
         if holder.token.is_some() && of_token >= self.most.per_token {
             return Err(Crowd::Token);
         }
@@ -134,7 +134,7 @@ impl Watchers {
         Ok(Watcher { open: Arc::clone(&self.open), user: holder.user.clone(), token: holder.token.clone(), over })
     }
 
-    /// Ids of the tokens that have streams.
+    /// Ids of the tokens with open streams.
     pub fn tokens(&self) -> Vec<String> {
         lock(&self.open).tokens.keys().cloned().collect()
     }
@@ -148,7 +148,7 @@ impl Watchers {
 }
 
 impl Watcher {
-    /// Waits until the token is revoked or over; for ever where there is none.
+    /// Waits until the token is revoked or expires; forever without a token.
     pub async fn over(&mut self) {
         match &mut self.over {
             Some(over) => until(over).await,
@@ -187,14 +187,14 @@ fn show(streams: u32) {
     gauge!("stillhouse_watchers").set(f64::from(streams));
 }
 
-/// What is going on by address of the client: connections, or requests that a proxy passes on.
+/// Concurrent connections, or requests through a proxy, by client address.
 #[derive(Clone)]
 pub struct Addresses {
     now: Arc<Mutex<HashMap<IpAddr, u32>>>,
     most: u32,
 }
 
-/// One of them.
+/// One connection or request of an address; dropping it ends the count.
 pub struct Address {
     all: Arc<Mutex<HashMap<IpAddr, u32>>>,
     address: IpAddr,
@@ -205,7 +205,7 @@ impl Addresses {
         Self { now: Arc::default(), most }
     }
 
-    /// One more; `None` when there are as many as one address may have.
+    /// Counts one more; `None` if the address has reached its limit.
     pub fn enter(&self, address: IpAddr) -> Option<Address> {
         let mut now = lock(&self.now);
         let n = now.entry(address).or_default();
@@ -280,7 +280,7 @@ mod tests {
         let _fifth = enter(&a2).unwrap();
         drop(first);
         let _sixth = enter(&a1).unwrap();
-        // nobody is kept in mind who has none
+        // users without streams are not remembered
         assert_eq!(lock(&watchers.open).users.len(), 2);
     }
 

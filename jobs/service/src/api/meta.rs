@@ -1,4 +1,4 @@
-//! Of the service itself: health, version, documents, figures.
+//! The service itself: health, version, documents, metrics.
 
 use std::time::{Duration, Instant};
 
@@ -19,36 +19,36 @@ use crate::disk_space;
 use crate::store::jobs;
 use crate::store::tokens::Scope;
 
-/// How the service is.
+/// The status of the service.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// `ok` or `ready`.
     pub status: String,
 }
 
-/// Which service this is, and who asks.
+/// Version of the service, and the caller.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Version {
     /// Version of the program.
     pub version: String,
-    /// `open`: everybody on this machine is the user `local`. `token`: requests need a token.
+    /// `open`: everyone on this machine is the user `local`. `token`: requests need a token.
     pub auth: String,
-    /// Who asks; null without a good token where one is needed.
+    /// The caller; null without a valid token if one is needed.
     pub user: Option<String>,
-    /// What they may do.
+    /// What the caller may do.
     pub scopes: Vec<Scope>,
 }
 
-/// How long an answer of the database counts.
+/// How long an answer of the database counts as recent.
 const ANSWERED: Duration = Duration::from_millis(250);
 
-/// Whether the process is alive
+/// Check whether the process is alive
 #[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "It is", body = Status)))]
 pub async fn health(_: Params<Nothing>) -> Json<Status> {
     Json(Status { status: "ok".into() })
 }
 
-/// Whether the service takes jobs
+/// Check whether the service accepts jobs
 #[utoipa::path(get, path = "/ready", operation_id = "getReadiness", tag = "service", security(()), responses(
     (status = 200, description = "It does", body = Status),
     (status = 503, description = "It is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
@@ -64,7 +64,7 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<St
     if app.service.store.room.is_full() {
         return Err(refused(disk_space::FULL));
     }
-    // asked once for all who ask at the same time: this is answered whatever else is asked
+    // one query for all concurrent requests, because nothing limits the number of these
     let mut answered = app.answered.lock().await;
     if answered.is_none_or(|at| at.elapsed() > ANSWERED) {
         *answered = None;
@@ -77,7 +77,7 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<St
     Ok(Json(Status { status: "ready".into() }))
 }
 
-/// Version, and who asks
+/// Get the version, and the caller
 #[utoipa::path(get, path = "/version", operation_id = "getVersion", tag = "service", security((), ("token" = [])), responses((status = 200, description = "Version", body = Version)))]
 pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>) -> Json<Version> {
     let auth = if app.service.config.needs_token() { "token" } else { "open" };
@@ -85,21 +85,22 @@ pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>)
     Json(Version { version: env!("CARGO_PKG_VERSION").into(), auth: auth.into(), user, scopes })
 }
 
-/// This document
+/// Get this document
 #[utoipa::path(get, path = "/openapi.json", operation_id = "getOpenApi", tag = "service", security(()), responses((status = 200, description = "OpenAPI 3.1", body = Value)))]
 pub async fn openapi(_: Params<Nothing>) -> Json<Value> {
     Json(super::openapi::document())
 }
 
-/// The JSON Schema of job files
+/// Get the JSON Schema of job files
 #[utoipa::path(get, path = "/schema", operation_id = "getJobSchema", tag = "service", security(()), responses((status = 200, description = "JSON Schema, draft 2020-12", body = Value)))]
 pub async fn schema(_: Params<Nothing>) -> Json<Value> {
     Json(job_format().json_schema())
 }
 
-/// Figures for Prometheus
+/// Get metrics for Prometheus
 ///
-/// The same at `/metrics` beside the API, where Prometheus looks first. Gauges, counters and histograms of the service and its jobs.
+/// Gauges, counters and histograms of the service and its jobs. `/metrics`, outside the API, returns the same, because
+/// Prometheus looks there by default.
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "service", responses(
     (status = 200, description = "Figures, in the text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
 ))]

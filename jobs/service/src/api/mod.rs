@@ -1,10 +1,11 @@
-//! The REST API under `/api/v1`, the page at `/`, figures at `/metrics`.
+//! The REST API under `/api/v1`, the web page at `/`, metrics at `/metrics`.
 //!
 //! ```text
-//!   request ─► id, host and origin ─► token ─► place, rate ─► handler ─► id, security headers, log line, figures
+//!   request ─► id, host and origin ─► token ─► slot, rate limit ─► handler ─► id, security headers, log line, metrics
 //! ```
 //!
-//! Every error is a problem detail (RFC 9457). The OpenAPI document is made from the handlers; `jobs/openapi.json` is held equal to it by a test.
+//! Every error is a problem detail (RFC 9457). The handlers define the OpenAPI document; a test compares
+//! `jobs/openapi.json` with it.
 
 mod admission;
 pub mod auth;
@@ -50,28 +51,29 @@ use super::model::{JobId, Time};
 use super::proxies::Proxies;
 use super::store::{StoreError, jobs as stored, tokens};
 
-/// Where the API is.
+/// Path prefix of the API.
 pub const BASE: &str = "/api/v1";
 
-/// What handlers share.
+/// State that all handlers share.
 pub struct Shared {
     pub service: Arc<Service>,
     pub watchers: Watchers,
-    /// Reports and manifests that are made of data sets on disks, and of those in stores: a store that hangs holds up no disk.
+    /// Permits for reports and manifests of data sets on disk, and of those in object stores: a store that hangs does
+    /// not block disks.
     disk_reports: FairSemaphore,
     store_reports: FairSemaphore,
     reports: ReportCache,
-    /// Job files that are checked, and logs whose last lines are looked for: either takes a processor for a while.
+    /// Permits for checks of job files, and for searches of a log's last lines: both use a CPU for a while.
     checks: FairSemaphore,
     tails: FairSemaphore,
     admission: Arc<Admission>,
-    /// When the database answered last.
+    /// When the database last answered.
     answered: tokio::sync::Mutex<Option<Instant>>,
     proxies: Proxies,
-    /// Requests at once by address of the client, where a proxy passes them on.
+    /// Concurrent requests by client address, for clients behind a trusted proxy.
     passed_on: Addresses,
     requests: Rate,
-    /// Of tokens with the scope admin, and of figures: whatever others ask, these have requests left.
+    /// Separate rate limit for admin tokens and metrics, so that other requests never exhaust it.
     kept_requests: Rate,
     submissions: Rate,
 }
@@ -81,7 +83,7 @@ pub type App = Arc<Shared>;
 const CHECKS: usize = 4;
 const TAILS: usize = 4;
 
-/// How long a token may be revoked before its streams end, at most.
+/// Longest time between the revocation of a token and the end of its streams.
 const LOOK_AT_TOKENS: Duration = Duration::from_millis(200);
 
 /// The two ends of a connection.
@@ -89,7 +91,7 @@ const LOOK_AT_TOKENS: Duration = Duration::from_millis(200);
 pub struct Ends {
     pub local: SocketAddr,
     pub peer: SocketAddr,
-    /// Where the connection has one of the places that are kept: raised by a request that they are kept for.
+    /// Set if the connection has a reserved slot. A request of the kind that these slots are for makes it true.
     pub kept: Option<Arc<AtomicBool>>,
 }
 
@@ -97,7 +99,7 @@ pub struct Ends {
 #[derive(Debug, Clone)]
 pub struct RequestId(String);
 
-/// The handlers, with what documents them.
+/// The handlers and their documentation.
 pub fn documented() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(meta::health))
@@ -120,7 +122,7 @@ pub fn documented() -> OpenApiRouter<App> {
         .routes(routes!(results::report))
 }
 
-/// Everything that is served.
+/// Everything that the server serves.
 pub fn router(service: Arc<Service>) -> Router {
     let limits = &service.config.limits;
     let shared: App = Arc::new(Shared {
@@ -155,7 +157,7 @@ pub fn router(service: Arc<Service>) -> Router {
         .with_state(shared)
 }
 
-/// Ends the streams of tokens that are revoked or over. They are revoked by another process, so the store is asked.
+/// Ends the streams of tokens that were revoked or expired. Another process revokes them, so this polls the store.
 async fn end_streams(shared: Weak<Shared>) {
     let mut looks = tokio::time::interval(LOOK_AT_TOKENS);
     loop {
@@ -182,10 +184,10 @@ async fn end_streams(shared: Weak<Shared>) {
     }
 }
 
-/// Whether the caller may look at a job; with the scope `submit` alone only at their own.
+/// Checks that the caller may see a job; the scope `submit` alone allows only the caller's own jobs.
 ///
 /// # Errors
-/// 401, 403; the same whether another user's job is there or not.
+/// 401 or 403; the answer for another user's job is the same whether it exists or not.
 async fn must_see(app: &App, caller: &Caller, id: &JobId) -> Answer<()> {
     let Some(user) = caller.sight()? else { return Ok(()) };
     let id = id.clone();
@@ -196,17 +198,17 @@ async fn must_see(app: &App, caller: &Caller, id: &JobId) -> Answer<()> {
     }
 }
 
-/// Paths that ask nothing but whether the service is there: answered whatever else is asked.
+/// Paths that check whether the service runs; never limited by other requests.
 fn is_vital(path: &str) -> bool {
     matches!(path, "/api/v1/health" | "/api/v1/ready")
 }
 
-/// Paths of the figures.
+/// Paths of the metrics.
 fn is_figures(path: &str) -> bool {
     matches!(path, "/metrics" | "/api/v1/metrics")
 }
 
-/// Paths that need no token: they tell nothing of jobs.
+/// Paths that need no token, because they reveal nothing about jobs.
 fn is_public(path: &str) -> bool {
     matches!(
         path,
@@ -242,7 +244,7 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     let status = response.status();
     if let Some(mut problem) = response.extensions_mut().remove::<ProblemDetails>() {
         problem.request_id = Some(id.0.as_str().into());
-        // those of the problem, with its media type; the id makes it longer
+        // keep the problem's headers with its media type; the id makes the body longer
         let mut headers = std::mem::take(response.headers_mut());
         headers.remove(header::CONTENT_LENGTH);
         response = (status, Json(&problem)).into_response();
@@ -256,7 +258,7 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     histogram!(super::metrics::HTTP, "route" => route, "status" => class).record(seconds);
     let _entered = span.enter();
     let address = address.map(tracing::field::display);
-    // a full disk and a service that stops are told once, where they are found
+    // a full disk or a stopping service is logged once, where it is found
     let reported = matches!(status, StatusCode::INSUFFICIENT_STORAGE | StatusCode::SERVICE_UNAVAILABLE);
     match status.is_server_error() && !reported {
         true => tracing::error!(status = status.as_u16(), user, address, seconds, "answered"),
@@ -265,7 +267,7 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     response
 }
 
-/// Counts a request until its answer is sent, or is not wanted any more.
+/// Counts a request against its address until the body of its answer is sent or dropped.
 fn held_by_body(response: Response, held: Option<Address>) -> Response {
     match held {
         Some(held) => response.map(|body| {
@@ -278,12 +280,12 @@ fn held_by_body(response: Response, held: Option<Address>) -> Response {
     }
 }
 
-/// Does a change with what follows from it to the end, also when the client that asked for it has gone meanwhile.
+/// Runs a change and its consequences to the end, even if the client disconnects meanwhile.
 pub async fn to_the_end<T: Send + 'static>(change: impl Future<Output = Answer<T>> + Send + 'static) -> Answer<T> {
     tokio::spawn(change).await.map_err(|e| ProblemDetails::internal(&e))?
 }
 
-/// Methods that clients make up must not make up labels.
+/// The method as a label; unknown methods share one, so that clients cannot create labels.
 fn method_name(method: &axum::http::Method) -> &'static str {
     match method.as_str() {
         "GET" => "GET",
@@ -294,7 +296,7 @@ fn method_name(method: &axum::http::Method) -> &'static str {
     }
 }
 
-/// Whether a request may go on, and who sends it.
+/// Decides whether to accept a request, and returns its caller.
 async fn admit(
     shared: &App,
     ends: Option<Ends>,
@@ -381,7 +383,7 @@ fn secure(headers: &mut HeaderMap, id: &RequestId, path: &str) {
     set("cache-control", if page { "no-cache" } else { "no-store" });
     let live = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     if live {
-        // proxies that hold answers back let this one through
+        // nginx must not buffer a stream
         headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     }
     if let Ok(value) = HeaderValue::from_str(&id.0) {

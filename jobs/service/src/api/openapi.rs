@@ -1,4 +1,4 @@
-//! The OpenAPI document: from the handlers, with the job file's own schema put in.
+//! The OpenAPI document: made from the handlers, with the job file's schema inserted.
 
 use std::sync::OnceLock;
 
@@ -9,7 +9,7 @@ const DESCRIPTION: &str = "Batch jobs that turn raw corpora into training shards
     Errors are problem details (RFC 9457). Where the service needs tokens, every path but health, readiness, version and the documents \
     answers 401 without one.";
 
-/// The document.
+/// The OpenAPI document.
 pub fn document() -> Value {
     static DOCUMENT: OnceLock<Value> = OnceLock::new();
     DOCUMENT.get_or_init(make).clone()
@@ -31,7 +31,7 @@ fn make() -> Value {
     document
 }
 
-/// A header is there or not: its text has no null, which the schema of an `Option` allows.
+/// Removes `null` from the types of headers: a header is absent or has text, but the schema of an `Option` allows null.
 fn plain_headers(document: &mut Value) {
     let operations = document["paths"].as_object_mut().into_iter().flatten();
     for (_, operation) in operations.flat_map(|(_, methods)| methods.as_object_mut().into_iter().flatten()) {
@@ -46,7 +46,7 @@ fn plain_headers(document: &mut Value) {
     }
 }
 
-/// Puts the job file's schema where `JobFile` stands for it, its definitions beside it.
+/// Replaces the placeholder `JobFile` by the job file's schema, and adds the schema's definitions.
 fn job_file(document: &mut Value) {
     let mut schema = job_format().json_schema();
     let definitions = schema.as_object_mut().and_then(|s| s.remove("$defs"));
@@ -78,7 +78,7 @@ fn point_to_components(schema: &mut Value) {
     }
 }
 
-/// What every path may answer, besides what it documents itself.
+/// Adds the answers that every path may give besides its own.
 fn common_answers(document: &mut Value) {
     let problem = |description: &str| json!({"description": description, "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}});
     let Some(paths) = document["paths"].as_object_mut() else { return };
@@ -117,7 +117,7 @@ fn common_answers(document: &mut Value) {
 mod tests {
     use super::*;
 
-    /// To bring it up to date: `cargo run -p stillhouse -- schema --openapi > jobs/openapi.json`.
+    /// To update the file: `cargo run -p stillhouse -- schema --openapi > jobs/openapi.json`.
     #[test]
     fn the_document_in_the_repository_is_that_of_the_code() {
         let kept: Value = serde_json::from_str(include_str!("../../../openapi.json")).unwrap();

@@ -1,4 +1,4 @@
-//! The page at `/`: a few files without a build step, in the program itself.
+//! The web page at `/`: a few files without a build step, embedded in the program.
 
 use axum::Router;
 use axum::extract::Path;

@@ -12,23 +12,23 @@ use crate::disk_space;
 use crate::model::FieldProblem;
 use crate::store::StoreError;
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ProblemDetails {
-    /// Kind of problem: `about:blank` where the status says it all.
+    /// Kind of problem: `about:blank` if the status explains it.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// The kind in words.
+    /// Name of the kind.
     pub title: &'static str,
-    /// The status of the answer.
+    /// The HTTP status.
     pub status: u16,
-    /// This one, in words.
+    /// Explanation of this problem.
     pub detail: String,
-    /// The id of the request, as in the header `x-request-id` and in the service's log.
+    /// Id of the request, as in the header `x-request-id` and in the service's log.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub request_id: Option<Box<str>>,
-    /// Everything that is wrong with a job file, by field.
+    /// All problems of the job file, by field.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<FieldProblem>,
     #[serde(skip)]
@@ -71,12 +71,12 @@ impl ProblemDetails {
         }
     }
 
-    /// The disk is full; the log tells it once, where it is found.
+    /// The disk is full; `disk_space` logs that once.
     pub fn no_room() -> Self {
         Self { retry_after_seconds: Some(60), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, disk_space::FULL) }
     }
 
-    /// What went wrong here is told to the log; the client learns that something did.
+    /// Logs the error; the client learns only that the service failed.
     pub fn internal(error: &dyn std::fmt::Display) -> Self {
         tracing::error!("{error}");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the service failed; its log tells more, under the request's id")
@@ -109,7 +109,7 @@ impl IntoResponse for ProblemDetails {
         if status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"stillhouse\""));
         }
-        // the middleware adds the request's id to it
+        // the middleware adds the request's id to the body
         response.extensions_mut().insert(self);
         response
     }

@@ -1,4 +1,4 @@
-//! What requests carry, read strictly: a key that is unknown or twice is a mistake to tell.
+//! Strict extractors: an unknown or repeated query key is an error.
 
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::StatusCode;
@@ -24,7 +24,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     }
 }
 
-/// The job in the path.
+/// The job id in the path.
 #[derive(IntoParams)]
 #[into_params(names("id"), parameter_in = Path)]
 pub struct Id(
@@ -53,7 +53,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// For queries without keys.
+/// A query without keys.
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nothing {}

@@ -1,7 +1,8 @@
 //! A cache of reports and manifests, so that repeated and concurrent requests share one worker.
 //!
-//! The key holds the job, so an answer never shows another job's data set. An entry expires after five seconds: a run outside of this service may
-//! overwrite the data set. It also expires when an attempt at any job begins or ends, because that attempt may write to the same output.
+//! The key holds the job, so an answer never shows another job's data set. An entry expires after five seconds, because
+//! a run outside of this service may overwrite the data set. It also expires when an attempt at any job begins or ends,
+//! because that attempt may write to the same output.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +48,7 @@ impl ReportCache {
     /// The entry, or the result of `make`. Concurrent requests for the same key wait for one `make`.
     ///
     /// # Errors
-    /// Of `make`; the cache does not store errors.
+    /// The error of `make`; the cache does not store errors.
     pub async fn get_or_make(&self, key: Key, make: impl Future<Output = Answer<Bytes>>) -> Answer<Bytes> {
         self.0.try_get_with(key, make).await.map_err(Arc::unwrap_or_clone)
     }

@@ -1,6 +1,6 @@
-//! What a job leaves: its log, the manifest and a report of its data set.
+//! The results of a job: its log, and the manifest and a report of its data set.
 //!
-//! Manifest and report are read by a worker, confined like the job's own: a data set is input like any other.
+//! A confined worker reads manifest and report, because a data set is untrusted input.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,32 +33,32 @@ use crate::order::Work;
 use crate::store::{Store, events, jobs};
 use crate::until;
 
-/// Whether to go on.
+/// Which lines to return, and whether to follow the log.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct LogsQuery {
-    /// Whether to go on until the job is over.
+    /// Whether to continue until the job has ended.
     #[param(default = false)]
     follow: Option<bool>,
-    /// Only so many of the last lines.
+    /// Only this many of the last lines.
     #[param(minimum = 0, maximum = 1_000_000)]
     tail: Option<u32>,
 }
 
-/// Which row.
+/// Which row to decode.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ReportQuery {
-    /// The row to decode, counted over the whole data set.
+    /// Number of the row to decode, from 0, over the whole data set.
     #[param(minimum = 0, default = 0)]
     row: Option<u64>,
 }
 
-/// The log of a job
+/// Get the log of a job
 ///
-/// Lines of all attempts, each with its time; the oldest go when there are too many.
+/// Lines of all attempts, each with its time. The oldest lines are removed when the log reaches its limit.
 #[utoipa::path(get, path = "/jobs/{id}/logs", operation_id = "getJobLogs", tag = "results", params(Id, LogsQuery), responses(
     (status = 200, description = "Lines", content((String = "text/plain; charset=utf-8"))),
     (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
@@ -80,7 +80,7 @@ pub async fn logs(
         if lines > MOST_LINES {
             return Err(ProblemDetails::bad_request(format!("tail: got {lines}; valid: 0 to {MOST_LINES}")));
         }
-        // it is read whole: some megabytes
+        // `tail` reads the whole log, some megabytes
         let _permit = app.tails.acquire(Requester::of(&caller)).await;
         let skip = move || reader.tail(lines as usize).map(|()| reader);
         let skipped = tokio::task::spawn_blocking(skip).await.map_err(|e| ProblemDetails::internal(&e))?;
@@ -105,7 +105,7 @@ const LOOK: Duration = Duration::from_millis(300);
 struct Lines {
     reader: Option<LogReader>,
     id: JobId,
-    /// Whether nothing more will be written.
+    /// Whether the job writes no more lines.
     over: bool,
     store: std::sync::Arc<Store>,
     receiver: Receiver<std::sync::Arc<EventView>>,
@@ -129,14 +129,14 @@ impl Lines {
                 Ok(_) => self.reader = Some(reader),
             }
             if self.wait().await.is_none() {
-                // cut off, not ended: the job goes on
+                // an error, not an end: the job goes on
                 self.reader = None;
                 return Some(Err(std::io::Error::other("the service stops, or the token is over")));
             }
         }
     }
 
-    /// Waits a little, or until the job is over; `None` when the service stops or the token is over.
+    /// Waits a moment, or until the job has ended; `None` when the service stops or the token is no longer valid.
     async fn wait(&mut self) -> Option<()> {
         let pause = tokio::time::sleep(LOOK);
         tokio::pin!(pause);
@@ -163,7 +163,7 @@ impl Lines {
                     }
                 }
                 Ok(_) => {}
-                // the change that ends it may be among those that were missed
+                // the missed events may include the final one
                 Err(RecvError::Lagged(_)) => {
                     let id = self.id.clone();
                     let job = self.store.read(move |c| jobs::get(c, &id)).await;
@@ -178,7 +178,7 @@ impl Lines {
     }
 }
 
-/// The manifest of a job's data set
+/// Get the manifest of a job's data set
 #[utoipa::path(get, path = "/jobs/{id}/manifest", operation_id = "getJobManifest", tag = "results", params(Id), responses(
     (status = 200, description = "`manifest.json`", body = Value),
     (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
@@ -191,9 +191,9 @@ pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Par
     answer(&app, &caller, id, Query::Manifest).await
 }
 
-/// A report of a job's data set
+/// Get a report of a job's data set
 ///
-/// Totals, statistics, perplexity, bytes per token by column, and one row decoded. It may be some seconds old.
+/// Totals, statistics, perplexity, bytes per token by column, and one decoded row. The report may be some seconds old.
 #[utoipa::path(get, path = "/jobs/{id}/report", operation_id = "getJobReport", tag = "results", params(Id, ReportQuery), responses(
     (status = 200, description = "What `stillhouse inspect --json` gives", body = Value),
     (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
@@ -211,7 +211,7 @@ pub async fn report(
     answer(&app, &caller, id, Query::Report(query.row.unwrap_or(0))).await
 }
 
-/// The cached answer, or that of a worker once the caller has a permit.
+/// The cached answer, or a worker's answer once the caller has a permit.
 async fn answer(app: &App, caller: &Caller, id: JobId, query: Query) -> Answer<Response> {
     let job_id = id.clone();
     let look = app.service.store.read(move |c| {
@@ -259,7 +259,7 @@ fn as_json(answer: Bytes) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static(JSON))], answer).into_response()
 }
 
-/// The store that an output is in; `None` for one on a disk.
+/// The object store of an output; `None` for one on disk.
 fn store_of(output: &str) -> Option<String> {
     let url = StoreUrl::parse(output)?.ok()?;
     Some(format!("{}://{}", url.scheme, url.bucket))

@@ -1,7 +1,7 @@
-//! Job files coming in: checked as far as that takes no reading of input or models, then queued.
+//! Submission of job files: checks all that needs no reading of input or models, then queues the job.
 //!
-//! What needs the input or the teacher is found by the worker, within the first seconds of the first attempt: it runs confined,
-//! and its findings come back by field all the same.
+//! The worker finds problems of the input or the teacher within the first seconds of the first attempt. It is confined,
+//! and reports its findings by field as well.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,56 +39,57 @@ use crate::store::tokens::Scope;
 pub const YAML: &str = "application/yaml";
 pub const JSON: &str = "application/json";
 
-/// How a job is to be run.
+/// How to run a job.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SubmitQuery {
-    /// Absolute folder on the server that relative paths of the job file are relative to.
+    /// Absolute folder on the server: the base of the job file's relative paths.
     #[param(max_length = 4096)]
     folder: Option<String>,
-    /// Jobs of higher priority go first.
+    /// Jobs of higher priority run first.
     #[param(minimum = -100, maximum = 100, default = 0)]
     priority: Option<i32>,
-    /// How many attempts may fail or crash; at most what the server allows, which is the default.
+    /// Attempts that may fail or crash. Default and maximum: the server's limit.
     #[param(minimum = 1)]
     max_attempts: Option<u32>,
-    /// Longest that one attempt may take; at most what the server allows, which is the default.
+    /// Longest duration of one attempt. Default and maximum: the server's limit.
     #[param(minimum = 1)]
     time_limit_seconds: Option<u64>,
-    /// Most that the shards may take; at most what the server allows, which is the default.
+    /// Largest total size of the shards. Default and maximum: the server's limit.
     #[param(minimum = 1)]
     output_limit_bytes: Option<u64>,
-    /// Whether it may replace the data set of another job at its output.
+    /// Whether the job may replace another job's data set at its output.
     #[param(default = false)]
     overwrite: Option<bool>,
-    /// Where the data set is finished and the input has grown by files: whether to make splits of the new files only and keep every shard.
+    /// For a finished data set whose input has new files: whether to make splits only of the new files and keep every
+    /// shard.
     #[param(default = false)]
     append: Option<bool>,
 }
 
-/// Where relative paths are relative to.
+/// Base folder of relative paths.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ValidateQuery {
-    /// Absolute folder on the server that relative paths of the job file are relative to.
+    /// Absolute folder on the server: the base of the job file's relative paths.
     #[param(max_length = 4096)]
     folder: Option<String>,
 }
 
-/// Whether a job file would be taken.
+/// The result of a validation.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Validation {
-    /// Whether nothing was found that is wrong.
+    /// Whether no problem was found.
     pub valid: bool,
     /// The job's name.
     pub name: Option<String>,
-    /// Everything that is wrong, by field.
+    /// All problems, by field.
     pub problems: Vec<FieldProblem>,
 }
 
-/// A job file that was read.
+/// A job file from a request.
 struct Upload {
     json: bool,
     text: String,
@@ -96,7 +97,7 @@ struct Upload {
 
 /// Submit a job
 ///
-/// The body is a job file. With the header `Idempotency-Key` the same request can be sent again without making a second job.
+/// The body is a job file. A request with the header `Idempotency-Key` can be repeated without creating a second job.
 #[utoipa::path(post, path = "/jobs", operation_id = "submitJob", tag = "jobs", params(SubmitQuery,
     ("Idempotency-Key" = Option<String>, Header, description = "1 to 200 visible ASCII characters that name this submission", pattern = "^[!-~]{1,200}$")),
     request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
@@ -171,7 +172,7 @@ pub async fn submit(
 
 /// Validate a job file
 ///
-/// Finds what a submission would find, and submits nothing.
+/// Runs the checks of a submission, and submits nothing.
 #[utoipa::path(post, path = "/validate", operation_id = "validateJob", tag = "jobs", params(ValidateQuery),
     request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
     responses(
@@ -196,7 +197,7 @@ pub async fn validate(
     let (name, problems) = match checked.outcome {
         Ok(_) => (checked.name, Vec::new()),
         Err(problems) => {
-            // a name that is missing or wrong was replaced, so that the rest could be checked
+            // the parser replaced a missing or invalid name to check the rest of the file
             let name = checked.name.filter(|_| !problems.touches("name"));
             (name, bounds::problems(problems.0.iter().map(FieldProblem::from)))
         }
@@ -204,7 +205,7 @@ pub async fn validate(
     Ok(Json(Validation { valid: problems.is_empty(), name, problems }))
 }
 
-/// Stands for the job file's schema in the document; see `openapi.rs`.
+/// Placeholder for the job file's schema in the OpenAPI document; see `openapi.rs`.
 #[derive(ToSchema)]
 pub struct JobFile {}
 
@@ -215,7 +216,7 @@ fn slow_down(app: &App, caller: &Caller) -> Answer<()> {
     })
 }
 
-/// What is asked for, within what the server allows.
+/// The options of a submission, within the server's limits.
 struct Options {
     priority: i32,
     max_attempts: u32,
@@ -274,7 +275,7 @@ fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
 
 fn fingerprint(upload: &Upload, folder: &Path, options: &Options) -> [u8; 32] {
     let Options { priority, max_attempts, time_limit_seconds, output_limit_bytes, overwrite, append } = options;
-    // keys of before there was the word keep their requests
+    // without `append` the text is as in earlier versions, so that older keys still match their requests
     let append = if *append { " append" } else { "" };
     let settings = format!("{priority} {max_attempts} {time_limit_seconds} {output_limit_bytes} {overwrite}{append}");
     let mut hash = Sha256::new();
@@ -316,7 +317,7 @@ async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload
         let detail = format!("the job file is larger than {kilobytes} kB, the most that this server takes");
         ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     };
-    // told before any of it is waited for
+    // refuse before the body arrives
     if body.size_hint().lower() > most as u64 {
         return Err(too_large());
     }
@@ -336,15 +337,16 @@ async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload
     Ok(Upload { json, text })
 }
 
-/// What was found of a file.
+/// The result of the checks of a file.
 struct Checked {
-    /// The name in it.
+    /// The name in the file.
     name: Option<String>,
     outcome: Result<(JobSpec, Slot), Problems>,
 }
 
-/// Checks a file against the schema, the named checks, the server's configuration, and what can be known of models and output. It looks at
-/// the disk and asks the hub, so it may block: given up when it takes too long or the client has gone.
+/// Checks a file against the schema, the named checks, the server's configuration, and what is known of models and
+/// output. It reads the disk and asks the hub, so it may block; it stops at the time limit or when the client
+/// disconnects.
 async fn check(app: &App, caller: &Caller, upload: Upload, folder: PathBuf) -> Answer<(Checked, PathBuf)> {
     let seconds = app.service.config.limits.check_seconds;
     let deadline = Instant::now() + Duration::from_secs(seconds.into());
@@ -359,7 +361,7 @@ async fn check(app: &App, caller: &Caller, upload: Upload, folder: PathBuf) -> A
     let (service, admission, go_on) = (Arc::clone(&app.service), Arc::clone(&app.admission), waiting.go_on());
     let work = tokio::task::spawn_blocking(move || {
         let checked = check_now(&service.config, &admission, &upload, &folder, &go_on);
-        // its turn is over when the work is, not when nobody waits for it any more
+        // the permit ends with the work, even if the client no longer waits
         drop(turn);
         (checked, folder)
     });
@@ -368,7 +370,7 @@ async fn check(app: &App, caller: &Caller, upload: Upload, folder: PathBuf) -> A
     Ok((checked.ok_or_else(late)?, folder))
 }
 
-/// `None` where `go_on` says no before it is done.
+/// `None` if `go_on` returned false before the end.
 fn check_now(
     config: &Config,
     admission: &Admission,
@@ -419,7 +421,7 @@ fn slotted(config: &Config, spec: JobSpec, mut problems: Problems) -> Result<(Jo
     problems.into_result().map(|()| (spec, slot))
 }
 
-/// What the job takes up: as its teacher's device says, `auto` on a GPU where the server has one.
+/// The slot that the job needs: the teacher's device decides; `auto` takes a GPU if the server has one.
 fn slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
     const FIELD: &str = "extract.teacher.device";
     let capacity = &config.capacity;
@@ -435,7 +437,7 @@ fn slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
         return Err(Problem::new(FIELD, device, valid));
     }
     match (device.as_str(), device.parse::<DeviceChoice>()) {
-        // the checks of the job file tell it
+        // the checks of the job file report it
         (_, Err(_)) => Ok(Slot::Cpu),
         (_, Ok(DeviceChoice::Cpu)) => cpu(capacity.cpu_slots, FIELD),
         (_, Ok(DeviceChoice::Auto)) if capacity.gpus.is_empty() => cpu(capacity.cpu_slots, FIELD),
@@ -456,9 +458,9 @@ fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
     }
 }
 
-/// Where the data set goes, as a person knows it before the job has run.
+/// The output's path or URL, as it is known before the job runs.
 fn shown_output(spec: &JobSpec, folder: &Path) -> String {
-    // nothing stands for anything here; what is escaped is as it will be
+    // expands no variables, only removes escapes
     let path = Names::none().real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
     Location::parse(folder, &path).map_or(path, |place| place.to_string())
 }

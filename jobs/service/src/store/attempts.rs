@@ -1,20 +1,20 @@
-//! Attempts at jobs: which process made them, and how they ended.
+//! Attempts at jobs: their worker processes, and how they ended.
 
 use rusqlite::{Connection, params};
 
 use super::{Result, damaged};
 use crate::model::{Failure, Time};
 
-/// An attempt that nobody has closed.
+/// An attempt without a stored end.
 #[derive(Debug, Clone)]
 pub struct OpenAttempt {
-    /// Number of the job's row.
+    /// Row number of the job.
     pub job: i64,
-    /// The worker, and when the kernel says that it began.
+    /// The worker's process id, and the kernel's start time of the process.
     pub process: Option<(i32, u64)>,
 }
 
-/// Notes that an attempt begins.
+/// Stores the start of an attempt.
 pub fn begin(connection: &Connection, job: i64, attempt: u32, user: &str, now: Time) -> Result<()> {
     connection
         .prepare_cached("INSERT INTO attempts (job, attempt, user, started_at) VALUES (?, ?, ?, ?)")?
@@ -22,7 +22,7 @@ pub fn begin(connection: &Connection, job: i64, attempt: u32, user: &str, now: T
     Ok(())
 }
 
-/// Notes which process makes it.
+/// Stores the worker process of an attempt.
 pub fn set_process(connection: &Connection, job: i64, attempt: u32, process: i32, began: u64) -> Result<()> {
     connection
         .prepare_cached("UPDATE attempts SET process = ?, process_began = ? WHERE job = ? AND attempt = ?")?
@@ -30,7 +30,7 @@ pub fn set_process(connection: &Connection, job: i64, attempt: u32, process: i32
     Ok(())
 }
 
-/// Notes how the open attempt of a job ended.
+/// Stores how the open attempt of a job ended.
 pub fn end(connection: &Connection, job: i64, outcome: &str, reason: Option<&str>, now: Time) -> Result<()> {
     connection
         .prepare_cached("UPDATE attempts SET ended_at = ?, outcome = ?, reason = ? WHERE job = ? AND ended_at IS NULL")?
@@ -38,7 +38,7 @@ pub fn end(connection: &Connection, job: i64, outcome: &str, reason: Option<&str
     Ok(())
 }
 
-/// Counts a failed attempt at a job, with its failure and the time of the next one.
+/// Counts a failed attempt, and stores its failure and the time of the next one.
 pub fn fail(connection: &Connection, seq: i64, failure: &Failure, not_before: Option<Time>) -> Result<()> {
     let text = serde_json::to_string(failure).map_err(damaged)?;
     connection
@@ -47,19 +47,19 @@ pub fn fail(connection: &Connection, seq: i64, failure: &Failure, not_before: Op
     Ok(())
 }
 
-/// Sets the time of the next attempt at a job that waits for another run. This counts no failure.
+/// Sets the time of the next attempt at a job that waits for another run; not counted as a failure.
 pub fn wait_until(connection: &Connection, seq: i64, not_before: Time) -> Result<()> {
     connection.prepare_cached("UPDATE jobs SET not_before = ? WHERE seq = ?")?.execute(params![not_before.0, seq])?;
     Ok(())
 }
 
-/// Counts a start that was lost with the service; gives how many there were.
+/// Counts a start lost to the end of the service; returns the new count.
 pub fn count_interruption(connection: &Connection, seq: i64) -> Result<u32> {
     let sql = "UPDATE jobs SET interruptions = interruptions + 1 WHERE seq = ? RETURNING interruptions";
     Ok(connection.prepare_cached(sql)?.query_row([seq], |row| row.get(0))?)
 }
 
-/// Attempts without an end.
+/// All attempts without a stored end.
 pub fn open(connection: &Connection) -> Result<Vec<OpenAttempt>> {
     let mut statement =
         connection.prepare_cached("SELECT job, process, process_began FROM attempts WHERE ended_at IS NULL")?;
@@ -70,7 +70,7 @@ pub fn open(connection: &Connection) -> Result<Vec<OpenAttempt>> {
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Milliseconds that each user's jobs took of slots since a time, those that still run included.
+/// Milliseconds of slots that each user's jobs used since a time, including running jobs.
 pub fn used_since(connection: &Connection, since: Time, now: Time) -> Result<Vec<(String, i64)>> {
     let mut statement = connection.prepare_cached(
         "SELECT user, SUM(MIN(COALESCE(ended_at, ?1), ?1) - MAX(started_at, ?2)) FROM attempts

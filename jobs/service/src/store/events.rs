@@ -1,4 +1,4 @@
-//! Events of jobs, numbered over the whole service.
+//! Events of jobs, numbered across the whole service.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{Result, damaged};
 use crate::model::{EventType, EventView, JobId, Time};
 
-/// A job as events name it.
+/// A job as events refer to it: row number, id and current attempt.
 #[derive(Debug, Clone)]
 pub struct Whose {
     pub seq: i64,
@@ -24,29 +24,30 @@ pub fn add(connection: &Connection, whose: &Whose, kind: EventType, data: Value,
     Ok(EventView { seq: Some(seq), job: whose.id.clone(), time: now, attempt: whose.attempt, kind, data })
 }
 
-/// The number of the newest event there ever was.
+/// The number of the newest event ever, including deleted ones.
 pub fn newest(connection: &Connection) -> Result<i64> {
     let sql = "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'events'";
     Ok(connection.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// Whether everything after a number can be told.
+/// Whether the store still has every event after a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
-    /// All of it is here.
+    /// It has all of them.
     Here,
-    /// This service never gave that number; the newest one that it gave.
+    /// This service never used that number; holds the newest number that it used.
     NeverGiven(i64),
-    /// Some of it went with jobs that were deleted.
+    /// Some were deleted with their jobs.
     Gone,
-    /// It is too long ago.
+    /// There are too many.
     TooFar,
 }
 
-/// Numbers of events that a watcher of all jobs may be behind.
+/// Most events that a watcher of all jobs may lag behind.
 pub const BEHIND: i64 = 100_000;
 
-/// Where a watcher of all jobs stands who has seen everything up to a number. Numbers have no gaps but those of deleted jobs.
+/// The position of a watcher of all jobs that has seen everything up to `after`. Only deleted jobs leave gaps in the
+/// numbers.
 pub fn position(connection: &Connection, after: i64) -> Result<Position> {
     let newest = newest(connection)?;
     let behind = newest.saturating_sub(after);
@@ -61,7 +62,7 @@ pub fn position(connection: &Connection, after: i64) -> Result<Position> {
     Ok(if there == behind { Position::Here } else { Position::Gone })
 }
 
-/// Changes of state of all jobs, or of one user's, after a number, oldest first.
+/// Changes of state after a number, of all jobs or of one user's, oldest first.
 pub fn changes(connection: &Connection, user: Option<&str>, after: i64, limit: u32) -> Result<Vec<EventView>> {
     let mut statement = connection.prepare_cached(
         "SELECT e.seq, e.time, e.attempt, e.kind, e.data, j.id FROM events e JOIN jobs j ON j.seq = e.job
@@ -102,7 +103,7 @@ fn raw(row: &Row<'_>) -> rusqlite::Result<Raw> {
     Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
 }
 
-/// The hash that the newest attempt at a job told with its plan, or with the data set that it found finished.
+/// The job hash in the newest `started` or `finished` event of a job.
 pub fn job_hash(connection: &Connection, job: i64) -> Result<Option<String>> {
     let sql = "SELECT data ->> 'job_hash' FROM events WHERE job = ? AND kind IN ('started', 'finished') AND data ->> 'job_hash' <> '' ORDER BY seq DESC LIMIT 1";
     let found: Option<Option<String>> =
@@ -110,7 +111,7 @@ pub fn job_hash(connection: &Connection, job: i64) -> Result<Option<String>> {
     Ok(found.flatten())
 }
 
-/// Whether an earlier attempt began this split, whoever made it then.
+/// Whether an earlier attempt began this split, on any executor.
 pub fn was_started(connection: &Connection, job: i64, data: &Value) -> Result<bool> {
     let sql = "SELECT EXISTS (SELECT 1 FROM events WHERE job = ?1 AND kind = 'split_started' AND data ->> 'split' = ?2 ->> 'split')";
     Ok(connection.prepare_cached(sql)?.query_row(params![job, data.to_string()], |row| row.get(0))?)

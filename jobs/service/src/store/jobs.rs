@@ -1,4 +1,4 @@
-//! Jobs: submitted, looked up, taken from the queue, moved from state to state.
+//! Jobs: submit, look up, take from the queue, change the state.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::events::{self, Whose};
 use super::{Result, StoreError, attempts, damaged};
 use crate::model::{Device, EventType, EventView, Job, JobId, JobState, ResultView, Slot, Time};
 
-/// A job as it comes in.
+/// A job to submit.
 #[derive(Debug, Clone)]
 pub struct NewJob {
     pub id: JobId,
@@ -30,26 +30,26 @@ pub struct NewJob {
     pub output: String,
 }
 
-/// An idempotency key, and a hash of what it was sent with.
+/// An idempotency key, and a hash of the request that came with it.
 #[derive(Debug, Clone)]
 pub struct Key {
     pub text: String,
     pub request: [u8; 32],
 }
 
-/// How many may wait.
+/// Most waiting jobs.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueLimits {
     pub all: u32,
     pub per_user: u32,
 }
 
-/// What became of a submission.
+/// The result of a submission.
 #[derive(Debug, Clone)]
 pub enum Submitted {
-    /// It is a new job.
+    /// A new job.
     New(Job),
-    /// The key was used before, with the same request: this job.
+    /// The existing job of an earlier request with the same key and content.
     Before(Job),
 }
 
@@ -67,7 +67,7 @@ pub struct Task {
     pub failures: u32,
     pub time_limit_seconds: u64,
     pub output_limit_bytes: u64,
-    /// Milliseconds that it waited.
+    /// Milliseconds in the queue.
     pub waited: i64,
 }
 
@@ -115,13 +115,14 @@ fn parsed<T: std::str::FromStr>(row: &Row<'_>, i: usize) -> rusqlite::Result<T> 
     })
 }
 
-/// What is only shown: what cannot be read, of another version perhaps, is left out rather than the job.
+/// Parses JSON that is only displayed. If it cannot be parsed, perhaps because another version wrote it, the field is
+/// `None` and the job stays readable.
 fn from_json<T: DeserializeOwned>(row: &Row<'_>, i: usize) -> rusqlite::Result<Option<T>> {
     let text: Option<String> = row.get(i)?;
     Ok(text.and_then(|t| serde_json::from_str(&t).map_err(|e| tracing::warn!("column {i} of a job: {e}")).ok()))
 }
 
-/// Takes a job into the queue.
+/// Adds a job to the queue.
 ///
 /// # Errors
 /// [`StoreError::Full`], [`StoreError::KeyReused`].
@@ -185,7 +186,7 @@ pub fn submit(
     Ok(Submitted::New(get(connection, &new.id)?))
 }
 
-/// The job that a key gave before.
+/// The job of an earlier request with this key.
 ///
 /// # Errors
 /// [`StoreError::KeyReused`].
@@ -215,7 +216,7 @@ pub fn get(connection: &Connection, id: &JobId) -> Result<Job> {
         .ok_or_else(|| StoreError::NoJob(id.clone()))
 }
 
-/// One job, with its place in the queue.
+/// One job, with its position in the queue.
 ///
 /// # Errors
 /// [`StoreError::NoJob`].
@@ -231,21 +232,21 @@ pub fn show(connection: &Connection, id: &JobId) -> Result<Job> {
     Ok(job)
 }
 
-/// Which jobs to list, newest first.
+/// Which jobs to list.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     pub states: Vec<JobState>,
     pub user: Option<String>,
     pub name: Option<String>,
-    /// Only jobs older than this number.
+    /// Only jobs with a smaller row number.
     pub before: Option<i64>,
     pub limit: u32,
 }
 
-/// A page of jobs, and the number from which the next one goes on. Of a failure its first line and no problems: a page is of bounded size
-/// whatever its jobs say.
+/// A page of jobs, newest first, and the cursor of the next page. Failures have only the first line of their message
+/// and no problems, so that the size of a page is bounded.
 pub fn list(connection: &Connection, filter: &Filter) -> Result<(Vec<Job>, Option<i64>)> {
-    // left out by SQLite: a hundred problems are read and parsed for nobody
+    // SQLite removes the problems, because reading and parsing up to a hundred of them per job would be wasted
     let columns =
         COLUMNS.replace("failure,", "CASE WHEN json_valid(failure) THEN json_remove(failure, '$.problems') END,");
     let mut sql = format!("SELECT {columns}, seq FROM jobs WHERE TRUE");
@@ -281,12 +282,12 @@ pub fn list(connection: &Connection, filter: &Filter) -> Result<(Vec<Job>, Optio
     Ok((rows.into_iter().map(short).collect(), next))
 }
 
-/// The job file as it was submitted: media type, text.
+/// The submitted job file: media type and text.
 pub fn file(connection: &Connection, id: &JobId) -> Result<(String, String)> {
     one(connection, id, "media_type, file", |row| Ok((row.get(0)?, row.get(1)?)))
 }
 
-/// Whose job it is.
+/// The user of a job.
 pub fn owner(connection: &Connection, id: &JobId) -> Result<String> {
     one(connection, id, "user", |row| row.get(0))
 }
@@ -309,14 +310,14 @@ fn one<T>(
         .ok_or_else(|| StoreError::NoJob(id.clone()))
 }
 
-/// A job's row, for those that change it.
+/// The row number, current attempt and state of a job.
 pub fn whose(connection: &Connection, id: &JobId) -> Result<(Whose, JobState)> {
     one(connection, id, "seq, attempt, state", |row| {
         Ok((Whose { seq: row.get(0)?, id: id.clone(), attempt: row.get(1)? }, parsed(row, 2)?))
     })
 }
 
-/// A job by the number of its row.
+/// A job by its row number.
 pub fn by_row(connection: &Connection, seq: i64) -> Result<(Whose, JobState)> {
     let found = connection
         .prepare_cached("SELECT id, attempt, state FROM jobs WHERE seq = ?")?
@@ -325,7 +326,7 @@ pub fn by_row(connection: &Connection, seq: i64) -> Result<(Whose, JobState)> {
     found.ok_or_else(|| damaged(format!("an attempt at job {seq}, which is not there")))
 }
 
-/// How many jobs there are in each state.
+/// Number of jobs in each state.
 pub fn counts(connection: &Connection) -> Result<Vec<(JobState, u64)>> {
     let mut statement = connection.prepare_cached("SELECT state, COUNT(*) FROM jobs GROUP BY state")?;
     let rows = statement.query_map([], |row| Ok((parsed(row, 0)?, row.get::<_, i64>(1)?.cast_unsigned())))?;
@@ -334,7 +335,7 @@ pub fn counts(connection: &Connection) -> Result<Vec<(JobState, u64)>> {
     Ok(JobState::ALL.into_iter().map(|state| (state, count(state))).collect())
 }
 
-/// How many queued jobs wait for each kind of slot.
+/// Number of queued jobs for each kind of slot.
 pub fn waiting(connection: &Connection) -> Result<Vec<(Slot, u64)>> {
     let mut statement =
         connection.prepare_cached("SELECT slot, COUNT(*) FROM jobs WHERE state = 'queued' GROUP BY slot")?;
@@ -342,10 +343,10 @@ pub fn waiting(connection: &Connection) -> Result<Vec<(Slot, u64)>> {
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Moves a job to another state. One that the service's end interrupted keeps its place in the queue.
+/// Moves a job to another state. A job that goes from running to queued keeps its position in the queue.
 ///
 /// # Errors
-/// [`StoreError::Damaged`] when the diagram has no such arrow.
+/// [`StoreError::Damaged`] when the diagram of [`JobState`] has no such arrow, or the job is no longer in state `from`.
 pub fn transition(
     connection: &Connection,
     whose: &Whose,
@@ -376,10 +377,16 @@ pub fn transition(
     Ok(())
 }
 
-/// Takes the next job that one of the free slots fits, and makes it running.
+/// Takes the next job that fits one of the free slots, and sets it to running.
 ///
-/// Higher priority first; then the user with the fewest jobs at work, then the one who used least of the slots in the last day,
-/// then the oldest job. A job whose slot is not free keeps nobody waiting whose slot is.
+/// The order:
+///
+/// 1. the highest priority;
+/// 2. the user with the fewest running jobs;
+/// 3. the user with the least slot time in the last day;
+/// 4. the oldest job.
+///
+/// A job whose slot is not free does not block jobs whose slot is.
 pub fn take_next(
     connection: &Connection,
     free: &[Slot],
@@ -392,7 +399,7 @@ pub fn take_next(
     }
     let slots = vec!["?"; free.len()].join(", ");
     let names: Vec<String> = free.iter().map(Slot::to_string).collect();
-    // of jobs with one output one is at work: the next finds what it made
+    // jobs with the same output run one at a time: the next one finds what the first made
     let ready = format!(
         "state = 'queued' AND slot IN ({slots}) AND NOT EXISTS
             (SELECT 1 FROM jobs o WHERE o.state IN ('running', 'cancelling') AND o.output = jobs.output)"
@@ -447,13 +454,13 @@ fn fairest(connection: &Connection, users: Vec<String>, since: Time, now: Time) 
     let running: Vec<(String, i64)> = running.collect::<rusqlite::Result<_>>()?;
     let used = attempts::used_since(connection, since, now)?;
     let of = |list: &[(String, i64)], user: &str| list.iter().find(|(u, _)| u == user).map_or(0, |(_, n)| *n);
-    // the users come in the order of their oldest jobs, and of equals the first is taken
+    // `users` is sorted by their oldest jobs, and `min_by_key` returns the first of equals
     Ok(users.into_iter().min_by_key(|user| (of(&running, user), of(&used, user))))
 }
 
-/// Jobs whose wait is over go back into the queue; gives the time of the next one.
+/// Queues the jobs whose backoff is over; returns the due time of the next one.
 ///
-/// No wait is longer than `longest`: what is due later than that was written before the clock was set back, and waits that long from now.
+/// A due time further away than `longest` was stored before the clock was set back; it becomes `now` plus `longest`.
 pub fn requeue_due(
     connection: &Connection,
     now: Time,
@@ -475,7 +482,7 @@ pub fn requeue_due(
     Ok(next.map(Time))
 }
 
-/// Sets what only the worker's reports change.
+/// Fields that a worker's reports change; `None` leaves a field unchanged.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     pub gpu: Option<u32>,
@@ -486,7 +493,7 @@ pub struct Report {
     pub result: Option<ResultView>,
 }
 
-/// Keeps what a worker reports.
+/// Stores a worker's report.
 pub fn report(connection: &Connection, seq: i64, report: &Report, now: Time) -> Result<()> {
     let text = |value: &Option<Value>| value.as_ref().map(Value::to_string);
     let result = report.result.as_ref().map(serde_json::to_string).transpose().map_err(damaged)?;
@@ -509,7 +516,7 @@ pub fn report(connection: &Connection, seq: i64, report: &Report, now: Time) -> 
     Ok(())
 }
 
-/// Makes a failed or cancelled job wait for a slot again, as if newly submitted.
+/// Retries a failed or cancelled job at once, with its failures reset.
 pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
     let (whose, state) = whose(connection, id)?;
     if !state.can_transition_to(JobState::Retrying) || state == JobState::Running {
@@ -525,15 +532,15 @@ pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended:
     get(connection, id)
 }
 
-/// The states that a cancel changes.
+/// The states that a cancel accepts.
 pub const CANCELLABLE: &str = "queued, running or retrying";
 
-/// Why a job is cancelled.
+/// The reason of a cancelled job.
 pub fn cancelled_by(user: &str) -> String {
     format!("cancelled by {user}")
 }
 
-/// Cancels a job that waits, or says that its worker is to be stopped.
+/// Cancels a waiting job, or sets a running one to `cancelling`; the caller then stops its worker.
 pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
     let (whose, state) = whose(connection, id)?;
     let reason = cancelled_by(by);
@@ -544,14 +551,14 @@ pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, appended
         JobState::Running => {
             transition(connection, &whose, state, JobState::Cancelling, Some(&reason), now, appended)?;
         }
-        // asked again: it is on its way
+        // a repeated cancel changes nothing
         JobState::Cancelling => {}
         state => return Err(StoreError::WrongState { state, valid: CANCELLABLE }),
     }
     get(connection, id)
 }
 
-/// Forgets a job that is over.
+/// Deletes a finished job.
 pub fn delete(connection: &Connection, id: &JobId) -> Result<()> {
     let (whose, state) = whose(connection, id)?;
     if !state.is_final() {
@@ -561,7 +568,7 @@ pub fn delete(connection: &Connection, id: &JobId) -> Result<()> {
     Ok(())
 }
 
-/// Jobs that were over before a time, a few at once.
+/// Up to 100 jobs that finished before a time.
 pub fn finished_before(connection: &Connection, time: Time) -> Result<Vec<JobId>> {
     let sql = "SELECT id FROM jobs WHERE finished_at < ? LIMIT 100";
     let mut statement = connection.prepare_cached(sql)?;
@@ -569,7 +576,7 @@ pub fn finished_before(connection: &Connection, time: Time) -> Result<Vec<JobId>
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-/// How many events a job has.
+/// Number of stored events of a job.
 pub fn event_count(connection: &Connection, seq: i64) -> Result<u32> {
     Ok(connection
         .prepare_cached("SELECT event_count FROM jobs WHERE seq = ?")?
@@ -578,7 +585,7 @@ pub fn event_count(connection: &Connection, seq: i64) -> Result<u32> {
         .unwrap_or_default())
 }
 
-/// The job file, and the folder that its relative paths are relative to.
+/// The job file, and the base folder of its relative paths.
 pub fn file_and_folder(connection: &Connection, id: &JobId) -> Result<(String, String)> {
     one(connection, id, "file, folder", |row| Ok((row.get(0)?, row.get(1)?)))
 }

@@ -1,4 +1,4 @@
-//! The tables, version by version. A version that was released is never edited: the next one changes what it made.
+//! The schema, one migration per version. Never edit a released migration: add another one.
 
 use rusqlite::{Connection, TransactionBehavior};
 
@@ -6,12 +6,12 @@ use super::{Result, StoreError};
 
 const MIGRATIONS: [&str; 2] = [include_str!("001_first.sql"), include_str!("002_append.sql")];
 
-/// Brings the file to the newest version, each step in a transaction of its own.
+/// Migrates the file to the newest version, each step in its own transaction.
 ///
 /// # Errors
-/// When the file is of a newer program.
+/// When a newer program wrote the file.
 pub fn run(connection: &mut Connection) -> Result<()> {
-    // two programs may find a new folder at the same time
+    // read again in each transaction: two programs may open a new folder at the same time
     let found = |c: &Connection| c.query_row("PRAGMA user_version", [], |row| row.get::<_, u32>(0));
     let newest = MIGRATIONS.len() as u32;
     let before = found(connection)?;

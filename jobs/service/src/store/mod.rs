@@ -1,14 +1,14 @@
-//! Everything that outlives the service: jobs, their events and attempts, tokens, in one SQLite file.
+//! The persistent state of the service: jobs, their events and attempts, and tokens, in one SQLite file.
 //!
 //! ```text
-//!   write(f) ─► the one writing connection ─► transaction ─► commit (fsync) ─► events to the watchers, in order
+//!   write(f) ─► the single writing connection ─► transaction ─► commit (fsync) ─► events to the watchers, in order
 //!   read(f)  ─► one of a few reading connections, a snapshot each (WAL)
 //! ```
 //!
-//! A change that was answered is on the disk (`synchronous = FULL`); changes of one job are told to its watchers in the order
-//! in which they were committed, because they are told before the next one can commit.
+//! A change is on the disk before its request is answered (`synchronous = FULL`). Watchers receive the changes of one
+//! job in the order of their commits, because they receive each before the next one can commit.
 //!
-//! Cost: a write is one fsync, some milliseconds; a read of a page of jobs well below one.
+//! Cost: a write is one fsync, some milliseconds; reading a page of jobs takes well below one.
 
 pub(crate) mod attempts;
 pub(crate) mod events;
@@ -27,63 +27,63 @@ use tokio::sync::broadcast;
 use super::disk_space::{Reserve, Room};
 use super::model::{EventView, JobId, JobState};
 
-/// The file in the data folder.
+/// Name of the database file in the data folder.
 pub const FILE: &str = "service.sqlite";
 const READERS: usize = 4;
-/// Events that a watcher may be behind before it has to read them from the store.
+/// Events that a watcher may lag behind before it must read them from the store.
 const BUS: usize = 4096;
-/// A transaction writes some pages; this is room for several.
+/// Bytes of a trial write: several times what a transaction writes.
 const TRIAL_BYTES: usize = 256 << 10;
 const BUSY: Duration = Duration::from_secs(30);
 
-/// Why the store did not do what was asked.
+/// Why an operation of the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// There is no such job.
     #[error("there is no job {0}")]
     NoJob(JobId),
-    /// The job is in another state than it must be.
+    /// The job is in the wrong state for the operation.
     #[error("the job is {state}; valid: {valid}")]
     WrongState {
-        /// The state.
+        /// The current state.
         state: JobState,
-        /// Those that would do.
+        /// The states that the operation accepts.
         valid: &'static str,
     },
     /// The queue is full.
     #[error("{0}")]
     Full(String),
-    /// The idempotency key was used for something else.
+    /// The idempotency key was used for another request.
     #[error("the idempotency key was used before, with another request")]
     KeyReused,
-    /// The file is of a newer program.
+    /// A newer program wrote the file.
     #[error("{0}")]
     Version(String),
-    /// The system gave no random bytes.
+    /// The system returned no random bytes.
     #[error("no random bytes: {0}")]
     Random(#[from] getrandom::Error),
-    /// The disk takes nothing more.
+    /// There is no space on the disk.
     #[error("the service's database cannot grow: {0}")]
     NoRoom(#[source] rusqlite::Error),
-    /// Pages of the file are not what SQLite wrote.
+    /// The file contains pages that SQLite did not write.
     #[error(
         "the service's database ({FILE} in its data folder) is damaged: {0}; stop the service and put a copy in its place, or what `sqlite3 {FILE} .recover` saves of it"
     )]
     Corrupt(String),
-    /// SQLite failed.
+    /// SQLite failed for another reason.
     #[error("the service's database: {0}")]
     Sqlite(#[source] rusqlite::Error),
-    /// What was stored cannot be read back.
+    /// A stored value cannot be read back.
     #[error("the service's database holds what it cannot: {0}")]
     Damaged(String),
-    /// A thread stopped.
+    /// A thread panicked or was cancelled, or the database is busy.
     #[error("a thread of the service stopped")]
     Stopped,
 }
 
 impl From<rusqlite::Error> for StoreError {
     fn from(e: rusqlite::Error) -> Self {
-        // a quota and a limit on files come as errors of the write itself
+        // an exceeded quota or file size limit appears as an I/O error of the write
         let writes = [ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_SHMSIZE];
         let no_room =
             e.sqlite_error().is_some_and(|e| e.code == ErrorCode::DiskFull || writes.contains(&e.extended_code));
@@ -105,19 +105,19 @@ pub struct Store {
     readers: Mutex<Vec<Connection>>,
     reader_back: Condvar,
     bus: broadcast::Sender<Arc<EventView>>,
-    /// Whether there is room for more.
+    /// Whether the disk has space.
     pub room: Room,
-    /// Room for what must not wait.
+    /// Reserved space for operations that must work on a full disk.
     pub reserve: Reserve,
-    /// Whether a damaged page was met.
+    /// Whether a damaged page was found.
     corrupt: AtomicBool,
 }
 
 impl Store {
-    /// Opens the store of a data folder, made or migrated where it has to be.
+    /// Opens the store of a data folder; creates or migrates it if needed.
     ///
     /// # Errors
-    /// When the file cannot be opened, or was written by a newer program.
+    /// When the file cannot be opened, is damaged, or was written by a newer program.
     pub fn open(folder: &Path) -> Result<Arc<Self>> {
         match Self::open_once(folder) {
             Err(StoreError::NoRoom(_)) if Reserve::of(folder).give() => Self::open_once(folder),
@@ -144,7 +144,7 @@ impl Store {
         }))
     }
 
-    /// Whether a damaged page was met since the store was opened: nothing that is asked of it can be trusted then.
+    /// Whether a damaged page was found since the store was opened. No answer of the store is reliable then.
     pub fn is_corrupt(&self) -> bool {
         self.corrupt.load(Ordering::Relaxed)
     }
@@ -158,20 +158,20 @@ impl Store {
         result
     }
 
-    /// Puts what the log holds into the file, so that a copy of the file alone is whole.
+    /// Writes the write-ahead log into the database file, so that a copy of that file alone is complete.
     ///
     /// # Errors
-    /// Of SQLite.
+    /// SQLite's errors.
     pub fn checkpoint(&self) -> Result<()> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let busy: bool = writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
         if busy { Err(StoreError::Stopped) } else { Ok(()) }
     }
 
-    /// Changes something, in one transaction; the events go to the watchers once it is committed.
+    /// Runs `f` in one transaction; sends its events to the watchers after the commit.
     ///
     /// # Errors
-    /// Of `f`, after which nothing is changed; of SQLite.
+    /// The error of `f`, after which nothing has changed, or SQLite's.
     pub async fn write<T: Send + 'static>(
         self: &Arc<Self>,
         f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T> + Send + 'static,
@@ -180,10 +180,10 @@ impl Store {
         tokio::task::spawn_blocking(move || store.write_now(f)).await.map_err(|_| StoreError::Stopped)?
     }
 
-    /// [`Store::write`] on this thread.
+    /// [`Store::write`] on the current thread.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Store::write`].
     pub fn write_now<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
         let written = self.noted(self.transact(f));
         if let Err(StoreError::NoRoom(e)) = &written {
@@ -199,7 +199,7 @@ impl Store {
         let value = f(&transaction, &mut events)?;
         transaction.commit()?;
         for event in events {
-            // nobody watches: nobody is told
+            // an error only means that there are no watchers
             let _ = self.bus.send(Arc::new(event));
         }
         Ok(value)
@@ -208,19 +208,19 @@ impl Store {
     /// Writes more than an event takes, and removes it again.
     ///
     /// # Errors
-    /// When there is no room for it.
+    /// When there is no space for it.
     pub async fn try_room(self: &Arc<Self>) -> Result<()> {
         const REMOVE: &str = "DROP TABLE IF EXISTS trial";
-        // removed in a transaction of its own: what is gone before it is committed is never written
+        // a transaction of its own: SQLite never writes rows that are removed before the commit
         let keep = format!("{REMOVE}; CREATE TABLE trial AS SELECT zeroblob({TRIAL_BYTES}) AS bytes");
         self.write(move |t, _| Ok(t.execute_batch(&keep)?)).await?;
         self.write(|t, _| Ok(t.execute_batch(REMOVE)?)).await
     }
 
-    /// Looks something up.
+    /// Runs a query on a reading connection.
     ///
     /// # Errors
-    /// Of `f`; of SQLite.
+    /// The error of `f`, or SQLite's.
     pub async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         f: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
@@ -229,10 +229,10 @@ impl Store {
         tokio::task::spawn_blocking(move || store.read_now(f)).await.map_err(|_| StoreError::Stopped)?
     }
 
-    /// [`Store::read`] on this thread.
+    /// [`Store::read`] on the current thread.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Store::read`].
     pub fn read_now<T>(&self, f: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         let reader = loop {
@@ -249,18 +249,18 @@ impl Store {
         }
     }
 
-    /// Changes from now on.
+    /// Receives all later events.
     pub fn watch(&self) -> broadcast::Receiver<Arc<EventView>> {
         self.bus.subscribe()
     }
 
-    /// Tells watchers what is not kept.
+    /// Sends an event to watchers without storing it.
     pub fn publish(&self, event: EventView) {
         let _ = self.bus.send(Arc::new(event));
     }
 }
 
-/// A reading connection that goes back also after a panic.
+/// A borrowed reading connection, returned even after a panic.
 struct Borrowed<'a> {
     store: &'a Store,
     reader: Option<Connection>,
@@ -280,13 +280,13 @@ fn connect(path: &Path, flags: OpenFlags) -> Result<Connection> {
     connection.busy_timeout(BUSY)?;
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update(None, "foreign_keys", true)?;
-    // pages of the log that readers hold back are not let grow without end
+    // shrinks the write-ahead log after readers made it grow
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     connection.set_prepared_statement_cache_capacity(64);
     Ok(connection)
 }
 
-/// Looks at every page once: a few hundred megabytes a second.
+/// Checks every page; reads a few hundred megabytes a second.
 fn whole(connection: &Connection) -> Result<()> {
     let found: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
     if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt(found)) }

@@ -73,7 +73,7 @@ fn priority_goes_first_then_users_take_turns() {
         end(&store, &id, JobState::Succeeded, 105 + 10 * n);
         order.push(id);
     }
-    // a's urgent job counts for a, so b goes on; from then on they take turns
+    // a's urgent job counts for a, so b is next; then the two alternate
     let expected = [&urgent, &b[0], &a[0], &b[1], &a[1], &b[2], &a[2]];
     assert_eq!(order.iter().collect::<Vec<_>>(), expected);
     assert_eq!(take(&store, &[Slot::Cpu], 500), None);
@@ -132,7 +132,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
         store.write_now(|t, appended| jobs::requeue_due(t, Time(at), Duration::from_secs(3_600), appended)).unwrap()
     };
     assert_eq!(due(499), Some(Time(500)));
-    // a clock that is set back keeps no job waiting for longer than the longest wait
+    // after the clock is set back, no job waits longer than the longest backoff
     let set_back = 500 - 3 * 86_400_000;
     assert_eq!(due(set_back), Some(Time(set_back + 3_600_000)));
     assert_eq!(due(set_back + 3_599_999), Some(Time(set_back + 3_600_000)));
@@ -142,7 +142,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
     assert_eq!(take(&store, &[Slot::Cpu], 501), Some(id.clone()));
     let job = get(&store, &id);
     assert_eq!((job.attempt, job.failures, job.failure, job.not_before), (2, 1, None, None));
-    // by hand, the count of failures begins anew and the attempts go on
+    // a retry by hand resets the failures but continues the numbers of attempts
     end(&store, &id, JobState::Failed, 502);
     store.write_now(|t, appended| jobs::retry(t, &id, "ada", Time(503), appended)).unwrap();
     let job = get(&store, &id);
@@ -196,7 +196,7 @@ fn a_key_gives_one_job() {
     assert_eq!(same, first);
     assert!(matches!(send("a", 2), Err(StoreError::KeyReused)));
     assert!(matches!(send("b", 2).unwrap(), Submitted::New(_)), "a key is the user's own");
-    // it goes with its job
+    // deleting a job deletes its key
     end(&store, &take(&store, &[Slot::Cpu], 2).unwrap(), JobState::Succeeded, 3);
     store.write_now(|t, _| jobs::delete(t, &first.id)).unwrap();
     assert!(matches!(send("a", 2).unwrap(), Submitted::New(_)));
@@ -215,7 +215,7 @@ fn queues_are_bounded_for_all_and_for_each() {
     assert!(send("a").unwrap_err().to_string().contains("limits.queued_jobs_per_user"));
     send("b").unwrap();
     assert!(send("b").unwrap_err().to_string().contains("limits.queued_jobs)"));
-    // one that runs does not wait
+    // a running job does not count as waiting
     take(&store, &[Slot::Cpu], 2).unwrap();
     send("b").unwrap();
 }
@@ -230,7 +230,7 @@ fn pages_have_no_gaps_and_no_doubles() {
     loop {
         let (page, next) = store.read_now(|c| jobs::list(c, &filter)).unwrap();
         seen.extend(page.into_iter().map(|j| j.id));
-        // new jobs are newer than the cursor
+        // newer jobs do not appear on later pages
         submit(&store, "a", 0, Slot::Cpu, 100);
         filter.before = next;
         if next.is_none() {
@@ -266,7 +266,7 @@ fn tokens_are_good_until_they_are_over_or_revoked() {
     assert_eq!(holder(&text, 7), None);
     assert!(!is_good(&token.id, 7));
     assert!(!store.write_now(|t, _| tokens::revoke(t, "nobody", Time(6))).unwrap());
-    // the secret is nowhere in the file
+    // no file in the folder contains the secret
     drop(store);
     let secret = text.rsplit('_').next().unwrap().as_bytes();
     for entry in std::fs::read_dir(folder.path()).unwrap() {
@@ -288,7 +288,7 @@ fn a_store_survives_and_a_newer_one_is_refused() {
     assert!(refused.contains("version 99"), "{refused}");
 }
 
-/// A store of the first version, with a job in it, is brought to this one.
+/// A store of the first version with a job in it migrates to the current version.
 #[test]
 fn a_store_of_an_earlier_version_goes_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -335,7 +335,7 @@ fn equals_go_by_age_and_all_of_the_last_day_counts() {
     let second = submit(&store, "a", 0, Slot::Cpu, 1);
     assert_eq!(take(&store, &[Slot::Cpu], 10), Some(first.clone()), "not the first of the alphabet");
     const HOUR: i64 = 3_600_000;
-    // z's job began 30 hours before it ended: longer ago than a day, and still 24 hours of it
+    // z's job ran for 30 hours; 24 of them are in the last day although it began before
     end(&store, &first, JobState::Succeeded, 30 * HOUR);
     assert_eq!(take(&store, &[Slot::Cpu], 30 * HOUR), Some(second.clone()));
     end(&store, &second, JobState::Succeeded, 31 * HOUR);
@@ -368,7 +368,7 @@ fn a_watcher_of_all_jobs_is_reported_what_it_missed_or_that_it_is_gone() {
     assert_eq!(changes(Some("b"), 0, 9), [of(2, &b)]);
     let position = |after| store.read_now(|c| events::position(c, after)).unwrap();
     assert_eq!((position(0), position(5), position(6)), (Position::Here, Position::Here, Position::NeverGiven(5)));
-    // what was rolled back leaves no gap
+    // a rolled-back event leaves no gap
     let failed: Result<()> = store.write_now(|t, appended| {
         let (whose, _) = jobs::whose(t, &b)?;
         appended.push(events::add(t, &whose, EventType::Warning, serde_json::json!({}), Time(6))?);
@@ -377,7 +377,7 @@ fn a_watcher_of_all_jobs_is_reported_what_it_missed_or_that_it_is_gone() {
     assert!(failed.is_err());
     take(&store, &[Slot::Cpu], 7).unwrap();
     assert_eq!((changes(None, 5, 9), position(0)), (vec![of(6, &b)], Position::Here));
-    // a deleted job does
+    // a deleted job leaves a gap
     store.write_now(|t, _| jobs::delete(t, &a)).unwrap();
     assert_eq!((position(0), position(4), position(5)), (Position::Gone, Position::Gone, Position::Here));
     store
@@ -427,7 +427,7 @@ fn a_damaged_database_is_refused_and_a_clean_one_is_whole_in_its_file() {
     }
     store.write_now(|t, _| Ok(t.execute("UPDATE jobs SET file = hex(zeroblob(20000))", [])?)).unwrap();
     store.checkpoint().unwrap();
-    // all of it is in the file, and nothing in the log beside it
+    // the file holds everything, and the write-ahead log is empty
     let path = folder.path().join(FILE);
     let log = folder.path().join(format!("{FILE}-wal"));
     assert_eq!(std::fs::metadata(log).map_or(0, |m| m.len()), 0);
@@ -439,14 +439,14 @@ fn a_damaged_database_is_refused_and_a_clean_one_is_whole_in_its_file() {
         40
     );
     drop(copied);
-    // a page in the middle of it
+    // overwrite a page in the middle
     let mut bytes = std::fs::read(copy.path().join(FILE)).unwrap();
     let middle = bytes.len() / 2 / 4096 * 4096;
     bytes[middle..middle + 4096].fill(0xa5);
     std::fs::write(copy.path().join(FILE), &bytes).unwrap();
     let refused = Store::open(copy.path()).err().map(|e| e.to_string()).unwrap_or_default();
     assert!(refused.contains("is damaged") && refused.contains("put a copy in its place"), "{refused}");
-    // one that is damaged while it is open is known to be so at the first page that is met
+    // a store that is damaged while open detects it at the first damaged page that it reads
     assert!(!store.is_corrupt());
     std::fs::write(&path, &bytes).unwrap();
     let met = store

@@ -1,6 +1,6 @@
-//! Bearer tokens: `sh_<id>_<secret>`; of the secret only the SHA-256 is kept.
+//! Bearer tokens: `sh_<id>_<secret>`. The store keeps only the SHA-256 of the secret.
 //!
-//! The secret is 256 random bits, so a plain hash is enough: there is no dictionary to try.
+//! The secret is 256 random bits, so a plain hash is enough: no dictionary attack can work.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,7 +27,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Its name in tokens and configuration.
+    /// The name in tokens and in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -45,37 +45,37 @@ impl FromStr for Scope {
     }
 }
 
-/// Who a token is of.
+/// The user and scopes of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Whose jobs its holder submits.
+    /// The user who owns the jobs submitted with the token.
     pub user: String,
-    /// What it allows.
+    /// What the token allows.
     pub scopes: Vec<Scope>,
     /// Id of the token; `None` on loopback, where none is needed.
     pub token: Option<String>,
 }
 
-/// A token, as lists show it.
+/// A token as `list` returns it.
 #[derive(Debug, Clone, Serialize)]
 pub struct TokenView {
-    /// Its id, by which it is revoked.
+    /// The id, by which the token is revoked.
     pub id: String,
-    /// Whose jobs its holder submits.
+    /// The user who owns the jobs submitted with the token.
     pub user: String,
-    /// What it allows.
+    /// What the token allows.
     pub scopes: Vec<Scope>,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: Time,
-    /// When it ends; `None` for never.
+    /// Time of expiry; `None` for never.
     pub expires_at: Option<Time>,
-    /// When it was revoked.
+    /// Time of revocation; `None` if not revoked.
     pub revoked_at: Option<Time>,
 }
 
-/// A token with its secret: shown once.
+/// A new token with its secret, which is shown only once.
 pub struct NewToken {
-    /// Its id, by which it is revoked.
+    /// The id, by which the token is revoked.
     pub id: String,
     secret: String,
 }
@@ -95,7 +95,7 @@ fn random_hex<const N: usize>() -> Result<String> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Makes a token.
+/// Creates a token.
 pub fn create(
     connection: &Connection,
     user: &str,
@@ -112,7 +112,7 @@ pub fn create(
     Ok(token)
 }
 
-/// Who the text of a token stands for; `None` where it is none, is over or was revoked.
+/// The holder of a token; `None` if the text is not a valid token, or the token has expired or was revoked.
 pub fn holder(connection: &Connection, text: &str, now: Time) -> Result<Option<Holder>> {
     let Some((id, secret)) = text.strip_prefix("sh_").and_then(|rest| rest.split_once('_')) else { return Ok(None) };
     let mut statement = connection.prepare_cached(
@@ -126,7 +126,7 @@ pub fn holder(connection: &Connection, text: &str, now: Time) -> Result<Option<H
     Ok(if same { Some(Holder { user, scopes: parse_scopes(&scopes)?, token: Some(id.to_owned()) }) } else { None })
 }
 
-/// Whether the token of this id is neither revoked nor over.
+/// Whether the token with this id exists and is neither revoked nor expired.
 pub fn is_good(connection: &Connection, id: &str, now: Time) -> Result<bool> {
     let sql = "SELECT EXISTS (SELECT 1 FROM tokens WHERE id = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?))";
     Ok(connection.prepare_cached(sql)?.query_row(params![id, now.0], |row| row.get(0))?)
@@ -148,7 +148,7 @@ pub fn list(connection: &Connection) -> Result<Vec<TokenView>> {
     .collect()
 }
 
-/// Makes a token useless; `false` where there is none of this id.
+/// Revokes a token; `false` if there is none with this id.
 pub fn revoke(connection: &Connection, id: &str, now: Time) -> Result<bool> {
     let n = connection
         .execute("UPDATE tokens SET revoked_at = COALESCE(revoked_at, ?) WHERE id = ?", params![now.0, id])?;
