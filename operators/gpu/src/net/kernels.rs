@@ -370,7 +370,7 @@ impl Kernels {
     }
 
     /// Quantises rows of x to e4m3 `[rows, width]` with f32 scales `[rows]`: x ≈ quantised · scale. The scale is NaN
-    /// for a row that contains a NaN.
+    /// for a row that contains NaN or infinity.
     ///
     /// # Safety
     /// All addresses are within live buffers; the width is a multiple of 16.
