@@ -124,7 +124,7 @@ pub struct Product {
 /// up to 448.
 #[derive(Debug, Clone, Copy)]
 pub struct Scaled {
-    /// Its first element; rows lie one after the other.
+    /// Address of the first element; rows are contiguous.
     pub pointer: u64,
     /// Address of the factors of the rows, f32 `[rows]`.
     pub scales: u64,
