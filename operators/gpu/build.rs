@@ -10,8 +10,8 @@ use std::{env, fs};
 /// Machine code for Ampere and Hopper, and PTX that the driver compiles for later GPUs.
 const TARGETS: [&str; 3] =
     ["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"];
-/// The sources, and whether nvcc may fuse multiplications with additions. It may not for noise, widened weights and
-/// FP8, which must match the CPU bit for bit.
+/// The sources, and whether nvcc may fuse multiplications with additions. It may not for the noise and widened weights,
+/// which must match the CPU bit for bit.
 const SOURCES: [(&str, bool); 5] =
     [("noise", false), ("forward", true), ("attention", true), ("widen", false), ("fp8", false)];
 
