@@ -207,7 +207,7 @@ impl Device for Host {
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         self.enqueue(stream, |state| {
             state.blocks.check("copy_in", to, bytes)?;
-            // SAFETY: so many bytes are there, as the caller says
+            // SAFETY: the caller guarantees `bytes` bytes
             let seen = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
             let pinned = state.pinned.holds(from as u64, bytes).then_some(from as u64);
             Ok((bytes > 0).then_some(Work::CopyIn { to, pinned, seen }))
