@@ -1,11 +1,11 @@
-//! Language-model forward passes and noise extraction on NVIDIA GPUs.
+//! Teacher models on NVIDIA GPUs: the forward pass, and the extraction of training signals from its logits.
 //!
 //! ```text
 //!   kernels/*.cu ──► nvcc ──► CUDA ─┐
 //!        └────────► c++  ──► host ──┴─► Device ─► forward pass ─► slice of logits ─► extraction ─► pinned memory
 //! ```
 //!
-//! Logits never leave the device. Per token, the host gets ln p_x, the corrections of its noise and the top-k.
+//! Logits stay on the device. Per token, the host gets ln p_x, the corrections of its noise and the top-k.
 //! `stillhouse-gpu-host` runs the same kernels on the host, one block after another, so tests without a GPU cover
 //! everything except the calls to CUDA itself.
 

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Weights and activations have one dtype; sums, norms and softmax are f32. The matrix products add the residual
-//! themselves, so x is rounded once per step. [`Net::load`] allocates all memory; passes allocate none.
+//! themselves, so x is rounded once per step. [`Net::load`] allocates all device memory; passes allocate
+//! none.
 //!
 //! Cost per token and layer: 2 flops per weight, and 2 L heads · D for attention.
 
@@ -268,7 +269,7 @@ impl Net {
     /// # Errors
     /// If the last pass did not have one of the rows, or the device fails.
     pub unsafe fn logits(&mut self, rows: &[u32], to: u64) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.logits_into(rows, to, self.shape.vocab) }
     }
 

@@ -128,7 +128,7 @@ pub fn e4m3(byte: u8) -> f32 {
 /// # Safety
 /// The `at`-th element from the address on is readable memory.
 unsafe fn read(pointer: u64, element: Element, at: usize) -> f32 {
-    // SAFETY: as the caller says
+    // SAFETY: the caller upholds the safety contract
     unsafe {
         match element {
             Element::F32 => *(pointer as *const f32).add(at),
@@ -141,7 +141,7 @@ unsafe fn read(pointer: u64, element: Element, at: usize) -> f32 {
 /// # Safety
 /// The `at`-th element from the address on is writable memory.
 unsafe fn write(pointer: u64, element: Element, at: usize, value: f32) {
-    // SAFETY: as the caller says
+    // SAFETY: the caller upholds the safety contract
     unsafe {
         match element {
             Element::F32 => *(pointer as *mut f32).add(at) = value,
@@ -157,6 +157,6 @@ unsafe fn write(pointer: u64, element: Element, at: usize, value: f32) {
 /// The matrix is readable memory.
 unsafe fn row(matrix: &Matrix, row: usize, out: &mut Vec<f32>) {
     out.clear();
-    // SAFETY: as the caller says
+    // SAFETY: the caller upholds the safety contract
     out.extend((0..matrix.columns).map(|c| unsafe { read(matrix.pointer, matrix.element, row * matrix.stride + c) }));
 }

@@ -146,7 +146,7 @@ impl Slice<'_> {
         args: &[Arg],
     ) -> Result<()> {
         let launch = Launch { kernel, grid, block: [threads, 1, 1], shared_bytes };
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.device.launch(Stream::Extract, &launch, args) }
     }
 

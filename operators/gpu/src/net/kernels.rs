@@ -300,7 +300,7 @@ impl Kernels {
     /// # Safety
     /// All addresses are within live buffers.
     pub unsafe fn swiglu(&self, gate_up: u64, out: u64, size: [usize; 2]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.gated(names!("swiglu"), gate_up, out, size) }
     }
 
@@ -309,7 +309,7 @@ impl Kernels {
     /// # Safety
     /// All addresses are within live buffers.
     pub unsafe fn geglu(&self, gate_up: u64, out: u64, size: [usize; 2]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.gated(names!("geglu"), gate_up, out, size) }
     }
 
@@ -326,7 +326,7 @@ impl Kernels {
     /// # Safety
     /// All addresses are within live buffers.
     pub unsafe fn gelu_new(&self, x: u64, size: [usize; 2]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.curved(names!("gelu_new"), x, size) }
     }
 
@@ -335,7 +335,7 @@ impl Kernels {
     /// # Safety
     /// All addresses are within live buffers.
     pub unsafe fn gelu(&self, x: u64, size: [usize; 2]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.curved(names!("gelu"), x, size) }
     }
 
@@ -445,7 +445,7 @@ impl Kernels {
         let mut args = [Arg::U32(0); 16];
         let (count, given) = (first.len() + last.len(), first.iter().chain(last));
         args.iter_mut().zip(given).for_each(|(arg, given)| *arg = *given);
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.device.launch(Stream::Pass, launch, args.get(..count).unwrap_or_default()) }
     }
 }

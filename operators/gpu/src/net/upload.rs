@@ -33,7 +33,7 @@ impl Upload {
     /// Lets `fill` write `bytes` bytes, and copies them to `to`.
     ///
     /// # Safety
-    /// The `bytes` bytes from `to` on are within a live buffer.
+    /// The `bytes` bytes from `to` on are within a live buffer, and no more than the ring was made for.
     pub unsafe fn send(&mut self, to: u64, bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         self.next = (self.next + 1) % SLOTS;
         let slot = &mut self.slots[self.next];
