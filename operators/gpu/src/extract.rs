@@ -141,7 +141,7 @@ pub struct Extractor {
     work: Work,
     slots: Vec<Slot>,
     fallback: Fallback,
-    /// Expected corrections per list: 1.25 times the last slice's. That many are copied before their number is known.
+    /// Expected corrections per list: 1.25 times the last slice's. Their copy begins before the number is known.
     expected: f64,
 }
 

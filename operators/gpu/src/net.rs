@@ -11,8 +11,7 @@
 //! ```
 //!
 //! Weights and activations have one dtype; sums, norms and softmax are f32. The matrix products add the residual
-//! themselves, so x is rounded once per step. [`Net::load`] allocates all device memory; passes allocate
-//! none.
+//! themselves, so x is rounded once per step. [`Net::load`] allocates all device memory; passes allocate none.
 //!
 //! Cost per token and layer: 2 flops per weight, and 2 L heads · D for attention.
 
