@@ -18,7 +18,7 @@
 //!
 //! | part | content |
 //! |---|---|
-//! | `conformance` | every kernel: noise against the CPU's encoder and judge, nets against f64; words bit for bit; equal bytes in every run |
+//! | `conformance` | every kernel: noise against the CPU's encoder and judge, words bit for bit, nets against f64; equal bytes in any run and order |
 //! | `accuracy` | each dtype against the CPU, for a small net; bf16, f16 and fp8 against f32 on the device, for a net of GPT-2's size |
 //! | `ceilings` | the largest products and copies, which bound the rest |
 //! | `throughput` | token ids to corrections in host memory, as in a job, for four shapes; then the share of each kernel |

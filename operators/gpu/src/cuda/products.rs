@@ -1,8 +1,8 @@
 //! Matrix products by cuBLASLt. What a shape needs (descriptors, the algorithm that cuBLASLt chooses) is cached as a
 //! plan.
 //!
-//! cuBLASLt matrices are column-major. It therefore computes the row-major D `[m, n]` = A · Bᵀ as the column-major `[n,
-//! m]` = B'ᵀ · A', where ' is the column-major view of the same memory. Nothing is copied to transpose it.
+//! cuBLASLt matrices are column-major. It therefore computes the row-major D `[m, n]` = A · Bᵀ as the column-major
+//! `[n, m]` = B'ᵀ · A', where ' is the column-major view of the same memory. Nothing is copied to transpose it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -12,8 +12,8 @@ use crate::angles;
 use crate::common::*;
 use crate::nets::{Random, shapes, states};
 
-/// The target index of each model element, built piece by piece: each head's first half, then its second half from `dim
-/// / 2` on.
+/// The target index of each model element, built piece by piece: each head's first half, then its second half from
+/// `dim / 2` on.
 fn places(axis: Axis, size: usize, neighbours: bool) -> Vec<usize> {
     let Axis { own, dim } = axis;
     let mut all = vec![0; size];
