@@ -8,8 +8,8 @@
 //!
 //! At the levels `block` and `subtoken`, group 1 is what a masked model has masked, and empty groups are not repaired:
 //! the papers train on blocks that are masked completely or not at all. With one view, `t_range=(eps, 1 - eps)` (or the
-//! job's) and times drawn independently for each sequence, the results equal `views.bd3lm.mask` and `views.prime.mask`
-//! of the Python package in epoch 0, bit for bit.
+//! job's) and `sampling="sequence"`, the results equal `views.bd3lm.mask` and `views.prime.mask` of the Python package
+//! in epoch 0, bit for bit.
 //!
 //! | level | purpose | stream | use |
 //! |---|---|---|---|
