@@ -85,7 +85,7 @@ pub fn cut<'a>(text: &'a str, sizes: &[usize]) -> Vec<&'a str> {
     pieces
 }
 
-/// Everything that an operator makes of these batches.
+/// Runs an operator over these batches and returns its output.
 pub fn drive(operator: &mut dyn Operator, batches: &[RecordBatch]) -> Result<Vec<RecordBatch>, OperatorError> {
     let mut output = Vec::new();
     let mut emit = |batch| {
@@ -99,7 +99,7 @@ pub fn drive(operator: &mut dyn Operator, batches: &[RecordBatch]) -> Result<Vec
     Ok(output)
 }
 
-/// The documents that pieces make up: id and text, in order.
+/// Joins pieces to documents: (id, text), in order.
 pub fn joined(batches: &[RecordBatch]) -> Vec<(u64, String)> {
     let mut documents: Vec<(u64, String)> = Vec::new();
     let mut open = false;
