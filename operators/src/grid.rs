@@ -27,7 +27,7 @@ use crate::rows::{ListRows, column, list_column};
 
 const NAME: &str = "grid";
 
-/// Config of `grid`.
+/// Configuration of `grid`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GridConfig {
     /// Numbers per row, L.

@@ -57,7 +57,7 @@ mod picture;
 
 const NAME: &str = "partitions";
 
-/// Config of `partitions`.
+/// Configuration of `partitions`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartitionsConfig {
     /// Number of partitions per sequence.

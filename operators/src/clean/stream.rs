@@ -5,8 +5,8 @@
 //!            └ buffers what it cannot decide yet: the start of a match, white space that a bracket may remove
 //! ```
 //!
-//! Every rule of a table is one pass. A pass emits the text that is decided and buffers the rest, so its output does
-//! not depend on the cuts, and neither does that of the next pass. What a pass buffers:
+//! Every rule of a table is one pass. A pass emits the text that is decided and buffers the rest. Therefore its output
+//! does not depend on the cuts, and neither does that of the next pass. What a pass buffers:
 //!
 //! | rule | buffers |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What `inspect` shows of a row's signals: means as facts, a strip per column, and a line per token.
+//! What `inspect` and the web page show of a row's signals: means as facts, a strip per column, and a line per token.
 //!
 //! Only predicted positions count. Given positions and padding are certain and say nothing about the teacher.
 

@@ -44,7 +44,7 @@ pub mod reason {
     pub const LARGE: &str = "too many pixels";
     /// 16 bits per channel.
     pub const DEPTH: &str = "16 bits per channel";
-    /// Four inks.
+    /// Four inks: CMYK or YCCK.
     pub const CMYK: &str = "CMYK";
     /// Some pixel is not opaque.
     pub const ALPHA: &str = "transparent pixels";

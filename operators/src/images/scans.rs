@@ -55,7 +55,7 @@ pub(super) fn missing(bytes: &[u8]) -> Option<Missing> {
 /// A component of the frame.
 struct Component {
     id: u8,
-    /// Blocks of the component per unit, across; `down`: down.
+    /// Blocks of the component per unit: `across` horizontally, `down` vertically.
     across: usize,
     down: usize,
     /// Blocks of the component in a scan of its own, across and down.

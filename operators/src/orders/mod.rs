@@ -49,7 +49,7 @@ use crate::rows::list_column;
 
 const NAME: &str = "orders";
 
-/// Config of `orders`.
+/// Configuration of `orders`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrdersConfig {
     /// How to order the tokens.

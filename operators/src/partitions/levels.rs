@@ -7,9 +7,10 @@
 //! ```
 //!
 //! At the levels `block` and `subtoken`, group 1 is what a masked model has masked, and empty groups are not repaired:
-//! the papers train on blocks that are masked completely or not at all. With one view, `t_range=(eps, 1 - eps)` (or the
-//! job's) and `sampling="sequence"`, the results equal `views.bd3lm.mask` and `views.prime.mask` of the Python package
-//! in epoch 0, bit for bit.
+//! the papers also train on blocks that are masked completely or not at all.
+//!
+//! The results equal `views.bd3lm.mask` and `views.prime.mask` of the Python package in epoch 0, bit for bit. This holds
+//! with one view, `t_range=(eps, 1 - eps)` (or the job's) and `sampling="sequence"`.
 //!
 //! | level | purpose | stream | use |
 //! |---|---|---|---|

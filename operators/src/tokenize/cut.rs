@@ -13,12 +13,12 @@
 //!
 //! - It equals a check on the whole text if the pre-tokenizer always ends a word at the cut, whatever text is further
 //!   away. Merges never cross words, and the characters of a word and the one after it decide what a pattern matches.
-//!   The patterns of GPT-2, Llama 3 and Qwen, which break between a letter and a space before a letter, are of this
-//!   kind, and so is BERT, which breaks at every space. If the normalizer leaves nothing of one side, the check rejects
+//!   This holds for the patterns of GPT-2, Llama 3 and Qwen, which break between a letter and a space before a letter.
+//!   It holds for BERT, which breaks at every space. If the normalizer leaves nothing of one side, the check rejects
 //!   the cut.
 //! - It is not a proof for a tokenizer without such words. A BPE without a pre-tokenizer could merge a run of one
-//!   letter in pairs from its start, so a start more than [`CONTEXT`] bytes away would decide the tokens at its end. No
-//!   tokenizer known to us has merges that show this at a cut between words. Tests compare cut and uncut texts with
+//!   letter in pairs from its start. Then a start more than [`CONTEXT`] bytes away would decide the tokens at its end.
+//!   No tokenizer known to us has merges that show this at a cut between words. Tests compare cut and uncut texts with
 //!   long runs of every kind.
 //!
 //! Tokenizers that put a prefix before every text (Llama 2: `▁`) would see one space too many in the tail. For them the
