@@ -1,14 +1,17 @@
-//! Compiles the kernels for GPUs, where the feature `cuda` is on and `CUDA_HOME` names a toolkit. Without a toolkit the crate is compiled all
-//! the same, for checks; a device then says that its kernels are missing.
+//! Compiles the GPU kernels with nvcc if the feature `cuda` is on and `CUDA_HOME` names a toolkit.
+//!
+//! Without a toolkit the crate still compiles, so that it can be checked. Opening a device then reports that the
+//! kernels are missing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Machine code for Ampere and Hopper, and PTX from which the driver makes code for what came later.
+/// Machine code for Ampere and Hopper, and PTX that the driver compiles for later GPUs.
 const TARGETS: [&str; 3] =
     ["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"];
-/// The sources, and whether products may be fused with sums: the noise and widened weights have to have the CPU's bits.
+/// The sources, and whether nvcc may fuse multiplications with additions. It may not for the noise and widened weights,
+/// which must match the CPU bit for bit.
 const SOURCES: [(&str, bool); 5] =
     [("noise", false), ("forward", true), ("attention", true), ("widen", false), ("fp8", false)];
 

@@ -1,8 +1,8 @@
-//! The settings of an operator, its columns and what follows from them: declared in its own file, for everybody else to read.
+//! How an operator declares its settings, its columns and everything that follows from them.
 //!
-//! The type that implements [`OperatorConfig`] is the operator's config: everything that decides what it does, resolved from the job and what
-//! is known of the tokenizer and the teacher ([`JobFacts`]), and nothing that only a running program has. So the config of a finished data
-//! set is made from its manifest in the same way.
+//! An operator's config is the type that implements [`OperatorConfig`]. It holds everything that decides the operator's
+//! output, resolved from the job, the tokenizer and the teacher ([`JobFacts`]). It holds nothing that exists only at
+//! run time. So `verify` and others rebuild the config of a finished data set from its manifest in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,213 +21,216 @@ use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext, extended};
 use crate::vocabulary::{Role, Vocabulary};
 
-/// Names of the files that operators may put beside the shards.
+/// Names of the files that operators may write beside the shards.
 pub const SIDECAR_FILES: [&str; 2] = [crate::subtokens::PERMUTATION, crate::subtokens::FILTER_TABLE];
 
-/// Sequences of one batch in a job without a teacher.
+/// Sequences per batch in a job without a teacher.
 const ROWS_PER_BATCH: usize = 64;
 
-/// The config of an operator, which declares everything about it; `registry::OPERATORS` names it in one line.
+/// The config of an operator; it declares everything about the operator. `registry::OPERATORS` has one line for each.
 pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static {
-    /// Name in plans, metrics and errors.
+    /// Name of the operator in plans, metrics and errors.
     const NAME: &'static str;
 
-    /// Its section of the job file, where it has one that the house does not know itself.
+    /// Section of the job file that the operator defines itself; `None` if it has none or uses a section of `JobSpec`.
     const SECTION: Option<SectionKind> = None;
 
-    /// The columns that it may add, in order.
+    /// Columns that the operator may add, in order.
     const COLUMNS: &'static [Column] = &[];
 
-    /// The statistics that it may add to a shard's record, beside those that every data set has.
+    /// Statistics that the operator may add to a shard's record, besides those of every data set.
     const STATISTICS: &'static [StatisticKind] = &[];
 
-    /// The config of a job; `None` where the job does not ask for the operator.
+    /// Returns the config for a job, or `None` if the job does not use the operator.
     ///
     /// # Errors
-    /// When the job asks for what this vocabulary cannot give: the field with what was got and what is valid.
+    /// Fails if the job asks for something that its vocabulary does not support. The problem names the field, its value
+    /// and the valid values.
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem>;
 
-    /// The columns that it adds for this config, among [`OperatorConfig::COLUMNS`].
+    /// Returns the columns that this config adds, a subset of [`OperatorConfig::COLUMNS`].
     fn fields(&self) -> Vec<Field> {
         Vec::new()
     }
 
-    /// Schema of the output, from the schema of the input.
+    /// Returns the schema of the output for this schema of the input.
     fn output_schema(&self, input: &Schema) -> SchemaRef {
         extended(input, self.fields())
     }
 
-    /// Checks its columns: every row that breaks a rule goes to `broken`. `verify` asks where rows are read, debug builds where they are
-    /// written.
+    /// Checks the operator's columns and adds every row that breaks a rule to `broken`. `verify` calls this on the rows
+    /// it reads; debug builds call it on the rows they write.
     ///
     /// # Errors
-    /// When a column is missing or has another type than the format says.
+    /// Fails if a column is missing or has another type than the format defines.
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
         let _ = (batch, limits, broken);
         Ok(())
     }
 
-    /// Files beside the shards, with their content: what decides a column and is no column. Their names are among [`SIDECAR_FILES`].
+    /// Returns the files to write beside the shards, (name, content), for data that decides a column but is not a
+    /// column. The names are in [`SIDECAR_FILES`].
     fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
         Vec::new()
     }
 
-    /// Estimated bytes per token of the data set with its columns, given those `before` it: for sizing splits and for `plan`.
+    /// Estimates the data set's bytes per token including these columns; `before` is the estimate without them. Split
+    /// sizes and `plan` use it.
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
         let _ = vocab_size;
         before
     }
 
-    /// What `inspect` and the page show of the only row of a batch; `None` for nothing but its columns.
+    /// Returns what `inspect` and the web page show of a batch's only row besides its columns; `None` for nothing.
     ///
     /// # Errors
-    /// When a column is missing or has another type than the format says.
+    /// Fails if a column is missing or has another type than the format defines.
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
         let _ = row;
         Ok(None)
     }
 
-    /// Makes the operator for one split.
+    /// Creates the operator for one split.
     ///
     /// # Errors
-    /// When the config cannot work with these resources.
+    /// Fails if the config cannot work with the resources of `context`.
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
 }
 
-/// A column, in words: the table of docs/FORMAT.md and the data set card.
+/// Description of a column, for the table in docs/FORMAT.md and the data set card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
     /// Name.
     pub name: &'static str,
-    /// Type of the values and the list that they are in; what the choice depends on.
+    /// Type of the values, the kind of list, and what the choice depends on.
     pub dtype: &'static str,
-    /// Which jobs have it.
+    /// Which jobs have the column.
     pub when: &'static str,
-    /// Shape of a row, such as `[L, k]`; empty for one value.
+    /// Shape of a row, such as `[L, k]`; empty for a single value.
     pub shape: &'static str,
-    /// What a reader of the format may rely on; may be empty where name and shape say it.
+    /// What readers of the format can rely on; may be empty if name and shape suffice.
     pub contract: &'static str,
-    /// What it is, for somebody who has nothing but the data set.
+    /// Meaning of the column, for a reader who has only the data set.
     pub meaning: &'static str,
 }
 
-/// A statistic of an operator: [`stillhouse_schemas::manifest::Statistic`] says how two add up.
+/// A statistic that an operator adds. [`stillhouse_schemas::manifest::Statistic`] defines how two of them combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatisticKind {
-    /// Its key in the manifest.
+    /// Key in the manifest.
     pub name: &'static str,
-    /// What it counts, in words and with its unit, as `inspect` shows it.
+    /// What it counts, in words and with its unit; `inspect` shows this.
     pub meaning: &'static str,
 }
 
-/// What is shown of a row beside its columns, on a terminal and on the page.
+/// What the terminal and the web page show of a row besides its columns.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct OperatorView {
-    /// The operator.
+    /// Name of the operator.
     pub operator: String,
-    /// Facts about the row: what, and its value.
+    /// Facts about the row: (name, value).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub facts: Vec<(String, String)>,
-    /// A text for every token; empty for none.
+    /// A text per token; empty for none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<String>,
-    /// What the page draws; facts say the same in words.
+    /// Pictures for the web page; the facts say the same in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pictures: Vec<Picture>,
 }
 
-/// A picture of a row, as numbers: whoever shows it chooses size and colours.
+/// A picture of a row, as numbers. The viewer chooses size and colours.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Picture {
-    /// An attention mask of the tokens in the order of generation: the n-th may see the first `sees[n]` of them.
+    /// An attention mask over the tokens in generation order: token n may attend to the first `sees[n]` of them.
     Mask {
-        /// What it is.
+        /// Title.
         title: String,
-        /// How many each sees.
+        /// Number of tokens that each token may attend to.
         sees: Vec<u32>,
     },
-    /// A share of each of the blocks that follow one another, from 0 to 1.
+    /// A share from 0 to 1 for each of several consecutive blocks.
     Shares {
-        /// What it is.
+        /// Title.
         title: String,
-        /// Tokens of a block; the last one may be shorter.
+        /// Tokens per block; the last block may be shorter.
         length: u32,
-        /// The shares.
+        /// Share of each block.
         values: Vec<f32>,
     },
-    /// A value of every token that has one, as bars.
+    /// A bar per token.
     Strip {
-        /// What it is.
+        /// Title.
         title: String,
-        /// Where a bar is empty.
+        /// Value of an empty bar.
         low: f32,
-        /// Where it is full.
+        /// Value of a full bar.
         high: f32,
-        /// The values; none for a token that has none.
+        /// Value of each token; `None` if it has none.
         values: Vec<Option<f32>>,
     },
-    /// Truth values of every token, `height` of each, below one another.
+    /// A column of `height` truth values for each token.
     Grid {
-        /// What it is.
+        /// Title.
         title: String,
-        /// Values of a token.
+        /// Truth values per token.
         height: u32,
-        /// `0` and `1`, those of a token together.
+        /// The truth values as `0` and `1`, token after token.
         cells: String,
     },
 }
 
-/// A batch with more columns: the arrays of the fields, in their order.
+/// Appends the columns `fields`, with their `arrays` in the same order, to a batch.
 ///
 /// # Errors
-/// When an array does not fit its field or the batch.
+/// Fails if an array does not match its field or the batch.
 pub fn with_columns(batch: &RecordBatch, fields: Vec<Field>, arrays: Vec<ArrayRef>) -> Result<RecordBatch, ArrowError> {
     let arrays = batch.columns().iter().cloned().chain(arrays).collect();
     RecordBatch::try_new(extended(&batch.schema(), fields), arrays)
 }
 
-/// Bits that a token takes at most, log2 V: for estimates.
+/// Bits needed for a token id, log2 V; used in estimates.
 pub fn bits(vocab_size: usize) -> f64 {
     (vocab_size.max(2) as f64).log2()
 }
 
-/// What the config of an operator is made from: the job, and what is known of its vocabulary.
+/// What operators build their configs from: the job, and the properties of its vocabulary.
 #[derive(Debug, Clone)]
 pub struct JobFacts<'a> {
     /// The job.
     pub spec: &'a JobSpec,
-    /// V: size of the vocabulary that ids, log-probabilities and sub-tokens are over.
+    /// Vocabulary size V, for token ids, log-probabilities and sub-tokens.
     pub vocab_size: usize,
     /// The special tokens.
     pub special_ids: SpecialIds,
 }
 
 impl JobFacts<'_> {
-    /// Shape of the rows.
+    /// Returns the row length of the job: fixed, or up to a maximum.
     pub fn rows(&self) -> Rows {
         rows(self.spec)
     }
 
-    /// The section of a type; `None` where the job has none.
+    /// Returns the job's section of type `T`, or `None` if the job has none.
     ///
     /// # Errors
-    /// When it is no value of this type, as in a data set of another version of the operator.
+    /// Fails if the section does not parse as `T`, for example in a data set of another version of the operator.
     pub fn section<T: Section>(&self) -> Result<Option<T>, Problem> {
         self.spec.sections.get()
     }
 
-    /// The id of the special token of a role.
+    /// Returns the id of the special token with this role.
     ///
     /// # Errors
-    /// When none is known; `by` says what needs it.
+    /// Fails if the id is not known; the message says that `by` needs it.
     pub fn require(&self, role: Role, by: &str) -> Result<u32, Problem> {
         let missing = || Problem::missing(format!("tokenizer.{role}"), format!("{by} needs it, and none is known"));
         self.special_ids.id(role).ok_or_else(missing)
     }
 }
 
-/// Ids of the special tokens, and which of them text may spell.
+/// Ids of the special tokens, and which of them the tokenizer may produce from text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialIds {
     ids: BTreeMap<Role, u32>,
@@ -235,7 +238,7 @@ pub struct SpecialIds {
 }
 
 impl SpecialIds {
-    /// Those of a tokenizer.
+    /// Reads the ids of a vocabulary.
     pub fn of(vocabulary: &Vocabulary) -> Self {
         let ids = |role: Role| vocabulary.special(role).map(|token| (role, token.id));
         let parsed = |role: &Role| vocabulary.parsed(*role).is_some();
@@ -245,7 +248,8 @@ impl SpecialIds {
         }
     }
 
-    /// Those of a finished data set, by role as in its manifest. Whether a tokenizer finds one in a text is not recorded, so each may be.
+    /// Reads the ids of a finished data set from its manifest, by role. The manifest does not record which special
+    /// tokens the tokenizer finds in text. So with `SpecialTokens::Parse` every token may occur.
     pub fn recorded(tokens: &BTreeMap<String, SpecialToken>, mode: SpecialTokens) -> Self {
         let ids = |role: Role| tokens.get(role.name()).map(|token| (role, token.id));
         let ids: BTreeMap<Role, u32> = Role::ALL.into_iter().filter_map(ids).collect();
@@ -253,26 +257,26 @@ impl SpecialIds {
         Self { ids, parsed }
     }
 
-    /// The id of a role.
+    /// Returns the id of a role.
     pub fn id(&self, role: Role) -> Option<u32> {
         self.ids.get(&role).copied()
     }
 
-    /// The id of a role, where text that spells the token becomes it.
+    /// Returns the id of a role if text that spells the token becomes this id.
     pub fn parsed(&self, role: Role) -> Option<u32> {
         self.id(role).filter(|_| self.parsed.contains(&role))
     }
 }
 
-/// Shape of the rows of a job.
+/// Returns the row length of a job: fixed, or up to a maximum.
 pub fn rows(spec: &JobSpec) -> Rows {
     let length = spec.pack.length as usize;
     if spec.has_short_rows() { Rows::UpTo(length) } else { Rows::Fixed(length) }
 }
 
-/// Sequences of one forward pass of the teacher, which are also one record batch.
+/// Returns the sequences per forward pass of the teacher; a record batch holds as many.
 ///
-/// Part of what decides the bytes of a shard: floating point may depend on the shape of a batch.
+/// This number affects the bytes of a shard, because floating-point results may depend on the shape of a batch.
 pub fn rows_per_batch(spec: &JobSpec) -> usize {
     match &spec.extract {
         Some(extract) => (extract.teacher.batch_tokens / spec.pack.length).max(1) as usize,

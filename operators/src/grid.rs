@@ -1,11 +1,12 @@
-//! `grid`: a row for each image (or for its codes), as it was read: `input_ids` `[L]`, and `label` where there are labels.
+//! `grid`: turns each image (or its codes) into a row with `input_ids` `[L]`, and `label` if the input has labels.
 //!
 //! ```text
-//!   [document_id, tokens, label] ──► [sequence_id, input_ids, document_offsets [0], document_ids [that one], label]
+//!   [document_id, tokens, label] ──► [sequence_id, input_ids, document_offsets [0], document_ids [one id], label]
 //! ```
 //!
-//! It stands where `clean`, `tokenize` and `pack` stand for text, and gives their columns, so that every operator behind it, the reader and
-//! `verify` work on it. A number is its own token: V is 256 for pixels (MDM-Prime's C), the size of the codebook for codes.
+//! It replaces `clean`, `tokenize` and `pack` and produces their columns, so the operators after it, the reader and
+//! `verify` work as they do on text. Each number is its own token: V is 256 for pixels (MDM-Prime's C) and the codebook
+//! size for codes.
 //!
 //! Cost: one copy of the numbers.
 
@@ -26,25 +27,26 @@ use crate::rows::{ListRows, column, list_column};
 
 const NAME: &str = "grid";
 
-/// Config of `grid`.
+/// Configuration of `grid`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GridConfig {
-    /// L.
+    /// Numbers per row, L.
     pub length: usize,
-    /// C: numbers are below it.
+    /// Number of valid values, C; every number is below it.
     pub values: usize,
-    /// Whether rows have labels, and how many classes there are where that is known.
+    /// The classes, if rows have labels.
     pub labels: Option<Classes>,
 }
 
-/// What is known of the labels.
+/// What the job says about the labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Classes {
-    /// Names of the classes in the order of their labels; empty where they have none.
+    /// Names of the classes in label order; empty if the job gives none.
     pub names: Vec<String>,
 }
 
-/// Rows of numbers as they are read: `document_id` uint64, `tokens` list uint32, `label` int32 (null without labels).
+/// Schema of the rows of numbers as read: `document_id` uint64, `tokens` list uint32, `label` int32 (null without
+/// labels).
 pub fn numbers_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new("document_id", DataType::UInt64, false),
@@ -149,14 +151,15 @@ fn labels(batch: &RecordBatch) -> Result<&Int32Array, ArrowError> {
 struct Grid {
     config: GridConfig,
     split: SplitId,
-    /// Rows handed out so far.
+    /// Rows emitted so far.
     written: u64,
     statistics: SharedStatistics,
     meter: Arc<dyn Meter>,
 }
 
 impl Grid {
-    /// The numbers of the batch, each seen to be one that there is.
+    /// Returns the numbers of the batch and the row lengths. Fails if a row has the wrong length or a number is out of
+    /// range.
     fn ids(&self, batch: &RecordBatch) -> Result<(Int32Array, Vec<usize>), OperatorError> {
         let arrow = OperatorError::arrow(NAME);
         let rows = ListRows::of(batch, "tokens").map_err(&arrow)?;

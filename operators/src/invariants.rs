@@ -1,7 +1,7 @@
-//! What must hold of every batch of sequences: declared by the operators, checked in debug builds where shards are written and by
-//! `verify` where they are read.
+//! Rules that every batch of sequences must follow. Operators declare them; debug builds check them before writing
+//! shards, and `verify` checks them when reading.
 //!
-//! Cost: one pass over the columns; nothing here needs the teacher.
+//! Cost: one pass over the columns, without the teacher.
 
 use arrow::array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Float16Type, UInt8Type, UInt16Type, UInt32Type};
@@ -12,32 +12,32 @@ use stillhouse_schemas::sequence_range::SequenceRange;
 use crate::registry::OperatorSpec;
 use crate::rows::ListRows;
 
-/// What the columns are checked against.
+/// What the checks compare the columns with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: usize,
-    /// L.
+    /// Row length L.
     pub length: usize,
-    /// The split that made the rows.
+    /// The split that the rows belong to.
     pub split: SplitId,
-    /// Where its sequences stand in the data set, where the plan says it.
+    /// Indices of the split's sequences in the data set, if the plan knows them.
     pub place: Option<SequenceRange>,
-    /// The operators that made the columns, in order: each checks its own ([`crate::config::OperatorConfig::check`]).
+    /// The operators that made the columns, in order; each checks its own ([`crate::config::OperatorConfig::check`]).
     pub operators: Vec<OperatorSpec>,
 }
 
 /// A row that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// Row in the batch.
+    /// Row of the batch.
     pub row: usize,
-    /// What was got and what must be.
+    /// The value found and what is valid.
     pub message: String,
 }
 
 impl Broken {
-    /// A row with what was got and what must be.
+    /// Creates an entry from a row and a message.
     pub fn new(row: usize, message: impl Into<String>) -> Self {
         Self { row, message: message.into() }
     }
@@ -46,7 +46,7 @@ impl Broken {
 /// Checks every rule on every row.
 ///
 /// # Errors
-/// When a column is missing or has another type than the format says.
+/// Fails if a column is missing or has another type than the format defines.
 pub fn check(batch: &RecordBatch, limits: &Limits) -> Result<Vec<Broken>, ArrowError> {
     let mut broken = Vec::new();
     for operator in &limits.operators {
@@ -55,7 +55,7 @@ pub fn check(batch: &RecordBatch, limits: &Limits) -> Result<Vec<Broken>, ArrowE
     Ok(broken)
 }
 
-/// Unsigned values of any width.
+/// Widens unsigned values of 8, 16 or 32 bits.
 fn unsigned(array: &ArrayRef) -> Option<Vec<u32>> {
     Some(match array.data_type() {
         DataType::UInt8 => array.as_primitive::<UInt8Type>().values().iter().map(|&v| u32::from(v)).collect(),
@@ -65,7 +65,7 @@ fn unsigned(array: &ArrayRef) -> Option<Vec<u32>> {
     })
 }
 
-/// Floats of either stored width.
+/// Widens f16 or f32 values.
 fn floats(array: &ArrayRef) -> Option<Vec<f32>> {
     Some(match array.data_type() {
         DataType::Float16 => array.as_primitive::<Float16Type>().values().iter().map(|v| v.to_f32()).collect(),
@@ -74,7 +74,7 @@ fn floats(array: &ArrayRef) -> Option<Vec<f32>> {
     })
 }
 
-/// A list column as vectors of one type, row by row: for the columns whose stored width varies.
+/// A list column as values of one type, for columns whose stored width varies.
 #[derive(Debug, Clone)]
 pub struct Widened<T> {
     values: Vec<T>,
@@ -90,24 +90,24 @@ impl<T> Widened<T> {
         Ok(Self { values, ranges: (0..rows.len()).map(|row| rows.range(row)).collect() })
     }
 
-    /// The values of a row.
+    /// Returns the values of a row.
     pub fn row(&self, row: usize) -> &[T] {
         &self.values[self.ranges[row].clone()]
     }
 }
 
-/// A column of unsigned integers.
+/// Reads a column of lists of unsigned integers.
 ///
 /// # Errors
-/// When it is missing or has another type.
+/// Fails if it is missing or has another type.
 pub fn unsigned_column(batch: &RecordBatch, name: &str) -> Result<Widened<u32>, ArrowError> {
     Widened::new(batch, name, unsigned)
 }
 
-/// A column of f16 or f32 values.
+/// Reads a column of lists of f16 or f32 values.
 ///
 /// # Errors
-/// When it is missing or has another type.
+/// Fails if it is missing or has another type.
 pub fn float_column(batch: &RecordBatch, name: &str) -> Result<Widened<f32>, ArrowError> {
     Widened::new(batch, name, floats)
 }

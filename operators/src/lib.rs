@@ -1,15 +1,15 @@
-//! Operators of Stillhouse: one file per operator, each a transform from record batch to record batch.
+//! The operators of Stillhouse. Each is one file: a transform from record batch to record batch.
 //!
 //! ```text
-//!   documents ──► clean ──► tokenize ──► pack ──► extract ──► subtokens, partitions ──► (pipeline writes shards)
-//!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence, more columns at each step]
+//!   documents ──► clean ──► tokenize ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
+//!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence; each step adds columns]
 //!
-//!   images, codes ──► grid ──► subtokens, partitions       [images]: from the bytes of an image to the numbers of its row
+//!   images, codes ──► grid ──► subtokens, partitions       [images]: decodes an image's bytes into the numbers of its row
 //!   [id, tokens, label]
 //! ```
 //!
-//! An operator knows nothing of engines, files or tasks: see [`operator::Operator`]. A new operator is one new file, in which it
-//! declares itself ([`config::OperatorConfig`]), and one line of [`registry::OPERATORS`].
+//! Operators do not depend on engines, files or tasks: see [`operator::Operator`]. To add one, write a file that
+//! declares it ([`config::OperatorConfig`]) and add a line to [`registry::OPERATORS`].
 
 pub mod clean;
 pub mod config;

@@ -1,8 +1,8 @@
-//! What an operator is: a serde config, a check, and a transform that an engine drives.
+//! The operator interface: a transform over record batches that an engine drives.
 //!
-//! One adapter in the pipeline (`OperatorExec`) runs any [`Operator`] inside DataFusion; an operator gets record batches
-//! in order and hands record batches on through `emit`, which keeps them until they are pulled. So what it emits of one batch is bounded
-//! by that batch, and memory by the batches in flight.
+//! The pipeline's adapter (`OperatorExec`) runs any [`Operator`] inside DataFusion. It passes record batches in order
+//! and keeps those that the operator passes to `emit` until the next node pulls them. What an operator emits per batch
+//! must therefore be bounded by that batch; memory is then bounded by the batches in flight.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,80 +20,80 @@ use stillhouse_teacher::Teacher;
 pub use crate::registry::OperatorSpec;
 use crate::vocabulary::Vocabulary;
 
-/// What can go wrong in an operator. None of it gets better by trying again on the same input.
+/// Errors of operators. Retrying on the same input never helps.
 #[derive(Debug, thiserror::Error)]
 pub enum OperatorError {
-    /// The input batch or the built output is not what the schema says.
+    /// The input or output batch does not match its schema.
     #[error("{operator}: {source}")]
     Arrow {
-        /// Which operator.
+        /// Name of the operator.
         operator: &'static str,
-        /// What Arrow says.
+        /// Error from Arrow.
         source: ArrowError,
     },
-    /// A configuration that cannot work, found when the operator is built.
+    /// A configuration that cannot work; found when the operator is built.
     #[error("{operator}: {message}")]
     Config {
-        /// Which operator.
+        /// Name of the operator.
         operator: &'static str,
-        /// What was got and what is valid.
+        /// The value it got and what is valid.
         message: String,
     },
     /// A document or a sequence that cannot be processed.
     #[error("{operator}: {place}: {message}")]
     Data {
-        /// Which operator.
+        /// Name of the operator.
         operator: &'static str,
-        /// The document or the sequence.
+        /// The document or sequence.
         place: String,
-        /// What was got and what is valid.
+        /// The value it got and what is valid.
         message: String,
     },
-    /// The teacher gave a logit that is no number.
+    /// The teacher returned a logit that is not finite.
     #[error(
         "extract: sequence {sequence_id}, position {position}: the teacher's logit of token {token} is {value}; if the \
          teacher runs in f16, try bf16 or f32, otherwise look for NaN or infinite numbers in its weights"
     )]
     NotFinite {
-        /// Packed sequence.
+        /// Id of the packed sequence.
         sequence_id: u64,
-        /// The first position that goes wrong, also without what comes after it.
+        /// First position that fails, also without the tokens after it.
         position: u32,
-        /// The first such vocabulary entry.
+        /// First vocabulary entry with such a logit.
         token: usize,
-        /// Its logit.
+        /// The logit.
         value: f32,
     },
     /// The teacher failed.
     #[error("extract: {0}")]
     Teacher(#[from] stillhouse_teacher::TeacherError),
-    /// The consumer is gone: the job was cancelled or another stage failed.
+    /// The consumer stopped: the job was cancelled or another stage failed.
     #[error("the next stage stopped")]
     Stopped,
 }
 
 impl OperatorError {
-    /// For `map_err` on Arrow results.
+    /// Returns a function for `map_err` on Arrow results.
     pub fn arrow(operator: &'static str) -> impl Fn(ArrowError) -> Self {
         move |source| Self::Arrow { operator, source }
     }
 }
 
-/// Takes an output batch on.
+/// Receives an output batch.
 pub type Emit<'a> = dyn FnMut(RecordBatch) -> Result<(), OperatorError> + 'a;
 
-/// A transform over the batches of one split, driven in order.
+/// A transform over the batches of one split, which arrive in order.
 pub trait Operator: Send {
-    /// Takes one input batch and emits any number of output batches, whose size together is bounded by the input's.
+    /// Processes an input batch and emits any number of output batches; the input's size bounds their total size.
     ///
     /// # Errors
-    /// When the data cannot be processed; the split then fails as a whole.
+    /// Fails if the data cannot be processed; the whole split then fails.
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError>;
 
-    /// Emits what is held back at the end of the split.
+    /// Emits the remaining rows at the end of the split.
     ///
     /// # Errors
-    /// As [`Operator::process`].
+    /// See [`Operator::process`].
     fn finish(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let _ = emit;
         Ok(())
@@ -105,10 +105,10 @@ pub(crate) fn extended(input: &Schema, fields: Vec<Field>) -> SchemaRef {
     Arc::new(Schema::new_with_metadata(all, input.metadata().clone()))
 }
 
-/// Pieces of documents: `document_id` uint64, `text` utf8, `end` bool.
+/// Schema of document pieces: `document_id` uint64, `text` utf8, `end` bool.
 ///
-/// A document is one row or several that follow one another; `end` is true on its last piece. No piece is longer than
-/// `input.piece_kilobytes`.
+/// A document is one row or several consecutive rows; `end` is true on its last piece. `input.piece_kilobytes` bounds
+/// the size of a piece.
 pub fn documents_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new("document_id", DataType::UInt64, false),
@@ -117,7 +117,7 @@ pub fn documents_schema() -> SchemaRef {
     ]))
 }
 
-/// Pieces of tokenized documents: `document_id` uint64, `tokens` list uint32, `end` bool.
+/// Schema of pieces of tokenized documents: `document_id` uint64, `tokens` list uint32, `end` bool.
 pub fn tokens_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new("document_id", DataType::UInt64, false),
@@ -126,37 +126,37 @@ pub fn tokens_schema() -> SchemaRef {
     ]))
 }
 
-/// What the operators of one split share.
+/// Resources that the operators of a split share.
 #[derive(Clone)]
 pub struct SplitContext {
     /// The split.
     pub split: SplitId,
     /// Its data set split: `train`, or the name of a holdout.
     pub dataset_split: String,
-    /// Where its sequences stand in the data set, where the plan says it.
+    /// Indices of the split's sequences in the data set, if the plan knows them.
     pub place: Option<SequenceRange>,
     /// The tokenizer with its special tokens.
     pub vocabulary: Arc<Vocabulary>,
-    /// The teacher, where the job has one and the operator is to run it itself.
+    /// The teacher, if the job has one and the operator runs it itself.
     pub teacher: Option<Arc<dyn Teacher>>,
-    /// Sums for the shard's record.
+    /// Statistics for the shard's record.
     pub statistics: SharedStatistics,
-    /// Takes what is counted while the job runs.
+    /// Receives live counts while the job runs.
     pub meter: Arc<dyn Meter>,
 }
 
-/// Statistics of a split that its operators add to.
+/// Statistics of a split, which its operators add to.
 #[derive(Debug, Clone, Default)]
 pub struct SharedStatistics(Arc<Mutex<Statistics>>);
 
 impl SharedStatistics {
-    /// The statistics, for adding to or reading.
+    /// Locks the statistics for reading or adding.
     pub fn lock(&self) -> MutexGuard<'_, Statistics> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What operators count while a job runs, for progress only.
+/// What operators count while a job runs; for progress reports only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Measure {
@@ -164,24 +164,24 @@ pub enum Measure {
     Documents,
     /// Bytes of text read.
     TextBytes,
-    /// Tokens of text.
+    /// Tokens of text produced by the tokenizer.
     Tokens,
     /// Sequences packed.
     Sequences,
-    /// Tokens that the teacher has gone over.
+    /// Positions that the teacher predicted.
     TeacherTokens,
     /// Nanoseconds in the teacher's forward pass and logits.
     TeacherNanos,
     /// Nanoseconds in the extractors.
     ExtractNanos,
-    /// Nanoseconds in which a device had no batch to work on: no split was ready.
+    /// Nanoseconds in which a device had no batch because no split was ready.
     DeviceIdleNanos,
-    /// Nanoseconds in which a device had no buffer for logits, and nothing else to do: it waited for the extraction.
+    /// Nanoseconds in which a device was idle because all buffers for logits waited for the extraction.
     DeviceBlockedNanos,
 }
 
 impl Measure {
-    /// All of them, in order.
+    /// All measures, in order of declaration.
     pub const ALL: [Self; 9] = [
         Self::Documents,
         Self::TextBytes,
@@ -194,7 +194,7 @@ impl Measure {
         Self::DeviceBlockedNanos,
     ];
 
-    /// Its name among the metrics of a plan.
+    /// Name of the metric in a plan.
     pub fn name(self) -> &'static str {
         match self {
             Self::Documents => "documents",
@@ -209,29 +209,29 @@ impl Measure {
         }
     }
 
-    /// Whether it is a time.
+    /// Whether the measure is a time.
     pub fn is_time(self) -> bool {
         matches!(self, Self::TeacherNanos | Self::ExtractNanos | Self::DeviceIdleNanos | Self::DeviceBlockedNanos)
     }
 }
 
-/// Takes live counts; an engine shows them as metrics of the operator's node.
+/// Receives live counts; an engine shows them as metrics of the operator's plan node.
 pub trait Meter: fmt::Debug + Send + Sync {
     /// Adds to a count.
     fn add(&self, what: Measure, n: u64);
 
-    /// Adds the time since `began` to a count of nanoseconds.
+    /// Adds the nanoseconds since `began`.
     fn add_since(&self, what: Measure, began: Instant) {
         self.add(what, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
 }
 
-/// Sums of live counts.
+/// A [`Meter`] that keeps sums.
 #[derive(Debug, Default)]
 pub struct Counters([AtomicU64; Measure::ALL.len()]);
 
 impl Counters {
-    /// The sum so far.
+    /// Returns the sum so far.
     pub fn get(&self, what: Measure) -> u64 {
         self.0[what as usize].load(Ordering::Relaxed)
     }

@@ -1,32 +1,34 @@
-//! `partitions`: every token in group 0 or group 1, so that one sequence is two complementary masked examples
+//! `partitions`: assigns every token to group 0 or group 1, so one sequence gives two complementary masked examples
 //! (Partition Generative Modeling, Deschenaux et al. 2025).
 //!
 //! ```text
-//!  t in [eps, 1 − eps], one for each view        g_i = 1 with probability 1 − α(t), each token on its own
+//!  t in [eps, 1 − eps], one per view             g_i = 1 with probability 1 − α(t), independently for each token
 //!
-//!  the  cat  sat  on  the  mat                   group 0 is predicted from group 1, and the other way round
+//!  the  cat  sat  on  the  mat                   group 0 is predicted from group 1, and group 1 from group 0
 //!   0    1    0   0    1    1
 //! ```
 //!
-//! | column | | |
+//! | column | type and shape | content |
 //! |---|---|---|
 //! | `partition` | bool \[views, L\] | true for group 1; false on padding |
-//! | `partition_t` | float32 \[views\] | t of each view, exactly the number that the groups were drawn with |
+//! | `partition_t` | float32 \[views\] | t of each view, exactly the number used to draw the groups |
 //!
-//! With the schedule `linear` 1 − α(t) = t, with `polynomial` 1 − (1 − t)^power, with `arccos` arccos(1 − t)·2/π. `stratified` draws one t in each of `views` equal
-//! parts of \[eps, 1 − eps\], in a random order; `independent` draws each t from all of it. A group that
-//! would be empty among the tokens that are no padding gets one of them, at random, where there are two or more.
+//! 1 − α(t) is t for the schedule `linear`, 1 − (1 − t)^power for `polynomial`, and arccos(1 − t)·2/π for `arccos`.
+//! `stratified` draws one t from each of `views` equal parts of \[eps, 1 − eps\], in random order; `independent` draws
+//! each t from the whole interval. If a group is empty and the sequence has at least two tokens besides padding, one of
+//! them, chosen at random, moves into it.
 //!
-//! With `level: block` (BD3-LM) every block of `block_length` tokens has a t of its own, `partition_t` is \[views, blocks\]; with `level: subtoken`
-//! (MDM-Prime) the digits of tokens have groups, `partition` is \[views, L, ℓ\]. There group 1 is what is masked, and an empty group stays (`levels`).
+//! With `level: block` (BD3-LM) every block of `block_length` tokens has its own t, and `partition_t` is \[views,
+//! blocks\]. With `level: subtoken` (MDM-Prime) the digits of tokens have groups, and `partition` is \[views, L, ℓ\].
+//! At these two levels group 1 is the masked part, and an empty group stays empty (`levels`).
 //!
-//! Every random number is a function of the seed, a purpose, `sequence_id` and the view (and, for the groups, the position), drawn from
-//! [`keyed_uniforms`]; never of order, batch or thread:
+//! Every random number depends only on the seed, a purpose, `sequence_id` and the view (and, for the groups, the
+//! position), never on order, batch or thread. They come from [`keyed_uniforms`]:
 //!
-//! | purpose | stream | what |
+//! | purpose | stream | use |
 //! |---|---|---|
-//! | `partition_strata` | 0 | the order of the strata |
-//! | `partition_t` | view | where t lies in its stratum |
+//! | `partition_strata` | 0 | order of the strata |
+//! | `partition_t` | view | place of t in its stratum |
 //! | `partition_group` | view | the i-th number decides position i |
 //! | `partition_repair` | view | which token fills an empty group |
 //!
@@ -55,43 +57,43 @@ mod picture;
 
 const NAME: &str = "partitions";
 
-/// Config of `partitions`.
+/// Configuration of `partitions`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartitionsConfig {
-    /// Partitions per sequence.
+    /// Number of partitions per sequence.
     pub views: u32,
     /// The schedule α(t).
     pub schedule: Schedule,
     /// Exponent of the polynomial schedule.
     pub power: f64,
-    /// How t is drawn.
+    /// How to draw t.
     pub sampling: Sampling,
-    /// t lies in [eps, 1 − eps].
+    /// Bound of t, which lies in [eps, 1 − eps].
     pub eps: f64,
-    /// t lies in this interval instead, at the levels `block` and `subtoken`.
+    /// Interval of t in place of [eps, 1 − eps], for the levels `block` and `subtoken`.
     pub t_range: Option<[f64; 2]>,
-    /// What is put into groups.
+    /// Unit that belongs to a group.
     pub level: PartitionLevel,
-    /// Tokens of a block, for [`PartitionLevel::Block`].
+    /// Tokens per block, for [`PartitionLevel::Block`].
     pub block_length: u32,
-    /// Digits of a token, for [`PartitionLevel::Subtoken`].
+    /// Digits per token, for [`PartitionLevel::Subtoken`].
     pub digits: u32,
     /// Seed of the job.
     pub seed: u64,
-    /// Whether the columns of the data set are fixed-size lists.
+    /// Row length: fixed, or up to a maximum.
     pub rows: Rows,
 }
 
 /// One view of a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partition {
-    /// t, as it is stored.
+    /// t as stored.
     pub t: f32,
-    /// Whether each position is in group 1.
+    /// For each position, whether it is in group 1.
     pub groups: Vec<bool>,
 }
 
-/// The part of the tokens that group 1 has on average, 1 − α(t).
+/// Expected share of tokens in group 1, 1 − α(t).
 pub fn group_share(schedule: Schedule, power: f64, t: f64) -> f64 {
     match schedule {
         Schedule::Linear => t,
@@ -100,7 +102,7 @@ pub fn group_share(schedule: Schedule, power: f64, t: f64) -> f64 {
     }
 }
 
-/// All views of one sequence. `mask` is its attention mask: false on padding.
+/// Returns all views of one sequence. `mask` is its attention mask: false on padding.
 ///
 /// ```
 /// use stillhouse_operators::partitions::{PartitionsConfig, partition_row};
@@ -128,7 +130,7 @@ pub fn partition_row(config: &PartitionsConfig, sequence_id: u64, mask: &[bool])
         .collect()
 }
 
-/// t as f32, not rounded out of its bounds.
+/// Converts t to f32 without rounding it out of its bounds.
 fn stored_t(t: f64, eps: f64) -> f32 {
     let stored = t as f32;
     if f64::from(stored) < eps {
@@ -229,7 +231,7 @@ impl OperatorConfig for PartitionsConfig {
 }
 
 impl PartitionsConfig {
-    /// The config of a job.
+    /// Creates the config from the job's section.
     pub fn new(spec: &spec::Partitions, seed: u64, rows: Rows) -> Self {
         Self {
             views: spec.views,
@@ -265,15 +267,15 @@ impl PartitionsConfig {
         if self.level == PartitionLevel::Subtoken { self.digits } else { 1 }
     }
 
-    /// Blocks of the longest row.
+    /// Returns the number of blocks in a row of maximum length.
     fn blocks(&self) -> usize {
         self.rows.length().div_ceil(self.block_length.max(1) as usize)
     }
 
-    /// Makes the operator.
+    /// Builds the operator.
     ///
     /// # Errors
-    /// When a value is out of its bounds.
+    /// Fails if a value is out of its bounds.
     pub fn build(&self) -> Result<Partitions, OperatorError> {
         let problem = if self.views == 0 || self.views > 1024 {
             Some(format!("views: got {}, valid: 1 to 1024", self.views))

@@ -1,4 +1,4 @@
-//! Reading batches of document pieces: the columns of [`crate::operator::documents_schema`], typed.
+//! Reads batches of document pieces: the typed columns of [`crate::operator::documents_schema`].
 
 use arrow::array::{Array, BooleanArray, RecordBatch, StringArray, UInt64Array};
 use arrow::error::ArrowError;
@@ -12,11 +12,11 @@ use crate::rows::column;
 pub(crate) struct Piece<'a> {
     pub id: u64,
     pub text: &'a str,
-    /// Whether the document ends here.
+    /// Whether this is the document's last piece.
     pub end: bool,
 }
 
-/// The pieces of a batch, in order.
+/// Returns the pieces of a batch, in order.
 pub(crate) fn pieces<'a>(
     batch: &'a RecordBatch,
     operator: &'static str,
@@ -27,7 +27,7 @@ pub(crate) fn pieces<'a>(
     Ok((0..batch.num_rows()).map(|i| Piece { id: ids.value(i), text: texts.value(i), end: ends.value(i) }))
 }
 
-/// A column of a batch with its type.
+/// Returns a column of a batch as type `A`.
 pub(crate) fn typed<'a, A: Array + 'static>(
     batch: &'a RecordBatch,
     name: &str,
@@ -40,13 +40,13 @@ pub(crate) fn typed<'a, A: Array + 'static>(
     })
 }
 
-/// A document in a message.
+/// Names a document for a message.
 pub(crate) fn place(id: u64) -> String {
     let (split, ordinal) = DocumentId(id).parts();
     format!("document {ordinal} of split {}", split.0)
 }
 
-/// The error for a document whose last piece never came: the reader broke its contract.
+/// The error for a document without a last piece: the reader broke its contract.
 pub(crate) fn unfinished(operator: &'static str, id: u64) -> OperatorError {
     OperatorError::Data {
         operator,

@@ -1,4 +1,4 @@
-//! The operators, in the order of the pipeline: one line each. Everything else about an operator is declared in its own file.
+//! The list of operators in pipeline order, one line each. Each operator declares everything else in its own file.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::generate::GenerateConfig;
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 
-/// The operators that every job is looked through for, in the order in which they run.
+/// The operators of Stillhouse, in the order in which they run.
 pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::clean::CleanConfig>::ENTRY,
     &Factory::<crate::tokenize::TokenizeConfig>::ENTRY,
@@ -37,16 +37,16 @@ pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::orders::OrdersConfig>::ENTRY,
 ];
 
-/// The operators of a job, in order.
+/// Returns the operators of a job, in order.
 ///
 /// # Errors
-/// Everything that this vocabulary cannot give.
+/// Returns every problem, if the job asks for something that its vocabulary does not support.
 pub fn of_job(facts: &JobFacts<'_>) -> Result<Vec<OperatorSpec>, Vec<Problem>> {
     let (specs, problems) = resolved(facts);
     if problems.is_empty() { Ok(specs) } else { Err(problems) }
 }
 
-/// The operators of a job as far as their configs can be made, in order, and why others cannot.
+/// Returns the operators whose configs can be built, in order, and the problems of the others.
 pub fn resolved(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
     let (mut specs, mut problems) = (Vec::new(), Vec::new());
     for operator in operators() {
@@ -97,37 +97,37 @@ fn recorded(
 
 static IN_USE: OnceLock<Vec<&'static dyn OperatorFactory>> = OnceLock::new();
 
-/// All operators, in the order in which they run: [`OPERATORS`], and behind them what was [`install`]ed.
+/// Returns all operators in the order in which they run: [`OPERATORS`], then those added by [`install`].
 pub fn operators() -> &'static [&'static dyn OperatorFactory] {
     IN_USE.get_or_init(|| OPERATORS.to_vec())
 }
 
-/// Adds operators of a program that uses these crates as a library, behind those of the registry.
+/// Adds operators of a program that uses these crates as a library; they run after those of the registry.
 ///
 /// # Errors
-/// With the names that are in use, when the operators were asked for before or something was installed already.
+/// Returns the names of the operators in use if [`operators`] or [`install`] was called before.
 pub fn install(more: &[&'static dyn OperatorFactory]) -> Result<(), Vec<&'static str>> {
     let in_use = |_| operators().iter().map(|operator| operator.name()).collect();
     IN_USE.set(OPERATORS.iter().chain(more).copied().collect()).map_err(in_use)
 }
 
-/// What a job file may say, with the sections of all operators.
+/// Returns the format of the job file, including the sections of all operators.
 pub fn job_format() -> &'static JobFormat {
     static FORMAT: OnceLock<JobFormat> = OnceLock::new();
     FORMAT.get_or_init(|| JobFormat::new(operators().iter().filter_map(|operator| operator.section()).collect()))
 }
 
-/// Every column that an operator may add, in the order of a data set.
+/// Returns every column that an operator may add, in the order of a data set.
 pub fn columns() -> impl Iterator<Item = &'static Column> {
     operators().iter().flat_map(|operator| operator.columns())
 }
 
-/// What a statistic of an operator counts.
+/// Looks up a statistic of an operator by name.
 pub fn statistic(name: &str) -> Option<&'static StatisticKind> {
     operators().iter().flat_map(|operator| operator.statistics()).find(|statistic| statistic.name == name)
 }
 
-/// The columns as docs/FORMAT.md has them, a table of Markdown.
+/// Returns the table of columns in docs/FORMAT.md, as Markdown.
 pub fn columns_table() -> String {
     let mut table = String::from("| column | type | when | shape and meaning |\n|---|---|---|---|\n");
     for c in columns() {
@@ -137,37 +137,37 @@ pub fn columns_table() -> String {
     table
 }
 
-/// Estimated bytes per token of a data set with the columns of these operators: measured figures of BENCHMARKS.md.
+/// Estimates the bytes per token of a data set with the columns of these operators, from measurements in BENCHMARKS.md.
 pub fn bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
     operators.iter().fold(0.0, |before, operator| operator.0.bytes_per_token(before, vocab_size))
 }
 
-/// Makes the specs of one operator, whatever the type of its config; says what [`OperatorConfig`] declares.
+/// Type-erased access to the declarations of an [`OperatorConfig`].
 pub trait OperatorFactory: fmt::Debug + Sync {
-    /// Name in plans, metrics and errors.
+    /// Name of the operator in plans, metrics and errors.
     fn name(&self) -> &'static str;
 
-    /// Its section of the job file, where it has one that the house does not know itself.
+    /// Section of the job file that the operator defines itself, if any.
     fn section(&self) -> Option<SectionKind>;
 
-    /// The columns that it may add, in order.
+    /// Columns that the operator may add, in order.
     fn columns(&self) -> &'static [Column];
 
-    /// The statistics that it may add.
+    /// Statistics that the operator may add.
     fn statistics(&self) -> &'static [StatisticKind];
 
-    /// The operator with its config for a job; `None` where the job does not ask for it.
+    /// Returns the operator with its config for a job, or `None` if the job does not use it.
     ///
     /// # Errors
-    /// As [`OperatorConfig::of_job`].
+    /// See [`OperatorConfig::of_job`].
     fn of_job(&self, facts: &JobFacts<'_>) -> Result<Option<OperatorSpec>, Problem>;
 }
 
-/// The factory of the operator whose config is `T`.
+/// Factory of the operator with config type `T`.
 pub struct Factory<T>(PhantomData<fn() -> T>);
 
 impl<T> Factory<T> {
-    /// Its line in the registry.
+    /// The value to list in the registry.
     pub const ENTRY: Self = Self(PhantomData);
 }
 
@@ -203,7 +203,7 @@ impl<T: OperatorConfig> OperatorFactory for Factory<T> {
 #[derive(Clone)]
 pub struct OperatorSpec(Arc<dyn Config>);
 
-/// A config whose type is not known here.
+/// A config of erased type.
 trait Config: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn output_schema(&self, input: &Schema) -> SchemaRef;
@@ -260,41 +260,41 @@ impl OperatorSpec {
         self.0.name()
     }
 
-    /// Schema of the output, from the schema of the input.
+    /// Returns the schema of the output for this schema of the input.
     pub fn output_schema(&self, input: &Schema) -> SchemaRef {
         self.0.output_schema(input)
     }
 
-    /// Checks its columns, as [`OperatorConfig::check`].
+    /// Checks the operator's columns: see [`OperatorConfig::check`].
     ///
     /// # Errors
-    /// When a column is missing or has another type than the format says.
+    /// Fails if a column is missing or has another type than the format defines.
     pub fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
         self.0.check(batch, limits, broken)
     }
 
-    /// Its files beside the shards, as [`OperatorConfig::sidecar_files`].
+    /// Returns the files to write beside the shards: see [`OperatorConfig::sidecar_files`].
     pub fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
         self.0.sidecar_files()
     }
 
-    /// What is shown of the only row of a batch, as [`OperatorConfig::view`].
+    /// Returns what to show of a batch's only row: see [`OperatorConfig::view`].
     ///
     /// # Errors
-    /// When a column is missing or has another type than the format says.
+    /// Fails if a column is missing or has another type than the format defines.
     pub fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
         self.0.view(row)
     }
 
-    /// Makes the operator for one split.
+    /// Creates the operator for one split.
     ///
     /// # Errors
-    /// When the config cannot work with these resources.
+    /// Fails if the config cannot work with the resources of `context`.
     pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
         self.0.operator(context)
     }
 
-    /// The config, where it is one of this type.
+    /// Returns the config if it has type `T`.
     pub fn config<T: OperatorConfig>(&self) -> Option<&T> {
         self.0.as_any().downcast_ref()
     }

@@ -1,4 +1,4 @@
-//! Reading and building the list columns of sequences, whether their rows have one length or many.
+//! Reads and builds the list columns of sequences, with rows of one length or of many.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 
-/// The values of a list column, with the bounds of each row: works for lists and fixed-size lists.
+/// The values of a list column (list or fixed-size list) and the bounds of each row.
 #[derive(Debug, Clone)]
 pub struct ListRows<'a> {
     values: &'a ArrayRef,
@@ -15,10 +15,10 @@ pub struct ListRows<'a> {
 }
 
 impl<'a> ListRows<'a> {
-    /// Looks at a list column.
+    /// Reads a list column; `name` is for error messages.
     ///
     /// # Errors
-    /// When it is no list.
+    /// Fails if the column is not a list.
     pub fn new(name: &str, array: &'a ArrayRef) -> Result<Self, ArrowError> {
         if let Some(list) = array.as_any().downcast_ref::<FixedSizeListArray>() {
             let width = list.value_length() as usize;
@@ -32,10 +32,10 @@ impl<'a> ListRows<'a> {
         Err(ArrowError::SchemaError(format!("column {name} has type {}, valid: a list", array.data_type())))
     }
 
-    /// The list column of this name in a batch.
+    /// Reads the list column `name` of a batch.
     ///
     /// # Errors
-    /// When it is missing or no list.
+    /// Fails if it is missing or not a list.
     pub fn of(batch: &'a RecordBatch, name: &str) -> Result<Self, ArrowError> {
         Self::new(name, column(batch, name)?)
     }
@@ -50,20 +50,20 @@ impl<'a> ListRows<'a> {
         self.len() == 0
     }
 
-    /// Bounds of a row in the values.
+    /// Returns the range of a row in the values.
     pub fn range(&self, row: usize) -> std::ops::Range<usize> {
         self.offsets[row]..self.offsets[row + 1]
     }
 
-    /// All values, whatever their type.
+    /// Returns all values, of any type.
     pub fn all_values(&self) -> &'a ArrayRef {
         self.values
     }
 
-    /// All values, as an array of their type.
+    /// Returns all values as an array of type `A`.
     ///
     /// # Errors
-    /// When the values have another type.
+    /// Fails if the values have another type.
     pub fn values<A: Array + 'static>(&self, name: &str) -> Result<&'a A, ArrowError> {
         self.values.as_any().downcast_ref::<A>().ok_or_else(|| {
             ArrowError::SchemaError(format!("column {name} has items of type {}", self.values.data_type()))
@@ -71,18 +71,18 @@ impl<'a> ListRows<'a> {
     }
 }
 
-/// A column by name.
+/// Returns the column `name`.
 ///
 /// # Errors
-/// When it is missing.
+/// Fails if it is missing.
 pub fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, ArrowError> {
     batch.column_by_name(name).ok_or_else(|| ArrowError::SchemaError(format!("column {name} is missing")))
 }
 
-/// The column `sequence_id`.
+/// Returns the column `sequence_id`.
 ///
 /// # Errors
-/// When it is missing or has another type.
+/// Fails if it is missing or has another type.
 pub fn sequence_ids(batch: &RecordBatch) -> Result<&UInt64Array, ArrowError> {
     column(batch, "sequence_id")?
         .as_any()
@@ -93,7 +93,7 @@ pub fn sequence_ids(batch: &RecordBatch) -> Result<&UInt64Array, ArrowError> {
 /// Builds a list column of the field's type (list or fixed-size list) from flat values and the length of each row.
 ///
 /// # Errors
-/// When the lengths do not fit the values or the type.
+/// Fails if the lengths do not match the values or the type.
 pub fn list_column(field: &Field, values: ArrayRef, lengths: &[usize]) -> Result<ArrayRef, ArrowError> {
     match field.data_type() {
         DataType::FixedSizeList(item, width) => {

@@ -1,25 +1,27 @@
-//! A value of every token as a strip of bars: numbers for the page, characters for a terminal.
+//! Draws a value per token as a strip of bars: numbers for the web page, characters for a terminal.
 //!
 //! ```text
 //!   mean entropy: 3.214 nat, as of 24.9 equally likely tokens
-//!     ·▇▆▄▁▂▅▇▃▁▁▂   entropy, 0 to 10.82        · a token that has none
+//!     ·▇▆▄▁▂▅▇▃▁▁▂   entropy, 0 to 10.82        · a token without a value
 //! ```
 
 use crate::config::Picture;
 
-/// Bars of a line at most; each is the mean of a part of the row.
+/// Maximum bars per line; each bar is the mean of a part of the row. 64 fits a terminal.
 const BARS: usize = 64;
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The strip of these values, `None` where a token has none, and the line that says the same on a terminal. A full bar is `high`, an empty one `low`.
+/// Returns the strip of these values (`None` for a token without one) and the same as a line for a terminal. A full bar
+/// is `high`, an empty one `low`.
 pub(crate) fn strip(title: &str, values: Vec<Option<f64>>, (low, high): (f64, f64)) -> (Picture, (String, String)) {
     let line = format!("{}   {title}, {} to {}", bars(&values, (low, high)), short(low), short(high));
     let values = values.into_iter().map(|value| value.filter(|v| v.is_finite()).map(|v| v as f32)).collect();
-    // lines of a picture have no name
+    // the line of a picture has no name
     (Picture::Strip { title: title.into(), low: low as f32, high: high as f32, values }, (String::new(), line))
 }
 
-/// The smallest and the largest of some values, with room between them.
+/// Returns the smallest and the largest finite value. If they are equal, the upper bound is one more, so that the
+/// interval is not empty.
 pub(crate) fn span<'v>(values: impl Iterator<Item = &'v Option<f64>>) -> (f64, f64) {
     let finite = values.flatten().copied().filter(|value| value.is_finite());
     let (low, high) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));

@@ -1,16 +1,18 @@
-//! `subtokens`: every token id as ℓ digits in base b, most significant first (MDM-Prime, Chao et al. 2025).
+//! `subtokens`: stores every token id as ℓ digits in base b, most significant first (MDM-Prime, Chao et al. 2025).
 //!
 //! ```text
 //!  C = 50,257, ℓ = 4:  b = ⌈C^(1/4)⌉ = 15      50256 = 14·15³ + 13·15² + 5·15 + 6  ──►  14 13 5 6
 //!  input_ids `[L]` int32 ──► subtokens [L, ℓ] uint8 (b ≤ 256) or uint16, token after token
 //! ```
 //!
-//! b is the smallest integer with b^ℓ ≥ C, found with integers only: floating-point roots are wrong at exact powers.
-//! Not every string of digits is a token; [`decode`] says which are. Padding is coded like any other token.
+//! b is the smallest integer with b^ℓ ≥ C. It is computed with integers only, because floating-point roots are wrong at
+//! exact powers. Not every string of digits is a token; [`decode`] tells which are. Padding is encoded like any other
+//! token.
 //!
-//! With `permutation` the digits are those of another number than the id (index shuffling of MDM-Prime-v2, arXiv 2603.16077: neighbouring ids of a BPE
-//! vocabulary are alike, so that the first digits say little). It stands beside the shards as `permutation.npy`, the table that trainers AND over the digits of
-//! a token (MDM-Prime, Fig. A2) as `filter_table.npy` (`files`).
+//! With `permutation` the operator encodes another number in place of the id (index shuffling of MDM-Prime-v2, arXiv
+//! 2603.16077: neighbouring ids of a BPE vocabulary are similar, so their first digits carry little information).
+//! `permutation.npy` beside the shards holds the permutation. `filter_table.npy` holds the table whose rows trainers
+//! AND over the digits of a token (MDM-Prime, Fig. A2). See `files`.
 //!
 //! Cost: ℓ divisions per token.
 
@@ -36,10 +38,10 @@ pub use files::{FILTER_TABLE, PERMUTATION, numbers_of, shipped};
 
 const NAME: &str = "subtokens";
 
-/// Largest base: digits are at most 16 bits wide.
+/// Largest base, 2^16: a digit must fit 16 bits.
 const MAX_BASE: u64 = 65_536;
 
-/// The base for a vocabulary of `vocab_size` and `length` digits: the smallest b with b^length ≥ vocab_size.
+/// Returns the base for a vocabulary of `vocab_size` and `length` digits: the smallest b with b^length ≥ vocab_size.
 ///
 /// ```
 /// assert_eq!(stillhouse_operators::subtokens::base(50_257, 4), 15);
@@ -54,7 +56,7 @@ pub fn base(vocab_size: u64, length: u32) -> u64 {
     enough
 }
 
-/// The digits of an id, most significant first. Digits of an id of `base^length` or more are cut off at the front.
+/// Writes the digits of an id, most significant first. Drops the leading digits of an id of `base^length` or more.
 pub fn encode(id: u32, base: u32, digits: &mut [u16]) {
     let mut rest = id;
     for digit in digits.iter_mut().rev() {
@@ -63,7 +65,7 @@ pub fn encode(id: u32, base: u32, digits: &mut [u16]) {
     }
 }
 
-/// The id that digits stand for; `None` where they stand for no token.
+/// Returns the id with these digits, or `None` if no token has them.
 pub fn decode(digits: &[u16], base: u32, vocab_size: usize) -> Option<u32> {
     let id = digits.iter().try_fold(0u64, |id, &digit| {
         let next = id.checked_mul(u64::from(base))?.checked_add(u64::from(digit))?;
@@ -72,11 +74,12 @@ pub fn decode(digits: &[u16], base: u32, vocab_size: usize) -> Option<u32> {
     u32::try_from(id).ok().filter(|&id| (id as usize) < vocab_size)
 }
 
-/// Lengths ℓ for which `plan` tells the idle-step ratio.
+/// Lengths ℓ for which `plan` reports the idle-step ratio.
 pub const PLANNED_LENGTHS: [u32; 6] = [1, 2, 3, 4, 6, 8];
 
-/// The idle-step ratio: the expected share of `steps` sampling steps that change none of `positions` tokens of ℓ = `length` digits each, α(t) = (1 − t)^power
-/// (MDM-Prime, Eq. A6): (1/T) Σ_{k<T} \[1 − (α_{1−(k+1)/T} − α_{1−k/T})\]^{L·ℓ}.
+/// Returns the idle-step ratio: the expected share of `steps` sampling steps that change none of `positions` tokens of
+/// ℓ = `length` digits each. The schedule is α(t) = (1 − t)^power. The formula is MDM-Prime, Eq. A6: (1/T) Σ_{k<T} \[1
+/// − (α_{1−(k+1)/T} − α_{1−k/T})\]^{L·ℓ}.
 ///
 /// ```
 /// let percent = |length| (1e4 * stillhouse_operators::subtokens::idle_step_ratio(length, 1024, 1024, 1.0)).round() / 100.0;
@@ -90,13 +93,15 @@ pub fn idle_step_ratio(length: u32, steps: u32, positions: u32, power: f64) -> f
     (0..steps).map(stays).sum::<f64>() / f64::from(steps.max(1))
 }
 
-/// Bases of digits among which a length is looked for: those of the lengths that the paper draws the curve over (Figures 7 and A3: ℓ = 2 to 8 for
-/// C = 50,257, 1 to 4 for C = 256; its ℓ = 2/3 for images is no length here).
+/// Bases of the lengths that [`elbow_length`] considers. They cover the lengths over which the paper draws the curve
+/// (Figures 7 and A3): ℓ = 2 to 8 for C = 50,257, and 1 to 4 for C = 256. (Its ℓ = 2/3 for images is not an integer and
+/// is left out.)
 pub const ELBOW_BASES: std::ops::RangeInclusive<u64> = 4..=4096;
 
-/// Which of these lengths stands at the elbow of the idle-step ratio ([`elbow`]), among those whose digits have a base in [`ELBOW_BASES`]. With the
-/// schedules of the paper that is what it recommends (A.2.4): 4 for text, 2 for images. Without these ends a chord goes by its longest and
-/// shortest length more than by the curve: from ℓ = 1 to 8 both have it at 3.
+/// Returns the length at the elbow of the idle-step ratio ([`elbow`]), among those whose base is in [`ELBOW_BASES`].
+/// With the paper's schedules this is what the paper recommends (A.2.4): 4 for text, 2 for images. Without the limits
+/// on the base, the chord would depend more on the longest and shortest length than on the curve: over ℓ = 1 to 8 both
+/// elbows are at 3.
 ///
 /// ```
 /// use stillhouse_operators::subtokens::{PLANNED_LENGTHS, elbow_length};
@@ -111,7 +116,8 @@ pub fn elbow_length(lengths: &[u32], vocab_size: u64, positions: u32, power: f64
     inside.get(elbow(&curve)?).copied()
 }
 
-/// Which point of a falling curve is its elbow: the one that is farthest below the straight line between its ends, where one is below it.
+/// Returns the index of the elbow of a falling curve: the point farthest below the straight line between its ends.
+/// `None` if no point is below it.
 pub fn elbow(curve: &[(f64, f64)]) -> Option<usize> {
     let (&(x0, y0), &(x1, y1)) = (curve.first()?, curve.last()?);
     let below = |&(x, y): &(f64, f64)| (x1 - x) / (x1 - x0) - (y - y1) / (y0 - y1);
@@ -119,20 +125,20 @@ pub fn elbow(curve: &[(f64, f64)]) -> Option<usize> {
     found.filter(|&at| x1 > x0 && y0 > y1 && below(&curve[at]) > 0.0)
 }
 
-/// Config of `subtokens`. Make it with [`SubtokensConfig::new`].
+/// Configuration of `subtokens`. Create it with [`SubtokensConfig::new`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubtokensConfig {
-    /// Which number the digits of an id are of, where it is not the id itself.
+    /// Permutation of the ids: the number to encode in place of each id. `None` encodes the id itself.
     pub permutation: Option<Permutation>,
-    /// Whether the filter table stands beside the shards.
+    /// Whether to write the filter table beside the shards.
     pub filter_table: bool,
-    /// C.
+    /// Vocabulary size C.
     pub vocab_size: usize,
     /// Digits per token, ℓ.
     pub length: usize,
-    /// b.
+    /// Base b.
     pub base: u32,
-    /// Whether the columns of the data set are fixed-size lists.
+    /// Row length: fixed, or up to a maximum.
     pub rows: Rows,
 }
 
@@ -217,10 +223,10 @@ impl OperatorConfig for SubtokensConfig {
 }
 
 impl SubtokensConfig {
-    /// The config for a vocabulary, with its base.
+    /// Creates the config for a vocabulary and computes its base.
     ///
     /// # Errors
-    /// When the base would be past 65,536; the message says which length is enough.
+    /// Fails if the base would exceed 65,536; the message names a sufficient length.
     pub fn new(vocab_size: usize, length: u32, rows: Rows) -> Result<Self, OperatorError> {
         let needed = base(vocab_size as u64, length.max(1));
         match u32::try_from(needed) {
@@ -240,17 +246,17 @@ impl SubtokensConfig {
         }
     }
 
-    /// The number that the digits of an id are of.
+    /// Returns the number to encode for an id.
     fn number(&self, id: u32) -> Option<u32> {
         self.permutation.as_ref().map_or(Some(id), |p| p.number(id))
     }
 
-    /// The id whose digits are those of a number.
+    /// Returns the id that is encoded as this number.
     fn id(&self, number: u32) -> Option<u32> {
         self.permutation.as_ref().map_or(Some(number), |p| p.id(number))
     }
 
-    /// Bytes of the filter table.
+    /// Returns the size of the filter table in bytes.
     fn table_bytes(&self) -> u64 {
         (self.length as u64) * (u64::from(self.base) + 1) * self.vocab_size as u64
     }
@@ -259,10 +265,10 @@ impl SubtokensConfig {
         self.rows.field(columns::SUBTOKENS, columns::subtoken_type(self.base), None, Some(self.length))
     }
 
-    /// Makes the operator.
+    /// Builds the operator.
     ///
     /// # Errors
-    /// When the base is not the one for this vocabulary and length.
+    /// Fails if the base is wrong for this vocabulary and length.
     pub fn build(&self) -> Result<Subtokens, OperatorError> {
         let valid = Self::new(self.vocab_size, u32::try_from(self.length).unwrap_or(u32::MAX), self.rows)?;
         if valid.base != self.base {

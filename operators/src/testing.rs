@@ -1,4 +1,4 @@
-//! What the tests of several operators share: batches of documents, driving an operator, contexts.
+//! Helpers that the tests of several operators share: batches of documents, contexts, and running an operator.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -11,12 +11,12 @@ use stillhouse_schemas::spec;
 use crate::operator::{Counters, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
 use crate::vocabulary::Vocabulary;
 
-/// A path in the repository.
+/// Returns a path in the repository.
 pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// A file that `scripts/fetch-assets` brings.
+/// Returns the path of a file that `scripts/fetch-assets` downloads.
 pub fn fetched(path: &str) -> PathBuf {
     let path = repository(".cache").join(path);
     assert!(path.exists(), "{} is missing: run `make setup` or scripts/fetch-assets", path.display());
@@ -39,7 +39,7 @@ pub fn bert() -> Arc<Vocabulary> {
     LOADED.get_or_init(|| load("operators/testdata/bert-base-uncased")).clone()
 }
 
-/// A context with fresh statistics.
+/// Creates a context with fresh statistics.
 pub fn context(vocabulary: &Arc<Vocabulary>) -> SplitContext {
     SplitContext {
         split: SplitId(3),
@@ -52,12 +52,12 @@ pub fn context(vocabulary: &Arc<Vocabulary>) -> SplitContext {
     }
 }
 
-/// The statistics that operators left in a context.
+/// Returns the statistics that operators added to a context.
 pub fn statistics(context: &SplitContext) -> Statistics {
     context.statistics.lock().clone()
 }
 
-/// A batch of pieces.
+/// Creates a batch of document pieces: (id, text, end).
 pub fn documents(pieces: &[(u64, &str, bool)]) -> RecordBatch {
     RecordBatch::try_new(
         documents_schema(),
@@ -70,7 +70,7 @@ pub fn documents(pieces: &[(u64, &str, bool)]) -> RecordBatch {
     .unwrap()
 }
 
-/// Cuts a text at the nearest character boundaries after steps of these sizes, taken in turn.
+/// Cuts a text at the nearest character boundaries after steps of these sizes, in rotation.
 pub fn cut<'a>(text: &'a str, sizes: &[usize]) -> Vec<&'a str> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -85,7 +85,7 @@ pub fn cut<'a>(text: &'a str, sizes: &[usize]) -> Vec<&'a str> {
     pieces
 }
 
-/// Everything that an operator makes of these batches.
+/// Runs an operator over these batches and returns its output.
 pub fn drive(operator: &mut dyn Operator, batches: &[RecordBatch]) -> Result<Vec<RecordBatch>, OperatorError> {
     let mut output = Vec::new();
     let mut emit = |batch| {
@@ -99,7 +99,7 @@ pub fn drive(operator: &mut dyn Operator, batches: &[RecordBatch]) -> Result<Vec
     Ok(output)
 }
 
-/// The documents that pieces make up: id and text, in order.
+/// Joins pieces to documents: (id, text), in order.
 pub fn joined(batches: &[RecordBatch]) -> Vec<(u64, String)> {
     let mut documents: Vec<(u64, String)> = Vec::new();
     let mut open = false;

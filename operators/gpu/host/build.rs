@@ -1,4 +1,4 @@
-//! Compiles the kernels for the host: one translation unit, as C++.
+//! Compiles the kernels for the host, as one C++ translation unit.
 
 use std::path::{Path, PathBuf};
 use std::{env, io};
@@ -19,7 +19,7 @@ fn main() -> io::Result<()> {
         .include(mistakes)
         .define("STILLHOUSE_SELFTEST", None)
         .define("STILLHOUSE_MISTAKES", None)
-        // fused products would give other bits than the CPU's code, which has none
+        // The CPU code does not fuse products with sums, so fused ones would give other bits.
         .flag("-ffp-contract=off")
         .opt_level(2)
         .compile("stillhouse_kernels");

@@ -1,4 +1,5 @@
-//! NVIDIA GPUs through the driver's API and cuBLASLt, both looked for when a device is opened, so that the program starts without them.
+//! NVIDIA GPUs through the driver API and cuBLASLt. Both are loaded when a device is opened, so the program starts
+//! without them.
 
 mod libraries;
 mod products;
@@ -17,7 +18,7 @@ use crate::error::GpuError;
 use crate::machine::versions;
 use products::{Operation, Products};
 
-/// Machine code of the kernels; empty where no toolkit was there when this was compiled.
+/// Machine code of the kernels; empty if the crate was built without a CUDA toolkit.
 const IMAGES: [&[u8]; 5] = [&NOISE.0, &FORWARD.0, &ATTENTION.0, &WIDEN.0, &FP8.0];
 static NOISE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/noise.fatbin")));
 static FORWARD: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/forward.fatbin")));
@@ -25,16 +26,18 @@ static ATTENTION: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DI
 static WIDEN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/widen.fatbin")));
 static FP8: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/fp8.fatbin")));
 
-/// What an image has of numbers is read in place.
+/// Aligns an image, because the driver reads its numbers in place.
 #[repr(C, align(64))]
 struct Aligned<B: ?Sized>(B);
 
-/// Events of a stream. One that is used again only ever stands for a later point of the same stream, so whoever still waits for it waits
-/// longer, and never for nothing.
+/// Events per stream, used in rotation. A reused event marks a later point of the same stream, so an earlier waiter
+/// waits longer than needed, but always for long enough.
 const EVENTS: usize = 64;
-/// Hopper: the one that cuBLASLt scales rows of e4m3 for (`CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`), in CUDA 13.
+/// Compute capability 9 (Hopper): in CUDA 13, cuBLASLt scales rows of e4m3
+/// (`CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`) on this one only.
 const WITH_FP8: c_int = 9;
-/// From here on dynamic shared memory has to be asked for: 48 KiB with what a kernel has as static memory.
+/// Bytes of dynamic shared memory that a kernel gets without an opt-in. The driver's limit is 48 KiB, including static
+/// memory.
 const USUAL_SHARED_BYTES: u32 = 40 << 10;
 
 /// A GPU.
@@ -43,9 +46,9 @@ pub struct Cuda {
     model: String,
     arithmetic: String,
     multiprocessors: u32,
-    /// Compute capability, its first number.
+    /// Major number of the compute capability.
     generation: c_int,
-    /// Of a block, where a kernel asks for more than usual.
+    /// Maximum shared memory of a block with an opt-in, in bytes.
     most_shared_bytes: u32,
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -61,14 +64,14 @@ pub struct Cuda {
 #[derive(Clone, Copy)]
 struct Function {
     handle: sys::CUfunction,
-    /// Of its own, static.
+    /// Static shared memory.
     own_bytes: u32,
-    /// That it may have besides, dynamic.
+    /// Dynamic shared memory that it may use at present.
     shared_bytes: u32,
 }
 
-// SAFETY: the driver's API may be called from any thread; every method makes the context current on its thread first, and what is not
-// only read is behind a lock or atomic
+// SAFETY: the driver API may be called from any thread. Every method makes the context current on its thread first; all
+// mutable state is behind a lock or atomic
 unsafe impl Send for Cuda {}
 // SAFETY: as above
 unsafe impl Sync for Cuda {}
@@ -79,10 +82,10 @@ impl fmt::Debug for Cuda {
     }
 }
 
-/// How many GPUs there are; 0 without a driver, or with one that has no device.
+/// Returns the number of GPUs; 0 without a driver, or with a driver that finds no device.
 ///
 /// # Errors
-/// [`GpuError::Unavailable`] where there is a driver that does not begin: there may be a GPU then.
+/// [`GpuError::Unavailable`] if a driver is present but does not initialise: there may be a GPU then.
 pub fn count() -> Result<usize> {
     let failed = |call: &str, error: DriverError| GpuError::Unavailable {
         device: "cuda".into(),
@@ -105,8 +108,10 @@ impl Cuda {
     /// Opens a GPU by its number.
     ///
     /// # Errors
-    /// [`GpuError::Unavailable`] without a driver, a GPU of this number, cuBLASLt or kernels, with what was looked for; and where driver,
-    /// GPU or cuBLASLt are too old, with what is there and what is needed.
+    /// [`GpuError::Unavailable`] in two cases:
+    ///
+    /// - There is no driver, no GPU of this number, no cuBLASLt or no kernels. The message lists where it searched.
+    /// - The driver, GPU or cuBLASLt is too old. The message has the version found and the version needed.
     pub fn open(ordinal: usize) -> Result<Self> {
         use sys::CUdevice_attribute as Attribute;
         let name = format!("cuda:{ordinal}");
@@ -120,7 +125,7 @@ impl Cuda {
         }
         let failed = |call: &str, error: DriverError| unavailable(format!("{call}: {}", words(error)));
         let mut driver = 0;
-        // SAFETY: writes one number; every driver has it, also one that is too old to begin
+        // SAFETY: writes one number; every driver has this function, even one too old to initialise
         unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
         versions::check_driver(driver).map_err(&unavailable)?;
         let setting = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
@@ -132,7 +137,7 @@ impl Cuda {
         let device = result::device::get(number).map_err(|e| failed("cuDeviceGet", e))?;
         let model = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
         let attribute = |what| {
-            // SAFETY: the device is one that the driver gave
+            // SAFETY: the driver returned this device
             unsafe { result::device::get_attribute(device, what) }.map_err(|e| failed("cuDeviceGetAttribute", e))
         };
         let capability = [
@@ -144,7 +149,7 @@ impl Cuda {
         let most_shared_bytes =
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.unsigned_abs();
         let cublaslt = libraries::cublaslt().map_err(&unavailable)?;
-        // SAFETY: as above; released when the value is dropped
+        // SAFETY: the driver returned this device; `drop` releases the context
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
         let mut opened = Self {
@@ -176,7 +181,7 @@ impl Cuda {
         self.current()?;
         let (least, greatest) = self.call("cuCtxGetStreamPriorityRange", result::stream::get_priority_range)?;
         for stream in 0..2 {
-            // the extraction is short, and a slice is waiting for it: its blocks go before those of a product
+            // The extraction is short, and a slice waits for it: its blocks take priority over those of a product.
             let priority = if stream == Stream::Extract as usize { greatest } else { least };
             let kind = result::stream::StreamKind::NonBlocking;
             self.streams[stream] =
@@ -187,7 +192,7 @@ impl Cuda {
             }
         }
         for image in IMAGES {
-            // SAFETY: nvcc made the image, and it lives as long as the program
+            // SAFETY: nvcc made the image, which is static
             let module =
                 self.call("cuModuleLoadData", || unsafe { result::module::load_data(image.as_ptr().cast()) })?;
             self.modules.push(module);
@@ -195,7 +200,7 @@ impl Cuda {
         self.products().open(cublaslt, &self.name)
     }
 
-    /// Makes the context this thread's.
+    /// Makes the context current on this thread.
     fn current(&self) -> Result<()> {
         if self.lost.load(Ordering::Relaxed) {
             let message = "the device was lost before".into();
@@ -213,7 +218,8 @@ impl Cuda {
         })
     }
 
-    /// What failed for want of so many bytes, or of some that libraries and drivers take at the first use of a kernel, as that.
+    /// Turns an out-of-memory failure into [`GpuError::Memory`]. `bytes` is what the caller requested; 0 if a library
+    /// or driver allocated at the first use of a kernel.
     fn short_of_memory(&self, error: GpuError, bytes: usize) -> GpuError {
         const SAID: [&str; 2] = ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"];
         match (&error, self.memory()) {
@@ -234,7 +240,7 @@ impl Cuda {
         self.products.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A kernel that may have so much dynamic shared memory.
+    /// Returns the kernel, allowed to use the dynamic shared memory of this launch.
     fn function(&self, launch: &Launch) -> Result<sys::CUfunction> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let function = match functions.get(launch.kernel) {
@@ -242,7 +248,7 @@ impl Cuda {
             None => {
                 let handle = self.find(launch.kernel)?;
                 let what = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-                // SAFETY: the function is of a module that lives as long as this value
+                // SAFETY: the function belongs to a module that lives as long as this value
                 let own =
                     self.call(launch.kernel, || unsafe { result::function::get_function_attribute(handle, what) })?;
                 Function { handle, own_bytes: own.unsigned_abs(), shared_bytes: USUAL_SHARED_BYTES }
@@ -257,7 +263,7 @@ impl Cuda {
         if shared_bytes > function.shared_bytes {
             let what = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = c_int::try_from(shared_bytes).unwrap_or(c_int::MAX);
-            // SAFETY: the function is of a module that lives as long as this value
+            // SAFETY: the function belongs to a module that lives as long as this value
             self.call(launch.kernel, || unsafe {
                 result::function::set_function_attribute(function.handle, what, bytes)
             })?;
@@ -278,7 +284,7 @@ impl Cuda {
             // SAFETY: the modules live as long as this value
             match unsafe { result::module::get_function(*module, name.clone()) } {
                 Err(DriverError(CUresult::CUDA_ERROR_NOT_FOUND)) => {}
-                // the kernel is loaded only now, so this may be a want of memory, or an error of earlier work
+                // The driver loads the kernel only now, so this may be a lack of memory, or an error of earlier work.
                 found => return self.call("cuModuleGetFunction", || found),
             }
         }
@@ -286,16 +292,16 @@ impl Cuda {
     }
 }
 
-/// An event whose waiters sleep: a pass takes long, and the cores have other work.
+/// Creates an event whose waiters sleep: a pass takes long, and the cores have other work.
 fn make_event() -> std::result::Result<sys::CUevent, DriverError> {
     let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
     let mut event = std::ptr::null_mut();
-    // SAFETY: the driver writes the event there
+    // SAFETY: the driver writes the event to this pointer
     unsafe { sys::cuEventCreate(&raw mut event, flags) }.result()?;
     Ok(event)
 }
 
-/// Name and sentence of an error of the driver.
+/// The name and description of a driver error.
 fn words(error: DriverError) -> String {
     let text = |words: std::result::Result<&std::ffi::CStr, DriverError>| {
         words.map_or_else(|_| format!("{:?}", error.0), |w| w.to_string_lossy().into_owned())
@@ -303,7 +309,7 @@ fn words(error: DriverError) -> String {
     format!("{}, {}", text(error.error_name()), text(error.error_string()))
 }
 
-/// Whether an error leaves a device, or this process's context of it, of no use.
+/// Whether an error makes the device, or this process's context on it, unusable.
 fn is_lost(code: CUresult) -> bool {
     matches!(
         code,
@@ -352,27 +358,27 @@ impl Device for Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.current()?;
-        // SAFETY: whoever asked keeps to its length
+        // SAFETY: the caller of `allocate` stays within the allocation
         let got = self.call("cuMemAlloc", || unsafe { result::malloc_sync(bytes) });
         got.map_err(|error| self.short_of_memory(error, bytes))
     }
 
     fn free(&self, pointer: u64) {
         if self.current().is_ok() {
-            // SAFETY: it was given by `allocate`, and its owner is gone; the driver waits for what still uses it
+            // SAFETY: `allocate` returned it, and its owner is gone; the driver waits for work that still uses it
             let _ = unsafe { result::free_sync(pointer) };
         }
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
         self.current()?;
-        // SAFETY: whoever asked keeps to its length
+        // SAFETY: the caller of `allocate_pinned` stays within the allocation
         self.call("cuMemHostAlloc", || unsafe { result::malloc_host(bytes, 0) }).map(<*mut c_void>::cast)
     }
 
     fn free_pinned(&self, pointer: *mut u8, _: usize) {
         if self.current().is_ok() {
-            // SAFETY: it was given by `allocate_pinned`, and its owner is gone
+            // SAFETY: `allocate_pinned` returned it, and its owner is gone
             let _ = unsafe { result::free_host(pointer.cast()) };
         }
     }
@@ -382,7 +388,7 @@ impl Device for Cuda {
             return Ok(());
         }
         self.current()?;
-        // SAFETY: as the caller says
+        // SAFETY: the caller guarantees both addresses
         self.call("cuMemcpyHtoDAsync", || unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream(stream)).result()
         })
@@ -393,7 +399,7 @@ impl Device for Cuda {
             return Ok(());
         }
         self.current()?;
-        // SAFETY: as the caller says
+        // SAFETY: the caller guarantees both addresses
         self.call("cuMemcpyDtoHAsync", || unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream(stream)).result()
         })
@@ -403,7 +409,7 @@ impl Device for Cuda {
         self.current()?;
         let function = self.function(launch).map_err(|error| self.short_of_memory(error, 0))?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
-        // the largest kernel has fewer; this is called some hundred times a batch and allocates nothing
+        // Every kernel has fewer than 32 arguments. Some hundred launches a batch: this allocates nothing.
         let mut values = [Arg::U64(0); 32];
         let mut pointers = [std::ptr::null_mut::<c_void>(); 32];
         let Some(values) = values.get_mut(..args.len()) else {
@@ -421,7 +427,8 @@ impl Device for Cuda {
             };
         }
         let stream = self.stream(stream);
-        // SAFETY: the function is of a live module; its arguments are as the caller says, and are copied before this returns
+        // SAFETY: the function belongs to a live module; the caller guarantees the arguments, which are copied before
+        // this returns
         let launched = self.call(launch.kernel, || unsafe {
             result::launch_kernel(function, (gx, gy, gz), (bx, by, bz), launch.shared_bytes, stream, &mut pointers)
         });
@@ -430,14 +437,14 @@ impl Device for Cuda {
 
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
         self.current()?;
-        // SAFETY: as the caller says
+        // SAFETY: the caller guarantees the matrices
         let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &Operation::of(product)?) };
-        // cuBLASLt says "execution failed" of a device that is lost as well; the driver knows
+        // cuBLASLt also reports "execution failed" for a lost device; the driver reports the real error.
         done.map_err(|error| self.check_stream(stream).err().unwrap_or_else(|| self.short_of_memory(error, 0)))
     }
 
     fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
-        // how exact the library's tanh is, it does not say: enough for 16 bits
+        // The library does not document the accuracy of its tanh: use it for 16-bit results only.
         if product.d.element == Element::F32 || product.add {
             return Ok(false);
         }
@@ -456,7 +463,7 @@ impl Device for Cuda {
     unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
         self.current()?;
         let operation = Operation::of_scaled(product)?;
-        // SAFETY: as the caller says
+        // SAFETY: the caller guarantees the matrices
         let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &operation) };
         done.map_err(|error| self.check_stream(stream).err().unwrap_or_else(|| self.short_of_memory(error, 0)))
     }
@@ -464,7 +471,7 @@ impl Device for Cuda {
     fn record(&self, stream: Stream) -> Result<Event> {
         self.current()?;
         let number = self.next[stream as usize].fetch_add(1, Ordering::Relaxed) % EVENTS;
-        // SAFETY: both live as long as this value
+        // SAFETY: event and stream live as long as this value
         self.call("cuEventRecord", || unsafe {
             result::event::record(self.events[stream as usize][number], self.stream(stream))
         })?;
@@ -475,14 +482,14 @@ impl Device for Cuda {
         self.current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         let event = self.event(event)?;
-        // SAFETY: both live as long as this value
+        // SAFETY: event and stream live as long as this value
         self.call("cuStreamWaitEvent", || unsafe { result::stream::wait_event(self.stream(stream), event, flags) })
     }
 
     fn is_done(&self, event: Event) -> Result<bool> {
         self.current()?;
         let event = self.event(event)?;
-        // SAFETY: it lives as long as this value
+        // SAFETY: the event lives as long as this value
         match unsafe { sys::cuEventQuery(event) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             other => self.call("cuEventQuery", || other.result()).map(|()| true),
@@ -492,15 +499,15 @@ impl Device for Cuda {
     fn wait(&self, event: Event) -> Result<()> {
         self.current()?;
         let event = self.event(event)?;
-        // SAFETY: it lives as long as this value
+        // SAFETY: the event lives as long as this value
         self.call("cuEventSynchronize", || unsafe { result::event::synchronize(event) })
     }
 }
 
 impl Cuda {
-    /// Whether a stream has failed; that it is not done yet is fine.
+    /// Returns the error of a stream that has failed. A stream that is still busy has not failed.
     fn check_stream(&self, stream: Stream) -> Result<()> {
-        // SAFETY: it lives as long as this value
+        // SAFETY: the stream lives as long as this value
         let state = unsafe { sys::cuStreamQuery(self.stream(stream)) };
         match state {
             CUresult::CUDA_ERROR_NOT_READY => Ok(()),
@@ -526,7 +533,8 @@ impl Drop for Cuda {
         if !is_alive {
             return;
         }
-        // SAFETY: all of it was made by this value and is used by nobody else; what still runs is waited for first
+        // SAFETY: this value made all of it, and nothing else uses it; each stream is synchronised before it is
+        // destroyed
         unsafe {
             for (stream, events) in self.streams.iter().zip(&self.events).filter(|(stream, _)| !stream.is_null()) {
                 let _ = result::stream::synchronize(*stream);

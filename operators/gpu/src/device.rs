@@ -1,7 +1,8 @@
-//! What the forward pass and the extraction ask of a device: memory, copies, launches, products, an order among them.
+//! The device interface of the forward pass and the extraction: memory, copies, kernel launches, matrix products, and
+//! their order.
 //!
-//! Two implementations: CUDA, and the host, where the same kernels run as fibers of one thread. Everything above this trait is written
-//! once and tested on the host.
+//! CUDA and the host implement it. The host runs the same kernels, as fibers of one thread. Code above this trait is
+//! written once and tested on the host.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -9,10 +10,10 @@ use std::sync::Arc;
 
 use crate::error::GpuError;
 
-/// The result of what a device does.
+/// The result of a device call.
 pub type Result<T> = std::result::Result<T, GpuError>;
 
-/// The type of the elements of a matrix.
+/// The dtype of matrix elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Element {
     /// 32-bit.
@@ -24,7 +25,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Bytes of one element.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
@@ -33,7 +34,7 @@ impl Element {
         }
     }
 
-    /// As kernels' names end: `f32`, `bf16`, `f16`.
+    /// The suffix of kernel names: `f32`, `bf16`, `f16`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,12 +45,12 @@ impl Element {
     }
 }
 
-/// Work within a stream is done in its order; streams wait for each other through events only.
+/// A queue of work. Work of one stream runs in order; streams wait for each other through events only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// The forward pass and the logits.
     Pass,
-    /// What is made of slices of logits, and copies to the host.
+    /// The extraction from slices of logits, and copies to the host.
     Extract,
 }
 
@@ -70,7 +71,7 @@ pub enum Arg {
     F64(f64),
 }
 
-/// How a kernel is launched.
+/// The launch configuration of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch {
     /// The kernel's name.
@@ -86,224 +87,231 @@ pub struct Launch {
 /// A row-major matrix in device memory: `rows` rows of `columns` elements, `stride` elements apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix {
-    /// Its first element.
+    /// Address of the first element.
     pub pointer: u64,
-    /// Type of its elements.
+    /// Dtype of the elements.
     pub element: Element,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Columns.
+    /// Number of columns.
     pub columns: usize,
-    /// Elements from one row to the next.
+    /// Elements between the starts of two rows.
     pub stride: usize,
 }
 
-/// D = A · Bᵀ (+ bias) (+ D): A `[m, k]`, B `[n, k]` as linear layers store their weights, D `[m, n]`, bias `[n]` of D's type. Products are
-/// summed in f32 whatever the types are.
+/// A matrix product: D = A · Bᵀ (+ bias) (+ D).
+///
+/// A is `[m, k]`, B `[n, k]` as linear layers store their weights, D `[m, n]`, and the bias `[n]` of D's dtype. Sums
+/// are f32 for all dtypes.
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     /// A.
     pub a: Matrix,
     /// B.
     pub b: Matrix,
-    /// D; may be f32 where A and B are not.
+    /// D; may be f32 even if A and B are not.
     pub d: Matrix,
-    /// Pointer to the bias, 0 for none.
+    /// Address of the bias; 0 for none.
     pub bias: u64,
-    /// Whether the product is added to what D holds.
+    /// Whether to add the product to the present contents of D.
     pub add: bool,
-    /// Whether D is GELU, in its tanh form, of the sum: where [`Device::ends_in_gelu`] says so, and not with `add`.
+    /// Whether to apply the tanh approximation of GELU to the sum. Valid only if [`Device::ends_in_gelu`] returns true,
+    /// and never with `add`.
     pub gelu: bool,
 }
 
-/// A row-major matrix of e4m3 (8 bits: a sign, 4 of the exponent, 3 of the mantissa; finite up to 448), with a factor for each row.
+/// A row-major e4m3 matrix with a scale per row. e4m3 is 8 bits: a sign, 4 of the exponent, 3 of the mantissa; finite
+/// up to 448.
 #[derive(Debug, Clone, Copy)]
 pub struct Scaled {
-    /// Its first element; rows lie one after the other.
+    /// Address of the first element; rows are contiguous.
     pub pointer: u64,
-    /// What each row is multiplied with, f32 `[rows]`.
+    /// Address of the factors of the rows, f32 `[rows]`.
     pub scales: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Columns, a multiple of 16.
+    /// Number of columns, a multiple of 16.
     pub columns: usize,
 }
 
-/// As [`Product`], of 8-bit numbers.
+/// A [`Product`] of 8-bit matrices.
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledProduct {
     /// A.
     pub a: Scaled,
-    /// B; its rows are a multiple of 16.
+    /// B; its number of rows is a multiple of 16.
     pub b: Scaled,
-    /// D, of 16 bits.
+    /// D, of a 16-bit dtype.
     pub d: Matrix,
-    /// Pointer to the bias, 0 for none.
+    /// Address of the bias; 0 for none.
     pub bias: u64,
-    /// Whether the product is added to what D holds.
+    /// Whether to add the product to the present contents of D.
     pub add: bool,
 }
 
-/// Bytes of a device.
+/// Memory of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// Free now.
+    /// Free at present.
     pub free: u64,
-    /// In all.
+    /// In total.
     pub total: u64,
 }
 
-/// A point in a stream's order.
+/// A point in the order of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event(u64);
 
 impl Event {
-    /// A point by the number that a device gave it.
+    /// An event with the number that a device gave it.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// The device's number of it.
+    /// The device's number of the event.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
     }
 }
 
-/// A GPU, or the host in the place of one. All methods may be called from any thread; the order within a stream is that of the calls.
+/// A GPU, or the host in its place. Any thread may call any method; a stream runs work in the order of the calls.
 ///
-/// Implementations only hand out and take addresses: that a launch stays within its buffers is the caller's to see to, which is why
+/// Implementations only return and accept addresses. The caller must keep launches within their buffers, so
 /// [`Device::launch`] and the raw copies are unsafe.
 pub trait Device: Send + Sync + fmt::Debug {
-    /// As a job file and messages name it: `cuda:0`, `host`.
+    /// The name in job files and messages: `cuda:0`, `host`.
     fn name(&self) -> &str;
 
     /// The model of the device: `NVIDIA H200`.
     fn model(&self) -> &str;
 
-    /// All that the last bits of what it computes may depend on: the model, and the libraries that work for it.
+    /// Names everything that the last bits of results may depend on: the model, and the libraries it uses.
     fn arithmetic(&self) -> String {
         self.model().into()
     }
 
-    /// Tokens that show what a pass over so many takes of memory. All of them, since libraries choose their kernels by size and take memory at
-    /// the first use of one; fewer where kernels take none.
+    /// The number of tokens of a trial pass that shows the memory use of a pass over `tokens` tokens.
+    ///
+    /// The default is all of them: libraries choose kernels by size and allocate at the first use of each. Devices
+    /// whose kernels allocate nothing return fewer.
     fn rehearsed(&self, tokens: usize) -> usize {
         tokens
     }
 
-    /// Multiprocessors, for the size of grids.
+    /// Number of multiprocessors, from which callers choose grid sizes.
     fn multiprocessors(&self) -> u32;
 
-    /// Memory, free and in all.
+    /// Free and total memory.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     fn memory(&self) -> Result<Memory>;
 
-    /// Memory for [`Buffer::new`]; freed with [`Device::free`].
+    /// Allocates memory for [`Buffer::new`]; [`Device::free`] frees it.
     ///
     /// # Errors
-    /// When there is not enough.
+    /// If there is not enough memory.
     fn allocate(&self, bytes: usize) -> Result<u64>;
 
-    /// Frees what [`Device::allocate`] gave; errors are left to the next call.
+    /// Frees memory of [`Device::allocate`]. The next call reports an error, if there is one.
     fn free(&self, pointer: u64);
 
-    /// Memory of the host that copies do not wait for; freed with [`Device::free_pinned`].
+    /// Allocates pinned host memory, so that copies are asynchronous; [`Device::free_pinned`] frees it.
     ///
     /// # Errors
-    /// When there is not enough.
+    /// If there is not enough memory.
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8>;
 
-    /// Frees what [`Device::allocate_pinned`] gave.
+    /// Frees memory of [`Device::allocate_pinned`].
     fn free_pinned(&self, pointer: *mut u8, bytes: usize);
 
-    /// Copies to the device, in the order of a stream.
+    /// Enqueues a copy to the device on a stream.
     ///
     /// # Safety
-    /// `from` stays as it is until the stream has come there, and `bytes` bytes are behind both addresses.
+    /// `from` stays unchanged until the stream has done the copy. Both addresses have `bytes` bytes.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()>;
 
-    /// Copies to the host, in the order of a stream.
+    /// Enqueues a copy to the host on a stream.
     ///
     /// # Safety
-    /// Nobody touches `to` until the stream has come there, and `bytes` bytes are behind both addresses.
+    /// Nothing accesses `to` until the stream has done the copy. Both addresses have `bytes` bytes.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()>;
 
-    /// Launches a kernel.
+    /// Enqueues a kernel on a stream.
     ///
     /// # Safety
-    /// The arguments are of the kernel's types, and what it reads and writes is within live buffers.
+    /// The arguments have the kernel's types, and the kernel accesses live buffers only.
     ///
     /// # Errors
-    /// When there is no such kernel, or the device fails.
+    /// If there is no such kernel, or the device fails.
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()>;
 
-    /// Computes a product, in the order of a stream.
+    /// Enqueues a product on a stream.
     ///
     /// # Safety
     /// The matrices are within live buffers.
     ///
     /// # Errors
-    /// With shapes that do not fit, or when the device fails.
+    /// If the shapes do not match, or the device fails.
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()>;
 
-    /// Whether [`Device::product`] ends this product with GELU; else [`gelu_new`](crate::net::kernels::Kernels::gelu_new) is to follow it.
+    /// Whether [`Device::product`] can apply GELU to this product. Otherwise the caller launches
+    /// [`gelu_new`](crate::net::kernels::Kernels::gelu_new) after it.
     ///
     /// # Errors
-    /// With shapes that do not fit, or when the device fails.
+    /// If the shapes do not match, or the device fails.
     fn ends_in_gelu(&self, product: &Product) -> Result<bool>;
 
-    /// Why this device has no products of 8-bit numbers; none where it has.
+    /// The reason why this device has no 8-bit products, or `None` if it has them.
     fn lacks_fp8(&self) -> Option<String> {
         Some("it has no products of e4m3".into())
     }
 
-    /// Computes a product of 8-bit numbers, in the order of a stream.
+    /// Enqueues an 8-bit product on a stream.
     ///
     /// # Safety
     /// The matrices and their scales are within live buffers.
     ///
     /// # Errors
-    /// With shapes that do not fit, where there are no such products ([`Device::lacks_fp8`]), or when the device fails.
+    /// If the shapes do not match, the device has no such products ([`Device::lacks_fp8`]), or the device fails.
     unsafe fn scaled_product(&self, _: Stream, _: &ScaledProduct) -> Result<()> {
         let (call, message) = ("product of e4m3".into(), self.lacks_fp8().unwrap_or_default());
         Err(GpuError::Failed { device: self.name().into(), call, message, lost: false })
     }
 
-    /// The point where a stream is now.
+    /// Returns the present end of a stream's work as an event.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     fn record(&self, stream: Stream) -> Result<Event>;
 
-    /// Lets a stream wait for a point of another one.
+    /// Makes a stream wait for an event of another one.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     fn wait_in(&self, stream: Stream, event: Event) -> Result<()>;
 
-    /// Whether a stream has come to a point; false where the device cannot tell.
+    /// Whether a stream has reached an event. Returns false if the device cannot tell.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     fn is_done(&self, event: Event) -> Result<bool> {
         let _ = event;
         Ok(false)
     }
 
-    /// Waits on the host until a stream has come to a point.
+    /// Blocks the calling thread until a stream has reached an event.
     ///
     /// # Errors
-    /// When the device fails, also in what was to be done before that point.
+    /// If the device fails, also in the work before the event.
     fn wait(&self, event: Event) -> Result<()>;
 }
 
@@ -316,46 +324,46 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// So many bytes, aligned to 256; whatever they hold.
+    /// Allocates `bytes` bytes, aligned to 256. The contents are undefined.
     ///
     /// # Errors
-    /// When there is not enough memory: with what was asked for and what is free.
+    /// If there is not enough memory. The error has the bytes requested and the bytes free.
     pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         let pointer = device.allocate(bytes.max(1))?;
         Ok(Self { device: Arc::clone(device), pointer, bytes })
     }
 
-    /// A copy of these bytes; comes back when they are there.
+    /// Allocates a copy of these bytes, and waits for the copy.
     ///
     /// # Errors
     /// As [`Buffer::new`].
     pub fn of(device: &Arc<dyn Device>, bytes: &[u8]) -> Result<Self> {
         let buffer = Self::new(device, bytes.len())?;
-        // SAFETY: both are as long as `bytes`, which is borrowed until the copy is done
+        // SAFETY: both have the length of `bytes`, which is borrowed until the copy is done
         unsafe { device.copy_in(Stream::Pass, buffer.pointer, bytes.as_ptr(), bytes.len())? };
         device.wait(device.record(Stream::Pass)?)?;
         Ok(buffer)
     }
 
-    /// Its address.
+    /// The device address.
     #[must_use]
     pub fn pointer(&self) -> u64 {
         self.pointer
     }
 
-    /// Its length.
+    /// The length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A copy on the host, when a stream has come here; for tests and small things.
+    /// Copies the buffer to the host once the stream has done its present work. For tests and small buffers.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn to_host(&self, stream: Stream) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.bytes];
-        // SAFETY: both are this long, and the copy is waited for
+        // SAFETY: both have this length, and the copy is waited for
         unsafe { self.device.copy_out(stream, bytes.as_mut_ptr(), self.pointer, self.bytes)? };
         self.device.wait(self.device.record(stream)?)?;
         Ok(bytes)
@@ -368,12 +376,12 @@ impl Drop for Buffer {
     }
 }
 
-/// What buffers of these sizes take: none is empty.
+/// Device bytes of buffers of these sizes; an empty buffer takes 1 byte.
 pub(crate) fn taken(sizes: &[usize]) -> u64 {
     sizes.iter().map(|bytes| (*bytes).max(1) as u64).sum()
 }
 
-/// Memory of the host that copies to and from a device do not wait for.
+/// Pinned host memory, freed with this value: copies to and from a device are asynchronous.
 #[derive(Debug)]
 pub struct Pinned {
     device: Arc<dyn Device>,
@@ -381,20 +389,20 @@ pub struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: it owns its memory, as a `Vec` does
+// SAFETY: this value owns its memory, as a `Vec` does
 unsafe impl Send for Pinned {}
 // SAFETY: shared access only reads
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// So many bytes, zeroed.
+    /// Allocates `bytes` bytes, zeroed.
     ///
     /// # Errors
-    /// When there is not enough memory.
+    /// If there is not enough memory.
     pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         let bytes = bytes.max(1);
         let pointer = device.allocate_pinned(bytes)?;
-        // SAFETY: so many bytes were just allocated there
+        // SAFETY: `bytes` bytes were just allocated at this address
         unsafe { pointer.write_bytes(0, bytes) };
         Ok(Self { device: Arc::clone(device), pointer, bytes })
     }
@@ -404,7 +412,7 @@ impl Deref for Pinned {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: allocated and zeroed in `new`
+        // SAFETY: `new` allocated and zeroed the bytes
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 }

@@ -1,53 +1,53 @@
-//! What can go wrong on a device.
+//! Errors of a device.
 
 use stillhouse_noise::NoiseError;
 
-/// An error of a device; every one names it.
+/// An error of a device. Every device error names its device.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GpuError {
-    /// A call failed.
+    /// A call to the driver or a library failed.
     #[error("{device}: {call}: {message}")]
     Failed {
         /// The device.
         device: String,
-        /// What was called.
+        /// The function that was called.
         call: String,
-        /// What the driver says.
+        /// The driver's message.
         message: String,
-        /// Whether the device itself is lost (uncorrectable memory errors, fallen off the bus), not only this call.
+        /// Whether the device itself is lost (uncorrectable memory errors, fallen off the bus), and not only this call.
         lost: bool,
     },
-    /// There is not enough memory.
+    /// The device has too little free memory.
     #[error("{device}: out of memory: {bytes} bytes asked for, {free} of {total} are free")]
     Memory {
         /// The device.
         device: String,
-        /// Asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// Free.
+        /// Bytes free.
         free: u64,
-        /// In all.
+        /// Bytes in total.
         total: u64,
     },
-    /// The device cannot be had.
+    /// The device cannot be opened.
     #[error("{device}: {message}")]
     Unavailable {
         /// The device.
         device: String,
-        /// Why, and what is valid.
+        /// The reason, and what is valid.
         message: String,
     },
-    /// A shape, a type or a length that does not fit.
+    /// A shape, type or length is invalid.
     #[error("{what}: got {got}, valid: {valid}")]
     Input {
-        /// Of what.
+        /// The name of the value.
         what: &'static str,
-        /// What was got.
+        /// The value received.
         got: String,
         /// What is valid.
         valid: String,
     },
-    /// What the teacher's numbers do not allow.
+    /// An error of the noise codec, for example on a logit that is not finite.
     #[error(transparent)]
     Noise(#[from] NoiseError),
 }

@@ -1,15 +1,17 @@
-//! What is kept of a slice of logits that lies in device memory: ln p_x, the corrections of its noise, the top-k, dense noise, other signals.
+//! Extracts columns from a slice of logits in device memory: ln p_x, noise corrections, the top-k, dense noise and
+//! other signals.
 //!
 //! ```text
 //!   begin ──► tokens, positions ─► kernels/noise.cu on Stream::Extract ─► pinned memory ┐
 //!   begin of the next slice …                                                          event
-//!   collect ◄── columns ◄── the few rows that the kernels leave to the CPU ◄────────────┘
+//!   collect ◄── columns ◄── rows that the kernels leave to the CPU (few) ◄──────────────┘
 //! ```
 //!
-//! What `stillhouse_noise` does on the CPU is the specification, and its encoder does every row that a kernel cannot do: a list that does
-//! not fit, a tolerance out of reach, a logit that is not finite. So nothing is approximate, and errors are the CPU's own.
+//! `stillhouse_noise` on the CPU is the specification. Its encoder also computes every row that a kernel cannot: a list
+//! that does not fit, a tolerance out of reach, a logit that is not finite. So results are never approximate, and
+//! errors are those of the CPU code.
 //!
-//! Beyond the logits, a row takes about 23 KiB of device memory for each draw. Nothing is allocated after [`Extractor::new`].
+//! Besides the logits, a row takes about 23 KiB of device memory per draw. [`Extractor::new`] allocates all memory.
 
 mod fallback;
 mod signals;
@@ -28,37 +30,37 @@ use fallback::Fallback;
 use slots::{Slot, Wire};
 use work::Work;
 
-/// Slices that may be in flight at once.
+/// Maximum slices in flight.
 pub const SLICES: usize = 2;
-/// The largest k of the top-k.
+/// Maximum k of the top-k.
 pub const MOST_TOPK: usize = 2048;
-/// The most rows of a slice: blocks of a grid.
+/// Maximum rows of a slice: blocks of a grid.
 const MOST_ROWS: usize = 65_535;
 const MOST_VOCAB: usize = (1 << 31) - 1;
 
-/// What is kept of every row.
+/// The columns to extract.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// V.
+    /// Vocabulary size V.
     pub vocab: usize,
-    /// Floats from one row of logits to the next: V, or more where rows are padded.
+    /// Floats between two rows of logits: V, or more if rows are padded.
     pub stride: usize,
-    /// The draws' keys; not read where no noise is asked for.
+    /// The keys of the draws; unused without noise.
     pub keys: Vec<DrawKey>,
-    /// The noise, if any.
+    /// The form of the noise, if any.
     pub noise: Option<Noise>,
-    /// k of the top-k; 0 for none.
+    /// k of the top-k; 0 for no top-k.
     pub topk: usize,
     /// Other signals.
     pub signals: Signals,
 }
 
-/// Dense noise `[n, D, V]` in the type it is stored in: what is written to a shard, without a detour through f32.
+/// Dense noise `[n, D, V]` in its stored type, so that a shard is written without a conversion through f32.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Dense {
-    /// 16-bit.
+    /// f16.
     F16(Vec<f16>),
-    /// 32-bit.
+    /// f32.
     F32(Vec<f32>),
 }
 
@@ -67,39 +69,39 @@ pub enum Dense {
 pub struct Extracted {
     /// ln p_x `[n]`.
     pub logprob: Vec<f32>,
-    /// Corrections, where they were asked for.
+    /// Noise corrections, if requested.
     pub replay: Option<RowsEncoded>,
-    /// Indices and ln p of the k largest logits `[n, min(k, V)]`, where they were asked for.
+    /// Indices and ln p of the k largest logits `[n, min(k, V)]`, if requested.
     pub topk: Option<(Vec<u32>, Vec<f32>)>,
-    /// Dense noise, where it was asked for.
+    /// Dense noise, if requested.
     pub dense: Option<Dense>,
-    /// Other signals `[n]`, where any were asked for.
+    /// Other signals `[n]`, if any were requested.
     pub signals: Vec<RowSignals>,
-    /// Rows that the CPU encoded.
+    /// Number of rows that the CPU computed.
     pub fallbacks: u64,
 }
 
 impl Asked {
-    /// What is asked of rows that lie back to back.
+    /// The columns to extract from rows that are contiguous.
     #[must_use]
     pub fn of(asked: &Extraction) -> Self {
         Self::of_rows(asked, asked.vocab)
     }
 
-    /// What is asked of rows so many floats apart.
+    /// The columns to extract from rows that begin `stride` floats apart.
     #[must_use]
     pub fn of_rows(asked: &Extraction, stride: usize) -> Self {
         let (keys, signals) = (asked.keys.clone(), asked.signals.clone());
         Self { vocab: asked.vocab, stride, keys, noise: asked.noise, topk: asked.topk, signals }
     }
 
-    /// How many of the likeliest a kernel lists: for the top-k, and for the top-p.
+    /// The number of most likely tokens that a kernel lists per row, for the top-k and the top-p.
     fn listed(&self) -> usize {
         self.topk.max(self.signals.top_p.map_or(0, |top_p| top_p.most)).min(self.vocab)
     }
 }
 
-/// Where a slice of logits is on the device, and from when on.
+/// A slice of logits on the device, and the event after which it is complete.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceSlice {
     pointer: u64,
@@ -107,10 +109,11 @@ pub struct DeviceSlice {
 }
 
 impl DeviceSlice {
-    /// A slice that is there once a stream has come to a point.
+    /// A slice at an address that is complete after an event.
     ///
     /// # Safety
-    /// As many rows as will be observed are at this address, and stay as they are until what is made of them has come back.
+    /// The address has as many rows as the extraction will get positions. They stay unchanged until the results are
+    /// collected.
     #[must_use]
     pub unsafe fn new(pointer: u64, ready: Event) -> Self {
         Self { pointer, ready }
@@ -124,12 +127,12 @@ pub struct Pending {
     slot: usize,
     rows: usize,
     logits: u64,
-    /// Corrections that are already on their way to the host.
+    /// Corrections whose copy to the host is already enqueued.
     copied: usize,
     event: Event,
 }
 
-/// Takes slices of logits to columns; two may be in flight.
+/// Extracts columns from slices of logits. Up to [`SLICES`] slices may be in flight.
 #[derive(Debug)]
 pub struct Extractor {
     device: Arc<dyn Device>,
@@ -138,7 +141,7 @@ pub struct Extractor {
     work: Work,
     slots: Vec<Slot>,
     fallback: Fallback,
-    /// Corrections that are copied before their number is known: a little more than the last slice's, for each list.
+    /// Expected corrections per list: 1.25 times the last slice's. Their copy begins before the number is known.
     expected: f64,
 }
 
@@ -150,16 +153,16 @@ fn check(what: &'static str, got: usize, valid: std::ops::RangeInclusive<usize>)
 }
 
 impl Extractor {
-    /// Bytes that an extractor takes of a device; what allocations round up comes on top.
+    /// Device bytes of an extractor, without the rounding of allocations.
     #[must_use]
     pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
         Work::bytes(asked, most_rows) + SLICES as u64 * Slot::bytes(asked, most_rows)
     }
 
-    /// An extractor of slices of up to `most_rows` rows, with all the memory it will need.
+    /// Creates an extractor of slices of at most `most_rows` rows, and allocates all its memory.
     ///
     /// # Errors
-    /// With sizes that the kernels do not take, or without enough memory.
+    /// If the kernels do not support one of the sizes, or there is not enough memory.
     pub fn new(device: &Arc<dyn Device>, asked: Asked, most_rows: usize) -> Result<Self> {
         check("vocabulary size", asked.vocab, 1..=MOST_VOCAB)?;
         check("stride of the logits", asked.stride, asked.vocab..=usize::MAX)?;
@@ -175,21 +178,23 @@ impl Extractor {
         Ok(Self { device: Arc::clone(device), asked, most_rows, work, slots, fallback, expected: 4.0 })
     }
 
-    /// Launches the work on a slice of logits `[n, V]` (f32) and comes back. It begins when what [`Stream::Pass`](crate::Stream) has to do
-    /// now is done.
+    /// Starts the extraction from a slice of logits `[n, V]` (f32), and returns. The device begins it after the present
+    /// work of [`Stream::Pass`](crate::Stream).
     ///
     /// # Safety
-    /// `logits` is the address of that many rows on this device, and they stay as they are until the slice is collected.
+    /// `logits` is the device address of that many rows. They stay unchanged until the slice is collected.
     ///
     /// # Errors
-    /// With more rows than were announced or lists of different lengths, with two slices in flight already, or when the device fails.
+    /// If there are more than `most_rows` rows, the lists have different lengths, two slices are already in flight, or
+    /// the device fails.
     pub unsafe fn begin(&mut self, logits: u64, positions: &Positions<'_>) -> Result<Pending> {
         let ready = self.device.record(Stream::Pass)?;
-        // SAFETY: as the caller says
+        // SAFETY: the caller guarantees the rows
         self.begin_slice(unsafe { DeviceSlice::new(logits, ready) }, positions)
     }
 
-    /// The same for logits that are there at a known point: what the pass does after it is not waited for.
+    /// As [`Extractor::begin`], for logits that are complete after a known event. Later work of the pass does not delay
+    /// the extraction.
     ///
     /// # Errors
     /// As [`Extractor::begin`].
@@ -204,16 +209,17 @@ impl Extractor {
         };
         let slot = &mut self.slots[at];
         let copied = ((self.expected * (rows * self.work.draws()) as f64) as usize + 64).min(slot.room);
-        // SAFETY: as whoever made the slice says; all buffers are for `most_rows` rows, and live as long as this value
+        // SAFETY: the creator of the slice guarantees its rows; all buffers hold `most_rows` rows and live as long as
+        // this value
         let event = unsafe { self.work.launch(&self.device, &self.asked, logits, positions, slot, copied)? };
         slot.busy = true;
         Ok(Pending { slot: at, rows, logits: logits.pointer, copied, event })
     }
 
-    /// Waits for a slice, lets the CPU do the rows that are left to it, and gives the columns.
+    /// Waits for a slice, computes the rows that are left to the CPU, and returns the columns.
     ///
     /// # Errors
-    /// The CPU's error of the first row that has one; or when the device fails.
+    /// The CPU's error for the first row that has one, or if the device fails.
     pub fn collect(&mut self, pending: Pending) -> Result<Extracted> {
         let slot = &mut self.slots[pending.slot];
         slot.busy = false;
@@ -221,14 +227,14 @@ impl Extractor {
         let wire = slot.wire(&self.device, &self.asked, pending.rows, pending.copied)?;
         let lists = (pending.rows * self.work.draws()).max(1) as f64;
         self.expected = 1.25 * wire.total as f64 / lists;
-        // SAFETY: the logits are there until now, as the caller of `begin` said
+        // SAFETY: the caller of `begin` keeps the logits until now
         unsafe { assemble(&mut self.fallback, &self.asked, &wire, pending.logits) }
     }
 }
 
 impl Drop for Extractor {
     fn drop(&mut self) {
-        // A slice that nobody collected may still be on its way to memory that is freed now. A device that fails is not at work.
+        // A copy of an uncollected slice may still write to memory that is freed now. A device that fails writes none.
         if let Ok(event) = self.device.record(Stream::Extract) {
             let _ = self.device.wait(event);
         }
@@ -250,10 +256,10 @@ impl Extract for Extractor {
     }
 }
 
-/// Puts the rows together, in their order.
+/// Assembles the rows in order.
 ///
 /// # Safety
-/// The logits are as [`Extractor::begin`] got them.
+/// The logits are those that [`Extractor::begin`] received.
 unsafe fn assemble(fallback: &mut Fallback, asked: &Asked, wire: &Wire<'_>, logits: u64) -> Result<Extracted> {
     let mut out = Extracted {
         logprob: wire.logprob.clone(),
@@ -273,7 +279,7 @@ unsafe fn assemble(fallback: &mut Fallback, asked: &Asked, wire: &Wire<'_>, logi
         }
         out.fallbacks += 1;
         let stride = (asked.stride * size_of::<f32>()) as u64;
-        // SAFETY: the row is one of the slice
+        // SAFETY: the row is within the slice
         unsafe { fallback.row(asked, logits + row as u64 * stride, wire, row, &mut out, replay.as_mut())? };
     }
     out.replay = replay.map(slots::Lists::finish);

@@ -1,12 +1,13 @@
-//! Teachers and their signal on NVIDIA GPUs.
+//! Teacher models on NVIDIA GPUs: the forward pass, and the extraction of training signals from its logits.
 //!
 //! ```text
 //!   kernels/*.cu ──► nvcc ──► CUDA ─┐
 //!        └────────► c++  ──► host ──┴─► Device ─► forward pass ─► slice of logits ─► extraction ─► pinned memory
 //! ```
 //!
-//! Logits stay where they are made: what comes back is, per token, ln p_x, the corrections of its noise, the top-k. The same kernels
-//! run on the host, block after block (`stillhouse-gpu-host`), so that everything but CUDA's own calls is tested without a GPU.
+//! Logits stay on the device. Per token, the host gets ln p_x, the corrections of its noise and the top-k.
+//! `stillhouse-gpu-host` runs the same kernels on the host, one block after another, so tests without a GPU cover
+//! everything except the calls to CUDA itself.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -25,8 +26,9 @@ pub use error::GpuError;
 #[cfg(feature = "cuda")]
 pub use machine::places::folders as library_folders;
 
-/// Floats from one row of logits to the next such that every row begins at a multiple of 32 bytes: products into rows of odd lengths (the
-/// 50,257 of GPT-2) and loads out of them are slow.
+/// The stride between two rows of logits, in f32 elements: every row begins at a multiple of 32 bytes.
+///
+/// Products into rows of odd lengths (GPT-2 has 50,257 tokens), and loads from them, are slow.
 #[must_use]
 pub const fn logits_stride(vocab: usize) -> usize {
     vocab.next_multiple_of(8)

@@ -1,4 +1,5 @@
-//! What there is on a machine with a GPU, and what there must be. Nothing here needs CUDA, so its tests run everywhere.
+//! Requirements on a machine with a GPU, and what it has. Nothing in this module needs CUDA, so its tests run
+//! everywhere.
 
 pub mod places;
 pub mod versions;

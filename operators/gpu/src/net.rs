@@ -1,5 +1,7 @@
-//! The forward pass of GPT-2, Llama and Qwen3 on a device. What it computes is `stillhouse-teacher`'s; where that speaks of `[B, L]` this
-//! takes runs of tokens of any lengths, back to back, so that documents share a pass without padding.
+//! The forward pass of GPT-2, Llama and Qwen3 on a device. It computes what `stillhouse-teacher` computes on the CPU.
+//!
+//! Where the CPU code takes a batch `[B, L]`, this module takes runs: token sequences of any length, back to back.
+//! Documents therefore share a pass without padding.
 //!
 //! ```text
 //!   tokens ─► embed ─► x ─► norm ─► n ─► qkv ─► rope ─► attention ─► x += out ─► norm ─► n ─► up ─► gelu | gated ──► x += down ─┐
@@ -8,8 +10,8 @@
 //!   x ─► norm ─► n, which stays on the device;   logits: rows of n · headᵀ, in f32, straight from the product
 //! ```
 //!
-//! Weights and activations are of one type; sums, norms and softmax are f32. The residual sums are made inside the products, so that x is
-//! rounded once per step. Memory is allocated when the net is loaded and never after.
+//! Weights and activations have one dtype; sums, norms and softmax are f32. The matrix products add the residual
+//! themselves, so x is rounded once per step. [`Net::load`] allocates all device memory; passes allocate none.
 //!
 //! Cost per token and layer: 2 flops per weight, and 2 L heads · D for attention.
 
@@ -38,10 +40,10 @@ use shape::{INPUT_BYTES, ROW_BYTES};
 use upload::{Upload, put};
 use weights::{Layer, Linear, Loader, Norm, Weights};
 
-/// Matrices handed to a product begin at a multiple of this, which libraries take for granted when they choose an algorithm.
+/// Alignment in bytes of every matrix that a product reads. Libraries assume it when they choose an algorithm.
 const PRODUCT_ALIGN: u64 = 256;
 
-/// Rotary positions: cosines and sines `[positions, D/2]`.
+/// Tables of the rotary position embedding, each `[positions, D/2]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Rope<'a> {
     /// Cosines.
@@ -50,23 +52,23 @@ pub struct Rope<'a> {
     pub sin: &'a [f32],
 }
 
-/// What a pass works in.
+/// The buffers that a pass works in.
 #[derive(Debug)]
 struct Workspace {
-    /// The residual stream.
+    /// The residual stream `[tokens, width]`.
     x: Buffer,
-    /// Normalised.
+    /// The normalised residual stream `[tokens, width]`.
     n: Buffer,
-    /// See [`Shape`]'s widths.
+    /// For the width of `wide` and `narrow`, see [`Shape::work_widths`].
     wide: Buffer,
     narrow: Buffer,
     inputs: Buffer,
     rows: Buffer,
-    /// What a product of 8 bits reads, and the scales of its rows.
+    /// The e4m3 input of an 8-bit product, and the scales of its rows.
     eight: Option<[Buffer; 2]>,
 }
 
-/// Where what a pass was told lies.
+/// Device addresses of a pass's inputs.
 #[derive(Debug, Clone, Copy)]
 struct Inputs {
     items: u64,
@@ -76,7 +78,7 @@ struct Inputs {
     count: usize,
 }
 
-/// A net on a device.
+/// A language model on a device.
 #[derive(Debug)]
 pub struct Net {
     device: Arc<dyn Device>,
@@ -89,9 +91,9 @@ pub struct Net {
     input_upload: Upload,
     row_upload: Upload,
     most_tokens: usize,
-    /// Of the last pass.
+    /// Tokens of the last pass.
     tokens: usize,
-    /// Memory for the states that passes keep.
+    /// Pinned memory for hidden states, reused between passes.
     kept: Option<Pinned>,
 }
 
@@ -100,10 +102,11 @@ fn input(what: &'static str, got: impl ToString, valid: impl Into<String>) -> Gp
 }
 
 impl Net {
-    /// Loads a net, with room for passes over `most_tokens` tokens.
+    /// Loads a net and allocates buffers for passes over at most `most_tokens` tokens.
     ///
     /// # Errors
-    /// With a shape that cannot be computed in these numbers on this device, weights that do not fit it, or too little memory.
+    /// If the device cannot compute this shape in these numbers, if the weights do not match the shape, or if memory
+    /// runs out.
     pub fn load(
         device: &Arc<dyn Device>,
         shape: Shape,
@@ -125,7 +128,9 @@ impl Net {
         })
     }
 
-    /// What `load` gives, with what passes work in. That comes first, since it is the caller's to choose: who asked for too much learns it
+    /// Allocates the buffers of a pass, then calls `load` for the weights.
+    ///
+    /// The buffers come first because the caller chooses their size: a caller that asks for too much gets the error
     /// before the weights are read.
     fn of(
         device: &Arc<dyn Device>,
@@ -166,45 +171,51 @@ impl Net {
         })
     }
 
-    /// Its shape.
+    /// The shape of the net.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The type of weights and activations.
+    /// The dtype of weights and activations.
     #[must_use]
     pub fn element(&self) -> Element {
         self.element
     }
 
-    /// Tokens that a pass may have.
+    /// The largest number of tokens in a pass.
     #[must_use]
     pub fn most_tokens(&self) -> usize {
         self.most_tokens
     }
 
-    /// The normalised hidden states of the last pass; they are there when [`Stream::Pass`] has come to its end, and stay until the next.
+    /// The normalised hidden states of the last pass. They are valid once [`Stream::Pass`] has finished that pass,
+    /// until the next pass.
     #[must_use]
     pub fn states(&self) -> Matrix {
         self.activations(&self.work.n, self.tokens, self.shape.width)
     }
 
-    /// Passes runs of tokens, back to back, through the net: run i is `tokens[offsets[i]..offsets[i + 1]]`, its positions count from 0.
-    /// Enqueued on [`Stream::Pass`].
+    /// Runs the net over token sequences (runs) that lie back to back.
+    ///
+    /// Run i is `tokens[offsets[i]..offsets[i + 1]]`; its positions count from 0. Enqueues the work on
+    /// [`Stream::Pass`].
     ///
     /// # Errors
-    /// With tokens outside the vocabulary, runs longer than the net's positions, more tokens than there is room for, or when the device
-    /// fails.
+    /// If a token is outside the vocabulary, a run is longer than the net's positions, there are more than
+    /// [`Net::most_tokens`] tokens, or the device fails.
     pub fn hidden(&mut self, tokens: &[u32], offsets: &[u32]) -> Result<()> {
         self.pass(tokens, offsets, &mut Kept::default())
     }
 
-    /// The same, and the states f32 `[tokens, layers, H]` of these layers: 0 is what the embeddings give, k what layer k gives, the number of
-    /// layers the normalised states. Waits for the pass. They are as the device has them, rounded to [`Net::element`].
+    /// As [`Net::hidden`], and returns the hidden states of these layers, f32 `[tokens, layers, H]`. Waits for the
+    /// pass.
+    ///
+    /// Layer 0 is the output of the embeddings, layer k (1 to layers - 1) the output of the k-th layer, and layer `layers`
+    /// the normalised states. The values are those of the device, rounded to [`Net::element`].
     ///
     /// # Errors
-    /// As [`Net::hidden`], and with a layer that there is not.
+    /// As [`Net::hidden`], and if a layer does not exist.
     pub fn hidden_keeping(&mut self, tokens: &[u32], offsets: &[u32], layers: &[usize]) -> Result<Vec<f32>> {
         if let Some(layer) = layers.iter().find(|layer| **layer > self.shape.layers) {
             return Err(input("layer of hidden states", layer, format!("0 to {}", self.shape.layers)));
@@ -213,7 +224,7 @@ impl Net {
         let bytes = tokens.len() * width * self.element.bytes();
         let mut kept = Kept::new(&self.device, layers, bytes, self.kept.take())?;
         let ran = self.pass(tokens, offsets, &mut kept);
-        // also after a failure: the stream may be at work on the memory
+        // Waits even after a failure: the stream may still write to this memory.
         let there = self.device.record(Stream::Pass).and_then(|event| self.device.wait(event));
         ran.and(there)?;
         let states = kept.widened(self.element, tokens.len(), width);
@@ -232,7 +243,7 @@ impl Net {
         let (x, rows) = (work.x.pointer(), [inputs.count, width]);
         let wpe = self.weights.positions.as_ref().map(Buffer::pointer);
         let wte = self.weights.tokens.matrix(self.element).pointer;
-        // SAFETY: buffers have room for `most_tokens` rows; tokens and positions were checked
+        // SAFETY: the buffers hold `most_tokens` rows; `check_runs` checked tokens and positions
         unsafe { kernels.embed([inputs.tokens, inputs.positions], wte, wpe, x, rows)? };
         let states = |buffer| self.activations(buffer, inputs.count, width);
         for (i, layer) in self.weights.layers.iter().enumerate() {
@@ -248,25 +259,26 @@ impl Net {
         Ok(())
     }
 
-    /// Computes the logits of these rows of the last pass, f32 `[rows, vocabulary]`, into device memory. Enqueued on [`Stream::Pass`].
+    /// Computes the logits of these rows of the last pass, f32 `[rows, vocabulary]`, into device memory. Enqueues the
+    /// work on [`Stream::Pass`].
     ///
     /// # Safety
-    /// There is a live buffer with room for them at `to`, and whoever reads it waits for the stream.
+    /// `to` is the address of a live buffer that is large enough. Readers of the logits wait for the stream first.
     ///
     /// # Errors
-    /// With rows that the last pass did not have, or when the device fails.
+    /// If the last pass did not have one of the rows, or the device fails.
     pub unsafe fn logits(&mut self, rows: &[u32], to: u64) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.logits_into(rows, to, self.shape.vocab) }
     }
 
-    /// The same, each row so many floats after the one before: see [`logits_stride`](crate::logits_stride).
+    /// As [`Net::logits`], with rows that begin `stride` floats apart: see [`logits_stride`](crate::logits_stride).
     ///
     /// # Safety
-    /// As [`Net::logits`], with room for so long rows.
+    /// As [`Net::logits`], for rows of `stride` floats.
     ///
     /// # Errors
-    /// As [`Net::logits`], and with a stride that is shorter than a row.
+    /// As [`Net::logits`], and if the stride is shorter than a row.
     pub unsafe fn logits_into(&mut self, rows: &[u32], to: u64, stride: usize) -> Result<()> {
         if stride < self.shape.vocab {
             return Err(input("stride of logits", stride, format!("at least {}", self.shape.vocab)));
@@ -286,7 +298,7 @@ impl Net {
             states.pointer = in_place;
         } else {
             let numbers = self.work.rows.pointer();
-            // SAFETY: there is room for `most_tokens` rows and their numbers, which were checked
+            // SAFETY: the buffers hold `most_tokens` rows and row numbers; both were checked above
             unsafe {
                 self.row_upload.send(numbers, rows.len() * ROW_BYTES, |memory| put(rows, memory, u32::to_ne_bytes))?;
                 self.kernels.gather(self.work.n.pointer(), numbers, states.pointer, [rows.len(), width])?;
@@ -295,7 +307,7 @@ impl Net {
         let head = self.weights.head.as_ref().unwrap_or(&self.weights.tokens).matrix(self.element);
         let vocab = self.shape.vocab;
         let d = Matrix { pointer: to, element: Element::F32, rows: rows.len(), columns: vocab, stride };
-        // SAFETY: the states and the head are the net's; the logits' memory is as the caller says
+        // SAFETY: the net owns the states and the head; the caller guarantees the memory of the logits
         unsafe {
             self.device.product(Stream::Pass, &Product { a: states, b: head, d, bias: 0, add: false, gelu: false })
         }
@@ -323,7 +335,7 @@ impl Net {
         }
     }
 
-    /// Uploads what the pass is of: items of work, tokens, positions, in one copy.
+    /// Uploads the inputs of a pass in one copy: work items of attention, tokens, positions.
     fn send(&mut self, tokens: &[u32], offsets: &[u32]) -> Result<Inputs> {
         let items = work_items(offsets, query_rows(self.element, self.shape.heads().dim));
         let (count, token_bytes) = (tokens.len(), size_of_val(tokens));
@@ -339,7 +351,8 @@ impl Net {
                 to.copy_from_slice(&position.to_ne_bytes());
             }
         };
-        // SAFETY: an item has at least one token, so there are no more items than tokens; the buffer was made for `most_tokens`
+        // SAFETY: every item has at least one token, so items never outnumber tokens; the buffer is sized for
+        // `most_tokens`
         unsafe { self.input_upload.send(start, item_bytes + 2 * token_bytes, fill)? };
         let first_token = start + item_bytes as u64;
         Ok(Inputs {
@@ -355,11 +368,11 @@ impl Net {
         let bias = norm.bias.as_ref().map(Buffer::pointer);
         let scale = Scale { weight: norm.weight.pointer(), bias, eps: self.shape.eps };
         let (x, n) = (self.work.x.pointer(), self.work.n.pointer());
-        // SAFETY: both have `most_tokens` rows
+        // SAFETY: both buffers hold `most_tokens` rows
         unsafe { self.kernels.add_norm(x, None, &scale, n, [tokens, self.shape.width]) }
     }
 
-    /// x += the output projection of attention over n.
+    /// Adds attention to the residual stream: x += the output projection of attention over n.
     fn attention(&self, number: usize, layer: &Layer, inputs: &Inputs) -> Result<()> {
         let (heads, [qkv_width, out_width]) = (self.shape.heads(), self.shape.attention_widths());
         let qkv = self.activations(&self.work.wide, inputs.count, qkv_width);
@@ -370,17 +383,18 @@ impl Net {
             let norms = layer.head_norms.as_ref().map(|[q, k]| [q.pointer(), k.pointer()]);
             let (cos, sin, eps) = (cos.pointer(), sin.pointer(), self.shape.eps);
             let rotation = Rotation { cos, sin, positions: inputs.positions, norms, eps };
-            // SAFETY: so many fused rows are there; positions are below the tables', as checked
+            // SAFETY: the buffer holds `inputs.count` fused rows; `check_runs` checked that positions are within the
+            // tables
             unsafe { self.kernels.rope(qkv.pointer, &rotation, &heads, inputs.count)? };
         }
         let items = [inputs.items, inputs.item_count as u64];
         let scale = self.shape.score_scale(number);
-        // SAFETY: the items are of these rows, and the output has room for them
+        // SAFETY: the items refer to these rows, and the output buffer holds `most_tokens` rows
         unsafe { self.kernels.attention(qkv.pointer, out.pointer, items, scale, &heads)? };
         self.linear(out, &layer.attention_out, self.activations(&self.work.x, inputs.count, self.shape.width), true)
     }
 
-    /// x += the feed-forward part of n.
+    /// Adds the feed-forward block to the residual stream: x += feed-forward(n).
     fn feed_forward(&self, layer: &Layer, tokens: usize) -> Result<()> {
         let Shape { width, inner, .. } = self.shape;
         let n = self.activations(&self.work.n, tokens, width);
@@ -392,7 +406,8 @@ impl Net {
         } else {
             self.linear(n, &layer.up, up, false)?;
         }
-        // SAFETY: up has `most_tokens` rows of one width or two, as the activation takes them, and narrow of one
+        // SAFETY: `up` holds `most_tokens` rows of one inner width, or of two if the activation is gated; `narrow`
+        // holds rows of one
         unsafe {
             match self.shape.activation {
                 Activation::SwiGlu => self.kernels.swiglu(up.pointer, narrow.pointer, size)?,
@@ -414,34 +429,35 @@ impl Net {
             let (padded, columns) = (Numbers::Fp8.rows(from.rows), from.columns);
             let a = Scaled { pointer: rows.pointer(), scales: scales.pointer(), rows: padded, columns };
             let product = ScaledProduct { a, b, d: Matrix { rows: padded, ..to }, bias: linear.bias(), add };
-            // SAFETY: there is room for the rows of `most_tokens` tokens of the widest inputs; activations and weights as below
+            // SAFETY: the buffers hold `most_tokens` rows of the widest input; activations and weights as below
             return unsafe {
                 self.kernels.quantise(from.pointer, a.pointer, a.scales, [from.rows, columns])?;
                 self.device.scaled_product(Stream::Pass, &product)
             };
         }
         let product = Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), add, gelu: false };
-        // SAFETY: activations have `most_tokens` rows, and weights their shapes' sizes
+        // SAFETY: activations hold `most_tokens` rows, and weights have the sizes of their shapes
         unsafe { self.device.product(Stream::Pass, &product) }
     }
 
-    /// to = GELU of the map: inside the product where the device does that, else after it.
+    /// Computes to = GELU(linear(from)). The product applies GELU itself if the device supports that; otherwise a
+    /// kernel does it afterwards.
     fn linear_with_gelu(&self, from: Matrix, linear: &Linear, to: Matrix) -> Result<()> {
         let product =
             Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), add: false, gelu: true };
         if linear.scaled().is_none() && self.device.ends_in_gelu(&product)? {
-            // SAFETY: activations have `most_tokens` rows, and weights their shapes' sizes
+            // SAFETY: activations hold `most_tokens` rows, and weights have the sizes of their shapes
             return unsafe { self.device.product(Stream::Pass, &product) };
         }
         self.linear(from, linear, to, false)?;
-        // SAFETY: it has `most_tokens` rows of this width
+        // SAFETY: the buffer holds `most_tokens` rows of this width
         unsafe { self.kernels.gelu_new(to.pointer, [to.rows, to.columns]) }
     }
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
-        // The stream may still be at work on what is freed now. A device that fails is not.
+        // The stream may still use memory that is freed now. A device that fails uses none.
         if let Ok(event) = self.device.record(Stream::Pass) {
             let _ = self.device.wait(event);
         }

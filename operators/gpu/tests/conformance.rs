@@ -1,4 +1,4 @@
-//! The extraction against its specification, which is what `stillhouse_noise` does on the CPU: one suite for every way to do it.
+//! Checks every way of extraction against its specification: `stillhouse_noise` on the CPU. One suite for all ways.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "conformance/checks.rs"]
@@ -28,7 +28,7 @@ fn replay(tolerance: f64, value_type: ValueType, condition: bool) -> Option<Nois
     Some(Noise::Replay { tolerance: Tolerance::new(tolerance).unwrap(), value_type, condition })
 }
 
-/// Rows of every shape, with tokens from likely to hardly possible.
+/// Rows of every shape, with tokens from likely to nearly impossible.
 fn mixed(vocab: usize, rows: u32, seed: u64) -> Slice {
     let mut slice = Slice::new(vocab);
     for i in 0..rows {
@@ -43,7 +43,7 @@ fn mixed(vocab: usize, rows: u32, seed: u64) -> Slice {
     slice
 }
 
-/// Rows as a language model gives them.
+/// Rows like those of a language model.
 fn teacher_like(vocab: usize, rows: u64) -> Slice {
     let mut slice = Slice::new(vocab);
     for row in 0..rows {
@@ -53,7 +53,7 @@ fn teacher_like(vocab: usize, rows: u64) -> Slice {
     slice
 }
 
-/// Small and odd vocabularies, both types, both conditions, several tolerances and draws.
+/// Small and odd vocabularies, both value types, both conditions, several tolerances and numbers of draws.
 fn small_suite(way: Way<'_>) -> Result<(), String> {
     for (i, vocab) in [2usize, 3, 5, 31, 257, 1000, 1031].into_iter().enumerate() {
         let slice = mixed(vocab, 24, 100 * i as u64);
@@ -67,7 +67,8 @@ fn small_suite(way: Way<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Ties, zeros of both signs, k beyond the vocabulary, rows that rise (every one of them is the largest so far) and padded rows.
+/// Ties, zeros of both signs, k beyond the vocabulary, padded rows, and rising rows, in which every entry is the
+/// largest so far.
 fn topk_suite(way: Way<'_>) -> Result<(), String> {
     for (vocab, levels) in [(1usize, 3u32), (5, 2), (64, 4), (130, 1), (5000, 40), (9000, 1 << 30)] {
         let mut uniforms = stillhouse_noise::keyed_uniforms(3, "top-k", vocab as u64, 0);
@@ -107,8 +108,8 @@ fn signals(vocab: usize, power: f64, mass: f64, most: usize) -> Signals {
     }
 }
 
-/// Rows of every shape, sure ones and ties too; vocabularies below, at and above a block of sums; with top-k and noise beside them, and each
-/// alone.
+/// Rows of every shape, also near-certain ones and ties. Vocabularies below, at and above a block of sums. Signals with
+/// top-k and noise, and each alone.
 fn signals_suite(way: Way<'_>) -> Result<(), String> {
     for (i, vocab) in [1usize, 2, 5, 257, 1024, 1031, 5000].into_iter().enumerate() {
         let slice = if vocab == 1 { sure(1) } else { mixed(vocab, 24, 500 * i as u64) };
@@ -133,7 +134,7 @@ fn signals_suite(way: Way<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Rows in which one entry has nearly everything, and one whose others are below what counts.
+/// Two rows: one with nearly all probability on one entry, one whose other entries are too small to count.
 fn sure(vocab: usize) -> Slice {
     let mut slice = Slice::new(vocab);
     for lead in [20.0, 100.0] {
@@ -152,7 +153,7 @@ fn other_signals_on_the_host() {
     }
 }
 
-/// What a GPU cannot list, and what no vocabulary has.
+/// The extractor refuses a top-p beyond the kernels' limit, and candidates outside the vocabulary.
 #[test]
 fn signals_that_no_kernel_computes_are_refused() {
     let device: Arc<dyn Device> = Arc::new(Host::new(0));
@@ -196,7 +197,7 @@ fn errors_are_those_of_the_cpu() {
     assert!(error.contains("token 1031 is not below the vocabulary size 1031"), "{error}");
 }
 
-/// A flat row of many entries at the least tolerance: more corrections than a list takes.
+/// The CPU computes flat rows of many entries at the smallest tolerance: they have more corrections than a list holds.
 #[test]
 fn what_the_kernels_cannot_do_the_cpu_does() {
     let vocab = 6000;
@@ -212,7 +213,7 @@ fn what_the_kernels_cannot_do_the_cpu_does() {
     }
 }
 
-/// Whoever has no products of 8 bits says so, before any weight is read.
+/// A device without 8-bit products returns an error before any weight is read.
 #[test]
 fn a_device_without_fp8_refuses_it() {
     struct Nothing;
@@ -245,7 +246,8 @@ fn a_device_without_fp8_refuses_it() {
     assert_eq!(said, "products in fp8: got broken, but it has no products of e4m3, valid: f32, bf16, f16");
 }
 
-/// 16 bytes of a row and its corrections, index and value as short as they may be; a quarter more of these than the slice before had.
+/// The host receives 16 bytes per row and the corrections, with index and value as short as possible. The copy is sized
+/// for 1.25 times the corrections of the slice before.
 #[test]
 fn few_bytes_come_to_the_host() {
     for (vocab, value_type, of_one) in [
@@ -272,14 +274,14 @@ fn few_bytes_come_to_the_host() {
         let (found, _) = bytes();
         let (again, copied) = bytes();
         assert_eq!(again, found);
-        // 64 corrections are room for those that the next slice has more
+        // The 64 extra corrections allow for more in the next slice.
         let ahead = (1.25 * found as f64) as u64 + 64;
         assert!(copied <= rows * 16 + ahead * of_one && copied >= rows * 16 + found * of_one, "V = {vocab}: {copied}");
         println!("V = {vocab}, {value_type}: {found} corrections of {rows} rows, {copied} bytes");
     }
 }
 
-/// What a job's batch is sized by.
+/// [`Extractor::bytes`] is exact: jobs choose their batch size by it.
 #[test]
 fn an_extractor_takes_as_much_memory_as_was_said() {
     let all = |noise, draws, topk, signals| Asked { signals, stride: 264, ..asked(257, noise, draws, topk) };
@@ -325,12 +327,13 @@ fn slices_follow_each_other_without_allocations() {
     assert!(extractor.collect(ahead).unwrap() == expected[3]);
     assert_eq!(host.allocations(), before);
     let large = mixed(257, 8, 1);
-    // SAFETY: it is refused
+    // SAFETY: the extractor refuses the slice
     let refused = unsafe { extractor.begin(logits[0].pointer(), &large.positions()) };
     assert!(refused.unwrap_err().to_string().contains("rows of a slice"));
 }
 
-/// Kernels with a mistake each: a sum that leaves warps out, a row that ends one entry early, a barrier that is missing.
+/// The suite detects kernels with one bug each: a sum that omits warps, a row that ends one entry early, a missing
+/// barrier.
 #[test]
 fn the_suite_sees_mistakes() {
     for prefix in ["broken_reduction_", "broken_tail_", "broken_race_"] {
@@ -345,7 +348,7 @@ fn the_suite_sees_mistakes() {
     }
 }
 
-/// The same mistakes in one kernel of the other signals each, all else being right.
+/// The suite detects the same bugs in one kernel of the other signals at a time.
 #[test]
 fn the_suite_sees_mistakes_in_signals() {
     for (prefix, kernels) in [
@@ -390,7 +393,7 @@ fn every_schedule_gives_the_same_bytes() {
     }
 }
 
-/// Corrections as few as the CPU's, and few rows left to it.
+/// Compares the number of corrections with the CPU's, and returns the ratio and the number of rows left to the CPU.
 fn compare(vocab: usize, rows: u64, tolerance: f64, value_type: ValueType) -> (f64, u64) {
     let slice = teacher_like(vocab, rows);
     let asked = asked(vocab, replay(tolerance, value_type, true), 1, 0);
@@ -423,7 +426,7 @@ fn large_vocabularies() {
     }
 }
 
-/// For looking at, not for CI: `--run-ignored all`.
+/// A measurement to read, which CI does not run: `--run-ignored all`.
 #[test]
 #[ignore = "a measurement"]
 fn measured_ratios() {

@@ -1,7 +1,7 @@
-//! The kernels of the forward pass on the host, and whole nets, against f64.
+//! Checks the forward kernels on the host, and whole nets, against f64.
 //!
-//! Inputs are rounded to the kernel's type before f64 sees them, so that what is bounded is the arithmetic and the roundings of what is
-//! stored.
+//! Inputs are rounded to the kernel's dtype before f64 uses them. The bounds therefore measure only the arithmetic and
+//! the rounding of stored values.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "forward/common.rs"]
@@ -70,7 +70,7 @@ fn rows_are_gathered() {
 fn norms_of_residual_sums_are_those_of_f64() {
     for (element, width) in ELEMENTS.into_iter().flat_map(|e| [(e, 5), (e, 64), (e, 200), (e, 2056)]) {
         let rows = 3;
-        // a mean that is not small, where the variance could cancel
+        // A mean far from 0, with which a variance could cancel.
         let x: Vec<f32> = numbers(1, rows * width).iter().map(|x| x + 2.0).collect();
         let (y, w, b) = (numbers(2, rows * width), numbers(3, width), numbers(4, width));
         for (add, centred) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -94,7 +94,8 @@ fn norms_of_residual_sums_are_those_of_f64() {
                 false => naive::rms_norm(x, &w, 1e-5),
             };
             let want: Vec<f64> = stored.chunks_exact(width).flat_map(norm).collect();
-            // One rounding of what is stored; in f32 those of the mean and the sums, relative to numbers of size 2 and more, too.
+            // One rounding of the stored value. In f32 also those of the mean and the sums, relative to numbers of size
+            // 2 and more.
             let (units, scale) = if element == Element::F32 { (12.0, 1.0) } else { (1.01, 0.05) };
             assert_near("norm", &download(&out, element), &want, element, units, scale);
         }
@@ -153,7 +154,7 @@ fn heads_are_normalised_and_rotated() {
 fn activations_are_those_of_f64() {
     for (element, inner) in ELEMENTS.into_iter().flat_map(|e| [(e, 5), (e, 64), (e, 1032)]) {
         let (device, rows) = (host(5), 3);
-        // from where they are 0 to where they are the identity
+        // From inputs where activations are 0 to inputs where they are the identity.
         let x: Vec<f32> = numbers(1, rows * 2 * inner).iter().map(|x| 12.0 * x).collect();
         let gate_up = upload(&device, &x, element);
         let out = empty(&device, rows * inner, element);
@@ -177,7 +178,7 @@ fn activations_are_those_of_f64() {
     }
 }
 
-/// Number i of a key, as it is written down.
+/// The `i`-th number of a key, by the definition.
 fn made_up(key: u64, i: u64) -> f64 {
     let mut z = key.wrapping_add(i).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -189,7 +190,7 @@ fn made_up(key: u64, i: u64) -> f64 {
 
 #[test]
 fn memory_is_filled_with_numbers_of_a_key() {
-    // more than the threads of one round of all blocks are
+    // More than the threads of all blocks.
     let count = 2048 * 256 + 77;
     for element in ELEMENTS {
         let (device, key) = (host(6), u64::MAX - 5);
@@ -204,7 +205,7 @@ fn memory_is_filled_with_numbers_of_a_key() {
     }
 }
 
-/// Products that end in GELU: as the product, then the kernel, but for the rounding between them.
+/// A product that ends in GELU equals the product followed by the kernel, apart from the rounding in between.
 #[test]
 fn products_end_in_gelu() {
     let (device, [m, n, k]) = (host(5), [5, 24, 40]);
@@ -237,7 +238,7 @@ fn products_end_in_gelu() {
     }
 }
 
-/// Attention of random fused rows, on a host with this seed.
+/// Attention over fused rows, on a host with this seed.
 fn attend(seed: u64, element: Element, qkv: &[f32], offsets: &[u32], shape: &Heads) -> Vec<f64> {
     let device = host(seed);
     let items = work_items(offsets, query_rows(element, shape.dim));
@@ -263,14 +264,14 @@ fn check_attention(dim: usize, heads: usize, kv: usize, lengths: &[u32]) {
     let offsets = offsets(lengths);
     let shape = Heads { heads, kv_heads: kv, dim, own_dim: dim };
     let width = (heads + 2 * kv) * dim;
-    // Scores of some size, so that the softmax is no mean.
+    // Scores large enough that the softmax is not nearly uniform.
     let qkv: Vec<f32> = numbers(7, *offsets.last().unwrap() as usize * width).iter().map(|x| 2.0 * x).collect();
     for element in ELEMENTS {
         let got = attend(1, element, &qkv, &offsets, &shape);
         let rows = rounded(&qkv, element);
         let runs = offsets.windows(2).map(|run| &rows[run[0] as usize * width..run[1] as usize * width]);
         let want: Vec<f64> = runs.flat_map(|run| naive::attention(run, heads, kv, dim)).collect();
-        // 16 bits: weights and what is stored are rounded, and values are up to 2. f32: sums of up to 256 terms.
+        // 16 bits: weights and stored values are rounded, and values are up to 2. f32: sums of up to 256 terms.
         let units = if element == Element::F32 { 64.0 } else { 2.0 };
         assert_near(&format!("attention of {dim}"), &got, &want, element, units, 2.0);
     }
@@ -317,7 +318,7 @@ fn attention_has_the_same_bits_in_every_order_of_threads() {
 
 #[test]
 fn attention_of_large_scores_stays_finite() {
-    // what f16 holds, in scores far beyond what an exponential does
+    // Values that f16 can hold, with scores far beyond the range of an exponential.
     let shape = Heads { heads: 1, kv_heads: 1, dim: 16, own_dim: 16 };
     let qkv: Vec<f32> = numbers(10, 70 * 48).iter().map(|x| 1000.0 * x).collect();
     for element in ELEMENTS {

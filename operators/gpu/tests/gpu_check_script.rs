@@ -1,4 +1,5 @@
-//! What `scripts/gpu-check` ends with, over programs that only say that they have checked: it is 0 where all of them have and never else.
+//! Tests the exit status of `scripts/gpu-check` with stub programs: it is 0 if and only if every part has checked and
+//! passed.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
@@ -8,17 +9,17 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// What the parts do, as lines of a shell.
+/// The shell code of the stub programs.
 #[derive(Clone, Copy)]
 struct Parts {
-    /// Whether `$PYTHON` names the Python, or the path finds it.
+    /// Whether `$PYTHON` names the Python; otherwise `PATH` finds it.
     named: bool,
-    /// `gpu_check`; `$json` is its file.
+    /// `gpu_check`; `$json` is its output file.
     check: &'static str,
-    /// `stillhouse run`, and `stillhouse verify`.
+    /// `stillhouse run`, and `stillhouse verify` below.
     run: &'static str,
     verify: &'static str,
-    /// Whether torch is there.
+    /// Importing torch.
     torch: &'static str,
     /// `gpu_check.py`.
     python: &'static str,
@@ -38,7 +39,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The end of the script, what it says, and the folder in which its parts may have left something.
+/// Runs the script. Returns its exit status, its stderr, and the folder of the stubs' output.
 fn ends_with(parts: Parts) -> (i32, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let release = folder.path().join("target/release");

@@ -1,5 +1,5 @@
-//! The order of the streams: what the pass and the extraction do is right however early or late each stream is, and a caller that forgets to
-//! wait is seen.
+//! Tests of the order between the streams: pass and extraction are correct however early or late each stream runs, and
+//! a caller that forgets to wait is detected.
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[macro_use]
@@ -17,7 +17,7 @@ use stillhouse_gpu::net::{Activation, Kind, Net, Shape, Source};
 use stillhouse_gpu::{Buffer, Device, Element, GpuError, Result, Stream, logits_stride};
 use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, ValueType};
 
-/// The host's four ways to order the streams, with several draws of the one that is drawn.
+/// Seeds: the host's four stream orders, and several random ones of the fourth.
 const SEEDS: u64 = 12;
 const VOCAB: usize = 41;
 const ROWS: usize = 8;
@@ -66,26 +66,26 @@ fn logits(device: &Arc<dyn Device>, count: usize) -> Result<Vec<Buffer>> {
     (0..count).map(|_| Buffer::new(device, ROWS * logits_stride(VOCAB) * 4)).collect()
 }
 
-/// Passes whose slices are extracted while the next one is computed, into so many buffers in turn; two are enough.
+/// Extracts each slice while the next one is computed, with `buffers` buffers in rotation. Two are enough.
 fn extracted(device: &Arc<dyn Device>, buffers: usize) -> Result<Vec<Extracted>> {
     let mut net = load(device)?;
     let logits = logits(device, buffers)?;
-    // dropped first: what is on its way reads the logits
+    // Dropped before the logits, which slices in flight still read.
     let mut extractor = Extractor::new(device, asked(), ROWS)?;
     let (mut found, mut ahead) = (Vec::new(), None);
     for slice in 0..8u32 {
         if slice % 2 == 0 {
             net.hidden(&below(u64::from(slice), TOKENS, VOCAB as u32), &[0, 10, TOKENS as u32])?;
         }
-        // neighbours, and rows that are gathered
+        // Contiguous rows, and rows that must be gathered.
         let rows: Vec<u32> = (0..ROWS as u32).map(|row| if slice % 2 == 0 { row } else { 2 * row + 1 }).collect();
         let to = logits[slice as usize % buffers].pointer();
-        // SAFETY: there is room for these rows
+        // SAFETY: the buffer holds these rows
         unsafe { net.logits_into(&rows, to, logits_stride(VOCAB))? };
         let ready = device.record(Stream::Pass)?;
         let (tokens, ids) = (below(99, ROWS, VOCAB as u32), [u64::from(slice); ROWS]);
         let observed = Positions { tokens: &tokens, positions: &rows, sequence_ids: &ids };
-        // SAFETY: the buffer is written again once this slice was collected, where there are two
+        // SAFETY: with two or more buffers, this slice is collected before its buffer is rewritten
         let begun = extractor.begin_slice(unsafe { DeviceSlice::new(to, ready) }, &observed)?;
         if let Some(before) = ahead.replace(begun) {
             found.push(extractor.collect(before)?);
@@ -95,19 +95,19 @@ fn extracted(device: &Arc<dyn Device>, buffers: usize) -> Result<Vec<Extracted>>
     Ok(found)
 }
 
-/// Logits of passes that nobody waits for in between: more than uploads may be on their way.
+/// Logits of passes without a wait in between: more of them than uploads may be in flight.
 fn passes(device: &Arc<dyn Device>, net: &mut Net) -> Result<Vec<Vec<u8>>> {
     let logits = logits(device, 7)?;
     for (pass, logits) in logits.iter().enumerate() {
         net.hidden(&below(pass as u64, TOKENS, VOCAB as u32), &[0, TOKENS as u32])?;
-        // SAFETY: there is room for these rows
+        // SAFETY: the buffer holds these rows
         unsafe { net.logits_into(&[1, 3, 8 + pass as u32], logits.pointer(), logits_stride(VOCAB))? };
     }
     let used = 3 * logits_stride(VOCAB) * 4;
     logits.iter().map(|logits| Ok(logits.to_host(Stream::Pass)?[..used].to_vec())).collect()
 }
 
-/// What a device gave, and what the host found wrong with its callers.
+/// Returns the result on a careless device, and the faults that the host found.
 fn on_careless<T>(
     seed: u64,
     forgets: Forgets,
@@ -119,7 +119,7 @@ fn on_careless<T>(
     (given, careless.host.faults())
 }
 
-/// The seeds for which something is not as it should be: an error, a fault, other values.
+/// The seeds with an error, a fault or wrong values.
 fn seen<T: PartialEq>(expected: &T, run: impl Fn(u64) -> (Result<T>, Vec<String>)) -> Vec<u64> {
     let wrong = |seed: &u64| {
         let (given, faults) = run(*seed);
@@ -162,7 +162,7 @@ fn columns_that_are_read_before_they_came_are_seen() {
     let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
     let wrong = seen(&expected.unwrap(), |seed| {
         on_careless(seed, Forgets::Nothing, |device, careless| {
-            // the uploads of the weights are waited for still
+            // Waits during loading still work.
             careless.forget_from_now_on(Forgets::WaitFor(Stream::Extract));
             extracted(device, 2)
         })
@@ -198,12 +198,12 @@ fn pinned_memory_that_is_written_again_too_early_is_seen() {
 
 #[test]
 fn pinned_memory_that_is_given_back_too_early_is_seen() {
-    // weights come through pinned memory on one stream, and the other waits for it
+    // Weights pass through pinned memory on one stream, and the other stream waits for it.
     let (_, faults) = on_careless(0, Forgets::AnyWait, |device, _| load(device).map(drop));
     assert!(faults.iter().any(|fault| fault.contains("given back with a copy on its way")), "{faults:?}");
 }
 
-/// An extraction that nobody collects is waited for when its memory is given back.
+/// Dropping an extractor waits for slices that nothing collected.
 #[test]
 fn what_nobody_collects_does_no_harm() {
     for seed in 0..SEEDS {
@@ -211,7 +211,7 @@ fn what_nobody_collects_does_no_harm() {
             let logits = Buffer::of(device, &[0; 256])?;
             let mut extractor = Extractor::new(device, asked(), 1)?;
             let observed = Positions { tokens: &[1], positions: &[0], sequence_ids: &[5] };
-            // SAFETY: the row is there until the extractor is gone
+            // SAFETY: the row outlives the extractor
             unsafe { extractor.begin(logits.pointer(), &observed) }.map(drop)
         });
         given.unwrap();

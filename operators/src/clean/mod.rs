@@ -1,17 +1,18 @@
-//! `clean`: undoes the tokenization that a benchmark corpus was published with, so that a model sees ordinary text.
+//! `clean`: undoes the tokenization of published benchmark corpora, so that a model sees ordinary text.
 //!
 //! ```text
 //!  [document_id, text, end] ──► detokenizer rules, text by text, on all cores ──► [document_id, text, end]
 //!                     └─ none: the same batch, not copied
 //! ```
 //!
-//! The rules are those of MDLM's `dataloader.py` (Sahoo et al. 2024), which the five papers' zero-shot evaluations
-//! share; [`rules`](self::detokenize) says how Python's regular expressions were carried over. A document of up to
-//! `input.piece_kilobytes` is cleaned whole. A longer one streams through the rules (`stream.rs`) and comes out the same, wherever it is cut.
+//! The rules are those of MDLM's `dataloader.py` (Sahoo et al. 2024), which the zero-shot evaluations of the five
+//! papers share. [`rules`](self::detokenize) describes how they translate Python's regular expressions. A document of
+//! up to `input.piece_kilobytes` is cleaned whole. A longer one streams through the rules (`stream.rs`); the result is
+//! the same for any division into pieces.
 //!
-//! Cost: about one pass over the text for each rule that matches something; a long document on one core, up to twice that. Memory: one
-//! input batch, its cleaned copy, and what the rules keep of a long document: for each a few bytes, or the text after an opening bracket
-//! and white space until the closing one, up to four pieces and at least 4 MB.
+//! Cost: about one pass over the text per rule that matches; for a long document up to twice that, on one core. Memory:
+//! one input batch, its cleaned copy, and what the rules buffer of a long document. Each buffers a few bytes, or the
+//! text from an opening bracket with white space to the closing one: up to four pieces, and at least 4 MB.
 
 mod rules;
 mod stream;
@@ -36,16 +37,16 @@ use stream::{Stream, TooLong};
 
 const NAME: &str = "clean";
 
-/// A rule may keep this many pieces of a long document, and at least [`SMALLEST_LIMIT`] bytes.
+/// Bound on the text that a rule buffers of a long document, in pieces; at least [`SMALLEST_LIMIT`] bytes.
 const LIMIT_PIECES: usize = 4;
 const SMALLEST_LIMIT: usize = 4_000_000;
 
-/// Config of `clean`.
+/// Configuration of `clean`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CleanConfig {
-    /// Which rules.
+    /// The rules to apply.
     pub detokenizer: Detokenizer,
-    /// Longest text that is cleaned at once, in bytes (`input.piece_kilobytes` · 1000). No byte of the output depends on it.
+    /// Longest text to clean at once, in bytes (`input.piece_kilobytes` · 1000). The output does not depend on it.
     pub piece_bytes: usize,
 }
 
@@ -68,7 +69,7 @@ impl OperatorConfig for CleanConfig {
 }
 
 impl CleanConfig {
-    /// Makes the operator for one split.
+    /// Builds the operator for one split.
     pub fn build(&self, context: &SplitContext) -> Clean {
         Clean {
             config: self.clone(),
@@ -97,23 +98,23 @@ struct Carried {
 
 #[derive(Debug)]
 enum State {
-    /// It may still fit: nothing is cleaned.
+    /// Not cleaned yet: the document may still fit `piece_bytes`.
     Whole(String),
-    /// It is long.
+    /// Longer than `piece_bytes`: cleaned while it arrives.
     Streaming(Stream),
 }
 
-/// A text to hand on.
+/// A text to emit.
 struct Task<'a> {
     id: u64,
     text: Cow<'a, str>,
-    /// Whether it is a whole document that is to be cleaned; else it has been.
+    /// Whether it is a whole document that still needs cleaning; otherwise it is already clean.
     whole: bool,
     end: bool,
 }
 
 impl Clean {
-    /// Takes a piece; hands on what can be cleaned now.
+    /// Adds a piece; pushes what can be emitted now to `tasks`.
     fn take<'a>(&mut self, id: u64, text: &'a str, end: bool, tasks: &mut Vec<Task<'a>>) -> Result<(), OperatorError> {
         let limit = self.config.piece_bytes;
         let mut state = match self.carried.take() {

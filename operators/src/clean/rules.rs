@@ -1,18 +1,18 @@
-//! The detokenizers of MDLM's `dataloader.py`, as tables of rules applied one after the other.
+//! The detokenizers of MDLM's `dataloader.py`, as tables of rules to apply one after the other.
 //!
-//! The tables hold to what Python does, not to what Rust's `regex` would do with the same pattern:
+//! The tables follow what Python does, which differs from Rust's `regex` with the same pattern:
 //!
-//! | Python | here | why |
+//! | Python | Rust | why |
 //! |---|---|---|
-//! | `\s` | `[\s\x1c-\x1f]` | `str.isspace` counts the four separators U+001C to U+001F |
+//! | `\s` | `[\s\x1c-\x1f]` | `str.isspace` includes the four separators U+001C to U+001F |
 //! | `\w` | `[\p{L}\p{N}_]` | `str.isalnum`: no combining marks, but every numeric character |
-//! | `$` | `(\n?)\z`, put back | Python's `$` also matches before a last newline |
-//! | `str.strip` | trim over the same white space | as `\s` |
+//! | `$` | `(\n?)\z`, restored | Python's `$` also matches before a final newline |
+//! | `str.strip` | trim the same white space | as `\s` |
 //!
-//! `re.sub` and `replace_all` agree on everything else that these patterns use: leftmost match, lazy repetition,
-//! no overlaps, negated classes that match newlines.
+//! `re.sub` and `replace_all` agree on everything else that these patterns use: leftmost match, lazy repetition, no
+//! overlaps, negated classes that match newlines.
 //!
-//! Here a document is cleaned whole; `stream.rs` runs the same rules over one that comes in pieces.
+//! This module cleans a whole document; `stream.rs` applies the same rules to a document in pieces.
 //!
 //! Cost: one pass over the text per rule that matches; a rule that does not match copies nothing.
 
@@ -22,23 +22,23 @@ use std::sync::OnceLock;
 use regex::Regex;
 use stillhouse_schemas::spec::Detokenizer;
 
-/// One step of a detokenizer, as it stands in a table.
+/// One step of a detokenizer, as written in a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Rule {
     /// Python's `str.replace`.
     Literal(&'static str, &'static str),
-    /// The same `str.replace`, several times over: a match takes the blank that its neighbour needs.
+    /// The same `str.replace`, several times: a match consumes the blank that its neighbour needs.
     Repeat(usize, &'static str, &'static str),
-    /// Python's `re.sub` with a pattern that takes a fixed number of characters.
+    /// Python's `re.sub` with a pattern that matches a fixed number of characters.
     Pattern {
         pattern: &'static str,
         to: &'static str,
-        /// The longest match in bytes.
+        /// Longest match in bytes.
         longest: usize,
     },
-    /// `re.sub(r"\(\s*([^\)]*?)\s*\)", r"(\1)")`, for any pair.
+    /// `re.sub(r"\(\s*([^\)]*?)\s*\)", r"(\1)")`, for any pair of brackets.
     Stripped(char, char),
-    /// `re.sub(r"\( ([^\(\)]+) \)", r"(\1)")`, for any pair.
+    /// `re.sub(r"\( ([^\(\)]+) \)", r"(\1)")`, for any pair of brackets.
     Spaced(char, char),
     /// `re.sub(r" (\w+) \. ", r" \1. ")`.
     WordStop,
@@ -46,14 +46,14 @@ pub(super) enum Rule {
     WordStopAtEnd,
     /// `re.sub(r" \?$", r"?")`, for any mark.
     SpacedAtEnd(char),
-    /// A new line, then the text without white space at both ends.
+    /// Prepends a newline and strips white space from both ends of the text.
     NewlineThenStripped,
 }
 
 use Rule::{Literal, NewlineThenStripped, Pattern, Repeat, Spaced, SpacedAtEnd, Stripped, WordStop, WordStopAtEnd};
 
 impl Rule {
-    /// How many times in a row it runs.
+    /// Number of times to apply the rule in a row.
     pub(super) fn times(&self) -> usize {
         if let Repeat(times, ..) = self { *times } else { 1 }
     }
@@ -61,7 +61,7 @@ impl Rule {
 
 const WIKITEXT: &[Rule] = &[
     Literal("s '", "s'"),
-    // The official replacement is this text, not a digit.
+    // The official replacement is this text, not the matched digit.
     Pattern { pattern: "/' [0-9]/", to: "/'[0-9]/", longest: 5 },
     Literal(" @-@ ", "-"),
     Literal(" @,@ ", ","),
@@ -102,7 +102,7 @@ const PTB: &[Rule] = &[
 const LM1B: &[Rule] = &[
     Literal("http : / / ", "http://"),
     Literal("https : / / ", "https://"),
-    // The official pattern takes the whole word; nothing in a word begins a match.
+    // The official pattern matches the whole word; one character suffices, as no match begins inside a word.
     Pattern { pattern: r" '([\p{L}\p{N}_])", to: "'$1", longest: 6 },
     WordStop,
     WordStopAtEnd,
@@ -124,12 +124,12 @@ const LM1B: &[Rule] = &[
 
 const LAMBADA: &[Rule] = &[Literal("“", "\""), Literal("”", "\""), NewlineThenStripped];
 
-/// White space as Python's `str.isspace` has it.
+/// White space as in Python's `str.isspace`.
 pub(super) fn is_python_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// A rule that is ready to run on a whole document.
+/// A compiled rule for a whole document.
 #[derive(Debug)]
 enum Step {
     Literal(usize, &'static str, &'static str),
@@ -185,7 +185,7 @@ fn replace_all<'t>(pattern: &Regex, text: Cow<'t, str>, to: &str) -> Cow<'t, str
     changed.map_or(text, Cow::Owned)
 }
 
-/// The tables that a detokenizer runs, in order.
+/// Returns the tables that a detokenizer applies, in order.
 pub(super) fn tables(detokenizer: Detokenizer) -> &'static [&'static [Rule]] {
     match detokenizer {
         Detokenizer::None => &[],
@@ -197,7 +197,7 @@ pub(super) fn tables(detokenizer: Detokenizer) -> &'static [&'static [Rule]] {
     }
 }
 
-/// Applies a detokenizer to a whole text. Unchanged text is handed back as it came.
+/// Applies a detokenizer to a whole text. Borrows the text if nothing changes.
 ///
 /// ```
 /// use stillhouse_operators::clean::detokenize;
@@ -208,7 +208,7 @@ pub(super) fn tables(detokenizer: Detokenizer) -> &'static [&'static [Rule]] {
 pub fn detokenize(detokenizer: Detokenizer, text: &str) -> Cow<'_, str> {
     static STEPS: [OnceLock<Vec<Step>>; 6] = [const { OnceLock::new() }; 6];
     let steps = STEPS[detokenizer as usize].get_or_init(|| {
-        // The patterns are constants and a test compiles every one of them, so none is lost here.
+        // The patterns are constants and a test compiles all of them, so this drops no rule.
         tables(detokenizer).iter().copied().flatten().filter_map(|rule| Step::new(rule).ok()).collect()
     });
     steps.iter().fold(Cow::Borrowed(text), |text, step| step.apply(text))

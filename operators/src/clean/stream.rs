@@ -1,23 +1,23 @@
-//! The rules over a text that comes in pieces: the same text comes out, wherever the pieces were cut.
+//! Applies the rules to a text in pieces. The output does not depend on where the pieces were cut.
 //!
 //! ```text
 //!  piece ─► pass 1 ─► pass 2 ─► … ─► pass n ─► text that no later piece can change
-//!            └ keeps what it cannot decide yet: the beginning of a match, white space that a bracket may take away
+//!            └ buffers what it cannot decide yet: the start of a match, white space that a bracket may remove
 //! ```
 //!
-//! Every rule of a table is one pass. It hands on what is decided and keeps the rest, so its output does not know of the cuts, and so the
-//! next pass does not either. What a pass keeps:
+//! Every rule of a table is one pass. A pass emits the text that is decided and buffers the rest. Therefore its output
+//! does not depend on the cuts, and neither does that of the next pass. What a pass buffers:
 //!
-//! | rule | keeps |
+//! | rule | buffers |
 //! |---|---|
-//! | text or a pattern of fixed length | one character less than it is long |
-//! | ` word . ` | ` .`, and whether a word with a space before it goes on: words of any length pass through |
+//! | literal text, or a pattern of fixed length | one character less than its length |
+//! | ` word . ` | ` .`, and whether a word after a space is still going on: words of any length pass through |
 //! | `$` | ` ?` and a newline |
-//! | `( x )` → `(x)` | white space before a possible `)`; the text after `( `, until its `)` comes |
+//! | `( x )` → `(x)` | white space before a possible `)`; the text after `( ` up to its `)` |
 //! | strip | white space |
 //!
-//! The last two rows are without a bound: whether the space of `( ` stays is only known at the next `)`, or at the end of the document. A
-//! pass that would keep more than its limit says so; the text is never cleaned otherwise instead.
+//! The last two rows have no bound: only the next `)`, or the end of the document, decides whether the space of `( `
+//! stays. A pass that would buffer more than its limit returns an error; it never cleans the text differently instead.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ use stillhouse_schemas::spec::Detokenizer;
 
 use super::rules::{Rule, is_python_space, tables};
 
-/// A rule had to keep more text than it may.
+/// The error of a rule that would have to buffer more text than its limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("got more than {limit} bytes {what}")]
 pub(super) struct TooLong {
@@ -36,21 +36,21 @@ pub(super) struct TooLong {
     what: String,
 }
 
-/// A document on its way through the rules.
+/// A document that passes through the rules.
 #[derive(Debug)]
 pub(super) struct Stream {
     passes: Vec<Pass>,
 }
 
 impl Stream {
-    /// A document that begins; every pass keeps up to `limit` bytes.
+    /// Starts a document; every pass may buffer up to `limit` bytes.
     pub(super) fn new(detokenizer: Detokenizer, limit: usize) -> Result<Self, regex::Error> {
         let rules = tables(detokenizer).iter().copied().flatten();
         let passes = rules.flat_map(|rule| std::iter::repeat_n(rule, rule.times())).map(|rule| Pass::new(rule, limit));
         Ok(Self { passes: passes.collect::<Result<_, _>>()? })
     }
 
-    /// Takes the next piece; gives the text that is decided now.
+    /// Processes the next piece; returns the text that is now decided.
     pub(super) fn feed(&mut self, text: &str) -> Result<String, TooLong> {
         let mut text = Cow::Borrowed(text);
         for pass in &mut self.passes {
@@ -61,7 +61,7 @@ impl Stream {
         Ok(text.into_owned())
     }
 
-    /// The rest of the document, which ends here.
+    /// Ends the document; returns the rest of its text.
     pub(super) fn finish(mut self) -> Result<String, TooLong> {
         let mut text = String::new();
         for pass in &mut self.passes {
@@ -74,7 +74,7 @@ impl Stream {
     }
 }
 
-/// A pattern of a table, compiled once for all documents.
+/// Returns a compiled pattern of a table. All documents share it.
 fn compiled(pattern: &'static str) -> Result<Regex, regex::Error> {
     static COMPILED: Mutex<BTreeMap<&'static str, Regex>> = Mutex::new(BTreeMap::new());
     let mut all = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +86,7 @@ fn compiled(pattern: &'static str) -> Result<Regex, regex::Error> {
     Ok(new)
 }
 
-/// A rule at work.
+/// A rule and its state.
 #[derive(Debug)]
 enum Pass {
     Window(Window),
@@ -148,7 +148,7 @@ impl Pass {
     }
 }
 
-/// Text that is kept, up to a limit.
+/// Buffered text of limited size.
 #[derive(Debug)]
 struct BoundedText {
     text: String,
@@ -161,7 +161,7 @@ impl BoundedText {
         Self { text: String::new(), limit, what }
     }
 
-    /// Whether it fits does not depend on the pieces that the text comes in.
+    /// Appends text. Whether it fits does not depend on the division into pieces.
     fn push(&mut self, text: &str) -> Result<(), TooLong> {
         if self.text.len() + text.len() > self.limit {
             return Err(TooLong { limit: self.limit, what: self.what.clone() });
@@ -176,7 +176,8 @@ impl BoundedText {
     }
 }
 
-/// Text or a pattern that takes a fixed number of characters: what it finds in a text does not change when more text follows.
+/// Replaces literal text or a pattern that matches a fixed number of characters: text that follows a match never
+/// changes it.
 #[derive(Debug)]
 struct Window {
     finder: Finder,
@@ -214,14 +215,14 @@ impl Window {
                 *longest
             }
         };
-        // a match that is not whole yet begins in what is kept
+        // an incomplete match at the end begins in the part that stays buffered
         let decided = held.floor_char_boundary(held.len().saturating_sub(longest - 1)).max(done);
         out.push_str(&held[done..decided]);
         self.held.drain(..decided);
     }
 }
 
-/// ` word . ` → ` word. `, or ` word .` → ` word.` at the end of the document.
+/// Replaces ` word . ` by ` word. `, or ` word .` by ` word.` at the end of the document.
 #[derive(Debug)]
 struct WordStop {
     at_end: bool,
@@ -229,19 +230,19 @@ struct WordStop {
     at: Word,
 }
 
-/// What was read last. What is in brackets is kept.
+/// What was read last. The part in brackets is buffered.
 #[derive(Debug, Clone, Copy)]
 enum Word {
     Other,
     /// A space that may begin a match.
     Space,
-    /// Such a space and letters of a word.
+    /// Such a space and one or more characters of a word.
     Letters,
-    /// The same and \[space\].
+    /// The same, then \[space\].
     Gap,
-    /// The same and \[space, full stop\].
+    /// The same, then \[space, full stop\].
     Stop,
-    /// The same and \[space, full stop, newline\].
+    /// The same, then \[space, full stop, newline\].
     Line,
 }
 
@@ -268,7 +269,7 @@ impl WordStop {
             }
             (Word::Stop, '\n') if self.at_end => Word::Line,
             (at, c) => {
-                // no match: what was kept stands as it is, and its space may begin another one
+                // no match: emit the buffered text unchanged; its space may begin another match
                 let (kept, before) = match at {
                     Word::Gap => (" ", Word::Space),
                     Word::Stop => (" .", Word::Other),
@@ -298,7 +299,7 @@ impl WordStop {
     }
 }
 
-/// ` ?` → `?` at the end of the document, also before a last newline.
+/// Replaces ` ?` by `?` at the end of the document, also before a final newline.
 #[derive(Debug)]
 struct Tail {
     mark: char,
@@ -321,7 +322,7 @@ impl Tail {
     }
 }
 
-/// `( x )` → `(x)`: white space on the inner sides of a pair goes.
+/// Replaces `( x )` by `(x)`: removes white space on the inner sides of a pair.
 #[derive(Debug)]
 struct Stripped {
     open: char,
@@ -333,11 +334,11 @@ struct Stripped {
 #[derive(Debug, Clone, Copy)]
 enum Bracket {
     Outside,
-    /// After the opening one; its white space is kept.
+    /// After the opening bracket; buffers white space.
     Opened,
-    /// In text that nothing stands before: white space at its end is kept.
+    /// In text that follows the bracket directly; buffers white space at its end.
     Inside,
-    /// In text after so many bytes of white space: all of it is kept.
+    /// In text after this many bytes of white space; buffers all of it.
     Waiting(usize),
 }
 
@@ -404,7 +405,7 @@ impl Stripped {
     }
 }
 
-/// `( x )` → `(x)`: exactly one space on the inner sides goes, of a pair with nothing but text in it.
+/// Replaces `( x )` by `(x)`: removes exactly one space on each inner side of a pair with only text inside.
 #[derive(Debug)]
 struct Spaced {
     open: char,
@@ -417,7 +418,7 @@ struct Spaced {
 enum Quote {
     Outside,
     Opened,
-    /// After the opening one and a space; the space and what follows are kept.
+    /// After the opening mark and a space; buffers the space and what follows.
     Inside,
 }
 
@@ -455,13 +456,13 @@ impl Spaced {
         let inner = inner.filter(|inner| !inner.is_empty() && mark == self.close);
         out.push_str(inner.unwrap_or(&self.held.text));
         out.push(mark);
-        // a mark that closes nothing may open
+        // a mark that closes no pair may open one
         self.at = if inner.is_none() && mark == self.open { Quote::Opened } else { Quote::Outside };
         self.held.text.clear();
     }
 }
 
-/// A newline, then the text without white space at both ends.
+/// Prepends a newline and strips white space from both ends of the text.
 #[derive(Debug)]
 struct Strip {
     begun: bool,

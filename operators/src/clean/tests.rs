@@ -45,22 +45,23 @@ fn equals_pythons_re_on_troublesome_characters() {
 fn python_and_rust_differ_here() {
     use Detokenizer::{Lambada, Lm1b, Wikitext};
     let cases = [
-        // Python's \s and strip count the separators U+001C to U+001F; both count the no-break space, neither U+200B.
+        // Python's \s and strip include the separators U+001C to U+001F; Python and Rust include the no-break space,
+        // but not U+200B.
         (Wikitext, "(\u{1c}a\u{1f})", "(a)"),
         (Wikitext, "(\u{a0}a\u{85})", "(a)"),
         (Wikitext, "(\u{200b}a)", "(\u{200b}a)"),
         (Lambada, "\u{1e} a\u{3000}", "\na"),
-        // Python's \w counts numeric characters and no combining marks.
+        // Python's \w includes numeric characters but no combining marks.
         (Lm1b, "x ² . y", "x ². y"),
         (Lm1b, "x Ⅷ . y", "x Ⅷ. y"),
         (Lm1b, "x e\u{301} . y", "x e\u{301} . y"),
-        // Python's $ also matches before a last newline, and only the last one.
+        // Python's $ also matches before a final newline, but only one.
         (Lm1b, "end .\n", "end .\n"),
         (Lm1b, "the end .\n", "the end.\n"),
         (Lm1b, "the end .\n\n", "the end .\n\n"),
         (Lm1b, "why ?\n", "why?\n"),
         (Lm1b, "oh !\r\n", "oh !\r\n"),
-        // A replacement that looks like a pattern is text.
+        // The replacement looks like a pattern but is literal text.
         (Wikitext, "/' 7/", "/'[0-9]/"),
         // Matches do not overlap.
         (Lm1b, "a b . c . d", "a b. c . d"),
@@ -103,7 +104,7 @@ fn the_ends_of_a_piece_are_not_the_ends_of_the_document() {
 
 #[test]
 fn a_cut_after_a_newline_breaks_no_rule() {
-    // of a document of 1.3 MB: the pieces used to end between the parts of ` \n `
+    // regression: in a document of 1.3 MB, pieces ended between the parts of ` \n `
     let line = "the quick brown fox \n jumps over N N N dogs \n ";
     let text = line.repeat(1_300_000 / line.len());
     let pieces = cut(&text, &[line.find(" jumps").unwrap(), 1_000_000, 64 * 1024]);

@@ -1,7 +1,7 @@
-//! Turning slices of logits into the columns of a batch.
+//! Turns slices of logits into the columns of a batch.
 //!
-//! Slices come in an order of the teacher's convenience; every value has its place by row, draw and position, so the
-//! columns do not depend on it. Work on the rows of a slice is parallel and its results are put together in row order.
+//! Slices arrive in the order that suits the teacher. Row, draw and position fix where each value goes, so the columns
+//! do not depend on that order. Rows of a slice are processed in parallel; their results are combined in row order.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,11 +22,11 @@ use super::{ExtractConfig, NAME, Workspace, noise_error, unfit};
 use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::list_column;
 
-/// Gathers the columns of one batch.
+/// Collects the columns of one batch.
 pub(super) struct Collector {
     config: Arc<ExtractConfig>,
     sequences: Arc<Vec<Sequence>>,
-    /// Positions of each row, padding included, and where each row begins in a column of shape `[L]`.
+    /// Positions of each row, padding included; `starts` says where each row begins in a column of shape `[L]`.
     lengths: Vec<usize>,
     starts: Vec<usize>,
     asked: Extraction,
@@ -34,14 +34,14 @@ pub(super) struct Collector {
     replay: Option<Replay>,
     dense: Option<Vec<f32>>,
     topk: Option<(Vec<i32>, Vec<f32>)>,
-    /// Other signals of each position; empty where none are asked for.
+    /// Other signals of each position; empty if the job wants none.
     signals: Vec<RowSignals>,
     hidden: Option<States>,
     statistics: Statistics,
     meter: Arc<dyn Meter>,
 }
 
-/// Corrections as they come, and where each list of (row, draw, position) is.
+/// Corrections in order of arrival; `lists` holds (start, length) of each (row, draw, position).
 struct Replay {
     lists: Vec<(usize, u32)>,
     indices: Vec<u32>,
@@ -98,7 +98,7 @@ impl Collector {
         Ok(collector)
     }
 
-    /// Values of positions that are certain; predicted ones are written over.
+    /// Writes the values of certain positions everywhere. Predicted positions overwrite them later.
     fn fill_certain(&mut self) -> Result<(), OperatorError> {
         for row in 0..self.lengths.len() {
             for position in 0..self.lengths[row] {
@@ -119,7 +119,7 @@ impl Collector {
                 }
             }
         }
-        // Prior noise costs as much as posterior noise, so it is only made where nothing else will be.
+        // Prior noise costs as much as posterior noise, so make it only at positions that cannot be predicted.
         if self.dense.is_some() {
             for row in 0..self.lengths.len() {
                 let valid = self.sequences[row].valid;
@@ -152,7 +152,7 @@ impl Collector {
         self.sequences[row].tokens[position]
     }
 
-    /// Place of (row, draw, position) in a column of shape [D, L], in lists.
+    /// Index of (row, draw, position) in a column of shape [D, L], counted in lists.
     fn list(&self, row: usize, draw: usize, position: usize) -> usize {
         self.starts[row] * self.asked.keys.len() + draw * self.lengths[row] + position
     }
@@ -161,7 +161,7 @@ impl Collector {
         self.list(row, draw, position) * self.config.vocab_size
     }
 
-    /// What is asked of a slice.
+    /// Extracts the values of a slice.
     pub(super) fn extract(&self, slice: &Slice, workspace: &mut Workspace) -> Result<Extracted, OperatorError> {
         let began = Instant::now();
         let positions = &slice.positions;
@@ -174,7 +174,7 @@ impl Collector {
         extracted
     }
 
-    /// Puts what came of a slice where it belongs.
+    /// Stores the values of a slice at their positions.
     pub(super) fn place(
         &mut self,
         positions: &[Predicted],
@@ -192,7 +192,7 @@ impl Collector {
                 signals.clone_from(found);
             }
             if let (Some((indices, logprobs)), Some((found, values))) = (&mut self.topk, &extracted.topk) {
-                // fewer than k where the vocabulary has fewer
+                // fewer than k if the vocabulary has fewer entries
                 let found_here = found.len() / positions.len();
                 for i in 0..found_here.min(k) {
                     indices[at * k + i] = found[n * found_here + i] as i32;
@@ -239,7 +239,7 @@ impl Collector {
         Ok(())
     }
 
-    /// The type of `noise_count` holds what can happen (`columns::noise_count_type`), and this says so.
+    /// Fails if `noise_count` cannot hold `count`. `columns::noise_count_type` picks a type that should always fit.
     fn check_count(&self, p: &Predicted, count: usize) -> Result<(), OperatorError> {
         let Some(noise) = &self.config.noise else { return Ok(()) };
         let most = match columns::noise_count_type(self.config.vocab_size, noise.tolerance) {
@@ -257,7 +257,7 @@ impl Collector {
         })
     }
 
-    /// The columns in the order of [`ExtractConfig::fields`], and what was counted.
+    /// Returns the columns in the order of [`ExtractConfig::fields`], and the statistics.
     pub(super) fn finish(mut self) -> Result<(Vec<ArrayRef>, Statistics), OperatorError> {
         for (row, sequence) in self.sequences.iter().enumerate() {
             let start = self.starts[row];
@@ -312,7 +312,7 @@ impl Collector {
 }
 
 impl ExtractConfig {
-    /// What is asked of every row.
+    /// Returns what to extract from every row of logits.
     pub(crate) fn asked(&self) -> Result<Extraction, OperatorError> {
         let (signals, topk) = (self.signals.asked(), self.topk);
         let mut asked = Extraction { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
@@ -331,7 +331,7 @@ impl ExtractConfig {
     }
 }
 
-/// Corrections in the order of the lists, and how many each row has.
+/// Returns the corrections in the order of the lists, and the number that each row has.
 fn in_order(replay: &Replay, lists_per_row: &[usize]) -> (Vec<u32>, Vec<f32>, Vec<usize>) {
     let mut indices = Vec::with_capacity(replay.indices.len());
     let mut logprobs = Vec::with_capacity(replay.logprobs.len());

@@ -1,4 +1,4 @@
-//! What `extract` declares of itself.
+//! The declarations of `extract`: columns, checks, size estimate and view.
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::Field;
@@ -171,7 +171,7 @@ impl OperatorConfig for ExtractConfig {
     ];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        // where the teacher writes, `generate` makes the columns
+        // `generate` makes the columns if the teacher writes the text
         if facts.spec.sequential().is_some() { Ok(None) } else { Self::of_facts(facts) }
     }
 
@@ -213,7 +213,7 @@ impl OperatorConfig for ExtractConfig {
 }
 
 impl ExtractConfig {
-    /// The config of a job with a teacher.
+    /// Returns the config of a job with a teacher.
     pub(crate) fn of_facts(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
         let Some(extract) = &facts.spec.extract else { return Ok(None) };
         let eos = facts.special_ids.id(Role::Eos);

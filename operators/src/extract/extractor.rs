@@ -1,4 +1,4 @@
-//! Who makes something of a slice of logits: the one that is where the logits are.
+//! Extracts values from a slice of logits on the device that holds the logits.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use stillhouse_teacher::{DeviceLogits, Logits, TeacherError};
 use super::noise_error;
 use crate::operator::OperatorError;
 
-/// Keeps the extractors of a device between slices, for as long as the same is asked of them.
+/// Caches a device's extractors between slices, while the extraction stays the same.
 #[derive(Default)]
 pub struct Workspace {
     host: Option<RowExtractor>,
     device: Option<OnDevice>,
 }
 
-/// An extractor with what it was made for.
+/// An extractor on a device, and the parameters that it was built for.
 struct OnDevice {
     device: Arc<dyn Device>,
     asked: Extraction,
@@ -50,7 +50,7 @@ impl Workspace {
                     Some(kept) => kept,
                     None => OnDevice::new(asked, logits).map_err(device_error)?,
                 };
-                // SAFETY: what is made of it comes back before this returns
+                // SAFETY: the results are copied back before this returns
                 let slice = unsafe { logits.slice() }.ok_or_else(|| OperatorError::Config {
                     operator: super::NAME,
                     message: "logits that were never computed: a fault of this program".into(),

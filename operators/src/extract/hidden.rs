@@ -1,17 +1,18 @@
-//! The column `hidden_states` \[L, layers, H\]: at every position the states that the teacher predicts its token from, of the layers that the
-//! job names, in the job's order.
+//! The column `hidden_states` \[L, layers, H\]: for every position, the states from which the teacher predicts its
+//! token. The job names the layers and their order.
 //!
 //! ```text
-//!   teacher's input   BOS  x_0  x_1 …          (a run that begins with BOS itself: x_0 is given, and has 0 here)
+//!   teacher's input   BOS  x_0  x_1 …          (if a run begins with BOS itself: x_0 is given, and its state is 0)
 //!                      │    │    │
-//!   hidden_states[i]   0    1    2  …          has seen what `logprob[i]` has, and nothing else
+//!   hidden_states[i]   0    1    2  …          has seen the same tokens as `logprob[i]`, and no others
 //! ```
 //!
-//! A layer is counted as transformers does (`output_hidden_states`): 0 is the embeddings, k what layer k gives, the number of layers the
-//! final state after the last norm. Positions that are certain (given, or padding) have 0.
+//! Layers are numbered as in transformers (`output_hidden_states`): 0 is the embeddings, k the output of layer k, and
+//! the number of layers the final state after the last norm. Certain positions (given, or padding) have 0.
 //!
-//! Error: that of rounding to the stored type, 2^-11 of a value in f16 (2^-25 where it is smaller than 2^-14). Cost: nothing but the copies;
-//! memory: 4 · layers · H bytes per token of a forward pass, and as many as stored per token of the rows that are made at once.
+//! Error: rounding to the stored type, 2^-11 of a value in f16 (2^-25 for values below 2^-14). Cost: only the copies.
+//! Memory: 4 · layers · H bytes per token of a forward pass, plus the stored bytes per token of the rows that are
+//! processed at once.
 
 use std::sync::Arc;
 
@@ -28,14 +29,14 @@ use crate::invariants::{Broken, Widened, float_column};
 use crate::operator::OperatorError;
 use crate::rows::{ListRows, list_column};
 
-/// Which hidden states, and how they are stored.
+/// Which hidden states to store, and in which type.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HiddenConfig {
-    /// The layers, in the order of the column.
+    /// Layers, in the order of the column.
     pub layers: Vec<usize>,
-    /// H.
+    /// Width H of a state.
     pub width: usize,
-    /// Type of stored values.
+    /// Type of the stored values.
     pub precision: NoisePrecision,
 }
 
@@ -47,12 +48,12 @@ impl HiddenConfig {
         Ok(Self { layers, width, precision: states.precision })
     }
 
-    /// Values of a token.
+    /// Number of values per token.
     pub(super) fn values(&self) -> usize {
         self.layers.len() * self.width
     }
 
-    /// Bytes of a token, as they are stored.
+    /// Stored bytes per token.
     pub(super) fn bytes(&self) -> usize {
         self.values() * if self.precision == NoisePrecision::F16 { 2 } else { 4 }
     }
@@ -63,7 +64,7 @@ impl HiddenConfig {
     }
 }
 
-/// The column on its way, or the part of it that a text has so far.
+/// The values of an unfinished column: of a batch, or of one text that is still being written.
 pub(crate) struct States {
     config: HiddenConfig,
     values: Values,
@@ -75,7 +76,7 @@ enum Values {
 }
 
 impl States {
-    /// Of so many positions, all of them certain so far.
+    /// Creates the states of `positions` positions, all certain until they are set.
     pub(crate) fn new(config: HiddenConfig, positions: usize) -> Self {
         let count = positions * config.values();
         let values = match config.precision {
@@ -85,12 +86,13 @@ impl States {
         Self { config, values }
     }
 
-    /// Values of a position.
+    /// Number of values per position.
     pub(super) fn values(&self) -> usize {
         self.config.values()
     }
 
-    /// One position more, with the states that it is predicted from, \[layers, H\]. Says which value its type cannot hold.
+    /// Appends a position with the states it is predicted from, \[layers, H\]. The error names a value that the type
+    /// cannot hold.
     pub(crate) fn push(&mut self, states: &[f32]) -> Result<(), String> {
         let of_a_position = self.config.values();
         let at = match &mut self.values {
@@ -100,7 +102,7 @@ impl States {
         self.place(at / of_a_position.max(1), states)
     }
 
-    /// All of them, as they are stored.
+    /// Returns all values, as stored, in f32.
     pub(crate) fn widened(&self) -> Vec<f32> {
         match &self.values {
             Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
@@ -108,7 +110,7 @@ impl States {
         }
     }
 
-    /// Puts the states of a position, \[layers, H\], where they belong. Says which value its type cannot hold.
+    /// Stores the states of position `at`, \[layers, H\]. The error names a value that the type cannot hold.
     pub(super) fn place(&mut self, at: usize, states: &[f32]) -> Result<(), String> {
         let values = self.config.values();
         let range = at * values..(at + 1) * values;
@@ -147,35 +149,35 @@ impl States {
     }
 }
 
-/// The stored states of a batch.
+/// The hidden states stored in a batch.
 pub struct StoredStates {
     config: HiddenConfig,
     column: Widened<f32>,
 }
 
 impl StoredStates {
-    /// Those of a batch; `None` where the job keeps none.
+    /// Reads the hidden states of a batch; `None` if the job stores none.
     ///
     /// # Errors
-    /// When the column is missing or has another type.
+    /// Fails if the column is missing or has another type.
     pub fn of(config: Option<&HiddenConfig>, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
         let Some(config) = config else { return Ok(None) };
         Ok(Some(Self { config: config.clone(), column: float_column(batch, columns::HIDDEN_STATES)? }))
     }
 
-    /// What is kept.
+    /// Returns which states are stored.
     #[must_use]
     pub fn config(&self) -> &HiddenConfig {
         &self.config
     }
 
-    /// All of a row, \[length, layers, H\].
+    /// Returns all states of a row, \[length, layers, H\].
     #[must_use]
     pub fn row(&self, row: usize) -> &[f32] {
         self.column.row(row)
     }
 
-    /// Those of a position, \[layers, H\]; empty where the row is too short, which `check` says.
+    /// Returns the states of a position, \[layers, H\]; empty if the row is too short, which `check` reports.
     #[must_use]
     pub fn at(&self, row: usize, position: usize) -> &[f32] {
         let values = self.config.values();
@@ -183,7 +185,7 @@ impl StoredStates {
     }
 }
 
-/// Checks the column of a batch.
+/// Checks the column `hidden_states` of a batch.
 pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     let Some(stored) = StoredStates::of(config.hidden.as_ref(), batch)? else { return Ok(()) };
     let tokens = ListRows::of(batch, columns::INPUT_IDS)?;

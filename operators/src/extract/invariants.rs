@@ -1,4 +1,4 @@
-//! What must hold of the columns of `extract`.
+//! Checks of the columns of `extract`.
 
 use arrow::array::{Float32Array, Int32Array, RecordBatch};
 use arrow::error::ArrowError;
@@ -80,7 +80,8 @@ fn check_noise(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Bro
     Ok(())
 }
 
-/// What is wrong with the lists of corrected entries of a row; `counts` says how long each is, and they add up to `indices`.
+/// Checks the correction lists of a row and returns what is wrong. `counts` holds the length of each list; they add up
+/// to `indices.len()`.
 fn check_corrections(counts: &[u32], indices: &[u32], ids: &[i32], vocab_size: usize) -> Vec<String> {
     let mut rest = indices;
     let mut wrong = Vec::new();
@@ -89,7 +90,7 @@ fn check_corrections(counts: &[u32], indices: &[u32], ids: &[i32], vocab_size: u
         rest = after;
         let position = i % ids.len();
         let token = ids[position] as u32;
-        // an entry may occur more than once: its values add up
+        // an entry may occur more than once; its values add up
         let is_sorted = list.is_sorted_by(|a, b| a <= b);
         if !is_sorted || list.iter().any(|&k| k as usize >= vocab_size || k == token) {
             wrong.push(format!(

@@ -1,4 +1,5 @@
-//! Noise stored for a looser tolerance, from the columns alone: see `stillhouse_noise::Loosener`.
+//! Re-encodes stored noise for a looser tolerance from the columns alone, without the teacher: see
+//! `stillhouse_noise::Loosener`.
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::error::ArrowError;
@@ -13,10 +14,10 @@ use crate::invariants::{float_column, unsigned_column};
 use crate::operator::OperatorError;
 use crate::rows::list_column;
 
-/// The columns that are stored anew.
+/// The columns that are rewritten.
 pub const LOOSENED: [&str; 3] = [columns::NOISE_COUNT, columns::NOISE_INDEX, columns::NOISE_LOGPROB];
 
-/// From the noise of one config to that of another, which differs in its tolerance.
+/// Converts the noise of one config to that of another, which differs only in its tolerance.
 #[derive(Debug, Clone)]
 pub struct Loosen {
     to: ExtractConfig,
@@ -24,7 +25,7 @@ pub struct Loosen {
     loosener: Loosener,
 }
 
-/// What became of one row.
+/// The new noise of one row.
 #[derive(Default)]
 struct Row {
     counts: Vec<u32>,
@@ -33,10 +34,11 @@ struct Row {
 }
 
 impl Loosen {
-    /// Between two configs whose noise is of the codec `replay`; `None` where the tolerance of `to` leaves no room beside that of `from`.
+    /// Converts between two configs with codec `replay`. Returns `None` if the tolerance of `to` is too close to that
+    /// of `from`.
     ///
     /// # Errors
-    /// With a tolerance or a vocabulary that no encoder takes.
+    /// Fails for a tolerance or a vocabulary that no encoder accepts.
     pub fn new(from: &ExtractConfig, to: &ExtractConfig) -> Result<Option<Self>, OperatorError> {
         let (Some(stored), Some(noise)) = (&from.noise, &to.noise) else { return Ok(None) };
         let tolerance = |noise: &NoiseConfig| Tolerance::new(noise.tolerance).map_err(noise_error);
@@ -46,11 +48,12 @@ impl Loosen {
         Ok(loosener.map(|loosener| Self { to: to.clone(), noise: noise.clone(), loosener }))
     }
 
-    /// The columns of [`LOOSENED`], in that order. Counts the lists that are not empty: of empty ones these columns do not say whether
-    /// their positions were predicted. `stored_variation` is the largest total variation of the stored ones.
+    /// Returns the columns of [`LOOSENED`], in that order. Adds only non-empty lists to the statistics: an empty list
+    /// does not show whether its position was predicted. `stored_variation` is the largest total variation of the
+    /// stored noise.
     ///
     /// # Errors
-    /// When the columns are not as the format has them.
+    /// Fails if the columns do not follow the format.
     pub fn columns(
         &self,
         batch: &RecordBatch,

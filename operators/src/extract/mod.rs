@@ -9,11 +9,13 @@
 //! | `logz`, `entropy`, `candidate_logprob`, `sampled_…`, `top_p_…` | see `signals` | |
 //! | `hidden_states` | states of layers, see `hidden` | \[L, layers, H\] f16 or f32 |
 //!
-//! A position that is not predicted (given, or padding) is certain: `logprob` 0, no corrections, prior noise, and for
-//! top-k the token itself with 0, other entries with −∞. Paper: Gumbel Distillation, Algorithm 1 and Theorem 4.1.
+//! A position that the teacher does not predict (given, or padding) is certain: `logprob` is 0, there are no
+//! corrections, and dense noise is prior noise. Its top-k holds the token itself with 0 and other entries with −∞.
+//! Paper: Gumbel Distillation, Algorithm 1 and Theorem 4.1.
 //!
 //! Cost: the teacher's forward pass, H·V multiplications per token for the logits, and for noise about 40 operations
-//! per vocabulary entry and draw. Memory: hidden states of a batch, one slice of logits, the columns of a batch.
+//! per vocabulary entry and draw. Memory: the hidden states of a batch, one slice of logits, and the columns of a
+//! batch.
 
 mod collect;
 mod config;
@@ -51,42 +53,42 @@ use collect::Collector;
 use pass::{TeacherPass, predicted};
 
 const NAME: &str = "extract";
-/// Bytes of dense noise and hidden states that are held at once, at least one row.
+/// Bound on the bytes of dense noise and hidden states in memory at once. One row is always allowed.
 const HELD_BYTES: usize = 64 << 20;
 
-/// Config of the operator.
+/// Configuration of the operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExtractConfig {
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: usize,
-    /// The token before the first one.
+    /// Token that the teacher sees before the first one of a run.
     pub bos: u32,
-    /// What the teacher sees.
+    /// Context of each prediction: the whole sequence or one document.
     pub context: TeacherContext,
-    /// Tokens of one forward pass.
+    /// Tokens per forward pass.
     pub batch_tokens: usize,
     /// Noise, if any.
     pub noise: Option<NoiseConfig>,
-    /// k of the top-k; 0 for none.
+    /// Entries per position in the top-k, k; 0 disables it.
     pub topk: usize,
     /// Other signals.
     pub signals: SignalsConfig,
     /// Hidden states, if any.
     pub hidden: Option<HiddenConfig>,
-    /// Shape of the rows.
+    /// Row length: fixed, or up to a maximum.
     pub rows: Rows,
 }
 
-/// Config of the noise.
+/// Configuration of the noise.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NoiseConfig {
-    /// How it is stored.
+    /// Encoding of the stored noise.
     pub codec: NoiseCodec,
-    /// Largest total variation per token.
+    /// Largest total variation per token between the teacher's distribution and the stored one.
     pub tolerance: f64,
-    /// Whether the observed token wins in l + ξ as it is stored.
+    /// Whether to guarantee that the observed token is the argmax of l + ξ with ξ as stored.
     pub condition: bool,
-    /// D.
+    /// Independent noise draws per token, D.
     pub draws: u32,
     /// Type of stored values.
     pub precision: NoisePrecision,
@@ -111,7 +113,7 @@ impl NoiseConfig {
 }
 
 impl ExtractConfig {
-    /// The columns that the operator adds.
+    /// Returns the fields of the columns that the operator adds.
     pub fn fields(&self) -> Vec<Field> {
         let mut fields = vec![self.rows.field(columns::LOGPROB, DataType::Float32, None, None)];
         if let Some(noise) = &self.noise {
@@ -146,10 +148,10 @@ impl ExtractConfig {
         fields
     }
 
-    /// Whether a teacher can serve this config.
+    /// Checks that this teacher can serve this config.
     ///
     /// # Errors
-    /// With a teacher of another vocabulary, or with noise that cannot be stored.
+    /// Fails if the teacher's vocabulary size or hidden size differs from the job's, or if the noise cannot be stored.
     pub fn check(&self, teacher: &TeacherInfo) -> Result<(), OperatorError> {
         let config = |message: String| OperatorError::Config { operator: NAME, message };
         if teacher.vocab_size != self.vocab_size {
@@ -174,10 +176,10 @@ impl ExtractConfig {
         Ok(())
     }
 
-    /// Makes the operator, which runs the teacher itself.
+    /// Builds the operator, which runs the teacher itself.
     ///
     /// # Errors
-    /// Without a teacher, and as [`ExtractConfig::check`].
+    /// Fails without a teacher, or where [`ExtractConfig::check`] does.
     pub fn build(&self, context: &SplitContext) -> Result<Extract, OperatorError> {
         let none = || OperatorError::Config { operator: NAME, message: "needs a teacher".into() };
         let teacher = context.teacher.clone().ok_or_else(none)?;
@@ -193,15 +195,15 @@ impl ExtractConfig {
         })
     }
 
-    /// What is asked of every row of logits.
+    /// Returns what to extract from every row of logits.
     ///
     /// # Errors
-    /// With noise that cannot be stored.
+    /// Fails if the noise cannot be stored.
     pub fn extraction(&self) -> Result<Extraction, OperatorError> {
         self.asked()
     }
 
-    /// Rows that are worked on at once: all of a batch, but of dense noise and hidden states only what fits 64 MB.
+    /// Returns the rows to process at once: a whole batch, or with dense noise or hidden states as many as fit 64 MB.
     pub fn rows_at_once(&self) -> usize {
         let dense = match &self.noise {
             Some(noise) if noise.codec == NoiseCodec::Dense => noise.draws as usize * self.vocab_size * 4,
@@ -211,15 +213,15 @@ impl ExtractConfig {
         (HELD_BYTES.checked_div((dense + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Rows of text that is written that are worked on at once. Of a batch everything is held until its last text has ended; of signals and
-    /// hidden states that is what fits 64 MB.
+    /// Returns the rows of generated text to process at once. A batch stays in memory until its last text ends, so its
+    /// signals and hidden states must fit 64 MB.
     pub fn written_at_once(&self) -> usize {
         let signals = if self.signals.is_none() { 0 } else { self.signal_bytes() };
         let states = self.hidden.as_ref().map_or(0, HiddenConfig::bytes);
         (HELD_BYTES.checked_div((signals + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Bytes of the signals of a position before they are columns, at most.
+    /// Returns an upper bound on the bytes of one position's signals before they become columns.
     fn signal_bytes(&self) -> usize {
         let SignalsConfig { logz_temperatures, candidates, samples, top_p, .. } = &self.signals;
         let drawn = samples.as_ref().map_or(0, |s| (s.draws as usize).min(self.vocab_size));
@@ -231,20 +233,20 @@ impl ExtractConfig {
             + kept * size_of::<(u32, f32)>()
     }
 
-    /// The layers whose hidden states are kept.
+    /// Returns the layers whose hidden states the job stores.
     pub fn hidden_layers(&self) -> &[usize] {
         self.hidden.as_ref().map_or(&[], |hidden| &hidden.layers)
     }
 }
 
-/// A batch in parts of so many rows, in order.
+/// Splits a batch, in order, into parts of `rows_at_once` rows.
 pub fn parts(batch: &RecordBatch, rows_at_once: usize) -> impl Iterator<Item = RecordBatch> + use<> {
     let (batch, rows) = (batch.clone(), batch.num_rows());
     let step = rows_at_once.min(rows).max(1);
     (0..rows).step_by(step).map(move |start| batch.slice(start, step.min(rows - start)))
 }
 
-/// The operator, for engines in which nothing else owns the teacher.
+/// The operator for engines in which it runs the teacher itself.
 pub struct Extract {
     config: Arc<ExtractConfig>,
     teacher: Arc<dyn Teacher>,
@@ -278,7 +280,8 @@ impl Operator for Extract {
     }
 }
 
-/// The half of the work on a batch that needs the teacher. The other half, [`Columns`], may be done elsewhere at the same time.
+/// The half of the work on a batch that needs the teacher. [`Columns`], the other half, may run on another thread at
+/// the same time.
 #[derive(Debug, Clone)]
 pub struct Forward {
     config: Arc<ExtractConfig>,
@@ -287,38 +290,40 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// The work on a batch of packed sequences.
+    /// Prepares the teacher pass over a batch of packed sequences.
     ///
     /// # Errors
-    /// When the batch does not hold packed sequences.
+    /// Fails if the batch does not hold packed sequences.
     pub fn new(config: &Arc<ExtractConfig>, batch: &RecordBatch, meter: Arc<dyn Meter>) -> Result<Self, OperatorError> {
         let sequences = Arc::new(sequences(batch).map_err(OperatorError::arrow(NAME))?);
         Ok(Self { config: Arc::clone(config), sequences, meter })
     }
 
-    /// The other half, for the same batch.
+    /// Creates the half that builds the columns of the same batch.
     ///
     /// # Errors
-    /// When noise cannot be made with this config.
+    /// Fails if noise cannot be made with this config.
     pub fn columns(&self, batch: RecordBatch) -> Result<Columns, OperatorError> {
         let collector = Collector::new(&self.config, &self.sequences, &self.meter)?;
         Ok(Columns { config: Arc::clone(&self.config), batch, collector })
     }
 
-    /// Where the work on the batch is counted.
+    /// Returns the meter that counts the work on the batch.
     pub fn meter(&self) -> &dyn Meter {
         self.meter.as_ref()
     }
 
-    /// Runs the teacher over the batch; every predicted position comes in one slice. `logits` is the buffer of the first one.
+    /// Runs the teacher over the batch and passes every predicted position to `visit` in exactly one slice. `logits` is
+    /// the buffer for the first slice.
     ///
     /// # Errors
-    /// When the teacher fails or `visit` does.
+    /// Fails if the teacher or `visit` does.
     pub fn run(&self, teacher: &dyn Teacher, logits: &mut Logits, visit: &mut Visit<'_>) -> Result<(), OperatorError> {
         self.pass(teacher).run(&self.sequences, logits, visit)
     }
 
-    /// Where a logit that is no number comes from: see [`pass::TeacherPass::origin`]. Other errors stay what they are.
+    /// Replaces a non-finite-logit error by one that names the position it comes from: see
+    /// [`pass::TeacherPass::origin`]. Returns other errors unchanged.
     pub fn origin(&self, teacher: &dyn Teacher, error: OperatorError) -> OperatorError {
         self.pass(teacher).origin(&self.sequences, error)
     }
@@ -335,7 +340,7 @@ impl Forward {
     }
 }
 
-/// The half that makes the columns.
+/// The half of the work on a batch that builds its columns.
 pub struct Columns {
     config: Arc<ExtractConfig>,
     batch: RecordBatch,
@@ -343,18 +348,18 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// What is asked of a slice of the batch's logits; the logits are not needed any more afterwards.
+    /// Extracts the columns' values from a slice of logits. The logits are not needed afterwards.
     ///
     /// # Errors
-    /// When a logit is no number, or the device fails.
+    /// Fails if a logit is not finite, or the device fails.
     pub fn extract(&mut self, slice: &Slice, workspace: &mut Workspace) -> Result<Extracted, OperatorError> {
         self.collector.extract(slice, workspace)
     }
 
-    /// Takes what was extracted at these positions, and their hidden states `[n, layers, H]`.
+    /// Stores the values extracted at these positions and their hidden states `[n, layers, H]`.
     ///
     /// # Errors
-    /// When it does not fit its column.
+    /// Fails if a value does not fit its column.
     pub fn place(
         &mut self,
         positions: &[Predicted],
@@ -364,10 +369,10 @@ impl Columns {
         self.collector.place(positions, extracted, states)
     }
 
-    /// The batch with its new columns, once all slices were taken, and what is to be added to the statistics of its split.
+    /// Returns the batch with its new columns, after the last slice, and the numbers to add to the split's statistics.
     ///
     /// # Errors
-    /// When a value does not fit its column.
+    /// Fails if a value does not fit its column.
     pub fn finish(self) -> Result<(RecordBatch, Statistics), OperatorError> {
         let (arrays, statistics) = self.collector.finish()?;
         let columns = self.batch.columns().iter().cloned().chain(arrays).collect();
@@ -376,7 +381,7 @@ impl Columns {
     }
 }
 
-/// That hidden states of a position cannot be stored.
+/// The error for a position whose hidden states cannot be stored.
 pub(crate) fn unfit((sequence, position): (u64, usize), message: String) -> OperatorError {
     OperatorError::Data { operator: NAME, place: format!("sequence {sequence}, position {position}"), message }
 }
@@ -390,10 +395,10 @@ pub(crate) fn noise_error(e: NoiseError) -> OperatorError {
     }
 }
 
-/// The sequences of a batch.
+/// Reads the packed sequences of a batch.
 ///
 /// # Errors
-/// When a column is missing or has another type.
+/// Fails if a column is missing or has another type.
 pub fn sequences(batch: &RecordBatch) -> Result<Vec<Sequence>, arrow::error::ArrowError> {
     let ids = sequence_ids(batch)?;
     let tokens = ListRows::of(batch, columns::INPUT_IDS)?;

@@ -1,15 +1,16 @@
-//! One teacher pass over a batch of packed sequences, in slices of logits that are handed out and forgotten.
+//! One teacher pass over a batch of packed sequences. It passes the logits on slice by slice and keeps none.
 //!
 //! ```text
-//!   sequences ─► runs (whole rows, or documents) ─► hidden states, where the teacher is ─► slices [n, V] there ─► visit
+//!   sequences ─► runs (whole rows, or documents) ─► hidden states, on the teacher's device ─► slices [n, V] ─► visit
 //! ```
 //!
-//! What the teacher sees (NOISE.md): position i is predicted from the tokens before it in its run. A run that does
-//! not begin with BOS gets one put before it, so all of its positions are predicted; a run that does begin with BOS is
-//! taken as it is, and its first position is given. Padding is never predicted.
+//! What the teacher sees (NOISE.md): it predicts position i from the tokens before it in its run. If a run does not
+//! begin with BOS, the pass puts one before it, so all of its positions are predicted. If it does begin with BOS, the
+//! pass leaves it as it is, and its first position is given. Padding is never predicted.
 //!
-//! Memory: the hidden states of a batch (of every layer that is kept) and one slice of logits ([`Teacher::slice_rows`]), whose buffer `visit` takes and gives back (or
-//! another one, where slices are worked on elsewhere); [B, L, V] never exists.
+//! Memory: the hidden states of a batch (of every layer that is stored) and one slice of logits
+//! ([`Teacher::slice_rows`]). `visit` takes the slice's buffer and returns it, or another one if it processes slices on
+//! another thread. [B, L, V] never exists.
 
 use std::time::Instant;
 
@@ -18,31 +19,31 @@ use stillhouse_teacher::{Logits, Runs, Teacher};
 
 use crate::operator::{Measure, Meter, OperatorError};
 
-/// A packed sequence as the teacher pass sees it.
+/// A packed sequence as the teacher pass reads it.
 #[derive(Debug, Clone)]
 pub struct Sequence {
-    /// Key of its randomness.
+    /// Sequence id: the key of its random numbers.
     pub id: u64,
-    /// Its tokens, padding included.
+    /// Tokens, padding included.
     pub tokens: Vec<u32>,
-    /// How many of them are no padding; padding is at the end.
+    /// Number of tokens that are not padding; padding is at the end.
     pub valid: usize,
-    /// Where documents begin.
+    /// Positions at which documents begin.
     pub offsets: Vec<usize>,
 }
 
 impl Sequence {
-    /// Its first `length` tokens.
+    /// Returns the sequence's first `length` tokens.
     fn cut(&self, length: usize) -> Self {
         let offsets = self.offsets.iter().copied().filter(|&offset| offset < length).collect();
         Self { id: self.id, tokens: self.tokens[..length].to_vec(), valid: length.min(self.valid), offsets }
     }
 }
 
-/// A predicted position.
+/// The place of a predicted position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Predicted {
-    /// Row in the batch.
+    /// Row of the batch.
     pub row: usize,
     /// Position in the sequence.
     pub position: usize,
@@ -53,32 +54,32 @@ pub struct Predicted {
 pub struct Slice {
     /// The n positions.
     pub positions: Vec<Predicted>,
-    /// Their logits [n, V], where they were made.
+    /// Their logits [n, V], on the device that computed them.
     pub logits: Logits,
-    /// Their hidden states [n, layers, H], where the pass keeps any.
+    /// Their hidden states [n, layers, H]; empty if the pass keeps none.
     pub states: Vec<f32>,
 }
 
-/// Takes a slice and gives a buffer for the logits of the next one, whatever it holds.
+/// Takes a slice and returns a buffer for the next slice's logits. The buffer's content does not matter.
 pub type Visit<'a> = dyn FnMut(Slice) -> Result<Logits, OperatorError> + 'a;
 
-/// How the pass runs.
+/// Settings of a teacher pass.
 pub struct TeacherPass<'a> {
     /// The teacher.
     pub teacher: &'a dyn Teacher,
-    /// The token before the first one.
+    /// Token put before a run that does not begin with it.
     pub bos: u32,
-    /// What the teacher sees.
+    /// Context of each prediction: the whole sequence or one document.
     pub context: TeacherContext,
-    /// Tokens of one forward pass.
+    /// Tokens per forward pass.
     pub batch_tokens: usize,
-    /// The layers whose hidden states are handed out too, as [`Teacher::pass_keeping`] counts them.
+    /// Layers whose hidden states each slice includes, numbered as in [`Teacher::pass_keeping`].
     pub hidden_layers: &'a [usize],
-    /// Where the teacher's time is counted.
+    /// Counts the teacher's time.
     pub meter: &'a dyn Meter,
 }
 
-/// A stretch of a sequence that the teacher sees on its own.
+/// A range of a sequence that the teacher sees without the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
     row: usize,
@@ -86,7 +87,7 @@ struct Run {
     length: usize,
 }
 
-/// The runs of a sequence, in order.
+/// Returns the runs of a sequence, in order.
 fn runs_of(sequence: &Sequence, row: usize, context: TeacherContext) -> Vec<Run> {
     let end = sequence.valid;
     let mut runs = Vec::new();
@@ -105,7 +106,8 @@ fn runs_of(sequence: &Sequence, row: usize, context: TeacherContext) -> Vec<Run>
     runs
 }
 
-/// Which positions of a sequence the teacher predicts: those of its runs, but for a BOS that one begins with.
+/// Says for each position of a sequence whether the teacher predicts it: all positions of its runs, except a leading
+/// BOS.
 pub(crate) fn predicted(sequence: &Sequence, context: TeacherContext, bos: u32) -> Vec<bool> {
     let mut predicted = vec![false; sequence.tokens.len()];
     for Run { start, length, .. } in runs_of(sequence, 0, context) {
@@ -116,17 +118,17 @@ pub(crate) fn predicted(sequence: &Sequence, context: TeacherContext, bos: u32) 
 }
 
 impl TeacherPass<'_> {
-    /// Runs the teacher over the sequences and hands out every predicted position with its logits, once; `logits` is a buffer, whatever it holds.
+    /// Runs the teacher over the sequences and visits every predicted position with its logits once. `logits` is a
+    /// buffer whose content does not matter.
     ///
-    /// Positions of one row come in ascending order within a run; the
-    /// order of runs is fixed by the batch.
+    /// Positions of a row arrive in ascending order within a run. The batch fixes the order of the runs.
     ///
     /// # Errors
-    /// When the teacher fails or `visit` does.
+    /// Fails if the teacher or `visit` does.
     pub fn run(&self, sequences: &[Sequence], logits: &mut Logits, visit: &mut Visit<'_>) -> Result<(), OperatorError> {
         let mut runs = self.runs(sequences);
         if self.context == TeacherContext::Document {
-            // Documents of like length share a forward pass, so that little of it is padding.
+            // Documents of similar length share a forward pass, which keeps padding low.
             runs.sort_by_key(|run| (std::cmp::Reverse(run.length), run.row, run.start));
         }
         let mut rest = runs.as_slice();
@@ -142,7 +144,7 @@ impl TeacherPass<'_> {
         Ok(())
     }
 
-    /// How many of these runs, one at least, the teacher has room for at once.
+    /// Returns how many of the first runs, at least one, fit one forward pass of the teacher.
     fn with_room(&self, runs: &[Run]) -> usize {
         let most = self.teacher.pass_tokens();
         let mut tokens = 0usize;
@@ -153,20 +155,20 @@ impl TeacherPass<'_> {
         fitting.count().max(1)
     }
 
-    /// Where a logit that is no number comes from. In attention a position that goes wrong may take earlier ones along
-    /// (0 · NaN is NaN, also behind a mask), so the sequence is shortened until it only just goes wrong. Other errors
-    /// stay what they are. Cost: forward passes of one sequence, ten or so.
+    /// Finds the position that a non-finite logit comes from. In attention a bad position can spoil earlier ones (0 ·
+    /// NaN is NaN, also behind a mask). So this looks for the shortest prefix of the sequence that still fails. Returns
+    /// other errors unchanged. Cost: about ten forward passes of one sequence.
     pub fn origin(&self, sequences: &[Sequence], error: OperatorError) -> OperatorError {
         let OperatorError::NotFinite { sequence_id, .. } = error else { return error };
         let Some(sequence) = sequences.iter().find(|s| s.id == sequence_id) else { return error };
-        // The shortest piece that goes wrong, by bisection: what comes after a position cannot make a shorter piece wrong.
+        // Bisects for the shortest prefix that fails: tokens after a prefix cannot make it fail.
         let (mut sound, mut wrong) = (0, sequence.valid);
         while wrong - sound > 1 {
             let middle = sound + (wrong - sound) / 2;
             match self.last_not_finite(sequence, middle) {
                 Ok(None) => sound = middle,
                 Ok(Some(_)) => wrong = middle,
-                Err(_) => return error, // what is known stands
+                Err(_) => return error, // the error at hand is the best answer
             }
         }
         match self.last_not_finite(sequence, wrong) {
@@ -175,10 +177,11 @@ impl TeacherPass<'_> {
         }
     }
 
-    /// The last position among the first `length` of a sequence with a logit that is no number, as an error.
+    /// Returns an error for the last position with a non-finite logit among the first `length` of a sequence, if any.
     fn last_not_finite(&self, sequence: &Sequence, length: usize) -> Result<Option<OperatorError>, OperatorError> {
         let mut piece = sequence.cut(length);
-        // The last token of a run that begins with BOS is an input that predicts nothing, but could smear.
+        // In a run that begins with BOS, the last token is an input that predicts nothing but could spoil other
+        // positions.
         if let Some(run) = self.runs(std::slice::from_ref(&piece)).last()
             && run.length > 1
             && piece.tokens[run.start] == self.bos
@@ -237,7 +240,7 @@ impl TeacherPass<'_> {
         Ok(())
     }
 
-    /// The inputs, and which of them predict which position.
+    /// Returns the teacher's inputs, and which input predicts which position.
     fn inputs(&self, sequences: &[Sequence], group: &[Run]) -> (Runs, Vec<(u32, Predicted)>) {
         let (mut inputs, mut wanted) = (Runs::new(), Vec::new());
         for run in group {

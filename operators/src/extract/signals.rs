@@ -1,6 +1,6 @@
-//! The columns of the other signals: what `stillhouse_noise::signals` makes of every row, as lists.
+//! The columns of the other signals: stores what `stillhouse_noise::signals` computes for each position, as lists.
 //!
-//! | key of `extract` | columns | of a certain position |
+//! | key of `extract` | columns | value at a certain position |
 //! |---|---|---|
 //! | `logz_temperatures` | `logz` \[L, temperatures\] | 0 |
 //! | `entropy` | `entropy` \[L\] | 0 |
@@ -8,7 +8,7 @@
 //! | `samples` | `sampled_count` \[L\], `sampled_index` \[*\], `sampled_times` \[*\], `sampled_ratio` \[*\] (t ≠ 1) | the token, N times |
 //! | `top_p` | `top_p_count` \[L\], `top_p_index` \[*\], `top_p_logprob` \[*\], `top_p_tail` \[L\] | the token with 0; tail −∞ |
 //!
-//! A certain position is one with l = 0 at its token and −∞ elsewhere, and all of these follow from that.
+//! A certain position has l = 0 at its token and −∞ at all others; the values above follow from that.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,43 +26,43 @@ use crate::invariants::{Broken, Widened, float_column, unsigned_column};
 use crate::operator::OperatorError;
 use crate::rows::{ListRows, list_column};
 
-/// Which signals, and how.
+/// Which signals to store.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SignalsConfig {
-    /// Temperatures of the log-partitions.
+    /// Temperatures T of the log-partitions ln Σ exp(l / T).
     pub logz_temperatures: Vec<f64>,
-    /// Whether the entropy is stored.
+    /// Whether to store the entropy.
     pub entropy: bool,
-    /// Vocabulary entries whose ln p is stored.
+    /// Vocabulary entries whose ln p to store.
     pub candidates: Vec<u32>,
-    /// Sampled logits.
+    /// Sampled logits, if any.
     pub samples: Option<SamplesConfig>,
-    /// The likeliest up to a mass.
+    /// Top-p, if any: the likeliest entries up to a probability mass.
     pub top_p: Option<TopPConfig>,
 }
 
-/// Config of sampled logits.
+/// Configuration of sampled logits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplesConfig {
-    /// N.
+    /// Draws per position, N.
     pub draws: u32,
-    /// t of the proposal q ∝ p^t.
+    /// Exponent t of the proposal q ∝ p^t.
     pub power: f64,
-    /// Seed of the draws, the job's.
+    /// Seed of the draws: the job's.
     pub seed: u64,
 }
 
-/// Config of `top_p`.
+/// Configuration of `top_p`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TopPConfig {
-    /// What the kept hold together, at least.
+    /// Probability mass that the kept entries reach together, unless `most` stops them.
     pub mass: f64,
-    /// The most that are kept.
+    /// Largest number of entries kept per position.
     pub most: usize,
 }
 
 impl SignalsConfig {
-    /// What a job asks for.
+    /// Returns the signals that a job file asks for.
     #[must_use]
     pub fn of(extract: &Extract, seed: u64) -> Self {
         Self {
@@ -74,13 +74,13 @@ impl SignalsConfig {
         }
     }
 
-    /// Whether nothing is asked for.
+    /// Whether the job asks for no signal.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.asked().is_none()
     }
 
-    /// What is asked of every row.
+    /// Returns what to compute at every position.
     #[must_use]
     pub fn asked(&self) -> Signals {
         let sampling = |s: &SamplesConfig| LogitSampling { draws: s.draws, power: s.power, seed: s.seed };
@@ -93,12 +93,12 @@ impl SignalsConfig {
         }
     }
 
-    /// Whether p/q is stored: for t = 1 it is 1.
+    /// Whether the ratio p/q is stored; for t = 1 it is always 1, so it is not.
     fn has_ratio(&self) -> bool {
         self.samples.as_ref().is_some_and(|s| s.power != 1.0)
     }
 
-    /// The columns, in the order of [`SignalsConfig::arrays`].
+    /// Returns the fields of the columns, in the order of [`SignalsConfig::arrays`].
     pub(super) fn fields(&self, rows: Rows, vocab_size: usize) -> Vec<Field> {
         let list = columns::list_field;
         let index = columns::noise_index_type(vocab_size);
@@ -129,7 +129,7 @@ impl SignalsConfig {
         fields
     }
 
-    /// The columns of rows of positions, with the fields that `next` gives.
+    /// Builds the columns from rows of positions; takes their fields from `next`.
     pub(super) fn arrays<'f>(
         &self,
         rows: &[&[RowSignals]],
@@ -179,10 +179,10 @@ impl SignalsConfig {
         Ok(arrays)
     }
 
-    /// Estimated bytes per token; `bits` is log2 V.
+    /// Estimates the bytes per token; `bits` is log2 V.
     pub(super) fn bytes_per_token(&self, bits: f64) -> f64 {
         let floats = self.logz_temperatures.len() + usize::from(self.entropy) + self.candidates.len();
-        // of N draws a fifth or so are distinct, of `most` a tenth or so are needed
+        // Estimate: about a fifth of N draws are distinct, and about a tenth of `most` entries are needed.
         let distinct = self.samples.as_ref().map_or(0.0, |s| 1.0 + 0.8 * f64::from(s.draws).powf(0.7));
         let of_a_draw = bits / 8.0 + 0.7 + if self.has_ratio() { 3.6 } else { 0.0 };
         let kept = self.top_p.as_ref().map_or(0.0, |t| 1.0 + t.most as f64 * t.mass.powi(2) / 8.0);
@@ -192,7 +192,7 @@ impl SignalsConfig {
     }
 }
 
-/// The stored signals of a batch.
+/// The signals stored in a batch.
 #[derive(Debug, Clone)]
 pub struct StoredSignals {
     asked: Signals,
@@ -204,18 +204,19 @@ pub struct StoredSignals {
     top_p: Option<StoredTopP>,
 }
 
-/// Where the list of each position begins among those of its row: [length + 1] for each row.
+/// For each row, where the list of each position begins among the row's lists: [length + 1].
 type Starts = Vec<Vec<usize>>;
-/// Tokens, how often each was drawn, ratios.
+/// Tokens, draws of each token, ratios.
 type StoredSamples = (Starts, Widened<u32>, Widened<u32>, Option<Widened<f32>>);
-/// Tokens, their log-probabilities, the tails.
+/// Tokens, their log-probabilities, tail masses.
 type StoredTopP = (Starts, Widened<u32>, Widened<f32>, Widened<f32>);
 
 impl StoredSignals {
-    /// Those of a batch, and where the lists or lengths do not fit each other. Rows that do not fit must not be asked for.
+    /// Reads the signals of a batch. Also returns the rows in which lists or lengths do not match; do not call
+    /// [`StoredSignals::at`] on those rows.
     ///
     /// # Errors
-    /// When a column is missing or has another type than the format says.
+    /// Fails if a column is missing or has another type than the format defines.
     pub fn of(config: &SignalsConfig, batch: &RecordBatch) -> Result<(Self, Vec<Broken>), ArrowError> {
         let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
         let lengths: Vec<usize> = (0..batch.num_rows()).map(|row| tokens.range(row).len()).collect();
@@ -273,13 +274,13 @@ impl StoredSignals {
         Ok((Self { asked, has_ratio, logz, entropy, candidates, sampled, top_p }, broken))
     }
 
-    /// What is asked of every position.
+    /// Returns the signals that every position has.
     #[must_use]
     pub fn asked(&self) -> &Signals {
         &self.asked
     }
 
-    /// The signals of a position, in the form that they are made in.
+    /// Returns the signals of a position in the form in which they were computed.
     #[must_use]
     pub fn at(&self, row: usize, position: usize) -> RowSignals {
         let some = |column: &Option<Widened<f32>>, width: usize| -> Vec<f32> {
@@ -317,7 +318,7 @@ fn starts(counts: &[u32]) -> Vec<usize> {
     std::iter::once(0).chain(counts.iter().scan(0, sum)).collect()
 }
 
-/// What is wrong with the signals of a position by themselves: ranges, order, sums.
+/// Checks the ranges, order and sums of one position's signals; returns what is wrong.
 fn wrong(asked: &Signals, has_ratio: bool, signals: &RowSignals, vocab_size: usize) -> Option<String> {
     let most = (vocab_size as f64).ln();
     if let Some(bad) = signals.logz.iter().find(|v| !v.is_finite()) {
@@ -361,7 +362,7 @@ fn wrong(asked: &Signals, has_ratio: bool, signals: &RowSignals, vocab_size: usi
     None
 }
 
-/// Checks the columns of a batch.
+/// Checks the signal columns of a batch.
 pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     if config.signals.is_none() {
         return Ok(());

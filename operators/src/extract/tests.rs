@@ -22,7 +22,7 @@ mod signals;
 const VOCAB: usize = 37;
 const BOS: u32 = 36;
 
-/// A teacher that knows nothing, of a large vocabulary.
+/// A teacher with equal logits over a large vocabulary.
 struct FlatTeacher(TeacherInfo);
 
 impl HostTeacher for FlatTeacher {
@@ -45,7 +45,8 @@ impl HostTeacher for FlatTeacher {
     }
 }
 
-/// A teacher that goes wrong after a token, and whose attention takes all other positions of the pass along.
+/// A teacher whose logits are not finite after the token [`POISON`]; attention spoils all other positions of the pass
+/// too.
 struct SmearingTeacher(HashTeacher);
 
 const POISON: u32 = 7;
@@ -75,7 +76,7 @@ impl HostTeacher for SmearingTeacher {
     }
 }
 
-/// A causal model without weights: the hidden state is a hash of the tokens seen, the logits are a function of it.
+/// A causal model without weights: the hidden state is a hash of the tokens seen, and the logits are a function of it.
 struct HashTeacher(TeacherInfo);
 
 fn seen(tokens: &[u32]) -> f32 {
@@ -110,14 +111,14 @@ impl HostTeacher for HashTeacher {
     }
 }
 
-/// Where a test's logits are.
+/// Where a test keeps the logits.
 #[derive(Debug, Clone, Copy)]
 enum Place {
     Cpu,
     Device,
 }
 
-/// A teacher on a device, as far as the extraction can tell: its logits are there.
+/// A teacher whose logits are on a device, as the extraction sees it.
 struct Uploaded<T>(OnHost<T>, Arc<dyn stillhouse_gpu::Device>);
 
 impl<T: HostTeacher> Teacher for Uploaded<T> {
@@ -192,7 +193,7 @@ fn noise(codec: NoiseCodec, draws: u32, tolerance: f64) -> Option<NoiseConfig> {
     Some(NoiseConfig { codec, tolerance, condition: true, draws, precision: NoisePrecision::F32, seed: 11 })
 }
 
-/// Rows of tokens with document offsets and the number of tokens that are no padding.
+/// Builds a batch from rows of (tokens, document offsets, number of tokens that are not padding).
 fn batch(rows: Rows, data: &[(Vec<u32>, Vec<i32>, usize)], mode: PackMode) -> RecordBatch {
     let lengths: Vec<usize> = data.iter().map(|(tokens, ..)| tokens.len()).collect();
     let ids_field = rows.field(columns::INPUT_IDS, DataType::Int32, None, None);
@@ -241,7 +242,7 @@ fn run_in(config: &ExtractConfig, context: &SplitContext, input: &RecordBatch) -
     Ok(arrow::compute::concat_batches(&out[0].schema(), &out).unwrap())
 }
 
-/// The input of the forward pass for a run, and the ln p of each of its tokens (0 where given).
+/// Returns the ln p of each token of a run (0 if given).
 fn expected_logprobs(tokens: &[u32]) -> Vec<f64> {
     let given = tokens[0] == BOS;
     let inputs: Vec<u32> = if given { tokens.to_vec() } else { [&[BOS], tokens].concat() };
@@ -304,7 +305,7 @@ fn padding_is_certain(place: Place) {
     assert_eq!(statistics.predicted_tokens, 3);
 }
 
-/// Logits of every predicted position, by the definition.
+/// Returns the logits of a predicted position, computed from the definition.
 fn logits_at(tokens: &[u32], position: usize) -> Vec<f32> {
     let inputs: Vec<u32> = if tokens[0] == BOS { tokens.to_vec() } else { [&[BOS], tokens].concat() };
     logits_of(seen(&inputs[..if tokens[0] == BOS { position } else { position + 1 }]))
@@ -404,7 +405,8 @@ fn a_teacher_of_another_vocabulary_is_refused(place: Place) {
     assert_eq!(error, "extract: the teacher has 37 vocabulary entries, the job 36");
 }
 
-/// Dense noise in half precision, over enough tokens that the nearest values would have the observed one lose.
+/// Tests dense noise in half precision, with enough tokens that rounding to nearest would make some observed token
+/// lose.
 fn the_observed_token_wins_in_dense_noise_as_it_is_stored(place: Place) {
     let tokens: Vec<u32> = (0..60).map(|i| (i * 7 + i / 5) % 36).collect();
     let rows = Rows::Fixed(60);
@@ -430,7 +432,7 @@ fn the_observed_token_wins_in_dense_noise_as_it_is_stored(place: Place) {
     assert!(lost[0] == 0 && lost[1] > 0, "{lost:?}");
 }
 
-/// A teacher that knows nothing, a large vocabulary, a small tolerance and a large e_0: more corrections than 16 bits count.
+/// Tests that counts above 16 bits work: equal logits, a large vocabulary, a small tolerance and a large e_0.
 fn more_corrections_than_two_bytes_count(place: Place) {
     let vocab = 151_936;
     let (tolerance, id) = (2e-5, 5u64 << 32);
@@ -458,7 +460,7 @@ fn more_corrections_than_two_bytes_count(place: Place) {
 
 fn a_logit_that_is_no_number_names_the_position_that_went_wrong_first(place: Place) {
     let rows = Rows::Fixed(9);
-    // rows before it are sound; its first wrong prediction is that of the token after the poison
+    // the rows before it are correct; its first wrong prediction is that of the token after the poison
     let data = [
         (vec![1, 2, 3, 4, 5, 6, 8, 9, 10], vec![0], 9),
         (vec![1, 2, 3, 4, POISON, 6, 8, 9, 10], vec![0, 3], 9),
@@ -487,7 +489,7 @@ fn a_logit_that_is_no_number_names_the_position_that_went_wrong_first(place: Pla
     assert!(matches!(error, OperatorError::NotFinite { position: 2, .. }), "{error}");
 }
 
-/// Every test of this file, with the logits in memory and on a device.
+/// Runs every test of this file with the logits in memory and on a device.
 macro_rules! in_both_places {
     ($($name:ident),+ $(,)?) => {
         mod on_the_cpu {

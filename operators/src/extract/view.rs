@@ -1,6 +1,6 @@
-//! What is shown of the signals of a row: means as facts, a strip for each column, and a line for every token.
+//! What `inspect` and the web page show of a row's signals: means as facts, a strip per column, and a line per token.
 //!
-//! Only positions that the teacher predicted count: those that are given and padding are certain, which says nothing of the teacher.
+//! Only predicted positions count. Given positions and padding are certain and say nothing about the teacher.
 
 use arrow::array::{Int32Array, RecordBatch};
 use arrow::error::ArrowError;
@@ -15,10 +15,11 @@ use crate::invariants::float_column;
 use crate::rows::ListRows;
 use crate::sparkline::{span, strip};
 
-/// What is shown of the only row of a batch, whose positions were `predicted` or not; `None` where it has no signals.
+/// Builds the view of a batch's only row; `predicted` marks the predicted positions. Returns `None` if the row has no
+/// signals.
 ///
 /// # Errors
-/// When a column is missing, has another type than the format says or does not fit the others.
+/// Fails if a column is missing, has another type than the format defines, or does not match the others.
 pub(crate) fn view(
     config: &ExtractConfig,
     row: &RecordBatch,
@@ -48,12 +49,12 @@ impl Shown<'_> {
         OperatorView { operator: NAME.into(), facts, tokens, pictures: self.pictures }
     }
 
-    /// A value of each position, where it was predicted.
+    /// Returns a value for each predicted position, and `None` for the others.
     fn values(&self, of: impl Fn(usize) -> f64) -> Vec<Option<f64>> {
         self.predicted.iter().enumerate().map(|(i, predicted)| predicted.then(|| of(i))).collect()
     }
 
-    /// The mean over predicted positions, and the strip of a column.
+    /// Adds the mean over predicted positions and the strip of a column.
     fn column(
         &mut self,
         title: &str,
@@ -148,7 +149,7 @@ impl Shown<'_> {
         Ok(())
     }
 
-    /// The length of the states of each layer.
+    /// Adds the Euclidean norm of each layer's state.
     fn states(&mut self, config: &ExtractConfig, row: &RecordBatch) -> Result<(), ArrowError> {
         let Some(stored) = StoredStates::of(config.hidden.as_ref(), row)? else { return Ok(()) };
         let (layers, width) = (&stored.config().layers, stored.config().width);
@@ -177,7 +178,7 @@ fn fits(name: &str, got: usize, valid: usize) -> Result<(), ArrowError> {
     if got == valid { Ok(()) } else { Err(wrong()) }
 }
 
-/// The signals of one token, short.
+/// Formats the signals of one token in short form.
 fn line(config: &SignalsConfig, signals: &RowSignals) -> String {
     let mut parts = Vec::new();
     if !signals.logz.is_empty() {

@@ -1,4 +1,4 @@
-//! What `generate` declares of itself.
+//! The declarations of `generate`: column, checks, size estimate and view.
 
 use arrow::array::{Array, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -74,7 +74,7 @@ impl OperatorConfig for GenerateConfig {
     }
 }
 
-/// Who wrote a token, and what the teacher says of it where it did.
+/// Combines both views: for each token whether it was given or written, and the teacher's signals if it was written.
 fn joined(mut own: OperatorView, of_teacher: OperatorView) -> OperatorView {
     own.facts.extend(of_teacher.facts);
     own.pictures.extend(of_teacher.pictures);
@@ -86,7 +86,7 @@ fn joined(mut own: OperatorView, of_teacher: OperatorView) -> OperatorView {
     own
 }
 
-/// The column `given`.
+/// Returns the column `given`.
 pub(super) fn given(batch: &RecordBatch) -> Result<&Int32Array, ArrowError> {
     let typed = column(batch, GIVEN)?;
     typed

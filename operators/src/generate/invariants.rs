@@ -1,4 +1,4 @@
-//! What must hold of a row that the teacher wrote, beside what holds of every packed row.
+//! Checks of the rows that the teacher wrote, besides those of all packed rows.
 
 use arrow::array::{Float32Array, RecordBatch};
 use arrow::error::ArrowError;
@@ -11,9 +11,9 @@ use crate::extract::{StoredSignals, StoredStates, sequences};
 use crate::invariants::Broken;
 use crate::rows::ListRows;
 
-/// What is stored beside log-probabilities.
+/// The stored signals and hidden states of a batch, besides log-probabilities.
 struct Certain {
-    /// With the rows whose lists do not fit, which are told elsewhere.
+    /// Signals, and the rows whose lists do not match; `extract` reports those rows.
     signals: Option<(StoredSignals, Vec<Broken>)>,
     states: Option<StoredStates>,
 }
@@ -25,7 +25,7 @@ impl Certain {
         Ok(Self { signals, states: StoredStates::of(hidden, batch)? })
     }
 
-    /// Whether a position is stored as one that is certain to be its token.
+    /// Whether a position's stored values are those of a certain token.
     fn holds(&self, row: usize, position: usize, token: u32) -> bool {
         let signals = self.signals.as_ref().filter(|(_, misfits)| misfits.iter().all(|misfit| misfit.row != row));
         signals.is_none_or(|(stored, _)| stored.at(row, position) == stored.asked().certain(token))

@@ -1,24 +1,26 @@
-//! The teacher writes the text (`extract.mode: sequential`), in place of `pack` and `extract`.
+//! The operators that let the teacher write the text (`extract.mode: sequential`), in place of `pack` and `extract`.
 //!
 //! ```text
-//!  documents' tokens ─► prompts: bos and the first tokens of each, numbered ─► generate: token after token ─► rows, as `pack` makes them
-//!                       [sequence_id, document_id, prompt]                      x = argmax_k(l_k + ξ_k)       + given, logprob, top-k
+//!  documents' tokens ─► prompts: bos and the first tokens of each, numbered ─► generate: token by token ─► rows, as of `pack`
+//!                       [sequence_id, document_id, prompt]                      x = argmax_k(l_k + ξ_k)     + given, logprob, top-k
 //! ```
 //!
-//! | column | | |
+//! | column | type | content |
 //! |---|---|---|
-//! | those of `pack` | | one text a row: bos, prompt, what was written, padding |
-//! | `given` | int32 | positions from the start that were given; the others, up to padding, were written |
-//! | `logprob`, `topk_…`, other signals, `hidden_states` | as of `extract` | of the teacher's own distribution, whatever was sampled from; given positions are certain |
+//! | those of `pack` | | one text per row: bos, prompt, generated text, padding |
+//! | `given` | int32 | number of given positions at the start; the teacher wrote the others, up to padding |
+//! | `logprob`, `topk_…`, other signals, `hidden_states` | as of `extract` | of the teacher's own distribution; given positions are certain |
 //!
-//! ξ_k = −ln e_k of the generator that the stored noise of other jobs is replayed from (`stillhouse_noise::Sampler`), so nothing of it is
-//! stored: Gumbel distillation's sequential extraction (Algorithm 1, with x drawn and not observed). Texts are written in slots, one token
-//! of each at a step, over kept keys and values; one that has ended makes room for the next at once ([`Writer`]). What a text becomes does
-//! not depend on the others: the logits, and the states of layers, are those of the parallel pass over it, to the bit.
+//! ξ_k = −ln e_k comes from the generator that replays the stored noise of other jobs (`stillhouse_noise::Sampler`), so
+//! none of it is stored. This is Gumbel distillation's sequential extraction (Algorithm 1, with x drawn instead of
+//! observed). [`Writer`] runs texts in slots, one token per step, over a KV cache. As soon as a text ends, its slot
+//! takes the next one. A text does not depend on the others: its logits and hidden states equal those of the parallel
+//! pass over it, bit for bit. Signals describe the teacher's own distribution, even if the job samples from another one
+//! (temperature, top-k, top-p).
 //!
-//! Cost per token: all weights once for each step, shared by the slots; attention over what the text has so far; one pass over V for the
-//! noise. Memory: `slots` times the keys and values of `length` tokens, logits `[slots, V]`, and the batches under way, with what the teacher
-//! said of their tokens ([`GenerateConfig::rows_at_once`]).
+//! Cost per token: all weights once per step, shared by the slots; attention over the text so far; one pass over V for
+//! the noise. Memory: the KV cache of `slots` texts of `length` tokens, logits `[slots, V]`, and the batches in
+//! progress with the signals of their tokens ([`GenerateConfig::rows_at_once`]).
 
 mod config;
 mod invariants;
@@ -44,49 +46,50 @@ pub use rows::Written;
 pub use writer::Writer;
 
 const NAME: &str = "generate";
-/// Positions from the start of a row that the teacher was given.
+/// Name of the column with the number of positions at the start of a row that the teacher was given.
 pub const GIVEN: &str = "given";
 
-/// Config of the operator.
+/// Configuration of the operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateConfig {
-    /// The rows: length, special tokens, segments.
+    /// Settings of the rows: length, special tokens, segments.
     pub pack: PackConfig,
-    /// The columns of the teacher.
+    /// Settings of the teacher's columns.
     pub extract: ExtractConfig,
-    /// Ends a text.
+    /// Token that ends a text.
     pub eos: u32,
-    /// How tokens are chosen.
+    /// How to choose tokens.
     pub written: Sequential,
     /// Seed of the noise.
     pub seed: u64,
 }
 
-/// How tokens are chosen, as the noise crate has it.
+/// Returns the sampling settings in the noise crate's form.
 pub fn sampling(written: &Sequential) -> Sampling {
     Sampling { temperature: written.temperature, top_k: written.top_k as usize, top_p: written.top_p }
 }
 
 impl GenerateConfig {
-    /// Whether a teacher can serve this config.
+    /// Checks that this teacher can serve this config.
     ///
     /// # Errors
-    /// With a teacher of another vocabulary.
+    /// Fails where [`ExtractConfig::check`] does, for example for a teacher of another vocabulary size.
     pub fn check(&self, teacher: &TeacherInfo) -> Result<(), OperatorError> {
         self.extract.check(teacher)
     }
 
-    /// L.
+    /// Row length L.
     pub fn length(&self) -> usize {
         self.pack.length
     }
 
-    /// Rows of a batch of prompts, at most.
+    /// Returns the largest number of rows in a batch of prompts.
     pub fn rows_at_once(&self) -> usize {
         self.extract.written_at_once().min(prompts::ROWS)
     }
 
-    /// Batches of prompts that keep all slots at work, the first of which may wait for its last text.
+    /// Returns the number of batches of prompts that keeps all slots busy, even while the first batch waits for its
+    /// last text.
     pub fn batches_at_once(&self) -> usize {
         1 + (self.written.slots as usize).div_ceil(self.rows_at_once())
     }
@@ -104,7 +107,7 @@ impl GenerateConfig {
     }
 }
 
-/// The operator, for engines in which nothing else owns the teacher: a batch at a time.
+/// The operator for engines in which it runs the teacher itself: one batch at a time.
 struct Generate {
     config: Arc<GenerateConfig>,
     teacher: Arc<dyn Teacher>,

@@ -1,7 +1,8 @@
-//! `prompts`: what begins the texts, a row for each document: `sequence_id` uint64, `document_id` uint64, `prompt` list uint32.
+//! `prompts`: makes a row with the beginning of a text from each document: `sequence_id` uint64, `document_id` uint64,
+//! `prompt` list uint32.
 //!
-//! Documents without a token have no text where prompts are asked for, as `pack` has no row for them. Memory: one batch of prompts, however
-//! long the documents are.
+//! If prompts have tokens (`prompt_tokens` > 0), a document without any gets no text, as it gets no row from `pack`.
+//! Memory: one batch of prompts, for documents of any length.
 
 use std::sync::Arc;
 
@@ -17,13 +18,13 @@ use crate::pieces::unfinished;
 use crate::rows::list_column;
 
 const NAME: &str = "prompts";
-/// Rows of a batch, which a device has two of for each split.
+/// Rows per batch; a device has two batches per split.
 pub(super) const ROWS: usize = 64;
 
-/// Config of `prompts`.
+/// Configuration of `prompts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptsConfig {
-    /// Tokens of each document that begin its text.
+    /// Maximum tokens of each document that begin its text.
     pub tokens: usize,
 }
 
@@ -64,11 +65,12 @@ pub(super) fn schema() -> SchemaRef {
 struct Prompts {
     tokens: usize,
     split: SplitId,
-    /// Rows so far, those that wait included.
+    /// Rows so far, including those not yet emitted.
     written: u64,
-    /// The document that has not ended.
+    /// The document that has not ended yet.
     document: Option<u64>,
-    /// Documents of the rows that wait, their prompts one after the other, and how long each is.
+    /// Document ids of the rows not yet emitted; `prompts` holds their prompts, concatenated, and `lengths` the length
+    /// of each.
     ids: Vec<u64>,
     prompts: Vec<u32>,
     lengths: Vec<usize>,

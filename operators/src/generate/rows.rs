@@ -1,4 +1,4 @@
-//! Texts that have ended as rows: the columns of `pack`, `given`, and those of the teacher.
+//! Turns finished texts into rows: the columns of `pack`, `given`, and those of the teacher.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,39 +16,39 @@ use crate::extract::{Forward, HiddenConfig, Predicted, States, unfit};
 use crate::operator::{Counters, OperatorError};
 use crate::rows::list_column;
 
-/// A batch of texts.
+/// A finished batch of texts.
 #[derive(Debug)]
 pub struct Written {
-    /// Its rows.
+    /// The rows.
     pub batch: RecordBatch,
-    /// What is to be added to the statistics of its split.
+    /// Numbers to add to the statistics of the split.
     pub statistics: Statistics,
-    /// How long the device was at work on it.
+    /// Time that the device spent on the batch.
     pub busy: Duration,
 }
 
-/// A text.
+/// A text that is being written.
 pub(super) struct Text {
-    /// The number of its batch, and its row there.
+    /// Number of its batch, and its row in it.
     pub place: (usize, usize),
-    /// Its sequence: key of its noise.
+    /// Sequence id: the key of its noise.
     pub id: u64,
     document: u64,
-    /// Bos, prompt, what was written.
+    /// Bos, prompt, and the tokens written so far.
     pub tokens: Vec<u32>,
     given: usize,
-    /// Tokens that the teacher has seen.
+    /// Number of tokens that the teacher has processed.
     seen: usize,
-    /// What the teacher says of the written tokens.
+    /// Signals of the written tokens.
     found: Extracted,
-    /// The states that they are predicted from, where those are kept.
+    /// The states from which they are predicted, if the job stores any.
     states: Option<States>,
-    /// Why it does not go on.
+    /// The error that stopped the text.
     pub failed: Option<OperatorError>,
 }
 
 impl Text {
-    /// One that begins with what is given of it.
+    /// Creates a text that begins with the given tokens.
     pub fn new(
         place: (usize, usize),
         (id, document): (u64, u64),
@@ -61,17 +61,17 @@ impl Text {
         Self { place, id, document, tokens, given, seen: 0, found, states, failed: None }
     }
 
-    /// What the teacher has not seen of it.
+    /// Returns the tokens that the teacher has not processed yet.
     pub fn unseen(&self) -> &[u32] {
         &self.tokens[self.seen..]
     }
 
-    /// The teacher has seen all of it.
+    /// Marks all tokens as processed by the teacher.
     pub const fn see(&mut self) {
         self.seen = self.tokens.len();
     }
 
-    /// One token more, with what a row of a step says about it, and the states `[layers, H]` that it is predicted from.
+    /// Appends a token with the signals in row `row` of a step, and the states `[layers, H]` it is predicted from.
     pub fn write(
         &mut self,
         token: u32,
@@ -96,11 +96,11 @@ impl Text {
     }
 }
 
-/// The rows of a batch whose texts have all ended, in order.
+/// Builds the rows of a batch whose texts have all ended, in order.
 pub(super) fn made(config: &GenerateConfig, texts: &[Text], busy: Duration) -> Result<Written, OperatorError> {
     let packed = packed(config, texts).map_err(OperatorError::arrow(NAME))?;
     let extract = Arc::new(config.extract.clone());
-    // what is done was counted while it was done
+    // the meter counted this work while it was done
     let mut columns = Forward::new(&extract, &packed, Arc::new(Counters::default()))?.columns(packed)?;
     for (row, text) in texts.iter().enumerate() {
         let written = (text.given..text.tokens.len()).map(|position| Predicted { row, position });
@@ -148,7 +148,7 @@ fn packed(config: &GenerateConfig, texts: &[Text]) -> Result<RecordBatch, ArrowE
     with_columns(&packed, vec![Field::new(GIVEN, DataType::Int32, false)], vec![Arc::new(given)])
 }
 
-/// Where the segments of a text begin: at 0, and where special tokens that the job parses begin others.
+/// Returns the positions where the segments of a text begin: 0, and those that parsed special tokens begin.
 fn starts(config: &GenerateConfig, tokens: &[u32]) -> Vec<i32> {
     let (mut starts, mut at, mut goes_on) = (vec![0], 1, true);
     for stretch in config.pack.breaks.stretches(&tokens[1..]) {

@@ -1,4 +1,5 @@
-//! Text of small teachers: against numpy's, in any number of slots, beside others that fail, and broken.
+//! Tests text of small teachers: against numpy, with any number of slots, beside texts that fail, and with damaged
+//! rows.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +54,7 @@ fn asking(
     GenerateConfig::of_job(&JobFacts { spec: &spec, vocab_size, special_ids }).unwrap().unwrap()
 }
 
-/// A batch of prompts, as `prompts` makes them.
+/// Builds a batch of prompts like the operator `prompts`.
 fn prompts(of: &[(u64, Vec<u32>)]) -> RecordBatch {
     let lengths: Vec<usize> = of.iter().map(|(_, prompt)| prompt.len()).collect();
     let tokens: Vec<u32> = of.iter().flat_map(|(_, prompt)| prompt.clone()).collect();
@@ -63,7 +64,7 @@ fn prompts(of: &[(u64, Vec<u32>)]) -> RecordBatch {
     RecordBatch::try_new(schema, vec![ids(), ids(), list]).unwrap()
 }
 
-/// All batches through one writer: what came of each, by its number, and in which order.
+/// Runs all batches through one writer. Returns each batch's number and result, in the order in which they finished.
 fn write(teacher: &dyn Teacher, config: &GenerateConfig, batches: &[RecordBatch]) -> Vec<(usize, RecordBatch)> {
     let mut writer = Writer::new(teacher, Arc::new(config.clone())).unwrap();
     let (mut waiting, mut done) = (batches.iter().enumerate(), Vec::new());
@@ -80,7 +81,7 @@ fn write(teacher: &dyn Teacher, config: &GenerateConfig, batches: &[RecordBatch]
     }
 }
 
-/// The texts of a batch.
+/// Returns the texts of a batch.
 fn texts(batch: &RecordBatch) -> Vec<Vec<u32>> {
     sequences(batch).unwrap().into_iter().map(|s| s.tokens[..s.valid].to_vec()).collect()
 }
@@ -104,8 +105,8 @@ fn nano() -> Box<dyn Teacher> {
     load(&repository("assets/teacher-nano-gpt2"), &options).unwrap()
 }
 
-/// Token for token the Gumbel-max of numpy (`scripts/written-goldens`), whatever the number of slots; and the columns of the teacher are
-/// those of a pass over the finished text, to the bit.
+/// The text equals numpy's Gumbel-max (`scripts/written-goldens`), token for token, for any number of slots. The
+/// teacher's columns equal those of a pass over the finished text, bit for bit.
 #[test]
 fn text_is_that_of_an_independent_program() {
     let text = std::fs::read_to_string(repository("operators/testdata/written.json")).unwrap();
@@ -132,7 +133,7 @@ fn text_is_that_of_an_independent_program() {
     }
 }
 
-/// The columns of the teacher by `extract` over rows that were written.
+/// Checks the teacher's columns against `extract` over the written rows.
 fn of_one_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatch) {
     let meter: Arc<dyn Meter> = Arc::new(Counters::default());
     let forward = Forward::new(&Arc::new(config.extract.clone()), made, meter).unwrap();
@@ -156,16 +157,17 @@ fn of_one_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatc
     assert_eq!(*made, want);
 }
 
-/// A teacher whose logits are a function of the last token, and none after [`POISON`], and whose states are [`chain_states`].
+/// A teacher whose logits are a function of the last token and not finite after [`POISON`]; its states are
+/// [`chain_states`].
 struct Chain(TeacherInfo);
 
 const VOCAB: usize = 23;
 const BOS: u32 = 21;
 const EOS: u32 = 22;
 const POISON: u32 = 20;
-/// After it states are too large for f16.
+/// After this token the states are too large for f16.
 const WIDE: u32 = 19;
-/// That of the nano teacher.
+/// Width of the nano teacher's states.
 const WIDTH: usize = 64;
 
 impl Chain {
@@ -191,14 +193,14 @@ fn chain_logits(token: u32) -> Vec<f32> {
     let mut uniforms = keyed_uniforms(u64::from(token), "chain", 0, 0);
     let logit = |_| if token == POISON { f32::NAN } else { (6.0 * uniforms.next_f64()) as f32 };
     let mut logits: Vec<f32> = (0..VOCAB).map(logit).collect();
-    // written by none: only a prompt brings it
+    // never written; only a prompt contains it
     for given in [POISON, WIDE] {
         logits[given as usize] = logits[given as usize].min(-1e4);
     }
     logits
 }
 
-/// The states of layers after a text's first `seen` tokens, `token` being the last of them.
+/// Returns the states of layers after the first `seen` tokens of a text; `token` is the last of them.
 fn chain_states(layers: &[usize], token: u32, seen: usize) -> Vec<f32> {
     let of_layer = |layer: &usize| {
         let first = if token == WIDE && *layer == 1 { 7e4 } else { (100 * layer) as f32 + token as f32 };
@@ -279,7 +281,7 @@ fn chain_config(written: serde_json::Value, length: usize) -> GenerateConfig {
     config(written, VOCAB, [BOS, EOS], length)
 }
 
-/// Prompts of several lengths, three batches of them.
+/// Three batches of prompts of several lengths.
 fn chain_prompts() -> Vec<RecordBatch> {
     let of = |from: u64, n: u64| -> Vec<_> {
         (from..from + n).map(|id| (id, vec![id as u32 % 20; id as usize % 4])).collect()
@@ -318,13 +320,13 @@ fn batches_share_slots_and_do_not_know_of_each_other() {
         together.iter().for_each(|(_, batch)| OperatorConfig::check(&config, batch, &limits, &mut broken).unwrap());
         assert_eq!(broken, []);
     }
-    // the second batch, of one text, is whole before the first
+    // the second batch, with one text, is complete before the first
     let order: Vec<usize> =
         write(&teacher, &chain_config(json!({"slots": 10}), 24), &chain_prompts()).iter().map(|(n, _)| *n).collect();
     assert_eq!(order.len(), 3);
 }
 
-/// A slot that is free takes the next text at once: with texts of n_i tokens in s slots, no more steps than a list schedule needs.
+/// A free slot takes the next text at once: texts of n_i tokens in s slots need no more steps than a list schedule.
 #[test]
 fn no_slot_waits_while_texts_do() {
     let (teacher, slots) = (Chain::new(), 4);
@@ -353,7 +355,7 @@ fn no_slot_waits_while_texts_do() {
     assert_eq!(written.statistics.predicted_tokens, all as u64);
 }
 
-/// What a text says of the teacher is what it is a sample of: mean ln p is minus the mean entropy, within four standard errors.
+/// The log-probabilities match the samples: mean ln p is minus the mean entropy, within four standard errors.
 #[test]
 fn the_mean_log_probability_of_text_is_its_entropy() {
     let teacher = Chain::new();
@@ -379,7 +381,7 @@ fn the_mean_log_probability_of_text_is_its_entropy() {
     }
     assert_eq!(n, 400 * 31);
     assert!(off.abs() < 4.0 * variance.sqrt() && variance > 1000.0, "{off} of {}", variance.sqrt());
-    // as T falls, the likeliest token everywhere
+    // as T falls, every token becomes the likeliest one
     let cold = |written| texts(&write(&teacher, &chain_config(written, 32), &[prompts(&of[..20])]).remove(0).1);
     let greedy = cold(json!({"stop": "length", "temperature": 0}));
     assert_eq!(greedy, cold(json!({"stop": "length", "temperature": 1e-6})));
@@ -421,7 +423,7 @@ fn a_text_that_goes_wrong_takes_its_batch_along_and_no_other() {
     let want = |batch: &RecordBatch| write(&teacher, &config, std::slice::from_ref(batch)).remove(0).1;
     made.sort_by_key(|(ticket, _)| *ticket);
     assert_eq!(made, [("first", want(&first)), ("third", want(&third))]);
-    // no room is left for the last token: a fault of the teacher is that of everybody
+    // the last token exceeds the teacher's capacity: an error of the teacher fails every batch
     struct Short(Chain);
     impl Teacher for Short {
         fn info(&self) -> &TeacherInfo {
@@ -485,7 +487,8 @@ fn a_teacher_that_cannot_write_says_so() {
     assert!(chain_config(json!({}), 24).operator(&context).is_err(), "no teacher");
 }
 
-/// First tokens of each document, however it comes in pieces; documents without one have no row where prompts are asked for.
+/// Prompts are the first tokens of each document for any division into pieces. With prompt tokens, empty documents get
+/// no row.
 #[test]
 fn prompts_are_the_first_tokens_of_documents() {
     let context = context(&gpt2());
@@ -519,7 +522,7 @@ fn prompts_are_the_first_tokens_of_documents() {
     assert!(none.iter().all(|(.., length)| *length == 0));
 }
 
-/// The operator of engines without an owner of devices gives what the writer gives.
+/// The operator for engines that do not own devices returns what the writer returns.
 #[test]
 fn the_operator_writes_what_the_writer_writes() {
     let config = chain_config(json!({"prompt_tokens": 3, "slots": 4}), 24);
@@ -539,7 +542,7 @@ fn the_operator_writes_what_the_writer_writes() {
     assert_eq!(view.tokens[..3], [GIVEN; 3]);
 }
 
-/// What the invariants of `generate` find, beside those of `pack` and `extract`.
+/// The checks of `generate` find what those of `pack` and `extract` do not.
 #[test]
 fn rows_that_no_teacher_writes_are_found() {
     let config = chain_config(json!({"prompt_tokens": 3, "slots": 4}), 24);
@@ -565,7 +568,7 @@ fn rows_that_no_teacher_writes_are_found() {
     };
     assert!(messages(&given(0), &config).contains("given is 0"));
     assert!(messages(&given(24), &config).contains("given is 24"));
-    // written positions that are said to be given are not certain
+    // written positions declared as given are not certain
     assert!(messages(&given(5), &config).contains("logprob of a position that is given or padding"));
     let other_bos = GenerateConfig { pack: PackConfig { bos: Some(3), ..config.pack.clone() }, ..config.clone() };
     assert!(messages(&good, &other_bos).contains("the row begins with"));

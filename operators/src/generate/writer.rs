@@ -1,13 +1,14 @@
-//! Continuous batching: texts in slots, a token of each at a step; one that has ended makes room for the next at once.
+//! Continuous batching: each slot holds a text, and a step adds a token to each. As soon as a text ends, its slot takes
+//! the next one.
 //!
 //! ```text
-//!   push(batch of prompts) ─► waiting ─► free slots ─► step: logits [slots, V] ─► x, ln p ─► … ─► ended ─► its place in its batch
-//!                                             ▲                                                             │
-//!                                             └──────────── the slot ◄──────────────────────────────────────┘    whole ─► rows
+//!   push(batch of prompts) ─► waiting ─► free slots ─► step: logits [slots, V] ─► x, ln p ─► … ─► ended ─► its row in its batch
+//!                                             ▲                                                              │
+//!                                             └──────────── free slot ◄──────────────────────────────────────┘    complete ─► rows
 //! ```
 //!
-//! Batches come out as soon as all of their texts have ended, rows in the order of their prompts. What a batch becomes depends neither on
-//! the others nor on the slots.
+//! A batch is returned as soon as all of its texts have ended, with its rows in the order of their prompts. Its content
+//! depends neither on other batches nor on the slots.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::extract::noise_error;
 use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::{ListRows, column, sequence_ids};
 
-/// Texts that wait, are written, or have ended in a batch that has others.
+/// Texts that wait, that are being written, or that have ended while others of their batch have not.
 pub struct Writer<'t, T> {
     config: Arc<GenerateConfig>,
     decoding: Box<dyn Decoding + 't>,
@@ -34,33 +35,33 @@ pub struct Writer<'t, T> {
     slots: Vec<Slot>,
     waiting: VecDeque<Text>,
     batches: Vec<Batch<T>>,
-    /// Numbers of the batches so far.
+    /// Number of batches pushed so far.
     pushed: usize,
     stepped: Stepped,
 }
 
-/// A place for a text, with what chooses its tokens.
+/// A slot: its text, and the sampler that chooses the text's tokens.
 struct Slot {
     text: Option<Text>,
     sampler: Sampler,
 }
 
-/// A batch that is not whole yet.
+/// A batch with texts that have not ended.
 struct Batch<T> {
     ticket: T,
     number: usize,
     ended: Vec<Text>,
-    /// Texts that have not ended.
+    /// Number of texts that have not ended.
     left: usize,
     busy: Duration,
     meter: Arc<dyn Meter>,
 }
 
 impl<'t, T> Writer<'t, T> {
-    /// With the slots that the config names.
+    /// Creates a writer with the config's number of slots.
     ///
     /// # Errors
-    /// When the teacher has none, as on a GPU, does not go on as far as that, or has no such layers.
+    /// Fails if the teacher cannot decode (as on a GPU), supports no texts of this length, or lacks one of the layers.
     pub fn new(teacher: &'t dyn Teacher, config: Arc<GenerateConfig>) -> Result<Self, OperatorError> {
         let vocab = teacher.info().vocab_size;
         let slots = config.written.slots as usize;
@@ -77,25 +78,25 @@ impl<'t, T> Writer<'t, T> {
         })
     }
 
-    /// The config that it was made for.
+    /// Returns the config.
     pub fn config(&self) -> &Arc<GenerateConfig> {
         &self.config
     }
 
-    /// Whether nothing waits or is written.
+    /// Whether no text waits or is being written.
     pub fn is_idle(&self) -> bool {
         self.batches.is_empty()
     }
 
-    /// Whether a slot has nothing to do.
+    /// Whether more slots are free than texts wait.
     pub fn has_room(&self) -> bool {
         self.waiting.len() < self.slots.iter().filter(|slot| slot.text.is_none()).count()
     }
 
-    /// One more batch of prompts; `ticket` comes back with what was written.
+    /// Adds a batch of prompts; `ticket` is returned with its result.
     ///
     /// # Errors
-    /// With the ticket, when it is no batch of prompts.
+    /// Returns the ticket and an error if `batch` is not a batch of prompts.
     pub fn push(&mut self, ticket: T, batch: &RecordBatch, meter: Arc<dyn Meter>) -> Result<(), (T, OperatorError)> {
         let number = self.pushed;
         let texts = match texts(batch, number, &self.config) {
@@ -109,7 +110,7 @@ impl<'t, T> Writer<'t, T> {
         Ok(())
     }
 
-    /// Drops batches that nobody waits for any more; gives their tickets.
+    /// Drops the batches for which `is_over` is true; returns their tickets.
     pub fn forget(&mut self, is_over: impl Fn(&T) -> bool) -> Vec<T> {
         let gone = self.batches.extract_if(.., |batch| is_over(&batch.ticket)).collect::<Vec<_>>();
         gone.iter().for_each(|batch| self.drop_texts(batch.number));
@@ -124,7 +125,7 @@ impl<'t, T> Writer<'t, T> {
             .for_each(|slot| slot.text = None);
     }
 
-    /// A token for every text in a slot; the batches that are whole then, or have failed.
+    /// Adds a token to the text of every slot. Returns the batches that are now complete or have failed.
     pub fn step(&mut self) -> Vec<(T, Result<Written, OperatorError>)> {
         for (number, slot) in self.slots.iter_mut().enumerate() {
             if slot.text.is_none() {
@@ -134,7 +135,7 @@ impl<'t, T> Writer<'t, T> {
             }
         }
         if let Err(message) = self.tokens() {
-            // the teacher's own failure is that of all
+            // if the teacher fails, every batch fails
             let batches = std::mem::take(&mut self.batches);
             self.waiting.clear();
             self.slots.iter_mut().for_each(|slot| slot.text = None);
@@ -145,7 +146,7 @@ impl<'t, T> Writer<'t, T> {
         self.whole()
     }
 
-    /// The next token of every text in a slot. Of a text whose logits are no numbers the error.
+    /// Adds the next token to the text of every slot. A text with non-finite logits gets an error instead.
     fn tokens(&mut self) -> Result<(), OperatorError> {
         let began = Instant::now();
         let inputs: Vec<(usize, &[u32])> = (self.slots.iter().enumerate())
@@ -169,7 +170,7 @@ impl<'t, T> Writer<'t, T> {
                 let stream = NoiseStream::new(key, text.id, text.tokens.len() as u32);
                 let chosen = sampler.sample(logits, &stream).map(|(token, _)| token);
                 if chosen.is_err() {
-                    // its batch fails, the others go on
+                    // only its batch fails; the others continue
                     logits.fill(0.0);
                 }
                 chosen
@@ -186,7 +187,7 @@ impl<'t, T> Writer<'t, T> {
         Ok(())
     }
 
-    /// Time of a step, on the batches by their texts in it.
+    /// Divides the time of a step among the batches by the number of their texts in it.
     fn count(&mut self, writes: Duration, extracts: Duration) {
         let of = |number: usize| {
             let texts = self.slots.iter().filter_map(|slot| slot.text.as_ref());
@@ -203,7 +204,7 @@ impl<'t, T> Writer<'t, T> {
         }
     }
 
-    /// Gives every text its token; takes those that have ended out of their slots.
+    /// Appends its token to every text; frees the slots of texts that have ended.
     fn take(&mut self, chosen: Vec<Result<u32, NoiseError>>, extracted: &Extracted) {
         let states_of_a_row = self.stepped.states.len() / chosen.len().max(1);
         let mut chosen = chosen.into_iter().enumerate();
@@ -245,7 +246,7 @@ impl<'t, T> Writer<'t, T> {
     }
 }
 
-/// The texts of a batch of prompts, not begun yet.
+/// Returns the texts of a batch of prompts.
 fn texts(batch: &RecordBatch, number: usize, config: &GenerateConfig) -> Result<Vec<Text>, ArrowError> {
     let ids = sequence_ids(batch)?;
     let lists = ListRows::of(batch, "prompt")?;

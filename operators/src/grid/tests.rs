@@ -1,4 +1,4 @@
-//! Rows of images: what comes in comes out, and what is no row is refused.
+//! Tests that rows of images pass unchanged and that invalid rows are refused.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn job(labels: &str) -> OperatorSpec {
     specs.remove(0)
 }
 
-/// Two images with labels in a job of two classes.
+/// Builds two labelled images and the operator of a job with two classes.
 pub(crate) fn images() -> (OperatorSpec, RecordBatch) {
     let spec = job(r#", "classes": ["cat", "dog"]"#);
     let batch = numbers(&[&[255; 12], &[7; 12]], &[Some(1), Some(0)]);

@@ -1,18 +1,19 @@
-//! PNG and JPEG into 8 bits per channel, or the reason why not. The bytes decide what a file is, not its name.
+//! Decodes PNG and JPEG to 8 bits per channel, or returns the reason why not. The bytes decide the file type, not the
+//! name.
 //!
-//! | what comes | what becomes of it |
+//! | input | result |
 //! |---|---|
-//! | grey, also with 1, 2 or 4 bits; a palette | RGB, or grey, as the job asks for; fewer bits are stretched to 0 … 255 |
-//! | alpha that is 255 everywhere | left out |
-//! | other alpha | laid on `background` ((a·v + (255 − a)·b + 127) div 255), else a bad record |
-//! | an ICC profile | not looked at: numbers stay as they are stored, as in Pillow's `convert("RGB")`; with `profile: srgb` one that does not say sRGB is a bad record |
-//! | gamma, chromaticities | not looked at |
-//! | EXIF orientation | applied, or ignored where the job says so; EXIF that cannot be read is as if there were none |
-//! | a pixel of a palette that has no such colour | a bad record |
-//! | a JPEG whose scans are not there to their last block, or not all of them | a bad record ([`super::scans`]) |
-//! | 16 bits, CMYK, animation, anything cut off or damaged, other formats | a bad record |
+//! | grey, also with 1, 2 or 4 bits; a palette | RGB or grey, as the job says; fewer bits are scaled to 0 … 255 |
+//! | alpha that is 255 everywhere | dropped |
+//! | other alpha | blended with `background` ((a·v + (255 − a)·b + 127) div 255); without one a bad record |
+//! | an ICC profile | ignored, as in Pillow's `convert("RGB")`; with `profile: srgb`, other colour spaces are a bad record |
+//! | gamma, chromaticities | ignored |
+//! | EXIF orientation | applied, or ignored if the job says so; unreadable EXIF counts as none |
+//! | a pixel with an index beyond its palette | a bad record |
+//! | a JPEG whose scans are incomplete or missing | a bad record ([`super::scans`]) |
+//! | 16 bits, CMYK, animation, anything truncated or damaged, other formats | a bad record |
 //!
-//! Size is known from the header, and held against `max_pixels` before anything of it is allocated.
+//! The size comes from the header and is checked against `max_pixels` before any allocation.
 
 use std::io::Cursor;
 
@@ -26,7 +27,7 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 use super::resize::Picture;
 use super::{Bad, bad, profile, reason, scans};
 
-/// What a file begins with that is an image of another kind.
+/// First bytes of files that hold images of other formats.
 const OTHERS: [(&[u8], &str); 9] = [
     (b"GIF8", "GIF"),
     (b"BM", "BMP"),
@@ -39,7 +40,7 @@ const OTHERS: [(&[u8], &str); 9] = [
     (b"\0\0\0\x0cjP  ", "JPEG 2000"),
 ];
 
-/// Decodes an image: three channels, or one where it is grey.
+/// Decodes an image to three channels, or to one if it is grey.
 pub(super) fn decoded(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
         return of_png(bytes, images);
@@ -60,7 +61,7 @@ pub(super) fn decoded(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     }
 }
 
-/// Refuses what has more pixels than the job allows.
+/// Refuses an image with more pixels than the job allows.
 pub(super) fn within(width: u64, height: u64, images: &Images) -> Result<(), Bad> {
     let most = u64::from(images.max_pixels);
     match width.saturating_mul(height) {
@@ -80,7 +81,7 @@ fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
         }
         e => Bad { reason: reason::BROKEN, message: format!("cannot be decoded as PNG: {e}") },
     };
-    // four bytes for a pixel, and what chunks and filters need beside it
+    // four bytes per pixel, and 1 MiB for chunks and filters
     let limit = images.max_pixels as usize * 4 + (1 << 20);
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: limit });
     decoder.set_ignore_text_chunk(true);
@@ -92,7 +93,7 @@ fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     if info.bit_depth == BitDepth::Sixteen {
         return bad(reason::DEPTH, "has 16 bits per channel; valid: up to 8");
     }
-    // expanded by the decoder, a colour that the palette does not have is black
+    // the decoder's expansion would turn a colour outside the palette into black, so expand here instead
     decoder.set_transformations(if is_palette { Transformations::IDENTITY } else { Transformations::EXPAND });
     let mut reader = decoder.read_info().map_err(broken)?;
     if reader.info().animation_control.is_some() {
@@ -121,11 +122,11 @@ fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     Ok(turned(picture, orientation, images))
 }
 
-/// The colours of rows of places in a palette, each of so many bits: RGB, or RGBA where the palette says what is transparent.
+/// Looks up the colours of palette indices of `bits` bits each: RGB, or RGBA if the palette has transparency.
 fn of_palette(rows: &[u8], (width, bits): (usize, usize), info: &png::Info<'_>) -> Result<(usize, Vec<u8>), Bad> {
     let palette = info.palette.as_deref().unwrap_or_default();
     let all = palette.len() / 3;
-    // one that says it of more colours than there are says nothing
+    // ignore a tRNS chunk with more entries than colours
     let alpha = info.trns.as_deref().map(|alpha| if alpha.len() > all { &[][..] } else { alpha });
     let channels = if alpha.is_some() { 4 } else { 3 };
     let mask = u8::MAX >> (8 - bits);
@@ -152,7 +153,7 @@ fn of_palette(rows: &[u8], (width, bits): (usize, usize), info: &png::Info<'_>) 
     Ok((channels, values))
 }
 
-/// Refuses, where the job asks for it, what has a profile that does not say that its numbers are sRGB's.
+/// With `profile: srgb`, refuses an image whose profile is not sRGB.
 fn of_srgb(bytes: &[u8], channels: usize, images: &Images) -> Result<(), Bad> {
     let judged = if images.profile == Profile::Srgb { profile::is_srgb(bytes, channels) } else { Ok(()) };
     judged.or_else(|why| {
@@ -160,7 +161,7 @@ fn of_srgb(bytes: &[u8], channels: usize, images: &Images) -> Result<(), Bad> {
     })
 }
 
-/// The colours without alpha: left out where it says nothing, else laid on the background.
+/// Removes alpha: drops it if every pixel is opaque, else blends with the background.
 fn without_alpha(picture: Picture, images: &Images) -> Result<Picture, Bad> {
     let Picture { width, height, channels, values } = picture;
     if channels % 2 == 1 {
@@ -218,13 +219,13 @@ fn of_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     Ok(turned(Picture { width, height, channels, values }, orientation, images))
 }
 
-/// Whether the marker of the end stands anywhere in the last bytes: cameras and web servers put things behind it.
+/// Whether the last 64 KiB contain the end marker: cameras and web servers append data after it.
 fn ends(bytes: &[u8]) -> bool {
     let tail = &bytes[bytes.len().saturating_sub(1 << 16)..];
     tail.windows(2).any(|pair| pair == b"\xff\xd9")
 }
 
-/// The colours that the job asks for.
+/// Converts to the channels that the job wants.
 pub(super) fn coloured(picture: Picture, channels: Channels) -> Picture {
     let Picture { width, height, channels: had, values } = picture;
     let values = match (had, channels) {
@@ -240,7 +241,7 @@ fn luminance(pixel: &[u8]) -> u8 {
     ((sum + 0x8000) >> 16) as u8
 }
 
-/// The image as its EXIF says that it is to be seen: 2 to 8 of TIFF's tag 274.
+/// Turns the image as its EXIF orientation says: values 2 to 8 of TIFF's tag 274.
 fn turned(picture: Picture, orientation: Option<u16>, images: &Images) -> Picture {
     let orientation = orientation.filter(|_| images.orientation == Orientation::Apply).unwrap_or(1);
     let (w, h) = (picture.width, picture.height);
@@ -256,7 +257,7 @@ fn turned(picture: Picture, orientation: Option<u16>, images: &Images) -> Pictur
     }
 }
 
-/// The tag 274 of the first directory of a TIFF, which EXIF is; `None` where there is none or it cannot be read.
+/// Reads tag 274 in the first directory of a TIFF, the format of EXIF; `None` if it is missing or unreadable.
 fn orientation_of(exif: &[u8]) -> Option<u16> {
     let little = match exif.get(..4)? {
         b"II*\0" => true,

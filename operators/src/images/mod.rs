@@ -1,13 +1,14 @@
-//! From the bytes of an image to the numbers of a row: decoded, turned, coloured, resized, cropped.
+//! Converts the bytes of an image to the numbers of a row: decodes, rotates, converts colours, resizes, crops.
 //!
 //! ```text
 //!   PNG, JPEG ─ decode ─► [H, W, 1 or 3] ─ colours ─► [H, W, C] ─ fit ─► [h, w, C] u8, channel last, row by row
 //! ```
 //!
-//! It is called where images are read, not by an operator: an image that cannot be decoded is a bad record, and records are judged, counted
-//! and left out where they are read, before anything of them is handed on.
+//! The reader of images calls this, not an operator: an image that cannot be decoded is a bad record, and bad records
+//! are detected, counted and skipped where they are read.
 //!
-//! Memory: the decoded image (3 bytes per pixel, 4 with alpha) and one more of it while a step runs, bounded by `max_pixels`.
+//! Memory: the decoded image (3 bytes per pixel, 4 with alpha) and one copy while a step runs; `max_pixels` bounds
+//! both.
 
 mod decode;
 mod profile;
@@ -20,12 +21,12 @@ use stillhouse_schemas::spec::{Fit, Images};
 
 pub use self::resize::Picture;
 
-/// Why an image is no row.
+/// The error for an image that cannot become a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bad {
-    /// Under which it is counted.
+    /// Reason, under which the image is counted.
     pub reason: &'static str,
-    /// What was got and what is valid.
+    /// The value it got and what is valid.
     pub message: String,
 }
 
@@ -33,9 +34,9 @@ fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Bad> {
     Err(Bad { reason, message: message.into() })
 }
 
-/// Why an image is no row. The texts are in manifests: they stay as they are.
+/// Reasons why an image cannot become a row. Manifests contain these texts, so they must not change.
 pub mod reason {
-    /// Cut off or damaged.
+    /// The file is truncated or damaged.
     pub const BROKEN: &str = "broken image";
     /// Neither PNG nor JPEG.
     pub const KIND: &str = "not PNG or JPEG";
@@ -43,30 +44,30 @@ pub mod reason {
     pub const LARGE: &str = "too many pixels";
     /// 16 bits per channel.
     pub const DEPTH: &str = "16 bits per channel";
-    /// Four inks.
+    /// Four inks: CMYK or YCCK.
     pub const CMYK: &str = "CMYK";
-    /// Alpha that says something.
+    /// Some pixel is not opaque.
     pub const ALPHA: &str = "transparent pixels";
-    /// More than one image.
+    /// The file holds more than one image.
     pub const ANIMATED: &str = "animated";
-    /// A colour profile that is damaged, of other colours than the image, or not sRGB's.
+    /// The colour profile is damaged, has other channels than the image, or is not sRGB.
     pub const PROFILE: &str = "colour profile";
-    /// Not the size of the rows.
+    /// The image does not have the size of the rows.
     pub const SIZE: &str = "another size";
 }
 
-/// The numbers of a row from the bytes of a PNG or JPEG.
+/// Converts the bytes of a PNG or JPEG to the numbers of a row.
 ///
 /// # Errors
-/// Why the image is a bad record.
+/// Fails if the image is a bad record; says why.
 pub fn pixels_of(bytes: &[u8], images: &Images) -> Result<Vec<u8>, Bad> {
     pixels(decode::decoded(bytes, images)?, images)
 }
 
-/// The numbers of a row from an image that is decoded: one or three channels.
+/// Converts a decoded image of one or three channels to the numbers of a row.
 ///
 /// # Errors
-/// Why the image is a bad record.
+/// Fails if the image is a bad record; says why.
 pub fn pixels(picture: Picture, images: &Images) -> Result<Vec<u8>, Bad> {
     decode::within(picture.width as u64, picture.height as u64, images)?;
     let (had, to) = ((picture.width, picture.height), images.height_width());

@@ -1,45 +1,47 @@
-//! ICC profiles of PNG and JPEG: whether the numbers of an image are sRGB's. Nothing is converted.
+//! Checks from the ICC profile of a PNG or JPEG whether the image is in sRGB. Converts nothing.
 //!
 //! ```text
 //!   JPEG  APP2 "ICC_PROFILE" 1 of 2, 2 of 2 ─┐
 //!   PNG   iCCP (deflate)                    ─┴─► header, tags ─► primaries of RGB within 0.01 of sRGB's, curves within 0.03
 //! ```
 //!
-//! Bounds: parts of a JPEG lie in its bytes; of a PNG 4 MB are inflated at most. A file without a profile is sRGB's by custom.
+//! Bounds: the parts in a JPEG lie within its bytes; at most 4 MB of a PNG's profile are inflated. A file without a
+//! profile counts as sRGB by convention.
 
 use std::io::Read;
 
 use flate2::read::ZlibDecoder;
 
-/// Most bytes of a profile that are looked at.
+/// Largest profile in bytes that is read.
 const MOST: u64 = 4 << 20;
-/// Most tags of a profile.
+/// Largest number of tags in a profile.
 const MOST_TAGS: usize = 1024;
-/// Red, green and blue of sRGB, adapted to D50 as profiles have them.
+/// Red, green and blue of sRGB, adapted to D50 as in profiles.
 const SRGB: [(&[u8; 4], [f64; 3]); 3] =
     [(b"rXYZ", [0.4361, 0.2225, 0.0139]), (b"gXYZ", [0.3851, 0.7169, 0.0971]), (b"bXYZ", [0.1431, 0.0606, 0.7141])];
 const CURVES: [&[u8; 4]; 3] = [b"rTRC", b"gTRC", b"bTRC"];
-/// How far primaries may be from sRGB's: writers adapt the white in different ways.
+/// Largest difference of primaries from sRGB's: writers adapt the white point in different ways.
 const PRIMARIES_APART: f64 = 0.01;
-/// How far curves may be from sRGB's: a gamma of 2.2 is 0.008 from it at most.
+/// Largest difference of curves from sRGB's. A gamma of 2.2 differs by at most 0.008.
 const CURVES_APART: f64 = 0.03;
 
-/// Why the profile of an image of this many channels does not say that its numbers are sRGB's; `Ok` where there is none.
+/// Checks that an image of `channels` channels is in sRGB according to its profile. `Ok` if it has none; else the
+/// reason why not.
 pub(super) fn is_srgb(bytes: &[u8], channels: usize) -> Result<(), String> {
     let found = if bytes.starts_with(b"\xff\xd8") { of_jpeg(bytes)? } else { of_png(bytes)? };
     found.map_or(Ok(()), |profile| judged(&profile, channels))
 }
 
-/// The profile of a JPEG, put together of its numbered parts.
+/// Returns the profile of a JPEG, joined from its numbered parts.
 fn of_jpeg(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
     let mut parts: Vec<(u8, u8, &[u8])> = Vec::new();
     let mut at = 2;
     while let (Some(0xff), Some(&marker)) = (bytes.get(at).copied(), bytes.get(at + 1)) {
         match marker {
-            // filling; markers without a length
+            // fill byte; then markers without a length
             0xff => at += 1,
             0x01 | 0xd0..=0xd7 => at += 2,
-            // the scan, the end
+            // the scan; the end
             0xda | 0xd9 => break,
             _ => {
                 let Some(length) = bytes.get(at + 2..at + 4).map(|two| usize::from(two[0]) << 8 | usize::from(two[1]))
@@ -64,7 +66,7 @@ fn of_jpeg(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
     Ok(Some(parts.iter().flat_map(|part| part.2).copied().collect()))
 }
 
-/// The profile of a PNG, inflated.
+/// Returns the inflated profile of a PNG.
 fn of_png(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
     let mut at = 8;
     while let Some(head) = bytes.get(at..at + 8) {
@@ -90,12 +92,12 @@ fn large() -> String {
     format!("has more than {MOST} bytes")
 }
 
-/// A profile whose places are within it.
+/// A profile with bounds-checked access.
 struct Profile<'a> {
     bytes: &'a [u8],
 }
 
-/// The name of a tag, and what it holds.
+/// Name and content of a tag.
 type Tag<'a> = (&'a [u8], &'a [u8]);
 
 impl<'a> Profile<'a> {
@@ -158,12 +160,12 @@ fn judged(bytes: &[u8], channels: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A name of four characters, as it may be shown.
+/// Makes a name of four characters printable.
 fn named(four: &[u8]) -> String {
     String::from_utf8_lossy(four).chars().filter(char::is_ascii_graphic).collect()
 }
 
-/// A number with 16 bits behind the point.
+/// Reads a fixed-point number with 16 fractional bits.
 fn fixed(bytes: &[u8], at: usize) -> Option<f64> {
     let four = bytes.get(at..at + 4)?;
     Some(f64::from(i32::from_be_bytes([four[0], four[1], four[2], four[3]])) / 65_536.0)
@@ -174,7 +176,7 @@ fn xyz(tag: &[u8]) -> Option<[f64; 3]> {
     Some([fixed(tag, 8)?, fixed(tag, 12)?, fixed(tag, 16)?])
 }
 
-/// The largest distance of a curve from sRGB's, over 33 places; `None` where it is no curve.
+/// Returns the largest difference of a curve from sRGB's over 33 points; `None` if the tag is not a curve.
 fn apart_from_srgb(tag: &[u8]) -> Option<f64> {
     let curve = curve(tag)?;
     let apart = |n: u32| (curve(f64::from(n) / 32.0) - srgb(f64::from(n) / 32.0)).abs();
@@ -185,7 +187,7 @@ fn srgb(x: f64) -> f64 {
     if x <= 0.04045 { x / 12.92 } else { libm::pow((x + 0.055) / 1.055, 2.4) }
 }
 
-/// `curv` (a gamma, or values that are joined by lines) and `para` (one of five formulas).
+/// Parses `curv` (a gamma, or values joined by lines) and `para` (one of five formulas).
 fn curve(tag: &[u8]) -> Option<Box<dyn Fn(f64) -> f64 + '_>> {
     if let Some(rest) = tag.strip_prefix(b"curv\0\0\0\0") {
         let count = Profile { bytes: rest }.number(0)?;
@@ -236,7 +238,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A profile of these tags.
+    /// Builds a profile with these tags.
     fn made(space: &[u8; 4], tags: &[(&[u8; 4], Vec<u8>)]) -> Vec<u8> {
         let mut bytes = vec![0; 128];
         bytes[12..16].copy_from_slice(b"mntr");
@@ -286,14 +288,15 @@ pub(super) mod tests {
         made(b"RGB ", &[&colours[..], &curves[..]].concat())
     }
 
-    /// sRGB as Little CMS writes it (a formula of five numbers), as HP's profile has it (a table), and as cameras do (a gamma).
+    /// sRGB as Little CMS writes it (a formula with five parameters), as in HP's profile (a table), and as cameras
+    /// write it (a gamma).
     fn good() -> Vec<Vec<u8>> {
         let red = SRGB[0].1;
         let five = formula(3, &[2.4, 1.0 / 1.055, 0.055 / 1.055, 1.0 / 12.92, 0.04045]);
         vec![rgb(red, &five), rgb(red, &table(1024, srgb)), rgb(red, &gamma(2.2)), rgb(red, &formula(0, &[2.2]))]
     }
 
-    /// A JPEG with this profile, in parts of so many bytes.
+    /// Puts this profile into a JPEG, in parts of `part` bytes.
     pub(in super::super) fn in_jpeg(jpeg: &[u8], profile: &[u8], part: usize) -> Vec<u8> {
         let count = profile.chunks(part).count() as u8;
         let mut bytes = jpeg[..2].to_vec();
@@ -308,7 +311,7 @@ pub(super) mod tests {
         bytes
     }
 
-    /// A PNG with this profile behind its header.
+    /// Puts this profile into a PNG, after its header.
     pub(in super::super) fn in_png(png: &[u8], profile: &[u8]) -> Vec<u8> {
         let mut packed = flate2::write::ZlibEncoder::new(b"a profile\0\0".to_vec(), flate2::Compression::default());
         packed.write_all(profile).unwrap();
@@ -377,7 +380,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Cut off anywhere or with any byte changed: an answer, never a panic.
+    /// Truncating a profile anywhere or changing any byte gives a result, never a panic.
     #[test]
     fn damaged_profiles_have_an_answer() {
         for good in good() {

@@ -1,39 +1,39 @@
-//! Resizing as Pillow does it, to the bit, and the shapes of the papers' pipelines.
+//! Resizes images with the same bits as Pillow, to the shapes of the papers' pipelines.
 //!
 //! ```text
 //!   in [H, W, C] ─ horizontal pass ─► [H, w, C] u8 ─ vertical pass ─► out [h, w, C] u8
 //! ```
 //!
-//! Output pixel x of a pass is Σ_i k_i · in_i over the input pixels within `support · max(1, in/out)` of its centre. Weights are computed in
-//! f64, normalised, rounded to 22 bits after the point (half away from zero); sums are of i32, with ½ added, shifted and clamped.
-//! The horizontal pass comes first, as in Pillow up to 12 (13 begins with the vertical one where an image grows wider and less high). There is
-//! no floating point over pixels, and none with FMA over weights, so every machine gives the same bytes; `images/tests.rs` holds
-//! them equal to Pillow's.
+//! Output pixel x of a pass is Σ_i k_i · in_i over the input pixels within `support · max(1, in/out)` of its centre.
+//! Weights are computed in f64, normalised, and rounded to 22 fractional bits (half away from zero). Sums are i32: ½ is
+//! added, then they are shifted and clamped. The horizontal pass comes first, as in Pillow up to 12 (13 begins with the
+//! vertical pass if an image grows wider and less high). Pixels use no floating point and weights no FMA, so every
+//! machine gives the same bytes. `images/tests.rs` checks that they equal Pillow's.
 //!
-//! Cost: in·w·C + w·h·C products times the support; memory: one image between the passes.
+//! Cost: in·w·C + w·h·C products times the support. Memory: one image between the passes.
 
 use stillhouse_schemas::spec::{Filter, Fit};
 
 use super::{Bad, bad, reason};
 
-/// Bits of a weight after the point: 32 less 8 of a pixel and 2 for what Lanczos overshoots.
+/// Fractional bits of a weight: 32 minus 8 for a pixel and 2 for the overshoot of Lanczos.
 const PRECISION: u32 = 32 - 8 - 2;
 
-/// An image of 8 bits, channel last, row by row.
+/// An image with 8 bits per channel, channel last, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
-    /// Pixels of a row.
+    /// Pixels per row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub height: usize,
-    /// Numbers of a pixel.
+    /// Numbers per pixel.
     pub channels: usize,
-    /// `height · width · channels` numbers.
+    /// The `height · width · channels` numbers.
     pub values: Vec<u8>,
 }
 
 impl Picture {
-    /// A part of it.
+    /// Returns a rectangle of the image.
     pub(super) fn cropped(&self, left: usize, top: usize, width: usize, height: usize) -> Self {
         let row = |y: usize| {
             let start = ((top + y) * self.width + left) * self.channels;
@@ -43,7 +43,7 @@ impl Picture {
         Self { width, height, channels: self.channels, values }
     }
 
-    /// The image that has this value at each place of a new size: `from(x, y)` is where it comes from.
+    /// Returns an image of a new size; `from(x, y)` is the source position of pixel (x, y).
     pub(super) fn rearranged(
         &self,
         width: usize,
@@ -62,7 +62,7 @@ impl Picture {
     }
 }
 
-/// An image at the size of the rows; `None` where `exact` asks for an image that has it already.
+/// Fits an image to the size of the rows. Returns `None` if `exact` requires that size and the image has another.
 pub(super) fn fitted(picture: Picture, fit: Fit, filter: Filter, (height, width): (usize, usize)) -> Option<Picture> {
     let is = picture.height == height && picture.width == width;
     match fit {
@@ -73,12 +73,12 @@ pub(super) fn fitted(picture: Picture, fit: Fit, filter: Filter, (height, width)
     }
 }
 
-/// Refuses an image so long and thin that it would become huge between the passes, before anything of it is allocated.
+/// Refuses, before any allocation, an image so long and thin that it would become huge between the passes.
 pub(super) fn bounded((w, h): (usize, usize), fit: Fit, to: (usize, usize), most: usize) -> Result<(), Bad> {
     let (to_h, to_w) = match fit {
         Fit::Exact | Fit::Stretch => to,
         Fit::CenterCrop => shorter_side((h, w), to),
-        // halving changes the sides in proportion, but for what rounding does to the shorter one
+        // halving keeps the ratio of the sides, except for rounding of the shorter one
         Fit::Adm => (h.saturating_mul(2 * to.0) / h.min(w), w.saturating_mul(2 * to.0) / h.min(w)),
     };
     let pixels = to_w.saturating_mul(h.max(to_h));
@@ -93,8 +93,8 @@ pub(super) fn bounded((w, h): (usize, usize), fit: Fit, to: (usize, usize), most
     }
 }
 
-/// Height and width of which a crop is the middle: the side that decides becomes what is asked for, the other one
-/// ⌊asked · long / short⌋, as torchvision computes it.
+/// Returns the height and width to resize to before a centre crop. The limiting side gets the requested length and the
+/// other one ⌊requested · long / short⌋, as in torchvision.
 fn shorter_side((h, w): (usize, usize), (height, width): (usize, usize)) -> (usize, usize) {
     match w.saturating_mul(height) <= h.saturating_mul(width) {
         true => (width.saturating_mul(h).div_euclid(w).max(height), width),
@@ -102,14 +102,14 @@ fn shorter_side((h, w): (usize, usize), (height, width): (usize, usize)) -> (usi
     }
 }
 
-/// `Resize` of the shorter side so that the crop fits (for squares: to its side), then `CenterCrop`.
+/// Applies `Resize` to the shorter side so that the crop fits (for squares: to its side), then `CenterCrop`.
 fn torchvision(picture: Picture, filter: Filter, (height, width): (usize, usize)) -> Picture {
     let (to_h, to_w) = shorter_side((picture.height, picture.width), (height, width));
     let picture = resized(picture, filter, (to_h, to_w));
     picture.cropped(half_even(to_w - width), half_even(to_h - height), width, height)
 }
 
-/// n/2, halves to the even neighbour, as Python rounds.
+/// Returns n/2, with halves rounded to the even neighbour, as in Python.
 fn half_even(n: usize) -> usize {
     n / 2 + usize::from(n % 4 == 3)
 }
@@ -128,13 +128,13 @@ fn adm(mut picture: Picture, filter: Filter, size: usize) -> Picture {
     picture.cropped(left, top, size, size)
 }
 
-/// As `Image.resize((width, height), filter)`.
+/// Equals Pillow's `Image.resize((width, height), filter)`.
 pub(super) fn resized(picture: Picture, filter: Filter, (height, width): (usize, usize)) -> Picture {
     let picture = if picture.width == width { picture } else { horizontal(&picture, filter, width) };
     if picture.height == height { picture } else { vertical(&picture, filter, height) }
 }
 
-/// What an output pixel is made of: input pixels from `first` on, each with its weight.
+/// Inputs of an output pixel: pixels from `first` on, each with its weight.
 struct Window {
     first: usize,
     weights: Vec<i32>,
@@ -175,11 +175,11 @@ fn sinc(x: f64) -> f64 {
         return 1.0;
     }
     let x = x * std::f64::consts::PI;
-    // the system's sine may differ between processors
+    // the system's sine may differ between processors, libm's does not
     libm::sin(x) / x
 }
 
-/// The windows of all output pixels of a side.
+/// Returns the windows of all output pixels of a side.
 fn windows(filter: Filter, from: usize, to: usize) -> Vec<Window> {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
@@ -197,7 +197,7 @@ fn windows(filter: Filter, from: usize, to: usize) -> Vec<Window> {
     (0..to).map(window).collect()
 }
 
-/// A weight with [`PRECISION`] bits after the point, halves away from zero.
+/// Converts a weight to fixed point with [`PRECISION`] fractional bits, rounding half away from zero.
 fn fixed(weight: f64) -> i32 {
     let scaled = weight * f64::from(1u32 << PRECISION);
     (if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32
@@ -218,7 +218,7 @@ fn horizontal(picture: &Picture, filter: Filter, width: usize) -> Picture {
     Picture { width, height: picture.height, channels: picture.channels, values }
 }
 
-/// The rows of an image of so many channels, each made anew.
+/// Resizes each row of an image with `CHANNELS` channels.
 fn across<const CHANNELS: usize>(picture: &Picture, windows: &[Window]) -> Vec<u8> {
     let mut values = Vec::with_capacity(picture.height * windows.len() * CHANNELS);
     for row in picture.values.chunks_exact(picture.width * CHANNELS) {

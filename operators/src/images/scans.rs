@@ -1,28 +1,29 @@
-//! Whether all scans of a JPEG are there to their last block. Decoders read zeros where a file was cut off and closed with an end marker, and a
-//! progressive file without its last scans decodes to a coarser picture: both come out as an image, and neither is the one that was stored.
+//! Checks that all scans of a JPEG are complete to their last block. Decoders read zeros if a file was truncated and
+//! closed with an end marker, and a progressive file without its last scans decodes to a coarser picture. Both decode
+//! without an error, but not to the original image.
 //!
 //! ```text
 //!   SOI ─ DQT, DHT, DRI, SOF ─ SOS ─ entropy-coded bits (RST …) ─ SOS … ─ EOI
-//!                              │       └ walked block by block, by the Huffman tables; nothing is computed of them
-//!                              └ which coefficients of which components, to which bit: at the end all of them, to the last one
+//!                              │       └ walked block by block, with the Huffman tables; no values are computed
+//!                              └ which coefficients of which components, to which bit: at the end all of them, to the last
 //! ```
 //!
-//! Procedures: ITU T.81, F.2.2 (sequential) and G.1.2, G.2 (progressive). It is asked of files that were decoded, so what it does not know it leaves
-//! to the decoder.
+//! Procedures: ITU T.81, F.2.2 (sequential) and G.1.2, G.2 (progressive). The check runs on files that the decoder
+//! accepted, so it passes whatever it does not know.
 //!
-//! Cost: a Huffman decoding of the file. Memory: of a progressive file 8 bytes for each block of 8×8.
+//! Cost: one Huffman decoding of the file. Memory: 8 bytes per block of 8×8 of a progressive file.
 
-/// What is missing.
+/// The part of a JPEG that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// Of the scan of this number, from 1: blocks (units of several components) that are there, and how many it has.
+    /// Scan number, from 1; blocks (or units of several components) that it has; blocks that it needs.
     Blocks { scan: usize, there: u64, all: u64 },
-    /// Of this component, from 0, coefficients were never coded, or not to their last bit.
+    /// Component number, from 0. Some of its coefficients were never coded, or not to their last bit.
     Scans { component: usize },
 }
 
 impl Missing {
-    /// In words.
+    /// Describes the missing part for a message.
     pub fn words(&self) -> String {
         match self {
             Self::Blocks { scan, there, all } => {
@@ -35,14 +36,14 @@ impl Missing {
     }
 }
 
-/// Why the walk ends before the end of the file.
+/// Why the walk stopped before the end of the file.
 enum Stop {
     Missing(Missing),
-    /// Something that this walk does not know, or that the decoder has judged.
+    /// Something that the walk does not know, or that the decoder has already judged.
     Unknown,
 }
 
-/// What is missing in a JPEG.
+/// Returns the missing part of a JPEG, if any.
 pub(super) fn missing(bytes: &[u8]) -> Option<Missing> {
     match Walk::default().run(bytes) {
         Ok(missing) => missing,
@@ -54,16 +55,16 @@ pub(super) fn missing(bytes: &[u8]) -> Option<Missing> {
 /// A component of the frame.
 struct Component {
     id: u8,
-    /// Blocks of it in a unit, across and down.
+    /// Blocks of the component per unit: `across` horizontally, `down` vertically.
     across: usize,
     down: usize,
-    /// Blocks of the component in its own scan, across and down.
+    /// Blocks of the component in a scan of its own, across and down.
     blocks: (usize, usize),
-    /// Blocks of a row as units fill it up.
+    /// Blocks per row, padded to whole units.
     stride: usize,
-    /// The lowest bit to which each coefficient was coded.
+    /// Lowest bit to which each coefficient was coded; `None` if it was not.
     lowest: [Option<u8>; 64],
-    /// Of a progressive frame: which coefficients of each block are not zero, by their place in the zigzag.
+    /// For a progressive frame: a mask per block of the coefficients that are not zero, by zigzag index.
     nonzero: Vec<u64>,
 }
 
@@ -74,12 +75,12 @@ struct Frame {
     units: (usize, usize),
 }
 
-/// A code: its symbols by the first bits, and for longer ones by length.
+/// A Huffman code: a table for short codes, by their first bits, and the longer codes by length.
 #[derive(Clone)]
 struct Huffman {
-    /// For each [`Huffman::FIRST`] bits: length and symbol of the code that they begin with, or zero.
+    /// For each value of [`Huffman::FIRST`] bits: length and symbol of the code they begin with, or 0.
     first: Vec<u16>,
-    /// For each length: the code behind its last one, and what is added to a code for the place of its symbol.
+    /// For each length: its last code plus one, and the offset from a code to the index of its symbol.
     ends: [(u32, i32); 17],
     symbols: Vec<u8>,
 }
@@ -114,7 +115,7 @@ impl Huffman {
     }
 }
 
-/// The bits of an entropy-coded segment.
+/// Reads the bits of an entropy-coded segment.
 struct Bits<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -122,11 +123,11 @@ struct Bits<'a> {
     count: u32,
 }
 
-/// A segment has no more bits.
+/// The error at the end of a segment.
 struct Ended;
 
 impl Bits<'_> {
-    /// Takes what fits, up to the next marker.
+    /// Fills the buffer with bytes up to the next marker.
     fn fill(&mut self) {
         while self.count <= 56 {
             let Some(byte) = self.bytes.get(self.at) else { return };
@@ -142,7 +143,7 @@ impl Bits<'_> {
         }
     }
 
-    /// The next bits, zeros where there are no more.
+    /// Returns the next bits without consuming them; zeros after the end.
     fn peek(&self, n: u32) -> usize {
         let bits = match self.count.checked_sub(n) {
             Some(behind) => self.buffer >> behind,
@@ -151,7 +152,7 @@ impl Bits<'_> {
         (bits & ((1 << n) - 1)) as usize
     }
 
-    /// At most 16 bits.
+    /// Reads up to 16 bits.
     fn take(&mut self, n: u32) -> Result<u32, Ended> {
         if n == 0 {
             return Ok(0);
@@ -164,7 +165,7 @@ impl Bits<'_> {
         Ok(bits)
     }
 
-    /// The next symbol; `None` for bits that are no code, which is what the zeros behind the end may be.
+    /// Reads the next symbol; `None` if the bits are not a code, which can happen with the zeros after the end.
     fn symbol(&mut self, code: &Huffman) -> Result<Option<u8>, Ended> {
         if self.count < 16 {
             self.fill();
@@ -186,7 +187,7 @@ impl Bits<'_> {
         if self.count < 16 { Err(Ended) } else { Ok(None) }
     }
 
-    /// Goes behind the restart marker that has to follow.
+    /// Moves past the restart marker that must follow.
     fn restart(&mut self) -> Result<(), Ended> {
         (self.buffer, self.count) = (0, 0);
         let marker = next_marker(self.bytes, self.at).ok_or(Ended)?;
@@ -198,7 +199,7 @@ impl Bits<'_> {
     }
 }
 
-/// Where the code of the next marker is: behind one or more 0xff, and not 0.
+/// Returns the index of the next marker's code: after one or more bytes 0xff, and not 0.
 fn next_marker(bytes: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     loop {
@@ -210,7 +211,7 @@ fn next_marker(bytes: &[u8], from: usize) -> Option<usize> {
     }
 }
 
-/// What a scan codes: coefficients from one to another, from a bit that is there already (0: none) down to another.
+/// What a scan codes: coefficients `from` to `to`, from bit `high` (0: none coded yet) down to bit `low`.
 #[derive(Clone, Copy)]
 struct Band {
     from: usize,
@@ -252,7 +253,7 @@ impl Walk {
                 0xc0..=0xc2 if self.frame.is_none() => {
                     self.frame = Some(Frame::parse(segment, code == 0xc2).ok_or(Stop::Unknown)?);
                 }
-                // other processes, or a second frame
+                // unsupported processes, or a second frame
                 0xc0..=0xcf => return Err(Stop::Unknown),
                 0xda => at = self.scan(segment, bytes, at)?,
                 _ => {}
@@ -275,7 +276,7 @@ impl Walk {
         Some(())
     }
 
-    /// Walks a scan; gives where the walk ended.
+    /// Walks a scan; returns the position after it.
     fn scan(&mut self, header: &[u8], bytes: &[u8], at: usize) -> Result<usize, Stop> {
         self.scans += 1;
         let frame = self.frame.as_mut().ok_or(Stop::Unknown)?;
@@ -336,7 +337,7 @@ impl Frame {
     }
 }
 
-/// A component of a scan, with its codes.
+/// A component of a scan, with its Huffman codes.
 struct Part<'a> {
     component: usize,
     dc: Option<&'a Huffman>,
@@ -350,7 +351,7 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// `None` for what T.81 does not allow, and where a table is missing.
+    /// Returns `None` for headers that T.81 does not allow, and if a table is missing.
     fn parse(header: &[u8], frame: &Frame, dc: &'a [Option<Huffman>; 4], ac: &'a [Option<Huffman>; 4]) -> Option<Self> {
         let count = usize::from(*header.first()?);
         let part = |two: &[u8]| {
@@ -373,7 +374,7 @@ impl<'a> Scan<'a> {
         valid.then_some(Self { parts, band, is_progressive: frame.is_progressive })
     }
 
-    /// A unit: a block of the one component, or the blocks of several. False for bits that are no code.
+    /// Walks a unit: a block of the only component, or the blocks of several. False if bits are not a code.
     fn unit(
         &self,
         frame: &mut Frame,
@@ -403,7 +404,7 @@ impl<'a> Scan<'a> {
         Ok(true)
     }
 
-    /// G.1.2 and G.2, as decoders take them: a run beyond the block ends it.
+    /// G.1.2 and G.2, with the leniency of decoders: a run past the end of the block ends it.
     fn progressive(
         &self,
         part: &Part<'_>,
@@ -425,7 +426,7 @@ impl<'a> Scan<'a> {
             let Some(symbol) = bits.symbol(code)? else { return Ok(false) };
             let (zeros, size) = (u32::from(symbol >> 4), u32::from(symbol & 15));
             if size == 0 && zeros < 15 {
-                // so many blocks have nothing new from here on, this one the first
+                // end-of-band run: this many blocks, from this one on, have no new coefficients
                 *run = (1 << zeros) + bits.take(zeros)?;
                 break;
             }
@@ -434,7 +435,7 @@ impl<'a> Scan<'a> {
                 bits.take(size)?;
                 k += zeros as usize;
             } else {
-                // the sign of a coefficient that is new, then a bit for each that it passes and that is there already
+                // the sign of a new coefficient, then a correction bit for each nonzero coefficient that it passes
                 bits.take(size.min(1))?;
                 while k <= to {
                     if *nonzero >> k & 1 == 1 {
@@ -463,7 +464,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// The difference of a DC coefficient.
+/// Reads the difference of a DC coefficient.
 fn difference(code: &Huffman, bits: &mut Bits<'_>) -> Result<bool, Ended> {
     match bits.symbol(code)? {
         Some(size @ 0..=16) => bits.take(size.into()).map(|_| true),
@@ -471,7 +472,7 @@ fn difference(code: &Huffman, bits: &mut Bits<'_>) -> Result<bool, Ended> {
     }
 }
 
-/// A block of a sequential scan.
+/// Walks a block of a sequential scan.
 fn sequential(part: &Part<'_>, bits: &mut Bits<'_>) -> Result<bool, Ended> {
     let (Some(dc), Some(ac)) = (part.dc, part.ac) else { return Ok(false) };
     if !difference(dc, bits)? {

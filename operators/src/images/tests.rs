@@ -1,4 +1,4 @@
-//! Held against Pillow (`testdata/images/goldens.py`), and what hostile images end in.
+//! Compares results with Pillow's (`testdata/images/goldens.py`) and tests hostile images.
 
 use std::io::Read;
 
@@ -23,7 +23,8 @@ fn why(name: &str, fields: Value) -> (&'static str, String) {
     (bad.reason, bad.message)
 }
 
-/// Every file, fit, filter and size of the goldens: PNG equal to the bit, JPEG within what decoders differ by.
+/// Covers every file, fit, filter and size of the goldens: PNG is equal bit for bit, JPEG within the differences of
+/// decoders.
 #[test]
 fn what_comes_out_is_what_pillow_makes() {
     let entries: Vec<Value> = serde_json::from_slice(&file("golden.json")).unwrap();
@@ -85,7 +86,7 @@ fn hostile_images_end_as_one_reason_each() {
     assert!(pixels_of(&file("rgb.png"), &images(json!({"fit": "stretch", "max_pixels": 3975}))).is_ok());
 }
 
-/// Profiles are not looked at unless the job asks for sRGB; then one that is something else is a bad record.
+/// Profiles are ignored unless the job requires sRGB; then an image in another space is a bad record.
 #[test]
 fn profiles_that_are_not_srgb_are_refused_on_request() {
     use super::profile::tests::{adobe_rgb, in_jpeg, in_png, srgb_profile, with_chunk};
@@ -102,7 +103,7 @@ fn profiles_that_are_not_srgb_are_refused_on_request() {
         assert_eq!(pixels_of(&now, &srgb).unwrap(), pixels_of(had, &ignored).unwrap());
     }
     let mut swapped = in_jpeg(&jpeg, &good, 100);
-    // the first part says that it is another one
+    // the first part claims another part number
     swapped[2 + 4 + 12] = 9;
     let bomb = in_png(&png, &vec![0; 64 << 20]);
     assert!(bomb.len() < 200_000);
@@ -123,7 +124,8 @@ fn profiles_that_are_not_srgb_are_refused_on_request() {
     }
 }
 
-/// Cut off anywhere, or with any byte changed, an image is a bad record or other pixels, never a panic; what is cut off is never good.
+/// An image truncated anywhere, or with any byte changed, is a bad record or other pixels, never a panic. A truncated
+/// one is always a bad record.
 #[test]
 fn damaged_images_are_seen_or_are_other_images() {
     let any = images(json!({"fit": "stretch", "size": 4}));
@@ -146,7 +148,7 @@ fn damaged_images_are_seen_or_are_other_images() {
     }
 }
 
-/// What is long and thin would be huge while it is resized.
+/// A long, thin image would become huge during resizing.
 #[test]
 fn a_long_thin_image_is_refused_before_it_grows() {
     let thin = |width, height| Picture { width, height, channels: 1, values: vec![0; width * height] };
@@ -168,7 +170,7 @@ fn a_long_thin_image_is_refused_before_it_grows() {
 fn an_image_may_be_left_as_it_lies() {
     let lying = images(json!({"size": 4, "height": 6, "orientation": "ignore"}));
     assert_eq!(pixels_of(&file("exif6.png"), &lying).unwrap(), pixels_of(&file("exif1.png"), &lying).unwrap());
-    // as it is to be seen it is wider than high
+    // after applying the orientation it is wider than high
     assert_eq!(
         pixels_of(&file("exif6.png"), &images(json!({"size": 4, "height": 6}))).unwrap_err().reason,
         reason::SIZE
@@ -185,7 +187,7 @@ fn one_channel_is_all_three_and_three_are_one() {
     assert_eq!(luminance, [76, 150, 29]);
 }
 
-/// Where the bits of each scan begin, and where they end.
+/// Returns where the bits of each scan begin and end.
 fn scans_of(jpeg: &[u8]) -> Vec<(usize, usize)> {
     let mut scans = Vec::new();
     let mut at = 2;
@@ -203,7 +205,7 @@ fn scans_of(jpeg: &[u8]) -> Vec<(usize, usize)> {
     scans
 }
 
-/// A decoder reads zeros behind the end of a scan, so the picture is there, and grey from the cut on.
+/// A decoder reads zeros after the end of a scan, so the image decodes, but is grey from the cut on.
 #[test]
 fn a_jpeg_that_is_cut_and_closed_is_broken() {
     let any = images(json!({"fit": "stretch", "size": 4}));
@@ -222,7 +224,7 @@ fn a_jpeg_that_is_cut_and_closed_is_broken() {
         let scans = scans_of(&good);
         for (i, (begin, end)) in scans.iter().enumerate() {
             for cut in (*begin..*end - 1).step_by(1 + (end - begin) / 40) {
-                // a half marker is none
+                // half a marker is not a marker
                 let cut = if good[cut - 1] == 0xff { cut - 1 } else { cut };
                 let closed = [&good[..cut], b"\xff\xd9"].concat();
                 let bad = pixels_of(&closed, &any).expect_err(&format!("{name}: scan {i} cut at {cut} of {end}"));
@@ -236,7 +238,7 @@ fn a_jpeg_that_is_cut_and_closed_is_broken() {
     assert!(bad.message.contains("is cut off and closed with an end marker: scan 1 has "), "{}", bad.message);
 }
 
-/// A progressive file without its last scans is a coarser picture.
+/// A progressive file without its last scans decodes to a coarser image.
 #[test]
 fn a_jpeg_without_its_last_scans_is_broken() {
     let any = images(json!({"fit": "stretch", "size": 4}));
@@ -253,7 +255,7 @@ fn a_jpeg_without_its_last_scans_is_broken() {
     }
 }
 
-/// A restart marker with its blocks that is gone, in the middle of a scan.
+/// A restart marker is removed from the middle of a scan, together with its blocks.
 #[test]
 fn a_jpeg_that_lost_an_interval_is_broken() {
     let any = images(json!({"fit": "stretch", "size": 4}));
@@ -265,7 +267,7 @@ fn a_jpeg_that_lost_an_interval_is_broken() {
     assert_eq!(pixels_of(&without, &any).unwrap_err().reason, reason::BROKEN);
 }
 
-/// A PNG of so many colours, made by hand: a palette and rows of places in it, also packed and interlaced.
+/// Builds a PNG with a palette of `colours` colours and rows of indices, also packed and interlaced.
 fn palette_png(colours: usize, bits: u8, size: (u32, u32), row: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut encoder = png::Encoder::new(&mut out, size.0, size.1);
@@ -290,7 +292,7 @@ fn a_pixel_that_its_palette_does_not_have_is_a_bad_record() {
     assert_eq!(of(3, 8, &[0, 2], 2).unwrap(), [0, 1, 2, 6, 7, 8].repeat(2));
     let says = "has a pixel of colour 3, and a palette of 3 colours; valid: 0 to 2";
     assert_eq!(of(3, 8, &[0, 3], 2).unwrap_err(), says);
-    // 2 bits: 0, 1, 2 and what fills the byte up, which is no pixel
+    // 2 bits per index: 0, 1, 2, and padding bits of the byte, which are not a pixel
     assert_eq!(of(3, 2, &[0b00_01_10_11], 3).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8].repeat(2));
     assert_eq!(of(3, 2, &[0b00_01_10_11], 4).unwrap_err(), says);
     assert_eq!(of(1, 1, &[0b0010_0000], 2).unwrap(), [0, 1, 2, 0, 1, 2].repeat(2));

@@ -1,30 +1,32 @@
-//! `orders`: in which order the tokens of a sequence are generated, and in which blocks (ARMD, Karami and Ghodsi 2026).
+//! `orders`: the order in which the tokens of a sequence are generated, and their blocks (ARMD, Karami and Ghodsi
+//! 2026).
 //!
 //! ```text
-//!   progressive, ρ = 2    0 1 4 3 2 5 | 1 2 3 4 5 6        left to right, ρ tokens shuffled among their places
-//!   strided, S = 2        0 3 1 4 2 5 | 1 2 3 3 4 4        S streams interleaved: the heads one by one, then S at a time
+//!   progressive, ρ = 2    0 1 4 3 2 5 | 1 2 3 4 5 6        left to right, with ρ tokens shuffled among their places
+//!   strided, S = 2        0 3 1 4 2 5 | 1 2 3 3 4 4        S streams interleaved: first tokens one by one, then S at a time
 //!   random, T = 3         2 5 0 4 1 3 | 1 1 2 2 3 3        τ in {1 … T} for each token; B = T − τ + 1
 //!                         order         block
 //! ```
 //!
-//! | column | | |
+//! | column | type and shape | content |
 //! |---|---|---|
 //! | `order` | uint16 or uint32 \[L\] | π: the position of the n-th token generated; padding last |
 //! | `block` | the same \[L\] | B(n) of the n-th token generated, from 1, never falling; padding has one more than the last block |
 //!
-//! The n-th token sees the i-th where B(i) < B(n) (strictly causal, Eq. 5) or B(i) ≤ B(n) (causal, Eq. 3).
+//! The n-th token may attend to the i-th if B(i) < B(n) (strictly causal, Eq. 5) or B(i) ≤ B(n) (causal, Eq. 3).
 //!
-//! Every choice is a function of the seed, a purpose and `sequence_id` ([`keyed_uniforms`]): the same that the package's `views.armd` draws in the epoch
-//! `orders.epoch`. With a schedule ρ is a function of the place in the data set, which the plan keeps for each split ([`SequenceRange`]).
+//! Every choice depends only on the seed, a purpose and `sequence_id` ([`keyed_uniforms`]). The Python package's
+//! `views.armd` draws the same in the epoch `orders.epoch`. With a schedule, ρ depends on the sequence's index in the
+//! data set, which the plan records for each split ([`SequenceRange`]).
 //!
-//! | purpose | what |
+//! | purpose | use |
 //! |---|---|
-//! | `armd_places` | progressive: the ρ positions with the smallest uniforms are shuffled |
-//! | `armd_shuffle` | progressive: into the order of these uniforms |
-//! | `armd_streams` | strided: which of several S |
-//! | `armd_steps` | random: τ = 1 + ⌊u·T⌋ of the i-th uniform belongs to position i |
+//! | `armd_places` | progressive: shuffle the ρ positions with the smallest uniforms |
+//! | `armd_shuffle` | progressive: put them into the order of these uniforms |
+//! | `armd_streams` | strided: pick one of several S |
+//! | `armd_steps` | random: τ = 1 + ⌊u·T⌋, with the i-th uniform for position i |
 //!
-//! Cost: a Philox block for two tokens, and a sort.
+//! Cost: one Philox block per two tokens, and a sort.
 
 mod picture;
 
@@ -47,34 +49,34 @@ use crate::rows::list_column;
 
 const NAME: &str = "orders";
 
-/// Config of `orders`.
+/// Configuration of `orders`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrdersConfig {
-    /// How tokens are ordered.
+    /// How to order the tokens.
     pub rule: OrderRule,
-    /// Seed of the job in this epoch.
+    /// Seed of the job, combined with the epoch.
     pub seed: u64,
-    /// Shape of the rows.
+    /// Row length: fixed, or up to a maximum.
     pub rows: Rows,
 }
 
-/// How tokens are ordered.
+/// A kind of order with its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OrderRule {
-    /// Left to right, as many tokens shuffled.
+    /// Left to right, with some tokens shuffled.
     Progressive(Shuffled),
-    /// Streams, one of these numbers of them.
+    /// Interleaved streams; their number is drawn from this list.
     Strided(Vec<u32>),
-    /// So many masking steps.
+    /// Random, with this number of masking steps T.
     Random(u32),
 }
 
-/// How many tokens are shuffled.
+/// Number of tokens to shuffle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shuffled {
-    /// ρ, of every sequence.
+    /// ρ for every sequence.
     Rho(u32),
-    /// ρ by the place of the sequence in the data set.
+    /// ρ that depends on the sequence's index in the data set.
     Schedule(OrderSchedule),
 }
 
@@ -83,12 +85,12 @@ pub enum Shuffled {
 pub struct Order {
     /// The position of the n-th token generated; padding last.
     pub order: Vec<u32>,
-    /// Its block, from 1.
+    /// Block of the n-th token generated, from 1.
     pub block: Vec<u32>,
 }
 
 impl Order {
-    /// Left to right in blocks of one token, `valid` of `length` positions being no padding.
+    /// Left to right in blocks of one token; the first `valid` of `length` positions are not padding.
     fn left_to_right(length: usize, valid: usize) -> Self {
         let order = (0..length as u32).collect();
         let block = (1..=length as u32).map(|n| n.min(valid as u32 + 1)).collect();
@@ -96,7 +98,8 @@ impl Order {
     }
 }
 
-/// The order of a sequence of `length` positions, of which the first `valid` are no padding. Only a schedule looks at its `place` in the data set.
+/// Returns the order of a sequence of `length` positions, of which the first `valid` are not padding. `place` is the
+/// sequence's index in the data set; only a schedule uses it.
 ///
 /// ```
 /// use stillhouse_operators::orders::{OrderRule, OrdersConfig, order_of};
@@ -143,14 +146,15 @@ pub fn order_of(config: &OrdersConfig, sequence_id: u64, place: u64, length: usi
     found
 }
 
-/// Positions by their uniforms, ascending; of equal ones the earlier first.
+/// Sorts positions by their uniforms, ascending; for equal ones the earlier position comes first.
 fn by_uniform(positions: impl Iterator<Item = u32>, mut uniform: impl FnMut(u32) -> f64) -> Vec<u32> {
     let mut drawn: Vec<(f64, u32)> = positions.map(|position| (uniform(position), position)).collect();
     drawn.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     drawn.into_iter().map(|(_, position)| position).collect()
 }
 
-/// The first `valid` positions in `streams` streams, of which the first ones are a token longer where they are not equal.
+/// Arranges the first `valid` positions in `streams` streams. If `valid` is not a multiple of `streams`, the first
+/// streams are one token longer.
 fn stride(found: &mut Order, valid: usize, streams: usize) {
     let streams = streams.min(valid).max(1);
     let (short, longer) = (valid / streams, valid % streams);
@@ -226,7 +230,7 @@ impl OperatorConfig for OrdersConfig {
     }
 
     fn bytes_per_token(&self, before: f64, _: usize) -> f64 {
-        // positions and blocks that run on pack to little; those that are shuffled do not
+        // consecutive positions and blocks compress well, shuffled ones do not
         before + if matches!(self.rule, OrderRule::Random(_)) { 2.5 } else { 1.5 }
     }
 
@@ -244,7 +248,7 @@ impl OperatorConfig for OrdersConfig {
 }
 
 impl OrdersConfig {
-    /// The order of a sequence; `None` where it depends on the place in the data set and nothing says it.
+    /// Returns the order of a sequence; `None` if it depends on the index in the data set and that is unknown.
     fn of(&self, sequence: &Sequence, split: Option<SequenceRange>) -> Option<Order> {
         let place = match &self.rule {
             OrderRule::Progressive(Shuffled::Schedule(schedule)) => schedule.place(sequence.id, split)?,
@@ -253,7 +257,7 @@ impl OrdersConfig {
         Some(order_of(self, sequence.id, place, sequence.tokens.len(), sequence.valid))
     }
 
-    /// Type of a position or a block: padding's block is one more than the last.
+    /// Type of the values: must hold the block of padding, one more than the last block.
     fn item(&self) -> DataType {
         let steps = if let OrderRule::Random(steps) = self.rule { steps as usize } else { 0 };
         let largest = self.rows.length().max(steps) + 1;

@@ -1,18 +1,18 @@
-//! The masks of an order as a person sees them: tokens in the order of generation, what each may see in a row.
+//! Draws the attention masks of an order: tokens in generation order, one line per query.
 //!
 //! ```text
 //!   strictly causal     causal            N = 8, S = 2
-//!   ·               ·   █ · …             a cell is a part of the sequence: · nothing of it is seen, ░ ▒ ▓ some, █ all
+//!   ·               ·   █ · …             a cell is a part of the sequence: · none of it visible, ░ ▒ ▓ some, █ all
 //! ```
 
 use crate::config::Picture;
 
-/// Cells of a side at most.
+/// Maximum cells per side.
 const CELLS: usize = 16;
-/// Positions and blocks that are listed at most.
+/// Maximum positions and blocks listed.
 const LISTED: usize = 16;
 
-/// What is shown of an order, padding left out.
+/// Returns the facts about an order, without padding.
 pub(super) fn facts(order: &[u32], block: &[u32]) -> Vec<(String, String)> {
     let listed = |values: &[u32]| {
         let shown: Vec<String> = values.iter().take(LISTED).map(ToString::to_string).collect();
@@ -30,19 +30,19 @@ pub(super) fn facts(order: &[u32], block: &[u32]) -> Vec<(String, String)> {
     facts
 }
 
-/// Both masks, for the page.
+/// Returns both masks, for the web page.
 pub(super) fn masks(block: &[u32]) -> Vec<Picture> {
     let sees = |own: bool| block.iter().map(|&query| seen(block, query, own) as u32).collect();
     let mask = |(title, own): (&str, bool)| Picture::Mask { title: title.into(), sees: sees(own) };
     [("strictly causal", false), ("causal", true)].map(mask).into()
 }
 
-/// How many tokens one of the block `query` sees: blocks never fall, so they are the first ones.
+/// Returns how many tokens a token of block `query` may attend to. Blocks never fall, so these are the first ones.
 fn seen(block: &[u32], query: u32, own: bool) -> usize {
     block.partition_point(|&key| if own { key <= query } else { key < query })
 }
 
-/// The mask in `width` × `width` cells, a line for each part of the queries.
+/// Draws the mask in `width` × `width` cells, a line per group of queries.
 fn raster(block: &[u32], width: usize, own: bool) -> Vec<String> {
     let part = |cell: usize| cell * block.len() / width;
     (0..width)

@@ -20,22 +20,22 @@ fn rules() -> Vec<OrderRule> {
     ]
 }
 
-/// METHODS.md §5, from 1 there and from 0 here.
+/// The example of METHODS.md §5, which counts from 1; this test counts from 0.
 #[test]
 fn strided_orders_are_those_of_the_paper() {
     let found = order_of(&config(OrderRule::Strided(vec![2])), 9, 0, 8, 8);
     assert_eq!(found.order, [0, 4, 1, 5, 2, 6, 3, 7]);
     assert_eq!(found.block, [1, 2, 3, 3, 4, 4, 5, 5]);
-    // streams that are not equal, and padding
+    // streams of unequal length, and padding
     let found = order_of(&config(OrderRule::Strided(vec![3])), 9, 0, 10, 8);
     assert_eq!(found.order, [0, 3, 6, 1, 4, 7, 2, 5, 8, 9]);
     assert_eq!(found.block, [1, 2, 3, 4, 4, 4, 5, 5, 6, 6]);
-    // more streams than tokens: one by one
+    // more streams than tokens: one token at a time
     let found = order_of(&config(OrderRule::Strided(vec![9])), 9, 0, 4, 3);
     assert_eq!((found.order, found.block), (vec![0, 1, 2, 3], vec![1, 2, 3, 4]));
 }
 
-/// Masking steps by hand: τ = T − B + 1 falls along the order, and equal ones stand by position.
+/// Checks the masking steps directly: τ = T − B + 1 falls along the order, and equal steps are sorted by position.
 #[test]
 fn random_masking_sorts_by_step() {
     for id in 0..200 {
@@ -49,7 +49,7 @@ fn random_masking_sorts_by_step() {
     }
 }
 
-/// What a token may see is never of its own or a later block: all pairs, all rules.
+/// A token never attends to its own or a later block: all pairs, all rules.
 #[test]
 fn the_strictly_causal_property_by_brute_force() {
     for rule in rules() {
@@ -65,7 +65,7 @@ fn the_strictly_causal_property_by_brute_force() {
                 for query in 0..valid {
                     for key in 0..length {
                         let seen = found.block[key] < found.block[query];
-                        // what is seen was generated before it, and is no padding
+                        // what is visible was generated before it and is not padding
                         assert!(!seen || (key < query && key < valid));
                     }
                 }
@@ -80,7 +80,7 @@ fn the_strictly_causal_property_by_brute_force() {
 #[test]
 fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
     let schedule = schedule(9_000, 48_000, 32);
-    // as `views.armd.OWT.rho` gives it
+    // values of `views.armd.OWT.rho`
     for (at, rho) in [
         (0, 0),
         (8_999, 0),
@@ -102,7 +102,7 @@ fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
     };
     assert_eq!(moved(id(0, 5), 5), 0);
     assert!(moved(id(0, 9_999), 9_999) <= 1 && (20..=32).contains(&moved(id(5, 3), 50_003)));
-    // where a sequence stands: what was planned for its split, or what earlier versions counted
+    // the index of a sequence: from the split's planned range, or as earlier versions counted it
     let planned = Some(SequenceRange { first: 20_000, sequences: 100 });
     assert_eq!(
         [3, 99, 100, 1 << 20].map(|row| schedule.place(id(3, row), planned)),
@@ -129,7 +129,7 @@ fn a_growing_rho_adds_places() {
     }
 }
 
-/// Statistics with fixed seeds: every order of three tokens alike often, every S alike often, τ uniform.
+/// Statistics with fixed seeds: all orders of three tokens are equally frequent, all S too, and τ is uniform.
 #[test]
 fn choices_are_uniform() {
     let draws = 6000u32;
@@ -151,12 +151,12 @@ fn choices_are_uniform() {
     };
     expect(&count(OrderRule::Progressive(Shuffled::Rho(3)), |o| o.order.clone(), 3), 6);
     expect(&count(OrderRule::Strided(vec![1, 2, 4]), |o| o.block.clone(), 8), 3);
-    // which step the first position has: B of where it stands
+    // the step of the first position, from the block at its place in the order
     let step = |o: &Order| vec![o.block[o.order.iter().position(|&p| p == 0).unwrap()]];
     expect(&count(OrderRule::Random(4), step, 5), 4);
 }
 
-/// A rule as the goldens name it: one key, its kind.
+/// Parses a rule of the goldens: an object with one key, the kind.
 fn rule(named: &serde_json::Value) -> OrderRule {
     let (kind, value) = named.as_object().unwrap().iter().next().unwrap();
     let number = |value: &serde_json::Value| u32::try_from(value.as_u64().unwrap()).unwrap();
@@ -171,7 +171,7 @@ fn rule(named: &serde_json::Value) -> OrderRule {
     }
 }
 
-/// Drawn by the package: `scripts/view-goldens`, which asks `stillhouse.views`.
+/// The goldens come from the Python package: `scripts/view-goldens` calls `stillhouse.views`.
 #[test]
 fn stored_orders_are_those_that_the_package_draws() {
     let goldens: serde_json::Value = serde_json::from_str(include_str!("../../testdata/views.json")).unwrap();
@@ -181,7 +181,7 @@ fn stored_orders_are_those_that_the_package_draws() {
     for case in goldens["orders"].as_array().unwrap() {
         let rule = rule(&case["rule"]);
         let config = OrdersConfig { rule, seed: case["seed"].as_u64().unwrap(), rows: Rows::Fixed(12) };
-        // the golden's seed is the job's, the config's that of the epoch
+        // the golden has the job's seed; the config has that of the epoch
         let config =
             OrdersConfig { seed: epoch_seed(config.seed, case["epoch"].as_u64().unwrap_or(0) as u32), ..config };
         let (id, valid) = (case["sequence_id"].as_u64().unwrap(), case["valid"].as_u64().unwrap() as usize);

@@ -1,33 +1,33 @@
-//! Special tokens that were parsed from a text (`tokenizer.special_tokens: parse`) begin and end segments there.
+//! Cuts documents into segments at special tokens parsed from their text (`tokenizer.special_tokens: parse`).
 //!
 //! ```text
-//!  a b </s> <s> c d <s> e    ─►  [a b </s>] [<s> c d] [<s> e]         the document's separator joins the last
+//!  a b </s> <s> c d <s> e    ─►  [a b </s>] [<s> c d] [<s> e]         the document's separator joins the last segment
 //! ```
 
 use crate::config::SpecialIds;
 use crate::vocabulary::Role;
 
-/// The tokens at which a document is cut into segments. None of them: a document is one segment.
+/// The special tokens that cut a document into segments. Without any, a document is one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Breaks {
-    /// A segment begins before it: bos, where that is not eos.
+    /// A segment begins before this token: bos, unless it is also eos.
     pub before: Option<u32>,
-    /// A segment begins after it: eos.
+    /// A segment begins after this token: eos.
     pub after: Option<u32>,
 }
 
-/// Tokens of one segment.
+/// A run of tokens within one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stretch<'a> {
     pub tokens: &'a [u32],
-    /// A segment begins here.
+    /// Whether a segment begins at the first token.
     pub begins: bool,
-    /// The next token begins another one.
+    /// Whether the next token begins another segment.
     pub ends: bool,
 }
 
 impl Breaks {
-    /// Those of a tokenizer: none where special tokens in a text are text.
+    /// Returns the breaks of a tokenizer; none if it does not parse special tokens from text.
     pub fn of(special_ids: &SpecialIds) -> Self {
         let after = special_ids.parsed(Role::Eos);
         Self { before: special_ids.parsed(Role::Bos).filter(|bos| Some(*bos) != after), after }
@@ -39,7 +39,7 @@ impl Breaks {
         is(self.before, start) || (start > 0 && is(self.after, start - 1))
     }
 
-    /// Cuts tokens into stretches.
+    /// Cuts tokens into stretches, none of which crosses a segment boundary.
     pub(crate) fn stretches<'a>(self, mut tokens: &'a [u32]) -> impl Iterator<Item = Stretch<'a>> {
         std::iter::from_fn(move || {
             let first = *tokens.first()?;

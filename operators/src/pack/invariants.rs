@@ -1,4 +1,4 @@
-//! What must hold of the columns of `pack`.
+//! Checks of the columns of `pack`.
 
 use arrow::array::{Array, BooleanArray, Int32Array, RecordBatch, UInt64Array};
 use arrow::datatypes::DataType;

@@ -1,26 +1,28 @@
-//! `pack`: token streams to sequences of L tokens.
+//! `pack`: packs token streams into sequences of L tokens.
 //!
 //! ```text
-//!  wrap   d0 d0 d0 | d1 d1 d1 d1 d1 d1 …      documents, a separator after each, one long stream, cut into blocks
+//!  wrap   d0 d0 d0 | d1 d1 d1 d1 d1 d1 …      documents with a separator after each, joined and cut into blocks
 //!         [B d0 d0 d0 | d1 E] [B d1 d1 d1 d1 E] …    boundary bos_eos: blocks of L − 2 between BOS and EOS
-//!  pad    [B d0 d0 d0 E . .] [B d1 d1 d1 d1 d1 E]     one document per row, truncated, filled up
+//!  pad    [B d0 d0 d0 E . .] [B d1 d1 d1 d1 d1 E]     one document per row, truncated or padded
 //! ```
 //!
-//! Wrapping is what MDLM's `_group_texts` does to one whole data set split (Sahoo et al. 2024), here to one split of the input.
-//! What does not fill a block at the end is dropped, padded or kept short.
+//! Mode `wrap` applies MDLM's `_group_texts` (Sahoo et al. 2024) to one split of the input; MDLM applies it to a whole
+//! data set split. `remainder` says what happens to the tokens that do not fill the last block: drop them, pad the row
+//! or keep it short.
 //!
-//! | column | | |
+//! | column | type and shape | content |
 //! |---|---|---|
 //! | `sequence_id` | uint64 | split and row number |
-//! | `input_ids` | int32 \[L\] | |
-//! | `attention_mask` | bool \[L\] | false on padding only; where some rows of the data set may have padding |
-//! | `document_offsets`, `document_ids` | int32, uint64 \[*\] | where documents begin |
+//! | `input_ids` | int32 \[L\] | token ids |
+//! | `attention_mask` | bool \[L\] | false on padding only; present if rows of the data set may have padding |
+//! | `document_offsets`, `document_ids` | int32, uint64 \[*\] | where documents begin, and their ids |
 //!
-//! The offsets begin with 0 and cut the row into segments: BOS belongs to the first document of the row, the
-//! last EOS and the padding to the last, a separator to the document before it. A document with no token in a row is not listed there.
-//! Special tokens that were parsed from a text cut its document into several segments, which carry the same id (`breaks.rs`).
+//! The offsets begin with 0 and cut the row into segments. BOS belongs to the first document of the row, the last EOS
+//! and the padding to the last, and a separator to the document before it. A row does not list documents of which it
+//! has no token. Special tokens parsed from a text cut its document into several segments with the same id
+//! (`breaks.rs`).
 //!
-//! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, however long the documents are.
+//! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, for documents of any length.
 
 mod breaks;
 mod invariants;
@@ -52,43 +54,43 @@ pub use breaks::Breaks;
 
 const NAME: &str = "pack";
 
-/// Config of `pack`. Make it with [`PackConfig::new`].
+/// Configuration of `pack`. Create it with [`PackConfig::new`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackConfig {
-    /// Wrap or pad.
+    /// Whether to wrap or pad documents.
     pub mode: PackMode,
     /// Tokens per sequence, L.
     pub length: usize,
-    /// Id that stands after every document; `None` for nothing.
+    /// Token id that follows every document; `None` for no separator.
     pub separator: Option<u32>,
-    /// What stands at both ends of a row.
+    /// Special tokens at both ends of a row.
     pub boundary: Boundary,
-    /// Begins a row; needed with boundary `bos_eos`.
+    /// First token of a row; required by boundary `bos_eos`.
     pub bos: Option<u32>,
-    /// Ends a row; needed with boundary `bos_eos`.
+    /// Last token of a row; required by boundary `bos_eos`.
     pub eos: Option<u32>,
-    /// Fills a row up; needed with mode `pad` and remainder `pad`.
+    /// Padding token; required by mode `pad` and remainder `pad`.
     pub pad: Option<u32>,
-    /// What happens to the last tokens of a split (mode `wrap`).
+    /// Treatment of the last tokens of a split (mode `wrap`).
     pub remainder: Remainder,
-    /// The same for the holdouts whose rule is another one, by name.
+    /// The same for holdouts whose rule differs from `remainder`, by name.
     pub holdout_remainders: BTreeMap<String, Remainder>,
-    /// Where a document is cut into segments by special tokens of its text.
+    /// Special tokens in the text that cut a document into segments.
     pub breaks: Breaks,
-    /// Whether the columns of the data set are fixed-size lists.
+    /// Row length: fixed, or up to a maximum.
     pub rows: Rows,
     /// Whether the data set has the column `attention_mask`.
     pub has_mask: bool,
-    /// Rows of an output batch.
+    /// Rows per output batch.
     pub rows_per_batch: usize,
 }
 
 impl PackConfig {
-    /// The config of a job with these `pack` settings. `holdouts` are the remainder rules of its holdouts by name, `rows` and `has_mask`
-    /// from [`spec::JobSpec::has_short_rows`] and [`spec::JobSpec::has_padding`].
+    /// Creates the config of a job with these `pack` settings. `holdouts` holds the remainder rule of each holdout by
+    /// name. `rows` and `has_mask` follow from [`spec::JobSpec::has_short_rows`] and [`spec::JobSpec::has_padding`].
     ///
     /// # Errors
-    /// When the job needs a special token that is not known: which, and what needs it.
+    /// Returns the special token that the job needs and the tokenizer lacks, and what needs it.
     pub fn new(
         pack: &spec::Pack,
         holdouts: impl IntoIterator<Item = (String, Remainder)>,
@@ -122,10 +124,10 @@ impl PackConfig {
         })
     }
 
-    /// The config of a job.
+    /// Creates the config of a job.
     ///
     /// # Errors
-    /// As [`PackConfig::new`].
+    /// See [`PackConfig::new`].
     pub(crate) fn of_facts(facts: &JobFacts<'_>) -> Result<Self, Problem> {
         let spec = facts.spec;
         let holdouts = spec.input.holdout.keys().map(|name| (name.clone(), spec.remainder_of(name)));
@@ -134,12 +136,12 @@ impl PackConfig {
         made.map_err(|missing| Problem::missing(format!("tokenizer.{}", missing.role), missing.to_string()))
     }
 
-    /// What happens to the remainder of a data set split: `train`, or a holdout by its name.
+    /// Returns the remainder rule of a data set split: `train`, or the name of a holdout.
     pub fn remainder_of(&self, dataset_split: &str) -> Remainder {
         self.holdout_remainders.get(dataset_split).copied().unwrap_or(self.remainder)
     }
 
-    /// Schema of the output.
+    /// Returns the schema of the output.
     pub fn schema(&self) -> SchemaRef {
         let mut fields = vec![columns::sequence_id(), self.rows.field(columns::INPUT_IDS, DataType::Int32, None, None)];
         if self.has_mask {
@@ -154,10 +156,10 @@ impl PackConfig {
         self.rows.field(columns::ATTENTION_MASK, DataType::Boolean, None, None)
     }
 
-    /// Makes the operator for one split.
+    /// Builds the operator for one split.
     ///
     /// # Errors
-    /// When the parts of the config do not fit each other.
+    /// Fails if the fields of the config contradict each other.
     pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
         let writer = rows::RowWriter::new(self, context);
         let ends = self.ends()?;
@@ -235,7 +237,7 @@ impl OperatorConfig for PackConfig {
     ];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        // rows of numbers are cut by `grid`, and where the teacher writes, `generate` makes the rows
+        // `grid` makes the rows of images and codes, and `generate` makes those of text that the teacher writes
         let spec = facts.spec;
         if spec.input.is_rows() || spec.sequential().is_some() { Ok(None) } else { Self::of_facts(facts).map(Some) }
     }
@@ -257,17 +259,17 @@ impl OperatorConfig for PackConfig {
     }
 }
 
-/// A special token that sequences need and nobody names.
+/// The error for a special token that sequences need but neither the tokenizer nor the job defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("needed by {by}, and none is known")]
 pub struct MissingToken {
-    /// Which.
+    /// Role of the missing token.
     pub role: Role,
-    /// What needs it.
+    /// The setting that needs it.
     pub by: &'static str,
 }
 
-/// What stands at both ends of a row.
+/// Special tokens at both ends of a row.
 #[derive(Debug, Clone, Copy)]
 struct Ends {
     bos: i32,
@@ -307,7 +309,7 @@ pub(crate) fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = T
     }))
 }
 
-/// Appends ids to a row.
+/// Appends token ids to a row.
 fn extend(row: &mut Vec<i32>, tokens: &[u32], document: u64) -> Result<(), OperatorError> {
     row.reserve(tokens.len());
     for &token in tokens {

@@ -1,4 +1,4 @@
-//! One document per row, truncated or filled up.
+//! Mode `pad`: one document per row, truncated or padded.
 
 use arrow::array::RecordBatch;
 
@@ -6,20 +6,20 @@ use super::rows::{RowWriter, Segment};
 use super::{Breaks, Ends, PackConfig, config_error, extend, token_pieces, unfinished};
 use crate::operator::{Emit, Operator, OperatorError};
 
-/// Mode `pad`.
+/// State of mode `pad`.
 #[derive(Debug)]
 pub(super) struct Pad {
     length: usize,
     ends: Option<Ends>,
-    /// Stands after the document; only without `ends`.
+    /// Token after the document; only without `ends`.
     separator: Option<i32>,
     pad: i32,
-    /// Most tokens of a document in a row.
+    /// Maximum tokens of a document in a row.
     room: usize,
     breaks: Breaks,
     row: Vec<i32>,
     segments: Vec<Segment>,
-    /// Whether the last segment is the one that goes on.
+    /// Whether the next token continues the last segment.
     listed: bool,
     document: Option<u64>,
     /// Tokens of the document that did not fit.

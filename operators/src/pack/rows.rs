@@ -1,4 +1,4 @@
-//! The rows of the next output batch.
+//! Collects the rows of the next output batch.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use super::{NAME, PackConfig};
 use crate::operator::{Emit, Measure, Meter, OperatorError, SharedStatistics, SplitContext};
 use crate::rows::list_column;
 
-/// Where a document begins in a row, and which.
+/// The offset in a row at which a document begins, and the document's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Segment {
     pub offset: usize,
     pub document: u64,
 }
 
-/// Collects rows and emits them, `rows_per_batch` at a time.
+/// Collects rows and emits them in batches of `rows_per_batch`.
 #[derive(Debug)]
 pub(super) struct RowWriter {
     schema: SchemaRef,
     rows_per_batch: usize,
     split: SplitId,
-    /// Rows handed out so far, the waiting ones included.
+    /// Rows so far, including those not yet emitted.
     written: u64,
     ids: Vec<i32>,
     lengths: Vec<usize>,
-    /// Tokens of each row that are no padding.
+    /// Tokens of each row that are not padding.
     valid: Vec<usize>,
     segments: Vec<Segment>,
     segment_counts: Vec<usize>,
@@ -57,7 +57,7 @@ impl RowWriter {
         &self.statistics
     }
 
-    /// Takes a row; emits a batch when there are enough.
+    /// Adds a row; emits a batch once there are `rows_per_batch`.
     pub(super) fn push(
         &mut self,
         ids: &[i32],
@@ -74,7 +74,7 @@ impl RowWriter {
         if self.lengths.len() < self.rows_per_batch { Ok(()) } else { self.flush(emit) }
     }
 
-    /// Emits the rows that wait.
+    /// Emits the collected rows.
     pub(super) fn flush(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let rows = self.lengths.len() as u64;
         if rows == 0 {

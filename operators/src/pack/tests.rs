@@ -60,7 +60,7 @@ fn rows(batches: &[RecordBatch], config: &PackConfig) -> Vec<Row> {
     rows
 }
 
-/// Batches of whole documents or of pieces: (document, tokens, end).
+/// Builds a batch of whole documents or pieces: (document, tokens, end).
 fn batch(pieces: &[(u64, Vec<u32>, bool)]) -> RecordBatch {
     let lists = ListArray::from_iter_primitive::<arrow::datatypes::UInt32Type, _, _>(
         pieces.iter().map(|p| Some(p.1.iter().map(|&t| Some(t)))),
@@ -219,7 +219,7 @@ fn each_data_set_split_has_its_own_rule_for_the_remainder() {
         ..config(PackMode::Wrap, 5, Boundary::BosEos, Remainder::Drop)
     };
     assert_eq!(config.remainder_of("validation"), Remainder::Pad);
-    // with its separator seven tokens: two rows of three, and one that is left
+    // seven tokens with the separator: two rows of three, and one token left
     let of_six = [whole(&[vec![1, 2, 3, 4, 5, 6]])];
     let rows_of = |dataset_split: &str| {
         let context = SplitContext { dataset_split: dataset_split.into(), ..context(&gpt2()) };
@@ -256,7 +256,7 @@ fn configs_that_cannot_work_are_refused() {
     assert!(drive(operator.as_mut(), &[batch(&[(1, vec![4], false)])]).is_err());
 }
 
-/// Documents in pieces, over several batches.
+/// Cuts documents into pieces, spread over several batches.
 fn pieces(documents: &[Vec<u32>], sizes: &[usize], per_batch: usize) -> Vec<RecordBatch> {
     let mut sizes = sizes.iter().cycle();
     let mut all = Vec::new();
@@ -294,7 +294,7 @@ proptest! {
             ..config(PackMode::Wrap, length, boundary, remainder)
         };
         let (rows, context) = pack(&config, &[whole(&documents)]);
-        // Zero-sized steps for ever would not end: one of the sizes is at least 1.
+        // Steps of size zero alone would never end, so one of the sizes is at least 1.
         let sizes: Vec<usize> = sizes.into_iter().chain([1]).collect();
         prop_assert_eq!(&pack(&config, &pieces(&documents, &sizes, per_batch)).0, &rows);
 
@@ -356,7 +356,8 @@ proptest! {
     }
 }
 
-/// Every token with the segment that it belongs to, by the words of FORMAT.md: a parsed eos (2) ends one, a parsed bos (1) begins one.
+/// Labels every token with its segment by the rules of FORMAT.md: a parsed eos (2) ends one, a parsed bos (1) begins
+/// one.
 fn labelled(document: u64, tokens: &[u32]) -> Vec<(i32, (u64, usize))> {
     let mut segment = 0;
     let mut labelled = Vec::new();
@@ -370,7 +371,8 @@ fn labelled(document: u64, tokens: &[u32]) -> Vec<(i32, (u64, usize))> {
 }
 
 proptest! {
-    /// Rows are cut out of the stream of labelled tokens; the offsets are where the label changes, the ids those of the labels.
+    /// Rows are cuts of the stream of labelled tokens. Offsets are where the label changes; ids are those of the
+    /// labels.
     #[test]
     fn offsets_know_parsed_tokens(
         documents in prop::collection::vec(prop::collection::vec(0u32..5, 0..20), 1..8),

@@ -1,4 +1,4 @@
-//! Documents joined and cut into blocks.
+//! Mode `wrap`: joins documents and cuts the stream into blocks.
 
 use arrow::array::RecordBatch;
 use stillhouse_schemas::spec::Remainder;
@@ -7,11 +7,11 @@ use super::rows::{RowWriter, Segment};
 use super::{Breaks, Ends, PackConfig, config_error, extend, token_pieces, unfinished};
 use crate::operator::{Emit, Operator, OperatorError};
 
-/// Mode `wrap`.
+/// State of mode `wrap`.
 #[derive(Debug)]
 pub(super) struct Wrap {
     length: usize,
-    /// Length of a row before its EOS.
+    /// Length of a full row without its EOS.
     full: usize,
     ends: Option<Ends>,
     separator: Option<i32>,
@@ -20,11 +20,11 @@ pub(super) struct Wrap {
     breaks: Breaks,
     row: Vec<i32>,
     segments: Vec<Segment>,
-    /// The document that has not ended.
+    /// The document that has not ended yet.
     document: Option<u64>,
-    /// Whether that document has given a token yet.
+    /// Whether that document has had a token yet.
     filled: bool,
-    /// Whether the last segment of the row is the one that goes on.
+    /// Whether the next token continues the row's last segment.
     listed: bool,
     writer: RowWriter,
 }
@@ -69,7 +69,7 @@ impl Wrap {
         self.listed = false;
     }
 
-    /// Tokens of the stream that are in the row.
+    /// Number of the stream's tokens in the current row.
     fn held(&self) -> usize {
         self.row.len() - usize::from(self.ends.is_some())
     }
@@ -124,7 +124,7 @@ impl Operator for Wrap {
             self.feed(piece.id, piece.tokens, emit)?;
             if piece.end {
                 if let Some(separator) = self.separator {
-                    // the separator begins no segment of its own, also where the text ends in a parsed one
+                    // a separator never begins a segment, even after a parsed special token at the end of the text
                     self.listed |= self.segments.last().is_some_and(|last| last.document == piece.id);
                     self.list(piece.id);
                     self.row.push(separator);

@@ -1,22 +1,24 @@
-//! The views of a sequence at each level: one list of times, one of groups.
+//! The views of a sequence at each level: a list of times t and a list of groups.
 //!
 //! ```text
-//!   token     t, t′               g: L bits for each view          [`partition_row`]
-//!   block     t₀ t₁ … , t′₀ …     g: L bits for each view          block b has share 1 − α(t_b)
-//!   subtoken  t, t′               g: L·ℓ bits for each view        digit after digit
+//!   token     t, t′               g: L bits per view            [`partition_row`]
+//!   block     t₀ t₁ … , t′₀ …     g: L bits per view            block b has share 1 − α(t_b)
+//!   subtoken  t, t′               g: L·ℓ bits per view          digit after digit
 //! ```
 //!
-//! At the levels `block` and `subtoken` group 1 is what a model of masks has masked, so nothing is repaired: a block that is all masked, or not at all, is what
-//! the papers train on. With one view, `t_range=(eps, 1 - eps)` (or the job's) and every sequence on its own these are the bits of the package's `views.bd3lm.mask` and
-//! `views.prime.mask` in epoch 0.
+//! At the levels `block` and `subtoken`, group 1 is what a masked model has masked, and empty groups are not repaired:
+//! the papers also train on blocks that are masked completely or not at all.
 //!
-//! | level | purpose | stream | what |
+//! The results equal `views.bd3lm.mask` and `views.prime.mask` of the Python package in epoch 0, bit for bit. This holds
+//! with one view, `t_range=(eps, 1 - eps)` (or the job's) and `sampling="sequence"`.
+//!
+//! | level | purpose | stream | use |
 //! |---|---|---|---|
-//! | `block` | `bd3lm_t` | view | the b-th number is of block b |
+//! | `block` | `bd3lm_t` | view | the b-th number gives t of block b |
 //! | | `bd3lm_mask` | view | the i-th number decides position i |
-//! | `subtoken` | `prime_t` | view | the first number |
+//! | `subtoken` | `prime_t` | view | the first number gives t |
 //! | | `prime_mask` | view | the (i·ℓ + j)-th number decides digit j of position i |
-//! | both | `partition_strata` | 0 | the order of the strata; block b of view v has stratum list\[(v + b) mod views\] |
+//! | both | `partition_strata` | 0 | order of the strata; block b of view v has stratum list\[(v + b) mod views\] |
 
 use stillhouse_noise::keyed_uniforms;
 use stillhouse_schemas::spec::{PartitionLevel, Sampling};
@@ -24,7 +26,7 @@ use stillhouse_schemas::spec::{PartitionLevel, Sampling};
 use super::{PartitionsConfig, group_share, partition_row};
 use crate::extract::Sequence;
 
-/// All views of a sequence, one after the other.
+/// All views of a sequence, concatenated.
 pub(super) struct Views {
     pub times: Vec<f32>,
     pub groups: Vec<bool>,
@@ -53,7 +55,8 @@ impl PartitionsConfig {
         }
     }
 
-    /// Views with `times` times each and `places.0` groups, of which the first `places.1` are no padding; `block_of` says whose time a place has.
+    /// Draws views with `times` times each. A view has `places.0` groups; the first `places.1` of them are not padding.
+    /// `block_of` maps a place to the index of its time.
     fn drawn(
         &self,
         id: u64,
@@ -87,7 +90,8 @@ impl PartitionsConfig {
         views
     }
 
-    /// The time at this part of \[eps, 1 − eps\] or of `t_range`, as f32 that is not rounded out of it; in the operations of the package's `times`.
+    /// Returns the time at fraction `part` of \[eps, 1 − eps\] or of `t_range`, as an f32 inside these bounds. The
+    /// order of operations is that of the Python package's `times`.
     fn time(&self, part: f64) -> f32 {
         let [low, high] = self.t_range.unwrap_or([self.eps, 1.0 - self.eps]);
         let stored = (low + (high - low) * part) as f32;

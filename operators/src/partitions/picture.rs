@@ -1,4 +1,4 @@
-//! What is shown of a row whose blocks have times, or whose digits have groups: in words, and as the numbers of a picture.
+//! What `inspect` and the web page show of a row with block times or digit groups: facts in words, and pictures.
 
 use arrow::array::{BooleanArray, RecordBatch};
 use arrow::error::ArrowError;
@@ -9,9 +9,9 @@ use crate::config::{OperatorView, Picture};
 use crate::invariants::float_column;
 use crate::rows::ListRows;
 
-/// Times of blocks that are listed of a view.
+/// Maximum block times listed per view.
 const LISTED: usize = 16;
-/// Views that are drawn.
+/// Maximum views drawn.
 const DRAWN: usize = 4;
 
 impl PartitionsConfig {

@@ -10,7 +10,7 @@ fn config(views: u32, sampling: Sampling) -> PartitionsConfig {
     PartitionsConfig::new(&spec::Partitions { views, sampling, ..Default::default() }, 20_261_121, Rows::Fixed(64))
 }
 
-/// Largest distance between the distribution function of the numbers and that of the uniform one, times √n.
+/// Returns the Kolmogorov–Smirnov distance between the numbers and the uniform distribution, times √n.
 fn kolmogorov_smirnov(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let n = numbers.len() as f64;
@@ -19,7 +19,7 @@ fn kolmogorov_smirnov(mut numbers: Vec<f64>) -> f64 {
     distance.fold(0.0, f64::max) * n.sqrt()
 }
 
-/// The critical value of √n·D at p = 0.001. The seeds are fixed, so a pass stays a pass.
+/// Critical value of √n·D at p = 0.001. The seeds are fixed, so the result never changes.
 const KS_LIMIT: f64 = 1.95;
 
 fn to_unit(t: f32, eps: f64) -> f64 {
@@ -66,12 +66,12 @@ fn group_one_has_its_share() {
         [(Schedule::Linear, 3.0), (Schedule::Polynomial, 3.0), (Schedule::Polynomial, 0.5), (Schedule::Arccos, 3.0)]
     {
         let config = PartitionsConfig { schedule, power, ..config(2, Sampling::Stratified) };
-        // Σ (g_i − p) over all tokens has the variance Σ p(1 − p); 4 standard deviations.
+        // Σ (g_i − p) over all tokens has the variance Σ p(1 − p); allow 4 standard deviations.
         let (mut sum, mut variance, mut by_t) = (0.0, 0.0, [(0.0, 0.0); 5]);
         for id in 0..SEQUENCES {
             for view in partition_row(&config, id, &[true; 256]) {
                 let p = group_share(schedule, power, f64::from(view.t));
-                // A group of 256 that would be empty gets one token.
+                // If a group of 256 is empty, it gets one token.
                 let repaired = (1.0 - p).powi(256) - p.powi(256);
                 let excess = view.groups.iter().filter(|&&g| g).count() as f64 - 256.0 * p - repaired;
                 sum += excess;
@@ -100,7 +100,7 @@ fn shares_of_the_schedules() {
     assert_eq!([0.0, 0.5, 1.0].map(|t| (group_share(Schedule::Arccos, 3.0, t) * 3.0).round()), [0.0, 2.0, 3.0]);
 }
 
-/// Pearson's correlation of two lists of 0 and 1, times √n: a standard normal where they are independent.
+/// Returns Pearson's correlation of pairs of numbers, times √n: standard normal if they are independent.
 fn correlation(pairs: &[(f64, f64)]) -> f64 {
     let n = pairs.len() as f64;
     let mean = |f: fn(&(f64, f64)) -> f64| pairs.iter().map(f).sum::<f64>() / n;
@@ -112,7 +112,7 @@ fn correlation(pairs: &[(f64, f64)]) -> f64 {
 
 #[test]
 fn views_sequences_and_positions_are_independent() {
-    // Residuals: what is left of a group after its share.
+    // Residuals: group minus its expected share.
     let config = config(2, Sampling::Independent);
     let residuals: Vec<Vec<Vec<f64>>> = (0..SEQUENCES)
         .map(|id| {
@@ -219,7 +219,7 @@ fn known_values_do_not_change() {
     let views = partition_row(&config, 3 << 32 | 5, &[true; 12]);
     let shown: Vec<(f32, String)> =
         views.iter().map(|v| (v.t, v.groups.iter().map(|&g| if g { '1' } else { '0' }).collect())).collect();
-    // Made with an independent Python version of Philox and of the table in the module's doc.
+    // From an independent Python version of Philox and of the table in the module's doc.
     assert_eq!(shown, [(0.551_556_8, "011011100101".into()), (0.344_231_07, "110000100000".into())]);
 }
 
@@ -227,7 +227,7 @@ fn sequence(id: u64, length: usize, valid: usize) -> crate::extract::Sequence {
     crate::extract::Sequence { id, tokens: vec![0; length], valid, offsets: vec![0] }
 }
 
-/// Drawn by the package: `scripts/view-goldens`, which asks `stillhouse.views`.
+/// The goldens come from the Python package: `scripts/view-goldens` calls `stillhouse.views`.
 #[test]
 fn stored_blocks_and_digits_are_those_that_the_package_draws() {
     let goldens: serde_json::Value = serde_json::from_str(include_str!("../../testdata/views.json")).unwrap();
@@ -271,7 +271,7 @@ fn groups_of_blocks_and_digits_have_their_share() {
         let spec = spec::Partitions { views: 2, level, block_length, ..Default::default() };
         let config = PartitionsConfig { digits: 4, ..PartitionsConfig::new(&spec, 11, Rows::Fixed(16)) };
         let per_token = config.groups_per_token() as usize;
-        // Σ (g − p) has the variance Σ p(1 − p); 4 standard deviations
+        // Σ (g − p) has the variance Σ p(1 − p); allow 4 standard deviations
         let (mut sum, mut variance) = (0.0, 0.0);
         for id in 0..SEQUENCES {
             let views = config.views_of(&sequence(id, 16, 13));
@@ -292,7 +292,7 @@ fn groups_of_blocks_and_digits_have_their_share() {
     }
 }
 
-/// What is drawn is what is stored: a share for each block, a cell for each digit, of at most four views.
+/// Pictures show the stored values: a share per block, a cell per digit, of at most four views.
 #[test]
 fn pictures_of_blocks_and_digits() {
     let row = |config: &PartitionsConfig| {

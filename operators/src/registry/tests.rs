@@ -1,4 +1,4 @@
-//! What follows from the configs of the operators: documents and invariants.
+//! Tests documents and checks against the configs of the operators.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn a_job_has_its_operators_in_order() {
     );
 }
 
-/// What is declared in words is what the schema has, and the other way round.
+/// The schema has exactly the declared columns.
 #[test]
 fn the_columns_of_a_job_are_those_that_its_operators_declare() {
     let mut declared: BTreeSet<&str> = BTreeSet::new();
@@ -90,7 +90,7 @@ fn the_columns_of_a_job_are_those_that_its_operators_declare() {
     }
 }
 
-/// To bring it up to date: `cargo run -p stillhouse -- schema --columns`, put between the marks.
+/// To update the table: run `cargo run -p stillhouse -- schema --columns` and paste the output between the marks.
 #[test]
 fn the_table_of_the_format_is_that_of_the_code() {
     let text = std::fs::read_to_string(repository("docs/FORMAT.md")).unwrap();
@@ -104,7 +104,7 @@ fn the_table_of_the_format_is_that_of_the_code() {
     );
 }
 
-/// The package names the columns for type checkers; it reads every column of a manifest all the same.
+/// The Python package names the columns for type checkers; it reads every column of a manifest regardless.
 #[test]
 fn the_reader_of_trainers_names_the_same_columns() {
     let text = std::fs::read_to_string(repository("python/stillhouse/batch.py")).unwrap();
@@ -122,7 +122,7 @@ fn limits(operators: Vec<OperatorSpec>) -> Limits {
     Limits { vocab_size: 50_257, length: 8, split: SplitId(3), place: None, operators }
 }
 
-/// Rows of a job without a teacher, and the same with every column of a teacher, all certain.
+/// Returns the operators of a job with a teacher, and packed rows with all of its columns at certain values.
 fn rows() -> (Vec<OperatorSpec>, RecordBatch) {
     let context = context(&gpt2());
     let packing = job("packing");
@@ -178,12 +178,12 @@ fn empty(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {
     list_column(field, values, &vec![0; rows]).unwrap()
 }
 
-/// A list of 8 values in each row, one for each position.
+/// Builds a list of 8 values per row, one per position.
 fn of_each(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {
     list_column(field, values, &vec![8; rows]).unwrap()
 }
 
-/// The column with its values replaced, its lists as they were.
+/// Replaces the values of a column; keeps its lists.
 fn with_values(batch: &RecordBatch, name: &str, change: impl Fn(&ArrayRef) -> ArrayRef) -> RecordBatch {
     let at = batch.schema().index_of(name).unwrap();
     let mut arrays = batch.columns().to_vec();
@@ -269,12 +269,12 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
     let mut checked: BTreeSet<&str> = broken.iter().map(|(operator, ..)| *operator).collect();
     checked.extend(a_broken_image());
     let with_columns = operators().iter().filter(|kind| !kind.columns().is_empty()).map(|kind| kind.name());
-    // whose rows are of other jobs: `generate::tests::rows_that_no_teacher_writes_are_found`
+    // its rows are tested elsewhere: `generate::tests::rows_that_no_teacher_writes_are_found`
     let with_columns = with_columns.filter(|name| *name != "generate");
     assert_eq!(checked, with_columns.collect(), "an operator with columns and no broken row in this test");
 }
 
-/// Rows of images are of another job than rows of text.
+/// Images need a test of their own, because their rows belong to another job than rows of text.
 fn a_broken_image() -> Option<&'static str> {
     let (spec, good) = crate::grid::tests::images();
     let limits = Limits { vocab_size: 256, length: 12, split: SplitId(3), place: None, operators: vec![spec.clone()] };

@@ -1,11 +1,12 @@
-//! What stands beside the shards of a data set with sub-tokens, as NumPy reads it.
+//! The NumPy files beside the shards of a data set with sub-tokens.
 //!
 //! ```text
-//!   permutation.npy     int32 [V]            the number whose digits id k has
+//!   permutation.npy     int32 [V]            the number that is encoded for id k
 //!   filter_table.npy    bool  [ℓ, b + 1, V]  whether digit j of id k is d; row b, the mask, is true
 //! ```
 //!
-//! V(y), the tokens that agree with digits of which some are masked, is the AND of the rows that the digits select (MDM-Prime, Eq. 7, Fig. A2).
+//! V(y), the tokens that match a partly masked string of digits, is the AND of the table's rows for these digits
+//! (MDM-Prime, Eq. 7, Fig. A2).
 
 use serde_json::Value;
 use stillhouse_noise::keyed_uniforms;
@@ -13,15 +14,16 @@ use stillhouse_schemas::spec::Permutation;
 
 use super::{SubtokensConfig, encode};
 
-/// The permutation's file.
+/// File name of the permutation.
 pub const PERMUTATION: &str = "permutation.npy";
-/// The table's file.
+/// File name of the filter table.
 pub const FILTER_TABLE: &str = "filter_table.npy";
 
-/// Largest table, in bytes.
+/// Largest filter table in bytes: 256 MiB.
 pub(super) const MOST_TABLE: u64 = 1 << 28;
 
-/// The permutation that comes with the program: 0 … V − 1 shuffled with seed 0, the same in every job with this vocabulary, so that one model reads them all.
+/// Returns the built-in permutation: 0 … V − 1 shuffled with seed 0. It is the same in every job with this vocabulary,
+/// so one model can read the data of all of them.
 ///
 /// ```
 /// let shipped = stillhouse_operators::subtokens::shipped(5)?;
@@ -30,17 +32,17 @@ pub(super) const MOST_TABLE: u64 = 1 << 28;
 /// ```
 ///
 /// # Errors
-/// Never: a shuffle of 0 … V − 1 is a permutation.
+/// Never fails: a shuffle of 0 … V − 1 is a permutation.
 pub fn shipped(vocab_size: usize) -> Result<Permutation, String> {
     let mut numbers: Vec<i64> = (0..vocab_size as i64).collect();
     keyed_uniforms(0, "subtoken_permutation", 0, 0).shuffle(&mut numbers);
     Permutation::try_from(numbers)
 }
 
-/// The numbers in a `.npy` file (integers, one axis) or a JSON list.
+/// Reads the numbers in a `.npy` file (integers, one axis) or a JSON list.
 ///
 /// # Errors
-/// When the bytes are neither: what they are and what is valid.
+/// Fails if the bytes are neither; the message says what they are and what is valid.
 pub fn numbers_of(bytes: &[u8]) -> Result<Vec<i64>, String> {
     if bytes.starts_with(MAGIC) {
         return of_npy(bytes);
@@ -93,7 +95,7 @@ fn of_npy(bytes: &[u8]) -> Result<Vec<i64>, String> {
     Ok(values.chunks_exact(width).map(|chunk| integer(chunk, signed)).collect())
 }
 
-/// Bytes, low first, as a number; what does not fit is too large for every vocabulary anyway.
+/// Converts little-endian bytes to a number. Saturates at `i64::MAX`, which is too large for any vocabulary.
 fn integer(bytes: &[u8], signed: bool) -> i64 {
     let fill = if signed && bytes.last().is_some_and(|high| *high >= 128) { 255 } else { 0 };
     let mut all = [fill; 8];
@@ -101,7 +103,7 @@ fn integer(bytes: &[u8], signed: bool) -> i64 {
     if signed { i64::from_le_bytes(all) } else { i64::try_from(u64::from_le_bytes(all)).unwrap_or(i64::MAX) }
 }
 
-/// A `.npy` file, version 1.0, values following one another in memory; its head is 64 bytes or a multiple.
+/// Builds a `.npy` file, version 1.0, in C order. Its header is a multiple of 64 bytes.
 fn npy(descr: &str, shape: &str, values: Vec<u8>) -> Vec<u8> {
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
     let rest = (MAGIC.len() + 4 + header.len() + 1).next_multiple_of(64) - (MAGIC.len() + 4 + header.len() + 1);

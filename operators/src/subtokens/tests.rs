@@ -25,7 +25,7 @@ fn bases_of_the_paper() {
 fn an_elbow_is_farthest_below_the_line_between_the_ends() {
     assert_eq!(elbow(&[(1.0, 1.0), (2.0, 0.2), (3.0, 0.1), (4.0, 0.0)]), Some(1));
     assert_eq!(elbow(&[(1.0, 1.0), (2.0, 0.5), (3.0, 0.1), (4.0, 0.0)]), Some(2));
-    // a straight line, one that rises, one that falls later and later, and no line have none
+    // no elbow: a straight line, a rising one, one that falls faster and faster, one point, and no point
     assert_eq!(elbow(&[(0.0, 2.0), (1.0, 1.0), (2.0, 0.0)]), None);
     assert_eq!(elbow(&[(0.0, 0.0), (1.0, 1.0)]), None);
     assert_eq!(elbow(&[(0.0, 2.0), (1.0, 1.5), (2.0, 0.0)]), None);
@@ -42,7 +42,7 @@ fn the_published_lengths_stand_at_the_elbow() {
     for (positions, power) in [(3072, 3.0), (1024, 3.0), (3072, 1.0)] {
         assert_eq!(elbow_length(&PLANNED_LENGTHS, 256, positions, power), Some(2), "(1 − t)^{power}");
     }
-    // over all lengths the line's ends decide: that is why the range is what it is
+    // over all lengths the ends of the chord decide, which is why [`ELBOW_BASES`] limits them
     let over_all = |power, positions| {
         let ratio = |&length: &u32| (f64::from(length), idle_step_ratio(length, positions, positions, power));
         elbow(&PLANNED_LENGTHS.iter().map(ratio).collect::<Vec<_>>()).map(|at| PLANNED_LENGTHS[at])
@@ -172,7 +172,7 @@ fn permuted(vocab_size: usize, length: u32, numbers: &[i64]) -> SubtokensConfig 
     SubtokensConfig { permutation, filter_table: true, ..SubtokensConfig::new(vocab_size, length, rows).unwrap() }
 }
 
-/// The values of a `.npy` file behind its head, which is that of `shape` and `descr`.
+/// Returns the values of a `.npy` file after checking its header for `shape` and `descr`.
 fn values<'a>(npy: &'a [u8], descr: &str, shape: &str) -> &'a [u8] {
     let end = npy.iter().position(|&byte| byte == b'\n').unwrap() + 1;
     assert!(npy.starts_with(b"\x93NUMPY\x01\x00") && end % 64 == 0);
@@ -206,7 +206,7 @@ fn digits_are_of_the_permuted_number() {
         broken.len()
     };
     assert_eq!(broken(&config), 0);
-    // another permutation, and none, see digits of other ids
+    // with another permutation, or none, the digits do not match
     assert_eq!(broken(&permuted(7, 3, &[5, 0, 4, 6, 1, 3, 2])), 1);
     assert_eq!(broken(&SubtokensConfig { permutation: None, ..config.clone() }), 1);
     let short = SubtokensConfig { vocab_size: 8, ..config };
@@ -215,7 +215,7 @@ fn digits_are_of_the_permuted_number() {
     assert!(plain.sidecar_files().is_empty());
 }
 
-/// V(y) of METHODS.md: C = 7, ℓ = 3, b = 2, m is 2.
+/// V(y) of METHODS.md: C = 7, ℓ = 3, b = 2; m is 2.
 #[test]
 fn the_filter_table_gives_the_valid_sets_of_the_paper() {
     let valid = |config: &SubtokensConfig, y: [usize; 3]| -> Vec<usize> {
@@ -230,7 +230,7 @@ fn the_filter_table_gives_the_valid_sets_of_the_paper() {
     assert_eq!(valid(&plain, [0, 2, 2]), [0, 1, 2, 3]);
     assert_eq!(valid(&plain, [0, 0, 2]), [0, 1]);
     assert_eq!(valid(&plain, [1, 1, 1]), [0usize; 0]);
-    // the same strings, of the ids that have them
+    // the same strings, with the ids that have them under the permutation
     let config = permuted(7, 3, &[5, 0, 4, 6, 1, 2, 3]);
     assert_eq!(valid(&config, [0, 2, 2]), [1, 4, 5, 6]);
     assert_eq!(valid(&config, [0, 0, 2]), [1, 4]);
@@ -270,7 +270,8 @@ fn permutations_are_read_as_numpy_and_json_write_them() {
     }
 }
 
-/// Computed once with the package's own generator: `keyed.below` and the shuffle of docs/FORMAT.md (python/tests/test_views_prime.py has the same numbers).
+/// Expected values computed once with the Python package: `keyed.below` and the shuffle of docs/FORMAT.md.
+/// (python/tests/test_views_prime.py has the same numbers.)
 #[test]
 fn the_shipped_permutation_never_changes() {
     let small = shipped(8).unwrap();

@@ -1,43 +1,48 @@
-//! Where a text may be cut so that the ids of the two parts, joined, are the ids of the whole.
+//! Finds places to cut a text so that the ids of the two parts, joined, are the ids of the whole text.
 //!
 //! ```text
 //!  text:  … the quick brown│ fox jumps over …            head │ tail
 //!             └─ CONTEXT ─┘ └─ CONTEXT ─┘            encode(both) = encode(head) ++ encode(tail) ?
 //! ```
 //!
-//! Candidates are tried from the end of the text back, likely ones first: before the one space between two letters, before
-//! a space between other characters, before and after a line break, where letters meet other characters. Each is checked
-//! with the tokenizer, on up to [`CONTEXT`] bytes to both sides.
+//! Candidates are tried from the end of the text backwards, likely kinds first: before a single space between two
+//! letters, before a space between other characters, before and after a line break, between a letter and another
+//! character. The tokenizer checks each of them on up to [`CONTEXT`] bytes to both sides.
 //!
-//! What that is worth depends on the tokenizer. Where its pre-tokenizer ends a word at the cut whatever stands further away, the check says
-//! the same as one on the whole text would: merges never cross words, and what a pattern matches is decided by the characters of a word and
-//! the one after it. So it is with the patterns of GPT-2, Llama 3 and Qwen, which break between a letter and a space before a letter, and with
-//! BERT, which breaks at every space. A side of which the normalizer leaves nothing decides nothing. It is no proof for a tokenizer without such words: a BPE without a pre-tokenizer could merge a run of one
-//! letter by twos from its beginning, so that a beginning more than [`CONTEXT`] bytes away decides what is left at its end. No tokenizer that
-//! is known to us has a merge that would show it at a cut between words, and tests compare cut and uncut texts with long runs of everything.
+//! The strength of this check depends on the tokenizer:
 //!
-//! Tokenizers that put a prefix before every text (Llama 2: `▁`) see one space too many in the tail; for them the space at the cut
-//! is left out, checked the same way.
+//! - It equals a check on the whole text if the pre-tokenizer always ends a word at the cut, whatever text is further
+//!   away. Merges never cross words, and the characters of a word and the one after it decide what a pattern matches.
+//!   This holds for the patterns of GPT-2, Llama 3 and Qwen, which break between a letter and a space before a letter.
+//!   It holds for BERT, which breaks at every space. If the normalizer leaves nothing of one side, the check rejects
+//!   the cut.
+//! - It is not a proof for a tokenizer without such words. A BPE without a pre-tokenizer could merge a run of one
+//!   letter in pairs from its start. Then a start more than [`CONTEXT`] bytes away would decide the tokens at its end.
+//!   No tokenizer known to us has merges that show this at a cut between words. Tests compare cut and uncut texts with
+//!   long runs of every kind.
 //!
-//! Cost: two encodings of 2 · [`CONTEXT`] bytes for every candidate tried, usually one.
+//! Tokenizers that put a prefix before every text (Llama 2: `▁`) would see one space too many in the tail. For them the
+//! cut leaves out the space, with the same check.
+//!
+//! Cost: two encodings of 2 · [`CONTEXT`] bytes per candidate; usually the first one passes.
 
 use crate::vocabulary::{Vocabulary, VocabularyError};
 
-/// Bytes on each side that a cut is checked with, at most.
+/// Maximum bytes on each side of a cut that the check encodes.
 const CONTEXT: usize = 4096;
-/// Bytes that must follow a cut, so that the check sees what comes.
+/// Bytes that must follow a cut, so that the check sees the text after it.
 pub(super) const CONTEXT_AFTER: usize = 1024;
-/// Candidates of each kind that are checked before giving up.
+/// Candidates of each kind to check before giving up.
 const TRIES: usize = 64;
 
-/// A place to cut: the head is `..head`, the tail `tail..`; a single space may lie between them.
+/// A place to cut: the head is `..head` and the tail is `tail..`; a single space may lie between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {
     pub head: usize,
     pub tail: usize,
 }
 
-/// The last cut of a text that passes the check; `None` where no candidate does.
+/// Returns the last cut of a text that passes the check; `None` if no candidate does.
 pub(super) fn find(text: &str, vocabulary: &Vocabulary) -> Result<Option<Cut>, VocabularyError> {
     let limit = text.floor_char_boundary(text.len().saturating_sub(CONTEXT_AFTER));
     for kind in [spaces_between_letters, spaces, before_lines, after_lines, edges_of_letters] {
@@ -72,7 +77,7 @@ fn edges_of_letters(before: char, after: char, _: Option<char>) -> bool {
     before.is_alphabetic() != after.is_alphabetic() && !before.is_whitespace() && !after.is_whitespace()
 }
 
-/// Places of a kind in `1..=limit`, last first.
+/// Returns the places of a kind in `1..=limit`, last first.
 fn candidates(text: &str, limit: usize, kind: Kind) -> impl Iterator<Item = usize> {
     let head = &text[..limit];
     let mut after = text[limit..].chars().next();
@@ -93,7 +98,8 @@ fn verify(text: &str, at: usize, vocabulary: &Vocabulary) -> Result<Option<Cut>,
     let end = text.floor_char_boundary((at + CONTEXT).min(text.len()));
     let whole = vocabulary.encode(&text[start..end])?;
     let head = vocabulary.encode(&text[start..at])?;
-    // a side of which the normalizer leaves nothing shows no neighbour: BERT joins letters across any number of combining marks
+    // if the normalizer leaves nothing of a side, the check cannot see its neighbour: BERT joins letters across
+    // combining marks
     let Some(rest) = whole.strip_prefix(head.as_slice()).filter(|rest| !head.is_empty() && !rest.is_empty()) else {
         return Ok(None);
     };
@@ -128,7 +134,7 @@ mod tests {
         assert_eq!(all("ab12 é", edges_of_letters), [2]);
     }
 
-    /// BERT's normalizer leaves nothing of combining marks, so `abc` and `def` are one word, however many stand between them.
+    /// BERT's normalizer removes combining marks, so `abc` and `def` are one word for any number of marks between them.
     #[test]
     fn letters_are_not_torn_across_what_the_normalizer_takes_away() {
         for marks in [100, 3000] {

@@ -1,16 +1,16 @@
-//! `tokenize`: text to token ids, on all cores, in order.
+//! `tokenize`: converts text to token ids, on all cores, in order.
 //!
 //! ```text
-//!  [document_id, text, end] ──► documents that fit one piece: encoded whole ──────────────┐
-//!                     └───────► longer ones: buffered, cut where a check finds no change ─┴─► [document_id, tokens, end]
+//!  [document_id, text, end] ──► documents of one piece: encoded whole ─────────────────────┐
+//!                     └───────► longer ones: buffered, cut where a check finds no change ──┴─► [document_id, tokens, end]
 //! ```
 //!
-//! The ids of a document are those of its whole text, whatever pieces it comes in and however many threads work: a long
-//! document is cut only where the tokenizer gives the same ids with and without the cut, on 4 KiB to both sides. `cut.rs` says for which
-//! tokenizers that decides it and for which it is a check only. No special tokens are added; `pack` does that.
+//! The ids of a document are those of its whole text, for any division into pieces and any number of threads. A long
+//! document is cut only where the tokenizer returns the same ids with and without the cut, on 4 KiB to both sides.
+//! `cut.rs` explains for which tokenizers this check is a proof. The operator adds no special tokens; `pack` does.
 //!
-//! Cost: the tokenizer's own (per second and core 100 MB of text and more, or a few where it goes through `tokenizers`), and for long documents about 1 % of it for the cuts.
-//! Memory: one input batch, its ids (u32), and one piece carried over.
+//! Cost: the tokenizer's own (100 MB of text per second and core or more; a few MB if it goes through `tokenizers`),
+//! and for long documents about 1 % more for the cuts. Memory: one input batch, its ids (u32), and one buffered piece.
 
 mod cut;
 
@@ -30,14 +30,15 @@ use crate::vocabulary::{Vocabulary, VocabularyError};
 
 const NAME: &str = "tokenize";
 
-/// A document without a good place to cut may grow to this many pieces (of at least [`SMALLEST_LIMIT`] bytes in all).
+/// Bound on the buffered text of a document without a good place to cut, in pieces; at least [`SMALLEST_LIMIT`] bytes.
 const LIMIT_PIECES: usize = 4;
 const SMALLEST_LIMIT: usize = 64 * 1024;
 
-/// Config of `tokenize`.
+/// Configuration of `tokenize`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenizeConfig {
-    /// Longest text that is encoded at once where it can be helped, in bytes (`input.piece_kilobytes` · 1000).
+    /// Bytes of text to encode at once (`input.piece_kilobytes` · 1000). A longer text is encoded at once only if it
+    /// cannot be cut.
     pub piece_bytes: usize,
 }
 
@@ -59,10 +60,10 @@ impl OperatorConfig for TokenizeConfig {
 }
 
 impl TokenizeConfig {
-    /// Makes the operator for one split.
+    /// Builds the operator for one split.
     ///
     /// # Errors
-    /// When `piece_bytes` is 0.
+    /// Fails if `piece_bytes` is 0.
     pub fn build(&self, context: &SplitContext) -> Result<Tokenize, OperatorError> {
         if self.piece_bytes == 0 {
             return Err(OperatorError::Config {
@@ -90,12 +91,12 @@ pub struct Tokenize {
     meter: Arc<dyn Meter>,
 }
 
-/// The text of a document that has not ended yet and is not encoded yet.
+/// The buffered text of a document: not encoded yet, and more pieces follow.
 #[derive(Debug)]
 struct Carried {
     id: u64,
     text: String,
-    /// Length at which a cut is tried next.
+    /// Length in bytes at which to try the next cut.
     try_at: usize,
 }
 
@@ -107,7 +108,7 @@ struct Task<'a> {
 }
 
 impl Tokenize {
-    /// Takes a piece; hands on what can be encoded now.
+    /// Adds a piece to the buffer; pushes what can be encoded now to `tasks`.
     fn take<'a>(&mut self, id: u64, text: &'a str, end: bool, tasks: &mut Vec<Task<'a>>) -> Result<(), OperatorError> {
         let first_try = self.piece_bytes + cut::CONTEXT_AFTER;
         let mut carried = match self.carried.take() {
@@ -150,7 +151,8 @@ impl Tokenize {
     }
 }
 
-/// The ids of all tasks one after the other, and the number of each, on all cores: a run of tasks goes into one buffer.
+/// Returns the ids of all tasks, concatenated, and the number of ids of each. Runs on all cores; each run of tasks
+/// shares a buffer.
 fn encode_all(vocabulary: &Vocabulary, tasks: &[Task<'_>]) -> Result<(Vec<u32>, Vec<usize>), OperatorError> {
     let mut runs: Vec<(Vec<u32>, Vec<usize>)> = tasks
         .par_iter()

@@ -9,7 +9,7 @@ use stillhouse_schemas::spec;
 use super::*;
 use crate::testing::{bert, context, cut, documents, drive, fetched, gpt2, repository, statistics};
 
-/// English prose of some hundred kilobytes.
+/// Returns some hundred kilobytes of English prose.
 fn prose() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
@@ -20,7 +20,7 @@ fn prose() -> &'static str {
     })
 }
 
-/// The joined ids of every document, and the number of pieces that they came in.
+/// Returns the joined ids of every document, and the number of pieces.
 fn tokens(batches: &[RecordBatch]) -> (Vec<(u64, Vec<u32>)>, usize) {
     let mut documents: Vec<(u64, Vec<u32>)> = Vec::new();
     let (mut open, mut pieces) = (false, 0);
@@ -49,7 +49,7 @@ fn tokenize(
     drive(&mut TokenizeConfig { piece_bytes }.build(&context(vocabulary)).unwrap(), batches)
 }
 
-/// Tokenizes a text in pieces and as a whole; gives the number of pieces that came out.
+/// Checks that a text gives the same ids in pieces and as a whole; returns the number of output pieces.
 fn same_in_pieces(vocabulary: &Arc<Vocabulary>, text: &str, sizes: &[usize], piece_bytes: usize) -> usize {
     let cuts = cut(text, sizes);
     let last = cuts.len() - 1;
@@ -70,7 +70,7 @@ fn a_long_document_is_tokenized_in_pieces() {
     }
 }
 
-/// A tokenizer in the way of Llama 2: a prefix before every text, spaces inside the words, no pre-tokenizer.
+/// A tokenizer like Llama 2's: a prefix before every text, spaces inside words, no pre-tokenizer.
 fn prefixing() -> Vocabulary {
     let mut vocab = serde_json::Map::new();
     for c in ["<unk>", "▁", "\n"].into_iter().map(str::to_owned).chain((' '..='~').map(String::from)) {
@@ -142,7 +142,7 @@ fn broken_pieces_name_the_document() {
     assert!(tokenize(&gpt2(), 9, &[documents(&[(1, "a", false)])]).is_err());
 }
 
-/// GPT-2 and BERT with special tokens of a text parsed.
+/// GPT-2 and BERT with `special_tokens: parse`.
 fn parsing() -> &'static [Arc<Vocabulary>; 2] {
     static LOADED: OnceLock<[Arc<Vocabulary>; 2]> = OnceLock::new();
     LOADED.get_or_init(|| {
@@ -154,7 +154,7 @@ fn parsing() -> &'static [Arc<Vocabulary>; 2] {
 
 #[test]
 fn special_tokens_near_cuts_change_nothing() {
-    // spelled with spaces and line breaks on all sides, whole and torn
+    // with spaces and line breaks on all sides, whole and broken
     let text = " <|endoftext|>\nword <|endoftext|> [SEP]word [MASK]\n\n<|endof text|>  [SE P] ".repeat(300);
     for vocabulary in [&gpt2(), &bert(), &parsing()[0], &parsing()[1]] {
         for piece_bytes in [64, 1500, 6000] {
@@ -184,7 +184,7 @@ proptest! {
     }
 }
 
-/// Long runs of what tokenizers treat in ways of their own, longer than the context of a cut, between a few words.
+/// Generates long runs of text that tokenizers treat specially, longer than the context of a cut, between a few words.
 fn runs() -> impl Strategy<Value = String> {
     let unit = prop_oneof![
         Just("0"),
@@ -217,7 +217,7 @@ fn runs() -> impl Strategy<Value = String> {
     let words = prop::collection::vec("[a-zA-Z]{1,9}[,.]?", 1..30).prop_map(|words| format!(" {} ", words.join(" ")));
     prop::collection::vec(prop_oneof![2 => long, 1 => words], 4..14).prop_map(|parts| {
         let mut text = parts.concat();
-        // below what is refused where there is nowhere to cut
+        // below the size at which a text without places to cut is refused
         text.truncate(text.floor_char_boundary(60_000));
         text
     })
@@ -233,7 +233,7 @@ proptest! {
     }
 }
 
-/// Every tokenizer that is here.
+/// Returns all tokenizers that these tests use.
 fn tokenizers() -> &'static [Arc<Vocabulary>] {
     static LOADED: OnceLock<Vec<Arc<Vocabulary>>> = OnceLock::new();
     LOADED.get_or_init(|| {

@@ -1,10 +1,10 @@
-//! The alphabet of byte-level BPE (GPT-2): one printable character for each byte, and tokens shown as text.
+//! The alphabet of byte-level BPE (GPT-2), with one printable character per byte, and the display of tokens as text.
 
 use std::fmt::Write as _;
 
-/// The byte that a character of a byte-level token stands for.
+/// Returns the byte that a character of a byte-level token encodes.
 ///
-/// Printable bytes of Latin-1 stand for themselves; the 68 others follow from U+0100 on, in order.
+/// Printable bytes of Latin-1 encode themselves; the 68 others are the characters from U+0100 on, in order.
 fn byte(c: char) -> Option<u8> {
     let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(c) {
@@ -16,12 +16,12 @@ fn byte(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes of a byte-level token; `None` where it has a character of no byte.
+/// Returns the bytes of a byte-level token; `None` if a character encodes no byte.
 pub(super) fn bytes(token: &str) -> Option<Vec<u8>> {
     token.chars().map(byte).collect()
 }
 
-/// Bytes as text on one line: control characters and stray bytes are escaped.
+/// Formats bytes as one line of text: control characters and bytes of invalid UTF-8 are escaped.
 pub(super) fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -29,7 +29,7 @@ pub(super) fn shown(bytes: &[u8]) -> String {
             if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
         }
         for b in chunk.invalid() {
-            // Writing to a String does not fail.
+            // Writing to a String never fails.
             let _ = write!(text, "\\x{b:02x}");
         }
     }

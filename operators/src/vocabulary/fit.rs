@@ -1,13 +1,13 @@
-//! Whether a tokenizer speaks of the same tokens as a teacher: id by id, not by the number of them.
+//! Checks that a tokenizer and a teacher use the same tokens: compares them id by id, not only their number.
 //!
 //! ```text
 //!  the teacher's folder: tokenizer.json ─┐
 //!  the teacher's .gguf: its tokens ──────┴─► TeacherVocabulary ◄──differences──► the job's Vocabulary
 //! ```
 //!
-//! Compared are the token of every id, added tokens included, and bos and eos as far as the job does not name them. How a text is cut
-//! into tokens (normalizer, words, merges) is the tokenizer's own business: the teacher only sees ids. Tokens that only fill a
-//! vocabulary up, `[PAD7]` with the id 7 (GGUF files have them), stand for no token.
+//! The comparison covers the token of every id, added tokens included, and bos and eos unless the job names them. It
+//! ignores how text is cut into tokens (normalizer, words, merges), because the teacher sees only ids. Filler tokens
+//! such as `[PAD7]` with the id 7 (in GGUF files) count as no token.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,10 +17,10 @@ use stillhouse_schemas::spec;
 
 use super::{Role, TeacherSpecials, Vocabulary, VocabularyError};
 
-/// Ids that are named in one message.
+/// Maximum ids named in one message.
 const NAMED: usize = 3;
 
-/// What the ids of a teacher stand for, by its own tokenizer.
+/// The tokens of a teacher's ids, from its own tokenizer.
 #[derive(Debug)]
 pub struct TeacherVocabulary {
     tokens: BTreeMap<u32, Vec<String>>,
@@ -28,12 +28,12 @@ pub struct TeacherVocabulary {
 }
 
 impl TeacherVocabulary {
-    /// Reads the tokenizer that lies beside a teacher (`tokenizer.json`) or in its `.gguf`; `None` where there is none.
+    /// Reads the tokenizer beside a teacher (`tokenizer.json`) or in its `.gguf`; returns `None` if there is none.
     ///
-    /// `specials` are the ids of the teacher's configuration.
+    /// `specials` are the ids from the teacher's configuration.
     ///
     /// # Errors
-    /// When there is one that cannot be read or understood.
+    /// Fails if the tokenizer cannot be read or parsed.
     pub fn of(path: &Path, specials: TeacherSpecials) -> Result<Option<Self>, VocabularyError> {
         if !path.is_dir() {
             let Some(gguf) = stillhouse_teacher::gguf_vocabulary(path)? else { return Ok(None) };
@@ -53,14 +53,14 @@ impl TeacherVocabulary {
         Ok(Some(Self { tokens: own.tokens_by_id(), specials: own.specials }))
     }
 
-    /// The ends of a text by the teacher's own tokenizer.
+    /// Returns bos and eos from the teacher's own tokenizer.
     pub fn specials(&self) -> TeacherSpecials {
         let id = |role| self.specials.get(&role).map(|token| token.id);
         TeacherSpecials { bos: id(Role::Bos), eos: id(Role::Eos) }
     }
 
-    /// How a tokenizer differs, in words, the first few ids named; `None` where it does not. `spec` tells which special tokens the job
-    /// names itself.
+    /// Describes how a tokenizer differs, with the first few ids; `None` if it does not. `spec` says which special
+    /// tokens the job names itself.
     pub fn differences(&self, tokenizer: &Vocabulary, spec: &spec::Tokenizer) -> Option<String> {
         let tokens = tokenizer.tokens_by_id();
         let nothing = Vec::new();
@@ -81,7 +81,7 @@ impl TeacherVocabulary {
         Some(if more > 0 { format!("{shown}; and {more} more ids") } else { shown })
     }
 
-    /// bos and eos, where both tokenizers name one and the job does not.
+    /// Compares bos and eos if both tokenizers name one and the job does not.
     fn other_ends(&self, tokenizer: &Vocabulary, spec: &spec::Tokenizer) -> Option<String> {
         [(Role::Bos, &spec.bos), (Role::Eos, &spec.eos)].into_iter().find_map(|(role, named)| {
             let (got, own) = (tokenizer.special(role)?, self.specials.get(&role)?);
@@ -97,14 +97,14 @@ impl Vocabulary {
         by_id(self.tokenizer.get_vocab(true))
     }
 
-    /// The tokens whose ids are `rows` or more, in order: a teacher with so many rows knows nothing of them.
+    /// Returns the tokens with ids of `rows` or more, in order. A teacher with `rows` rows does not have them.
     pub fn tokens_from(&self, rows: usize) -> Vec<(u32, String)> {
         let tokens = self.tokens_by_id().into_iter().filter(|(id, _)| *id as usize >= rows);
         tokens.map(|(id, mut names)| (id, names.swap_remove(0))).collect()
     }
 }
 
-/// Whether a token only fills the vocabulary up.
+/// Whether a token only pads the vocabulary.
 fn is_filler(token: &str, id: u32) -> bool {
     token.strip_prefix("[PAD").and_then(|rest| rest.strip_suffix(']')).is_some_and(|number| number == id.to_string())
 }

@@ -1,30 +1,30 @@
-//! Which keys of a `tokenizer.json` decide the ids, which are not applied on purpose, and which are refused.
+//! Checks the keys of a `tokenizer.json`: which are applied, which are ignored on purpose, and which are refused.
 //!
-//! | key | what happens |
+//! | key | treatment |
 //! |---|---|
-//! | `normalizer`, `pre_tokenizer` | executed, every type that `tokenizers` knows |
-//! | `post_processor` | executed without its special tokens: `pack` sets those (`pack.boundary`, `pack.separator`) |
-//! | `decoder` | not applied to ids: it shows them as text (`inspect`) |
-//! | `truncation`, `padding` | not applied: `pack` cuts and fills rows; the data set's `tokenizer.json` has neither |
-//! | `added_tokens`: `single_word`, `lstrip`, `rstrip`, `normalized`, `special` | executed; `special` as `tokenizer.special_tokens` says |
-//! | `added_tokens[].id` | refused where loading gives another id |
-//! | `model` BPE: `unk_token`, `fuse_unk`, `byte_fallback`, `ignore_merges`, `continuing_subword_prefix`, `end_of_word_suffix` | executed |
-//! | `model` BPE: `dropout` | refused unless null or 0: it draws random numbers that no seed decides |
-//! | `model` Unigram: `unk_id`, `byte_fallback` | executed: the best segmentation; sampling (`alpha`, `nbest_size`, …) is no key of the format |
-//! | `model` WordPiece: `unk_token`, `continuing_subword_prefix`, `max_input_chars_per_word`; WordLevel: `unk_token` | executed |
+//! | `normalizer`, `pre_tokenizer` | applied, every type that `tokenizers` supports |
+//! | `post_processor` | applied without its special tokens, which `pack` adds (`pack.boundary`, `pack.separator`) |
+//! | `decoder` | not applied to ids; it only displays them as text (`inspect`) |
+//! | `truncation`, `padding` | not applied: `pack` cuts and pads rows; the data set's `tokenizer.json` has neither |
+//! | `added_tokens`: `single_word`, `lstrip`, `rstrip`, `normalized`, `special` | applied; `special` according to `tokenizer.special_tokens` |
+//! | `added_tokens[].id` | refused if loading assigns another id |
+//! | `model` BPE: `unk_token`, `fuse_unk`, `byte_fallback`, `ignore_merges`, `continuing_subword_prefix`, `end_of_word_suffix` | applied |
+//! | `model` BPE: `dropout` | refused unless null or 0: it uses random numbers without a seed |
+//! | `model` Unigram: `unk_id`, `byte_fallback` | applied: the best segmentation; the format has no keys for sampling (`alpha`, `nbest_size`, …) |
+//! | `model` WordPiece: `unk_token`, `continuing_subword_prefix`, `max_input_chars_per_word`; WordLevel: `unk_token` | applied |
 //! | `version` | refused unless `1.0` |
 //! | every other key that is not null | refused: `tokenizers` would ignore it |
 //!
-//! Of the files beside it (`tokenizer_config.json`, …) only the names of special tokens are read ([`super`]): what `transformers` does to a
-//! tokenizer in Python (`add_bos_token`, `add_prefix_space`, chat templates) is not applied.
+//! Of the files beside it (`tokenizer_config.json`, …) only the names of special tokens are read ([`super`]). What
+//! `transformers` does to a tokenizer in Python (`add_bos_token`, `add_prefix_space`, chat templates) is not applied.
 //!
-//! Executed means: by `tokenizers`, or by `stillhouse-tokenizer` to the same ids.
+//! "Applied" means by `tokenizers`, or by `stillhouse-tokenizer` with the same ids.
 
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
-/// Keys of models, in any of which `tokenizers` reads them.
+/// Keys that `tokenizers` reads, by type of model.
 const OF_MODELS: [(&str, &[&str]); 4] = [
     (
         "BPE",
@@ -43,10 +43,10 @@ const OF_MODELS: [(&str, &[&str]); 4] = [
     ("WordLevel", &["unk_token"]),
 ];
 const OF_ADDED_TOKENS: [&str; 7] = ["id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"];
-/// Keys of `Metaspace` that older versions wrote: `tokenizers` reads them, and writes `prepend_scheme`.
+/// Keys of `Metaspace` from older versions: `tokenizers` reads them, but writes `prepend_scheme`.
 const OLDER: [&str; 2] = ["add_prefix_space", "str_rep"];
 
-/// A `tokenizer.json` by its keys; the vocabulary is not kept.
+/// The keys of a `tokenizer.json`, without its vocabulary.
 #[derive(serde::Deserialize)]
 pub(super) struct WrittenTokenizer {
     #[serde(default, rename = "version")]
@@ -81,7 +81,7 @@ struct WrittenModel {
 }
 
 impl WrittenTokenizer {
-    /// The first key that would be ignored or decides ids at random, in words.
+    /// Returns a message about the first key that would be ignored or makes ids random.
     pub(super) fn refusal(&self, loaded: &Tokenizer) -> Option<String> {
         if let Some(dropout) = self.model.others.get("dropout").filter(|value| value.as_f64().is_some_and(|d| d != 0.0))
         {
@@ -123,7 +123,7 @@ impl WrittenTokenizer {
                 return Some(unread(format!("added_tokens[{n}].{key}"), value, &OF_ADDED_TOKENS.join(", ")));
             }
         }
-        // what `tokenizers` reads of a part it writes again
+        // `tokenizers` writes back every key of a part that it has read
         let parts = [
             ("normalizer", &self.normalizer, serde_json::to_value(loaded.get_normalizer())),
             ("pre_tokenizer", &self.pre_tokenizer, serde_json::to_value(loaded.get_pre_tokenizer())),
@@ -137,7 +137,7 @@ impl WrittenTokenizer {
     }
 }
 
-/// The first key of `written` that `read` does not have.
+/// Returns the first key of `written` that `read` lacks.
 fn first_unread<'a>(place: String, written: &'a Value, read: &Value) -> Option<(String, &'a Value)> {
     match (written, read) {
         (Value::Object(written), Value::Object(read)) => written.iter().find_map(|(key, value)| {

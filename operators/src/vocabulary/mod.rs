@@ -1,4 +1,4 @@
-//! The tokenizer of a job, with its special tokens resolved by name.
+//! The tokenizer of a job, with its special tokens resolved.
 //!
 //! ```text
 //!  tokenizer.json ─┐                                             ┌─► encode: text → ids (tokenize)
@@ -6,25 +6,29 @@
 //!  *.gguf ─────────┘        + bos, eos, pad, mask                └─► to_json: the data set's tokenizer.json
 //! ```
 //!
-//! A special token comes from the first of these that names one that the vocabulary holds:
+//! A special token comes from the first of these sources that names a token of the vocabulary:
 //!
-//! 1. the job (`tokenizer.bos`, …), where a text that is not one token is an error;
-//! 2. in a folder, `tokenizer_config.json` and `special_tokens_map.json` (`bos_token`, else `cls_token`; `eos_token`, else `sep_token`),
-//!    then `generation_config.json` and `config.json` (`bos_token_id`, …); in a GGUF its metadata;
-//! 3. the teacher's ids;
-//! 4. well-known names: `<s>`, `</s>`, `[CLS]`, `[SEP]`, `<|endoftext|>`, `[PAD]`, `[MASK]`, …
+//! 1. The job (`tokenizer.bos`, …). A text that is not one token of the vocabulary is an error.
+//! 2. In a folder, `tokenizer_config.json` and `special_tokens_map.json` (`bos_token`, else `cls_token`; `eos_token`,
+//!    else `sep_token`), then `generation_config.json` and `config.json` (`bos_token_id`, …). In a GGUF file, its
+//!    metadata.
+//! 3. The teacher's ids.
+//! 4. Well-known names: `<s>`, `</s>`, `[CLS]`, `[SEP]`, `<|endoftext|>`, `[PAD]`, `[MASK]`, …
 //!
-//! The padding token falls back to eos. It is never `encode("")[0]`: that gives `[CLS]` as BERT's eos.
+//! The padding token falls back to eos. It is never taken from `encode("")[0]`, which would be `[CLS]` as BERT's eos.
 //!
-//! Text that spells a special token is text (`tokenizer.special_tokens: text`): its characters are encoded, as `encode_special_tokens` of
-//! Hugging Face's tokenizers and tiktoken's `encode_ordinary` do, and a token that is added to the vocabulary and has a role counts as
-//! special. With `parse` it becomes that token, as in Hugging Face's tokenizers by default. Added tokens that are not special are found in
-//! the text both ways. A tokenizer whose model itself makes a special token of text is refused at that text, not believed.
+//! With `tokenizer.special_tokens: text`, text that spells a special token stays text: its characters are encoded, as
+//! by `encode_special_tokens` of Hugging Face's tokenizers and tiktoken's `encode_ordinary`. A token that is added to
+//! the vocabulary and has a role counts as special. With `parse`, such text becomes that token, as by default in
+//! Hugging Face's tokenizers. With both, added tokens that are not special are found in the text. If the tokenizer's
+//! model itself produces a special token from text, encoding that text fails.
 //!
-//! Text is encoded by [`FastTokenizer`] where it knows every part of the tokenizer, else by `tokenizers` itself; the ids are the same, and
-//! [`Vocabulary::way`] says which. The fast one hands single texts back, such as a megabyte of spaces, and `tokenizers` encodes those.
+//! [`FastTokenizer`] encodes the text if it supports every part of the tokenizer; otherwise `tokenizers` does. The ids
+//! are the same, and [`Vocabulary::way`] tells which one is used. The fast one rejects single texts, such as a megabyte
+//! of spaces; `tokenizers` encodes those.
 //!
-//! A key of a `tokenizer.json` that would be ignored, or decides ids at random, is refused; `honoured` has the table.
+//! Loading refuses a `tokenizer.json` with a key that would be ignored or that makes ids random; `honoured` has the
+//! table.
 //!
 //! Ids are u32; `vocab_size` is the largest id + 1, added tokens included.
 
@@ -48,16 +52,16 @@ use tokenizers::Tokenizer;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::models::ModelWrapper;
 
-/// What a special token is for.
+/// The purpose of a special token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Begins a sequence.
     Bos,
     /// Ends a document.
     Eos,
-    /// Fills a row up.
+    /// Pads a row.
     Pad,
-    /// Stands for a masked token in training.
+    /// Replaces a masked token in training.
     Mask,
 }
 
@@ -82,7 +86,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// Special tokens that the teacher's configuration names.
+/// Special tokens from the teacher's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TeacherSpecials {
     /// Begins a sequence.
@@ -91,7 +95,7 @@ pub struct TeacherSpecials {
     pub eos: Option<u32>,
 }
 
-/// What can go wrong with a tokenizer. Only [`VocabularyError::Io`] may succeed when tried again.
+/// Errors of tokenizers. Only retrying [`VocabularyError::Io`] may help.
 #[derive(Debug, thiserror::Error)]
 pub enum VocabularyError {
     /// A file could not be read.
@@ -99,57 +103,57 @@ pub enum VocabularyError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error from the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// A file is not what its name says.
+    /// A file does not have the format that its name promises.
     #[error("tokenizer.path: {path}: {message}")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
+        /// Error from the reader.
         message: String,
     },
     /// The tokenizer inside a GGUF file cannot be built.
     #[error("tokenizer.path: {0}")]
     Gguf(#[from] stillhouse_teacher::TeacherError),
-    /// The job names a special token that the vocabulary does not hold.
+    /// The job names a special token that is not in the vocabulary.
     #[error("tokenizer.{role}: got {got:?}, which is not one token of {tokenizer}; valid: {valid}")]
     NotAToken {
-        /// Which token.
+        /// Role of the token.
         role: Role,
-        /// As the job has it.
+        /// The text in the job file.
         got: String,
-        /// The tokenizer, as the job names it.
+        /// Path of the tokenizer in the job file.
         tokenizer: String,
-        /// Special tokens that the vocabulary holds.
+        /// Special tokens of the vocabulary.
         valid: String,
     },
-    /// A special token is needed and nothing names one.
+    /// A special token is required, but no source names one.
     #[error("tokenizer.{role}: is required here: {tokenizer} names no {role} token; valid: {valid}")]
     NoSpecial {
-        /// Which token.
+        /// Role of the token.
         role: Role,
-        /// The tokenizer, as the job names it.
+        /// Path of the tokenizer in the job file.
         tokenizer: String,
-        /// Special tokens that the vocabulary holds.
+        /// Special tokens of the vocabulary.
         valid: String,
     },
     /// A text could not be encoded.
     #[error("{tokenizer} cannot encode a text: {message}")]
     Encode {
-        /// The tokenizer, as the job names it.
+        /// Path of the tokenizer in the job file.
         tokenizer: String,
-        /// What the tokenizer said.
+        /// Error from the tokenizer.
         message: String,
     },
-    /// A text became a special token, though special tokens in a text are text.
+    /// A text became a special token, although `special_tokens` is `text`.
     #[error(
         "{tokenizer}: its model makes the special token {token:?} (id {id}) of ordinary text, so the text cannot be told from the token; valid: text without it, or tokenizer.special_tokens: parse"
     )]
     SpecialOfText {
-        /// The tokenizer, as the job names it.
+        /// Path of the tokenizer in the job file.
         tokenizer: String,
         /// The token.
         token: String,
@@ -159,9 +163,9 @@ pub enum VocabularyError {
     /// The tokenizer cannot be written as `tokenizer.json`.
     #[error("{tokenizer} cannot be written as tokenizer.json: {message}")]
     Write {
-        /// The tokenizer, as the job names it.
+        /// Path of the tokenizer in the job file.
         tokenizer: String,
-        /// What the tokenizer said.
+        /// Error from the tokenizer.
         message: String,
     },
 }
@@ -170,13 +174,13 @@ pub enum VocabularyError {
 #[derive(Debug)]
 pub struct Vocabulary {
     tokenizer: Tokenizer,
-    /// What encodes, where that is not `tokenizer`.
+    /// Tokenizer to encode with, if it differs from `tokenizer`.
     encoder: Option<Box<Tokenizer>>,
-    /// The same, fast; made when it is first asked for.
+    /// The fast version of the encoder; built at first use.
     fast: OnceLock<Result<FastTokenizer, NotFast>>,
-    /// Memory of the threads that encode, while none does.
+    /// Free scratch memory for threads that encode.
     scratches: Mutex<Vec<Scratch>>,
-    /// By id: what no text may become.
+    /// For each id, whether encoding must not produce it.
     refused: Vec<bool>,
     special_tokens: SpecialTokens,
     source: String,
@@ -191,7 +195,7 @@ impl Vocabulary {
     /// `source` is the path as the job names it, for messages and the manifest.
     ///
     /// # Errors
-    /// When a file cannot be read or understood, or the job names a special token that is none.
+    /// Fails if a file cannot be read or parsed, or if the job names a special token that is not in the vocabulary.
     pub fn load(
         path: &Path,
         source: &str,
@@ -217,19 +221,19 @@ impl Vocabulary {
         Self::new(tokenizer, source, spec, &hints)
     }
 
-    /// A tokenizer that is in memory already, such as that of a data set.
+    /// Wraps a tokenizer that is already in memory, such as that of a data set.
     ///
     /// # Errors
-    /// When its truncation cannot be switched off.
+    /// Fails if truncation cannot be disabled.
     pub fn of(tokenizer: Tokenizer, source: &str) -> Result<Self, VocabularyError> {
         Self::new(tokenizer, source, &spec::Tokenizer::default(), &specials::Hints::default())
     }
 
-    /// The vocabulary of rows of numbers: `n` tokens, each named by its number. It encodes no text; it is there so that whoever shows an
-    /// id, and every reader of `tokenizer.json`, finds its name.
+    /// Creates the vocabulary for rows of numbers: `n` tokens, each named by its number. It encodes no text. It lets
+    /// viewers of ids, and readers of `tokenizer.json`, look up the name of a token.
     ///
     /// # Errors
-    /// When it cannot be built: a fault of this program.
+    /// Fails if it cannot be built, which is a bug.
     pub fn of_numbers(n: usize, source: &str) -> Result<Self, VocabularyError> {
         let names: serde_json::Map<String, serde_json::Value> = (0..n).map(|id| (id.to_string(), id.into())).collect();
         let json = serde_json::json!({
@@ -281,7 +285,7 @@ impl Vocabulary {
         })
     }
 
-    /// The tokenizer as the job names it.
+    /// Path of the tokenizer in the job file.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -291,15 +295,15 @@ impl Vocabulary {
         self.vocab_size
     }
 
-    /// The special token of a role, where one is known.
+    /// Returns the special token with this role, if known.
     pub fn special(&self, role: Role) -> Option<&SpecialToken> {
         self.specials.get(&role)
     }
 
-    /// The id of the special token of a role.
+    /// Returns the id of the special token with this role.
     ///
     /// # Errors
-    /// When none is known; the message says which key of the job file to set.
+    /// Fails if none is known; the message names the key of the job file to set.
     pub fn require(&self, role: Role) -> Result<u32, VocabularyError> {
         self.special(role).map(|token| token.id).ok_or_else(|| VocabularyError::NoSpecial {
             role,
@@ -308,32 +312,33 @@ impl Vocabulary {
         })
     }
 
-    /// The id of a role, where text that spells the token becomes it: with `special_tokens: parse`, for added tokens.
+    /// Returns the id of a role if text that spells the token becomes this id: for added tokens, with `special_tokens:
+    /// parse`.
     pub fn parsed(&self, role: Role) -> Option<u32> {
         let token = self.special(role).filter(|_| self.special_tokens == SpecialTokens::Parse)?;
         is_added(&self.tokenizer, &token.token).then_some(token.id)
     }
 
-    /// The special tokens by the name of their role, as the manifest has them.
+    /// Returns the special tokens by the name of their role, as in the manifest.
     pub fn special_tokens(&self) -> BTreeMap<String, SpecialToken> {
         self.specials.iter().map(|(role, token)| (role.name().to_owned(), token.clone())).collect()
     }
 
-    /// The ids of a text: no special tokens added, nothing cut off, nothing filled up.
+    /// Returns the ids of a text, without special tokens, truncation or padding.
     ///
     /// # Errors
-    /// When the tokenizer fails, such as for a character that it knows no token for and no unknown token, or makes a special token of
-    /// text that is to be text.
+    /// Fails if the tokenizer does, for example on a character outside its vocabulary when it has no unknown token.
+    /// Also fails if it makes a special token of text although `special_tokens` is `text`.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, VocabularyError> {
         let mut ids = Vec::new();
         self.encode_into(text, &mut ids)?;
         Ok(ids)
     }
 
-    /// Appends the ids of a text, as [`Vocabulary::encode`] gives them.
+    /// Appends the ids of a text: see [`Vocabulary::encode`].
     ///
     /// # Errors
-    /// The same; then what is appended is of no use.
+    /// As [`Vocabulary::encode`]; the appended ids are then meaningless.
     pub fn encode_into(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), VocabularyError> {
         let first = ids.len();
         if !self.encode_fast(text, ids) {
@@ -352,10 +357,10 @@ impl Vocabulary {
         }
     }
 
-    /// Appends the ids of a text unless only `tokenizers` can tell them; says whether it did.
+    /// Appends the ids of a text and returns true, or returns false if only `tokenizers` can encode it.
     fn encode_fast(&self, text: &str, ids: &mut Vec<u32>) -> bool {
         let Ok(fast) = self.fast() else { return false };
-        // a thread takes what another left, so there are as many as threads that encode at once
+        // threads reuse the scratch memory of others, so there is one per thread that encodes at the same time
         let lock = || self.scratches.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = lock().pop();
         let mut scratch = taken.unwrap_or_default();
@@ -372,7 +377,7 @@ impl Vocabulary {
         self.fast.get_or_init(|| FastTokenizer::of(self.encoder()))
     }
 
-    /// Which way text goes, for people: `GPT-2 pattern, byte-level BPE (fast)`, or `through tokenizers: ` and the reason.
+    /// Describes how text is encoded: `GPT-2 pattern, byte-level BPE (fast)`, or `through tokenizers: ` and the reason.
     pub fn way(&self) -> String {
         match self.fast() {
             Ok(fast) => format!("{} (fast)", fast.name()),
@@ -380,13 +385,13 @@ impl Vocabulary {
         }
     }
 
-    /// The text of ids, special tokens included, as the tokenizer's decoder has it.
+    /// Returns the text of ids, special tokens included, as the tokenizer's decoder writes it.
     pub fn decode(&self, ids: &[u32]) -> String {
         self.tokenizer.decode(ids, false).unwrap_or_else(|_| ids.iter().map(|&id| self.token_text(id)).collect())
     }
 
-    /// One token, to show: byte-level tokens as the text that they stand for, with control characters and bytes that are no
-    /// whole character escaped (`\n`, `\xe2`). An id without a token is shown as `<id 7>`.
+    /// Returns one token for display. Byte-level tokens appear as the text that they encode; control characters and
+    /// bytes that are not a complete character are escaped (`\n`, `\xe2`). An id without a token appears as `<id 7>`.
     pub fn token_text(&self, id: u32) -> String {
         let Some(token) = self.tokenizer.id_to_token(id) else {
             return format!("<id {id}>");
@@ -395,10 +400,11 @@ impl Vocabulary {
         byte_level::shown(bytes.as_deref().unwrap_or(token.as_bytes()))
     }
 
-    /// The tokenizer as the bytes of a `tokenizer.json`, without truncation and padding; the same for the same tokenizer.
+    /// Serializes the tokenizer as a `tokenizer.json`, without truncation and padding. The same tokenizer always gives
+    /// the same bytes.
     ///
     /// # Errors
-    /// When the tokenizer cannot be serialized.
+    /// Fails if the tokenizer cannot be serialized.
     pub fn to_json(&self) -> Result<Vec<u8>, VocabularyError> {
         let json = self
             .tokenizer
@@ -412,7 +418,7 @@ fn is_added(tokenizer: &Tokenizer, token: &str) -> bool {
     tokenizer.get_added_vocabulary().get_vocab().contains_key(token)
 }
 
-/// The tokenizer to encode with where a token of a role is added to the vocabulary without being marked as special.
+/// Returns a tokenizer for encoding if the token of a role is an added token that is not marked as special.
 fn with_roles_special<'a>(
     tokenizer: &Tokenizer,
     roles: impl Iterator<Item = &'a SpecialToken>,
@@ -430,7 +436,8 @@ fn with_roles_special<'a>(
     Ok(Some(Box::new(encoder)))
 }
 
-/// By id: special tokens, but for the one that stands for what the model does not know. That one too where it is bos or eos.
+/// For each id, whether it is a special token that text must not become. The unknown token may occur, unless it is bos
+/// or eos.
 fn of_no_text(encoder: &Tokenizer, roles: &BTreeMap<Role, SpecialToken>, vocab_size: usize) -> Vec<bool> {
     let mut refused = vec![false; vocab_size];
     let unknown = unknown_token(encoder);
@@ -443,14 +450,14 @@ fn of_no_text(encoder: &Tokenizer, roles: &BTreeMap<Role, SpecialToken>, vocab_s
     refused
 }
 
-/// What a model puts in the place of what it has no token for.
+/// Returns the token that a model emits for text outside its vocabulary.
 fn unknown_token(tokenizer: &Tokenizer) -> Option<String> {
     match tokenizer.get_model() {
         ModelWrapper::BPE(model) => model.unk_token.clone(),
         ModelWrapper::WordPiece(model) => Some(model.unk_token.clone()),
         ModelWrapper::WordLevel(model) => Some(model.unk_token.clone()),
         ModelWrapper::Unigram(model) => {
-            // the model keeps the id to itself
+            // the model does not expose the id
             let id = serde_json::to_value(model).ok()?.get("unk_id")?.as_u64()?;
             tokenizer.id_to_token(u32::try_from(id).ok()?)
         }
@@ -461,7 +468,7 @@ fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
     let bytes = std::fs::read(path).map_err(|source| VocabularyError::Io { path: path.into(), source })?;
     let damaged = |message: String| VocabularyError::Damaged { path: path.into(), message };
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
-    // The library numbers tokens that its model does not hold one after the other, whatever the file says.
+    // The library renumbers tokens that its model does not have consecutively and ignores the ids in the file.
     let written: AddedTokens = serde_json::from_slice(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
     let keys: honoured::WrittenTokenizer =
         serde_json::from_slice(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
@@ -482,7 +489,7 @@ fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
     Ok(tokenizer)
 }
 
-/// What the parser says, where that means something to a person.
+/// Returns the parser's message in a form that users understand.
 fn not_understood(said: String) -> String {
     let known = "valid: a file of Hugging Face's tokenizers, with a model BPE, Unigram, WordPiece or WordLevel";
     match said.contains("untagged enum") {
@@ -491,7 +498,7 @@ fn not_understood(said: String) -> String {
     }
 }
 
-/// What a tokenizer.json says of added tokens.
+/// The added tokens of a `tokenizer.json`.
 #[derive(serde::Deserialize)]
 struct AddedTokens {
     #[serde(default)]

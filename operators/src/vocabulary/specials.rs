@@ -1,4 +1,4 @@
-//! Which token is bos, eos, pad and mask: see the order in [`super`].
+//! Finds the bos, eos, pad and mask tokens, in the order documented in [`super`].
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,14 +10,14 @@ use tokenizers::Tokenizer;
 
 use super::{Role, VocabularyError};
 
-/// Something that names a token.
+/// A reference to a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Hint {
     Name(String),
     Id(u32),
 }
 
-/// What the files round a tokenizer and the teacher say, strongest first.
+/// References from the files beside the tokenizer and from the teacher, strongest first.
 #[derive(Debug, Default)]
 pub(super) struct Hints(Vec<(Role, Hint)>);
 
@@ -26,7 +26,7 @@ impl Hints {
         self.0.extend(id.map(|id| (role, Hint::Id(id))));
     }
 
-    /// Reads the configuration files that a folder has; none of them is required.
+    /// Reads the configuration files in a folder; all of them are optional.
     pub(super) fn add_folder(&mut self, folder: &Path) -> Result<(), VocabularyError> {
         for file in ["tokenizer_config.json", "special_tokens_map.json"] {
             let Some(config) = read_object(&folder.join(file))? else {
@@ -50,7 +50,7 @@ impl Hints {
     }
 }
 
-/// Keys of `tokenizer_config.json`; encoders such as BERT have `cls_token` and `sep_token` only.
+/// Keys of `tokenizer_config.json`. Encoders such as BERT have only `cls_token` and `sep_token`.
 fn name_keys(role: Role) -> &'static [&'static str] {
     match role {
         Role::Bos => &["bos_token", "cls_token"],
@@ -60,7 +60,7 @@ fn name_keys(role: Role) -> &'static [&'static str] {
     }
 }
 
-/// Names that tokenizers in wide use have, most telling first.
+/// Names in widely used tokenizers, the most specific first.
 fn well_known(role: Role) -> &'static [&'static str] {
     match role {
         Role::Bos => &["<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>"],
@@ -85,18 +85,18 @@ fn read_object(path: &Path) -> Result<Option<Value>, VocabularyError> {
     }
 }
 
-/// A token in a configuration file: text, or an object with `content`.
+/// Parses a token in a configuration file: a text, or an object with `content`.
 fn token_name(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
 }
 
-/// An id in a configuration file; of several, the first.
+/// Parses an id in a configuration file; takes the first of several.
 fn token_id(value: &Value) -> Option<u32> {
     let first = value.as_array().and_then(|ids| ids.first()).unwrap_or(value);
     first.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// Finds the special token of every role, where there is one.
+/// Finds the special token of every role that has one.
 pub(super) fn resolve(
     tokenizer: &Tokenizer,
     source: &str,
@@ -138,7 +138,7 @@ pub(super) fn resolve(
     Ok(specials)
 }
 
-/// The tokens that a user is likely to want, for messages.
+/// Lists the tokens that a user is likely to want, for messages.
 pub(super) fn choices(tokenizer: &Tokenizer) -> String {
     let mut added: Vec<_> =
         tokenizer.get_added_tokens_decoder().into_iter().map(|(id, token)| (id, token.content)).collect();

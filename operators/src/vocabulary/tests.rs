@@ -157,7 +157,7 @@ fn with_mode(special_tokens: SpecialTokens) -> spec::Tokenizer {
     spec::Tokenizer { special_tokens, ..Default::default() }
 }
 
-/// GPT-2's tokenizer with other added tokens.
+/// Loads GPT-2's tokenizer with other added tokens.
 fn gpt2_with(added: &serde_json::Value, spec: &spec::Tokenizer) -> Vocabulary {
     let mut json: serde_json::Value =
         serde_json::from_slice(&fs::read(repository("assets/teacher-nano-gpt2/tokenizer.json")).unwrap()).unwrap();
@@ -232,7 +232,7 @@ fn a_model_that_makes_special_tokens_of_text_is_not_believed() {
 
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
-    /// Text is text: no special token comes out, and nothing of the text is lost.
+    /// No text becomes a special token, and no part of the text is lost.
     #[test]
     fn no_text_becomes_a_special_token(parts in proptest::collection::vec("(<\\|endoftext\\|>|<\\|im_start\\|>|<\\|im_end\\|>|\\[SEP\\]|<|\\|| |\n|[a-z]{1,5}|[à-ÿ])", 0..30)) {
         static SMOLLM2: std::sync::OnceLock<Vocabulary> = std::sync::OnceLock::new();
@@ -269,7 +269,7 @@ fn added_tokens_keep_the_ids_of_their_file() {
 
 const CODE_AND_PROSE: &str = include_str!("../../../ARCHITECTURE.md");
 
-/// Vocabularies of real models, the texts that llama.cpp tests its tokenizers with, and the ids that transformers gives for them.
+/// Tests vocabularies of real models on llama.cpp's tokenizer texts, against the ids that transformers returns.
 #[test]
 fn real_vocabularies_go_the_fast_way_and_give_the_ids_of_transformers() {
     let folder = fetched("vocabularies");
@@ -299,7 +299,7 @@ fn real_vocabularies_go_the_fast_way_and_give_the_ids_of_transformers() {
     }
 }
 
-/// Nothing in a tokenizer.json is taken and then ignored, or left to chance.
+/// No key of a tokenizer.json is accepted and then ignored, or makes ids random.
 #[test]
 fn keys_that_nothing_honours_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -331,7 +331,7 @@ fn keys_that_nothing_honours_are_refused_by_name() {
             "{place}: {error}"
         );
     }
-    // what is 0 or null says nothing, and what is not applied is not there
+    // 0 and null have no effect, and truncation is not applied
     let plain = of(GPT2, &|json| {
         json["model"]["dropout"] = 0.0.into();
         json["model"]["alpha"] = serde_json::Value::Null;

@@ -1,4 +1,5 @@
-//! How far the distributions of a net in each type are from the CPU's, of f32 weights and f64 sums; and in half precision from its own in f32.
+//! Measures how far a net's distributions in each number format are from the CPU's (f32 weights, f64 sums), and from
+//! its own in f32.
 
 use stillhouse_gpu::net::{Kind, Net, Numbers, Shape};
 use stillhouse_gpu::{Buffer, Element, Stream};
@@ -8,17 +9,17 @@ use crate::conformance;
 use crate::nets::{Angles, GPT2, TINY, Weights, shape};
 use crate::{Check, Outcome};
 
-/// Distances of distributions, over all rows.
+/// Distances between distributions, over all rows.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Distance {
-    /// KL(a ‖ b), nats.
+    /// KL(a ‖ b) in nats; mean, then maximum below.
     pub mean_kl: f64,
     pub most_kl: f64,
     /// Largest |ln p_a − ln p_b|.
     pub most: f64,
 }
 
-/// Of rows of logits.
+/// The distance between rows of logits.
 pub fn distance(a: &[f64], b: &[f64], vocab: usize) -> Distance {
     let mut out = Distance::default();
     let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
@@ -29,7 +30,7 @@ pub fn distance(a: &[f64], b: &[f64], vocab: usize) -> Distance {
         for (a, b) in a.iter().zip(b) {
             let (a, b) = (a - norm_a, b - norm_b);
             kl += a.exp() * (a - b);
-            // not `max`, which would hide a NaN
+            // `max` would hide a NaN.
             most = if (a - b).abs() <= most { most } else { (a - b).abs() };
         }
         out.mean_kl += kl / count;
@@ -44,13 +45,13 @@ fn ln_sum(row: &[f64]) -> f64 {
     most + row.iter().map(|l| (l - most).exp()).sum::<f64>().ln()
 }
 
-/// Tokens that a seed decides.
+/// Random tokens from a seed.
 pub fn tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
     let mut uniforms = keyed_uniforms(seed, "tokens of a check", 0, 0);
     (0..count).map(|_| uniforms.below(vocab as u32)).collect()
 }
 
-/// Logits of runs, by way of the device.
+/// Logits of runs, computed by the device.
 pub fn logits(
     check: &Check,
     shape: &Shape,
@@ -64,10 +65,10 @@ pub fn logits(
     let mut net = Net::load(&check.device, *shape, numbers, rope, &mut weights, tokens.len())?;
     let out = Buffer::new(&check.device, tokens.len() * shape.vocab * 4)?;
     net.hidden(tokens, offsets)?;
-    // every second row first: not neighbours, so that they are gathered
+    // Even rows first: rows that are not contiguous must be gathered.
     let (even, odd): (Vec<u32>, Vec<u32>) = (0..tokens.len() as u32).partition(|row| row % 2 == 0);
     let rows = [even, odd].concat();
-    // SAFETY: there is room for all rows
+    // SAFETY: the buffer holds all rows
     unsafe { net.logits(&rows, out.pointer())? };
     let bytes = out.to_host(Stream::Pass)?;
     let mut logits = vec![0.0; tokens.len() * shape.vocab];
@@ -79,7 +80,7 @@ pub fn logits(
     Ok(logits)
 }
 
-/// See above.
+/// Runs the part `accuracy`.
 pub fn run(check: &mut Check) -> Outcome<()> {
     against_the_cpu(check)?;
     against_itself(check)
@@ -125,7 +126,7 @@ fn against_itself(check: &mut Check) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether the device has no such products, which is said.
+/// Whether the device lacks products in these numbers; reports them as skipped.
 pub fn lacks(check: &mut Check, numbers: Numbers, what: &str) -> bool {
     let why = if numbers == Numbers::Fp8 { check.device.lacks_fp8() } else { None };
     if let Some(why) = &why {

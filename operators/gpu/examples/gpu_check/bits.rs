@@ -1,4 +1,5 @@
-//! Bits: the words of the noise are the CPU's, and columns are the same again, whatever waits for what.
+//! Bit-exactness: the random words are the CPU's, and columns are the same in every run, whatever the order of the
+//! streams.
 
 use stillhouse_gpu::extract::Extracted;
 use stillhouse_gpu::net::{Kind, Shape};
@@ -9,10 +10,10 @@ use crate::job::{Job, Way};
 use crate::nets::{GPT2, TINY, shape};
 use crate::{Check, Outcome};
 
-/// What an exponential of the device may differ from the CPU's, in steps of f32.
+/// Maximum difference between exponentials of the device and the CPU, in units in the last place of f32.
 const MOST_STEPS: u32 = 4;
 
-/// See above.
+/// Checks words, exponentials and repeated batches.
 pub fn run(check: &mut Check) -> Outcome<()> {
     let vocab = if check.host { 1031 } else { 128_257 };
     for (seed, draw, sequence, position) in [(0, 0, 0, 0), (u64::MAX, 3, u64::MAX, u32::MAX), (42, 1, 7 << 40, 1023)] {
@@ -26,7 +27,7 @@ pub fn run(check: &mut Check) -> Outcome<()> {
     again(check)
 }
 
-/// The words of a stream to the bit, its exponentials to a few steps.
+/// Checks the words of a stream bit for bit, and its exponentials within [`MOST_STEPS`].
 fn words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<String> {
     let (e, words) = (Buffer::new(&check.device, vocab * 4 + 4)?, Buffer::new(&check.device, vocab * 4)?);
     let [key0, key1] = stream.key.words();
@@ -40,7 +41,7 @@ fn words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<String> {
         Arg::Pointer(words.pointer()),
     ];
     let launch = Launch { kernel: "noise_exponentials", grid: [64, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
-    // SAFETY: as the kernel declares, with buffers of this many values
+    // SAFETY: the arguments are the kernel's; the buffers hold this many values
     unsafe { check.device.launch(Stream::Extract, &launch, &args)? };
     let read = |buffer: &Buffer| -> Outcome<Vec<u32>> {
         Ok(buffer.to_host(Stream::Extract)?.as_chunks::<4>().0.iter().map(|bytes| u32::from_ne_bytes(*bytes)).collect())
@@ -52,7 +53,7 @@ fn words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<String> {
     let mut right = vec![0f32; vocab];
     let e0 = exponentials(stream, &mut right);
     right.push(e0);
-    // both are above 0, so that their bits are in their order
+    // Both are positive, so their bits are ordered like their values.
     let steps = |at: usize| e[at].abs_diff(right[at].to_bits());
     let most = (0..=vocab).max_by_key(|at| steps(*at)).unwrap_or_default();
     if steps(most) > MOST_STEPS {
@@ -62,7 +63,7 @@ fn words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<String> {
     Ok(format!("e: {other} of {} differ, by {} steps at most", vocab + 1, steps(most)))
 }
 
-/// A batch of a job twice, with two slices in flight, and with a wait after everything.
+/// Runs a job's batch repeatedly: twice as a job does, with two slices in flight, and with a wait after every call.
 fn again(check: &mut Check) -> Outcome<()> {
     let wide = Shape { tied: false, ..shape(Kind::Llama, 128_256, 1024, 4, [16, 8, 64], 2816) };
     let shapes = if check.host {
@@ -101,7 +102,7 @@ fn again(check: &mut Check) -> Outcome<()> {
     Ok(())
 }
 
-/// To the bit.
+/// Whether columns are equal bit for bit.
 fn same(one: &[Extracted], other: &[Extracted]) -> bool {
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     let all = one.iter().zip(other).all(|(one, other)| one == other && bits(&one.logprob) == bits(&other.logprob));

@@ -1,4 +1,4 @@
-//! What nothing on this device can be faster than: the products that its library makes, and copies.
+//! Upper bounds on the speed of this device: its library's largest products, and copies.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use stillhouse_gpu::{Buffer, Device, Element, Matrix, Pinned, Product, Stream};
 use crate::counted::Counted;
 use crate::{Check, Outcome};
 
-/// Seconds of one, of as many as fit into a third of a second, after two that do not count.
+/// Mean seconds of a call, over about a third of a second, after two warm-up calls.
 fn seconds_of(counted: &Counted, mut does: impl FnMut() -> stillhouse_gpu::Result<()>) -> Outcome<f64> {
     does()?;
     does()?;
@@ -27,7 +27,7 @@ fn seconds_of(counted: &Counted, mut does: impl FnMut() -> stillhouse_gpu::Resul
     Ok(began.elapsed().as_secs_f64() / times as f64)
 }
 
-/// Memory that holds small numbers: products of zeros would be faster than real ones.
+/// A buffer of small non-zero numbers: products of zeros would be faster.
 fn numbers(device: &Arc<dyn Device>, count: usize, element: Element) -> Outcome<Buffer> {
     let mut state = 1u32;
     let mut word = || {
@@ -63,12 +63,12 @@ fn product(check: &Check, element: Element, out: Element, [m, n, k]: [usize; 3])
         add: false,
         gelu: false,
     };
-    // SAFETY: the buffers are of these shapes
+    // SAFETY: the buffers have these shapes
     let seconds = seconds_of(&check.counted, || unsafe { check.device.product(Stream::Pass, &product) })?;
     Ok(2.0 * m as f64 * n as f64 * k as f64 / seconds)
 }
 
-/// See above.
+/// Runs the part `ceilings`.
 pub fn run(check: &mut Check) -> Outcome<()> {
     let (side, vocab) = if check.host { (32, 100) } else { (8192, 128_256) };
     let products = [
@@ -97,7 +97,7 @@ fn copies(check: &mut Check) -> Outcome<()> {
     let (device, counted) = (Arc::clone(&check.device), Arc::clone(&check.counted));
     let there = numbers(&device, bytes / 4, Element::F32)?;
     let mut here = Pinned::new(&device, bytes)?;
-    // SAFETY: both are this long; nobody reads while copies are made
+    // SAFETY: both have this length; nothing reads while the copies run
     let out = seconds_of(&counted, || unsafe {
         device.copy_out(Stream::Extract, here.as_mut_ptr(), there.pointer(), bytes)
     })?;
@@ -112,7 +112,7 @@ fn copies(check: &mut Check) -> Outcome<()> {
     let numbers: Vec<u8> = (0..rows as u32).flat_map(u32::to_ne_bytes).collect();
     let numbers = Buffer::of(&device, &numbers)?;
     let kernels = Kernels::new(&device, Element::Bf16);
-    // SAFETY: both buffers have these rows
+    // SAFETY: both buffers hold these rows
     let seconds = seconds_of(&counted, || unsafe {
         kernels.gather(from.pointer(), numbers.pointer(), to.pointer(), [rows, width])
     })?;

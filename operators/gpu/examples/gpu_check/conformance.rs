@@ -1,4 +1,4 @@
-//! Every kernel against something that shares nothing with it.
+//! Checks every kernel against code that shares nothing with it.
 
 use std::collections::BTreeSet;
 
@@ -16,11 +16,11 @@ use crate::job::extract_once;
 use crate::nets::{Angles, Weights, shape};
 use crate::{Check, Outcome, bits, reference};
 
-/// Runs that are shorter and longer than what a block of attention takes, and end within one.
+/// Offsets of runs shorter and longer than a block of attention; some end within a block.
 const RUNS: [u32; 6] = [0, 1, 38, 168, 233, 363];
 const SMALL_RUNS: [u32; 4] = [0, 1, 38, 105];
 
-/// See above.
+/// Runs the part `conformance`.
 pub fn run(check: &mut Check) -> Outcome<()> {
     check.counted.restart(false);
     let done = noise(check).and_then(|()| nets(check)).and_then(|()| rows_of_fp8(check));
@@ -35,7 +35,7 @@ pub fn run(check: &mut Check) -> Outcome<()> {
     done.and_then(|()| bits::run(check))
 }
 
-/// Logits of all kinds: flat, peaked, with ties, with tokens that nobody expected.
+/// Logits of all kinds: flat, peaked, with ties, with improbable tokens.
 fn noise_logits(rows: usize, vocab: usize) -> (Vec<f32>, Vec<u32>) {
     let mut uniforms = keyed_uniforms(5, "logits of a check", vocab as u64, 0);
     let mut out = Vec::with_capacity(rows * vocab);
@@ -67,7 +67,7 @@ fn noise(check: &mut Check) -> Outcome<()> {
                 check.report.unchecked(what);
                 continue;
             }
-            // dense noise of many long rows says no more than that of a few
+            // Dense noise of a few long rows proves as much as that of many.
             let rows = if matches!(form, Some(NoiseForm::Dense { .. })) { rows.min(16) } else { rows };
             let signals = if form.is_none() { every_signal(vocab) } else { Signals::default() };
             let asked = Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals };
@@ -107,7 +107,8 @@ fn every_signal(vocab: usize) -> Signals {
     }
 }
 
-/// Each within twice the bound of its definition; of the draws, which fall elsewhere where a uniform is at an edge, few.
+/// Checks signals against twice the bound of their definitions. Few draws may differ: those whose uniform is at the
+/// edge of an entry.
 fn near_signals(draws: u32, got: &[RowSignals], right: &[RowSignals]) -> Outcome<()> {
     holds("rows of signals", got.len() == right.len())?;
     let close = |a: f32, b: f32| a == b || (a - b).abs() <= 2e-5 + 2.0 * f32::EPSILON * b.abs();
@@ -124,7 +125,8 @@ fn near_signals(draws: u32, got: &[RowSignals], right: &[RowSignals]) -> Outcome
     Ok(())
 }
 
-/// The device's columns are the CPU's to the last bit of an f32, and what is stored keeps its promise.
+/// Checks that the device's columns equal the CPU's up to the last bit of f32, and that stored corrections keep the
+/// tolerance.
 fn one_noise(check: &Check, asked: &Extraction, rows: usize) -> Outcome<String> {
     let vocab = asked.vocab;
     let (logits, tokens) = noise_logits(rows, vocab);
@@ -155,7 +157,7 @@ fn one_noise(check: &Check, asked: &Extraction, rows: usize) -> Outcome<String> 
             for (row, draw) in (0..rows).flat_map(|row| (0..asked.keys.len()).map(move |draw| (row, draw))) {
                 let list = replay.corrections(row, draw);
                 same += usize::from(list == right.corrections(row, draw));
-                // the judge is slow: of long rows a few
+                // The judge is slow: only some of the long rows.
                 if vocab > 2000 && row % 16 != 1 {
                     continue;
                 }
@@ -181,7 +183,8 @@ fn holds(what: &str, holds: bool) -> Outcome<()> {
     if holds { Ok(()) } else { Err(format!("{what}: not as on the CPU").into()) }
 }
 
-/// That values are so many steps of f32 apart at most, or that it is nothing: where p_x is next to 1, ln Z itself has no more digits.
+/// Checks that values are at most `most` f32 units in the last place apart, or nearly equal in absolute terms: where
+/// p_x is close to 1, ln Z itself is not more precise.
 fn near(what: &str, got: &[f32], right: &[f32], most: u32) -> Outcome<()> {
     let ordered = |v: f32| {
         let bits = v.to_bits().cast_signed();
@@ -198,7 +201,7 @@ fn near(what: &str, got: &[f32], right: &[f32], most: u32) -> Outcome<()> {
     }
 }
 
-/// Nets that have every kernel: each dimension of a head, and one that is filled up; each activation and scale of scores.
+/// Nets that together use every kernel: each head dimension and a padded one, each activation, each scale of scores.
 fn small_nets(host: bool) -> Vec<(&'static str, Shape)> {
     let llama = |dim: usize, inner: usize| shape(Kind::Llama, 211, 96, 2, [4, 2, dim], inner);
     let all = vec![
@@ -224,7 +227,8 @@ fn small_nets(host: bool) -> Vec<(&'static str, Shape)> {
     all.into_iter().take(if host { 3 } else { usize::MAX }).collect()
 }
 
-/// |Δ ln p| that a type may have against f64, with weights that have the type's values. About four times what was seen on the host.
+/// Maximum |Δ ln p| of a dtype against f64, for weights rounded to that dtype: about four times the largest seen on the
+/// host.
 fn allowed(element: Element) -> f64 {
     match element {
         Element::F32 => 1e-4,
@@ -262,9 +266,9 @@ fn nets(check: &mut Check) -> Outcome<()> {
     Ok(())
 }
 
-/// Rows of a pass at which cuBLASLt changes its kernels, or has none for e4m3 until rows are added.
+/// Rows of a pass at which cuBLASLt changes kernels, or has no e4m3 algorithm without padding rows.
 const ROWS: [u32; 6] = [1, 15, 17, 127, 256, 257];
-/// Mean KL that fp8 may have against f64, nats: about three times what was seen on the host.
+/// Maximum mean KL of fp8 against f64, in nats: about three times that seen on the host.
 const FP8_KL: f64 = 0.1;
 
 fn rows_of_fp8(check: &mut Check) -> Outcome<()> {
@@ -297,7 +301,7 @@ fn lengths(offsets: &[u32]) -> Vec<u32> {
     offsets.windows(2).map(|run| run[1] - run[0]).collect()
 }
 
-/// Logits of runs in f64.
+/// Logits of runs, computed in f64.
 pub fn exact(shape: &Shape, element: Element, tokens: &[u32], offsets: &[u32]) -> Outcome<Vec<f64>> {
     let angles = Angles::of(shape);
     let mut weights = Weights::of(shape);

@@ -1,4 +1,4 @@
-//! A device with a tally: bytes that are allocated and that go to the host, and, where asked for, how long each launch takes.
+//! A device wrapper that counts allocated bytes and bytes copied to the host, and on request times every launch.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -8,16 +8,16 @@ use std::time::Instant;
 
 use stillhouse_gpu::{Arg, Device, Event, Launch, Memory, Product, Result, ScaledProduct, Stream};
 
-/// Launches of one kernel.
+/// The launches of one kernel.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Calls {
     pub count: u64,
     pub seconds: f64,
-    /// Of products.
+    /// Floating-point operations; 0 unless it is a product.
     pub flops: f64,
 }
 
-/// What was done since the last [`Counted::restart`]; bytes that are allocated since the beginning.
+/// Counts since the last [`Counted::restart`]; `allocated` counts since the beginning.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     pub allocated: u64,
@@ -27,7 +27,7 @@ pub struct Tally {
     sizes: HashMap<u64, u64>,
 }
 
-/// See above.
+/// The device wrapper.
 pub struct Counted {
     device: Arc<dyn Device>,
     tally: Mutex<Tally>,
@@ -49,12 +49,12 @@ impl Counted {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was counted.
+    /// A copy of the counts.
     pub fn counts(&self) -> Tally {
         self.tally().clone()
     }
 
-    /// Counts anew. Timed, everything waits for everything before and after it, so nothing overlaps.
+    /// Resets the counts. If `timed`, every call waits for all work before and after it, so nothing overlaps.
     pub fn restart(&self, timed: bool) {
         self.timed.store(timed, Ordering::Relaxed);
         let mut tally = self.tally();
@@ -63,7 +63,7 @@ impl Counted {
         tally.most_allocated = tally.allocated;
     }
 
-    /// Waits until everything is done.
+    /// Waits for both streams.
     pub fn settle(&self) -> Result<()> {
         for stream in [Stream::Pass, Stream::Extract] {
             self.device.wait(self.device.record(stream)?)?;
@@ -141,18 +141,18 @@ impl Device for Counted {
     }
 
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller keeps the contract of `copy_in`
         self.count("copy to the device", stream, 0.0, || unsafe { self.device.copy_in(stream, to, from, bytes) })
     }
 
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         self.tally().to_host += bytes as u64;
-        // SAFETY: as the caller says
+        // SAFETY: the caller keeps the contract of `copy_out`
         self.count("copy to the host", stream, 0.0, || unsafe { self.device.copy_out(stream, to, from, bytes) })
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller keeps the contract of `launch`
         self.count(launch.kernel, stream, 0.0, || unsafe { self.device.launch(stream, launch, args) })
     }
 
@@ -160,7 +160,7 @@ impl Device for Counted {
         let [m, n, k] = [product.a.rows, product.b.rows, product.a.columns];
         let name = format!("product [{k}, {n}]");
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
-        // SAFETY: as the caller says
+        // SAFETY: the caller keeps the contract of `product`
         self.count(&name, stream, flops, || unsafe { self.device.product(stream, product) })
     }
 
@@ -176,7 +176,7 @@ impl Device for Counted {
         let [m, n, k] = [product.a.rows, product.b.rows, product.a.columns];
         let name = format!("product of e4m3 [{k}, {n}]");
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
-        // SAFETY: as the caller says
+        // SAFETY: the caller keeps the contract of `scaled_product`
         self.count(&name, stream, flops, || unsafe { self.device.scaled_product(stream, product) })
     }
 

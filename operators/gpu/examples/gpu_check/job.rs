@@ -1,4 +1,4 @@
-//! What a job does on a device: passes over batches of tokens, slices of logits, columns on the host.
+//! The work of a job on a device: passes over batches of tokens, slices of logits, columns on the host.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::accuracy::tokens;
 use crate::counted::Counted;
 use crate::nets::{Angles, LOGITS};
 
-/// Logits of a slice, as `stillhouse-teacher` has them.
+/// Maximum logits of a slice, as in `stillhouse-teacher`.
 const SLICE_VALUES: usize = 32 << 20;
-/// Tokens that the observed ones are drawn from.
+/// Number of most likely tokens from which the observed tokens are drawn.
 const LIKELY: usize = 64;
 
-/// Extracts one slice of logits of the host.
+/// Uploads one slice of logits and extracts its columns.
 pub fn extract_once(
     device: &Arc<dyn Device>,
     asked: &Extraction,
@@ -31,23 +31,24 @@ pub fn extract_once(
     let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_ne_bytes()).collect();
     let logits = Buffer::of(device, &bytes)?;
     let mut extractor = Extractor::new(device, Asked::of(asked), observed.tokens.len())?;
-    // SAFETY: so many rows lie there, until the slice is collected
+    // SAFETY: the buffer holds these rows until the slice is collected
     let pending = unsafe { extractor.begin(logits.pointer(), observed)? };
     Ok(extractor.collect(pending)?)
 }
 
-/// How slices of logits become columns on the host.
+/// The schedule of forward pass and extraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// As a job does it (`pipeline/engine/src/device.rs`): one thread makes logits, a helper takes one slice after the other.
+    /// As in a job (`pipeline/engine/src/device.rs`): one thread computes logits, a helper extracts one slice after
+    /// another.
     Helper,
-    /// One thread, which has two slices in flight.
+    /// One thread with two slices in flight.
     Ahead,
-    /// Not at all: the logits are made and stay where they are.
+    /// No extraction: the logits stay on the device.
     Logits,
 }
 
-/// A batch: what is read, what is observed.
+/// A batch: the input tokens, and the observed tokens with their positions.
 struct Batch {
     inputs: Vec<u32>,
     offsets: Vec<u32>,
@@ -56,7 +57,7 @@ struct Batch {
     sequence_ids: Vec<u64>,
 }
 
-/// What came of some batches.
+/// The totals of some batches.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Run {
     pub seconds: f64,
@@ -71,7 +72,7 @@ impl Run {
     }
 }
 
-/// A net with what is made of its logits.
+/// A net with an extractor for its logits.
 pub struct Job {
     device: Arc<dyn Device>,
     counted: Arc<Counted>,
@@ -82,19 +83,19 @@ pub struct Job {
     batch: Batch,
 }
 
-/// The codec of a job that says nothing else: corrections in half precision, one draw.
+/// The default codec of a job: corrections in half precision, one draw.
 fn usual(vocab: usize) -> Outcome<Extraction> {
     let noise = NoiseForm::Replay { tolerance: Tolerance::new(1e-3)?, value_type: ValueType::F16, condition: true };
     Ok(Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0, signals: Default::default() })
 }
 
-/// Rows of a slice; a batch has three at least, so that they overlap however small it is.
+/// Rows of a slice. A batch has at least three slices, so that slices overlap even in small batches.
 fn slice_rows(vocab: usize, batch_tokens: usize) -> usize {
     (SLICE_VALUES / vocab).clamp(8, 4096).min(batch_tokens.div_ceil(3))
 }
 
 impl Job {
-    /// A net of made-up weights, for batches of so many tokens at most.
+    /// Loads a net with random weights, for batches of at most `batch_tokens` tokens.
     pub fn load(
         device: &Arc<dyn Device>,
         counted: &Arc<Counted>,
@@ -121,8 +122,8 @@ impl Job {
         Ok(Self { device: Arc::clone(device), counted: Arc::clone(counted), net, extractor, slices, slice_rows, batch })
     }
 
-    /// Makes the batch: as many runs of this length as fit, whose observed tokens are drawn from what the net expects. (Tokens drawn
-    /// without it would be ones that no teacher expects, whose noise is cheap.)
+    /// Makes the batch: as many runs of this length as fit. Draws the observed tokens from the net's distribution,
+    /// because the noise of tokens that a teacher does not expect is cheap.
     pub fn prepare(&mut self, length: usize) -> Outcome<()> {
         let vocab = self.net.shape().vocab;
         let runs = (self.net.most_tokens() / length).max(1);
@@ -141,7 +142,7 @@ impl Job {
         self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;
         let mut observed = Vec::with_capacity(count);
         for rows in slices_of(count, self.slice_rows) {
-            // SAFETY: a slice has this many rows, and stays until it is collected below
+            // SAFETY: the slice holds this many rows, and stays unchanged until it is collected below
             let pending = unsafe {
                 self.net.logits_into(&rows, self.slices[0].pointer(), logits_stride(vocab))?;
                 likely.begin(self.slices[0].pointer(), &self.batch.of(&rows))?
@@ -160,12 +161,12 @@ impl Job {
         Ok(())
     }
 
-    /// Tokens of the batch.
+    /// Number of tokens in the batch.
     pub fn batch_tokens(&self) -> usize {
         self.batch.inputs.len()
     }
 
-    /// Passes the batch so many times, from ids to columns on the host.
+    /// Runs the batch `batches` times, from token ids to columns on the host.
     pub fn run(&mut self, batches: usize, way: Way) -> Outcome<Run> {
         self.counted.settle()?;
         let began = Instant::now();
@@ -181,7 +182,7 @@ impl Job {
         Ok(run)
     }
 
-    /// All columns of the batch.
+    /// Returns all columns of the batch.
     pub fn columns(&mut self, way: Way) -> Outcome<Vec<Extracted>> {
         let mut all = Vec::new();
         self.pass(1, way, &mut |columns| all.push(columns))?;
@@ -209,7 +210,7 @@ impl Job {
                 }
                 let to = self.slices[slice % SLICES].pointer();
                 slice += 1;
-                // SAFETY: a slice has room for its rows; what was in it before has been collected
+                // SAFETY: the slice holds these rows; its former contents have been collected
                 unsafe {
                     self.net.logits_into(&rows, to, stride)?;
                     if way == Way::Ahead {
@@ -237,7 +238,8 @@ impl Job {
                 for (pointer, slice, rows) in parts {
                     let pending = extractor.begin_slice(slice, &batch.of(&rows))?;
                     let columns = extractor.collect(pending)?;
-                    // before the rest of the work on it; who made the slice may have failed
+                    // Return the buffer before processing the columns. The sender may have failed, so errors are
+                    // ignored.
                     let _ = give_back.send(pointer);
                     each(columns);
                 }
@@ -248,12 +250,12 @@ impl Job {
                 for _ in 0..batches {
                     net.hidden(&batch.inputs, &batch.offsets)?;
                     for rows in slices_of(batch.inputs.len(), *slice_rows) {
-                        // SAFETY: a slice has room for its rows; whoever had it has given it back
+                        // SAFETY: the slice holds these rows; its last user has returned it
                         let slice = unsafe {
                             net.logits_into(&rows, to, stride)?;
                             DeviceSlice::new(to, device.record(Stream::Pass)?)
                         };
-                        // where the helper has failed it tells why below
+                        // If the helper failed, it reports the error below.
                         if to_helper.send((to, slice, rows)).is_err() {
                             return Ok(());
                         }
@@ -272,13 +274,13 @@ impl Job {
     }
 }
 
-/// Rows of one slice after the other.
+/// The row numbers of each slice in turn.
 fn slices_of(count: usize, slice_rows: usize) -> impl Iterator<Item = Vec<u32>> {
     (0..count).step_by(slice_rows).map(move |first| (first as u32..(first + slice_rows).min(count) as u32).collect())
 }
 
 impl Batch {
-    /// Of rows that are neighbours.
+    /// The observed tokens of contiguous rows.
     fn of(&self, rows: &[u32]) -> Observed<'_> {
         let first = rows.first().map_or(0, |row| *row as usize);
         let range = first..first + rows.len();

@@ -1,22 +1,30 @@
-//! What the kernels are worth on a GPU: are they right, how exact is each type, how fast is a whole job and each kernel in it.
+//! Checks and measures the kernels on a GPU: their correctness, the accuracy of each dtype, and the speed of a whole
+//! job and of each kernel.
 //!
 //!     gpu_check [--device N | --host] [--driver TEXT] [--json FILE] [--seconds N] [--part NAME]... [--turns SHAPE]
 //!
-//! It reads nothing but its arguments; weights are made up. Figures go to stdout as they come, and to FILE after each part, so that what is
-//! there stays when time runs out. `--host` runs all of it on the host's emulation, with tiny shapes: its figures mean nothing.
+//! It reads nothing but its arguments; weights are random. Figures go to stdout at once and to FILE after each part, so
+//! FILE has the finished parts when time runs out. `--host` runs everything on the host's emulation, with tiny shapes:
+//! its figures mean nothing.
 //!
-//! Ends with 0 where all was checked and is right, 1 where something is wrong, 2 where it could not begin, 3 where time ran out before all was
-//! checked; figures that there was no time for are only said.
-//!
-//! | part | |
+//! | exit status | meaning |
 //! |---|---|
-//! | `conformance` | every kernel: the noise against the CPU's encoder and its judge, its words to the bit, nets against an f64 reference; the same bytes again, and whatever waits for what |
-//! | `accuracy` | each type against the CPU, of a small net; bf16 and f16 against f32 on the device, of a net of GPT-2's size |
-//! | `ceilings` | the largest products, copies: what bounds the rest |
-//! | `throughput` | ids to corrections in the host's memory, as a job makes them, for four shapes; then each kernel's share |
+//! | 0 | every check ran and passed |
+//! | 1 | a check failed |
+//! | 2 | it could not begin |
+//! | 3 | time ran out before every check had run |
 //!
-//! `--turns SHAPE` loads a shape and measures once for each line `LENGTH BATCHES` that it reads, so that something else can be measured
-//! in turn with it.
+//! A measurement that there was no time for is reported as skipped and does not change the exit status.
+//!
+//! | part | content |
+//! |---|---|
+//! | `conformance` | every kernel: noise against the CPU's encoder and judge, words bit for bit, nets against f64; equal bytes in any run and order |
+//! | `accuracy` | each dtype against the CPU, for a small net; bf16, f16 and fp8 against f32 on the device, for a net of GPT-2's size |
+//! | `ceilings` | the largest products and copies, which bound the rest |
+//! | `throughput` | token ids to corrections in host memory, as in a job, for four shapes; then the share of each kernel |
+//!
+//! `--turns SHAPE` loads a shape, then measures once per line `LENGTH BATCHES` of stdin, so that another program can be
+//! measured in alternation.
 
 mod accuracy;
 mod bits;
@@ -42,20 +50,20 @@ use report::Report;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// What every part gets.
+/// The state that every part gets.
 struct Check {
     device: Arc<dyn Device>,
     counted: Arc<Counted>,
     host: bool,
     report: Report,
-    /// The fastest products of bf16, in operations per second, once they were measured.
+    /// Operations per second of the fastest bf16 product, once measured.
     ceiling: Option<f64>,
-    /// When the part has to be done.
+    /// The end of the part's time.
     until: Instant,
 }
 
 impl Check {
-    /// Whether there is time for what takes about so long; on the host, where nothing is measured, there always is.
+    /// Whether there is time for work of about `seconds` seconds. Always true on the host, where nothing is measured.
     fn has_time(&self, seconds: f64) -> bool {
         self.host || Instant::now() + Duration::from_secs_f64(seconds) < self.until
     }
@@ -63,8 +71,8 @@ impl Check {
 
 type Part = fn(&mut Check) -> Outcome<()>;
 
-/// Parts, in their order, with the share of the time that each may take; what it leaves over is the next one's. What is to be right comes first,
-/// and has the most.
+/// The parts in order, with the share of the time that each may take; unused time goes to the next part. The
+/// correctness checks come first and get the most.
 const PARTS: [(&str, f64, Part); 4] = [
     ("conformance", 0.60, conformance::run),
     ("accuracy", 0.08, accuracy::run),
@@ -75,7 +83,7 @@ const PARTS: [(&str, f64, Part); 4] = [
 struct Options {
     host: bool,
     device: usize,
-    /// What is said of the driver, besides what it says itself.
+    /// The driver's version as the caller states it, in addition to what the driver reports.
     driver: String,
     json: Option<String>,
     seconds: f64,
@@ -95,7 +103,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Of all that was to be right.
+/// The result of all checks.
 enum Verdict {
     Right,
     Wrong,
@@ -123,7 +131,7 @@ fn check() -> Outcome<Verdict> {
         if !(options.parts.is_empty() || options.parts.iter().any(|asked| asked == name)) {
             continue;
         }
-        // Alone, a part has all of it.
+        // A single part gets all of the time.
         let end = if options.parts.len() == 1 { 1.0 } else { end };
         check.until = began + Duration::from_secs_f64(options.seconds * end);
         check.report.part = name;
@@ -143,7 +151,7 @@ fn check() -> Outcome<Verdict> {
 fn open(ordinal: usize) -> Outcome<(Arc<dyn Device>, String)> {
     let device = stillhouse_gpu::cuda::Cuda::open(ordinal)?;
     let mut version = 0;
-    // SAFETY: the driver is there, as a device was opened; it writes one number
+    // SAFETY: an opened device proves that the driver is loaded; it writes one number
     unsafe { cudarc::driver::sys::cuDriverGetVersion(&raw mut version) }.result()?;
     Ok((Arc::new(device), format!("for CUDA {}.{}", version / 1000, version % 1000 / 10)))
 }

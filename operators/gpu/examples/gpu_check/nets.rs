@@ -1,15 +1,15 @@
-//! Shapes of known nets, and weights for them that are made up.
+//! Shapes of known nets, and random weights for them.
 
 use stillhouse_gpu::Result;
 use stillhouse_gpu::net::{Activation, Kind, Rope, Shape, Source};
 use stillhouse_noise::{fnv1a64, keyed_uniforms};
 
-/// A prime, so that no two rows of a weight are the same.
+/// Number of random numbers: a prime, so that no two rows of a weight are the same.
 const NUMBERS: usize = 1_048_573;
-/// Standard deviation of the logits. The tokens of a vocabulary of 50,000 then have an entropy of about 3 nats, as under a real teacher.
+/// Standard deviation of the logits. With 50,000 tokens, the entropy is then about 3 nats, as under a real teacher.
 pub const LOGITS: f64 = 3.9;
 
-/// Standard normal numbers, read from a place that the tensor's name decides.
+/// Standard normal numbers. A tensor reads them from an offset that its name determines.
 pub struct Weights {
     numbers: Vec<f32>,
     width: usize,
@@ -26,7 +26,7 @@ impl Weights {
         Self { numbers: (0..NUMBERS).map(|_| normal()).collect(), width: shape.width, tied: shape.tied }
     }
 
-    /// What the numbers are multiplied with, and what is added.
+    /// The factor and the term that turn the numbers into a tensor.
     fn scale(&self, name: &str, shape: &[usize]) -> (f32, f32) {
         let head = (LOGITS / (self.width as f64).sqrt()) as f32;
         match shape {
@@ -36,7 +36,7 @@ impl Weights {
             _ if name == "lm_head.weight" => (head, 0.0),
             _ if name == "wte.weight" || name == "embed_tokens.weight" => (if self.tied { head } else { 0.5 }, 0.0),
             _ if name == "wpe.weight" => (0.02, 0.0),
-            // GPT-2 stores [in, out], the others [out, in]
+            // GPT-2 stores [in, out], the others [out, in].
             [inputs, _] if name.starts_with("h.") => (1.0 / (*inputs as f32).sqrt(), 0.0),
             [.., inputs] => (1.0 / (*inputs as f32).sqrt(), 0.0),
             [] => (1.0, 0.0),
@@ -59,7 +59,7 @@ impl Source for Weights {
     }
 }
 
-/// Cosines and sines.
+/// Rotary tables: cosines and sines.
 pub struct Angles {
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -82,7 +82,7 @@ impl Angles {
     }
 }
 
-/// Rather small, unless told otherwise.
+/// A shape with defaults for the other fields: tied weights, no extra biases, 1,024 positions.
 pub const fn shape(kind: Kind, vocab: usize, width: usize, layers: usize, heads: [usize; 3], inner: usize) -> Shape {
     let [heads, kv_heads, head_dim] = heads;
     Shape {
@@ -111,10 +111,11 @@ pub const fn shape(kind: Kind, vocab: usize, width: usize, layers: usize, heads:
 const LLAMA: usize = 128_256;
 pub const GPT2: Shape = shape(Kind::Gpt2, 50_257, 768, 12, [12, 12, 64], 3072);
 
-/// Tokens of the longest run that is measured. GPT-2's own positions end at 1,024; made-up ones go on.
+/// Tokens of the longest run that is measured. Real GPT-2 has 1,024 positions; these nets have more.
 const POSITIONS: usize = 4096;
 
-/// The shapes whose throughput is measured, those that goals are set for first, with the seconds that it takes to make their weights.
+/// The shapes whose throughput is measured, with the seconds to make their weights. Shapes with performance goals come
+/// first.
 pub const KNOWN: [(&str, Shape, f64); 4] = [
     (
         "GPT-2 Large 774M",
@@ -130,8 +131,8 @@ pub const KNOWN: [(&str, Shape, f64); 4] = [
     ("Llama 3.2 1B", Shape { positions: POSITIONS, ..shape(Kind::Llama, LLAMA, 2048, 16, [32, 8, 64], 8192) }, 1.0),
 ];
 
-/// Operations that a token takes in runs of this length: two for each weight of a product, and those of causal attention, of which half is
-/// masked.
+/// Floating-point operations per token in runs of this length: two per weight of a product, plus causal attention, of
+/// which half is masked.
 pub fn flops_per_token(shape: &Shape, length: usize) -> f64 {
     let Shape { vocab, width, layers, heads, kv_heads, head_dim, inner, .. } = *shape;
     let ups = if shape.activation.gated() { 2 } else { 1 };
@@ -140,7 +141,7 @@ pub fn flops_per_token(shape: &Shape, length: usize) -> f64 {
     2.0 * (layers * (layer + attention) + vocab * width) as f64
 }
 
-/// In their place on the host.
+/// The shapes that the host measures instead.
 pub const TINY: [(&str, Shape, f64); 2] = [
     ("tiny GPT-2", shape(Kind::Gpt2, 300, 64, 2, [4, 4, 16], 128), 0.0),
     ("tiny Llama", Shape { tied: false, ..shape(Kind::Llama, 517, 64, 2, [4, 2, 32], 96) }, 0.0),

@@ -1,11 +1,11 @@
-//! The forward pass in f64, one run at a time, as the papers have it: no kernel, no fusion, nothing shared with what is checked but
-//! the weights, rounded to the type of the net.
+//! The forward pass in f64, one run at a time, as the papers define it: no kernels, no fusion. It shares only the
+//! weights with the checked code, rounded to the net's dtype.
 
 use half::{bf16, f16};
 use stillhouse_gpu::net::{Activation, Kind, Rope, Shape, Source};
 use stillhouse_gpu::{Element, Result};
 
-/// A map `[out, in]`, with its bias.
+/// A linear map `[out, in]` with its bias.
 struct Linear {
     weight: Vec<f64>,
     bias: Vec<f64>,
@@ -24,7 +24,7 @@ impl Linear {
     }
 }
 
-/// Takes weights from a source and rounds them.
+/// Reads weights from a source and rounds them.
 struct Rounded<'a> {
     source: &'a mut dyn Source,
     element: Element,
@@ -52,7 +52,7 @@ impl Rounded<'_> {
         Ok(Linear { weight, bias: self.values(&format!("{name}.bias"), &[outputs])?, inputs })
     }
 
-    /// The norm of rows, by the weights of this name.
+    /// Normalises rows with the norm of this name.
     fn norm(&mut self, name: &str, rows: &[f64], shape: &Shape) -> Result<Vec<f64>> {
         let (width, centred) = (shape.width, shape.kind == Kind::Gpt2);
         let weight = self.values(&format!("{name}.weight"), &[width])?;
@@ -68,7 +68,7 @@ impl Rounded<'_> {
     }
 }
 
-/// To a mean square of 1, times the weights.
+/// Scales a row to a mean square of 1, then by the weights.
 fn scale(row: &mut [f64], weight: &[f64], shape: &Shape) {
     let square = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
     let root = (square + f64::from(shape.eps)).sqrt();
@@ -89,7 +89,7 @@ fn rotate(rows: &mut [f64], heads: usize, dim: usize, rope: Rope<'_>) {
     }
 }
 
-/// What scores of a layer are divided by.
+/// The divisor of a layer's attention scores.
 fn divisor(shape: &Shape, layer: usize) -> f64 {
     let root = if shape.scaled { (shape.head_dim as f64).sqrt() } else { 1.0 };
     if shape.scaled_by_layer { root * (layer + 1) as f64 } else { root }
@@ -116,7 +116,7 @@ fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape, divisor: f64) -> Ve
     out
 }
 
-/// x Φ(x), the error function by a series of terms of one sign; beyond 6, f64 has no digits left of what is missing to 1.
+/// x Φ(x). The error function is a series of terms of one sign; beyond 6, 1 - erf(z) is below the precision of f64.
 fn gelu(x: f64) -> f64 {
     let z = x.abs() / std::f64::consts::SQRT_2;
     let (mut term, mut sum) = (z, 0.0);
@@ -128,7 +128,7 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + x.signum() * erf)
 }
 
-/// What an activation makes of a number, or of a gate.
+/// The activation of a number, or of a gate.
 fn curved(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::SwiGlu => x / (1.0 + (-x).exp()),

@@ -1,4 +1,4 @@
-//! One table, row by row as it is made, and the same as JSON.
+//! The report: a table that is printed row by row, and the same rows as JSON.
 
 use std::fs;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub struct Report {
     right: bool,
     checked: bool,
     file: Option<String>,
-    /// Of the rows to come.
+    /// The part that new rows belong to.
     pub part: &'static str,
 }
 
@@ -26,7 +26,7 @@ impl Report {
         Self { head, rows: Vec::new(), right: true, checked: true, file, part: "" }
     }
 
-    /// The table's head.
+    /// Prints the head of the table.
     pub fn begin(&self) {
         let [device, driver, date] =
             ["device", "driver", "date"].map(|key| self.head[key].as_str().unwrap_or_default());
@@ -34,14 +34,14 @@ impl Report {
         line("part", "what", "value", "unit", "");
     }
 
-    /// A figure.
+    /// Adds a measured value.
     pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &'static str, note: &str) {
         let what = what.into();
         line(self.part, &what, &written(value), unit, note);
         self.rows.push(json!({ "part": self.part, "what": what, "value": value, "unit": unit, "note": note }));
     }
 
-    /// Whether something is as it should be.
+    /// Adds the result of a check.
     pub fn verdict(&mut self, what: impl Into<String>, right: bool, note: &str) {
         let what = what.into();
         line(self.part, &what, if right { "right" } else { "WRONG" }, "", note);
@@ -49,30 +49,30 @@ impl Report {
         self.right &= right;
     }
 
-    /// That there was no time for something.
+    /// Adds a skipped measurement with the reason.
     pub fn skipped(&mut self, what: impl Into<String>, why: &str) {
         let what = what.into();
         line(self.part, &what, "skipped", "", why);
         self.rows.push(json!({ "part": self.part, "what": what, "skipped": why }));
     }
 
-    /// That there was no time to see whether something is as it should be.
+    /// Adds a check that was skipped for lack of time.
     pub fn unchecked(&mut self, what: impl Into<String>) {
         self.checked = false;
         self.skipped(what, "out of time");
     }
 
-    /// Whether nothing was wrong.
+    /// Whether no check failed.
     pub fn all_right(&self) -> bool {
         self.right
     }
 
-    /// Whether all that was to be right was looked at.
+    /// Whether no check was skipped for lack of time.
     pub fn all_checked(&self) -> bool {
         self.checked
     }
 
-    /// Puts all of it into the file, if there is one.
+    /// Writes all rows to the file, if there is one.
     pub fn write(&self) -> Outcome<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let mut all = self.head.clone();
@@ -87,7 +87,7 @@ fn line(part: &str, what: &str, value: &str, unit: &str, note: &str) {
     println!("{}", format!("{part:<12} {what:<52} {value:>12} {unit:<9} {note}").trim_end());
 }
 
-/// Four digits, or all before the point.
+/// Formats a number with four digits, or with all digits before the decimal point.
 fn written(value: f64) -> String {
     let size = value.abs();
     match size {
@@ -100,10 +100,10 @@ fn written(value: f64) -> String {
     }
 }
 
-/// Today, UTC.
+/// The current date in UTC.
 fn date() -> String {
     let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400);
-    // days to a date of the proleptic Gregorian calendar, whose years begin in March here
+    // Converts days to a date of the proleptic Gregorian calendar, with years that begin in March.
     let shifted = days + 719_468;
     let (era, day) = (shifted / 146_097, shifted % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

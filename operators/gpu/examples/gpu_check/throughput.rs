@@ -1,4 +1,4 @@
-//! How fast a whole job is, and where its time goes.
+//! Measures the speed of a whole job, and how its time is spent.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ const BATCH: usize = 16_384;
 const TINY_BATCH: usize = 48;
 const LENGTHS: [usize; 2] = [1024, 4096];
 const TINY_LENGTHS: [usize; 2] = [16, 24];
-/// Seconds that are measured, at least.
+/// Minimum seconds of a measurement.
 const MEASURED: f64 = 3.0;
-/// Kernels below this share of the time are not listed.
+/// Kernels with a smaller share of the time are not listed.
 const LEAST_SHARE: f64 = 0.001;
 
 struct Plan {
@@ -38,7 +38,7 @@ fn plan(host: bool) -> Plan {
     }
 }
 
-/// See above.
+/// Runs the part `throughput`.
 pub fn run(check: &mut Check) -> Outcome<()> {
     let plan = plan(check.host);
     for (name, shape, loading) in &plan.shapes {
@@ -58,7 +58,8 @@ pub fn run(check: &mut Check) -> Outcome<()> {
     Ok(())
 }
 
-/// In 8 bits the ceiling is still that of bf16, and the longer runs are left out, as attention is the same.
+/// Measures one net. For fp8, the ceiling is still that of bf16, and longer runs are omitted, because attention is the
+/// same.
 fn one(check: &mut Check, plan: &Plan, name: &str, (shape, numbers): (&Shape, Numbers)) -> Outcome<()> {
     let mut job = Job::load(&check.device, &check.counted, shape, numbers, plan.batch)?;
     let weights = shape.weight_bytes(numbers);
@@ -78,9 +79,9 @@ fn one(check: &mut Check, plan: &Plan, name: &str, (shape, numbers): (&Shape, Nu
     Ok(())
 }
 
-/// Batches that take as long as is measured.
+/// The number of batches that take about `measured` seconds.
 fn batches(job: &mut Job, measured: f64) -> Outcome<usize> {
-    job.run(1, Way::Helper)?; // algorithms are chosen, caches are filled
+    job.run(1, Way::Helper)?; // warm-up: chooses algorithms, fills caches
     let once = job.run(1, Way::Helper)?.seconds;
     Ok(((measured / once).ceil() as usize).clamp(2, 10_000))
 }
@@ -125,7 +126,7 @@ fn whole(check: &mut Check, plan: &Plan, job: &mut Job, what: &str, [flops, weig
     Ok(())
 }
 
-/// Time of each kernel in one batch, where nothing overlaps.
+/// Reports the time of each kernel in one batch, with no overlap between kernels.
 fn shares(check: &mut Check, job: &mut Job, name: &str) -> Outcome<()> {
     let waiting = waiting(check)?;
     check.counted.restart(true);
@@ -160,7 +161,7 @@ fn shares(check: &mut Check, job: &mut Job, name: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// Seconds that launching and waiting take by themselves: of a kernel that does next to nothing, the middle of fifty.
+/// Seconds of launching and waiting alone: the median of 50 launches of a nearly empty kernel.
 fn waiting(check: &Check) -> Outcome<f64> {
     let rows = Buffer::of(&check.device, &[0; 16])?;
     let memory = Buffer::new(&check.device, 1024)?;
@@ -168,7 +169,7 @@ fn waiting(check: &Check) -> Outcome<f64> {
     let mut seconds = Vec::new();
     for _ in 0..50 {
         check.counted.restart(true);
-        // SAFETY: a row of 32 elements, onto itself
+        // SAFETY: gathers a row of 32 elements onto itself
         unsafe { kernels.gather(memory.pointer(), rows.pointer(), memory.pointer(), [1, 32])? };
         seconds.push(check.counted.counts().calls.values().map(|calls| calls.seconds).sum::<f64>());
     }
@@ -177,7 +178,7 @@ fn waiting(check: &Check) -> Outcome<f64> {
     Ok(seconds[seconds.len() / 2])
 }
 
-/// Measures when it is told to, until its input ends.
+/// Measures once per input line, until the input ends.
 pub fn turns(
     check: &Check,
     name: &str,

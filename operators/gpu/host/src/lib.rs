@@ -1,16 +1,17 @@
-//! A [`Device`] whose kernels run on the host: the same source, compiled as C++, a thread block as fibers of one thread.
+//! A [`Device`] whose kernels run on the host: the same source, compiled as C++. The threads of a block are fibers of
+//! one thread.
 //!
-//! For tests on machines without a GPU. What is launched, copied or multiplied waits in the queue of its stream, and is done when something
-//! waits for it, or as early as a stream may be: how far each runs ahead follows from a seed, as does the order in which the threads of a
-//! block run between two barriers. What depends on either is a race.
+//! It is for tests on machines without a GPU. Launches, copies and products go into the queue of their stream. They run
+//! when something waits for them, or earlier: a seed decides how far each stream runs ahead. The seed also decides the
+//! order in which the threads of a block run between two barriers. A result that depends on either order is a race.
 //!
-//! | of CUDA | here |
+//! | CUDA | this host |
 //! |---|---|
-//! | a copy from pinned memory reads it when the stream comes there | so too; and memory that was written meanwhile is told |
-//! | pinned memory given back while a copy of it is on its way | told, and kept until the host is dropped |
-//! | a copy from other memory takes the bytes at once, a copy to it is waited for | so too |
-//! | device memory is freed once what uses it is done | so too |
-//! | an error of a kernel shows at a later call | at the next wait |
+//! | a copy from pinned memory reads it when the stream reaches the copy | the same, and reports memory that was written in between |
+//! | pinned memory freed while a copy uses it | reported; the memory is kept until the host is dropped |
+//! | a copy from other memory takes the bytes at the call, a copy to it blocks | the same |
+//! | device memory is freed once the work that uses it is done | the same |
+//! | a later call returns the error of a kernel | the next wait returns it |
 
 mod memory;
 mod queue;
@@ -25,49 +26,56 @@ use queue::{Queues, Work};
 pub use values::e4m3;
 
 const NAME: &str = "host";
-/// What is free at the beginning, unless a test says otherwise.
+/// Default size of the device's memory.
 const MEMORY_BYTES: u64 = 4 << 30;
-/// A number that is added to the seed of the streams' order: all tests in another one.
+/// An environment variable with a number that is added to the seed of the streams' order, to run all tests in another
+/// order.
 const OTHER_ORDER: &str = "STILLHOUSE_HOST_STREAMS";
 
-/// The host in the place of a GPU.
+/// The host as a device, in place of a GPU.
 #[derive(Debug)]
 pub struct Host {
     total: u64,
-    /// Bytes that are free and cannot be had.
+    /// Bytes that are free but cannot be allocated, as if fragmented.
     unusable: u64,
     state: Mutex<State>,
 }
 
-/// What calls from any thread share.
+/// The state that calls from all threads share.
 #[derive(Debug)]
 struct State {
     blocks: Blocks,
     pinned: Blocks,
     allocations: u64,
-    /// Bytes of the device that were allocated at once at most.
+    /// Peak of the allocated device bytes.
     most: u64,
-    /// Bytes that were copied to the host.
+    /// Bytes copied to the host.
     copied_out: u64,
     queues: Queues,
 }
 
 impl Host {
-    /// A host whose threads and streams run in an order that follows from the seed. Threads: 0 is by number. Streams: of four seeds in a row,
-    /// from 0 on, nothing is done before it is waited for; the pass is always as early as it may be, and the extraction as late; the other way
-    /// round; both are somewhere between.
+    /// A host whose threads and streams run in an order that follows from the seed.
+    ///
+    /// Seed 0 runs the threads of a block by number. For the streams, seed modulo 4 decides:
+    ///
+    /// - 0: both streams run only when something waits for them.
+    /// - 1: the pass runs as early as possible, the extraction as late as possible.
+    /// - 2: the pass runs as late as possible, the extraction as early as possible.
+    /// - 3: both run at random points in between.
     #[must_use]
     pub fn new(schedule_seed: u64) -> Self {
         Self::with_memory(schedule_seed, MEMORY_BYTES)
     }
 
-    /// A host with so much memory.
+    /// As [`Host::new`], with `total` bytes of device memory.
     #[must_use]
     pub fn with_memory(schedule_seed: u64, total: u64) -> Self {
         Self::fragmented(schedule_seed, total, 0)
     }
 
-    /// A host with so much memory, of which some is free and in pieces that are of no use, as on a device that others use too.
+    /// As [`Host::with_memory`], where `unusable` of the free bytes are fragmented and cannot be allocated, as on a
+    /// shared device.
     #[must_use]
     pub fn fragmented(schedule_seed: u64, total: u64, unusable: u64) -> Self {
         let other = std::env::var(OTHER_ORDER).unwrap_or_default();
@@ -78,38 +86,38 @@ impl Host {
         Self { total, unusable, state: Mutex::new(state) }
     }
 
-    /// Bytes of the device that are allocated now.
+    /// Device bytes allocated at present.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.state().blocks.held()
     }
 
-    /// Bytes of the device that were allocated at once at most.
+    /// Peak of the allocated device bytes.
     #[must_use]
     pub fn most_used(&self) -> u64 {
         self.state().most
     }
 
-    /// Bytes of pinned memory that are allocated now.
+    /// Bytes of pinned memory allocated at present.
     #[must_use]
     pub fn used_pinned(&self) -> u64 {
         self.state().pinned.held()
     }
 
-    /// Bytes that were copied from the device so far.
+    /// Bytes copied from the device so far.
     #[must_use]
     pub fn copied_out(&self) -> u64 {
         self.state().copied_out
     }
 
-    /// Allocations so far, of both kinds.
+    /// Number of allocations so far, of device and pinned memory.
     #[must_use]
     pub fn allocations(&self) -> u64 {
         self.state().allocations
     }
 
-    /// Does what is left in the queues, and gives what callers did that no device allows, and forgets it. A host that is dropped with such
-    /// faults panics.
+    /// Finishes all queued work, and returns and clears the faults: what callers did that no device allows. Dropping a
+    /// host with faults panics.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         let mut state = self.state();
@@ -144,7 +152,7 @@ impl Device for Host {
         NAME
     }
 
-    /// Its kernels are loops, which would take minutes.
+    /// At most 3: the kernels are loops, and would take minutes for more.
     fn rehearsed(&self, tokens: usize) -> usize {
         tokens.min(3)
     }
@@ -199,7 +207,7 @@ impl Device for Host {
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         self.enqueue(stream, |state| {
             state.blocks.check("copy_in", to, bytes)?;
-            // SAFETY: so many bytes are there, as the caller says
+            // SAFETY: the caller guarantees `bytes` bytes
             let seen = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
             let pinned = state.pinned.holds(from as u64, bytes).then_some(from as u64);
             Ok((bytes > 0).then_some(Work::CopyIn { to, pinned, seen }))
@@ -214,7 +222,7 @@ impl Device for Host {
             state.copied_out += bytes as u64;
             Ok((bytes > 0).then_some(Work::CopyOut { to: to as u64, from, bytes }))
         })?;
-        // the target may be gone once this has returned
+        // Waits, because the target may be freed after this returns.
         if is_pinned { Ok(()) } else { self.wait(self.record(stream)?) }
     }
 
@@ -241,7 +249,7 @@ impl Device for Host {
     }
 
     fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
-        // as where a library does it, which does not say how exact its tanh is
+        // As cuBLASLt, which does not document the accuracy of its tanh.
         Ok(product.d.element != Element::F32 && !product.add)
     }
 

@@ -1,4 +1,4 @@
-//! Memory of one kind, by its addresses.
+//! Allocations of one kind of memory, by address.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use stillhouse_gpu::Result;
 use crate::failed;
 
 const ALIGNMENT: usize = 256;
-/// Fresh memory holds this: what reads it before it was written shows (as f32 and f64 it is NaN).
+/// The byte that fills new memory: reads before a write show, because it makes f32 and f64 NaN.
 const POISON: u8 = 0xFF;
 
 /// An allocation.
@@ -19,7 +19,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Whether an address is in it, or just behind it, where nothing is read.
+    /// Whether an address is in the block or just behind it. A pointer just behind it is valid, as long as nothing
+    /// reads there.
     pub fn touches(self, pointer: u64) -> bool {
         (self.start..=self.start + self.bytes as u64).contains(&pointer)
     }
@@ -33,7 +34,7 @@ impl Block {
 #[derive(Debug, Default)]
 pub struct Blocks {
     live: BTreeMap<u64, usize>,
-    /// Given back too early, and of no use to anybody: what still writes there spoils nothing.
+    /// Blocks freed too early. They stay allocated, so that late writes to them do no harm.
     aside: Vec<Block>,
 }
 
@@ -49,13 +50,13 @@ impl Blocks {
         if pointer.is_null() {
             return Err(failed("allocate", "the system gives no memory"));
         }
-        // SAFETY: so many bytes were just allocated
+        // SAFETY: the bytes of the layout were just allocated
         unsafe { pointer.write_bytes(POISON, layout.size()) };
         self.live.insert(pointer as u64, bytes);
         Ok(pointer as u64)
     }
 
-    /// The allocation that begins here.
+    /// The allocation that begins at this address.
     pub fn of(&self, start: u64) -> Option<Block> {
         self.live.get(&start).map(|&bytes| Block { start, bytes })
     }
@@ -68,7 +69,7 @@ impl Blocks {
         self.before(pointer).is_some_and(|block| block.touches(pointer))
     }
 
-    /// Whether so many bytes from an address on are within one allocation.
+    /// Whether `bytes` bytes from an address on are within one allocation.
     pub fn holds(&self, pointer: u64, bytes: usize) -> bool {
         self.before(pointer).is_some_and(|block| block.holds(pointer, bytes))
     }
@@ -79,17 +80,17 @@ impl Blocks {
             .ok_or_else(|| failed(what, format!("{bytes} bytes at {pointer:#x} are within no buffer")))
     }
 
-    /// Frees what begins here, and nothing else.
+    /// Frees the allocation that begins at this address; does nothing if there is none.
     pub fn give_back(&mut self, start: u64) {
         if let Some(bytes) = self.live.remove(&start) {
             free(Block { start, bytes });
         }
     }
 
-    /// Takes it from its owner, and keeps it.
+    /// Removes an allocation from its owner, overwrites it and keeps it allocated.
     pub fn set_aside(&mut self, start: u64) {
         if let Some(bytes) = self.live.remove(&start) {
-            // SAFETY: it is allocated, and its owner is done with it
+            // SAFETY: the block is allocated, and its owner is done with it
             unsafe { (start as *mut u8).write_bytes(POISON, bytes) };
             self.aside.push(Block { start, bytes });
         }
@@ -105,12 +106,12 @@ impl Drop for Blocks {
 
 fn free(block: Block) {
     if let Some(layout) = layout(block.bytes) {
-        // SAFETY: it was allocated with this layout, and is in no list any more
+        // SAFETY: it was allocated with this layout, and no list holds it any more
         unsafe { dealloc(block.start as *mut u8, layout) };
     }
 }
 
-/// What so many bytes take.
+/// The bytes that an allocation of `bytes` bytes takes, rounded up.
 pub fn size(bytes: usize) -> Option<u64> {
     layout(bytes).map(|layout| layout.size() as u64)
 }

@@ -1,4 +1,4 @@
-//! What streams have to do, and when they do it.
+//! The queues of the streams, and when their work runs.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -21,12 +21,13 @@ unsafe extern "C" {
     fn stillhouse_host_kernels() -> *const c_char;
 }
 
-/// Room of a queue from the beginning on: more than a batch has on its way, so that a test which counts memory does not count this.
+/// Initial capacity of a queue: more than a batch has in flight, so that tests which measure memory do not measure
+/// queue growth.
 const USUAL: usize = 1024;
 
 const STREAMS: [Stream; 2] = [Stream::Pass, Stream::Extract];
 
-/// A launch as it was called.
+/// The arguments of a kernel launch.
 #[derive(Debug)]
 pub struct Launched {
     kernel: CString,
@@ -37,10 +38,11 @@ pub struct Launched {
     schedule_seed: u64,
 }
 
-/// What a stream has to do.
+/// A piece of work of a stream.
 #[derive(Debug)]
 pub enum Work {
-    /// `seen` is what was there when it was called: what is copied, unless it was `pinned` memory, which has to be the same still.
+    /// `seen` holds the source bytes at the time of the call. It is the source, unless the memory is `pinned`: pinned
+    /// memory is read later, and must still be equal.
     CopyIn {
         to: u64,
         pinned: Option<u64>,
@@ -58,7 +60,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Whether it reads or writes memory of this block.
+    /// Whether it accesses memory of this block.
     fn uses(&self, block: Block) -> bool {
         match self {
             Self::CopyIn { to, pinned, .. } => block.touches(*to) || pinned.is_some_and(|from| block.touches(from)),
@@ -73,14 +75,14 @@ impl Work {
     }
 }
 
-/// How early a stream does what it may.
+/// How early a stream runs its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pace {
     /// When something waits for it.
     Late,
     /// At once.
     Early,
-    /// As is drawn.
+    /// At random.
     Drawn,
 }
 
@@ -92,9 +94,9 @@ pub struct Queues {
     paces: [Pace; 2],
     drawn: u64,
     queues: [VecDeque<Work>; 2],
-    /// Pieces of work that each stream has done.
+    /// Pieces of work that each stream has completed.
     done: [u64; 2],
-    /// The first error that nobody was told.
+    /// The first error not yet returned to a caller.
     error: Option<GpuError>,
     faults: Vec<String>,
 }
@@ -106,7 +108,7 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The stream of an event, and how much of it comes before.
+/// The stream of an event, and the number of pieces of work before it.
 fn place(event: Event) -> (usize, u64) {
     ((event.number() % 2) as usize, event.number() / 2)
 }
@@ -114,7 +116,7 @@ fn place(event: Event) -> (usize, u64) {
 fn kernels() -> &'static BTreeSet<&'static [u8]> {
     static NAMES: OnceLock<BTreeSet<&'static [u8]>> = OnceLock::new();
     NAMES.get_or_init(|| {
-        // SAFETY: a string that is made once and stays
+        // SAFETY: the string is created once and never freed
         let names = unsafe { CStr::from_ptr(stillhouse_host_kernels()) };
         names.to_bytes().split(|byte| *byte == b'\n').collect()
     })
@@ -137,7 +139,8 @@ impl Queues {
         self.queues[stream as usize].push_back(work);
     }
 
-    /// A launch with its order of threads: another one at every launch, the same ones in every run.
+    /// Records a launch with the order of its threads. The order differs between launches, and repeats in every run of
+    /// the program.
     pub fn launched(&mut self, launch: &Launch, args: &[Arg]) -> Result<Launched> {
         let Launch { kernel, grid, block, shared_bytes } = *launch;
         if !kernels().contains(kernel.as_bytes()) {
@@ -149,7 +152,7 @@ impl Queues {
         Ok(Launched { kernel: name, grid, block, shared_bytes, args: args.to_vec(), schedule_seed: seed })
     }
 
-    /// The point where a stream's queue ends now.
+    /// The event at the present end of a stream's queue.
     pub fn here(&self, stream: Stream) -> Event {
         let at = stream as usize;
         Event::new((self.done[at] + self.queues[at].len() as u64) * 2 + at as u64)
@@ -160,12 +163,12 @@ impl Queues {
         self.done[stream] >= position
     }
 
-    /// Whether work that is not done yet needs this block.
+    /// Whether unfinished work uses this block.
     pub fn uses(&self, block: Block) -> bool {
         self.queues.iter().flatten().any(|work| work.uses(block))
     }
 
-    /// The point behind the last work of a stream that needs this block.
+    /// The event after the last unfinished work of a stream that uses this block.
     fn behind(&self, stream: Stream, block: Block) -> Option<Event> {
         let at = stream as usize;
         let last = self.queues[at].iter().rposition(|work| work.uses(block))?;
@@ -198,7 +201,7 @@ impl Queues {
         }
     }
 
-    /// What a stream waits for now, if that is not there yet.
+    /// The event that a stream waits for, if the other stream has not reached it.
     fn awaited(&self, stream: usize) -> Option<(usize, u64)> {
         match self.queues[stream].front() {
             Some(Work::Wait(event)) => Some(place(*event)).filter(|(other, position)| self.done[*other] < *position),
@@ -208,7 +211,7 @@ impl Queues {
 }
 
 impl State {
-    /// Lets streams do what they do before anybody waits for it.
+    /// Lets the streams run ahead, as far as their paces say.
     pub fn drift(&mut self) {
         let first = (self.queues.draw() & 1) as usize;
         for stream in [first, 1 - first, first] {
@@ -216,12 +219,12 @@ impl State {
         }
     }
 
-    /// Does what comes before a point, and what that waits for.
+    /// Runs all work before an event, and the work that it depends on.
     pub fn run_to(&mut self, event: Event) {
         let (stream, position) = place(event);
         while self.queues.done[stream] < position {
             let mut needed = stream;
-            // points lie behind each other, so there is no circle
+            // Events only refer to earlier work, so there is no cycle.
             while let Some((other, _)) = self.queues.awaited(needed) {
                 needed = other;
             }
@@ -232,7 +235,7 @@ impl State {
         }
     }
 
-    /// Does all that needs a block.
+    /// Runs all work that uses a block.
     pub fn run_past(&mut self, block: Block) {
         for stream in STREAMS {
             if let Some(event) = self.queues.behind(stream, block) {
@@ -247,7 +250,7 @@ impl State {
         }
     }
 
-    /// Does the next work of a stream; false where there is none, or it waits.
+    /// Runs the next work of a stream. Returns false if there is none, or it waits for the other stream.
     fn step(&mut self, stream: usize) -> bool {
         if self.queues.awaited(stream).is_some() {
             return false;
@@ -267,12 +270,13 @@ impl State {
                     self.compare(at, &seen);
                 }
                 let from = pinned.unwrap_or(seen.as_ptr() as u64) as *const u8;
-                // SAFETY: device memory lives until its work is done, pinned memory until the host is dropped; both were checked
+                // SAFETY: device memory lives until its work is done, pinned memory until the host is dropped; both
+                // were checked
                 unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, seen.len()) };
                 Ok(())
             }
             Work::CopyOut { to, from, bytes } => {
-                // SAFETY: as above; memory that is not pinned is waited for by the call itself
+                // SAFETY: as above; for memory that is not pinned, the call itself waits
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
                 Ok(())
             }
@@ -283,7 +287,7 @@ impl State {
                 Ok(())
             }
             Work::ScaledProduct(product) => {
-                // SAFETY: so do those of 8 bits
+                // SAFETY: as above, for 8-bit matrices
                 unsafe { values::multiply_scaled(&product) };
                 Ok(())
             }
@@ -291,9 +295,9 @@ impl State {
         }
     }
 
-    /// That pinned memory is as it was when its copy was called.
+    /// Reports a fault if pinned memory changed since its copy was called.
     fn compare(&mut self, at: u64, seen: &[u8]) {
-        // SAFETY: pinned memory of this length, which lives until the host is dropped
+        // SAFETY: pinned memory of this length lives until the host is dropped
         let now = unsafe { std::slice::from_raw_parts(at as *const u8, seen.len()) };
         if let Some(byte) = now.iter().zip(seen).position(|(now, seen)| now != seen) {
             let bytes = seen.len();
@@ -315,7 +319,7 @@ fn run(launched: Launched) -> Result<()> {
         })
         .collect();
     let (grid, block, pointers) = (grid.as_ptr(), block.as_ptr(), pointers.as_mut_ptr());
-    // SAFETY: three numbers each; the arguments are of the kernel's types, as the caller said
+    // SAFETY: grid and block have three numbers each; the caller guaranteed the types of the arguments
     let code = unsafe { stillhouse_host_launch(kernel.as_ptr(), grid, block, shared_bytes, pointers, schedule_seed) };
     let message = match code {
         0 => return Ok(()),

@@ -5,7 +5,7 @@ use stillhouse_gpu::{Element, Matrix, Product, Result, Scaled, ScaledProduct};
 
 use crate::failed;
 
-/// That a product's shapes belong together.
+/// Checks that the shapes of a product match.
 pub fn check(product: &Product) -> Result<()> {
     let Product { a, b, d, .. } = product;
     if let Some(narrow) = [a, b, d].into_iter().find(|matrix| matrix.stride < matrix.columns) {
@@ -18,7 +18,7 @@ pub fn check(product: &Product) -> Result<()> {
     Ok(())
 }
 
-/// What a product reads and writes: names, addresses, bytes.
+/// The memory regions of a product: name, address, bytes.
 pub fn matrices(product: &Product) -> impl Iterator<Item = (&'static str, u64, usize)> + use<> {
     let Product { a, b, d, bias, .. } = *product;
     let named = [("A of a product", a), ("B of a product", b), ("D of a product", d)];
@@ -31,7 +31,7 @@ fn bytes_of(Matrix { element, rows, columns, stride, .. }: Matrix) -> usize {
     elements * element.bytes()
 }
 
-/// That the shapes of a product of 8-bit numbers belong together.
+/// Checks that the shapes of an 8-bit product match.
 pub fn check_scaled(product: &ScaledProduct) -> Result<()> {
     let ScaledProduct { a, b, d, .. } = product;
     let fits = a.columns == b.columns && (d.rows, d.columns) == (a.rows, b.rows) && d.stride >= d.columns;
@@ -44,7 +44,7 @@ pub fn check_scaled(product: &ScaledProduct) -> Result<()> {
     Ok(())
 }
 
-/// What a product of 8-bit numbers reads and writes, as [`matrices`].
+/// The memory regions of an 8-bit product, as [`matrices`].
 pub fn scaled_matrices(product: &ScaledProduct) -> impl Iterator<Item = (&'static str, u64, usize)> + use<> {
     let ScaledProduct { a, b, d, bias, .. } = *product;
     let of_scaled = |what, scales, m: Scaled| {
@@ -59,7 +59,7 @@ pub fn scaled_matrices(product: &ScaledProduct) -> impl Iterator<Item = (&'stati
 }
 
 /// # Safety
-/// All of [`matrices`] is live memory, and [`check`] finds nothing.
+/// All regions of [`matrices`] are live memory, and [`check`] returned no error.
 pub unsafe fn multiply(product: &Product) {
     let Product { a, b, d, bias, add, gelu } = product;
     let (mut rows, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new());
@@ -69,7 +69,7 @@ pub unsafe fn multiply(product: &Product) {
         rows.push(x.clone());
     }
     for n in 0..b.rows {
-        // SAFETY: so are the others
+        // SAFETY: B, D and the bias are live memory
         unsafe {
             row(b, n, &mut y);
             let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
@@ -85,18 +85,18 @@ pub unsafe fn multiply(product: &Product) {
 }
 
 /// # Safety
-/// All of [`scaled_matrices`] is live memory, and [`check_scaled`] finds nothing.
+/// All regions of [`scaled_matrices`] are live memory, and [`check_scaled`] returned no error.
 pub unsafe fn multiply_scaled(product: &ScaledProduct) {
     let ScaledProduct { a, b, d, bias, add } = product;
     let number: Vec<f64> = (0..=u8::MAX).map(|byte| f64::from(e4m3(byte))).collect();
-    // SAFETY: as the caller says
+    // SAFETY: the caller guarantees the matrices
     let rows = |m: &Scaled| unsafe { std::slice::from_raw_parts(m.pointer as *const u8, m.rows * m.columns) };
     let rows = [rows(a), rows(b)].map(|all| all.iter().map(|byte| number[usize::from(*byte)]).collect::<Vec<_>>());
     for (m, x) in rows[0].chunks_exact(a.columns).enumerate() {
         for (n, y) in rows[1].chunks_exact(a.columns).enumerate() {
             let sum = x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>() as f32;
             let at = m * d.stride + n;
-            // SAFETY: as the caller says
+            // SAFETY: the caller guarantees scales, bias and D
             unsafe {
                 let scale = [(a.scales, m), (b.scales, n)].map(|(scales, i)| read(scales, Element::F32, i));
                 let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
@@ -107,13 +107,13 @@ pub unsafe fn multiply_scaled(product: &ScaledProduct) {
     }
 }
 
-/// GELU in its tanh form.
+/// The tanh approximation of GELU.
 fn gelu_new(x: f32) -> f32 {
     let x = f64::from(x);
     (0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())) as f32
 }
 
-/// The number that a byte of e4m3 is.
+/// The value of an e4m3 byte.
 #[must_use]
 pub fn e4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
@@ -126,9 +126,9 @@ pub fn e4m3(byte: u8) -> f32 {
 }
 
 /// # Safety
-/// `element` number `at` from the address on is readable memory.
+/// The `at`-th element from the address on is readable memory.
 unsafe fn read(pointer: u64, element: Element, at: usize) -> f32 {
-    // SAFETY: as the caller says
+    // SAFETY: the caller upholds the safety contract
     unsafe {
         match element {
             Element::F32 => *(pointer as *const f32).add(at),
@@ -139,9 +139,9 @@ unsafe fn read(pointer: u64, element: Element, at: usize) -> f32 {
 }
 
 /// # Safety
-/// `element` number `at` from the address on is writable memory.
+/// The `at`-th element from the address on is writable memory.
 unsafe fn write(pointer: u64, element: Element, at: usize, value: f32) {
-    // SAFETY: as the caller says
+    // SAFETY: the caller upholds the safety contract
     unsafe {
         match element {
             Element::F32 => *(pointer as *mut f32).add(at) = value,
@@ -151,12 +151,12 @@ unsafe fn write(pointer: u64, element: Element, at: usize, value: f32) {
     }
 }
 
-/// A row of a matrix, widened.
+/// Reads a row of a matrix, widened to f32.
 ///
 /// # Safety
 /// The matrix is readable memory.
 unsafe fn row(matrix: &Matrix, row: usize, out: &mut Vec<f32>) {
     out.clear();
-    // SAFETY: as the caller says
+    // SAFETY: the caller upholds the safety contract
     out.extend((0..matrix.columns).map(|c| unsafe { read(matrix.pointer, matrix.element, row * matrix.stride + c) }));
 }

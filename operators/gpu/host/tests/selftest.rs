@@ -1,4 +1,5 @@
-//! The emulation itself, with kernels whose results are known: right ones are right in every order of the threads, wrong ones show.
+//! Tests of the emulation itself, with kernels whose results are known: correct kernels are correct in every order of
+//! the threads, and faulty ones are detected.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use half::{bf16, f16};
 use stillhouse_gpu::{Arg, Buffer, Device, GpuError, Launch, Result, Stream};
 use stillhouse_gpu_host::Host;
 
-/// Orders of the threads: 0 is by number, every other one is drawn. A wrong kernel shows in some, a right one in none.
+/// Number of thread orders: 0 is by number, the others are random. A faulty kernel fails in some of them, a correct one
+/// in none.
 const SEEDS: u64 = 20;
 const RULE: &str = "code 4";
 const TOO_LARGE: &str = "1,024 threads";
@@ -26,7 +28,7 @@ fn launch(
     args: &[Arg],
 ) -> Result<()> {
     let launch = Launch { kernel, grid, block, shared_bytes };
-    // SAFETY: every test hands over what its kernel declares
+    // SAFETY: every test passes the arguments that its kernel declares
     unsafe { device.launch(Stream::Pass, &launch, args)? };
     device.wait(device.record(Stream::Pass)?)
 }
@@ -76,7 +78,7 @@ fn fails(result: Result<()>, kernel: &str, with: &str) {
     }
 }
 
-/// Launches a kernel with one output of words in every order and counts those in which it is not as it should be.
+/// Launches a kernel that writes one output of words in every order, and counts the orders with a wrong result.
 fn wrong_in(kernel: &'static str, grid: u32, block: u32, shared_bytes: u32, more: &[Arg], right: &[u32]) -> usize {
     let wrong = |seed: &u64| {
         let device = host(*seed);
@@ -124,7 +126,7 @@ fn a_forgotten_barrier_shows() {
 
 #[test]
 fn fragments_are_loaded_as_ptx_says() {
-    // matrix i holds 64·i + 8·row + column; a lane gets two neighbours of a row, or of a column with `trans`
+    // Matrix i holds 64·i + 8·row + column. A lane gets two neighbours of a row, or of a column with `trans`.
     let pair = |i: u32, lane: u32| 64 * i + 8 * (lane / 4) + 2 * (lane % 4);
     let across = |i: u32, lane: u32| 64 * i + 8 * (2 * (lane % 4)) + lane / 4;
     let mut right = Vec::new();
@@ -142,7 +144,7 @@ fn fragments_are_loaded_as_ptx_says() {
     fails(result, "selftest_ldmatrix_misaligned", RULE);
 }
 
-/// Numbers in (-4, 4), the same in every run.
+/// Pseudo-random numbers in (-4, 4), the same in every run.
 fn numbers(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
     let mut next = || {
@@ -189,7 +191,7 @@ fn tensor_core_products_are_the_naive_ones() {
 }
 
 fn conversions(kernel: &'static str, narrow: fn(f32) -> u16, wide: fn(u16) -> f32, infinity: u16) {
-    // every value, the middles between neighbours and what is next to these, and special ones
+    // Every value, the midpoints between neighbours, the values next to the midpoints, and special values.
     let mut values =
         vec![f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, f32::MAX, f32::MIN_POSITIVE];
     values.extend([1, 0x7F80_0001, 0x0080_0001].map(f32::from_bits));
@@ -213,7 +215,7 @@ fn conversions(kernel: &'static str, narrow: fn(f32) -> u16, wide: fn(u16) -> f3
     }
     let got = back::<u16>(&narrowed);
     for (i, value) in values.into_iter().enumerate() {
-        // NVIDIA's conversions have one NaN
+        // NVIDIA's conversions return a single NaN.
         let right = if value.is_nan() { 0x7FFF } else { narrow(value) };
         assert_eq!((got[i], got[count + i]), (right, right), "{kernel}: {value:e}");
     }
@@ -304,14 +306,14 @@ fn atomics_lose_nothing() {
 #[test]
 fn divergence_is_an_error_and_no_hang() {
     for seed in 0..4 {
-        // 4 waits for what nobody writes, which takes the longest to be seen
+        // Case 4 waits for a value that nothing writes. Detecting that takes longest.
         for how in (0..6).filter(|how| *how != 4 || seed < 2) {
             let device = host(seed);
             let out = there(&device, &[0u32; 3]);
             let args = [Arg::Pointer(out.pointer()), Arg::U32(how)];
             let result = launch(&device, "selftest_divergence", line(2), line(64), 0, &args);
             fails(result, "selftest_divergence", FOR_EVER);
-            // the next launch is none the worse for it
+            // The next launch is unaffected.
             let words = there(&device, &[0u32; 32]);
             launch(&device, "selftest_syncwarp", line(1), line(32), 0, &[Arg::Pointer(words.pointer())]).unwrap();
             assert_eq!(back::<u32>(&words)[5], 16);
@@ -382,7 +384,7 @@ fn what_no_device_could_launch_is_an_error() {
     for (grid, block, shared_bytes) in [(1, 1025, 8192), (1, 32, MOST_SHARED + 1), (0, 32, 128)] {
         fails(rotate(grid, block, shared_bytes), "selftest_rotate", TOO_LARGE);
     }
-    // shared memory that the kernel declares counts as well, and so does the number of threads it says it is for
+    // Declared shared memory counts too, and so does the kernel's declared maximum of threads.
     let result = launch(&device, "selftest_uninitialised", line(1), line(32), MOST_SHARED, &args[..1]);
     fails(result, "selftest_uninitialised", TOO_LARGE);
     let args = [Arg::Pointer(out.pointer()), Arg::Pointer(out.pointer()), Arg::U32(1)];

@@ -1,5 +1,5 @@
-//! The streams of the host: what was enqueued is done when it is waited for or earlier, in the order of its stream and of events, and what no
-//! device allows is told.
+//! Tests of the host's streams: work runs when it is waited for or earlier, in the order of its stream and of events.
+//! What no device allows is reported.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -22,12 +22,12 @@ fn pinned(device: &Arc<dyn Device>, byte: u8) -> Pinned {
 }
 
 fn send(device: &dyn Device, stream: Stream, from: &[u8], to: &Buffer) {
-    // SAFETY: as long as the buffer; whether the source stays is what is tested
+    // SAFETY: both are as long as the buffer; whether the source stays unchanged is what the test examines
     unsafe { device.copy_in(stream, to.pointer(), from.as_ptr(), from.len()) }.unwrap();
 }
 
 fn fetch(device: &dyn Device, stream: Stream, from: &Buffer, to: &mut [u8]) {
-    // SAFETY: as long as the buffer
+    // SAFETY: both are as long as the buffer
     unsafe { device.copy_out(stream, to.as_mut_ptr(), from.pointer(), to.len()) }.unwrap();
 }
 
@@ -43,14 +43,15 @@ fn what_is_enqueued_is_not_done_before_it_is_waited_for() {
     send(device.as_ref(), Stream::Pass, &from, &there);
     fetch(device.as_ref(), Stream::Pass, &there, &mut to);
     assert_eq!(*to, [1; BYTES]);
-    // the other stream has nothing to do with it
+    // Waiting for the other stream does not run it.
     wait(device.as_ref(), Stream::Extract);
     assert_eq!(*to, [1; BYTES]);
     wait(device.as_ref(), Stream::Pass);
     assert_eq!(*to, [7; BYTES]);
 }
 
-/// Bytes from one stream to the other, as often as that; without the events that order them they come too early or too late for some seed.
+/// Passes bytes from one stream to the other, several times. Without the events that order them, they arrive too early
+/// or too late for some seeds.
 fn handed_over(device: &dyn Device, shared: &Arc<dyn Device>, in_order: bool) -> bool {
     let there = Buffer::of(shared, &[0; BYTES]).unwrap();
     let mut right = true;
@@ -85,7 +86,7 @@ fn streams_wait_for_each_other_through_events_only() {
     });
     let wrong: Vec<u64> = wrong.collect();
     println!("without events: wrong for the seeds {wrong:?}");
-    // where both are late, and where the reader is early, it has read before the writer wrote
+    // If both streams are late, or only the reader is early, it reads before the writer writes.
     assert!(wrong.iter().any(|seed| seed % 4 == 0) && wrong.iter().any(|seed| seed % 4 == 2), "{wrong:?}");
 }
 
@@ -101,13 +102,13 @@ fn pinned_memory_that_changes_before_its_copy_is_told() {
         assert_eq!(waited.is_err(), !faults.is_empty(), "{faults:?}");
         if let [fault] = faults.as_slice() {
             assert_eq!(fault, "byte 5 of 64 of pinned memory changed before its copy was done");
-            // what came to the device is what was there when the stream came to it
+            // The device gets the bytes at the time when the stream reaches the copy.
             assert_eq!(there.to_host(Stream::Pass).unwrap()[5], 8);
         }
         !faults.is_empty()
     });
     let told: Vec<u64> = told.collect();
-    // only a stream that copies at once is quicker than the host
+    // Only a stream that copies at once is faster than the host's write.
     assert!(told.contains(&0) && told.contains(&2) && !told.contains(&1), "{told:?}");
 }
 
@@ -122,7 +123,7 @@ fn pinned_memory_that_is_given_back_with_a_copy_on_its_way_is_told() {
         assert!(error.contains("64 bytes of pinned memory were given back"), "{error}");
         assert!(host.faults()[0].contains("64 bytes of pinned memory were given back"));
         assert_eq!(host.used_pinned(), 0);
-        // it is told once
+        // The fault is reported once.
         wait(device.as_ref(), stream);
         assert!(host.faults().is_empty());
     }
@@ -146,7 +147,7 @@ fn other_memory_is_copied_as_it_was_at_the_call() {
     send(device.as_ref(), Stream::Pass, &from, &there);
     from.fill(8);
     drop(from);
-    // and what is copied to such memory is there when the call comes back
+    // A copy to such memory is complete when the call returns.
     let mut to = vec![0; BYTES];
     fetch(device.as_ref(), Stream::Pass, &there, &mut to);
     assert_eq!(to, [7; BYTES]);
@@ -172,7 +173,7 @@ fn a_launch_whose_pointers_are_in_no_buffer_is_refused() {
     let (_, device) = host(0);
     let gone = Buffer::new(&device, BYTES).unwrap().pointer();
     let launch = Launch { kernel: "selftest_syncwarp", grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
-    // SAFETY: it is refused
+    // SAFETY: the device refuses the launch
     let error = unsafe { device.launch(Stream::Pass, &launch, &[Arg::Pointer(gone)]) }.unwrap_err().to_string();
     assert!(error.contains("selftest_syncwarp: argument 0") && error.contains("points to no buffer"), "{error}");
 }

@@ -1,7 +1,8 @@
-//! cuBLASLt, opened from where it may be: see [`crate::machine::places`].
+//! Loads cuBLASLt from the loader's path or the folders of [`crate::machine::places`].
 //!
-//! Its functions are taken from the very file that was opened. The bindings of cudarc have a loader of their own, which asks for `libcublasLt.so` before
-//! `libcublasLt.so.13`: an older toolkit that the loader knows would be called in the place of the one that was found.
+//! All functions come from the file that was opened. cudarc's bindings have their own loader, which tries
+//! `libcublasLt.so` before `libcublasLt.so.13`. That loader could call an older toolkit instead of the library found
+//! here.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -25,7 +26,7 @@ type Done<T = ()> = Result<T, CublasError>;
 
 macro_rules! functions {
     ($($field:ident = $name:literal: fn($($argument:ty),* $(,)?) -> $result:ty;)*) => {
-        /// The functions of cuBLASLt that this crate calls, of one file that stays open.
+        /// The cuBLASLt functions that this crate calls, all from one file that stays open.
         pub(super) struct CublasLt {
             $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
@@ -64,7 +65,7 @@ functions! {
     ) -> Status;
 }
 
-/// Opens cuBLASLt for the rest of the process, once.
+/// Opens cuBLASLt once, for the rest of the process.
 pub(super) fn cublaslt() -> Result<&'static CublasLt, String> {
     static LOADED: OnceLock<Result<CublasLt, String>> = OnceLock::new();
     LOADED.get_or_init(open).as_ref().map_err(Clone::clone)
@@ -76,7 +77,7 @@ fn open() -> Result<CublasLt, String> {
     for path in paths {
         // SAFETY: cuBLASLt's own initialisers run, as in every program that links it
         let Ok(library) = (unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }) else { continue };
-        // SAFETY: it is, by its name, and it is forgotten below
+        // SAFETY: by its name, this is cuBLASLt; `forget` below keeps it open
         let functions = unsafe { CublasLt::of(&library) }.map_err(|e| format!("{}: {e}", path.display()));
         std::mem::forget(library);
         return functions;
@@ -89,36 +90,37 @@ fn open() -> Result<CublasLt, String> {
     ))
 }
 
-/// What a function writes where it succeeds.
+/// Returns the value that a function writes on success.
 ///
 /// # Safety
-/// It writes a whole value then.
+/// On success, the function writes a whole value.
 unsafe fn written<T>(make: impl FnOnce(*mut T) -> Status) -> Done<T> {
     let mut made = MaybeUninit::uninit();
     make(made.as_mut_ptr()).result()?;
-    // SAFETY: as the caller says
+    // SAFETY: the call succeeded, so the caller guarantees a whole value
     Ok(unsafe { made.assume_init() })
 }
 
-/// Handles, descriptions, layouts and preferences are live, attributes of the types that they have, addresses of the device's memory.
+/// For all unsafe methods: handles, descriptions, layouts and preferences are live, attributes have their documented
+/// types, and addresses are of device memory.
 impl CublasLt {
     pub fn version(&self) -> usize {
-        // SAFETY: it only returns a number
+        // SAFETY: the function only returns a number
         unsafe { (self.version)() }
     }
 
     pub fn create_handle(&self) -> Done<Handle> {
-        // SAFETY: as `written` asks
+        // SAFETY: on success, the function writes a whole value
         unsafe { written(|to| (self.create)(to)) }
     }
 
     pub unsafe fn destroy_handle(&self, handle: Handle) -> Done {
-        // SAFETY: as the type says, of all below
+        // SAFETY: see the `impl` block; the same holds for all methods below
         unsafe { (self.destroy)(handle) }.result()
     }
 
     pub fn create_description(&self, compute: sys::cublasComputeType_t, scale: sys::cudaDataType) -> Done<Description> {
-        // SAFETY: as `written` asks
+        // SAFETY: on success, the function writes a whole value
         unsafe { written(|to| (self.description_create)(to, compute, scale)) }
     }
 
@@ -138,7 +140,7 @@ impl CublasLt {
     }
 
     pub fn create_layout(&self, kind: sys::cudaDataType, rows: u64, columns: u64, stride: i64) -> Done<Layout> {
-        // SAFETY: as `written` asks
+        // SAFETY: on success, the function writes a whole value
         unsafe { written(|to| (self.layout_create)(to, kind, rows, columns, stride)) }
     }
 
@@ -148,7 +150,7 @@ impl CublasLt {
     }
 
     pub fn create_preference(&self) -> Done<Preference> {
-        // SAFETY: as `written` asks
+        // SAFETY: on success, the function writes a whole value
         unsafe { written(|to| (self.preference_create)(to)) }
     }
 
@@ -167,7 +169,7 @@ impl CublasLt {
         unsafe { (self.preference_destroy)(preference) }.result()
     }
 
-    /// The algorithm that the library holds for the fastest; `NOT_SUPPORTED` where it has none.
+    /// Returns the algorithm that the library expects to be fastest, or `NOT_SUPPORTED` if it has none.
     pub unsafe fn algorithm(
         &self,
         handle: Handle,
@@ -176,7 +178,7 @@ impl CublasLt {
         preference: Preference,
     ) -> Done<sys::cublasLtMatmulAlgo_t> {
         let (mut found, mut count) = (MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed(), 0);
-        // SAFETY: as above; room for one result
+        // SAFETY: as above; `found` has space for the one result requested
         unsafe {
             (self.heuristic)(handle, description, a, b, c, d, preference, 1, found.as_mut_ptr(), &raw mut count)
                 .result()?;
@@ -189,7 +191,7 @@ impl CublasLt {
         }
     }
 
-    /// D = alpha · A · B + beta · D, in the stream.
+    /// D = alpha · A · B + beta · D, enqueued on the stream.
     pub unsafe fn multiply(&self, handle: Handle, description: Description, product: &Multiply) -> Done {
         let Multiply { alpha, beta, pointers: [a, b, d], layouts: [of_a, of_b, of_d], algorithm, workspace, stream } =
             *product;
@@ -223,7 +225,7 @@ impl CublasLt {
     }
 }
 
-/// A product, in cuBLASLt's words: columns where this crate has rows.
+/// The arguments of a product in cuBLASLt's column-major terms.
 pub(super) struct Multiply<'a> {
     pub alpha: &'a f32,
     pub beta: &'a f32,
@@ -231,7 +233,7 @@ pub(super) struct Multiply<'a> {
     pub pointers: [u64; 3],
     pub layouts: [Layout; 3],
     pub algorithm: &'a sys::cublasLtMatmulAlgo_t,
-    /// Where, and how many bytes.
+    /// Address and size in bytes.
     pub workspace: (u64, usize),
     pub stream: sys::cudaStream_t,
 }
@@ -240,7 +242,8 @@ pub(super) struct Multiply<'a> {
 mod tests {
     use super::*;
 
-    /// Where there is a cuBLASLt: `CUDA_HOME` of scripts/cuda-build. An older `libcublasLt.so` on the loader's path changes nothing.
+    /// An older `libcublasLt.so` on the loader's path changes nothing. Without a cuBLASLt (`CUDA_HOME` of
+    /// scripts/cuda-build has one), the test checks the error message.
     #[test]
     fn the_functions_are_those_of_the_file_that_was_found() {
         match cublaslt() {

@@ -1,7 +1,8 @@
-//! Products by cuBLASLt. What a shape needs (descriptors, the algorithm that it chooses) is made once and kept.
+//! Matrix products by cuBLASLt. What a shape needs (descriptors, the algorithm that cuBLASLt chooses) is cached as a
+//! plan.
 //!
-//! cuBLASLt sees columns where this crate has rows: the row-major D `[m, n]` = A · Bᵀ is to it the matrix `[n, m]` = Bᵀ' · A', both sides read
-//! from the same memory, so nothing is transposed.
+//! cuBLASLt matrices are column-major. It therefore computes the row-major D `[m, n]` = A · Bᵀ as the column-major
+//! `[n, m]` = B'ᵀ · A', where ' is the column-major view of the same memory. Nothing is copied to transpose it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,34 +17,35 @@ use super::libraries::{CublasLt, Multiply};
 use crate::device::{Element, Matrix, Product, Result, Scaled, ScaledProduct, Stream};
 use crate::error::GpuError;
 
-/// What NVIDIA recommends for Hopper. One for each stream, as products of two streams may run at once.
+/// NVIDIA's recommendation for Hopper. Each stream has its own workspace, because products of both streams may run at
+/// once.
 const WORKSPACE_BYTES: usize = 32 << 20;
-/// Of CUDA 13, which the kernels are made with.
+/// cuBLASLt of CUDA 13, the toolkit that compiles the kernels.
 const OLDEST_VERSION: usize = 130_000;
-/// Plans that are kept: where passes differ in length, every length has its own.
+/// Maximum cached plans. Passes of different lengths need different plans.
 const MOST_PLANS: usize = 4096;
-/// `cublasOperation_t`, which the bindings of cuBLASLt do not have.
+/// Values of `cublasOperation_t`, which the bindings of cuBLASLt lack.
 const AS_IT_IS: i32 = 0;
 const TRANSPOSED: i32 = 1;
 
-/// The handle and what was made with it.
+/// The cuBLASLt handle, its workspaces and the cached plans.
 #[derive(Default)]
 pub(super) struct Products {
     library: Option<Opened>,
     version: usize,
     workspaces: [u64; 2],
-    /// None where the library has no algorithm.
+    /// `None` if the library has no algorithm.
     plans: HashMap<Key, Option<Plan>>,
 }
 
-/// The library and the handle that it gave.
+/// The library and its handle.
 #[derive(Clone, Copy)]
 struct Opened {
     library: &'static CublasLt,
     handle: sys::cublasLtHandle_t,
 }
 
-/// A matrix as cuBLASLt is told of it.
+/// A matrix as cuBLASLt needs it described.
 #[derive(Clone, Copy)]
 struct Operand {
     pointer: u64,
@@ -53,7 +55,7 @@ struct Operand {
     stride: usize,
 }
 
-/// A product, of whatever numbers.
+/// A product in any number format.
 pub(super) struct Operation {
     a: Operand,
     b: Operand,
@@ -61,7 +63,7 @@ pub(super) struct Operation {
     bias: u64,
     add: bool,
     gelu: bool,
-    /// Of the rows of A and of B.
+    /// Scales of the rows of A and of B.
     scales: Option<[u64; 2]>,
 }
 
@@ -107,7 +109,7 @@ impl Operation {
         }
     }
 
-    /// What is done with the sums; cuBLASLt's GELU is the tanh form.
+    /// The step after the sums: bias and GELU. cuBLASLt's GELU is the tanh approximation.
     fn epilogue(&self) -> sys::cublasLtEpilogue_t {
         match (self.gelu, self.bias) {
             (false, 0) => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
@@ -118,7 +120,7 @@ impl Operation {
     }
 }
 
-/// All that an algorithm may depend on.
+/// Everything that the choice of an algorithm may depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     shape: [usize; 3],
@@ -138,7 +140,7 @@ struct Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        // SAFETY: made in `plan`, and used by nobody else
+        // SAFETY: `plan` made them, and nothing else uses them
         unsafe {
             let _ = self.library.destroy_description(self.description);
             for layout in self.layouts {
@@ -166,7 +168,7 @@ fn layout(library: &CublasLt, matrix: &Operand) -> std::result::Result<sys::cubl
     library.create_layout(matrix.kind, matrix.columns as u64, matrix.rows as u64, stride)
 }
 
-/// What cuBLASLt calls A is B here.
+/// Sets the scales of the rows. cuBLASLt's A is B in this crate.
 ///
 /// # Safety
 /// The description is live.
@@ -177,7 +179,7 @@ unsafe fn set_scales(
 ) -> std::result::Result<(), CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let Some([a, b]) = scales else { return Ok(()) };
-    // SAFETY: as the caller says; the attributes are addresses
+    // SAFETY: the description is live, as the caller guarantees; the attributes are addresses
     unsafe {
         library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
         library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)
@@ -189,9 +191,9 @@ fn plan(Opened { library, handle }: Opened, product: &Operation) -> std::result:
     let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
     let description = library.create_description(compute, sys::cudaDataType::CUDA_R_32F)?;
     let layouts = [layout(library, &product.b)?, layout(library, &product.a)?, layout(library, &product.d)?];
-    // frees both where a call below fails
+    // Dropping `plan` frees description and layouts if a call below fails.
     let mut plan = Plan { library, description, layouts, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
-    // SAFETY: everything was just made, and the attributes are of these types
+    // SAFETY: everything was just created, and the attributes have these types
     unsafe {
         library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &AS_IT_IS)?;
@@ -216,7 +218,8 @@ fn plan(Opened { library, handle }: Opened, product: &Operation) -> std::result:
     Ok(plan)
 }
 
-/// Room to work in; and no sums in parts, which the library may round to D's type before it adds them up.
+/// Sets the workspace size, and forbids split sums: the library may round partial sums to D's dtype before it adds
+/// them.
 ///
 /// # Safety
 /// The preference is live.
@@ -226,7 +229,7 @@ unsafe fn prefer(
 ) -> std::result::Result<(), CublasError> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
     let schemes = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
-    // SAFETY: as the caller says; the attributes are of these types
+    // SAFETY: the preference is live, as the caller guarantees; the attributes have these types
     unsafe {
         library.set_preference(preference, Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
         library.set_preference(preference, Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes)
@@ -234,12 +237,12 @@ unsafe fn prefer(
 }
 
 impl Products {
-    /// Of cuBLASLt, as it counts; 0 before it is open.
+    /// The version of cuBLASLt in its own numbering; 0 before [`Products::open`].
     pub const fn version(&self) -> usize {
         self.version
     }
 
-    /// Takes a handle of the library; the device's context is current.
+    /// Creates a handle and workspaces. The device's context must be current.
     pub fn open(&mut self, library: &'static CublasLt, device: &str) -> Result<()> {
         let handle = library.create_handle().map_err(|error| failed(device, "cublasLtCreate", error))?;
         self.library = Some(Opened { library, handle });
@@ -249,7 +252,7 @@ impl Products {
             return Err(GpuError::Unavailable { device: device.into(), message });
         }
         for workspace in &mut self.workspaces {
-            // SAFETY: only handed to cuBLASLt with its length
+            // SAFETY: the memory only goes to cuBLASLt, with its length
             *workspace = unsafe { malloc_sync(WORKSPACE_BYTES) }.map_err(|error| GpuError::Failed {
                 device: device.into(),
                 call: "cuMemAlloc".into(),
@@ -260,13 +263,13 @@ impl Products {
         Ok(())
     }
 
-    /// Gives everything back; where the context is not current and alive, there is nothing left to give.
+    /// Frees everything. If the context is dead or not current, nothing is left to free.
     pub fn close(&mut self, is_alive: bool) {
         self.plans.clear();
         if !is_alive {
             return;
         }
-        // SAFETY: made in `open`, and used by nobody else
+        // SAFETY: `open` made them, and nothing else uses them
         unsafe {
             for workspace in self.workspaces.iter_mut().filter(|w| **w != 0) {
                 let _ = free_sync(std::mem::take(workspace));
@@ -277,12 +280,12 @@ impl Products {
         }
     }
 
-    /// What a product needs, made once; none where the library has no algorithm for it.
+    /// Returns the cached plan of a product, or makes it; `None` if the library has no algorithm.
     fn plan_of(&mut self, device: &str, product: &Operation) -> Result<(sys::cublasLtHandle_t, Option<&mut Plan>)> {
         let opened = self.library.ok_or_else(|| failed_with(device, "cublasLtMatmul", "the library is not open"))?;
         let key = product.key();
         if self.plans.len() >= MOST_PLANS && !self.plans.contains_key(&key) {
-            // what was launched with them has copied all it needs
+            // Products already launched have copied everything they need from their plans.
             self.plans.clear();
         }
         let plan = match self.plans.entry(key) {
@@ -296,11 +299,13 @@ impl Products {
         Ok((opened.handle, plan.as_mut()))
     }
 
-    /// Whether the library has an algorithm for a product; the device's context is current.
+    /// Whether the library has an algorithm for a product. The device's context must be current.
     pub fn has_plan(&mut self, device: &str, product: &Operation) -> Result<bool> {
         self.plan_of(device, product).map(|(_, plan)| plan.is_some())
     }
 
+    /// Enqueues the product on the stream `on`.
+    ///
     /// # Safety
     /// The matrices are within live buffers of the device, whose context is current.
     pub unsafe fn run(&mut self, device: &str, stream: Stream, on: CUstream, product: &Operation) -> Result<()> {
@@ -325,8 +330,8 @@ impl Products {
             workspace: (workspace, WORKSPACE_BYTES),
             stream: if on.is_null() { null_mut() } else { on.cast() },
         };
-        // SAFETY: the plan is of these shapes; the memory is as the caller says. The bias and the scales of this call are set before it, under
-        // the lock
+        // SAFETY: the plan fits these shapes; the caller guarantees the memory. Bias and scales of this call are set
+        // first, under the lock of `Products`
         unsafe {
             if bias != 0 {
                 let what = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;

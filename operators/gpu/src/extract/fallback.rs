@@ -1,4 +1,4 @@
-//! Rows that the kernels leave to the CPU: fetched and done there, so that results and errors are the CPU's own.
+//! Computes the rows that the kernels leave to the CPU, with the CPU code, so that results and errors are the CPU's.
 
 use std::sync::Arc;
 
@@ -44,10 +44,10 @@ impl Fallback {
         })
     }
 
-    /// Does a row anew, into the columns and lists.
+    /// Recomputes a row, and writes it to the columns and lists.
     ///
     /// # Safety
-    /// A row of logits lies at `pointer`.
+    /// `pointer` is the device address of a row of logits.
     pub unsafe fn row(
         &mut self,
         asked: &Asked,
@@ -58,7 +58,7 @@ impl Fallback {
         lists: Option<&mut Lists>,
     ) -> Result<()> {
         let bytes = self.row.len();
-        // SAFETY: a row is this long, and so is the target, which is waited for
+        // SAFETY: row and target have this length; the copy is waited for
         unsafe { self.device.copy_out(Stream::Extract, self.row.as_mut_ptr(), pointer, bytes)? };
         self.device.wait(self.device.record(Stream::Extract)?)?;
         for (to, from) in self.logits.iter_mut().zip(self.row.as_chunks::<4>().0) {

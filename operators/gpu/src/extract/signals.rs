@@ -1,10 +1,10 @@
-//! The other signals of a slice (`stillhouse_noise::Signals`): their launches, and what comes back.
+//! The other signals of a slice (`stillhouse_noise::Signals`): kernel launches and results.
 //!
-//! | kernel | reads of the row | to the host, for each row |
+//! | kernel | passes over a row | results per row |
 //! |---|---|---|
-//! | `noise_scalars` | one for each temperature that is not 1, one for the entropy | a float for each temperature and candidate, and the entropy |
-//! | `noise_drawn` | one, and the blocks that draws fall into | N entries with their ratios; the uniforms are the host's, who has the keys |
-//! | `noise_trimmed` | one, after the top-k | how many of the likeliest are kept, and the tail |
+//! | `noise_scalars` | one per temperature other than 1, one for the entropy | a float per temperature and candidate, and the entropy |
+//! | `noise_drawn` | one, and the blocks that draws fall into | N entries with their ratios; the host, which has the keys, sends the uniforms |
+//! | `noise_trimmed` | one, after the top-k | the number of kept most likely tokens, and the tail |
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use super::work::{Slice, THREADS};
 use super::{Asked, Positions};
 use crate::device::{Arg, Buffer, Device, Result, Stream, taken};
 
-/// Entries of a block of sums, as in kernels/noise/signals.cuh.
+/// Entries per block of running sums, as in kernels/noise/signals.cuh.
 const SUMMED: usize = 1024;
 
-/// What stays as it is from slice to slice, and scratch.
+/// Device memory that all slices share: constants and scratch.
 #[derive(Debug)]
 pub(super) struct Constants {
     temperatures: Buffer,
     candidates: Buffer,
-    /// Running sums of the blocks of each row.
+    /// Running sums of the blocks of each row (f64).
     running: Buffer,
 }
 
@@ -33,7 +33,7 @@ impl Constants {
         most_rows * asked.signals.sampling.map_or(0, |_| asked.vocab.div_ceil(SUMMED)) * 8
     }
 
-    /// Bytes that they take of a device.
+    /// Device bytes of all three buffers.
     pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
         let signals = &asked.signals;
         let [temperatures, candidates] =
@@ -53,16 +53,16 @@ impl Constants {
     }
 }
 
-/// What belongs to one slice in flight.
+/// The memory of one slice in flight.
 #[derive(Debug)]
 pub(super) struct SignalSlot {
-    /// Of each row the log-partitions, the entropy, the candidates.
+    /// Per row: the log-partitions, the entropy, the candidates (f32).
     scalars: Mirrored,
-    /// `[n, N]`.
+    /// Uniforms of the draws, f64 `[n, N]`.
     uniforms: Mirrored,
-    /// Entries `[n, N]`, and then their ratios.
+    /// Drawn entries `[n, N]`, then their ratios `[n, N]`.
     drawn: Mirrored,
-    /// How many are kept `[n]`, and then the tails.
+    /// Numbers of kept tokens `[n]`, then the tails `[n]`.
     trimmed: Mirrored,
 }
 
@@ -80,7 +80,7 @@ fn scalars(asked: &Asked) -> usize {
 }
 
 impl SignalSlot {
-    /// Bytes of its parts.
+    /// Bytes of the four regions.
     pub fn sizes(asked: &Asked, most_rows: usize) -> [usize; 4] {
         let (draws, trimmed) = (draws(asked), if asked.signals.top_p.is_some() { 8 } else { 0 });
         [scalars(asked) * 4, draws * 8, draws * 8, trimmed].map(|of_a_row| most_rows * of_a_row)
@@ -96,7 +96,8 @@ impl SignalSlot {
         })
     }
 
-    /// The signals of all rows; those of rows that are left to the CPU say nothing. `listed` are the likeliest of every row.
+    /// Returns the signals of all rows. Those of rows left to the CPU are meaningless. `listed` holds the most likely
+    /// tokens of every row.
     pub fn rows(&self, asked: &Asked, rows: usize, listed: (Vec<u32>, Vec<f32>)) -> Vec<RowSignals> {
         let (signals, width, draws) = (&asked.signals, scalars(asked), draws(asked));
         let values = f32s(&self.scalars.host[..rows * width * 4]);
@@ -126,7 +127,7 @@ impl SignalSlot {
     }
 }
 
-/// Draws as distinct entries, ascending, with how often each was drawn.
+/// Merges draws into distinct entries, ascending, with the number of times that each was drawn.
 fn counted(draws: impl Iterator<Item = (u32, f32)>) -> Vec<Sampled> {
     let mut draws: Vec<(u32, f32)> = draws.collect();
     draws.sort_unstable_by_key(|draw| draw.0);
@@ -136,7 +137,7 @@ fn counted(draws: impl Iterator<Item = (u32, f32)>) -> Vec<Sampled> {
 }
 
 impl Slice<'_> {
-    /// Launches what was asked for, after the top-k, and the copies to the host.
+    /// Launches the requested signals after the top-k, and the copies to the host.
     ///
     /// # Safety
     /// As `Work::launch`.
@@ -160,7 +161,7 @@ impl Slice<'_> {
                 Arg::U32(signals.candidates.len() as u32),
                 Arg::Pointer(of.scalars.device.pointer()),
             ];
-            // SAFETY: as the kernel declares; buffers of this many rows
+            // SAFETY: the arguments are the kernel's; the buffers hold this many rows
             unsafe {
                 self.run("noise_scalars", grid, THREADS, 0, &args)?;
                 of.scalars.fetch(self.device, 0..rows * width * 4)?;
@@ -186,7 +187,7 @@ impl Slice<'_> {
                 Arg::Pointer(drawn),
                 Arg::Pointer(drawn + (rows * draws * 4) as u64),
             ];
-            // SAFETY: as above; the staged uniforms stay until the slice has come back
+            // SAFETY: as above; the staged uniforms stay unchanged until the slice is collected
             unsafe {
                 self.device.copy_in(Stream::Extract, uniforms, of.uniforms.host.as_ptr(), rows * draws * 8)?;
                 self.run("noise_drawn", grid, THREADS, 0, &args)?;

@@ -1,4 +1,4 @@
-//! What belongs to one slice in flight: its inputs and its results, on the device and on the host.
+//! The memory of one slice in flight: its inputs and results, on the device and on the host.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use super::signals::SignalSlot;
 use super::{Asked, Dense, Noise, Positions};
 use crate::device::{Buffer, Device, Pinned, Result, Stream, taken};
 
-/// Corrections that there is room for, for each list on average; a slice with more leaves the rest to the CPU.
+/// Average corrections per list that a slot has space for. Rows of a slice that exceed it are left to the CPU.
 const ROOM: usize = 128;
-/// A count that says: the CPU has to do it.
+/// Flag in a list's count: the CPU must compute the row.
 const FALL_BACK: u32 = 1 << 31;
 
 /// A region of device memory with its copy on the host.
@@ -26,14 +26,14 @@ impl Mirrored {
         Ok(Self { device: Buffer::new(device, bytes)?, host: Pinned::new(device, bytes)? })
     }
 
-    /// Copies `range` to the host.
+    /// Enqueues a copy of `range` to the host.
     ///
     /// # Safety
-    /// Nobody reads the copy until the stream has come there.
+    /// Nothing accesses the host's copy of `range` until the stream has done this.
     pub unsafe fn fetch(&mut self, device: &Arc<dyn Device>, range: std::ops::Range<usize>) -> Result<()> {
         let (from, bytes) = (self.device.pointer() + range.start as u64, range.len());
         let to = self.host[range].as_mut_ptr();
-        // SAFETY: both are this long; the rest is the caller's to see to
+        // SAFETY: both have this length; the caller guarantees the rest
         unsafe { device.copy_out(Stream::Extract, to, from, bytes) }
     }
 }
@@ -41,29 +41,29 @@ impl Mirrored {
 /// The memory of one slice in flight.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// Sequence ids, tokens, positions.
+    /// Sequence ids (u64), tokens (u32), positions (u32).
     pub inputs: Mirrored,
-    /// Total variations, ln p_x, counts.
+    /// Total variations (f64) per list, ln p_x (f32) per row, counts (u32) per list.
     pub columns: Mirrored,
-    /// Corrections, one after another.
+    /// Corrections of all lists, contiguous.
     pub pairs: Mirrored,
     pub correction: Packed,
-    /// Indices, ln p.
+    /// Indices, then ln p.
     pub topk: Mirrored,
-    /// ξ, and then which rows it could not hold.
+    /// Dense noise ξ.
     pub dense: Mirrored,
     pub signals: SignalSlot,
-    /// Corrections that `pairs` takes.
+    /// Maximum corrections in `pairs`.
     pub room: usize,
     pub busy: bool,
-    /// Lists of a row, and where the inputs and columns of the slice lie.
+    /// Lists per row: the number of draws, or 0 without noise.
     lists_of_row: usize,
 }
 
-/// How a correction comes to the host: its index, and its value in the type in which it is stored.
+/// The wire format of a correction: its index, then its value in the stored type.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packed {
-    /// 16 bits, where they address the vocabulary.
+    /// Whether the index has 16 bits, which suffices for vocabularies up to 65,536; otherwise it has 32.
     pub short_index: bool,
     pub half: bool,
 }
@@ -82,7 +82,7 @@ impl Packed {
         self.index_bytes() + if self.half { 2 } else { 4 }
     }
 
-    /// A correction out of its bytes.
+    /// Decodes a correction.
     fn read(self, bytes: &[u8]) -> (u32, f32) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |word, byte| (word << 8) | u32::from(*byte));
         let (index, value) = bytes.split_at(self.index_bytes());
@@ -94,7 +94,7 @@ impl Packed {
     }
 }
 
-/// Where the parts of a slice of n rows lie.
+/// Byte offsets of the parts of a slice, from its number of rows and lists.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     pub rows: usize,
@@ -128,7 +128,7 @@ impl Slot {
         Layout { rows: most_rows, lists: most_rows * lists_of_row }
     }
 
-    /// Corrections that there is room for.
+    /// Maximum corrections of a slice.
     fn room(asked: &Asked, most_rows: usize) -> usize {
         match asked.noise {
             Some(Noise::Replay { .. }) => Self::most(asked, most_rows).lists * ROOM + 512,
@@ -136,7 +136,7 @@ impl Slot {
         }
     }
 
-    /// Bytes of the inputs, of the columns, of the corrections, of the top-k, of dense noise.
+    /// Bytes of the inputs, the columns, the corrections, the top-k and the dense noise.
     fn sizes(asked: &Asked, most_rows: usize) -> [usize; 5] {
         let layout = Self::most(asked, most_rows);
         let dense = match asked.noise {
@@ -148,7 +148,7 @@ impl Slot {
         [layout.inputs(), layout.columns(), pairs, topk, dense]
     }
 
-    /// Bytes that it takes of a device.
+    /// Device bytes of a slot.
     pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
         taken(&Self::sizes(asked, most_rows)) + taken(&SignalSlot::sizes(asked, most_rows))
     }
@@ -173,7 +173,7 @@ impl Slot {
         Layout { rows, lists: rows * self.lists_of_row }
     }
 
-    /// Puts the inputs where they are copied from.
+    /// Writes the inputs to the pinned memory from which they are copied.
     pub fn stage(&mut self, at: &Positions<'_>) {
         let layout = self.layout(at.tokens.len());
         let (sequences, rest) = self.inputs.host[..layout.inputs()].split_at_mut(layout.tokens());
@@ -189,7 +189,7 @@ impl Slot {
         }
     }
 
-    /// Reads what has come to the host, and fetches the corrections that have not.
+    /// Reads the results on the host, and fetches corrections that were not copied yet.
     pub fn wire(&mut self, device: &Arc<dyn Device>, asked: &Asked, rows: usize, copied: usize) -> Result<Wire<'_>> {
         let layout = self.layout(rows);
         let columns = &self.columns.host;
@@ -232,18 +232,18 @@ fn f64s(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks::<8>().0.iter().map(|b| f64::from_ne_bytes(*b)).collect()
 }
 
-/// The results of a slice as they came to the host.
+/// The results of a slice as the host received them.
 #[derive(Debug)]
 pub(super) struct Wire<'a> {
     slot: &'a Slot,
     asked: Asked,
     pub rows: usize,
-    /// NaN where the row is left to the CPU.
+    /// ln p_x per row; NaN if the row is left to the CPU.
     pub logprob: Vec<f32>,
     counts: Vec<u32>,
     variations: Vec<f64>,
     offsets: Vec<usize>,
-    /// Corrections of the slice.
+    /// Number of corrections of the slice.
     pub total: usize,
 }
 
@@ -252,7 +252,7 @@ impl Wire<'_> {
         row * self.slot.lists_of_row..(row + 1) * self.slot.lists_of_row
     }
 
-    /// Whether the CPU has to do this row.
+    /// Whether the CPU must compute this row.
     pub fn left_to_cpu(&self, row: usize) -> bool {
         self.logprob[row].is_nan()
             || self.lists(row).any(|list| {
@@ -276,7 +276,7 @@ impl Wire<'_> {
         bytes.first().copied().map(u64::from_ne_bytes).unwrap_or(0)
     }
 
-    /// The likeliest of every row, as many as a kernel listed.
+    /// The most likely tokens of every row, as many as the kernel listed.
     fn listed(&self) -> (Vec<u32>, Vec<f32>) {
         let (values, host) = (self.rows * self.asked.listed(), &self.slot.topk.host);
         (u32s(&host[..values * 4]), f32s(&host[values * 4..values * 8]))
@@ -317,7 +317,7 @@ impl Wire<'_> {
     }
 }
 
-/// Lists of corrections as they are put together, row by row.
+/// Collects the lists of corrections, row by row.
 #[derive(Debug)]
 pub(super) struct Lists {
     out: RowsEncoded,
@@ -329,7 +329,7 @@ impl Lists {
         Self { out: RowsEncoded { draws, offsets: vec![0], ..RowsEncoded::default() }, sum: 0.0 }
     }
 
-    /// A row as the kernels left it.
+    /// Adds a row that the kernels computed.
     pub fn take(&mut self, wire: &Wire<'_>, row: usize) {
         for list in wire.lists(row) {
             let (first, count) = (wire.offsets[list], wire.counts[list] as usize);
@@ -345,7 +345,7 @@ impl Lists {
         self.out.logprob.push(wire.logprob[row]);
     }
 
-    /// A draw that the CPU encoded; after a row's last one comes its ln p_x, with [`Lists::end_row`].
+    /// Adds a draw that the CPU encoded. Call [`Lists::end_row`] after the last draw of a row.
     pub fn push(&mut self, corrections: &[Correction], total_variation: f64) {
         self.out.indices.extend(corrections.iter().map(|c| c.index));
         self.out.logprobs.extend(corrections.iter().map(|c| c.logprob));

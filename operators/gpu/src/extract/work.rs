@@ -1,4 +1,5 @@
-//! The launches of a slice. What is only used between them is shared by all slices: the stream keeps their order.
+//! The kernel launches of a slice. All slices share the memory that only launches use, because the stream runs them in
+//! order.
 
 use std::sync::Arc;
 
@@ -16,12 +17,13 @@ const KEY: usize = 8;
 const ROW_STATE: usize = 24;
 const FOUND: usize = 24 + 2 * 64 * 8 + 1024 * 12;
 const VALUES: usize = 1024 * 8;
-/// Bytes of a candidate in the search's shared memory, and for how many it is launched: most lists are short, and a short one lets
-/// more of them run at once.
+/// Bytes of a candidate in the shared memory of the search, and the ranges of list lengths that get a launch each.
+///
+/// Most lists are short, and a launch for short lists lets more of them run at once.
 const CANDIDATE: u32 = 4 * 8 + 9 * 4;
 const SEARCHES: [(u32, u32); 3] = [(0, 64), (65, 256), (257, 1024)];
 
-/// Memory between launches.
+/// Device memory that only the launches use.
 #[derive(Debug)]
 pub(super) struct Work {
     keys: Buffer,
@@ -33,7 +35,7 @@ pub(super) struct Work {
     draws: usize,
 }
 
-/// What a slice's launches have in common.
+/// Values that all launches of a slice use.
 pub(super) struct Slice<'a> {
     pub device: &'a Arc<dyn Device>,
     pub asked: &'a Asked,
@@ -44,19 +46,20 @@ pub(super) struct Slice<'a> {
     columns: u64,
 }
 
-/// The encoder's aim: its own margin for readers, as in `stillhouse_noise::Tolerance`.
+/// The total variation that the encoder aims for: the tolerance less the margin for readers, as in
+/// `stillhouse_noise::Tolerance`.
 fn target(tolerance: Tolerance) -> f64 {
     tolerance.get() * 0.999 - 1e-6
 }
 
 impl Work {
-    /// Bytes of the keys, of the states, of what was found, of the corrections, of their offsets.
+    /// Bytes of the keys, row states, `Found` records, corrections and their offsets.
     fn sizes(asked: &Asked, most_rows: usize) -> [usize; 5] {
         let replay = if matches!(asked.noise, Some(Noise::Replay { .. })) { most_rows * asked.keys.len() } else { 0 };
         [asked.keys.len() * KEY, most_rows * ROW_STATE, replay * FOUND, replay * VALUES, replay * 4]
     }
 
-    /// Bytes that it takes of a device.
+    /// Device bytes, including the [`Constants`].
     pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
         taken(&Self::sizes(asked, most_rows)) + Constants::bytes(asked, most_rows)
     }
@@ -79,10 +82,10 @@ impl Work {
         self.draws
     }
 
-    /// Launches all that was asked for, and the copies to the host; `copied` corrections at once.
+    /// Launches all requested kernels and the copies to the host, including that of the first `copied` corrections.
     ///
     /// # Safety
-    /// `logits` is the address of a slice; it and the slot stay until the event has come.
+    /// `logits` is the address of a slice. It and the slot stay valid until the returned event.
     pub unsafe fn launch(
         &self,
         device: &Arc<dyn Device>,
@@ -100,7 +103,8 @@ impl Work {
         let (inputs, columns) = (slot.inputs.device.pointer(), slot.columns.device.pointer());
         let slice = Slice { device, asked, work: self, layout, logits: logits.pointer, inputs, columns };
         device.wait_in(Stream::Extract, logits.ready)?;
-        // SAFETY: the slot's memory stays until the event has come, as do the logits; sizes are those of `Slot::new` and `Work::new`
+        // SAFETY: slot and logits stay valid until the event, as the caller guarantees; `Slot::new` and `Work::new`
+        // chose the sizes
         unsafe {
             device.copy_in(Stream::Extract, inputs, slot.inputs.host.as_ptr(), layout.inputs())?;
             slice.softmax()?;
@@ -142,7 +146,7 @@ impl Slice<'_> {
         args: &[Arg],
     ) -> Result<()> {
         let launch = Launch { kernel, grid, block: [threads, 1, 1], shared_bytes };
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.device.launch(Stream::Extract, &launch, args) }
     }
 
@@ -155,7 +159,7 @@ impl Slice<'_> {
         Arg::Pointer(self.inputs + self.layout.tokens() as u64)
     }
 
-    /// Positions, sequences, keys.
+    /// The arguments that select a noise stream: positions, sequences, keys.
     fn stream(&self) -> [Arg; 3] {
         let positions = Arg::Pointer(self.inputs + self.layout.positions() as u64);
         [positions, Arg::Pointer(self.inputs), Arg::Pointer(self.work.keys.pointer())]
@@ -184,7 +188,7 @@ impl Slice<'_> {
     unsafe fn softmax(&self) -> Result<()> {
         let [logits, stride, vocab] = self.at_logits();
         let args = [logits, stride, vocab, self.tokens(), self.states(), self.logprobs()];
-        // SAFETY: as the kernel declares; buffers of this many rows
+        // SAFETY: the arguments are the kernel's; the buffers hold this many rows
         unsafe { self.run("noise_softmax", [self.layout.rows as u32, 1, 1], THREADS, 0, &args) }
     }
 
@@ -213,7 +217,7 @@ impl Slice<'_> {
             condition,
             found,
         ];
-        // SAFETY: as the kernels declare; buffers of this many rows and draws
+        // SAFETY: the arguments are the kernels'; the buffers hold this many rows and draws
         unsafe { self.run("noise_candidates", self.lists(), THREADS, 0, &args)? };
         for (low, high) in SEARCHES {
             let args = [
@@ -243,7 +247,7 @@ impl Slice<'_> {
         unsafe { self.pack(slot) }
     }
 
-    /// The lists one after another.
+    /// Packs the lists one after another.
     unsafe fn pack(&self, slot: &Slot) -> Result<()> {
         let corrections = Arg::Pointer(self.work.corrections.pointer());
         let (counts, offsets) = (self.counts(), Arg::Pointer(self.work.offsets.pointer()));
@@ -251,7 +255,7 @@ impl Slice<'_> {
         let [short_index, half] = [slot.correction.short_index, slot.correction.half].map(|on| Arg::U32(u32::from(on)));
         let out = Arg::Pointer(slot.pairs.device.pointer());
         let gather = [counts, offsets, corrections, Arg::U32(lists), Arg::U32(room), short_index, half, out];
-        // SAFETY: as the kernels declare; buffers of this many lists
+        // SAFETY: the arguments are the kernels'; the buffers hold this many lists
         unsafe {
             self.run("noise_offsets", [1, 1, 1], 1024, 0, &[counts, Arg::U32(lists), offsets])?;
             self.run("noise_gather", [lists.div_ceil(8), 1, 1], 256, 0, &gather)
@@ -279,7 +283,7 @@ impl Slice<'_> {
             out,
             self.counts(),
         ];
-        // SAFETY: as the kernel declares; buffers of this many rows and draws
+        // SAFETY: the arguments are the kernel's; the buffers hold this many rows and draws
         unsafe { self.run(kernel, self.lists(), THREADS, 0, &args) }
     }
 
@@ -288,7 +292,7 @@ impl Slice<'_> {
         let values = (self.layout.rows * k * 4) as u64;
         let args =
             [logits, stride, vocab, Arg::U32(k as u32), self.states(), Arg::Pointer(out), Arg::Pointer(out + values)];
-        // SAFETY: as the kernel declares; buffers of this many rows
+        // SAFETY: the arguments are the kernel's; the buffers hold this many rows
         unsafe { self.run("noise_topk", [self.layout.rows as u32, 1, 1], THREADS, 0, &args) }
     }
 }

@@ -1,4 +1,5 @@
-//! Where CUDA's libraries may be, besides the loader's path: in a toolkit, or in an installed PyTorch, whose wheels carry them.
+//! Folders that may hold CUDA's libraries, besides the loader's path: those of a toolkit, or of an installed PyTorch,
+//! whose wheels contain them.
 
 use std::env;
 use std::ffi::OsStr;
@@ -6,7 +7,8 @@ use std::fs::read_dir;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Folders that exist, the most particular first. Looked up once: who confines its process to them finds them afterwards, too.
+/// Existing folders, the most specific first. The search runs once, so a process that confines itself to these folders
+/// gets the same list afterwards.
 pub fn folders() -> &'static [PathBuf] {
     static FOUND: OnceLock<Vec<PathBuf>> = OnceLock::new();
     FOUND.get_or_init(found)
@@ -17,7 +19,7 @@ fn found() -> Vec<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(named);
     let mut folders: Vec<PathBuf> = toolkits.flat_map(|home| [home.join("lib64"), home.join("lib")]).collect();
     let on_path = env::var_os("PATH").map(|path| python_on(&path)).unwrap_or_default();
-    // conda's own packages lie beside Python, not in it
+    // Packages of conda itself are in `lib` of the prefix, not inside Python.
     folders.extend(named("CONDA_PREFIX").map(|prefix| prefix.join("lib")));
     let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(named).chain(on_path);
     let pythons = pythons.chain(named("HOME").map(|home| home.join(".local")));
@@ -29,7 +31,8 @@ fn found() -> Vec<PathBuf> {
     folders
 }
 
-/// Prefixes of the `python3` that a path finds: where it is called, which is an environment's folder, and where it leads to.
+/// Prefixes of the first `python3` on a `PATH`: of the path itself, which is in the environment's folder, and of its
+/// target.
 fn python_on(path: &OsStr) -> Vec<PathBuf> {
     let Some(found) = env::split_paths(path).map(|folder| folder.join("python3")).find(|python| python.is_file())
     else {
@@ -40,7 +43,7 @@ fn python_on(path: &OsStr) -> Vec<PathBuf> {
     pythons.filter_map(|python| python.parent()?.parent().map(Path::to_path_buf)).collect()
 }
 
-/// `nvidia/cu13/lib` of the packages under a prefix.
+/// The folders `nvidia/cu13/lib` of the Python packages under a prefix.
 fn of_python(prefix: &Path) -> Vec<PathBuf> {
     let Ok(entries) = read_dir(prefix.join("lib")) else { return Vec::new() };
     let is_python = |name: &OsStr| name.to_string_lossy().starts_with("python3");

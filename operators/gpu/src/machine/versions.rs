@@ -1,15 +1,15 @@
-//! What a machine has, and what it must have: driver, GPU, cuBLASLt. Each of them may decide the last bits of a result.
+//! Versions of driver, GPU and cuBLASLt: those found and those required. Each may decide the last bits of a result.
 
 use std::fs;
 
-/// The driver's CUDA, as `cuDriverGetVersion` counts: that of which the kernels and cuBLASLt are.
+/// Oldest CUDA version of a driver, in the numbering of `cuDriverGetVersion`: that of the kernels and cuBLASLt.
 const OLDEST_DRIVER: i32 = 13_000;
-/// Ampere: what the kernels are compiled for.
+/// Ampere, the oldest architecture that the kernels are compiled for.
 const LEAST_CAPABILITY: [i32; 2] = [8, 0];
-/// Major numbers of the GPUs for which there is machine code; for later ones the driver makes it out of PTX.
+/// Major compute capabilities that have machine code. For later ones, the driver compiles PTX.
 const COMPILED: [i32; 2] = [8, 9];
 
-/// That the driver is new enough.
+/// Checks that the driver is new enough.
 pub fn check_driver(version: i32) -> Result<(), String> {
     if version >= OLDEST_DRIVER {
         return Ok(());
@@ -18,7 +18,7 @@ pub fn check_driver(version: i32) -> Result<(), String> {
     Err(format!("the NVIDIA driver is one for CUDA {found}, valid: one for CUDA {valid} or later, or cpu"))
 }
 
-/// That the GPU runs the kernels.
+/// Checks that the GPU can run the kernels.
 pub fn check_capability(model: &str, found: [i32; 2]) -> Result<(), String> {
     if found >= LEAST_CAPABILITY {
         return Ok(());
@@ -27,7 +27,8 @@ pub fn check_capability(model: &str, found: [i32; 2]) -> Result<(), String> {
     Err(format!("{model} has compute capability {}.{}, valid: {major}.{minor} or later, or cpu", found[0], found[1]))
 }
 
-/// Settings of NVIDIA's libraries that change the last bits of results, and what they do where they are neither empty nor 0.
+/// Environment variables of NVIDIA's libraries that change the last bits of results, and their effect if neither empty
+/// nor 0.
 const SETTINGS: [(&str, &str); 5] = [
     ("CUBLAS_EMULATE_SINGLE_PRECISION", "lets cuBLASLt compute f32 products in other types"),
     ("NVIDIA_TF32_OVERRIDE", "lets cuBLASLt compute f32 products in other types"),
@@ -36,7 +37,7 @@ const SETTINGS: [(&str, &str); 5] = [
     ("CUDA_FORCE_JIT", "lets the driver compile the kernels anew"),
 ];
 
-/// That no setting of the environment puts other products or kernels in the place of those that the results are named after.
+/// Checks that no environment variable replaces the products or kernels that [`arithmetic`] names.
 pub fn check_settings(environment: impl Fn(&str) -> Option<String>) -> Result<(), String> {
     let set = |name: &str| environment(name).filter(|value| !value.is_empty() && value != "0");
     match SETTINGS.iter().find_map(|(name, does)| set(name).map(|value| (name, value, does))) {
@@ -45,7 +46,8 @@ pub fn check_settings(environment: impl Fn(&str) -> Option<String>) -> Result<()
     }
 }
 
-/// What the bytes depend on; `release` is the driver's own number, which decides where the driver compiles the kernels.
+/// Names everything that the bytes of a result depend on. `release` is the driver's own version; it counts only where
+/// the driver compiles the kernels.
 pub fn arithmetic(
     model: &str,
     multiprocessors: u32,
@@ -72,7 +74,7 @@ fn of_cublaslt(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// The number of the kernel module, where the system says it: 580.82.07.
+/// The version of the driver's kernel module, such as 580.82.07, if the system reports it.
 pub fn driver_release() -> Option<String> {
     release_in(&fs::read_to_string("/proc/driver/nvidia/version").ok()?)
 }
@@ -120,7 +122,7 @@ mod tests {
             of([9, 0], 13_000, 130_002),
             "A GPU (132 multiprocessors, compute capability 9.0), driver for CUDA 13.0, cuBLASLt 13.0.2"
         );
-        // machine code of the driver's own making
+        // The driver compiles the machine code itself.
         assert!(of([10, 0], 13_000, 130_002).contains("driver 580.82.07 for CUDA 13.0"));
         let others = [of([9, 0], 13_010, 130_002), of([9, 0], 13_000, 130_102), of([8, 6], 13_000, 130_002)];
         assert!(others.iter().all(|other| *other != of([9, 0], 13_000, 130_002)), "{others:?}");

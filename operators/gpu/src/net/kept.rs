@@ -1,6 +1,7 @@
-//! Hidden states of layers on their way to the host: copies of the residual stream in the order of the pass, through pinned memory.
+//! Hidden states of layers for the host: copies of the residual stream, in the order of the pass, through pinned
+//! memory.
 //!
-//! Cost per layer that is kept: a copy of tokens · H elements, and the host waits once per pass.
+//! Cost: a copy of tokens · H elements per kept layer. The host waits once per pass.
 
 use std::sync::Arc;
 
@@ -8,16 +9,16 @@ use half::{bf16, f16};
 
 use crate::device::{Device, Element, Matrix, Pinned, Result, Stream};
 
-/// What a pass keeps: nothing where `layers` is empty.
+/// The hidden states that a pass keeps; none if `layers` is empty.
 #[derive(Debug, Default)]
 pub(super) struct Kept<'a> {
     pub layers: &'a [usize],
-    /// `[layers, tokens, H]` elements.
+    /// `[layers, tokens, H]` elements of the pass.
     pub memory: Option<Pinned>,
 }
 
 impl<'a> Kept<'a> {
-    /// Room for so many bytes of each layer; `memory` is what an earlier pass had.
+    /// Reserves `bytes` bytes per layer; reuses `memory`, an earlier pass's, if it is large enough.
     pub fn new(device: &Arc<dyn Device>, layers: &'a [usize], bytes: usize, memory: Option<Pinned>) -> Result<Self> {
         let bytes = layers.len() * bytes;
         let memory = match memory.filter(|memory| memory.len() >= bytes) {
@@ -27,19 +28,20 @@ impl<'a> Kept<'a> {
         Ok(Self { layers, memory })
     }
 
-    /// Copies the states of a layer, where it is one of those that are kept. The memory is to be read once [`Stream::Pass`] has come here.
+    /// Copies the states of a layer if it is one of the kept layers. The copy is complete once [`Stream::Pass`] has
+    /// reached this point.
     pub fn take(&mut self, device: &dyn Device, layer: usize, states: Matrix) -> Result<()> {
         let bytes = states.rows * states.columns * states.element.bytes();
         let Some(memory) = &mut self.memory else { return Ok(()) };
         for place in self.layers.iter().enumerate().filter(|(_, kept)| **kept == layer).map(|(place, _)| place) {
             let to = &mut memory[place * bytes..(place + 1) * bytes];
-            // SAFETY: both have so many bytes; the host waits for the stream before it touches the memory, or frees it
+            // SAFETY: both have `bytes` bytes; the host waits for the stream before it reads or frees the memory
             unsafe { device.copy_out(Stream::Pass, to.as_mut_ptr(), states.pointer, bytes)? };
         }
         Ok(())
     }
 
-    /// All of them as f32 `[tokens, layers, H]`, once the stream was waited for.
+    /// Returns all kept states as f32 `[tokens, layers, H]`. Call it after waiting for the stream.
     pub fn widened(&self, element: Element, tokens: usize, width: usize) -> Vec<f32> {
         let (layers, bytes) = (self.layers.len(), tokens * width * element.bytes());
         let mut states = vec![0.0; tokens * layers * width];
@@ -60,7 +62,7 @@ fn widened(element: Element, bytes: &[u8]) -> f32 {
         (Element::F32, &[a, b, c, d]) => f32::from_ne_bytes([a, b, c, d]),
         (Element::Bf16, &[a, b]) => bf16::from_ne_bytes([a, b]).to_f32(),
         (Element::F16, &[a, b]) => f16::from_ne_bytes([a, b]).to_f32(),
-        // chunks are as long as an element
+        // unreachable: every chunk has the size of an element
         _ => f32::NAN,
     }
 }

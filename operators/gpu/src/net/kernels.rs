@@ -1,22 +1,23 @@
-//! Launches of `kernels/forward.cu`, `kernels/attention.cu`, `kernels/widen.cu` and `kernels/fp8.cu`: a method per kernel, with the grids that they expect.
+//! Launches of `kernels/forward.cu`, `kernels/attention.cu`, `kernels/widen.cu` and `kernels/fp8.cu`: one method per
+//! kernel, with the grid that the kernel expects.
 //!
-//! All addresses are of device memory, all sizes in elements, everything is enqueued on [`Stream::Pass`].
+//! All addresses are device addresses, and all sizes count elements. Every method enqueues on [`Stream::Pass`].
 
 use std::sync::Arc;
 
 use super::widen::Format;
 use crate::device::{Arg, Device, Element, Launch, Result, Stream};
 
-/// Threads of a block that share a row.
+/// Threads of a block that processes one row.
 const ROW_THREADS: usize = 256;
-/// Threads of a block of an activation: 1,024 elements of 16 bits, of which most widths are multiples.
+/// Threads of a block of an activation kernel: 1,024 elements of 16 bits, which divides most widths.
 const PIECE_THREADS: usize = 128;
 const ATTENTION_THREADS: u32 = 128;
-/// Blocks of a fill at most: some on every multiprocessor.
+/// Maximum blocks of a fill: several per multiprocessor.
 const FILL_BLOCKS: usize = 2048;
-/// Dimensions of a head that attention was compiled for; others are filled up with zeros.
+/// Head dimensions that attention is compiled for; other heads are padded with zeros.
 const DIMS: [usize; 8] = [16, 32, 64, 80, 96, 128, 192, 256];
-/// Bytes of an item of attention's work: first row of the run, its length, first query row, 0.
+/// Bytes of a work item of attention: first row of the run, length of the run, first query row, 0.
 pub(super) const ITEM_BYTES: usize = 16;
 
 macro_rules! names {
@@ -25,7 +26,7 @@ macro_rules! names {
     };
 }
 
-/// The heads of a layer, as they lie in fused rows of q, k and v: `heads + 2 kv_heads` of `dim` elements.
+/// The heads of a layer in fused rows of q, k and v: `heads + 2 kv_heads` of `dim` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
     /// Query heads.
@@ -34,11 +35,11 @@ pub struct Heads {
     pub kv_heads: usize,
     /// Elements of a head in memory.
     pub dim: usize,
-    /// Elements of a head of the model; the others are 0.
+    /// Elements of a head in the model; the rest are 0.
     pub own_dim: usize,
 }
 
-/// What a rotation reads.
+/// The inputs of a rotary embedding.
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation {
     /// Cosines, f32 `[positions, dim / 2]`.
@@ -47,70 +48,70 @@ pub struct Rotation {
     pub sin: u64,
     /// The position of each token, u32.
     pub positions: u64,
-    /// Weights of the norms of query and key heads `[dim]`, where there are such norms.
+    /// Weights `[dim]` of the norms of query and key heads, if the model has such norms.
     pub norms: Option<[u64; 2]>,
-    /// Of these norms.
+    /// Epsilon of these norms.
     pub eps: f32,
 }
 
-/// A norm: with a bias a LayerNorm, without an RMSNorm.
+/// The parameters of a norm: LayerNorm with a bias, RMSNorm without one.
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     /// Weight `[width]`.
     pub weight: u64,
     /// Bias `[width]`, or none.
     pub bias: Option<u64>,
-    /// What keeps the root away from 0.
+    /// Epsilon, added under the root.
     pub eps: f32,
 }
 
-/// How the elements of heads lie along a dimension of a weight: `own` of the model in `dim`, either half at a half's beginning. A dimension
-/// without heads is one of its own size.
+/// The padding of heads along a dimension of a weight: `own` model elements in `dim`, each half of a head at the
+/// beginning of a padded half. A dimension without heads has both equal to its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Axis {
-    /// Elements of a head of the model.
+    /// Elements of a head in the model.
     pub own: usize,
     /// Elements of a head in memory.
     pub dim: usize,
 }
 
-/// Elements of a stored matrix, and where they go in a weight.
+/// Elements of a stored matrix, and their target in a weight.
 #[derive(Debug, Clone, Copy)]
 pub struct Widening {
-    /// Their bytes on the device: whole blocks, from an address aligned to 8 on.
+    /// The address of the stored bytes: whole blocks, aligned to 8 bytes.
     pub from: u64,
-    /// How they are stored.
+    /// The storage format.
     pub format: Format,
-    /// How many.
+    /// The number of elements.
     pub count: usize,
-    /// Where the weight's elements begin.
+    /// The address of the target weight.
     pub to: u64,
-    /// Row and column of the first one.
+    /// Row and column of the first element in the stored matrix.
     pub first: [usize; 2],
-    /// Of the stored matrix.
+    /// Columns of the stored matrix.
     pub columns: usize,
-    /// How rows and columns lie in the weight.
+    /// The padding of rows and columns in the weight.
     pub axes: [Axis; 2],
-    /// Whether a head's rows have the elements of its halves beside each other.
+    /// Whether the stored rows of a head interleave its two halves ([`Order::Neighbours`](super::Order::Neighbours)).
     pub neighbours: bool,
-    /// Elements in the weight from one row to the next, and from one column to the next.
+    /// Elements between two rows and between two columns of the weight.
     pub strides: [usize; 2],
 }
 
-/// The kernels for one type of elements.
+/// The kernels for one dtype.
 #[derive(Debug, Clone)]
 pub struct Kernels {
     device: Arc<dyn Device>,
     element: Element,
 }
 
-/// The dimension that heads of `dim` elements take in memory, if attention can be computed over them.
+/// The padded dimension in memory of heads of `dim` elements, or `None` if attention does not support them.
 #[must_use]
 pub fn memory_dim(dim: usize) -> Option<usize> {
     DIMS.into_iter().find(|d| *d >= dim)
 }
 
-/// Query rows of an item of attention's work; `kernels/attention.cu` is compiled for these.
+/// Query rows of a work item of attention. `kernels/attention.cu` is compiled for these values.
 #[must_use]
 pub fn query_rows(element: Element, dim: usize) -> usize {
     match (element, dim) {
@@ -120,9 +121,10 @@ pub fn query_rows(element: Element, dim: usize) -> usize {
     }
 }
 
-/// Attention's work over runs that lie back to back: who sees the most keys comes first, so that no long block is left for the end.
+/// Splits attention over runs that lie back to back into work items `[first row, length, first query row, 0]`.
 ///
-/// `offsets` are the first rows of the runs and the end of the last one, ascending.
+/// Items with the most keys come first, so that no long block is left for the end. `offsets` holds the first row of
+/// each run and the end of the last one, ascending.
 #[must_use]
 pub fn work_items(offsets: &[u32], rows: usize) -> Vec<[u32; 4]> {
     let mut items: Vec<[u32; 4]> = Vec::new();
@@ -131,7 +133,7 @@ pub fn work_items(offsets: &[u32], rows: usize) -> Vec<[u32; 4]> {
         let length = end.saturating_sub(start);
         items.extend((0..length).step_by(rows).map(|first| [start, length, first, 0]));
     }
-    // Stable, so that the order is the runs' where the lengths are equal.
+    // A stable sort: items with equally many keys keep the order of the runs.
     items.sort_by_key(|[_, length, first, _]| std::cmp::Reverse((*first + rows as u32).min(*length)));
     items
 }
@@ -160,7 +162,7 @@ fn of(element: Element, names: [&'static str; 3]) -> &'static str {
     }
 }
 
-/// Shared memory of attention, as the kernels lay it out.
+/// Bytes of shared memory of attention, in the kernels' layout.
 fn attention_bytes(element: Element, dim: usize) -> usize {
     match element {
         Element::F32 => 3 * 32 * (dim + 4) * 4,
@@ -175,13 +177,13 @@ impl Kernels {
         Self { device: Arc::clone(device), element }
     }
 
-    /// x`[i]` = wte`[tokens[i]]` + wpe`[positions[i]]`, the latter where there is a wpe.
+    /// x`[i]` = wte`[tokens[i]]` + wpe`[positions[i]]`; without the second term if `wpe` is `None`.
     ///
     /// # Safety
-    /// All is within live buffers, also what tokens and positions point to.
+    /// All addresses are within live buffers, including the rows that tokens and positions select.
     ///
     /// # Errors
-    /// When the device fails; so for all methods.
+    /// If the device fails. This holds for all methods.
     pub unsafe fn embed(
         &self,
         [tokens, positions]: [u64; 2],
@@ -192,24 +194,24 @@ impl Kernels {
     ) -> Result<()> {
         let args = [tokens, positions, wte, wpe.unwrap_or(0), x].map(Arg::Pointer);
         let launch = self.rows(names!("embed"), rows, width, 0);
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &args, &[size(width)]) }
     }
 
     /// to`[i]` = from`[rows[i]]`, for `count` rows.
     ///
     /// # Safety
-    /// All is within live buffers, also what the rows point to.
+    /// All addresses are within live buffers, including the rows that `rows` selects.
     pub unsafe fn gather(&self, from: u64, rows: u64, to: u64, [count, width]: [usize; 2]) -> Result<()> {
         let launch = self.rows(names!("gather_rows"), count, width, 0);
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &[from, rows, to].map(Arg::Pointer), &[size(width)]) }
     }
 
-    /// x += y where there is a y, out = the norm of x.
+    /// x += y if there is a y; then out = norm(x).
     ///
     /// # Safety
-    /// All is within live buffers.
+    /// All addresses are within live buffers.
     pub unsafe fn add_norm(
         &self,
         x: u64,
@@ -221,7 +223,7 @@ impl Kernels {
         let y = y.unwrap_or(0);
         let last = [size(width), Arg::F32(scale.eps)];
         let shared = width * self.element.bytes();
-        // SAFETY: the arguments are the kernels'; the memory is as the caller says
+        // SAFETY: these are the kernels' arguments; the caller guarantees the memory
         unsafe {
             match scale.bias {
                 Some(bias) => {
@@ -239,9 +241,10 @@ impl Kernels {
     /// Rotates the queries and keys of `tokens` fused rows.
     ///
     /// # Safety
-    /// All is within live buffers, also what the positions point to; `heads.dim` is of [`memory_dim`].
+    /// All addresses are within live buffers, including the rows that positions select; [`memory_dim`] returned
+    /// `heads.dim`.
     pub unsafe fn rope(&self, qkv: u64, rotation: &Rotation, heads: &Heads, tokens: usize) -> Result<()> {
-        // Threads of a head have 16 bytes of either half each.
+        // Each thread of a head takes 16 bytes of either half.
         let lanes = (heads.dim / 2 * self.element.bytes() / 16).next_power_of_two();
         let blocks = (tokens * (heads.heads + heads.kv_heads)).div_ceil(ROW_THREADS / lanes);
         let launch = Launch {
@@ -261,14 +264,15 @@ impl Kernels {
             size(lanes),
             Arg::F32(rotation.eps),
         ];
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &pointers, &last) }
     }
 
-    /// Causal attention within each of the items' runs: out `[T, heads · dim]`; scores are multiplied with `scale`.
+    /// Causal attention within the run of each item: out `[T, heads · dim]`. Multiplies scores by `scale`.
     ///
     /// # Safety
-    /// All is within live buffers; the items are of [`work_items`] for [`query_rows`]; `heads.dim` is of [`memory_dim`].
+    /// All addresses are within live buffers. The items come from [`work_items`] with [`query_rows`], and `heads.dim`
+    /// from [`memory_dim`].
     pub unsafe fn attention(
         &self,
         qkv: u64,
@@ -280,32 +284,32 @@ impl Kernels {
         let Heads { heads, kv_heads, dim, .. } = *heads;
         let scale = std::f64::consts::LOG2_E * scale;
         let launch = Launch {
-            // No such name: the device says so.
+            // No kernel is named "attention": the device reports the unknown name.
             kernel: attention_name(self.element, dim).unwrap_or("attention"),
             grid: [(count as usize * heads) as u32, 1, 1],
             block: [ATTENTION_THREADS, 1, 1],
             shared_bytes: attention_bytes(self.element, dim) as u32,
         };
         let last = [size(heads), size(kv_heads), Arg::F32(scale as f32)];
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &[qkv, out, items].map(Arg::Pointer), &last) }
     }
 
-    /// Rows of gate ‖ up `[rows, 2 inner]` to silu(gate) ⊙ up `[rows, inner]`.
+    /// Maps rows of gate ‖ up `[rows, 2 inner]` to silu(gate) ⊙ up `[rows, inner]`.
     ///
     /// # Safety
-    /// All is within live buffers.
+    /// All addresses are within live buffers.
     pub unsafe fn swiglu(&self, gate_up: u64, out: u64, size: [usize; 2]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.gated(names!("swiglu"), gate_up, out, size) }
     }
 
-    /// The same with GELU, in its tanh form, in the place of silu.
+    /// As [`Kernels::swiglu`], with the tanh approximation of GELU instead of silu.
     ///
     /// # Safety
-    /// All is within live buffers.
+    /// All addresses are within live buffers.
     pub unsafe fn geglu(&self, gate_up: u64, out: u64, size: [usize; 2]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.gated(names!("geglu"), gate_up, out, size) }
     }
 
@@ -313,25 +317,25 @@ impl Kernels {
     /// As [`Kernels::swiglu`].
     unsafe fn gated(&self, names: [&'static str; 3], gate_up: u64, out: u64, [rows, inner]: [usize; 2]) -> Result<()> {
         let launch = self.pieces(names, rows, inner);
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &[gate_up, out].map(Arg::Pointer), &[size(inner)]) }
     }
 
-    /// GELU in its tanh form, in place.
+    /// The tanh approximation of GELU, in place.
     ///
     /// # Safety
-    /// All is within live buffers.
+    /// All addresses are within live buffers.
     pub unsafe fn gelu_new(&self, x: u64, size: [usize; 2]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.curved(names!("gelu_new"), x, size) }
     }
 
     /// GELU, in place.
     ///
     /// # Safety
-    /// All is within live buffers.
+    /// All addresses are within live buffers.
     pub unsafe fn gelu(&self, x: u64, size: [usize; 2]) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.curved(names!("gelu"), x, size) }
     }
 
@@ -339,14 +343,14 @@ impl Kernels {
     /// As [`Kernels::gelu`].
     unsafe fn curved(&self, names: [&'static str; 3], x: u64, [rows, inner]: [usize; 2]) -> Result<()> {
         let launch = self.pieces(names, rows, inner);
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &[Arg::Pointer(x)], &[size(inner)]) }
     }
 
-    /// Widens stored elements and puts them where they belong.
+    /// Widens stored elements and writes them to their places in the weight.
     ///
     /// # Safety
-    /// All is within live buffers, also where the elements go.
+    /// All addresses are within live buffers, including the targets of the elements.
     pub unsafe fn widen(&self, widening: &Widening) -> Result<()> {
         let Widening { from, format, count, to, first, columns, axes: [rows, across], neighbours, strides } = *widening;
         let launch = Launch {
@@ -361,25 +365,25 @@ impl Kernels {
         let sizes = sizes.into_iter().chain([across.own, across.dim, row_stride, column_stride]);
         let mut last = [Arg::U32(0); 10];
         last.iter_mut().zip(sizes).for_each(|(arg, value)| *arg = size(value));
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &head, &last) }
     }
 
-    /// Rows of x as e4m3 `[rows, width]`, and their scales f32 `[rows]`: x is about the one times the other. The scale of a row with what is
-    /// no number is NaN.
+    /// Quantises rows of x to e4m3 `[rows, width]` with f32 scales `[rows]`: x ≈ quantised · scale. The scale is NaN
+    /// for a row that contains NaN or infinity.
     ///
     /// # Safety
-    /// All is within live buffers; the width is a multiple of 16.
+    /// All addresses are within live buffers; the width is a multiple of 16.
     pub unsafe fn quantise(&self, x: u64, to: u64, scales: u64, [rows, width]: [usize; 2]) -> Result<()> {
         let launch = self.rows(names!("quantise_rows"), rows, width, 0);
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &[x, to, scales].map(Arg::Pointer), &[size(width)]) }
     }
 
-    /// Zeros: so many bytes, an even number.
+    /// Sets `bytes` bytes, an even number, to zero.
     ///
     /// # Safety
-    /// They are within a live buffer.
+    /// The bytes are within a live buffer.
     pub unsafe fn clear(&self, to: u64, bytes: usize) -> Result<()> {
         let words = bytes / size_of::<u16>();
         let launch = Launch {
@@ -388,14 +392,14 @@ impl Kernels {
             block: [ROW_THREADS as u32, 1, 1],
             shared_bytes: 0,
         };
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &[Arg::Pointer(to)], &[Arg::U64(words as u64)]) }
     }
 
-    /// Fills memory with numbers of a key: nearly normal ones, times a factor, plus a term.
+    /// Fills memory with pseudo-random numbers from a key: approximately normal, times a factor, plus a term.
     ///
     /// # Safety
-    /// All is within a live buffer.
+    /// All elements are within a live buffer.
     pub unsafe fn fill(&self, to: u64, count: usize, key: u64, [factor, term]: [f32; 2]) -> Result<()> {
         let blocks = count.div_ceil(ROW_THREADS).clamp(1, FILL_BLOCKS);
         let launch = Launch {
@@ -405,11 +409,11 @@ impl Kernels {
             shared_bytes: 0,
         };
         let args = [Arg::Pointer(to), Arg::U64(count as u64), Arg::U64(key)];
-        // SAFETY: the arguments are the kernel's; the memory is as the caller says
+        // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &args, &[factor, term].map(Arg::F32)) }
     }
 
-    /// Elements that a thread takes at once: 16 bytes of them, or one where rows do not begin at multiples of that.
+    /// Elements that a thread loads at once: 16 bytes, or one element if rows do not begin at multiples of 16 bytes.
     fn vector(&self, width: usize) -> usize {
         let vector = 16 / self.element.bytes();
         if width.is_multiple_of(vector) { vector } else { 1 }
@@ -441,7 +445,7 @@ impl Kernels {
         let mut args = [Arg::U32(0); 16];
         let (count, given) = (first.len() + last.len(), first.iter().chain(last));
         args.iter_mut().zip(given).for_each(|(arg, given)| *arg = *given);
-        // SAFETY: as the caller says
+        // SAFETY: the caller upholds the safety contract
         unsafe { self.device.launch(Stream::Pass, launch, args.get(..count).unwrap_or_default()) }
     }
 }

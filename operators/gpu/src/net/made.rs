@@ -1,5 +1,6 @@
-//! Nets of made-up weights, which a kernel makes where they lie: for measurements, in which nothing of a net matters but its shape, the size
-//! of its numbers, and that they are no zeros.
+//! Nets with random weights, which a kernel generates on the device.
+//!
+//! They are for measurements in which only the shape, the number format and non-zero values of the weights matter.
 
 use std::sync::Arc;
 
@@ -8,16 +9,16 @@ use super::weights::{Layer, Linear, Norm, Weights};
 use super::{Kind, Net, Numbers, Rope, Shape, check_rope, input};
 use crate::device::{Buffer, Device, Result};
 
-/// How weights are made up.
+/// Parameters of random weights.
 #[derive(Debug, Clone, Copy)]
 pub struct MadeUp {
-    /// Another one gives other numbers.
+    /// Seed.
     pub key: u64,
     /// Standard deviation of the logits.
     pub logits: f32,
 }
 
-/// Makes weight after weight, each out of numbers of its own.
+/// Generates weights one after another, each from its own part of the random sequence.
 struct Maker<'a> {
     device: &'a Arc<dyn Device>,
     kernels: Kernels,
@@ -27,10 +28,10 @@ struct Maker<'a> {
 }
 
 impl Net {
-    /// A net of made-up weights, with room for passes over `most_tokens` tokens.
+    /// Creates a net with random weights for passes over at most `most_tokens` tokens.
     ///
     /// # Errors
-    /// As [`Net::load`], and with heads that attention was not compiled for.
+    /// As [`Net::load`], and if attention was not compiled for the head dimension.
     pub fn made_up(
         device: &Arc<dyn Device>,
         shape: Shape,
@@ -65,7 +66,7 @@ impl Net {
 impl Maker<'_> {
     fn weights(&mut self, logits: f32) -> Result<Weights> {
         let Shape { kind, vocab, width, layers, tied, positions, .. } = *self.shape;
-        // states are normalised: rows of such numbers make logits of that size
+        // States are normalised, so head rows of this size give logits of the wanted standard deviation.
         let head = logits / (width as f32).sqrt();
         let tokens = self.table(vocab, if tied { head } else { 0.5 })?;
         Ok(Weights {
@@ -117,7 +118,7 @@ impl Maker<'_> {
 
     fn buffer(&mut self, count: usize, factor: f32, term: f32) -> Result<Buffer> {
         let buffer = Buffer::new(self.device, count * self.numbers.element().bytes())?;
-        // SAFETY: it has this many elements
+        // SAFETY: the buffer has `count` elements
         unsafe { self.kernels.fill(buffer.pointer(), count, self.next, [factor, term])? };
         self.next = self.next.wrapping_add(count as u64);
         Ok(buffer)

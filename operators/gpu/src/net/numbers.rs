@@ -1,4 +1,4 @@
-//! The numbers of a net's weights and products.
+//! The number formats of a net's weights and matrix products.
 
 use std::sync::Arc;
 
@@ -9,14 +9,15 @@ use crate::error::GpuError;
 const FEWEST_ROWS: usize = 272;
 const ROWS_OF_FP8: usize = 16;
 
-/// What weights and products are made of.
+/// The number format of weights and products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numbers {
-    /// All of one type.
+    /// Everything in one dtype.
     Of(Element),
-    /// The layers' products of e4m3: weights with a scale for each output, what they are multiplied with with one for each token. Everything
-    /// else, the head too, is bfloat16 with sums in f32. Widths have to be multiples of 16, and few devices have such products
-    /// ([`Device::lacks_fp8`]).
+    /// e4m3 products in the layers: one scale per output of a weight, and one per token for the activations.
+    ///
+    /// Everything else, including the LM head, is bfloat16 with f32 sums. Widths must be multiples of 16, and few
+    /// devices support such products ([`Device::lacks_fp8`]).
     Fp8,
 }
 
@@ -27,7 +28,7 @@ impl From<Element> for Numbers {
 }
 
 impl Numbers {
-    /// The type of activations, and of weights that are not multiplied in 8 bits.
+    /// The dtype of activations, and of weights that are not multiplied in 8 bits.
     #[must_use]
     pub const fn element(self) -> Element {
         match self {
@@ -36,7 +37,7 @@ impl Numbers {
         }
     }
 
-    /// As a job file has it.
+    /// The name in a job file.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,8 +46,11 @@ impl Numbers {
         }
     }
 
-    /// Rows of a product over so many tokens: cuBLASLt is known to have no algorithm for few rows of e4m3 with scales of their own (none up to
-    /// 256 rows of 9,216 on an H100), and wants multiples of 16. What is in the rows that are no token's is nobody's.
+    /// The number of rows of a product over `tokens` tokens.
+    ///
+    /// cuBLASLt requires multiples of 16 in FP8. It has no algorithm for few rows of e4m3 with a scale per row (none up
+    /// to 256 rows of 9,216 on an H100), so there are at least 272. The contents of the padding rows are undefined, and
+    /// nothing reads them.
     #[must_use]
     pub const fn rows(self, tokens: usize) -> usize {
         match self {
@@ -56,7 +60,7 @@ impl Numbers {
         }
     }
 
-    /// That a net of this shape can be computed in them on a device.
+    /// Checks that the device can compute a net of this shape in these numbers.
     pub(super) fn check(self, device: &Arc<dyn Device>, shape: &Shape) -> Result<()> {
         shape.check()?;
         if self != Self::Fp8 {

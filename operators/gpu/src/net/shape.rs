@@ -1,22 +1,22 @@
-//! What a net looks like, and what it takes.
+//! The shape of a net, and the memory it needs.
 
 use super::Numbers;
 use super::kernels::{Heads, ITEM_BYTES, memory_dim};
 use crate::device::{Element, Result};
 use crate::error::GpuError;
 
-/// An architecture.
+/// A model architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Learned positions, LayerNorm, a feed-forward part without a gate, biases, weights as Conv1D.
+    /// Learned positions, LayerNorm, an ungated feed-forward block, biases, weights stored as Conv1D.
     Gpt2,
-    /// Rotary positions, RMSNorm, a gated feed-forward part.
+    /// Rotary positions, RMSNorm, a gated feed-forward block.
     Llama,
-    /// A Llama whose query and key heads are normalised before they are rotated.
+    /// As Llama, with norms on the query and key heads before the rotation.
     Qwen3,
 }
 
-/// What stands between the two products of a feed-forward part.
+/// The activation between the two products of a feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `silu(gate) ⊙ up`.
@@ -30,47 +30,47 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Whether its input is a gate beside what it lets through.
+    /// Whether the input consists of a gate and a value.
     #[must_use]
     pub const fn gated(self) -> bool {
         matches!(self, Self::SwiGlu | Self::GeGlu)
     }
 }
 
-/// A net.
+/// The shape of a net.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Architecture.
     pub kind: Kind,
-    /// Tokens of the vocabulary.
+    /// Vocabulary size V.
     pub vocab: usize,
     /// Width H of the residual stream.
     pub width: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a head, D.
     pub head_dim: usize,
-    /// Inner width of the feed-forward part.
+    /// Inner width of the feed-forward block.
     pub inner: usize,
-    /// Of the feed-forward part; gated in a Llama and a Qwen3, and not in a GPT-2.
+    /// Activation of the feed-forward block: gated for Llama and Qwen3, not gated for GPT-2.
     pub activation: Activation,
-    /// Whether scores are divided by sqrt(D).
+    /// Whether attention scores are divided by sqrt(D).
     pub scaled: bool,
-    /// Whether scores are divided by the layer's number, which begins at 1.
+    /// Whether attention scores are divided by the number of the layer, counted from 1.
     pub scaled_by_layer: bool,
-    /// Of the norms.
+    /// Epsilon of the norms.
     pub eps: f32,
-    /// Tokens of the longest run.
+    /// Maximum tokens of a run.
     pub positions: usize,
-    /// Whether the head is the embedding.
+    /// Whether the LM head shares the embedding's weight.
     pub tied: bool,
-    /// Whether q, k, v and o have biases; GPT-2 has them always.
+    /// Whether q, k, v and o have biases; GPT-2 always has them.
     pub attention_bias: bool,
-    /// Whether the feed-forward part has; GPT-2 always.
+    /// Whether the feed-forward block has biases; GPT-2 always has them.
     pub mlp_bias: bool,
 }
 
@@ -79,10 +79,10 @@ fn invalid(what: &'static str, got: impl ToString, valid: impl Into<String>) -> 
 }
 
 impl Shape {
-    /// That a net of this shape can be computed.
+    /// Checks that the kernels can compute a net of this shape.
     ///
     /// # Errors
-    /// With the field that does not fit, and what would.
+    /// The first invalid field, with what is valid.
     pub fn check(&self) -> Result<()> {
         let sizes = [
             ("vocabulary", self.vocab),
@@ -117,18 +117,18 @@ impl Shape {
         Ok(())
     }
 
-    /// Whether positions are rotations.
+    /// Whether positions are rotary.
     #[must_use]
     pub fn rotates(&self) -> bool {
         self.kind != Kind::Gpt2
     }
 
-    /// Whether the first product of the feed-forward part makes gate ‖ up.
+    /// Whether the first product of the feed-forward block computes gate ‖ up.
     pub(super) fn gated(&self) -> bool {
         self.activation.gated()
     }
 
-    /// What scores of a layer are multiplied with; layers count from 0.
+    /// The factor of the attention scores of a layer; layers count from 0.
     pub(super) fn score_scale(&self, layer: usize) -> f64 {
         let scale = if self.scaled { 1.0 / (self.head_dim as f64).sqrt() } else { 1.0 };
         if self.scaled_by_layer { scale / (layer + 1) as f64 } else { scale }
@@ -139,18 +139,18 @@ impl Shape {
         Heads { heads: self.heads, kv_heads: self.kv_heads, dim, own_dim: self.head_dim }
     }
 
-    /// Elements of a fused row of q, k and v, and of a row of attention's output.
+    /// Elements of a fused row of q, k and v, and of an output row of attention.
     pub(super) fn attention_widths(&self) -> [usize; 2] {
         let Heads { heads, kv_heads, dim, .. } = self.heads();
         [(heads + 2 * kv_heads) * dim, heads * dim]
     }
 
-    /// Outputs of the first product of the feed-forward part.
+    /// Outputs of the first product of the feed-forward block.
     pub(super) fn up_width(&self) -> usize {
         if self.gated() { 2 * self.inner } else { self.inner }
     }
 
-    /// Bytes of the weights on the device; what allocations round up comes on top.
+    /// Bytes of the weights on the device, without the rounding of allocations.
     #[must_use]
     pub fn weight_bytes(&self, numbers: impl Into<Numbers>) -> u64 {
         match numbers.into() {
@@ -178,12 +178,12 @@ impl Shape {
         ((layer * self.layers + embeddings + norm) * element.bytes() + tables) as u64
     }
 
-    /// That the products of this net can be of 8-bit numbers.
+    /// Checks that the products of this net can be 8-bit.
     ///
     /// # Errors
-    /// With the field that does not fit, and what would.
+    /// The first invalid field, with what is valid.
     pub(super) fn check_fp8(&self) -> Result<()> {
-        // heads in memory are multiples of 16 as they are
+        // Head dimensions in memory are always multiples of 16.
         for (what, size) in [("width of a net in fp8", self.width), ("inner width of a net in fp8", self.inner)] {
             if !size.is_multiple_of(FP8_ALIGN) {
                 return Err(invalid(what, size, format!("a multiple of {FP8_ALIGN}")));
@@ -192,7 +192,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Those of the layers' products of 8 bits, with a scale for each output, all others of 16.
+    /// Bytes with 8-bit products in the layers and a scale per output; all other weights are 16-bit.
     fn fp8_weight_bytes(&self) -> u64 {
         let [qkv, attention] = self.attention_widths();
         let (width, up) = (self.width, self.up_width());
@@ -201,7 +201,7 @@ impl Shape {
         self.plain_weight_bytes(Element::Bf16) - (self.layers * elements) as u64 + (self.layers * scales) as u64
     }
 
-    /// Bytes that are there beside the weights while one of 8 bits is made of one of 16.
+    /// Extra bytes while an 8-bit weight is made from a 16-bit one: the largest 16-bit weight.
     #[must_use]
     pub fn loading_bytes(&self, numbers: Numbers) -> u64 {
         if numbers != Numbers::Fp8 {
@@ -217,7 +217,7 @@ impl Shape {
         self.width.max(attention).max(self.inner)
     }
 
-    /// Bytes of what a pass over so many tokens works in.
+    /// Bytes of a pass's buffers for at most `most_tokens` tokens.
     #[must_use]
     pub fn workspace_bytes(&self, numbers: impl Into<Numbers>, most_tokens: usize) -> u64 {
         let (numbers, [wide, narrow]) = (numbers.into(), self.work_widths());
@@ -226,8 +226,10 @@ impl Shape {
         (row * numbers.rows(most_tokens) + (INPUT_BYTES + ROW_BYTES) * most_tokens) as u64
     }
 
-    /// Elements per token of the two buffers that what comes between the residual stream's steps shares: q, k, v or the feed-forward
-    /// part's first product; attention's output, or the inner activations, or rows for the head.
+    /// Elements per token of the two buffers that the steps between residual sums share.
+    ///
+    /// - The first holds q, k and v, or the feed-forward block's first product.
+    /// - The second holds attention's output, the inner activations, or gathered rows for the LM head.
     pub(super) fn work_widths(&self) -> [usize; 2] {
         let [qkv, attention] = self.attention_widths();
         let inner = if self.gated() { self.inner } else { 0 };
@@ -235,9 +237,9 @@ impl Shape {
     }
 }
 
-/// What products of 8-bit numbers want rows and outputs to be multiples of.
+/// Divisor that 8-bit products require of rows and outputs.
 const FP8_ALIGN: usize = 16;
-/// Bytes per token of what a pass is told: a token, its position, and at most one item of attention's work.
+/// Bytes per token of a pass's inputs: a token, its position, and at most one work item of attention.
 pub(super) const INPUT_BYTES: usize = 2 * size_of::<u32>() + ITEM_BYTES;
-/// Bytes per token of the rows that the head is asked for.
+/// Bytes per row number that the LM head gathers.
 pub(super) const ROW_BYTES: usize = size_of::<u32>();

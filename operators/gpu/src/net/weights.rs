@@ -1,7 +1,8 @@
-//! Weights, from wherever they come, to the device: stacked where one product makes them one, all `[out, in]`.
+//! Loads weights onto the device, all as `[out, in]`. Weights that one product uses together are stacked.
 //!
-//! Heads whose dimension attention was not compiled for lie in wider ones: the model's elements of either half at the half's beginning,
-//! zeros after them, in q, k, v and in what the output projection reads. The zeros change no sum.
+//! Attention is compiled for some head dimensions only. Other heads are padded to the next larger one: each half of a
+//! head begins at the beginning of a padded half, with zeros after it. This holds for q, k, v and the input of the
+//! output projection. The zeros change no sum.
 
 use std::sync::Arc;
 
@@ -12,17 +13,20 @@ use super::widen::{Stages, Stored, Target};
 use crate::device::{Buffer, Device, Element, Matrix, Result, Scaled, Stream};
 use crate::error::GpuError;
 
-/// Where weights come from.
+/// A source of weights.
 pub trait Source {
-    /// The tensor of this name and shape, row-major. Names are those of Hugging Face checkpoints, without the prefix that files of a whole
-    /// model have (`transformer.`, `model.`): `h.0.ln_1.weight`, `layers.0.self_attn.q_proj.weight`, `lm_head.weight`. Each is asked for
-    /// once.
+    /// Returns the tensor of this name and shape, row-major.
+    ///
+    /// Names are those of Hugging Face checkpoints, without the prefix of files that hold a whole model
+    /// (`transformer.`, `model.`): `h.0.ln_1.weight`, `layers.0.self_attn.q_proj.weight`, `lm_head.weight`. The loader
+    /// requests each tensor once.
     ///
     /// # Errors
-    /// When there is none, or it has another shape.
+    /// If there is no such tensor, or it has another shape.
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>>;
 
-    /// The same as it is stored, which the device then widens. Sources that have only numbers hand out these.
+    /// As [`Source::tensor`], in the format in which the source stores it; the device widens it. The default returns
+    /// f32 numbers.
     ///
     /// # Errors
     /// As [`Source::tensor`].
@@ -35,7 +39,7 @@ pub trait Source {
 #[derive(Debug)]
 pub(super) struct Linear {
     weight: Buffer,
-    /// Of its outputs, where it is of e4m3.
+    /// Scales of the outputs `[outputs]`, if the weight is e4m3.
     scales: Option<Buffer>,
     bias: Option<Buffer>,
     outputs: usize,
@@ -47,7 +51,7 @@ impl Linear {
         Self { weight, scales: None, bias, outputs, inputs }
     }
 
-    /// It in the numbers of its products.
+    /// Converts the weight to the number format of its products.
     pub fn in_numbers(self, numbers: Numbers, device: &Arc<dyn Device>, kernels: &Kernels) -> Result<Self> {
         if numbers != Numbers::Fp8 {
             return Ok(self);
@@ -59,9 +63,9 @@ impl Linear {
         }
         let eight = Buffer::new(device, outputs * inputs)?;
         let scales = Buffer::new(device, outputs * size_of::<f32>())?;
-        // SAFETY: all three have as many elements as was checked and asked for
+        // SAFETY: the weight's size is checked above, and the two other buffers are allocated for these sizes
         unsafe { kernels.quantise(weight.pointer(), eight.pointer(), scales.pointer(), [outputs, inputs])? };
-        // the 16-bit weight is freed here
+        // Waits because the 16-bit weight is freed here.
         device.wait(device.record(Stream::Pass)?)?;
         Ok(Self { weight: eight, scales: Some(scales), bias, outputs, inputs })
     }
@@ -71,13 +75,13 @@ impl Linear {
         Matrix { pointer: self.weight.pointer(), element, rows: outputs, columns: inputs, stride: inputs }
     }
 
-    /// It as a matrix of e4m3, where it is one.
+    /// The weight as an e4m3 matrix, if it is one.
     pub fn scaled(&self) -> Option<Scaled> {
         let scales = self.scales.as_ref()?.pointer();
         Some(Scaled { pointer: self.weight.pointer(), scales, rows: self.outputs, columns: self.inputs })
     }
 
-    /// Its address, 0 for none.
+    /// The address of the bias; 0 if there is none.
     pub fn bias(&self) -> u64 {
         self.bias.as_ref().map_or(0, Buffer::pointer)
     }
@@ -93,7 +97,7 @@ pub(super) struct Norm {
 pub(super) struct Layer {
     pub before_attention: Norm,
     pub qkv: Linear,
-    /// Of query and key heads.
+    /// Norms of the query and key heads.
     pub head_norms: Option<[Buffer; 2]>,
     pub attention_out: Linear,
     pub before_mlp: Norm,
@@ -101,18 +105,17 @@ pub(super) struct Layer {
     pub down: Linear,
 }
 
-/// All weights of a net.
 #[derive(Debug)]
 pub(super) struct Weights {
     pub tokens: Linear,
     pub positions: Option<Buffer>,
     pub layers: Vec<Layer>,
     pub last: Norm,
-    /// Where it is not the embedding.
+    /// The LM head, if it is not tied to the embedding.
     pub head: Option<Linear>,
 }
 
-/// Puts weights on a device, a piece of a tensor at a time.
+/// Loads weights onto a device, one part of a tensor at a time.
 pub(super) struct Loader<'a> {
     device: &'a Arc<dyn Device>,
     shape: &'a Shape,
@@ -121,7 +124,7 @@ pub(super) struct Loader<'a> {
     stages: Stages,
 }
 
-/// A dimension of a weight: heads of it, or one of its size.
+/// A dimension of a weight: a number of heads, each padded from `own` to `dim` elements.
 #[derive(Clone, Copy)]
 struct Places {
     heads: usize,
@@ -129,12 +132,12 @@ struct Places {
 }
 
 impl Places {
-    /// Elements of the model.
+    /// Elements in the model.
     fn own(self) -> usize {
         self.heads * self.axis.own
     }
 
-    /// Elements in the weight.
+    /// Elements in the weight on the device, with padding.
     fn all(self) -> usize {
         self.heads * self.axis.dim
     }
@@ -144,7 +147,7 @@ impl Places {
     }
 }
 
-/// A dimension without heads.
+/// A dimension that is not split into heads.
 fn whole(size: usize) -> Places {
     Places { heads: 1, axis: Axis { own: size, dim: size } }
 }
@@ -210,7 +213,7 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// Maps of the same input, one under the other.
+    /// Linear maps of the same input, stacked along their outputs.
     fn stacked(&mut self, at: &str, parts: &[(&str, Places)], inputs: Places, bias: bool) -> Result<Linear> {
         let outputs = parts.iter().map(|(_, places)| places.all()).sum();
         let is_filled_up = inputs.is_filled_up() || parts.iter().any(|(_, places)| places.is_filled_up());
@@ -228,7 +231,7 @@ impl<'a> Loader<'a> {
         self.linear(weight, biases, outputs, inputs.all())
     }
 
-    /// GPT-2's `Conv1D`, stored `[inputs, outputs]`, turned.
+    /// GPT-2's `Conv1D`, stored `[inputs, outputs]`, transposed.
     fn conv1d(&mut self, name: &str, inputs: Places, outputs: Places) -> Result<Linear> {
         let is_filled_up = inputs.is_filled_up() || outputs.is_filled_up();
         let weight = self.buffer(outputs.all() * inputs.all(), is_filled_up)?;
@@ -237,7 +240,7 @@ impl<'a> Loader<'a> {
         self.linear(weight, bias, outputs.all(), inputs.all())
     }
 
-    /// The map of a weight that is there, in the numbers of its products.
+    /// Makes a linear map of a loaded weight, in the number format of its products.
     fn linear(&self, weight: Buffer, bias: Option<Buffer>, outputs: usize, inputs: usize) -> Result<Linear> {
         Linear::of(weight, bias, [outputs, inputs]).in_numbers(self.numbers, self.device, self.stages.kernels())
     }
@@ -269,7 +272,7 @@ impl<'a> Loader<'a> {
         Ok(buffer)
     }
 
-    /// Cosines or sines `[positions, D/2]`, f32 whatever the weights are.
+    /// A table of cosines or sines `[positions, D/2]`. Always f32, whatever the dtype of the weights.
     pub fn table_of_angles(&mut self, values: &[f32]) -> Result<Buffer> {
         let Heads { dim, own_dim, .. } = self.shape.heads();
         let mut bytes = vec![0; values.len() / (own_dim / 2) * (dim / 2) * size_of::<f32>()];
@@ -280,13 +283,13 @@ impl<'a> Loader<'a> {
         Buffer::of(self.device, &bytes)
     }
 
-    /// Of query heads, and of key or value heads.
+    /// The dimensions of the query heads, and of the key or value heads.
     fn places(&self) -> [Places; 2] {
         let Heads { heads, kv_heads, dim, own_dim } = self.shape.heads();
         [heads, kv_heads].map(|heads| Places { heads, axis: Axis { own: own_dim, dim } })
     }
 
-    /// Room for so many elements, zeros where some of them are no tensor's.
+    /// Allocates `elements` elements; clears them if padding leaves some of them unwritten.
     fn buffer(&mut self, elements: usize, is_filled_up: bool) -> Result<Buffer> {
         let buffer = Buffer::new(self.device, elements * self.numbers.element().bytes())?;
         if is_filled_up {
@@ -298,20 +301,20 @@ impl<'a> Loader<'a> {
     fn put_vector(&mut self, to: &Buffer, first: usize, name: &str, places: Places) -> Result<()> {
         let stored = self.source.stored(name, &[places.own()])?;
         let target = target(to, self.numbers.element(), first, [places, whole(1)], [1, 1])?;
-        // SAFETY: the target is within the buffer, as was checked
+        // SAFETY: `target` checked that the target is within the buffer
         unsafe { self.stages.send(name, &stored, &target) }
     }
 
-    /// A tensor of this shape, from element `first` of the buffer on.
+    /// Loads a tensor of this shape into the buffer, from element `first` on.
     fn put(&mut self, to: &Buffer, first: usize, name: &str, shape: [Places; 2], strides: [usize; 2]) -> Result<()> {
         let stored = self.source.stored(name, &shape.map(Places::own))?;
         let target = target(to, self.numbers.element(), first, shape, strides)?;
-        // SAFETY: the target is within the buffer, as was checked
+        // SAFETY: `target` checked that the target is within the buffer
         unsafe { self.stages.send(name, &stored, &target) }
     }
 }
 
-/// Elements of a buffer, checked to be within it.
+/// The target of a tensor in a buffer, checked to be within it.
 fn target(to: &Buffer, element: Element, first: usize, shape: [Places; 2], strides: [usize; 2]) -> Result<Target> {
     let last = shape.iter().zip(strides).map(|(places, stride)| (places.all() - 1) * stride).sum::<usize>();
     let end = (first + last + 1) * element.bytes();

@@ -1,12 +1,16 @@
-//! Weights on their way to the device as they are stored: from where a file is mapped through pinned memory into one of two buffers of the
-//! device, where a kernel widens them and puts them where products read them. What is stored as the net has it is copied to its place.
+//! Uploads weights in the format in which they are stored.
+//!
+//! The bytes go from the mapped file through pinned memory into one of two device buffers (stages). A kernel then
+//! widens them and writes them to where the products read them. Weights that are stored in the net's dtype are copied
+//! directly.
 //!
 //! ```text
-//!   file, mapped ─► pinned A ─► stage A ─► widen ─► weight        A and B in turn: while the device widens one, the other is copied
+//!   file, mapped ─► pinned A ─► stage A ─► widen ─► weight        A and B alternate: the device widens one while the other is copied
 //!                   pinned B ─► stage B ─► widen ─►
 //! ```
 //!
-//! Cost per element: its bytes once from the file and once over the bus, and 2 or 4 bytes that the device writes.
+//! Cost per element: reads its bytes once from the file, sends them once over the bus, and writes 2 or 4 bytes on the
+//! device.
 
 use std::sync::Arc;
 
@@ -15,12 +19,12 @@ use super::upload::put;
 use crate::device::{Buffer, Device, Element, Event, Pinned, Result, Stream};
 use crate::error::GpuError;
 
-/// Bytes of a stage: enough for the full speed of a bus, whose copies begin within some microseconds.
+/// Bytes of a stage: enough to reach the full speed of a bus whose copies take some microseconds to start.
 const STAGE_BYTES: usize = 2 << 20;
-/// Bytes of a device that weights come through while they are loaded.
+/// Device bytes of both stages while weights load.
 pub const STAGES_BYTES: usize = 2 * STAGE_BYTES;
 
-/// How the elements of a tensor are stored. Blocks are those of GGUF files.
+/// The storage format of a tensor's elements. The block formats are those of GGUF files.
 #[allow(missing_docs, reason = "the formats' own names")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
@@ -43,7 +47,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 16] = [
         Self::F64,
         Self::F32,
@@ -63,7 +67,7 @@ impl Format {
         Self::Q8K,
     ];
 
-    /// Elements and bytes of a block; one element where there are no blocks.
+    /// Elements and bytes of a block; formats without blocks have one element.
     #[must_use]
     pub const fn block(self) -> [usize; 2] {
         match self {
@@ -85,7 +89,7 @@ impl Format {
         }
     }
 
-    /// As `kernels/widen/formats.cuh` counts them.
+    /// The number of the format in `kernels/widen/formats.cuh`.
     pub(super) const fn number(self) -> u32 {
         self as u32
     }
@@ -95,40 +99,40 @@ impl Format {
     }
 }
 
-/// In which order the elements of a stored tensor lie.
+/// The order of the elements of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Row after row of the shape that was asked for.
+    /// Row-major in the requested shape.
     AsAsked,
-    /// Column after column.
+    /// Column-major in the requested shape.
     Transposed,
-    /// The rows of a head with the elements of its halves beside each other: a0 b0 a1 b1.
+    /// Row-major, with the two halves of each head interleaved: a0 b0 a1 b1.
     Neighbours,
 }
 
-/// A tensor, where a source has it.
+/// A tensor as its source stores it.
 #[derive(Debug)]
 pub enum Stored<'a> {
-    /// Numbers that the source computed, row after row.
+    /// Numbers that the source computed, row-major.
     Numbers(Vec<f32>),
-    /// The bytes of a file.
+    /// Bytes of a file.
     Bytes {
-        /// They themselves.
+        /// The bytes.
         bytes: &'a [u8],
-        /// What they are.
+        /// Their format.
         format: Format,
-        /// How they lie.
+        /// The order of the elements.
         order: Order,
     },
 }
 
-/// Where the elements of a tensor `[rows, columns]` go.
+/// The target of a tensor `[rows, columns]` in a weight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub to: u64,
     pub size: [usize; 2],
     pub axes: [Axis; 2],
-    /// Elements from one row to the next, and from one column to the next.
+    /// Elements between two rows and between two columns.
     pub strides: [usize; 2],
 }
 
@@ -136,11 +140,11 @@ pub(super) struct Target {
 struct Stage {
     pinned: Pinned,
     memory: Buffer,
-    /// Where [`Stream::Pass`] is when both may be written again.
+    /// The event on [`Stream::Pass`] after which both may be written again.
     free: Option<Event>,
 }
 
-/// Two stages, and what they are widened with.
+/// Two stages, and the kernels that widen them.
 pub(super) struct Stages {
     device: Arc<dyn Device>,
     kernels: Kernels,
@@ -159,24 +163,24 @@ impl Stages {
         Ok(Self { stages: [stage()?, stage()?], device, kernels, element, next: 0 })
     }
 
-    /// Zeros, for what no tensor fills.
+    /// Sets a buffer to zero, for the padding that no tensor fills.
     pub fn clear(&self, buffer: &Buffer) -> Result<()> {
-        // SAFETY: it is the buffer's length, of elements of 2 or 4 bytes
+        // SAFETY: this is the buffer's length, and its elements have 2 or 4 bytes
         unsafe { self.kernels.clear(buffer.pointer(), buffer.bytes()) }
     }
 
-    /// What is launched with these stages.
+    /// The kernels that these stages launch.
     pub fn kernels(&self) -> &Kernels {
         &self.kernels
     }
 
-    /// Brings a tensor to where it goes.
+    /// Loads a tensor into its target.
     ///
     /// # Safety
-    /// All elements go into a live buffer.
+    /// All elements are within a live buffer.
     ///
     /// # Errors
-    /// With bytes that are not those of so many elements, or when the device fails.
+    /// If the number of bytes does not match the number of elements, or the device fails.
     pub unsafe fn send(&mut self, name: &str, stored: &Stored<'_>, target: &Target) -> Result<()> {
         let [rows, columns] = target.size;
         let count = rows * columns;
@@ -207,7 +211,7 @@ impl Stages {
                 }
             };
             let length = part / elements * bytes;
-            // SAFETY: as the caller says; elements that are plain lie there as they are stored, one after the other
+            // SAFETY: the caller guarantees the target; plain elements are contiguous there, in their stored form
             unsafe {
                 match is_plain {
                     true => self.copy(target.to + (first * bytes) as u64, length, fill)?,
@@ -221,7 +225,7 @@ impl Stages {
         Ok(())
     }
 
-    /// A stage that is free, with what `fill` writes in its pinned memory.
+    /// Waits for a free stage, and lets `fill` write its pinned memory.
     fn filled(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<&mut Stage> {
         self.next = (self.next + 1) % self.stages.len();
         let stage = &mut self.stages[self.next];
@@ -233,25 +237,26 @@ impl Stages {
     }
 
     /// # Safety
-    /// `length` bytes from `to` on are within a live buffer.
+    /// The `length` bytes from `to` on are within a live buffer.
     unsafe fn copy(&mut self, to: u64, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         let device = Arc::clone(&self.device);
         let stage = self.filled(length, fill)?;
-        // SAFETY: as the caller says; the memory stays as it is until the event was waited for
+        // SAFETY: the caller guarantees the target; nothing writes the pinned memory before the event below
         unsafe { device.copy_in(Stream::Pass, to, stage.pinned.as_ptr(), length)? };
         stage.free = Some(device.record(Stream::Pass)?);
         Ok(())
     }
 
     /// # Safety
-    /// All elements go into a live buffer.
+    /// All elements are within a live buffer.
     unsafe fn widen(&mut self, widening: Widening, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         let (device, kernels) = (Arc::clone(&self.device), self.kernels.clone());
         let stage = self.filled(length, fill)?;
         let from = stage.memory.pointer();
-        // SAFETY: the stage is as long; it stays as it is until the event was waited for. The rest is as the caller says
+        // SAFETY: the stage holds `length` bytes and stays unchanged until the event below; the caller guarantees the
+        // rest
         unsafe {
-            // on the other stream, so that it is done while the stage before is widened
+            // On the other stream, so that this copy overlaps with the widening of the previous stage.
             device.copy_in(Stream::Extract, from, stage.pinned.as_ptr(), length)?;
             device.wait_in(Stream::Pass, device.record(Stream::Extract)?)?;
             kernels.widen(&Widening { from, ..widening })?;
@@ -263,7 +268,8 @@ impl Stages {
 
 impl Drop for Stages {
     fn drop(&mut self) {
-        // Also after a failure: a copy may be on its way out of the memory that is freed now. A device that fails does not read any more.
+        // Waits even after a failure: a copy may still read the memory that is freed now. A device that fails reads
+        // none.
         for stream in [Stream::Extract, Stream::Pass] {
             if let Ok(event) = self.device.record(stream) {
                 let _ = self.device.wait(event);
@@ -273,7 +279,7 @@ impl Drop for Stages {
 }
 
 impl Target {
-    /// The same for a tensor that lies in this order.
+    /// The target for a tensor stored in this order.
     fn in_order(&self, order: Order) -> Self {
         let Self { to, size: [rows, columns], axes: [of_rows, across], strides: [down, right] } = *self;
         match order {
@@ -282,7 +288,7 @@ impl Target {
         }
     }
 
-    /// Whether the elements lie one after the other, without a gap.
+    /// Whether the elements are contiguous.
     fn is_whole(&self) -> bool {
         let [_, columns] = self.size;
         self.axes.iter().all(|axis| axis.own == axis.dim) && self.strides == [columns, 1]

@@ -1,11 +1,11 @@
-//! What must hold for the columns of a slice, however they were made.
+//! Properties of the columns of a slice, for every way of extraction.
 
 use stillhouse_gpu::extract::{Asked, Dense, Extracted, Noise};
 use stillhouse_noise::{Correction, NoiseStream, RowSignals, StoredToken, ValueType, judge, judge_dense};
 
 use crate::ways::{Slice, Way, on_cpu};
 
-/// Distance in steps of f32.
+/// Distance in units in the last place of f32.
 fn steps(a: f32, b: f32) -> u32 {
     let ordered = |v: f32| {
         let bits = v.to_bits() as i32;
@@ -14,8 +14,10 @@ fn steps(a: f32, b: f32) -> u32 {
     ordered(a).abs_diff(ordered(b))
 }
 
-/// Where p is next to 1, ln p is the sum of all others, whose f32 exponentials are off by 1.2e-7 of themselves on either side; beside 1 that
-/// sum has no more digits than f64.
+/// Whether two ln p are equal up to rounding.
+///
+/// Where p is close to 1, ln p is the sum of all other probabilities. Their f32 exponentials have a relative error of
+/// 1.2e-7 on either side. Added to 1, that sum has only the precision of f64.
 fn same_logprob(a: f32, b: f32) -> bool {
     let others = -f64::from(b).exp_m1();
     steps(a, b) <= 1 || f64::from(a - b).abs() <= 2.4e-7 * others + 1e-15
@@ -30,7 +32,7 @@ macro_rules! holds {
     };
 }
 
-/// Takes a slice to columns and checks them against the specification; gives them.
+/// Extracts the columns of a slice, checks them against the specification, and returns them.
 pub fn check(way: Way<'_>, slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
     let expected = on_cpu(slice, asked);
     let got = match (way(slice, asked), expected.as_ref()) {
@@ -65,7 +67,7 @@ fn check_topk(got: &Extracted, expected: &Extracted) -> Result<(), String> {
     Ok(())
 }
 
-/// Within the bounds of `stillhouse_noise::Signals`, each taken twice.
+/// Checks against twice the bounds of `stillhouse_noise::Signals`.
 fn check_signals(asked: &Asked, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
     let near = |a: f32, b: f32| a == b || steps(a, b) <= 1 || (a - b).abs() <= 2e-5;
     let all_near = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b));
@@ -78,7 +80,7 @@ fn check_signals(asked: &Asked, got: &RowSignals, expected: &RowSignals) -> Resu
         holds!(times(got) == sampling.draws, "{} draws", times(got));
         holds!(got.sampled.is_sorted_by(|a, b| a.index < b.index), "draws do not ascend");
         let of_cpu = |index: u32| expected.sampled.iter().find(|s| s.index == index);
-        // a uniform at the edge of an entry may fall to its neighbour
+        // A uniform at the edge of an entry may select the entry next to it.
         let moved: u32 =
             got.sampled.iter().map(|s| s.times.saturating_sub(of_cpu(s.index).map_or(0, |e| e.times))).sum();
         holds!(moved <= 1 + sampling.draws / 64, "{moved} of {} draws fell elsewhere", sampling.draws);
@@ -117,7 +119,7 @@ fn check_replay(slice: &Slice, asked: &Asked, got: &Extracted) -> Result<(), Str
             let judged = judge(slice.row(row), &StoredToken { token, logprob, corrections: &corrections }, &stream)
                 .map_err(|e| e.to_string())?;
             holds!(judged.total_variation <= tolerance.get(), "{at}: {judged:?}");
-            // the encoder's e is of f32, the judge's is not
+            // The encoder's exponentials are f32, the judge's are not.
             holds!(!condition || judged.lead >= 0.9 * tolerance.lead(), "{at}: {judged:?}");
             sum += judged.total_variation;
             largest = largest.max(judged.total_variation);
@@ -142,7 +144,7 @@ fn check_dense(slice: &Slice, asked: &Asked, got: &Extracted, expected: &Extract
     let (got, expected) = (got.dense.as_ref().ok_or("no noise")?, expected.dense.as_ref().ok_or("no noise")?);
     let (got, expected) = (widened(got), widened(expected));
     holds!(got.len() == expected.len(), "{} values", got.len());
-    // in half precision a last bit of f32 may turn a value to its neighbour
+    // In half precision, a difference in the last bit of f32 may round to the neighbouring value.
     let near = |a: f32, b: f32| match value_type {
         ValueType::F16 => (a - b).abs() <= 2e-3 * b.abs().max(1e-3),
         ValueType::F32 => steps(a, b) <= 4 || (a - b).abs() < 1e-6,

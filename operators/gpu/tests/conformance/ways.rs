@@ -1,4 +1,4 @@
-//! Ways to take logits to columns: the CPU's, and the kernels' on a device.
+//! Ways of extraction: by the CPU, and by the kernels on a device.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use stillhouse_gpu::{Arg, Buffer, Device, Event, GpuError, Launch, Memory, Produ
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{Extract, Extraction, RowExtractor, ValueType};
 
-/// Rows of logits with what was observed there.
+/// Rows of logits with their observed tokens.
 #[derive(Debug, Clone, Default)]
 pub struct Slice {
     pub vocab: usize,
@@ -45,10 +45,10 @@ impl Slice {
     }
 }
 
-/// Takes a slice to columns; an error as its text.
+/// Extracts the columns of a slice; an error is its message.
 pub type Way<'a> = &'a dyn Fn(&Slice, &Asked) -> Result<Extracted, String>;
 
-/// The CPU's way: what `stillhouse_noise` does.
+/// Extraction by `stillhouse_noise` on the CPU.
 pub fn on_cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
     cpu(slice, asked).map_err(|e| GpuError::from(e).to_string())
 }
@@ -67,7 +67,7 @@ fn cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, stillhouse_noise::Nois
     Ok(Extracted { logprob, replay, topk, dense, signals, fallbacks })
 }
 
-/// The logits in a device's memory.
+/// Uploads the logits; NaN pads the rows.
 pub fn upload(device: &Arc<dyn Device>, slice: &Slice, stride: usize) -> Buffer {
     let mut padded = Vec::with_capacity(slice.rows() * stride * 4);
     for row in 0..slice.rows() {
@@ -77,7 +77,7 @@ pub fn upload(device: &Arc<dyn Device>, slice: &Slice, stride: usize) -> Buffer 
     Buffer::of(device, &padded).unwrap()
 }
 
-/// The kernels' way.
+/// Extraction by the kernels.
 pub fn on_device(device: &Arc<dyn Device>, slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
     let logits = upload(device, slice, asked.stride);
     let mut extractor = Extractor::new(device, asked.clone(), slice.rows().max(1)).map_err(|e| e.to_string())?;
@@ -91,7 +91,7 @@ pub fn on_host(seed: u64) -> impl Fn(&Slice, &Asked) -> Result<Extracted, String
     move |slice, asked| on_device(&device, slice, asked)
 }
 
-/// The host with kernels that have a mistake: `noise_x` is `broken_…_x`, for those whose names begin with `kernels`.
+/// The host with a bug in the kernels whose names begin with `kernels`: `noise_x` becomes `broken_…_x`.
 #[derive(Debug)]
 pub struct Broken {
     pub host: Host,

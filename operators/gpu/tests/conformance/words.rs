@@ -1,4 +1,4 @@
-//! The generator's and the exponentials' bits, and the format's reference values.
+//! The bits of the random words and exponentials, and the reference values of the format.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use stillhouse_noise::{DrawKey, NoiseStream, Tolerance, ValueType, exponentials}
 
 use crate::ways::{Slice, on_device};
 
-/// e, e_0 and the words as a kernel makes them.
+/// The exponentials e, the separate exponential e_0, and the random words, from the kernel.
 fn on_kernel(device: &Arc<dyn Device>, stream: &NoiseStream, vocab: usize) -> (Vec<f32>, f32, Vec<u32>) {
     let (e, words) = (Buffer::new(device, vocab * 4 + 4).unwrap(), Buffer::new(device, vocab * 4).unwrap());
     let [key0, key1] = stream.key.words();
@@ -24,7 +24,7 @@ fn on_kernel(device: &Arc<dyn Device>, stream: &NoiseStream, vocab: usize) -> (V
         Arg::Pointer(words.pointer()),
     ];
     let launch = Launch { kernel: "noise_exponentials", grid: [4, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
-    // SAFETY: as the kernel declares, with buffers of this many values
+    // SAFETY: the arguments are the kernel's; the buffers hold this many values
     unsafe { device.launch(Stream::Extract, &launch, &args) }.unwrap();
     let read = |buffer: &Buffer| -> Vec<u32> {
         let bytes = buffer.to_host(Stream::Extract).unwrap();
@@ -54,7 +54,7 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().map(|all| all.iter().filter_map(Value::as_f64).collect()).unwrap_or_default()
 }
 
-/// Logits of the reference values, where they are in the file: ln p_x, e and ξ.
+/// ln p_x, e and ξ are the reference values, for rows whose logits are in the file.
 #[test]
 fn the_reference_values_of_the_format() {
     let device: Arc<dyn Device> = Arc::new(Host::new(0));
@@ -72,7 +72,7 @@ fn the_reference_values_of_the_format() {
         }
         let logits: Vec<f32> = numbers(&t["logits"]).into_iter().map(|l| l as f32).collect();
         if logits.len() != vocab {
-            continue; // the vectors hold no logits of the large rows
+            continue; // the file has no logits for the large rows
         }
         whole += 1;
         let mut slice = Slice::new(vocab);

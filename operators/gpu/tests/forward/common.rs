@@ -1,4 +1,4 @@
-//! Numbers, their types, their way to a device and back.
+//! Test numbers, dtypes, uploads and downloads.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use stillhouse_gpu_host::Host;
 
 pub const ELEMENTS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
 
-/// What rounding to a type may change, of a number of size 1.
+/// The largest relative rounding error of a dtype.
 pub fn unit(element: Element) -> f64 {
     match element {
         Element::F32 => 2f64.powi(-24),
@@ -18,7 +18,7 @@ pub fn unit(element: Element) -> f64 {
     }
 }
 
-/// What a device in a test's `host` does as that does: all but launches and waits, of which each has its own.
+/// Forwards device methods to a test device's `host`, except launches and waits, which each test device defines.
 macro_rules! as_the_host {
     () => {
         fn name(&self) -> &str {
@@ -90,11 +90,11 @@ macro_rules! as_the_host {
 }
 
 thread_local! {
-    /// The mistake that this test's kernels have, and which of them.
+    /// The bug of the kernels in this test, and the kernels that have it.
     static MISTAKE: Cell<Option<(&'static str, &'static [&'static str])>> = const { Cell::new(None) };
 }
 
-/// The host; in [`with_mistake`] with kernels that have one.
+/// The host; inside [`with_mistake`], with the faulty kernels.
 pub fn host(seed: u64) -> Arc<dyn Device> {
     match MISTAKE.get() {
         None => Arc::new(Host::new(seed)),
@@ -102,7 +102,7 @@ pub fn host(seed: u64) -> Arc<dyn Device> {
     }
 }
 
-/// Runs a test whose hosts take `prefix_kernel` for these kernels.
+/// Runs a test whose hosts launch `prefix_kernel` in place of each of these kernels.
 pub fn with_mistake(prefix: &'static str, kernels: &'static [&'static str], test: impl FnOnce()) {
     MISTAKE.set(Some((prefix, kernels)));
     test();
@@ -141,7 +141,7 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Numbers in -1..1.
+/// Pseudo-random numbers in -1..1.
 pub fn numbers(key: u64, count: usize) -> Vec<f32> {
     (0..count as u64).map(|i| (mix(mix(key) ^ i) >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
@@ -150,7 +150,7 @@ pub fn below(key: u64, count: usize, bound: u32) -> Vec<u32> {
     (0..count as u64).map(|i| (mix(mix(key) ^ i) % u64::from(bound)) as u32).collect()
 }
 
-/// As a type has it.
+/// Rounds to a dtype.
 pub fn rounded(values: &[f32], element: Element) -> Vec<f64> {
     let round = |v: &f32| match element {
         Element::F32 => f64::from(*v),
@@ -189,7 +189,7 @@ pub fn download(buffer: &Buffer, element: Element) -> Vec<f64> {
     values(&buffer.to_host(Stream::Pass).unwrap(), element)
 }
 
-/// The largest difference; NaN is one of any size.
+/// The largest difference; infinite if a value is NaN.
 pub fn difference(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     got.iter().zip(want).map(|(g, w)| if g.is_finite() { (g - w).abs() } else { f64::INFINITY }).fold(0.0, f64::max)
@@ -199,7 +199,7 @@ pub fn largest(values: &[f64]) -> f64 {
     values.iter().map(|v| v.abs()).fold(0.0, f64::max)
 }
 
-/// That no number is further away than `units` roundings of it, or of `scale` where it is small.
+/// Asserts that every number is within `units` roundings, relative to its size, or to `scale` if that is larger.
 pub fn assert_near(what: &str, got: &[f64], want: &[f64], element: Element, units: f64, scale: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {

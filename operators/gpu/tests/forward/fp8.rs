@@ -1,4 +1,4 @@
-//! Rows of e4m3, products of them, and nets whose layers have such products.
+//! Quantisation to e4m3, 8-bit products, and nets with such products in their layers.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use crate::naive::Naive;
 use crate::nets::{LENGTHS, Random, logits, shapes, states};
 use crate::{angles, offsets};
 
-/// The byte of the number that is nearest, of two the one whose last bit is 0; the largest for what is larger.
+/// The nearest e4m3 byte, ties to even; saturates.
 fn nearest(value: f32) -> u8 {
     let far = |byte: u8| (f64::from(e4m3(byte)) - f64::from(value.abs())).abs();
     let best = (0..0x7f).min_by(|a, b| far(*a).total_cmp(&far(*b)).then((a & 1).cmp(&(b & 1)))).unwrap();
     best | if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// Bytes and scales, as they should be.
+/// The expected bytes and scale of a row.
 fn expected(row: &[f32]) -> (Vec<u8>, f32) {
     let largest = row.iter().fold(0f32, |largest, v| largest.max(v.abs()));
     if row.iter().any(|v| !v.is_finite()) {
@@ -28,11 +28,11 @@ fn expected(row: &[f32]) -> (Vec<u8>, f32) {
     (row.iter().map(|v| nearest(v / scale)).collect(), scale)
 }
 
-/// Rows of a width: random ones of several sizes, and such that say something about the edges.
+/// Rows of a width: random ones of several magnitudes, and edge cases.
 fn rows(width: usize, element: Element) -> Vec<Vec<f32>> {
     let random = |key, size: f32| numbers(key, width).iter().map(|v| v * size).collect::<Vec<f32>>();
     let mut all = vec![random(1, 1.0), random(2, 1e-3), random(3, 300.0), random(4, 3e-39), vec![0.0; width]];
-    // a scale of 1, and then every number of e4m3, what lies in the middle between two, and what lies a little beside that
+    // A scale of 1, then every e4m3 number, the midpoints between neighbours, and values close to the midpoints.
     let mut edges: Vec<f32> = (0..0x7e)
         .flat_map(|byte| {
             let (low, high) = (e4m3(byte), e4m3(byte + 1));
@@ -54,7 +54,7 @@ fn rows(width: usize, element: Element) -> Vec<Vec<f32>> {
     all.into_iter().map(as_stored).collect()
 }
 
-/// How many rows come out otherwise than they should, of a kernel.
+/// The number of rows that a kernel quantises wrongly.
 fn wrong(kernel: &'static str, seed: u64, width: usize, element: Element) -> usize {
     let device = host(seed);
     let rows = rows(width, element);
@@ -88,7 +88,7 @@ fn rows_become_the_nearest_numbers_of_e4m3() {
         }
     }
     assert!((0..8).all(|seed| wrong("broken_rounding_quantise_rows_f32", seed, 272, Element::F32) > 0));
-    // without its barrier a block reads what a warp has not written yet, in some order of the threads
+    // Without the barrier, a block reads what a warp has not written yet, in some order of the threads.
     assert!((1..8).any(|seed| wrong("broken_reduction_quantise_rows_f32", seed, 2064, Element::F32) > 0));
 }
 
@@ -153,7 +153,7 @@ fn products_of_e4m3_are_those_of_f64() {
     }
 }
 
-/// The shapes of other tests, with widths that fit.
+/// The shapes of the other tests, with widths that are multiples of 16.
 fn fitting() -> impl Iterator<Item = Shape> {
     shapes().into_iter().map(|shape| Shape { width: 48, inner: 80, ..shape })
 }
@@ -180,9 +180,10 @@ fn nets_in_fp8_are_near_those_of_f64() {
         let got = values(&states(&device, &net), Element::Bf16);
         let square = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
         let far = square(&mut got.iter().zip(&want).map(|(g, w)| g - w)) / square(&mut want.iter().copied());
-        // a number of e4m3 is 0.026 (rms) away from what it stands for, a product of two of them 0.037; eight such products lie on the way
+        // The relative rms error is 0.026 for an e4m3 number and 0.037 for a product of two. A value passes eight such
+        // products.
         assert!(far < 0.15, "{shape:?}: {far} away");
-        // and it is no net in bfloat16
+        // A lower bound: the net is not computed in bfloat16.
         assert!(far > 0.01, "{shape:?}: {far} away");
     }
 }

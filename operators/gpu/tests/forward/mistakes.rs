@@ -1,4 +1,4 @@
-//! Kernels with a mistake each, all else being right: the tests of the right ones see every one of them.
+//! Kernels with one deliberate bug each: the tests of the correct kernels detect every bug.
 
 use std::panic::catch_unwind;
 
@@ -12,14 +12,14 @@ const ROPE_OF_16_BITS: &[&str] = &["rope_bf16"];
 const PLAIN: &[&str] = &["attention_32_f32"];
 const FLASH: &[&str] = &["attention_32_bf16"];
 
-/// A mistake, the kernels that have it, the test that has to see it.
+/// A bug, the kernels that have it, and the test that must detect it.
 type Mistake = (&'static str, &'static [&'static str], fn());
 
 fn attention() {
     check_attention(32, 2, 1, &[65, 3]);
 }
 
-/// What a test says where kernels have a mistake.
+/// The failure message of a test whose kernels have a bug.
 fn said(mistake: &'static str, kernels: &'static [&'static str], test: fn()) -> Option<String> {
     let told = catch_unwind(|| with_mistake(mistake, kernels, test)).err()?;
     Some(told.downcast_ref::<String>().cloned().unwrap_or_default())
@@ -52,7 +52,7 @@ fn the_tests_see_mistakes() {
     for (mistake, kernels, test) in mistakes.into_iter().chain([end]) {
         let said = said(mistake, kernels, test).unwrap_or_else(|| panic!("{mistake} in {kernels:?} is not seen"));
         println!("{mistake} in {kernels:?}: {said}");
-        // by its numbers, not by a kernel that is not there
+        // The test fails because of numbers, not because a kernel is missing.
         assert!(said.contains(", not ") && said.contains(" within "), "{mistake}: {said}");
     }
 }

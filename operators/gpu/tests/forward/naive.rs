@@ -1,10 +1,10 @@
-//! The forward pass in f64, as it is written down: what the kernels are measured against.
+//! The forward pass in f64 by its definition, as the reference for the kernels.
 
 use std::collections::HashMap;
 
 use stillhouse_gpu::net::{Activation, Kind, Shape};
 
-/// Weights by name, as the net got them.
+/// Weights by name, as the net received them.
 pub type Weights = HashMap<String, Vec<f64>>;
 
 pub fn layer_norm(x: &[f64], weight: &[f64], bias: &[f64], eps: f64) -> Vec<f64> {
@@ -22,10 +22,10 @@ pub fn gelu_new(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
 }
 
-/// x Φ(x), the error function by a series of terms of one sign.
+/// x Φ(x). The error function is a series of terms of one sign.
 pub fn gelu(x: f64) -> f64 {
     let z = x.abs() / std::f64::consts::SQRT_2;
-    // beyond, f64 has no digits left of what is missing to 1
+    // Beyond 6, 1 - erf(z) is below the precision of f64.
     let erf = if z > 6.0 {
         1.0
     } else {
@@ -43,7 +43,7 @@ pub fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// Rotates one head, by the cosines and sines of its position.
+/// Rotates one head by the cosines and sines of its position.
 pub fn rotate(head: &mut [f64], cos: &[f64], sin: &[f64]) {
     let (low, high) = head.split_at_mut(cos.len());
     for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
@@ -51,12 +51,12 @@ pub fn rotate(head: &mut [f64], cos: &[f64], sin: &[f64]) {
     }
 }
 
-/// Attention within one run of fused rows of `heads + 2 kv` heads, scores divided by sqrt(D).
+/// Attention within one run of fused rows of `heads + 2 kv` heads; divides scores by sqrt(D).
 pub fn attention(qkv: &[f64], heads: usize, kv: usize, dim: usize) -> Vec<f64> {
     scaled_attention(qkv, [heads, kv, dim], 1.0 / (dim as f64).sqrt())
 }
 
-/// The same with another scale.
+/// As [`attention`], with another scale.
 pub fn scaled_attention(qkv: &[f64], [heads, kv, dim]: [usize; 3], scale: f64) -> Vec<f64> {
     let rows: Vec<&[f64]> = qkv.chunks_exact((heads + 2 * kv) * dim).collect();
     let mut out = Vec::new();
@@ -85,7 +85,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Rows of `inputs` through a map, `[out, in]`.
+/// Maps rows of `inputs` elements by a weight `[out, in]`.
 pub fn linear(x: &[f64], inputs: usize, weight: &[f64], bias: Option<&Vec<f64>>) -> Vec<f64> {
     let row = |x: &[f64]| -> Vec<f64> {
         let sums = weight.chunks_exact(inputs).map(|w| dot(x, w)).enumerate();

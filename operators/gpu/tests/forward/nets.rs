@@ -10,7 +10,7 @@ use crate::common::*;
 use crate::naive::{Naive, Weights};
 use crate::{angles, offsets};
 
-/// Weights drawn by their names, and kept as the net has them.
+/// Random weights, seeded by their names, recorded as the net stores them.
 pub struct Random {
     element: Element,
     pub given: Weights,
@@ -37,8 +37,8 @@ impl Source for Random {
     }
 }
 
-/// Three architectures with all activations and scales of scores; heads that fit and heads that are filled up, widths that are multiples of
-/// a vector and such that are not.
+/// Three architectures with all activations and score scales. Heads with and without padding; widths that are multiples
+/// of a vector and widths that are not.
 pub fn shapes() -> [Shape; 6] {
     let gpt2 = Shape {
         kind: Kind::Gpt2,
@@ -101,7 +101,7 @@ pub fn logits(device: &Arc<dyn Device>, net: &mut Net, rows: &[u32]) -> Vec<u8> 
     to.to_host(Stream::Pass).unwrap()
 }
 
-/// Relative to the largest number, hidden states and logits.
+/// Checks hidden states and logits. The bound is relative to the largest number.
 fn check(shape: Shape, element: Element, bound: f64) {
     let device = host(1);
     let (mut net, weights) = load(&device, shape, element);
@@ -115,7 +115,7 @@ fn check(shape: Shape, element: Element, bound: f64) {
     let got = values(&states(&device, &net), element);
     let far = difference(&got, &want) / largest(&want);
     assert!(far <= bound, "{shape:?} {element:?}: hidden {far:e} away, {} units", far / unit(element));
-    // Of the states that were stored the product is near f64's whatever the type is; the bound is of the whole way.
+    // From the stored states, the product is close to f64 in every dtype. The bound covers the whole forward pass.
     let want = reference.logits(&want);
     let got = values(&logits(&device, &mut net, &(0..96).collect::<Vec<_>>()), Element::F32);
     let far = difference(&got, &want) / largest(&want);
@@ -127,7 +127,7 @@ fn nets_in_f32_are_those_of_f64() {
     shapes().into_iter().for_each(|shape| check(shape, Element::F32, 1e-5));
 }
 
-// Some eight roundings lie on the way of a number in each of two layers; of thousands of numbers the one that is furthest away is seen.
+// A number passes some eight roundings in each of two layers. The test looks at the worst of thousands of numbers.
 #[test]
 fn nets_in_bf16_are_those_of_f64_but_for_roundings() {
     shapes().into_iter().for_each(|shape| check(shape, Element::Bf16, 8.0 * unit(Element::Bf16)));
@@ -182,7 +182,7 @@ fn logits_are_of_the_rows_asked_for() {
     let row = shape.vocab * 4;
     let all = logits(&device, &mut net, &(0..60).collect::<Vec<_>>());
     let of = |rows: &[u32]| rows.iter().flat_map(|r| all[*r as usize * row..][..row].to_vec()).collect::<Vec<u8>>();
-    // more slices than uploads may be on their way; neighbours, a gap, backwards, twice
+    // More slices than uploads may be in flight: neighbours, a gap, descending rows, repeated rows.
     for rows in [&[3, 4, 5][..], &[16, 17], &[7], &[59, 3], &[2, 2, 2], &[1, 2, 4], &[], &[8, 7, 6]] {
         assert_eq!(logits(&device, &mut net, rows), of(rows), "{rows:?}");
     }

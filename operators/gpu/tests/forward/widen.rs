@@ -1,4 +1,4 @@
-//! Where widened elements go, and weights that sources hand out as they are stored.
+//! Targets of widened elements, and sources that return weights as they are stored.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::angles;
 use crate::common::*;
 use crate::nets::{Random, shapes, states};
 
-/// Where element i of the model lies, put together piece by piece: each head's first half, then its second half from `dim / 2` on.
+/// The target index of each model element, built piece by piece: each head's first half, then its second half from
+/// `dim / 2` on.
 fn places(axis: Axis, size: usize, neighbours: bool) -> Vec<usize> {
     let Axis { own, dim } = axis;
     let mut all = vec![0; size];
@@ -36,7 +37,7 @@ fn places(axis: Axis, size: usize, neighbours: bool) -> Vec<usize> {
 fn elements_go_where_the_weight_has_them() {
     let whole = |size| Axis { own: size, dim: size };
     let heads = |own, dim| Axis { own, dim };
-    // rows and columns of what is stored, their axes, neighbours, turned
+    // size of the stored matrix, axes, interleaved, transposed
     let cases = [
         ([7, 33], [whole(7), whole(33)], false, false),
         ([12, 10], [heads(6, 16), whole(10)], false, false),
@@ -61,7 +62,7 @@ fn elements_go_where_the_weight_has_them() {
             for (i, number) in rounded(&numbers, element).into_iter().enumerate() {
                 want[at[0][i / columns] * strides[0] + at[1][i % columns] * strides[1]] = number;
             }
-            // in pieces that end within rows
+            // In parts that end within rows.
             for first in (0..rows * columns).step_by(13) {
                 let part = &numbers[first..(first + 13).min(rows * columns)];
                 let from = upload(&device, part, Element::F32);
@@ -83,7 +84,7 @@ fn elements_go_where_the_weight_has_them() {
     }
 }
 
-/// The numbers of another source, as a file of `format` has them, in another order where it may have one.
+/// The numbers of another source, as a file of `format` stores them; in another order where the tensor allows one.
 struct Filed {
     random: Random,
     format: Format,
@@ -106,7 +107,7 @@ impl Filed {
     }
 }
 
-/// The same numbers, not as they are stored.
+/// The same numbers, already widened to f32.
 struct Plain(Filed);
 
 impl Source for Plain {
@@ -202,12 +203,12 @@ fn weights_of_another_size_are_refused() {
     assert!(said(7 * 144).contains("got 1008 of wte.weight, valid: 1008 bytes of Q4K"), "{}", said(7 * 144));
 }
 
-/// More than one stage holds: the last rows are as right as the first ones.
+/// A weight larger than one stage loads completely: its last rows are as correct as its first.
 #[test]
 fn a_weight_of_several_pieces_is_whole() {
     let [shape, ..] = shapes();
     let shape = Shape { vocab: 23_000, layers: 1, ..shape };
-    // 2 MiB are 10,922 rows of 48 numbers in f32, 21,845 in bf16
+    // 2 MiB hold 10,922 rows of 48 numbers in f32, 21,845 in bf16.
     let tokens = [0, 10_921, 10_922, 10_923, 21_844, 21_845, 21_846, 22_999];
     for (element, format) in [(Element::F32, Format::F32), (Element::Bf16, Format::Bf16), (Element::F16, Format::F32)] {
         let load = |source: &mut dyn Source| {
@@ -226,7 +227,7 @@ fn a_weight_of_several_pieces_is_whole() {
     }
 }
 
-/// Beside its weights and what a pass works in, loading takes two stages of 2 MiB, however large a weight is.
+/// Besides weights and workspace, loading takes two stages of 2 MiB, whatever the size of a weight.
 #[test]
 fn loading_takes_two_stages_of_memory() {
     let [shape, ..] = shapes();
@@ -237,7 +238,7 @@ fn loading_takes_two_stages_of_memory() {
         let mut source = Random::new(Element::F32);
         Net::load(&device, shape, Element::F32, None, &mut source, 8).map(|_| ()).map_err(|e| e.to_string())
     };
-    // a little more, as allocations are rounded up
+    // A little more, because allocations are rounded up.
     load((4 << 20) + (64 << 10)).unwrap();
     assert!(load((4 << 20) - (64 << 10)).unwrap_err().contains("out of memory"));
 }

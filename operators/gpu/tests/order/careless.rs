@@ -1,19 +1,19 @@
-//! The host with callers that forget to wait: what they ask for is not passed on.
+//! The host as a device that drops calls to wait, to simulate callers that forget them.
 
 use std::sync::Mutex;
 
 use stillhouse_gpu::{Arg, Device, Event, Launch, Result, Stream};
 use stillhouse_gpu_host::Host;
 
-/// What callers forget.
+/// The waits that are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forgets {
     Nothing,
-    /// That one stream waits for the other.
+    /// A stream's wait for the other stream.
     WaitIn,
-    /// To wait for what this stream does.
+    /// The host's wait for this stream.
     WaitFor(Stream),
-    /// To wait for either.
+    /// The host's wait for either stream.
     AnyWait,
 }
 
@@ -37,7 +37,7 @@ impl Careless {
     }
 }
 
-/// The stream that an event of the host is of.
+/// The stream of an event of the host.
 fn stream(event: Event) -> Stream {
     if event.number().is_multiple_of(2) { Stream::Pass } else { Stream::Extract }
 }

@@ -9,7 +9,7 @@ const ALL: [Detokenizer; 5] =
     [Detokenizer::Wikitext, Detokenizer::Ptb, Detokenizer::Lm1b, Detokenizer::Lambada, Detokenizer::ScientificPapers];
 const LIMIT: usize = 1 << 20;
 
-/// What the rules are about, and what is next to it.
+/// Texts that the rules match, and near misses.
 const PARTS: [&str; 62] = [
     "s '",
     "/' 7/",
@@ -84,7 +84,7 @@ fn in_pieces(detokenizer: Detokenizer, pieces: &[&str]) -> Result<String, TooLon
     Ok(text + &stream.finish()?)
 }
 
-/// Cut at these places, moved to the next boundary of a character.
+/// Cuts a text at these places, moved to the next character boundary.
 fn cut_at<'a>(text: &'a str, places: &[usize]) -> Vec<&'a str> {
     let mut places: Vec<usize> = places.iter().map(|&at| text.ceil_char_boundary(at.min(text.len()))).collect();
     places.extend([0, text.len()]);
@@ -108,7 +108,7 @@ fn cases(quick: u32) -> ProptestConfig {
     ProptestConfig::with_cases(if soak { 50 * quick } else { quick })
 }
 
-/// A document in which every part stands beside every other one.
+/// Builds a document in which every part is next to every other one.
 fn full_of_patterns() -> String {
     let pairs = (0..PARTS.len()).flat_map(|a| (0..PARTS.len()).flat_map(move |b| [a, b]));
     text_of(&pairs.collect::<Vec<_>>())
@@ -193,7 +193,7 @@ fn what_a_rule_waits_for_has_a_bound_that_no_cut_moves() {
 
 #[test]
 fn what_need_not_wait_does_not() {
-    // words, brackets without white space, text after a closed pair, leading white space: of any length
+    // these may have any length: words, brackets without white space, text after a closed pair, leading white space
     let long = "a".repeat(100_000);
     for text in [
         format!("x {long} . y"),

@@ -1,4 +1,4 @@
-//! Hidden states as a column: at every position those of the input before it, whatever the order of runs and slices.
+//! Tests that the hidden states at each position are those of the input before it, for any order of runs and slices.
 
 use stillhouse_schemas::spec::NoisePrecision;
 
@@ -7,7 +7,7 @@ use super::*;
 
 const WIDTH: usize = 3;
 
-/// A teacher whose state of layer k at a token is `[1000·k + token, its place in the run, scale]`.
+/// A teacher whose state of layer k at a token is `[1000·k + token, its position in the run, scale]`.
 struct Keeping {
     teacher: OnHost<HashTeacher>,
     info: TeacherInfo,
@@ -70,7 +70,7 @@ fn made(config: &ExtractConfig, data: &RecordBatch, scale: f32) -> Result<Record
 #[test]
 fn a_position_has_the_states_that_it_is_predicted_from() {
     let rows = Rows::UpTo(7);
-    // two documents, the first of which begins with BOS; then a short row, and one with padding
+    // two documents, the first with a leading BOS; then a short row, and one with padding
     let data = [(vec![BOS, 3, 4, 5, 9, 2, 7], vec![0, 4], 7), (vec![8, 1], vec![0], 2), (vec![6, 5, 0, 0], vec![0], 2)];
     for (precision, context) in [
         (NoisePrecision::F16, TeacherContext::Sequence),
@@ -107,7 +107,7 @@ fn a_position_has_the_states_that_it_is_predicted_from() {
         assert!(shown.facts.contains(&("hidden states".into(), "2 of width 3".into())), "{:?}", shown.facts);
         assert_eq!(shown.tokens.len(), 2);
         assert!(shown.tokens[1].starts_with("|h2| 2008."), "{:?}", shown.tokens);
-        // given positions and padding are in no mean: of row 0 its first one is, by document none of the others
+        // means exclude given positions and padding: in row 0 only the first position is given, in both contexts
         let shown = crate::config::OperatorConfig::view(&config, &out.slice(0, 1)).unwrap().unwrap();
         let Picture::Strip { values, .. } = &shown.pictures[0] else { panic!("{:?}", shown.pictures) };
         assert_eq!(values.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, true, true, true, true, true]);

@@ -1,4 +1,5 @@
-//! Other signals as columns: those of the definition at predicted positions, those of a one-hot p at certain ones.
+//! Tests that the other signals equal their definition at predicted positions, and those of a one-hot p at certain
+//! ones.
 
 use stillhouse_noise::{RowSignals, signals_of_loaded};
 
@@ -19,7 +20,7 @@ fn with(signals: SignalsConfig, noise: Option<NoiseConfig>, rows: Rows) -> Extra
     ExtractConfig { signals, ..config(TeacherContext::Sequence, noise, 0, rows) }
 }
 
-/// To the last digits of an f32: a device sums in another order.
+/// Compares within the last digits of an f32: a device sums in another order.
 fn alike(a: &RowSignals, b: &RowSignals) -> bool {
     let near = |(a, b): (f32, f32)| a == b || (a - b).abs() <= 4.0 * f32::EPSILON * (1.0 + b.abs());
     let all = |a: Vec<f32>, b: Vec<f32>| a.len() == b.len() && a.into_iter().zip(b).all(near);
@@ -91,7 +92,7 @@ fn a_row_is_shown_in_words() {
     assert_eq!(crate::config::OperatorConfig::view(&none, &out).unwrap(), None);
 }
 
-/// BOS at the front and padding at the end are certain, and would pull every mean towards 0.
+/// BOS at the start and padding at the end are certain; including them would pull every mean towards 0.
 #[test]
 fn means_and_strips_are_of_predicted_positions() {
     let rows = Rows::Fixed(5);
@@ -110,7 +111,7 @@ fn means_and_strips_are_of_predicted_positions() {
     ] {
         assert!(view.facts.contains(&(name.to_owned(), value.clone())), "{name}: {value} of {:?}", view.facts);
     }
-    // a strip for each column and for each of its temperatures and candidates, none without a line for the terminal
+    // one strip per column and for each temperature and candidate, each with a line for the terminal
     let asked = config.signals.asked();
     let expected =
         asked.temperatures.len() + asked.candidates.len() + ["top-k", "entropy", "sampled", "top-p", "tail"].len();
@@ -133,7 +134,7 @@ fn signals_that_are_not_asked_for_are_no_rows() {
     assert_ne!(RowSignals::default(), config.signals.asked().certain(0));
 }
 
-/// What is not asked for is the same in all of them, so that `verify` can compare whole positions.
+/// Signals that are not requested are equal everywhere, so that `verify` can compare whole positions.
 #[test]
 fn each_signal_alone_is_certain_where_nothing_is_predicted() {
     let (rows, all) = (Rows::Fixed(4), asking(0.8));

@@ -1,4 +1,5 @@
-//! Other signals and hidden states of text that is written: those of a pass over it, whatever was sampled from, whoever else is written.
+//! Tests that the signals and hidden states of generated text equal those of a pass over it, for any sampling and any
+//! other texts.
 
 use arrow::array::Float32Array;
 use stillhouse_noise::{RowSignals, signals_of_loaded};
@@ -18,7 +19,7 @@ fn chain_asking(written: serde_json::Value) -> GenerateConfig {
     asking(all_signals("f32"), written, VOCAB, [BOS, EOS], 24)
 }
 
-/// What is stored of each row and position: signals and states.
+/// Returns the stored signals and states of each row and position.
 fn stored(config: &GenerateConfig, made: &RecordBatch) -> Vec<Vec<(RowSignals, Vec<f32>)>> {
     let (signals, misfits) = StoredSignals::of(&config.extract.signals, made).unwrap();
     assert_eq!(misfits, []);
@@ -68,7 +69,7 @@ fn signals_are_of_the_distribution_before_anything_is_cut_away() {
     assert!(wide > 100, "two entries have no such entropy");
 }
 
-/// The columns of a parallel job over the rows that were written, by its own operator.
+/// Computes the columns of a parallel job over the written rows, with the operator `extract`.
 fn of_a_parallel_job(teacher: &Arc<dyn Teacher>, config: &GenerateConfig, made: &RecordBatch) -> RecordBatch {
     let packed = made.project(&(0..made.schema().index_of(GIVEN).unwrap()).collect::<Vec<_>>()).unwrap();
     let context = SplitContext { teacher: Some(Arc::clone(teacher)), ..context(&gpt2()) };
@@ -101,7 +102,7 @@ fn a_parallel_job_over_the_written_rows_has_the_same_columns_to_the_bit() {
                     for (position, token) in sequence.tokens.iter().enumerate() {
                         let (here, other) = (&here[row][position], &other[row][position]);
                         if (1..given[row]).contains(&position) {
-                            // a prompt, which the parallel job has the teacher predict
+                            // the parallel job predicts the prompt, too
                             assert!(here.0 == asked.certain(*token) && here != other, "row {row} position {position}");
                             continue;
                         }
@@ -129,7 +130,7 @@ fn signals_do_not_know_of_other_texts_nor_of_slots() {
             assert_eq!(messages(&batch, &config), "");
         }
     }
-    // what engines without an owner of devices run
+    // the path of engines that do not own devices
     let teacher: Arc<dyn Teacher> = Arc::new(Chain::new());
     let context = SplitContext { teacher: Some(teacher), ..context(&gpt2()) };
     let made = drive(of_slots(4).operator(&context).unwrap().as_mut(), &chain_prompts()).unwrap();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::testing::{bert, fetched, gpt2, repository};
 
-/// A folder with a tokenizer of whole words, and its configuration.
+/// Creates a folder with a tokenizer of whole words and its configuration.
 fn folder(words: &[(String, u32)], added: &[(&str, u32)], normalizer: &Value, config: &Value) -> tempfile::TempDir {
     let vocab: serde_json::Map<String, Value> = words.iter().map(|(word, id)| (word.clone(), json!(id))).collect();
     let added: Vec<Value> = added
@@ -109,7 +109,7 @@ fn a_damaged_tokenizer_is_named() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
-    /// However a vocabulary is changed, the ids whose token changed are those that are told.
+    /// For any changes of a vocabulary, the reported ids are exactly those whose token changed.
     #[test]
     fn every_change_is_found(edits in prop::collection::vec((0u32..3, 0u32..40, 0u32..40), 0..4)) {
         let mut changed = words(40);
@@ -127,7 +127,7 @@ proptest! {
         let by_id = |words: &[(String, u32)]| words.iter().cloned().map(|(w, id)| (id, w)).collect::<BTreeSet<_>>();
         let unlike: BTreeSet<u32> =
             by_id(&changed).symmetric_difference(&by_id(&words(40))).map(|(id, _)| *id).collect();
-        // of words that stand twice the last id counts, and of ids that stand twice the message names one word
+        // skip duplicates: of a repeated word only the last id counts, and the message names one word per id
         prop_assume!(changed.iter().map(|w| &w.0).collect::<BTreeSet<_>>().len() == changed.len());
         prop_assume!(changed.iter().map(|w| w.1).collect::<BTreeSet<_>>().len() == changed.len());
         let none = Value::Null;
