@@ -7,9 +7,9 @@ use tokio::sync::OnceCell;
 
 use crate::Result;
 
-/// A value with a known memory size. 13 Memory size in bytes.
+/// A value with a known memory size.
 pub(crate) trait Weigh {
-    /// Bytes of memory.
+    /// Memory size in bytes.
     fn bytes(&self) -> usize;
 }
 
