@@ -7,10 +7,10 @@
 //! lanes      b7→0  b3→1 …  (mod `lanes`)     rows are shuffled within a lane, and the lanes take turns row by row
 //! ```
 //!
-//! So a window mixes rows from as many places as it has blocks. A trainer of rank r among W takes the positions r, r +
-//! W, …, so it reads only the blocks of its lanes (1/gcd(W, lanes) of all lanes): ranks read different data. The last
-//! window also contains the blocks that do not fill a turn of the lanes, and the rows that do not fill a block; it is
-//! shuffled as a whole.
+//! So a window mixes rows from as many places as it has blocks. A trainer of rank r among W takes every W-th position,
+//! starting at r. So it reads only the blocks of its lanes, which are 1/gcd(W, lanes) of all lanes: ranks read different
+//! data. The last window also contains the blocks that do not fill a turn of the lanes, and the rows that do not fill a
+//! block; it is shuffled as a whole.
 //!
 //! Every random choice is Philox of (seed, purpose, window and lane or round, epoch). Finding a position takes
 //! O(window) time.
@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use stillhouse_noise::{fnv1a64, keyed_uniforms, philox4x32_10, splitmix64};
 
-/// Number of lanes of a window. If the number of ranks divides it, no two ranks of a window read the same block.
+/// Number of lanes of a window. If the number of ranks divides it, no two ranks read the same block in a window.
 pub const LANES: u64 = 64;
 
 /// Parameters of the shuffle.

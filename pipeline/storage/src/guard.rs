@@ -1,4 +1,4 @@
-//! Guards requests to web servers: whoever may name a URL must not thereby reach the network of this machine.
+//! Guards requests to web servers: a user who can name a URL must not reach the network of this machine through it.
 //!
 //! ```text
 //!   http://h/x ─► is h an address? ──► it must be public

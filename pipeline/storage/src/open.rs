@@ -177,7 +177,7 @@ impl<'a> Opening<'a> {
         let store = builder
             .with_bucket_name(&self.url.bucket)
             .with_region(&region)
-            // the bucket URL is passed as it is, so that `uploads` uses the same
+            // passes the bucket URL unchanged, so that `uploads` uses the same one
             .with_virtual_hosted_style_request(true)
             .with_endpoint(&base)
             .with_skip_signature(anonymous)

@@ -1,8 +1,8 @@
 //! The size limit of the cache, shared by all processes, and eviction.
 //!
-//! Every change to the folder happens under one file lock (`lock`, which also stores the byte count), held for no
-//! longer than writing 2 MiB into the page cache takes. The kernel releases the lock when its holder dies. If the
-//! holder is stopped, others wait only briefly.
+//! Every change to the folder happens under one file lock (`lock`, which also stores the byte count). A process holds it
+//! for no longer than writing 2 MiB into the page cache takes. The kernel releases the lock when its holder dies. If
+//! the holder is stopped, others wait only briefly.
 //!
 //! A full cache evicts only data sets that no process has open, the least recently used object first. An epoch reads
 //! every object once, in random order. LRU eviction within the data set being read would therefore drop data that is

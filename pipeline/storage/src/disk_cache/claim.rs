@@ -53,7 +53,7 @@ impl Claim {
 mod tests {
     use super::*;
 
-    /// A claim that is held for too long is given up; one that is released is taken.
+    /// The wait for a claim that stays locked times out; a released claim can be taken.
     #[tokio::test]
     async fn nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();
