@@ -116,8 +116,8 @@ pub struct TeacherRecord {
     pub architecture: String,
     /// Number of parameters.
     pub parameters: u64,
-    /// Arithmetic of the forward pass, including the instruction set that determines its bits, such as `f32 (widened
-    /// from Q4_1 gguf), products and attention on x86_64 avx512`.
+    /// Arithmetic of the forward pass, including the instruction set that determines its bits, such as
+    /// `f32 (widened from Q4_1 gguf), products and attention on x86_64 avx512`.
     pub arithmetic: String,
     /// Type of the arithmetic: named by the job, or chosen by `auto`. Absent in data sets of earlier versions, whose
     /// job names it.

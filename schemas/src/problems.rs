@@ -56,8 +56,8 @@ impl Problem {
         self
     }
 
-    /// Formats the problem in one line, as compilers do: `job.yaml:12:3: input.path: …`; without a file `12:3:
-    /// input.path: …`.
+    /// Formats the problem in one line, as compilers do: `job.yaml:12:3: input.path: …`; without a file
+    /// `12:3: input.path: …`.
     pub fn render(&self, file: Option<&str>) -> String {
         let position = self.position.map(|at| format!("{}:{}", at.line, at.column));
         let parts = file.map(str::to_owned).into_iter().chain(position);

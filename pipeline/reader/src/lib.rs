@@ -5,7 +5,7 @@
 //!        │
 //!        ├─ rows(&[r]) ──► cached blocks │ blocks to read │ single rows ──► gather ─► [B, …] per column
 //!        │                    (blocks)      (shard: Parquet pages by offset index)
-//!        └─ stream(Plan) ─► order: position ─► row ─► batches ahead of the trainer, blocks of the next window ahead of them
+//!        └─ stream(Plan) ─► order: position ─► row ─► batches ahead of the trainer, next window's blocks ahead of them
 //! ```
 //!
 //! A *block* is a run of consecutive rows with [`dataset::BLOCK_TOKENS`] tokens in total. It is the unit that the

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! So a window mixes rows from as many places as it has blocks. A trainer of rank r among W takes every W-th position,
-//! starting at r. So it reads only the blocks of its lanes, which are 1/gcd(W, lanes) of all lanes: ranks read different
-//! data. The last window also contains the blocks that do not fill a turn of the lanes, and the rows that do not fill a
+//! starting at r. So it reads only the blocks of its lanes, which are 1/gcd(W, lanes) of all lanes: ranks read
+//! different data. The last window also contains the blocks that do not fill a turn of the lanes, and the rows that do not fill a
 //! block; it is shuffled as a whole.
 //!
 //! Every random choice is Philox of (seed, purpose, window and lane or round, epoch). Finding a position takes

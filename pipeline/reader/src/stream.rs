@@ -1,8 +1,8 @@
 //! An epoch as a stream of batches: rows in the order of the epoch, divided among ranks and workers, and read ahead.
 //!
 //! ```text
-//! positions start ..                     global batch n = the next W·B positions; rank r takes r, r + W, … of it; worker k of K
-//!                                        takes the batches n with n mod K = k
+//! positions start ..   global batch n = the next W·B positions; rank r takes r, r + W, … of it;
+//!                      worker k of K takes the batches n with n mod K = k
 //! producer ──rows──► cached blocks ──2──► batches ──► trainer
 //!     └─ reads the blocks of the next window ahead, while the cache has space
 //! ```

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | no connection, reset, timeout, truncated body | retry |
 //! | 408, 425, 429, 5xx (but 501, 505, 507); `RequestTimeout`, `IncompleteBody`, `OperationAborted`, … | retry |
-//! | 200 for a POST or a copy, with an S3 `<Error>` as its body | retry if transient, else as for the status of its code |
+//! | 200 for a POST or a copy, with an S3 `<Error>` as its body | retry if transient, else as for its code |
 //! | 2xx, 304, 404, 409, 412 | return the response; error bodies are reduced to code and message |
 //! | a missing bucket, 401, 403, any other status, refusal by the guard | fail with [`TransportError`] at once |
 //!

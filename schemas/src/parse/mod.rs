@@ -251,7 +251,7 @@ fn there_may_be_more() -> Problem {
     Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems"))
 }
 
-/// Maximum number of problems reported: users do not fix more at once, and a hostile file can have as many as it has bytes.
+/// Maximum number of problems reported: users do not fix more at once, and a hostile file can have one per byte.
 const MOST_PROBLEMS: usize = 100;
 
 /// Returns the part of the tree that is invalid without the value at a field path: for a holdout, the whole holdout.

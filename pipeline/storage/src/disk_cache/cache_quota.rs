@@ -1,7 +1,7 @@
 //! The size limit of the cache, shared by all processes, and eviction.
 //!
-//! Every change to the folder happens under one file lock (`lock`, which also stores the byte count). A process holds it
-//! for no longer than writing 2 MiB into the page cache takes. The kernel releases the lock when its holder dies. If
+//! Every change to the folder happens under one file lock (`lock`, which also stores the byte count). A process holds
+//! it for no longer than writing 2 MiB into the page cache takes. The kernel releases the lock when its holder dies. If
 //! the holder is stopped, others wait only briefly.
 //!
 //! A full cache evicts only data sets that no process has open, the least recently used object first. An epoch reads
