@@ -1,6 +1,6 @@
-//! Checks of a job that need no I/O, each with a name; see [`all`].
+//! Checks of a job that need no I/O; [`all`] runs them.
 //!
-//! Checks that look at files, tokenizers and teachers live in the pipeline.
+//! The pipeline contains the checks that read files, tokenizers and teachers.
 
 mod images;
 #[cfg(test)]
@@ -40,7 +40,7 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
     problems
 }
 
-/// A cluster is one whose scheduler is named.
+/// A cluster requires a scheduler address, and a local engine must not have one.
 fn engine_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let problem = match (job.engine.kind, job.engine.scheduler.as_deref()) {
         (EngineKind::Ballista, None) => Problem::missing(
@@ -59,7 +59,7 @@ fn engine_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     problems.push(problem);
 }
 
-/// What is wrong with the address of a scheduler.
+/// Returns what is wrong with the address of a scheduler.
 pub fn scheduler_problem(address: &str) -> Option<&'static str> {
     let host_and_port =
         ["https://", "http://"].iter().find_map(|scheme| address.strip_prefix(scheme)).unwrap_or(address);
@@ -73,7 +73,7 @@ fn is_host_and_port(address: &str) -> bool {
     !host.is_empty() && host.chars().all(in_host) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
-/// Which keys belong to which kind of order.
+/// Checks that the keys of `orders` fit the kind of order.
 fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let orders = &job.orders;
     let of = |kind: OrderKind| if orders.kind == kind { "" } else { kind.name() };
@@ -110,7 +110,7 @@ fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Which keys belong to which level of partitions.
+/// Checks that the keys of `partitions` fit the level.
 fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(partitions) = &job.partitions else { return };
     let block = partitions.level == PartitionLevel::Block;
@@ -146,7 +146,7 @@ fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// `~`, `${VAR}` and `{a,b}` as such; what they stand for is looked at where it is known.
+/// Checks the syntax of `~`, `${VAR}` and `{a,b}` in paths. Their values are checked later, where they are known.
 fn written_paths(job: &JobSpec, problems: &mut Vec<Problem>) {
     for (field, path, purpose) in named_paths(job) {
         let wrong = paths::parts(path).err();
@@ -157,33 +157,33 @@ fn written_paths(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Paths that all braces of a job may stand for.
+/// Maximum number of paths that all braces of a job may expand to.
 const MOST_ALTERNATIVES: usize = 100_000;
 
-/// Refuses braces that stand for more paths than anybody means, before any of them is made.
+/// Refuses braces that expand to an unreasonable number of paths, before expanding any.
 pub fn too_many_alternatives(job: &JobSpec) -> Option<Problem> {
     let all = job.input.all_paths().map(|(_, path)| paths::count(path)).fold(0, usize::saturating_add);
-    // written out, any number is the reader's own matter
+    // paths written without braces may be any number
     (all > MOST_ALTERNATIVES.max(job.input.all_paths().count())).then(|| {
         let message = format!("its braces stand for more than {MOST_ALTERNATIVES} paths; name a folder or use *");
         Problem::missing("input.paths", message)
     })
 }
 
-/// What a path of a job is for.
+/// The role of a path in a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// `input.paths` and those of the tables.
+    /// A path in `input.paths`, or in the paths of a table.
     Input,
     /// `output.path`.
     Output,
     /// A teacher or a tokenizer.
     Model,
-    /// A file of this machine.
+    /// A file on this machine.
     File,
 }
 
-/// The paths of a job, with their fields.
+/// Returns the paths of a job, with their fields.
 pub fn named_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
     let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), Purpose::Input));
     let mut named: Vec<_> = inputs.collect();
@@ -196,10 +196,10 @@ pub fn named_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
     named
 }
 
-/// Which places may be named where.
+/// Checks that each path is of a kind that its field allows.
 fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
     for (field, path, purpose) in named_paths(job) {
-        // with variables it is looked at when these are known
+        // paths with variables are checked once their values are known
         if !paths::is_plain(path) {
             continue;
         }
@@ -211,8 +211,8 @@ fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Why a place, as it is once variables and braces are replaced, cannot be what it is named for. What may hold a credential is never
-/// shown back.
+/// Returns why a path, after expansion of variables and braces, is invalid for its role. The problem shows only the
+/// scheme, since the rest may contain a credential.
 pub fn place_problem(field: &str, path: &str, purpose: Purpose) -> Option<Problem> {
     let message = match (purpose, split_url(path)) {
         (Purpose::Model, _) => {
@@ -299,7 +299,7 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// There is something to read, and what reads several tables is a query.
+/// Checks that there is input, and that several tables come with a query.
 fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
     const REQUIRED: &str = "is required and missing";
     let input = &job.input;
@@ -328,7 +328,7 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// `input.format: none` and what goes with it.
+/// Checks `input.format: none` and the keys that go with it.
 fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
     let input = &job.input;
     for (name, table) in &input.tables {
@@ -372,7 +372,7 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// What a job asks for whose text the teacher writes.
+/// Checks a job whose text the teacher writes.
 fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(extract) = &job.extract else { return };
     let Some(written) = job.sequential() else {
@@ -495,7 +495,7 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// A list of columns' values has each of them once.
+/// Checks that a list, each value of which becomes a column, has no duplicates.
 fn unlike(field: &str, values: Vec<String>, problems: &mut Vec<Problem>) {
     let mut seen = std::collections::BTreeSet::new();
     for (i, value) in values.into_iter().enumerate() {

@@ -1,12 +1,12 @@
-//! The columns of a data set: names, Arrow types and shapes, written once for the writer, the reader and `verify`.
+//! The columns of a data set: names, Arrow types and shapes, shared by the writer, the reader and `verify`.
 //!
-//! One row is one packed sequence of L positions. D is `draws`, V the vocabulary, k `topk`, ℓ `subtokens.length`.
-//! Shapes are stored in the field metadata under [`SHAPE`], such as `[1024,4]`; a `*` is a length that varies.
+//! One row is one packed sequence of L positions. D is `draws`, V the vocabulary size, k `topk`, ℓ `subtokens.length`.
+//! The field metadata stores the shape under [`SHAPE`], such as `[1024,4]`; `*` marks a variable length.
 //!
-//! Which operator adds which column, with type, shape and meaning, stands in docs/FORMAT.md, whose table is made from what the operators
-//! declare.
+//! docs/FORMAT.md lists which operator adds which column, with type, shape and meaning. Its table is generated from the
+//! declarations of the operators.
 //!
-//! With `pack.remainder: keep` rows may be shorter than L, and "fixed list" becomes "list".
+//! With `pack.remainder: keep`, rows may be shorter than L, and lists replace fixed-size lists.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,64 +23,64 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const SEQUENCE_ID: &str = "sequence_id";
 /// Token ids.
 pub const INPUT_IDS: &str = "input_ids";
-/// False on padding.
+/// False at padding positions.
 pub const ATTENTION_MASK: &str = "attention_mask";
-/// Where documents begin in the row.
+/// Offsets in the row at which documents begin.
 pub const DOCUMENT_OFFSETS: &str = "document_offsets";
-/// Which documents, in the order of the offsets.
+/// Ids of the documents, in the order of the offsets.
 pub const DOCUMENT_IDS: &str = "document_ids";
 /// Class of an image.
 pub const LABEL: &str = "label";
 /// ln p(x_i | x_<i) under the teacher.
 pub const LOGPROB: &str = "logprob";
-/// Corrections of each token.
+/// Number of corrections per token.
 pub const NOISE_COUNT: &str = "noise_count";
-/// Vocabulary entries of the corrections.
+/// Vocabulary ids of the corrections.
 pub const NOISE_INDEX: &str = "noise_index";
-/// ln p of the corrections.
+/// ln p at the corrections.
 pub const NOISE_LOGPROB: &str = "noise_logprob";
-/// Dense ξ.
+/// Dense noise ξ.
 pub const NOISE: &str = "noise";
-/// Top-k entries.
+/// Vocabulary ids of the top-k tokens.
 pub const TOPK_INDEX: &str = "topk_index";
-/// Top-k log-probabilities.
+/// Log-probabilities of the top-k tokens.
 pub const TOPK_LOGPROB: &str = "topk_logprob";
-/// Log-partitions.
+/// Log-partition functions.
 pub const LOGZ: &str = "logz";
 /// Hidden states of the teacher's layers.
 pub const HIDDEN_STATES: &str = "hidden_states";
-/// Entropy of the teacher's distribution.
+/// Entropy of the teacher's next-token distribution.
 pub const ENTROPY: &str = "entropy";
-/// ln p of given entries.
+/// ln p of the tokens in `extract.candidates`.
 pub const CANDIDATE_LOGPROB: &str = "candidate_logprob";
-/// Distinct sampled tokens of each position.
+/// Number of distinct sampled tokens per position.
 pub const SAMPLED_COUNT: &str = "sampled_count";
-/// Which they are.
+/// Vocabulary ids of the sampled tokens.
 pub const SAMPLED_INDEX: &str = "sampled_index";
-/// How often each was drawn.
+/// How often each token was drawn.
 pub const SAMPLED_TIMES: &str = "sampled_times";
-/// p/q of each.
+/// Ratio p/q of each sampled token.
 pub const SAMPLED_RATIO: &str = "sampled_ratio";
-/// Entries kept of each position under `top_p`.
+/// Number of tokens kept per position under `top_p`.
 pub const TOP_P_COUNT: &str = "top_p_count";
-/// Which they are.
+/// Vocabulary ids of the kept tokens.
 pub const TOP_P_INDEX: &str = "top_p_index";
-/// ln p of each.
+/// ln p of each kept token.
 pub const TOP_P_LOGPROB: &str = "top_p_logprob";
-/// ln of what the others hold.
+/// ln of the total probability of all other tokens.
 pub const TOP_P_TAIL: &str = "top_p_tail";
-/// Base-b digits.
+/// Base-b digits of the tokens.
 pub const SUBTOKENS: &str = "subtokens";
 /// Group of each token, true for group 1.
 pub const PARTITION: &str = "partition";
-/// t of each view.
+/// Time t of each view.
 pub const PARTITION_T: &str = "partition_t";
 /// Positions in the order of generation.
 pub const ORDER: &str = "order";
-/// Block of generation of each token, in the order of generation.
+/// Generation block of each token, in the order of generation.
 pub const BLOCK: &str = "block";
 
-/// Whether the columns of shape [L, …] are fixed-size lists (every row has L positions) or lists.
+/// Whether columns of shape [L, …] are fixed-size lists (every row has L positions) or variable-size lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rows {
@@ -91,19 +91,19 @@ pub enum Rows {
 }
 
 impl Rows {
-    /// The longest row, L.
+    /// The maximum row length, L.
     pub fn length(self) -> usize {
         match self {
             Rows::Fixed(l) | Rows::UpTo(l) => l,
         }
     }
 
-    /// A column with `before × L × after` values per row.
+    /// A column with shape `[before, L, after]` per row.
     pub fn field(self, name: &str, item: DataType, before: Option<usize>, after: Option<usize>) -> Field {
         self.field_of(name, item, before, after.as_slice())
     }
 
-    /// The same with any number of dimensions after L.
+    /// Like [`field`](Self::field), with any number of dimensions after L.
     pub fn field_of(self, name: &str, item: DataType, before: Option<usize>, after: &[usize]) -> Field {
         let length = self.length();
         let item = Arc::new(Field::new_list_field(item, false));
@@ -124,26 +124,27 @@ fn shape_metadata(shape: &str) -> HashMap<String, String> {
     HashMap::from([(SHAPE.to_owned(), format!("[{shape}]"))])
 }
 
-/// A column of lists of any length.
+/// A column of variable-size lists.
 pub fn list_field(name: &str, item: DataType) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new_list_field(item, false))), false)
         .with_metadata(shape_metadata("*"))
 }
 
-/// A fixed-size list column that does not depend on L.
+/// A fixed-size list column whose width does not depend on L.
 pub fn fixed_field(name: &str, item: DataType, width: i32) -> Field {
     Field::new(name, DataType::FixedSizeList(Arc::new(Field::new_list_field(item, false)), width), false)
         .with_metadata(shape_metadata(&width.to_string()))
 }
 
-/// The column `sequence_id`.
+/// The column [`SEQUENCE_ID`].
 pub fn sequence_id() -> Field {
     Field::new(SEQUENCE_ID, DataType::UInt64, false)
 }
 
-/// Type of a correction count. An entry has at most three values, so a byte is enough for V ≤ 85 and two are for
-/// V ≤ 21,845. Beyond that the tolerance decides: with a teacher that knows nothing, the worst there is, a token has about
-/// e_0/(tolerance·ln(V/e_0)) entries (e_0 < 23), which is 16,000 at 2e-4 and more than two bytes count at 2e-5.
+/// Type of a correction count. An entry has at most three values, so one byte suffices for V ≤ 85 and two for V ≤
+/// 21,845. For larger V the tolerance decides. The worst case is a teacher with a uniform distribution: a token then
+/// has about e_0/(tolerance·ln(V/e_0)) entries (e_0 < 23). That is 16,000 at 2e-4, and more than two bytes can count at
+/// 2e-5.
 pub fn noise_count_type(vocab_size: usize, tolerance: f64) -> DataType {
     match vocab_size {
         0..=85 => DataType::UInt8,
@@ -153,12 +154,12 @@ pub fn noise_count_type(vocab_size: usize, tolerance: f64) -> DataType {
     }
 }
 
-/// Type of a correction's vocabulary entry.
+/// Type of the vocabulary id of a correction.
 pub fn noise_index_type(vocab_size: usize) -> DataType {
     if vocab_size <= 65_536 { DataType::UInt16 } else { DataType::UInt32 }
 }
 
-/// Type of a sub-token in base `b`.
+/// Type of a sub-token with base `base`.
 pub fn subtoken_type(base: u32) -> DataType {
     if base <= 256 { DataType::UInt8 } else { DataType::UInt16 }
 }

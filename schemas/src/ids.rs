@@ -1,4 +1,4 @@
-//! Ids as types. All of them are functions of the job and its input, never of time, thread or order.
+//! Ids as types. All ids are functions of the job and its input, never of time, threads or processing order.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct SplitId(pub u32);
 
 impl SplitId {
-    /// Id of the `row`-th packed sequence of this split: the split in the high 32 bits, the row in the low ones.
+    /// Id of the `row`-th packed sequence of this split: the split in the high 32 bits, the row in the low 32 bits.
     ///
-    /// A split has fewer than 2^32 rows because a shard file of so many rows could not be written
-    /// within the bounds that the planner sets.
+    /// A split has fewer than 2^32 rows, because the limits of the planner exclude larger shards.
     pub fn sequence(self, row: u32) -> SequenceId {
         SequenceId((u64::from(self.0) << 32) | u64::from(row))
     }
@@ -22,12 +21,13 @@ impl SplitId {
     }
 }
 
-/// Key of all replayed randomness of a packed sequence: unique in the data set, the same for any number of workers.
+/// Key of all replayed randomness of a packed sequence. Unique in the data set, and independent of the number of
+/// workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SequenceId(pub u64);
 
-/// Which record of the input a document was: the split that read it, and its ordinal there.
+/// Identifies the input record of a document: the split that read it, and its ordinal in the split.
 ///
 /// The manifest's table of splits gives the file and the range of each split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub struct SequenceId(pub u64);
 pub struct DocumentId(pub u64);
 
 impl DocumentId {
-    /// The split that read the document, and the record's ordinal in that split.
+    /// Returns the split that read the document, and the ordinal of the record in that split.
     pub fn parts(self) -> (SplitId, u32) {
         (SplitId((self.0 >> 32) as u32), self.0 as u32)
     }

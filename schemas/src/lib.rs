@@ -1,15 +1,16 @@
-//! The contracts of Stillhouse: what a job file may say, what a data set holds, and what the ids mean.
+//! The contracts of Stillhouse: the job file, the content of a data set, and the meaning of ids.
 //!
 //! ```text
 //!   job.yaml ──► spec::JobSpec ──► (pipeline plans and runs) ──► columns + manifest::Manifest
 //!                   ▲                                                 ▲
-//!               problems::Problems: every error at once           ids::{SequenceId, DocumentId, SplitId}
+//!               problems::Problems: all errors at once            ids::{SequenceId, DocumentId, SplitId}
 //! ```
 //!
-//! What a trainer's reader needs (columns, ids, storage) stands alone; the job file and the manifest are behind the feature `job`.
+//! The parts that a trainer's reader needs (columns, ids, pages, storage) are always compiled. The job file and the
+//! manifest require the feature `job`.
 //!
-//! Nothing here does I/O or knows an engine. A contract is written once, in this crate, and is
-//! checked where data is written and where it is read.
+//! This crate does no I/O and knows no engine. It defines each contract once; writers and readers both check against
+//! it.
 //!
 //! ```
 //! let job = stillhouse_schemas::parse::JobFormat::new(Vec::new()).read(

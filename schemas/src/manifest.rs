@@ -1,6 +1,6 @@
-//! The manifest of a data set: what was made, from what, by which teacher, and the checksum of every shard.
+//! The manifest of a data set: the job, the input, the teacher, and the checksum of every shard.
 //!
-//! It holds no time, no host and no path of the machine other than the job's own, so the same job gives the same manifest.
+//! It contains no time, no host and no path other than those of the job, so the same job gives the same manifest.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::pages::FooterRecord;
 use crate::sequence_range::SequenceRange;
 use crate::spec::{Dtype, JobSpec};
 
-/// `manifest.json`.
+/// The content of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of the data set format; [`crate::columns::FORMAT_VERSION`].
@@ -24,60 +24,61 @@ pub struct Manifest {
     /// The job with all defaults filled in.
     #[serde(deserialize_with = "job_of_any_version")]
     pub job: JobSpec,
-    /// sha256 of everything that decides the bytes of the shards: job, tokenizer, teacher, splits.
+    /// SHA-256 of everything that determines the bytes of the shards: job, tokenizer, teacher, splits.
     pub job_hash: String,
     /// The tokenizer.
     pub tokenizer: TokenizerRecord,
-    /// The teacher, where the job has one.
+    /// The teacher, if the job has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherRecord>,
-    /// Size of the vocabulary that log-probabilities, noise and sub-tokens are over.
+    /// Size of the vocabulary for log-probabilities, noise and sub-tokens.
     pub vocab_size: u64,
-    /// Seed of the replayed noise, where there is noise.
+    /// Seed of the replayed noise, if the data set has noise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise_seed: Option<u64>,
     /// Base and length of the sub-tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtokens: Option<SubtokenRecord>,
-    /// sha256 of the further files beside the shards, by name.
+    /// SHA-256 of the other files beside the shards, by name.
     #[serde(rename = "beside", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sidecar_files: BTreeMap<String, String>,
-    /// The columns, in their order: name, Arrow type, shape.
+    /// The columns in order: name, Arrow type, shape.
     pub columns: Vec<ColumnRecord>,
-    /// Splits of the input: what each shard was made from.
+    /// Splits of the input: the source of each shard.
     pub splits: Vec<SplitRecord>,
-    /// The files that were appended to the input after its first run, in their order.
+    /// Files that were appended to the input after the first run, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub appended: Vec<Appended>,
     /// The shards.
     pub shards: Vec<ShardRecord>,
-    /// Sums over the shards, by data set split.
+    /// Totals over the shards, by data set split.
     pub totals: BTreeMap<String, Totals>,
-    /// Statistics over the whole data set.
+    /// Statistics of the whole data set.
     pub statistics: Statistics,
-    /// Where its rows come from, where `stillhouse derive` made it of another data set; `job` is then the job that would make all of it.
+    /// Source of the rows, if `stillhouse derive` made the data set; `job` is then the job that would make all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub derived_from: Option<Box<DerivedFrom>>,
 }
 
-/// The data set that another one was derived from.
+/// The data set from which another one was derived.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DerivedFrom {
-    /// sha256 of its manifest.
+    /// SHA-256 of its manifest.
     pub manifest_sha256: String,
     /// Its job, with all defaults filled in.
     #[serde(deserialize_with = "job_of_any_version")]
     pub job: JobSpec,
     /// Its `job_hash`.
     pub job_hash: String,
-    /// Columns that were made anew or added; all others are as they were.
+    /// Columns that were recomputed or added; all others are unchanged.
     pub columns: Vec<String>,
-    /// Where that one was derived, too: from what.
+    /// The source of that data set, if it was derived as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub derived_from: Option<Box<DerivedFrom>>,
 }
 
-/// A job whose noise says nothing about `condition` was run before there was one, and promises none.
+/// Deserializes a job of any version. Noise without the key `condition` predates the key and does not guarantee it, so
+/// the key becomes `false`.
 fn job_of_any_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<JobSpec, D::Error> {
     let mut job = Value::deserialize(deserializer)?;
     if let Some(Value::Object(noise)) = job.pointer_mut("/extract/noise") {
@@ -86,64 +87,65 @@ fn job_of_any_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<JobS
     serde_json::from_value(job).map_err(D::Error::custom)
 }
 
-/// The tokenizer that was used.
+/// The tokenizer that the job used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenizerRecord {
-    /// As the job names it.
+    /// Path, as the job names it.
     pub source: String,
-    /// sha256 of the data set's `tokenizer.json`.
+    /// SHA-256 of the data set's `tokenizer.json`.
     pub sha256: String,
-    /// Entries, added tokens included.
+    /// Number of entries, including added tokens.
     pub vocab_size: u64,
-    /// Special tokens by role (`bos`, `eos`, `pad`, `mask`), where known.
+    /// Special tokens by role (`bos`, `eos`, `pad`, `mask`), if known.
     pub special_tokens: BTreeMap<String, SpecialToken>,
 }
 
 /// A special token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpecialToken {
-    /// As text.
+    /// The token as text.
     pub token: String,
-    /// As id.
+    /// The token id.
     pub id: u32,
 }
 
-/// The teacher that was used, with its arithmetic.
+/// The teacher that the job used, and its arithmetic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TeacherRecord {
-    /// As the job names it.
+    /// Path, as the job names it.
     pub source: String,
     /// `gpt2`, `llama`, `qwen3`.
     pub architecture: String,
     /// Number of parameters.
     pub parameters: u64,
-    /// Arithmetic of the forward pass, with the instructions that its bits depend on, such as
+    /// Arithmetic of the forward pass, including the instruction set that determines its bits, such as
     /// `f32 (widened from Q4_1 gguf), products and attention on x86_64 avx512`.
     pub arithmetic: String,
-    /// The type of it: what the job names, or what `auto` chose. Missing where an earlier version made the data set; then the job names it.
+    /// Type of the arithmetic: named by the job, or chosen by `auto`. Absent in data sets of earlier versions, whose
+    /// job names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<Dtype>,
-    /// What the arithmetic costs, where it was measured.
+    /// Error of the arithmetic, if measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<ArithmeticCost>,
     /// `cpu` or `cuda`.
     pub device: String,
-    /// sha256 by file.
+    /// SHA-256 of each file.
     pub files: BTreeMap<String, String>,
-    /// The token that is put before sequences that do not begin with it.
+    /// The token that is prepended to sequences that do not begin with it.
     pub bos_token_id: u32,
 }
 
-/// How a teacher's next-token distributions differ from those in f32, over the first tokens of the input.
+/// Error of a teacher's next-token distributions relative to f32, over the first tokens of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ArithmeticCost {
-    /// Tokens that it was measured on.
+    /// Number of tokens measured.
     pub tokens: u64,
-    /// Mean of KL(f32 ‖ this), nat.
+    /// Mean of KL(f32 ‖ this arithmetic), in nat.
     pub mean_kl_nats: f64,
-    /// The largest, nat.
+    /// Largest KL, in nat.
     pub max_kl_nats: f64,
-    /// The largest change of the log-probability of a token, nat.
+    /// Largest change of a token's log-probability, in nat.
     pub max_logprob_change_nats: f64,
 }
 
@@ -158,17 +160,17 @@ impl fmt::Display for ArithmeticCost {
     }
 }
 
-/// In which arithmetic a job's teacher computes, as its plan keeps it.
+/// Arithmetic of a job's teacher, as recorded in the plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TeacherArithmetic {
-    /// The type: what the job names, or what `auto` chose.
+    /// The type: named by the job, or chosen by `auto`.
     pub dtype: Dtype,
-    /// In words, with what the machine computes it with.
+    /// Description, including the instruction set or device.
     pub arithmetic: String,
-    /// What it costs, where it was measured.
+    /// Error of the arithmetic, if measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<ArithmeticCost>,
-    /// Tokens of a pass at most, on a GPU: they show in the last bits of the logits.
+    /// Maximum tokens of a pass on a GPU. They affect the last bits of the logits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass_tokens: Option<u64>,
 }
@@ -176,9 +178,9 @@ pub struct TeacherArithmetic {
 /// Base-b coding of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubtokenRecord {
-    /// b.
+    /// Base b.
     pub base: u32,
-    /// ℓ.
+    /// Digits per token, ℓ.
     pub length: u32,
 }
 
@@ -187,7 +189,7 @@ pub struct SubtokenRecord {
 pub struct ColumnRecord {
     /// Name.
     pub name: String,
-    /// Arrow type of the values.
+    /// Arrow type of the column.
     pub data_type: String,
     /// Shape per row, such as `[1024,4]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -215,22 +217,22 @@ fn type_name(data_type: &DataType) -> String {
     }
 }
 
-/// A split: the piece of the input that a shard was made from.
+/// A split: the piece of the input that becomes one shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SplitRecord {
-    /// Its number; the high 32 bits of the ids of its sequences and documents.
+    /// Number of the split; the high 32 bits of the ids of its sequences and documents.
     pub split: SplitId,
-    /// `train`, `validation`.
+    /// `train`, or a holdout such as `validation`.
     pub dataset_split: String,
-    /// The ranges of files it reads, in order.
+    /// The file ranges that the split reads, in order.
     pub pieces: Vec<Piece>,
-    /// Which of the documents there it takes, where not all.
+    /// The documents that the split takes from these ranges, if not all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<KeyRange>,
-    /// With which append it came, counted from 1; 0 for what was there from the start.
+    /// Number of the append that added the split, from 1; 0 for the original input.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub appended: u32,
-    /// Where its sequences stand in the data set, where something depends on that (`orders.schedule`).
+    /// Position of its sequences in the data set, if the job depends on it (`orders.schedule`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<SequenceRange>,
 }
@@ -240,46 +242,46 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// Files that were appended to a finished data set; their splits come after those that were there.
+/// Files that were appended to a finished data set. Their splits follow the existing ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Appended {
-    /// Hash of the job as it was before.
+    /// Hash of the job before the append.
     pub to: String,
-    /// Their names below the common folder of all files of the input, in their order.
+    /// Names relative to the common folder of all input files, in order.
     pub files: Vec<String>,
 }
 
-/// Documents by their key: those whose key lies from `first` to `last`, both included.
+/// Selects documents whose key lies from `first` to `last`, both inclusive.
 ///
-/// The key of a document is a hash of the seed and its text; docs/FORMAT.md has it to the bit.
+/// The key of a document is a hash of the seed and its text; docs/FORMAT.md defines it exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyRange {
-    /// The seed of the keys.
+    /// Seed of the keys.
     pub seed: u64,
-    /// Smallest key, as 16 hexadecimal digits in JSON.
+    /// Smallest key; 16 hexadecimal digits in JSON.
     #[serde(with = "hexadecimal")]
     pub first: u64,
-    /// Largest key, likewise.
+    /// Largest key; 16 hexadecimal digits in JSON.
     #[serde(with = "hexadecimal")]
     pub last: u64,
 }
 
 impl KeyRange {
-    /// Whether a document with this key is one of them.
+    /// Whether the range contains a key.
     pub fn holds(&self, key: u64) -> bool {
         (self.first..=self.last).contains(&key)
     }
 
-    /// The part of all keys that lies in the range.
+    /// The fraction of all keys that the range contains.
     pub fn share(&self) -> f64 {
         (self.last.saturating_sub(self.first) as f64 + 1.0) / KEYS
     }
 }
 
-/// How many keys there are, 2^64.
+/// Number of keys, 2^64.
 pub const KEYS: f64 = 18_446_744_073_709_551_616.0;
 
-/// JSON numbers above 2^53 are not exact everywhere.
+/// Serializes keys as hexadecimal text: many JSON readers lose precision above 2^53.
 mod hexadecimal {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -295,9 +297,9 @@ mod hexadecimal {
 /// A range of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// The file, as found by the job's paths.
+    /// Path of the file, as found through the job's paths.
     pub file: String,
-    /// What part of it.
+    /// The part of the file.
     pub range: Range,
 }
 
@@ -305,13 +307,13 @@ pub struct Piece {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Range {
-    /// Records that begin in these bytes of the decompressed file.
+    /// Records that begin in this byte range of the decompressed file.
     Bytes {
         /// First byte.
         start: u64,
-        /// One past the last byte.
+        /// End of the range, exclusive.
         end: u64,
-        /// Line number (from 1) at `start`, where the planner counted lines.
+        /// Line number at `start`, from 1, if the planner counted lines.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         line: Option<u64>,
     },
@@ -319,7 +321,7 @@ pub enum Range {
     Rows {
         /// First row.
         start: u64,
-        /// One past the last row.
+        /// End of the range, exclusive.
         end: u64,
     },
 }
@@ -327,98 +329,100 @@ pub enum Range {
 /// A shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShardRecord {
-    /// Path under the data set's folder.
+    /// Path relative to the data set's folder.
     pub path: String,
-    /// Data set split.
+    /// Data set split, such as `train`.
     pub dataset_split: String,
-    /// The split it was made from.
+    /// The split that the shard was made from.
     pub split: SplitId,
-    /// Packed sequences.
+    /// Number of packed sequences.
     pub rows: u64,
-    /// Tokens, padding not counted.
+    /// Number of tokens, without padding.
     pub tokens: u64,
-    /// Size of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Checksum of the file.
+    /// SHA-256 of the file.
     pub sha256: String,
-    /// Its end, which says where everything else lies; without it the shard has no checksums of pages (an older version wrote it).
+    /// End of the file, which locates all other parts. Absent in shards of older versions, which have no page
+    /// checksums.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub footer: Option<FooterRecord>,
-    /// Compressed bytes by column.
+    /// Compressed bytes of each column.
     pub column_bytes: BTreeMap<String, u64>,
-    /// What was read: for each piece of its split, in order, the sha256 of the piece's records. Of a good record the number of bytes of
-    /// its text (8 bytes, little-endian) and its text, of a bad one eight bytes 0xff.
+    /// For each piece of the split, in order, the SHA-256 of its records. A good record contributes the length of its
+    /// text in bytes (8 bytes, little-endian) and the text; a bad record contributes eight bytes 0xff.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub input_sha256: Vec<String>,
-    /// What went in and what was seen.
+    /// Statistics of the input and of the shard.
     pub statistics: Statistics,
 }
 
-/// Sums over shards.
+/// Totals over shards.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Shards.
+    /// Number of shards.
     pub shards: u64,
-    /// Packed sequences.
+    /// Number of packed sequences.
     pub rows: u64,
-    /// Tokens, padding not counted.
+    /// Number of tokens, without padding.
     pub tokens: u64,
-    /// Bytes.
+    /// Bytes of all shards.
     pub bytes: u64,
 }
 
-/// Statistics of a shard or a data set; sums, so that they add up.
+/// Statistics of a shard or a data set. Every field can be merged over shards: sums by addition, maxima by the larger
+/// value.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Documents read.
+    /// Number of documents read.
     pub documents: u64,
-    /// Records skipped, by reason. They are not among the documents.
+    /// Records skipped, by reason. Not included in `documents`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, u64>,
-    /// Documents that gave no token: they are read, and nothing of them is in a sequence but a separator.
+    /// Documents without tokens. They are counted as read, but contribute at most a separator to a sequence.
     #[serde(default)]
     pub empty_documents: u64,
     /// Bytes of text after cleaning.
     pub text_bytes: u64,
     /// Tokens of text, before packing.
     pub text_tokens: u64,
-    /// Tokens of the remainder that were dropped.
+    /// Tokens dropped with the remainder.
     pub dropped_tokens: u64,
     /// Tokens that the teacher predicted.
     #[serde(default)]
     pub predicted_tokens: u64,
-    /// Σ ln p over predicted tokens.
+    /// Σ ln p over the predicted tokens.
     #[serde(default)]
     pub logprob_sum: f64,
     /// Corrections, summed over tokens and draws.
     #[serde(default)]
     pub corrections: u64,
-    /// Corrections per token and draw: how many tokens have 0, 1, 2–3, 4–7, … (by powers of two).
+    /// Histogram of corrections per token and draw: counts for 0, 1, 2–3, 4–7, … corrections (powers of two).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub corrections_histogram: Vec<u64>,
     /// Largest number of corrections of one token.
     #[serde(default)]
     pub corrections_max: u64,
-    /// Largest total variation that the encoder left, over all tokens and draws.
+    /// Largest total variation between stored and exact softmax(ξ), over all tokens and draws.
     #[serde(default)]
     pub total_variation_max: f64,
-    /// What operators count beside that, by name.
+    /// Further statistics of operators, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub operators: BTreeMap<String, Statistic>,
 }
 
-/// A statistic of an operator: a number that says how two of it become one.
+/// A statistic of an operator, with the rule for merging two values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Statistic {
-    /// They are added.
+    /// Merged by addition.
     Sum(u64),
-    /// The largest counts.
+    /// Merged by the maximum.
     Max(f64),
 }
 
 impl Statistic {
-    /// Both as one; of two kinds the first stays.
+    /// Merges two values. For different kinds, the first value is kept.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Sum(a), Self::Sum(b)) => Self::Sum(a + b),
@@ -455,7 +459,7 @@ impl Statistics {
         }
     }
 
-    /// Adds to a statistic of an operator.
+    /// Merges a value into a statistic of an operator.
     pub fn count(&mut self, name: &str, more: Statistic) {
         match self.operators.get_mut(name) {
             Some(sum) => *sum = sum.and(more),
@@ -463,17 +467,17 @@ impl Statistics {
         }
     }
 
-    /// Records skipped, for whatever reason.
+    /// Number of skipped records, over all reasons.
     pub fn records_skipped(&self) -> u64 {
         self.skipped.values().sum()
     }
 
-    /// Records of the input: documents and what was skipped.
+    /// Number of input records: documents and skipped records.
     pub fn records(&self) -> u64 {
         self.documents + self.records_skipped()
     }
 
-    /// Counts one token's corrections.
+    /// Counts the corrections of one token.
     pub fn count_corrections(&mut self, corrections: u64) {
         let bin = (u64::BITS - corrections.leading_zeros()) as usize;
         if self.corrections_histogram.len() <= bin {
@@ -484,7 +488,7 @@ impl Statistics {
         self.corrections_max = self.corrections_max.max(corrections);
     }
 
-    /// Perplexity of the text under the teacher, exp(−mean ln p).
+    /// Perplexity of the text under the teacher, exp(−mean ln p); `None` without predicted tokens.
     pub fn perplexity(&self) -> Option<f64> {
         (self.predicted_tokens > 0).then(|| (-self.logprob_sum / self.predicted_tokens as f64).exp())
     }

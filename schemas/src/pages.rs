@@ -1,47 +1,48 @@
-//! The checksums of a shard: those of its pages, as they stand in its Parquet metadata, and that of its end, as it stands in the manifest.
+//! Checksums of a shard: those of its pages, stored in its Parquet metadata, and that of its end, stored in the
+//! manifest.
 //!
-//! Of the pages, one `bytes:crc32` for each page, between spaces, in the order in which the pages lie in the file: from byte [`FIRST_PAGE`] on, without gaps, up to the
-//! footer. A page is its header and what follows it, so the sums cover both, and dictionary pages are pages. CRC-32 is that of zlib (IEEE 802.3), in
-//! eight hexadecimal digits; the number of bytes is decimal.
+//! The page checksums are one `bytes:crc32` per page, separated by spaces, in file order: from byte [`FIRST_PAGE`]
+//! without gaps up to the footer. A page is its header and its data, so the checksum covers both; dictionary pages
+//! count as pages. CRC-32 is that of zlib (IEEE 802.3), in eight hexadecimal digits; the number of bytes is decimal.
 
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-/// Metadata key of the checksums.
+/// Metadata key of the page checksums.
 pub const PAGES: &str = "stillhouse.pages";
-/// Where the first page of a shard begins: behind the four letters `PAR1`.
+/// Offset of the first page of a shard, after the four bytes `PAR1`.
 pub const FIRST_PAGE: u64 = 4;
 
 /// Size and checksum of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageSum {
-    /// Bytes of its header and of what follows it.
+    /// Bytes of the page: header and data.
     pub bytes: u64,
-    /// CRC-32 of them all.
+    /// CRC-32 of these bytes.
     pub crc32: u32,
 }
 
-/// The end of a shard: everything behind its last page, which is page indexes and footer.
+/// The end of a shard: everything after the last page, that is page indexes and footer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FooterRecord {
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Their checksum.
+    /// SHA-256 of these bytes.
     pub sha256: String,
 }
 
-/// The pages of a shard as text.
+/// Formats the page checksums of a shard.
 pub fn render(pages: &[PageSum]) -> String {
     let mut text = String::with_capacity(pages.len() * 16);
     for (i, PageSum { bytes, crc32 }) in pages.iter().enumerate() {
         let space = if i > 0 { " " } else { "" };
-        let _ = write!(text, "{space}{bytes}:{crc32:08x}"); // into a string: cannot fail
+        let _ = write!(text, "{space}{bytes}:{crc32:08x}"); // writing to a string cannot fail
     }
     text
 }
 
-/// The pages of a shard from text; `None` where it is none of ours.
+/// Parses the page checksums of a shard; `None` if the text is invalid.
 pub fn parse(text: &str) -> Option<Vec<PageSum>> {
     let one = |entry: &str| {
         let (bytes, crc32) = entry.split_once(':')?;

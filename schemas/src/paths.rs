@@ -1,18 +1,18 @@
-//! Paths as a job file writes them: `~` at the beginning, `${VAR}`, and in inputs `{a,b}`.
+//! Syntax of paths in a job file: `~` at the beginning, `${VAR}`, and in inputs `{a,b}`.
 //!
 //! ```text
 //!   ~/corpora/${LANG}-{2023,2024}/*.jsonl ─alternatives─► ~/corpora/${LANG}-2023/*.jsonl ─parts─► home, "/corpora/", LANG, "-2023/*.jsonl"
 //! ```
 //!
-//! What a variable stands for is not known here. `$${` is a `${` that stands for itself; a `$` without a brace is a character like any
-//! other. A brace without a comma inside, or without its partner, is one too, and so is what stands in `[..]`.
+//! This module does not know the values of variables. `$${` is a literal `${`; a `$` without a brace is an ordinary
+//! character. So is a brace without a comma inside or without its partner, and any brace inside `[..]`.
 
-/// A piece of a path.
+/// A part of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// Characters that stand for themselves, or for globs.
+    /// Literal characters and globs.
     Text(&'a str),
-    /// `~` at the beginning: the user's home.
+    /// `~` at the beginning: the user's home folder.
     Home,
     /// `${VAR}`.
     Variable(&'a str),
@@ -20,10 +20,10 @@ pub enum Part<'a> {
 
 const VALID: &str = "valid: ${NAME}, with letters, digits and _; $${ for a ${ that is part of a name";
 
-/// Takes a path apart.
+/// Splits a path into its parts.
 ///
 /// # Errors
-/// A `${` that begins no variable, a variable that looks like a secret, somebody else's home.
+/// For a `${` that begins no variable, a variable whose name looks like a secret, and the home folder of another user.
 pub fn parts(path: &str) -> Result<Vec<Part<'_>>, String> {
     let mut parts = Vec::new();
     let mut rest = path;
@@ -63,7 +63,7 @@ fn variable(name: &str) -> Result<(), String> {
     if name.is_empty() || !name.chars().all(named) || name.starts_with(|c: char| c.is_ascii_digit()) {
         return Err(format!("has no name of a variable in ${{}}; {VALID}"));
     }
-    // a path is sent to stores and hubs, and told in messages
+    // paths are sent to stores and hubs, and shown in messages
     let secret = ["SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "ACCESS_KEY", "PRIVATE_KEY"];
     if secret.iter().any(|word| name.to_ascii_uppercase().contains(word)) {
         return Err(format!("names ${{{name}}}, which looks like a secret; no path holds one"));
@@ -71,21 +71,21 @@ fn variable(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a path means the same on every machine: it has neither `~` nor a variable.
+/// Whether a path has the same meaning on every machine: it has neither `~` nor variables.
 pub fn is_plain(path: &str) -> bool {
     parts(path).is_ok_and(|parts| parts.iter().all(|part| matches!(part, Part::Text(_))))
 }
 
-/// Most paths that one may stand for, and most bytes that they may have together.
+/// Maximum number of paths that one path may expand to, and maximum bytes of all of them.
 const MOST_ALTERNATIVES: usize = 10_000;
 const MOST_BYTES: usize = 10_000_000;
-/// Braces in braces.
+/// Maximum nesting depth of braces.
 const DEEPEST: usize = 8;
 
-/// The paths that a path with `{a,b}` stands for, in the order in which they are written.
+/// Expands `{a,b}` to all alternatives, in the order in which they are written.
 ///
 /// # Errors
-/// When there are more than 10,000, or braces in braces more than 8 deep.
+/// If there are more than 10,000 alternatives, or if braces are nested more than 8 deep.
 pub fn alternatives(path: &str) -> Result<Vec<String>, String> {
     let groups = if path.contains('{') { groups(path)? } else { Vec::new() };
     if groups.is_empty() {
@@ -94,7 +94,7 @@ pub fn alternatives(path: &str) -> Result<Vec<String>, String> {
     expand(path, 0, path.len(), &groups)
 }
 
-/// How many paths a path stands for, without making them.
+/// Returns the number of paths that a path expands to, without expanding it.
 pub fn count(path: &str) -> usize {
     fn below(from: usize, to: usize, groups: &[Group]) -> usize {
         let mut product = 1_usize;
@@ -115,7 +115,7 @@ pub fn count(path: &str) -> usize {
     groups(path).map_or(1, |groups| below(0, path.len(), &groups))
 }
 
-/// `{a,b}`: where it begins, where its commas are, where it ends.
+/// A group `{a,b}`: offsets of its opening brace, its commas and its closing brace.
 struct Group {
     start: usize,
     commas: Vec<usize>,
@@ -123,7 +123,7 @@ struct Group {
 }
 
 impl Group {
-    /// Where its alternatives begin and end.
+    /// Start and end offsets of the alternatives.
     fn options(&self) -> impl Iterator<Item = (usize, usize)> {
         let starts = std::iter::once(self.start).chain(self.commas.iter().copied());
         let ends = self.commas.iter().copied().chain([self.end]);
@@ -131,11 +131,11 @@ impl Group {
     }
 }
 
-/// The braces that have partners and commas, outermost first, in the order in which they begin.
+/// The brace groups that are closed and contain commas, sorted by their start; outer groups come first.
 fn groups(path: &str) -> Result<Vec<Group>, String> {
     let mut open: Vec<Group> = Vec::new();
     let mut found = Vec::new();
-    // looked for once: a search for what does not come would take the whole rest each time
+    // searched once: a repeated search for a missing bracket would scan the rest of the path each time
     let last = |c: char| path.rfind(c).unwrap_or(0);
     let (last_bracket, last_brace) = (last(']'), last('}'));
     let mut at = 0;
@@ -159,7 +159,7 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
                 );
                 1
             }
-            // a byte of a longer character is none of the above
+            // the bytes of multi-byte characters match none of the above
             _ => rest.chars().next().map_or(1, char::len_utf8),
         };
     }
@@ -175,10 +175,10 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
     Ok(found)
 }
 
-/// Bytes of a `[..]`, in which braces stand for themselves; of a bracket without its partner 1.
+/// Length of a `[..]` in bytes, in which braces are literal; 1 for a bracket without its partner.
 fn class(rest: &str) -> usize {
     let inside = if rest.starts_with("[!") { 2 } else { 1 };
-    // a ] right at the beginning is in the class
+    // a ] right after the opening belongs to the class
     let from = inside + usize::from(rest[inside..].starts_with(']'));
     rest[from..].find(']').map_or(1, |end| from + end + 1)
 }
@@ -189,7 +189,7 @@ fn expand(path: &str, from: usize, to: usize, groups: &[Group]) -> Result<Vec<St
     let first = groups.partition_point(|group| group.start < from);
     for group in groups[first..].iter().take_while(|group| group.start < to) {
         if group.start < at {
-            // inside of the one before
+            // inside the previous group
             continue;
         }
         let mut options = Vec::new();
@@ -262,7 +262,7 @@ mod tests {
             ("é{ü,ñ}", "éü éñ"),
             ("s3://{a,b}/k", "s3://a/k s3://b/k"),
             ("{s3://a,/b}/*.gz", "s3://a/*.gz /b/*.gz"),
-            // no alternatives
+            // not expanded
             ("{a}", "{a}"),
             ("{a,b", "{a,b"),
             ("a,b}", "a,b}"),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a path is, it is taken apart or refused, and its parts are what it says.
+        /// Any path is split or refused; the parts, joined again, give the path.
         #[test]
         fn no_path_breaks_this(path in "(\\PC|[{},\\[\\]!$~/a]|\\$\\{A\\}){0,40}") {
             if let Ok(all) = alternatives(&path) {

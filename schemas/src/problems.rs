@@ -1,10 +1,10 @@
-//! Everything that is wrong with a job, told at once: the path of the field, the value got, what is valid.
+//! All problems of a job file, reported at once: the path of the field, the value found, what is valid.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A place in a text.
+/// A position in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Position {
     /// Line, from 1.
@@ -16,47 +16,48 @@ pub struct Position {
 impl Position {
     pub(crate) const START: Self = Self { line: 1, column: 1 };
 
-    /// From what counts from 0.
+    /// Converts from numbers that count from 0.
     pub(crate) fn from_zero(line: u64, column: u64) -> Self {
         let number = |n: u64| u32::try_from(n.saturating_add(1)).unwrap_or(u32::MAX);
         Self { line: number(line), column: number(column) }
     }
 }
 
-/// One thing wrong with a job file.
+/// One problem of a job file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Problem {
     /// Path of the field, such as `extract.noise.tolerance` or `input.paths[1]`; empty for the whole file.
     pub field: String,
-    /// What was got, as it stands in the file; `None` where nothing was given.
+    /// The value found, as written in the file; `None` if there is no value to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub got: Option<String>,
     /// What is wrong and what is valid.
     pub message: String,
-    /// Where it stands in the file, as `line` and `column`; `None` for what no text was read for.
+    /// Line and column in the file; `None` if the job was not read from text.
     #[serde(flatten)]
     pub position: Option<Position>,
 }
 
 impl Problem {
-    /// A problem with a value that was given.
+    /// Creates a problem with the value found.
     pub fn new(field: impl Into<String>, got: impl fmt::Display, message: impl Into<String>) -> Self {
         Self { field: field.into(), got: Some(got.to_string()), message: message.into(), position: None }
     }
 
-    /// A problem without a value to show, such as a missing field.
+    /// Creates a problem without a value, such as a missing field.
     pub fn missing(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { field: field.into(), got: None, message: message.into(), position: None }
     }
 
-    /// The problem with the place where it stands in the file.
+    /// Sets the position in the file.
     #[must_use]
     pub fn at(mut self, position: Position) -> Self {
         self.position = Some(position);
         self
     }
 
-    /// In one line, as compilers tell: `job.yaml:12:3: input.path: …`; without a file `12:3: input.path: …`.
+    /// Formats the problem in one line, as compilers do: `job.yaml:12:3: input.path: …`; without a file
+    /// `12:3: input.path: …`.
     pub fn render(&self, file: Option<&str>) -> String {
         let position = self.position.map(|at| format!("{}:{}", at.line, at.column));
         let parts = file.map(str::to_owned).into_iter().chain(position);
@@ -75,7 +76,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A list of problems, never empty when it is an error.
+/// A list of problems. Never empty when it is an error.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, thiserror::Error)]
 #[serde(transparent)]
 pub struct Problems(pub Vec<Problem>);
@@ -86,7 +87,7 @@ impl Problems {
         self.0.push(problem);
     }
 
-    /// Whether a problem with this field, or with a field that holds it, is already told.
+    /// Whether the list contains a problem with this field or one of its parents.
     pub fn touches(&self, field: &str) -> bool {
         self.0.iter().any(|p| {
             p.field == field
@@ -95,12 +96,12 @@ impl Problems {
         })
     }
 
-    /// Sorts them by where they stand; those without a place come last.
+    /// Sorts by position; problems without a position come last.
     pub fn sort(&mut self) {
         self.0.sort_by_key(|p| p.position.map_or((1, Position { line: 0, column: 0 }), |position| (0, position)));
     }
 
-    /// All of them, a line for each, with the name of the file.
+    /// Formats all problems, one per line, with the name of the file.
     pub fn render(&self, file: Option<&str>) -> String {
         let n = self.0.len();
         let mut text = format!("the job file has {n} problem{}", if n == 1 { "" } else { "s" });
@@ -111,7 +112,7 @@ impl Problems {
         text
     }
 
-    /// `Ok` when nothing is wrong.
+    /// Returns `Ok` if the list is empty.
     pub fn into_result(self) -> Result<(), Problems> {
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }

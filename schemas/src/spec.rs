@@ -1,7 +1,7 @@
 //! The job file, version 1: every key, typed, with its unit, bounds and default.
 //!
-//! The same types give the JSON Schema (`stillhouse schema`), the structural checks (see [`crate::parse`])
-//! and the values that the pipeline runs with. Unknown keys are refused at every level.
+//! The JSON Schema (`stillhouse schema`), the structural checks (see [`crate::parse`]) and the values that the pipeline
+//! runs with all come from these types. Unknown keys are refused at every level.
 
 mod extract;
 mod images;
@@ -75,7 +75,7 @@ pub struct JobSpec {
     /// What runs the job. Never changes a byte of the shards.
     #[serde(default)]
     pub engine: Engine,
-    /// Sections of operators; which there may be, and what may stand in them, says [`crate::parse::JobFormat`].
+    /// Sections of operators. [`crate::parse::JobFormat`] defines which ones exist and their keys.
     #[serde(flatten)]
     #[schemars(skip)]
     pub sections: Sections,
@@ -260,7 +260,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// Whether it says nothing.
+    /// Whether no key is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -323,43 +323,43 @@ fn default_zstd() -> i32 {
 }
 
 impl JobSpec {
-    /// How the stores of the input are reached.
+    /// Options of the input's stores.
     pub fn input_storage(&self) -> Storage {
         self.input.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.over(&self.storage))
     }
 
-    /// How the store of the output is reached.
+    /// Options of the output's store.
     pub fn output_storage(&self) -> Storage {
         self.output.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.over(&self.storage))
     }
 
-    /// What happens to the remainder of the data set split of this name (`train`, `validation`).
+    /// Rule for the remainder of a data set split (`train`, `validation`).
     pub fn remainder_of(&self, dataset_split: &str) -> Remainder {
         self.input.holdout.get(dataset_split).and_then(|h| h.remainder).unwrap_or(self.pack.remainder)
     }
 
-    /// Every remainder rule that some data set split of the job uses.
+    /// The remainder rules of all data set splits of the job.
     pub fn remainders(&self) -> Vec<Remainder> {
         std::iter::once(self.pack.remainder).chain(self.input.holdout.values().filter_map(|h| h.remainder)).collect()
     }
 
-    /// Whether rows may be shorter than `pack.length`, so that columns of shape `[L]` are lists of any length.
+    /// Whether rows may be shorter than `pack.length`, so that columns of shape `[L]` are variable-size lists.
     pub fn has_short_rows(&self) -> bool {
         self.pack.mode == PackMode::Wrap && self.remainders().contains(&Remainder::Keep)
     }
 
-    /// Whether rows may hold padding, so that the column `attention_mask` is there.
+    /// Whether rows may contain padding, so that the data set has the column `attention_mask`.
     pub fn has_padding(&self) -> bool {
         self.pack.mode == PackMode::Pad || self.remainders().contains(&Remainder::Pad)
     }
 
-    /// What the teacher writes, in a job whose text it writes.
+    /// Options of generation; `None` if the teacher does not write the text.
     pub fn sequential(&self) -> Option<Sequential> {
         let extract = self.extract.as_ref().filter(|e| e.mode == ExtractMode::Sequential)?;
         Some(extract.sequential.clone().unwrap_or_default())
     }
 
-    /// Whether the noise of the tokens can be replayed from a seed: it is stored, or the text was written from it.
+    /// Whether the noise of the tokens can be replayed from a seed: it is stored, or the text was generated from it.
     pub fn has_noise(&self) -> bool {
         self.sequential().is_some() || self.extract.as_ref().is_some_and(|e| e.noise.is_some())
     }

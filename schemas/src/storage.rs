@@ -1,7 +1,7 @@
-//! The options of object stores, and what a URL of one may look like.
+//! Options of object stores, and the syntax of their URLs.
 //!
-//! Credentials are no option: they come from the environment or from the AWS profile files, so that a job file can be shown to
-//! anybody. A URL or an endpoint that holds some is refused, and the refusal does not repeat it.
+//! Credentials are not options: they come from the environment or from the AWS profile files, so that a job file can be
+//! shown to anybody. A URL or an endpoint that contains credentials is refused, and the message does not repeat it.
 
 use std::fmt;
 use std::time::Duration;
@@ -84,25 +84,25 @@ pub struct Retry {
 /// [`Retry`] with the defaults filled in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryLimits {
-    /// How often a request is sent at most.
+    /// Maximum number of attempts of a request.
     pub max_attempts: u32,
-    /// How long it is tried at most.
+    /// Maximum total time of a request, over all attempts.
     pub longest: Duration,
-    /// Longest wait before the second attempt.
+    /// Maximum wait before the second attempt.
     pub first_backoff: Duration,
-    /// Longest wait between attempts.
+    /// Maximum wait between attempts.
     pub largest_backoff: Duration,
-    /// How long one attempt may take.
+    /// Timeout of one attempt.
     pub request_timeout: Duration,
 }
 
 impl Storage {
-    /// Whether nothing is said.
+    /// Whether no option is set.
     pub fn is_unset(&self) -> bool {
         *self == Self::default()
     }
 
-    /// These options, and those of `base` where nothing is said here.
+    /// Returns these options, with those of `base` for every option that is not set.
     #[must_use]
     pub fn over(&self, base: &Self) -> Self {
         let retry = match (&self.retry, &base.retry) {
@@ -121,7 +121,7 @@ impl Storage {
         }
     }
 
-    /// The limits of trying again, with the defaults filled in.
+    /// Returns the retry limits, with the defaults filled in.
     pub fn retry_limits(&self) -> RetryLimits {
         let retry = self.retry.clone().unwrap_or_default();
         let milliseconds = |value: Option<u32>, default| Duration::from_millis(value.unwrap_or(default).into());
@@ -135,17 +135,17 @@ impl Storage {
         }
     }
 
-    /// Bytes of a part of an upload; never under the 5 MiB that stores ask for.
+    /// Bytes of a part of an upload; at least 5 MiB, the minimum of the stores.
     pub fn part_bytes(&self) -> usize {
         (self.part_megabytes.unwrap_or(8) as usize * 1_000_000).max(5 << 20)
     }
 
-    /// Parts of one upload that are on their way at once.
+    /// Maximum concurrent parts of one upload.
     pub fn parts_at_once(&self) -> usize {
         self.parts_at_once.unwrap_or(4).max(1) as usize
     }
 
-    /// What is asked of a store that is written to.
+    /// What the output's store must support.
     pub fn conditional_put(&self) -> ConditionalPut {
         self.conditional_put.unwrap_or_default()
     }
@@ -166,7 +166,7 @@ impl Retry {
 /// Kinds of store that a URL can name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheme {
-    /// Amazon S3 and what speaks its protocol.
+    /// Amazon S3 and services that use its protocol.
     S3,
     /// Google Cloud Storage.
     Gs,
@@ -174,12 +174,12 @@ pub enum Scheme {
     Az,
     /// A plain web server, read only.
     Http,
-    /// The same over TLS.
+    /// A web server over TLS, read only.
     Https,
 }
 
 impl Scheme {
-    /// As it stands before `://`; other spellings (`s3a`, `gcs`, `azure`, `abfs`, `abfss`) become these.
+    /// The canonical scheme before `://`; `s3a`, `gcs`, `azure`, `abfs` and `abfss` are aliases.
     pub fn name(self) -> &'static str {
         match self {
             Self::S3 => "s3",
@@ -190,7 +190,7 @@ impl Scheme {
         }
     }
 
-    /// Whether the store is a web server, where `?` begins a query and `%41` is an A.
+    /// Whether the store is a web server, in whose URLs `?` begins a query and `%41` is an A.
     pub fn is_web(self) -> bool {
         matches!(self, Self::Http | Self::Https)
     }
@@ -213,25 +213,26 @@ impl fmt::Display for Scheme {
     }
 }
 
-/// The parts of a store's URL, as they stand there.
+/// The parts of a store's URL, as written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UrlParts<'a> {
     /// Kind of store.
     pub scheme: Scheme,
-    /// Bucket or container; of a web server the host, with the port where one is given.
+    /// Bucket or container; for a web server the host, with the port if one is given.
     pub bucket: &'a str,
-    /// Everything after the slash after the bucket; may be empty, may hold globs.
+    /// Everything after the bucket and its slash. May be empty, and may contain globs.
     pub key: &'a str,
 }
 
 const CREDENTIALS: &str = "credentials come from the environment or the AWS profile files, never from a URL";
 
-/// Takes a store's URL apart; `None` for what is a path of this machine, such as `data/x` and `file:///data/x`.
+/// Splits the URL of a store; `None` for a path on this machine, such as `data/x` and `file:///data/x`.
 ///
-/// In `s3`, `gs` and `az` URLs a `?` is a glob character, unless `name=` follows it: then it is a query, which only signed URLs have.
+/// In `s3`, `gs` and `az` URLs a `?` is a glob character, unless `name=` follows it: then it begins a query, which only
+/// signed URLs have.
 ///
 /// # Errors
-/// What is wrong, in words that repeat nothing of the URL but its scheme.
+/// If the URL is invalid. The message repeats only its scheme.
 pub fn split_url(text: &str) -> Option<Result<UrlParts<'_>, String>> {
     let (scheme, rest) = text.split_once("://")?;
     if scheme == "file" {
@@ -277,7 +278,7 @@ fn has_query(scheme: Scheme, key: &str) -> bool {
     key.match_indices('?').any(|(at, _)| scheme.is_web() || is_named(&key[at + 1..]))
 }
 
-/// What is wrong with an endpoint, if anything, in words that do not repeat it.
+/// Returns what is wrong with an endpoint, if anything. The message does not repeat the endpoint.
 pub fn endpoint_problem(endpoint: &str) -> Option<String> {
     const VALID: &str = "valid: https://host[:port], or http:// for a service without TLS";
     let Some(Ok(parts)) = split_url(endpoint) else {

@@ -1,4 +1,4 @@
-//! Errors of the pipeline: what failed, where, whether trying again can help.
+//! Errors of the pipeline: what failed, where, and whether a retry can help.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use stillhouse_schemas::problems::Problems;
 use crate::source_error::SourceError;
 use crate::storage::{self, StorageError};
 
-/// What kind of thing failed.
+/// The part of the job that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// The job file, or how the program was called: exit code 2.
+    /// The job file or the command line; exit code 2.
     Usage,
     /// The input data.
     Input,
@@ -26,16 +26,16 @@ pub enum ErrorKind {
     Model,
     /// The output folder or store.
     Output,
-    /// The output, while another run works on it.
+    /// The output is in use by another run.
     Busy,
-    /// A data set that does not hold what it should.
+    /// A data set whose content is not what its manifest or format requires.
     DataSet,
     /// The job was cancelled.
     Cancelled,
 }
 
 impl ErrorKind {
-    /// A name for metrics and for programs, which stays as it is: `usage`, `input`, `model`, `output`, `busy`, `data_set`, `cancelled`.
+    /// A stable name for metrics and programs: `usage`, `input`, `model`, `output`, `busy`, `data_set`, `cancelled`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Usage => "usage",
@@ -55,24 +55,25 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// An error with its place, its cause and whether a retry can help.
+/// An error with its location, its cause and whether a retry can help.
 #[derive(Debug)]
 pub struct PipelineError {
-    /// What kind of thing failed.
+    /// The part of the job that failed.
     pub kind: ErrorKind,
     /// Whether the same call can succeed later (a full disk, a lost connection).
     pub retryable: bool,
-    /// What is wrong with the job file, one by one, where that is what failed.
+    /// The problems in the job file, if the job file is what failed.
     pub problems: Option<Problems>,
-    /// The split that failed, where it was one.
+    /// The split that failed, if the error belongs to one.
     pub split: Option<SplitId>,
-    /// Whether it is this machine that cannot, and another one may.
+    /// Whether this machine is the cause, so that another machine may succeed.
     pub of_place: bool,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// Whether what the system said of a file is as true at the next attempt: who may write, what a name is, how large a file may be.
+/// Whether the file-system error is permanent, so that a retry fails in the same way: permissions, path names, limits
+/// on file size.
 fn lasts(error: &(dyn std::error::Error + 'static)) -> bool {
     use std::io::ErrorKind as Of;
     let lasting = [
@@ -95,7 +96,7 @@ fn lasts(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 impl PipelineError {
-    /// An error that stands for itself.
+    /// Creates an error without a cause. It is not retryable.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -108,7 +109,8 @@ impl PipelineError {
         }
     }
 
-    /// An error with its cause.
+    /// Creates an error with a cause. An error of an object store among the causes is explained in one line and decides
+    /// whether a retry can help.
     pub fn caused(
         kind: ErrorKind,
         message: impl Into<String>,
@@ -122,26 +124,26 @@ impl PipelineError {
         Self { source: Some(source), ..Self::new(kind, message) }
     }
 
-    /// Marks the error as one that a retry can help.
+    /// Marks the error as retryable.
     #[must_use]
     pub fn retryable(mut self) -> Self {
         self.retryable = true;
         self
     }
 
-    /// Marks the error as one of this machine: another one may have the room, or the device.
+    /// Marks the error as specific to this machine: another machine may have the disk space, the memory or the device.
     #[must_use]
     pub fn of_place(self) -> Self {
         Self { of_place: true, ..self }
     }
 
-    /// Names the split that failed.
+    /// Sets the split that failed.
     #[must_use]
     pub fn of_split(self, split: SplitId) -> Self {
         Self { split: Some(split), ..self }
     }
 
-    /// With the places of what is wrong with the job file.
+    /// Adds line and column to the problems of the job file.
     #[must_use]
     pub fn located(mut self, places: &Positions) -> Self {
         if let Some(problems) = &mut self.problems {
@@ -151,14 +153,14 @@ impl PipelineError {
         self
     }
 
-    /// What a store said, in one line, with what to check.
+    /// Explains a store error in one line, with what the user should check.
     pub fn store(kind: ErrorKind, error: &object_store::Error, action: &str, place: &str) -> Self {
         let reported = Self::new(kind, storage::explain(error, action, place));
         if storage::is_retryable(error) { reported.retryable() } else { reported }
     }
 
-    /// For `map_err`: an error of the output, with what was tried. Another attempt may help, except where the system says of the path or the
-    /// user what will be as true then.
+    /// For `map_err`: an output error with `context`, the action that failed. It is retryable, unless the file-system
+    /// error is permanent (permissions, path names).
     pub fn output<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         context: impl Into<String>,
     ) -> impl FnOnce(E) -> Self {
@@ -171,7 +173,7 @@ impl PipelineError {
         }
     }
 
-    /// For `map_err`: an error of a data set, with what was tried.
+    /// For `map_err`: a data set error with `context`, the action that failed.
     pub fn dataset<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         context: impl Into<String>,
     ) -> impl FnOnce(E) -> Self {
@@ -179,7 +181,7 @@ impl PipelineError {
         move |e| Self::caused(ErrorKind::DataSet, context, e)
     }
 
-    /// An error that DataFusion carried out of a stage, in the words of the stage.
+    /// Unwraps an error that a stage raised inside DataFusion, and classifies it by the stage's own error type.
     pub fn from_stage(context: impl Into<String>, error: DataFusionError) -> Self {
         let cause = match unwrapped(error) {
             DataFusionError::External(e) => e,
@@ -202,7 +204,7 @@ impl PipelineError {
         Self { retryable, ..Self::caused(ErrorKind::Input, context, error) }
     }
 
-    /// An error that came out of the plan of a job: a node's own, or one of DataFusion.
+    /// An error from executing the plan of a job: raised by one of our nodes, or by DataFusion.
     pub fn of_plan(error: DataFusionError) -> Self {
         match unwrapped(error) {
             DataFusionError::External(cause) => match cause.downcast::<Self>() {
@@ -214,16 +216,16 @@ impl PipelineError {
     }
 }
 
-/// An error as one process tells it to another: all that is decided by it, and its words.
+/// A [`PipelineError`] as processes send it to each other: the fields that decide how it is handled, and the message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind of thing failed.
+    /// The part of the job that failed.
     pub kind: ErrorKind,
-    /// Whether the same can succeed later.
+    /// Whether the same call can succeed later.
     pub retryable: bool,
-    /// The split that failed, where it was one.
+    /// The split that failed, if the error belongs to one.
     pub split: Option<SplitId>,
-    /// Whether it is the machine that cannot, and another one may.
+    /// Whether the machine is the cause, so that another machine may succeed.
     #[serde(default)]
     pub of_place: bool,
     /// The message with its causes, on one line.
@@ -250,7 +252,7 @@ impl fmt::Display for PipelineError {
     }
 }
 
-/// An error without what DataFusion and Arrow put around those of others on the way up.
+/// Removes the wrappers that DataFusion and Arrow put around errors of other crates.
 fn unwrapped(error: DataFusionError) -> DataFusionError {
     match error {
         DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => unwrapped(*inner),
@@ -274,11 +276,12 @@ fn unwrapped(error: DataFusionError) -> DataFusionError {
     }
 }
 
-/// What a store said, among an error and its causes; its own words are for nobody.
+/// Finds an `object_store` error among an error and its causes. The caller explains it, since its own text is not fit
+/// for users.
 fn of_a_store<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) -> Option<&'a object_store::Error> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
-        // in the words of the input already
+        // `SourceError` has explained its store error already
         if error.is::<SourceError>() {
             return None;
         }
@@ -290,12 +293,12 @@ fn of_a_store<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) ->
     None
 }
 
-/// A message with its causes after it, on one line; what is said already is not said again.
+/// Appends the causes to a message, on one line, and skips text that the message contains already.
 pub fn with_causes(mut text: String, mut cause: Option<&(dyn std::error::Error + 'static)>) -> String {
     while let Some(e) = cause {
         let said = e.to_string();
         let said = said.trim_end();
-        // many errors repeat what they were made from, some begin with what was said before them
+        // many errors repeat the text of their cause; some begin with the text so far
         match said.strip_prefix(text.as_str()) {
             Some(more) => text += more,
             None if text.contains(said) => {}
@@ -314,7 +317,7 @@ impl From<StorageError> for PipelineError {
     }
 }
 
-/// Work on another thread that panicked, or that the end of the runtime stopped.
+/// Work on another thread that panicked, or that the shutdown of the runtime cancelled.
 impl From<tokio::task::JoinError> for PipelineError {
     fn from(error: tokio::task::JoinError) -> Self {
         Self::caused(ErrorKind::Output, "file work on a thread of its own did not end", error)
@@ -328,7 +331,7 @@ impl From<Problems> for PipelineError {
     }
 }
 
-/// Result of a pipeline call.
+/// The result of a pipeline call.
 pub type Result<T, E = PipelineError> = std::result::Result<T, E>;
 
 #[cfg(test)]
@@ -378,7 +381,7 @@ mod tests {
         ];
         for error in wrapped {
             let reported = PipelineError::of_plan(error);
-            // and over a wire
+            // the same after a round trip through JSON, as between processes
             let sent = serde_json::to_string(&Failure::from(&reported)).unwrap();
             let got = PipelineError::from(serde_json::from_str::<Failure>(&sent).unwrap());
             for error in [reported, got] {

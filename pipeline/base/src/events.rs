@@ -1,4 +1,4 @@
-//! What a running job tells: one stream of events for progress bars, log lines, `--json` and the service.
+//! Events of a running job: one stream for progress bars, log lines, `--json` and the service.
 
 use std::collections::BTreeMap;
 
@@ -6,133 +6,134 @@ use serde::{Deserialize, Serialize};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::Statistics;
 
-/// Something that happened.
+/// An event of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// The input is being listed, scanned or fetched; tells what takes the time.
+    /// A slow step before the plan is ready: the input is being listed, scanned or fetched.
     Preparing {
-        /// What is being done.
+        /// Description of the step.
         what: String,
     },
-    /// Something that the user allowed and should know of.
+    /// Something that the user allowed but should know about.
     Warning {
-        /// What it is.
+        /// Text of the warning.
         message: String,
     },
-    /// The plan is made and work begins (or goes on).
+    /// The plan is ready and work begins or resumes.
     JobStarted {
-        /// The job's name.
+        /// Name of the job.
         name: String,
-        /// Where the data set goes.
+        /// Path or URL of the data set.
         output: String,
-        /// Splits in the plan.
+        /// Number of splits in the plan.
         splits: u64,
-        /// Splits that an earlier run had committed.
+        /// Number of splits that earlier runs committed.
         splits_done: u64,
-        /// Bytes of the shards that earlier runs had committed.
+        /// Bytes of the shards that earlier runs committed.
         bytes_done: u64,
-        /// Bytes of input that the plan reads; 0 where not known (columnar files).
+        /// Bytes of input that the plan reads; 0 if unknown (columnar files).
         input_bytes: u64,
-        /// Teacher, where there is one: architecture, parameters, arithmetic, device.
+        /// The teacher, if the job has one: architecture, parameters, arithmetic, device.
         teacher: Option<String>,
-        /// The job's hash, as it will stand in the manifest.
+        /// Hash of the job, as the manifest will record it.
         #[serde(default)]
         job_hash: String,
     },
     /// Work on a split began.
     SplitStarted {
-        /// Which split.
+        /// Id of the split.
         split: SplitId,
-        /// Its data set split.
+        /// Data set split that the split belongs to, such as `train`.
         dataset_split: String,
-        /// On a cluster: the executor, where it has said so.
+        /// On a cluster: the executor that makes the split, if it has reported its name.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         executor: Option<String>,
     },
-    /// A shard is complete, checked and visible.
+    /// A shard is complete, verified and visible to readers.
     SplitCommitted {
-        /// Which split.
+        /// Id of the split.
         split: SplitId,
-        /// Path of the shard under the output.
+        /// Path of the shard, relative to the output.
         shard: String,
-        /// Packed sequences.
+        /// Number of packed sequences.
         rows: u64,
-        /// Tokens.
+        /// Number of tokens.
         tokens: u64,
-        /// Bytes of the shard.
+        /// Size of the shard in bytes.
         bytes: u64,
     },
-    /// Nothing has moved for a while: no row, no commit, no request. Told again when twice as long has passed.
+    /// Nothing has moved for a while: no row, no commit, no request. Sent again each time the stall has doubled in
+    /// length.
     Stalled {
-        /// Seconds since anything moved.
+        /// Seconds since the last movement.
         seconds: f64,
-        /// Splits at work.
+        /// Number of splits in progress.
         at_work: u64,
-        /// Where they stand, the longest still ones first; the first few of them.
+        /// State of the first few splits, those that have been still for longest first.
         splits: Vec<StalledSplit>,
     },
-    /// A data set is being copied.
+    /// The copy of a data set began.
     ExportStarted {
-        /// To where.
+        /// Destination path or URL.
         destination: String,
-        /// Files of the data set.
+        /// Number of files of the data set.
         files: u64,
         /// Bytes of all files.
         bytes: u64,
     },
-    /// How far the copy is, sent about four times a second.
+    /// Progress of the copy, sent about four times a second.
     ExportProgress {
-        /// Files copied or found there.
+        /// Files copied, or already present at the destination.
         files_done: u64,
-        /// Files of the data set.
+        /// Number of files of the data set.
         files: u64,
-        /// Bytes copied or found there.
+        /// Bytes copied, or already present at the destination.
         bytes_done: u64,
         /// Bytes of all files.
         bytes: u64,
-        /// Bytes that were there before.
+        /// Bytes that were present at the destination before the copy began.
         bytes_there: u64,
     },
-    /// Counters so far, in this run, sent about four times a second.
+    /// Counters of this run so far, sent about four times a second.
     Progress(Progress),
-    /// All shards are there, with manifest and `_SUCCESS`.
+    /// All shards are complete, and the manifest and `_SUCCESS` are written.
     JobFinished {
-        /// Where the data set is.
+        /// Path or URL of the data set.
         output: String,
-        /// Hash of everything that decided the bytes of its shards.
+        /// Hash of everything that determines the bytes of the shards.
         #[serde(default)]
         job_hash: String,
-        /// Packed sequences.
+        /// Number of packed sequences.
         rows: u64,
-        /// Tokens.
+        /// Number of tokens.
         tokens: u64,
         /// Bytes of all shards.
         bytes: u64,
-        /// Seconds that this run took.
+        /// Duration of this run in seconds.
         seconds: f64,
-        /// Whether an earlier run had finished the data set already.
+        /// Whether an earlier run had already finished the data set.
         already_done: bool,
-        /// What went in.
+        /// Counts of the input.
         #[serde(flatten)]
         went_in: WentIn,
     },
 }
 
-/// What went into a data set, and what of it did not get into a sequence.
+/// Counts of the input of a data set, and of the part that did not become sequences.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-// an earlier version may have told less
+// events of earlier versions may lack fields
 #[serde(default)]
 pub struct WentIn {
     /// Documents read.
     pub documents: u64,
-    /// Of those the ones that gave no token.
+    /// Those documents that yielded no token.
     pub empty_documents: u64,
-    /// Records skipped, by reason; they are not among the documents.
+    /// Records skipped, by reason; not included in `documents`.
     pub skipped: BTreeMap<String, u64>,
     /// Tokens of text, before packing.
     pub text_tokens: u64,
-    /// Of those the ones that packing dropped: remainders, and what was cut off rows.
+    /// Those text tokens that packing dropped: remainders, and the parts cut off from rows.
     pub dropped_tokens: u64,
 }
 
@@ -148,31 +149,31 @@ impl From<&Statistics> for WentIn {
     }
 }
 
-/// A split at work that does not move.
+/// A split in progress that does not move.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StalledSplit {
-    /// Which split.
+    /// Id of the split.
     pub split: SplitId,
-    /// What it reads.
+    /// The input that the split reads.
     pub reads: String,
-    /// Seconds since anything of it moved.
+    /// Seconds since the last movement of the split.
     pub seconds: f64,
-    /// Where its stages stand, in the order of the pipeline.
+    /// State of its stages, in pipeline order.
     pub stages: Vec<StageStatus>,
 }
 
-/// Where a stage of a split stands.
+/// State of one stage of a split.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageStatus {
-    /// Its name, as in [`StageProgress`].
+    /// Name of the stage, as in [`StageProgress`].
     pub name: String,
-    /// Rows that came out of it.
+    /// Rows that the stage has emitted.
     pub rows: u64,
-    /// What it is doing, in words.
+    /// What the stage is doing, as text.
     pub doing: String,
 }
 
-/// What [`Event::Stalled`] says, in words.
+/// Formats [`Event::Stalled`] as text.
 pub fn stalled_words(seconds: f64, at_work: u64, splits: &[StalledSplit]) -> String {
     let minutes = (seconds / 60.0).floor().max(1.0);
     let mut text = format!("nothing has moved for {minutes} minute{}", if minutes == 1.0 { "" } else { "s" });
@@ -188,16 +189,17 @@ pub fn stalled_words(seconds: f64, at_work: u64, splits: &[StalledSplit]) -> Str
     text
 }
 
-/// Counters of one stage of the pipeline, in this run, summed over all splits.
+/// Counters of one pipeline stage in this run, summed over all splits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageProgress {
     /// `read`, the name of an operator (`clean`, `tokenize`, `pack`, `extract`, …), or `write`.
     pub name: String,
-    /// Rows that came out of the stage: pieces of documents up to `tokenize`, sequences from `pack` on.
+    /// Rows that the stage has emitted: pieces of documents up to `tokenize`, sequences from `pack` on.
     pub rows: u64,
-    /// Seconds of the stage's own work; not those in which it waited for its neighbours. Splits at work at once add up.
+    /// Seconds that the stage worked, without the time it waited for its neighbours, summed over concurrent splits.
     pub busy_seconds: f64,
-    /// Seconds in which devices had no batch while the stage was at work, looked at now and then; where several stages were, shared out evenly.
+    /// Seconds in which devices had no batch while the stage was at work, estimated by sampling. Stages that were at
+    /// work at the same time share the seconds evenly.
     #[serde(default)]
     pub awaited_seconds: f64,
 }
@@ -207,9 +209,9 @@ pub struct StageProgress {
 pub struct Progress {
     /// Seconds since the run began.
     pub seconds: f64,
-    /// Splits committed, those of earlier runs included.
+    /// Splits committed, including those of earlier runs.
     pub splits_done: u64,
-    /// Splits in the plan.
+    /// Number of splits in the plan.
     pub splits: u64,
     /// Documents read.
     pub documents: u64,
@@ -219,39 +221,40 @@ pub struct Progress {
     pub tokens: u64,
     /// Sequences packed.
     pub sequences: u64,
-    /// Tokens that the teacher has gone over.
+    /// Tokens that the teacher has processed.
     pub teacher_tokens: u64,
-    /// Seconds in the teacher's own pass, summed over splits at work.
+    /// Seconds in the teacher's forward pass, summed over concurrent splits.
     pub teacher_seconds: f64,
-    /// Seconds in log-probabilities, noise and top-k.
+    /// Seconds spent on log-probabilities, noise and top-k.
     pub extract_seconds: f64,
-    /// Devices with the teacher.
+    /// Number of devices that run the teacher.
     #[serde(default)]
     pub devices: u64,
-    /// Seconds in which devices had no batch, as no split was ready, summed over them.
+    /// Seconds in which devices had no batch because no split was ready, summed over devices.
     #[serde(default)]
     pub device_idle_seconds: f64,
-    /// Seconds in which devices waited for the extraction of the logits that they had made, summed over them.
+    /// Seconds in which devices waited for the extraction of logits that they had computed, summed over devices.
     #[serde(default)]
     pub device_blocked_seconds: f64,
-    /// The stages, in the order of the pipeline; the same ones in every event of a run.
+    /// The stages, in pipeline order; every event of a run lists the same ones.
     pub stages: Vec<StageProgress>,
-    /// Requests sent to object stores and web servers, those sent again counted again.
+    /// Requests sent to object stores and web servers, including retries.
     pub store_requests: u64,
-    /// Of those the ones that were sent again.
+    /// Those requests that were retries.
     pub store_retries: u64,
     /// Bytes of the shards that this run has committed.
     pub bytes: u64,
 }
 
 impl Progress {
-    /// The stage that devices without a batch have waited for longest.
+    /// Returns the stage that devices without a batch have waited for longest.
     pub fn most_awaited(&self) -> Option<&str> {
         let awaited = self.stages.iter().filter(|stage| stage.awaited_seconds > 0.0);
         awaited.max_by(|a, b| a.awaited_seconds.total_cmp(&b.awaited_seconds)).map(|stage| stage.name.as_str())
     }
 
-    /// Adds what another process has counted for the same run: its work, not what the run itself knows of time, splits and shards.
+    /// Adds the counters of another process of the same run: its work, but not time, splits and shards, which this run
+    /// counts itself.
     pub fn add(&mut self, other: &Self) {
         self.documents += other.documents;
         self.text_bytes += other.text_bytes;
@@ -278,13 +281,13 @@ impl Progress {
     }
 }
 
-/// Takes events as they happen. Called from several threads.
+/// Receives events as they happen, on several threads.
 pub trait Observer: Send + Sync {
-    /// Takes one event; must not block for long.
+    /// Receives one event. Must not block for long.
     fn event(&self, event: &Event);
 }
 
-/// Takes no notice.
+/// An observer that ignores all events.
 pub struct Silent;
 
 impl Observer for Silent {

@@ -1,4 +1,4 @@
-//! What a store can say of a file without reading it, and whether that is still so.
+//! The state of a file as its store reports it without reading the file, and whether the file is still in that state.
 
 use std::fmt;
 
@@ -6,43 +6,46 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use object_store::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
-/// What tells one state of a file from another: on a disk its size, time of change and inode; in a store what that keeps.
+/// Identifies one state of a file. On disk: size, modification time and inode. In a store: the metadata that the store
+/// keeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileState {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// When it was changed last, in nanoseconds since 1970. In stores that have ETags it is left out: they tell it in several precisions.
+    /// Last modification, in nanoseconds since 1970. Absent for stores that have ETags, because they report the time in
+    /// several precisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_ns: Option<i64>,
-    /// The ETag, without quotes; on a disk made of inode, time and size.
+    /// The ETag, without quotes. On disk it is made of inode, time and size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub e_tag: Option<String>,
-    /// The version, where the store keeps several and tells it.
+    /// The version id, if the store keeps versions and reports them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
 }
 
 impl FileState {
-    /// What a store says now.
+    /// The state that `meta` describes.
     pub fn of(meta: &ObjectMeta, on_disk: bool) -> Self {
         let nanos = match on_disk {
             true => meta.last_modified.timestamp_nanos_opt(),
-            // headers have whole seconds, listings more
+            // headers give whole seconds, listings a finer time
             false => meta.last_modified.timestamp().checked_mul(1_000_000_000),
         };
-        // listings and headers quote it in different ways; a weak one is as good where only "the same file?" is asked
+        // listings and headers quote the ETag differently; a weak ETag is enough to tell whether it is the same file
         let e_tag = meta.e_tag.as_deref().map(|tag| tag.trim_start_matches("W/").trim_matches('"').to_owned());
         let e_tag = e_tag.filter(|tag| !tag.is_empty());
         let modified_ns = if on_disk || e_tag.is_none() { nanos } else { None };
         Self { bytes: meta.size, modified_ns, e_tag, version: meta.version.clone() }
     }
 
-    /// Whether a later look shows the same file, as far as both tell.
+    /// Whether `now` describes the same file. Compares only the fields that both states have.
     pub fn is_still(&self, now: &Self) -> bool {
         self.is_as_on(now) && agree(&self.e_tag, &now.e_tag)
     }
 
-    /// The same, of a look from another machine. There a disk has other inodes, so of a file with a time the ETag says nothing.
+    /// Like [`is_still`](Self::is_still), but `machine` is the state seen on another machine. Inodes differ between
+    /// machines, so the ETag of a file with a modification time is not compared.
     pub fn is_as_on(&self, machine: &Self) -> bool {
         let has_times = self.modified_ns.is_some() && machine.modified_ns.is_some();
         self.bytes == machine.bytes
@@ -52,7 +55,7 @@ impl FileState {
     }
 }
 
-/// Whether two say the same, or one says nothing.
+/// Whether two values are equal, or one of them is absent.
 fn agree<T: PartialEq>(was: &Option<T>, now: &Option<T>) -> bool {
     was.is_none() || now.is_none() || was == now
 }
@@ -68,13 +71,13 @@ impl fmt::Display for FileState {
     }
 }
 
-/// A file is another one than the listing saw. Travels inside errors of stores.
+/// A file changed after it was listed. Travels inside errors of stores.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("it had {was} when it was listed, and has {now} now")]
 pub struct Changed {
-    /// As the listing saw it.
+    /// State in the listing.
     pub was: FileState,
-    /// As it is.
+    /// State now.
     pub now: FileState,
 }
 
@@ -99,11 +102,12 @@ mod tests {
         let same = |was: FileState, now: FileState| was.is_still(&now) && now.is_still(&was);
         let store = |nanos, e_tag, version| FileState::of(&meta(nanos, 5, e_tag, version), false);
         let disk = |nanos, e_tag| FileState::of(&meta(nanos, 5, Some(e_tag), None), true);
-        // listings tell milliseconds, bare ETags and no version; answers seconds, quoted ETags and the version
+        // listings give milliseconds, unquoted ETags and no version; responses give seconds, quoted ETags and the
+        // version
         assert!(same(store(1_000_000_123, Some("0x8D"), None), store(1_000_000_000, Some("\"0x8D\""), Some("v1"))));
         assert!(same(store(1_000_000_123, None, None), store(1_000_000_000, None, None)));
         assert!(same(disk(123, "1-0-5"), disk(123, "1-0-5")));
-        // a nanosecond, an inode, an ETag, a version, a second
+        // each of these is a change: a nanosecond, an inode, an ETag, a version, a second
         assert!(!same(disk(123, "1-0-5"), disk(124, "1-0-5")));
         assert!(!same(disk(123, "1-0-5"), disk(123, "2-0-5")));
         assert!(!same(store(0, Some("a"), None), store(0, Some("b"), None)));

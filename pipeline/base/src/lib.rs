@@ -1,6 +1,6 @@
-//! What every crate of the pipeline shares: errors, events, the states of files, and what paths of a job file stand for.
+//! Shared by all crates of the pipeline: errors, events, states of files, and the expansion of paths in job files.
 //!
-//! Nothing here reads or writes data.
+//! This crate reads and writes no data.
 
 pub mod error;
 pub mod events;

@@ -1,8 +1,8 @@
-//! From paths as a job file writes them to places: what `~` and `${VAR}` stand for on this machine.
+//! Expands the paths of a job file: replaces `~` and `${VAR}` with their values on this machine.
 //!
-//! Only the places are looked at under their real names. The manifest, the hash of the job and the card keep what the job file says, so a
-//! value never reaches a data set, and the same job is the same job on another machine. In a service nothing stands for anything: the
-//! environment is the server's, and no business of those who submit jobs.
+//! Expanded paths serve only to open files. The manifest, the job hash and the data set card keep the paths as the job
+//! file writes them. So values of variables never reach a data set, and a job has the same hash on every machine. A
+//! service expands nothing: the environment is the server's, and submitted jobs must not read it.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -14,31 +14,33 @@ use stillhouse_schemas::paths::{Part, alternatives, is_plain, parts};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
 
-/// What says what a variable stands for.
+/// Returns the value of a variable.
 type Lookup = Box<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
-/// What `~` and variables stand for.
+/// Expands `~` and variables in paths.
 pub struct Names {
-    /// Absent where nothing does.
+    /// `None` where `~` and variables are refused.
     lookup: Option<Lookup>,
 }
 
-/// Stands for the home in a lookup.
+/// The name under which a lookup is asked for the home folder.
 const HOME: &str = "~";
 
-/// One of the paths that an input path stands for.
+/// One of the paths that an input path expands to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
-    /// With braces replaced only.
+    /// The path with only its braces expanded.
     pub written: String,
-    /// With everything replaced. What a variable stands for is a name, not a pattern: globs in it are escaped.
+    /// The path with everything expanded. The value of a variable is a literal name, so globs in it are escaped.
     pub real: String,
-    /// What comes before the first glob, as written and as it is, without a slash at the end; absent where both are the same.
+    /// The part before the first glob, as written and as expanded, without a trailing slash; `None` if the two are
+    /// equal.
     heads: Option<(String, String)>,
 }
 
 impl Named {
-    /// The name of a file that was found under `real`, as the manifest has it: what was written stays written.
+    /// The name of a file found under `real`, as the manifest records it: the expanded part is replaced by the written
+    /// one.
     pub fn shown(&self, found: String) -> String {
         let Some((written, real)) = &self.heads else { return found };
         match found.strip_prefix(real.as_str()) {
@@ -49,33 +51,33 @@ impl Named {
 }
 
 impl Names {
-    /// What they stand for in the environment of this process.
+    /// Expands from the environment of this process.
     pub fn of_this_process() -> Self {
         Self::with(of_this_process)
     }
 
-    /// Nothing stands for anything.
+    /// Expands nothing: every `~` and every variable is an error.
     pub fn none() -> Self {
         Self { lookup: None }
     }
 
-    /// What `lookup` gives for a variable's name; `~` asks it for the home.
+    /// Expands with `lookup`, which maps the name of a variable to its value, and `~` to the home folder.
     pub fn with(lookup: impl Fn(&str) -> Result<String, String> + Send + Sync + 'static) -> Self {
         Self { lookup: Some(Box::new(lookup)) }
     }
 
-    /// The path with everything replaced but braces, which are part of a name here.
+    /// Expands `~` and variables in a path. Braces are part of the name and stay.
     ///
     /// # Errors
-    /// What is not there, or may not be used.
+    /// If a variable has no value, or if it may not be used.
     pub fn real(&self, path: &str) -> Result<String, String> {
         self.replaced(path, &str::to_owned)
     }
 
-    /// The paths that an input path stands for.
+    /// Expands an input path to all its alternatives.
     ///
     /// # Errors
-    /// What is not there, or may not be used.
+    /// If a variable has no value, or if it may not be used.
     pub fn all(&self, path: &str) -> Result<Vec<Named>, String> {
         alternatives(path)?.into_iter().map(|written| self.named(written)).collect()
     }
@@ -109,7 +111,7 @@ impl Names {
         Ok(real)
     }
 
-    /// What is wrong with the paths of a job because of what they stand for.
+    /// Returns the problems that the paths of a job have because of their expansion.
     pub fn problems(&self, spec: &JobSpec) -> Vec<Problem> {
         let mut problems = Vec::new();
         for (field, path, purpose) in named_paths(spec) {
@@ -118,9 +120,9 @@ impl Names {
                 _ => self.real(path).map(|real| vec![real]),
             };
             match reals {
-                // not shown: what it stands for may be nobody's business
+                // the message leaves out the value, which may be private
                 Err(message) => problems.push(Problem::missing(field, message)),
-                // told where the file was read
+                // the parser of the job file has already reported its problems
                 Ok(_) if is_plain(path) => {}
                 Ok(reals) => problems.extend(reals.iter().find_map(|real| place_problem(&field, real, purpose))),
             }
@@ -128,7 +130,8 @@ impl Names {
         problems
     }
 
-    /// What the paths of a job use and what it stands for, to show to the person whose environment it is; never to be written.
+    /// The variables that the paths of a job use, with their values. Show them only to the owner of the environment;
+    /// never write them to a file.
     pub fn used(&self, spec: &JobSpec) -> BTreeMap<String, String> {
         let Some(lookup) = &self.lookup else { return BTreeMap::new() };
         let named = named_paths(spec);
@@ -169,12 +172,12 @@ fn of_this_process(name: &str) -> Result<String, String> {
     }
 }
 
-/// A name as a pattern that finds it alone.
+/// Turns a name into a glob pattern that matches only this name.
 fn escaped(value: &str) -> String {
     if value.contains(['*', '?', '[', ']']) { Pattern::escape(value) } else { value.to_owned() }
 }
 
-/// A path of the job file on this machine.
+/// Resolves a path of the job file on this machine, relative to `base`.
 pub fn local_path(base: &Path, path: &str) -> PathBuf {
     base.join(path.strip_prefix("file://").unwrap_or(path))
 }
@@ -183,7 +186,7 @@ pub fn local_path(base: &Path, path: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// As of a process with these variables and the home `/home/ann/`.
+    /// Names of a process with these variables and the home folder `/home/ann/`.
     fn names(variables: &'static [(&'static str, &'static str)]) -> Names {
         Names::with(move |name| {
             let all = [(HOME, "/home/ann/")].into_iter().chain(variables.iter().copied());

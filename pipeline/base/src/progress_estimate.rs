@@ -1,48 +1,48 @@
-//! How far a run is, how fast, and how long it will take.
+//! Estimates the progress, the rate and the remaining time of a run.
 
 use crate::events::Progress;
 
-/// What is known of a run when it starts.
+/// What is known about a run at its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Start {
-    /// Splits that an earlier run had committed.
+    /// Number of splits that earlier runs committed.
     pub splits_done: u64,
-    /// Bytes of input that this run reads; 0 where not known.
+    /// Bytes of input that this run reads; 0 if unknown.
     pub input_bytes: u64,
-    /// Whether a teacher goes over the tokens.
+    /// Whether a teacher processes the tokens.
     pub teacher: bool,
 }
 
-/// A reading of the counters.
+/// An estimate from one reading of the counters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reading {
-    /// Part of this run's work that is done, 0 to 1.
+    /// Finished fraction of this run's work, from 0 to 1.
     pub fraction: f64,
-    /// Tokens per second: the teacher's, where there is one.
+    /// Tokens per second: those of the teacher, if there is one.
     pub tokens_per_second: Option<f64>,
-    /// Seconds left.
+    /// Remaining seconds.
     pub seconds_left: Option<f64>,
 }
 
-/// Estimates rate and time left from the counters of a run: what is done since work began, and at which pace of late.
+/// Estimates rate and remaining time from the counters of a run: the work done so far, and the recent rate.
 #[derive(Debug, Clone)]
 pub struct Estimator {
     start: Start,
     pace: Pace,
-    /// Tokens and part of the splits at the last commit: between commits only the tokens move.
+    /// Tokens and finished fraction of the splits at the last commit. Between commits only the tokens advance.
     commit: Option<(u64, f64)>,
 }
 
-/// Seconds of work before a rate says anything.
+/// Seconds of work before the rate is meaningful.
 const SETTLED: f64 = 2.0;
 
 impl Estimator {
-    /// An estimator for a run that starts now.
+    /// Creates an estimator for a run that starts now.
     pub fn new(start: Start) -> Self {
         Self { start, pace: Pace::default(), commit: None }
     }
 
-    /// What the counters say. The first reading marks where work began, so that loading a teacher does not count.
+    /// Estimates from the counters. The first call marks the start of work, so loading a teacher does not count.
     pub fn read(&mut self, now: &Progress) -> Reading {
         let tokens = if self.start.teacher { now.teacher_tokens } else { now.tokens };
         self.pace.read(now.seconds, tokens);
@@ -66,7 +66,7 @@ impl Estimator {
     }
 }
 
-/// Tokens per second over recent time: every token counts the less the longer ago it came.
+/// Tokens per second over recent time, with exponentially decaying weights.
 #[derive(Debug, Clone, Default)]
 struct Pace {
     began: f64,
@@ -74,15 +74,15 @@ struct Pace {
     /// Tokens, and the seconds in which they came, both weighted.
     tokens: f64,
     seconds: f64,
-    /// When a token came last, and the longest time that it took.
+    /// Time of the last token, and the longest wait for one.
     moved: f64,
     longest_wait: f64,
 }
 
-/// Seconds that weigh, at the least: of a long run it is the last tenth, and of a teacher that gives its tokens in
-/// bursts some of these.
+/// Minimum time constant of the decay, in seconds. The time constant is at least a tenth of the run so far, and three
+/// times the longest wait, for teachers that emit tokens in bursts.
 const RECENT: f64 = 20.0;
-/// Seconds without a token after which nobody can say how long the rest takes.
+/// Seconds without a token after which no remaining time is given. Three times the longest wait counts if it is longer.
 const STALLED: f64 = 60.0;
 
 impl Pace {
@@ -117,15 +117,15 @@ impl Pace {
     }
 }
 
-/// Parts of this run's work that are done, as its text and as its splits tell.
+/// Finished fractions of this run's work, by text and by splits.
 struct Fractions {
     text: f64,
     splits: f64,
 }
 
-/// With a teacher its tokens count, against an estimate of all tokens from those of the text read so far. The size
-/// of the input includes what is not text (the keys of JSON), so a fraction of splits that is further on is nearer
-/// the truth; it is all there is where the size is not known.
+/// With a teacher, its tokens count, relative to a total that is extrapolated from the text read so far. The size of
+/// the input includes bytes that are not text, such as JSON keys. So a larger fraction of splits is closer to the
+/// truth, and it is the only measure if the size is unknown.
 fn fractions(start: &Start, now: &Progress) -> Fractions {
     let splits = ratio(now.splits_done.saturating_sub(start.splits_done), now.splits.saturating_sub(start.splits_done));
     let text = ratio(now.text_bytes, start.input_bytes);
@@ -152,7 +152,7 @@ mod tests {
     fn with_a_teacher_its_tokens_count() {
         let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1000, teacher: true });
         assert_eq!(estimator.read(&now(30.0)), Reading { fraction: 0.0, tokens_per_second: None, seconds_left: None });
-        // 400 of 1000 bytes gave 100 tokens, so 250 are to come; the teacher has done 50
+        // 400 of 1,000 bytes gave 100 tokens, so 250 are expected; the teacher has processed 50
         let reading = estimator.read(&Progress { text_bytes: 400, tokens: 100, teacher_tokens: 50, ..now(40.0) });
         assert!((reading.fraction - 0.2).abs() < 1e-12);
         assert_eq!(reading.tokens_per_second, Some(5.0));
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!((late.fraction, late.seconds_left), (1.0, Some(0.0)));
     }
 
-    /// A run whose tokens come at this many per second from one moment to another, read four times a second.
+    /// Runs from `from` to `to` seconds at a constant rate, with four readings a second.
     fn run(estimator: &mut Estimator, from: f64, to: f64, tokens: &mut f64, per_second: f64) -> Reading {
         let mut reading = None;
         for tick in 1..=((to - from) * 4.0) as u32 {
@@ -204,11 +204,11 @@ mod tests {
         let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1_000_000, teacher: false });
         estimator.read(&now(500.0));
         let mut tokens = 0.0;
-        // a slow beginning: 100 tokens a second for five minutes, so 970,000 are left
+        // slow start: 100 tokens a second for five minutes, so 970,000 are left
         let slow = run(&mut estimator, 500.0, 800.0, &mut tokens, 100.0);
         assert!((slow.seconds_left.unwrap() - 9700.0).abs() < 10.0, "{slow:?}");
-        // ten times as fast from then on: after two minutes 850,000 are left, and 850 seconds. The mean since the start,
-        // 357 a second, would say 2,380.
+        // then ten times as fast: after two minutes 850,000 tokens are left, so 850 seconds; the mean rate since the
+        // start, 357 a second, would give 2,380 seconds
         let fast = run(&mut estimator, 800.0, 920.0, &mut tokens, 1000.0);
         assert!((fast.tokens_per_second.unwrap() - 1000.0).abs() < 60.0, "{fast:?}");
         assert!((fast.seconds_left.unwrap() - 850.0).abs() < 60.0, "{fast:?}");
@@ -239,7 +239,7 @@ mod tests {
             let last = run(&mut estimator, from, from + 29.75, &mut tokens, 0.0);
             let first = run(&mut estimator, from + 29.75, from + 30.0, &mut tokens, 12_000.0 * 4.0);
             if burst > 4 {
-                // 12,000 tokens each half minute: 400 a second, before a burst and after it
+                // 12,000 tokens per half minute: 400 a second, before and after a burst
                 for reading in [last, first] {
                     let rate = reading.tokens_per_second.unwrap();
                     assert!((300.0..530.0).contains(&rate), "{rate}");

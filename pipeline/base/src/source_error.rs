@@ -1,4 +1,4 @@
-//! What can go wrong with the input: the file, the line or row, what was got, what is valid, and whether a retry can help.
+//! Errors of the input: the file, the line or row, the value found, what is valid, and whether a retry can help.
 
 use std::fmt;
 use std::io;
@@ -6,16 +6,16 @@ use std::io;
 use crate::file_state::Changed;
 use crate::storage::{explain, is_retryable};
 
-/// Where in a file a record is.
+/// Position of a record in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordPosition {
-    /// A line, from 1.
+    /// Line number, from 1.
     Line(u64),
-    /// A row of a columnar file, from 0.
+    /// Row number in a columnar file, from 0.
     Row(u64),
-    /// A member of an archive, by its name.
+    /// Name of a member of an archive.
     Member(String),
-    /// The file is the record.
+    /// The file holds one record.
     Whole,
 }
 
@@ -30,28 +30,28 @@ impl fmt::Display for RecordPosition {
     }
 }
 
-/// The consumer of the batches is gone: the job was cancelled or another stage failed.
+/// The consumer of the batches stopped: the job was cancelled or another stage failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the next stage stopped")]
 pub struct Stopped;
 
-/// Reading, planning or querying the input failed.
+/// An error while reading, planning or querying the input.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The store could not give the bytes.
+    /// The store failed to deliver the bytes.
     #[error("{}", explain(error, "read", file))]
     Store {
         /// The file, as the job names it.
         file: String,
-        /// What the store says; not told as a cause, because it repeats addresses.
+        /// The store's error. It is not exposed as `source()`, because its text repeats addresses.
         error: Box<object_store::Error>,
     },
-    /// The file as a whole is not what the job says it is, or it is cut off.
+    /// The whole file is not in the declared format, or it is truncated.
     #[error("{file}: {message}")]
     Corrupt {
         /// The file, as the job names it.
         file: String,
-        /// What was got and what is valid.
+        /// What was found and what is valid.
         message: String,
     },
     /// A bad record, with `on_error: fail`.
@@ -59,22 +59,22 @@ pub enum SourceError {
     Record {
         /// The file, as the job names it.
         file: String,
-        /// The line or the row.
+        /// Position of the record.
         position: RecordPosition,
-        /// The reason under which `on_error: skip` would count it.
+        /// The reason under which `on_error: skip` would count the record.
         reason: &'static str,
-        /// What was got and what is valid.
+        /// What was found and what is valid.
         message: String,
     },
-    /// A file is another one than it was when the job began.
+    /// The file changed after the job began.
     #[error("{file} has changed since the job began: {change}; run the job again once it stays as it is")]
     Changed {
         /// The file, as the job names it.
         file: String,
-        /// What it was, and what it is.
+        /// The old and the new state.
         change: Box<Changed>,
     },
-    /// The plan names a file that the listing does not have.
+    /// The plan names a file that the listing does not contain.
     #[error(
         "{file}: is in the plan but not in the listing of the input; the input has changed since the plan was made"
     )]
@@ -82,37 +82,37 @@ pub enum SourceError {
         /// The file, as the plan names it.
         file: String,
     },
-    /// A bound of the plan does not hold.
+    /// The input exceeds a limit of the plan.
     #[error("{field}: {message}")]
     Plan {
-        /// The field of the job file that decides it.
+        /// Field of the job file that sets the limit.
         field: String,
-        /// What was got and what is valid.
+        /// What was found and what is valid.
         message: String,
     },
-    /// Temporary files could not be written or read.
+    /// A temporary file could not be written or read.
     #[error("{path}: {source}; long documents and queries need room for temporary files")]
     Temporary {
-        /// Which temporary file.
+        /// The temporary file.
         path: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The query failed.
     #[error("input.sql: {message}")]
     Sql {
-        /// What DataFusion says.
+        /// DataFusion's message.
         message: String,
-        /// Whether the same query could succeed later.
+        /// Whether the same query can succeed later.
         retryable: bool,
     },
-    /// The consumer is gone.
+    /// The consumer stopped.
     #[error(transparent)]
     Stopped(#[from] Stopped),
 }
 
 impl SourceError {
-    /// Whether the same call could succeed later: a store that does not answer, a disk that is full for now.
+    /// Whether the same call can succeed later: the store does not answer, or the disk is full for now.
     pub fn retryable(&self) -> bool {
         match self {
             Self::Store { error, .. } => is_retryable(error),
@@ -122,7 +122,7 @@ impl SourceError {
         }
     }
 
-    /// What a store said, or that it has another file by now.
+    /// Converts a store error. A [`Changed`] inside it becomes [`SourceError::Changed`].
     pub fn of_store(file: &str, error: object_store::Error) -> Self {
         if let object_store::Error::Generic { source, .. } = &error
             && let Some(change) = source.downcast_ref::<Changed>()
@@ -132,7 +132,8 @@ impl SourceError {
         Self::Store { file: file.into(), error: Box::new(error) }
     }
 
-    /// An error of a reader over a store and perhaps a decoder: the store's own, else the file is corrupt.
+    /// Converts an error of a reader over a store, perhaps through a decoder: a store error keeps its type; any other
+    /// error means that the file is corrupt.
     pub fn from_io(file: &str, error: io::Error) -> Self {
         let kind = error.kind();
         match error.downcast::<object_store::Error>() {
@@ -147,7 +148,7 @@ impl SourceError {
         }
     }
 
-    /// A file as a whole is not what it should be.
+    /// The whole file is not what it should be.
     pub fn corrupt(file: &str, message: impl fmt::Display) -> Self {
         Self::Corrupt { file: file.into(), message: message.to_string() }
     }
@@ -158,22 +159,22 @@ impl SourceError {
     }
 }
 
-/// Why a record is bad. The texts are in manifests: they stay as they are.
+/// Reasons why a record is bad. Manifests contain these texts, so they must not change.
 pub mod reason {
-    /// invalid UTF-8.
+    /// Invalid UTF-8.
     pub const UTF8: &str = "invalid UTF-8";
-    /// broken JSON.
+    /// Broken JSON.
     pub const JSON: &str = "broken JSON";
-    /// missing column.
+    /// Missing column.
     pub const MISSING: &str = "missing column";
-    /// null text.
+    /// Null text.
     pub const NULL: &str = "null text";
-    /// not a string.
+    /// Not a string.
     pub const TYPE: &str = "not a string";
-    /// wrong number of fields.
+    /// Wrong number of fields.
     pub const FIELDS: &str = "wrong number of fields";
-    /// value of another type.
+    /// Value of another type.
     pub const VALUE: &str = "value of another type";
-    /// too long for a query.
+    /// Too long for a query.
     pub const LONG: &str = "too long for a query";
 }

@@ -1,6 +1,6 @@
-//! Numbers as a person reads them.
+//! Formats numbers for people.
 
-/// `1,234,567`.
+/// With thousands separators: `1,234,567`.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -13,12 +13,12 @@ pub fn count(n: u64) -> String {
     out
 }
 
-/// `1 shard`, `3 shards`.
+/// A count with its noun: `1 shard`, `3 shards`.
 pub fn counted(n: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
-/// Decimal units: `12.3 MB` is 12.3·10^6 bytes.
+/// Bytes in decimal units: `12.3 MB` is 12.3·10^6 bytes.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
     if n < 1000 {
@@ -36,7 +36,7 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.1} {unit}")
 }
 
-/// `12.3 %`, with more digits for small shares.
+/// A fraction in per cent: `12.3 %`, with more digits for small values.
 pub fn share(part: f64) -> String {
     let percent = part * 100.0;
     match percent {
@@ -55,7 +55,7 @@ pub fn small(value: f64) -> String {
     }
 }
 
-/// `00:35`, `1:02:03`, `2 d 03 h`.
+/// A duration in seconds as `00:35`, `1:02:03` or `2 d 03 h`.
 pub fn clock(seconds: f64) -> String {
     let s = seconds.max(0.0).round() as u64;
     let (days, hours, minutes) = (s / 86_400, s / 3600 % 24, s / 60 % 60);
@@ -66,7 +66,8 @@ pub fn clock(seconds: f64) -> String {
     }
 }
 
-/// A horizontal bar in eighths of a cell, not padded; whatever is more than nothing shows at least an eighth.
+/// A horizontal bar with a resolution of an eighth of a cell, not padded. Any value above zero shows at least an
+/// eighth.
 pub fn bar(part: f64, cells: usize) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let part = if part.is_finite() { part.clamp(0.0, 1.0) } else { 0.0 };

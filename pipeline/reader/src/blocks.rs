@@ -1,4 +1,4 @@
-//! Blocks: runs of consecutive rows of the data set, decoded.
+//! Blocks: decoded runs of consecutive rows of the data set.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use arrow_array::RecordBatch;
 use crate::cache::Weigh;
 use crate::columns::RowRef;
 
-/// Decoded rows in order: pieces, cut where a row group or shard ends.
+/// Decoded rows in order, as pieces that end at row group and shard boundaries.
 #[derive(Debug, Default)]
 pub(crate) struct Block {
     pieces: Vec<(Range<u64>, RecordBatch)>,
@@ -15,7 +15,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Adds batches of consecutive rows, the first of which begins at row `start` of the data set.
+    /// Appends batches of consecutive rows. The first row has number `start` in the data set.
     pub fn push(&mut self, start: u64, batches: Vec<RecordBatch>) {
         let mut at = start;
         for batch in batches {
@@ -26,7 +26,7 @@ impl Block {
         }
     }
 
-    /// A row by its number in the data set.
+    /// Returns a row by its number in the data set; `None` if the block does not contain it.
     pub fn row(&self, row: u64) -> Option<RowRef<'_>> {
         let (range, batch) = self.pieces.iter().find(|(range, _)| range.contains(&row))?;
         Some(RowRef { batch, row: (row - range.start) as usize })

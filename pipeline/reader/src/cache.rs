@@ -1,4 +1,4 @@
-//! A cache bounded in bytes: each value is made once however many ask for it at the same time, the least recently used leave first.
+//! An LRU cache bounded in bytes. Concurrent requests for a value load it once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,15 +7,15 @@ use tokio::sync::OnceCell;
 
 use crate::Result;
 
-/// What has a size.
+/// A value with a known memory size.
 pub(crate) trait Weigh {
-    /// Bytes of memory.
+    /// Memory size in bytes.
     fn bytes(&self) -> usize;
 }
 
 type Cell<V> = Arc<OnceCell<Arc<V>>>;
 
-/// Values by number.
+/// Values by numeric key.
 #[derive(Debug)]
 pub(crate) struct Cache<V> {
     limit: usize,
@@ -34,33 +34,33 @@ struct Inner<V> {
 struct Entry<V> {
     cell: Cell<V>,
     used: u64,
-    /// 0 while the value is on its way.
+    /// 0 while the value is being loaded.
     bytes: usize,
 }
 
 impl<V: Weigh> Cache<V> {
-    /// An empty cache of so many bytes.
+    /// Creates an empty cache that holds up to `limit` bytes.
     pub fn new(limit: usize) -> Self {
         let inner = Inner { entries: HashMap::new(), by_use: BTreeMap::new(), clock: 0, bytes: 0 };
         Self { limit, inner: Mutex::new(inner) }
     }
 
-    /// Whether there is room for about as much again as one value of those that are here.
+    /// Whether another value of the average size would fit.
     pub fn has_room(&self) -> bool {
         let inner = self.lock();
         let each = inner.bytes / inner.entries.len().max(1);
         inner.bytes + each <= self.limit
     }
 
-    /// Whether a value is there, or on its way.
+    /// Whether a value is cached or being loaded.
     pub fn has(&self, key: u64) -> bool {
         self.lock().entries.contains_key(&key)
     }
 
-    /// A value, made by `load` unless it is there or on its way already.
+    /// Returns a value. Calls `load` unless the value is cached or being loaded.
     ///
     /// # Errors
-    /// What `load` says; the next call tries again.
+    /// Errors of `load`; the next call tries again.
     pub async fn get_or_load<F: Future<Output = Result<V>>>(
         &self,
         key: u64,
@@ -79,7 +79,7 @@ impl<V: Weigh> Cache<V> {
         }
     }
 
-    /// Lets go of a value that nobody will ask for again soon.
+    /// Drops a value that will not be needed again soon.
     pub fn release(&self, key: u64) {
         self.lock().forget(key);
     }
@@ -90,7 +90,7 @@ impl<V: Weigh> Cache<V> {
 }
 
 impl<V> Inner<V> {
-    /// The cell of a key, marked as used now.
+    /// Returns the cell of a key, and marks it as used now.
     fn cell(&mut self, key: u64) -> Cell<V> {
         self.clock += 1;
         let now = self.clock;
@@ -101,7 +101,8 @@ impl<V> Inner<V> {
         Arc::clone(&entry.cell)
     }
 
-    /// Counts a value that has come, if the cache still holds it; the oldest go until the rest fits, the newest stays whatever its size.
+    /// Counts the size of a loaded value, if the cache still holds its cell. Evicts the least recently used values
+    /// until the rest fits. The new value stays, whatever its size.
     fn count(&mut self, key: u64, cell: &Cell<V>, bytes: usize, limit: usize) {
         match self.entries.get_mut(&key) {
             Some(entry) if entry.bytes == 0 && Arc::ptr_eq(&entry.cell, cell) => entry.bytes = bytes.max(1),
@@ -148,7 +149,7 @@ mod tests {
         for key in 0..3 {
             put(&cache, key, 3).await;
         }
-        put(&cache, 0, 99).await; // is there, so only used
+        put(&cache, 0, 99).await; // cached, so only marked as used
         put(&cache, 3, 4).await;
         assert_eq!((0..4).map(|k| cache.has(k)).collect::<Vec<_>>(), [true, false, true, true]);
         put(&cache, 4, 1000).await;

@@ -1,4 +1,4 @@
-//! Panics of a library that are an answer like another: caught, and not told on the terminal.
+//! Catches panics of libraries as ordinary results, without printing them to stderr.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -9,11 +9,12 @@ use std::sync::Once;
 use futures::FutureExt;
 
 thread_local! {
-    /// Whether a panic on this thread is caught and told as an error.
+    /// Whether a panic on this thread is caught and reported as an error.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What a future gives, `None` where it panics. The panic's text does not go to stderr; that of all others does, as before.
+/// Returns the output of a future, or `None` if it panics. The panic message is not printed; those of other panics
+/// still are.
 pub(crate) async fn caught<T>(work: impl Future<Output = T>) -> Option<T> {
     hush();
     let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
@@ -27,7 +28,7 @@ pub(crate) async fn caught<T>(work: impl Future<Output = T>) -> Option<T> {
     .ok()
 }
 
-/// Puts a hook before the one that is there, once in a process.
+/// Installs a hook in front of the current panic hook, once per process.
 fn hush() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -59,7 +60,7 @@ mod tests {
         assert_eq!(block_on(caught(async { 7 })), Some(7));
         assert_eq!(block_on(caught::<()>(async { panic!("of a library") })), None);
         assert_eq!(reported.load(Ordering::Relaxed), 0);
-        // nor does it last: neither on this thread nor on another
+        // the suppression ends with the call, and never affects other threads
         assert!(panic::catch_unwind(|| panic!("ours")).is_err());
         assert!(std::thread::spawn(|| panic!("another's")).join().is_err());
         assert_eq!(reported.load(Ordering::Relaxed), 2);

@@ -1,6 +1,7 @@
-//! Columns as a trainer wants them: one buffer `[B, …]` per column, or values with offsets where rows differ in length.
+//! Columns in the form that trainers need: one buffer `[B, …]` per column, or values with offsets if rows differ in
+//! length.
 //!
-//! Cost: one copy of the asked rows out of the decoded pages.
+//! Cost: one copy of the requested rows out of the decoded pages.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -14,27 +15,27 @@ use serde::Deserialize;
 
 use crate::{ReadError, Result};
 
-/// A column as the manifest describes it.
+/// A column as described in the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ColumnSpec {
     /// Name.
     pub name: String,
     /// Arrow type, such as `fixed_size_list<int32>[1024]`.
     pub data_type: String,
-    /// Shape per row, such as `[1024,4]`; `*` varies.
+    /// Shape of a row, such as `[1024,4]`; `*` marks a variable dimension.
     #[serde(default)]
     pub shape: Option<String>,
 }
 
 impl ColumnSpec {
-    /// Shape of one row; `None` where rows differ in length.
+    /// Returns the shape of one row; `None` if rows differ in length.
     pub fn dimensions(&self) -> Option<Vec<usize>> {
         let Some(shape) = &self.shape else { return Some(Vec::new()) };
         let inner = shape.trim_matches(['[', ']']);
         inner.split(',').map(|n| n.trim().parse().ok()).collect()
     }
 
-    /// Arrow type of the single values, as written in the manifest.
+    /// Returns the Arrow type of the values, as written in the manifest.
     pub fn item(&self) -> &str {
         let inner = self.data_type.split_once('<').and_then(|(_, rest)| rest.split_once('>'));
         inner.map_or(self.data_type.as_str(), |(item, _)| item)
@@ -42,7 +43,8 @@ impl ColumnSpec {
 }
 
 impl ColumnSpec {
-    /// Makes sure that a column of a file is what the manifest says: type of the values, and values per row where they are fixed.
+    /// Checks that a column of a file matches the manifest: the type of its values, and the number of values per row if
+    /// it is fixed.
     pub(crate) fn check(&self, found: &DataType) -> Result<(), String> {
         let (item, width) = match found {
             DataType::FixedSizeList(item, width) => (item.data_type(), Some(*width as usize)),
@@ -66,7 +68,7 @@ impl ColumnSpec {
     }
 }
 
-/// A type as the manifest writes it.
+/// The name of a type as the manifest writes it.
 fn item_name(data_type: &DataType) -> String {
     match data_type {
         DataType::Boolean => "bool".into(),
@@ -88,23 +90,23 @@ pub enum Values {
     F32(Vec<f32>),
 }
 
-/// How the values of a column make rows.
+/// How values are grouped into rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layout {
-    /// `[B, …]`: this shape per row.
+    /// `[B, …]`: every row has this shape.
     Dense(Vec<usize>),
     /// Row i is `offsets[i]..offsets[i + 1]`.
     Ragged(Vec<i64>),
 }
 
-/// Some rows of one column.
+/// Rows of one column.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Column {
     /// Name.
     pub name: String,
-    /// The values of all rows, one after the other.
+    /// The values of all rows, concatenated.
     pub values: Values,
-    /// How they make rows.
+    /// How the values are grouped into rows.
     pub layout: Layout,
 }
 
@@ -115,7 +117,7 @@ pub(crate) struct RowRef<'a> {
     pub row: usize,
 }
 
-/// Copies rows of one column together. `shard` gives the name of the file for messages.
+/// Copies rows of one column into a contiguous buffer.
 pub(crate) fn gather(spec: &ColumnSpec, rows: &[RowRef<'_>]) -> Result<Column> {
     let arrays = rows
         .iter()
@@ -143,7 +145,7 @@ pub(crate) fn gather(spec: &ColumnSpec, rows: &[RowRef<'_>]) -> Result<Column> {
     Ok(Column { name: spec.name.clone(), values, layout })
 }
 
-/// The values of one row: a range of an array.
+/// The values of one row, as a range of an array.
 struct Slot<'a> {
     values: &'a dyn Array,
     start: usize,
@@ -218,7 +220,7 @@ fn bools(spec: &ColumnSpec, slots: &[Slot<'_>]) -> Result<Vec<bool>> {
     Ok(out)
 }
 
-/// Bits to bools, a word of 64 at a time.
+/// Unpacks bits to bools, in words of 64.
 fn unpack(bits: &BooleanBuffer, start: usize, end: usize, out: &mut Vec<bool>) {
     let chunks = bits.slice(start, end - start);
     let chunks = chunks.bit_chunks();

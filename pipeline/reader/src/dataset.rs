@@ -1,4 +1,4 @@
-//! A finished data set, and any of its rows.
+//! A finished data set with random access to its rows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -25,30 +25,30 @@ use crate::shard::{Footer, Shard};
 use crate::source::Source;
 use crate::{ReadError, Result};
 
-/// Tokens of a block: what is read at once. A block of L = 1,024 is 64 rows, about 1.5 MB with noise. Every read of
-/// a block decodes the dictionaries of its columns anew, so that half the size costs half as much again.
+/// Tokens of a block, the unit of a read. With L = 1,024 a block has 64 rows, about 1.5 MB with noise. Each read of a
+/// block decodes the dictionaries of its columns again, so blocks of half the size cost half as much again.
 pub const BLOCK_TOKENS: u64 = 65_536;
-/// Most rows of a block.
+/// Maximum rows of a block.
 const BLOCK_ROWS: u64 = 4_096;
-/// Memory for the footers of shards.
+/// Memory for the footers of shards, in bytes.
 const FOOTER_CACHE_BYTES: usize = 256 << 20;
-/// Blocks and shards that are read at once.
+/// Maximum blocks and shards read concurrently.
 const READS_AT_ONCE: usize = 16;
-/// Blocks that the cache must be able to hold for whole blocks to be worth reading.
+/// Number of blocks that must fit into the cache before whole blocks are read.
 const BLOCKS_IN_CACHE: u64 = 8;
-/// Blocks of which a single row was read that are remembered.
+/// Maximum number of blocks remembered because a single row of them was read.
 const TOUCHED: usize = 4_096;
 
-/// How a data set is opened.
+/// Options for opening a data set.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
-    /// Which data set split, such as `train`.
+    /// Data set split, such as `train`.
     pub split: String,
-    /// How its store is reached.
+    /// Access to the store of the data set.
     pub storage: Storage,
-    /// Memory for decoded blocks.
+    /// Memory for decoded blocks, in bytes.
     pub cache_bytes: usize,
-    /// Where shards of a store are kept on this machine.
+    /// Disk cache for the shards of a store; `None` disables it.
     pub disk_cache: Option<DiskCacheOptions>,
 }
 
@@ -58,21 +58,21 @@ impl Default for OpenOptions {
     }
 }
 
-/// What is needed of the manifest. Fields of later minor versions are of no concern.
+/// The fields of the manifest that the reader needs. Fields of later minor versions are ignored.
 #[derive(Debug, Deserialize)]
 struct Manifest {
     job: Job,
     job_hash: String,
     columns: Vec<ColumnSpec>,
     shards: Vec<Shard>,
-    /// sha256 of further files, by name.
+    /// SHA-256 of further files, by name.
     #[serde(default)]
     beside: BTreeMap<String, String>,
     #[serde(default)]
     tokenizer: Tokenizer,
 }
 
-/// What decoding the ids takes.
+/// The tokenizer that decodes the ids.
 #[derive(Debug, Default, Deserialize)]
 struct Tokenizer {
     #[serde(default)]
@@ -89,43 +89,43 @@ struct Pack {
     length: u64,
 }
 
-/// What is read for the rows that are asked for.
+/// How to read the requested rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
-    /// Whole blocks, which are kept: right when most of their rows will be asked for.
+    /// Reads whole blocks and caches them: right if most of their rows will be requested.
     Blocks,
-    /// A row that comes alone by the pages that hold it, until a second one of its block is asked for.
+    /// Reads a single row by its pages, and the whole block once a second of its rows is requested.
     Either,
-    /// Rows by their pages.
+    /// Reads rows by their pages.
     Rows,
 }
 
-/// One data set split of a finished data set, with the columns that are read.
+/// One data set split of a finished data set, with a selection of columns.
 #[derive(Debug)]
 pub struct DataSet {
     url: String,
     options: OpenOptions,
-    /// `manifest.json` as it stands.
+    /// Text of `manifest.json`.
     manifest: Arc<str>,
     job_hash: String,
     length: u64,
     shards: Arc<[Shard]>,
-    /// Row at which each shard begins; one more at the end.
+    /// First row of each shard, followed by the total number of rows.
     starts: Arc<[u64]>,
     columns: Vec<ColumnSpec>,
     live: PerProcess<Live>,
 }
 
-/// What a process has open.
+/// The state that a process has open.
 #[derive(Debug)]
 struct Live {
     source: Result<Source>,
-    /// Why the disk cache is not used, until it is told.
+    /// Why the disk cache is not used; taken when it is reported.
     warning: Mutex<Option<String>>,
     footers: Cache<FooterOf>,
     blocks: Cache<Block>,
     touched: Mutex<Touched>,
-    /// Decoded size of the largest of a few rows.
+    /// Decoded size of the largest row of a sample, in bytes.
     row_bytes: OnceCell<usize>,
 }
 
@@ -139,10 +139,11 @@ impl Weigh for FooterOf {
 }
 
 impl DataSet {
-    /// Opens one split of a data set: reads its manifest, nothing else.
+    /// Opens one split of a data set. Reads only the manifest.
     ///
     /// # Errors
-    /// When there is none, when it is unfinished, of a newer format, or has no such split; when the folder of the disk cache cannot be used.
+    /// If the data set does not exist, is unfinished, has a newer format or no such split; if the folder of the disk
+    /// cache cannot be used.
     pub async fn open(url: &str, options: OpenOptions) -> Result<Self> {
         let source = Source::open(url, &options.storage)?;
         let manifest = manifest(&source).await?;
@@ -179,10 +180,10 @@ impl DataSet {
         })
     }
 
-    /// The same data set with some of its columns, in the order given.
+    /// Returns the same data set with a selection of its columns, in the given order.
     ///
     /// # Errors
-    /// When a column is not there.
+    /// If a column does not exist.
     pub fn select_columns(&self, names: &[String]) -> Result<Self> {
         let find = |name: &String| {
             self.columns.iter().find(|c| c.name == *name).cloned().ok_or_else(|| {
@@ -203,48 +204,49 @@ impl DataSet {
         })
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Positions of the longest row, L.
+    /// Number of positions of the longest row, L.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Rows of a block: a power of two that depends on L alone.
+    /// Number of rows of a block: a power of two that depends only on L.
     pub fn block_rows(&self) -> u64 {
         let fit = (BLOCK_TOKENS / self.length).clamp(1, BLOCK_ROWS);
         1 << fit.ilog2()
     }
 
-    /// The columns that are read.
+    /// The selected columns.
     pub fn columns(&self) -> &[ColumnSpec] {
         &self.columns
     }
 
-    /// `manifest.json` as it stands.
+    /// Text of `manifest.json`.
     pub fn manifest(&self) -> &str {
         &self.manifest
     }
 
-    /// The hash of everything that decided the bytes of the shards.
+    /// Hash of everything that determines the bytes of the shards.
     pub fn job_hash(&self) -> &str {
         &self.job_hash
     }
 
-    /// Which data set split this is.
+    /// Name of the data set split.
     pub fn split(&self) -> &str {
         &self.options.split
     }
 
-    /// Some rows, in the order given; a row may come more than once.
+    /// Reads rows in the given order; a row may occur several times.
     ///
-    /// Memory: the rows, and the blocks they are in, which the cache must be able to hold: otherwise they are read by their pages.
+    /// Memory: the rows and their blocks. If the blocks do not fit into the cache, the rows are read by their pages
+    /// instead.
     ///
     /// # Errors
-    /// When a row does not exist, or a shard cannot be read.
+    /// If a row does not exist, or a shard cannot be read.
     pub async fn read(self: &Arc<Self>, rows: &[u64], reading: Reading) -> Result<Vec<Column>> {
         if let Some(row) = rows.iter().find(|&&row| row >= self.rows()) {
             return Err(ReadError::Usage(format!("{}: got row {row}, valid: below {}", self.url, self.rows())));
@@ -276,23 +278,23 @@ impl DataSet {
         self.columns.iter().map(|spec| gather(spec, &found)).collect()
     }
 
-    /// Reads a block into the cache, on another thread.
+    /// Reads a block into the cache, in another task.
     pub(crate) fn prefetch(self: &Arc<Self>, block: u64) -> tokio::task::JoinHandle<Result<()>> {
         let me = Arc::clone(self);
         tokio::spawn(async move { me.block(block).await.map(|_| ()) })
     }
 
-    /// Lets go of a block.
+    /// Drops a block from the cache.
     pub(crate) fn release(&self, block: u64) {
         self.live().blocks.release(block);
     }
 
-    /// Whether the cache has room for another block.
+    /// Whether another block fits into the cache.
     pub(crate) fn has_room(&self) -> bool {
         self.live().blocks.has_room()
     }
 
-    /// Whether the cache can hold so many rows, going by the largest of a few.
+    /// Whether `rows` rows fit into the cache, estimated from the largest row of a small sample.
     pub(crate) async fn fit_in_cache(&self, rows: u64) -> Result<bool> {
         let measure = || async {
             let last = self.rows() - 1;
@@ -309,10 +311,10 @@ impl DataSet {
         Ok(rows.saturating_mul(each as u64) <= self.options.cache_bytes as u64)
     }
 
-    /// Checks the size and sha256 of every shard of this split.
+    /// Checks the size and SHA-256 of every shard of this split.
     ///
     /// # Errors
-    /// The first shard that is wrong or cannot be read.
+    /// For the first shard that does not match or cannot be read.
     pub async fn verify(&self) -> Result<()> {
         let source = self.live().source.as_ref().map_err(Clone::clone)?;
         for shard in self.shards.iter() {
@@ -351,7 +353,8 @@ impl DataSet {
         })
     }
 
-    /// The source, through the disk cache if that can be used: it could when the data set was opened, so that it cannot is no error now.
+    /// Opens the source, through the disk cache if possible. The cache worked when the data set was opened, so its
+    /// failure is only a warning now.
     fn source(&self) -> (Result<Source>, Option<String>) {
         let source = Source::open(&self.url, &self.options.storage);
         let (Ok(source), Some(cache)) = (&source, &self.options.disk_cache) else { return (source, None) };
@@ -361,7 +364,7 @@ impl DataSet {
         }
     }
 
-    /// What went wrong with the disk cache, if anything; told once. Whatever that is, what is read is right.
+    /// Returns the first failure of the disk cache. Returns it once. The data read is correct in any case.
     pub fn take_warning(&self) -> Option<String> {
         self.options.disk_cache.as_ref()?;
         let live = self.live();
@@ -396,7 +399,7 @@ impl DataSet {
             .await
     }
 
-    /// Rows one by one, through the pages that hold them.
+    /// Reads single rows through the pages that contain them.
     async fn read_single(&self, rows: impl Iterator<Item = u64>) -> Result<HashMap<u64, (RecordBatch, usize)>> {
         let mut by_shard: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
         for row in rows {
@@ -417,7 +420,8 @@ impl DataSet {
     async fn read_shard(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<RecordBatch>> {
         let (live, start) = (self.live(), Instant::now());
         let read = self.read_shard_once(shard, ranges).await;
-        // what the cache holds has its own sums, but it may have come damaged, or be of a copy that has been repaired since
+        // the disk cache has its own checksums, but its bytes may have been damaged before they were stored, or the
+        // store's copy was repaired since
         if let (Err(ReadError::DataSet(_)), Ok(source)) = (&read, &live.source)
             && source.drop_cached(&self.shards[shard].path, start).await
         {
@@ -442,7 +446,7 @@ impl DataSet {
         self.starts.partition_point(|&start| start <= row).saturating_sub(1)
     }
 
-    /// A range of rows of the data set as ranges of rows of its shards.
+    /// Splits a range of rows of the data set into ranges of rows of its shards.
     fn in_shards(&self, rows: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
         (self.shard_of(rows.start)..self.shards.len()).map_while(move |shard| {
             let (begin, end) = (self.starts[shard], self.starts[shard + 1]);
@@ -452,7 +456,7 @@ impl DataSet {
     }
 }
 
-/// Blocks of which a single row was read lately.
+/// Blocks of which a single row was read recently.
 #[derive(Debug, Default)]
 struct Touched {
     when: HashMap<u64, u64>,
@@ -461,7 +465,7 @@ struct Touched {
 }
 
 impl Touched {
-    /// Remembers that a row of the block is read; whether one was before.
+    /// Records that a row of the block is read. Returns whether this happened before.
     fn again(&mut self, block: u64) -> bool {
         self.clock += 1;
         let before = self.when.insert(block, self.clock);
@@ -479,10 +483,11 @@ impl Touched {
 }
 
 impl DataSet {
-    /// A file beside the shards that the manifest has a sum of, whole: `tokenizer.json`, and what it names in `beside`.
+    /// Reads a whole file beside the shards that has a checksum in the manifest: `tokenizer.json`, or a file listed in
+    /// `beside`.
     ///
     /// # Errors
-    /// When the manifest names none of this name, when it is missing, or is not what the manifest says.
+    /// If the manifest does not list the file, if it is missing, or if its checksum differs.
     pub async fn beside(&self, name: &str) -> Result<Bytes> {
         let source = Source::open(&self.url, &self.options.storage)?;
         let parsed = parse(&source, &self.manifest)?;
@@ -515,12 +520,12 @@ impl DataSet {
 
 const TOKENIZER: &str = "tokenizer.json";
 
-/// Size of the values themselves.
+/// Memory size of the values themselves, in bytes.
 fn logical_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }
 
-/// The manifest of a finished data set, if this version can read it.
+/// Reads the manifest of a finished data set, and checks that this version can read it.
 async fn manifest(source: &Source) -> Result<String> {
     let shown = source.shown("manifest.json");
     let Some(bytes) = source.get("manifest.json").await? else {
@@ -555,7 +560,7 @@ async fn manifest(source: &Source) -> Result<String> {
         )));
     };
     let sha256 = hex::encode(Sha256::digest(&bytes));
-    // empty in data sets of older versions
+    // the file is empty in data sets of older versions
     if !success.is_empty() && !success.starts_with(sha256.as_bytes()) {
         return Err(ReadError::DataSet(format!(
             "{shown}: is damaged: it has sha256 {sha256}, _SUCCESS names another; copy it again, or `stillhouse repair` the data set"

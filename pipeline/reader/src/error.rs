@@ -1,18 +1,18 @@
-//! What can go wrong when a data set is read; every message names the file or column and says what to do.
+//! Errors of reading a data set. Every message names the file or the column, and the remedy.
 
-/// Why a data set cannot be read.
+/// The reason why a data set cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// Missing, unfinished, damaged or of a newer format.
+    /// The data set is missing, unfinished, damaged or in a newer format.
     #[error("{0}")]
     DataSet(String),
-    /// A column that is not there or has another type.
+    /// A column is missing or has another type.
     #[error("{0}")]
     Column(String),
-    /// A store refused or could not be reached.
+    /// A store refused the request or is unreachable.
     #[error("{0}")]
     Store(String),
-    /// The call makes no sense: a row, split or option that is not there.
+    /// The call is invalid: it names a row, split or option that does not exist.
     #[error("{0}")]
     Usage(String),
 }

@@ -1,4 +1,5 @@
-//! Ranged reads of one Parquet file of a store, for parquet's asynchronous reader. What has checksums is held against them before it is decoded.
+//! Ranged reads of one Parquet file of a store, for parquet's asynchronous reader. Verifies checksums, where they
+//! exist, before decoding.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use stillhouse_schemas::pages::FooterRecord;
 
 use crate::pages::Pages;
 
-/// What one request for the end of a file brings where the manifest does not say how long it is: the footer and the offset index of most shards.
+/// Bytes of the first request for the end of a file whose footer length is not in the manifest. Covers the footer and
+/// the offset index of most shards.
 const FOOTER_BYTES: usize = 256 * 1024;
 
 /// Ranged reads of one shard.
@@ -30,24 +32,25 @@ pub struct ShardFile {
 }
 
 impl ShardFile {
-    /// A file of `bytes` bytes, with what the manifest says of its end.
+    /// Creates a reader for a file of `bytes` bytes. `footer` is the manifest's record of the end of the file.
     ///
-    /// With `footer`, damage anywhere is an error before it is decoded. Without one (shards of older versions) it may go unseen.
+    /// With `footer`, damage anywhere is an error before decoding. Without it (shards of older versions), damage may go
+    /// undetected.
     pub fn new(store: &Arc<dyn ObjectStore>, path: &str, bytes: u64, footer: Option<&FooterRecord>) -> Self {
         Self { store: Arc::clone(store), path: Path::from(path), bytes, footer: footer.cloned(), pages: None }
     }
 
-    /// The same with checksums that were read before.
+    /// Sets checksums of pages that were loaded before.
     pub(crate) fn with_pages(self, pages: Option<Arc<Pages>>) -> Self {
         Self { pages, ..self }
     }
 
-    /// The checksums of pages, once the metadata are read.
+    /// The checksums of pages, after the metadata are loaded.
     pub(crate) fn pages(&self) -> Option<Arc<Pages>> {
         self.pages.clone()
     }
 
-    /// Reads where everything lies.
+    /// Loads the metadata and the checksums of pages.
     pub(crate) async fn load(&mut self) -> Result<Arc<ParquetMetaData>> {
         let mut reader = ParquetMetaDataReader::new()
             .with_offset_index_policy(PageIndexPolicy::Optional)
@@ -78,7 +81,7 @@ impl ShardFile {
         Ok(metadata)
     }
 
-    /// The end of the file, which is what the manifest says or an error.
+    /// Reads the footer of the file, and checks it against the manifest.
     async fn footer_bytes(&self, footer: &FooterRecord) -> Result<Bytes> {
         let Some(start) = self.bytes.checked_sub(footer.bytes).filter(|start| *start < self.bytes) else {
             let (footer, all) = (footer.bytes, self.bytes);

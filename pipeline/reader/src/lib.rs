@@ -1,20 +1,21 @@
-//! Reading finished data sets for training: any rows, fast, and whole epochs in a shuffled order that can be resumed.
+//! Reads finished data sets for training: any rows, fast, and whole epochs in a shuffled order that can be resumed.
 //!
 //! ```text
 //!   DataSet::open ─► manifest ─► shards, columns
 //!        │
-//!        ├─ rows(&[r]) ──► blocks in the cache │ blocks to read │ single rows ──► gather ─► [B, …] per column
-//!        │                      (blocks)          (shard: pages of Parquet by offset index)
+//!        ├─ rows(&[r]) ──► cached blocks │ blocks to read │ single rows ──► gather ─► [B, …] per column
+//!        │                    (blocks)      (shard: Parquet pages by offset index)
 //!        └─ stream(Plan) ─► order: position ─► row ─► batches ahead of the trainer, next window's blocks ahead of them
 //! ```
 //!
-//! A *block* is a run of [`dataset::BLOCK_TOKENS`] tokens' worth of rows. It is what the shuffle moves about, what is read at
-//! once, and what the cache holds; the cache has a bound in bytes, and so do the footers of the shards.
+//! A *block* is a run of consecutive rows with [`dataset::BLOCK_TOKENS`] tokens in total. It is the unit that the
+//! shuffle permutes, that one read decodes, and that the cache stores. The block cache and the footer cache are bounded
+//! in bytes.
 //!
-//! Shards of a store can be kept on this machine's disk, see [`stillhouse_storage::disk_cache`].
+//! Shards in a store can be cached on the local disk, see [`stillhouse_storage::disk_cache`].
 //!
-//! DataLoader workers fork. A forked child has none of the parent's threads or connections, so all that lives in a process
-//! (runtime, stores, caches) is made anew in every process, see [`process`].
+//! DataLoader workers fork. A forked child has none of its parent's threads or connections, so every process creates
+//! its own runtime, stores and caches, see [`process`].
 
 mod blocks;
 mod cache;

@@ -1,31 +1,33 @@
-//! The order of an epoch: position ↦ row, the same for any number of trainers and workers.
+//! The order of an epoch: position ↦ row. It does not depend on the number of trainers and workers.
 //!
 //! ```text
-//! rows       0 ………………………………………… N        cut into blocks of R consecutive rows
-//! blocks     b0 b1 b2 … b_F                  in a keyed random order (a Feistel permutation: no memory, any block at once)
+//! rows       0 ………………………………………… N        split into blocks of R consecutive rows
+//! blocks     b0 b1 b2 … b_F                  in a keyed random order (a Feistel permutation: no memory, random access)
 //! windows    [ b7 b3 b91 … ][ b0 b55 … ] …   about `window_blocks` blocks each: the shuffle buffer
 //! lanes      b7→0  b3→1 …  (mod `lanes`)     rows are shuffled within a lane, and the lanes take turns row by row
 //! ```
 //!
-//! So a window mixes rows of as many places as it has blocks, and a trainer of rank r among W, which takes the positions r, r + W, …,
-//! meets only the blocks of its lanes (of all lanes divided by gcd(W, lanes)): ranks read different data. The last window
-//! also holds the blocks that make no full turn of the lanes, and the rows that make no full block; it is shuffled as a whole.
+//! So a window mixes rows from as many places as it has blocks. A trainer of rank r among W takes every W-th position,
+//! starting at r. So it reads only the blocks of its lanes, which are 1/gcd(W, lanes) of all lanes: ranks read
+//! different data. The last window also contains the blocks that do not fill a turn of the lanes, and the rows that do not fill a
+//! block; it is shuffled as a whole.
 //!
-//! Every choice is Philox of (seed, purpose, window and lane or round, epoch). Any position is found in O(window) time.
+//! Every random choice is Philox of (seed, purpose, window and lane or round, epoch). Finding a position takes
+//! O(window) time.
 
 use std::ops::Range;
 
 use stillhouse_noise::{fnv1a64, keyed_uniforms, philox4x32_10, splitmix64};
 
-/// Lanes of a window. Ranks whose number divides it read no block twice.
+/// Number of lanes of a window. If the number of ranks divides it, no two ranks read the same block in a window.
 pub const LANES: u64 = 64;
 
-/// How rows are shuffled.
+/// Parameters of the shuffle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shuffle {
     /// Seed of the order.
     pub seed: u64,
-    /// Most blocks of a window, rounded up to full turns of the lanes. (The last one has up to 63 more.)
+    /// Maximum blocks of a window, rounded up to full turns of the lanes. (The last window has up to 63 more.)
     pub window_blocks: u64,
 }
 
@@ -39,12 +41,13 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of an epoch over rows that are read in blocks of `block_rows`; rows as they lie where `shuffle` is `None`.
+    /// Creates the order of an epoch over rows that are read in blocks of `block_rows`. Without `shuffle`, row equals
+    /// position.
     pub fn new(rows: u64, block_rows: u64, epoch: u32, shuffle: Option<Shuffle>) -> Self {
         Self { rows, block_rows: block_rows.max(1), epoch, shuffle }
     }
 
-    /// Rows, which are positions too.
+    /// Number of rows, which is also the number of positions.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -56,12 +59,12 @@ impl Order {
                 let turns = self.full_blocks() / LANES;
                 turns.div_ceil(shuffle.window_blocks.div_ceil(LANES).max(1)).max(1)
             }
-            // nothing is mixed: windows only say how far to read ahead
+            // without a shuffle, windows only determine how far to read ahead
             None => self.rows.div_ceil(LANES * self.block_rows).max(1),
         }
     }
 
-    /// The window that holds a position.
+    /// The window that contains a position.
     pub fn window_of(&self, position: u64) -> u64 {
         let (mut low, mut high) = (0, self.windows());
         while high - low > 1 {
@@ -71,7 +74,7 @@ impl Order {
         low
     }
 
-    /// The positions of a window.
+    /// The range of positions of a window.
     pub fn positions(&self, window: u64) -> Range<u64> {
         let last = window + 1 >= self.windows();
         let blocks = match self.shuffle {
@@ -81,7 +84,7 @@ impl Order {
         blocks.start * self.block_rows..if last { self.rows } else { blocks.end * self.block_rows }
     }
 
-    /// The rows of a window in the order of their positions; without a shuffle they are not listed: the row is the position.
+    /// The rows of a window in the order of their positions; `None` without a shuffle, where row equals position.
     pub fn window(&self, window: u64) -> Option<Vec<u64>> {
         let shuffle = self.shuffle?;
         let permuted = self.window_blocks(window);
@@ -110,7 +113,8 @@ impl Order {
         self.rows / self.block_rows
     }
 
-    /// The blocks of a window, as places in the permutation. All windows but the last hold full turns of the lanes, as equal as can be.
+    /// The blocks of a window, as indices into the permutation. All windows but the last consist of full turns of the
+    /// lanes, and their sizes differ by at most one turn.
     fn window_blocks(&self, window: u64) -> Range<u64> {
         let (full, windows) = (self.full_blocks(), self.windows());
         let turns = full / LANES;
@@ -118,7 +122,8 @@ impl Order {
         begin(window)..if window + 1 >= windows { full } else { begin(window + 1) }
     }
 
-    /// A keyed permutation of 0..n: four Feistel rounds over the next even number of bits, walked until the result is below n.
+    /// A keyed permutation of 0..n: four Feistel rounds over the next even number of bits, repeated until the result is
+    /// below n (cycle walking).
     fn permute(&self, shuffle: Shuffle, index: u64, n: u64) -> u64 {
         let half = (u64::BITS - n.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
         let mask = (1u64 << half) - 1;
@@ -182,7 +187,7 @@ mod tests {
         assert_eq!(orders.len(), 3);
     }
 
-    /// Correlation of position and row, and of neighbours: what a shuffle must not leave.
+    /// A shuffle must leave no correlation of position and row, or of neighbours.
     #[test]
     fn nothing_of_the_old_order_is_left() {
         let n = 100_000u64;
@@ -193,11 +198,11 @@ mod tests {
             rows.iter().enumerate().map(|(i, &row)| (i as f64 - mean) * (row as f64 - mean)).sum::<f64>() / variance;
         let with_next: f64 =
             rows.windows(2).map(|w| (w[0] as f64 - mean) * (w[1] as f64 - mean)).sum::<f64>() / variance;
-        // rows of one block share a window, so the noise is that of n/32 blocks
+        // rows of one block share a window, so the noise is that of n/32 independent blocks
         let limit = 4.0 / ((n / 32) as f64).sqrt();
         assert!(with_position.abs() < limit, "{with_position}");
         assert!(with_next.abs() < limit, "{with_next}");
-        // and the places of one batch of 64 are 64 blocks
+        // the rows of a batch of 64 come from 64 blocks
         let blocks: BTreeSet<u64> = rows[6_400..6_464].iter().map(|row| row / 32).collect();
         assert_eq!(blocks.len(), 64);
     }
@@ -224,7 +229,7 @@ mod tests {
     #[test]
     fn the_order_is_this_one_for_ever() {
         let order = shuffled(1_000, 4, 64, 42, 3);
-        // a change here loses the place of every training run that is under way
+        // a change to this order would break the resumption of every training run in progress
         assert_eq!(order.window(0).unwrap()[..8], [227, 639, 742, 360, 605, 261, 615, 213]);
     }
 }

@@ -1,4 +1,4 @@
-//! The checksums of a shard's pages, held against the bytes that were read before anything decodes them.
+//! Checksums of a shard's pages, verified before anything decodes the bytes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 use parquet::file::metadata::ParquetMetaData;
 use stillhouse_schemas::pages::{FIRST_PAGE, PAGES, parse};
 
-/// Where the pages of a shard lie, and what they sum to. Memory: 12 bytes a page beside the footer itself.
+/// Locations and checksums of the pages of a shard. Memory: 12 bytes a page, beside the footer itself.
 #[derive(Debug)]
 pub(crate) struct Pages {
     metadata: Arc<ParquetMetaData>,
-    /// First byte of each page, and one past the last one's.
+    /// Offset of the first byte of each page, followed by the end of the last page.
     bounds: Vec<u64>,
     crc32: Vec<u32>,
 }
 
 impl Pages {
-    /// What a shard says of its pages; `None` where an older version wrote it.
+    /// Parses the page checksums in the metadata; `None` if an older version wrote the shard.
     pub fn of(metadata: &Arc<ParquetMetaData>) -> Result<Option<Self>, String> {
         let entries = metadata.file_metadata().key_value_metadata();
         let Some(entry) = entries.and_then(|entries| entries.iter().find(|entry| entry.key == PAGES)) else {
@@ -35,17 +35,18 @@ impl Pages {
         Ok(Some(Self { metadata: Arc::clone(metadata), bounds, crc32 }))
     }
 
-    /// One past the last byte of the last page.
+    /// Offset after the last byte of the last page.
     pub fn end(&self) -> u64 {
         self.bounds.last().copied().unwrap_or(FIRST_PAGE)
     }
 
-    /// Bytes of memory, the footer not counted.
+    /// Memory size in bytes, without the footer.
     pub fn size(&self) -> usize {
         self.bounds.len() * 12
     }
 
-    /// Makes sure that bytes of the file are those that were written. They must be whole pages, as the footer has them.
+    /// Checks that bytes of the file are those that were written. The range must consist of whole pages, as listed in
+    /// the footer.
     pub fn check(&self, range: &Range<u64>, bytes: &[u8]) -> Result<(), String> {
         let mut page = self.bounds.partition_point(|&bound| bound < range.start);
         let mut at = range.start;
@@ -71,7 +72,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Row group, column and page by number, for a message.
+    /// Row group, column and page number of a page, for a message.
     fn place(&self, page: usize) -> String {
         let (start, end) = (self.bounds[page], self.bounds[page + 1]);
         let bytes = format!("bytes {start} to {}", end - 1);
@@ -126,7 +127,7 @@ mod tests {
 
     const ROWS: i32 = 100;
 
-    /// A file of two row groups and pages of ten rows, with the sums in its metadata or without.
+    /// A file of two row groups with pages of ten rows, with or without checksums in its metadata.
     fn encoded(sums: Option<&[PageSum]>) -> (Vec<u8>, ParquetMetaData) {
         let properties = WriterProperties::builder().set_data_page_row_count_limit(10).set_write_batch_size(10).build();
         let ids = Arc::new(UInt64Array::from_iter_values(0..ROWS as u64)) as _;
@@ -144,7 +145,7 @@ mod tests {
         (std::mem::take(writer.inner_mut()), metadata)
     }
 
-    /// The file and what a manifest says of its end: sums go by what the offset index says.
+    /// The file, and the footer record of its manifest. The checksums follow the offset index.
     static SHARD: LazyLock<(Vec<u8>, FooterRecord)> = LazyLock::new(|| {
         let (plain, metadata) = encoded(None);
         let mut bounds = Vec::new();
@@ -170,7 +171,7 @@ mod tests {
         (file, footer)
     });
 
-    /// Some rows of a file as it is read for training.
+    /// Reads rows of a file as for training.
     fn read(
         file: &[u8],
         footer: Option<&FooterRecord>,
@@ -213,7 +214,7 @@ mod tests {
         }
         expected.push("its footer".into());
         assert_eq!(places, expected);
-        // a page that is not read is not looked at
+        // pages that are not read are not checked
         let mut damaged = file.clone();
         damaged[file.len() - footer.bytes as usize - 1] ^= 1;
         assert_eq!(read(&damaged, Some(footer), &[3..4, 55..80]).unwrap().len(), 2);

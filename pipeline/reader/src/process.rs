@@ -1,8 +1,9 @@
-//! Things that live in one process: made where they are first needed, and made anew in a forked child.
+//! Values that belong to one process: created at first use, and created again in a forked child.
 //!
-//! After `fork` a child has the parent's memory but none of its threads: a runtime would wait for ever, a connection would be
-//! shared with the parent, and a lock that another thread held stays locked. So nothing of the parent is touched; the child adds
-//! its own to the end of a list. Nothing blocks: a parent never works on the entry that a child will make.
+//! After `fork`, a child has its parent's memory but none of its threads: a runtime would wait forever, a connection
+//! would be shared with the parent, and a lock held by another thread would stay locked. So a child never touches its
+//! parent's value; it appends its own to a list. Nothing blocks: a parent never works on the entry that a child will
+//! create.
 
 use std::sync::OnceLock;
 
@@ -10,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{ReadError, Result};
 
-/// A value of each process.
+/// A value per process.
 #[derive(Debug, Default)]
 pub struct PerProcess<T> {
     first: OnceLock<Box<Entry<T>>>,
@@ -24,12 +25,13 @@ struct Entry<T> {
 }
 
 impl<T> PerProcess<T> {
-    /// Nothing yet.
+    /// Creates the container without a value.
     pub const fn new() -> Self {
         Self { first: OnceLock::new() }
     }
 
-    /// This process's value, made by `make` where there is none yet. (Two threads may both make one; the first stays.)
+    /// Returns the value of this process, created by `make` at first use. (If two threads both create one, the first is
+    /// kept.)
     pub fn get_or_init(&self, make: impl Fn() -> T) -> &T {
         let process = std::process::id();
         let mut slot = &self.first;
@@ -37,7 +39,7 @@ impl<T> PerProcess<T> {
             let entry = match slot.get() {
                 Some(entry) => entry,
                 None => {
-                    // made before the slot is touched: a fork in the meantime must not find it half set
+                    // created before the slot is touched: a fork in the meantime must not find a half-initialized slot
                     let made = Box::new(Entry { process, value: make(), next: OnceLock::new() });
                     slot.get_or_init(|| made)
                 }
@@ -50,13 +52,13 @@ impl<T> PerProcess<T> {
     }
 }
 
-/// Threads that read and decode. More help little: a trainer's process shares its machine with others.
+/// Maximum threads that read and decode. More would help little: a trainer's process shares its machine with others.
 const THREADS: usize = 4;
 
-/// The runtime of this process.
+/// The tokio runtime of this process.
 ///
 /// # Errors
-/// When the operating system gives no threads.
+/// If the operating system provides no threads.
 pub fn runtime() -> Result<&'static Runtime> {
     static RUNTIMES: PerProcess<std::io::Result<Runtime>> = PerProcess::new();
     let made = RUNTIMES.get_or_init(|| {
@@ -80,7 +82,7 @@ mod tests {
     #[test]
     fn another_process_makes_its_own() {
         let values = PerProcess::new();
-        let parent = Entry { process: 0, value: 1, next: OnceLock::new() }; // nobody's number
+        let parent = Entry { process: 0, value: 1, next: OnceLock::new() }; // no process has id 0
         assert!(values.first.set(Box::new(parent)).is_ok());
         assert_eq!((values.get_or_init(|| 2), values.get_or_init(|| 3)), (&2, &2));
     }

@@ -1,4 +1,4 @@
-//! Reading rows of one shard: its footer once, then only the pages that hold the rows.
+//! Reads rows of one shard: loads its footer once, then only the pages that contain the rows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::pages::Pages;
 use crate::source::Source;
 use crate::{ReadError, Result};
 
-/// A shard, from the manifest.
+/// A shard as listed in the manifest.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Shard {
     pub path: String,
@@ -31,7 +31,7 @@ pub(crate) struct Shard {
     pub footer: Option<FooterRecord>,
 }
 
-/// Footer of a shard: where its pages are, and their checksums.
+/// Footer of a shard: the locations and checksums of its pages.
 #[derive(Debug, Clone)]
 pub(crate) struct Footer {
     metadata: ArrowReaderMetadata,
@@ -39,7 +39,7 @@ pub(crate) struct Footer {
 }
 
 impl Footer {
-    /// Reads it, and makes sure that the file is the one that the manifest describes.
+    /// Loads the footer, and checks that the file is the shard that the manifest describes.
     pub async fn load(source: &Source, shard: &Shard) -> Result<Self> {
         let mut file = file(source, shard);
         let metadata = guarded(source, shard, file.load()).await?;
@@ -56,12 +56,13 @@ impl Footer {
         Ok(Self { metadata, pages: file.pages() })
     }
 
-    /// Bytes of memory.
+    /// Memory size in bytes.
     pub fn size(&self) -> usize {
         self.metadata.metadata().memory_size() + self.pages.as_ref().map_or(0, |pages| pages.size())
     }
 
-    /// Reads ascending, separate ranges of rows. The batches hold their rows in order, one batch per row group or more.
+    /// Reads ascending, disjoint ranges of rows. The batches contain the rows in order, at least one batch per row
+    /// group.
     pub async fn read(
         &self,
         source: &Source,
@@ -96,7 +97,7 @@ impl Footer {
         guarded(source, shard, reading).await
     }
 
-    /// The row groups that hold the ranges, and which of their rows.
+    /// The row groups that contain the ranges, and the selected rows in them.
     fn select(&self, ranges: &[Range<u64>]) -> (Vec<usize>, RowSelection) {
         let mut groups = Vec::new();
         let mut selected = Vec::new();
@@ -123,7 +124,7 @@ fn file(source: &Source, shard: &Shard) -> ShardFile {
     ShardFile::new(&source.store, &shard.path, shard.bytes, shard.footer.as_ref())
 }
 
-/// Of some damage parquet and arrow do not return an error but panic.
+/// Runs a read of parquet and arrow, which panic on some damage instead of returning an error.
 async fn guarded<T>(
     source: &Source,
     shard: &Shard,

@@ -1,4 +1,4 @@
-//! Where a data set lies: a folder or a prefix of a store, with the words for what goes wrong there.
+//! Location of a data set: a folder, or a prefix of a store. Explains its errors.
 
 use std::path::Path as FsPath;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use stillhouse_storage::{DiskCache, DiskCacheOptions, Location, Storages, explai
 
 use crate::{ReadError, Result};
 
-/// An open place, rooted at the data set.
+/// An open location, rooted at the data set.
 #[derive(Debug, Clone)]
 pub struct Source {
     shown: String,
@@ -24,7 +24,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens a folder or URL. Asks nobody: whether it is there shows with the first read.
+    /// Opens a folder or URL. Sends no request to a store: the first read shows whether the data set exists.
     pub fn open(url: &str, storage: &Storage) -> Result<Self> {
         let here = std::env::current_dir().unwrap_or_default();
         let named =
@@ -47,7 +47,7 @@ impl Source {
         }
     }
 
-    /// The same, where ranges of shards are kept on this machine's disk, together for each job; a folder is read as it is.
+    /// Caches ranges of shards on the local disk, grouped by job. A local folder is read without a cache.
     pub fn cached(mut self, options: &DiskCacheOptions, job_hash: &str) -> Result<Self> {
         if !self.on_disk {
             let cache = DiskCache::open(options, &format!("{} {job_hash}", self.shown))
@@ -58,19 +58,20 @@ impl Source {
         Ok(self)
     }
 
-    /// Drops what is cached of a file that turned out to be damaged when it was read from `since` on; whether to read it again.
+    /// Drops the cached bytes of a file that turned out to be damaged when read since `since`. Returns whether to read
+    /// it again.
     pub async fn drop_cached(&self, name: &str, since: Instant) -> bool {
         let Some(cache) = self.cache.clone() else { return false };
         let url = format!("{}/{}", self.shown, Path::from(name));
         tokio::task::spawn_blocking(move || cache.drop_object(&url, since)).await.unwrap_or(false)
     }
 
-    /// What went wrong with the cache; told once.
+    /// Returns the first failure of the cache. Returns it once.
     pub fn take_warning(&self) -> Option<String> {
         self.cache.as_ref()?.take_warning()
     }
 
-    /// The full name of a file of the data set.
+    /// Full name of a file of the data set, for messages.
     pub fn shown(&self, name: &str) -> String {
         if self.on_disk {
             return FsPath::new(&self.shown).join(name).display().to_string();
@@ -78,7 +79,7 @@ impl Source {
         if name.is_empty() { self.shown.clone() } else { format!("{}/{name}", self.shown) }
     }
 
-    /// A small file; `None` where there is none.
+    /// Reads a small file; `None` if it does not exist.
     pub async fn get(&self, name: &str) -> Result<Option<Bytes>> {
         let answer = match self.store.get(&Path::from(name)).await {
             Ok(found) => found.bytes().await,
@@ -91,7 +92,7 @@ impl Source {
         }
     }
 
-    /// What a failure means, in one line.
+    /// Explains a failure in one line.
     pub fn failed(&self, error: &Error, name: &str) -> ReadError {
         let named = self.shown(name);
         match error {

@@ -1,14 +1,14 @@
-//! An epoch as a stream of batches: rows in the order of the epoch, dealt to ranks and workers, read ahead.
+//! An epoch as a stream of batches: rows in the order of the epoch, divided among ranks and workers, and read ahead.
 //!
 //! ```text
-//! positions start ..                     global batch n = the next W·B of them; rank r takes r, r + W, … of it; worker k of K takes the
-//!                                        batches n with n mod K = k
-//! producer ──rows──► blocks of the cache ──2──► batches ──► trainer
-//!     └─ looks one window ahead and has its blocks read, while the cache has room
+//! positions start ..   global batch n = the next W·B positions; rank r takes r, r + W, … of it;
+//!                      worker k of K takes the batches n with n mod K = k
+//! producer ──rows──► cached blocks ──2──► batches ──► trainer
+//!     └─ reads the blocks of the next window ahead, while the cache has space
 //! ```
 //!
-//! After any batch the rows given out so far, over all ranks, are exactly the positions below the batch's `next`: that one number
-//! is the state of an epoch, whatever W, B and K are when it goes on.
+//! After any batch, the rows delivered so far over all ranks are exactly the positions below the batch's `next`. This
+//! one number is the state of an epoch, whatever W, B and K are after a resume.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,52 +22,52 @@ use crate::order::{LANES, Order};
 use crate::process::runtime;
 use crate::{ReadError, Result};
 
-/// Batches that wait for the trainer.
+/// Maximum finished batches that wait for the trainer.
 const QUEUE: usize = 2;
-/// Blocks that are read ahead at once.
+/// Maximum blocks read ahead concurrently.
 const READ_AHEAD: usize = 16;
 
-/// Who takes what of an epoch.
+/// The part of an epoch that one worker of one trainer reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     /// The order of the epoch.
     pub order: Order,
-    /// First position; what comes before was given out already.
+    /// First position; earlier ones were delivered before.
     pub start: u64,
-    /// This trainer, of `world`.
+    /// Rank of this trainer, below `world`.
     pub rank: u64,
-    /// Trainers, W.
+    /// Number of trainers, W.
     pub world: u64,
-    /// Rows of a batch of one trainer, B.
+    /// Rows of a trainer's batch, B.
     pub batch_rows: u64,
-    /// Whether the last global batch is left out when it is not full.
+    /// Whether to drop the last global batch if it is not full.
     pub drop_last: bool,
-    /// This worker, of `workers`.
+    /// Number of this worker, below `workers`.
     pub worker: u64,
-    /// Workers of each trainer, K.
+    /// Workers per trainer, K.
     pub workers: u64,
 }
 
 /// One batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Its rows.
+    /// Row numbers of the batch.
     pub rows: Vec<u64>,
-    /// The positions below this one are given out, over all ranks, once this batch is.
+    /// Once this batch is delivered, all positions below this one are delivered, over all ranks.
     pub next: u64,
-    /// The first window that it needs.
+    /// The first window that the batch needs.
     pub window: u64,
 }
 
 impl Plan {
-    /// Global batches left in the epoch.
+    /// Number of global batches left in the epoch.
     pub fn batches(&self) -> u64 {
         let left = self.order.rows().saturating_sub(self.start);
         let global = self.global();
         if self.drop_last { left / global } else { left.div_ceil(global) }
     }
 
-    /// Rows that this trainer gets, over all its workers.
+    /// Number of rows for this trainer, over all its workers.
     pub fn rows(&self) -> u64 {
         let left = self.order.rows().saturating_sub(self.start);
         let full = left / self.global();
@@ -75,17 +75,18 @@ impl Plan {
         full * self.batch_rows + (rest + self.world - 1).saturating_sub(self.rank) / self.world
     }
 
-    /// Batches that this trainer gets, over all its workers: one less where the last global batch has no row for it.
+    /// Number of batches for this trainer, over all its workers: one less if the last global batch has no row for it.
     pub fn own_batches(&self) -> u64 {
         self.rows().div_ceil(self.batch_rows)
     }
 
-    /// The batches of this worker.
+    /// Iterates over the batches of this worker.
     pub fn steps(self) -> Steps {
         Steps { plan: self, next: self.worker, window: 0, rows: None }
     }
 
-    /// Rows of the blocks of a window that this rank meets: ranks divide the lanes, but the last window has none.
+    /// Rows in the blocks of a window that this rank reads: ranks divide the lanes, except in the last window, which
+    /// has none.
     fn window_rows(&self, window: u64) -> u64 {
         let positions = self.order.positions(window);
         let rows = positions.end - positions.start;
@@ -104,7 +105,7 @@ impl Plan {
     }
 }
 
-/// Iterator over the batches of one worker. Holds the rows of one window.
+/// Iterator over the batches of one worker. Holds the rows of one window in memory.
 #[derive(Debug, Clone)]
 pub struct Steps {
     plan: Plan,
@@ -131,7 +132,7 @@ impl Iterator for Steps {
             rows.push(self.row(position));
             position += plan.world;
         }
-        // the last global batch may be shorter than there are trainers
+        // the last global batch may have fewer rows than there are trainers
         if rows.is_empty() { None } else { Some(Step { rows, next: end, window }) }
     }
 }
@@ -151,41 +152,41 @@ impl Steps {
     }
 }
 
-/// A batch with its columns.
+/// A batch with the values of its columns.
 #[derive(Debug)]
 pub struct Batch {
     /// The columns, in the order of the data set.
     pub columns: Vec<Column>,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
     /// [`Step::next`].
     pub next: u64,
 }
 
-/// What waiting for a batch brought.
+/// The result of waiting for a batch.
 #[derive(Debug)]
 pub enum Next {
     /// A batch.
     Batch(Batch),
-    /// The end of the epoch.
+    /// The epoch ended.
     End,
-    /// Nothing yet.
+    /// The wait timed out.
     Waiting,
 }
 
-/// Batches that are read ahead. Dropping it ends the reading.
+/// A stream of batches that are read ahead. Dropping it stops the reading.
 #[derive(Debug)]
 pub struct Stream {
-    /// `None` is the end: a channel that closes without it is a failure.
+    /// `None` marks the end of the epoch; a channel that closes without it means that reading failed.
     batches: mpsc::Receiver<Result<Option<Batch>>>,
     process: u32,
 }
 
 impl Stream {
-    /// Starts to read.
+    /// Starts reading.
     ///
     /// # Errors
-    /// When there are no threads, or the plan makes no sense.
+    /// If threads cannot be started, or the plan is invalid.
     pub fn start(dataset: &Arc<DataSet>, plan: Plan) -> Result<Self> {
         let bad =
             |what: &str, got: u64, valid: String| Err(ReadError::Usage(format!("{what}: got {got}, valid: {valid}")));
@@ -203,10 +204,10 @@ impl Stream {
         Ok(Self { batches, process: std::process::id() })
     }
 
-    /// Waits for the next batch, but not for longer than `wait`, so that the caller can look at signals.
+    /// Waits for the next batch, for at most `wait`, so that the caller can handle signals.
     ///
     /// # Errors
-    /// What went wrong with the reading; the stream has ended then.
+    /// Errors of the reading. The stream ends after an error.
     pub fn next(&mut self, wait: Duration) -> Result<Next> {
         if self.process != std::process::id() {
             return Err(ReadError::Usage("this iterator was made in another process; make a new one".into()));
@@ -230,7 +231,7 @@ async fn produce(dataset: Arc<DataSet>, plan: Plan, sender: mpsc::Sender<Result<
         if window.replace(step.window) != Some(step.window) {
             reading = match dataset.fit_in_cache(plan.window_rows(step.window).max(8 * dataset.block_rows())).await {
                 Ok(true) => Reading::Blocks,
-                // a window that the cache cannot hold would be read again for every batch
+                // a window that does not fit into the cache would be read again for every batch
                 Ok(false) => Reading::Rows,
                 Err(e) => {
                     let _ = sender.send(Err(e)).await;
@@ -246,17 +247,17 @@ async fn produce(dataset: Arc<DataSet>, plan: Plan, sender: mpsc::Sender<Result<
         let batch = columns.map(|columns| Some(Batch { columns, rows: step.rows.len(), next: step.next }));
         if sender.send(batch).await.is_err() || failed {
             ahead.release_all();
-            return; // nobody listens any more
+            return; // the receiver was dropped, or reading failed
         }
     }
     ahead.release_all();
     let _ = sender.send(Ok(None)).await;
 }
 
-/// Has the blocks of the next window read, and lets go of those of past ones.
+/// Reads the blocks of the next window ahead, and releases those of past windows.
 struct Ahead<'a> {
     dataset: &'a Arc<DataSet>,
-    /// Blocks by window, as they will be needed.
+    /// Pairs of window and block, in the order in which they will be needed.
     coming: std::iter::Peekable<Box<dyn Iterator<Item = (u64, u64)> + Send>>,
     held: BTreeSet<(u64, u64)>,
     reading: VecDeque<tokio::task::JoinHandle<Result<()>>>,
@@ -283,7 +284,7 @@ impl<'a> Ahead<'a> {
         Self { dataset, coming: boxed.peekable(), held: BTreeSet::new(), reading: VecDeque::new() }
     }
 
-    /// The trainer is in this window now.
+    /// Advances to the window that the trainer reads now.
     fn move_to(&mut self, window: u64) {
         while let Some(&(old, block)) = self.held.first()
             && old < window
@@ -323,7 +324,7 @@ mod tests {
         Plan { order, start, rank: 0, world, batch_rows, drop_last: false, worker: 0, workers }
     }
 
-    /// What the DataLoaders of all trainers give, batch after batch: of each trainer the workers in turn.
+    /// The batches of all trainers' DataLoaders: for each trainer, its workers take turns.
     fn batches(plan: Plan) -> Vec<Vec<Step>> {
         (0..plan.world)
             .map(|rank| {
@@ -339,7 +340,7 @@ mod tests {
     }
 
     proptest! {
-        /// Stopped after any batch and gone on in another shape, an epoch has every row once.
+        /// An epoch that is stopped after any batch and resumed in another shape delivers every row once.
         #[test]
         fn epochs_are_whole_whatever_the_shape(
             rows in 1u64..3_000, shapes in prop::collection::vec((1u64..6, 1u64..40, 1u64..4, 0usize..20), 1..5),
@@ -362,7 +363,7 @@ mod tests {
             prop_assert!(seen.into_iter().eq(0..rows), "not every row once");
         }
 
-        /// The shape changes who gets a row, not when.
+        /// The shape decides which trainer gets a row, but not in which global batch.
         #[test]
         fn global_batches_do_not_depend_on_the_shape(rows in 1u64..3_000, each in 1u64..8) {
             let of = |world: u64, workers: u64| -> Vec<Vec<u64>> {

@@ -1,20 +1,20 @@
-//! Which addresses are of the public internet: what is left when IANA's special-purpose registries are taken away.
+//! Decides which addresses belong to the public internet: all except those in IANA's special-purpose registries.
 //!
-//! Addresses that carry an IPv4 address are judged by that one where packets end up there (IPv4-mapped, NAT64), and refused where the
-//! mechanism is history (IPv4-compatible, 6to4, Teredo): no public web server needs those.
+//! An address that embeds an IPv4 address is judged by it if packets reach that address (IPv4-mapped, NAT64). Addresses
+//! of obsolete mechanisms (IPv4-compatible, 6to4, Teredo) are not public: no public web server needs them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
-/// IPv4 networks that are not of the public internet.
+/// IPv4 networks outside the public internet.
 const NOT_PUBLIC_V4: [&str; 17] = [
     "0.0.0.0/8",        // this host
     "10.0.0.0/8",       // private
     "100.64.0.0/10",    // carrier-grade NAT, and metadata of some clouds
     "127.0.0.0/8",      // loopback
-    "168.63.129.16/32", // the host of an Azure machine, which answers with its secrets
+    "168.63.129.16/32", // host services of an Azure machine, which return secrets
     "169.254.0.0/16",   // link-local, and metadata of most clouds
     "172.16.0.0/12",    // private
     "192.0.0.0/24",     // protocol assignments, and metadata of Oracle's cloud
@@ -29,10 +29,10 @@ const NOT_PUBLIC_V4: [&str; 17] = [
     "224.0.0.0/3",      // multicast, reserved, broadcast
 ];
 
-/// All global unicast addresses of IPv6 are in here.
+/// The network that contains all global unicast IPv6 addresses.
 const GLOBAL_V6: &str = "2000::/3";
 
-/// Networks inside [`GLOBAL_V6`] that are not of the public internet.
+/// Networks inside [`GLOBAL_V6`] but outside the public internet.
 const NOT_PUBLIC_V6: [&str; 5] = [
     "2001::/23",         // protocol assignments: Teredo, benchmarks, ORCHID
     "2001:db8::/32",     // documentation
@@ -41,7 +41,7 @@ const NOT_PUBLIC_V6: [&str; 5] = [
     "3fff::/20",         // documentation
 ];
 
-/// NAT64: the last 32 bits are the IPv4 address that is reached.
+/// NAT64: the last 32 bits are the IPv4 address of the destination.
 const NAT64: &str = "64:ff9b::/96";
 
 struct Networks {
@@ -58,7 +58,7 @@ static NETWORKS: LazyLock<Networks> = LazyLock::new(|| Networks {
     nat64: NAT64.parse().ok(),
 });
 
-/// Whether an address is of the public internet.
+/// Whether an address belongs to the public internet.
 pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),

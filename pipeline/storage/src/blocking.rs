@@ -1,14 +1,14 @@
-//! Calls that block, off the threads of the runtime.
+//! Runs blocking calls outside the threads of the runtime.
 
 use tokio::task::{JoinError, spawn_blocking};
 
-/// Does what blocks (file systems, fsync, DNS, processes) on tokio's pool for that, and waits for it.
+/// Runs blocking work (file systems, fsync, DNS, processes) on tokio's pool for it, and awaits the result.
 ///
-/// A thread of the runtime that waits for a disk makes every task on it wait: requests under way, leases to be renewed, answers of the
-/// service. What was begun ends also where nobody waits for it any more.
+/// A runtime thread that blocks on a disk stalls every task on it: requests in progress, lease renewals, responses of
+/// the service. Work that has begun runs to its end, even if the future is dropped.
 ///
 /// # Errors
-/// Those of the work; and that of the task where it panicked or the runtime ends.
+/// Errors of the work, and a `JoinError` if the work panicked or the runtime shut down.
 pub async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
 where
     T: Send + 'static,

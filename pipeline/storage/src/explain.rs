@@ -1,4 +1,4 @@
-//! One clear line for what a store answered, with what to check; never its XML, a signed address or a secret.
+//! Formats a store error as one line with advice. Never shows XML, a signed URL or a secret.
 
 use std::io;
 
@@ -7,19 +7,19 @@ use object_store::Error;
 use super::failure::{Asked, Breakage, Outcome, Refusal, TransportError, find_cause, find_failure};
 use super::profile::{CredentialError, NO_CREDENTIALS};
 
-/// What went wrong, such as `cannot write s3://b/k: 403 AccessDenied: the credentials may not do this; …`.
+/// Explains an error, for example `cannot write s3://b/k: 403 AccessDenied: the credentials may not do this; …`.
 ///
-/// `action` stands after "cannot", `place` names the object or bucket.
+/// `action` follows "cannot"; `place` names the object or bucket.
 pub fn explain(error: &Error, action: &str, place: &str) -> String {
     format!("cannot {action} {place}: {}", reason(error, place))
 }
 
-/// The same without what was tried: for messages that have said that already.
+/// Like [`explain`], without the action and the place: for messages that already name them.
 pub fn explain_cause(error: &Error, place: &str) -> String {
     reason(error, place)
 }
 
-/// Whether the same call can succeed later: the limits of trying again ran out, or this machine's disk failed.
+/// Whether the same call can succeed later: the retry limits were reached, or the local disk failed.
 pub fn is_retryable(error: &Error) -> bool {
     match find_failure(error) {
         Some(failure) => failure.transient,
@@ -50,7 +50,7 @@ fn reason(error: &Error, place: &str) -> String {
     match error {
         Error::NotFound { .. } => "there is no such object; check the name, and that the bucket exists".into(),
         Error::AlreadyExists { .. } | Error::Precondition { .. } => "it is there already".into(),
-        // the client of web servers says so in an error that has no public type
+        // object_store's HTTP client reports this in an error type that is not public
         Error::NotSupported { source } if source.to_string().contains("Range") => {
             "the web server gives whole files only, and parts of this one are read; valid: a server that answers Range requests, such as nginx \
              or Caddy (Python's http.server does not), or a copy on a disk"
@@ -61,7 +61,7 @@ fn reason(error: &Error, place: &str) -> String {
     }
 }
 
-/// The innermost cause: the outer ones repeat it with addresses.
+/// The text of the innermost cause. The outer errors repeat it, with addresses.
 fn deepest(error: &Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(next) = cause.source() {
@@ -85,7 +85,7 @@ fn of_failure(failure: &TransportError, place: &str) -> String {
     }
 }
 
-/// A service that should have given credentials did not.
+/// Explains why a credential service returned no credentials.
 fn credentials(asked: &Asked, outcome: &Outcome) -> String {
     let google = asked.service.contains("google");
     let machine = asked.service.contains("169.254.") || asked.service.contains("metadata.google.internal");
@@ -161,7 +161,7 @@ fn of_breakage(breakage: Breakage, text: &str, asked: &Asked) -> String {
     }
 }
 
-/// The bucket of `s3://b/k`, the host of `https://h/k`.
+/// The bucket of `s3://b/k`, or the host of `https://h/k`.
 fn bucket(place: &str) -> &str {
     place.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or(place)
 }

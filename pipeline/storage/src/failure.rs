@@ -1,7 +1,7 @@
-//! What became of a request that was not answered as it should have been, and what may be said of it.
+//! Failed requests to a store, reduced to what may be shown.
 //!
-//! Bodies of error answers hold tokens, signatures and keys (`ExpiredToken` repeats the token); what is kept of them is the
-//! code and, where it is no matter of credentials, the message.
+//! Bodies of error responses can contain tokens, signatures and keys (`ExpiredToken` repeats the token). Only the code
+//! is kept, and the message unless the code concerns credentials.
 
 use std::error::Error;
 use std::fmt;
@@ -17,88 +17,88 @@ use stillhouse_schemas::storage::Scheme;
 
 const LONGEST_MESSAGE: usize = 300;
 
-/// A request that failed for good, or for longer than the limits allow.
+/// A request that failed permanently, or that exceeded the retry limits.
 #[derive(Debug, Clone)]
 pub struct TransportError {
-    /// What was asked of whom.
+    /// The request.
     pub asked: Asked,
-    /// How often it was sent.
+    /// Number of attempts.
     pub attempts: u32,
-    /// How long that took.
+    /// Time since the first attempt.
     pub elapsed: Duration,
-    /// How the last attempt ended.
+    /// Result of the last attempt.
     pub outcome: Outcome,
     /// Whether the same request can succeed later.
     pub transient: bool,
 }
 
-/// A request, in words that hold no secret.
+/// A description of a request without secrets.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// The method.
+    /// HTTP method.
     pub method: Method,
-    /// The object or bucket, such as `s3://b/k`; of a credential service its address.
+    /// The object or bucket, such as `s3://b/k`; for a credential service, its URL.
     pub place: String,
-    /// Who was asked: scheme, host and port.
+    /// Scheme, host and port of the service.
     pub service: String,
-    /// Whether that is the store; else it is a service that gives credentials.
+    /// Whether the service is the store. Otherwise it is a service that issues credentials.
     pub at_store: bool,
-    /// What the credentials must allow, in the words of S3.
+    /// The permission that the credentials need, named as in S3.
     pub permission: &'static str,
 }
 
-/// How an attempt ended.
+/// How a failed attempt ended.
 #[derive(Debug, Clone)]
 pub enum Outcome {
-    /// With an answer that is an error.
+    /// The service answered with an error.
     Refused(Refusal),
-    /// Without a whole answer.
+    /// No complete response arrived.
     Broken(Breakage, String),
 }
 
-/// An answer that is an error.
+/// An error response.
 #[derive(Debug, Clone)]
 pub struct Refusal {
-    /// Its status.
+    /// HTTP status.
     pub status: StatusCode,
-    /// The store's word for it, such as `SlowDown`.
+    /// The store's error code, such as `SlowDown`.
     pub code: Option<String>,
-    /// The store's sentence for it; none where it could hold something of the credentials.
+    /// The store's error message. Absent if it could contain credentials.
     pub message: Option<String>,
-    /// Where the bucket is, where the store says so.
+    /// Region of the bucket, if the response names it.
     pub region: Option<String>,
 }
 
-/// Why there is no whole answer.
+/// Why no complete response arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Breakage {
-    /// The name of the host is not known.
+    /// The host name does not resolve.
     UnknownHost,
-    /// Nobody listens there.
+    /// Nothing listens at the address.
     ConnectionRefused,
     /// No connection, for another reason.
     NoConnection,
-    /// The certificate is not trusted, or is another host's.
+    /// The certificate is not trusted, or belongs to another host.
     Certificate,
-    /// It took too long.
+    /// The attempt exceeded its timeout.
     Timeout,
-    /// The connection broke, or the body is not as long as it should be.
+    /// The connection broke, or the body does not have its announced length.
     Connection,
-    /// The body is larger than what is read at once.
+    /// The body exceeds the limit for one response.
     TooLarge,
-    /// The request cannot be sent at all, such as plain HTTP where only TLS is allowed.
+    /// The request cannot be sent at all, for example as plain HTTP where only TLS is allowed.
     Unsendable,
-    /// The address is not a public one, or a redirect leads where none may.
+    /// The guard refused the request: the address is not public, or a redirect is not allowed.
     Guarded,
 }
 
 impl Breakage {
-    /// Whether nobody was reached.
+    /// Whether no server was reached.
     pub fn is_unreached(self) -> bool {
         matches!(self, Self::UnknownHost | Self::ConnectionRefused | Self::NoConnection)
     }
 
-    /// Whether another attempt can do better.
+    /// Whether a retry can help.
     pub fn is_transient(self) -> bool {
         !matches!(self, Self::Certificate | Self::TooLarge | Self::Unsendable | Self::Guarded)
     }
@@ -128,26 +128,26 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The transport's error that another one comes from.
+/// Finds the [`TransportError`] that caused an error.
 pub fn find_failure<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a TransportError> {
     find_cause(error)
 }
 
-/// The first error of a kind among an error and its causes.
+/// Returns the first error of type `T` among an error and its causes.
 pub fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(found) = error.downcast_ref::<T>() {
             return Some(found);
         }
-        // what an I/O error was made of is not among its sources
+        // the error inside an `io::Error` is not its `source`
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         next = inner.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source());
     }
     None
 }
 
-/// Why a request of any client has no whole answer, and that in words. Addresses are not repeated.
+/// Classifies why a request of any HTTP client got no complete response, with a text that contains no addresses.
 pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
     let mut texts = Vec::new();
     let mut next = error.source();
@@ -161,12 +161,12 @@ pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
     let tls = find_cause::<rustls::Error>(error);
     let certificate =
         matches!(tls, Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented));
-    // who answers speaks no TLS, or none that is spoken here
+    // the server speaks no TLS, or no version that we support
     let no_tls = matches!(
         tls,
         Some(rustls::Error::PeerIncompatible(_) | rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType))
     );
-    // hyper has a type for it that cannot be named
+    // hyper's type for this error is private, so the text decides
     let is_lookup = connects && texts.iter().any(|text| text.contains("dns error"));
     match find_cause::<io::Error>(error).map(io::Error::kind) {
         _ if certificate => (Breakage::Certificate, last),
@@ -183,22 +183,22 @@ pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
     }
 }
 
-/// Which store a transport is for.
+/// The store that a transport serves.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
     pub scheme: Scheme,
     pub bucket: String,
-    /// The address of the bucket, where it is known before the store is built.
+    /// URL of the bucket, if it is known before the store is built.
     pub base: Option<String>,
 }
 
 impl Target {
-    /// Says of a request what it is.
+    /// Describes a request without secrets.
     pub fn asked(&self, method: &Method, uri: &Uri) -> Asked {
         let service = format!(
             "{}://{}",
             uri.scheme_str().unwrap_or("http"),
-            // a user name in the address is nobody's business
+            // the URL may contain a user name, which must not be shown
             uri.authority().map_or("", |a| a.as_str().rsplit('@').next().unwrap_or_default())
         );
         let key = self.key(&service, uri.path());
@@ -211,12 +211,12 @@ impl Target {
         Asked { method: method.clone(), place, service, at_store: key.is_some(), permission }
     }
 
-    /// The key that an address is of; `None` where it is not in the bucket.
+    /// The object key of a URL; `None` if the URL is not in the bucket.
     fn key(&self, service: &str, path: &str) -> Option<String> {
         let rest = match &self.base {
             Some(base) => format!("{service}{path}").strip_prefix(base.trim_end_matches('/'))?.to_owned(),
             None => {
-                // host/bucket/key, or host/account/bucket/key of the Azure emulator
+                // host/bucket/key, or host/account/bucket/key for the Azure emulator
                 let path = path.trim_start_matches('/');
                 let (first, rest) = path.split_once('/').unwrap_or((path, ""));
                 let (second, below) = rest.split_once('/').unwrap_or((rest, ""));
@@ -248,7 +248,7 @@ fn permission(method: &Method, query: &str) -> &'static str {
 }
 
 impl Refusal {
-    /// Reads the answer of a store; `sent` are the headers of the request, whose secrets are not repeated.
+    /// Parses an error response. `sent` are the headers of the request, whose secrets are redacted.
     pub(super) fn read(status: StatusCode, headers: &HeaderMap, body: &[u8], sent: &HeaderMap) -> Self {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let text = String::from_utf8_lossy(&body[..body.len().min(64 << 10)]);
@@ -269,7 +269,7 @@ impl Refusal {
         Self { status, code, message: message.map(|m| one_line(&redacted(m, sent))), region }
     }
 
-    /// The body that takes the place of the store's.
+    /// The body that replaces the store's own.
     pub(super) fn body(&self) -> String {
         match (&self.code, &self.message) {
             (Some(code), Some(message)) => format!("{code}: {message}"),
@@ -278,7 +278,7 @@ impl Refusal {
     }
 }
 
-/// Codes whose sentences and other elements can repeat what was sent to prove who asks.
+/// Whether a response with this error code can repeat the credentials of the request, in its message or other elements.
 fn is_about_credentials(code: &str) -> bool {
     const CODES: [&str; 8] = [
         "InvalidAccessKeyId",
@@ -293,14 +293,15 @@ fn is_about_credentials(code: &str) -> bool {
     CODES.contains(&code)
 }
 
-/// The text of the first XML element of a name.
+/// Returns the text of the first XML element with a name.
 pub(super) fn element(text: &str, name: &str) -> Option<String> {
     let rest = &text[text.find(&format!("<{name}>"))? + name.len() + 2..];
     let inner = &rest[..rest.find("</")?];
     quick_xml::escape::unescape(inner.trim()).ok().map(|text| text.into_owned())
 }
 
-/// `{"error": {"status", "message"}}` of Google's services, `{"error", "error_description"}` of those that give tokens.
+/// Parses `{"error": {"status", "message"}}` of Google's services, and `{"error", "error_description"}` of OAuth token
+/// services.
 fn in_json(value: &Value) -> (Option<String>, Option<String>) {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let error = &value["error"];
@@ -309,7 +310,7 @@ fn in_json(value: &Value) -> (Option<String>, Option<String>) {
     (code, message)
 }
 
-/// The message without the parts of the request that prove who asks.
+/// Redacts the credentials of the request in a message.
 fn redacted(message: String, sent: &HeaderMap) -> String {
     let text = |name: &str| sent.get(name).and_then(|value| value.to_str().ok());
     let authorization = text(AUTHORIZATION.as_str()).unwrap_or_default();
@@ -342,7 +343,7 @@ mod tests {
         Refusal::read(StatusCode::FORBIDDEN, &HeaderMap::new(), body.as_bytes(), &sent)
     }
 
-    /// As clients wrap what failed below them.
+    /// Wraps an I/O error as HTTP clients do.
     #[derive(Debug, thiserror::Error)]
     #[error("outer")]
     struct Outer(#[source] io::Error);

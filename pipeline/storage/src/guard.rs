@@ -1,14 +1,14 @@
-//! The guard of web servers: who may name an address is not thereby let into the network of this machine.
+//! Guards requests to web servers: a user who can name a URL must not reach the network of this machine through it.
 //!
 //! ```text
 //!   http://h/x ─► is h an address? ──► it must be public
-//!                 is h a name? ──────► the resolver of the client drops what is not public, at every connection
-//!   302 ───────► the same for its target, which must be allowed as well; ten times at most, never from https to http
+//!                 is h a name? ──────► the client's resolver drops addresses that are not public, for every connection
+//!   302 ───────► the same for the target, which must also be allowed; at most ten redirects, never from https to http
 //! ```
 //!
-//! The addresses that are judged are those that are connected to, so a name that changes its address between two questions gains
-//! nothing. A guarded client goes through no proxy, whatever the environment says: a proxy would look names up itself, in
-//! its own network, and the guard would see nothing of it.
+//! The guard checks the addresses that the client connects to. So a name that changes its address between two lookups
+//! gains nothing. A guarded client ignores proxy settings of the environment: a proxy would resolve names in its own
+//! network, unseen by the guard.
 
 use std::error::Error;
 use std::fmt;
@@ -26,16 +26,16 @@ use reqwest::redirect::{Action, Attempt, Policy};
 
 use super::addresses::is_public;
 
-/// What every client says of itself.
+/// The `User-Agent` of every client.
 pub(super) const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSION"));
-/// Longer than any attempt: the transport has its own limit.
+/// Longer than any attempt: the transport sets its own timeout.
 pub(super) const CLIENT_TIMEOUT_SECONDS: u64 = 3600;
 
-/// What object_store's own clients have.
+/// The value that object_store's own clients use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MOST_REDIRECTS: usize = 10;
 
-/// Why the guard let a request not through.
+/// Why the guard refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Guarded {
     #[error("the server's configuration does not allow http input from private addresses")]
@@ -48,11 +48,11 @@ pub(super) enum Guarded {
     Elsewhere,
 }
 
-/// Whether a URL may be read.
+/// Returns whether a URL may be read.
 type Judge = Arc<dyn Fn(&Url) -> bool + Send + Sync>;
 type Lookup = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> + Send + Sync>;
 
-/// Lets requests through to public addresses only.
+/// Allows requests to public addresses only.
 #[derive(Clone)]
 pub struct Guard {
     lookup: Lookup,
@@ -67,32 +67,32 @@ impl fmt::Debug for Guard {
 }
 
 impl Guard {
-    /// A guard that asks the system for the addresses of names.
+    /// Creates a guard that resolves names with the system's resolver.
     pub fn new() -> Self {
         let lookup: Lookup =
             Arc::new(|name| Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.collect()) }));
         Self { lookup, permits: is_public, allows: Arc::new(|_| true) }
     }
 
-    /// The same, for redirects only to what may be read.
+    /// Restricts redirects to URLs for which `allows` returns true.
     #[must_use]
     pub fn redirecting(self, allows: impl Fn(&Url) -> bool + Send + Sync + 'static) -> Self {
         Self { allows: Arc::new(allows), ..self }
     }
 
-    /// The same, for addresses of private networks as well.
+    /// Also permits addresses of private networks.
     #[must_use]
     pub fn with_private_networks(self) -> Self {
         Self { permits: |_| true, ..self }
     }
 
-    /// A guard over names and addresses of a test.
+    /// Creates a guard with the names and addresses of a test.
     #[cfg(test)]
     pub(super) fn of_test(lookup: Lookup, permits: fn(IpAddr) -> bool) -> Self {
         Self { lookup, permits, allows: Arc::new(|_| true) }
     }
 
-    /// Whether the host of a URL may be asked, as far as can be told without looking its name up.
+    /// Whether the host of a URL may be contacted, as far as that is known before its name is resolved.
     fn check(&self, url: &Url) -> Result<(), Guarded> {
         let address = match url.host() {
             Some(Host::Ipv4(address)) => IpAddr::V4(address),
@@ -103,7 +103,7 @@ impl Guard {
         if (self.permits)(address) { Ok(()) } else { Err(Guarded::Private) }
     }
 
-    /// Whether a redirect is followed to its target, after these URLs.
+    /// Whether to follow a redirect to `next`, after the URLs `previous`.
     pub(super) fn follows(&self, next: &Url, previous: &[Url]) -> Result<(), Guarded> {
         let from_tls = previous.last().is_some_and(|url| url.scheme() == "https");
         match self.check(next) {
@@ -121,7 +121,7 @@ impl Guard {
         }
     }
 
-    /// A client that is as those of object_store, but guarded; `plain` lets it speak without TLS.
+    /// Builds a guarded client with the settings of object_store's clients. `plain` allows HTTP without TLS.
     pub(super) fn client(&self, plain: bool) -> Result<HttpClient, reqwest::Error> {
         let policy = self.clone();
         let client = reqwest::Client::builder()
@@ -129,7 +129,7 @@ impl Guard {
             .timeout(Duration::from_secs(CLIENT_TIMEOUT_SECONDS))
             .connect_timeout(CONNECT_TIMEOUT)
             .http1_only()
-            // the length of an answer is that of the file
+            // the length of a response must be that of the file
             .no_gzip()
             .no_brotli()
             .no_zstd()
@@ -137,7 +137,7 @@ impl Guard {
             .no_proxy()
             .https_only(!plain)
             .dns_resolver(Arc::new(Resolver(self.clone())))
-            // it would tell the next server what was asked of this one
+            // a referrer would tell the next server the URL of this request
             .referer(false)
             .redirect(Policy::custom(move |attempt| policy.redirect(attempt)))
             .build()?;
@@ -168,7 +168,7 @@ impl reqwest::dns::Resolve for Resolver {
     }
 }
 
-/// The client connects to an address in a URL without asking the resolver, so addresses are judged before.
+/// Checks addresses in URLs before a request: the client connects to them without asking the resolver.
 #[derive(Debug)]
 struct Service {
     client: reqwest::Client,

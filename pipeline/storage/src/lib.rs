@@ -1,15 +1,15 @@
-//! Object stores: their URLs, their credentials, and the one way in which requests to them are sent, tried again and explained.
+//! Object stores: URLs, credentials, and one path on which all requests are sent, retried and explained.
 //!
 //! ```text
 //!   "s3://b/k" ─► url::Location ─► open::Storages ─► Opened { store, multipart, uploads, statistics }
-//!                 profile: AWS files ─┘  │ every builder gets transport::Connector
+//!                 profile: AWS files ─┘  │ every builder gets a transport::Connector
 //!                                        ▼
-//!        object_store ── request, signed ──► transport::Transport ──► the network
-//!                     ◄─ whole answer, or failure::TransportError ─┘  explain::explain makes one line of it
+//!        object_store ── signed request ───► transport::Transport ──► the network
+//!                     ◄─ whole response or failure::TransportError ─┘  explain::explain formats it as one line
 //! ```
 //!
-//! object_store's own retries are off: those of [`transport`] see every request, of every store, and the credentials' as well.
-//! No secret leaves this room: not by `Debug`, not in an error, not in a log.
+//! The retries of object_store are disabled. [`transport`] retries the requests of every store, including those for
+//! credentials. No secret leaves this crate: not by `Debug`, not in an error, not in a log.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

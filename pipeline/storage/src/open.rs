@@ -1,8 +1,9 @@
-//! From a URL and the job's options to a store, each opened once.
+//! Opens the store of a URL with the job's options; each store once.
 //!
-//! Endpoint and region: options, then environment, then AWS profile. Credentials: environment (keys, web identity), then profile, then
-//! what the machine has (container, instance). Google and Azure: what object_store finds in the environment, such as
-//! GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY.
+//! Endpoint and region come from the options, then the environment, then the AWS profile. Credentials come from the
+//! environment (keys, web identity), then the profile, then the machine (container, instance). For Google and Azure,
+//! object_store reads the environment: for example GOOGLE_APPLICATION_CREDENTIALS, or AZURE_STORAGE_ACCOUNT_NAME with
+//! AZURE_STORAGE_ACCOUNT_KEY.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,7 +28,7 @@ use super::uploads::{Signer, Uploads, XmlUploads};
 use super::url::{Scheme, StoreUrl};
 use ::url::Url;
 
-/// Options, environment or a profile file that make no sense: nothing was asked of any store.
+/// Invalid options, environment or profile file. No request was sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct StorageError(pub(crate) String);
@@ -37,13 +38,13 @@ type Result<T, E = StorageError> = std::result::Result<T, E>;
 /// An open bucket, container or web server.
 #[derive(Clone)]
 pub struct Opened {
-    /// Everything in it. Its `Debug` holds no secret.
+    /// The store. Its `Debug` output contains no secret.
     pub store: Arc<dyn ObjectStore>,
-    /// Uploads part by part; `None` for web servers.
+    /// Multipart uploads; `None` for web servers.
     pub multipart: Option<Arc<dyn MultipartStore>>,
-    /// Unfinished uploads and conditional completions; `None` for Azure and web servers.
+    /// Lists of unfinished uploads, and conditional completions; `None` for Azure and web servers.
     pub uploads: Option<Arc<dyn Uploads>>,
-    /// What went over the wire so far.
+    /// Counters of the requests sent so far.
     pub statistics: Arc<TransportStatistics>,
 }
 
@@ -53,43 +54,43 @@ impl fmt::Debug for Opened {
     }
 }
 
-/// How many requests went out.
+/// Number of requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Requests sent, those sent again counted again.
+    /// Requests sent, including retries.
     pub sent: u64,
-    /// Requests sent again.
+    /// Retries.
     pub again: u64,
 }
 
-/// The stores that are open.
+/// All open stores.
 #[derive(Debug)]
 pub struct Storages {
     environment: Environment,
-    /// What web servers are asked through; `None` asks anybody.
+    /// Guard for requests to web servers; `None` allows all addresses.
     guard: Option<Guard>,
     opened: Mutex<HashMap<(Scheme, String, Storage), Opened>>,
 }
 
 impl Storages {
-    /// Stores with the credentials that this process has.
+    /// Uses the credentials of this process.
     pub fn new() -> Self {
         Self::with_environment(Environment::of_process())
     }
 
-    /// Stores with other credentials, for tests.
+    /// Uses other credentials, for tests.
     pub fn with_environment(environment: Environment) -> Self {
         Self { environment, guard: None, opened: Mutex::default() }
     }
 
-    /// The same, where `http` and `https` URLs lead to public addresses only. Other stores are not touched by it: their endpoints come
-    /// from the environment, or from a job file that was checked.
+    /// Restricts `http` and `https` URLs to public addresses. Other stores are not affected: their endpoints come from
+    /// the environment, or from a job file that was checked.
     #[must_use]
     pub fn guarded(self, guard: Guard) -> Self {
         Self { guard: Some(guard), ..self }
     }
 
-    /// Requests sent to all open stores, and how many of them were sent again.
+    /// Returns the number of requests sent to all open stores, and of retries among them.
     pub fn requests(&self) -> Requests {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         opened.values().fold(Requests::default(), |sum, opened| Requests {
@@ -98,10 +99,10 @@ impl Storages {
         })
     }
 
-    /// Opens the bucket of a URL. Asks nobody: whether it is there shows with the first request.
+    /// Opens the bucket of a URL. Sends no request: only the first request shows whether the bucket exists.
     ///
     /// # Errors
-    /// When the options, the environment or a profile file make no sense.
+    /// If the options, the environment or a profile file are invalid.
     pub fn open(&self, url: &StoreUrl, options: &Storage) -> Result<Opened> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (url.scheme, url.bucket.clone(), options.clone());
@@ -176,7 +177,7 @@ impl<'a> Opening<'a> {
         let store = builder
             .with_bucket_name(&self.url.bucket)
             .with_region(&region)
-            // taken as it is, so that the uploads have the same
+            // passes the bucket URL unchanged, so that `uploads` uses the same one
             .with_virtual_hosted_style_request(true)
             .with_endpoint(&base)
             .with_skip_signature(anonymous)
@@ -194,12 +195,12 @@ impl<'a> Opening<'a> {
         Ok(self.opened(store.clone(), Some(store), Some(uploads)))
     }
 
-    /// What the environment says, and the credentials of the profile where it says nothing of those.
+    /// Configures a builder from the environment, with credentials of the profile if the environment has none.
     fn s3_builder(&self, profile: Option<&Profile>) -> AmazonS3Builder {
         let environment = self.environment;
         let mut builder = AmazonS3Builder::new();
         for (name, value) in environment.iter().filter(|(name, _)| name.starts_with("AWS_")) {
-            // what is decided here goes another way
+            // these settings are set by the caller
             if let Ok(key) = name.to_ascii_lowercase().parse()
                 && !matches!(
                     key,
@@ -231,7 +232,7 @@ impl<'a> Opening<'a> {
                 builder = builder.with_config(key, value);
             }
         }
-        // object_store does not say which address a service account's file chose
+        // object_store does not reveal the base URL that a service account's file sets
         let service = builder.get_config_value(&GoogleConfigKey::BaseUrl);
         let known = service.is_some() || self.environment.get("GOOGLE_SERVICE_ACCOUNT_KEY").is_none();
         let base = format!(
@@ -285,7 +286,7 @@ impl<'a> Opening<'a> {
     }
 
     fn web(&self) -> Result<Opened> {
-        // as requests will have it: `http://h:80` becomes `http://h`
+        // normalized as in requests: `http://h:80` becomes `http://h`
         let base = Url::parse(&self.name).map_err(|e| self.usage(e))?.as_str().trim_end_matches('/').to_owned();
         let mut builder = HttpBuilder::new();
         for (key, value) in self.client_options(self.url.scheme == Scheme::Http) {
@@ -342,9 +343,9 @@ impl<'a> Opening<'a> {
     }
 }
 
-/// The address of a bucket.
+/// The URL of a bucket.
 fn bucket_address(bucket: &str, endpoint: Option<&str>, region: &str, path_style: Option<bool>) -> String {
-    // TLS certificates are for one name before the dot
+    // wildcard TLS certificates cover only one label before the dot
     let nameable = !bucket.contains('.') && !bucket.contains('_') && !bucket.contains(char::is_uppercase);
     let aws = || {
         let country = if region.starts_with("cn-") { ".cn" } else { "" };

@@ -1,8 +1,9 @@
-//! What the environment and the standard AWS profile files say.
+//! Settings from the environment and the standard AWS profile files.
 //!
-//! `~/.aws/credentials` (or AWS_SHARED_CREDENTIALS_FILE) and `~/.aws/config` (or AWS_CONFIG_FILE), profile AWS_PROFILE or `default`:
-//! `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`, `credential_process`, `region`, `endpoint_url` (also of S3
-//! alone, by `services`) and `addressing_style` of S3. Roles and single sign-on are refused with what to do instead.
+//! Reads `~/.aws/credentials` (or AWS_SHARED_CREDENTIALS_FILE) and `~/.aws/config` (or AWS_CONFIG_FILE), for the
+//! profile AWS_PROFILE or `default`. Supports `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`,
+//! `credential_process`, `region`, `endpoint_url` (also for S3 alone, through `services`) and S3's `addressing_style`.
+//! For roles and single sign-on, the error names the alternative.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,25 +27,26 @@ pub(super) const NO_CREDENTIALS: &str = "no credentials were found; set AWS_ACCE
      in ~/.aws/credentials, or for a public bucket `storage: {anonymous: true}`";
 
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
-/// Keys that come with a session token run out; whoever wrote them writes new ones.
+/// Keys with a session token expire, and the tool that wrote them writes new ones, so they are read again after this
+/// time.
 const REREAD_AFTER: Duration = Duration::from_secs(300);
 
-/// The environment variables, as they were at some moment.
+/// A snapshot of the environment variables.
 #[derive(Clone, Default)]
 pub struct Environment(BTreeMap<String, String>);
 
 impl Environment {
-    /// That of this process.
+    /// The environment of this process.
     pub fn of_process() -> Self {
         Self::from_iter(std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))))
     }
 
-    /// A variable that is set to something.
+    /// The value of a variable; `None` if it is not set or empty.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// Everything that is set.
+    /// All variables that are set.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
@@ -53,7 +55,7 @@ impl Environment {
         self.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1")
     }
 
-    /// Whether the credentials of the machine must not be asked for.
+    /// Whether requests for the machine's credentials are disabled.
     pub fn is_metadata_disabled(&self) -> bool {
         self.is_true("AWS_EC2_METADATA_DISABLED")
     }
@@ -82,7 +84,7 @@ impl fmt::Debug for Environment {
     }
 }
 
-/// A profile of the AWS files.
+/// A profile from the AWS files.
 #[derive(Clone)]
 pub struct Profile {
     name: String,
@@ -90,7 +92,7 @@ pub struct Profile {
     s3_endpoint: Option<String>,
 }
 
-/// Shows no value: some are secrets.
+/// Omits the values, since some are secrets.
 impl fmt::Debug for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Profile({:?}, {:?})", self.name, self.keys.keys())
@@ -98,10 +100,10 @@ impl fmt::Debug for Profile {
 }
 
 impl Profile {
-    /// The profile that the environment chooses; `None` where there is no such file, or no `default` in it.
+    /// Loads the profile that the environment selects; `None` if no file exists or no file has a `default` profile.
     ///
     /// # Errors
-    /// When a file cannot be read, or AWS_PROFILE names a profile that is not there.
+    /// If a file cannot be read, or AWS_PROFILE names a profile that does not exist.
     pub fn load(environment: &Environment) -> Result<Option<Self>, String> {
         let chosen = environment.get("AWS_PROFILE").or_else(|| environment.get("AWS_DEFAULT_PROFILE"));
         let name = chosen.unwrap_or("default");
@@ -116,7 +118,7 @@ impl Profile {
                 None => Ok(None),
             };
         }
-        // the credentials file goes before the other
+        // the credentials file takes precedence over the config file
         let mut keys = of_config.cloned().unwrap_or_default();
         keys.extend(of_secrets.cloned().unwrap_or_default());
         let services = keys.get("services").and_then(|s| config.get(&format!("services {s}")));
@@ -133,12 +135,12 @@ impl Profile {
         self.get("region")
     }
 
-    /// The endpoint of S3.
+    /// The endpoint for S3.
     pub fn endpoint(&self) -> Option<&str> {
         self.s3_endpoint.as_deref().or_else(|| self.get("endpoint_url")).filter(|e| !e.is_empty())
     }
 
-    /// Whether the bucket stands in the path, where the profile says so.
+    /// Whether URLs carry the bucket in the path, if the profile sets it.
     pub fn path_style(&self) -> Option<bool> {
         match self.get("s3.addressing_style")? {
             "path" => Some(true),
@@ -147,13 +149,13 @@ impl Profile {
         }
     }
 
-    /// Whether the profile says anything of credentials.
+    /// Whether the profile configures credentials.
     pub fn has_credentials(&self) -> bool {
         const KEYS: [&str; 5] = ["aws_access_key_id", "credential_process", "role_arn", "sso_session", "sso_start_url"];
         KEYS.iter().any(|key| self.get(key).is_some())
     }
 
-    /// The credentials, and when to ask again.
+    /// The credentials, and the time from which they must be loaded again.
     async fn credentials(&self) -> Result<(AwsCredential, Option<Instant>), String> {
         let name = &self.name;
         if let Some(key) = ["role_arn", "sso_session", "sso_start_url"].into_iter().find(|key| self.get(key).is_some())
@@ -187,7 +189,8 @@ fn sections(file: Option<PathBuf>) -> Result<Sections, String> {
     }
 }
 
-/// `key = value` lines in `[sections]`; indented ones belong to the key before them and become `s3.endpoint_url`.
+/// Parses `key = value` lines in `[sections]`. Indented lines belong to the key above, and become `s3.endpoint_url`,
+/// for example.
 fn parse(text: &str) -> Sections {
     let mut sections = Sections::new();
     let mut section: Option<String> = None;
@@ -226,7 +229,7 @@ struct ProcessOutput {
     expiration: Option<DateTime<Utc>>,
 }
 
-/// Runs a `credential_process`. Neither the command nor what it writes is repeated: both can hold secrets.
+/// Runs a `credential_process`. Errors show neither the command nor its output: both can contain secrets.
 async fn run(profile: &str, command: &str) -> Result<(AwsCredential, Option<Instant>), String> {
     let failed = |why: String| {
         format!("the credential_process of the AWS profile {profile:?} {why}; run it by hand to see what is wrong")
@@ -239,7 +242,8 @@ async fn run(profile: &str, command: &str) -> Result<(AwsCredential, Option<Inst
     if got.version != 1 {
         return Err(failed(format!("wrote version {}, not 1", got.version)));
     }
-    // a little early: requests are on their way for a while
+    // renewed early, because requests take time: 5 minutes before expiration, or after half the remaining time if that
+    // is later
     let left = got.expiration.map(|at| (at - Utc::now()).to_std().unwrap_or_default());
     let until = left.map(|left| Instant::now() + left.saturating_sub(Duration::from_secs(300)).max(left / 2));
     let credential =
@@ -247,12 +251,12 @@ async fn run(profile: &str, command: &str) -> Result<(AwsCredential, Option<Inst
     Ok((credential, until))
 }
 
-/// What a shell command writes; it is killed when it takes too long.
+/// Returns the output of a shell command. Kills it at the timeout.
 fn output_of(command: &str, limit: Duration) -> Result<Vec<u8>, String> {
     let mut process = Command::new("sh");
     process.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = process.spawn().map_err(|e| format!("could not be started: {}", e.kind()))?;
-    // read while it runs: a full pipe would stop it
+    // read while it runs: a full pipe would block it
     let (send, receive) = mpsc::channel();
     if let Some(mut stdout) = child.stdout.take() {
         std::thread::spawn(move || {
@@ -278,7 +282,7 @@ fn output_of(command: &str, limit: Duration) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Why there are no credentials, in one line.
+/// The reason why there are no credentials, in one line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CredentialError(pub String);
@@ -289,7 +293,7 @@ impl From<CredentialError> for object_store::Error {
     }
 }
 
-/// Gives the credentials of the profile, and new ones when those run out.
+/// Provides the credentials of the profile, and loads them again when they expire.
 pub(super) struct ProfileProvider {
     environment: Environment,
     current: Mutex<Option<(Arc<AwsCredential>, Option<Instant>)>>,
@@ -329,7 +333,7 @@ impl CredentialProvider for ProfileProvider {
     }
 }
 
-/// Stands where no credentials are.
+/// A provider for machines without credentials: returns an error that says how to set them.
 #[derive(Debug)]
 pub(super) struct NoCredentials;
 

@@ -1,4 +1,4 @@
-//! How long to wait before something is tried again: the one policy, for stores, the hub of models, attempts at jobs and clients of the service.
+//! The backoff policy for all retries: stores, the model hub, attempts of jobs, and clients of the service.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -8,7 +8,8 @@ use chrono::{DateTime, Utc};
 use http::HeaderMap;
 use http::header::RETRY_AFTER;
 
-/// A random time up to a limit that doubles with every failure in a row: many that failed together do not come back together.
+/// Exponential backoff with full jitter: the wait is random, up to a limit that doubles with every consecutive failure.
+/// So clients that failed together do not retry together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     /// The limit after the first failure.
@@ -18,21 +19,22 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The longest wait after so many failures in a row: for one who waits alone.
+    /// Returns the upper limit of the wait after `failures` consecutive failures. A client that retries alone can wait
+    /// this long.
     pub fn limit(&self, failures: u32) -> Duration {
         self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.largest)
     }
 
-    /// The wait after so many failures in a row, and not less than the service asked for.
+    /// Returns the wait after `failures` consecutive failures: random, but at least as long as the service asked for.
     pub fn wait(&self, failures: u32, asked: Option<Duration>) -> Duration {
         let limit = self.limit(failures);
-        // the keys of a RandomState are random; nothing here needs a better source
+        // the keys of a `RandomState` are random enough for jitter
         let random = RandomState::new().build_hasher().finish();
         limit.mul_f64(random as f64 / u64::MAX as f64).max(asked.unwrap_or_default())
     }
 }
 
-/// What `Retry-After` asks for, in seconds or as a date.
+/// The wait that `Retry-After` asks for, given in seconds or as a date.
 pub fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let until = || (DateTime::parse_from_rfc2822(text).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok();

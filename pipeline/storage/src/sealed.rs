@@ -1,4 +1,4 @@
-//! A store whose `Debug` says its name and nothing else: those of some stores print their credentials.
+//! Wraps a store so that `Debug` prints only its name: some stores print their credentials.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,21 +1,22 @@
-//! The way every request to a store goes: sent, its answer read whole, tried again where that can help.
+//! Sends every request to a store, reads the whole response, and retries where that can help.
 //!
-//! | what happened | what is done |
+//! | event | action |
 //! |---|---|
-//! | no connection, reset, timeout, truncated body | again |
-//! | 408, 425, 429, 5xx (but 501, 505, 507); `RequestTimeout`, `IncompleteBody`, `OperationAborted`, … | again |
-//! | 200 whose body is an S3 `<Error>`, of a POST or a copy | again where transient, else as its code says |
-//! | 2xx, 304, 404, 409, 412 | passed on, error bodies cut down to code and message |
-//! | a missing bucket, 401, 403, every other status, what the guard refuses | [`TransportError`] at once |
+//! | no connection, reset, timeout, truncated body | retry |
+//! | 408, 425, 429, 5xx (but 501, 505, 507); `RequestTimeout`, `IncompleteBody`, `OperationAborted`, … | retry |
+//! | 200 for a POST or a copy, with an S3 `<Error>` as its body | retry if transient, else as for its code |
+//! | 2xx, 304, 404, 409, 412 | return the response; error bodies are reduced to code and message |
+//! | a missing bucket, 401, 403, any other status, refusal by the guard | fail with [`TransportError`] at once |
 //!
-//! Between attempts it waits a random time up to a limit that doubles, or as long as `Retry-After` asks. Until a service has answered
-//! once, failures to connect are tried three times only: a wrong host must not take minutes.
+//! Between attempts it waits a random time up to a limit that doubles, or as long as `Retry-After` asks. Until a
+//! service has answered once, failures to connect are retried up to three attempts only: a wrong host must not take
+//! minutes.
 //!
-//! All methods are tried again, also those that are not idempotent: the answer that was lost may have been a success. Callers of
-//! conditional writes, completions and deletions must take "is there already" and "is gone already" for that.
+//! All methods are retried, even those that are not idempotent: the lost response may have reported success. Callers of
+//! conditional writes, completions and deletions must accept "already exists" and "already gone" as success.
 //!
-//! Memory: an answer is held whole, so callers read objects in bounded ranges; more than 1 GiB is refused. Nothing is spawned: a
-//! dropped call is a cancelled request.
+//! Memory: a response is held whole, so callers read objects in bounded ranges; more than 1 GiB is refused. No task is
+//! spawned: dropping the future cancels the request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,12 +40,12 @@ use super::guard::{Guard, Guarded};
 use super::retry::{Backoff, asked_wait};
 
 const LARGEST_BODY: u64 = 1 << 30;
-/// Memory is taken ahead for no more than this, whatever the answer says its length is.
+/// Maximum memory to allocate in advance, whatever `Content-Length` says.
 const LARGEST_RESERVE: u64 = 64 << 20;
-/// Attempts at a service that never answered, or that gives credentials to machines of a cloud.
+/// Attempts at a service that never answered, or at a metadata service of cloud machines.
 const FEW_ATTEMPTS: u32 = 3;
 
-/// What went over the wire, for logs.
+/// Traffic counters, for logs.
 #[derive(Debug, Default)]
 pub struct TransportStatistics {
     requests: AtomicU64,
@@ -54,22 +55,22 @@ pub struct TransportStatistics {
 }
 
 impl TransportStatistics {
-    /// Requests sent, those sent again counted again.
+    /// Requests sent, including retries.
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Requests sent again.
+    /// Number of retries.
     pub fn retries(&self) -> u64 {
         self.retries.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the bodies of requests, whether they arrived or not.
+    /// Bytes of request bodies sent, whether they arrived or not.
     pub fn bytes_up(&self) -> u64 {
         self.bytes_up.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the bodies of answers that arrived whole.
+    /// Bytes of response bodies that arrived complete.
     pub fn bytes_down(&self) -> u64 {
         self.bytes_down.load(Ordering::Relaxed)
     }
@@ -83,13 +84,13 @@ impl fmt::Display for TransportStatistics {
     }
 }
 
-/// Makes the clients of one store; given to its builder.
+/// Creates the HTTP clients of one store; passed to the store's builder.
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
     pub target: Arc<Target>,
     pub limits: RetryLimits,
     pub statistics: Arc<TransportStatistics>,
-    /// Of web servers that may only be public ones.
+    /// Set for web servers that must have public addresses.
     pub guard: Option<Guard>,
 }
 
@@ -112,17 +113,17 @@ struct Transport {
     target: Arc<Target>,
     limits: RetryLimits,
     statistics: Arc<TransportStatistics>,
-    /// Whether anybody was ever reached.
+    /// Whether the service has ever answered.
     answered: AtomicBool,
 }
 
-/// An attempt that failed.
+/// A failed attempt.
 struct Fault {
     outcome: Outcome,
     transient: bool,
-    /// Whether sending the same again can help; not so for a completion that must begin anew.
+    /// Whether to send the same request again. A conflicting completion is transient, but its upload must begin anew.
     again: bool,
-    /// What the service asks for.
+    /// The wait that the service asked for.
     wait: Option<Duration>,
 }
 
@@ -141,7 +142,7 @@ impl HttpService for Transport {
             let Some(wait) = self.wait(&fault, &asked, attempts, started) else {
                 let Fault { outcome, transient, .. } = fault;
                 let error = TransportError { asked, attempts, elapsed: started.elapsed(), outcome, transient };
-                // of a kind that object_store does not try again
+                // of a kind that object_store does not retry
                 return Err(HttpError::new(HttpErrorKind::Unknown, error));
             };
             let Asked { method, place, .. } = &asked;
@@ -157,7 +158,7 @@ impl Transport {
         self.statistics.requests.fetch_add(1, Ordering::Relaxed);
         self.statistics.bytes_up.fetch_add(request.body().content_length() as u64, Ordering::Relaxed);
         let left = self.limits.longest.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
-        // a large part may take longer, at 100 kB/s and more
+        // a large body gets more time, enough for 100 kB/s
         let carrying = Duration::from_secs(request.body().content_length() as u64 / 100_000);
         let limit = (self.limits.request_timeout + carrying).min(left);
         let exchange = tokio::time::timeout(limit, async {
@@ -196,7 +197,7 @@ impl Transport {
         }
     }
 
-    /// How long to wait before the next attempt; `None` to give up.
+    /// Returns the wait before the next attempt; `None` to give up.
     fn wait(&self, fault: &Fault, asked: &Asked, attempts: u32, started: Instant) -> Option<Duration> {
         let unreached = matches!(&fault.outcome, Outcome::Broken(breakage, _) if breakage.is_unreached())
             && !self.answered.load(Ordering::Relaxed);
@@ -221,14 +222,14 @@ impl Fault {
     }
 }
 
-/// The whole body, as long as it should be.
+/// Reads the whole body, and checks its length.
 async fn read(
     headers: &HeaderMap,
     status: StatusCode,
     method: &Method,
     body: HttpResponseBody,
 ) -> Result<Result<Bytes, Fault>, HttpError> {
-    // these have a length, of a body that is not sent
+    // such responses announce a length, but send no body
     if method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED {
         return Ok(Ok(Bytes::new()));
     }
@@ -257,9 +258,9 @@ async fn read(
     })
 }
 
-/// What is done with an answer that is an error.
+/// How an error response is handled.
 enum Verdict {
-    /// It says something of the object that callers ask for.
+    /// Returns the response: it is about the object, and the caller decides.
     PassOn,
     Fail {
         transient: bool,
@@ -274,7 +275,7 @@ fn judge(refusal: &Refusal, asked: &Asked) -> Verdict {
     match refusal.status.as_u16() {
         _ if is_transient_code(code) => again,
         409 if code == "ConditionalRequestConflict" => {
-            // a PUT may be sent again as it is; a multipart upload must be begun anew
+            // a PUT may be sent again as it is; a multipart upload must begin anew
             Verdict::Fail { transient: true, again: asked.method == Method::PUT }
         }
         404 if matches!(code, "NoSuchBucket" | "ContainerNotFound") => never,
@@ -301,7 +302,7 @@ fn is_transient_code(code: &str) -> bool {
     CODES.contains(&code)
 }
 
-/// The status that an S3 answer of 200 should have had: completions and copies answer before they are done.
+/// Returns the status that an S3 response of 200 should have had: completions and copies respond before they finish.
 fn status_inside(request: &HttpRequest, body: &[u8]) -> Option<StatusCode> {
     let copies = request.headers().contains_key("x-amz-copy-source");
     if !(request.method() == Method::POST || copies) || body.len() > 1 << 20 {
@@ -327,7 +328,7 @@ fn status_inside(request: &HttpRequest, body: &[u8]) -> Option<StatusCode> {
     })
 }
 
-/// Why there is no whole answer. Addresses are not repeated.
+/// Converts a request without a complete response. The text contains no addresses.
 fn broken(error: &HttpError) -> Fault {
     if let Some(guarded) = find_cause::<Guarded>(error) {
         return Fault::broken(Breakage::Guarded, guarded.to_string());
@@ -336,7 +337,7 @@ fn broken(error: &HttpError) -> Fault {
     Fault::broken(why, text)
 }
 
-/// Services that only machines of a cloud have: elsewhere nobody, or a proxy, answers.
+/// Whether only cloud machines have this service. On other machines nothing, or a proxy, answers.
 fn is_machine_service(service: &str) -> bool {
     let host = service.split("://").last().unwrap_or_default();
     ["169.254.", "[fd00:ec2::", "metadata.google.internal"].iter().any(|machine| host.starts_with(machine))

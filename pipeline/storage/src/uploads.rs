@@ -1,8 +1,8 @@
-//! Multipart uploads beyond what object_store does: those that are unfinished are listed, metadata goes along, and a completion
-//! can be conditional.
+//! Multipart uploads beyond object_store's interface: listing unfinished uploads, object metadata, and conditional
+//! completion.
 //!
-//! Amazon S3 and Google Cloud Storage speak the same XML here. Azure has no uploads to list: its uncommitted blocks go by
-//! themselves after a week.
+//! Amazon S3 and Google Cloud Storage use the same XML for this. Azure has no uploads to list: its uncommitted blocks
+//! expire after a week.
 
 use std::fmt;
 
@@ -20,51 +20,52 @@ use object_store::path::Path;
 use object_store::{Error, Result};
 use serde::Deserialize;
 
-/// An upload that was begun and neither completed nor aborted.
+/// An upload that was begun, but neither completed nor aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upload {
-    /// What it would become.
+    /// Path of the object that it would create.
     pub path: Path,
-    /// Its id.
+    /// Id of the upload.
     pub id: String,
-    /// When it was begun, where the store says so.
+    /// Time when it was begun, if the store reports it.
     pub initiated: Option<DateTime<Utc>>,
 }
 
-/// The multipart uploads of a bucket. Ids are those of [`object_store::multipart::MultipartStore`].
+/// The multipart uploads of a bucket. Their ids are those of [`object_store::multipart::MultipartStore`].
 #[async_trait]
 pub trait Uploads: fmt::Debug + Send + Sync {
-    /// Uploads to keys below a folder, all for the empty path. Costs a request for every thousand.
+    /// Lists uploads to keys below a folder; the empty path lists all. Costs one request per thousand uploads.
     ///
     /// # Errors
     /// As [`object_store::ObjectStore::list`].
     async fn list(&self, prefix: &Path) -> Result<Vec<Upload>>;
 
-    /// Begins an upload whose object will have this metadata (names in lower case, values in ASCII).
+    /// Begins an upload for an object with metadata (names in lower case, values in ASCII).
     ///
     /// # Errors
     /// As [`object_store::multipart::MultipartStore::create_multipart`].
     async fn create(&self, path: &Path, metadata: &[(&str, &str)]) -> Result<String>;
 
-    /// Makes the object of its parts, but only where there is none yet. Answers with the ETag.
+    /// Creates the object from its parts, but only if it does not exist yet. Returns the ETag.
     ///
     /// # Errors
-    /// [`Error::Precondition`] or [`Error::AlreadyExists`] where there is one (also where the lost answer of an earlier attempt
-    /// made it), [`Error::NotFound`] where there is no such upload (also where it was completed already).
+    /// [`Error::Precondition`] or [`Error::AlreadyExists`] if the object exists, perhaps created by an earlier attempt
+    /// whose response was lost. [`Error::NotFound`] if the upload does not exist, perhaps because it was completed
+    /// already.
     async fn complete_if_absent(&self, path: &Path, id: &str, parts: &[PartId]) -> Result<Option<String>>;
 }
 
-/// How requests are signed.
+/// Signs requests.
 pub(super) enum Signer {
     Aws { credentials: AwsCredentialProvider, region: String },
     Google(GcpCredentialProvider),
     Nobody,
 }
 
-/// The uploads of a store that speaks S3's XML.
+/// Uploads of a store that uses S3's XML.
 pub(super) struct XmlUploads {
     pub client: HttpClient,
-    /// Address of the bucket, without a slash at the end.
+    /// URL of the bucket, without a trailing slash.
     pub base: String,
     pub signer: Signer,
     pub name: String,
@@ -127,7 +128,7 @@ impl Uploads for XmlUploads {
             let response = self.send(Method::GET, &Path::default(), query, &[], String::new()).await?;
             let page: Page = self.read(response).await?;
             for entry in page.uploads {
-                // keys that object_store cannot name are not ours
+                // object_store cannot represent such keys, so they are not ours
                 let Ok(path) = Path::parse(&entry.key) else { continue };
                 if path.as_ref().starts_with(&prefix) {
                     let initiated = entry.initiated.and_then(|t| Some(DateTime::parse_from_rfc3339(&t).ok()?.to_utc()));
@@ -156,7 +157,7 @@ impl Uploads for XmlUploads {
             body += &format!("<Part><PartNumber>{}</PartNumber><ETag>{tag}</ETag></Part>", i + 1);
         }
         body += "</CompleteMultipartUpload>";
-        // Google has conditions for simple uploads only: there the record of the commit has to do.
+        // Google supports conditions for simple uploads only, so the commit record must detect conflicts.
         let conditions = match self.signer {
             Signer::Google(_) => Vec::new(),
             _ => vec![(header::IF_NONE_MATCH.to_string(), "*")],
@@ -167,7 +168,7 @@ impl Uploads for XmlUploads {
 }
 
 impl XmlUploads {
-    /// Boxed, for the compiler's sake: the futures of signers are deep.
+    /// Signs and sends a request. Boxed for the compiler, since the futures of signers nest deeply.
     fn send<'a>(
         &'a self,
         method: Method,
@@ -217,7 +218,7 @@ impl XmlUploads {
         headers: &[(String, &str)],
         body: String,
     ) -> Result<HttpRequest> {
-        // signatures are over the path as it is sent, encoded as strictly as this
+        // signatures cover the encoded path, so it is encoded exactly as they require
         let folders = path.parts().map(|part| format!("/{}", encoded(part.as_ref())));
         let query = query.into_iter().map(|(name, value)| match value {
             "" => encoded(name),
@@ -247,7 +248,7 @@ impl XmlUploads {
     }
 }
 
-/// Percent-encoded as signatures want it: everything but letters, digits, `-`, `.`, `_` and `~`.
+/// Percent-encodes all but letters, digits, `-`, `.`, `_` and `~`, as signatures require.
 fn encoded(text: &str) -> String {
     let keep = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~');
     text.bytes().map(|b| if keep(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()

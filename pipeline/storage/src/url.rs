@@ -1,4 +1,4 @@
-//! Where something is: on this machine or in a store.
+//! Locations of files: on this machine or in a store.
 
 use std::fmt;
 use std::path::{Path as FsPath, PathBuf};
@@ -8,31 +8,31 @@ use stillhouse_schemas::storage::split_url;
 
 pub use stillhouse_schemas::storage::Scheme;
 
-/// A place that a job or a command names.
+/// A location that a job or a command names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Location {
-    /// A path of this machine.
+    /// A path on this machine.
     Disk(PathBuf),
-    /// A key, or what begins keys, in a store.
+    /// An object, or a key prefix, in a store.
     Store(StoreUrl),
 }
 
-/// A store's URL, without anything that could be a secret.
+/// The URL of a store, without any part that could be a secret.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreUrl {
     /// Kind of store.
     pub scheme: Scheme,
-    /// Bucket or container; of a web server the host, with the port where one is given.
+    /// Bucket or container; for a web server the host, with the port if one is given.
     pub bucket: String,
-    /// The key as the store has it (not percent-encoded); may hold globs, and a slash at the end where one was given.
+    /// The key in the store's form (not percent-encoded). May contain globs, and keeps a trailing slash.
     pub key: String,
 }
 
 impl Location {
-    /// Reads a path or URL; relative paths are relative to `base`.
+    /// Parses a path or URL. Relative paths are relative to `base`.
     ///
     /// # Errors
-    /// What is wrong with the URL, without repeating it.
+    /// If the URL is invalid. The message does not repeat it.
     pub fn parse(base: &FsPath, text: &str) -> Result<Self, String> {
         match StoreUrl::parse(text) {
             Some(url) => url.map(Self::Store),
@@ -40,7 +40,7 @@ impl Location {
         }
     }
 
-    /// What is below this place under a relative name with slashes.
+    /// Appends a relative name with slashes.
     #[must_use]
     pub fn join(&self, name: &str) -> Self {
         match self {
@@ -51,10 +51,10 @@ impl Location {
 }
 
 impl StoreUrl {
-    /// Reads a store's URL; `None` for what is a path of this machine.
+    /// Parses the URL of a store; `None` for a path on this machine.
     ///
     /// # Errors
-    /// What is wrong, without repeating it.
+    /// If the URL is invalid. The message does not repeat it.
     pub fn parse(text: &str) -> Option<Result<Self, String>> {
         Some(split_url(text)?.and_then(|parts| {
             let bad = |_| "its key has an empty part, or one that is . or ..".to_owned();
@@ -73,13 +73,13 @@ impl StoreUrl {
         }))
     }
 
-    /// The key as object_store wants it, the empty path for the whole bucket.
+    /// The key as an object_store path; the empty path means the whole bucket.
     pub fn path(&self) -> Path {
-        // keys were checked when they came in
+        // `parse` has validated the key
         Path::parse(self.key.trim_matches('/')).unwrap_or_else(|_| Path::from(self.key.as_str()))
     }
 
-    /// What is below this URL under a relative name with slashes.
+    /// Appends a relative name with slashes.
     #[must_use]
     pub fn join(&self, name: &str) -> Self {
         let parts = [self.key.trim_matches('/'), name.trim_start_matches('/')];
@@ -87,7 +87,7 @@ impl StoreUrl {
         Self { key, ..self.clone() }
     }
 
-    /// The bucket alone.
+    /// The URL of the bucket alone.
     #[must_use]
     pub fn root(&self) -> Self {
         Self { key: String::new(), ..self.clone() }

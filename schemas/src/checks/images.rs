@@ -6,7 +6,7 @@ use crate::spec::{
     Separator, Tokenizer,
 };
 
-/// Sections that belong together are there together; nothing stands in the job that an image has no use for.
+/// Checks that the sections of the format are present, and that the job has no keys that do not apply to it.
 pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
     for (name, table) in &job.input.tables {
         if matches!(table.format, InputFormat::Images | InputFormat::Codes) {
@@ -49,7 +49,7 @@ fn packed(compression: Compression) -> bool {
     matches!(compression, Compression::Gzip | Compression::Zstd)
 }
 
-/// What is for text.
+/// Refuses keys that apply to text only.
 fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
     let word = word(job.input.format());
     let mut none = |field: &str, there: bool, why: &str| {
@@ -63,7 +63,7 @@ fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
     none("extract", job.extract.is_some(), "asks a teacher of text: none of our families predicts pixels or codes");
 }
 
-/// A row is an image, with nothing between or around.
+/// Checks that packing makes each image one row, without separators, boundaries or padding.
 fn packing(job: &JobSpec, problems: &mut Vec<Problem>) {
     let pack = &job.pack;
     if pack.separator != Separator::None {

@@ -1,4 +1,4 @@
-//! Combinations that are refused, and what is said of each.
+//! Tests that invalid combinations are refused, and with which message.
 
 use crate::parse::JobFormat;
 

@@ -1,4 +1,4 @@
-//! JSON into a tree.
+//! Parses JSON into a tree with positions.
 
 use serde_json::{Number, Value};
 use struson::reader::{JsonReader, JsonStreamReader, ReaderError, ReaderSettings, ValueType};
@@ -7,9 +7,9 @@ use super::{DEEPEST, Entry, Kind, Node, Position, Unreadable};
 
 type Reader<'a> = JsonStreamReader<&'a [u8]>;
 
-/// Reads one value.
+/// Parses one value.
 pub(super) fn read(text: &str) -> Result<Node, Unreadable> {
-    // it has the words for people; the tree is read by a reader that knows places
+    // serde_json has better error messages; the reader below knows positions
     if let Err(e) = serde_json::from_str::<Value>(text) {
         let position = Position::from_zero((e.line() as u64).saturating_sub(1), (e.column() as u64).saturating_sub(1));
         let words = e.to_string();
@@ -79,6 +79,6 @@ fn entries(reader: &mut Reader<'_>) -> Result<Vec<Entry>, ReaderError> {
 fn number(text: &str) -> Value {
     let whole = || text.parse::<u64>().map(Number::from).or_else(|_| text.parse::<i64>().map(Number::from)).ok();
     let number = whole().or_else(|| text.parse::<f64>().ok().and_then(Number::from_f64));
-    // what no number holds stays text, and is refused where a number is wanted
+    // a number that no type can hold becomes text, and is refused where a number is required
     number.map_or_else(|| text.into(), Value::Number)
 }

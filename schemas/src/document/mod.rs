@@ -1,12 +1,12 @@
-//! The text of a job file as a tree of values that know their places.
+//! Parses the text of a job file into a tree of values with positions.
 //!
 //! ```text
 //!   text ─► json (begins with `{`) ─┐
-//!        └► yaml ───────────────────┴─► Document: values for the schema, places for the problems, keys that stand twice
+//!        └► yaml ───────────────────┴─► Document: values for the schema, positions for problems, duplicate keys
 //! ```
 //!
-//! The tree keeps every key, also one that stands twice, so that both can be told. Scalars mean what the core schema of YAML 1.2 says:
-//! `yes`, `on` and `0123` are text, `1e-3`, `0x10` and `0o17` are numbers, `~` is null.
+//! The tree keeps duplicate keys, so that a problem can name both. Scalars follow the core schema of YAML 1.2: `yes`,
+//! `on` and `0123` are text, `1e-3`, `0x10` and `0o17` are numbers, `~` is null.
 
 mod json;
 #[cfg(test)]
@@ -20,10 +20,10 @@ use serde_json::{Map, Value};
 
 use crate::problems::{Position, Problem};
 
-/// Deepest nesting: a job has five levels.
+/// Maximum nesting depth. A job has five levels.
 const DEEPEST: usize = 64;
 
-/// Why a text gives no tree.
+/// The reason why a text cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unreadable {
     position: Position,
@@ -44,7 +44,7 @@ struct Node {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Kind {
-    /// Null, a boolean, a number or text.
+    /// Null, a boolean, a number or a string.
     Scalar(Value),
     List(Vec<Node>),
     Map(Vec<Entry>),
@@ -57,32 +57,33 @@ struct Entry {
     node: Node,
 }
 
-/// A text that was read.
+/// A parsed text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Document {
     root: Node,
 }
 
 impl Document {
-    /// Reads JSON where the text is JSON, else YAML.
+    /// Parses JSON if the text is JSON, else YAML.
     ///
-    /// Cost: linear in the text. Nesting deeper than 64 and aliases that would make a megabyte are refused when they are met.
+    /// Cost: linear in the text. Nesting deeper than 64, and aliases that expand to more than a megabyte, are refused
+    /// when they occur.
     ///
     /// # Errors
-    /// What is wrong, with its place.
+    /// The syntax error, with its position.
     pub fn read(text: &str) -> Result<Self, Problem> {
         let text = without_mark(text);
         let braces = text.trim_start().strip_prefix('{');
         let Some(inside) = braces else { return Ok(Self { root: yaml::read(text)? }) };
         let root = json::read(text).or_else(|not_json| {
-            // a mapping of YAML may stand in braces too; with quoted keys it was meant as JSON
+            // braces can also hold a YAML mapping; if the first key is quoted, the text was meant as JSON
             let meant = inside.trim_start().starts_with('"');
             yaml::read(text).map_err(|not_yaml| if meant { not_json } else { not_yaml })
         });
         Ok(Self { root: root? })
     }
 
-    /// Reads JSON alone.
+    /// Parses JSON only.
     ///
     /// # Errors
     /// As [`Document::read`].
@@ -90,19 +91,19 @@ impl Document {
         Ok(Self { root: json::read(without_mark(text))? })
     }
 
-    /// The values. Of a key that stands twice the first.
+    /// The values. For a duplicate key, the first value.
     pub fn value(&self) -> Value {
         value(&self.root)
     }
 
-    /// The keys that stand twice in one mapping, at any depth; at most `most`.
+    /// Returns up to `most` keys that occur twice in one mapping, at any depth.
     pub fn twice(&self, most: usize) -> Vec<Problem> {
         let mut found = Vec::new();
         twice(&self.root, "", most, &mut found);
         found
     }
 
-    /// Whether a field such as `input.paths[1]` stands there.
+    /// Whether the text contains a field such as `input.paths[1]`.
     pub fn has(&self, field: &str) -> bool {
         let (mut node, mut rest) = (&self.root, field);
         while let Some((inner, _, after)) = step(node, rest) {
@@ -111,7 +112,8 @@ impl Document {
         rest.is_empty()
     }
 
-    /// Where a field such as `input.paths[1]` stands: its key, or the item of a list; of one that is not there, what would hold it.
+    /// Position of a field such as `input.paths[1]`: its key, or the item of a list. For a missing field, the position
+    /// of the innermost parent that exists.
     pub fn position(&self, field: &str) -> Position {
         let (mut node, mut at, mut rest) = (&self.root, self.root.position, field);
         while let Some((inner, position, after)) = step(node, rest) {
@@ -121,12 +123,12 @@ impl Document {
     }
 }
 
-/// Editors of one system put a byte order mark before a text.
+/// Removes a byte order mark, which some editors write at the start of a file.
 fn without_mark(text: &str) -> &str {
     text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
-/// One step down: what the path begins with, where that stands, the rest of the path.
+/// Descends one level along a path. Returns the node, its position and the rest of the path.
 fn step<'a, 'p>(node: &'a Node, path: &'p str) -> Option<(&'a Node, Position, &'p str)> {
     match &node.kind {
         _ if path.is_empty() => None,
@@ -135,7 +137,7 @@ fn step<'a, 'p>(node: &'a Node, path: &'p str) -> Option<(&'a Node, Position, &'
             let fits = |e: &&Entry| {
                 path.strip_prefix(e.key.as_str()).is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']))
             };
-            // names may hold dots, so the longest that fits is the one
+            // names may contain dots, so the longest key that fits wins
             let entry = entries.iter().filter(fits).max_by_key(|e| e.key.len())?;
             let rest = &path[entry.key.len()..];
             Some((&entry.node, entry.position, rest.strip_prefix('.').unwrap_or(rest)))

@@ -1,4 +1,5 @@
-//! Trees of texts: the values are those of the parser that reads the service's settings, the places are where a person looks.
+//! Tests of the trees: the values equal those of the parser for the service's settings, and the positions are where a
+//! user expects them.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -20,14 +21,14 @@ fn scalars_mean_what_they_meant() {
         let old = serde_yaml_ng::from_str::<Value>(&whole);
         match (yaml_value(&whole), old) {
             (Ok(new), Ok(old)) if old == json!([null]) && new != old => {
-                // what is no finite number was null, so a key without a value
+                // values that are not finite numbers were null, like a key without a value
                 assert!([".", "-"].iter().any(|b| text.starts_with(b)) && new == json!([text]), "{text}: {new}");
             }
             (Ok(new), Ok(old)) => assert_eq!(new, old, "{text}"),
             (Err(_), Err(_)) => {}
-            // not YAML 1.2, which the other parser lets pass
+            // invalid in YAML 1.2, but the other parser accepts it
             (Err(_), Ok(_)) if text == "-" => {}
-            // larger than any integer: the other parser gives up on it
+            // larger than any integer: the other parser fails
             (Ok(new), Err(_)) => assert!(new[0].is_f64(), "{text}: {new}"),
             (new, old) => panic!("{text}: {new:?}, {old:?}"),
         }
@@ -96,8 +97,9 @@ fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// To YAML 1.1 the line and paragraph separators of Unicode were line breaks, and the library that writes here still indents what comes
-/// after one. To 1.2 they are characters like any other, and so are the spaces behind them.
+/// YAML 1.1 treats Unicode's line and paragraph separators as line breaks, and the library that writes the YAML of
+/// these tests still indents what follows one. In YAML 1.2 they are ordinary characters, and so are the spaces after
+/// them.
 #[test]
 fn a_line_separator_is_a_character() {
     for text in ["\u{2028}  ", "x\u{2028}  y", "\u{2029} "] {
@@ -119,7 +121,7 @@ proptest! {
         }
     }
 
-    /// Whatever a text is, it is a tree or one problem with its place.
+    /// Any text parses into a tree, or yields one problem with its position.
     #[test]
     fn no_text_breaks_the_readers(text in "([ -~\n\t]|\\PC|- |: |\\? |&a |\\*a|\\[|\\{|\\}|\\]|,|\"|'|\\|\n|>\n|!!str |%|\\\\u[dD][89ab]){0,60}") {
         for read in [Document::read(&text), Document::read_json(&text)] {
@@ -129,7 +131,7 @@ proptest! {
         }
     }
 
-    /// A key that is put in a second time, anywhere, in YAML or JSON, is found with both lines.
+    /// A duplicate key, inserted anywhere in YAML or JSON, is found with both lines.
     #[test]
     fn every_key_that_stands_twice_is_found(value in any_value(), which in any::<prop::sample::Index>(), json in any::<bool>()) {
         let mut keys = Vec::new();
@@ -147,7 +149,7 @@ proptest! {
     }
 }
 
-/// Pointers of all mappings.
+/// JSON pointers of all mappings.
 fn pointers(value: &Value, at: String, found: &mut Vec<String>) {
     match value {
         Value::Array(items) => items.iter().enumerate().for_each(|(i, v)| pointers(v, format!("{at}/{i}"), found)),
@@ -159,7 +161,7 @@ fn pointers(value: &Value, at: String, found: &mut Vec<String>) {
     }
 }
 
-/// As JSON, which is YAML too, a line for each entry, with a key that stands twice in the mapping at a pointer.
+/// Formats a value as JSON (which is also YAML), one line per entry, with a duplicate key in the mapping at `pointer`.
 fn doubled(value: &Value, pointer: &str, at: String) -> String {
     match value {
         Value::Array(items) => {
@@ -175,7 +177,7 @@ fn doubled(value: &Value, pointer: &str, at: String) -> String {
                 inside.insert(0, "\"twice\": \"FIRST\"".into());
                 inside.push("\"twice\": \"SECOND\"".into());
             }
-            // YAML escapes no surrogates, but takes the text itself
+            // YAML has no surrogate escapes, but accepts the characters themselves
             format!("{{\n{}\n}}", inside.join(",\n"))
         }
         other => other.to_string(),
@@ -213,7 +215,7 @@ fn json_is_read_as_json() {
     assert_eq!(reported("{\"a\": \"\\ud83d\\ude00\",\n \"b\": }"), "f:2:7: job file: is not JSON: expected value");
     assert!(reported("{\"a\": \"\\ud83d\"}").contains("is not JSON: "), "{}", reported("{\"a\": \"\\ud83d\"}"));
     assert!(reported("{a: [}").contains("is not YAML: "), "{}", reported("{a: [}"));
-    // braces of YAML
+    // YAML with braces
     assert_eq!(Document::read("{\"a\": 1, # one\n}").unwrap().value(), json!({"a": 1}));
     assert!(Document::read_json("a: 1").is_err());
 }

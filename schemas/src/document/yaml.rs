@@ -1,4 +1,4 @@
-//! YAML into a tree, from the events of a parser.
+//! Builds a tree from the events of a YAML parser.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use serde_json::{Number, Value};
 
 use super::{DEEPEST, Entry, Kind, Node, Position, Unreadable};
 
-/// Most that all aliases together may stand for, in bytes: a few lines of text could otherwise fill the memory.
+/// Maximum bytes that all aliases together may expand to. Otherwise a few lines of text could fill the memory.
 const MOST_REPEATED: usize = 1_000_000;
 
-/// Reads one document.
+/// Parses one document.
 pub(super) fn read(text: &str) -> Result<Node, Unreadable> {
     printable(text)?;
     let mut composer = Composer::default();
@@ -24,7 +24,7 @@ pub(super) fn read(text: &str) -> Result<Node, Unreadable> {
     Ok(composer.root.unwrap_or(Node { position: Position::START, kind: Kind::Scalar(Value::Null) }))
 }
 
-/// YAML has no control characters; this parser would let them pass into names of files.
+/// Refuses control characters, which YAML forbids. The parser would let them pass into file names.
 fn printable(text: &str) -> Result<(), Unreadable> {
     let odd = |c: char| {
         (c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}')) || matches!(c, '\u{fffe}' | '\u{ffff}')
@@ -40,7 +40,7 @@ fn position(marker: &Marker) -> Position {
     Position::from_zero((marker.line() as u64).saturating_sub(1), marker.col() as u64)
 }
 
-/// What is begun and not ended.
+/// A list or mapping whose end has not been reached.
 struct Open {
     anchor: usize,
     position: Position,
@@ -49,7 +49,7 @@ struct Open {
 
 enum Inside {
     List(Vec<Node>),
-    /// With the key that waits for its value.
+    /// The entries, and the key that waits for its value.
     Map(Vec<Entry>, Option<(String, Position)>),
 }
 
@@ -94,7 +94,7 @@ impl Composer {
         }
     }
 
-    /// Where the next key goes, if what comes next is one.
+    /// The slot for the next key, if the next event must be one.
     fn awaited_key(&mut self) -> Option<&mut Option<(String, Position)>> {
         match self.open.last_mut() {
             Some(Open { inside: Inside::Map(_, key @ None), .. }) => Some(key),
@@ -141,7 +141,7 @@ impl Composer {
         self.hang(0, node)
     }
 
-    /// Puts a value where it belongs.
+    /// Adds a value to the innermost open list or mapping, or makes it the root.
     fn hang(&mut self, anchor: usize, node: Node) -> Result<(), Unreadable> {
         if anchor != 0 {
             self.anchors.insert(anchor, node.clone());
@@ -163,7 +163,7 @@ fn refuse(position: Position, message: &str) -> Result<(), Unreadable> {
     Err(Unreadable { position, message: message.into() })
 }
 
-/// About the bytes that a copy takes.
+/// Approximate bytes of a copy.
 fn weight(node: &Node) -> usize {
     const EACH: usize = 64;
     EACH + match &node.kind {
@@ -188,7 +188,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>, at: Position) -> Re
     };
     let wanted = match tag.is_yaml_core_schema() {
         true => tag.suffix.as_str(),
-        // the tag `!` alone: not to be looked at
+        // the tag `!` alone: the value is a string, whatever it looks like
         false if tag.handle.is_empty() && tag.suffix == "!" => "str",
         false => "",
     };
@@ -213,9 +213,9 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>, at: Position) -> Re
     }
 }
 
-/// What a scalar without quotes means: null, a boolean, a number, else text.
+/// Resolves a plain scalar: null, a boolean, a number, else text.
 ///
-/// What is no finite number stays text (`.inf`, `.nan`, `1e999`), and is refused where a number is wanted.
+/// A value that is not a finite number (`.inf`, `.nan`, `1e999`) stays text, and is refused where a number is required.
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
@@ -244,7 +244,7 @@ fn integer(text: &str) -> Option<Number> {
     }
 }
 
-/// `0123` is text: what it means differs between the versions of YAML.
+/// `0123` is text, since its meaning differs between versions of YAML.
 fn has_leading_zero(digits: &str) -> bool {
     digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit())
 }
@@ -255,6 +255,6 @@ fn float(text: &str) -> Option<Number> {
     if !is_number || has_leading_zero(digits) {
         return None;
     }
-    // the standard library takes one sign, no `_`, and gives infinity for what is too large
+    // std accepts one sign and no `_`, and returns infinity for values that are too large
     text.parse::<f64>().ok().and_then(Number::from_f64)
 }

@@ -1,10 +1,10 @@
-//! A job that makes columns of a finished data set: what it says takes the place of what the data set's own job said.
+//! Parses a job that derives columns from a finished data set. Its keys replace those of the data set's own job.
 //!
-//! A key that says what the data set's job says too is as if it were not there, so the whole job file can be given.
+//! A key with the same value as in the data set's job has no effect, so the whole job file can be given.
 //!
 //! ```text
 //!   the data set's job ──┐
-//!                        ├─► one job, checked as any other ─► what is different in it is made
+//!                        ├─► one job, checked as any other ─► what differs from the data set's job is computed
 //!   name, output, and ───┘
 //!   subtokens, partitions, orders, extract.noise.tolerance
 //! ```
@@ -17,16 +17,17 @@ use crate::problems::{Problem, Problems};
 use crate::spec::{Dtype, JobSpec};
 use std::sync::Arc;
 
-/// Sections that are replaced as a whole where they are given.
+/// Sections that replace those of the data set's job as a whole.
 const VIEWS: [&str; 3] = ["subtokens", "partitions", "orders"];
-/// Keys that are the derived data set's own, given or not.
+/// Keys that are never taken from the data set's job.
 const OWN: [&str; 5] = ["version", "name", "output", "storage", "engine"];
 
 impl JobFormat {
-    /// The job of what is derived from a data set of the job `source`.
+    /// Parses the job that derives a data set from one with the job `source`.
     ///
-    /// Problems are those of the whole job, with the places that their fields have in this file; a key that stands for another pass over the
-    /// text or the teacher is one. The second is which of `subtokens`, `partitions` and `orders` the file says itself.
+    /// The problems are those of the whole job, with positions in this file. A key that would require another pass over
+    /// the text or the teacher is a problem. The second value lists which of `subtokens`, `partitions` and `orders` the
+    /// file itself contains.
     pub fn parse_derived(&self, text: &str, source: &JobSpec) -> (Parsed, Vec<&'static str>) {
         let unreadable = |problem| {
             let problems = Problems(vec![problem]);
@@ -46,7 +47,8 @@ impl JobFormat {
         };
         let own = VIEWS.into_iter().filter(|view| given.get(*view).is_some_and(|section| !section.is_null())).collect();
         let mut found = document.twice(MOST_PROBLEMS);
-        // a whole job file has defaults, and numbers that are spelt otherwise: as the job that it is where it can be read
+        // a whole job file contains defaults and other spellings of numbers, so it is compared in normalized form if it
+        // parses as a job
         let (written, unread) = self.check(Value::Object(given.clone()), Vec::new());
         let mut written = match written.and_then(|spec| serde_json::to_value(spec).ok()) {
             Some(Value::Object(written)) => written,
@@ -57,7 +59,7 @@ impl JobFormat {
         }
         let (spec, mut problems) = {
             let mut merged = Value::Object(merged(whole, given, &written, &mut found));
-            // a type that jobs can no longer ask for: nothing that is derived needs the teacher
+            // jobs can no longer request this type, but nothing that is derived needs the teacher
             let dtype = merged.pointer_mut(DTYPE).filter(|_| dtype_of(source) == Some(Dtype::Int8));
             let is_retired = dtype.map(|dtype| *dtype = Dtype::F32.name().into()).is_some();
             let (mut spec, problems) = self.check(merged, found);
@@ -100,7 +102,7 @@ fn merged(
     whole
 }
 
-/// `extract: {noise: {tolerance: 1e-2}}`; all else of the teacher stays.
+/// Applies `extract: {noise: {tolerance: 1e-2}}`. All other keys of `extract` must match the data set's job.
 fn extract(whole: &mut Map<String, Value>, given: &Value, written: Option<&Value>, problems: &mut Vec<Problem>) {
     let tolerance = given.get("noise").and_then(|noise| noise.get("tolerance")).filter(|value| !value.is_null());
     let mut others = given.clone();
@@ -124,8 +126,8 @@ fn extract(whole: &mut Map<String, Value>, given: &Value, written: Option<&Value
     }
 }
 
-/// What a file says otherwise than the data set's job does, key by key. `read` is what the file says as a job of its own reads it, with
-/// defaults and in one spelling; none where it cannot be read so.
+/// Reports keys whose values differ from the data set's job. `read` is the file's value as a job of its own parses it,
+/// with defaults and normalized; `None` if it does not parse.
 fn differences(field: &str, given: &Value, stored: Option<&Value>, read: Option<&Value>, problems: &mut Vec<Problem>) {
     let stored = stored.unwrap_or(&Value::Null);
     if given == stored || given.is_null() || read == Some(stored) {
@@ -143,7 +145,7 @@ fn differences(field: &str, given: &Value, stored: Option<&Value>, read: Option<
     }
 }
 
-/// 1 and 1.0 are one number.
+/// Whether two values are the same number: 1 equals 1.0.
 fn same_number(a: &Value, b: &Value) -> bool {
     a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
@@ -202,7 +204,7 @@ mod tests {
         let spec = derived(&SOURCE.replace("1e-3", "0.01").replace(r#""views": 2"#, r#""views": 3"#)).unwrap();
         assert_eq!((spec.partitions.map(|p| p.views), spec.seed), (Some(3), 5));
         assert_eq!(spec.extract.unwrap().noise.unwrap().tolerance, 0.01);
-        // a number or a default in another spelling
+        // numbers and defaults in another spelling
         let spelt = SOURCE.replace(r#""length": 8"#, r#""length": 8, "mode": null"#).replace(r#""draws": 1, "#, "");
         derived(&spelt).unwrap();
         let told = derived(&SOURCE.replace(r#""length": 8"#, r#""length": 9"#)).unwrap_err().join("\n");

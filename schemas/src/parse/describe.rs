@@ -1,4 +1,4 @@
-//! What the schema found, in the words of a person.
+//! Converts errors of the JSON Schema into messages for users.
 
 use jsonschema::error::ValidationErrorKind;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{JobFormat, MOST_PROBLEMS};
 use crate::problems::{Problem, Problems};
 
-/// Tells what the schema found at a field.
+/// Adds the problems of a schema error at a field.
 pub(super) fn describe(
     format: &JobFormat,
     field: &str,
@@ -15,7 +15,7 @@ pub(super) fn describe(
     problems: &mut Problems,
 ) {
     use ValidationErrorKind as K;
-    // somebody may have tried to give a secret there
+    // the value may contain a secret
     let hidden = field.split('.').any(|part| part == "storage");
     let problem = |field: String, got: String, message: String| match hidden {
         true => Problem::missing(field, message),
@@ -56,7 +56,8 @@ pub(super) fn describe(
     }
 }
 
-/// A key that nobody knows, with what was meant where that can be guessed: one that is spelt like it, or one of another section.
+/// The message for an unknown key. Suggests a valid key with a similar name, or a field of another section with this
+/// name.
 fn unknown_key(format: &JobFormat, key: &str, known: &[&str]) -> String {
     let elsewhere = || match format.fields_named(key).as_slice() {
         [only] => Some(only.clone()),
@@ -72,18 +73,18 @@ fn meant(guess: &str) -> String {
     format!(", did you mean `{guess}`?")
 }
 
-/// The name that was probably meant: with one slip of the pen in three letters, or in other letters of the same word.
+/// Returns the name that was probably meant: at most one typing error per three letters, ignoring case and separators.
 pub(crate) fn nearest<'a>(got: &str, names: &[&'a str]) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
     let got = plain(got);
     let distance = |name: &str| strsim::damerau_levenshtein(&got, name);
-    // a name of another length is further away than its letters could be
+    // names of very different length cannot be near
     let near = |name: &&&str| name.len().abs_diff(got.len()) <= got.len().max(name.len()) / 3;
     let best = names.iter().filter(near).min_by_key(|name| distance(name))?;
     (distance(best) <= (got.len().max(best.len()) / 3).max(1)).then_some(*best)
 }
 
-/// `/input/paths/0` as `input.paths[0]`.
+/// Converts a JSON pointer such as `/input/paths/0` into `input.paths[0]`.
 pub(super) fn field_path(pointer: &str) -> String {
     let mut out = String::new();
     for part in pointer.split('/').skip(1) {
@@ -113,7 +114,7 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// A value as it is shown in a message: short, on one line.
+/// Formats a value for a message: short, on one line.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {

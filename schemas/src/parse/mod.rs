@@ -1,13 +1,12 @@
-//! From the text of a job file to a [`JobSpec`], with every problem told at once.
+//! Parses a job file into a [`JobSpec`], and reports all problems at once.
 //!
 //! ```text
-//!  YAML ─► value tree ─► JSON Schema (made from the types) ─► problems ─┐
-//!              └── wrong parts taken out ─► JobSpec ─► named checks ────┴─► all problems, or the job
+//!  YAML ─► value tree ─► JSON Schema (generated from the types) ─► problems ─┐
+//!              └── invalid parts removed ─► JobSpec ─► checks ───────────────┴─► all problems, or the job
 //! ```
 //!
-//! Taking the wrong parts out lets the checks of [`crate::checks`] look at everything else, so that a
-//! user mends a job file once and not once per mistake. A check whose field is already
-//! reported is not reported again.
+//! The invalid parts are removed so that the checks of [`crate::checks`] can inspect everything else. A user can then
+//! fix all mistakes at once. A problem of a field that is already reported is not reported again.
 
 mod derive;
 mod describe;
@@ -26,23 +25,23 @@ use crate::problems::{Problem, Problems};
 use crate::sections::SectionKind;
 use crate::spec::JobSpec;
 
-/// A job file that was read as far as it could be: the job, where one can be made, and what is wrong.
+/// The result of parsing a job file: the job, if one can be built, and all problems.
 #[derive(Debug, Clone)]
 pub struct Parsed {
-    /// The job with wrong parts replaced by defaults; `None` where a required part is missing or wrong.
+    /// The job with invalid parts replaced by defaults; `None` if a required part is missing or invalid.
     pub spec: Option<JobSpec>,
-    /// Everything wrong so far.
+    /// All problems found so far.
     pub problems: Problems,
-    /// Where the fields stand.
+    /// Positions of the fields in the file.
     pub positions: Positions,
 }
 
-/// Where the fields of a job stand in its file, for problems that are found later.
+/// Positions of a job's fields in its file, for problems that are found later.
 #[derive(Debug, Clone, Default)]
 pub struct Positions(Option<Arc<Document>>);
 
 impl Positions {
-    /// Gives every problem of a field without a place the one of the field.
+    /// Sets the position of every problem that names a field and has none.
     pub fn locate(&self, problems: &mut Problems) {
         let Some(document) = &self.0 else { return };
         for problem in problems.0.iter_mut().filter(|p| !p.field.is_empty()) {
@@ -52,12 +51,12 @@ impl Positions {
 }
 
 impl Parsed {
-    /// Whether the file says something of a field, be it what it is anyway.
+    /// Whether the file contains a field, even with its default value.
     pub fn says(&self, field: &str) -> bool {
         self.positions.0.as_ref().is_some_and(|document| document.has(field))
     }
 
-    /// The job, when nothing is wrong.
+    /// Returns the job if there are no problems.
     ///
     /// # Errors
     /// All problems.
@@ -70,21 +69,21 @@ impl Parsed {
     }
 }
 
-/// What a job file may say: the keys of the house, and the sections that operators declare.
+/// The format of job files: the built-in keys, and the sections that operators declare.
 #[derive(Debug)]
 pub struct JobFormat {
     sections: Vec<SectionKind>,
-    /// The schema that values are held against, once lists of one are lists: it gives one message for one mistake.
+    /// The schema that validates values after single values were wrapped in lists. It gives one message per mistake.
     schema: Value,
     validator: Result<jsonschema::Validator, String>,
 }
 
-/// `; did you mean `X`?`, where one of these names is near what was got.
+/// Returns `; did you mean `X`?` if one of the names is similar to what was found, else an empty string.
 pub fn did_you_mean(got: &str, names: &[&str]) -> String {
     describe::nearest(got, names).map_or(String::new(), |name| format!("; did you mean `{name}`?"))
 }
 
-/// `16.0` and `1e2` are whole numbers, as JSON Schema has it; serde has them as floats.
+/// Converts floats such as `16.0` and `1e2` to integers: JSON Schema accepts them as integers, serde does not.
 fn whole_numbers(value: &mut Value) {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match value {
@@ -100,21 +99,23 @@ fn whole_numbers(value: &mut Value) {
 }
 
 impl JobFormat {
-    /// The format with these sections of operators.
+    /// Creates the format with the sections of operators.
     pub fn new(sections: Vec<SectionKind>) -> Self {
         let schema = schema::strict(&sections);
         let validator = jsonschema::validator_for(&schema).map_err(|e| e.to_string());
         Self { sections, schema, validator }
     }
 
-    /// Parses YAML or JSON and runs all checks that need no I/O. JSON is what begins with a brace and is JSON.
+    /// Parses YAML or JSON, and runs all checks that need no I/O. Text that begins with a brace and is valid JSON is
+    /// parsed as JSON.
     ///
-    /// Cost: linear in the text. What would take more (deep nesting, aliases of aliases) is refused where it is met.
+    /// Cost: linear in the text. Input that would take longer (deep nesting, aliases of aliases) is refused when it
+    /// occurs.
     pub fn parse(&self, text: &str) -> Parsed {
         self.checked(Document::read(text))
     }
 
-    /// Parses JSON, and nothing else.
+    /// Parses JSON only.
     pub fn parse_json(&self, text: &str) -> Parsed {
         self.checked(Document::read_json(text))
     }
@@ -122,12 +123,13 @@ impl JobFormat {
     /// Parses and checks a job file, without I/O.
     ///
     /// # Errors
-    /// All problems, each with its field and its place.
+    /// All problems, each with its field and position.
     pub fn read(&self, text: &str) -> Result<JobSpec, Problems> {
         self.parse(text).into_result()
     }
 
-    /// The JSON Schema of the job file (draft 2020-12), as editors take it: where a list of text is meant, one text is taken too.
+    /// Returns the JSON Schema of the job file (draft 2020-12), for editors. Where a list of strings is required, it
+    /// also accepts one string.
     pub fn json_schema(&self) -> Value {
         let mut schema = self.schema.clone();
         schema::one_or_more(&mut schema);
@@ -147,7 +149,7 @@ impl JobFormat {
         }
     }
 
-    /// The job, as far as one can be made, and everything that is wrong, after what was `found` before.
+    /// Builds the job, if possible, and returns all problems after those `found` before.
     fn check(&self, mut value: Value, found: Vec<Problem>) -> (Option<JobSpec>, Problems) {
         drop_nulls(&mut value);
         self.list_ones(&mut value);
@@ -187,7 +189,8 @@ impl JobFormat {
         (spec, problems)
     }
 
-    /// Fills in the defaults of the sections. One that cannot be read goes; the schema has said why, or this does.
+    /// Fills in the defaults of the sections. Removes a section that cannot be parsed; either the schema has reported
+    /// why, or this does.
     fn complete_sections(&self, spec: &mut JobSpec, problems: &mut Problems) {
         for kind in &self.sections {
             let is_below = |field: &str| field == kind.key || field.starts_with(&format!("{}.", kind.key));
@@ -232,7 +235,7 @@ impl JobFormat {
     }
 }
 
-/// A key without a value (`orders:`) means the same as no key.
+/// Removes keys without a value (`orders:`), which mean the same as absent keys.
 fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -248,17 +251,17 @@ fn there_may_be_more() -> Problem {
     Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems"))
 }
 
-/// Problems that are told at once: nobody mends more, and a hostile file has as many as it has bytes.
+/// Maximum number of problems reported: users do not fix more at once, and a hostile file can have one per byte.
 const MOST_PROBLEMS: usize = 100;
 
-/// The part of the tree that makes no sense without the value at a field path: of a holdout all of it.
+/// Returns the part of the tree that is invalid without the value at a field path: for a holdout, the whole holdout.
 fn whole(field: &str) -> &str {
     let Some(rest) = field.strip_prefix("input.holdout.") else { return field };
     let name = rest.find('.').unwrap_or(rest.len());
     &field[..field.len() - rest.len() + name]
 }
 
-/// Takes the value at a field path out of the tree.
+/// Removes the value at a field path from the tree.
 fn remove(value: &mut Value, field: &str) {
     let mut parts: Vec<String> = Vec::new();
     for part in field.split('.') {
@@ -286,7 +289,7 @@ fn remove(value: &mut Value, field: &str) {
             map.remove(last);
         }
         Value::Array(items) => {
-            // A wrong item becomes an empty string, so that the places of the others stay.
+            // An invalid item becomes an empty string, so that the indices of the other items do not change.
             if let Some(item) = last.parse::<usize>().ok().and_then(|i| items.get_mut(i)) {
                 *item = json!("");
             }
@@ -295,9 +298,9 @@ fn remove(value: &mut Value, field: &str) {
     }
 }
 
-/// Required values that were missing or taken out get a stand-in, so that the other checks can run.
+/// Inserts placeholders for required values that are missing or were removed, so that the other checks can run.
 ///
-/// The job is refused anyway: each of these fields is in the list of problems.
+/// The job is refused in any case: each of these fields is in the list of problems.
 fn fill_required(value: &mut Value) {
     let Value::Object(map) = value else { return };
     let sections = [("input", json!({})), ("pack", json!({"length": 1024})), ("output", json!({"path": ""}))];

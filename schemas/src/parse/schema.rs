@@ -1,4 +1,4 @@
-//! The JSON Schema of the job file, made from the types, and what it says of a place in it.
+//! The JSON Schema of the job file, generated from the types, and queries on it.
 
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use super::JobFormat;
 use crate::sections::SectionKind;
 use crate::spec::JobSpec;
 
-/// The schema of the house's keys and of these sections, in the plain form.
+/// Generates the schema of the built-in keys and of these sections, in the plain form.
 pub(super) fn strict(sections: &[SectionKind]) -> Value {
     let mut generator = SchemaGenerator::default();
     let sections: Vec<(&str, Value)> =
@@ -21,7 +21,7 @@ pub(super) fn strict(sections: &[SectionKind]) -> Value {
 }
 
 impl JobFormat {
-    /// The schema of a property, or of any that has no name of its own.
+    /// The schema of a property; if it has none of its own, that of additional properties.
     fn property<'a>(&'a self, schema: &'a Value, key: &str) -> Option<&'a Value> {
         let named = schema.get("properties").and_then(|p| p.get(key));
         named
@@ -47,7 +47,7 @@ impl JobFormat {
         properties.map(|map| map.keys().map(String::as_str).collect()).unwrap_or_default()
     }
 
-    /// The fields of the whole schema that end with this key, such as `pack.length` and `subtokens.length`.
+    /// The fields of the whole schema whose last part is this key, such as `pack.length` and `subtokens.length`.
     pub(super) fn fields_named(&self, key: &str) -> Vec<String> {
         let mut found = Vec::new();
         self.fields_below(&self.schema, "", key, &mut found);
@@ -65,7 +65,7 @@ impl JobFormat {
         }
     }
 
-    /// One text where a list of text is meant becomes a list of one.
+    /// Wraps a single value in a list where the schema requires a list.
     pub(super) fn list_ones(&self, value: &mut Value) {
         self.list_ones_below(value, &self.schema);
     }
@@ -108,7 +108,7 @@ pub(super) fn one_or_more(schema: &mut Value) {
     }
 }
 
-/// Rewrites what schemars makes of `Option` and of documented enums into the plain form: `$ref`, `enum`.
+/// Rewrites schemars' output for `Option` and for documented enums into the plain form: `$ref`, `enum`.
 ///
 /// The plain form gives messages that name the valid values instead of "not valid under any of the schemas".
 fn simplify(schema: &mut Value) {
@@ -129,7 +129,7 @@ fn simplify(schema: &mut Value) {
                     map.insert("type".into(), only);
                 }
             }
-            // a section without keys: with a list of them, though empty, an unknown one is told by its name
+            // a section without keys: with a list of properties, even an empty one, the message names an unknown key
             if map.get("additionalProperties") == Some(&json!(false)) {
                 map.entry("properties").or_insert_with(|| json!({}));
             }

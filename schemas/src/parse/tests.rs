@@ -1,4 +1,4 @@
-//! Job files, good, wrong and hostile.
+//! Tests of job files: valid, wrong and hostile ones.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -145,7 +145,7 @@ fn what_was_meant_is_guessed() {
         text.contains("job.yaml:3:9: input.format: got \"json\": not valid, did you mean `jsonl`?; valid: \"jsonl\""),
         "{text}"
     );
-    // a key of another section
+    // a key that belongs to another section
     let text = reported("pack: {length: 16}", "pack: {length: 16}\ntolerance: 1e-3");
     assert!(text.contains("tolerance: got 0.001: unknown key, did you mean `extract.noise.tolerance`?"), "{text}");
     let text = reported("pack: {length: 16}", "pack: {length: 16}\nfrobnicate: 1");
@@ -277,7 +277,7 @@ fn the_keys_of_partitions_are_those_of_their_level() {
     let short = GOOD.replace("{length: 16}", "{length: 16, remainder: keep}")
         + "subtokens: {length: 2}\npartitions: {level: subtoken}\n";
     assert!(format().parse(&short).problems.to_string().contains("rows of different lengths"));
-    // what older jobs say is what they hash as
+    // new keys must not change the hash of older jobs, so they are not serialized
     let old = serde_json::to_value(format().read(&format!("{GOOD}partitions: {{views: 2}}\n")).unwrap()).unwrap();
     assert_eq!(old["orders"], json!({"kind": "none"}));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! `extract`: the teacher, and what one pass of it adds to every token.
+//! `extract`: the teacher, and the columns that its forward pass adds.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -83,7 +83,7 @@ pub struct HiddenStates {
     /// Precision of stored values. A value beyond 65,504 fails a job with `f16`.
     #[serde(default = "default_states_precision")]
     pub precision: NoisePrecision,
-    /// H, once the teacher is known.
+    /// Hidden size H, set once the teacher is known.
     #[serde(skip)]
     pub width: Option<u32>,
 }
@@ -130,7 +130,8 @@ pub enum Dtype {
     F16,
     /// 32-bit floats, each product made of three of bfloat16: nearly as exact as `f32`, faster on CPUs with AMX; elsewhere it is `f32`.
     Bf16x3,
-    /// 8-bit integers on CPUs, which earlier versions had: only in manifests of their data sets. No job can ask for it.
+    /// 8-bit integers on CPUs, which earlier versions supported. Occurs only in manifests of their data sets; no job
+    /// can request it.
     #[schemars(skip)]
     Int8,
     /// 8-bit floats (e4m3) in the products of layers, a scale for each output of a weight and each token, the rest bfloat16; Hopper GPUs.
@@ -142,7 +143,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// As job files have it.
+    /// The name in job files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -200,7 +201,7 @@ impl Default for Sequential {
 }
 
 impl Sequential {
-    /// Whether the text is a sample of the teacher's own distribution.
+    /// Whether the text is a sample of the teacher's own distribution, not changed by temperature, top-k or top-p.
     pub fn is_plain(&self) -> bool {
         self.temperature == 1.0 && self.top_k == 0 && self.top_p >= 1.0
     }

@@ -1,9 +1,9 @@
-//! `input.images` and `input.codes`: what an image is, and how it becomes a row of numbers.
+//! `input.images` and `input.codes`: the layout of images, and their conversion into rows of numbers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Values of a pixel's channel: C of images.
+/// Number of values of a pixel's channel: C for images.
 pub const PIXEL_VALUES: u32 = 256;
 
 /// For `format: images`: where images lie, and what is made of each: `height · width · channels` numbers below 256, channel last, row by row.
@@ -87,7 +87,7 @@ pub enum Channels {
 }
 
 impl Channels {
-    /// How many.
+    /// Number of channels.
     pub fn count(self) -> usize {
         match self {
             Self::Rgb => 3,
@@ -181,18 +181,18 @@ pub enum ImageLabels {
 }
 
 impl Images {
-    /// Height and width of the rows.
+    /// Height and width of the images in rows.
     pub fn height_width(&self) -> (usize, usize) {
         (self.height.unwrap_or(self.size) as usize, self.size as usize)
     }
 
-    /// Numbers of a row.
+    /// Numbers per row.
     pub fn length(&self) -> u64 {
         let (height, width) = self.height_width();
         height as u64 * width as u64 * self.channels.count() as u64
     }
 
-    /// Where the labels are, by what is given or the layout.
+    /// Location of the labels: as configured, or the default of the layout.
     pub fn labels(&self) -> ImageLabels {
         self.labels.unwrap_or(match self.layout {
             Layout::Files => ImageLabels::Folder,

@@ -1,4 +1,4 @@
-//! `input`: which files, what a record of them is, and which documents are held out.
+//! `input`: the files, the format of their records, and the documents held out.
 
 use std::collections::BTreeMap;
 
@@ -222,21 +222,21 @@ fn default_piece() -> u32 {
     1000
 }
 
-/// The table that the files of `input.paths` are.
+/// Name of the table that consists of the files in `input.paths`.
 pub const INPUT_TABLE: &str = "input";
 
 impl Input {
-    /// The format of `paths`.
+    /// Format of `paths`.
     pub fn format(&self) -> InputFormat {
         self.format.unwrap_or(InputFormat::Jsonl)
     }
 
-    /// Whether a record is a row of numbers already, so that there is no text, no tokenizer and nothing to pack.
+    /// Whether a record is already a row of numbers, so that there is no text, no tokenizer and nothing to pack.
     pub fn is_rows(&self) -> bool {
         matches!(self.format(), InputFormat::Images | InputFormat::Codes)
     }
 
-    /// How many values a number of a row has, C; `None` for text.
+    /// Number of values that a number of a row can take, C; `None` for text.
     pub fn row_values(&self) -> Option<usize> {
         match self.format() {
             InputFormat::Images => Some(PIXEL_VALUES as usize),
@@ -245,7 +245,7 @@ impl Input {
         }
     }
 
-    /// Numbers of a row, L; `None` for text.
+    /// Numbers per row, L; `None` for text.
     pub fn row_length(&self) -> Option<u64> {
         match self.format() {
             InputFormat::Images => self.images.as_ref().map(Images::length),
@@ -263,7 +263,7 @@ impl Input {
         }
     }
 
-    /// What is read, as inputs of their own: each table with its name and its field in the job file, that of `paths` first.
+    /// Returns one input per table, with its name and its field in the job file; that of `paths` comes first.
     pub fn sources(&self) -> Vec<Source> {
         let own = Source { name: INPUT_TABLE.into(), field: "input".into(), input: self.clone() };
         let tables = self.tables.iter().map(|(name, table)| Source {
@@ -287,7 +287,7 @@ impl Input {
         sources
     }
 
-    /// Every path that is read, with its field in the job file.
+    /// Returns all input paths, with their fields in the job file.
     pub fn all_paths(&self) -> impl Iterator<Item = (String, &String)> {
         let of =
             |field: String, paths: &[String]| (0..paths.len()).map(move |i| format!("{field}.paths[{i}]")).collect();
@@ -300,13 +300,13 @@ impl Input {
     }
 }
 
-/// Files that are read in one way: those of `input.paths`, or of a table.
+/// Files that are read in the same way: those of `input.paths`, or of one table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Source {
     /// Name of the table.
     pub name: String,
     /// Field of the job file, such as `input.tables.labels`.
     pub field: String,
-    /// How they are read.
+    /// How the files are read.
     pub input: Input,
 }

@@ -1,4 +1,4 @@
-//! `orders`: in which order and in which blocks the tokens of a sequence are generated.
+//! `orders`: the order, and the blocks, in which the tokens of a sequence are generated.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ pub enum OrderKind {
 }
 
 impl OrderKind {
-    /// As job files have it.
+    /// The name in job files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -92,7 +92,8 @@ pub struct OrderSchedule {
 }
 
 impl OrderSchedule {
-    /// Where a sequence stands in the data set, by its id and what was planned for its split; `None` where nothing was.
+    /// Position of a sequence in the data set, computed from its id and the planned range of its split; `None` if no
+    /// range was planned.
     pub fn place(&self, sequence_id: u64, planned: Option<SequenceRange>) -> Option<u64> {
         let (split, row) = (sequence_id >> 32, sequence_id & u64::from(u32::MAX));
         match self.sequences_per_split {
@@ -101,7 +102,7 @@ impl OrderSchedule {
         }
     }
 
-    /// ρ at a place in the data set.
+    /// ρ at a position in the data set.
     pub fn rho(&self, sequence: u64) -> u32 {
         if sequence < self.i_ar_sequences {
             0
@@ -109,7 +110,7 @@ impl OrderSchedule {
             self.rho_max
         } else {
             let (grown, all) = (sequence - self.i_ar_sequences, self.i_perm_sequences - self.i_ar_sequences);
-            // in 128 bits, as both factors may be large; the quotient is below rho_max
+            // in 128 bits, since both factors may be large; the quotient is below rho_max
             1 + (u128::from(self.rho_max - 1) * u128::from(grown) / u128::from(all)) as u32
         }
     }

@@ -1,4 +1,4 @@
-//! `partitions`: what of a sequence is put into two groups, and how their share is drawn.
+//! `partitions`: what the two groups of a sequence consist of, and how their proportion is drawn.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

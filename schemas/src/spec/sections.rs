@@ -1,4 +1,4 @@
-//! Sections of the job file that operators declare, beside the keys that the house knows itself.
+//! Sections of the job file that operators declare, in addition to the built-in keys.
 //!
 //! ```text
 //!   lengths: {}          key ─► SectionKind of the operator: its JSON Schema, its defaults, its checks ─► JobSpec::sections
@@ -14,32 +14,33 @@ use serde_json::Value;
 use crate::problems::Problem;
 use crate::spec::JobSpec;
 
-/// The type of a section: its doc comments, bounds and defaults are the JSON Schema, the check and the documentation.
+/// The type of a section. Its doc comments, bounds and defaults define the JSON Schema, the validation and the
+/// documentation.
 ///
-/// Unknown keys are to be refused: `#[serde(deny_unknown_fields)]`.
+/// Implementors must refuse unknown keys with `#[serde(deny_unknown_fields)]`.
 pub trait Section: Serialize + DeserializeOwned + JsonSchema + 'static {
-    /// Its key in the job file.
+    /// Key of the section in the job file.
     const KEY: &'static str;
 
-    /// Checks that need nothing but the job: what it must agree on with other sections.
+    /// Checks the section against other sections of the job.
     fn check(&self, job: &JobSpec, problems: &mut Vec<Problem>) {
         let _ = (job, problems);
     }
 }
 
-/// A section, whatever its type is.
+/// A section, independent of its Rust type.
 #[derive(Debug, Clone, Copy)]
 pub struct SectionKind {
-    /// Its key in the job file.
+    /// Key of the section in the job file.
     pub key: &'static str,
     pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
-    /// The value with its defaults filled in.
+    /// Fills in the defaults of a value.
     pub(crate) complete: fn(Value) -> Result<Value, serde_json::Error>,
     pub(crate) check: fn(&JobSpec, &mut Vec<Problem>),
 }
 
 impl SectionKind {
-    /// The section of a type.
+    /// Creates the section kind of a type.
     pub const fn of<T: Section>() -> Self {
         Self {
             key: T::KEY,
@@ -54,16 +55,16 @@ impl SectionKind {
     }
 }
 
-/// The sections of operators that a job has, by key.
+/// The operator sections of a job, by key.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Sections(BTreeMap<String, Value>);
 
 impl Sections {
-    /// The section of a type; `None` where the job has none.
+    /// Returns the section of a type; `None` if the job has none.
     ///
     /// # Errors
-    /// When it is no value of this type, as in a data set of another version of the operator.
+    /// If the value does not deserialize, for example in a data set made by another version of the operator.
     pub fn get<T: Section>(&self) -> Result<Option<T>, Problem> {
         let read = |value: &Value| {
             serde_json::from_value(value.clone()).map_err(|e| Problem::new(T::KEY, value, e.to_string()))
@@ -76,7 +77,7 @@ impl Sections {
         self.0.keys().map(String::as_str)
     }
 
-    /// Fills in the defaults of a section; takes it out where it cannot be read.
+    /// Fills in the defaults of a section. Removes a section that cannot be parsed.
     pub(crate) fn complete(&mut self, kind: &SectionKind) -> Result<(), serde_json::Error> {
         let Some(value) = self.0.remove(kind.key) else { return Ok(()) };
         let complete = (kind.complete)(value)?;

@@ -1,7 +1,7 @@
-//! `subtokens`: tokens as digits, and which number a token has.
+//! `subtokens`: tokens as digits of a number, and the mapping from ids to numbers.
 //!
 //! ```text
-//!   id ──► number, by `permutation` (without one the id itself) ──► ℓ digits in base b
+//!   id ──► number, by `permutation` (without one, the id itself) ──► ℓ digits in base b
 //! ```
 
 use std::fmt;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What `permutation` says for the one that comes with the program.
+/// Value of `permutation` that selects the permutation shipped with the program.
 pub const SHIPPED: &str = "shipped";
 
 /// Base-b sub-tokens: b = ⌈V^(1/ℓ)⌉, most significant digit first (MDM-Prime).
@@ -28,19 +28,19 @@ pub struct Subtokens {
     /// Whether the table of which tokens agree with which digit stands beside the shards, as `filter_table.npy`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub filter_table: bool,
-    /// What `permutation` names, for whoever has read it; never written with the job.
+    /// The permutation that `permutation` names, set once it has been read; never serialized with the job.
     #[serde(skip)]
     pub numbers: Option<Permutation>,
 }
 
 impl Subtokens {
-    /// The file that `permutation` names.
+    /// The file that `permutation` names, if it names one.
     pub fn permutation_file(&self) -> Option<&str> {
         self.permutation.as_deref().filter(|named| *named != SHIPPED)
     }
 }
 
-/// A number for every id, each of 0 to V − 1 once.
+/// A bijection from ids to numbers, both from 0 to V − 1.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<i64>", into = "Vec<i64>")]
 pub struct Permutation {
@@ -49,10 +49,10 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// That of these numbers, the number of id 0 first.
+    /// Creates the permutation from the numbers of ids 0, 1, ….
     ///
     /// # Errors
-    /// When they are not those of 0 to `vocab_size` − 1, each once: which id has what.
+    /// If the numbers are not a permutation of 0 to `vocab_size` − 1. The message names the id that is wrong.
     pub fn new(numbers: &[i64], vocab_size: usize) -> Result<Self, String> {
         if numbers.len() != vocab_size {
             let first = match numbers.len() < vocab_size {

@@ -1,11 +1,13 @@
-//! How much the cache holds, over all processes, and what goes when it is full.
+//! The size limit of the cache, shared by all processes, and eviction.
 //!
-//! Everything that changes the folder is done under one lock (`lock`, which also holds the count), for as long as it takes to write
-//! 2 MiB into the page cache. The kernel releases it when its holder dies; of a holder that is stopped nobody waits for long.
+//! Every change to the folder happens under one file lock (`lock`, which also stores the byte count). A process holds
+//! it for no longer than writing 2 MiB into the page cache takes. The kernel releases the lock when its holder dies. If
+//! the holder is stopped, others wait only briefly.
 //!
-//! Of what is full only data sets that no process has open are dropped, the least recently used object first. An epoch asks for
-//! everything once in random order, so to drop what was used least recently of the data set that is being read would drop what is still
-//! to come: with room for half of it, (1 - ln 2) / 2 = 15 % would be found. Left alone, half is found, and nothing is written in vain.
+//! A full cache evicts only data sets that no process has open, the least recently used object first. An epoch reads
+//! every object once, in random order. LRU eviction within the data set being read would therefore drop data that is
+//! still needed: with space for half of the data set, (1 - ln 2) / 2 = 15 % of reads would hit. Without eviction, half
+//! of them hit, and no write is wasted.
 
 #![allow(clippy::disallowed_methods, reason = "called through `blocking` where a runtime waits")]
 
@@ -19,42 +21,43 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::entry::{Entry, bytes_of, table_bytes, units_of};
 
-/// Below the folder that is given: with a number, so that another format gets a folder of its own.
+/// The folder below the configured one. The number is the format version, so that another format gets its own folder.
 const ROOT: &str = "stillhouse-1";
 const LOCK: &str = "lock";
 const CLAIMS: &str = "claims";
-/// Of a data set: locked by every process that has it open.
+/// The lock file of a data set, held by every process that has the data set open.
 const IN_USE: &str = "in-use";
-/// How long to wait for a lock that others hold for milliseconds.
+/// Timeout for a lock that others hold for milliseconds.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// How long what could not be stored is not tried again.
+/// Time without further attempts to store, after one failed.
 const CLOSED_FOR: Duration = Duration::from_secs(10);
-/// A killed process leaves at most one write too much in the count, so counting anew now and then is enough.
+/// Seconds after which a full cache is counted again. A killed process leaves at most one write too many in the count,
+/// so occasional recounts suffice.
 const RECOUNT_AFTER: u64 = 60;
 
-/// The folder, and the data set of it that this process reads.
+/// The cache folder, and the data set in it that this process reads.
 #[derive(Debug)]
 pub(crate) struct Room {
     root: PathBuf,
     dataset: PathBuf,
     limit: u64,
-    /// Locked as long as this lives.
+    /// Keeps the data set locked while this value lives.
     _in_use: File,
-    /// Until when nothing is stored, after it was full or could not be written.
+    /// Nothing is stored until this time, after the cache was full or not writable.
     closed: Mutex<Option<Instant>>,
 }
 
-/// What became of something that was to be stored.
+/// Result of an attempt to store units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stored {
-    /// It is there.
+    /// The units are stored.
     Yes,
-    /// There is no room that may be made.
+    /// The cache is full, and nothing may be evicted.
     Full,
 }
 
 impl Room {
-    /// Makes the folders for a data set, and sees to it that no more is held than `limit` bytes.
+    /// Creates the folders of a data set, and evicts entries until the cache holds at most `limit` bytes.
     pub fn open(folder: &Path, dataset: &str, limit: u64) -> io::Result<Self> {
         let root = folder.join(ROOT);
         make_folder(&root.join(CLAIMS))?;
@@ -63,7 +66,7 @@ impl Room {
         let in_use = open_lock(&dataset.join(IN_USE))?;
         patiently(|| in_use.try_lock_shared())?;
         let room = Self { root, dataset, limit, _in_use: in_use, closed: Mutex::default() };
-        // a bound that was lowered since counts at once, and a folder that cannot be written shows
+        // applies a lowered limit at once, and detects a folder that is not writable
         if let Some(mut count) = room.lock()? {
             if count.bytes > limit {
                 count.recount()?;
@@ -74,27 +77,28 @@ impl Room {
         Ok(room)
     }
 
-    /// Where the entry of an object lies.
+    /// Path of the entry with this name.
     pub fn entry(&self, name: &str) -> PathBuf {
         self.dataset.join(name)
     }
 
-    /// One of the files that are locked by whoever fetches something.
+    /// Path of one of the lock files that serialize fetches.
     pub fn claim(&self, number: u32) -> PathBuf {
         self.root.join(CLAIMS).join(format!("{number:03x}"))
     }
 
-    /// Whether it is worth asking to store something.
+    /// Whether attempts to store are suspended.
     pub fn is_closed(&self) -> bool {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| Instant::now() < until)
     }
 
-    /// Stores nothing for a while.
+    /// Suspends attempts to store for a while.
     pub fn close(&self) {
         *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + CLOSED_FOR);
     }
 
-    /// Stores whole units of an object of `bytes` bytes, if there is room or room can be made.
+    /// Stores whole units of an object of `bytes` bytes, beginning with unit `first`, if they fit or eviction can make
+    /// space.
     pub fn store(&self, name: &str, bytes: u64, first: u64, data: &[u8]) -> io::Result<Stored> {
         let stored = self.store_units(name, bytes, first, data);
         if !matches!(stored, Ok(Stored::Yes)) {
@@ -103,7 +107,7 @@ impl Room {
         stored
     }
 
-    /// Drops what is there of an object, in any version.
+    /// Removes the entries of all versions of an object.
     pub fn remove_object(&self, object: &str) -> io::Result<()> {
         let Some(mut count) = self.lock()? else { return Ok(()) };
         self.remove_versions(&mut count, object)?;
@@ -127,7 +131,7 @@ impl Room {
             count.write()?;
             return Ok(Stored::Full);
         }
-        // before the bytes: whoever is killed in between has counted too much, not too little
+        // counted before the write: a process killed in between leaves a count that is too high, never too low
         count.bytes += cost;
         count.write()?;
         let entry = match entry {
@@ -150,15 +154,15 @@ impl Room {
             count.recount()?;
         }
         if !fits(count) {
-            // some more than is needed: looking through the folder is no work for every write
+            // evict more than needed, since scanning the folder for every write would be slow
             let spare = cost.max(self.limit / 32).min(self.limit);
             self.evict(count, self.limit - spare, false)?;
         }
         Ok(fits(count))
     }
 
-    /// Drops objects, the least recently used first, until no more than `limit` bytes are held: those of data sets that nobody has
-    /// open, then the others too if they must go.
+    /// Evicts objects, the least recently used first, until the cache holds at most `limit` bytes: first those of data
+    /// sets that no process has open, then, with `others_too`, those in use.
     fn evict(&self, count: &mut Count, limit: u64, others_too: bool) -> io::Result<()> {
         if count.bytes <= limit {
             return Ok(());
@@ -188,7 +192,7 @@ impl Room {
         Ok(())
     }
 
-    /// Drops what is there of other versions of an object than that of this name.
+    /// Removes the entries of an object for all versions but the one with this name.
     fn remove_versions(&self, count: &mut Count, name: &str) -> io::Result<()> {
         let object = name.split_once('-').map_or(name, |(object, _)| object);
         for (path, _) in entries(&self.dataset)? {
@@ -200,7 +204,7 @@ impl Room {
         Ok(())
     }
 
-    /// The count, locked; `None` where somebody does not let go of it.
+    /// Locks and reads the count; `None` if another process holds the lock for too long.
     fn lock(&self) -> io::Result<Option<Count>> {
         let file = open_lock(&self.root.join(LOCK))?;
         match patiently(|| file.try_lock()) {
@@ -211,13 +215,13 @@ impl Room {
     }
 }
 
-/// Bytes that are held, as they stand in the locked file.
+/// The byte count of the cache, stored in the locked file.
 #[derive(Debug)]
 struct Count {
     root: PathBuf,
     file: File,
     bytes: u64,
-    /// Seconds since 1970.
+    /// Time of the last recount, in seconds since 1970.
     recounted: u64,
 }
 
@@ -251,7 +255,7 @@ impl Count {
         seconds().abs_diff(self.recounted) >= RECOUNT_AFTER
     }
 
-    /// Counts what is there. What is no entry goes.
+    /// Recounts the bytes of all entries. Removes files that are not valid entries.
     fn recount(&mut self) -> io::Result<()> {
         self.bytes = 0;
         for dataset in folders(&self.root)? {
@@ -282,12 +286,12 @@ fn make_folder(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Opens a file to lock it.
+/// Opens a lock file, creating it if needed.
 pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-/// Tries to lock until it works or takes too long.
+/// Retries a lock until it succeeds or the timeout passes.
 fn patiently(lock: impl Fn() -> Result<(), TryLockError>) -> io::Result<()> {
     let start = Instant::now();
     loop {
@@ -301,7 +305,7 @@ fn patiently(lock: impl Fn() -> Result<(), TryLockError>) -> io::Result<()> {
     }
 }
 
-/// The lock of a data set that nobody has open.
+/// Locks a data set that no process has open; `None` if one has.
 fn idle(dataset: &Path) -> io::Result<Option<File>> {
     let file = open_lock(&dataset.join(IN_USE))?;
     match file.try_lock() {
@@ -315,7 +319,7 @@ fn is_hash(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// The folders of data sets. Nothing else in the folder is ever touched.
+/// The folders of data sets. Other content of the cache folder is never touched.
 fn folders(root: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for folder in fs::read_dir(root)? {
@@ -327,7 +331,7 @@ fn folders(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The entries of a data set, and when each was last used.
+/// The entries of a data set, with the time of their last use.
 fn entries(dataset: &Path) -> io::Result<Vec<(PathBuf, SystemTime)>> {
     let listing = match fs::read_dir(dataset) {
         Ok(listing) => listing,
@@ -352,7 +356,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The folder of a data set of which nothing is left.
+/// Removes the folder of a data set without entries.
 fn remove_dataset(dataset: &Path) -> io::Result<()> {
     remove(&dataset.join(IN_USE))?;
     match fs::remove_dir(dataset) {

@@ -1,6 +1,8 @@
-//! Who fetches: one process or task at a time for a segment of an object, the others wait and find it stored.
+//! Claims: for each segment of an object one process or task fetches at a time. The others wait, then find the segment
+//! stored.
 //!
-//! A claim is a lock on one of a fixed number of files, so the kernel takes it back from a process that dies, and no file is left over.
+//! A claim is a lock on one of a fixed number of files. So the kernel releases it when the process dies, and no file is
+//! left over.
 
 #![allow(clippy::disallowed_methods, reason = "called through `blocking` where a runtime waits")]
 
@@ -11,19 +13,19 @@ use std::time::{Duration, Instant};
 use super::cache_quota::{Room, open_lock};
 use crate::blocking;
 
-/// Files. Two segments may share one: then one waits without need.
+/// Number of lock files. If two segments share a file, one waits needlessly.
 const CLAIMS: u32 = 4096;
-/// How long to wait for somebody who may be stopped; then the same is fetched twice.
+/// Timeout for a claim whose holder may be stopped. After it, the segment is fetched twice.
 const PATIENCE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Held until it is dropped.
+/// A claim, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim(#[allow(dead_code)] File);
 
 impl Claim {
-    /// Waits for a claim; `None` where there is none to be had.
+    /// Waits for a claim; `None` after a timeout or an error.
     pub async fn take(room: &Room, number: u32) -> Option<Self> {
         Self::take_within(room, number, PATIENCE).await
     }
@@ -51,7 +53,7 @@ impl Claim {
 mod tests {
     use super::*;
 
-    /// A process that is stopped keeps its locks, one that ends does not.
+    /// The wait for a claim that stays locked times out; a released claim can be taken.
     #[tokio::test]
     async fn nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,12 +1,12 @@
-//! The file that holds what is cached of one object.
+//! An entry: the file that holds the cached parts of one object.
 //!
 //! ```text
-//!   header │ table: one slot per unit │ data: the object's bytes at their places, with holes (a sparse file)
+//!   header │ table: one slot per unit │ data: the object's bytes at their offsets, with holes (a sparse file)
 //! ```
 //!
-//! The slot of a unit holds the CRC-32 of its bytes and is written after them. So nothing has to be published by a rename, and
-//! whatever a killed process, a power cut or a bad disk leaves behind (a slot without its bytes, torn bytes, a flipped bit) is a
-//! unit that does not have its sum: it counts as missing, and is overwritten when it has been fetched again.
+//! The slot of a unit holds the CRC-32 of its bytes and is written after them. So publishing needs no rename. A killed
+//! process, a power cut or a bad disk can leave a slot without its bytes, torn bytes or a flipped bit. Such a unit
+//! fails its checksum, counts as missing, and is overwritten once it has been fetched again.
 
 #![allow(clippy::disallowed_methods, reason = "called through `blocking` where a runtime waits")]
 
@@ -19,37 +19,37 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-/// What has a sum, and so is read whole: about as long as the pages of a column of a block.
+/// Bytes of a unit, which has one checksum and is read whole: about as long as the pages of one column of a block.
 pub(crate) const UNIT: u64 = 64 << 10;
 const MAGIC: [u8; 16] = *b"stillhouse-disk1";
-/// Magic, size of the object, CRC-32 of both; the rest is zero.
+/// Bytes of the header: magic, size of the object, CRC-32 of both, zeros.
 const HEADER: u64 = 64;
 const HEADER_SUMMED: usize = 24;
 const SLOT: u64 = 8;
-/// The data begin at a multiple of it.
+/// The data begin at a multiple of this.
 const PAGE: u64 = 4096;
-/// How old the time of the last use may be: reading must not write to the disk each time.
+/// Maximum error of the time of last use, so that not every read writes to the disk.
 const TOUCH_AFTER: Duration = Duration::from_secs(60);
 
-/// An open entry.
+/// An open entry file.
 #[derive(Debug)]
 pub(crate) struct Entry {
     file: File,
-    /// Of the object.
+    /// Size of the object in bytes.
     bytes: u64,
 }
 
-/// The units that hold a range of bytes.
+/// The units that contain a byte range.
 pub(crate) fn units_of(range: &Range<u64>) -> Range<u64> {
     range.start / UNIT..range.end.div_ceil(UNIT)
 }
 
-/// The bytes of a range of units of an object of `bytes` bytes.
+/// The byte range of a range of units, in an object of `bytes` bytes.
 pub(crate) fn bytes_of(units: &Range<u64>, bytes: u64) -> Range<u64> {
     units.start * UNIT..(units.end * UNIT).min(bytes)
 }
 
-/// Ascending numbers as runs of such that follow each other.
+/// Groups ascending numbers into runs of consecutive ones.
 pub(crate) fn runs(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for unit in units {
@@ -61,18 +61,18 @@ pub(crate) fn runs(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
     runs
 }
 
-/// Bytes of the header and table of an object of `bytes` bytes.
+/// Bytes of the header and the table, for an object of `bytes` bytes.
 pub(crate) fn table_bytes(bytes: u64) -> u64 {
     (HEADER + bytes.div_ceil(UNIT) * SLOT).next_multiple_of(PAGE)
 }
 
 impl Entry {
-    /// The entry of an object of `bytes` bytes; `None` where there is none, or what is there is none.
+    /// Opens the entry of an object of `bytes` bytes; `None` if the file is missing or invalid.
     pub fn open(path: &Path, bytes: u64) -> io::Result<Option<Self>> {
         Ok(Self::open_any(path)?.filter(|entry| entry.bytes == bytes))
     }
 
-    /// The entry of whatever object; `None` also where a file was cut off.
+    /// Opens the entry of an object of any size; `None` also if the file was truncated.
     pub fn open_any(path: &Path) -> io::Result<Option<Self>> {
         let file = match File::options().read(true).write(true).open(path) {
             Ok(file) => file,
@@ -92,7 +92,7 @@ impl Entry {
         Ok(is_good.then_some(Self { file, bytes }))
     }
 
-    /// An entry that holds nothing yet, in place of whatever is there.
+    /// Creates an empty entry, replacing any existing file.
     pub fn create(path: &Path, bytes: u64) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
         file.set_len(table_bytes(bytes) + bytes)?;
@@ -109,7 +109,8 @@ impl Entry {
         header
     }
 
-    /// What is there, and has its sum, of a range of units: runs of bytes, in order, each with the number of its first byte.
+    /// Reads the stored units of a range whose checksums match: runs of bytes in order, each with the offset of its
+    /// first byte.
     pub fn read(&self, units: &Range<u64>) -> io::Result<Vec<(u64, Bytes)>> {
         let sums = self.sums(units)?;
         let mut found = Vec::new();
@@ -132,25 +133,25 @@ impl Entry {
         Ok(found)
     }
 
-    /// Puts whole units in place, the first of which is number `first`.
+    /// Writes whole units, beginning with unit `first`.
     pub fn write(&self, first: u64, data: &[u8]) -> io::Result<()> {
         self.file.write_all_at(data, table_bytes(self.bytes) + first * UNIT)?;
         let slots: Vec<u8> = data.chunks(UNIT as usize).flat_map(|unit| slot(crc32fast::hash(unit))).collect();
         self.file.write_all_at(&slots, HEADER + first * SLOT)
     }
 
-    /// Bytes that count towards the bound: the table, and the units that are there.
+    /// Bytes that count towards the limit: the table and the stored units.
     pub fn counted(&self) -> io::Result<u64> {
         let units = 0..self.bytes.div_ceil(UNIT);
         Ok(table_bytes(self.bytes) + self.bytes_where(&units, |sum| sum.is_some())?)
     }
 
-    /// Bytes that some units would add.
+    /// Bytes that storing these units would add.
     pub fn missing(&self, units: &Range<u64>) -> io::Result<u64> {
         self.bytes_where(units, |sum| sum.is_none())
     }
 
-    /// Marks it as used now.
+    /// Sets the time of last use to now.
     pub fn touch(&self) -> io::Result<()> {
         let now = SystemTime::now();
         let used = self.file.metadata()?.modified()?;
@@ -169,7 +170,7 @@ impl Entry {
         Ok(units.clone().zip(sums).filter(|(_, sum)| chosen(sum)).map(|(unit, _)| size(unit)).sum())
     }
 
-    /// The sum of each unit that is there.
+    /// The checksum of each unit; `None` for units that are not stored.
     fn sums(&self, units: &Range<u64>) -> io::Result<Vec<Option<u32>>> {
         let mut table = vec![0; ((units.end - units.start) * SLOT) as usize];
         self.file.read_exact_at(&mut table, HEADER + units.start * SLOT)?;
@@ -181,7 +182,7 @@ impl Entry {
     }
 }
 
-/// A sum and its complement, so that no zero and no flipped bit is a slot.
+/// A checksum and its complement, so that neither zeros nor a flipped bit form a valid slot.
 fn slot(sum: u32) -> [u8; SLOT as usize] {
     (u64::from(sum) | u64::from(!sum) << 32).to_le_bytes()
 }
@@ -212,13 +213,13 @@ mod tests {
         assert_eq!(entry.read(&(2..3)).unwrap(), []);
         assert!(Entry::open(&path, bytes + 1).unwrap().is_none(), "another object");
 
-        // one that is damaged splits the run
+        // a damaged unit splits the run
         entry.write(0, &content[..3 * UNIT as usize]).unwrap();
         entry.file.write_all_at(&[1], table_bytes(bytes) + UNIT).unwrap();
         assert_eq!(entry.read(&(0..4)).unwrap(), [run(0..UNIT), run(2 * UNIT..bytes)]);
     }
 
-    /// Every single flipped bit of a file, of the header and table as well as of the data, is noticed or harmless.
+    /// Any single flipped bit, in the header, the table or the data, is detected or harmless.
     #[test]
     fn no_flipped_bit_is_given_out() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,21 +1,23 @@
-//! A cache on this machine's disk for what is read of objects of a store, shared by all processes of the machine.
+//! Caches on the local disk what is read of a store's objects. All processes of the machine share the cache.
 //!
 //! ```text
-//!   get_ranges ─► which version? (HEAD, once) ─► entry: are the units there, with their sums? ──yes──► bytes
-//!                                                  │ no                                                 ▲
-//!                                                  ▼                                                    │
-//!              claim (flock): one process fetches ─► GET of the missing units ─► room ─► entry ─────────┘
+//!   get_ranges ─► which version? (HEAD, once) ─► entry: units stored, checksums valid? ──yes───► bytes
+//!                                                  │ no                                            ▲
+//!                                                  ▼                                               │
+//!              claim (flock): one process fetches ─► GET missing units ─► quota ─► entry ──────────┘
 //! ```
 //!
-//! Ranges are cached, whole objects pass through: of a data set the shards are read in ranges, and what says whether they are still
-//! the same (the manifest) is read whole. What is cached is a *unit* of 64 KiB at its place in a sparse file per object, so that an
-//! epoch of two columns does not bring the others, and few files hold much. Entries are named by hashes of the URL and of what
-//! the store says of the version (size, version, ETag, else the time of the last change); an answer of another version is never
-//! stored or given out as this one. Names and files hold no secret: URLs with one are refused long before.
+//! Only ranges are cached; whole objects pass through. Readers fetch shards of a data set in ranges, and the manifest,
+//! which tells whether the shards have changed, as a whole. The cached piece is a *unit* of 64 KiB, at its offset in a
+//! sparse file per object. So an epoch of two columns does not fetch the others, and few files hold much data. Entries
+//! are named by hashes of the URL and of the version (size with version id and ETag, else with the modification time).
+//! A response of another version is never stored or returned as this one. Names and files hold no secret: URLs with one
+//! are refused earlier.
 //!
-//! Whatever goes wrong with the folder costs speed, never data: reading goes on without it, and [`DiskCache::take_warning`] says so once.
+//! A failure of the folder costs speed, never data: reading continues without the cache, and
+//! [`DiskCache::take_warning`] returns the reason once.
 //!
-//! Memory: at most 64 MiB of answers on their way per cache, beside what the caller asked for.
+//! Memory: at most 64 MiB of responses in flight per cache, beyond the bytes that the caller requested.
 
 mod cache_quota;
 mod claim;
@@ -47,40 +49,41 @@ use cache_quota::{Room, Stored};
 use claim::Claim;
 use entry::{Entry, UNIT, bytes_of, runs, units_of};
 
-/// Units that requests are rounded to: 256 KiB. Larger ones make fewer requests, smaller ones bring less that was not asked for, which
-/// matters until the first window of an epoch is there.
+/// Units to which requests are rounded: 256 KiB. A larger value makes fewer requests; a smaller one fetches less that
+/// was not requested, which matters until the first window of an epoch is cached.
 pub(crate) const FETCH_UNITS: u64 = 4;
-/// Units that one request asks for at most, and that one claim is for: 2 MiB.
+/// Maximum units of one request, and the units that one claim covers: 2 MiB.
 const SEGMENT_UNITS: u64 = 32;
-/// Units on their way at once: 64 MiB.
+/// Maximum units in flight: 64 MiB.
 const UNITS_AT_ONCE: usize = 1024;
-/// Requests of one call at once.
+/// Maximum concurrent requests of one call.
 const REQUESTS_AT_ONCE: usize = 16;
-/// How often an object may turn out to be another one within one call.
+/// Attempts of one call if the object is replaced while it is read.
 const VERSIONS: usize = 3;
 
-/// Where the cache is and how much it may hold.
+/// Location and size limit of the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskCacheOptions {
-    /// A folder of this machine; made, for this user alone, where there is none.
+    /// A local folder. Created with access for this user only, if it does not exist.
     pub folder: PathBuf,
-    /// Bytes that it may hold, those of other processes counted.
+    /// Maximum bytes in the folder, including those of other processes.
     pub bytes: u64,
 }
 
-/// The cache, open for one data set (or whatever else is dropped together). Of this process: a forked child opens its own.
+/// The cache, opened for one data set (or another group of objects that is evicted together). Belongs to one process: a
+/// forked child opens its own.
 #[derive(Debug)]
 pub struct DiskCache {
     folder: PathBuf,
     room: Room,
     on_the_way: Semaphore,
     objects: Mutex<HashMap<String, Version>>,
-    /// URLs whose entries were dropped because of what was read from them, and when.
+    /// URLs whose entries were dropped because their bytes were damaged, with the time of the drop.
     dropped: Mutex<HashMap<String, Instant>>,
     warning: Mutex<Warning>,
 }
 
-/// What is known of an object: nothing yet, that the store does not say, or which version is there.
+/// What is known about an object: nothing yet (empty cell), that the store reports no version (`None`), or its version.
 type Version = Arc<OnceCell<Option<Arc<Object>>>>;
 
 #[derive(Debug, Default)]
@@ -91,20 +94,21 @@ enum Warning {
     Told,
 }
 
-/// An object in the version that this process found.
+/// An object, in the version that this process found.
 #[derive(Debug)]
 struct Object {
     location: Path,
     meta: ObjectMeta,
-    /// Of its entry.
+    /// Name of its entry.
     name: String,
 }
 
 impl DiskCache {
-    /// Opens the folder; `dataset` names, without secrets, what is dropped together and kept while a process has it open.
+    /// Opens the cache folder. `dataset` names, without secrets, the group of objects that is evicted together and
+    /// stays while a process has it open.
     ///
     /// # Errors
-    /// When the folder cannot be made or written, or knows no locks.
+    /// If the folder cannot be created or written, or does not support locks.
     pub fn open(options: &DiskCacheOptions, dataset: &str) -> Result<Arc<Self>, StorageError> {
         let room = Room::open(&options.folder, &hash(&[dataset]), options.bytes).map_err(|e| {
             StorageError(format!(
@@ -122,12 +126,12 @@ impl DiskCache {
         }))
     }
 
-    /// A store whose ranges are read through the cache; `url` is where its root is, without secrets.
+    /// Wraps a store so that ranges are read through the cache. `url` is the URL of the store's root, without secrets.
     pub fn wrap(self: &Arc<Self>, store: Arc<dyn ObjectStore>, url: &str) -> Arc<dyn ObjectStore> {
         Arc::new(Cached { store, url: url.to_owned(), cache: Arc::clone(self) })
     }
 
-    /// What went wrong with the folder, in one line; told once.
+    /// Returns the first failure of the folder, in one line. Returns it once.
     pub fn take_warning(&self) -> Option<String> {
         let mut warning = self.warning.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::take(&mut *warning) {
@@ -143,14 +147,15 @@ impl DiskCache {
         }
     }
 
-    /// Drops what is cached of the object at a URL, because what was read of it from `since` on turned out to be damaged: it may have
-    /// come damaged from the store. Says whether reading again can help. An entry is dropped once: then it is the object that is damaged.
+    /// Drops the cached object at a URL, because bytes read from it since `since` turned out to be damaged: the store
+    /// may have delivered them damaged. Returns whether reading again can help. Each URL is dropped once; if damage
+    /// recurs, the object itself is damaged.
     pub fn drop_object(&self, url: &str, since: Instant) -> bool {
         match self.dropped.lock().unwrap_or_else(PoisonError::into_inner).entry(url.to_owned()) {
             hash_map::Entry::Vacant(dropped) => {
                 dropped.insert(Instant::now());
             }
-            // by somebody else while it was read
+            // another reader dropped it; reading again helps if that was during this read
             hash_map::Entry::Occupied(dropped) => return *dropped.get() > since,
         }
         match self.room.remove_object(&hash(&[url])) {
@@ -173,14 +178,14 @@ impl DiskCache {
         }
     }
 
-    /// What an entry has of some ranges. A folder that cannot be read has nothing.
+    /// Reads ranges from an entry. If the folder cannot be read, all ranges are missing.
     fn read(&self, object: &Object, ranges: &[Range<u64>]) -> Vec<Option<Bytes>> {
         let read = || -> io::Result<Vec<Option<Bytes>>> {
             let Some(entry) = Entry::open(&self.room.entry(&object.name), object.meta.size)? else {
                 return Ok(vec![None; ranges.len()]);
             };
             entry.touch()?;
-            // pages next to each other share units
+            // adjacent pages share units
             let units: BTreeSet<u64> = ranges.iter().flat_map(units_of).collect();
             let mut held = Vec::new();
             for run in runs(units.into_iter()) {
@@ -211,7 +216,7 @@ struct Cached {
 }
 
 impl Cached {
-    /// Some ranges; `None` where the object is not cached and the store is to be asked.
+    /// Reads ranges; `None` if the object is not cacheable and the caller must ask the store.
     async fn ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Option<(Arc<Object>, Vec<Bytes>)>> {
         for _ in 0..VERSIONS {
             let Some(object) = self.identify(location).await? else { return Ok(None) };
@@ -219,7 +224,7 @@ impl Cached {
                 return Ok(None);
             }
             match self.ranges_of(&object, ranges).await {
-                // it has been replaced since
+                // the object was replaced in the meantime
                 Err(Error::Precondition { .. }) => self.cache.forget(&self.url_of(location)),
                 other => return other.map(|bytes| Some((object, bytes))),
             }
@@ -242,7 +247,7 @@ impl Cached {
         Ok(found.into_iter().filter_map(|found| found.or_else(|| fetched.next())).collect())
     }
 
-    /// What is not going to be kept: no more than was asked for, as without a cache.
+    /// Fetches ranges that will not be stored: no more than requested, as without a cache.
     async fn fetch_exactly(&self, object: &Object, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         coalesce_ranges(ranges, |range| self.fetch(object, range), OBJECT_STORE_COALESCE_DEFAULT).await
     }
@@ -262,7 +267,7 @@ impl Cached {
         Ok(ranges.iter().map(|range| assemble(range, &units)).collect())
     }
 
-    /// Units next to each other: those that another process has stored in the meantime, the others from the store.
+    /// Fills consecutive units: takes those that another process has stored in the meantime, and fetches the others.
     async fn fill(&self, object: &Arc<Object>, run: Range<u64>) -> Result<Vec<(u64, Bytes)>> {
         let number = crc32fast::hash(format!("{} {}", object.name, run.start / SEGMENT_UNITS).as_bytes());
         let claim = Claim::take(&self.cache.room, number).await;
@@ -295,7 +300,7 @@ impl Cached {
         blocking(move || Ok(cache.read(&object, &ranges))).await
     }
 
-    /// A range from the store, which must be of the version that was found.
+    /// Fetches a range, and checks that it belongs to the version that was found.
     async fn fetch(&self, object: &Object, range: Range<u64>) -> Result<Bytes> {
         let answer = self.store.get_opts(&object.location, GetOptions::new().with_range(Some(range.clone()))).await?;
         if version(&answer.meta) != version(&object.meta) || answer.range != range {
@@ -305,7 +310,7 @@ impl Cached {
         if bytes.len() as u64 != range.end - range.start { Err(replaced(object)) } else { Ok(bytes) }
     }
 
-    /// Which version is there, asked once. `None` where the store does not say.
+    /// Finds the version of an object, once per process. `None` if the store reports none.
     async fn identify(&self, location: &Path) -> Result<Option<Arc<Object>>> {
         let url = self.url_of(location);
         let cell = {
@@ -317,7 +322,7 @@ impl Cached {
                 Ok(meta) => meta,
                 Err(e @ Error::NotFound { .. }) => return Err(e),
                 Err(e) => {
-                    // if the store cannot be reached, reading says so
+                    // if the store is unreachable, this read returns the error
                     self.store.get_range(location, 0..1).await?;
                     self.cache.warn(&format!("not used for {url}, whose version the store does not tell"), &e);
                     return Ok(None);
@@ -339,7 +344,7 @@ impl Cached {
     }
 }
 
-/// What tells versions of an object apart; `None` where nothing does.
+/// The identity of an object's version; `None` if the metadata does not identify it.
 fn version(meta: &ObjectMeta) -> Option<String> {
     let said = match (&meta.version, &meta.e_tag) {
         (None, None) if meta.last_modified.timestamp() == 0 => return None,
@@ -354,7 +359,7 @@ fn replaced(object: &Object) -> Error {
     Error::Precondition { path: object.location.to_string(), source }
 }
 
-/// Runs of units, cut where a segment ends.
+/// Groups units into runs, split at segment boundaries.
 fn segments(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
     let cut = |run: Range<u64>| {
         let first = run.start / SEGMENT_UNITS;
@@ -364,14 +369,14 @@ fn segments(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
     runs(units).into_iter().flat_map(cut).collect()
 }
 
-/// A range out of the run of bytes that holds all of it.
+/// Slices a range out of the run of bytes that contains it; `None` if no run does.
 fn inside(held: &[(u64, Bytes)], range: &Range<u64>) -> Option<Bytes> {
     let (start, bytes) = held.get(held.partition_point(|(start, _)| *start <= range.start).checked_sub(1)?)?;
     let end = range.end - start;
     (end <= bytes.len() as u64).then(|| bytes.slice((range.start - start) as usize..end as usize))
 }
 
-/// A range out of the units that hold it.
+/// Assembles a range from the units that contain it.
 fn assemble(range: &Range<u64>, units: &BTreeMap<u64, Bytes>) -> Bytes {
     let mut parts = units_of(range).filter_map(|unit| {
         let bytes = units.get(&unit)?;
@@ -385,7 +390,7 @@ fn assemble(range: &Range<u64>, units: &BTreeMap<u64, Bytes>) -> Bytes {
     whole.freeze()
 }
 
-/// 128 bits of SHA-256, as hexadecimal digits.
+/// The first 128 bits of the SHA-256 of the parts, in hexadecimal.
 fn hash(parts: &[&str]) -> String {
     let sum =
         parts.iter().fold(Sha256::new(), |sum, part| sum.chain_update(part.len().to_le_bytes()).chain_update(part));

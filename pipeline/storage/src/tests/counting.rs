@@ -1,4 +1,4 @@
-//! A store in memory that counts what it is asked, and fails when it is told to.
+//! An in-memory store that counts its requests and fails on demand.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,14 +14,14 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-/// What goes wrong with the next request of its kind.
+/// The fault to inject into the next request of its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     /// A GET fails.
     Get,
-    /// A HEAD is refused.
+    /// A HEAD request is refused.
     Head,
-    /// The first bit of an answer is wrong.
+    /// The first bit of a response is flipped.
     Flip,
 }
 
@@ -53,7 +53,7 @@ impl Counting {
         self.heads.load(Ordering::SeqCst)
     }
 
-    /// Bytes of the answers.
+    /// Bytes of all response bodies.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::SeqCst)
     }
@@ -87,7 +87,7 @@ impl ObjectStore for Counting {
             };
         }
         self.gets.fetch_add(1, Ordering::SeqCst);
-        // so that others come in between
+        // lets concurrent requests interleave
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         if self.fails(Fault::Get) {
             return Err(refused("503"));

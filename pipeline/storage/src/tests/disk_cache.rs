@@ -1,5 +1,5 @@
-//! The disk cache over a store in memory that counts what it is asked. Two caches of one folder are two processes: all that they
-//! share are files and their locks.
+//! Tests the disk cache over an in-memory store that counts requests. Two caches of one folder stand for two processes:
+//! they share only files and file locks.
 
 use std::fs;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::disk_cache::FETCH_UNITS;
 use crate::disk_cache::entry::{self, Entry};
 use crate::{DiskCache, DiskCacheOptions};
 
-/// What requests are rounded to.
+/// Bytes to which requests are rounded.
 const UNIT: u64 = FETCH_UNITS * entry::UNIT;
 const PLENTY: u64 = 1 << 40;
 
@@ -30,7 +30,7 @@ struct Bench {
     folder: TempDir,
 }
 
-/// A data set that is open in one process.
+/// A data set as opened in one process.
 struct Opened {
     cache: Arc<DiskCache>,
     store: Arc<dyn ObjectStore>,
@@ -74,7 +74,7 @@ impl Bench {
         self.open_as("dataset", PLENTY)
     }
 
-    /// The entries, in no order.
+    /// The entry files, in any order.
     fn entries(&self) -> Vec<PathBuf> {
         let root = self.folder.path().join("cache/stillhouse-1");
         let folders = fs::read_dir(root).unwrap().map(|f| f.unwrap().path()).filter(|f| !f.ends_with("claims"));
@@ -82,7 +82,7 @@ impl Bench {
         files.filter(|f| !f.ends_with("in-use")).collect()
     }
 
-    /// Bytes in the folder, by the entries themselves.
+    /// Bytes in the folder, counted from the entries themselves.
     fn held(&self) -> u64 {
         self.entries().iter().map(|path| Entry::open_any(path).unwrap().unwrap().counted().unwrap()).sum()
     }
@@ -109,7 +109,7 @@ async fn what_was_read_is_not_asked_for_again() {
     assert_eq!((bench.store.heads(), bench.store.gets()), (1, 2), "units 0–3 are one request, the last is another");
     assert_eq!(bench.store.bytes(), 4 * UNIT + 1234);
 
-    // another process: it asks which version is there, and no more
+    // another process only asks for the version
     assert_eq!(bench.open().read(0..UNIT).await, content.slice(..UNIT as usize));
     assert_eq!((bench.store.heads(), bench.store.gets()), (2, 2));
     // whole objects pass through
@@ -161,14 +161,15 @@ async fn a_replaced_object_is_never_served() {
     let new = content(UNIT * 12, 7);
     bench.put(&key(), &new).await;
 
-    // a process that had begun finds out with the next request; what is given out in one answer is of one version
+    // a process that has read the old version notices the change with its next request; the parts of one response are
+    // of one version
     let both = [0..UNIT * 2, UNIT * 10..UNIT * 11];
     let found = first.store.get_ranges(&key(), &both).await.unwrap();
     for (range, found) in both.iter().zip(found) {
         assert_eq!(found, new.slice(range.start as usize..range.end as usize));
     }
     assert_eq!(bench.held(), 4096 + 3 * UNIT, "the old one's place is free");
-    // one that comes now sees the new one at once
+    // a process that opens the object now sees the new version at once
     assert_eq!(bench.open().read(3..UNIT * 12).await, new.slice(3..));
     bench.put(&key(), &old).await;
     assert_eq!(bench.open().read(0..UNIT * 9).await, old.slice(..UNIT as usize * 9));
@@ -186,10 +187,10 @@ async fn damage_of_the_cache_is_fetched_again() {
     let good = fs::read(path).unwrap();
     let damages: [fn(&mut Vec<u8>); 6] = [
         |bytes| bytes[4096 + UNIT as usize * 2 + 99] ^= 4, // a bit of the data
-        |bytes| bytes[64 + 8] ^= 1,                        // of the table
-        |bytes| bytes[3] ^= 1,                             // of the header
-        |bytes| bytes.truncate(4096 + UNIT as usize),      // half a file
-        |bytes| bytes[4096..].fill(0),                     // a table that came before its bytes
+        |bytes| bytes[64 + 8] ^= 1,                        // a bit of the table
+        |bytes| bytes[3] ^= 1,                             // a bit of the header
+        |bytes| bytes.truncate(4096 + UNIT as usize),      // a truncated file
+        |bytes| bytes[4096..].fill(0),                     // a table written before its data
         |bytes| bytes.clear(),
     ];
     for (number, damage) in damages.iter().enumerate() {
@@ -234,11 +235,11 @@ async fn the_bound_is_kept_and_the_least_recently_used_goes_first() {
         }
     }
     assert_eq!(bench.held(), 3 * each);
-    // read again, so that `b` is the oldest
+    // `a` is read again, so that `b` becomes the oldest
     let reads = bench.store.gets();
     bench.open_as("a", 4 * each).read(0..1).await;
     assert_eq!(bench.store.gets(), reads);
-    // the fourth and the fifth fill it
+    // the fourth data set fills the cache, the fifth exceeds it
     let _fourth = bench.open_as("d", 4 * each).read(0..UNIT * 4).await;
     bench.open_as("e", 4 * each).read(0..UNIT * 4).await;
     assert_eq!(bench.held(), 4 * each);
@@ -260,7 +261,7 @@ async fn what_a_process_has_open_stays_unless_the_bound_is_lowered() {
     let bound = 4096 + 6 * UNIT;
     let first = bench.open_as("a", bound);
     first.read(0..UNIT * 6).await;
-    // more of the same data set, and another one: there is no room, and exactly what was asked for is fetched
+    // more of the same data set, and another one: the cache is full, so exactly the requested bytes are fetched
     let other = bench.open_as("b", bound);
     let fetched = bench.store.bytes();
     assert_eq!(first.read(UNIT * 6..UNIT * 6 + 100).await, content.slice(6 * UNIT as usize..6 * UNIT as usize + 100));
@@ -272,7 +273,7 @@ async fn what_a_process_has_open_stays_unless_the_bound_is_lowered() {
     assert_eq!(first.read(0..UNIT * 6).await, content.slice(..6 * UNIT as usize));
     assert_eq!((bench.store.gets(), bench.held()), (gets, bound));
 
-    // whoever says less means it
+    // a lower limit applies at once, even to data sets in use
     let third = bench.open_as("c", 3 * UNIT);
     assert_eq!(bench.held(), 0);
     assert_eq!(first.read(0..UNIT * 6).await, content.slice(..6 * UNIT as usize));
@@ -285,13 +286,13 @@ async fn a_count_that_is_lost_or_wrong_is_made_again() {
     let (bench, _) = Bench::with(UNIT * 4).await;
     bench.open().read(0..UNIT * 4).await;
     let lock = bench.folder.path().join("cache/stillhouse-1/lock");
-    // lost with a power cut; then a folder that holds more than it may
+    // the count is lost in a power cut; then the folder holds more than its limit
     fs::write(&lock, b"").unwrap();
     let opened = bench.open_as("b", 4096 + 2 * UNIT);
     assert_eq!(bench.held(), 0);
     opened.read(0..UNIT).await;
     assert_eq!(bench.held(), 4096 + UNIT);
-    // a file that is no entry, as a cut-off creation leaves it, goes with the next count
+    // an invalid entry file, as an interrupted creation leaves it, is removed by the next recount
     let [path] = &bench.entries()[..] else { panic!() };
     fs::write(path, b"stillhouse").unwrap();
     fs::write(&lock, b"garbage that is long enough").unwrap();
@@ -306,9 +307,9 @@ async fn a_folder_that_fails_costs_no_data() {
     opened.read(0..UNIT).await;
     let root = bench.folder.path().join("cache/stillhouse-1");
     fs::remove_dir_all(&root).unwrap();
-    // cleared by somebody: it begins anew
+    // someone deleted the folder: the cache starts again
     assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
-    // a file where the folder was
+    // a file takes the place of the folder
     let _ = fs::remove_dir_all(&root);
     fs::write(&root, b"").unwrap();
     for _ in 0..3 {
@@ -329,7 +330,7 @@ async fn failures_of_the_store_are_passed_on_and_block_nobody() {
     for fault in [Fault::Get, Fault::Head] {
         bench.store.fail(fault);
         let read = opened.store.get_range(&key(), 0..UNIT).await;
-        // without HEAD it is read all the same
+        // reading works without HEAD
         assert_eq!(read.is_ok(), fault == Fault::Head, "{read:?}");
         assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
         opened.cache.drop_object(&format!("s3://b/dataset/{}", key()), Instant::now());
@@ -342,8 +343,8 @@ async fn failures_of_the_store_are_passed_on_and_block_nobody() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is asked by whom, in whatever order, with whatever bound, and whatever is flipped in between: the bytes are the object's
-    /// and the bound is kept.
+    /// For any requests by any process in any order, with any limit and any flipped bits: the bytes are the object's
+    /// and the cache stays within its limit.
     #[test]
     fn bytes_are_right_and_the_bound_is_kept(
         bytes in 1u64..UNIT * 11,
@@ -365,7 +366,7 @@ proptest! {
                 assert!(bench.held() <= bound, "{} of {bound}", bench.held());
                 if let (Some(flip), Some(path)) = (flip, bench.entries().first()) {
                     let mut file = fs::read(path).unwrap();
-                    let at = 64 + flip as usize % (file.len() - 64); // a count needs the header
+                    let at = 64 + flip as usize % (file.len() - 64); // the recount needs the header intact
                     file[at] ^= 1;
                     fs::write(path, file).unwrap();
                 }

@@ -1,4 +1,4 @@
-//! What is tried again and how often.
+//! Which failures are retried, and how often.
 
 use bytes::Bytes;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
@@ -12,7 +12,7 @@ fn status(status: u16, code: &str) -> Answer {
     Answer::Status(status, "", if code.is_empty() { String::new() } else { xml(code) })
 }
 
-/// An error of this status, with `Retry-After`.
+/// A 503 response with a `Retry-After` header.
 fn patient(header: &'static str) -> Answer {
     Answer::Status(503, header, xml("SlowDown"))
 }
@@ -170,7 +170,7 @@ async fn the_limits_hold() {
     assert!(text.starts_with("GET s3://b/folder/k: 503 SlowDown: m (gave up after 5 attempts in "), "{text}");
     assert_eq!(server.count(), 5);
 
-    // longer than the limit of 30 seconds: there is no point in waiting
+    // longer than the limit of 30 seconds, so waiting would be pointless
     for header in ["retry-after: 3600", "retry-after: 18446744073709551615"] {
         let server = StandIn::new([patient(header)]);
         assert!(is_retryable(&get(&open(&server)).await.unwrap_err()));

@@ -1,4 +1,4 @@
-//! The guard over real sockets: 127.0.0.2 stands for the public internet, 127.0.0.1 for what is inside.
+//! Tests the guard over real sockets: 127.0.0.2 stands for the public internet, 127.0.0.1 for the private network.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,7 +23,7 @@ fn permits(address: IpAddr) -> bool {
     address == IpAddr::from(OUTSIDE) || is_public(address)
 }
 
-/// Names as a test has them: `moving.test` leads outside when it is asked first, and inside from then on.
+/// A guard with test names: `moving.test` resolves to the outside at the first lookup, and to the inside afterwards.
 fn guard() -> Guard {
     let asked = Arc::new(AtomicUsize::new(0));
     let lookup = move |name: String| -> futures::future::BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
@@ -54,7 +54,7 @@ async fn get(opened: &Opened) -> object_store::Result<Bytes> {
     opened.store.get(&key()).await?.bytes().await
 }
 
-/// Asked once, refused for good, and explained.
+/// Asserts that a request is sent once, refused permanently, and explained.
 async fn refused(text: &str, why: &str) {
     let opened = open(text);
     let error = get(&opened).await.unwrap_err();
@@ -152,7 +152,7 @@ async fn redirects_within_the_public_internet_are_followed_ten_times() {
 #[test]
 fn tls_is_not_left() {
     let guard = guard();
-    // a redirect from https needs a certificate to be shown by a server, so the policy is asked itself
+    // a redirect from https would need a server with a trusted certificate, so this calls the policy directly
     let https = ::url::Url::parse("https://outside.test/").unwrap();
     let http = ::url::Url::parse("http://outside.test/").unwrap();
     assert_eq!(guard.follows(&http, std::slice::from_ref(&https)), Err(crate::guard::Guarded::Downgrade));

@@ -1,6 +1,7 @@
-//! The room against a stand-in store: what is tried again, what ends at once, what is said of it, and that no secret is.
+//! Tests of the crate against a fake store: which failures are retried, which end at once, how they are explained, and
+//! that no secret leaks.
 //!
-//! Everything is proven by counted requests, nothing by time.
+//! The tests count requests, and never measure time.
 
 mod counting;
 mod disk_cache;

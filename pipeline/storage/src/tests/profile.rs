@@ -1,4 +1,4 @@
-//! The AWS profile files.
+//! Tests of the AWS profile files.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A planted secret shows up nowhere: not in errors, not in logs, not in what `Debug` prints.
+//! A planted secret never appears in errors, logs or `Debug` output.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ impl Write for Log {
     }
 }
 
-/// A store that repeats what it was sent, as real ones do.
+/// A response that repeats the credentials of the request, as real stores do.
 fn repeating(status: u16, code: &str) -> Answer {
     let body = format!(
         "<Error><Code>{code}</Code><Message>the token {TOKEN} of AKPLANTED0123456789 is no good</Message>\

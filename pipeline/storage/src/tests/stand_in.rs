@@ -1,4 +1,4 @@
-//! A store that answers what it is told to, and remembers what it was asked.
+//! A fake store that returns scripted responses and records requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The next answer.
+/// A scripted response.
 #[derive(Debug, Clone)]
 pub(super) enum Answer {
-    /// A status, header lines, a body.
+    /// Status, header lines, body.
     Status(u16, &'static str, String),
-    /// The connection closes without an answer.
+    /// Closes the connection without a response.
     Reset,
-    /// The body ends in its middle.
+    /// Truncates the body.
     Cut,
-    /// Nothing, for longer than anybody waits.
+    /// Sends nothing, for longer than any client waits.
     Silence,
-    /// A good answer, and nobody listens any more.
+    /// Sends a valid response, then stops listening.
     Last,
 }
 
@@ -45,18 +45,18 @@ pub(super) struct StandIn {
 
 pub(super) const BODY: &str = "0123456789";
 
-/// An error as S3 tells it.
+/// An error body in S3's format.
 pub(super) fn xml(code: &str) -> String {
     format!("<?xml version=\"1.0\"?>\n<Error><Code>{code}</Code><Message>m</Message></Error>")
 }
 
 impl StandIn {
-    /// Answers these, then always `BODY`.
+    /// Returns these responses, then `BODY` for every further request.
     pub fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
         Self::at("127.0.0.1", answers)
     }
 
-    /// The same at an address of this machine.
+    /// Like `new`, at a given address of this machine.
     pub fn at(address: &str, answers: impl IntoIterator<Item = Answer>) -> Self {
         let listener = TcpListener::bind((address, 0)).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

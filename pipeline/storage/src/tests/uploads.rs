@@ -1,4 +1,4 @@
-//! Unfinished uploads, conditional completions, and who signs how.
+//! Tests of unfinished uploads, conditional completions, and signatures.
 
 use object_store::ObjectStoreExt;
 use object_store::multipart::PartId;
@@ -55,7 +55,7 @@ async fn a_completion_can_be_conditional() {
     assert_eq!((first.path.as_str(), first.headers["x-amz-meta-sha256"].as_str()), ("/b/folder/k?uploads", "abc"));
     assert_eq!((second.path.as_str(), second.headers["if-none-match"].as_str()), ("/b/folder/k?uploadId=u%2F1", "*"));
     let body = String::from_utf8_lossy(&second.body);
-    // as strict as the signature
+    // encoded as strictly as the signature requires
     let _ = uploads.create(&Path::from("a+b c"), &[]).await;
     assert_eq!(server.requests()[2].path, "/b/a%2Bb%20c?uploads");
     assert!(body.contains("<Part><PartNumber>2</PartNumber><ETag>&quot;2&quot;</ETag></Part>"), "{body}");
@@ -133,7 +133,7 @@ async fn no_credentials_at_all_says_where_they_could_be() {
     );
     assert_eq!(opened.statistics.requests(), 0);
 
-    // a machine of a cloud would answer there; this one has nobody
+    // a cloud machine has a metadata service at this address; this machine has none
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let service = format!("http://{nobody}");
     let variables = [("AWS_METADATA_ENDPOINT", service.as_str()), ("HOME", "/nonexistent")];
