@@ -24,11 +24,11 @@ pub fn top_k(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>, NoiseError> {
 /// [`top_k`] of the row that `softmax` holds.
 ///
 /// ```text
-/// logits ─► maximum of every column of 64 ─► k-th largest maximum ≤ k-th largest logit ─► columns that reach it ─► k best
+/// logits ─► maximum of every column ─► k-th largest maximum ≤ k-th largest logit ─► columns that reach it ─► k best
 /// ```
 ///
-/// A column is every 16th value of a block of 1,024, so that vector instructions find its maximum without operations
-/// across lanes.
+/// A column is every 16th value of a block of 1,024 (64 values), so that vector instructions find its maximum without
+/// operations across lanes.
 #[must_use]
 pub fn top_k_of_loaded(softmax: &Softmax, logits: &[f32], k: usize) -> Vec<(u32, f32)> {
     if k == 0 {
