@@ -2,7 +2,7 @@
 //! SmolLM), SentencePiece BPE (Llama 2, Mistral, Phi-3) and BERT's WordPiece.
 //!
 //! ```text
-//!  tokenizers::Tokenizer ──of──► FastTokenizer if it supports all components, else NotFast, which names one it does not
+//!  tokenizers::Tokenizer ─of─► FastTokenizer if it supports all components, else NotFast, which names one it does not
 //!
 //!  text ──added tokens──► pieces ──NFC──► words (hand-written scanner) ──► cache ──► ids
 //!                                                                            └─ on a miss: BPE merges, or WordPiece
