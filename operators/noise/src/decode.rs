@@ -4,7 +4,7 @@
 //! p̂_k = Σ exp(stored) over the values of k, 0 for any other k ≠ x        Ê_k = e_k + p̂_k·e_0        Ê_x = exp(logprob)·e_0
 //! ```
 //!
-//! A list may hold an entry more than once: its values stand next to each other, the larger one first, and their
+//! A list may hold an entry more than once: its values are adjacent, the larger one first, and their
 //! exponentials add up. The encoder uses this to represent a p_k more precisely than one 16-bit value can.
 //!
 //! Shapes: out `[V]` f32. Cost: one Philox word and one or two logarithms per entry. A trainer can run the same

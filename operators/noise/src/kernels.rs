@@ -110,7 +110,7 @@ dispatched! {
 dispatched! {
     /// The largest logit, and whether all of them are finite.
     pub(crate) fn max_finite(logits: &[f32]) -> (f32, bool) {
-        // The largest number of lanes that the compiler still vectorises as a loop.
+        // Enough lanes that the compiler keeps the loops over them as loops, which it then vectorises.
         const WIDE: usize = 256;
         let mut lanes = [f32::MIN; WIDE];
         let mut zeros = [0f32; WIDE]; // l·0 is 0, or NaN if l is not finite

@@ -9,9 +9,9 @@
 //!
 //! Without its correction an entry has the larger weight 1/e_k instead of 1/Ê_k. The new distribution is therefore a
 //! mixture of the old one with a share Δ/(Z + Δ) of another, and this share bounds their distance. The loosener drops
-//! the corrections with the smallest effect first. If the observed token must win in l + ξ̂, an entry loses its
-//! correction only if it would still lose by a margin: twice the required lead, plus twice the rounding error of its
-//! stored value.
+//! the corrections with the smallest effect first. If the observed token must win in l + ξ̂, an entry keeps its
+//! correction unless the observed token beats it by a margin without one: twice the required lead, plus twice the
+//! rounding error of the stored value.
 //!
 //! It keeps more corrections than the encoder would at t′: the encoder knows the true error, the loosener must assume
 //! t.

@@ -99,8 +99,8 @@ pub(crate) fn ln_f32(y: f32) -> f32 {
 
 /// The Exp(1) variate of a random word: e = −ln(1 − (r + ½)·2^−32), with full relative precision for small e.
 ///
-/// The Gumbel variate is −ln e, so small e form the upper tail of the noise, which decides argmaxes. Up to r = (1 −
-/// √½)·2^32, the function therefore takes f = −(r + ½)·2^−32 straight from the word and computes ln(1 + f).
+/// The Gumbel variate is −ln e, so small e form the upper tail of the noise, which decides argmaxes. Up to
+/// r = (1 − √½)·2^32, the function therefore takes f = −(r + ½)·2^−32 straight from the word and computes ln(1 + f).
 ///
 /// ```
 /// assert_eq!(stillhouse_noise::exponential_from_word(0), 0.5f32.powi(33));

@@ -6,8 +6,8 @@
 //! counter = (c0, position, sequence_id mod 2^32, sequence_id div 2^32)
 //! ```
 //!
-//! Vocabulary entry k takes word `k mod 4` of the counter with `c0 = k div 4`. e_0 takes word 0 of the counter with `c0
-//! = 0xFFFFFFFF`. cuRAND, PyTorch-CUDA and Triton have the same generator, so a trainer can replay the noise on its
+//! Vocabulary entry k takes word `k mod 4` of the counter with `c0 = k div 4`. e_0 takes word 0 of the counter with
+//! `c0 = 0xFFFFFFFF`. cuRAND, PyTorch-CUDA and Triton have the same generator, so a trainer can replay the noise on its
 //! GPU.
 //!
 //! Cost: 20 multiplications of 32 × 32 bits per four words. The vector version keeps every 32-bit word in a 64-bit

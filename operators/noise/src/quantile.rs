@@ -83,8 +83,8 @@ fn upper_quantile(l: f64) -> f64 {
     let ln_sqrt_tau = 0.5 * libm::log(std::f64::consts::TAU);
     let mut z = libm::sqrt(2.0 * (l - std::f64::consts::LN_2).max(0.0)); // starts above z: 1 − Φ(z) ≤ ½·exp(−z²/2)
     for _ in 0..60 {
-        // Mills' ratio (1 − Φ)/φ, from erfc where erfc is a normal number, else by the continued fraction z + 1/(z +
-        // 2/(z + 3/…)).
+        // Mills' ratio (1 − Φ)/φ, from erfc where erfc is a normal number, else by the continued fraction
+        // z + 1/(z + 2/(z + 3/…)).
         let half_square = 0.5 * z * z;
         let mills = if z < 8.0 {
             0.5 * libm::erfc(z / SQRT_2) * libm::exp(half_square + ln_sqrt_tau)

@@ -188,8 +188,8 @@ fn entropy(softmax: &Softmax, logits: &[f32]) -> f64 {
     (softmax.ln_z() + sum / softmax.z()).max(0.0)
 }
 
-/// Draws N tokens from q ∝ p^t by inversion: uniform u_i selects the first entry where the running sum of exp(t·(l −
-/// max)) exceeds u_i times the total.
+/// Draws N tokens from q ∝ p^t by inversion: uniform u_i selects the first entry where the running sum of
+/// exp(t·(l − max)) exceeds u_i times the total.
 fn sample(
     softmax: &Softmax,
     logits: &[f32],

@@ -5,7 +5,7 @@ use half::f16;
 /// Type of stored values: ln p_k of a correction, or dense ξ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ValueType {
-    /// Two bytes. One ln p_k has an error of up to 0.004 (0.008 below −16); entries that need less error get several
+    /// Two bytes. One ln p_k has an error of up to 0.004 (0.008 below −16); entries that need more accuracy get several
     /// values.
     #[default]
     F16,
