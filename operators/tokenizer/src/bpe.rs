@@ -45,7 +45,7 @@ fn pair(left: u32, right: u32) -> u64 {
 }
 
 impl Pairs {
-    /// Creates a table of pairs in rank order. The last of equal pairs counts.
+    /// Creates a table of pairs in rank order. If a pair occurs more than once, the last rank counts.
     fn new(merges: &[(u32, u32, u32)]) -> Self {
         let size = (2 * merges.len()).next_power_of_two().max(2);
         let mut pairs = Self { slots: vec![EMPTY; size].into(), shift: 64 - size.trailing_zeros() };

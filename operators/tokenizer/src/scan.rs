@@ -328,7 +328,7 @@ fn o200k(classes: &Classes, text: &[u8], at: usize) -> usize {
     } else if class & LINE == 0 {
         match cased(classes, text, after) {
             Ok(end) => Some(end),
-            // A mark with no word after it is a word of its own.
+            // A mark without a word after it begins a word itself.
             Err(_) if class & UPPER != 0 => Some(cased(classes, text, at).unwrap_or_else(|end| end)),
             Err(end) if end > after => Some(end),
             Err(_) => None,

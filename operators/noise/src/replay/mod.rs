@@ -12,9 +12,9 @@
 //! ```
 //!
 //! An entry may have a negligible weight in softmax(ξ) and still matter: without a correction it beats x in
-//! argmax(l + ξ̂) if p_k/e_k > p_x/E_x = 1/e_0. So every entry with e_k < p_k·e_0 gets a correction, whatever its weight. That is
-//! one entry per token on average (Σ_k P(e_k < p_k·e_0) ≈ E e_0), and the tolerance alone would require two thirds of
-//! them. Its p̂_k is at least p_k − e_k/e_0, plus a lead ([`Tolerance::lead`]) for readers in f32.
+//! argmax(l + ξ̂) if p_k/e_k > p_x/E_x = 1/e_0. So every entry with e_k < p_k·e_0 gets a correction, whatever its
+//! weight. That is one entry per token on average (Σ_k P(e_k < p_k·e_0) ≈ E e_0), and the tolerance alone would require
+//! two thirds of them. Its p̂_k is at least p_k − e_k/e_0, plus a lead ([`Tolerance::lead`]) for readers in f32.
 //!
 //! With Ŝ = Σ ŵ and S = Σ w, TV = Σ_k (ŵ_k/Ŝ − w_k/S)⁺ = Σ_k (δ_k·a − w_k·g)⁺, where δ = ŵ − w, a = 1/Ŝ and
 //! g = Σδ / (S·Ŝ). In terms of the differences δ, the sum loses no digits where a large weight is corrected.
