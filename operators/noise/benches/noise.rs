@@ -1,9 +1,9 @@
-//! What one token costs on one core: the parts of an encoding, and all of it.
+//! Measures the cost of one token on one core: the steps of an encoding, and the whole encoding.
 //!
-//! `throughput` is tokens per second. Logits are Zipf-like with noise: a few likely tokens and a long tail, as of a
-//! language model.
+//! `throughput` is tokens per second. Logits are Zipf-like with noise: a few likely tokens and a long tail, as a
+//! language model produces.
 
-#![allow(clippy::unwrap_used)] // like a test, a benchmark may stop
+#![allow(clippy::unwrap_used)] // a benchmark may panic, like a test
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -66,7 +66,7 @@ fn benches(c: &mut Criterion) {
             ("top-p 0.98", Signals { top_p: Some(TopP { mass: 0.98, most: 256 }), ..Signals::default() }),
         ];
         for (name, asked) in signals {
-            softmax.load(&rows[0].0).unwrap(); // one row: the softmax is not part of it
+            softmax.load(&rows[0].0).unwrap(); // one row: the benchmark excludes the softmax
             group.bench_function(name, |b| {
                 b.iter(|| black_box(signals_of_loaded(&asked, &softmax, &rows[0].0, 1, next().1.position)));
             });
@@ -80,7 +80,7 @@ fn benches(c: &mut Criterion) {
         group.bench_function("top-64", |b| {
             b.iter(|| top_k(&next().0.0, 64).unwrap());
         });
-        // what the condition costs: the same with and without it
+        // Measures the cost of the condition: the same encoding with and without it.
         let conditions = [true, false];
         for (tolerance, condition) in [1e-2, 1e-3, 2e-4].into_iter().flat_map(|t| conditions.map(|c| (t, c))) {
             for value_type in [ValueType::F16, ValueType::F32] {
@@ -115,7 +115,7 @@ fn benches(c: &mut Criterion) {
                 decode_softmax(&stored, &stream, black_box(&mut row)).unwrap();
             });
         });
-        // What a trainer reads, six corrections per token, as it leaves the core: [V] of the output's type.
+        // The output for trainers, with six corrections per token: [V] in the output's type.
         let corrections: Vec<Correction> =
             (0..6).map(|i| Correction { index: i * vocab as u32 / 6, logprob: -3.0 - i as f32 }).collect();
         let mut half = vec![half::f16::ZERO; vocab];

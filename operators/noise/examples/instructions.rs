@@ -1,5 +1,5 @@
-//! Encodes a fixed number of fixed rows, and nothing else: for counting instructions, which no neighbour on the machine
-//! changes. Prints what came out, so that two versions can be compared.
+//! Encodes a fixed number of fixed rows, for counting instructions: unlike time, the count does not depend on other
+//! load of the machine. Prints a hash of the results, so that two versions can be compared.
 //!
 //! ```text
 //! cargo build --release -p stillhouse-noise --example instructions
@@ -7,7 +7,7 @@
 //! perf stat -e instructions:u target/release/examples/instructions 256
 //! ```
 //!
-//! The first argument is the number of rows encoded (16 unless given), the second the step: `encode`, `softmax`, `top`.
+//! The first argument is the number of rows to encode (default 16), the second the step: `encode`, `softmax`, `top`.
 
 use std::error::Error;
 
@@ -17,7 +17,7 @@ use stillhouse_noise::{
 
 const VOCAB: usize = 50_257;
 
-/// Zipf-like logits in random places.
+/// Zipf-like logits in random order.
 fn logits(row: u64) -> Vec<f32> {
     let mut uniforms = keyed_uniforms(1, "instructions", row, 0);
     let mut ranks: Vec<u32> = (0..VOCAB as u32).collect();

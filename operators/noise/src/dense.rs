@@ -1,21 +1,22 @@
-//! Dense noise in the type it is stored in, rounded so that the observed token still wins.
+//! Rounds dense noise to its stored type so that the observed token still wins.
 //!
 //! ```text
-//! nearest for all ─► does x win in l + ξ, with the lead? ─► yes: done
-//!                     no: ξ_x up, then every ξ_k that still beats x down, as far as it must
+//! round all to nearest ─► does x win in l + ξ by the lead? ─► yes: done
+//!                         no: round ξ_x up; lower every ξ_k that still beats x just below the limit
 //! ```
 //!
-//! Exact noise has x win, if by next to nothing; half precision is coarse enough to turn that round at one token in ten
-//! thousand. Cost: one pass over the row, two where x does not win at once.
+//! With exact noise x wins, possibly by a tiny margin. Rounding to half precision lets another token win at about one
+//! token in ten thousand. Cost: one pass over the row, two where x does not win at once.
 
 use crate::replay::LEAD;
 use crate::{NoiseError, NoiseStream, ValueType};
 
-/// Rounds dense noise `xi` (`[V]` f32) of the observed token `x` to the stored type, in place. With `condition`,
-/// argmax_k(l_k + ξ_k) = x holds for what is stored, by 2^−12 at least. `stream` only names the position in an error.
+/// Rounds dense noise `xi` (`[V]` f32) of the observed token `x` to the stored type, in place. With `condition`, the
+/// stored values satisfy argmax_k(l_k + ξ_k) = x with a lead of at least 2^−12. `stream` only names the position in an
+/// error.
 ///
 /// # Errors
-/// If a value is beyond the range of the type, or a length is wrong.
+/// If a value is outside the range of the type, or a length or the token is wrong.
 pub fn round_dense(
     logits: &[f32],
     x: u32,

@@ -1,8 +1,9 @@
-//! Runtime choice of the vector instructions a kernel is compiled for.
+//! Runtime choice of the vector instructions that a kernel uses.
 //!
-//! A kernel is one plain Rust body. [`dispatched!`] compiles it three times (AVX-512, AVX2, and whatever the target
-//! has at least) and picks one by the [`Level`] it is handed. The bodies use no fused multiply-add and sum in a fixed
-//! order of lanes, so **every level returns the same bits**: a shard does not depend on the machine that wrote it.
+//! A kernel is one plain Rust body. [`dispatched!`] compiles it three times: for AVX-512, for AVX2, and for the
+//! baseline of the target. The [`Level`] argument selects one of them at run time. The bodies use no fused multiply-add
+//! and sum their lanes in a fixed order, so **every level returns the same bits**. A shard therefore does not depend on
+//! the machine that wrote it.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -13,21 +14,21 @@ pub(crate) enum Kind {
     Avx512,
 }
 
-/// A set of vector instructions that this machine is known to have.
+/// A set of vector instructions that this machine supports.
 ///
-/// The field is private and only [`Level::available`] makes one, after asking the CPU: that a `Level` exists is the
-/// proof that calling its code is sound.
+/// The field is private, and only [`Level::available`] creates a `Level`, after it has queried the CPU. A `Level`
+/// therefore proves that calling its code is sound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Level(Kind);
 
 impl Level {
-    /// The widest level of this machine.
+    /// Returns the widest level of this machine.
     #[must_use]
     pub fn detect() -> Self {
         Self::available()[0].unwrap_or(Self(Kind::Baseline))
     }
 
-    /// All levels of this machine, widest first (the tests compare their bits).
+    /// Returns all levels of this machine, widest first. Tests use this to compare their bits.
     #[must_use]
     pub fn available() -> [Option<Self>; 3] {
         #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]

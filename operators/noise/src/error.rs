@@ -1,8 +1,8 @@
-//! What can go wrong, each with the position it went wrong at and what to do about it.
+//! Errors, each with the position where it occurred and the remedy.
 
 /// An error of the noise format.
 ///
-/// None of these is helped by a retry: every computation here is a pure function of its arguments.
+/// Retrying never helps: every function of this crate is a pure function of its arguments.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoiseError {
@@ -12,24 +12,24 @@ pub enum NoiseError {
         /// The size given.
         vocab: usize,
     },
-    /// A tolerance that is no bound on a total variation, or one below the error of f32 arithmetic.
+    /// A tolerance that is not a total variation, or one below the error of f32 arithmetic.
     #[error("tolerance {tolerance} is out of range ({min} to {max}, a total variation)",
         min = crate::Tolerance::MIN, max = crate::Tolerance::MAX)]
     Tolerance {
         /// The tolerance given.
         tolerance: f64,
     },
-    /// A buffer whose length does not follow from the vocabulary or the number of rows.
+    /// A buffer whose length does not match the vocabulary or the number of rows.
     #[error("{what} holds {got} values, expected {expected}")]
     Length {
-        /// Which buffer.
+        /// Name of the buffer.
         what: &'static str,
         /// Its length.
         got: usize,
         /// The length it must have.
         expected: usize,
     },
-    /// The observed token is not in the vocabulary of the logits.
+    /// The observed token is outside the vocabulary of the logits.
     #[error(
         "sequence {sequence_id}, position {position}: token {token} is not below the vocabulary size {vocab}; do the \
          tokenizer and the teacher belong together?"
@@ -37,7 +37,7 @@ pub enum NoiseError {
     Token {
         /// Packed sequence.
         sequence_id: u64,
-        /// Position in it.
+        /// Position in the sequence.
         position: u32,
         /// The token.
         token: u32,
@@ -52,14 +52,14 @@ pub enum NoiseError {
     NonFiniteLogit {
         /// Packed sequence.
         sequence_id: u64,
-        /// Position in it.
+        /// Position in the sequence.
         position: u32,
         /// First vocabulary entry that is not finite.
         index: usize,
         /// Its value.
         value: f32,
     },
-    /// A logit is NaN or infinite, in a function that knows no position.
+    /// A logit is NaN or infinite, in a function that has no position to report.
     #[error("the logit of token {index} is {value}")]
     NonFinite {
         /// First vocabulary entry that is not finite.
@@ -67,7 +67,7 @@ pub enum NoiseError {
         /// Its value.
         value: f32,
     },
-    /// Rounding of the stored values keeps the noise further from the exact one than was asked for.
+    /// The rounding of the stored values causes a larger total variation than the tolerance permits.
     #[error(
         "sequence {sequence_id}, position {position}: the noise decoded from {value_type} values has total variation \
          {reached:.3e} at best, above the tolerance {tolerance:.3e}; use a larger tolerance or 32-bit values"
@@ -75,16 +75,16 @@ pub enum NoiseError {
     ToleranceUnreachable {
         /// Packed sequence.
         sequence_id: u64,
-        /// Position in it.
+        /// Position in the sequence.
         position: u32,
-        /// The least total variation found.
+        /// The smallest total variation found.
         reached: f64,
-        /// What was asked for.
+        /// The requested tolerance.
         tolerance: f64,
         /// Type of the stored log-probabilities.
         value_type: crate::ValueType,
     },
-    /// No stored value of an entry lets the observed token win in argmax(l + ξ̂).
+    /// No stored values of an entry let the observed token win in argmax(l + ξ̂).
     #[error(
         "sequence {sequence_id}, position {position}: no {value_type} values of token {index} let the observed token win \
          in argmax(l + ξ); use 32-bit values, or condition: false"
@@ -92,7 +92,7 @@ pub enum NoiseError {
     ConditionUnreachable {
         /// Packed sequence.
         sequence_id: u64,
-        /// Position in it.
+        /// Position in the sequence.
         position: u32,
         /// Vocabulary entry that would win.
         index: u32,
@@ -107,16 +107,16 @@ pub enum NoiseError {
     Unstorable {
         /// Packed sequence.
         sequence_id: u64,
-        /// Position in it.
+        /// Position in the sequence.
         position: u32,
         /// Vocabulary entry.
         index: u32,
-        /// ξ.
+        /// ξ of the entry.
         value: f32,
         /// Type of the stored values.
         value_type: crate::ValueType,
     },
-    /// A stored correction that no encoder writes: the data are damaged, or read with another vocabulary.
+    /// A stored correction that no encoder writes: the data are damaged, or the reader uses another vocabulary.
     #[error(
         "sequence {sequence_id}, position {position}: the correction of token {index} to ln p = {logprob} is not valid \
          (tokens below {vocab}, finite ln p)"
@@ -124,7 +124,7 @@ pub enum NoiseError {
     Correction {
         /// Packed sequence.
         sequence_id: u64,
-        /// Position in it.
+        /// Position in the sequence.
         position: u32,
         /// Vocabulary entry of the correction.
         index: u32,
@@ -133,13 +133,13 @@ pub enum NoiseError {
         /// Vocabulary size.
         vocab: usize,
     },
-    /// A temperature that scales nothing.
+    /// A temperature that is not a positive finite number, or not 1 for uniform noise.
     #[error("temperature {temperature} is not valid ({})",
         if *uniform { "uniform noise has no scale: only 1" } else { "a finite number above 0" })]
     Temperature {
         /// The temperature given.
         temperature: f64,
-        /// Whether uniform noise was asked for.
+        /// Whether the output is uniform noise.
         uniform: bool,
     },
     /// A stored ln p_x that no encoder writes.
@@ -147,12 +147,12 @@ pub enum NoiseError {
     Logprob {
         /// Packed sequence.
         sequence_id: u64,
-        /// Position in it.
+        /// Position in the sequence.
         position: u32,
         /// The value.
         logprob: f32,
     },
-    /// Corrections of a token that do not ascend by index, as they do in every shard.
+    /// Corrections of a token that do not ascend by index. Those in shards do.
     #[error(
         "sequence {sequence_id}, position {position}: the corrections do not ascend by token ({index} after {before}); \
          do noise_index and noise_count come from the same rows?"
@@ -160,40 +160,40 @@ pub enum NoiseError {
     Unordered {
         /// Packed sequence.
         sequence_id: u64,
-        /// Position in it.
+        /// Position in the sequence.
         position: u32,
         /// Vocabulary entry of the correction.
         index: u32,
-        /// That of the one before it.
+        /// Entry of the preceding correction.
         before: u32,
     },
-    /// A sequence whose counts of corrections do not add up to the corrections it has.
+    /// A sequence whose counts of corrections do not add up to its number of corrections.
     #[error(
         "row {row}: noise_count adds up to {counted} corrections, noise_index and noise_logprob hold {stored}; do the \
          columns come from the same rows?"
     )]
     Counts {
-        /// Row of the batch.
+        /// Row in the batch.
         row: usize,
         /// Sum of its counts.
         counted: i64,
-        /// Corrections that are there.
+        /// Number of corrections in the columns.
         stored: i64,
     },
-    /// A number of a draw, row or position that the columns do not have.
+    /// A draw, row or position that the columns do not have.
     #[error("{what} {got} is out of range (0 to {last})")]
     Range {
-        /// What was asked for.
+        /// Name of the quantity.
         what: &'static str,
         /// The number given.
         got: i64,
-        /// The largest valid one.
+        /// The largest valid number.
         last: i64,
     },
 }
 
 impl NoiseError {
-    /// Puts the position into an error about the row of logits alone.
+    /// Adds the position to an error about the row of logits alone.
     #[must_use]
     pub fn at(self, stream: &crate::NoiseStream) -> Self {
         match self {

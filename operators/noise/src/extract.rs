@@ -1,11 +1,12 @@
-//! What is made of a slice of a teacher's logits, whatever device it is on: one contract, and the CPU's side of it.
+//! The extraction from slices of a teacher's logits: the trait that every device implements, and its CPU
+//! implementation.
 //!
 //! ```text
 //!   logits [n, V] ─► Extract ─► ln p_x [n] · corrections or dense noise [n, D, …] · top-k [n, k] · signals
 //! ```
 //!
-//! Rows do not know of each other. On a CPU they are shared out over rayon's threads and put together in order, so that
-//! nothing depends on how many there are.
+//! Rows are independent. The CPU distributes them over rayon's threads and collects the results in row order, so no
+//! result depends on the number of threads.
 
 use rayon::prelude::*;
 
@@ -14,43 +15,43 @@ use crate::{
     ValueType, dense_noise_of_loaded, round_dense, signals_of_loaded, top_k_of_loaded,
 };
 
-/// What is asked of every row.
+/// The columns requested of every row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Extraction {
-    /// V.
+    /// Vocabulary size V.
     pub vocab: usize,
-    /// The draws, D of them.
+    /// Keys of the D draws.
     pub keys: Vec<DrawKey>,
-    /// The noise, if any is asked for.
+    /// Form of the noise; `None` for no noise.
     pub noise: Option<NoiseForm>,
     /// k of the top-k; 0 for none.
     pub topk: usize,
-    /// Other signals.
+    /// Other requested signals.
     pub signals: Signals,
 }
 
-/// How noise comes out.
+/// Form of the extracted noise.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum NoiseForm {
-    /// As corrections.
+    /// Corrections of the codec `replay`.
     Replay {
-        /// Largest total variation of a token's noise.
+        /// Largest total variation of the noise of a token.
         tolerance: Tolerance,
         /// Type of the stored values.
         value_type: ValueType,
-        /// Whether the observed token wins in l + ξ as it is stored.
+        /// Whether the observed token must win in l + ξ with the stored values.
         condition: bool,
     },
-    /// As ξ.
+    /// Dense ξ.
     Dense {
         /// Type of the stored values.
         value_type: ValueType,
-        /// As above.
+        /// Whether the observed token must win in l + ξ with the stored values.
         condition: bool,
     },
 }
 
-/// What was observed at the rows.
+/// The observed tokens of the rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed<'a> {
     /// Tokens `[n]`.
@@ -61,46 +62,46 @@ pub struct Observed<'a> {
     pub sequence_ids: &'a [u64],
 }
 
-/// What came of n rows.
+/// The columns extracted from n rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Extracted {
     /// ln p_x `[n]`.
     pub logprob: Vec<f32>,
-    /// Corrections, where they were asked for.
+    /// Corrections, if requested.
     pub replay: Option<RowsEncoded>,
-    /// ξ `[n, D, V]` in values of the stored type, where it was asked for.
+    /// ξ `[n, D, V]` in values of the stored type, if requested.
     pub dense: Option<Vec<f32>>,
-    /// Tokens and ln p `[n, k]`, falling, ties by lower token, where they were asked for.
+    /// Tokens and ln p `[n, k]` in descending order, ties by lower token, if requested.
     pub topk: Option<(Vec<u32>, Vec<f32>)>,
-    /// Other signals `[n]`, where any were asked for.
+    /// Other signals `[n]`, if requested.
     pub signals: Vec<RowSignals>,
-    /// Rows and draws that a device left to the CPU.
+    /// Number of rows and draws that the device left to the CPU.
     pub fallbacks: u64,
 }
 
-/// Makes something of slices of logits where they are.
+/// Extracts columns from slices of logits in the memory where the teacher wrote them.
 pub trait Extract {
     /// A slice of logits `[n, V]`.
     type Logits: ?Sized;
-    /// What can go wrong.
+    /// The error of the device.
     type Error;
 
-    /// What was asked for, of these rows.
+    /// Extracts the requested columns of these rows.
     ///
     /// # Errors
-    /// With a logit that is NaN or infinite, a token outside the vocabulary, a column of another length, noise that the stored type
-    /// cannot hold; or when the device fails.
+    /// If a logit is NaN or infinite, a token is outside the vocabulary, a column has another length, the stored type
+    /// cannot hold the noise, or the device fails.
     fn extract(&mut self, logits: &Self::Logits, observed: &Observed<'_>) -> Result<Extracted, Self::Error>;
 }
 
-/// The CPU's side.
+/// The CPU implementation of [`Extract`].
 #[derive(Debug)]
 pub struct RowExtractor {
     asked: Extraction,
     encoder: Option<RowEncoder>,
 }
 
-/// What came of one row besides corrections.
+/// The results of one row besides corrections.
 #[derive(Default)]
 struct Row {
     logprob: f32,
@@ -110,10 +111,10 @@ struct Row {
 }
 
 impl RowExtractor {
-    /// For rows of so many logits.
+    /// Creates an extractor for rows of `asked.vocab` logits.
     ///
     /// # Errors
-    /// If no index type of the format addresses the vocabulary.
+    /// If `asked.vocab` is 0 or exceeds 2^32, or a candidate is outside the vocabulary.
     pub fn new(asked: Extraction) -> Result<Self, NoiseError> {
         Softmax::new(asked.vocab)?;
         asked.signals.check(asked.vocab)?;
@@ -126,7 +127,7 @@ impl RowExtractor {
         Ok(Self { asked, encoder })
     }
 
-    /// What is asked of every row.
+    /// The columns requested of every row.
     #[must_use]
     pub fn asked(&self) -> &Extraction {
         &self.asked

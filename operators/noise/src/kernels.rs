@@ -1,16 +1,16 @@
 //! The passes over one row of V values, each compiled for every [`Level`](crate::Level).
 //!
-//! Rows are padded to whole [`Block`]s: u (below) is 0 in the padding, and so are w and d. Sums of f32 fold a block
-//! by halves and are then added up in f64, in the order of the blocks; nothing depends on the width of the machine's
-//! vectors. Names, for a token x with softmax p = u/Z and variates e:
+//! Rows are padded to whole [`Block`]s; u, w and d (below) are 0 in the padding. An f32 sum folds each block by halves
+//! and adds the block sums in f64, in the order of the blocks. No result depends on the width of the machine's vectors.
+//! Names, for a token x with softmax p = u/Z and variates e:
 //!
 //! ```text
 //! u_k = exp(l_k − max l)       E_k = e_k + p_k·e_0       w_k = 1/E_k       d_k = 1/e_k − 1/E_k = p_k·e_0 / (e_k·E_k)
 //! ```
 //!
-//! Cost per value, all in f32: `weights` is one Philox word, one logarithm and one division, and dominates.
+//! Cost per value, all in f32: `weights` takes one Philox word, one logarithm and one division, and dominates.
 
-// Lanes of several arrays are read at one index: that is the clearest form, and the one that vectorises.
+// The loops index several arrays at the same position: the clearest form, and the one that vectorises.
 #![allow(clippy::needless_range_loop)]
 
 use crate::dispatch::dispatched;
@@ -18,10 +18,10 @@ use crate::math::{EXP_FLUSH, exp_f32, exponential_from_word, ln_f32};
 use crate::philox::{BLOCK, NoiseStream, Words, philox_block};
 use crate::quantile::normal_f32;
 
-/// Lanes of an f64 sum, values that are scanned together, and columns of [`column_maxima`].
+/// Lanes of an f64 sum, values that [`take_above`] scans together, and columns per block of [`column_maxima`].
 pub(crate) const LANES: usize = 16;
 
-/// One block of a row, on a cache line of its own: an AVX-512 access across two lines costs twice as much.
+/// One block of a row, aligned to cache lines: an AVX-512 access that crosses two lines costs twice as much.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Block(pub [f32; BLOCK]);
@@ -35,8 +35,8 @@ pub(crate) fn zeros(vocab: usize) -> Vec<Block> {
     vec![Block::ZERO; vocab.div_ceil(BLOCK)]
 }
 
-/// Folds the upper half onto the lower until one is left: vector operations down to the last four steps, and for a
-/// sum the least error.
+/// Folds the upper half onto the lower half until one value is left. All but the last four steps are vector operations,
+/// and for sums this order has the least error.
 #[inline(always)]
 fn fold_half(half: &mut [f32; BLOCK / 2], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = BLOCK / 4;
@@ -69,7 +69,7 @@ fn max_block(values: &Block) -> f32 {
     fold_half(&mut half, larger)
 }
 
-/// e of the vocabulary entries from `first` (a multiple of 4) on. `words`: scratch.
+/// Computes e of the entries from `first` (a multiple of 4) on. `words` is scratch.
 #[inline(always)]
 fn exponential_block(stream: &NoiseStream, first: usize, words: &mut Words, out: &mut [f32; BLOCK]) {
     philox_block(stream, (first / 4) as u32, words);
@@ -80,7 +80,7 @@ fn exponential_block(stream: &NoiseStream, first: usize, words: &mut Words, out:
 }
 
 dispatched! {
-    /// Philox alone, for the benchmark: the words of one row of whole blocks.
+    /// Writes the Philox words of one row of whole blocks, for the benchmark.
     pub(crate) fn words(stream: &NoiseStream, out: &mut [u32]) {
         let mut words = Words::ZERO;
         for (b, block) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
@@ -91,7 +91,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// e_k of the whole vocabulary. `out`: `[V]`, any V.
+    /// Computes e_k of the whole vocabulary. `out`: `[V]`, any V.
     pub(crate) fn exponentials(stream: &NoiseStream, out: &mut [f32]) {
         let mut words = Words::ZERO;
         let (blocks, tail) = out.as_chunks_mut::<BLOCK>();
@@ -110,7 +110,7 @@ dispatched! {
 dispatched! {
     /// The largest logit, and whether all of them are finite.
     pub(crate) fn max_finite(logits: &[f32]) -> (f32, bool) {
-        // As many lanes as keep this a loop for the vectoriser.
+        // Enough lanes that the compiler keeps the loops over them as loops, which it then vectorises.
         const WIDE: usize = 256;
         let mut lanes = [f32::MIN; WIDE];
         let mut zeros = [0f32; WIDE]; // l·0 is 0, or NaN if l is not finite
@@ -130,7 +130,8 @@ dispatched! {
     }
 }
 
-/// u of one block, and Σ u added to f64 lanes (an f32 sum would show in the seventh digit of every log-probability).
+/// Computes u of one block and adds it to f64 lanes. An f32 sum would change the seventh digit of every
+/// log-probability.
 #[inline(always)]
 fn exp_block(logits: &[f32; BLOCK], max: f32, u: &mut [f32; BLOCK], lanes: &mut [f64; LANES]) {
     for i in 0..BLOCK {
@@ -152,7 +153,7 @@ dispatched! {
             exp_block(block, max, &mut u.0, &mut lanes);
         }
         if !tail.is_empty() && let Some(u) = u.get_mut(blocks.len()) {
-            let mut block = [f32::MIN; BLOCK]; // exp of it is 0
+            let mut block = [f32::MIN; BLOCK]; // its exponential is 0
             block[..tail.len()].copy_from_slice(tail);
             exp_block(&block, max, &mut u.0, &mut lanes);
         }
@@ -160,10 +161,10 @@ dispatched! {
     }
 }
 
-/// Sums of one block of [`weights`], taken before any candidate is taken out of it.
+/// Sums of one block of [`weights`], before the encoder removes any candidate from it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct BlockSums {
-    /// Whether the block has an entry (x may be it) with e_k < p_k·e_0·`bar`.
+    /// Whether some entry of the block, possibly x, has e_k < p_k·e_0·`bar`.
     pub rival: bool,
     /// Σ w.
     pub weight: f64,
@@ -174,10 +175,10 @@ pub(crate) struct BlockSums {
 }
 
 dispatched! {
-    /// w and d of every k ≠ x (0 at x and in the padding), with their sums per block.
+    /// Computes w and d of every k ≠ x (0 at x and in the padding), with their sums per block.
     ///
-    /// `u`, `w`, `d`: padded; `sums`: one per block; `scale` = e_0/Z, so that p_k·e_0 = u_k·scale; `bar`: 0 if rivals
-    /// are not asked for.
+    /// `u`, `w`, `d`: padded; `sums`: one per block; `scale` = e_0/Z, so that p_k·e_0 = u_k·scale; `bar`: 0 if the
+    /// caller needs no `rival`.
     pub(crate) fn weights(
         stream: &NoiseStream, vocab: usize, x: usize, u: &[Block], scale: f32, bar: f32,
         w: &mut [Block], d: &mut [Block], sums: &mut [BlockSums],
@@ -188,7 +189,7 @@ dispatched! {
             let first = b * BLOCK;
             philox_block(stream, (first / 4) as u32, &mut words);
             let (words, w, d) = (words.as_words(), &mut w_block.0, &mut d_block.0);
-            // e < p·e_0·bar in the sign of the difference: no mask of a comparison has to become a number
+            // Tests e < p·e_0·bar by the sign of the difference, which avoids turning a comparison mask into a number.
             let mut signs = 0u32;
             for i in 0..BLOCK {
                 let e = exponential_from_word(words[i]);
@@ -218,7 +219,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// Σ_k max(0, d_k·a − w_k·g): what the tokens without a correction add to the total variation.
+    /// Σ_k max(0, d_k·a − w_k·g): the contribution of the tokens without a correction to the total variation.
     pub(crate) fn surplus(w: &[Block], d: &[Block], a: f32, g: f32) -> f64 {
         let mut total = 0f64;
         let mut terms = Block::ZERO;
@@ -241,7 +242,8 @@ dispatched! {
 }
 
 dispatched! {
-    /// exp((l − max)·factor) of at most BLOCK logits, 0 behind them; the sum. With factor 1 it is what [`exp_sum`] makes of the block.
+    /// Writes exp((l − max)·factor) of at most BLOCK logits and 0 behind them; returns the sum. With factor 1 it writes
+    /// the same bits as [`exp_sum`].
     pub(crate) fn block_of_powers(logits: &[f32], max: f32, factor: f32, out: &mut Block) -> f64 {
         for (out, l) in out.0.iter_mut().zip(logits) {
             *out = exp_f32((l - max) * factor);
@@ -252,7 +254,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// Σ u·(max − l) over at most BLOCK logits: of those with u = 0 the distance may be infinite, and counts nothing.
+    /// Σ u·(max − l) over at most BLOCK logits. Where u = 0 the distance may be infinite; such entries add 0.
     pub(crate) fn block_of_distances(u: &Block, logits: &[f32], max: f32, scratch: &mut Block) -> f64 {
         for i in 0..logits.len() {
             let distance = max - logits[i];
@@ -265,8 +267,8 @@ dispatched! {
 }
 
 dispatched! {
-    /// Positions in one block with a value above `threshold`, ascending, through `found`; the sum of the block after
-    /// these values are set to 0.
+    /// Appends the positions in the block with a value above `threshold` to `found`, ascending, and sets these values
+    /// to 0. Returns the sum of the remaining values.
     pub(crate) fn take_above(d: &mut Block, threshold: f32, found: &mut Vec<u32>) -> f64 {
         for (c, chunk) in d.0.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             let mut any = 0u32;
@@ -287,7 +289,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// E ↦ ξ = −ln E in place, for positive normal E.
+    /// Maps E to ξ = −ln E in place, for positive normal E.
     pub(crate) fn negative_ln(values: &mut [f32]) {
         for value in values {
             *value = -ln_f32(*value);
@@ -296,7 +298,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// E_k = e_k + u_k·scale in place of e_k (`[V]`).
+    /// Replaces e_k by E_k = e_k + u_k·scale (`[V]`).
     pub(crate) fn add_scaled(e: &mut [f32], u: &[Block], scale: f32) {
         for (e, u) in e.chunks_mut(BLOCK).zip(u) {
             for (e, u) in e.iter_mut().zip(&u.0) {
@@ -307,7 +309,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// E ↦ 1/E in place; Σ 1/E.
+    /// Maps E to 1/E in place; returns Σ 1/E.
     pub(crate) fn reciprocals(values: &mut [f32]) -> f64 {
         let mut lanes = [0f64; LANES];
         let (chunks, tail) = values.as_chunks_mut::<LANES>();
@@ -326,7 +328,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// values·factor in place.
+    /// Multiplies the values by `factor` in place.
     pub(crate) fn scale(values: &mut [f32], factor: f32) {
         for value in values {
             *value *= factor;
@@ -334,18 +336,18 @@ dispatched! {
     }
 }
 
-// One block at a time, for rows that are converted to another type on their way out: the block stays in the
-// first-level cache from the generator to the store.
+// The kernels below work on one block at a time, for rows that are converted to another type on output. The block stays
+// in the L1 cache from the generator to the store.
 
 dispatched! {
-    /// e of the entries from `first` (a multiple of BLOCK) on.
+    /// Computes e of the entries from `first` (a multiple of BLOCK) on.
     pub(crate) fn block_of_exponentials(stream: &NoiseStream, first: usize, out: &mut Block) {
         exponential_block(stream, first, &mut { Words::ZERO }, &mut out.0);
     }
 }
 
 dispatched! {
-    /// E ↦ 1/E; Σ 1/E.
+    /// Maps E to 1/E; returns Σ 1/E.
     pub(crate) fn block_to_weights(values: &mut Block) -> f64 {
         for i in 0..BLOCK {
             values.0[i] = 1.0 / values.0[i];
@@ -355,7 +357,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// E ↦ −τ·ln E = τ·ξ.
+    /// Maps E to −τ·ln E = τ·ξ.
     pub(crate) fn block_to_gumbel(values: &mut Block, temperature: f32) {
         for i in 0..BLOCK {
             values.0[i] = -(temperature * ln_f32(values.0[i]));
@@ -364,7 +366,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// E ↦ exp(−E), the Gumbel CDF at ξ.
+    /// Maps E to exp(−E), the Gumbel CDF at ξ.
     pub(crate) fn block_to_uniform(values: &mut Block) {
         for i in 0..BLOCK {
             values.0[i] = exp_f32(-values.0[i]);
@@ -373,7 +375,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// E ↦ τ·Φ⁻¹(exp(−E)).
+    /// Maps E to τ·Φ⁻¹(exp(−E)).
     pub(crate) fn block_to_gaussian(values: &mut Block, temperature: f32) {
         for i in 0..BLOCK {
             values.0[i] = temperature * normal_f32(values.0[i]);
@@ -382,7 +384,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// v ↦ v·factor.
+    /// Writes v·factor.
     pub(crate) fn block_scaled(values: &Block, factor: f32, out: &mut Block) {
         for i in 0..BLOCK {
             out.0[i] = values.0[i] * factor;
@@ -391,14 +393,14 @@ dispatched! {
 }
 
 dispatched! {
-    /// max v.
+    /// The largest value.
     pub(crate) fn block_max(values: &Block) -> f32 {
         max_block(values)
     }
 }
 
 dispatched! {
-    /// v ↦ exp(v − max); Σ of it.
+    /// Maps v to exp(v − max); returns the sum.
     pub(crate) fn block_to_exp(values: &mut Block, max: f32) -> f64 {
         for i in 0..BLOCK {
             values.0[i] = exp_f32(values.0[i] - max);
@@ -408,7 +410,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// ξ ↦ E = exp(−ξ), for ξ ≥ −88; 0 for ξ > 60.
+    /// Maps ξ to E = exp(−ξ), for ξ ≥ −88; 0 for ξ > 60.
     pub(crate) fn block_to_totals(values: &mut Block) {
         for i in 0..BLOCK {
             values.0[i] = exp_f32(-values.0[i]);
@@ -417,7 +419,7 @@ dispatched! {
 }
 
 dispatched! {
-    /// The largest of every column of LANES columns: of the values l, l + LANES, l + 2·LANES, … of each block.
+    /// The maximum of every column of each block. Column l holds the values l, l + LANES, l + 2·LANES, ….
     pub(crate) fn column_maxima(blocks: &[[f32; BLOCK]], out: &mut [[f32; LANES]]) {
         for (block, out) in blocks.iter().zip(out) {
             let mut lanes = [f32::MIN; LANES];

@@ -1,9 +1,10 @@
 //! Replayable posterior Gumbel noise: the generator, the posterior, and the codec that stores it.
 //!
-//! A teacher language model is run once over a corpus; at every position its distribution p and the observed token x
-//! give one vector of posterior Gumbel noise ξ `[V]` (Gumbel distillation, Algorithm 1). Stored densely that is 2·V
-//! bytes per token. This crate stores about 9: the auxiliary noise e is replayed from a counter-based generator, and
-//! only what the teacher adds to it is kept, within a bound on the total variation of softmax(ξ) per token.
+//! A teacher language model runs once over a corpus. At every position, its distribution p and the observed token x
+//! determine one vector of posterior Gumbel noise ξ `[V]` (Gumbel distillation, Algorithm 1). Stored densely, ξ takes
+//! 2·V bytes per token. This crate stores about 9 bytes: the decoder recomputes the auxiliary noise e from a
+//! counter-based generator, and the file holds only what the teacher adds to e. A bound per token limits the total
+//! variation between the stored and the exact softmax(ξ).
 //!
 //! ```text
 //!  (noise_seed, draw, sequence_id, position) ─► Philox4x32-10 ─► e_0, e`[V]` ~ Exp(1)
@@ -13,21 +14,21 @@
 //!                                                                    └─► replay: ln p_x, a few (k, ln p_k)
 //! ```
 //!
-//! | module | |
+//! | module | contents |
 //! |---|---|
 //! | `philox`, `math` | random words; f32 exp, ln and Exp(1) variates in vector lanes |
 //! | `dispatch`, `kernels` | the passes over a row, compiled for AVX-512, AVX2 and the baseline, with equal bits |
-//! | `posterior` | softmax of a row, dense, prior and sequential noise |
-//! | `replay`, `decode`, `verify` | the codec: encoder, decoder, and an independent judge in f64 |
-//! | `dense`, `value` | dense noise in the stored type; the types and their rounding |
+//! | `posterior` | softmax of a row; dense, prior and sequential noise |
+//! | `replay`, `decode`, `verify` | the codec: encoder, decoder, and an independent check in f64 |
+//! | `dense`, `value` | dense noise in the stored type; the stored types and their rounding |
 //! | `output`, `quantile`, `replay_rows` | the decoder for trainers: softmax, Gumbel, Gaussian or uniform noise of many tokens |
-//! | `extract` | the contract of all devices for slices of logits, and the CPU's side of it |
-//! | `loosen` | fewer corrections for a looser tolerance, without the teacher |
-//! | `sample` | the tokens of text that the teacher writes |
+//! | `extract` | the interface that all devices implement for slices of logits, and its CPU implementation |
+//! | `loosen` | drops corrections for a looser tolerance, without the teacher |
+//! | `sample` | samples the tokens of text that the teacher writes |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
 //! | `signals` | log-partitions, entropy, given candidates, sampled logits, top-p |
 //!
-//! Everything here is a pure function of its arguments, and gives the same bits on every machine and any number of
+//! Every function is a pure function of its arguments. It returns the same bits on every machine and with any number of
 //! threads.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
@@ -78,7 +79,7 @@ pub use uniforms::{KeyedUniforms, epoch_seed, fnv1a64, keyed_uniforms, splitmix6
 pub use value::ValueType;
 pub use verify::{Compared, Judged, compare, judge, judge_dense, total_variation_of};
 
-/// The random words of one row of whole blocks: for the benchmark, which takes the parts of an encoding apart.
+/// Writes the random words of one row of whole blocks, so that the benchmark can time the generator alone.
 #[doc(hidden)]
 pub fn philox_words(stream: &NoiseStream, out: &mut [u32]) {
     kernels::words(Level::detect(), stream, out);

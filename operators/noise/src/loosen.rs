@@ -1,15 +1,20 @@
-//! Fewer corrections for a looser tolerance, from what is stored alone: no teacher.
+//! Drops corrections for a looser tolerance, from the stored data alone, without the teacher.
 //!
 //! ```text
-//!   stored at t: TV(true, stored) ≤ t          leaving corrections out moves softmax(ξ̂) by TV ≤ Δ/(Z + Δ)          so at t′: t + Δ/(Z + Δ) ≤ t′
-//!                                              Δ = Σ (1/e_k − 1/Ê_k) over those, Z = Σ 1/Ê over all entries
+//!   stored at t: TV(true, stored) ≤ t
+//!   dropping corrections moves softmax(ξ̂) by TV ≤ Δ/(Z + Δ)
+//!     with Δ = Σ (1/e_k − 1/Ê_k) over the dropped entries, Z = Σ 1/Ê over all entries
+//!   so at t′: t + Δ/(Z + Δ) ≤ t′
 //! ```
 //!
-//! Without its correction an entry has the weight 1/e_k for 1/Ê_k, which is more: the new distribution is a mixture of the old one with a share
-//! of Δ/(Z + Δ) of something else, and that share bounds how far they are apart. Corrections that matter least go first. Where the observed
-//! token has to win in l + ξ̂, an entry keeps its correction unless it loses without it by twice what its stored value may be off.
+//! Without its correction an entry has the larger weight 1/e_k instead of 1/Ê_k. The new distribution is therefore a
+//! mixture of the old one with a share Δ/(Z + Δ) of another, and this share bounds their distance. The loosener drops
+//! the corrections with the smallest effect first. If the observed token must win in l + ξ̂, an entry keeps its
+//! correction unless the observed token beats it by a margin without one: twice the required lead, plus twice the
+//! rounding error of the stored value.
 //!
-//! More are kept than the encoder would keep at t′, which knows the true error where this has to take it as t.
+//! It keeps more corrections than the encoder would at t′: the encoder knows the true error, the loosener must assume
+//! t.
 //!
 //! Cost per token and draw: one pass over V for the exponentials, and one for Z.
 
@@ -17,12 +22,12 @@ use crate::dispatch::Level;
 use crate::posterior::{check_token, exponentials};
 use crate::{Correction, NoiseError, NoiseStream, StoredToken, Tolerance, ValueType, kernels};
 
-/// Takes corrections away; scratch of 4·V bytes.
+/// Drops corrections. Holds scratch of 4·V bytes.
 #[derive(Debug, Clone)]
 pub struct Loosener {
-    /// How far the distribution may move.
+    /// Largest total variation by which the distribution may move.
     room: f64,
-    /// By how much the observed token has to win without a correction, where it has to.
+    /// The lead that the observed token must have over an entry without correction; `None` if it need not win.
     lead: Option<f64>,
     /// Relative error of a stored ln p.
     rounding: f64,
@@ -34,16 +39,17 @@ pub struct Loosener {
 #[derive(Debug, Clone)]
 struct Entry {
     index: u32,
-    /// What its weight grows by without them.
+    /// Increase of the entry's weight if its corrections are dropped.
     growth: f64,
     may_go: bool,
 }
 
 impl Loosener {
-    /// From one tolerance to a looser one; `None` where the looser one leaves no room beside the first.
+    /// Creates a loosener from one tolerance to a looser one; `None` if the looser one leaves no margin beyond the
+    /// first.
     ///
     /// # Errors
-    /// If no index type of the format addresses `vocab` entries.
+    /// If `vocab` is 0 or exceeds 2^32, the largest vocabulary that an index type of the format addresses.
     pub fn new(
         vocab: usize,
         (from, to): (Tolerance, Tolerance),
@@ -67,10 +73,11 @@ impl Loosener {
         }))
     }
 
-    /// Puts the corrections that stay at the end of `kept`, in their order; gives by how much softmax(ξ̂) moves at most.
+    /// Appends the remaining corrections to `kept`, in their order. Returns an upper bound on how far softmax(ξ̂)
+    /// moves.
     ///
     /// # Errors
-    /// If the token or a correction is not in the vocabulary.
+    /// If the token or a correction is outside the vocabulary, or a correction is not finite.
     pub fn loosen(
         &mut self,
         stored: &StoredToken<'_>,
@@ -90,7 +97,7 @@ impl Loosener {
         let token_weight = crate::decode::weight_of_token(f64::from(stored.logprob), e0 as f32);
         self.totals[stored.token as usize] = f32::INFINITY; // weight 0
         let z = kernels::reciprocals(Level::detect(), &mut self.totals) + token_weight;
-        // the least first; of equal ones the lower index
+        // Smallest growth first, ties by lower index.
         let mut order: Vec<usize> = (0..self.entries.len()).filter(|&i| self.entries[i].may_go).collect();
         order.sort_by(|&a, &b| self.entries[a].growth.total_cmp(&self.entries[b].growth));
         let (mut grown, mut gone) = (0.0, 0);
@@ -107,7 +114,7 @@ impl Loosener {
         Ok(grown / (z + grown))
     }
 
-    /// Corrects the total of an entry, and says what it is without.
+    /// Adds the corrections to the entry's total, and returns the effect of dropping them.
     fn entry(&mut self, values: &[Correction], stream: &NoiseStream, e0: f64) -> Result<Entry, NoiseError> {
         let (index, vocab) = (values[0].index, self.totals.len());
         if let Some(bad) = values.iter().find(|c| c.index as usize >= vocab || !c.logprob.is_finite()) {
@@ -119,12 +126,12 @@ impl Loosener {
         let prior = f64::from(*total);
         let p: f64 = values.iter().map(|c| libm::exp(f64::from(c.logprob))).sum();
         for c in values {
-            // as the decoder adds them
+            // In the order and precision of the decoder.
             *total = (f64::from(*total) + libm::exp(f64::from(c.logprob)) * e0) as f32;
         }
         let may_go = self.lead.is_none_or(|lead| {
             let off = 2.0 * self.rounding * f64::from(values[0].logprob).abs();
-            // ln of how far the entry is below the observed token in l + ξ̂, both without ln Z
+            // ln of the distance between the entry and the observed token in l + ξ̂, both without ln Z.
             libm::log(prior) - libm::log(p) - libm::log(e0) >= 2.0 * lead + off
         });
         let growth = 1.0 / prior - 1.0 / f64::from(*total);
@@ -137,7 +144,7 @@ mod tests {
     use super::*;
     use crate::{DrawKey, Encoder, judge, keyed_uniforms};
 
-    /// Logits of a Zipf distribution in a random order, sharper or flatter from row to row, and a token of it.
+    /// Returns the logits of a Zipf distribution in random order, with a sharpness that varies by row, and a token.
     fn row(vocab: usize, number: u64) -> (Vec<f32>, u32) {
         let mut uniforms = keyed_uniforms(3, "logits of a test", number, 0);
         let sharpness = 0.3 + uniforms.next_f64() * 2.0;

@@ -1,13 +1,14 @@
 //! f32 exp, ln and the exponential variate, written for vector lanes: no branch, no table, no fused multiply-add.
 //!
-//! The polynomials are Cephes' `expf` and `logf` (Moshier). Measured against f64 over their whole domain (the tests of
-//! this module): [`exp_f32`] and [`ln_f32`] within 2 units in the last place (ulp), [`exponential_from_word`] within 3,
-//! where the format allows 4.
+//! The polynomials are those of Cephes' `expf` and `logf` (Moshier). The tests of this module compare them with f64
+//! over their whole domain, in units in the last place (ulp): [`exp_f32`] and [`ln_f32`] stay within 2 ulp,
+//! [`exponential_from_word`] within 3. The format allows 4.
 //!
 //! The f64 functions come from `libm`, not from the C library, whose last bit depends on the CPU.
 
-/// Below this argument [`exp_f32`] returns 0. e^−60 is 10^-26 of the largest probability: no e_k, which is at least
-/// 1.2·10^-10, feels it; and products with it stay clear of subnormal numbers, which are slow on many CPUs.
+/// Argument below which [`exp_f32`] returns 0. e^−60 is 10^-26 of the largest probability, which changes no e_k, as
+/// these are at least 1.2·10^-10. Products with e^−60 also stay clear of subnormal numbers, which are slow on many
+/// CPUs.
 pub(crate) const EXP_FLUSH: f32 = -60.0;
 
 /// e^r − 1 for |r| ≤ ½·ln 2.
@@ -38,8 +39,8 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
     if x < EXP_FLUSH { 0.0 } else { y * scale }
 }
 
-/// 1 − e^−x for 0 ≤ x ≤ ln 2, with full relative precision for small x: the polynomial of [`exp_f32`] without the 1 it
-/// adds, or, where that rounds no more than the polynomial itself, the difference.
+/// 1 − e^−x for 0 ≤ x ≤ ln 2, with full relative precision for small x. Below 0.34 it is the polynomial of [`exp_f32`]
+/// without the final + 1. Above, it is the difference, which rounds no more than the polynomial itself.
 #[inline(always)]
 pub(crate) fn expm1_neg_f32(x: f32) -> f32 {
     let r = -x;
@@ -48,7 +49,7 @@ pub(crate) fn expm1_neg_f32(x: f32) -> f32 {
     if x < 0.34 { small } else { large }
 }
 
-/// ln(1 + f) + n·ln 2 for 1 + f in [√½, √2), but for the last sum: its small part and its large one.
+/// The summands of ln(1 + f) + n·ln 2 for 1 + f in [√½, √2): the small one and the large one.
 #[inline(always)]
 fn ln_1p_parts(f: f32, n: f32) -> (f32, f32) {
     let z = f * f;
@@ -72,14 +73,14 @@ fn ln_1p_reduced(f: f32, n: f32) -> f32 {
     small + large
 }
 
-/// −[`ln_1p_reduced`], bit for bit where that is not 0: a difference, which saves the change of the sign.
+/// −[`ln_1p_reduced`], bit for bit unless the result is 0. It computes a difference, which saves the negation.
 #[inline(always)]
 fn negative_ln_1p_reduced(f: f32, n: f32) -> f32 {
     let (small, _) = ln_1p_parts(f, n);
     n * -0.693_359_4 - small
 }
 
-/// A positive normal y as (f, n) with y = (1 + f)·2^n and 1 + f in [√½, √2).
+/// Splits a positive normal y into (f, n) with y = (1 + f)·2^n and 1 + f in [√½, √2).
 #[inline(always)]
 fn reduce(y: f32) -> (f32, f32) {
     const SQRT_HALF: u32 = 0x3f35_04f3;
@@ -98,8 +99,8 @@ pub(crate) fn ln_f32(y: f32) -> f32 {
 
 /// The Exp(1) variate of a random word: e = −ln(1 − (r + ½)·2^−32), with full relative precision for small e.
 ///
-/// The Gumbel variate is −ln e, so small e are the upper tail of the noise, which decides argmaxes. Up to
-/// r = (1 − √½)·2^32 the logarithm is therefore taken of 1 + f with f = −(r + ½)·2^−32 straight from the word.
+/// The Gumbel variate is −ln e, so small e form the upper tail of the noise, which decides argmaxes. Up to
+/// r = (1 − √½)·2^32, the function therefore takes f = −(r + ½)·2^−32 straight from the word and computes ln(1 + f).
 ///
 /// ```
 /// assert_eq!(stillhouse_noise::exponential_from_word(0), 0.5f32.powi(33));
@@ -132,10 +133,10 @@ mod tests {
         -libm::log1p(-((f64::from(r) + 0.5) * 2f64.powi(-32)))
     }
 
-    /// 1 − v needs 33 bits, so log1p(−v) is exact enough in f64 over the whole range.
+    /// 1 − v needs 33 bits, so log1p(−v) in f64 is exact enough over the whole range.
     #[test]
     fn exponentials_stay_within_four_ulp() {
-        let step = 997; // prime: every residue of the low bits is met
+        let step = 997; // prime, so that all residues of the low bits occur
         let strided = (0..u32::MAX / step).map(|i| i * step);
         let words = (0..200_000).chain((0..200_000).map(|i| u32::MAX - i)).chain(strided);
         let near_seam = 1_257_966_796 - 100_000..1_257_966_796 + 100_000;

@@ -1,15 +1,15 @@
-//! One token's noise in the form a student takes in, written as f32, f16 or bf16.
+//! Writes the noise of one token in the form that a student takes as input: f32, f16 or bf16.
 //!
-//! | [`OutputKind`] | of entry k | temperature τ |
+//! | [`OutputKind`] | value of entry k | with temperature τ |
 //! |---|---|---|
 //! | `Softmax` | E_k^−τ / Σ_j E_j^−τ | softmax(τ·ξ) |
 //! | `Gumbel` | −τ·ln E_k | τ·ξ |
-//! | `Gaussian` | τ·Φ⁻¹(exp(−E_k)) | the normal variate scaled, as the paper scales the Gumbel one |
-//! | `Uniform` | exp(−E_k) | 1 only: a uniform has no scale to change |
+//! | `Gaussian` | τ·Φ⁻¹(exp(−E_k)) | the normal variate times τ, as the paper scales the Gumbel variate |
+//! | `Uniform` | exp(−E_k) | τ = 1 only: a uniform variate has no scale |
 //!
-//! Cost: one Philox word and one logarithm per entry for e, and for `Softmax` one division, for `Gumbel` one
-//! logarithm, for the others one or two transcendental functions. A row is made in blocks of 4 KiB; only `Softmax`,
-//! which needs a sum before it can write, keeps the row in f32 (scratch of 4·V bytes per thread).
+//! Cost per entry: one Philox word and one logarithm for e. `Softmax` adds one division, `Gumbel` one logarithm, and
+//! the others one or two transcendental functions. A row is computed in blocks of 4 KiB. Only `Softmax`, which needs a
+//! sum before it can write, keeps the whole row in f32 (scratch of 4·V bytes per thread).
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -21,20 +21,20 @@ use crate::philox::BLOCK;
 use crate::quantile::normal_of_gumbel;
 use crate::{NoiseError, NoiseStream};
 
-/// What is made of the noise ξ of a token.
+/// The function of the noise ξ of a token that a [`RowWriter`] writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputKind {
     /// softmax(τ·ξ) over the vocabulary.
     Softmax,
     /// τ·ξ.
     Gumbel,
-    /// ξ pushed through the Gumbel CDF and the normal quantile, times τ.
+    /// Maps ξ through the Gumbel CDF and the normal quantile, times τ.
     Gaussian,
-    /// ξ pushed through the Gumbel CDF; rounds to 1 for ξ above 17 in f32.
+    /// Maps ξ through the Gumbel CDF; rounds to 1 in f32 for ξ above 17.
     Uniform,
 }
 
-/// A kind of output with its temperature.
+/// An output kind with its temperature.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Output {
     kind: OutputKind,
@@ -42,7 +42,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// `kind` at temperature τ.
+    /// Combines `kind` with temperature τ.
     ///
     /// # Errors
     /// If τ is not a positive normal f32, or not 1 for uniform noise.
@@ -57,7 +57,7 @@ impl Output {
         Ok(Self { kind, temperature: temperature as f32 })
     }
 
-    /// The value of one entry whose ξ is known in f64; of softmax, its logarithm without the normalisation.
+    /// Computes the output of one entry from its ξ in f64. For `Softmax`, returns the logarithm before normalisation.
     fn of_gumbel(self, xi: f64) -> f64 {
         let tau = f64::from(self.temperature);
         match self.kind {
@@ -75,11 +75,11 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// A floating-point type that noise is written in: f32, f16, bf16. Rounds to the nearest, ties to even. The one value
-/// without a bound, that of the observed token, becomes the largest finite one of the type where it is larger (f16 ends
-/// at 65,504; the others are at most 23·τ).
+/// An element type of the output: f32, f16 or bf16. Values round to nearest, ties to even. Only the observed token's
+/// value has no bound: it saturates at the largest finite value of the type (65,504 for f16). The others are at most
+/// 23·τ.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
-    /// Writes `values` to `out`, of the same length.
+    /// Writes `values` to `out`, which has the same length.
     fn store(values: &[f32], out: &mut [Self]);
     /// Rounds one value.
     fn of(value: f64) -> Self;
@@ -108,8 +108,8 @@ impl Element for f16 {
 impl Element for bf16 {
     #[inline(always)]
     fn store(values: &[f32], out: &mut [Self]) {
-        // Everything stored here is finite, so the upper half, rounded, is all there is to it; as integers the loop
-        // is vectorised.
+        // All values are finite, so bf16 is the upper half of the f32, rounded. In integer arithmetic the loop
+        // vectorises.
         for (out, value) in out.iter_mut().zip(values) {
             let bits = value.to_bits();
             *out = Self::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16);
@@ -120,53 +120,54 @@ impl Element for bf16 {
     }
 }
 
-/// Stored dense noise of one token, ξ `[V]`.
+/// Stored dense noise ξ `[V]` of one token.
 #[derive(Debug, Clone, Copy)]
 pub enum DenseRow<'a> {
-    /// In single precision.
+    /// ξ in single precision.
     F32(&'a [f32]),
-    /// In half precision.
+    /// ξ in half precision.
     F16(&'a [f16]),
 }
 
-/// Where the blocks of a row come from.
+/// The source of a row's blocks.
 enum Source<'a> {
-    /// E of the entries, but 0 weight for the token that stands apart.
+    /// Yields E of the entries, and infinity (weight 0) at `token`, which the caller computes separately.
     Replay { stream: &'a NoiseStream, e0: f32, token: Option<u32>, corrections: &'a [Correction] },
-    /// ξ.
+    /// Yields stored ξ.
     Dense(DenseRow<'a>),
 }
 
-/// Writes rows of noise; scratch for one thread.
+/// Writes rows of noise. Holds the scratch of one thread.
 #[derive(Debug)]
 pub struct RowWriter {
     vocab: usize,
     level: Level,
     output: Output,
-    /// A row in f32, for softmax.
+    /// One row in f32, for softmax.
     row: Vec<Block>,
     block: Box<Block>,
 }
 
 impl RowWriter {
-    /// A writer of rows of `vocab` entries.
+    /// Creates a writer of rows of `vocab` entries.
     #[must_use]
     pub fn new(vocab: usize, output: Output) -> Self {
         Self::at_level(vocab, output, Level::detect())
     }
 
-    /// As [`Self::new`], with the instructions of one level (the results are the same).
+    /// As [`Self::new`], with the instructions of one level. The results are the same.
     #[must_use]
     pub fn at_level(vocab: usize, output: Output, level: Level) -> Self {
         let row = if output.kind == OutputKind::Softmax { kernels::zeros(vocab) } else { Vec::new() };
         Self { vocab, level, output, row, block: Box::new(Block::ZERO) }
     }
 
-    /// Posterior noise of a stored token. `out`: `[V]`. The corrections must ascend by index, as the format has them.
+    /// Writes the posterior noise of a stored token to `out` (`[V]`). The corrections must ascend by index, as in the
+    /// format.
     ///
     /// # Errors
-    /// If the token is not in the vocabulary, a stored value is not finite, a correction is out of order or not in
-    /// the vocabulary, or `out` has another length.
+    /// If the token or a correction is outside the vocabulary, a stored value is not finite, a correction is out of
+    /// order, or `out` has another length.
     pub fn replay<T: Element>(
         &mut self,
         stored: &StoredToken<'_>,
@@ -195,7 +196,7 @@ impl RowWriter {
         self.write(source, Some((stored.token as usize, xi, weight)), out)
     }
 
-    /// Prior noise, ξ_k = −ln e_k for every k: of teacher-generated text, and for inference. `out`: `[V]`.
+    /// Writes prior noise, ξ_k = −ln e_k for every k, to `out` (`[V]`). Teacher-generated text and inference use it.
     ///
     /// # Errors
     /// If `out` has another length.
@@ -203,7 +204,7 @@ impl RowWriter {
         self.write(Source::Replay { stream, e0: 0.0, token: None, corrections: &[] }, None, out)
     }
 
-    /// Stored dense noise. `out`: `[V]`.
+    /// Writes stored dense noise to `out` (`[V]`).
     ///
     /// # Errors
     /// If the noise or `out` has another length.
@@ -220,7 +221,7 @@ impl RowWriter {
         if got == self.vocab { Ok(()) } else { Err(NoiseError::Length { what, got, expected: self.vocab }) }
     }
 
-    /// `token`: an entry that is computed apart, with its ξ and exp(ξ).
+    /// Writes a row. `token` is an entry that is computed separately in f64: its index, ξ and exp(ξ).
     fn write<T: Element>(
         &mut self,
         mut source: Source<'_>,
@@ -266,7 +267,7 @@ impl RowWriter {
         Ok(())
     }
 
-    /// At τ = 1 no logarithm is needed: softmax(ξ)_k = (1/E_k) / Σ_j 1/E_j.
+    /// Softmax at τ = 1, which needs no logarithm: softmax(ξ)_k = (1/E_k) / Σ_j 1/E_j.
     fn softmax_of_weights<T: Element>(
         &mut self,
         source: &mut Source<'_>,
@@ -282,14 +283,14 @@ impl RowWriter {
         }
         let weight = token.map_or(0.0, |(_, _, weight)| weight);
         sum += weight;
-        // In the point-at-x case 1/Σ is below f32: the others become 0, which is what they are.
+        // For a point mass at x, 1/Σ underflows f32, and the other entries become 0, their correct value.
         self.scale_out((1.0 / sum) as f32, out);
         if let Some((x, ..)) = token {
             out[x] = T::of(weight / sum);
         }
     }
 
-    /// softmax(τ·ξ) through the logarithm, with the largest τ·ξ taken out.
+    /// Computes softmax(τ·ξ) through the logarithm, after it subtracts the largest τ·ξ.
     fn softmax_of_gumbel<T: Element>(
         &mut self,
         source: &mut Source<'_>,
@@ -306,7 +307,7 @@ impl RowWriter {
             } else {
                 kernels::block_to_gumbel(self.level, block, tau);
             }
-            block.0[valid..].fill(f32::MIN); // exp of it is 0
+            block.0[valid..].fill(f32::MIN); // its exponential is 0
             if let Some((x, _)) = at_token
                 && x / BLOCK == b
             {
@@ -335,7 +336,7 @@ impl RowWriter {
     }
 }
 
-/// The block `b` of a row, of which `valid` entries are in the vocabulary; whether it holds ξ, not E.
+/// Fills block `b` of a row, whose first `valid` entries are in the vocabulary. Returns true if it holds ξ, false if E.
 #[inline]
 fn fill(level: Level, source: &mut Source<'_>, b: usize, valid: usize, block: &mut Block) -> bool {
     let first = b * BLOCK;
@@ -352,7 +353,7 @@ fn fill(level: Level, source: &mut Source<'_>, b: usize, valid: usize, block: &m
             if let Some(x) = *token
                 && x as usize / BLOCK == b
             {
-                block.0[x as usize % BLOCK] = f32::INFINITY; // weight 0: it is computed apart
+                block.0[x as usize % BLOCK] = f32::INFINITY; // weight 0: computed separately
             }
             false
         }
@@ -367,12 +368,12 @@ fn fill(level: Level, source: &mut Source<'_>, b: usize, valid: usize, block: &m
     }
 }
 
-/// Values of dense noise whose E is below what the vector functions take: a ξ_x has no bound. Few rows have one.
+/// Values of dense noise whose E is too small for the vector functions. Only ξ_x has no bound, so few rows have one.
 #[derive(Default)]
 struct LargeValues(Vec<(usize, f32)>);
 
 impl LargeValues {
-    /// No e of the generator is smaller than e^−22.9.
+    /// Bound on ξ, with a margin: the generator's smallest e is e^−22.9.
     const ABOVE: f32 = 23.0;
 
     fn take(block: &Block, valid: usize) -> Self {

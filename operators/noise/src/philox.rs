@@ -1,15 +1,17 @@
-//! Philox4x32-10, the counter-based generator of Salmon et al. 2011 (Random123), and how the format addresses it.
+//! Philox4x32-10, the counter-based generator of Salmon et al. 2011 (Random123), with the keys and counters of the
+//! format.
 //!
 //! ```text
 //! key     = (s mod 2^32, s div 2^32),   s = noise_seed + draw · 0x9E3779B97F4A7C15   (mod 2^64)
 //! counter = (c0, position, sequence_id mod 2^32, sequence_id div 2^32)
 //! ```
 //!
-//! The word of vocabulary entry k is word `k mod 4` of `c0 = k div 4`; the word of e_0 is word 0 of `c0 = 0xFFFFFFFF`.
-//! cuRAND, PyTorch-CUDA and Triton have the same generator, so a trainer replays the noise on its GPU.
+//! Vocabulary entry k takes word `k mod 4` of the counter with `c0 = k div 4`. e_0 takes word 0 of the counter with
+//! `c0 = 0xFFFFFFFF`. cuRAND, PyTorch-CUDA and Triton have the same generator, so a trainer can replay the noise on its
+//! GPU.
 //!
 //! Cost: 20 multiplications of 32 × 32 bits per four words. The vector version keeps every 32-bit word in a 64-bit
-//! lane, where one multiplication gives both halves of the product and the carried-along high half never needs a mask.
+//! lane. There one multiplication yields both halves of the product, and the unused high half needs no mask.
 
 use crate::math::exponential_from_word;
 
@@ -19,13 +21,13 @@ const W0: u32 = 0x9E37_79B9;
 const W1: u32 = 0xBB67_AE85;
 const LOW: u64 = 0xFFFF_FFFF;
 
-/// Counter word 0 of the auxiliary variate e_0, which no vocabulary reaches.
+/// Counter word 0 of the auxiliary variate e_0. No vocabulary is large enough to use it.
 const AUXILIARY: u32 = 0xFFFF_FFFF;
 
-/// Words that [`philox_block`] makes at a time: 4 KiB of them, so a block stays in the first-level cache.
+/// Words per call of [`philox_block`]: 4 KiB, so that a block stays in the L1 cache.
 pub(crate) const BLOCK: usize = 1024;
 
-/// The ten round keys of a key, each in a 64-bit lane.
+/// The ten round keys of `key`, each in a 64-bit lane.
 #[inline(always)]
 fn round_keys(key: [u32; 2]) -> [[u64; 2]; 10] {
     let mut keys = [[0; 2]; 10];
@@ -38,8 +40,8 @@ fn round_keys(key: [u32; 2]) -> [[u64; 2]; 10] {
     keys
 }
 
-/// One round. The high halves of `c[1]` and `c[3]` hold the rest of a product: nothing reads them, as a
-/// multiplication masks and the last step truncates.
+/// One round. The high halves of `c[1]` and `c[3]` hold leftover product bits, which nothing reads: the next
+/// multiplication masks them, and [`last_round`] masks or truncates them.
 #[inline(always)]
 fn round(c: [u64; 4], key: [u64; 2]) -> [u64; 4] {
     let p0 = (c[0] & LOW).wrapping_mul(M0);
@@ -47,8 +49,8 @@ fn round(c: [u64; 4], key: [u64; 2]) -> [u64; 4] {
     [(p1 >> 32) ^ c[1] ^ key[0], p1, (p0 >> 32) ^ c[3] ^ key[1], p0]
 }
 
-/// The last round, with the four words as two pairs, the first word of a pair in the low half: a product turned by 32
-/// bits has both halves where they belong, so that nothing is narrowed on the way to memory.
+/// The last round. Returns the four words as two pairs, the first word of each pair in the low half. Rotating a product
+/// by 32 bits puts both halves in place, so the store needs no narrowing.
 #[inline(always)]
 fn last_round(c: [u64; 4], key: [u64; 2]) -> [u64; 2] {
     let p0 = (c[0] & LOW).wrapping_mul(M0);
@@ -58,7 +60,7 @@ fn last_round(c: [u64; 4], key: [u64; 2]) -> [u64; 2] {
 
 #[inline(always)]
 fn rounds(c: [u64; 4], k: &[[u64; 2]; 10]) -> [u64; 2] {
-    // Unrolled by hand: with no loop inside, the loop over counters around this is vectorised.
+    // Unrolled by hand: without an inner loop, the compiler vectorises the surrounding loop over counters.
     let c = round(c, k[0]);
     let c = round(c, k[1]);
     let c = round(c, k[2]);
@@ -83,7 +85,7 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]
 }
 
-/// Random words of a block, written as pairs ([`rounds`]) and read one by one.
+/// The random words of a block. [`rounds`] writes them as pairs; readers index single words.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Words([u64; BLOCK / 2]);
@@ -91,27 +93,28 @@ pub(crate) struct Words([u64; BLOCK / 2]);
 impl Words {
     pub(crate) const ZERO: Self = Self([0; BLOCK / 2]);
 
-    /// One by one.
+    /// The block as single words.
     #[inline(always)]
     pub(crate) fn as_words(&self) -> &[u32; BLOCK] {
-        // SAFETY: BLOCK / 2 numbers of 64 bits are BLOCK words of 32 bits, less strictly aligned, and every word is valid.
+        // SAFETY: BLOCK / 2 u64 and BLOCK u32 have the same size, u32 needs less alignment, and every bit pattern is
+        // valid.
         unsafe { &*(&raw const self.0).cast::<[u32; BLOCK]>() }
     }
 }
 
-/// A pair as it lies in memory: the word of the low half first, whatever the machine's byte order.
+/// Arranges a pair so that the word of the low half comes first in memory, on either byte order.
 #[inline(always)]
 fn in_memory(pair: u64) -> u64 {
     if cfg!(target_endian = "big") { pair.rotate_left(32) } else { pair }
 }
 
-/// The words of the counters `(first + i, stream...)`, i < BLOCK / 4, in vocabulary order.
+/// Computes the words of the counters `(first + i, stream...)`, i < BLOCK / 4, in vocabulary order.
 #[inline(always)]
 pub(crate) fn philox_block(stream: &NoiseStream, first: u32, words: &mut Words) {
     let keys = round_keys(stream.key.0);
     let [_, position, low, high] = stream.counter(0).map(u64::from);
     for (i, out) in words.0.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        // A counter past 2^32 would wrap, but only for padding: a vocabulary uses at most 2^30 counters.
+        // A counter past 2^32 would wrap, but only in the padding: a vocabulary uses at most 2^30 counters.
         let c0 = u64::from(first) + i as u64;
         *out = rounds([c0, position, low, high], &keys).map(in_memory);
     }
@@ -142,7 +145,7 @@ impl DrawKey {
     }
 }
 
-/// The random stream of one token: which draw, which packed sequence, which position in it.
+/// The random stream of one token, given by draw, packed sequence and position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NoiseStream {
     /// Key of the draw.

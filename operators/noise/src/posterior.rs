@@ -4,19 +4,19 @@
 //! E_k = e_k + p_k·e_0   (k ≠ x)        E_x = p_x·e_0        ξ = −ln E        e = exp(−ζ) ~ Exp(1)
 //! ```
 //!
-//! with p = softmax(l) the teacher's distribution and x the token that was observed. Then `argmax_k(l_k + ξ_k) = x`
-//! always, and over x ~ p every ξ_k is a standard Gumbel variate. (The form with `exp(−ζ_k)/p_k`, printed in the
-//! paper's appendix, has other marginals.)
+//! Here p = softmax(l) is the teacher's distribution and x is the observed token. Then `argmax_k(l_k + ξ_k) = x` always
+//! holds, and over x ~ p every ξ_k is a standard Gumbel variate. (The form with `exp(−ζ_k)/p_k`, printed in the paper's
+//! appendix, has other marginals.)
 //!
-//! Shapes: logits `[V]` f32, noise `[V]` f32. ξ_x = −ln p_x − ln e_0 is computed from the log-softmax in f64: p_x itself
-//! underflows for tokens that a sure teacher did not expect.
+//! Shapes: logits `[V]` f32, noise `[V]` f32. ξ_x = −ln p_x − ln e_0 comes from the log-softmax in f64, because p_x
+//! itself underflows for tokens that a confident teacher did not expect.
 
 use crate::dispatch::Level;
 use crate::kernels::Block;
 use crate::{NoiseError, NoiseStream, ValueType, kernels};
 
-/// Softmax of one row of logits at temperature 1, kept as u_k = exp(l_k − max l) and Z = Σ u. Reusable scratch of
-/// 4·V bytes.
+/// Softmax of one row of logits at temperature 1, stored as u_k = exp(l_k − max l) and Z = Σ u. Reusable; takes 4·V
+/// bytes.
 #[derive(Debug, Clone)]
 pub struct Softmax {
     vocab: usize,
@@ -28,15 +28,15 @@ pub struct Softmax {
 }
 
 impl Softmax {
-    /// Scratch for rows of `vocab` logits.
+    /// Allocates for rows of `vocab` logits.
     ///
     /// # Errors
-    /// If no index type of the format addresses `vocab` entries.
+    /// If `vocab` is 0 or exceeds 2^32, the largest vocabulary that an index type of the format addresses.
     pub fn new(vocab: usize) -> Result<Self, NoiseError> {
         Self::at_level(vocab, Level::detect())
     }
 
-    /// As [`Self::new`], with the instructions of one level (the results are the same).
+    /// As [`Self::new`], with the instructions of one level. The results are the same.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -47,10 +47,10 @@ impl Softmax {
         Ok(Self { vocab, level, u: kernels::zeros(vocab), max: 0.0, z: 1.0, ln_z: 0.0 })
     }
 
-    /// Takes in a row of logits.
+    /// Computes the softmax of a row of logits.
     ///
     /// # Errors
-    /// If the row has another length, or a logit that is NaN or infinite.
+    /// If the row has another length, or holds a logit that is NaN or infinite.
     pub fn load(&mut self, logits: &[f32]) -> Result<(), NoiseError> {
         if logits.len() != self.vocab {
             return Err(NoiseError::Length { what: "a row of logits", got: logits.len(), expected: self.vocab });
@@ -66,7 +66,7 @@ impl Softmax {
         Ok(())
     }
 
-    /// V.
+    /// Vocabulary size V.
     #[must_use]
     pub fn vocab(&self) -> usize {
         self.vocab
@@ -78,8 +78,8 @@ impl Softmax {
         (f64::from(logit) - f64::from(self.max)) - self.ln_z
     }
 
-    /// ln p of an entry with this logit as it is stored: the nearest f32, but below −64 the next one down. There an f32 is
-    /// coarser than what noise of p would show, and rounded up it could make x lose in argmax(l + ξ).
+    /// ln p of an entry with this logit as it is stored: the nearest f32, but rounded down below −64. There an f32 is
+    /// coarser than the noise, and a value rounded up could make x lose in argmax(l + ξ).
     #[must_use]
     pub fn stored_logprob(&self, logit: f32) -> f32 {
         let exact = self.logprob(logit);
@@ -97,17 +97,17 @@ impl Softmax {
         self.max
     }
 
-    /// ln Z, Z = Σ exp(l − max l).
+    /// ln Z with Z = Σ exp(l − max l).
     pub(crate) fn ln_z(&self) -> f64 {
         self.ln_z
     }
 
-    /// Z.
+    /// Z = Σ exp(l − max l).
     pub(crate) fn z(&self) -> f64 {
         self.z
     }
 
-    /// e_0/Z: multiplies u_k into p_k·e_0.
+    /// e_0/Z, the factor that turns u_k into p_k·e_0.
     pub(crate) fn scale(&self, e0: f32) -> f32 {
         (f64::from(e0) / self.z) as f32
     }
@@ -121,7 +121,7 @@ impl Softmax {
     }
 }
 
-/// What a row of logits says about the observed token.
+/// Log-probability and log-partition that a row of logits gives for the observed token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
     /// ln p_x.
@@ -137,13 +137,14 @@ pub(crate) fn check_token(x: u32, vocab: usize, stream: &NoiseStream) -> Result<
     Err(NoiseError::Token { sequence_id: stream.sequence_id, position: stream.position, token: x, vocab })
 }
 
-/// e_k of every vocabulary entry into `out` (`[V]`); returns e_0. Independent Exp(1) variates, fixed by the stream.
+/// Writes e_k of every vocabulary entry to `out` (`[V]`) and returns e_0: independent Exp(1) variates that `stream`
+/// determines.
 pub fn exponentials(stream: &NoiseStream, out: &mut [f32]) -> f32 {
     kernels::exponentials(Level::detect(), stream, out);
     stream.auxiliary_exponential()
 }
 
-/// Dense posterior noise ξ (`[V]` f32) of token `x`, for the codec `dense`.
+/// Computes dense posterior noise ξ (`[V]` f32) of token `x`, for the codec `dense`.
 ///
 /// ```
 /// use stillhouse_noise::{DrawKey, NoiseStream, Softmax, dense_noise};
@@ -170,7 +171,7 @@ pub fn dense_noise(
     dense_noise_of_loaded(softmax, logits, x, stream, out)
 }
 
-/// [`dense_noise`] of the row that `softmax` already holds: for several draws of one row.
+/// [`dense_noise`] of the row that `softmax` already holds, for several draws of one row.
 ///
 /// # Errors
 /// On a wrong length or a token outside the vocabulary.
@@ -198,8 +199,8 @@ pub fn dense_noise_of_loaded(
     Ok(Row { logprob_x: softmax.stored_logprob(logits[x as usize]), logsumexp: softmax.logsumexp() as f32 })
 }
 
-/// Noise of a position that is given or padding, not predicted: p is one-hot at `x`, so ξ_k = −ln e_k for k ≠ x and
-/// ξ_x = −ln e_0, prior noise throughout. The same as [`crate::decode`] with ln p_x = 0 and no corrections.
+/// Noise of a position that is not predicted, such as given text or padding. p is one-hot at `x`, so ξ_k = −ln e_k for
+/// k ≠ x and ξ_x = −ln e_0: prior noise throughout. Equals [`crate::decode`] with ln p_x = 0 and no corrections.
 ///
 /// # Errors
 /// If `x` is not below the length of `out`.
@@ -211,14 +212,14 @@ pub fn prior_noise(x: u32, stream: &NoiseStream, out: &mut [f32]) -> Result<(), 
     Ok(())
 }
 
-/// Noise of teacher-generated text (sequential extraction): ξ_k = −ln e_k for every k; e_0 is not used.
+/// Noise of teacher-generated text (sequential extraction): ξ_k = −ln e_k for every k. Does not use e_0.
 pub fn sequential_noise(stream: &NoiseStream, out: &mut [f32]) {
     exponentials(stream, out);
     kernels::negative_ln(Level::detect(), out);
 }
 
-/// The next token of teacher-generated text: x = argmax_k(l_k + ξ_k) under [`sequential_noise`], a sample of
-/// softmax(l). Ties go to the lower index. `noise`: `[V]` f32, left holding ξ.
+/// Samples the next token of teacher-generated text from softmax(l): x = argmax_k(l_k + ξ_k) under
+/// [`sequential_noise`]. Ties go to the lower index. Leaves ξ in `noise` (`[V]` f32).
 ///
 /// # Errors
 /// On a wrong length, or a logit that is NaN or infinite.

@@ -4,16 +4,17 @@
 //! t = min(u, 1 − u),  u = exp(−E)        w = −ln(4·t·(1 − t))        |z| = (1 − 2t)·P(w)   for w < 5, Q(√w) above
 //! ```
 //!
-//! Where u > ½, t is taken as 1 − exp(−E) without a subtraction, so both tails keep their full precision: u itself
-//! rounds to 1 for the ξ that matter most. P and Q are least-squares fits of relative error 1e-7 and 4e-7 over
-//! E ≤ 46, which is twice the largest Exp(1) variate of a word. The form is that of Giles 2012 ("Approximating the
-//! erfinv function").
+//! Where u > ½, the code computes t as 1 − exp(−E) without a subtraction, so both tails keep their full precision: u
+//! itself rounds to 1 for the largest ξ, which matter most. P and Q are least-squares fits with relative errors of 1e-7
+//! and 4e-7 over E ≤ 46, twice the largest Exp(1) variate of a word. They have the form of Giles 2012 ("Approximating
+//! the erfinv function").
 //!
-//! The ξ_x of an unlikely token has no bound, so [`normal_of_gumbel`] does a single one in f64 by Newton steps.
+//! The ξ_x of an unlikely token has no bound, so [`normal_of_gumbel`] computes that single value in f64 by Newton
+//! steps.
 
 use crate::math::{exp_f32, expm1_neg_f32, ln_f32};
 
-/// Beyond this E no valid noise lies, and the fit ends.
+/// Largest E of the fit. No valid noise exceeds it.
 const E_MAX: f32 = 48.0;
 
 /// z of one E > 0 in vector lanes, within 3e-6 (relative to max(1, |z|)) of the exact value for E in [1e-10, 46].
@@ -64,7 +65,7 @@ const TAIL: [f32; 10] = [
 pub(crate) fn normal_of_gumbel(xi: f64) -> f64 {
     let e = libm::exp(-xi);
     let upper = e < std::f64::consts::LN_2;
-    // L = −ln t; t ≤ ½. For large ξ, 1 − exp(−E) is E to the last bit, also where E underflows.
+    // tail = L = −ln t, with t ≤ ½. For large ξ, 1 − exp(−E) equals E to the last bit, even where E underflows.
     let tail = if !upper {
         e
     } else if xi > 40.0 {
@@ -76,13 +77,14 @@ pub(crate) fn normal_of_gumbel(xi: f64) -> f64 {
     if upper { z } else { -z }
 }
 
-/// z ≥ 0 with −ln(1 − Φ(z)) = l, for l ≥ ln 2, by Newton's method on F(z) = −ln(1 − Φ(z)), which is convex.
+/// Solves −ln(1 − Φ(z)) = l for z ≥ 0 and l ≥ ln 2, by Newton's method on F(z) = −ln(1 − Φ(z)), which is convex.
 fn upper_quantile(l: f64) -> f64 {
     const SQRT_2: f64 = std::f64::consts::SQRT_2;
     let ln_sqrt_tau = 0.5 * libm::log(std::f64::consts::TAU);
-    let mut z = libm::sqrt(2.0 * (l - std::f64::consts::LN_2).max(0.0)); // 1 − Φ(z) ≤ ½·exp(−z²/2): from above
+    let mut z = libm::sqrt(2.0 * (l - std::f64::consts::LN_2).max(0.0)); // starts above z: 1 − Φ(z) ≤ ½·exp(−z²/2)
     for _ in 0..60 {
-        // Mills' ratio (1 − Φ)/φ: erfc where it is a normal number, the continued fraction z + 1/(z + 2/(z + 3/…)) above
+        // Mills' ratio (1 − Φ)/φ, from erfc where erfc is a normal number, else by the continued fraction
+        // z + 1/(z + 2/(z + 3/…)).
         let half_square = 0.5 * z * z;
         let mills = if z < 8.0 {
             0.5 * libm::erfc(z / SQRT_2) * libm::exp(half_square + ln_sqrt_tau)
@@ -110,7 +112,7 @@ mod tests {
             let xi = -libm::log(-libm::log(u));
             assert!((normal_of_gumbel(xi) - z).abs() < 1e-12, "{u}: {}", normal_of_gumbel(xi));
         }
-        // 1 − u = e^−ξ in the tail: Φ⁻¹(1 − 1e-20) and 1e-300
+        // Tail: 1 − u = e^−ξ. Checks Φ⁻¹ at 1 − 1e-20 and at 1 − 1e-300.
         assert!((normal_of_gumbel(20.0 * 10f64.ln()) - 9.262_340_089_798_408).abs() < 1e-12);
         assert!((normal_of_gumbel(300.0 * 10f64.ln()) - 37.047_096_299_361_2).abs() < 1e-10);
         for xi in [1e3, 1e5, 1e30] {

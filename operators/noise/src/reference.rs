@@ -1,5 +1,5 @@
-//! The passes over a row as one would write them first, one entry after another: what the vector passes are compared with,
-//! bit for bit, for every level of instructions that the machine has.
+//! Straightforward versions of the passes over a row, one entry after another. The tests compare the vector passes with
+//! them, bit for bit, at every instruction level of the machine.
 
 use crate::kernels::{self, Block, BlockSums};
 use crate::philox::BLOCK;
@@ -10,7 +10,7 @@ use crate::{
 const VOCABULARIES: [usize; 10] = [1, 2, 5, 63, 1000, 1023, 1024, 1025, 3001, 50_257];
 const ROWS: u64 = 8;
 
-/// Philox4x32-10 from the paper, in 32 bits.
+/// Philox4x32-10 as in the paper, in 32-bit arithmetic.
 fn philox(mut c: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let a = u64::from(c[0]) * 0xD251_1F53;
@@ -21,7 +21,7 @@ fn philox(mut c: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// e of a word by the steps of the format's f32 version, with the sign changed last.
+/// e of a word by the steps of the format's f32 version; the negation comes last.
 fn exponential(r: u32) -> f32 {
     let (f, n) = if r < 1_257_966_796 {
         (-((r as f32 + 0.5) * 2f32.powi(-32)), 0.0)
@@ -45,7 +45,7 @@ fn exponential(r: u32) -> f32 {
     -((f + ((p * f * z + n * -2.121_944_4e-4) - 0.5 * z)) + n * 0.693_359_4)
 }
 
-/// The sum (or another fold) of a block, the upper half onto the lower until one is left.
+/// Folds a block with `f` (such as a sum): the upper half onto the lower half until one value is left.
 fn fold(block: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut values = block.to_vec();
     while values.len() > 1 {
@@ -55,7 +55,7 @@ fn fold(block: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     values[0]
 }
 
-/// Flat, peaked, Zipf-like with a long tail, ties, excluded entries.
+/// Logits of five kinds: flat, peaked, Zipf-like with a long tail, with ties, with excluded entries.
 fn logits(vocab: usize, row: u64) -> Vec<f32> {
     let mut u = keyed_uniforms(row, "reference", vocab as u64, 0);
     let logit = |_| {
@@ -107,7 +107,7 @@ fn words_and_exponentials() {
     });
 }
 
-/// Words at which the branches meet, at both ends, and every 4,099th.
+/// Compares words around the branch point, at both ends of the range, and every 4,099th word.
 #[test]
 fn exponentials_of_words() {
     let ends = (0..70_000).chain((0..70_000).map(|i| u32::MAX - i));

@@ -1,22 +1,22 @@
-//! The noise of many tokens at once, from the columns of a batch: what a trainer reads.
+//! Decodes the noise of many tokens at once from the columns of a batch, for trainers.
 //!
 //! ```text
-//! columns of B sequences, L positions each             asked: n tokens
+//! columns of B sequences, L positions each             requested: n tokens
 //!   sequence_id [B]   input_ids, logprob [B, L]    ─►  checked, then written by rayon's threads in any order:  [n, V]
 //!   noise_count [B, D, L], corrections [*]             Philox ─► E ─► softmax | Gumbel | Gaussian | uniform
 //! ```
 //!
-//! The columns are borrowed in the types they are stored in, and the corrections are looked up for the asked tokens only.
-//! Memory beyond the output: 16 bytes per asked token, and 4·V bytes per thread for softmax.
+//! The columns are borrowed in their stored types. The decoder looks up the corrections of the requested tokens only.
+//! Memory beyond the output: 16 bytes per requested token, and 4·V bytes per thread for softmax.
 
 use half::f16;
 use rayon::prelude::*;
 
 use crate::{Correction, DenseRow, DrawKey, Element, NoiseError, NoiseStream, Output, RowWriter, StoredToken};
 
-/// Whole numbers in the type they are stored in.
+/// Integers in their stored type.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // the variants are the types
+#[allow(missing_docs)] // the variant names are the types
 pub enum Integers<'a> {
     U8(&'a [u8]),
     U16(&'a [u16]),
@@ -26,7 +26,7 @@ pub enum Integers<'a> {
 }
 
 impl Integers<'_> {
-    /// How many there are.
+    /// Number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -38,7 +38,7 @@ impl Integers<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the slice is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -65,16 +65,16 @@ impl Integers<'_> {
     }
 }
 
-/// Real numbers in the type they are stored in.
+/// Floating-point numbers in their stored type.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // the variants are the types
+#[allow(missing_docs)] // the variant names are the types
 pub enum Reals<'a> {
     F16(&'a [f16]),
     F32(&'a [f32]),
 }
 
 impl<'a> Reals<'a> {
-    /// How many there are.
+    /// Number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -83,7 +83,7 @@ impl<'a> Reals<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the slice is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -104,7 +104,7 @@ impl<'a> Reals<'a> {
     }
 }
 
-/// How the noise of a batch is stored.
+/// Stored noise of a batch, by codec.
 #[derive(Debug, Clone, Copy)]
 pub enum StoredNoise<'a> {
     /// Codec `replay`.
@@ -119,11 +119,11 @@ pub enum StoredNoise<'a> {
         logprobs: &'a [f32],
         /// `noise_count` [B, D, L].
         counts: Integers<'a>,
-        /// Where the corrections of a sequence begin [B + 1].
+        /// Index of the first correction of each sequence, and the end [B + 1].
         offsets: &'a [i64],
-        /// `noise_index`, all sequences one after the other.
+        /// `noise_index` of all sequences, concatenated.
         indices: Integers<'a>,
-        /// `noise_logprob`, likewise.
+        /// `noise_logprob` of all sequences, concatenated.
         values: Reals<'a>,
     },
     /// Codec `dense`: `noise` [B, D, L, V].
@@ -133,24 +133,24 @@ pub enum StoredNoise<'a> {
 /// The noise columns of B sequences.
 #[derive(Debug, Clone, Copy)]
 pub struct StoredColumns<'a> {
-    /// B.
+    /// Number of sequences B.
     pub rows: usize,
-    /// D.
+    /// Number of draws D.
     pub draws: usize,
-    /// L.
+    /// Positions per sequence L.
     pub length: usize,
-    /// V.
+    /// Vocabulary size V.
     pub vocab: usize,
     /// The columns.
     pub noise: StoredNoise<'a>,
 }
 
-/// Which tokens, in the order of the output.
+/// The requested tokens, in the order of the output.
 #[derive(Debug, Clone, Copy)]
 pub enum Asked<'a> {
-    /// All B·L.
+    /// All B·L tokens.
     All,
-    /// Numbers row·L + position.
+    /// Tokens by number row·L + position.
     Flat(&'a [i64]),
 }
 
@@ -189,11 +189,11 @@ impl StoredColumns<'_> {
         }
     }
 
-    /// Where the corrections of every asked token begin and end, for codec `replay`.
+    /// Returns the index range of the corrections of every requested token, for codec `replay`.
     fn spans(&self, draw: usize, asked: Asked<'_>, n: usize) -> Result<Vec<(u64, u64)>, NoiseError> {
         let StoredNoise::Replay { counts, offsets, .. } = self.noise else { return Ok(Vec::new()) };
         let mut spans = Vec::with_capacity(n);
-        // Asked tokens mostly ascend within a row, so the running sum goes on from the one before.
+        // Requested tokens mostly ascend within a row, so the running sum continues from the token before.
         let (mut row, mut at, mut begin) = (usize::MAX, 0, 0);
         for i in 0..n {
             let (r, position) = self.token(asked, i);
@@ -205,7 +205,8 @@ impl StoredColumns<'_> {
             begin += counts.sum(before + at..before + position);
             at = position;
             let end = begin + counts.get(before + position);
-            // A negative count could lead out of the row; the sums agree with the offsets, so unsigned ones cannot.
+            // Checks for negative counts, which could point outside the row. Non-negative counts cannot: their sums
+            // match the offsets.
             if begin < offsets[r] || end < begin || end > offsets[r + 1] {
                 return Err(NoiseError::Counts {
                     row: r,
@@ -218,7 +219,7 @@ impl StoredColumns<'_> {
         Ok(spans)
     }
 
-    /// Row and position of asked token i.
+    /// Row and position of requested token i.
     fn token(&self, asked: Asked<'_>, i: usize) -> (usize, usize) {
         let flat = match asked {
             Asked::All => i,
@@ -227,7 +228,7 @@ impl StoredColumns<'_> {
         (flat / self.length, flat % self.length)
     }
 
-    /// One asked token.
+    /// Writes one requested token.
     fn write<T: Element>(
         &self,
         writer: &mut RowWriter,
@@ -248,26 +249,27 @@ impl StoredColumns<'_> {
                 let (begin, end) = span.unwrap_or_default();
                 corrections.clear();
                 corrections.extend((begin as usize..end as usize).map(|i| Correction {
-                    index: u32::try_from(indices.get(i)).unwrap_or(u32::MAX), // told as an error below
+                    index: u32::try_from(indices.get(i)).unwrap_or(u32::MAX), // `replay` reports it as an error
                     logprob: values.get(i),
                 }));
-                let token = tokens[at] as u32; // a negative one is above every vocabulary
+                let token = tokens[at] as u32; // a negative token exceeds every vocabulary
                 writer.replay(&StoredToken { token, logprob: logprobs[at], corrections }, &stream, out)
             }
         }
     }
 }
 
-/// Every row of `out` by `write`, with one scratch per task; of several errors, the first row's.
+/// Writes every row of `out` with `write`, one scratch per task. Of several errors, returns that of the first row.
 fn for_rows<T: Element, S>(
     vocab: usize,
     out: &mut [T],
     scratch: impl Fn() -> S + Sync,
     write: impl Fn(&mut S, usize, &mut [T]) -> Result<(), NoiseError> + Sync,
 ) -> Result<(), NoiseError> {
-    // A pool of the caller's, or this thread: rayon would otherwise start its global pool, which a fork does not survive.
+    // Uses the caller's pool or this thread. Otherwise rayon would start its global pool, which does not survive a
+    // fork.
     let threads = rayon::current_thread_index().map_or(1, |_| rayon::current_num_threads());
-    // Enough rows per task that scratch is made rarely, few enough that all threads have work.
+    // Enough rows per task that scratch is allocated rarely, and few enough that all threads have work.
     let per_task = (out.len() / vocab / (8 * threads)).clamp(1, 64);
     let task = |(t, rows): (usize, &mut [T])| {
         let mut scratch = scratch();
@@ -284,12 +286,13 @@ fn for_rows<T: Element, S>(
     failed.map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// The noise of the asked tokens under one draw, into `out` [n, V].
+/// Writes the noise of the requested tokens under one draw to `out` [n, V].
 ///
-/// Inside a rayon pool it uses its threads; outside it stays on the calling thread.
+/// Inside a rayon pool it uses that pool's threads. Outside it stays on the calling thread.
 ///
 /// # Errors
-/// If columns do not fit together, a token or correction is outside the vocabulary, or a number asked for is not there.
+/// If columns do not match each other, a token or correction is outside the vocabulary, or a requested draw or token
+/// does not exist.
 pub fn replay_rows<T: Element>(
     columns: &StoredColumns<'_>,
     draw: usize,
@@ -320,13 +323,13 @@ pub fn replay_rows<T: Element>(
     )
 }
 
-/// Prior noise ξ_k = −ln e_k of (sequence, position) pairs under one draw, into `out` [n, V]: what teacher-generated text
-/// was sampled with, and what a student is given at inference.
+/// Writes prior noise ξ_k = −ln e_k of (sequence, position) pairs under one draw to `out` [n, V]. Teacher-generated
+/// text was sampled with it, and a student gets it at inference.
 ///
 /// Threads as in [`replay_rows`].
 ///
 /// # Errors
-/// On lengths that do not fit together, or a position beyond 32 bits.
+/// If lengths do not match, or a position exceeds 32 bits.
 pub fn prior_rows<T: Element>(
     key: DrawKey,
     vocab: usize,

@@ -1,7 +1,7 @@
-//! Many rows at once: one teacher slice [n, V] to columns, in parallel and in a fixed order.
+//! Encodes many rows at once: one teacher slice [n, V] to columns, in parallel and in a fixed order.
 //!
-//! A row is a predicted position. Rows are encoded by rayon's threads in any order and put together in row order, so
-//! neither results nor errors depend on the number of threads. Scratch: 12·V bytes per thread, kept in a pool.
+//! A row is a predicted position. Rayon's threads encode rows in any order, and the results are collected in row order.
+//! So neither results nor errors depend on the number of threads. Scratch: 12·V bytes per thread, kept in a pool.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::{Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, Tolerance, ValueType};
 
-/// A slice of teacher output with what was observed there.
+/// A slice of teacher logits with the observed tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
     /// Logits [n, V].
@@ -20,33 +20,34 @@ pub struct Rows<'a> {
     pub positions: &'a [u32],
     /// Packed sequences `[n]`.
     pub sequence_ids: &'a [u64],
-    /// Positions that are given or padding `[n]`, or empty for none: ln p_x = 0, no corrections, logits not read.
+    /// Mask of given or padding positions `[n]`; empty for none. These get ln p_x = 0 and no corrections, and their
+    /// logits are not read.
     pub certain: &'a [bool],
 }
 
 /// The columns of n rows and D draws. Lists are row-major: list `row·D + draw`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RowsEncoded {
-    /// D.
+    /// Number of draws D.
     pub draws: usize,
     /// ln p_x `[n]`.
     pub logprob: Vec<f32>,
-    /// Number of corrections [n·D].
+    /// Number of corrections per list [n·D].
     pub counts: Vec<u32>,
-    /// Where the corrections of a list begin [n·D + 1].
+    /// Index of the first correction of each list, and the end [n·D + 1].
     pub offsets: Vec<usize>,
     /// Vocabulary entries of all corrections, in ascending order within a list; an entry may occur more than once.
     pub indices: Vec<u32>,
-    /// Their ln p_k, rounded to the stored type; exponentials of the same entry add up to p_k.
+    /// Their ln p_k, rounded to the stored type. The exponentials of several values of one entry add up to p_k.
     pub logprobs: Vec<f32>,
-    /// Largest total variation of a row and draw; 0 for no rows.
+    /// Largest total variation of a row and draw; 0 without rows.
     pub max_total_variation: f64,
-    /// Mean total variation over the predicted rows and draws; 0 for none.
+    /// Mean total variation over the predicted rows and draws; 0 if there are none.
     pub mean_total_variation: f64,
 }
 
 impl RowsEncoded {
-    /// Indices and values of one row and draw.
+    /// Returns the indices and values of one row and draw.
     #[must_use]
     pub fn corrections(&self, row: usize, draw: usize) -> (&[u32], &[f32]) {
         let list = row * self.draws + draw;
@@ -55,7 +56,7 @@ impl RowsEncoded {
     }
 }
 
-/// One row, all draws.
+/// The results of one row, all draws.
 #[derive(Default)]
 struct RowEncoded {
     logprob: f32,
@@ -64,7 +65,7 @@ struct RowEncoded {
     total_variation: Vec<f64>,
 }
 
-/// Encodes slices of rows; share one between threads and calls.
+/// Encodes slices of rows. Threads and calls can share one.
 #[derive(Debug)]
 pub struct RowEncoder {
     vocab: usize,
@@ -74,7 +75,7 @@ pub struct RowEncoder {
     spare: Mutex<Vec<Encoder>>,
 }
 
-/// An encoder on loan from the pool.
+/// An encoder borrowed from the pool; dropping it returns it.
 struct Loan<'a> {
     encoder: Option<Encoder>,
     spare: &'a Mutex<Vec<Encoder>>,
@@ -89,10 +90,10 @@ impl Drop for Loan<'_> {
 }
 
 impl RowEncoder {
-    /// An encoder of rows of `vocab` logits.
+    /// Creates an encoder for rows of `vocab` logits.
     ///
     /// # Errors
-    /// If no index type of the format addresses `vocab` entries.
+    /// If `vocab` is 0 or exceeds 2^32, the largest vocabulary that an index type of the format addresses.
     pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
         let first = Encoder::new(vocab, tolerance, value_type)?;
         Ok(Self { vocab, tolerance, value_type, condition: true, spare: Mutex::new(vec![first]) })
@@ -111,11 +112,12 @@ impl RowEncoder {
         Loan { encoder, spare: &self.spare }
     }
 
-    /// Encodes n rows under the draws' keys, on rayon's current thread pool. Calls `also` for each row with its softmax, its logits `[V]` and
-    /// its number, and returns the results `[n]`; a certain position, whose logits are not read, has the default.
+    /// Encodes n rows under the keys of the draws, on rayon's current thread pool. Calls `also` for each row with its
+    /// softmax, its logits `[V]` and its number, and returns the results `[n]`. A certain position, whose logits are
+    /// not read, gets the default.
     ///
     /// # Errors
-    /// The error of the first row that has one, or a column of the wrong length.
+    /// Returns the error of the first failing row, or an error if a column has the wrong length.
     pub fn encode_rows<T: Default + Send>(
         &self,
         rows: &Rows<'_>,

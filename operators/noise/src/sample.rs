@@ -1,44 +1,46 @@
-//! Text that a teacher writes: the token that wins under the seed's own noise, also of a teacher that is cut short.
+//! Samples the tokens of teacher-written text with the noise of the seed, optionally with temperature, top-k and top-p.
 //!
 //! ```text
-//!   x = argmax over A of  l_k / T + ξ_k          ξ_k = −ln e_k, all of the stream's own; e_0 is not used
-//!   A = all of V  ─►  the top_k likeliest  ─►  of these the fewest whose probabilities under softmax(l / T) reach top_p
+//!   x = argmax over A of  l_k / T + ξ_k          ξ_k = −ln e_k for every k of the stream; e_0 is not used
+//!   A = all of V  ─►  the top_k most likely  ─►  the smallest prefix whose mass under softmax(l / T) reaches top_p
 //! ```
 //!
-//! At T = 1 over all of V, x is a sample of softmax(l) (Gumbel 1954; Maddison et al. 2014, "A* Sampling", section 2) and ξ the noise that
-//! Gumbel distillation conditions a student on. Otherwise x is a sample of softmax(l / T) over A, and ξ says nothing of softmax(l). T = 0
-//! is the likeliest entry. Scores are f64 sums of the f32 logits and noises; ties, of scores and of logits, go to the lower index.
+//! At T = 1 over all of V, x is a sample of softmax(l) (Gumbel 1954; Maddison et al. 2014, "A* Sampling", section 2),
+//! and ξ is the noise that Gumbel distillation conditions a student on. Otherwise x is a sample of softmax(l / T) over
+//! A, and ξ carries no information about softmax(l). T = 0 selects the most likely entry. Scores are f64 sums of the
+//! f32 logits and noises. Ties of scores and of logits go to the lower index.
 //!
-//! Shapes: logits `[V]` f32. Cost per token: one word and one logarithm per entry; with top_p one exponential more, and a partial sort.
+//! Shapes: logits `[V]` f32. Cost per token: one word and one logarithm per entry. top_p adds one exponential per entry
+//! and a partial sort.
 
 use crate::{NoiseError, NoiseStream, Softmax, sequential_noise, top_k_of_loaded};
 
-/// How many of the likeliest entries are looked at first where top_p alone says how many there are.
+/// Number of most likely entries to examine first if only top_p limits their number.
 const FIRST_LOOK: usize = 64;
 
-/// How a token is chosen.
+/// Parameters of the choice of a token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// T: logits are divided by it; 0 for the likeliest entry.
+    /// Temperature T, which divides the logits; 0 selects the most likely entry.
     pub temperature: f64,
-    /// So many of the likeliest entries; 0 for all.
+    /// Number of most likely entries to keep; 0 for all.
     pub top_k: usize,
-    /// Of those the fewest whose probabilities reach it; 1 for all.
+    /// Keeps the smallest set of these whose probability reaches `top_p`; 1 for all.
     pub top_p: f64,
 }
 
 impl Sampling {
-    /// The teacher's own distribution.
+    /// Samples the teacher's own distribution.
     pub const PLAIN: Self = Self { temperature: 1.0, top_k: 0, top_p: 1.0 };
 
-    /// Whether tokens are samples of softmax(l), so that the noise is a posterior's.
+    /// Whether tokens are samples of softmax(l), so that the noise is posterior noise.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         *self == Self::PLAIN
     }
 }
 
-/// Chooses tokens; scratch of 8·V bytes.
+/// Samples tokens. Holds scratch of 8·V bytes.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
@@ -46,29 +48,29 @@ pub struct Sampler {
     noise: Vec<f32>,
 }
 
-/// Which entries are in A: all of them, or these with their logits, falling.
+/// The set A: all entries, or these with their logits, in descending order.
 enum Left {
     All,
     Some(Vec<(u32, f32)>),
 }
 
 impl Sampler {
-    /// For rows of `vocab` logits.
+    /// Creates a sampler for rows of `vocab` logits.
     ///
     /// # Errors
-    /// If no index type of the format addresses `vocab` entries.
+    /// If `vocab` is 0 or exceeds 2^32, the largest vocabulary that an index type of the format addresses.
     pub fn new(vocab: usize, sampling: Sampling) -> Result<Self, NoiseError> {
         Ok(Self { sampling, softmax: Softmax::new(vocab)?, noise: vec![0.0; vocab] })
     }
 
-    /// The token at a position, and its score's lead before the next best one (∞ where there is none).
+    /// Returns the token at a position, and the lead of its score over the next best one (∞ if there is none).
     ///
     /// # Errors
-    /// On a wrong length, or a logit that is NaN or infinite.
+    /// If the length is wrong, or a logit is NaN or infinite.
     pub fn sample(&mut self, logits: &[f32], stream: &NoiseStream) -> Result<(u32, f64), NoiseError> {
         self.load(logits, stream)?;
         let (mut best, mut next) = ((0, f64::NEG_INFINITY), f64::NEG_INFINITY);
-        // ties go to the lower index: entries are looked at in their order
+        // Entries come in index order, so ties go to the lower index.
         self.each(&self.left(logits, 0.0, true), logits, |k, score| {
             if score > best.1 {
                 next = best.1;
@@ -80,13 +82,15 @@ impl Sampler {
         Ok((best.0, best.1 - next))
     }
 
-    /// By how much the score of `token` leads before every other entry's (below 0: it loses), where no logit is off by more than `off`.
+    /// Returns the lead of the score of `token` over all other entries, for logits with an error of at most `off`. A
+    /// negative lead means that the token loses.
     ///
-    /// An entry is compared with where it is in A whatever those errors are; −∞ where the token is in A with none of them. So a token that
-    /// was sampled from logits l′, |l′ − l| ≤ off, leads by at least −2·off/T here: its own score and a rival's each move by off/T.
+    /// Only entries that are in A under all such errors count as rivals. The result is −∞ if the token is in A under
+    /// none of them. A token that was sampled from logits l′ with |l′ − l| ≤ off therefore has a lead of at least
+    /// −2·off/T: its own score and the rival's each move by at most off/T.
     ///
     /// # Errors
-    /// As [`Self::sample`], and with a token outside of the vocabulary.
+    /// As [`Self::sample`], or if the token is outside the vocabulary.
     pub fn lead(&mut self, logits: &[f32], token: u32, stream: &NoiseStream, off: f64) -> Result<f64, NoiseError> {
         self.load(logits, stream)?;
         crate::posterior::check_token(token, logits.len(), stream)?;
@@ -119,7 +123,7 @@ impl Sampler {
         }
     }
 
-    /// The scores of A, by rising index.
+    /// Calls `see` with the score of every entry of A, by ascending index.
     fn each(&self, left: &Left, logits: &[f32], mut see: impl FnMut(u32, f64)) {
         match left {
             Left::All => logits.iter().zip(0..).for_each(|(l, k)| see(k, self.score(k, *l))),
@@ -131,7 +135,8 @@ impl Sampler {
         }
     }
 
-    /// A, where every logit may be off by `off`: the entries that may be in it, or those that are in any case.
+    /// Returns A for logits with an error of at most `off`: with `may` the entries that are possibly in A, else those
+    /// that certainly are.
     fn left(&self, logits: &[f32], off: f64, may: bool) -> Left {
         let Sampling { temperature, top_k, top_p } = self.sampling;
         let top_k = if top_k == 0 { logits.len() } else { top_k.min(logits.len()) };
@@ -148,15 +153,16 @@ impl Sampler {
             false if top_k < logits.len() => top(top_k).map(|(_, l)| weight(l)).sum(),
             false => logits.iter().map(|l| weight(*l)).sum(),
         };
-        // of shares: each weight and their sum move by a factor of e^(off/T)
+        // Bound for shares: a weight and the sum of weights each change by a factor of at most e^(off/T).
         let (factor, margin) = (libm::exp(2.0 * off / temperature), 2.0 * off);
         loop {
-            // with errors, entries near the last one may change places with it
+            // With errors, entries near the last one may swap places with it.
             let entries: Vec<(u32, f32)> = top((looked_at + 1).min(logits.len())).collect();
             let wide = if off > 0.0 { top(logits.len().min(4 * looked_at + 64)).collect() } else { entries };
             let mut shares = vec![0.0];
             wide.iter().for_each(|(_, l)| shares.push(shares[shares.len() - 1] + weight(*l) / total));
-            // how many come before an entry, and their share: those above it beyond doubt, or all that may be
+            // Count and total share of the entries before entry i: those certainly above it (`may`), else all possibly
+            // above it.
             let before = |i: usize| {
                 let (own, places) =
                     (f64::from(wide[i].1), |bound: f64| wide.partition_point(|(_, l)| f64::from(*l) >= bound));
@@ -197,7 +203,7 @@ mod tests {
         (0..vocab).map(|_| (spread * (uniforms.next_f64() - 0.5)) as f32).collect()
     }
 
-    /// The definition, written down once more: sort everything, cut, take the best.
+    /// The definition, implemented directly: sort everything, cut, take the best.
     fn by_definition(logits: &[f32], sampling: Sampling, stream: &NoiseStream) -> u32 {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
@@ -244,7 +250,7 @@ mod tests {
                     assert_eq!(token, by_definition(&logits, sampling, &stream), "{sampling:?} of {vocab}");
                     let again = sampler.lead(&logits, token, &stream, 0.0).unwrap();
                     assert!(again == lead || (again - lead).abs() < 1e-12, "{sampling:?}: {again}, {lead}");
-                    // any other loses by as much at least, or is not in A
+                    // Any other token loses by at least the same lead, or is not in A.
                     let other = (token + 1) % vocab as u32;
                     assert!(sampler.lead(&logits, other, &stream, 0.0).unwrap() <= -lead.min(1e300), "{sampling:?}");
                     if sampling.is_plain() {
@@ -256,7 +262,8 @@ mod tests {
         }
     }
 
-    /// The bound of [`Sampler::lead`]: whatever errors of at most `off` do, what was sampled with them leads by −2·off/T without them.
+    /// Proves the bound of [`Sampler::lead`]: a token sampled with errors of at most `off` leads by at least −2·off/T
+    /// without them.
     #[test]
     fn errors_of_logits_cost_a_lead_no_more_than_is_said() {
         let mut close = 0;
@@ -279,7 +286,8 @@ mod tests {
         assert!(close > 5, "errors that change nothing show nothing: {close}");
     }
 
-    /// Of 20,000 tokens, as often as softmax(l / T) over A says, within four standard deviations.
+    /// Among 20,000 samples, each token occurs as often as softmax(l / T) over A predicts, within four standard
+    /// deviations.
     #[test]
     fn samples_are_of_the_distribution_that_is_left() {
         let logits = [1.0f32, 0.2, -0.5, 2.0, -3.0];

@@ -1,22 +1,24 @@
-//! Other signals of a teacher that students are trained on, from the logits l `[V]` of one row while its softmax is at hand.
+//! Other teacher signals for training students, computed from the logits l `[V]` of one row while its softmax is in
+//! memory.
 //!
 //! | signal | definition | error |
 //! |---|---|---|
 //! | log-partition at T | ln Σ_k exp(l_k / T) | 1e-5 nat, or half a unit in the last place of its f32 where that is more |
 //! | entropy | −Σ_k p_k · ln p_k, nat | 1e-5 nat |
-//! | candidates | ln p_k of given k | half a unit in the last place, 1e-6 at least |
+//! | candidates | ln p_k of given k | half a unit in the last place, at least 1e-6 |
 //! | sampled logits | N draws from q ∝ p^t, as distinct tokens with counts | unbiased: E\[count_k / N · p_k / q_k\] = p_k |
-//! | top-p | the fewest of the likeliest that hold a mass, and ln of what is left | tail: 1e-5, relative |
+//! | top-p | the smallest set of most likely entries that holds a mass, and ln of the remaining mass (tail) | tail: 1e-5, relative |
 //!
-//! Sampled logits are Sparse Logit Sampling (arXiv 2503.16870, section 3): with t = 1 the weight of a drawn token is count/N and needs
-//! nothing else; with another t it is count/N · p/q, **not** divided by its sum over the row, which would bias it.
+//! Sampled logits implement Sparse Logit Sampling (arXiv 2503.16870, section 3). With t = 1 the weight of a drawn token
+//! is count/N. With another t it is count/N · p/q, **not** divided by its sum over the row, which would bias it.
 //!
 //! ```text
-//!   sums of q by blocks of 1,024 ─► N keyed uniforms, sorted, times the total ─► block ─► entry ─► runs of equal entries
+//!   sums of q by blocks of 1,024 ─► N keyed uniforms, sorted, times the total ─► block ─► entry ─► runs of equal ones
 //! ```
 //!
-//! Cost: a pass of one exponential per entry for each temperature that is not 1 and for the draws, one of a product for the entropy, one of
-//! a sum for the tail. No memory beyond a block. Entries with (l − max l)/T below −60 count as 0, which is 1e-26 of the largest.
+//! Cost: one pass with one exponential per entry for each temperature other than 1 and for the draws; one pass with a
+//! product per entry for the entropy; one pass with a sum for the tail. Memory: one block. Entries with (l − max l)/T
+//! below −60 count as 0; they are at most 1e-26 of the largest.
 
 use std::cmp::Ordering;
 
@@ -24,64 +26,64 @@ use crate::kernels::{self, Block};
 use crate::philox::BLOCK;
 use crate::{KeyedUniforms, NoiseError, Softmax, keyed_uniforms, top_k_of_loaded};
 
-/// Purpose of the uniforms of sampled logits; their stream is the position.
+/// Purpose of the uniforms of sampled logits. Their stream number is the position.
 const PURPOSE: &str = "sampled_logits";
 
-/// What is asked for, beside noise and top-k.
+/// The requested signals, besides noise and top-k.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Signals {
     /// Temperatures of the log-partitions.
     pub temperatures: Vec<f64>,
-    /// Whether the entropy is asked for.
+    /// Whether to compute the entropy.
     pub entropy: bool,
-    /// Vocabulary entries whose ln p is asked for.
+    /// Vocabulary entries whose ln p to return.
     pub candidates: Vec<u32>,
-    /// Sampled logits.
+    /// Parameters of sampled logits.
     pub sampling: Option<LogitSampling>,
-    /// Top-p.
+    /// Parameters of top-p.
     pub top_p: Option<TopP>,
 }
 
-/// How logits are sampled.
+/// Parameters of sampled logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitSampling {
-    /// N.
+    /// Number of draws N.
     pub draws: u32,
-    /// t: the proposal is q ∝ p^t.
+    /// Exponent t of the proposal q ∝ p^t.
     pub power: f64,
     /// Seed of the draws.
     pub seed: u64,
 }
 
 impl LogitSampling {
-    /// The uniforms of a position, one for each draw.
+    /// Returns the uniforms of a position, one per draw.
     #[must_use]
     pub fn uniforms(&self, sequence_id: u64, position: u32) -> KeyedUniforms {
         keyed_uniforms(self.seed, PURPOSE, sequence_id, position)
     }
 }
 
-/// How many of the likeliest are kept.
+/// Limits of top-p.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TopP {
-    /// The probability that they hold at least, unless there are more than `most`.
+    /// Probability that the kept entries reach, unless that takes more than `most` entries.
     pub mass: f64,
-    /// The most that are kept.
+    /// Largest number of kept entries.
     pub most: usize,
 }
 
-/// A token that was drawn.
+/// A drawn token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampled {
     /// Vocabulary entry.
     pub index: u32,
-    /// How often it was drawn.
+    /// Number of times it was drawn.
     pub times: u32,
-    /// p/q; 1 where t = 1.
+    /// p/q; 1 if t = 1.
     pub ratio: f32,
 }
 
-/// The signals of one row; what was not asked for is empty or 0.
+/// The signals of one row. Signals that were not requested are empty or 0.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RowSignals {
     /// ln Σ exp(l/T) of each temperature.
@@ -90,26 +92,26 @@ pub struct RowSignals {
     pub entropy: f32,
     /// ln p of each candidate.
     pub candidates: Vec<f32>,
-    /// What was drawn, ascending by entry.
+    /// Drawn tokens, ascending by entry.
     pub sampled: Vec<Sampled>,
-    /// The likeliest entries with their ln p, falling, ties by lower entry.
+    /// The most likely entries with their ln p, in descending order, ties by lower entry.
     pub top_p: Vec<(u32, f32)>,
-    /// ln of the probability of all others; −∞ where there is none, 0 where no `top_p` is asked for.
+    /// ln of the total probability of the entries outside `top_p`; −∞ if there is none, 0 if top-p was not requested.
     pub tail: f32,
 }
 
 impl Signals {
-    /// Whether nothing is asked for.
+    /// Whether no signal is requested.
     #[must_use]
     pub fn is_none(&self) -> bool {
         let Self { temperatures, entropy, candidates, sampling, top_p } = self;
         temperatures.is_empty() && !entropy && candidates.is_empty() && sampling.is_none() && top_p.is_none()
     }
 
-    /// Whether the candidates are in the vocabulary.
+    /// Checks that all candidates are in the vocabulary.
     ///
     /// # Errors
-    /// With the first that is not.
+    /// Names the first candidate that is not.
     pub fn check(&self, vocab: usize) -> Result<(), NoiseError> {
         match self.candidates.iter().find(|&&k| k as usize >= vocab) {
             Some(&token) => Err(NoiseError::Token { sequence_id: 0, position: 0, token, vocab }),
@@ -117,7 +119,7 @@ impl Signals {
         }
     }
 
-    /// The signals of a position that is certain to be a token: p is one-hot, l = ln p.
+    /// Returns the signals of a position whose token is certain: p is one-hot, l = ln p.
     #[must_use]
     pub fn certain(&self, token: u32) -> RowSignals {
         let logprob = |k: &u32| if *k == token { 0.0 } else { f32::NEG_INFINITY };
@@ -133,7 +135,7 @@ impl Signals {
     }
 }
 
-/// The signals of the row that `softmax` holds; candidates are in the vocabulary.
+/// Returns the signals of the row that `softmax` holds. The candidates must be in the vocabulary.
 #[must_use]
 pub fn signals_of_loaded(
     asked: &Signals,
@@ -186,8 +188,8 @@ fn entropy(softmax: &Softmax, logits: &[f32]) -> f64 {
     (softmax.ln_z() + sum / softmax.z()).max(0.0)
 }
 
-/// N draws from q ∝ p^t by inversion: a uniform u_i falls to the first entry at which the running sum of exp(t·(l − max)) exceeds u_i
-/// times the total.
+/// Draws N tokens from q ∝ p^t by inversion: uniform u_i selects the first entry where the running sum of
+/// exp(t·(l − max)) exceeds u_i times the total.
 fn sample(
     softmax: &Softmax,
     logits: &[f32],
@@ -229,8 +231,8 @@ fn sample(
     sampled
 }
 
-/// The entries of a block at which the running sum first exceeds each target. Added one by one the block may come to a little less than its
-/// sum: the last entry with any weight takes what is left.
+/// Calls `take` with the entry where the running sum first exceeds each target. The sum of single entries may round to
+/// a little less than the block's sum; the last entry with positive weight takes the remaining targets.
 fn in_block(block: &Block, below: f64, targets: &[f64], mut take: impl FnMut(usize)) {
     let last = block.0.iter().rposition(|v| *v > 0.0).unwrap_or(0);
     let (mut i, mut sum) = (0, below + f64::from(block.0[0]));
@@ -243,10 +245,10 @@ fn in_block(block: &Block, below: f64, targets: &[f64], mut take: impl FnMut(usi
     }
 }
 
-/// The fewest of the likeliest that hold the mass, and ln of what the others hold, which is a sum of its own: 1 − Σ p would keep nothing of a
-/// tail of 1e-9.
+/// Returns the smallest set of most likely entries that holds the mass, and ln of the mass of the others. That mass is
+/// summed on its own, because 1 − Σ p would lose a tail of 1e-9.
 fn trimmed(softmax: &Softmax, logits: &[f32], top_p: &TopP) -> (Vec<(u32, f32)>, f32) {
-    // Most rows need few entries: a larger k is asked for only where the mass is not reached.
+    // Most rows need few entries, so k grows only while the mass is not reached.
     let (mut k, mut held);
     let mut best = Vec::new();
     let mut asked = 16.min(top_p.most);
@@ -307,7 +309,7 @@ mod tests {
         (0..vocab).map(|_| (scale * (uniforms.next_f64() + uniforms.next_f64() - 1.0)) as f32).collect()
     }
 
-    /// In f64: ln Σ exp(l/T), ln p.
+    /// Returns ln Σ exp(l/T) and ln p, computed in f64.
     fn exact(logits: &[f32], temperature: f64) -> (f64, Vec<f64>) {
         let l: Vec<f64> = logits.iter().map(|l| f64::from(*l) / temperature).collect();
         let max = l.iter().fold(f64::MIN, |a, b| a.max(*b));
@@ -363,7 +365,7 @@ mod tests {
         assert_eq!(got.top_p.len(), 1);
     }
 
-    /// numpy 2: float64 of l = [1, 2, 3, −4], `np.log(np.exp(l / T).sum())` and so on.
+    /// Expected values: numpy 2, float64, l = [1, 2, 3, −4], `np.log(np.exp(l / T).sum())` and so on.
     #[test]
     fn numbers_of_numpy() {
         let asked = Signals { candidates: vec![3, 1], ..all(4) };
@@ -388,7 +390,8 @@ mod tests {
         assert!(rows.iter().all(|row| *row == rows[0]));
     }
 
-    /// 2,000 positions of 50 draws: the mean estimate of every p within 4 standard errors, for t of 1 and others.
+    /// Over 2,000 positions with 50 draws, the mean estimate of every p is within 4 standard errors, for t = 1 and
+    /// others.
     #[test]
     fn sampled_logits_are_unbiased() {
         let logits = random(40, 6.0, 4);
@@ -414,7 +417,7 @@ mod tests {
                     ((mean[k] - p) / error).powi(2)
                 })
                 .sum();
-            assert!(chi > 10.0 && chi < 80.0, "t = {power}: {chi}"); // 40 entries: neither worse nor better than chance
+            assert!(chi > 10.0 && chi < 80.0, "t = {power}: {chi}"); // 40 entries: consistent with chance
         }
     }
 

@@ -6,12 +6,12 @@ use crate::kernels::{self, LANES};
 use crate::philox::BLOCK;
 use crate::{NoiseError, Softmax};
 
-/// Larger logit first, then lower index.
+/// Orders by larger logit, then by lower index.
 fn rank(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// (index, ln p) of the k largest logits (`[V]` f32), falling, ties by lower index; all V if k > V.
+/// Returns (index, ln p) of the k largest logits (`[V]` f32) in descending order, ties by lower index; all V if k > V.
 ///
 /// # Errors
 /// If there are no logits, or one is NaN or infinite.
@@ -24,10 +24,11 @@ pub fn top_k(logits: &[f32], k: usize) -> Result<Vec<(u32, f32)>, NoiseError> {
 /// [`top_k`] of the row that `softmax` holds.
 ///
 /// ```text
-/// logits ─► largest of every column of 64 ─► their k-th largest ≤ the k-th largest logit ─► columns that reach it ─► k best
+/// logits ─► maximum of every column ─► k-th largest maximum ≤ k-th largest logit ─► columns that reach it ─► k best
 /// ```
 ///
-/// A column is every 16th value of a block of 1,024, so that its largest comes of vectors without an operation across one.
+/// A column is every 16th value of a block of 1,024 (64 values), so that vector instructions find its maximum without
+/// operations across lanes.
 #[must_use]
 pub fn top_k_of_loaded(softmax: &Softmax, logits: &[f32], k: usize) -> Vec<(u32, f32)> {
     if k == 0 {
@@ -36,7 +37,7 @@ pub fn top_k_of_loaded(softmax: &Softmax, logits: &[f32], k: usize) -> Vec<(u32,
     let (blocks, tail) = logits.as_chunks::<BLOCK>();
     let mut maxima = vec![[0f32; LANES]; blocks.len()];
     kernels::column_maxima(softmax.level(), blocks, &mut maxima);
-    // k columns hold a logit of at least this, so nothing below it is among the k largest
+    // k columns hold a logit of at least `floor`, so no smaller logit is among the k largest.
     let floor = if k <= maxima.len() * LANES {
         *maxima.clone().as_flattened_mut().select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
     } else {

@@ -1,13 +1,13 @@
-//! Keyed uniforms for everything random that is not noise: partitions, orders, blocks.
+//! Keyed uniforms for all random choices that are not noise: partitions, orders, blocks.
 //!
 //! ```text
 //! s       = splitmix64(seed XOR fnv1a64(purpose))        key = (s mod 2^32, s div 2^32)
 //! counter = (c0, stream, sequence_id mod 2^32, sequence_id div 2^32)        c0 = 0, 1, 2, ...
 //! ```
 //!
-//! fnv1a64 is FNV-1a of the purpose's UTF-8 bytes, splitmix64 the output function of SplitMix64 (the constant
-//! 0x9E3779B97F4A7C15 added first). The words of a counter are used in order. The purpose keeps uses apart from each
-//! other and from the noise, whose keys come from its own seed without a hash.
+//! fnv1a64 is FNV-1a of the purpose's UTF-8 bytes. splitmix64 is the output function of SplitMix64, which first adds
+//! the constant 0x9E3779B97F4A7C15. The words of a counter are used in order. The purpose separates the uses from each
+//! other, and from the noise, whose keys come from its own seed without a hash.
 
 use crate::philox4x32_10;
 
@@ -23,7 +23,7 @@ pub const fn fnv1a64(bytes: &[u8]) -> u64 {
     hash
 }
 
-/// One output of SplitMix64 at this state.
+/// The output of SplitMix64 at state `state`.
 #[must_use]
 pub const fn splitmix64(state: u64) -> u64 {
     let z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -32,7 +32,7 @@ pub const fn splitmix64(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A stream of uniforms that (seed, purpose, sequence, stream) fix.
+/// A stream of uniforms, determined by seed, purpose, sequence and stream number.
 #[derive(Debug, Clone)]
 pub struct KeyedUniforms {
     key: [u32; 2],
@@ -41,7 +41,7 @@ pub struct KeyedUniforms {
     used: usize,
 }
 
-/// The seed of an epoch: of epoch 0 it is the seed itself, as in the package's views.
+/// The seed of an epoch. For epoch 0 it is `seed` itself, as in the views of the Python package.
 ///
 /// ```
 /// assert_eq!(stillhouse_noise::epoch_seed(42, 0), 42);
@@ -52,8 +52,8 @@ pub fn epoch_seed(seed: u64, epoch: u32) -> u64 {
     seed.wrapping_add(u64::from(epoch).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// The stream of uniforms for one purpose at one sequence. `stream` numbers independent streams of the same purpose
-/// (the draw, the view, the epoch).
+/// The stream of uniforms for one purpose at one sequence. `stream` numbers independent streams of the same purpose,
+/// such as draws, views or epochs.
 ///
 /// ```
 /// let mut uniforms = stillhouse_noise::keyed_uniforms(42, "partitions", 7, 0);
@@ -71,7 +71,7 @@ pub fn keyed_uniforms(seed: u64, purpose: &'static str, sequence_id: u64, stream
 }
 
 impl KeyedUniforms {
-    /// 32 random bits. A stream holds 2^34 words.
+    /// Returns 32 random bits. A stream holds 2^34 words.
     pub fn next_u32(&mut self) -> u32 {
         if self.used == 4 {
             self.words = philox4x32_10(self.counter, self.key);
@@ -82,18 +82,18 @@ impl KeyedUniforms {
         self.words[self.used - 1]
     }
 
-    /// 64 random bits: two words, the low one first.
+    /// Returns 64 random bits: two words, the low one first.
     pub fn next_u64(&mut self) -> u64 {
         let low = u64::from(self.next_u32());
         low | u64::from(self.next_u32()) << 32
     }
 
-    /// Uniform in [0, 1), 53 bits.
+    /// Returns a uniform in [0, 1) with 53 bits.
     pub fn next_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)
     }
 
-    /// Uniform in 0 .. n−1 without bias (Lemire 2019); 0 for n = 0.
+    /// Returns a uniform integer in 0 .. n−1 without bias (Lemire 2019); 0 for n = 0.
     pub fn below(&mut self, n: u32) -> u32 {
         let mut product = u64::from(self.next_u32()) * u64::from(n);
         if (product as u32) < n {
@@ -105,7 +105,7 @@ impl KeyedUniforms {
         (product >> 32) as u32
     }
 
-    /// A uniformly random order of `items` (Fisher and Yates, from the end).
+    /// Shuffles `items` uniformly (Fisher and Yates, from the end).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             let j = self.below((i as u32).wrapping_add(1)) as usize;

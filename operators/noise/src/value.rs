@@ -1,11 +1,12 @@
-//! The types that noise is stored in, and rounding to them in a direction of choice.
+//! The types of stored noise, with rounding to nearest, up and down.
 
 use half::f16;
 
-/// Type in which stored values are written: ln p_k of a correction, or dense ξ.
+/// Type of stored values: ln p_k of a correction, or dense ξ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ValueType {
-    /// Two bytes; one value of ln p_k is off by up to 0.004 (0.008 below −16), and entries that need more get several.
+    /// Two bytes. One ln p_k has an error of up to 0.004 (0.008 below −16); entries that need more accuracy get several
+    /// values.
     #[default]
     F16,
     /// Four bytes.
@@ -33,8 +34,8 @@ fn step(value: f16, up: bool) -> f16 {
 }
 
 impl ValueType {
-    /// The nearest value of the type. Through f32 in any case, as a direct f64 → f16 conversion rounds once or twice
-    /// depending on the CPU.
+    /// Rounds to the nearest value of the type. Always converts through f32, because a direct f64 → f16 conversion
+    /// rounds once or twice depending on the CPU.
     #[must_use]
     pub fn round(self, value: f64) -> f32 {
         match self {
@@ -43,19 +44,19 @@ impl ValueType {
         }
     }
 
-    /// The largest value of the type that is not above `value`.
+    /// The largest value of the type that is at most `value`.
     pub(crate) fn floor(self, value: f64) -> f32 {
         let nearest = self.round(value);
         if f64::from(nearest) > value { self.next(nearest, false) } else { nearest }
     }
 
-    /// The smallest value of the type that is not below `value`.
+    /// The smallest value of the type that is at least `value`.
     pub(crate) fn ceil(self, value: f64) -> f32 {
         let nearest = self.round(value);
         if f64::from(nearest) < value { self.next(nearest, true) } else { nearest }
     }
 
-    /// The value next to one of the type.
+    /// The next value of the type above or below `value`.
     fn next(self, value: f32, up: bool) -> f32 {
         match self {
             Self::F16 => step(f16::from_f32(value), up).to_f32(),
@@ -64,8 +65,8 @@ impl ValueType {
         }
     }
 
-    /// The value of the type on the other side of `exact` ≤ 0, to which `rounded` is a neighbour; none for 32 bits, where
-    /// it makes no difference, and none above 0.
+    /// The neighbour of `rounded` on the other side of `exact` ≤ 0. Returns `None` for 32 bits, where it makes no
+    /// difference, and where that neighbour is above 0.
     pub(crate) fn other_side(self, rounded: f32, exact: f64) -> Option<f32> {
         match self {
             Self::F32 => None,

@@ -1,8 +1,8 @@
-//! Exact against stored noise, in f64 and independent of the encoder: total variation, and who wins.
+//! Compares exact with stored noise, in f64 and independently of the encoder: total variation, and which token wins.
 //!
-//! Everything is computed anew from the logits and the seed: the exponentials with `log1p` in f64, the softmax in f64,
-//! the decoder's formula in f64. Cost: five f64 transcendental functions per vocabulary entry, unvectorised, so far
-//! slower than the encoder: for `verify` and tests.
+//! It recomputes everything from the logits and the seed in f64: the exponentials with `log1p`, the softmax, and the
+//! decoder's formula. Cost: five f64 transcendental functions per vocabulary entry, without vectorisation. That is far
+//! slower than the encoder, so only `verify` and tests use it.
 
 use crate::decode::{LN_WEIGHT_MAX, StoredToken};
 use crate::posterior::check_token;
@@ -18,17 +18,17 @@ fn exact_exponential(word: u32) -> f64 {
     -libm::log1p(-((f64::from(word) + 0.5) * (1.0 / 4_294_967_296.0)))
 }
 
-/// What is left of the noise of one token and draw in what is stored of it.
+/// Accuracy of the stored noise of one token and draw.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Judged {
     /// ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k|.
     pub total_variation: f64,
-    /// By how much the observed token wins in argmax_k(l_k + ξ̂_k): its score less the best other one; negative where it
-    /// loses, infinite in a vocabulary of one.
+    /// Score l_x + ξ̂_x of the observed token minus the best other score. Negative if another token wins; infinite if
+    /// the vocabulary has one entry.
     pub lead: f64,
 }
 
-/// ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k| of one token: ξ from the teacher's `logits`, ξ̂ from what is `stored`.
+/// ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k| of one token: ξ from the teacher's `logits`, ξ̂ from `stored`.
 ///
 /// # Errors
 /// If the token or a correction is outside the vocabulary, or a logit is NaN or infinite.
@@ -36,7 +36,7 @@ pub fn total_variation_of(logits: &[f32], stored: &StoredToken<'_>, stream: &Noi
     Ok(judge(logits, stored, stream)?.total_variation)
 }
 
-/// Judges the codec `replay`: ξ from the teacher's `logits` (`[V]`), ξ̂ from what is `stored`.
+/// Judges the codec `replay`: ξ from the teacher's `logits` (`[V]`), ξ̂ from `stored`.
 ///
 /// # Errors
 /// If the token or a correction is outside the vocabulary, or a logit is NaN or infinite.
@@ -55,7 +55,7 @@ pub fn judge(logits: &[f32], stored: &StoredToken<'_>, stream: &NoiseStream) -> 
     Ok(exact.against(logits, |k| if k == exact.x { xi_x } else { -libm::log(exact.e[k] + p[k] * exact.e0) }))
 }
 
-/// Judges the codec `dense`: ξ from the teacher's `logits` (`[V]`), ξ̂ is `xi` (`[V]`) as it is stored.
+/// Judges the codec `dense`: ξ from the teacher's `logits` (`[V]`), ξ̂ is the stored `xi` (`[V]`).
 ///
 /// # Errors
 /// If the token is outside the vocabulary, a logit is NaN or infinite, or the noise has another length.
@@ -66,10 +66,10 @@ pub fn judge_dense(logits: &[f32], x: u32, xi: &[f32], stream: &NoiseStream) -> 
     Ok(Exact::of(logits, x, stream)?.against(logits, |k| f64::from(xi[k])))
 }
 
-/// How two teachers, or one in two ways of computing, differ at one token.
+/// Difference between two teachers, or between two ways to compute one teacher, at one token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Compared {
-    /// ½ Σ_k |softmax(ξ)_k − softmax(ξ′)_k|, both noises from the same words.
+    /// ½ Σ_k |softmax(ξ)_k − softmax(ξ′)_k|. Both noises use the same random words.
     pub total_variation: f64,
     /// |ln p_x − ln p′_x|, nat.
     pub logprob_change: f64,
@@ -77,10 +77,10 @@ pub struct Compared {
     pub divergence: f64,
 }
 
-/// Compares what `logits` and `other` (`[V]` each) say of the observed token and of its noise.
+/// Compares the observed token's probability and noise under `logits` and under `other` (`[V]` each).
 ///
 /// # Errors
-/// If the token is outside the vocabulary, a logit is NaN or infinite, or the two have other lengths.
+/// If the token is outside the vocabulary, a logit is NaN or infinite, or the two lengths differ.
 pub fn compare(logits: &[f32], other: &[f32], token: u32, stream: &NoiseStream) -> Result<Compared, NoiseError> {
     if other.len() != logits.len() {
         return Err(NoiseError::Length {
@@ -95,7 +95,7 @@ pub fn compare(logits: &[f32], other: &[f32], token: u32, stream: &NoiseStream) 
     Ok(Compared {
         total_variation: half_distance(&a.weights, &b.weights),
         logprob_change: (ln_p(a.x) - ln_q(a.x)).abs(),
-        // what is left of equal ones is rounding
+        // For equal distributions, rounding may leave a small negative value.
         divergence: kl.max(0.0),
     })
 }
@@ -106,7 +106,7 @@ fn half_distance(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a / s - b / t).abs()).sum::<f64>() / 2.0
 }
 
-/// exp(ξ), with the one that has no bound kept in range.
+/// exp(ξ), clamped so that the unbounded ξ_x cannot overflow.
 fn weight(xi: f64) -> f64 {
     libm::exp(xi.min(LN_WEIGHT_MAX))
 }
@@ -116,7 +116,7 @@ struct Exact {
     x: usize,
     e0: f64,
     e: Vec<f64>,
-    /// exp(ξ).
+    /// exp(ξ) of each entry.
     weights: Vec<f64>,
 }
 

@@ -1,5 +1,5 @@
-//! argmax_k(l_k + ξ̂_k) = x for what is decoded, beside the tolerance: judged in f64 by code that shares nothing with the
-//! encoder, and in the f32 of a reader.
+//! Tests that argmax_k(l_k + ξ̂_k) = x holds for the decoded noise, besides the tolerance. An f64 implementation that
+//! shares no code with the encoder checks it, and an f32 argmax like a reader's.
 
 #![allow(clippy::unwrap_used)] // tests and their helpers
 
@@ -11,13 +11,13 @@ use stillhouse_noise::{
     dense_noise, judge, judge_dense, round_dense,
 };
 
-/// Many times as many cases in `make soak`.
+/// Multiplies the number of cases by 50 in `make soak`.
 fn soak(count: u32) -> u32 {
     if std::env::var_os("STILLHOUSE_SOAK").is_some_and(|value| value != "0") { count * 50 } else { count }
 }
 
 fn config(cases: u32) -> ProptestConfig {
-    // Fixed seed: a failure of CI is a failure here.
+    // Fixed seed, so that a failure in CI also occurs locally.
     ProptestConfig {
         cases: soak(cases),
         failure_persistence: None,
@@ -26,7 +26,7 @@ fn config(cases: u32) -> ProptestConfig {
     }
 }
 
-/// The winner of l + ξ in f32, ties to the lower index: numpy's and torch's argmax.
+/// The argmax of l + ξ in f32, ties to the lower index, like numpy and torch.
 fn winner(logits: &[f32], xi: &[f32]) -> usize {
     let score = |k: usize| logits[k] + xi[k];
     (1..logits.len()).fold(0, |best, k| if score(k) > score(best) { k } else { best })
@@ -63,7 +63,7 @@ impl Case {
         xi
     }
 
-    /// Whether sums of l + ξ in f32 say what exact ones do, as the format promises.
+    /// Whether sums l + ξ in f32 have the same argmax as exact ones, as the format promises for such logits.
     fn is_for_f32(&self) -> bool {
         let reach = 0.001 * self.tolerance.get().min(2.5e-4) * 2f64.powi(32); // 1,000 at the largest lead
         self.logits.iter().all(|l| f64::from(l.abs()) < reach.min(500.0))
@@ -76,7 +76,7 @@ fn cases() -> impl Strategy<Value = Case> {
     (vocabularies, numbers, 0u32..10, 1.0f64..4.69, 0.0f64..1.0, any::<bool>(), any::<bool>()).prop_map(
         |(vocab, (seed, draw, sequence_id, position), shape, exponent, pick, likely, wide)| {
             let logits = common::shaped_logits(vocab, seed, shape);
-            // an excluded token is never observed
+            // An excluded token is never observed.
             let likely = likely || shape == 9;
             Case {
                 x: if likely { common::sample(&logits, pick) } else { (pick * vocab as f64) as u32 },
@@ -124,7 +124,8 @@ proptest! {
         if case.is_for_f32() {
             prop_assert_eq!(winner(&case.logits, &xi), case.x as usize);
         }
-        // every value is one of the type; those that had to move moved as little as could be, all others are the nearest
+        // Every value is representable in the type. Only values that had to move differ from the nearest: ξ_x upwards,
+        // others downwards.
         for (k, (&got, &exact)) in xi.iter().zip(&exact).enumerate() {
             prop_assert_eq!(got, case.value_type.round(f64::from(got)));
             if got != case.value_type.round(f64::from(exact)) {
@@ -134,7 +135,7 @@ proptest! {
     }
 }
 
-/// Rows as of a language model, every token drawn from its row.
+/// Rows like those of a language model, each with a token sampled from it.
 fn language_like(rows: u64) -> impl Iterator<Item = Case> {
     (0..rows).map(|row| {
         let logits = common::zipf_logits(2000, row, 0.9 + 0.01 * (row % 100) as f64);
@@ -148,7 +149,8 @@ fn language_like(rows: u64) -> impl Iterator<Item = Case> {
     })
 }
 
-/// The test above can fail: without the condition one token in five or so loses, and what it costs is little.
+/// Shows that the test above can fail: without the condition more than 5 % of the tokens lose, and keeping it costs
+/// less than 20 % more corrections.
 #[test]
 fn without_the_condition_tokens_lose() {
     let (mut lost, mut rows, mut with, mut without) = (0, 0, 0, 0);
@@ -168,7 +170,7 @@ fn without_the_condition_tokens_lose() {
     assert!(with * 10 < without * 12, "{with} corrections against {without}");
 }
 
-/// Dense noise in half precision, rounded to the nearest: x loses at a few tokens of ten thousand.
+/// Dense noise rounded to the nearest f16 makes x lose at a few tokens in ten thousand.
 #[test]
 fn half_precision_alone_makes_tokens_lose() {
     let (mut lost, mut xi) = (0, vec![0.0; 300]);
@@ -191,7 +193,7 @@ fn half_precision_alone_makes_tokens_lose() {
     assert!(lost > 0);
 }
 
-/// A reader whose variates are four ulp off, against the observed token for every entry.
+/// The observed token also wins for a reader whose variates are 4 ulp off in the worst direction for every entry.
 #[test]
 fn readers_four_ulp_away_have_it_win_too() {
     let ulp = 2f64.powi(-23);
@@ -219,8 +221,8 @@ impl Case {
     }
 }
 
-/// The teacher was all but certain of another token, and its variate is tiny: p̂ has to be a little more than 1, which no
-/// single ln p ≤ 0 says.
+/// The teacher was almost certain of another token, whose variate is tiny. p̂ must then slightly exceed 1, which no
+/// single ln p ≤ 0 represents.
 #[test]
 fn a_certain_rival_is_beaten_too() {
     let vocab = 60usize;
@@ -248,7 +250,7 @@ fn a_certain_rival_is_beaten_too() {
     assert!(several > 0);
 }
 
-/// Logits that tie with the observed token's, over vocabularies of two and more.
+/// The observed token wins ties of logits, for vocabularies of two and more.
 #[test]
 fn ties_are_the_observed_tokens() {
     for vocab in [2usize, 3, 40] {
@@ -268,12 +270,12 @@ fn ties_are_the_observed_tokens() {
 #[test]
 fn what_cannot_be_stored_is_an_error() {
     let stream = NoiseStream::new(DrawKey::new(2, 0), 9, 4);
-    // ln p_x beyond f32
+    // ln p_x exceeds f32.
     let logits = [f32::MAX, f32::MIN, 0.0];
     let mut encoder = Encoder::new(3, Tolerance::default(), ValueType::F32).unwrap();
     let error = encoder.encode(&logits, 1, &stream, &mut Vec::new()).unwrap_err();
     assert!(matches!(error, NoiseError::Logprob { sequence_id: 9, position: 4, .. }), "{error}");
-    // ξ_x beyond f16
+    // ξ_x exceeds f16.
     let logits = [0.0, -70_000.0, 0.0];
     let mut xi = [0.0; 3];
     dense_noise(&mut Softmax::new(3).unwrap(), &logits, 1, &stream, &mut xi).unwrap();

@@ -1,4 +1,4 @@
-//! The two properties every implementation must show (METHODS.md, section 2), with fixed seeds.
+//! Tests, with fixed seeds, the two properties that every implementation must have (METHODS.md, section 2).
 
 mod common;
 
@@ -6,7 +6,7 @@ use stillhouse_noise::{
     DrawKey, NoiseStream, Softmax, dense_noise, exponentials, keyed_uniforms, sample_sequential, sequential_noise,
 };
 
-/// Kolmogorov–Smirnov statistic √n·D against a distribution function. Its 0.1 % point is 1.95.
+/// Kolmogorov–Smirnov statistic √n·D against a distribution function. Its 0.1 % critical value is 1.95.
 fn kolmogorov_smirnov(values: &mut [f64], cdf: impl Fn(f64) -> f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len() as f64;
@@ -32,7 +32,7 @@ fn posterior_noise_is_gumbel_and_chooses_the_observed_token() {
     let mut noise = vec![0f32; vocab];
     for row in 0..rows {
         let logits: Vec<f32> = (0..vocab).map(|_| uniforms.next_f64() as f32 * 6.0).collect();
-        // x from randomness of its own, as real text is
+        // x comes from independent randomness, like real text.
         let x = common::sample(&logits, uniforms.next_f64()) as usize;
         let stream = NoiseStream::new(DrawKey::new(5, 0), u64::from(row / 1000), row % 1000);
         dense_noise(&mut softmax, &logits, x as u32, &stream, &mut noise).unwrap();
@@ -50,14 +50,15 @@ fn posterior_noise_is_gumbel_and_chooses_the_observed_token() {
     assert!(pooled < 1.95, "pooled: {pooled}");
     for (k, values) in fixed.iter_mut().enumerate() {
         let statistic = kolmogorov_smirnov(values, gumbel);
-        assert!(statistic < 2.2, "xi[{k}]: {statistic}"); // the 0.1 % point of eleven tests
+        assert!(statistic < 2.2, "xi[{k}]: {statistic}"); // the 0.1 % critical value for eleven tests
     }
-    // Picked by whether it was observed, the noise must not be Gumbel: it is what tells the student.
+    // Conditioned on whether the token was observed, the noise must not be Gumbel: this is the information for the
+    // student.
     assert!(kolmogorov_smirnov(&mut at_x, gumbel) > 20.0);
     assert!(kolmogorov_smirnov(&mut elsewhere, gumbel) > 5.0);
 }
 
-/// Given x, l_x + ξ_x − ln Σ exp(l) = −ln e_0 is Gumbel, whatever x is: the maximum is independent of its place.
+/// Given x, l_x + ξ_x − ln Σ exp(l) = −ln e_0 is Gumbel for every x: the maximum is independent of its index.
 #[test]
 fn the_observed_tokens_score_is_gumbel() {
     let logits = [3.0f32, 1.0, 0.0, -40.0];
@@ -89,7 +90,7 @@ fn the_observed_token_wins_however_unlikely() {
             dense_noise(&mut Softmax::new(777).unwrap(), &logits, x as u32, &stream, &mut noise).unwrap();
             let score = |k: usize| f64::from(logits[k]) + f64::from(noise[k]);
             assert!(noise.iter().all(|n| n.is_finite()));
-            // f32 rounding of a noise of a thousand is 6e-5
+            // f32 rounding of a noise value of 1,000 is 6e-5.
             let slack = 1e-6 + 2.0 * f64::from(f32::EPSILON) * f64::from(noise[x].abs());
             assert!((0..777).all(|k| score(k) <= score(x) + slack), "shape {shape}, seed {seed}");
         }

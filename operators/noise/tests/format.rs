@@ -1,4 +1,4 @@
-//! The format against its reference values, and against itself on every instruction level.
+//! Compares the format with its reference values, and the results of all instruction levels with each other.
 
 mod common;
 
@@ -95,7 +95,7 @@ fn reference_tokens() {
             assert!((f64::from(xi[k]) - exact).abs() < 2e-6 * exact.abs().max(1.0), "decoded xi[{k}]");
         }
         let Some(logits) = t.logits.as_array() else {
-            continue; // the vectors hold no logits of the large rows
+            continue; // the vectors omit the logits of the large rows
         };
         let logits: Vec<f32> = logits.iter().map(|l| l.as_f64().unwrap() as f32).collect();
         let row = dense_noise(&mut Softmax::new(t.vocab).unwrap(), &logits, t.token, &stream, &mut xi).unwrap();
@@ -110,7 +110,7 @@ fn reference_tokens() {
     }
 }
 
-/// The large rows give p only at a few entries; the posterior formula holds there.
+/// The large rows list p only at a few entries. The posterior formula holds at these.
 #[test]
 fn reference_posterior_of_large_rows() {
     for t in vectors().tokens {
@@ -182,7 +182,7 @@ fn softmax_of_noise_needs_no_logarithm() {
     }
 }
 
-/// Several values of one entry add up, p̂_k = Σ exp(v), in every reader here.
+/// Several values of one entry add up, p̂_k = Σ exp(v), in every decoder of the crate.
 #[test]
 fn values_of_one_entry_add_up() {
     let logits = common::zipf_logits(300, 1, 1.2);

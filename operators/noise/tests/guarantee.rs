@@ -1,4 +1,5 @@
-//! The codec's guarantee, checked by an f64 implementation that shares no code with the encoder, and its size.
+//! Checks the codec's guarantee with an f64 implementation that shares no code with the encoder, and the number of
+//! corrections.
 
 mod common;
 
@@ -8,7 +9,7 @@ use stillhouse_noise::{
 };
 
 fn config(cases: u32) -> ProptestConfig {
-    // Fixed seed: a failure of CI is a failure here.
+    // Fixed seed, so that a failure in CI also occurs locally.
     ProptestConfig {
         cases,
         failure_persistence: None,
@@ -49,12 +50,12 @@ proptest! {
     }
 }
 
-/// Indices ascend, and values of the same index fall.
+/// Whether indices ascend and the values of one index descend.
 fn in_order(corrections: &[Correction]) -> bool {
     corrections.is_sorted_by(|a, b| a.index < b.index || (a.index == b.index && a.logprob >= b.logprob))
 }
 
-/// Language-like rows at three tolerances: no token fails, and few need an entry more than once.
+/// For language-like rows at three tolerances, no token fails, and few tokens need several values for an entry.
 #[test]
 fn sixteen_bits_reach_every_tolerance() {
     let vocab = 3000;
@@ -89,12 +90,13 @@ fn sixteen_bits_reach_every_tolerance() {
     assert!(extended[0] <= 4 && extended[1] * 10 <= tokens[1], "{extended:?}");
 }
 
-/// x and k share the mass, and ln p_k lies halfway between two 16-bit values below −16, where neither is good enough.
+/// x and k share the mass, and ln p_k lies halfway between two 16-bit values below −16, neither of which is accurate
+/// enough.
 #[test]
 fn two_heavy_tokens_are_reached_with_an_entry_that_occurs_twice() {
     let vocab = 3000usize;
     let mut e = vec![0f32; vocab];
-    // p·e_0 of p = e^−16 must outweigh e_k: the first position with a large e_0 and a tiny e_k
+    // p·e_0 for p = e^−16 must exceed e_k, so the test uses the first position with a large e_0 and a tiny e_k.
     let (stream, k) = (0u32..)
         .map(|position| NoiseStream::new(DrawKey::new(1, 0), 0, position))
         .filter(|stream| stream.auxiliary_exponential() > 6.0)
@@ -113,7 +115,7 @@ fn two_heavy_tokens_are_reached_with_an_entry_that_occurs_twice() {
     logits[x] = ((f64::exp(halfway) + f64::from(e[k]) / e0).ln() + ln_z) as f32;
     let logp = common::log_softmax(&logits);
 
-    // one value of k, on either side, and everything else as good as exact
+    // One value for k, rounded to either side, and nearly exact values for all other entries.
     let single = |value: f64| -> f64 {
         let at = |j: usize| Correction { index: j as u32, logprob: if j == k { value } else { logp[j] } as f32 };
         let corrections: Vec<Correction> = (0..vocab).filter(|&j| j != x).map(at).collect();
@@ -142,7 +144,7 @@ fn two_heavy_tokens_are_reached_with_an_entry_that_occurs_twice() {
     }
 }
 
-/// Corrections needed when they are the m most likely tokens instead (the top-k habit).
+/// Number of corrections needed if they are the m most likely tokens instead, as in top-k distillation.
 fn most_likely_needed(logits: &[f32], x: u32, logprob: f32, stream: &NoiseStream, tolerance: f64) -> usize {
     let logp = common::log_softmax(logits);
     let mut order: Vec<u32> = (0..logits.len() as u32).filter(|&k| k != x).collect();
@@ -177,12 +179,12 @@ fn far_fewer_corrections_than_the_most_likely_tokens() {
     assert!(habit > 10 * ours, "{ours} against {habit}");
 }
 
-/// No single correction of the set found could be left out.
+/// Almost no correction of the set found can be dropped on its own.
 #[test]
 fn no_correction_is_idle() {
     let (vocab, tolerance) = (1000, 1e-3);
     let encoder = Encoder::new(vocab, Tolerance::new(tolerance).unwrap(), ValueType::F16).unwrap();
-    let mut encoder = encoder.with_condition(false); // what the condition asks for may be idle in the total variation
+    let mut encoder = encoder.with_condition(false); // corrections for the condition may not affect the TV
     let (mut idle, mut total) = (0, 0);
     for row in 0..200u64 {
         let logits = common::zipf_logits(vocab, row, 0.9);
@@ -194,7 +196,7 @@ fn no_correction_is_idle() {
             let mut fewer = corrections.clone();
             fewer.remove(skip);
             total += 1;
-            // below the encoder's own margin
+            // Below the encoder's own margin.
             idle += usize::from(
                 common::total_variation(&logits, x, encoded.logprob, &fewer, &stream) <= tolerance * 0.999 - 3e-6,
             );
@@ -204,7 +206,7 @@ fn no_correction_is_idle() {
     assert!(idle * 50 <= total, "{idle} of {total}");
 }
 
-/// Decoded by a reader whose exponentials are four ulp off, in the worst direction for each entry.
+/// The tolerance also holds for a reader whose exponentials are 4 ulp off, in the worst direction for each entry.
 #[test]
 fn readers_four_ulp_away_stay_within_tolerance() {
     let (vocab, tolerance) = (1500, 1e-4);

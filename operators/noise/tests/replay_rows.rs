@@ -1,4 +1,4 @@
-//! Noise of many tokens for trainers: against the format's reference values, against f64, and against damaged columns.
+//! Tests the decoder for trainers against the format's reference values, against f64, and with damaged columns.
 
 mod common;
 
@@ -59,7 +59,7 @@ fn reference_tokens() {
     }
 }
 
-/// A token with corrections in every block, some of them at its own entry and at block edges.
+/// Corrections in every block, some at the token's own entry and at block edges.
 fn corrections(vocab: usize) -> Vec<Correction> {
     let mut indices: Vec<u32> =
         [0, 1, 1, 1022, 1023, 1024, 1024, 1024, vocab / 3, vocab - 1].map(|k| (k % vocab) as u32).to_vec();
@@ -105,7 +105,7 @@ fn all_levels_and_types_agree() {
     }
 }
 
-/// Every kind and temperature against f64 arithmetic on the decoder's E.
+/// Compares every kind and temperature with f64 arithmetic on the decoder's E.
 #[test]
 fn outputs_are_what_they_say() {
     let vocab = 3000;
@@ -134,7 +134,7 @@ fn outputs_are_what_they_say() {
     for k in 0..vocab {
         let exact = (-(-f64::from(xi[k])).exp()).exp();
         assert!((f64::from(uniform[k]) - exact).abs() < 1e-6, "uniform [{k}]");
-        // Φ(z) = u, told by erfc from the nearer side
+        // Checks Φ(z) = u by erfc in the nearer tail.
         let z = f64::from(gaussian[k]);
         let (got, exact) = if z > 0.0 {
             (libm::erfc(z / 2f64.sqrt()) / 2.0, -(-(-f64::from(xi[k])).exp()).exp_m1())
@@ -145,7 +145,7 @@ fn outputs_are_what_they_say() {
     }
 }
 
-/// Three sequences of four positions, two draws; `noise` of it as a trainer reads it.
+/// Columns of three sequences with four positions and two draws, as a trainer reads them.
 struct Columns {
     sequence_ids: Vec<u64>,
     tokens: Vec<i32>,
@@ -269,7 +269,7 @@ fn dense_and_prior_noise() {
             }
         }
     }
-    // an unlikely token in half precision, beyond what e^ξ can hold
+    // An unlikely token in half precision, whose e^ξ overflows.
     let halves: Vec<f16> = [0.5, 300.0, -2.0].map(f16::from_f32).to_vec();
     let columns =
         StoredColumns { rows: 1, draws: 1, length: 1, vocab: 3, noise: StoredNoise::Dense(Reals::F16(&halves)) };
@@ -328,7 +328,7 @@ fn damaged_columns_are_distinguished() {
     {
         assert!(Output::new(kind, temperature).is_err());
     }
-    // of several errors that of the first row, whatever the threads do
+    // Of several errors, the first row's is returned, for any order of the threads.
     let mut columns = Columns::new();
     columns.tokens[3..].fill(9999);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();

@@ -1,16 +1,16 @@
-//! The encoder's bytes as they were before its passes were made faster: hashes of what the slower passes gave.
+//! Pins the encoder's output with hashes from before its passes were optimised.
 //!
-//! Whoever changes a pass and finds another hash here has changed what the same job writes. The rows are made of
-//! multiplications alone, as a logarithm of the C library depends on the CPU.
+//! A change of a pass that changes a hash changes what the same job writes. The rows use multiplications only, because
+//! a logarithm of the C library depends on the CPU.
 
-#![allow(clippy::unwrap_used)] // also in what the tests call
+#![allow(clippy::unwrap_used)] // applies to the tests' helpers too
 
 use stillhouse_noise::{
     DrawKey, Encoder, Extract, Extraction, Level, NoiseForm, NoiseStream, Observed, RowExtractor, Softmax, Tolerance,
     ValueType, dense_noise, keyed_uniforms, splitmix64, top_k,
 };
 
-/// Vocabularies: tiny, about a block of 1,024, not a multiple of anything.
+/// Vocabularies: tiny, around a block of 1,024, and sizes that are no multiple of the block.
 const VOCABULARIES: [usize; 9] = [1, 2, 5, 63, 1000, 1024, 1025, 3001, 50_257];
 
 const SHAPES: u32 = 8;
@@ -19,7 +19,8 @@ fn power(base: f64, exponent: u32) -> f64 {
     (0..exponent).fold(1.0, |product, _| product * base)
 }
 
-/// Flat, mild, peaked, Zipf-like, a range in which p underflows, ties, excluded entries, two that share the mass.
+/// Logits of eight shapes: flat, mild, peaked, Zipf-like, a range where p underflows, ties, excluded entries, two
+/// tokens that share the mass.
 fn row(vocab: usize, seed: u64, shape: u32) -> Vec<f32> {
     let mut u = keyed_uniforms(seed, "unchanged", vocab as u64, shape);
     let logit = |k: usize| {
@@ -31,7 +32,7 @@ fn row(vocab: usize, seed: u64, shape: u32) -> Vec<f32> {
             3 => 1.0 / (0.02 + v) + power(v, 3) - 40.0, // a few likely ones and a long tail
             4 => v * 2000.0 - 1000.0,
             5 => f64::from((v * 4.0) as u32) * if k.is_multiple_of(2) { 1.0 } else { -0.0 },
-            6 if v < 0.5 && k > 0 => f64::from(f32::MIN), // as good as −∞
+            6 if v < 0.5 && k > 0 => f64::from(f32::MIN), // practically −∞
             6 => v * 9.0,
             _ if k == vocab / 2 || k == vocab / 3 => 16.0 + v / 100.0,
             _ => v,
@@ -41,7 +42,7 @@ fn row(vocab: usize, seed: u64, shape: u32) -> Vec<f32> {
     (0..vocab).map(logit).collect()
 }
 
-/// What is hashed, in order.
+/// Running hash of the added values, in order.
 struct Hash(u64);
 
 impl Hash {
@@ -50,7 +51,7 @@ impl Hash {
     }
 }
 
-/// Tokens of all likelihoods: the likeliest, one further down, the last of the vocabulary.
+/// Tokens of different likelihood: the most likely, a less likely one, and the last of the vocabulary.
 fn tokens(logits: &[f32]) -> [u32; 3] {
     let best = top_k(logits, 4).unwrap();
     [best[0].0, best[best.len() - 1].0, logits.len() as u32 - 1]
@@ -109,7 +110,7 @@ const ROWS: [u64; SHAPES as usize] = [
     0xb2a1_c331_c37a_00bf, 0x3883_69bf_bf67_3d01, 0x4d8a_9464_21fe_fc67, 0xf176_0ee4_e89c_ec52,
 ];
 
-/// Top-k, dense noise, and all that the CPU makes of a slice at once.
+/// Top-k, dense noise, and the whole CPU extraction of a slice keep their bits.
 #[test]
 fn rows_are_as_they_were_before() {
     let got: Vec<u64> = (0..SHAPES).map(rows).collect();

@@ -1,4 +1,5 @@
-//! Bytes per second on one core, beside `tokenizers`: `cargo bench -p stillhouse-tokenizer`. English speeches, GPT-2 and BERT.
+//! Measures bytes per second on one core, compared with `tokenizers`: `cargo bench -p stillhouse-tokenizer`. The texts
+//! are English speeches; the tokenizers are GPT-2's and BERT's.
 
 use std::hint::black_box;
 use std::io::Read;
@@ -40,7 +41,7 @@ fn both(criterion: &mut Criterion, name: &str, path: &str) -> Result<(), AnyErro
             texts.iter().all(|text| fast.encode(black_box(text), &mut scratch, &mut ids).is_ok())
         });
     });
-    // nothing is known of what was seen before
+    // An empty cache for each iteration.
     group.bench_function("fast_cold", |bencher| {
         bencher.iter(|| {
             ids.clear();

@@ -1,11 +1,11 @@
-//! Tokens that are added to a vocabulary: found in the text before anything else.
+//! Tokens added to a vocabulary, which are matched in the text before anything else.
 //!
 //! ```text
 //!  text ──not normalized tokens──► pieces ──normalizer──► ──normalized tokens──► pieces for the model
 //! ```
 //!
-//! Found are the leftmost and there the longest, one after the other, skipped ones too: a special token that is to be text hides what
-//! overlaps with it. So it is in `tokenizers`, flags included.
+//! Matches are leftmost-longest and do not overlap. They include skipped tokens: a special token that is encoded as
+//! text hides the tokens that overlap with it. This equals `tokenizers`, including all flags.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::AddedToken;
@@ -16,23 +16,23 @@ use crate::classes::{Classes, SPACE};
 /// A part of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
-    /// Text, not empty.
+    /// Non-empty text.
     Text(&'a str),
-    /// An added token.
+    /// Id of an added token.
     Token(u32),
 }
 
 #[derive(Debug)]
 struct Token {
     id: u32,
-    /// Found, but text.
+    /// Matched, but encoded as text.
     skipped: bool,
     single_word: bool,
     lstrip: bool,
     rstrip: bool,
 }
 
-/// Added tokens that are looked for in one go.
+/// Added tokens that one automaton matches.
 #[derive(Debug)]
 pub(crate) struct AddedTokens {
     found: AhoCorasick,
@@ -40,7 +40,7 @@ pub(crate) struct AddedTokens {
 }
 
 impl AddedTokens {
-    /// Of the spelling of each token, its id, its flags and whether it is text; `None` where nothing can come of it.
+    /// Takes the spelling, id and flags of each token, and whether it is skipped. Returns `None` if no token can match.
     pub(crate) fn new(tokens: Vec<(String, u32, &AddedToken, bool)>) -> Result<Option<Self>, NotFast> {
         if tokens.iter().all(|(.., skipped)| *skipped) {
             return Ok(None);
@@ -81,9 +81,9 @@ impl AddedTokens {
     }
 }
 
-/// Whether no character of a word touches.
+/// Whether no word character is adjacent on either side.
 fn alone(before: &str, after: &str) -> bool {
-    // the tables are there: a feature of regex-syntax that regex asks for
+    // Cannot fail: `regex` enables the feature of regex-syntax that contains the tables.
     let word = |c: Option<char>| c.is_some_and(|c| regex_syntax::try_is_word_character(c).unwrap_or(false));
     !word(before.chars().next_back()) && !word(after.chars().next())
 }

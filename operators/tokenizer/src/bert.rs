@@ -1,15 +1,16 @@
-//! BERT: its normalizer, its words, WordPiece.
+//! BERT's normalizer, word splitting and WordPiece.
 //!
 //! ```text
-//!  character ──normalizer──► nothing │ white space │ a character that is a word │ characters of a word
-//!              class          GONE   │   SPACE     │        ALONE               │      WORD               MIXED: anything else
+//!  character ──normalizer──► nothing │ white space │ a one-character word │ characters of a word
+//!              class          GONE   │   SPACE     │        ALONE         │      WORD             MIXED: anything else
 //!  text:  Café-au-lait  ──► Café │ - │ au │ - │ lait  ──► (cache) ──► caf ##e, …
 //! ```
 //!
-//! `BertNormalizer` maps each character for itself, with one exception: the decomposition that takes accents away also sorts combining
-//! characters. Nearly all of them are taken away afterwards, and what is not sorted is left alone; a character of which a combining one is
-//! left is MIXED, and so is one that becomes several words. A text with one of them is for `tokenizers`. So the words of a text are runs of
-//! WORD and GONE, told by a table, and the ids of a word are those of its own characters.
+//! `BertNormalizer` maps each character on its own, with one exception: the decomposition that strips accents also
+//! sorts combining characters. The normalizer then removes nearly all of them, and the sort leaves all other characters
+//! in place. A character that leaves a combining character is MIXED, and so is one that becomes several words. A text
+//! with a MIXED character needs `tokenizers`. In any other text, words are runs of WORD and GONE, which a table
+//! decides, and the ids of a word depend only on its own characters.
 
 use std::collections::HashMap;
 
@@ -27,7 +28,7 @@ const GONE: u8 = 2;
 const SPACE: u8 = 4;
 const ALONE: u8 = 8;
 
-/// A WordPiece model behind BERT's normalizer.
+/// A WordPiece model with BERT's normalizer.
 #[derive(Debug)]
 pub(crate) struct Bert {
     normalizer: BertNormalizer,
@@ -53,7 +54,7 @@ impl Bert {
         (self.table.get(code), length)
     }
 
-    /// Calls `word` with the start and the end of each word as it is spelled.
+    /// Calls `word` with the start and the end of each word in the original text.
     #[inline]
     pub(crate) fn each(&self, text: &[u8], mut word: impl FnMut(usize, usize)) -> Result<(), Slow> {
         let mut at = 0;
@@ -80,7 +81,7 @@ impl Bert {
         Ok(())
     }
 
-    /// Appends the ids of a word; `normal` is memory.
+    /// Appends the ids of a word; `normal` is scratch.
     pub(crate) fn encode(&self, word: &str, normal: &mut String, ids: &mut Vec<u32>) {
         normal.clear();
         word.chars().for_each(|c| normalize(&self.normalizer, c, normal));
@@ -94,7 +95,7 @@ fn is_control(c: char) -> bool {
     !matches!(c, '\t' | '\n' | '\r') && c.is_other()
 }
 
-/// The blocks that BERT's normalizer sets spaces around.
+/// Whether BERT's normalizer surrounds the character with spaces.
 fn is_chinese(c: char) -> bool {
     matches!(u32::from(c),
         0x3400..=0x4DBF | 0x4E00..=0x9FFF | 0xF900..=0xFAFF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F | 0x2B740..=0x2B81F
@@ -109,7 +110,7 @@ fn strips(normalizer: &BertNormalizer) -> bool {
     normalizer.strip_accents.unwrap_or(normalizer.lowercase)
 }
 
-/// Appends what the normalizer makes of a character, but for the spaces around Chinese ones.
+/// Appends the normalized form of a character, without the spaces around Chinese characters.
 fn normalize(normalizer: &BertNormalizer, c: char, normal: &mut String) {
     if normalizer.clean_text && (c == '\0' || c == '\u{fffd}' || is_control(c)) {
         return;
@@ -126,7 +127,7 @@ fn normalize(normalizer: &BertNormalizer, c: char, normal: &mut String) {
     }
 }
 
-/// The class of a character; `text` is memory.
+/// Returns the class of a character; `text` is scratch.
 fn class(normalizer: &BertNormalizer, c: char, text: &mut String) -> u8 {
     text.clear();
     normalize(normalizer, c, text);
@@ -153,13 +154,14 @@ fn class(normalizer: &BertNormalizer, c: char, text: &mut String) -> u8 {
     }
 }
 
-/// WordPiece: the longest token that a word begins with, then the longest that continues it, and so on; else the word is unknown.
+/// WordPiece: the longest token that begins the word, then repeatedly the longest that continues it. If none matches,
+/// the whole word is unknown.
 #[derive(Debug)]
 pub(crate) struct WordPiece {
     first: HashMap<Box<[u8]>, u32>,
-    /// Without their prefix.
+    /// Continuation tokens, without their prefix.
     next: HashMap<Box<[u8]>, u32>,
-    /// Bytes of the longest token: no look-up is longer, so a word costs its length.
+    /// Bytes of the longest token. It bounds each look-up, so the time is linear in the word.
     longest: usize,
     unknown: u32,
     most_chars: usize,
@@ -183,7 +185,7 @@ impl WordPiece {
         Self { first, next, longest, unknown, most_chars }
     }
 
-    /// Appends the ids of a word, which is not empty.
+    /// Appends the ids of a non-empty word.
     fn encode(&self, word: &str, ids: &mut Vec<u32>) {
         let before = ids.len();
         if word.len() > self.most_chars && word.chars().count() > self.most_chars {
@@ -213,7 +215,8 @@ mod tests {
 
     use super::*;
 
-    /// Every character, by itself and inside a word, against the normalizer of `tokenizers` and the words that `BertPreTokenizer` makes.
+    /// Compares every character, inside a word, with the normalizer of `tokenizers` and the words of
+    /// `BertPreTokenizer`.
     #[test]
     fn every_character_has_the_class_that_the_normalizer_gives_it() {
         for (clean, chinese, strip, lowercase) in [

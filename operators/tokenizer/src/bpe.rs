@@ -1,13 +1,15 @@
-//! BPE: the symbols of a word, its bytes or its characters, merged pair by pair, the pair of the lowest rank first, of equal ones the first.
+//! BPE: splits a word into symbols (bytes or characters) and merges adjacent pairs, always the leftmost pair of the
+//! lowest rank.
 //!
 //! ```text
 //!  l o w e r      ranks of pairs:  lo 7   ow 3   we -   er 1
-//!  l o w er       er is merged; ranks of its neighbours are looked up again
+//!  l o w er       merge er; look up the ranks with its neighbours again
 //!  l ow er        …
 //! ```
 //!
-//! A word of up to [`SHORT`] bytes is scanned for its lowest rank at each merge, which is quickest for what words are; a longer one has a
-//! heap of pairs, so that n bytes cost O(n log n). Both give the same ids, and a test says so.
+//! For a word of up to [`SHORT`] bytes, each merge scans all pairs for the lowest rank, which is fastest for typical
+//! words. A longer word uses a heap of pairs, so that n bytes cost O(n log n). Both give the same ids, which a test
+//! verifies.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -16,12 +18,12 @@ use crate::table::decode;
 
 /// Bytes of the longest word that is merged by scanning.
 const SHORT: usize = 48;
-/// Capacity, in symbols, that long words may leave behind.
+/// Buffer capacity, in symbols, that is kept after a long word.
 const KEPT: usize = 1 << 16;
-/// No token, no rank, no neighbour.
+/// Marks a missing token, rank or neighbour.
 const NONE: u32 = u32::MAX;
 
-/// The ranks of pairs of tokens, and what they become.
+/// Hash table from pairs of tokens to their rank and merged token.
 #[derive(Debug)]
 struct Pairs {
     slots: Box<[Slot]>,
@@ -35,7 +37,7 @@ struct Slot {
     id: u32,
 }
 
-/// Two ids are below `u32::MAX`, so no pair is this one.
+/// Ids are below `u32::MAX`, so no pair has this key.
 const EMPTY: Slot = Slot { pair: u64::MAX, rank: NONE, id: NONE };
 
 fn pair(left: u32, right: u32) -> u64 {
@@ -43,7 +45,7 @@ fn pair(left: u32, right: u32) -> u64 {
 }
 
 impl Pairs {
-    /// A table of pairs in order; of equal ones the last counts.
+    /// Creates a table of pairs in rank order. If a pair occurs more than once, the last rank counts.
     fn new(merges: &[(u32, u32, u32)]) -> Self {
         let size = (2 * merges.len()).next_power_of_two().max(2);
         let mut pairs = Self { slots: vec![EMPTY; size].into(), shift: 64 - size.trailing_zeros() };
@@ -54,7 +56,7 @@ impl Pairs {
         pairs
     }
 
-    /// The slot of a pair, or the empty one where it would be. At least half of all are empty.
+    /// Index of the slot of a pair, or of the empty slot for it. At least half of the slots are empty.
     #[inline]
     fn at(&self, pair: u64) -> usize {
         let mut at = (pair.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize;
@@ -67,7 +69,7 @@ impl Pairs {
         }
     }
 
-    /// Rank and id of a pair; [`NONE`] for both where it is none.
+    /// Rank and merged id of a pair; [`NONE`] for both if the pair does not merge.
     #[inline]
     fn get(&self, left: u32, right: u32) -> (u32, u32) {
         let slot = &self.slots[self.at(pair(left, right))];
@@ -75,12 +77,12 @@ impl Pairs {
     }
 }
 
-/// What a word is spelled in.
+/// The initial symbols of a word.
 #[derive(Debug)]
 pub(crate) enum Alphabet {
-    /// The token of each byte; [`NONE`] where the vocabulary has none: such bytes are left out.
+    /// The token of each byte; [`NONE`] for a byte without a token, which is dropped.
     Bytes(Box<[u32; 256]>),
-    /// The tokens of characters, and of the bytes of those that have none.
+    /// The tokens of characters, and the byte tokens for characters that have none.
     Chars { ascii: Box<[u32; 128]>, others: HashMap<u32, u32>, bytes: Box<[u32; 256]> },
 }
 
@@ -94,7 +96,7 @@ impl Alphabet {
         Self::Chars { ascii: Box::new(std::array::from_fn(id)), others: chars, bytes: Box::new(bytes) }
     }
 
-    /// Calls `symbol` with the tokens of a word, at most one for each byte.
+    /// Calls `symbol` with the initial tokens of a word, at most one per byte.
     #[inline]
     fn each(&self, word: &[u8], mut symbol: impl FnMut(u32)) {
         match self {
@@ -128,11 +130,11 @@ impl Alphabet {
 pub(crate) struct Bpe {
     alphabet: Alphabet,
     pairs: Pairs,
-    /// Tokens by their bytes, where a word that is a token is taken as it is.
+    /// Tokens by their bytes, for `ignore_merges`: a word that is a token is not merged.
     whole: Option<HashMap<Box<[u8]>, u32>>,
 }
 
-/// A symbol of a long word, in a list.
+/// A symbol of a long word, in a doubly linked list.
 #[derive(Debug, Clone, Copy)]
 struct Symbol {
     id: u32,
@@ -140,7 +142,7 @@ struct Symbol {
     next: u32,
 }
 
-/// A symbol of a short word and the pair that it makes with the next one.
+/// A symbol of a short word, with the rank and the result of its merge with the next symbol.
 #[derive(Debug, Clone, Copy)]
 struct Head {
     id: u32,
@@ -148,7 +150,7 @@ struct Head {
     merged: u32,
 }
 
-/// Memory for merging.
+/// Reusable buffers for merging.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     symbols: Vec<Symbol>,
@@ -156,7 +158,8 @@ pub(crate) struct Workspace {
 }
 
 impl Bpe {
-    /// Of an alphabet, the merges (left, right, what they become) by rank, and for `ignore_merges` the tokens by their bytes.
+    /// Creates a model from an alphabet, the merges (left, right, merged) in rank order, and the tokens by their bytes
+    /// for `ignore_merges`.
     pub(crate) fn new(alphabet: Alphabet, merges: &[(u32, u32, u32)], whole: Option<HashMap<Box<[u8]>, u32>>) -> Self {
         Self { alphabet, pairs: Pairs::new(merges), whole }
     }
@@ -209,7 +212,7 @@ impl Bpe {
         ids.extend(heads[..count].iter().map(|head| head.id));
     }
 
-    /// For words of less than 2^32 bytes, as all are that are cut at [`crate::LONGEST`].
+    /// Encodes a word of less than 2^32 bytes; [`crate::FastTokenizer::encode`] rejects larger texts.
     fn encode_long(&self, word: &[u8], work: &mut Workspace, ids: &mut Vec<u32>) {
         let Workspace { symbols, queue } = work;
         symbols.clear();
@@ -220,7 +223,7 @@ impl Bpe {
         });
         let Some(last) = symbols.last_mut() else { return };
         last.next = NONE;
-        // the lowest rank first, of equal ones the first place
+        // Lowest rank first, then leftmost.
         let entry = |rank: u32, at: u32| Reverse(u64::from(rank) << 32 | u64::from(at));
         for at in 1..symbols.len() {
             let (rank, _) = self.pairs.get(symbols[at - 1].id, symbols[at].id);
@@ -231,13 +234,13 @@ impl Bpe {
         while let Some(Reverse(top)) = queue.pop() {
             let at = top as u32;
             let Symbol { id, previous, next } = symbols[at as usize];
-            // merged into another, or nothing follows
+            // This symbol was merged into another, or has no right neighbour.
             if id == NONE || next == NONE {
                 continue;
             }
             let right = symbols[next as usize];
             let (rank, merged) = self.pairs.get(id, right.id);
-            // no longer the pair that was put there
+            // The pair has changed since it was queued.
             if rank != (top >> 32) as u32 {
                 continue;
             }
@@ -267,7 +270,7 @@ impl Bpe {
 mod tests {
     use super::*;
 
-    /// Bytes a to d are tokens 0 to 3, the others none; merges that compete, also for the same token.
+    /// Bytes a to d are tokens 0 to 3, the other bytes have none. The merges compete, also for the same token.
     fn bpe(whole: Option<HashMap<Box<[u8]>, u32>>) -> Bpe {
         let mut bytes = [None; 256];
         (b'a'..=b'd').zip(0..).for_each(|(byte, id)| bytes[usize::from(byte)] = Some(id));
@@ -287,7 +290,7 @@ mod tests {
         Bpe::new(Alphabet::bytes(bytes), &merges, whole)
     }
 
-    /// The definition: the lowest rank, of equal ones the first, until there is none.
+    /// The definition: merges the leftmost pair of the lowest rank until no pair merges.
     fn defined(bpe: &Bpe, word: &[u8]) -> Vec<u32> {
         let mut ids = Vec::new();
         bpe.alphabet.each(word, |id| ids.push(id));

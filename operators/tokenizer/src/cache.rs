@@ -1,17 +1,17 @@
-//! The ids of words that were seen before: a fixed amount of memory, no allocation.
+//! A cache of words and their ids, with a fixed amount of memory and no allocation.
 //!
 //! ```text
-//!  word of up to 15 bytes, up to 3 ids   ──► short[hash]   32 bytes a slot: 16 of key with the length, 3 ids, their number
+//!  word of up to 15 bytes, up to 3 ids   ──► short[hash]   32 bytes a slot: 16 of key with length, 3 ids, their number
 //!  up to 63 bytes, up to 15 ids          ──► long[hash]   128 bytes a slot
-//!  longer                                ──► never kept
+//!  longer                                ──► not cached
 //! ```
 //!
-//! A word that falls on the slot of another takes its place. What is in the cache decides the speed alone, never the ids.
+//! A word replaces the one in its slot. The cache affects only the speed, never the ids.
 
-/// Slots of short words (2 MB) and of long ones (512 KB): about what a core has of second-level cache.
+/// Slots of short words (2 MB) and of long ones (512 KB): about the size of a core's L2 cache.
 const SHORT_SLOTS: usize = 1 << 16;
 const LONG_SLOTS: usize = 1 << 12;
-/// Bytes of the longest short word and of the longest that is kept.
+/// Bytes of the longest short word, and of the longest cached word.
 const SHORT: usize = 15;
 const LONG: usize = 63;
 const SHORT_IDS: usize = 3;
@@ -19,7 +19,7 @@ const LONG_IDS: usize = 15;
 
 #[derive(Debug, Clone, Copy)]
 struct ShortSlot {
-    /// The bytes, zeros after them, and the length in the last byte; 0 where the slot is empty.
+    /// The bytes of the word, padded with zeros, and its length in the last byte; 0 if the slot is empty.
     key: u128,
     ids: [u32; SHORT_IDS],
     count: u32,
@@ -35,7 +35,7 @@ struct LongSlot {
 const NO_SHORT: ShortSlot = ShortSlot { key: 0, ids: [0; SHORT_IDS], count: 0 };
 const NO_LONG: LongSlot = LongSlot { key: [0; 8], ids: [0; LONG_IDS], count: 0 };
 
-/// Where a word that was not found may be kept.
+/// The slot and key under which to store a word that was not found.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
     Short(u128),
@@ -43,7 +43,7 @@ pub(crate) enum Place {
     Nowhere,
 }
 
-/// Words and their ids.
+/// Cached words and their ids.
 #[derive(Debug)]
 pub(crate) struct Cache {
     short: Box<[ShortSlot]>,
@@ -60,7 +60,7 @@ impl Cache {
         self.long.fill(NO_LONG);
     }
 
-    /// Appends the ids of the word `text[start..end]`, which is not empty; where it is not known, tells where to keep it.
+    /// Appends the ids of the non-empty word `text[start..end]`. If it is not cached, returns the place to store it.
     #[inline]
     pub(crate) fn find(&self, text: &[u8], start: usize, end: usize, ids: &mut Vec<u32>) -> Option<Place> {
         let length = end - start;
@@ -88,7 +88,7 @@ impl Cache {
         None
     }
 
-    /// Keeps the ids of a word at its place, if they are not too many.
+    /// Stores the ids of a word at its place, unless they are too many.
     pub(crate) fn keep(&mut self, place: Place, ids: &[u32]) {
         match place {
             Place::Short(key) if ids.len() <= SHORT_IDS => {
@@ -109,7 +109,7 @@ impl Cache {
 #[inline]
 fn short_key(text: &[u8], start: usize, length: usize) -> u128 {
     let bytes = match text.get(start..start + 16).and_then(|bytes| bytes.try_into().ok()) {
-        // the word's bytes alone: 1 to 15 of the 16
+        // Only the word's bytes: 1 to 15 of the 16.
         Some(bytes) => u128::from_le_bytes(bytes) & (u128::MAX >> (128 - 8 * length as u32)),
         None => {
             let mut bytes = [0; 16];
@@ -170,7 +170,7 @@ mod tests {
                         kept.then(|| ids.clone()),
                         "{length} {count}"
                     );
-                    // neither a longer nor a shorter word is taken for it
+                    // A prefix or an extension of the word is not found.
                     assert!(length == 1 || get(&cache, &text, start, start + length - 1).is_none());
                     cache.clear();
                     assert_eq!(get(&cache, &text, start, start + length), None);

@@ -1,7 +1,8 @@
-//! What the known patterns tell apart: the Unicode classes of their character sets, as flags of each code point.
+//! The Unicode classes that the character sets of the known patterns distinguish, as flags of each code point.
 //!
-//! The ranges come from `regex-syntax`, from which fancy-regex compiles the patterns themselves, so both are of one version of Unicode.
-//! [`Classes::get`] builds the table at the first call (some milliseconds); a test compares all code points with the regular expressions.
+//! The ranges come from `regex-syntax`, which fancy-regex also uses to compile the patterns, so both have the same
+//! Unicode version. [`Classes::get`] builds the table at the first call, which takes some milliseconds. A test compares
+//! all code points with the regular expressions.
 
 use std::sync::LazyLock;
 
@@ -23,10 +24,10 @@ pub(crate) const LOWER: u8 = 16;
 pub(crate) const LINE: u8 = 32;
 /// `[^\s\p{L}\p{N}]`.
 pub(crate) const OTHER: u8 = 64;
-/// `char::is_numeric`, by which the pre-tokenizer `Digits` goes.
+/// `char::is_numeric`, the criterion of the pre-tokenizer `Digits`.
 pub(crate) const NUMERIC: u8 = 128;
 
-/// The flags by class; the sets that no class of a regular expression names are added to them.
+/// Flags with the regular expression of their class. `LINE` and `NUMERIC` are set separately.
 pub(crate) const SETS: [(u8, &str); 6] = [
     (LETTER, r"\p{L}"),
     (NUMBER, r"\p{N}"),
@@ -46,7 +47,7 @@ pub(crate) struct Classes {
 static CLASSES: LazyLock<Classes> = LazyLock::new(Classes::build);
 
 impl Classes {
-    /// The one table.
+    /// Returns the global table.
     pub(crate) fn get() -> &'static Self {
         &CLASSES
     }
@@ -65,7 +66,7 @@ impl Classes {
         Self { ascii: std::array::from_fn(|i| table.get(i as u32)), table }
     }
 
-    /// The flags and the length in bytes of the character at `at`; no flags at the end of the text.
+    /// Returns the flags and the length in bytes of the character at `at`; (0, 0) at the end of the text.
     #[inline]
     pub(crate) fn at(&self, text: &[u8], at: usize) -> (u8, usize) {
         match text.get(at) {
@@ -78,7 +79,7 @@ impl Classes {
         }
     }
 
-    /// The end of the run of characters from `at` on that have one of the flags.
+    /// Returns the end of the run of characters from `at` that have one of the flags.
     #[inline]
     pub(crate) fn run(&self, text: &[u8], mut at: usize, flags: u8) -> usize {
         loop {
@@ -91,7 +92,7 @@ impl Classes {
     }
 }
 
-/// The ranges of a class of a regular expression; none for what is no class, which the tests would see.
+/// Returns the ranges of a character class; none for any other expression, which the tests would detect.
 fn ranges(set: &str) -> Vec<(u32, u32)> {
     match regex_syntax::parse(set).as_ref().map(|hir| hir.kind()) {
         Ok(HirKind::Class(Class::Unicode(class))) => {

@@ -1,20 +1,21 @@
-//! Tokenizers at the speed of memory: byte-level BPE (GPT-2, GPT-4, Llama 3, Qwen, SmolLM), SentencePiece's BPE (Llama 2, Mistral, Phi-3)
-//! and BERT's WordPiece, equal to Hugging Face's `tokenizers` id by id.
+//! Fast tokenizers whose ids equal those of Hugging Face's `tokenizers`: byte-level BPE (GPT-2, GPT-4, Llama 3, Qwen,
+//! SmolLM), SentencePiece BPE (Llama 2, Mistral, Phi-3) and BERT's WordPiece.
 //!
 //! ```text
-//!  tokenizers::Tokenizer ──of──► FastTokenizer, where every part of it is known exactly; else NotFast, which says what is not
+//!  tokenizers::Tokenizer ─of─► FastTokenizer if it supports all components, else NotFast, which names one it does not
 //!
-//!  text ──added tokens──► pieces ──NFC──► words (a scanner by hand) ──► cache ──► ids
-//!                                                                         └─ not in it: BPE merges, or WordPiece
+//!  text ──added tokens──► pieces ──NFC──► words (hand-written scanner) ──► cache ──► ids
+//!                                                                            └─ on a miss: BPE merges, or WordPiece
 //! ```
 //!
-//! The ids are those of `tokenizer.encode_fast(text, false)`: added tokens, special or not, with all their flags, special tokens as text
-//! or not, a space put before, `ignore_merges`. [`FastTokenizer::encode`] hands a few texts back ([`Slow`]) that are for `tokenizers`
-//! itself.
+//! The ids are those of `tokenizer.encode_fast(text, false)`, including added tokens with all their flags, special
+//! tokens encoded as text or as tokens, a prefix space, and `ignore_merges`. [`FastTokenizer::encode`] rejects a few
+//! texts with [`Slow`]; these need `tokenizers` itself.
 //!
-//! Text is UTF-8, ids are u32. One [`FastTokenizer`] serves all threads, a [`Scratch`] (2.5 MB, most of it the cache of words) one at a
-//! time. A text costs its length: no part of it is looked at more than a bounded number of times, but for BPE in a word of n bytes,
-//! O(n log n). Nothing is allocated once the buffers have grown.
+//! Text is UTF-8, ids are u32. All threads can share one [`FastTokenizer`]. A [`Scratch`] (2.5 MB, mostly the word
+//! cache) serves one thread at a time. Encoding takes time linear in the text: it reads each byte a bounded number of
+//! times, except for BPE merges, which take O(n log n) in a word of n bytes. It allocates nothing once the buffers have
+//! grown.
 
 mod added;
 mod bert;
@@ -39,59 +40,60 @@ pub use scan::Words;
 use sentencepiece::{MARK_TEXT, Prefix};
 use tokenizers::Tokenizer;
 
-/// Bytes of the longest run of white space. fancy-regex gives up at a run of about a million, and `tokenizers` takes what is left of the
-/// text for one word.
+/// Largest accepted run of white space, in bytes. fancy-regex gives up at a run of about a million bytes, and
+/// `tokenizers` then takes the rest of the text as one word.
 const LONGEST_RUN: usize = 100_000;
 
-/// The part of a tokenizer that is not one of the known ones.
+/// The first component of a tokenizer that [`FastTokenizer`] does not support.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotFast {
-    /// How the model makes tokens.
+    /// The model.
     #[error("the model is {0}; known: byte-level BPE, SentencePiece's BPE, WordPiece")]
     Model(String),
-    /// What is done to a text before.
+    /// The normalizer.
     #[error(
         "the normalizer is {0}; known: none or NFC with BPE, spaces to U+2581 with SentencePiece's, BertNormalizer with WordPiece"
     )]
     Normalizer(String),
-    /// How a text is cut into words.
+    /// The pre-tokenizer.
     #[error(
         "the pre-tokenizer is {0}; known: ByteLevel, also after single digits or the pattern of GPT-4, GPT-4o, Llama 3 or Qwen 2, and BertPreTokenizer"
     )]
     PreTokenizer(String),
-    /// What is done to the ids.
+    /// The post-processor.
     #[error("the post-processor is {0}; known: those that only add special tokens")]
     PostProcessor(String),
-    /// Tokens that are added to the vocabulary.
+    /// The tokens added to the vocabulary.
     #[error("added tokens: {0}")]
     AddedTokens(String),
-    /// Truncation and padding.
+    /// Truncation or padding is enabled.
     #[error("ids are cut off or filled up; known: neither truncation nor padding")]
     Length,
 }
 
-/// Why a text is for `tokenizers`.
+/// The reason why a text needs `tokenizers` itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Slow {
-    /// White space without an end, at which regular expressions give up.
+    /// A run of white space so long that regular expressions give up.
     #[error("a run of white space of more than {LONGEST_RUN} bytes")]
     Run,
-    /// Combining characters that BERT's normalizer sorts and leaves there, and the like.
+    /// A character that BERT's normalizer does not map on its own, such as a combining character that it reorders and
+    /// keeps.
     #[error("a character that BERT's normalizer does not treat for itself")]
     Combining,
-    /// Places in a text are 32 bits.
+    /// The text has 2^32 bytes or more; offsets are 32 bits.
     #[error("a text of 4 GB or more")]
     Size,
 }
 
-/// A tokenizer whose every part is known.
+/// A fast version of a tokenizer with only supported components.
 #[derive(Debug)]
 pub struct FastTokenizer {
-    /// Tells whose words are in a cache.
+    /// Identifies the tokenizer that filled a [`Scratch`]'s cache.
     owner: u64,
     model: Model,
     normalizer: Normalizer,
-    /// Added tokens that are found before the normalizer, and those that are found after it.
+    /// Added tokens that are matched before the normalizer (`before`) and after it (`after`).
     before: Option<AddedTokens>,
     after: Option<AddedTokens>,
     name: String,
@@ -103,7 +105,7 @@ enum Model {
     Bert(Box<Bert>),
 }
 
-/// Memory of one thread: the cache of words and some buffers.
+/// Working memory of one thread: the word cache and some buffers.
 #[derive(Debug)]
 pub struct Scratch {
     owner: u64,
@@ -111,7 +113,7 @@ pub struct Scratch {
     work: bpe::Workspace,
     /// A normalized piece.
     normal: String,
-    /// A piece with a space before it, or a normalized word.
+    /// A piece with a prefix space, or a normalized word.
     text: String,
 }
 
@@ -122,30 +124,30 @@ impl Default for Scratch {
     }
 }
 
-/// A number for each tokenizer, from 1 on.
+/// Returns a number that is unique per tokenizer, from 1 on.
 fn next_owner() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl FastTokenizer {
-    /// The same tokenizer, fast; some tenths of a second for a large vocabulary.
+    /// Creates the fast version of a tokenizer. Takes some tenths of a second for a large vocabulary.
     ///
     /// # Errors
-    /// [`NotFast`] where a part is not known exactly.
+    /// [`NotFast`] if a component is not supported.
     pub fn of(tokenizer: &Tokenizer) -> Result<Self, NotFast> {
         recognise::recognise(tokenizer)
     }
 
-    /// What it is, for people: `GPT-2 pattern, byte-level BPE`.
+    /// A short description for users, such as `GPT-2 pattern, byte-level BPE`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Appends the ids of a text, without those that a post-processor would add.
+    /// Appends the ids of a text, without the special tokens that a post-processor would add.
     ///
     /// # Errors
-    /// [`Slow`] for a text that only `tokenizers` itself can encode; then nothing is appended.
+    /// [`Slow`] for a text that only `tokenizers` itself can encode. Then it appends nothing.
     pub fn encode(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
         if u32::try_from(text.len()).is_err() {
             return Err(Slow::Size);
@@ -162,7 +164,7 @@ impl FastTokenizer {
         result.inspect_err(|_| ids.truncate(before))
     }
 
-    /// `first` tells whether the text begins there.
+    /// Normalizes and encodes a piece. `first`: whether the piece begins the whole text.
     fn normalized(&self, text: &str, first: bool, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
         if self.normalizer.leaves(text) {
             return self.found(text, first, scratch, ids);
@@ -212,7 +214,7 @@ fn push(id: u32, ids: &mut Vec<u32>) -> Result<(), Slow> {
     Ok(())
 }
 
-/// The parts of a text; none of an empty one.
+/// Calls `part` with the parts of a text; never for an empty text.
 fn split<'a>(
     added: Option<&AddedTokens>,
     text: &'a str,
@@ -240,7 +242,7 @@ fn merge(bpe: &Bpe, words: Words, text: &str, scratch: &mut Scratch, ids: &mut V
     })
 }
 
-/// Whether a word is a run of white space: a space may stand before another word, two may not.
+/// Whether a word is a run of white space. Its first two characters decide: other words begin with at most one space.
 fn is_space(word: &[u8]) -> bool {
     let (first, length) = Classes::get().at(word, 0);
     first & Classes::get().at(word, length).0 & SPACE != 0

@@ -1,7 +1,8 @@
-//! Unicode's normal form C, which most texts have already.
+//! Unicode normal form C (NFC), which most texts already have.
 //!
-//! A character is plain where it is what the form makes of it, is no combining one and composes with nothing before it. A text of plain
-//! characters is its own normal form; any other is normalized as `tokenizers` does it, by the same tables.
+//! A character is plain if NFC leaves it unchanged, it is not a combining character, and it composes with no preceding
+//! character. A text of plain characters is its own normal form. Any other text is normalized with the tables that
+//! `tokenizers` uses.
 
 use std::sync::LazyLock;
 
@@ -10,7 +11,7 @@ use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nf
 
 use crate::table::{Table, decode};
 
-/// The first byte in UTF-8 of U+0300; what is below is plain.
+/// First UTF-8 byte of U+0300. All characters below are plain.
 const COMBINING: u8 = 0xcc;
 
 static PLAIN: LazyLock<Table> = LazyLock::new(|| Table::of_chars(|c| u8::from(is_plain(c))));
@@ -19,7 +20,7 @@ fn is_plain(c: char) -> bool {
     canonical_combining_class(c) == 0 && matches!(is_nfc_quick(std::iter::once(c)), IsNormalized::Yes)
 }
 
-/// The form C, or nothing at all.
+/// NFC, or the identity.
 #[derive(Debug)]
 pub(crate) struct Normalizer {
     plain: Option<&'static Table>,
@@ -38,7 +39,7 @@ impl Normalizer {
         self.plain.is_none()
     }
 
-    /// Whether a text is left as it is for sure.
+    /// Whether the text is certainly unchanged by normalization.
     pub(crate) fn leaves(&self, text: &str) -> bool {
         let Some(plain) = self.plain else { return true };
         let text = text.as_bytes();
@@ -53,7 +54,7 @@ impl Normalizer {
         true
     }
 
-    /// Writes the normal form of a text.
+    /// Writes the normal form of a text to `normal`.
     pub(crate) fn write(&self, text: &str, normal: &mut String) {
         normal.clear();
         match self.plain {
@@ -62,7 +63,7 @@ impl Normalizer {
         }
     }
 
-    /// The normal form of a text.
+    /// Returns the normal form of a text.
     pub(crate) fn normal(&self, text: &str) -> String {
         let mut normal = String::new();
         self.write(text, &mut normal);
@@ -74,8 +75,8 @@ impl Normalizer {
 mod tests {
     use super::*;
 
-    /// No character below U+0300 and no plain one is changed or composes with one before it: what composes is in the decomposition of
-    /// something, not first.
+    /// NFC changes no plain character and none below U+0300, and none composes with a preceding one: a character that
+    /// composes is part of some decomposition, but not its first character.
     #[test]
     fn plain_characters_are_left_alone() {
         let nfc = Normalizer::nfc();

@@ -1,4 +1,4 @@
-//! Which parts of a `tokenizers::Tokenizer` are known exactly.
+//! Recognises the components of a `tokenizers::Tokenizer` that the fast tokenizer supports exactly.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,7 +19,7 @@ use crate::scan::Words;
 use crate::sentencepiece::{self, Prefix};
 use crate::{FastTokenizer, Model, NotFast};
 
-/// Two passes of added tokens: before the normalizer, and after it.
+/// Added tokens matched before the normalizer, and after it.
 type Added = (Option<AddedTokens>, Option<AddedTokens>);
 
 pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast> {
@@ -58,7 +58,7 @@ pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast>
     Ok(FastTokenizer { owner: crate::next_owner(), model, normalizer, before, after, name })
 }
 
-/// BPE over characters, spaces written as U+2581, by the normalizer or after it.
+/// Recognises BPE over characters. The normalizer or the pre-tokenizer writes spaces as U+2581.
 fn spaced(tokenizer: &Tokenizer, model: &BPE, prefix: Prefix, normalized: bool) -> Result<FastTokenizer, NotFast> {
     without_extras(model)?;
     let merges = written_merges(model)?;
@@ -74,7 +74,7 @@ fn spaced(tokenizer: &Tokenizer, model: &BPE, prefix: Prefix, normalized: bool) 
     Ok(FastTokenizer { owner: crate::next_owner(), model, normalizer, before, after, name })
 }
 
-/// What a part is, cut short.
+/// The debug form of a component, truncated.
 fn shown(part: &impl std::fmt::Debug) -> String {
     const MOST: usize = 120;
     let mut text = format!("{part:?}");
@@ -85,7 +85,7 @@ fn shown(part: &impl std::fmt::Debug) -> String {
     text
 }
 
-/// Whether a post-processor that adds no special tokens leaves the ids as they are.
+/// Fails if a post-processor changes ids besides adding special tokens.
 fn leaves_ids(processor: &PostProcessorWrapper) -> Result<(), NotFast> {
     match processor {
         PostProcessorWrapper::ByteLevel(_) | PostProcessorWrapper::Bert(_) | PostProcessorWrapper::Roberta(_) => Ok(()),
@@ -114,7 +114,7 @@ fn known_normalizer(normalizer: Option<&NormalizerWrapper>) -> Result<Normalizer
     }
 }
 
-/// The way to words, and whether a space is put before a text without one.
+/// Returns how the pre-tokenizer splits words, and whether it adds a space before a text that does not start with one.
 fn known_words(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(Words, bool), NotFast> {
     let unknown = || NotFast::PreTokenizer(pre_tokenizer.map_or_else(|| "none".into(), shown));
     let parts = match pre_tokenizer {
@@ -138,8 +138,8 @@ fn known_words(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(Words, bo
     }
 }
 
-/// A known pattern whose matches are the words. Every character of a text is in a match, so it is the same whether what is in none would
-/// be kept or removed.
+/// Returns the known pattern whose matches are the words. Every character is part of a match, so keeping or removing
+/// the rest makes no difference.
 fn known_split(split: &Split) -> Option<Words> {
     let SplitPattern::Regex(pattern) = &split.pattern else { return None };
     let matches = match split.behavior {
@@ -154,7 +154,7 @@ fn bpe_with(what: &str) -> NotFast {
     NotFast::Model(format!("BPE with {what}"))
 }
 
-/// What BPE may have and the known ones do not.
+/// Fails if BPE has a feature that the fast version does not support.
 fn without_extras(model: &BPE) -> Result<(), NotFast> {
     let some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
@@ -171,7 +171,7 @@ fn without_extras(model: &BPE) -> Result<(), NotFast> {
     Ok(())
 }
 
-/// The merges in order: the model keeps them to itself, and writes them.
+/// Returns the merges in rank order. The model does not expose them, so this reads its serialised form.
 fn written_merges(model: &BPE) -> Result<Vec<(String, String)>, NotFast> {
     let mut written = serde_json::to_value(model).map_err(|error| bpe_with(&error.to_string()))?;
     serde_json::from_value(written["merges"].take())
@@ -186,7 +186,7 @@ fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
     for (&c, &byte) in &alphabet {
         bytes[usize::from(byte)] = vocabulary.get(&*c.encode_utf8(&mut [0; 4])).copied();
     }
-    // a byte without a token is left out, unless there is something to put in its place
+    // A byte without a token is dropped, unless an unknown token or byte fallback would replace it.
     if bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
         return Err(bpe_with("bytes that are no tokens"));
     }
@@ -202,7 +202,8 @@ fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
     Ok(Bpe::new(Alphabet::bytes(bytes), &merges, whole))
 }
 
-/// The byte that each character of a byte-level token stands for: itself where it is printable in Latin-1, and U+0100 on in order.
+/// The byte that each character of a byte-level token represents: itself if printable in Latin-1, else the next of
+/// U+0100, U+0101, ….
 fn alphabet() -> HashMap<char, u8> {
     let printable = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let (themselves, others): (Vec<u8>, Vec<u8>) = (0..=255).partition(printable);

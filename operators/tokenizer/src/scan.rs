@@ -1,34 +1,35 @@
-//! Pre-tokenizers by hand: where the word that begins at a place of a text ends, as a regular expression would have it.
+//! Hand-written pre-tokenizers: each finds the end of the word at a given offset, as its regular expression would.
 //!
 //! ```text
 //!  GPT-2        's|'t|…| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //!  cl100k       (?i:'s|…)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-//!  o200k        words of capitals, then small letters, with what follows an apostrophe; else as cl100k
+//!  o200k        words of capitals, then small letters, with a contraction after an apostrophe; else as cl100k
 //! ```
 //!
-//! Every character begins some alternative of each of these patterns, so words follow one another without gaps. The alternatives are
-//! tried in the order of the pattern; where a regular expression would go back, a comment says what that comes to. Each scanner reads a
-//! character a bounded number of times, so a text costs its length.
+//! Every character can begin some alternative of each pattern, so words follow one another without gaps. A scanner
+//! tries the alternatives in the order of the pattern. Where a regular expression would backtrack, a comment states the
+//! result. Each scanner reads a character a bounded number of times, so the time is linear in the text.
 //!
-//! That they are equal to the patterns is tested with every short text over the classes that the pattern tells apart (`tests/patterns.rs`).
+//! `tests/patterns.rs` proves the scanners equal to the patterns for every short text over the classes that the pattern
+//! distinguishes.
 
 use crate::classes::{Classes, LETTER, LINE, LOWER, NUMBER, NUMERIC, OTHER, SPACE, UPPER};
 use crate::sentencepiece::MARK_TEXT as MARK;
 
-/// A known way to cut a text into words.
+/// A known way to split a text into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Words {
     /// GPT-2, RoBERTa, GPT-NeoX, OLMo.
     Gpt2,
-    /// SmolLM, StarCoder: every numeric character by itself, what is between them as GPT-2.
+    /// SmolLM, StarCoder: every numeric character is a word; the text between them is split as for GPT-2.
     DigitsGpt2,
-    /// GPT-4 and Llama 3: numbers by up to three.
+    /// GPT-4 and Llama 3: numbers have up to three digits.
     Cl100k,
-    /// Qwen 2 and 3: as cl100k, numbers one by one.
+    /// Qwen 2 and 3: as cl100k, but each digit is a word.
     Qwen2,
     /// GPT-4o, gpt-oss, Llama 4.
     O200k,
-    /// Llama 2, Mistral, Phi-3, Gemma: a space, or several, and what follows up to the next one.
+    /// Llama 2, Mistral, Phi-3, Gemma: one or more spaces, and the text up to the next space.
     Spaces,
     /// The whole text is one word.
     Whole,
@@ -41,12 +42,12 @@ const QWEN2: &str =
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 impl Words {
-    /// The pattern that is spelled exactly so.
+    /// Returns the splitter whose pattern is exactly `pattern`.
     pub fn of_pattern(pattern: &str) -> Option<Self> {
         [Self::Gpt2, Self::Cl100k, Self::Qwen2, Self::O200k].into_iter().find(|words| words.pattern() == Some(pattern))
     }
 
-    /// The regular expression; `None` where the words are not those of one expression.
+    /// Returns the regular expression; `None` if the words are not those of a single expression.
     pub fn pattern(self) -> Option<&'static str> {
         match self {
             Self::Gpt2 => Some(GPT2),
@@ -57,7 +58,7 @@ impl Words {
         }
     }
 
-    /// For people.
+    /// A description for users.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpt2 => "GPT-2 pattern",
@@ -70,10 +71,10 @@ impl Words {
         }
     }
 
-    /// The words of a text, one after the other.
+    /// Returns the words of a text.
     pub fn split(self, text: &str) -> Vec<&str> {
         let mut words = Vec::new();
-        // the sink never fails
+        // The closure never fails.
         let _ = self.each(text.as_bytes(), |start, end| {
             words.push(&text[start..end]);
             Ok::<(), ()>(())
@@ -81,7 +82,7 @@ impl Words {
         words
     }
 
-    /// Calls `word` with the start and the end of each word, in order, until it fails.
+    /// Calls `word` with the start and the end of each word in order, until it fails.
     #[inline]
     pub(crate) fn each<E>(self, text: &[u8], word: impl FnMut(usize, usize) -> Result<(), E>) -> Result<(), E> {
         let classes = Classes::get();
@@ -97,7 +98,7 @@ impl Words {
     }
 }
 
-/// The end of a word that is followed by a space: one that another stands before, or what stands for one, is no end.
+/// Returns the end of a word of SentencePiece: the next space that does not follow a space or U+2581.
 #[inline]
 fn spaced(text: &[u8], at: usize) -> usize {
     let mark = MARK.as_bytes();
@@ -128,7 +129,7 @@ fn each<E>(
     Ok(())
 }
 
-/// What lies between numeric characters is a text of its own for the pattern, with its own end.
+/// Splits off numeric characters. The pattern sees the text between them as a separate text with its own end.
 #[inline]
 fn each_between_digits<E>(
     classes: &Classes,
@@ -160,7 +161,8 @@ fn each_between_digits<E>(
     Ok(())
 }
 
-/// `\s+(?!\S)|\s+` at a white space: a run leaves its last character to what follows it, unless it is the only one or nothing follows.
+/// `\s+(?!\S)|\s+` at a white space: a run leaves its last character to the next word, unless it is the only character
+/// or the text ends.
 #[inline]
 fn spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
     let (mut last, mut end) = (at, at);
@@ -175,7 +177,7 @@ fn spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
     if end == text.len() || last == at { end } else { last }
 }
 
-/// `\s*[\r\n]+|\s+(?!\S)|\s+` at a white space: a run with a line break ends after the last one.
+/// `\s*[\r\n]+|\s+(?!\S)|\s+` at a white space: a run with line breaks ends after the last of them.
 #[inline]
 fn lines_or_spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
     let (mut last, mut end, mut after_line) = (at, at, at);
@@ -199,7 +201,7 @@ fn lines_or_spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
     }
 }
 
-/// Bytes of `'s|'t|'re|'ve|'m|'ll|'d` at an apostrophe, else 0.
+/// Length in bytes of `'s|'t|'re|'ve|'m|'ll|'d` at an apostrophe; 0 if there is no match.
 #[inline]
 fn contraction(text: &[u8], at: usize) -> usize {
     match (text.get(at + 1), text.get(at + 2)) {
@@ -209,7 +211,7 @@ fn contraction(text: &[u8], at: usize) -> usize {
     }
 }
 
-/// The same with `(?i:…)`: both cases, and the long s (U+017F), which folds to s.
+/// As [`contraction`] with `(?i:…)`: both cases, and the long s (U+017F), which folds to s.
 #[inline]
 fn contraction_of_any_case(text: &[u8], at: usize) -> usize {
     let lower = |n: usize| text.get(at + n).map(u8::to_ascii_lowercase);
@@ -244,7 +246,7 @@ fn gpt2(classes: &Classes, text: &[u8], at: usize) -> usize {
     }
 }
 
-/// The end of up to `most` numbers after the first, which ends at `after`.
+/// Returns the end of a run of at most `most` numbers, whose first number ends at `after`.
 #[inline]
 fn numbers(classes: &Classes, text: &[u8], mut after: usize, most: usize) -> usize {
     for _ in 1..most {
@@ -284,13 +286,14 @@ fn cl100k<const NUMBERS: usize>(classes: &Classes, text: &[u8], at: usize) -> us
     lines_or_spaces(classes, text, at)
 }
 
-/// Where a word of letters that begins at `at` ends by the first two alternatives of o200k without what they allow before it; `None` where
-/// the first fails.
+/// Returns the end of a word of letters at `at` by the first two alternatives of o200k, without their optional first
+/// character. `Ok` if the first alternative matches, else `Err` with the end of the second (`at` if it does not match
+/// either).
 ///
 /// ```text
-///  first   [UPPER]*[LOWER]+   UPPER and LOWER share letters without case and marks; a run of UPPER without a small letter after it
-///                             gives characters back to the last one that is LOWER as well
-///  second  [UPPER]+[LOWER]*   reached where no character of the run is LOWER, nor the one after it: the run itself
+///  first   [UPPER]*[LOWER]+   UPPER and LOWER share caseless letters and marks; a run of UPPER without a small letter
+///                             after it backtracks to its last character that is also LOWER
+///  second  [UPPER]+[LOWER]*   tried if no character of the run, nor the one after it, is LOWER: matches the run itself
 /// ```
 #[inline]
 fn cased(classes: &Classes, text: &[u8], at: usize) -> Result<usize, usize> {
@@ -325,7 +328,7 @@ fn o200k(classes: &Classes, text: &[u8], at: usize) -> usize {
     } else if class & LINE == 0 {
         match cased(classes, text, after) {
             Ok(end) => Some(end),
-            // a mark with no word after it is one by itself
+            // A mark without a word after it begins a word itself.
             Err(_) if class & UPPER != 0 => Some(cased(classes, text, at).unwrap_or_else(|end| end)),
             Err(end) if end > after => Some(end),
             Err(_) => None,

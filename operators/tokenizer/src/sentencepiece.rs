@@ -1,13 +1,13 @@
-//! BPE as SentencePiece has it (Llama 1 and 2, Mistral, TinyLlama, Phi-3, Gemma): a space is the character U+2581, the alphabet is
-//! characters, and what has no token is spelled in bytes.
+//! SentencePiece BPE (Llama 1 and 2, Mistral, TinyLlama, Phi-3, Gemma): U+2581 represents a space, the symbols are
+//! characters, and a character without a token is encoded as byte tokens.
 //!
 //! ```text
 //!  a text  ──► ▁a▁text  ──►  ▁a │ ▁text  ──► (cache) ──► merges
 //! ```
 //!
-//! The model merges a whole text. It has words all the same where no merge joins what ends with another character to what begins with
-//! U+2581: then nothing is ever merged over such a place, and the text may be cut there. That is looked up in the merges; a vocabulary
-//! in which it is not so is not known. Nothing else is: all of a text has tokens, as all 256 bytes have.
+//! The model merges a whole text. It can still be split into words if no merge joins a token that ends with another
+//! character to one that begins with U+2581. Then no merge ever crosses such a boundary. [`known`] checks all merges
+//! for this and refuses a vocabulary that violates it. Every text can be encoded, because all 256 bytes have tokens.
 
 use std::collections::HashMap;
 
@@ -21,26 +21,26 @@ use tokenizers::pre_tokenizers::split::SplitPattern;
 use crate::NotFast;
 use crate::bpe::{Alphabet, Bpe};
 
-/// What stands for a space.
+/// The character that represents a space.
 const MARK: char = '\u{2581}';
 pub(crate) const MARK_TEXT: &str = "\u{2581}";
 
-/// When a space is put before a text.
+/// When a space is inserted before a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prefix {
     /// Never.
     Never,
-    /// Before one that does not begin with a space, as byte-level BPE may ask.
+    /// Before a text that does not begin with a space (`add_prefix_space` of byte-level BPE).
     Space,
-    /// Before one that begins with neither a space nor U+2581.
+    /// Before a text that begins with neither a space nor U+2581.
     Missing,
-    /// As [`Prefix::Missing`], before what begins the whole text and not what follows an added token.
+    /// As [`Prefix::Missing`], but only at the beginning of the whole text, not after an added token.
     MissingAtFirst,
-    /// Before every one.
+    /// Before every text.
     Always,
 }
 
-/// The ways to write spaces as U+2581 that are known; `None` where it is another.
+/// Recognises the known ways to write spaces as U+2581; `None` for any other.
 pub(crate) fn known_prefix(
     normalizer: Option<&NormalizerWrapper>,
     pre_tokenizer: Option<&PreTokenizerWrapper>,
@@ -60,7 +60,7 @@ pub(crate) fn known_prefix(
             Some(Prefix::Always)
         }
         ([replace], None) if replaces(replace) => Some(Prefix::Never),
-        // there are no spaces any more
+        // The normalizer has replaced all spaces, so the split finds none.
         ([replace], Some(PreTokenizerWrapper::Split(split))) if replaces(replace) => {
             (split.pattern == SplitPattern::String(" ".into()) && !split.invert).then_some(Prefix::Never)
         }
@@ -80,7 +80,7 @@ fn of_metaspace(metaspace: &Metaspace) -> Option<Prefix> {
     })
 }
 
-/// The merges over characters, spaces in the place of U+2581.
+/// Creates the BPE over characters, with spaces in place of U+2581.
 pub(crate) fn known(model: &BPE, merges: &[(&str, &str)]) -> Result<Bpe, NotFast> {
     let unknown = |what: &str| NotFast::Model(format!("BPE over characters {what}"));
     if model.ignore_merges {

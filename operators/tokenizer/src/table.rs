@@ -1,17 +1,17 @@
-//! One byte for each code point, in two stages.
+//! A table with one byte per code point, in two stages.
 //!
 //! ```text
 //!  code point 0x1F600:  block = index[0x1F6] ──► blocks[block][0x00]      equal blocks are stored once
 //! ```
 //!
-//! A look-up is two loads; the table of a property of Unicode takes some 20 to 60 KB.
+//! A look-up takes two loads. The table of a Unicode property takes about 20 to 60 KB.
 
 use std::collections::HashMap;
 
 const BLOCK: usize = 256;
 const CODE_POINTS: usize = 0x11_0000;
 
-/// A byte for each code point.
+/// One byte per code point.
 #[derive(Debug)]
 pub(crate) struct Table {
     index: Vec<u16>,
@@ -19,7 +19,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// From the bytes of all code points.
+    /// Creates a table from the bytes of all code points.
     fn of(all: &[u8]) -> Self {
         let mut table = Self { index: Vec::with_capacity(CODE_POINTS / BLOCK), blocks: Vec::new() };
         let mut known: HashMap<[u8; BLOCK], u16> = HashMap::new();
@@ -28,7 +28,7 @@ impl Table {
             block.copy_from_slice(chunk);
             let at = *known.entry(block).or_insert_with(|| {
                 table.blocks.push(block);
-                // there are 4352 blocks
+                // At most 4,352 blocks exist.
                 (table.blocks.len() - 1) as u16
             });
             table.index.push(at);
@@ -36,13 +36,13 @@ impl Table {
         table
     }
 
-    /// From a function of the character; surrogates, which are no characters, get 0.
+    /// Creates a table from a function of the character. Surrogates, which are not characters, get 0.
     pub(crate) fn of_chars(mut byte: impl FnMut(char) -> u8) -> Self {
         let all: Vec<u8> = (0..CODE_POINTS as u32).map(|code| char::from_u32(code).map_or(0, &mut byte)).collect();
         Self::of(&all)
     }
 
-    /// The byte of a code point, 0 beyond Unicode.
+    /// Returns the byte of a code point; 0 above U+10FFFF.
     #[inline]
     pub(crate) fn get(&self, code: u32) -> u8 {
         let block = self.index.get(code as usize / BLOCK).and_then(|&at| self.blocks.get(usize::from(at)));
@@ -50,7 +50,8 @@ impl Table {
     }
 }
 
-/// The code point that begins at `at` in UTF-8 and its length in bytes; nonsense, but no panic, where none begins. `at` is in the text.
+/// Decodes the UTF-8 code point that begins at `at`, and its length in bytes. If none begins there, the result is
+/// arbitrary, without a panic. `at` must be within the text.
 #[inline]
 pub(crate) fn decode(text: &[u8], at: usize) -> (u32, usize) {
     let next = |n: usize| u32::from(text.get(at + n).copied().unwrap_or(0) & 0x3f);

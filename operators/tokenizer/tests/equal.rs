@@ -1,4 +1,5 @@
-//! Ids against `tokenizers` itself: GPT-2 and BERT as they are, and vocabularies trained on prose behind the other patterns.
+//! Compares ids with those of `tokenizers`: GPT-2 and BERT unchanged, and vocabularies trained on prose with the other
+//! patterns.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -23,7 +24,7 @@ fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// The speeches of the repository, one a text.
+/// The speeches of the repository, one per text.
 fn speeches() -> &'static [String] {
     static TEXTS: LazyLock<Vec<String>> = LazyLock::new(|| {
         let (mut lines, path) = (String::new(), repository("assets/corpus/sotu-small.jsonl.gz"));
@@ -52,7 +53,7 @@ fn split(words: Words) -> PreTokenizerWrapper {
     Sequence::new(vec![split.into(), ByteLevel::new(false, true, false).into()]).into()
 }
 
-/// A byte-level vocabulary of 3000 tokens, trained on some speeches.
+/// A byte-level vocabulary of 3,000 tokens, trained on some speeches.
 fn trained(pre_tokenizer: PreTokenizerWrapper, ignore_merges: bool) -> Tokenizer {
     let mut tokenizer = Tokenizer::new(BPE::builder().build().unwrap());
     tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
@@ -63,7 +64,7 @@ fn trained(pre_tokenizer: PreTokenizerWrapper, ignore_merges: bool) -> Tokenizer
     let mut trainer = TrainerWrapper::BpeTrainer(trainer.build());
     tokenizer.train(&mut trainer, speeches().iter().take(8).map(String::as_str)).unwrap();
     if ignore_merges {
-        // a token that no merge makes, as Llama 3 has them
+        // A token that no merge produces, as Llama 3 has.
         let mut json = serde_json::to_value(&tokenizer).unwrap();
         json["model"]["ignore_merges"] = true.into();
         let size = json["model"]["vocab"].as_object().unwrap().len();
@@ -73,7 +74,7 @@ fn trained(pre_tokenizer: PreTokenizerWrapper, ignore_merges: bool) -> Tokenizer
     tokenizer
 }
 
-/// Special tokens and others, with every flag.
+/// Adds special tokens and others, with every flag.
 fn with_added(mut tokenizer: Tokenizer) -> Tokenizer {
     let plain = |text: &str| AddedToken::from(text, false).normalized(false);
     tokenizer
@@ -92,7 +93,7 @@ fn with_added(mut tokenizer: Tokenizer) -> Tokenizer {
     tokenizer
 }
 
-/// With added tokens that are found after the normalizer.
+/// Adds tokens that are matched after the normalizer.
 fn with_normalized(mut tokenizer: Tokenizer) -> Tokenizer {
     tokenizer.add_tokens([AddedToken::from("cafe\u{301}", false), AddedToken::from(" two words ", false)]).unwrap();
     tokenizer
@@ -119,7 +120,7 @@ fn cased() -> Tokenizer {
     tokenizer
 }
 
-/// A vocabulary that lacks bytes: they are left out of a word.
+/// A vocabulary without some bytes, which are dropped from words.
 fn without_bytes() -> Tokenizer {
     let mut json = serde_json::to_value(trained(ByteLevel::new(false, true, true).into(), false)).unwrap();
     let vocabulary = json["model"]["vocab"].as_object().unwrap();
@@ -133,8 +134,8 @@ fn without_bytes() -> Tokenizer {
     serde_json::from_value(json).unwrap()
 }
 
-/// SentencePiece's BPE: characters, spaces as U+2581 and runs of them as tokens, bytes for what has no token. `spaces` is the parts of the
-/// tokenizer that write them.
+/// A SentencePiece BPE: characters, spaces as U+2581, tokens for runs of spaces, byte tokens for characters without a
+/// token. `spaces` holds the components that write the spaces.
 fn sentencepiece(spaces: serde_json::Value) -> Tokenizer {
     let mut tokenizer = Tokenizer::new(BPE::builder().build().unwrap());
     tokenizer.with_pre_tokenizer(Some(Metaspace::new('\u{2581}', PrependScheme::Always, true)));
@@ -178,7 +179,7 @@ fn replace() -> serde_json::Value {
     serde_json::json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"})
 }
 
-/// As Llama 2's, Gemma's, and those that transformers writes today.
+/// The normalizer of Llama 2. `gemma` and `metaspace` build Gemma's, and the form that transformers writes today.
 fn llama2() -> Tokenizer {
     let prepend = serde_json::json!({"type": "Prepend", "prepend": "\u{2581}"});
     sentencepiece(serde_json::json!({"normalizer": {"type": "Sequence", "normalizers": [prepend, replace()]}}))
@@ -234,7 +235,7 @@ fn pairs() -> &'static [Pair] {
     &PAIRS
 }
 
-/// Whether the text was encoded fast, and then as `tokenizers` does it.
+/// Encodes the text and compares the ids with those of `tokenizers`. Returns false if the fast tokenizer rejected it.
 fn same(pair: &Pair, text: &str, scratch: &mut Scratch) -> bool {
     let mut ids = vec![7];
     let fast = pair.fast.encode(text, scratch, &mut ids).is_ok();
@@ -251,7 +252,7 @@ fn same(pair: &Pair, text: &str, scratch: &mut Scratch) -> bool {
 fn the_speeches() {
     let mut scratch = Scratch::default();
     for pair in pairs() {
-        // the tokenizers that are trained differ in their words alone
+        // The trained tokenizers differ only in their words.
         let texts = if ["GPT-2", "BERT"].contains(&pair.name) { speeches() } else { &speeches()[..12] };
         for text in texts {
             assert!(same(pair, text, &mut scratch), "{}", pair.name);
@@ -306,7 +307,8 @@ fn texts_of_their_own() {
     }
 }
 
-/// Where words of SentencePiece's end is no pattern's matter but that of spaces, U+2581 and what is merged with them: every text over those.
+/// Word boundaries of SentencePiece BPE depend on spaces, U+2581 and the merges with them: tests every short text over
+/// these characters.
 #[test]
 fn every_short_text_of_spaces_and_letters() {
     let (mut scratch, mut text) = (Scratch::default(), String::new());
@@ -333,7 +335,7 @@ fn every_character() {
     for pair in pairs().iter().filter(|pair| ["GPT-2", "Qwen 2", "Llama 2", "BERT", "BERT, cased"].contains(&pair.name))
     {
         let (mut text, mut slow) = (String::new(), 0);
-        // beyond there are tags and what is not assigned; `every_code_point` and the tests of the tables have those
+        // Higher code points are tags or unassigned; `every_code_point` and the tests of the tables cover them.
         for c in '\0'..'\u{32000}' {
             text.extend(['a', c, ' ', c, c]);
             if text.len() > 2000 || c == '\u{31fff}' {
@@ -345,7 +347,7 @@ fn every_character() {
     }
 }
 
-/// What no scanner can do as a regular expression that gives up.
+/// The fast tokenizer rejects white space on which a regular expression gives up.
 #[test]
 fn endless_white_space_is_given_back() {
     let (pair, mut scratch) = (&pairs()[0], Scratch::default());
@@ -359,7 +361,7 @@ fn endless_white_space_is_given_back() {
 fn a_mark_that_is_sorted_is_given_back() {
     let (pair, mut scratch) = (pairs().iter().find(|pair| pair.name == "BERT").unwrap(), Scratch::default());
     let mut ids = vec![1];
-    // a tone mark of Hangul is spacing and combines
+    // A tone mark of Hangul is a spacing mark and combines.
     assert_eq!(pair.fast.encode("x [SEP] a\u{302e}\u{301}", &mut scratch, &mut ids), Err(Slow::Combining));
     assert_eq!(ids, [1]);
 }
@@ -412,7 +414,7 @@ fn what_is_not_known_is_named() {
     other.with_normalizer(None::<NormalizerWrapper>).unwrap();
     other.with_padding(Some(Default::default()));
     assert_eq!(FastTokenizer::of(&other).unwrap_err(), NotFast::Length);
-    // every other pattern, were it but for a space
+    // A pattern that differs by a single space is not recognised.
     for words in [Words::Gpt2, Words::Cl100k, Words::Qwen2, Words::O200k] {
         let pattern = words.pattern().unwrap();
         assert_eq!(Words::of_pattern(pattern), Some(words));

@@ -1,9 +1,9 @@
-//! The scanners against fancy-regex with the patterns themselves: every text up to some length over the classes that a pattern tells
-//! apart, every code point in several places, and random texts.
+//! Compares the scanners with fancy-regex and the patterns themselves: every text up to some length over the classes
+//! that a pattern distinguishes, every code point in several places, and random texts.
 //!
-//! A pattern tells characters apart by its sets alone, so two characters that are in the same sets are alike to it. One character stands
-//! for each class, and `every_code_point` (with the comparison of all classes in `classes.rs`) shows that the scanner treats the others
-//! like it.
+//! A pattern distinguishes characters only by its sets, so characters in the same sets are equivalent. One character
+//! represents each class. `every_code_point`, together with the comparison of all classes in `classes.rs`, shows that
+//! the scanner treats the other characters of the class equally.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -28,14 +28,14 @@ fn defined<'a>(regex: &Regex, text: &'a str) -> Vec<&'a str> {
     words
 }
 
-/// The pre-tokenizer `Digits` with single digits, then GPT-2's pattern.
+/// The pre-tokenizer `Digits` with single digits, followed by GPT-2's pattern.
 fn defined_between_digits<'a>(gpt2: &Regex, text: &'a str) -> Vec<&'a str> {
     let digits = text.match_indices(char::is_numeric).flat_map(|(at, digit)| [at, at + digit.len()]);
     let ends: Vec<usize> = std::iter::once(0).chain(digits).chain([text.len()]).collect();
     ends.windows(2).flat_map(|ends| defined(gpt2, &text[ends[0]..ends[1]])).collect()
 }
 
-/// Calls `check` with every text of `length` characters of an alphabet.
+/// Calls `check` with every text of `length` characters over the alphabet.
 fn every_text(alphabet: &[char], length: u32, mut check: impl FnMut(&str)) {
     let mut text = String::new();
     for number in 0..alphabet.len().pow(length) {
@@ -49,8 +49,8 @@ fn every_text(alphabet: &[char], length: u32, mut check: impl FnMut(&str)) {
     }
 }
 
-/// One character for each class of the characters that the sets of a pattern tell apart, the first of each in Unicode; with `last`, the
-/// last of each, which is a character of several bytes wherever there is one.
+/// Returns one character for each class that the sets of a pattern distinguish: the first of the class in Unicode. With
+/// `last`, the last of the class, which has several bytes if the class has such a character.
 fn classes(sets: &[&str], last: bool) -> Vec<char> {
     let sets: Vec<Set> = sets.iter().map(|set| Set::new(set)).collect();
     let mut classes: HashMap<Vec<bool>, char> = HashMap::new();
@@ -66,7 +66,7 @@ fn classes(sets: &[&str], last: bool) -> Vec<char> {
     classes
 }
 
-/// A set of characters as the regular expressions have it.
+/// A set of characters, as the regular expression engine defines it.
 struct Set(Vec<bool>);
 
 impl Set {
@@ -87,7 +87,8 @@ const CL100K: [&str; 14] = [
     r"\p{L}", r"\p{N}", r"\s", "[\r\n]", " ", "'", "(?i:s)", "(?i:t)", "(?i:r)", "(?i:e)", "(?i:v)", "(?i:m)",
     "(?i:l)", "(?i:d)",
 ];
-/// Of the letters of the contractions, one that stands by itself and those of `'ll` and `'re`: the classes of case are many.
+/// Only some letters of the contractions: one that stands alone (`s`), and those of `'ll` and `'re`. The classes of
+/// case would otherwise be too many.
 const O200K: [&str; 12] = [
     r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
@@ -134,7 +135,8 @@ fn every_short_text_o200k() {
     all_short_texts(Words::O200k, &O200K, 5);
 }
 
-/// Longer texts over fewer classes: without the letters of contractions, for runs of spaces, lines, numbers and marks.
+/// Longer texts over fewer classes, without the letters of contractions: tests runs of spaces, lines, numbers and
+/// marks.
 #[test]
 fn every_longer_text_of_the_few_classes() {
     for (words, alphabet) in [
@@ -150,7 +152,7 @@ fn every_longer_text_of_the_few_classes() {
 #[test]
 fn every_short_text_between_digits() {
     let gpt2 = regex(Words::Gpt2);
-    // ² is a number of one pattern and no digit, the circled one and the fraction are numeric
+    // ² is a number for the pattern but not a digit; ½ and Ⅷ are numeric.
     let alphabet: Vec<char> = " \n\txs'!1²½Ⅷ一".chars().collect();
     for length in 0..=5 {
         every_text(&alphabet, length, |text| {
@@ -162,7 +164,7 @@ fn every_short_text_between_digits() {
 #[test]
 fn every_code_point() {
     let mut text = String::new();
-    // Qwen 2 has the scanner of cl100k
+    // Qwen 2 uses the scanner of cl100k.
     for words in [Words::Gpt2, Words::Cl100k, Words::O200k] {
         for c in '\0'..=char::MAX {
             text.clear();
@@ -172,7 +174,7 @@ fn every_code_point() {
     }
 }
 
-/// Runs of every class, of many lengths, and single characters that patterns treat in ways of their own.
+/// Runs of every class with many lengths, and single characters that patterns treat specially.
 fn text() -> impl Strategy<Value = String> {
     let unit = prop_oneof![
         4 => "[a-zA-Z]{1,8}", 2 => "[0-9]{1,5}", 3 => Just(" ".to_owned()), 2 => "[ \t\n\r\u{a0}\u{3000}\u{85}]{1,6}",

@@ -1,13 +1,13 @@
-//! The cache on disk, as Python's `huggingface_hub` lays it out.
+//! The cache on disk, in the layout of Python's `huggingface_hub`.
 //!
 //! ```text
 //!   HF_HUB_CACHE/
 //!     models--org--name/
-//!       blobs/<etag>                     a file's bytes, under the hash that the hub calls it by
-//!       blobs/<etag>.incomplete          the beginning of one
+//!       blobs/<etag>                     the bytes of a file, named by the hub's hash of it
+//!       blobs/<etag>.incomplete          a partial download of it
 //!       snapshots/<commit>/config.json   ─► ../../blobs/<etag>
-//!       refs/main                        the commit that a branch or tag stood for last
-//!       .no_exist/<commit>/<file>        a file that the commit is known not to have
+//!       refs/main                        the commit that a branch or tag last resolved to
+//!       .no_exist/<commit>/<file>        marks a file that the commit is known not to have
 //!     .locks/models--org--name/<etag>.lock
 //! ```
 
@@ -22,9 +22,9 @@ use super::Fetched;
 use super::reference::{HubRef, is_commit};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
-/// How often a lock that another process holds is tried.
+/// Interval between attempts to take a lock that another process holds.
 const LOCK_POLL: Duration = Duration::from_millis(100);
-/// How often it is said that one waits for it.
+/// Interval between log messages while waiting for a lock.
 const LOCK_NOTICE: Duration = Duration::from_secs(30);
 
 /// One repository in the cache.
@@ -34,7 +34,7 @@ pub(super) struct Repo {
     locks: PathBuf,
 }
 
-/// The right to write one blob; given back when dropped, and when the process ends.
+/// The exclusive right to write one blob; released when dropped and when the process ends.
 #[derive(Debug)]
 pub(super) struct BlobLock(#[expect(dead_code, reason = "held for its lock")] Option<File>);
 
@@ -56,7 +56,7 @@ impl Repo {
         self.root.join("blobs").join(etag)
     }
 
-    /// Whether the file is there, and not only a link to a blob that was deleted.
+    /// Whether the file exists. A link to a deleted blob does not count.
     pub(super) fn has(&self, commit: &str, name: &str) -> bool {
         self.file(commit, name).is_file()
     }
@@ -70,7 +70,7 @@ impl Repo {
         Fetched { path: reference.file().map_or_else(|| snapshot.clone(), |file| snapshot.join(file)), commit }
     }
 
-    /// The commit of a revision as far as it is known without asking.
+    /// Returns the commit of a revision as far as the cache knows it.
     pub(super) fn commit_of(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_owned());
@@ -79,7 +79,7 @@ impl Repo {
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// Lets a branch or tag stand for a commit. A cache that cannot be written is still good to read.
+    /// Records the commit of a branch or tag. If the cache is read-only, logs a warning and goes on.
     pub(super) fn point(&self, revision: &str, commit: &str) {
         if self.commit_of(revision).as_deref() == Some(commit) {
             return;
@@ -90,7 +90,7 @@ impl Repo {
         }
     }
 
-    /// Notes what the commit lacks, so that it need not be asked for again.
+    /// Records files that the commit lacks, so that later calls need not ask the hub for them.
     pub(super) fn remember_absent(&self, commit: &str, names: &[&str]) {
         for name in names.iter().filter(|name| !self.known_absent(commit, name)) {
             let path = self.root.join(".no_exist").join(commit).join(name);
@@ -100,7 +100,7 @@ impl Repo {
         }
     }
 
-    /// Waits until no other process writes the blob.
+    /// Waits until no other process writes the blob, and locks it.
     pub(super) fn lock(&self, etag: &str) -> Result<BlobLock> {
         let path = self.locks.join(format!("{etag}.lock"));
         let context = || format!("cannot lock {}", path.display());
@@ -133,7 +133,7 @@ impl Repo {
         }
     }
 
-    /// Makes a blob visible as a file of a commit.
+    /// Makes a blob visible as a file of a commit, by a symlink or else a copy.
     pub(super) fn link(&self, etag: &str, commit: &str, name: &str) -> Result<()> {
         let path = self.file(commit, name);
         if path.is_file() {
@@ -147,12 +147,12 @@ impl Repo {
     }
 }
 
-/// For `map_err`: the local disk failed, which a later try may find repaired.
+/// Returns a closure for `map_err` that reports a failure of the local disk as retryable.
 pub(super) fn disk(context: String) -> impl FnOnce(io::Error) -> PipelineError {
     move |error| PipelineError::caused(ErrorKind::Model, context, error).retryable()
 }
 
-/// Lets `make` make a file beside the path, then moves it there whole.
+/// Writes a file atomically: calls `make` with a temporary path, then renames it to `path`.
 fn put(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let unique = format!("{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -165,7 +165,8 @@ fn put(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()
     })
 }
 
-/// Python deletes the lock file when it is done: a lock on a deleted file keeps nobody out.
+/// Whether the locked file is still the one at `path`. Python deletes its lock files, and a lock on a deleted file
+/// excludes nobody.
 #[cfg(unix)]
 fn is_still_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;

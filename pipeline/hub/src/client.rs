@@ -1,4 +1,5 @@
-//! The requests to the hub: redirects followed by hand so that the token stays home, retries, and what an answer means.
+//! The requests to the hub: retries, the meaning of each status, and redirects, which it follows itself to keep the
+//! token at the hub's origin.
 
 use std::error::Error;
 use std::fs;
@@ -22,19 +23,19 @@ use super::config::{HubConfig, Token};
 use super::reference::{HubRef, is_commit};
 
 const MAX_REDIRECTS: usize = 8;
-/// A list of files is text: this is about 400,000 of them.
+/// Largest accepted file list: about 400,000 files.
 const MAX_LISTING_BYTES: u64 = 64 << 20;
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// A server may ask for more patience than that.
+/// Longest wait that a server can request, which may exceed [`MAX_WAIT`].
 const MAX_ASKED_WAIT: Duration = Duration::from_secs(120);
 
-/// Whether trying again is worth it, within the same call.
+/// Whether and how to retry within the same call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
     Never,
-    /// After a while, and not before the time that the server asked for.
+    /// Retry after a backoff, and not before the time that the server requested.
     Later(Option<Duration>),
-    /// The server does not have the rest of the file: from its beginning.
+    /// Retry from the beginning of the file: the server does not have the requested range.
     Afresh,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// One that may pass by itself.
+    /// A transient failure.
     pub(super) fn passing(message: impl Into<String>) -> Self {
         Self { error: PipelineError::new(ErrorKind::Model, message).retryable(), again: Again::Later(None) }
     }
@@ -60,37 +61,37 @@ impl From<PipelineError> for Failure {
 
 type Answer<T> = std::result::Result<T, Failure>;
 
-/// What a revision holds.
+/// The commit and files of a revision.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) commit: String,
     pub(super) files: Vec<String>,
 }
 
-/// What the hub says of a file before it is downloaded.
+/// The hub's metadata of a file, requested before its download.
 #[derive(Debug, Clone)]
 pub(super) struct Metadata {
-    /// Safe as a file name.
+    /// Restricted to characters that are safe in a file name.
     pub(super) etag: String,
     pub(super) size: Option<u64>,
 }
 
 impl Metadata {
-    /// Files kept by LFS or Xet have their SHA-256 for an etag.
+    /// The SHA-256, which is the etag of files in LFS or Xet.
     pub(super) fn sha256(&self) -> Option<&str> {
         Some(self.etag.as_str()).filter(|etag| etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit()))
     }
 }
 
-/// Where a request leads, as far as it is followed.
+/// How far to follow redirects.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Follow {
     ToTheEnd,
-    /// Up to the answer that says what the file is, which precedes the one that has it.
+    /// Up to the response that carries the file's etag, which precedes the one with the content.
     ToTheEtag,
 }
 
-/// A client of one hub.
+/// An HTTP client of one hub.
 pub(super) struct Client {
     http: reqwest::blocking::Client,
     endpoint: Url,
@@ -101,7 +102,7 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(config: &HubConfig) -> Result<Self> {
-        // without a body to send, the timeout is of the head of an answer, and of each read
+        // Requests have no body, so the timeout applies to the response headers and to each read.
         let mut settings = reqwest::blocking::Client::builder()
             .redirect(Policy::none())
             .user_agent(concat!("stillhouse/", env!("CARGO_PKG_VERSION")))
@@ -118,7 +119,7 @@ impl Client {
                 )
             };
             let pem = fs::read(path).map_err(|e| refuse(e.to_string()))?;
-            // one of them that is of no use, such as an ancient one, takes nothing from the others
+            // Unusable certificates, such as very old ones, are skipped; the others still count.
             let mut store = RootCertStore::empty();
             let all = CertificateDer::pem_slice_iter(&pem).flatten();
             let usable = all.filter(|certificate| store.add(certificate.clone()).is_ok());
@@ -142,7 +143,7 @@ impl Client {
         })
     }
 
-    /// The commit of a revision, and its files.
+    /// Requests the commit of a revision and its files.
     pub(super) fn listing(&self, reference: &HubRef, attempts: u32) -> Result<Listing> {
         let mut path = vec!["api", "models"];
         path.extend(reference.repo().split('/'));
@@ -161,7 +162,7 @@ impl Client {
         })
     }
 
-    /// Size and hash of a file.
+    /// Requests the size and hash of a file.
     pub(super) fn metadata(&self, reference: &HubRef, commit: &str, file: &str) -> Result<Metadata> {
         let url = self.resolve_address(reference, commit, file);
         self.retrying(self.attempts, || {
@@ -180,13 +181,14 @@ impl Client {
         })
     }
 
-    /// The bytes of a file from an offset on; status 200 means that the server sends all of it.
+    /// Requests the bytes of a file from an offset on. Status 200 means that the server sends the whole file.
     pub(super) fn open(&self, reference: &HubRef, commit: &str, file: &str, offset: u64) -> Answer<Response> {
         let url = self.resolve_address(reference, commit, file);
         self.ask(Method::GET, &url, Some(offset).filter(|&o| o > 0), Follow::ToTheEnd, reference, Some(file))
     }
 
-    /// Waits, longer after every failure in a row, unless it is time to give up: then that is the error.
+    /// Waits before the next attempt, with a backoff that grows with consecutive failures. Returns the error if no
+    /// attempt is left.
     pub(super) fn pause(&self, failure: Failure, failures: u32, attempts: u32) -> Result<()> {
         let asked = match failure.again {
             Again::Later(asked) if failures < attempts => asked.map(|asked| asked.min(MAX_ASKED_WAIT)),
@@ -219,7 +221,7 @@ impl Client {
         self.address(&path)
     }
 
-    /// Each part is one segment: a slash inside it becomes `%2F`.
+    /// Appends the parts to the endpoint, each as one path segment: a slash inside a part becomes `%2F`.
     fn address(&self, path: &[&str]) -> Url {
         let mut url = self.endpoint.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
@@ -228,7 +230,8 @@ impl Client {
         url
     }
 
-    /// One request, through its redirects, to an answer that is a success (or, for metadata, has an etag).
+    /// Sends one request and follows its redirects. Returns a response with a success status or, for metadata, with an
+    /// etag.
     fn ask(
         &self,
         method: Method,
@@ -241,7 +244,8 @@ impl Client {
         let mut url = url.clone();
         let mut at_home = true;
         for _ in 0..=MAX_REDIRECTS {
-            // once away, always away: nobody else decides what is asked in this person's name
+            // Once a redirect leaves the origin, the token is never sent again: another server must not choose requests
+            // that carry it.
             at_home &= url.origin() == self.endpoint.origin();
             let mut request = self.http.request(method.clone(), url.clone()).header("accept-encoding", "identity");
             if let Some(offset) = offset {
@@ -273,7 +277,7 @@ impl Client {
         Err(self.nonsense(host(&url), &format!("more than {MAX_REDIRECTS} redirects")).into())
     }
 
-    /// Passes a success on; says of anything else what it means and what to do.
+    /// Returns a success unchanged. Turns any other status into an error with its meaning and remedy.
     fn judged(
         &self,
         response: Response,
@@ -293,7 +297,7 @@ impl Client {
                 again: Again::Later(asked_wait(response.headers())),
                 ..Failure::passing(format!("{what}: {answer}"))
             }),
-            // a signed address that is out of date is given anew
+            // A signed storage URL may have expired; a retry gets a new one.
             400.. if !at_home => Err(Failure::passing(format!("{what}: {answer}"))),
             401 | 403 => usage(format!("{what}: {}", self.refused(response.headers(), &answer, reference))),
             404 => usage(match (error_code(response.headers()), file) {
@@ -336,7 +340,7 @@ impl Client {
         PipelineError::new(ErrorKind::Model, format!("the hub at {hub} makes no sense: {what}: {problem}"))
     }
 
-    /// A request that got no answer. Addresses are not repeated: those of storage are signed.
+    /// Describes a request without a response. Shows the host only, because storage URLs are signed.
     fn broken(&self, url: &Url, error: &(dyn Error + 'static)) -> Failure {
         let (why, text) = storage::breakage(error);
         let message = format!("the hub cannot be reached: {}: {text}", host(url));
@@ -357,7 +361,7 @@ impl Listing {
     }
 }
 
-/// Host and port, which are all of an address that may be shown.
+/// Host and port: the only part of a URL that messages may show.
 pub(super) fn host(url: &Url) -> &str {
     &url[url::Position::BeforeHost..url::Position::AfterPort]
 }
@@ -366,7 +370,7 @@ fn error_code(headers: &HeaderMap) -> &str {
     headers.get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default()
 }
 
-/// `Retry-After`, or the hub's `RateLimit: "api";r=0;t=30`.
+/// Returns the wait from `Retry-After`, or from the hub's `RateLimit: "api";r=0;t=30`.
 fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
     let limit = || {
         let text = headers.get("ratelimit")?.to_str().ok()?;

@@ -1,4 +1,4 @@
-//! Settings of the hub, by the variables that Python's `huggingface_hub` reads.
+//! Settings of the hub, from the environment variables that Python's `huggingface_hub` reads.
 
 use std::fmt;
 use std::io;
@@ -11,19 +11,19 @@ use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// A secret that is sent and never shown.
+/// An access token. Its secret is sent to the hub but never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     secret: String,
-    /// Where it came from, for messages.
+    /// Origin of the token, for messages.
     source: String,
 }
 
 impl Token {
-    /// A token and where it came from.
+    /// Creates a token from a secret and its origin. Returns `None` if the secret is blank.
     ///
     /// # Errors
-    /// When it holds what no header can carry; the message names the source, not the secret.
+    /// If the secret contains characters that no header can carry. The message names the origin, not the secret.
     pub fn new(secret: &str, source: impl Into<String>) -> Result<Option<Self>> {
         let (secret, source) = (secret.trim(), source.into());
         if !secret.bytes().all(|b| b.is_ascii_graphic()) {
@@ -50,34 +50,35 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Where the hub and its cache are, and how hard to try.
+/// Locations of the hub and its cache, and network limits.
 #[derive(Debug, Clone)]
 pub struct HubConfig {
-    /// Address of the hub (`HF_ENDPOINT`); a path is kept, for mirrors that have one.
+    /// URL of the hub (`HF_ENDPOINT`). May include a path, for mirrors.
     pub endpoint: Url,
-    /// The cache (`HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`).
+    /// Folder of the cache (`HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`).
     pub cache: PathBuf,
-    /// `HF_TOKEN`, else the file `HF_TOKEN_PATH`, else `HF_HOME/token`.
+    /// Token from `HF_TOKEN`, else the file `HF_TOKEN_PATH`, else `HF_HOME/token`.
     pub token: Option<Token>,
-    /// `HF_HUB_OFFLINE`: the cache alone.
+    /// `HF_HUB_OFFLINE`: use only the cache.
     pub offline: bool,
     /// Certificates to trust instead of the system's (`SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`).
     pub ca_bundle: Option<PathBuf>,
-    /// Whether `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are heeded.
+    /// Whether to respect `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`.
     pub use_proxy: bool,
-    /// How often a request is tried that fails without having brought anything new.
+    /// Maximum attempts of a request; a download counts only consecutive failures that brought no progress.
     pub attempts: u32,
-    /// Wait before the second try; it doubles with every further one, up to 30 seconds.
+    /// Upper limit of the random wait before the second attempt. It doubles with each further attempt, up to 30
+    /// seconds.
     pub backoff: Duration,
-    /// Longest silence of the server.
+    /// Longest time without data from the server.
     pub timeout: Duration,
 }
 
 impl HubConfig {
-    /// The default hub with this cache, without a token.
+    /// Creates settings for a hub and a cache, without a token.
     ///
     /// # Errors
-    /// When the endpoint is not an `http://` or `https://` address, or carries a password.
+    /// If the endpoint is not an `http://` or `https://` URL, or contains a user, password, query or fragment.
     pub fn new(endpoint: &str, cache: impl Into<PathBuf>) -> Result<Self> {
         Ok(Self {
             endpoint: parse_endpoint(endpoint)?,
@@ -92,10 +93,10 @@ impl HubConfig {
         })
     }
 
-    /// The settings of this process's environment.
+    /// Reads the settings from the environment of the process.
     ///
     /// # Errors
-    /// When `HF_ENDPOINT` or the token is unusable.
+    /// If `HF_ENDPOINT` or the token is unusable.
     pub fn from_env() -> Result<Self> {
         Self::from_lookup(&|name| std::env::var(name).ok())
     }
@@ -132,7 +133,7 @@ impl HubConfig {
 
 fn parse_endpoint(text: &str) -> Result<Url> {
     let refuse = |why: &str| PipelineError::new(ErrorKind::Usage, format!("HF_ENDPOINT: {why}"));
-    // the text itself is not repeated: it may hold a password
+    // Errors do not repeat the text, which may contain a password.
     let url =
         Url::parse(text.trim()).map_err(|e| refuse(&format!("not an address such as {DEFAULT_ENDPOINT}: {e}")))?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {

@@ -1,4 +1,4 @@
-//! One file from the hub into the cache: resumed, checked, visible only when whole.
+//! Downloads one file from the hub into the cache: resumes, verifies, and makes it visible only when complete.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind as IoErrorKind, Read, Seek, SeekFrom, Write};
@@ -14,10 +14,11 @@ use super::client::{Again, Client, Failure, Metadata};
 use super::reference::HubRef;
 
 const BUFFER_BYTES: usize = 128 << 10;
-/// An attempt that brought this much was no failure: a long download over a bad line ends.
+/// Bytes that an attempt must receive to reset the count of failures, so that a long download over an unreliable line
+/// completes.
 const PROGRESS_BYTES: u64 = 1 << 20;
 
-/// Makes a file of a commit local, unless it is.
+/// Downloads a file of a commit, unless it is already local.
 pub(super) fn file(
     client: &Client,
     repo: &Repo,
@@ -32,7 +33,7 @@ pub(super) fn file(
     let metadata = client.metadata(reference, commit, name)?;
     let _lock = repo.lock(&metadata.etag)?;
     let blob = repo.blob(&metadata.etag);
-    // another process may have brought it while this one waited; other commits may have the same file
+    // Another process may have downloaded it in the meantime, or another commit may have the same file.
     let whole = fs::metadata(&blob).is_ok_and(|held| metadata.size.is_none_or(|size| size == held.len()));
     if !whole {
         Download { client, reference, commit, name, metadata: &metadata, progress }.to(&blob)?;
@@ -76,7 +77,7 @@ impl Download<'_> {
             }
             match self.damage(&mut file).map_err(disk(context()))? {
                 None => break,
-                // what was kept from before may have been bad: once more from the beginning
+                // The part kept from an earlier attempt may be damaged: downloads once more from the beginning.
                 Some(_) if !damaged => {
                     damaged = true;
                     file.set_len(0).map_err(disk(context()))?;
@@ -95,13 +96,13 @@ impl Download<'_> {
         fs::rename(&part, blob).map_err(disk(context()))
     }
 
-    /// How much of the file is there to go on from.
+    /// Returns the number of bytes on disk from which the download can resume.
     fn kept(&self, file: &mut File) -> std::io::Result<u64> {
         let kept = file.metadata()?.len();
         if self.metadata.size.is_some_and(|size| kept <= size) {
             return Ok(kept);
         }
-        // of a file whose size is unknown nobody can say whether it is whole
+        // Without a known size, a kept part could already be the whole file, so the download restarts.
         file.set_len(0)?;
         Ok(0)
     }
@@ -130,7 +131,7 @@ impl Download<'_> {
         file.set_len(done).and_then(|()| file.seek(SeekFrom::Start(done))).map_err(disk(context()))?;
         (self.progress)(self.name, done, total);
 
-        // one byte more than promised is enough to know that it is another file
+        // One byte more than announced proves that the server sends a different file.
         let mut body = response.take(size.map_or(u64::MAX, |size| size - done + 1));
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
@@ -156,7 +157,7 @@ impl Download<'_> {
         }
     }
 
-    /// What is wrong with the whole file.
+    /// Describes a mismatch of the complete file with the announced size or SHA-256.
     fn damage(&self, file: &mut File) -> std::io::Result<Option<String>> {
         let length = file.metadata()?.len();
         if let Some(size) = self.metadata.size.filter(|&size| size != length) {

@@ -1,4 +1,5 @@
-//! Models and tokenizers named `hf://org/name`, from the Hugging Face hub or from the cache shared with Python.
+//! Fetches models and tokenizers named `hf://org/name` from the Hugging Face hub, or from the cache that it shares with
+//! Python.
 //!
 //! ```text
 //!   hf://org/name@main ─► commit sha ───► which files ─► HEAD: etag, size ─► lock ─► GET, Range ─► size, sha256
@@ -7,13 +8,14 @@
 //!   HF_HUB_CACHE/models--org--name/ refs/main ─► snapshots/<sha>/config.json ─symlink─► blobs/<etag> ◄ rename
 //! ```
 //!
-//! The layout is that of Python's `huggingface_hub`: what one has downloaded, the other uses. A branch or tag is
-//! resolved to a commit once, every file is asked for by that commit, and the commit is returned for the manifest.
-//! Files appear whole (rename), refs last; processes that want the same blob wait for each other on the lock that
-//! Python takes too. The token goes to the origin of the endpoint alone, never along a redirect elsewhere.
+//! The cache has the layout of Python's `huggingface_hub`, so each uses the downloads of the other. `fetch` resolves a
+//! branch or tag to a commit once, requests every file by that commit, and returns the commit for the manifest. A file
+//! becomes visible only when complete, by a rename; refs are written last. Processes that need the same blob wait for
+//! each other on the lock file that Python also uses. The token is sent only to the origin of the endpoint, and never
+//! after a redirect to another origin.
 //!
-//! The calls block: from async code use `spawn_blocking`. Cost: one request to resolve and two per missing file; none
-//! when the revision is a commit that the cache has. Memory: one buffer of 128 KiB.
+//! The calls block: use `spawn_blocking` in async code. Cost: one request to resolve the revision and two per missing
+//! file; none if the revision is a commit that the cache contains. Memory: one buffer of 128 KiB.
 //!
 //! ```
 //! use stillhouse_hub::HubRef;
@@ -42,28 +44,29 @@ pub use self::reference::HubRef;
 use self::selection::{Cached, Choice};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
-/// What a reference is wanted for: it decides the files.
+/// The purpose of a fetch, which determines the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// `tokenizer.json`, and the files beside it that name special tokens.
+    /// `tokenizer.json`, and the accompanying files that name special tokens.
     Tokenizer,
-    /// `config.json` and the weights as safetensors, and the tokenizer's files as far as they are there.
+    /// `config.json`, the weights as safetensors, and the tokenizer's files that exist.
     Teacher,
 }
 
-/// Told of a download: the file, the bytes done, the bytes in all (0 when the server does not say).
+/// Callback for download progress: the file, the bytes received, and the total bytes (0 if the server does not report
+/// them).
 pub type Progress<'a> = &'a dyn Fn(&str, u64, u64);
 
-/// What [`fetch`] found or downloaded.
+/// The local result of [`fetch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
-    /// The folder of the snapshot, or the `.gguf` file that was named.
+    /// Folder of the snapshot, or the `.gguf` file if the reference names one.
     pub path: PathBuf,
-    /// The commit that the revision stands for: 40 hexadecimal digits.
+    /// Commit that the revision resolved to: 40 hexadecimal digits.
     pub commit: String,
 }
 
-/// Fetches with the settings of the environment; see [`Hub::fetch`].
+/// Fetches with the settings of the environment. See [`Hub::fetch`].
 ///
 /// # Errors
 /// Those of [`HubConfig::from_env`] and [`Hub::fetch`].
@@ -78,19 +81,19 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// A hub with these settings; nothing is read or sent yet.
+    /// Creates a hub with these settings. Reads and sends nothing yet.
     pub fn new(config: HubConfig) -> Self {
         Self { config }
     }
 
-    /// Makes the files of a reference local: from the cache where it has them, else from the hub.
+    /// Makes the files of a reference local, from the cache if it has them, else from the hub.
     ///
-    /// A branch or tag is resolved at every call, so that a moved branch is seen; when the hub cannot be reached and
-    /// the cache has what is wanted, the cached commit is used and a warning logged.
+    /// Resolves a branch or tag at every call, so that a moved branch is noticed. If the hub is unreachable and the
+    /// cache has the required files, uses the cached commit and logs a warning.
     ///
     /// # Errors
-    /// `Usage` for what a person has to change (no such repository, revision or file; gated or private; no safetensors),
-    /// `Model` for the rest, retryable where the network or the local disk failed.
+    /// `Usage` for problems that the user must fix: no such repository, revision or file; gated or private; no
+    /// safetensors. `Model` for all others, retryable if the network or the local disk failed.
     pub fn fetch(&self, reference: &HubRef, wanted: Wanted, progress: Progress<'_>) -> Result<Fetched> {
         let repo = Repo::new(&self.config.cache, reference.repo());
         let cached = repo.commit_of(reference.revision());
@@ -107,7 +110,7 @@ impl Hub {
             return Err(self.not_cached(reference, wanted));
         }
         let client = Client::new(&self.config)?;
-        // with the files at hand a hub that does not answer is asked once, not waited for
+        // If the cache has the required files, the hub gets one attempt without retries.
         let attempts = if local.is_some() { 1 } else { self.config.attempts };
         match (client.listing(reference, attempts), local) {
             (Ok(listing), _) => complete(&client, &repo, reference, wanted, &listing, progress),
@@ -119,11 +122,11 @@ impl Hub {
         }
     }
 
-    /// Whether a reference can be fetched, as far as one short question tells: nothing is downloaded, nothing asked twice.
+    /// Checks with at most one request whether a reference can be fetched. Downloads nothing and does not retry.
     ///
     /// # Errors
-    /// Of kind `Usage` what a person has to change, as of [`Hub::fetch`]; of another kind that there was no answer, which says nothing of
-    /// the reference.
+    /// `Usage` for problems that the user must fix, as in [`Hub::fetch`]. Any other kind means that the hub did not
+    /// answer, so nothing is known about the reference.
     pub fn look(&self, reference: &HubRef, wanted: Wanted) -> Result<()> {
         let repo = Repo::new(&self.config.cache, reference.repo());
         let cached = repo.commit_of(reference.revision());
@@ -132,7 +135,7 @@ impl Hub {
         match (self.config.offline, cached_files) {
             (true, Cached::Nothing) => return Err(self.not_cached(reference, wanted)),
             (true, _) => return Ok(()),
-            // the cache does, whatever the hub says
+            // The cache suffices, whatever the hub answers.
             (false, Cached::Required | Cached::All) if reference.is_pinned() => return Ok(()),
             (false, _) => {}
         }
@@ -156,7 +159,7 @@ impl Hub {
     }
 }
 
-/// Brings what is missing of a commit into the cache, then lets the revision point to it.
+/// Downloads the missing files of a commit into the cache, then points the revision to the commit.
 fn complete(
     client: &Client,
     repo: &Repo,

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// The scheme that marks a reference to the hub.
+/// The scheme of references to the hub.
 const SCHEME: &str = "hf://";
-/// The revision of a reference that names none.
+/// The revision of a reference without one.
 const DEFAULT_REVISION: &str = "main";
 
-/// A model on the hub, with the revision wanted of it and, for GGUF, the file.
+/// A model on the hub, with an optional revision and, for GGUF, a file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HubRef {
     repo: String,
@@ -16,13 +16,13 @@ pub struct HubRef {
 }
 
 impl HubRef {
-    /// Reads a reference; `None` when the text does not start with `hf://`.
+    /// Parses a reference. Returns `None` if the text does not start with `hf://`.
     ///
-    /// A revision is a branch, a tag or a commit; where it holds a slash, `%2F` stands for it, except in `refs/pr/1` and
+    /// A revision is a branch, a tag or a commit. Slashes in it are written as `%2F`, except in `refs/pr/1` and
     /// `refs/convert/x`.
     ///
     /// # Errors
-    /// What is wrong with the reference, and what is valid.
+    /// A message with the problem and the valid form.
     pub fn parse(text: &str) -> Result<Option<Self>, String> {
         let Some(rest) = text.strip_prefix(SCHEME) else { return Ok(None) };
         Self::parse_rest(rest)
@@ -31,7 +31,7 @@ impl HubRef {
     }
 
     fn parse_rest(rest: &str) -> Result<Self, String> {
-        // an @ after the second slash belongs to the name of a file
+        // An `@` after the second slash belongs to the file name.
         let before_file = rest.match_indices('/').nth(1).map_or(rest, |(at, _)| &rest[..at]);
         let (repo, revision, file) = match before_file.find('@') {
             Some(at) => {
@@ -63,17 +63,17 @@ impl HubRef {
         &self.repo
     }
 
-    /// The branch, tag or commit; `main` when none was named.
+    /// The branch, tag or commit; `main` if the reference has none.
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or(DEFAULT_REVISION)
     }
 
-    /// The `.gguf` file, relative to the repository.
+    /// The path of the `.gguf` file in the repository.
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
     }
 
-    /// Whether the revision is a whole commit, which cannot move.
+    /// Whether the revision is a full commit, which cannot move.
     pub fn is_pinned(&self) -> bool {
         is_commit(self.revision())
     }
@@ -91,7 +91,7 @@ impl fmt::Display for HubRef {
     }
 }
 
-/// Whether this is a commit: 40 lowercase hexadecimal digits.
+/// Whether the text is a commit: 40 lowercase hexadecimal digits.
 pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -100,7 +100,7 @@ pub(super) fn is_gguf(file: &str) -> bool {
     file.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// Refuses names that would leave the folder they are joined to, on any system.
+/// Refuses paths that could leave the folder they are joined to, on any operating system.
 pub(super) fn check_file(file: &str) -> Result<(), String> {
     let whole = file.len() <= 1024 && !file.chars().any(|c| c.is_control() || matches!(c, '\\' | ':'));
     if whole && file.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() <= 255) {
@@ -113,7 +113,7 @@ pub(super) fn check_file(file: &str) -> Result<(), String> {
 fn split_repo(rest: &str) -> (&str, Option<&str>) {
     let mut slashes = rest.match_indices('/').map(|(at, _)| at);
     match (slashes.next(), slashes.next()) {
-        // hf://gpt2/model.gguf: a repository without an organisation
+        // `hf://gpt2/model.gguf`: a repository without an organisation.
         (Some(first), None) if is_gguf(rest) => (&rest[..first], Some(&rest[first + 1..])),
         (_, Some(second)) => (&rest[..second], Some(&rest[second + 1..])),
         _ => (rest, None),
@@ -151,7 +151,7 @@ fn check_repo(repo: &str) -> Result<(), String> {
     }
 }
 
-/// The rules of git for the name of a reference, as far as they keep paths and addresses safe.
+/// Applies git's rules for ref names, as far as they keep paths and URLs safe.
 fn check_revision(revision: &str) -> Result<(), String> {
     let part_is_fine = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
     let refused = |c: char| c.is_control() || c.is_whitespace() || "~^:?*[\\%\"<>|".contains(c);

@@ -1,4 +1,4 @@
-//! Which files of a repository a reference means, and which of them the cache has.
+//! Selects the files of a repository that a reference needs, and checks which of them the cache has.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,36 +10,36 @@ use super::Wanted;
 use super::cache::Repo;
 use super::reference::{HubRef, check_file, is_gguf};
 
-/// Names the shards of a model.
+/// The index file, which names the shards of a model.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
-/// What other programs load into the model.
+/// Marks an adapter, which other programs load into the model.
 const ADAPTER: &str = "adapter_config.json";
 const TOKENIZER: &str = "tokenizer.json";
-/// Taken along where they are there.
+/// Files that are fetched if they exist.
 const SIDECAR_FILES: [&str; 5] =
     [CONFIG, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"];
 
-/// How much of what is wanted is in the cache.
+/// How much of the wanted files the cache has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cached {
-    /// Not enough to work with.
+    /// Less than the required files.
     Nothing,
-    /// What is necessary; whether the repository has more is not known.
+    /// The required files; the repository may have more.
     Required,
-    /// Everything that the repository has of it.
+    /// All wanted files that the repository has.
     All,
 }
 
-/// The files to have, in order, and those looked for that the repository lacks.
+/// The files to fetch, in order, and the wanted files that the repository lacks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) files: Vec<String>,
     pub(super) absent: Vec<&'static str>,
 }
 
-/// Chooses from what the hub says that there is.
+/// Chooses from the file list of the hub.
 pub(super) fn choose(names: &[String], reference: &HubRef, wanted: Wanted) -> Result<Choice> {
     let has = |name: &str| names.iter().any(|n| n == name);
     let refuse = |problem: &str, hint: &str| {
@@ -65,7 +65,7 @@ pub(super) fn choose(names: &[String], reference: &HubRef, wanted: Wanted) -> Re
             return refuse(&problem, "");
         }
         Wanted::Tokenizer => {}
-        // the order in which the teacher looks for its weights
+        // The order in which the teacher looks for its weights.
         Wanted::Teacher if has(INDEX) => files.push(INDEX.to_owned()),
         Wanted::Teacher if has(WEIGHTS) => files.push(WEIGHTS.to_owned()),
         Wanted::Teacher => {
@@ -80,7 +80,7 @@ pub(super) fn choose(names: &[String], reference: &HubRef, wanted: Wanted) -> Re
     Ok(Choice { files, absent })
 }
 
-/// The shards that an index names, each a file that the repository has.
+/// Returns the shards that an index names, after checking that the repository has each of them.
 pub(super) fn shards_of(index: &Path, names: &[String], reference: &HubRef) -> Result<BTreeSet<String>> {
     let shards = read_index(index)
         .map_err(|problem| PipelineError::new(ErrorKind::Model, format!("{reference}: {INDEX} {problem}")))?;
@@ -93,7 +93,7 @@ pub(super) fn shards_of(index: &Path, names: &[String], reference: &HubRef) -> R
     }
 }
 
-/// What the cache holds of a commit.
+/// Returns how much of the wanted files of a commit the cache has.
 pub(super) fn cached(repo: &Repo, commit: &str, reference: &HubRef, wanted: Wanted) -> Cached {
     let has = |name: &str| repo.has(commit, name);
     if let Some(file) = reference.file() {
@@ -121,7 +121,7 @@ fn weights_held(repo: &Repo, commit: &str) -> bool {
     let Ok(entries) = repo.snapshot(commit).read_dir() else { return false };
     let names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let mut weights = names.iter().filter(|name| is_root_safetensors(name)).peekable();
-    // shards without their index may be some of many
+    // Shards without their index may be incomplete.
     weights.peek().is_some() && weights.all(|name| !name.contains("-of-") && repo.has(commit, name))
 }
 
@@ -141,7 +141,7 @@ fn is_root_safetensors(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.contains('/') && check_file(name).is_ok()
 }
 
-/// Names for a message: quoted, for they come from outside, and not all of a thousand.
+/// Formats file names for a message: the first 12, quoted because they come from an untrusted source.
 fn listed(names: &[String]) -> String {
     const SHOWN: usize = 12;
     let mut listed = match names {

@@ -1,4 +1,4 @@
-//! Tokens that may get a correction, with everything about them in f64.
+//! Tokens that may get a correction, with their quantities in f64.
 
 use crate::kernels::{self, Block, BlockSums};
 use crate::philox::BLOCK;
@@ -6,7 +6,7 @@ use crate::posterior::Softmax;
 use crate::replay::rounding::Values;
 use crate::{NoiseStream, ValueType};
 
-/// One vocabulary entry k ≠ x, taken out of the vector passes.
+/// One vocabulary entry k ≠ x, removed from the vector passes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Candidate {
     pub index: u32,
@@ -18,11 +18,11 @@ pub(super) struct Candidate {
     pub excess: f64,
     /// δ_k with the correction as stored.
     pub error: f64,
-    /// What is stored of ln p_k.
+    /// Stored values of ln p_k.
     pub stored: Values,
-    /// The least p̂_k with which x wins against k in argmax(l + ξ̂); not above 0 where it wins without a correction.
+    /// The smallest p̂_k with which x wins against k in argmax(l + ξ̂); not above 0 if x wins without a correction.
     pub least: f64,
-    /// p_k·e_0, and e_k: what `error` follows from.
+    /// p_k·e_0, and e_k: the inputs of `error`.
     added: f64,
     exponential: f64,
 }
@@ -43,20 +43,20 @@ impl Candidate {
         candidate.with_stored(Values::covering(least, source.value_type).unwrap_or(stored))
     }
 
-    /// Whether this entry wins against x unless it is corrected.
+    /// Whether this entry beats x unless it is corrected.
     pub(super) fn is_rival(&self) -> bool {
         self.least > 0.0
     }
 
     /// Whether x wins against this entry with these values.
     pub(super) fn accepts(&self, values: &Values) -> bool {
-        // far above the error of the sum, far below the margin that is in `least`
+        // The slack is far above the error of the sum and far below the margin in `least`.
         values.sum() >= self.least * (1.0 - 1e-10)
     }
 
-    /// The candidate with other stored values.
+    /// Returns the candidate with other stored values.
     pub(super) fn with_stored(self, stored: Values) -> Self {
-        // ŵ − w = −(p̂ − p)·e_0·ŵ·w, without the cancellation
+        // ŵ − w = −(p̂ − p)·e_0·ŵ·w, computed without cancellation.
         let shift = self.added * stored.excess_over(self.logprob);
         let decoded = 1.0 / (self.exponential + self.added + shift);
         let error = -shift * decoded * self.weight;
@@ -64,24 +64,25 @@ impl Candidate {
     }
 }
 
-/// The row that candidates are taken from.
+/// The row that supplies the candidates.
 pub(super) struct Source<'a> {
     pub logits: &'a [f32],
     pub stream: &'a NoiseStream,
     pub softmax: &'a Softmax,
     pub e0: f32,
     pub value_type: ValueType,
-    /// p_k·bar·e_0 is what Ê_k must reach for x to win against k; 0 where x need not win.
+    /// x wins against k if Ê_k reaches p_k·bar·e_0; 0 if x need not win.
     pub bar: f64,
 }
 
-/// `bar` as the vector pass takes it: an entry whose f32 values are off by their rounding is found still.
+/// `bar` for the vector pass, raised so that the pass finds every rival despite the rounding of its f32 values.
 pub(super) fn loose(bar: f64) -> f32 {
     (bar * (1.0 + 1e-5)) as f32
 }
 
 impl Source<'_> {
-    /// Moves every token that would beat x without a correction from the arrays (where w and d become 0) to `candidates`.
+    /// Moves every token that would beat x without a correction from the arrays to `candidates`; w and d become 0
+    /// there.
     pub(super) fn take_rivals(
         &self,
         (w, d): (&mut [Block], &mut [Block]),
@@ -95,7 +96,7 @@ impl Source<'_> {
             }
             let before = candidates.len();
             for (i, (w, d)) in w.0.iter_mut().zip(&mut d.0).enumerate() {
-                // d/w = p_k·e_0/e_k; both are 0 at x
+                // d/w = p_k·e_0/e_k; both are 0 at x.
                 if *d * bar > *w {
                     let candidate = self.candidate(b * BLOCK + i);
                     if candidate.is_rival() {
@@ -114,8 +115,8 @@ impl Source<'_> {
         Candidate::new(k as u32, self.softmax.logprob(self.logits[k]), self)
     }
 
-    /// Moves every token with d_k > `threshold` from the arrays (where w and d become 0) to `candidates`, which stay
-    /// sorted by falling d_k, ties by index.
+    /// Moves every token with d_k > `threshold` from the arrays to `candidates`; w and d become 0 there. The candidates
+    /// stay sorted by descending d_k, ties by index.
     pub(super) fn take_above(
         &self,
         threshold: f32,
@@ -137,7 +138,8 @@ impl Source<'_> {
                 candidates.push(self.candidate(b * BLOCK + i as usize));
             }
         }
-        // Those of an earlier, higher threshold are in front already, but for the last bits of f32 against f64.
+        // Candidates of an earlier, higher threshold already come first, except for differences in the last bits of f32
+        // and f64.
         let new = &mut candidates[before..];
         new.sort_unstable_by(|a, b| b.excess.total_cmp(&a.excess).then(a.index.cmp(&b.index)));
     }

@@ -1,8 +1,9 @@
-//! The encoder of the codec `replay`: the smallest set of corrections found that keeps a token's noise in tolerance.
+//! The encoder of the codec `replay`: finds a small set of corrections that keeps the noise of a token within
+//! tolerance.
 //!
-//! The decoder replays e from the seed and knows ln p_x. What it lacks is p_k of the other tokens, and without p_k it
-//! uses 1/e_k where the truth is 1/E_k. So a correction is worth what it changes, d_k = 1/e_k − 1/E_k, not p_k: a
-//! likely token whose e_k is large needs none, an unlikely one whose e_k is tiny may need one.
+//! The decoder replays e from the seed and knows ln p_x. It lacks p_k of the other tokens. Without p_k it uses the
+//! weight 1/e_k instead of 1/E_k. So the value of a correction is the change d_k = 1/e_k − 1/E_k, not p_k: a likely
+//! token with a large e_k needs no correction, and an unlikely token with a tiny e_k may need one.
 //!
 //! ```text
 //! logits ─► u, Z ─► per draw: one fused pass  e, w, d ─► bound in tolerance? ──────────────────────► no correction
@@ -10,24 +11,24 @@
 //!                                                         └► smallest prefix with exact TV ≤ target ─► re-rank, drop
 //! ```
 //!
-//! Such an entry may weigh nothing in softmax(ξ) and still matter: without a correction it beats x in argmax(l + ξ̂) where
-//! p_k/e_k > p_x/E_x = 1/e_0. So every entry with e_k < p_k·e_0 is corrected whatever it weighs, one per token on
-//! average (Σ_k P(e_k < p_k·e_0) ≈ E e_0), of which the tolerance asks for two thirds anyway. Its p̂_k is at least
-//! p_k − e_k/e_0, with a lead ([`Tolerance::lead`]) for readers in f32.
+//! An entry may have a negligible weight in softmax(ξ) and still matter: without a correction it beats x in
+//! argmax(l + ξ̂) if p_k/e_k > p_x/E_x = 1/e_0. So every entry with e_k < p_k·e_0 gets a correction, whatever its
+//! weight. That is one entry per token on average (Σ_k P(e_k < p_k·e_0) ≈ E e_0), and the tolerance alone would require
+//! two thirds of them. Its p̂_k is at least p_k − e_k/e_0, plus a lead ([`Tolerance::lead`]) for readers in f32.
 //!
 //! With Ŝ = Σ ŵ and S = Σ w, TV = Σ_k (ŵ_k/Ŝ − w_k/S)⁺ = Σ_k (δ_k·a − w_k·g)⁺, where δ = ŵ − w, a = 1/Ŝ and
-//! g = Σδ / (S·Ŝ). Written in the differences δ, it loses no digits where a large weight is corrected.
+//! g = Σδ / (S·Ŝ). In terms of the differences δ, the sum loses no digits where a large weight is corrected.
 //!
-//! Where the rounding of 16-bit values alone keeps a token out of tolerance (two heavy tokens that share the mass), an
-//! entry gets a second value, or a third: values of the same entry add up (`rounding`). Every tolerance is then in reach,
-//! and a job does not end at the one token in millions for which a single value is too coarse.
+//! The rounding of 16-bit values alone may exceed the tolerance, when two heavy tokens share the mass. Then an entry
+//! gets a second or third value, and the exponentials of its values add up (`rounding`). This makes every tolerance
+//! reachable. Otherwise a job would fail at the one token in millions for which a single value is too coarse.
 //!
 //! Shapes: logits `[V]` f32; scratch 12·V bytes. Cost at V = 50,257 on a shared AVX-512 core: 0.08 to 0.12 ms per token
-//! (`benches/noise.rs`), a quarter of it the softmax that several draws share. A debug build also decodes every token
-//! again and compares, which more than doubles that.
+//! (`benches/noise.rs`). The softmax, which several draws share, takes a quarter of it. A debug build also decodes
+//! every token again and compares, which more than doubles the cost.
 //!
-//! No entry's word can be left out, however small its p_k: S has every 1/E_k, and nothing but the word says whether e_k is
-//! 10 or 10^-9. The total variation that is handed back is a function of S to the last bit.
+//! The encoder cannot skip the word of any entry, however small its p_k: S includes every 1/E_k, and only the word
+//! tells whether e_k is 10 or 10^-9. The returned total variation depends on S to the last bit.
 
 mod candidates;
 mod rounding;
@@ -44,8 +45,8 @@ use crate::{NoiseError, NoiseStream, Softmax, ValueType, kernels};
 use candidates::{Candidate, loose};
 use search::{Surpluses, Totals};
 
-/// By how much the observed token wins in l + ξ̂: what a reader loses who computes e up to 4 ulp away and adds logits of
-/// up to 1,024 in f32, and a little for logits that another machine computes.
+/// Lead by which the observed token wins in l + ξ̂. It covers the error of a reader that computes e within 4 ulp and
+/// adds logits of up to 1,024 in f32, plus a small reserve for logits computed on another machine.
 pub(crate) const LEAD: f64 = 1.0 / 4096.0;
 
 /// Largest total variation ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k| of a token's noise.
@@ -53,15 +54,15 @@ pub(crate) const LEAD: f64 = 1.0 / 4096.0;
 pub struct Tolerance(f64);
 
 impl Tolerance {
-    /// The smallest tolerance: below it the arithmetic of f32 readers shows.
+    /// The smallest tolerance. Below it, the rounding errors of f32 readers become visible.
     pub const MIN: f64 = 1e-5;
     /// The largest tolerance.
     pub const MAX: f64 = 0.5;
 
-    /// A tolerance.
+    /// Creates a tolerance.
     ///
     /// # Errors
-    /// Outside [`Self::MIN`] to [`Self::MAX`].
+    /// If `tolerance` is outside [`Self::MIN`] to [`Self::MAX`].
     pub fn new(tolerance: f64) -> Result<Self, NoiseError> {
         if (Self::MIN..=Self::MAX).contains(&tolerance) {
             Ok(Self(tolerance))
@@ -70,22 +71,22 @@ impl Tolerance {
         }
     }
 
-    /// The bound as a number.
+    /// Returns the bound as a number.
     #[must_use]
     pub fn get(self) -> f64 {
         self.0
     }
 
-    /// By how much the observed token wins in l + ξ̂ at least, where the condition is kept: 2^−12, or the tolerance where
-    /// that is smaller. Lowering weights by this factor moves the total variation by a quarter of it at most, so
-    /// both can always be kept.
+    /// Minimum lead of the observed token in l + ξ̂ when the condition is kept: 2^−12, or the tolerance if that is
+    /// smaller. Lowering weights by this factor moves the total variation by at most a quarter of it, so the encoder
+    /// can always keep both bounds.
     #[must_use]
     pub fn lead(self) -> f64 {
         self.0.min(LEAD)
     }
 
-    /// What the encoder aims at. A reader may compute e up to 4 ulp away, and both sides compute in f32: that moves
-    /// the total variation by about 10^-6, and the margin is for it.
+    /// The total variation that the encoder aims at. A reader may compute e within 4 ulp, and both sides compute in
+    /// f32. This moves the total variation by about 10^-6, which the margin covers.
     pub(crate) fn target(self) -> f64 {
         self.0 * 0.999 - 1e-6
     }
@@ -97,7 +98,7 @@ impl Default for Tolerance {
     }
 }
 
-/// What one token and draw was encoded to, besides its corrections.
+/// The encoding of one token and draw, besides its corrections.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Encoded {
     /// ln p_x.
@@ -106,7 +107,7 @@ pub struct Encoded {
     pub total_variation: f64,
 }
 
-/// Encodes tokens of one vocabulary; keeps its scratch between calls.
+/// Encodes tokens of one vocabulary. Keeps its scratch between calls.
 ///
 /// ```
 /// use stillhouse_noise::{DrawKey, Encoder, NoiseStream, Tolerance, ValueType};
@@ -134,15 +135,15 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// An encoder of rows of `vocab` logits.
+    /// Creates an encoder for rows of `vocab` logits.
     ///
     /// # Errors
-    /// If no index type of the format addresses `vocab` entries.
+    /// If `vocab` is 0 or exceeds 2^32, the largest vocabulary that an index type of the format addresses.
     pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
         Self::at_level(vocab, tolerance, value_type, Level::detect())
     }
 
-    /// As [`Self::new`], with the instructions of one level (the results are the same).
+    /// As [`Self::new`], with the instructions of one level. The results are the same.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -167,20 +168,20 @@ impl Encoder {
         })
     }
 
-    /// Whether argmax_k(l_k + ξ̂_k) = x must hold for what is decoded, besides the tolerance. It does unless this says no.
+    /// Sets whether argmax_k(l_k + ξ̂_k) = x must hold for the decoded noise, besides the tolerance (default: true).
     #[must_use]
     pub fn with_condition(mut self, condition: bool) -> Self {
         self.condition = condition;
         self
     }
 
-    /// Encodes one draw of token `x`, observed where the teacher gave `logits` (`[V]` f32). Corrections are appended to
-    /// `out`, in ascending order of the index; an entry that 16 bits do not say precisely enough occurs more than once,
+    /// Encodes one draw of token `x`, observed where the teacher gave `logits` (`[V]` f32). Appends the corrections to
+    /// `out` in ascending order of the index. An entry that needs more precision than 16 bits occurs more than once,
     /// the larger value first.
     ///
     /// # Errors
-    /// On a wrong length, a token outside the vocabulary, a logit that is NaN or infinite, or a tolerance that the
-    /// stored type cannot reach at this token.
+    /// If the length is wrong, the token is outside the vocabulary, a logit is NaN or infinite, ln p_x is not finite in
+    /// f32, or the stored type cannot reach the tolerance or keep the condition at this token.
     pub fn encode(
         &mut self,
         logits: &[f32],
@@ -195,18 +196,18 @@ impl Encoder {
     /// Computes the softmax of a row, which all its draws share. `stream` only names the position in an error.
     ///
     /// # Errors
-    /// On a wrong length, or a logit that is NaN or infinite.
+    /// If the length is wrong, or a logit is NaN or infinite.
     pub fn load(&mut self, logits: &[f32], stream: &NoiseStream) -> Result<(), NoiseError> {
         self.softmax.load(logits).map_err(|e| e.at(stream))
     }
 
-    /// The softmax of the row last loaded.
+    /// The softmax of the last loaded row.
     #[must_use]
     pub fn softmax(&self) -> &Softmax {
         &self.softmax
     }
 
-    /// [`Self::encode`] of the row last given to [`Self::load`]: once per draw.
+    /// [`Self::encode`] of the row that [`Self::load`] read last, once per draw.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -229,7 +230,7 @@ impl Encoder {
             let (sequence_id, position) = (stream.sequence_id, stream.position);
             return Err(NoiseError::Logprob { sequence_id, position, logprob });
         }
-        // x wins against k where p_k/Ê_k < p_x/Ê_x = (p_x/p̂_x)/e_0
+        // x wins against k if p_k/Ê_k < p_x/Ê_x = (p_x/p̂_x)/e_0.
         let stored_over_exact = libm::exp(f64::from(logprob) - exact_logprob);
         let bar = if self.condition { (1.0 + self.tolerance.lead()) * stored_over_exact } else { 0.0 };
         kernels::weights(
@@ -249,7 +250,7 @@ impl Encoder {
         let totals = Totals {
             weight: rest + weight_x,
             weight_x,
-            // what storing ln p_x in 32 bits does to the weight of x
+            // The change of the weight of x from storing ln p_x in 32 bits.
             shift_x: weight_of_token(f64::from(logprob), e0) - weight_x,
             excess: self.sums.iter().map(|s| s.excess).sum(),
         };
@@ -262,7 +263,7 @@ impl Encoder {
         Ok(encoded)
     }
 
-    /// Decodes what was just encoded with the decoder's own code, and compares with the dense noise.
+    /// Decodes the encoded token with the decoder's own code, and compares it with the dense noise.
     #[cfg(debug_assertions)]
     fn check(
         &self,
@@ -284,7 +285,7 @@ impl Encoder {
         crate::decode::decode_totals(&stored, stream, &mut decoded)?;
         let (u, scale) = (self.softmax.unnormalised().iter().flat_map(|block| block.0), self.softmax.scale(e0));
         for (k, (total, u)) in decoded.iter().zip(u).enumerate() {
-            // half of the lead is left for the rounding of this check
+            // Half of the lead covers the rounding of this check.
             let least = f64::from(u) * f64::from(scale) * (bar - self.tolerance.lead() / 2.0);
             debug_assert!(
                 k == x as usize || f64::from(*total) >= least,

@@ -1,38 +1,38 @@
-//! Where 16 bits are the limit: the side to which each stored ln p_k is rounded.
+//! Chooses how each stored ln p_k rounds to 16 bits: up or down, or into several values.
 //!
-//! A common factor of all weights leaves softmax(ξ) alone, so errors of the same sign cancel and errors of opposite
-//! signs add up. When nearest rounding misses the tolerance, the heaviest corrections are therefore tried on both
-//! sides of the exact value.
+//! A common factor of all weights does not change softmax(ξ), so errors of the same sign cancel and errors of opposite
+//! signs add up. If rounding to nearest misses the tolerance, the encoder therefore tries both neighbours of the exact
+//! value for the heaviest corrections.
 //!
-//! Where two heavy tokens share the mass, no choice of sides may do: TV is then up to a quarter of the relative error
-//! of p̂_k, which is 0.4 % of half a unit below e^−8 and 0.8 % below e^−16. For such tokens an entry may occur more than
-//! once in a list, and its values add up, p̂_k = Σ exp(v):
+//! If two heavy tokens share the mass, no choice of neighbours may suffice: TV is then up to a quarter of the relative
+//! error of p̂_k. That error is 0.4 % (half a unit) below e^−8 and 0.8 % below e^−16. For such tokens an entry may
+//! occur more than once in a list, and its values add up, p̂_k = Σ exp(v):
 //!
 //! ```text
 //! ln p ─► v_1, rounded down ─► ln(p − exp v_1) ─► v_2, rounded down ─► … ─► the last one, rounded to nearest
 //! ```
 //!
-//! Each value more takes the relative error down by a factor of about 64 (1e-4 with two, 4e-6 with three). The values
-//! of an entry fall, so that a reader that adds them as they come loses nothing in f32.
+//! Each additional value divides the relative error by about 64 (1e-4 with two values, 4e-6 with three). The values of
+//! an entry are in descending order, so that a reader that adds them in order loses nothing in f32.
 //!
-//! An entry that must not beat x has a least p̂_k besides. Where the nearest value lies below it, the value (or the last of
-//! several) is rounded up instead, and no side or split is taken that goes below it again.
+//! An entry that must not beat x also has a minimum p̂_k. If the nearest value is below it, the encoder rounds the
+//! value (or the last of several) up. It never replaces it with values that fall below the minimum again.
 
 use crate::ValueType;
 use crate::replay::candidates::Candidate;
 use crate::replay::search::Totals;
 
-/// Corrections tried in all combinations.
+/// Number of corrections whose roundings are tried in all combinations.
 const JOINTLY: usize = 6;
-/// Corrections tried one by one after that.
+/// Number of the heaviest corrections whose other rounding is then tried one at a time.
 const SINGLY: usize = 64;
 
-/// Stored values of one entry at most: three leave nothing that a reader's f32 would show.
+/// Largest number of stored values per entry. Three leave no error that a reader in f32 could see.
 const VALUES: usize = 3;
-/// Corrections tried for the next value more.
+/// Number of corrections that are tried when one of them gets an additional value.
 const EXTENDED: usize = 8;
 
-/// The stored values of one entry, falling.
+/// The stored values of one entry, in descending order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Values {
     values: [f32; VALUES],
@@ -50,25 +50,26 @@ impl Values {
         &self.values[..self.count]
     }
 
-    /// p̂.
+    /// p̂ = Σ exp(v).
     pub(super) fn sum(&self) -> f64 {
         self.as_slice().iter().map(|&v| libm::exp(f64::from(v))).sum()
     }
 
-    /// p̂/p − 1, without the cancellation.
+    /// p̂/p − 1, computed without cancellation.
     pub(super) fn excess_over(&self, logprob: f64) -> f64 {
         let ratio = |v: f32| libm::exp(f64::from(v) - logprob);
         libm::expm1(f64::from(self.values[0]) - logprob) + self.as_slice()[1..].iter().map(|&v| ratio(v)).sum::<f64>()
     }
 
-    /// ln p in `count` values of 16 bits; none if fewer say it exactly, or more are not to be had.
+    /// Splits ln p into `count` 16-bit values. Returns `None` if fewer represent it exactly, or if `count` exceeds
+    /// [`VALUES`].
     fn split(logprob: f64, count: usize) -> Option<Self> {
         if count > VALUES {
             return None;
         }
         let mut split = Self::single(0.0);
         split.count = count;
-        // of p, what the values so far leave
+        // Share of p that the values so far leave.
         let mut left = 1.0;
         for (i, slot) in split.values[..count].iter_mut().enumerate() {
             let exact = logprob + libm::log(left);
@@ -86,12 +87,14 @@ impl Values {
         split.finished()
     }
 
-    /// The least values, none above 0, that add up to `least` or more: one, or several where one is above 0.
+    /// Returns the smallest values, none above 0, whose exponentials sum to at least `least`: one, or several if one
+    /// would be above 0.
     pub(super) fn covering(least: f64, value_type: ValueType) -> Option<Self> {
         (1..=VALUES).find_map(|count| Self::covering_with(least, value_type, count))
     }
 
-    /// Such values, exactly `count` of them; none if fewer say it exactly, or more are not to be had.
+    /// As [`Self::covering`] with exactly `count` values. Returns `None` if fewer represent `least` exactly, a value
+    /// would be above 0, or `count` exceeds [`VALUES`].
     fn covering_with(least: f64, value_type: ValueType, count: usize) -> Option<Self> {
         if count > VALUES {
             return None;
@@ -116,7 +119,7 @@ impl Values {
     }
 }
 
-/// The candidate with one value more.
+/// Returns the candidate with one additional value.
 fn extended(candidate: Candidate) -> Option<Candidate> {
     let count = candidate.stored.count + 1;
     let nearest = Values::split(candidate.logprob, count).filter(|values| candidate.accepts(values));
@@ -124,7 +127,8 @@ fn extended(candidate: Candidate) -> Option<Candidate> {
     Some(candidate.with_stored(values))
 }
 
-/// Gives one value more to the correction where that takes most from the total variation. False if none can have it.
+/// Adds one value to the correction where it lowers the total variation most. Returns false if no correction can be
+/// extended.
 pub(super) fn extend_one(candidates: &mut [Candidate], totals: &Totals, value_type: ValueType) -> bool {
     if value_type != ValueType::F16 {
         return false;
@@ -156,7 +160,7 @@ fn by_falling_error(indices: &mut [usize], candidates: &[Candidate]) {
     indices.sort_by(|&i, &j| error(j).total_cmp(&error(i)));
 }
 
-/// Chooses the stored values of all candidates (all corrected) for a small total variation.
+/// Chooses the stored values of all candidates (all corrected) to minimise the total variation.
 pub(super) fn choose_sides(candidates: &mut [Candidate], totals: &Totals, value_type: ValueType) {
     let all = candidates.len();
     let mut heaviest: Vec<usize> = (0..all).collect();

@@ -7,25 +7,25 @@ use crate::replay::candidates::{Candidate, Source};
 use crate::replay::rounding::{choose_sides, extend_one};
 use crate::{Encoder, NoiseError, NoiseStream};
 
-/// Sums over the vocabulary, in f64. Names as in the module [`crate::replay`].
+/// Sums over the vocabulary, in f64. For the names see the module [`crate::replay`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Totals {
-    /// S = Σ w, with x.
+    /// S = Σ w, including x.
     pub weight: f64,
     /// w_x.
     pub weight_x: f64,
-    /// δ_x.
+    /// δ_x, the change of w_x from storing ln p_x in 32 bits.
     pub shift_x: f64,
     /// Σ d over the tokens that are neither x nor candidates.
     pub excess: f64,
 }
 
-/// The total variation when the first m candidates are corrected: known parts of it, and what a pass needs.
+/// Bounds of the total variation when the first m candidates are corrected, and the parameters of an exact pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Estimate {
-    /// The part of x and the candidates: a lower bound.
+    /// Contribution of x and the candidates: a lower bound.
     pub lower: f64,
-    /// With the most that all other tokens can add.
+    /// Lower bound plus the largest possible contribution of all other tokens.
     pub upper: f64,
     a: f64,
     g: f64,
@@ -47,7 +47,7 @@ impl Totals {
         let lower = positive(self.shift_x * a - self.weight_x * g)
             + with.iter().map(|c| positive(c.error * a - c.weight * g)).sum::<f64>()
             + without.iter().map(|c| positive(c.excess * a - c.weight * g)).sum::<f64>();
-        // Rounding may have made Ŝ < S. Then every other token gains, and the bound is exact.
+        // Rounding may give Ŝ < S. Then every other token gains weight, and the bound is exact.
         let rest = if g < 0.0 {
             let weight = self.weight - self.weight_x - candidates.iter().map(|c| c.weight).sum::<f64>();
             self.excess * a - positive(weight) * g
@@ -58,12 +58,12 @@ impl Totals {
     }
 }
 
-/// What [`kernels::surplus`] said of the weights as they are now: the search asks the same more than once.
+/// Cache of [`kernels::surplus`] results for the current weights: the search needs the same value more than once.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Surpluses(Vec<(f32, f32, f64)>);
 
 impl Surpluses {
-    /// After a change of the weights.
+    /// Clears the cache, after the weights change.
     fn forget(&mut self) {
         self.0.clear();
     }
@@ -79,7 +79,7 @@ impl Surpluses {
 }
 
 impl Encoder {
-    /// Appends the corrections of the weights just computed to `out`; returns the total variation they leave. `bar`: see
+    /// Appends the corrections for the current weights to `out`. Returns the remaining total variation. For `bar` see
     /// [`Source`].
     pub(super) fn search(
         &mut self,
@@ -95,7 +95,7 @@ impl Encoder {
         self.surpluses.forget();
         let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, bar };
         source.take_rivals((&mut self.w[..], &mut self.d[..]), &mut self.sums, &mut self.candidates);
-        // These stay in front of all other candidates, and are corrected whatever they weigh.
+        // The rivals come before all other candidates and are corrected whatever their weight.
         let rivals = self.candidates.len();
         if rivals > 0 {
             totals.excess = self.sums.iter().map(|s| s.excess).sum();
@@ -103,8 +103,8 @@ impl Encoder {
         if totals.estimate(&self.candidates, rivals).upper <= target {
             return self.finish(&totals, rivals, stream, out);
         }
-        // Fewer than tolerance/threshold tokens can lie above a threshold that is a fraction of tolerance·S; what
-        // falls below the last one adds up to less than the tolerance, whatever the vocabulary.
+        // Fewer than tolerance/threshold tokens can exceed a threshold that is a fraction of tolerance·S. The tokens
+        // below the last threshold sum to less than the tolerance, for any vocabulary.
         let mut threshold = (target * totals.weight / 4.0) as f32;
         let give_up = (target * totals.weight * 1e-3 / logits.len() as f64) as f32;
         loop {
@@ -119,14 +119,14 @@ impl Encoder {
             }
             let estimate = totals.estimate(&self.candidates, all);
             if estimate.lower > target / 2.0 || threshold <= give_up {
-                // More candidates alone will not do: it is the rounding of the ones there are.
+                // More candidates alone cannot meet the target: the error comes from rounding the current ones.
                 choose_sides(&mut self.candidates, &totals, self.value_type);
                 if self.meets(&totals, all, target) {
                     break;
                 }
             }
-            // With the rest already negligible, rounding errors alone are too large: no correction of another entry
-            // undoes them, only more values of the same ones.
+            // The other tokens are already negligible and rounding errors alone exceed the target. Correcting more
+            // entries cannot undo them, only additional values of the same entries.
             let estimate = totals.estimate(&self.candidates, all);
             let rounding_alone = estimate.lower > target && estimate.upper - estimate.lower < target / 10.0;
             if (rounding_alone || threshold <= give_up) && self.extend(&totals, target) {
@@ -151,7 +151,7 @@ impl Encoder {
         }
     }
 
-    /// Appends the first `count` candidates to `out`; returns the total variation they leave.
+    /// Appends the first `count` candidates to `out`. Returns the remaining total variation.
     fn finish(
         &mut self,
         totals: &Totals,
@@ -176,7 +176,7 @@ impl Encoder {
         Ok(total_variation)
     }
 
-    /// Gives corrections further values, one at a time, until the target holds. False if that is not enough.
+    /// Adds values to corrections, one at a time, until they meet the target. Returns false if that fails.
     fn extend(&mut self, totals: &Totals, target: f64) -> bool {
         let all = self.candidates.len();
         while !self.meets(totals, all, target) {
@@ -187,8 +187,8 @@ impl Encoder {
         true
     }
 
-    /// The smallest number of corrections found that meets the target, given that all candidates do; these are then
-    /// the first of the candidates. The first `rivals` stay.
+    /// Returns the smallest number of corrections found that meets the target, given that all candidates together do.
+    /// These are then the first candidates. The first `rivals` always stay.
     fn shrink(&mut self, totals: &Totals, rivals: usize, target: f64) -> usize {
         let (mut low, mut high) = (rivals, self.candidates.len());
         while low < high {
@@ -199,8 +199,8 @@ impl Encoder {
                 low = middle + 1;
             }
         }
-        // With the normalisation known, rank by what each token would add to the total variation if it were left
-        // out; this may do with fewer. A heavy token that gains and is normalised back is the case in point.
+        // With the normalisation known, ranks by what each token would add to the total variation without its
+        // correction, which may need fewer corrections. Example: a heavy token whose gain the normalisation cancels.
         while high > rivals {
             let Estimate { a, g, .. } = totals.estimate(&self.candidates, high);
             let mut ranked = self.candidates.clone();
@@ -216,14 +216,15 @@ impl Encoder {
         high
     }
 
-    /// Whether correcting the first `corrected` candidates meets the target. A vector pass only if the bounds do not
-    /// tell.
+    /// Whether correcting the first `corrected` candidates meets the target. Runs a vector pass only if the bounds do
+    /// not decide it.
     fn meets(&mut self, totals: &Totals, corrected: usize, target: f64) -> bool {
         let estimate = totals.estimate(&self.candidates, corrected);
         estimate.upper <= target || (estimate.lower <= target && self.measure(totals, corrected) <= target)
     }
 
-    /// The total variation when the first `corrected` candidates are corrected: one pass over w and d, unless it is known.
+    /// The total variation when the first `corrected` candidates are corrected. Takes one pass over w and d, unless it
+    /// is cached.
     fn measure(&mut self, totals: &Totals, corrected: usize) -> f64 {
         let estimate = totals.estimate(&self.candidates, corrected);
         if estimate.g < 0.0 {

@@ -1,5 +1,5 @@
-//! Shared by the test binaries: an f64 posterior written from NOISE.md, and rows of logits.
-#![allow(dead_code)] // each binary uses its part
+//! Helpers of the test binaries: an f64 posterior written from NOISE.md, and rows of logits.
+#![allow(dead_code)] // each binary uses some of them
 
 use stillhouse_noise::{Correction, NoiseStream, keyed_uniforms};
 
@@ -14,7 +14,7 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&l| l as f64 - max - ln_z).collect()
 }
 
-/// −ξ = ln E for p given by logarithms; `logprob_x` stands for x.
+/// −ξ = ln E from log-probabilities `logp`; `logprob_x` replaces that of x.
 pub fn ln_totals(logp: impl Fn(usize) -> f64, vocab: usize, x: usize, logprob_x: f64, s: &NoiseStream) -> Vec<f64> {
     let e0 = exact_exponential(s.auxiliary_word());
     let total = |k: usize| {
@@ -23,7 +23,7 @@ pub fn ln_totals(logp: impl Fn(usize) -> f64, vocab: usize, x: usize, logprob_x:
     (0..vocab).map(total).collect()
 }
 
-/// softmax(ξ) from ln E, stable whatever the range.
+/// softmax(ξ) from ln E, stable for any range.
 pub fn softmax_of(ln_totals: &[f64]) -> Vec<f64> {
     let min = ln_totals.iter().copied().fold(f64::INFINITY, f64::min);
     let weights: Vec<f64> = ln_totals.iter().map(|l| (min - l).exp()).collect();
@@ -31,7 +31,7 @@ pub fn softmax_of(ln_totals: &[f64]) -> Vec<f64> {
     weights.into_iter().map(|w| w / sum).collect()
 }
 
-/// The guarantee, by the formulas of NOISE.md alone.
+/// The total variation that the guarantee bounds, from the formulas of NOISE.md alone.
 pub fn total_variation(logits: &[f32], x: u32, logprob: f32, corrections: &[Correction], s: &NoiseStream) -> f64 {
     let logp = log_softmax(logits);
     let x = x as usize;
@@ -45,7 +45,7 @@ pub fn total_variation(logits: &[f32], x: u32, logprob: f32, corrections: &[Corr
     exact.iter().zip(&decoded).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0
 }
 
-/// Zipf-like logits: a few likely tokens and a long tail, in random places.
+/// Zipf-like logits: a few likely tokens and a long tail, in random order.
 pub fn zipf_logits(vocab: usize, row: u64, sharpness: f64) -> Vec<f32> {
     let mut uniforms = keyed_uniforms(5, "test-logits", row, 0);
     let mut ranks: Vec<u32> = (0..vocab as u32).collect();
@@ -54,7 +54,8 @@ pub fn zipf_logits(vocab: usize, row: u64, sharpness: f64) -> Vec<f32> {
     ranks.iter().map(logit).collect()
 }
 
-/// Logits from a draw of one of ten shapes: peaked, flat, a huge range, ties, large offsets, sure of one, excluded ones.
+/// Logits of one of ten shapes: flat, peaked, huge range, ties, large offset, one certain token, excluded tokens and
+/// more.
 pub fn shaped_logits(vocab: usize, seed: u64, shape: u32) -> Vec<f32> {
     let mut u = keyed_uniforms(seed, "test-shape", 0, shape);
     (0..vocab)
@@ -70,7 +71,7 @@ pub fn shaped_logits(vocab: usize, seed: u64, shape: u32) -> Vec<f32> {
                 6 => -(v.max(1e-12).ln()).abs() * 3.0,              // exponential tail
                 8 if k == vocab / 2 => 20.72 + (vocab as f64).ln(), // p = 1 − 10^-9
                 8 => v,
-                9 if v < 0.5 && k > 0 => f64::from(f32::MIN), // as good as −∞
+                9 if v < 0.5 && k > 0 => f64::from(f32::MIN), // practically −∞
                 9 => v * 5.0,
                 _ => {
                     if v < 0.02 {

@@ -1,4 +1,4 @@
-//! What goes wrong on the way, and what is said of it.
+//! Tests failures during a fetch and their error messages.
 
 use super::*;
 
@@ -81,7 +81,7 @@ fn the_next_process_goes_on_where_the_last_one_was() {
     assert!(!setting.repo().join("refs/main").exists());
     assert!(setting.offline("hf://org/name", Wanted::Teacher).is_err());
 
-    // a server that sends all of it in spite of the range
+    // A server that ignores the range and sends the whole file.
     setting.stand_in.fail("GET /bucket", Fault::Whole);
     let fetched = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
     assert_eq!(fs::read(fetched.path.join("model.safetensors")).unwrap(), weights(300_000));
@@ -106,13 +106,13 @@ fn a_rest_that_the_server_does_not_have_starts_afresh() {
 
 #[test]
 fn damaged_bytes_never_become_visible() {
-    // once: what was kept from before was bad, or the line was
+    // Damaged once: by a bad kept part or by the connection.
     let setting = Setting::gpt2();
     setting.stand_in.fail("GET /bucket", Fault::Damage);
     let fetched = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
     assert_eq!(fs::read(fetched.path.join("model.safetensors")).unwrap(), weights(300_000));
 
-    // twice: the server has another file
+    // Damaged twice: the server has a different file.
     for (what, size) in [("the sha256", true), ("the sha256", false)] {
         let setting = Setting::gpt2();
         setting.stand_in.state().with_size = size;
@@ -124,7 +124,7 @@ fn damaged_bytes_never_become_visible() {
         assert!(names(&setting.repo().join("blobs")).iter().all(|blob| !blob.contains("incomplete")));
     }
 
-    // longer or shorter than the hub said, under an etag that is no hash of the bytes
+    // Longer or shorter than announced, with an etag that is no hash of the bytes.
     for (size, said) in [("10", "10 that it promised"), ("999999", "ended after 300000 of 999999")] {
         let setting = Setting::gpt2();
         let storage = setting.stand_in.storage.clone();
@@ -141,7 +141,7 @@ const HEAD_WEIGHTS: &str = "HEAD /org/name/resolve/0123456789abcdef0123456789abc
 fn unknown_sizes_and_redirects_at_home_work() {
     let setting = Setting::gpt2();
     setting.stand_in.state().with_size = false;
-    // a repository that was renamed: relative, so the token goes along
+    // A renamed repository redirects within the hub's origin, so the token is sent along.
     setting.stand_in.fail("GET /api", Fault::Redirect("/api/models/new/name/revision/main".into()));
     let fetched = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
     assert_eq!(fs::read(fetched.path.join("model.safetensors")).unwrap(), weights(300_000));
@@ -222,7 +222,7 @@ fn a_look_asks_once_and_fetches_nothing() {
     look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap();
     assert_eq!(lines(&setting.stand_in.take_requests()), ["hub GET /api/models/org/name/revision/main"]);
     assert_eq!(names(setting.cache.path()), [""; 0]);
-    // what a person has to change is of kind usage, as where it is fetched
+    // Problems that the user must fix have kind `Usage`, as for a fetch.
     for fault in [Fault::Status(404, "x-error-code: RepoNotFound\r\n"), Fault::Status(401, "")] {
         setting.stand_in.fail("GET /api", fault);
         assert_eq!(look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap_err().kind, ErrorKind::Usage);
@@ -232,14 +232,14 @@ fn a_look_asks_once_and_fetches_nothing() {
     let offline = || HubConfig { offline: true, ..setting.config() };
     assert_eq!(look(offline(), "hf://org/name", Wanted::Tokenizer).unwrap_err().kind, ErrorKind::Usage);
     setting.stand_in.take_requests();
-    // silence says nothing of the model, and is not waited for
+    // A missing answer proves nothing about the model and is not retried.
     for fault in [Fault::Status(503, ""), Fault::Reset] {
         setting.stand_in.fail("GET /api", fault);
         let error = look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap_err();
         assert!(error.kind == ErrorKind::Model && error.retryable, "{error}");
         assert_eq!(setting.stand_in.take_requests().len(), 1);
     }
-    // what the cache has for good is not asked for
+    // A pinned commit in the cache needs no request.
     let pinned = format!("hf://org/name@{COMMIT}");
     setting.fetch(&pinned, Wanted::Tokenizer).unwrap();
     setting.stand_in.take_requests();

@@ -1,4 +1,4 @@
-//! The hub against a stand-in on this machine; nothing here touches the environment or the network.
+//! Tests the hub client against a local fake hub. They use neither the environment nor the network.
 
 mod faults;
 mod names;
@@ -19,7 +19,7 @@ use super::{Fetched, Hub, HubConfig, HubRef, Token, Wanted};
 const SECRET: &str = "hf_secretsecret";
 const CONFIG: &[u8] = br#"{"model_type": "gpt2"}"#;
 
-/// Bytes that are no text, so that they come from the storage.
+/// Bytes that are not UTF-8, so that the fake hub serves them from its storage server.
 fn weights(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 7 % 251) as u8 | 0x80).collect()
 }
@@ -28,7 +28,7 @@ fn reference(text: &str) -> HubRef {
     HubRef::parse(text).unwrap().unwrap()
 }
 
-/// A stand-in, a cache, and a hub between them.
+/// A fake hub and an empty cache.
 struct Setting {
     stand_in: StandIn,
     cache: TempDir,
@@ -75,7 +75,7 @@ impl Setting {
         fetched
     }
 
-    /// An error whose text has all the parts, and no secret.
+    /// Expects an error whose text contains all parts and no secret.
     fn refused(&self, name: &str, wanted: Wanted, parts: &[&str]) -> PipelineError {
         let error = self.fetch(name, wanted).unwrap_err();
         let text = format!("{error} {error:?}");
@@ -154,7 +154,7 @@ fn what_the_cache_has_is_not_asked_for() {
     assert_eq!(setting.offline("hf://org/name", Wanted::Teacher).unwrap(), first);
     assert_eq!(pinned, first);
 
-    // a blob that was deleted is a file that is missing
+    // A file whose blob was deleted counts as missing.
     fs::remove_file(fs::canonicalize(first.path.join("model.safetensors")).unwrap()).unwrap();
     assert!(setting.offline("hf://org/name", Wanted::Teacher).is_err());
     assert_eq!(setting.offline("hf://org/name", Wanted::Tokenizer).unwrap(), first);
@@ -218,7 +218,7 @@ fn a_cache_made_by_python_works_offline() {
     put("m-2-of-2.safetensors", b"2");
     assert_eq!(setting.offline("hf://org/name", Wanted::Teacher).unwrap().path, setting.snapshot());
     assert!(setting.offline("hf://org/name", Wanted::Tokenizer).is_err(), "no tokenizer.json");
-    // a ref that says anything else than a commit is none
+    // A ref that does not contain a commit is ignored.
     fs::write(setting.repo().join("refs/main"), "../../elsewhere").unwrap();
     assert!(setting.offline("hf://org/name", Wanted::Teacher).is_err());
 }

@@ -1,4 +1,4 @@
-//! References, and the settings of the environment.
+//! Tests references and the settings from the environment.
 
 use super::*;
 
@@ -114,7 +114,7 @@ fn endpoints_are_addresses_without_secrets() {
         let text = format!("{error} {error:?}");
         assert!(text.contains("HF_ENDPOINT") && !text.contains("secret"), "{text}");
     }
-    // a mirror below a path
+    // A mirror with a path.
     let setting = Setting::gpt2();
     let config = HubConfig { endpoint: format!("{}/hf/", setting.stand_in.hub).parse().unwrap(), ..setting.config() };
     let _ = setting.fetch_with(config, "hf://org/name", Wanted::Tokenizer);

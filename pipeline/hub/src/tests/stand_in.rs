@@ -1,4 +1,4 @@
-//! A hub of two servers: the hub itself, and the storage that it redirects large files to.
+//! A fake hub of two servers: the hub itself, and the storage to which it redirects large files.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -10,20 +10,20 @@ use sha2::{Digest, Sha256};
 
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What is wrong with an answer.
+/// A fault that a response has.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
-    /// A status and headers.
+    /// This status with these headers.
     Status(u16, &'static str),
-    /// The connection closes without an answer.
+    /// The connection closes without a response.
     Reset,
-    /// The body ends after so many bytes.
+    /// The body ends after this many bytes.
     Cut(usize),
-    /// The body is another one, of the same length.
+    /// The body has the same length but different bytes.
     Damage,
-    /// The range is ignored.
+    /// The server ignores the range.
     Whole,
-    /// A redirect to this address.
+    /// A redirect to this URL.
     Redirect(String),
 }
 
@@ -38,15 +38,15 @@ pub(super) struct Request {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Name to bytes; those that are not text come from the storage.
+    /// Bytes of each file by name. Files that are not UTF-8 come from the storage.
     pub(super) files: BTreeMap<String, Vec<u8>>,
-    /// Names that only the listing has.
+    /// Names that occur only in the file list.
     pub(super) listed: Vec<String>,
     pub(super) commit: String,
-    /// Instead of the right one.
+    /// Replaces the correct etag.
     pub(super) etag: Option<String>,
     pub(super) with_size: bool,
-    /// The next answers to `METHOD path` that contains the text are wrong.
+    /// Faults of coming responses: each applies once, to the next request whose `METHOD path` contains the text.
     pub(super) faults: VecDeque<(&'static str, Fault)>,
     pub(super) requests: Vec<Request>,
 }
@@ -85,7 +85,7 @@ impl StandIn {
         self.state().faults.push_back((what, fault));
     }
 
-    /// The requests since the last call.
+    /// Returns the requests since the last call.
     pub(super) fn take_requests(&self) -> Vec<Request> {
         std::mem::take(&mut self.state().requests)
     }
