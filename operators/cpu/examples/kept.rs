@@ -1,8 +1,8 @@
 //! Compares f32 products of weights in 16 bits with those of f32 panels, in turn: `kept [ROWSxOUTPUTSxINPUTS ..]`.
 //!
-//! Each round uses another copy of the weight, out of as many as fit in 96 MB, so that few rows read it from memory
-//! instead of a cache. Prints GFLOP/s and GB/s of f32 (medians) for one thread and for the pool, and the speedup of the
-//! others (the median of each round's ratio).
+//! Each round uses another copy of the weight, so that products of few rows read it from memory instead of a cache. The
+//! copies take up to 96 MB. Prints medians of GFLOP/s and GB/s of f32, for one thread and for the pool. For the other types,
+//! prints the speedup (the median of each round's ratio).
 
 use std::time::Instant;
 use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, ProductError, Rows, RowsMut, Scratch, Threads, product};

@@ -63,7 +63,7 @@ pub(crate) trait Kernel: Copy + Send + Sync {
 
     /// Whether [`Kernel::vectorised`] compiles for fused multiply-adds.
     const FUSED: bool = false;
-    /// A call may stop after a multiple of this many lines, and a later call continue with `first` unset, without
+    /// A call may stop after a multiple of this many lines. A later call may continue with `first` unset, without
     /// changing the order of the sum. `None` if one call must process all lines.
     const PAUSE: Option<usize> = None;
     /// Smallest number of strips in a block for which [`Kernel::widen`] first converts the panels; `None` for kernels

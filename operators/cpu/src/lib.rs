@@ -23,11 +23,11 @@
 //! - Bf16x3: (k · 2^-23 + 2^-16) · s.
 //!
 //! The bits of a result row depend on the instruction set, but not on the threads or on the other rows of the call. A
-//! product does not allocate once its [`Scratch`] and each thread's buffer for widened panels (512 KiB at most) have
-//! grown, apart from rayon's own queues.
+//! product allocates nothing, apart from rayon's own queues, once its buffers have grown. These are its [`Scratch`] and
+//! each thread's buffer for widened panels (512 KiB at most).
 //!
-//! No library that we measured gives a row the same bits whatever rows are computed with it, uses AMX, and keeps
-//! weights packed in 16 bits. That is why these kernels exist. In f32 alone, the crate `gemm` is as fast
+//! These kernels exist because no library that we measured does all of this: give a row the same bits whatever rows are
+//! computed with it, use AMX, and keep weights packed in 16 bits. In f32 alone, the crate `gemm` is as fast
 //! (BENCHMARKS.md). `examples/peak` and `benches/product` measure the machine's peak and these products.
 //!
 //! [`attention`] uses the same kernels. It packs keys and values as weights are packed: in each call, or once in a

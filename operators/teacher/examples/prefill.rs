@@ -4,8 +4,8 @@
 //! cargo run --release -p stillhouse-teacher --example prefill -- MODEL [DTYPE] [--shape BATCHxLENGTH] [--untied yes]
 //! ```
 //!
-//! Next to each rate is its share of the threads' peak, which is measured after each pass. The rate counts 2 flops per
-//! weight of the layers, 4 · H per key in view, and for logits 2 per weight of the head. A head with weights of its own
+//! Next to each rate is its share of the threads' peak, which is measured after each pass. The share counts 2 flops per
+//! weight of the layers and 4 · H per key in view. Logits add 2 per weight of the head. A head with weights of its own
 //! (`--untied yes`) leaves fewer of the parameters to the layers.
 //!
 //! With `--text FILE` (plain text) and a tokenizer in the model, prints the perplexity of the text, and of its words in

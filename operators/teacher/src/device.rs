@@ -202,7 +202,7 @@ impl Opened {
     }
 }
 
-/// The precision of weights and products. Logits are always f32.
+/// The precision of weights and activations; on a CPU, of weights and products. Logits are always f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {

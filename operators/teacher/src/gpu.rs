@@ -34,8 +34,8 @@ struct GpuTeacher {
 }
 
 /// Loads a model onto a device and allocates memory for its passes. A pass gets the requested number of tokens, or a
-/// half, a quarter … of it if memory is short, or exactly the number of an earlier run. The contents of a pass affect
-/// the last bits of logits, so a reduced number is part of [`TeacherInfo::arithmetic`].
+/// half, a quarter … of it if memory is short. A resumed run gets exactly the number of the earlier run. The contents
+/// of a pass affect the last bits of logits, so a reduced number is part of [`TeacherInfo::arithmetic`].
 ///
 /// # Errors
 /// As [`crate::load`]. Also if the weights and a pass over one sequence do not fit the device; the error states the

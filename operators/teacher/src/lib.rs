@@ -15,9 +15,9 @@
 //! A teacher on a CPU also decodes token by token ([`Decoding`]) with a KV cache. Its logits and hidden states are
 //! bit-identical to those of a pass over the whole sequence.
 //!
-//! Guaranteed: a later token does not change an earlier hidden state. On a CPU, no bit of a row depends on the other
-//! runs of a pass, the other rows of a slice, or the number of threads. Not guaranteed: the last bits of logits differ
-//! between instruction sets and devices, and on a GPU with the other tokens of a pass.
+//! Guaranteed: a later token does not change an earlier hidden state. On a CPU, the bits of a row are independent of
+//! the other runs of a pass, the other rows of a slice, and the number of threads. Not guaranteed: the last bits of
+//! logits differ between instruction sets and devices, and on a GPU with the other tokens of a pass.
 //!
 //! ```no_run
 //! use std::path::Path;

@@ -19,7 +19,7 @@ use crate::{TeacherInfo, families};
 pub struct LoadOptions {
     /// The device to run on.
     pub device: DeviceChoice,
-    /// The precision of weights and products.
+    /// The precision of weights and activations; on a CPU, of weights and products.
     pub dtype: Precision,
     /// Maximum number of tokens in a pass. A GPU allocates memory for as many, or fewer if memory is short. A CPU
     /// accepts passes of any size.

@@ -1,8 +1,8 @@
 //! Gemma 2 (Gemma Team 2024, section 2): norms before and after attention and the MLP, a window in every second layer,
 //! and soft caps on scores and logits.
 //!
-//! Gemma 3 (Gemma Team 2025, section 2): norms of queries and keys per head instead of caps, five layers with a window
-//! for each global layer, and a rotation for each of the two kinds.
+//! Gemma 3 (Gemma Team 2025, section 2): norms of queries and keys per head instead of caps, and five layers with a
+//! window for each global layer. Each of the two kinds has its own rotation.
 //!
 //! Both scale the embedding by sqrt(H), and store the weights of norms minus 1.
 

@@ -62,8 +62,8 @@ fn a_device_gives_the_logits_of_transformers() {
     }
 }
 
-/// A device widens GGUF's blocks. Logits equal those of transformers, and bit by bit those of the numbers that candle
-/// widens the blocks to, in any row order of the file.
+/// A device widens GGUF's blocks. Logits equal those of transformers. They are bit-identical to those of the blocks as
+/// candle widens them, in any row order of the file.
 #[test]
 fn a_device_widens_what_is_in_a_gguf() {
     for case in ["gpt2", "llama", "llama_llama3", "qwen3"] {
@@ -154,8 +154,8 @@ fn every_golden_case_is_right_on_a_device_or_refused_by_name() {
     assert!(computed >= 30, "{computed}");
 }
 
-/// Each field that a configuration of a family with a GPU path may contain changes the logits, on a device just as on
-/// the CPU, or is refused.
+/// In families with a GPU path, each of these configuration values changes the logits on a device exactly as on the
+/// CPU, or is refused.
 #[test]
 fn every_word_of_a_configuration_is_heeded_or_refused() {
     let longrope = |original: usize| {
