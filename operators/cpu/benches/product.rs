@@ -1,5 +1,6 @@
-//! Products at the sizes of SmolLM2-135M, GPT-2 and a model with 64 channels, on one thread and on rayon's pool:
-//! criterion's throughput counts floating-point operations (so Gelem/s is GFLOP/s), beside the machine's measured peak.
+//! Benchmarks products at the sizes of SmolLM2-135M, GPT-2 and a model with 64 channels, on one thread and on rayon's
+//! pool. Criterion's throughput counts floating-point operations (Gelem/s is GFLOP/s); the machine's measured peak is
+//! printed as well.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

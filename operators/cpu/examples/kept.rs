@@ -1,7 +1,8 @@
-//! f32 products of weights that are kept in 16 bits beside the same of f32 panels, in turn: `kept [ROWSxOUTPUTSxINPUTS ..]`.
+//! Compares f32 products of weights in 16 bits with those of f32 panels, in turn: `kept [ROWSxOUTPUTSxINPUTS ..]`.
 //!
-//! Each round takes another copy of the weight, of as many as 96 MB hold, so that few rows find it in memory and not in a cache. Prints, for one
-//! thread and for the pool, GFLOP/s and GB/s of f32 (medians), and how much faster the others are (the median of each round's ratio).
+//! Each round uses another copy of the weight, so that products of few rows read it from memory instead of a cache. The
+//! copies take up to 96 MB. Prints medians of GFLOP/s and GB/s of f32, for one thread and for the pool. For the other types,
+//! prints the speedup (the median of each round's ratio).
 
 use std::time::Instant;
 use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, ProductError, Rows, RowsMut, Scratch, Threads, product};

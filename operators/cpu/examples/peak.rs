@@ -1,5 +1,6 @@
-//! What this machine's instructions can do at most, for each [`Arithmetic`]: loops of independent sums in registers, on
-//! one thread and on all of them, the best of many short runs. `peak [SECONDS]`; prints GFLOP/s (two for each product).
+//! Measures the peak of this machine's instructions for each [`Arithmetic`], with loops of independent sums in
+//! registers. `peak [SECONDS]` prints GFLOP/s (two operations per product) on one thread and on all, the best of many
+//! short runs.
 
 #[path = "../benches/peak/mod.rs"]
 mod peak;

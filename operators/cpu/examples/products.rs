@@ -1,5 +1,5 @@
-//! One product on fixed input, a number of times: `products ARITHMETIC ROWS OUTPUTS INPUTS TIMES`, for a profiler that
-//! counts instructions. Prints the sum of the result.
+//! Runs one product on fixed input several times, for a profiler that counts instructions: `products ARITHMETIC ROWS
+//! OUTPUTS INPUTS TIMES`. Prints the sum of the result.
 
 use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};
 

@@ -1,5 +1,5 @@
-//! Products of a forward pass beside what the instructions can do at most, measured in turn: `shares ARITHMETIC [ROWSxOUTPUTSxINPUTS ..]`.
-//! Prints GFLOP/s of each shape on one thread and its share of the peak beside it.
+//! Measures products of a forward pass against the machine's peak, in turn: `shares ARITHMETIC [ROWSxOUTPUTSxINPUTS
+//! ..]`. Prints GFLOP/s of each shape on one thread, the peak, and the share of it.
 
 #[path = "../benches/peak/mod.rs"]
 mod peak;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let limit = f64::midpoint(before, peak::gflops(work, 1, 0.0));
             found.push((rate / limit, rate, limit));
         }
-        // the median of the shares
+        // Sorts by share, to take the median.
         found.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (share, rate, limit) = found[found.len() / 2];
         println!("{shape:>20} {rate:>9.0} {limit:>9.0} {share:>6.2}");

@@ -1,15 +1,15 @@
-//! bf16 products by AMX: tiles of 16 rows of 64 bytes, multiplied whole.
+//! bf16 products with AMX, which multiplies whole tiles of 16 rows of 64 bytes.
 //!
 //! ```text
 //!               32 outputs
-//!            [ panel 16 | 16 ]      two tiles of weights for each line of 64 bytes of the rows
+//!            [ panel 16 | 16 ]      two tiles of weights per line of 64 bytes of the rows
 //! 32 rows  [ 16 ] [ 0 ][ 1 ]
-//!          [ 16 ] [ 2 ][ 3 ]        four tiles of sums, in the registers until the last line
+//!          [ 16 ] [ 2 ][ 3 ]        four tiles of sums, in registers until the last line
 //! ```
 //!
-//! An instruction adds a line's products to a sum in order of the inputs, whichever rows its tile has: a strip of at
-//! most 16 rows is one row of tiles. bf16's products are exact in f32; the instruction rounds its sums to the nearest
-//! and takes subnormal numbers as zeros, on every CPU that has it.
+//! An instruction adds a line's products to a sum in the order of the inputs, whatever rows its tile holds. A strip of
+//! at most 16 rows uses one row of tiles. Products of bf16 are exact in f32. On every CPU with AMX, the instruction
+//! rounds its sums to nearest and treats subnormal numbers as zeros.
 
 use crate::cpu::AmxBf16;
 use crate::kernel::{Kernel, Tile};
@@ -19,7 +19,7 @@ use core::arch::asm;
 /// Rows of a tile.
 pub(crate) const SIDE: usize = 16;
 
-/// The first tile's shape of all: palette 1, eight tiles of 16 rows of 64 bytes.
+/// The tile configuration: palette 1, eight tiles of 16 rows of 64 bytes each.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -47,7 +47,7 @@ pub(crate) unsafe fn session<R>(f: impl FnOnce() -> R) -> R {
     struct Release;
     impl Drop for Release {
         fn drop(&mut self) {
-            // SAFETY: the contract of `session`; the tiles are no one's after it.
+            // SAFETY: the contract of `session`; nothing uses the tiles afterwards.
             unsafe { asm!("tilerelease", options(nostack, nomem)) };
         }
     }
@@ -57,18 +57,21 @@ pub(crate) unsafe fn session<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// The sums of one or two rows of tiles by instruction `$multiply`, stored 32 outputs apart.
+/// Defines a function that computes the sums of one or two rows of tiles with the instruction `$multiply`, and stores
+/// them 32 outputs apart.
 ///
-/// The lines are a loop of the compiler's, so that what is used next is asked for between them and not all at once, which would
-/// keep the loads waiting. Tiles are no registers of the compiler's: what one `asm!` leaves in them the next one finds.
+/// The loop over lines is Rust rather than assembly, so that prefetches are spread between the lines; issued all at
+/// once, they would delay the loads. The compiler does not allocate tile registers, so each `asm!` finds what the
+/// previous one left in them.
 macro_rules! tiles {
     ($name:ident, $multiply:literal) => {
         /// # Safety
-        /// As [`Kernel::tile`] for 32 outputs in groups of 4 bytes; in a [`session`], and the CPU has the instruction.
+        /// As [`Kernel::tile`] for 32 outputs in groups of 4 bytes. The caller runs it in a [`session`], and the CPU
+        /// has the instruction.
         unsafe fn $name(tile: Tile) {
             let Tile { rows, lines, strip, panel, out, .. } = tile;
-            // SAFETY: a line of the strip is 16 or 32 slots of 64 bytes, of the panel 16 rows of 128 bytes; `out` has 32
-            // rows of 128 bytes.
+            // SAFETY: a line of the strip is 16 or 32 slots of 64 bytes, a line of the panel 16 rows of 128 bytes;
+            // `out` has 32 rows of 128 bytes.
             unsafe {
                 let (mut x, mut w) = (strip, panel);
                 if rows > SIDE {
@@ -135,7 +138,7 @@ macro_rules! tiles {
 }
 tiles!(tiles_bf16, "tdpbf16ps");
 
-/// Asks for a line's share of the memory that is read next, and of where the tile's rows go.
+/// Prefetches one line's share of the memory that is read next, and of the rows that the tile is written to.
 #[inline(always)]
 pub(crate) fn ahead(tile: &Tile, line: usize) {
     use core::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
@@ -158,24 +161,24 @@ pub(crate) fn ahead(tile: &Tile, line: usize) {
 pub(crate) fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // a NaN keeps its sign and becomes quiet; rounding could carry it to infinity
+    // A NaN keeps its sign and becomes quiet; rounding could turn it into infinity.
     (if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16
 }
 
-/// Writes a row as bf16, zeros after the last number. Subnormal numbers become zeros, which the product takes them as.
+/// Writes a row as bf16 and pads the last line with zeros. Subnormal numbers become zeros, as the product treats them.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16")]
 fn row_bf16(row: &[f32], strip: &mut [Line], step: usize) {
     use core::arch::x86_64::*;
     for (numbers, line) in row.chunks(2 * SIDE).zip(strip.chunks_mut(step)) {
         let mask = u32::MAX >> (2 * SIDE - numbers.len());
         let [low, high] = [mask as __mmask16, (mask >> SIDE) as __mmask16];
-        // SAFETY: the masks let only the chunk's numbers be read.
+        // SAFETY: the masks limit the loads to the chunk's numbers.
         let (low, high) = unsafe {
             let high_numbers = numbers.as_ptr().wrapping_add(SIDE);
             (_mm512_maskz_loadu_ps(low, numbers.as_ptr()), _mm512_maskz_loadu_ps(high, high_numbers))
         };
         let both = _mm512_cvtne2ps_pbh(high, low);
-        // SAFETY: a line is 64 bytes, aligned, and so is the vector.
+        // SAFETY: a line is 64 bytes and aligned, and so is the vector.
         unsafe { _mm512_store_si512((&raw mut line[0]).cast(), core::mem::transmute::<__m512bh, __m512i>(both)) };
     }
 }
@@ -200,7 +203,7 @@ impl Kernel for AmxBf16 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`.
+        // SAFETY: `self` proves the instruction; the rest is `Kernel::tile`'s contract.
         unsafe { tiles_bf16(tile) }
     }
 
@@ -215,7 +218,7 @@ impl Kernel for AmxBf16 {
 
     #[inline(always)]
     fn session<R>(self, f: impl FnOnce() -> R) -> R {
-        // SAFETY: `self` proves AMX and the permission.
+        // SAFETY: `self` proves AMX and the permission to use it.
         unsafe { session(f) }
     }
 }

@@ -1,4 +1,4 @@
-//! The types of a product, and which code of this machine computes them.
+//! The number formats of products, and the choice of this machine's code for each.
 
 use crate::ProductError;
 use crate::cpu::Baseline;
@@ -6,25 +6,25 @@ use crate::cpu::Baseline;
 use crate::cpu::{AmxBf16, AmxBf16x3, Avx2, Avx512, Fp16};
 use crate::f16_weights::{BF16, F16, Narrow};
 
-/// The types of a product; rows and results are f32 in memory with each of them.
+/// Number formats of a product's operands and sums. Rows and results in memory are f32 with each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Arithmetic {
     /// f32 products summed in f32, on every machine.
     F32,
-    /// f32 products of weights that are rounded to f16 and kept so: the bits of [`Arithmetic::F32`] with the rounded weights, half
-    /// their memory, on every machine.
+    /// f32 products of weights that are rounded to f16 and stored in it, on every machine. The bits are those of
+    /// [`Arithmetic::F32`] with the rounded weights, at half the memory.
     F32OfF16,
-    /// The same of bf16.
+    /// Like [`Arithmetic::F32OfF16`], with bf16.
     F32OfBf16,
-    /// f16 products summed in f16 over 32 inputs at a time, those sums in f32.
+    /// f16 products, summed in f16 over 32 inputs at a time; these sums are added in f32.
     F16,
-    /// bf16 products, exact, summed in f32.
+    /// bf16 products, which are exact, summed in f32.
     Bf16,
-    /// f32 products of numbers that are the sum of two of bf16, summed in f32: nearly f32's accuracy, by the instructions of bf16.
+    /// f32 products of numbers split into two bf16 each, summed in f32. Nearly f32's accuracy with bf16 instructions.
     Bf16x3,
 }
 
-/// The code that computes a product, with the proof that it may run.
+/// The code that computes a product, with the proof that this CPU supports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
     Baseline(Baseline),
@@ -81,7 +81,7 @@ macro_rules! with_kernel {
 pub(crate) use with_kernel;
 
 impl Level {
-    /// The levels of this machine for a product, fastest first.
+    /// Returns this machine's levels for an arithmetic, fastest first.
     pub(crate) fn all(arithmetic: Arithmetic) -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
         let found: [Option<Self>; 3] = match arithmetic {
@@ -112,7 +112,7 @@ impl Level {
         found.into_iter().flatten().filter(|level| is_allowed(level.name())).collect()
     }
 
-    /// The fastest level of this machine.
+    /// Returns this machine's fastest level for an arithmetic.
     pub(crate) fn best(arithmetic: Arithmetic) -> Result<Self, ProductError> {
         Self::all(arithmetic).first().copied().ok_or_else(|| ProductError::Unavailable {
             got: arithmetic.name(),
@@ -143,21 +143,21 @@ impl Level {
 }
 
 impl Arithmetic {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 6] = [Self::F32, Self::F32OfF16, Self::F32OfBf16, Self::F16, Self::Bf16, Self::Bf16x3];
 
-    /// Whether this machine has the instructions, asked of the CPU (and, for AMX, of the kernel) at run time.
+    /// Whether this machine has the instructions. Asks the CPU at run time, and the operating system's kernel for AMX.
     #[must_use]
     pub fn available(self) -> bool {
         !Level::all(self).is_empty()
     }
 
-    /// Whether weights are narrower in memory than the numbers that are multiplied.
+    /// Whether weights in memory are narrower than the numbers that are multiplied.
     pub(crate) const fn widens(self) -> bool {
         matches!(self, Self::F32OfF16 | Self::F32OfBf16)
     }
 
-    /// f32, f32-of-f16, f32-of-bf16, f16, bf16 or bf16x3.
+    /// The name in manifests: f32, f32-of-f16, f32-of-bf16, f16, bf16 or bf16x3.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -171,7 +171,8 @@ impl Arithmetic {
     }
 }
 
-/// Whether this process may take these instructions; a test takes most of them away, to be another type of machine.
+/// Whether this process may use the instructions of `level`. Tests restrict them with `STILLHOUSE_TEST_CPU` to imitate
+/// another machine.
 #[cfg(debug_assertions)]
 fn is_allowed(level: &str) -> bool {
     static MOST: std::sync::LazyLock<Option<String>> =
@@ -188,7 +189,8 @@ const fn is_allowed(_: &str) -> bool {
     true
 }
 
-/// The instructions that compute such a product on this machine, for a manifest; `unavailable` where none do.
+/// Returns the name, for a manifest, of the instructions that compute such a product on this machine; `unavailable` if
+/// none do.
 #[must_use]
 pub fn level(arithmetic: Arithmetic) -> &'static str {
     Level::best(arithmetic).map_or("unavailable", Level::name)

@@ -1,20 +1,20 @@
 //! Causal attention of the query heads that share one head of keys and values.
 //!
 //! ```text
-//!                   keys, packed as panels of outputs       values, packed as panels whose inputs are the keys
-//!  strip of       [ panel | panel | .. as far as seen ]      [ dims | dims ]
-//!  queries   ->   scores  -> e^(score - max), 0 unseen  ->   sums / total  -> out
+//!                   keys, packed as panels of outputs         values, packed as panels whose inputs are the keys
+//!  strip of       [ panel | panel | .. up to the last seen ]  [ dims | dims ]
+//!  queries   ->   scores  -> e^(score - max), 0 if masked ->  sums / total  -> out
 //! ```
 //!
-//! A row is a query of one head; rows that follow each other are the heads of one position, so that a strip sees few keys
-//! in vain. Scores exist for one strip at a time and stay in a core's cache. Both products are those of [`Kernel`]: f32,
-//! or bf16 with sums in f32, where queries, keys, weights and values are rounded to bf16 as they are before any other product, and
-//! the weights' total is that of the unrounded ones.
+//! A row is one query head at one position. Consecutive rows are the heads of one position, so a strip computes few
+//! masked scores. Scores exist for one strip at a time and stay in a core's cache. Both products run on a [`Kernel`]:
+//! in f32, or in bf16 with f32 sums. In bf16, queries, keys, softmax weights and values are rounded as before any other
+//! product, but the weights' total is that of the unrounded weights.
 //!
-//! A position's keys are summed from the first panel that its block of [`BLOCK`] positions may see, so a row's bits depend on
-//! the run's rows up to its own and on nothing else. Keys past the ones that a query sees have weight 0, exactly.
+//! A position's keys are summed from the first panel that its block of [`BLOCK`] positions may see. A row's bits
+//! therefore depend only on the run's rows up to its own. Keys that a query does not see have a weight of exactly 0.
 //!
-//! Cost: 4 · dim flops and one exponential for each row and key; packing copies keys and values once for each call.
+//! Cost: 4 · dim flops and one exponential per row and key. Packing copies keys and values once per call.
 
 mod kept;
 
@@ -29,38 +29,38 @@ use std::ops::Range;
 
 pub use kept::KeyValues;
 
-/// Positions that see keys from the same panel on.
+/// Positions that share the first panel of keys they sum.
 const BLOCK: usize = 64;
-/// The most rows of a strip.
+/// Largest number of rows in a strip.
 const MOST_ROWS: usize = 32;
-/// Lanes of sums and maxima, in a fixed order on every machine.
+/// Lanes of partial sums and maxima. Their order is the same on every machine.
 const LANES: usize = 16;
 
-/// The query heads that share a head of keys and values, in rows of floats `stride` apart: one row for each position
-/// of a run, the first for position 0.
+/// The query heads that share a head of keys and values, as rows of floats `stride` apart. There is one row per
+/// position of a run, starting with position 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads<'a> {
-    /// `group` query heads of `dim` floats behind each other.
+    /// Queries: `group` heads of `dim` floats in each row.
     pub queries: &'a [f32],
-    /// Keys, `dim` floats.
+    /// Keys: `dim` floats in each row.
     pub keys: &'a [f32],
-    /// Values, `dim` floats.
+    /// Values: `dim` floats in each row.
     pub values: &'a [f32],
-    /// Floats from a position's row to the next one's, in all three.
+    /// Floats from one position's row to the next, in all three slices.
     pub stride: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub group: usize,
-    /// Floats of a head.
+    /// Floats in a head.
     pub dim: usize,
-    /// What scores are multiplied with.
+    /// Factor of the scores.
     pub scale: f32,
-    /// Scores become `cap · tanh(score / cap)`.
+    /// Replaces each score by `cap · tanh(score / cap)`.
     pub soft_cap: Option<f32>,
-    /// A query sees its own position and so many before it, less one.
+    /// Positions that a query sees: its own and the `window - 1` before it. `None` for all before it.
     pub window: Option<usize>,
 }
 
-/// Memory for packed keys and values, and for the scores of a strip; it grows to the longest run's need.
+/// Memory for packed keys and values, and for the scores of a strip. It grows to the need of the longest run.
 #[derive(Default)]
 pub struct AttentionScratch {
     keys: Vec<Line>,
@@ -69,7 +69,7 @@ pub struct AttentionScratch {
     work: Work,
 }
 
-/// What strips are worked on in.
+/// Buffers for the computation of one strip.
 #[derive(Default)]
 struct Work {
     strip: Vec<Line>,
@@ -78,13 +78,13 @@ struct Work {
     scaled: Vec<f32>,
 }
 
-/// Keys and values as panels, from the key `base` on, which a panel begins with.
+/// Keys and values as panels, starting at the key `base`, which begins a panel.
 #[derive(Clone, Copy)]
 struct Panels<'a> {
     keys: &'a [Line],
     values: &'a [Line],
     base: usize,
-    /// Lines of a panel of keys, and of a panel of values.
+    /// Lines in a panel of keys, and in a panel of values.
     lines: [usize; 2],
 }
 
@@ -96,17 +96,19 @@ impl std::fmt::Debug for AttentionScratch {
 }
 
 impl Heads<'_> {
-    /// The first key that a position sees.
+    /// Returns the first key that a position sees.
     fn first_seen(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 }
 
-/// Attention of the queries at `positions`, on the calling thread: `group · dim` floats for each, rows `stride` apart in
-/// `out`, the first for `positions.start`. Products are f32 for every arithmetic but [`Arithmetic::Bf16`].
+/// Computes attention of the queries at `positions` on the calling thread. `out` gets `group · dim` floats per position
+/// in rows `stride` apart, starting with `positions.start`. Products are f32 for every arithmetic except
+/// [`Arithmetic::Bf16`].
 ///
 /// # Errors
-/// [`ProductError`] where memory is too short or this machine has no such products; `out` is as it was then.
+/// Returns [`ProductError`] if a slice is too short or this machine lacks these products. `out` is unchanged in that
+/// case.
 pub fn attention(
     heads: &Heads<'_>,
     positions: Range<usize>,
@@ -118,7 +120,7 @@ pub fn attention(
     on(level_of(arithmetic)?, heads, positions, out, stride, scratch)
 }
 
-/// As [`attention`], for a level of the machine.
+/// Like [`attention`], for a given level of the machine.
 fn on(
     level: Level,
     heads: &Heads<'_>,
@@ -140,7 +142,7 @@ fn on(
     Ok(())
 }
 
-/// Runs `$body` with the kernel of a level that has attention.
+/// Runs `$body` with the kernel of a level that supports attention.
 macro_rules! with_attention {
     ($level:expr, $kernel:ident => $body:expr) => {
         match $level {
@@ -151,14 +153,14 @@ macro_rules! with_attention {
             Level::Avx512($kernel) => $body,
             #[cfg(target_arch = "x86_64")]
             Level::AmxBf16($kernel) => $body,
-            // `best` gives no other for f32 and bf16
+            // `Level::best` returns no other level for f32 and bf16.
             _ => debug_assert!(false, "{}", $level.name()),
         }
     };
 }
 use with_attention;
 
-/// The level of attention's products: f32 for every arithmetic but [`Arithmetic::Bf16`].
+/// Returns the level of attention's products: f32 for every arithmetic except [`Arithmetic::Bf16`].
 fn level_of(arithmetic: Arithmetic) -> Result<Level, ProductError> {
     match arithmetic {
         Arithmetic::Bf16 => Level::best(Arithmetic::Bf16),
@@ -168,7 +170,8 @@ fn level_of(arithmetic: Arithmetic) -> Result<Level, ProductError> {
     }
 }
 
-/// The instructions that compute attention in such an arithmetic on this machine; `unavailable` where none do.
+/// Returns the name of the instructions that compute attention in `arithmetic` on this machine; `unavailable` if none
+/// do.
 #[must_use]
 pub fn attention_level(arithmetic: Arithmetic) -> &'static str {
     level_of(arithmetic).map_or("unavailable", Level::name)
@@ -183,22 +186,22 @@ struct Job<'a> {
     stride: usize,
 }
 
-/// Makes `lines` at least so long.
+/// Grows `lines` to at least `length` lines.
 fn grow(lines: &mut Vec<Line>, length: usize) {
     if lines.len() < length {
         lines.resize(length, Line::ZERO);
     }
 }
 
-/// Lines of a panel of keys, and of a panel of values over so many panels of keys.
+/// Lines in a panel of keys, and in a panel of values over `panels` panels of keys.
 fn panel_lines<K: Kernel>(dim: usize, panels: usize) -> [usize; 2] {
     let keys = dim.div_ceil(K::INPUTS) * K::INPUTS * K::OUTPUTS / K::GROUP * 4 / LINE;
     [keys, panels * K::OUTPUTS * K::OUTPUTS / K::GROUP * 4 / LINE]
 }
 
-/// A strip of queries and the panels of keys that it sees, counted from the first packed one.
+/// A strip of queries and the panels of keys that it sees, counted from the first packed panel.
 struct Strip {
-    /// Rows of the block: position · group + head.
+    /// Rows within the block: position · group + head.
     rows: Range<usize>,
     /// The block's first position.
     first: usize,
@@ -227,12 +230,12 @@ impl Job<'_> {
         self.blocks(kernel, Panels { keys, values, base, lines }, work);
     }
 
-    /// The first key of the first panel that the block of a position may see.
+    /// Returns the first key of the first panel that the block of a position may see.
     fn of_block<K: Kernel>(&self, position: usize) -> usize {
         self.heads.first_seen(position / BLOCK * BLOCK) / K::OUTPUTS * K::OUTPUTS
     }
 
-    /// All positions, block by block, over keys and values that are packed.
+    /// Computes all positions, block by block, over packed keys and values.
     fn blocks<K: Kernel>(&mut self, kernel: K, packed: Panels<'_>, work: &mut Work) {
         const { assert!(!K::SCALED && K::SEAL == 0 && size_of::<K::Weight>() * K::GROUP == 4) };
         const { assert!(K::ROWS <= MOST_ROWS && K::OUTPUTS.is_multiple_of(K::INPUTS) && K::INPUTS.is_multiple_of(LANES)) };
@@ -240,7 +243,7 @@ impl Job<'_> {
         let (base, slots) = (packed.base, K::slots(K::ROWS));
         let panels = (self.positions.end - base).div_ceil(K::OUTPUTS);
         grow(&mut work.strip, dim.div_ceil(K::INPUTS) * slots);
-        // one tile more, for the sums of values
+        // One extra tile holds the sums of values.
         grow(&mut work.scores, (panels + 1) * K::ROWS * K::OUTPUTS / LANES);
         grow(&mut work.weights, panels * K::OUTPUTS / K::INPUTS * slots);
         work.scaled.resize(dim, 0.0);
@@ -261,7 +264,8 @@ impl Job<'_> {
         }
     }
 
-    /// Keys `seen` as panels: each is the [`Kernel::OUTPUTS`] outputs of a weight, zeros after the last.
+    /// Packs the keys `seen` as panels, each the [`Kernel::OUTPUTS`] outputs of a weight, with zeros after the last
+    /// key.
     #[inline(always)]
     fn pack_keys<K: Kernel>(&self, kernel: K, seen: Range<usize>, panel: usize, scratch: &mut AttentionScratch) {
         let Heads { keys, stride, dim, .. } = *self.heads;
@@ -275,7 +279,7 @@ impl Job<'_> {
                     row.fill(Line::ZERO);
                 }
             }
-            // a unit is what an instruction sums: 4 bytes of a row
+            // A unit is 4 bytes of a row, which an instruction sums at once.
             let units = numbers::<i32>(rows);
             let each = lines * LINE / 4;
             for (unit, to) in numbers_mut::<i32>(to).chunks_exact_mut(K::OUTPUTS).enumerate() {
@@ -286,7 +290,7 @@ impl Job<'_> {
         }
     }
 
-    /// Values `seen` as panels of [`Kernel::OUTPUTS`] dimensions, whose inputs are the keys.
+    /// Packs the values `seen` as panels of [`Kernel::OUTPUTS`] dimensions whose inputs are the keys.
     #[inline(always)]
     fn pack_values<K: Kernel>(&self, kernel: K, seen: Range<usize>, panel: usize, scratch: &mut AttentionScratch) {
         let Heads { values, stride, dim, .. } = *self.heads;
@@ -339,8 +343,9 @@ impl Job<'_> {
         kernel.session(|| {
             for (n, p) in strip.panels.clone().enumerate() {
                 let (panel, out) = (&keys[p * keys_panel..][..keys_panel], &mut scores[n * tile..][..tile]);
-                // SAFETY: `rows` is in 1..=ROWS by `part`; the strip has `lines` lines of its slots, the panel
-                // `lines · INPUTS · OUTPUTS` weights (units of 4 bytes), `out` ROWS · OUTPUTS floats in lines of its own.
+                // SAFETY: `part` makes `rows` lie in 1..=ROWS. The strip has `lines` lines of its slots, and the panel
+                // `lines · INPUTS · OUTPUTS` weights (units of 4 bytes). `out` has ROWS · OUTPUTS floats in lines of
+                // its own.
                 unsafe { kernel.tile(call(rows, lines, packed, panel, out)) };
             }
         });
@@ -355,7 +360,7 @@ impl Job<'_> {
         kernel.vectorised(
             #[inline(always)]
             || {
-                // tile by tile: a row's scores lie far from each other, too many of them for one set of the cache
+                // Goes tile by tile: a row's scores are far apart in memory, and would compete for one cache set.
                 for (n, tile) in scores.chunks_exact_mut(tile).take(count).enumerate() {
                     let rows = strip.rows.clone().zip(numbers_mut::<f32>(tile).chunks_exact_mut(K::OUTPUTS));
                     for ((row, scores), max) in rows.zip(&mut largest) {
@@ -381,7 +386,8 @@ impl Job<'_> {
         let skipped = strip.panels.start * K::OUTPUTS * K::OUTPUTS / K::GROUP * 4 / LINE;
         for (p, from) in (0..dim).step_by(K::OUTPUTS).enumerate() {
             let panel = &values[p * values_panel..][skipped..values_panel];
-            // SAFETY: as above, with the weights' strip, whose `lines` lines are all written, and a panel of as many.
+            // SAFETY: as above, with the strip of weights, whose `lines` lines are all written, and a panel with as
+            // many lines.
             kernel.session(|| unsafe { kernel.tile(call(rows, lines, weights, panel, sums)) });
             let columns = from..dim.min(from + K::OUTPUTS);
             let positions = self.positions.start;
@@ -399,7 +405,8 @@ impl Job<'_> {
         }
     }
 
-    /// Scores of a row for the keys from `first` on, capped, those that are not `seen` below all others; `max` of its lanes.
+    /// Caps a row's scores for the keys from `first` on, sets those that are not `seen` to negative infinity, and
+    /// updates the lanes' `max`.
     #[inline(always)]
     fn maxima(&self, first: usize, seen: Range<usize>, scores: &mut [f32], max: &mut [f32; LANES]) {
         for (chunk, key) in scores.as_chunks_mut::<LANES>().0.iter_mut().zip((first..).step_by(LANES)) {
@@ -416,7 +423,7 @@ impl Job<'_> {
     }
 }
 
-/// Whether all keys of a chunk are seen.
+/// Whether the row sees all keys of a chunk.
 #[inline(always)]
 fn whole(key: usize, seen: &Range<usize>) -> bool {
     seen.start <= key && key + LANES <= seen.end
@@ -429,7 +436,8 @@ fn unseen(key: usize, seen: &Range<usize>, chunk: &mut [f32; LANES], value: f32)
     }
 }
 
-/// `e^(score - max)` for the keys from `first` on, 0 for those that are not `seen`; their sums are added to `total`.
+/// Replaces scores by `e^(score - max)` for the keys from `first` on, or by 0 for those that are not `seen`, and adds
+/// them to `total`.
 #[inline(always)]
 fn exponentials<K: Kernel>(first: usize, seen: Range<usize>, scores: &mut [f32], max: f32, total: &mut [f32; LANES]) {
     for (chunk, key) in scores.as_chunks_mut::<LANES>().0.iter_mut().zip((first..).step_by(LANES)) {
@@ -443,7 +451,7 @@ fn exponentials<K: Kernel>(first: usize, seen: Range<usize>, scores: &mut [f32],
     }
 }
 
-/// A product of a whole sum, without memory to be fetched.
+/// Arguments of a product that sums all lines in one call and prefetches nothing.
 fn call(rows: usize, lines: usize, strip: &[Line], panel: &[Line], out: &mut [Line]) -> Tile {
     let (strip, panel, out) = (strip.as_ptr(), panel.as_ptr(), out.as_mut_ptr().cast());
     Tile {
@@ -471,7 +479,7 @@ mod tests {
         (0..n).map(|i| (i as f32 * 0.73 + seed).sin() * 2.0 + (i as f32 * 0.011).cos()).collect()
     }
 
-    /// Heads in rows `group ‖ key ‖ value` of the numbers.
+    /// Heads whose rows are `group` queries, a key and a value, concatenated.
     fn heads(numbers: &[f32], group: usize, dim: usize, window: Option<usize>, soft_cap: Option<f32>) -> Heads<'_> {
         let (keys, values) = (&numbers[group * dim..], &numbers[(group + 1) * dim..]);
         Heads {
@@ -487,7 +495,7 @@ mod tests {
         }
     }
 
-    /// Softmax over what is seen, in f64.
+    /// Reference attention in f64: softmax over the keys that the position sees.
     fn by_definition(heads: &Heads<'_>, position: usize, head: usize) -> Vec<f64> {
         let wide = |from: &[f32]| from.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
         let row = |of: &[f32], position: usize| wide(&of[position * heads.stride..][..heads.dim]);

@@ -1,7 +1,7 @@
-//! Proofs of what the CPU has, as types: only `detect` makes one, after asking the CPU, so that holding one is the
-//! argument for calling code compiled for its instructions. No CPU is known by name.
+//! CPU features as proof types. Only `detect` makes a proof, after it has asked the CPU, so holding one is enough to
+//! call code compiled for its instructions. Detection asks for features, never for CPU models.
 
-/// Whatever the target has at least.
+/// The minimum features of the compilation target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Baseline;
 
@@ -22,17 +22,17 @@ macro_rules! proofs {
 }
 
 proofs! {
-    /// AVX2, FMA and conversions of f16, which every CPU with AVX2 has.
+    /// AVX2, FMA and F16C; every CPU with AVX2 has the other two.
     Avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    /// AVX-512 as every CPU with it since 2017 has it.
+    /// AVX-512 F, DQ, BW and VL, which every CPU with AVX-512 has had since 2017.
     Avx512 = avx512();
     /// AVX-512 with arithmetic on f16.
     Fp16 = avx512() && is_x86_feature_detected!("avx512fp16");
-    /// AMX tiles of bf16, AVX-512 with conversions to bf16, and the permission to use tiles.
+    /// AMX tiles of bf16, AVX-512 conversions to bf16, and the operating system's permission to use tiles.
     AmxBf16 = avx512() && is_x86_feature_detected!("avx512bf16") && amx(22);
 }
 
-/// As [`AmxBf16`], for products of numbers in two parts.
+/// The proof of [`AmxBf16`], for products of numbers split into two bf16 parts.
 #[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AmxBf16x3(AmxBf16);
@@ -56,17 +56,17 @@ fn avx512() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
-/// Whether the CPU has AMX tiles and `bit` of its feature word, and the operating system lets this process use them.
+/// Returns whether the CPU has AMX tiles and feature bit `bit`, and the operating system lets this process use tiles.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx(bit: u32) -> bool {
     use core::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max};
     use std::sync::OnceLock;
 
-    /// The bits of leaf 7's EDX if tiles may be used, 0 otherwise.
+    /// EDX of CPUID leaf 7 if this process may use tiles, else 0.
     static FEATURES: OnceLock<u32> = OnceLock::new();
     const OSXSAVE: u32 = 1 << 27;
     const TILE: u32 = 1 << 24;
-    /// Tile configuration and tile data in XCR0: the kernel saves them when it switches threads.
+    /// Tile configuration and tile data in XCR0: set if the kernel saves both on a context switch.
     const STATE: u32 = 0b11 << 17;
 
     let features = *FEATURES.get_or_init(|| {
@@ -75,7 +75,7 @@ fn amx(bit: u32) -> bool {
         }
         let features = __cpuid_count(7, 0).edx;
         let enabled: u32;
-        // SAFETY: OSXSAVE says that the instruction is there; it reads register 0 into eax and edx.
+        // SAFETY: OSXSAVE guarantees the instruction, which reads XCR0 into eax and edx.
         unsafe {
             core::arch::asm!("xgetbv", in("ecx") 0, out("eax") enabled, out("edx") _, options(nomem, nostack));
         }
@@ -84,7 +84,7 @@ fn amx(bit: u32) -> bool {
         }
         const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
         const TILE_DATA: libc::c_ulong = 18;
-        // SAFETY: the call takes two numbers, and grants this process the tiles or fails.
+        // SAFETY: the system call takes two integers, and either grants tiles to this process or fails.
         let granted = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) } == 0;
         if granted { features } else { 0 }
     });

@@ -1,11 +1,12 @@
-//! What a product's end computes for each element; no fused multiply-add, so every level returns the same bits.
+//! Elementwise functions of the epilogues. Except for `exp_fused`, they use no fused multiply-adds, so every level
+//! returns the same bits.
 
-/// e^x to about 2 units in the last place; saturates below e^-87.3 (to about 1e-38) and above e^88.
+/// e^x with an error of about 2 ulp; saturates below e^-87.3 (at about 1e-38) and above e^88.
 ///
-/// The teacher's kernels have the same function; both must give the same bits.
+/// The teacher's kernels have a copy of this function; both must return the same bits.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Cody and Waite: x = n ln 2 + r, e^x = 2^n e^r with a polynomial for |r| <= ln 2 / 2 (Cephes `expf`).
+    // Cody-Waite reduction: x = n ln 2 + r, e^x = 2^n e^r with a polynomial for |r| <= ln 2 / 2 (Cephes `expf`).
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.3, 88.0);
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
@@ -18,11 +19,12 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 5.0e-1;
     let p = p * r * r + r + 1.0;
-    // the low bits of `shifted` are n, without a conversion, which would be one number at a time; NaN stays NaN by p
+    // The low bits of `shifted` are n; a float-to-int conversion would not vectorise. p carries NaN through.
     f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23)) * p
 }
 
-/// e^x for x of at most 0, to 3 units in the last place; 1e-38 below e^-87.3. With fused multiply-adds, so for kernels that have them only.
+/// e^x for x <= 0 with an error of 3 ulp; 1e-38 below e^-87.3. Uses fused multiply-adds, so only kernels that have them
+/// call it.
 #[inline(always)]
 pub(crate) fn exp_fused(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0;
@@ -37,7 +39,7 @@ pub(crate) fn exp_fused(x: f32) -> f32 {
     f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23)) * p
 }
 
-/// tanh x, to about 1e-7.
+/// tanh x with an error of about 1e-7.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (1.0 + exp(2.0 * x))
@@ -49,7 +51,7 @@ pub(crate) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// GELU with the tanh approximation, as GPT-2 was trained with.
+/// GELU in the tanh approximation that GPT-2 was trained with.
 #[inline(always)]
 pub(crate) fn gelu(x: f32) -> f32 {
     // 0.5 x (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3)

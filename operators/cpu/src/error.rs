@@ -1,67 +1,68 @@
-//! What is wrong with a product that was asked for.
+//! Errors of packing a weight and of computing a product.
 
-/// Why a weight was not packed or a product not computed; nothing was written then.
+/// Why a weight was not packed or a product not computed. Nothing was written in that case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProductError {
-    /// The CPU lacks the instructions of these types.
+    /// The CPU lacks the instructions for this arithmetic.
     #[error("this CPU has no products in {got}; it has {valid}")]
     Unavailable {
-        /// Name of the types asked for.
+        /// Name of the requested arithmetic.
         got: &'static str,
-        /// Names of those that there are.
+        /// Names of the arithmetics that this CPU supports.
         valid: String,
     },
-    /// A matrix without a row or without a column.
+    /// A matrix without rows or without columns.
     #[error("{what} is {rows} x {columns}; valid are sizes of at least 1 x 1")]
     Empty {
-        /// The matrix.
+        /// Name of the matrix.
         what: &'static str,
-        /// Its rows.
+        /// Number of rows.
         rows: usize,
-        /// Its columns.
+        /// Number of columns.
         columns: usize,
     },
-    /// Rows that overlap, or a matrix that reaches past its memory.
+    /// Rows that overlap, or a matrix that extends past its slice.
     #[error(
         "{what} of {rows} rows of {columns} floats, {stride} apart, does not fit {floats} floats; \
          valid is a stride of at least {columns} and memory for the last row"
     )]
     Memory {
-        /// The matrix.
+        /// Name of the matrix.
         what: &'static str,
-        /// Its rows.
+        /// Number of rows.
         rows: usize,
         /// Floats in a row.
         columns: usize,
-        /// Floats from a row's start to the next one's.
+        /// Floats from one row's start to the next.
         stride: usize,
-        /// Floats that there are.
+        /// Length of the slice, in floats.
         floats: usize,
     },
-    /// A size that differs from the one it has to equal.
+    /// A size that differs from the required one.
     #[error("{what} is {got}; valid is {valid}")]
     Size {
-        /// The size.
+        /// Name of the size.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         got: usize,
-        /// What it has to be.
+        /// The required value.
         valid: usize,
     },
-    /// A weight that f16 cannot scale.
+    /// A weight with a value that is not finite, which F16 cannot scale.
     #[error("output {output} of the weight has a value that is not finite; valid for {arithmetic} are finite ones")]
     NotFinite {
-        /// The first such output.
+        /// Index of the first such output.
         output: usize,
-        /// Name of the types.
+        /// Name of the arithmetic.
         arithmetic: &'static str,
     },
-    /// Gate and up are paired by [`crate::Packed::gate_up`] for this epilogue, and for no other.
+    /// The epilogue does not match the weight: [`crate::Packed::gate_up`] is for `SwiGlu`, [`crate::Packed::new`] for
+    /// the others.
     #[error("epilogue {got} on a weight packed {packed}; valid is SwiGlu on gate_up, the others on new")]
     Pairing {
-        /// The epilogue asked for.
+        /// The requested epilogue.
         got: &'static str,
-        /// How the weight was packed.
+        /// How the weight was packed: `new` or `gate_up`.
         packed: &'static str,
     },
 }

@@ -1,12 +1,12 @@
-//! f32 products of weights that stay in 16 bits, for machines that do not multiply such: half the memory is read, and every bit is
-//! that of the product with the widened weights.
+//! f32 products of weights that stay in 16 bits, for machines without 16-bit products. They read half the memory, and
+//! every bit equals that of the product with the widened weights.
 //!
 //! ```text
-//! few strips of rows:   panel, 16 bits ── each tile's loads widen ──────────────────────────► sums
-//! many:                 panel, 16 bits ── once ──► f32 in the core's cache ── every tile ──► sums
+//! few strips of rows:   panel, 16 bits ── each tile widens as it loads ─────────────────────► sums
+//! many strips:          panel, 16 bits ── once ──► f32 in the core's cache ── every tile ──► sums
 //! ```
 //!
-//! Widening rounds nothing, and a tile adds the same products in the same order either way.
+//! Widening does not round, and a tile adds the same products in the same order either way.
 
 use crate::kernel::{Kernel, Tile};
 use crate::memory::{Line, numbers, numbers_mut};
@@ -21,28 +21,28 @@ pub(crate) const F16: u8 = 1;
 /// Weights in bfloat16.
 pub(crate) const BF16: u8 = 2;
 
-/// Lines of a panel of `outputs` outputs that belong to one line of 16 inputs.
+/// Lines of a panel of `outputs` outputs per line of 16 inputs.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const fn depth(kept: u8, outputs: usize) -> usize {
     if kept == F32 { outputs } else { outputs / 2 }
 }
 
-/// A kernel of f32 products that takes panels of 16 bits too.
+/// A kernel of f32 products that also accepts panels of 16-bit weights.
 pub(crate) trait Widens: Kernel<Weight = f32> {
-    /// Strips from which widening a panel once costs less than widening it in each tile.
+    /// Number of strips from which widening a panel once is cheaper than widening it in each tile.
     const ONCE_FROM: usize;
 
-    /// As [`Kernel::tile`], of a panel whose weights are kept as `KEPT` says.
+    /// Like [`Kernel::tile`], for a panel with weights in format `KEPT`.
     ///
     /// # Safety
-    /// As [`Kernel::tile`]; the panel has as many weights, in 16 bits.
+    /// As [`Kernel::tile`]; the panel has the same number of weights, in 16 bits.
     unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile);
 
-    /// Widens weights that are kept as `KEPT` says; as many as `to` has, whole lines of both.
+    /// Widens weights in format `KEPT`, as many as `to` holds. Both slices are whole lines.
     fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]);
 }
 
-/// A kernel of f32 products, of weights that are kept as [`F16`] or [`BF16`].
+/// A kernel of f32 products with weights stored as [`F16`] or [`BF16`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Narrow<K, const KEPT: u8>(pub K);
 
@@ -67,7 +67,7 @@ impl<K: Widens, const KEPT: u8> Kernel for Narrow<K, KEPT> {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        // SAFETY: the contract is the same, of a panel that was widened or was not.
+        // SAFETY: the contract is the same, for a widened panel and for a 16-bit panel.
         unsafe { if tile.widened { self.0.tile(tile) } else { self.0.narrow_tile::<KEPT>(tile) } }
     }
 
@@ -85,22 +85,22 @@ impl<K: Widens, const KEPT: u8> Kernel for Narrow<K, KEPT> {
     }
 }
 
-/// A weight that is kept as `KEPT` says.
+/// Widens one weight in format `KEPT` to f32.
 #[inline(always)]
 pub(crate) fn widened<const KEPT: u8>(bits: u16) -> f32 {
     let bits = u32::from(bits);
     if KEPT == BF16 {
         return f32::from_bits(bits << 16);
     }
-    // the exponent's bias differs by 112, which a product mends exactly, below the smallest normal number too; infinity and NaN have
-    // all ones on both sides
+    // The exponent biases of f16 and f32 differ by 112. Multiplying by 2^112 corrects this exactly, for subnormal
+    // numbers too. Infinity and NaN have an exponent of all ones in both formats.
     let (sign, size) = ((bits & 0x8000) << 16, bits & 0x7fff);
     let finite = (f32::from_bits(size << 13) * f32::from_bits((127 + 112) << 23)).to_bits();
     let all = if size < 0x7c00 { finite } else { (size << 13) | 0x7f80_0000 };
     f32::from_bits(all | sign)
 }
 
-/// Memory for widened panels, a thread's own: it is kept from one product to the next.
+/// A thread's buffer for widened panels, kept from one product to the next.
 pub(crate) struct Widened(Vec<Line>);
 
 thread_local! {
@@ -108,7 +108,7 @@ thread_local! {
 }
 
 impl Widened {
-    /// At least so many lines, of any bytes.
+    /// Takes the thread's buffer, grown to at least `lines` lines of arbitrary content.
     pub(crate) fn take(lines: usize) -> Self {
         let mut kept = WIDENED.take();
         if kept.len() < lines {
@@ -128,10 +128,10 @@ impl Drop for Widened {
     }
 }
 
-/// Sixteen weights, as f32, from the n-th on.
+/// Loads sixteen weights as f32, starting at weight `n`.
 ///
 /// # Safety
-/// `weights` has them, kept as `KEPT` says, aligned to a vector where they are f32.
+/// `weights` has them in format `KEPT`, aligned to a vector if they are f32.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
@@ -151,10 +151,10 @@ pub(crate) unsafe fn sixteen<const KEPT: u8>(weights: *const Line, n: usize) -> 
     }
 }
 
-/// Eight weights, as f32, from the n-th on.
+/// Loads eight weights as f32, starting at weight `n`.
 ///
 /// # Safety
-/// `weights` has them, kept as `KEPT` says, aligned to a vector where they are f32.
+/// `weights` has them in format `KEPT`, aligned to a vector if they are f32.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -182,7 +182,7 @@ mod tests {
     use crate::{Arithmetic, Epilogue, Layout, Rows, RowsMut, Scratch, Threads, product};
     use proptest::prelude::*;
 
-    /// What rounds a weight as it is kept.
+    /// Rounds a weight to its stored format.
     type Rounds = fn(f32) -> f32;
 
     const BOTH: [(Arithmetic, Rounds); 2] = [
@@ -190,14 +190,14 @@ mod tests {
         (Arithmetic::F32OfBf16, |w| bf16::from_f32(w).to_f32()),
     ];
 
-    /// A product of some shape, and what is odd about its weights.
+    /// A product of some shape, with special values among its weights.
     #[derive(Debug, Clone)]
     struct Case {
         rows: usize,
         outputs: usize,
         inputs: usize,
         seed: u32,
-        /// A power of two that weights are multiplied with: of f16, some are subnormal then, or zero, or infinite.
+        /// The weights are multiplied by 2^exponent. In f16 some then become subnormal, zero or infinite.
         exponent: i32,
         epilogue: Epilogue,
         by_inputs: bool,
@@ -216,7 +216,7 @@ mod tests {
             (0..n).map(|_| next()).collect()
         }
 
-        /// The product's bits with weights packed so; a NaN is any NaN.
+        /// Returns the product's bits with these weights. Every NaN maps to the same bits.
         fn bits(&self, weights: &[f32], arithmetic: Arithmetic, level: Level) -> Vec<u32> {
             let Self { rows, outputs, inputs, epilogue, .. } = *self;
             let gated = epilogue == Epilogue::SwiGlu;
@@ -237,7 +237,7 @@ mod tests {
             out.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
         }
 
-        /// Compares the product at every level with that of f32 panels that hold the rounded weights.
+        /// Checks that the product at every level equals that of f32 panels with the rounded weights.
         fn check(&self) {
             let parts = if self.epilogue == Epilogue::SwiGlu { 2 } else { 1 };
             let mut weights = self.numbers(parts * self.outputs * self.inputs, 0);
@@ -270,7 +270,8 @@ mod tests {
         threads: 1,
     };
 
-    /// Edges of tiles, panels, lines, blocks of sums and parts of them, and of the number of strips from which panels are widened once.
+    /// Covers the edges of tiles, panels, lines, and blocks and parts of sums, and the number of strips from which
+    /// panels are widened once.
     #[test]
     fn kept_in_16_bits_a_product_has_the_bits_of_f32() {
         for rows in (1..=15).chain([24, 28, 29, 42, 43, 66, 67, 72, 73, 84, 90]) {
@@ -319,7 +320,8 @@ mod tests {
         numbers::<u32>(&to).to_vec()
     }
 
-    /// Every number of 16 bits; of a NaN, that it is one, with its sign and its payload, whose first bit says that it is quiet.
+    /// Every 16-bit number widens to the right f32. A NaN stays a NaN with its sign and payload; only the payload's
+    /// first bit, which marks it as quiet, may differ.
     #[test]
     fn every_level_widens_every_number() {
         for bits in 0..=u16::MAX {

@@ -1,15 +1,15 @@
 //! f32 products: AVX-512, AVX2 with FMA, and plain Rust.
 //!
-//! A tile of rows x outputs stays in registers while the inputs go by: for each input its outputs' weights are loaded
-//! once, and each row's number is broadcast and multiplied into the row's sums.
+//! A tile of rows x outputs stays in registers while the kernel iterates over the inputs. For each input it loads the
+//! outputs' weights once, then broadcasts each row's number and adds the product to the row's sums.
 //!
 //! ```text
 //!             32 outputs (two registers)
 //! 14 rows  [ 28 sums in registers ]  +=  number of the row (broadcast) * weights (two loads)
 //! ```
 //!
-//! The sums start at zero every [`BLOCK`] lines and are added to the tile there: rounding errors then grow with the
-//! block's length and the number of blocks and not with the product of both.
+//! The sums restart at zero every [`BLOCK`] lines and are then added to the tile. Rounding errors thus grow with the
+//! block's length plus the number of blocks, not with their product.
 
 use crate::cpu::Baseline;
 #[cfg(target_arch = "x86_64")]
@@ -42,7 +42,7 @@ impl Kernel for Baseline {
 
     unsafe fn tile(self, tile: Tile) {
         let Tile { rows, lines, strip, panel, out, .. } = tile;
-        // SAFETY: the contract of `Kernel::tile`, for these very sizes.
+        // SAFETY: the contract of `Kernel::tile` for these sizes.
         let (strip, panel, out) = unsafe {
             (
                 std::slice::from_raw_parts(strip.cast::<f32>(), lines * rows * 16),
@@ -79,7 +79,7 @@ impl Widens for Baseline {
 
     unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
         let Tile { rows, lines, strip, panel, out, .. } = tile;
-        // SAFETY: the contract of `Widens::narrow_tile`, for these very sizes.
+        // SAFETY: the contract of `Widens::narrow_tile` for these sizes.
         let (strip, panel, out) = unsafe {
             (
                 std::slice::from_raw_parts(strip.cast::<f32>(), lines * rows * 16),
@@ -138,13 +138,13 @@ macro_rules! by_rows {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use by_rows;
 
-/// A proof that the machine has AVX-512 (whatever else it has).
+/// Proofs that the machine has AVX-512, among other features.
 ///
 /// # Safety
-/// Its values exist only where the CPU has avx512f, dq, bw and vl.
+/// Values of the type exist only if the CPU has avx512f, dq, bw and vl.
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe trait Wide: Copy {}
-// SAFETY: `cpu` makes each of these only after asking for those features.
+// SAFETY: `cpu` makes each of these proofs only after it has detected those features.
 #[cfg(target_arch = "x86_64")]
 unsafe impl Wide for Avx512 {}
 // SAFETY: as above.
@@ -154,7 +154,7 @@ unsafe impl Wide for Fp16 {}
 #[cfg(target_arch = "x86_64")]
 unsafe impl Wide for AmxBf16 {}
 
-/// Runs `f`, compiled for AVX-512, which has fused multiply-adds.
+/// Runs `f`, compiled for AVX-512, which includes fused multiply-adds.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn wide<R>(_proof: impl Wide, f: impl FnOnce() -> R) -> R {
@@ -162,7 +162,7 @@ pub(crate) fn wide<R>(_proof: impl Wide, f: impl FnOnce() -> R) -> R {
     fn compiled<R>(f: impl FnOnce() -> R) -> R {
         f()
     }
-    // SAFETY: the proof's contract.
+    // SAFETY: `Wide`'s contract.
     unsafe { compiled(f) }
 }
 
@@ -203,11 +203,11 @@ impl Kernel for Avx512 {
 
 #[cfg(target_arch = "x86_64")]
 impl Widens for Avx512 {
-    /// Widening costs a seventh of a tile, and a tile of 16 bits a fifteenth more than one of f32.
+    /// Widening costs a seventh of a tile, and a tile of 16-bit weights a fifteenth more than one of f32.
     const ONCE_FROM: usize = 3;
 
     unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers are by the contract of `Widens::narrow_tile`.
+        // SAFETY: `self` proves the features; the pointers satisfy the contract of `Widens::narrow_tile`.
         unsafe {
             match (tile.rows, tile.panels) {
                 (_, 1) => by_rows!(tile.rows, tile_avx512<KEPT>(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
@@ -228,7 +228,7 @@ impl Widens for Avx512 {
         fn widen<const KEPT: u8>(from: &[u16], to: &mut [f32]) {
             use core::arch::x86_64::_mm512_storeu_ps;
             for (to, from) in to.as_chunks_mut::<16>().0.iter_mut().zip(from.as_chunks::<16>().0) {
-                // SAFETY: sixteen numbers are read and written.
+                // SAFETY: each side has sixteen numbers.
                 unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sixteen::<KEPT>(from.as_ptr().cast(), 0)) };
             }
         }
@@ -238,7 +238,7 @@ impl Widens for Avx512 {
 }
 
 /// # Safety
-/// As [`Kernel::tile`], for M rows and 32 outputs, whose weights are kept as `KEPT` says.
+/// As [`Kernel::tile`], for M rows and 32 outputs with weights in format `KEPT`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
 unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
@@ -247,7 +247,7 @@ unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
     let depth = const { depth(KEPT, 32) };
     for (start, count, first) in blocks(lines, tile.first) {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
-        // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 32.
+        // SAFETY: lines stay below `start + count <= lines`, rows below M, inputs below 16 and outputs below 32.
         unsafe {
             let mut x = strip.add(start * M).cast::<f32>();
             let mut next = tile.next.wrapping_add(start * tile.step);
@@ -326,11 +326,11 @@ impl Kernel for Avx2 {
 
 #[cfg(target_arch = "x86_64")]
 impl Widens for Avx2 {
-    /// Widening costs a third of a tile, and a tile of 16 bits next to nothing more than one of f32.
+    /// Widening costs a third of a tile, but a tile of 16-bit weights costs hardly more than one of f32.
     const ONCE_FROM: usize = 12;
 
     unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers are by the contract of `Widens::narrow_tile`.
+        // SAFETY: `self` proves the features; the pointers satisfy the contract of `Widens::narrow_tile`.
         unsafe {
             match (tile.rows, tile.panels) {
                 (_, 1) => by_rows!(tile.rows, tile_avx2<KEPT>(tile), 1 2 3 4 5 6),
@@ -347,7 +347,7 @@ impl Widens for Avx2 {
         fn widen<const KEPT: u8>(from: &[u16], to: &mut [f32]) {
             use core::arch::x86_64::_mm256_storeu_ps;
             for (to, from) in to.as_chunks_mut::<8>().0.iter_mut().zip(from.as_chunks::<8>().0) {
-                // SAFETY: eight numbers are read and written.
+                // SAFETY: each side has eight numbers.
                 unsafe { _mm256_storeu_ps(to.as_mut_ptr(), eight::<KEPT>(from.as_ptr().cast(), 0)) };
             }
         }
@@ -357,7 +357,7 @@ impl Widens for Avx2 {
 }
 
 /// # Safety
-/// As [`Kernel::tile`], for M rows and 16 outputs, whose weights are kept as `KEPT` says.
+/// As [`Kernel::tile`], for M rows and 16 outputs with weights in format `KEPT`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile_avx2<const M: usize, const KEPT: u8>(tile: Tile) {
@@ -366,7 +366,7 @@ unsafe fn tile_avx2<const M: usize, const KEPT: u8>(tile: Tile) {
     let depth = const { depth(KEPT, 16) };
     for (start, count, first) in blocks(lines, tile.first) {
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
-        // SAFETY: lines below `start + count <= lines`, rows below M, inputs below 16 and outputs below 16.
+        // SAFETY: lines stay below `start + count <= lines`, rows below M, inputs below 16 and outputs below 16.
         unsafe {
             let mut x = strip.add(start * M).cast::<f32>();
             let mut next = tile.next.wrapping_add(start * tile.step);

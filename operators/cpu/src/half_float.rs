@@ -1,9 +1,9 @@
-//! f16 products by AVX512-FP16: sums of [`BLOCK`] inputs in f16, those sums in f32.
+//! f16 products with AVX512-FP16: sums over [`BLOCK`] lines in f16, which are then added up in f32.
 //!
-//! f16 keeps 11 bits, so a long sum in it would lose its small terms: each block of 32 inputs starts at zero and is
-//! widened and added to the f32 tile. Rows and outputs are scaled by powers of two, which round nothing, to a largest
-//! magnitude in 8..16: a block's sum then stays below 8192 (f16 overflows at 65504), and what f16 flushes to zero is
-//! below 2^-27 of its row's largest number.
+//! f16 has 11 significant bits, so a long sum would lose its small terms. Each block of 32 inputs therefore starts at
+//! zero, and its sum is widened and added to the f32 tile. Powers of two, which do not round, scale rows and outputs to
+//! a largest magnitude in 8..16. A block's sum then stays below 8,192 (f16 overflows at 65,504), and only values below
+//! 2^-27 of a row's largest number underflow to zero.
 
 use crate::cpu::Fp16;
 use crate::float::by_rows;
@@ -12,21 +12,21 @@ use crate::memory::Line;
 use core::arch::x86_64::*;
 use half::f16;
 
-/// Lines of 16 inputs that are summed in f16.
+/// Lines of 16 inputs each that are summed in f16.
 const BLOCK: usize = 2;
 
 impl Kernel for Fp16 {
     type Weight = u16;
     const ROWS: usize = 14;
     const OUTPUTS: usize = 64;
-    /// A row's f16 is kept twice: the CPU broadcasts 32 bits at no cost, and 16 at that of a shuffle.
+    /// The strip stores each f16 twice: the CPU broadcasts 32 bits for free, but 16 bits only with a shuffle.
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
     const SCALED: bool = true;
     const PAUSE: Option<usize> = Some(BLOCK);
 
     fn scale(max: f32) -> f32 {
-        // 2^(floor(log2 max) - 3), where its reciprocal is a number as well
+        // 2^(floor(log2 max) - 3), clamped so that the reciprocal is a normal number too.
         let exponent = (max.to_bits() >> 23) as i32 - 127 - 3;
         f32::from_bits(((exponent.clamp(-100, 120) + 127) as u32) << 23)
     }
@@ -45,7 +45,7 @@ impl Kernel for Fp16 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers are by the contract of `Kernel::tile`.
+        // SAFETY: `self` proves the features; the pointers satisfy the contract of `Kernel::tile`.
         unsafe { by_rows!(tile.rows, tile_fp16(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
     }
 
@@ -55,17 +55,17 @@ impl Kernel for Fp16 {
     }
 }
 
-/// Writes `row · by` in f16, each number twice, zeros after the last.
+/// Writes `row · by` in f16, each number twice, and pads the last line with zeros.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
 fn row_fp16(row: &[f32], by: f32, strip: &mut [Line], step: usize) {
     for (numbers, line) in row.chunks(16).zip(strip.chunks_mut(step)) {
         let mask = (u32::MAX >> (32 - numbers.len())) as __mmask16;
-        // SAFETY: the mask lets only the chunk's numbers be read.
+        // SAFETY: the mask limits the load to the chunk's numbers.
         let x = unsafe { _mm512_maskz_loadu_ps(mask, numbers.as_ptr()) };
         let x = _mm512_mul_ps(x, _mm512_set1_ps(by));
         let x = _mm512_cvtepu16_epi32(_mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x));
         let twice = _mm512_or_si512(x, _mm512_slli_epi32::<16>(x));
-        // SAFETY: a line is 64 bytes, aligned.
+        // SAFETY: a line is 64 bytes and aligned.
         unsafe { _mm512_store_si512((&raw mut line[0]).cast(), twice) };
     }
 }
@@ -80,7 +80,7 @@ unsafe fn tile_fp16<const M: usize>(tile: Tile) {
         for line in start * tile.step..(start + BLOCK) * tile.step {
             _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(line).cast());
         }
-        // SAFETY: the block's lines are below `lines`; rows are below M, and `out` has M rows of 64 floats.
+        // SAFETY: the block's lines are below `lines`, rows are below M, and `out` has M rows of 64 floats.
         unsafe {
             let (x, w) = (tile.strip.add(start * M).cast(), tile.panel.add(start * 32).cast());
             block_fp16::<M>(x, w, BLOCK.min(lines - start), &mut sums);
@@ -92,17 +92,18 @@ unsafe fn tile_fp16<const M: usize>(tile: Tile) {
     }
 }
 
-/// The sums of a block's `lines` in f16. On its own so that the compiler keeps them in registers: as part of the loop
-/// over blocks it stored each after each addition.
+/// Sums a block's `lines` in f16. This is a separate function so that the compiler keeps the sums in registers; inlined
+/// into the loop over blocks, it stored each sum after each addition.
 ///
 /// # Safety
-/// `strip` has `lines` lines of M rows to be read, `panel` `lines · 16` groups of 64 outputs.
+/// `strip` has `lines` readable lines of M rows, and `panel` has `lines · 16` groups of 64 outputs.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512fp16")]
 unsafe fn block_fp16<const M: usize>(strip: *const i32, panel: *const u16, lines: usize, to: &mut [[Line; 2]; M]) {
     let mut sums = [[_mm512_castsi512_ph(_mm512_setzero_si512()); 2]; M];
     let (mut x, mut w) = (strip, panel);
-    // SAFETY: lines below `lines`, rows below M, inputs below 16 and outputs below 64; what is prefetched need not be.
+    // SAFETY: lines stay below `lines`, rows below M, inputs below 16 and outputs below 64. Prefetched addresses may be
+    // invalid.
     unsafe {
         for _ in 0..lines {
             for i in 0..M {
@@ -129,14 +130,14 @@ unsafe fn block_fp16<const M: usize>(strip: *const i32, panel: *const u16, lines
     }
 }
 
-/// Stores 32 sums as f32, or adds them to those that are there.
+/// Widens 32 sums to f32, and stores them in `to` or adds them to it.
 ///
 /// # Safety
 /// `to` has 32 floats, aligned to 64 bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512fp16")]
 unsafe fn widen(sums: &Line, to: *mut f32, store: bool) {
-    // SAFETY: a line is 64 bytes, aligned.
+    // SAFETY: a line is 64 bytes and aligned.
     let sums = unsafe { _mm512_load_si512((&raw const *sums).cast()) };
     let low = _mm512_cvtph_ps(_mm512_castsi512_si256(sums));
     let high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(sums));

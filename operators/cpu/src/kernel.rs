@@ -1,131 +1,136 @@
-//! What a kernel promises, and the order in which it finds its numbers.
+//! The contract of a kernel, and the order of packed numbers in memory.
 //!
 //! ```text
-//! strip of rows (packed for each product)        panel of outputs (packed once)
+//! strip of rows (packed in each product)         panel of outputs (packed once)
 //! line 0: row 0 [64 bytes] row 1 .. row m-1      group 0: output 0 [GROUP inputs] output 1 .. OUTPUTS-1
 //! line 1: row 0 [64 bytes] ..                    group 1: ..
 //! ```
 //!
-//! A line holds INPUTS numbers of a row that follow each other, so rows are packed by copying whole cache lines; a
-//! group is as many inputs as one instruction sums for an output. Inputs past the last are zeros on both sides.
+//! A line holds INPUTS consecutive numbers of a row, so packing a row copies whole cache lines. A group is the inputs
+//! that one instruction sums for an output. Inputs past the last are zeros on both sides.
 
 use crate::memory::{Line, Number};
 
-/// One call of [`Kernel::tile`].
+/// Arguments of one call of [`Kernel::tile`].
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     /// Rows of the strip.
     pub rows: usize,
-    /// Lines of each row.
+    /// Lines in each row.
     pub lines: usize,
     /// The packed rows.
     pub strip: *const Line,
     /// The packed outputs.
     pub panel: *const Line,
-    /// Panels, 1 or a power of two up to [`Kernel::panels`].
+    /// Number of panels: 1, or a power of two up to [`Kernel::panels`].
     pub panels: usize,
-    /// Lines from a panel to the next one.
+    /// Lines from one panel to the next.
     pub apart: usize,
-    /// What is computed.
+    /// Destination of the sums.
     pub out: *mut f32,
-    /// Whether `out` is written; sums of further lines are added to it otherwise.
+    /// Whether the call overwrites `out`. If false, it adds the sums of further lines to `out`.
     pub first: bool,
-    /// Memory that is read soon (the next panel): a kernel may prefetch `step` lines of it for each line of its own.
+    /// Memory that is read soon (the next panel). For each line that a kernel reads, it may prefetch `step` lines of
+    /// this.
     pub next: *const Line,
-    /// Lines of `next` for each line.
+    /// Lines of `next` to prefetch per line.
     pub step: usize,
-    /// Where the tile's rows go when it is done, `stride` floats apart: a kernel may prefetch them.
+    /// Where the caller writes the tile's rows afterwards, `stride` floats apart. A kernel may prefetch these
+    /// addresses.
     pub to: *const f32,
-    /// Floats from one of those rows to the next; 0 where they go nowhere yet.
+    /// Floats from one of those rows to the next; 0 if the rows are not written yet.
     pub stride: usize,
-    /// Whether the panel is one that [`Kernel::widen`] has made.
+    /// Whether [`Kernel::widen`] made the panel.
     pub widened: bool,
 }
 
-/// A register tile's product. It is implemented on the proof (see `cpu`) that the machine has the instructions.
+/// The product of a register tile. Implemented on the proof type (see `cpu`) that the machine has the instructions.
 pub(crate) trait Kernel: Copy + Send + Sync {
-    /// How a weight is kept.
+    /// The stored type of a weight.
     type Weight: Number;
-    /// The most rows of a strip.
+    /// Largest number of rows in a strip.
     const ROWS: usize;
-    /// Outputs of a panel; even, and a group of them is whole lines.
+    /// Outputs in a panel: an even number, and a group of all outputs fills whole lines.
     const OUTPUTS: usize;
-    /// Inputs in a line of a packed row.
+    /// Inputs in one line of a packed row.
     const INPUTS: usize;
-    /// Inputs of an output that lie next to each other in a panel.
+    /// Inputs of one output that are adjacent in a panel.
     const GROUP: usize;
     /// Whether rows and outputs have scales.
     const SCALED: bool = false;
-    /// Lines at a panel's end that are the kernel's own (see `seal`).
+    /// Lines at a panel's end for the kernel's own use (see `seal`).
     const SEAL: usize = 0;
 
     /// Whether [`Kernel::vectorised`] compiles for fused multiply-adds.
     const FUSED: bool = false;
-    /// Lines after which a call may end and another go on with `first` unset, without a change of the sum's order; `None`
-    /// where one call has to have all lines.
+    /// A call may stop after a multiple of this many lines. A later call may continue with `first` unset, without
+    /// changing the order of the sum. `None` if one call must process all lines.
     const PAUSE: Option<usize> = None;
-    /// Strips of a block from which its panels go through [`Kernel::widen`] first; `None` for a kernel that has no such.
+    /// Smallest number of strips in a block for which [`Kernel::widen`] first converts the panels; `None` for kernels
+    /// that never widen.
     const WIDEN_FROM: Option<usize> = None;
 
-    /// The scale of values whose largest magnitude is `max` (finite, not negative); positive, and a value divided by
-    /// it fits the type.
+    /// Returns the scale of values whose largest magnitude is `max` (finite, not negative). The scale is positive, and
+    /// a value divided by it fits the type.
     fn scale(_max: f32) -> f32 {
         1.0
     }
 
-    /// A weight that was divided by its output's scale.
+    /// Encodes a weight that was already divided by its output's scale.
     fn weight(value: f32) -> Self::Weight;
 
-    /// Fills the panel's last [`Kernel::SEAL`] lines, of zeros at first, from the rest of it.
+    /// Fills the panel's last [`Kernel::SEAL`] lines, which hold zeros at first, from the rest of the panel.
     fn seal(_panel: &mut [Line]) {}
 
-    /// Packs a row: line l goes to `strip[l * step]`. Returns the row's scale. Every number of a line is written.
+    /// Packs a row, writing every number of each line: line l goes to `strip[l * step]`. Returns the row's scale.
     fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32;
 
-    /// `out[i, j] = sum over k of strip[i, k] · panel[j, k]`, rows of `out` [`Kernel::OUTPUTS`] apart, in an order of the
-    /// sum that neither `rows` nor i changes.
+    /// Computes `out[i, j] = sum over k of strip[i, k] · panel[j, k]`, with rows of `out` [`Kernel::OUTPUTS`] floats
+    /// apart. The order of the sum does not depend on `rows` or i.
     ///
     /// # Safety
-    /// - `rows` is in 1..=ROWS;
-    /// - `strip` has `lines` times [`slots`](Kernel::slots)`(rows)` lines to be read;
-    /// - `panel` has `lines · INPUTS · OUTPUTS` weights and the seal to be read, or twice the lines where it is widened;
-    /// - `out` has `ROWS · OUTPUTS` floats to be written, aligned to 64 bytes, that overlap neither;
-    /// - where there are several panels, so has each of them, `apart` lines from the one before, and as many floats after its own.
+    /// - `rows` is in 1..=ROWS.
+    /// - `strip` has `lines` times [`slots`](Kernel::slots)`(rows)` readable lines.
+    /// - `panel` has `lines · INPUTS · OUTPUTS` readable weights and the seal, or twice as many lines if it is widened.
+    /// - `out` has `ROWS · OUTPUTS` writable floats, aligned to 64 bytes, that overlap neither `strip` nor `panel`.
+    /// - With several panels, each satisfies this `apart` lines after the one before it, and `out` has as many floats
+    ///   again for each.
     unsafe fn tile(self, tile: Tile);
 
-    /// Makes a panel's lines twice as many, for [`Tile::widened`].
+    /// Converts a panel to f32, which takes twice as many lines, for [`Tile::widened`].
     fn widen(self, _from: &[Line], _to: &mut [Line]) {}
 
-    /// Lines between line l and line l + 1 of a strip's row.
+    /// Lines from line l to line l + 1 of a row in a strip.
     fn slots(rows: usize) -> usize {
         rows
     }
 
-    /// Runs `f`, compiled for this kernel's machine where the compiler may inline it.
+    /// Runs `f`. Where the compiler inlines `f`, it compiles `f` for this kernel's instructions.
     fn vectorised<R>(self, f: impl FnOnce() -> R) -> R;
 
-    /// The most panels of a call with so many rows.
+    /// Largest number of panels in a call with `rows` rows.
     fn panels(_rows: usize) -> usize {
         1
     }
 
-    /// Prepares the thread for [`Kernel::tile`] calls in `f`, and cleans up after them.
+    /// Prepares the thread for [`Kernel::tile`] calls in `f`, and cleans up afterwards.
     fn session<R>(self, f: impl FnOnce() -> R) -> R {
         f()
     }
 }
 
-/// Lines of 16 inputs that are summed before they are added to the tile.
+/// Lines of 16 inputs that are summed from zero before the sum is added to the tile.
 pub(crate) const BLOCK: usize = 48;
 
-/// Blocks of a sum over `lines`: first line, number of lines, whether it is the first.
+/// Yields the blocks of a sum over `lines`: first line, number of lines, whether the block overwrites the tile.
 #[inline(always)]
 pub(crate) fn blocks(lines: usize, first: bool) -> impl Iterator<Item = (usize, usize, bool)> {
     (0..lines).step_by(BLOCK).map(move |start| (start, BLOCK.min(lines - start), start == 0 && first))
 }
 
-/// An array by index. Values that are no one else's memory are what the compiler makes vectors of in every optimised build;
-/// the standard library's own may stay a call, compiled for the target's least instructions.
+/// Builds an array from its indices. In every optimised build, the compiler vectorises this loop over values that
+/// nothing else aliases. The standard library's `array::from_fn` may remain a call that is compiled for the target's
+/// minimum instructions.
 #[inline(always)]
 pub(crate) fn lanes<T: Copy + Default, const N: usize>(f: impl Fn(usize) -> T) -> [T; N] {
     let mut all = [T::default(); N];
@@ -135,7 +140,7 @@ pub(crate) fn lanes<T: Copy + Default, const N: usize>(f: impl Fn(usize) -> T) -
     all
 }
 
-/// Copies a row to its lines through `encode`, with zeros after its last number.
+/// Copies a row to its lines through `encode`, and fills the rest of the last line with zeros.
 #[inline(always)]
 pub(crate) fn to_lines<T: Number + Default>(row: &[f32], strip: &mut [Line], step: usize, encode: impl Fn(f32) -> T) {
     let inputs = crate::memory::LINE / size_of::<T>();
@@ -144,7 +149,7 @@ pub(crate) fn to_lines<T: Number + Default>(row: &[f32], strip: &mut [Line], ste
     let mut lines = strip.chunks_mut(step);
     for (numbers, line) in whole.zip(&mut lines) {
         let line = crate::memory::numbers_mut::<T>(&mut line[..1]);
-        // sixteen at a time: a count that the compiler knows, so that it makes one vector of them
+        // The constant count of sixteen lets the compiler make one vector of each chunk.
         for (to, from) in line.as_chunks_mut::<16>().0.iter_mut().zip(numbers.as_chunks::<16>().0.iter().copied()) {
             *to = lanes(|i| encode(from[i]));
         }
@@ -158,9 +163,9 @@ pub(crate) fn to_lines<T: Number + Default>(row: &[f32], strip: &mut [Line], ste
     }
 }
 
-/// The largest magnitude of `row`; not finite if a number of it is not.
+/// Returns the largest magnitude in `row`; the result is not finite if any number is not.
 #[inline(always)]
 pub(crate) fn largest(row: &[f32]) -> f32 {
-    // without their sign, the bits of floats are ordered as the floats are, infinity and NaN above the others
+    // Without the sign bit, the bits of floats sort as the floats do, with infinity and NaN above the others.
     f32::from_bits(row.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff)))
 }

@@ -9,25 +9,30 @@
 //! | [`Arithmetic`] | products | sums | instructions, fastest first ([`level`]) |
 //! |---|---|---|---|
 //! | F32 | f32 | f32, blocks of 768 inputs | `avx512`, `avx2+fma`, `baseline` |
-//! | F32OfF16, F32OfBf16 | f32, of weights that are rounded to 16 bits and kept so | as F32 | as F32 |
-//! | F16 | f16, rows and outputs scaled by powers of two | f16 over 32 inputs, those in f32 | `avx512fp16` |
+//! | F32OfF16, F32OfBf16 | f32; weights are rounded to 16 bits and stored in 16 bits | as F32 | as F32 |
+//! | F16 | f16, rows and outputs scaled by powers of two | f16 over 32 inputs, then f32 | `avx512fp16` |
 //! | Bf16 | bf16 | f32 | `amx-bf16` |
-//! | Bf16x3 | f32 as the sum of two bf16, three of four products | f32 | `amx-bf16x3` |
+//! | Bf16x3 | f32 as the sum of two bf16, three of the four products | f32 | `amx-bf16x3` |
 //!
-//! Errors, with s the sum of the magnitudes of a value's terms and k its number of inputs: F32 at most about
-//! (768 + k/768) · 2^-24 · s, F32OfF16 and F32OfBf16 the same of the rounded weights, to the bit; F16 34 · 2^-11 · s; Bf16 2^-7 · s from its
-//! operands; Bf16x3 (k · 2^-23 + 2^-16) · s.
+//! Error bounds, where s is the sum of the magnitudes of a value's terms and k its number of inputs:
 //!
-//! The bits of a result row depend on the instructions but not on threads or on which rows are computed together. A
-//! product allocates nothing once its [`Scratch`] has grown, and each thread's memory for widened panels, which is 512 KiB at
-//! most (rayon's own queues aside).
+//! - F32: at most about (768 + k/768) · 2^-24 · s.
+//! - F32OfF16 and F32OfBf16: bit-identical to F32 with the rounded weights.
+//! - F16: 34 · 2^-11 · s.
+//! - Bf16: 2^-7 · s from rounding the operands.
+//! - Bf16x3: (k · 2^-23 + 2^-16) · s.
 //!
-//! A library would be preferred to kernels of our own, but none that was measured gives a row the same bits whatever is
-//! computed with it, uses AMX, and keeps weights packed in 16 bits. In f32 alone gemm is as fast (BENCHMARKS.md);
-//! `examples/peak` and `benches/product` measure both here.
+//! The bits of a result row depend on the instruction set, but not on the threads or on the other rows of the call. A
+//! product allocates nothing, apart from rayon's own queues, once its buffers have grown. These are its [`Scratch`] and
+//! each thread's buffer for widened panels (512 KiB at most).
 //!
-//! [`attention`] is made of the same kernels: keys and values are packed as weights are, for each call; or once, as [`KeyValues`] for who
-//! goes on where a run has ended. Its bits depend on its own instructions ([`attention_level`]): with fused multiply-adds its exponential is another one.
+//! These kernels exist because no library that we measured does all of this: give a row the same bits whatever rows are
+//! computed with it, use AMX, and keep weights packed in 16 bits. In f32 alone, the crate `gemm` is as fast
+//! (BENCHMARKS.md). `examples/peak` and `benches/product` measure the machine's peak and these products.
+//!
+//! [`attention`] uses the same kernels. It packs keys and values as weights are packed: in each call, or once in a
+//! [`KeyValues`] cache for decoding that continues a run. Its bits depend on its own instruction set
+//! ([`attention_level`]), because its exponential differs where the CPU has fused multiply-adds.
 //!
 //! ```
 //! use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};

@@ -1,15 +1,15 @@
-//! Rows times a packed weight: what is split, what runs at once, what a product's end does.
+//! Products of rows and a packed weight: how the work is split into tasks, what runs in parallel, and the epilogues.
 //!
 //! ```text
-//!                    panels of outputs, in groups: one task each
+//!                    panels of outputs, in groups; one task per group
 //!                  +--------+--------+--------+--
 //! block of rows    | task   | task   | ..     |      a block's packed rows stay in a core's cache
 //! (packed once)    +--------+--------+--------+--
 //! next block       | ..
 //! ```
 //!
-//! How rows are cut into blocks and strips, and which thread runs a task, changes nothing: a kernel sums a row's inputs
-//! in an order that depends on their number only.
+//! The split into blocks and strips, and the thread that runs a task, do not change any bit: a kernel sums a row's
+//! inputs in an order that depends only on their number.
 
 use crate::arithmetic::with_kernel;
 use crate::elementwise::{gelu, silu};
@@ -22,39 +22,39 @@ use rayon::prelude::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Rows of floats, `stride` apart; as many floats in a row as the weight has inputs.
+/// Rows of floats, `stride` apart. Each row has as many floats as the weight has inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    /// The floats.
+    /// The matrix.
     pub data: &'a [f32],
     /// Number of rows.
     pub rows: usize,
-    /// Floats from a row's start to the next one's.
+    /// Floats from one row's start to the next.
     pub stride: usize,
 }
 
-/// Rows to be written, `stride` apart: as many floats in a row as the weight has outputs, half of them for
-/// [`Epilogue::SwiGlu`]. Floats between rows stay as they are.
+/// Output rows, `stride` apart. Each row has as many floats as the weight has outputs, or half as many for
+/// [`Epilogue::SwiGlu`]. Floats between rows are left unchanged.
 #[derive(Debug)]
 pub struct RowsMut<'a> {
-    /// The floats.
+    /// The matrix.
     pub data: &'a mut [f32],
     /// Number of rows.
     pub rows: usize,
-    /// Floats from a row's start to the next one's.
+    /// Floats from one row's start to the next.
     pub stride: usize,
 }
 
-/// What becomes of a product's value v (with its bias added).
+/// What a product does with a value v, to which the bias is already added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Epilogue {
     /// `out = v`
     Store,
-    /// `out = out + v`, the residual.
+    /// `out = out + v`: adds to the residual.
     Add,
-    /// `out = gelu(v)`, the tanh approximation.
+    /// `out = gelu(v)`, in the tanh approximation.
     Gelu,
-    /// `out = silu(v of gate) · v of up`, of a weight packed by [`Packed::gate_up`].
+    /// `out = silu(v of gate) · v of up`, for a weight packed by [`Packed::gate_up`].
     SwiGlu,
 }
 
@@ -69,7 +69,7 @@ impl Epilogue {
     }
 }
 
-/// Who computes a product.
+/// Which threads compute a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Threads {
     /// The calling thread.
@@ -78,8 +78,8 @@ pub enum Threads {
     Pool,
 }
 
-/// Memory for packed rows, kept between products: it grows to the largest one's need, about the size of a block of
-/// rows (1 MiB for each thread) or of the rows, whichever is larger.
+/// Memory for packed rows, reused between products. It grows to the need of the largest product: about a block of rows
+/// (1 MiB) per thread, or the size of the rows, whichever is larger.
 #[derive(Default)]
 pub struct Scratch {
     lines: Vec<Line>,
@@ -92,42 +92,43 @@ impl std::fmt::Debug for Scratch {
 }
 
 impl Scratch {
-    /// No memory yet.
+    /// Creates an empty scratch, without allocating.
     #[must_use]
     pub const fn new() -> Self {
         Self { lines: Vec::new() }
     }
 }
 
-/// Bytes of packed rows that a core's second-level cache keeps while panels go by (half of it on common machines).
+/// Bytes of packed rows in a block. They stay in a core's L2 cache (half of it on common machines) while panels pass
+/// through.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Bytes of panels that go by together: each strip of rows is then read once for several of them.
+/// Bytes of panels in a group. A strip of rows is read once for the whole group.
 const GROUP_BYTES: usize = 1 << 16;
-/// Bytes of panels that are widened together, of a part of them: what strips read of them stays in a core's cache.
+/// Bytes of panels, or of one part of their lines, that are widened together. All strips read them from a core's cache.
 const WIDENED_BYTES: usize = 1 << 19;
 /// Multiplications below which a task is not worth another thread, unless it reads [`TASK_BYTES`].
 const TASK: usize = 2 << 20;
-/// Bytes of a weight that take a core as long to fetch as it takes to wake another one, and some.
+/// Bytes of weight per task. A core takes slightly longer to fetch them than to wake another core.
 const TASK_BYTES: usize = 1 << 18;
-/// Floats of the smallest vector; tiles are whole numbers of them, and so are the halves of a gated one.
+/// Floats in the smallest vector. A tile, and each half of a gated tile, is a whole number of such vectors.
 const LANES: usize = 8;
-/// Floats of the largest register tile.
+/// Floats in the largest register tile.
 const TILE: usize = 1024;
-/// Lines of the tiles that a task keeps while it sums in parts.
+/// Lines for the tiles of a task that sums in parts.
 const TILES: usize = 1024;
-/// Strips of a block whose sums are computed in parts: several panels' tiles have to fit [`TILES`].
+/// Strips in a block whose sums are computed in parts: the tiles of several panels must fit [`TILES`].
 const PART_STRIPS: usize = 4;
-/// Bytes of a row from which its sums are computed in parts: such rows leave a block too few of them.
+/// Bytes of a row above which its sums are computed in parts, because too few rows of this size fit a block.
 const LONG_ROW: usize = 1 << 14;
 
 /// `out[r, :] = epilogue(x[r, :] · weightᵀ + bias)`.
 ///
-/// A row's bits depend on that row, the weight, the bias and the instruction set ([`crate::level`]): not on the other
-/// rows, nor on their number, nor on the threads. In f32, NaN and infinity go where arithmetic takes them.
+/// A row's bits depend on that row, the weight, the bias and the instruction set ([`crate::level`]). They do not depend
+/// on the other rows, their number, or the threads. In f32, NaN and infinity propagate as in IEEE arithmetic.
 ///
 /// # Errors
-/// [`ProductError`] where sizes differ, memory is too short, or the weight was not packed for the epilogue; `out` is
-/// as it was then.
+/// Returns [`ProductError`] if sizes differ, a slice is too short, or the weight was not packed for the epilogue. `out`
+/// is unchanged in that case.
 pub fn product(
     x: Rows<'_>,
     weight: &Packed,
@@ -156,7 +157,7 @@ pub fn product(
     Ok(())
 }
 
-/// A product whose sizes were checked.
+/// A product with validated sizes.
 struct Job<'a> {
     x: Rows<'a>,
     weight: &'a Packed,
@@ -167,16 +168,16 @@ struct Job<'a> {
     stride: usize,
 }
 
-// SAFETY: `out` is borrowed mutably for the call, and tasks write disjoint rectangles of it (`Job::end`).
+// SAFETY: the call borrows `out` mutably, and tasks write disjoint rectangles of it (`Job::end`).
 unsafe impl Sync for Job<'_> {}
 
-/// Part `index` of `parts` of `0..total`, whose sizes differ by one at most.
+/// Returns part `index` of `parts` of `0..total`. Part sizes differ by at most one.
 pub(crate) fn part(total: usize, parts: usize, index: usize) -> Range<usize> {
     let start = |index: usize| total / parts * index + (total % parts).min(index);
     start(index)..start(index + 1)
 }
 
-/// Lines that are summed in one go: all `lines`, or where rows are long as many as let panels stay in a core's cache.
+/// Lines that are summed at once: all `lines`, or for long rows as many as let panels stay in a core's cache.
 fn part_lines<K: Kernel>(lines: usize) -> usize {
     match K::PAUSE {
         Some(pause) if lines * LINE > LONG_ROW => pause * 48usize.div_ceil(pause),
@@ -184,27 +185,28 @@ fn part_lines<K: Kernel>(lines: usize) -> usize {
     }
 }
 
-/// Lines of zeros in memory that was none; only those that are needed, as a small product's time is that of 64 KiB.
+/// Initialises memory with zeros. Callers pass only the lines they need, because zeroing all 64 KiB would dominate the
+/// time of a small product.
 fn zeros(space: &mut [MaybeUninit<Line>]) -> &mut [Line] {
     for line in space.iter_mut() {
         line.write(Line::ZERO);
     }
-    // SAFETY: each of the lines was written.
+    // SAFETY: the loop wrote each line.
     unsafe { &mut *(std::ptr::from_mut(space) as *mut [Line]) }
 }
 
-/// How a block's packed rows lie in its part of the scratch.
+/// Layout of a block's packed rows in its part of the scratch.
 struct Block {
     rows: Range<usize>,
     strips: usize,
-    /// Lines of a row.
+    /// Lines in a row.
     lines: usize,
-    /// Lines of a strip.
+    /// Lines in a strip.
     strip: usize,
 }
 
 impl Block {
-    /// Lines of scratch: the strips, then a scale for each row of each strip.
+    /// Lines of scratch for a block: the strips, then one scale per row of each strip.
     const fn size<K: Kernel>(strips: usize, strip: usize) -> usize {
         strips * strip + (strips * K::ROWS).div_ceil(16)
     }
@@ -215,7 +217,7 @@ impl Job<'_> {
         let rows = self.x.rows;
         let lines = self.weight.inputs().div_ceil(K::INPUTS);
         let work = rows * self.weight.inputs() * self.weight.outputs();
-        // with few rows the weight's bytes are what takes time
+        // With few rows, reading the weight dominates the time.
         let tasks = (work / TASK).max(self.weight.bytes() / TASK_BYTES).max(1);
         let threads = threads.min(tasks).max(1);
         let largest =
@@ -274,7 +276,7 @@ impl Job<'_> {
         );
     }
 
-    /// The block's rows times some of the panels.
+    /// Multiplies the block's rows by some of the panels.
     fn panels<K: Kernel>(&self, kernel: K, block: &Block, memory: &[Line], panels: Range<usize>) {
         const { assert!(K::ROWS * K::OUTPUTS <= TILE && K::OUTPUTS.is_multiple_of(2 * LANES)) };
         let (strips, scales) = memory.split_at(block.strips * block.strip);
@@ -282,19 +284,19 @@ impl Job<'_> {
         let tile = K::ROWS * K::OUTPUTS / 16;
         let lines = part_lines::<K>(block.lines);
         let parts = block.lines.div_ceil(lines);
-        // lines of a panel for a line of rows
+        // Lines of a panel per line of rows.
         let depth = K::INPUTS * K::OUTPUTS * size_of::<K::Weight>() / LINE;
         let step = depth.div_ceil(block.strips);
-        // whole sums end in one tile after the other; sums in parts need one each
+        // Whole sums reuse one tile; sums in parts need one tile per strip and panel.
         let mut group =
             if parts > 1 { TILES / tile / block.strips } else { GROUP_BYTES / size_of_val(self.weight.panel(0)) };
         let widens = K::WIDEN_FROM.is_some_and(|from| block.strips >= from);
-        // lines of a widened panel, of a part of it
+        // Lines of a widened panel, or of one part of it.
         let wide = if widens { 2 * depth * lines.min(block.lines) } else { 0 };
         if widens {
             group = group.min(WIDENED_BYTES / (wide * LINE)).max(1);
         }
-        // of few rows several panels at once
+        // A single strip of few rows takes several panels per call.
         let abreast = if block.strips == 1 { K::panels(block.rows.len()) } else { 1 };
         group = group.max(abreast);
         let tiles = zeros(&mut space[..if parts > 1 { TILES } else { abreast * tile }]);
@@ -306,7 +308,7 @@ impl Job<'_> {
                 for first_line in (0..block.lines).step_by(lines) {
                     let lines = lines.min(block.lines - first_line);
                     let last = first_line + lines == block.lines;
-                    // what follows these panels, or this part of them
+                    // The memory read next: after these panels, or after this part of them.
                     let ahead = if parts > 1 { start } else { group.end - 1 };
                     let mut next = self.weight.panel(ahead).as_ptr().wrapping_add((first_line + lines) * depth);
                     if widens {
@@ -330,12 +332,12 @@ impl Job<'_> {
                             };
                             let first = block.rows.start + rows.start;
                             let width = if self.weight.paired() { K::OUTPUTS / 2 } else { K::OUTPUTS };
-                            // SAFETY: a block has at most `strips · ROWS` rows and at least one for each strip, so a
-                            // strip has 1..=ROWS; from `first_line` on it holds `lines` times the slots of its rows,
-                            // and the panel, filled for the same kernel and inputs, as many groups, or twice the lines
-                            // that they were widened to (and its seal, as a kernel that has one never pauses); so do
-                            // those after it, below the group's end; `out` has ROWS · OUTPUTS floats in aligned lines
-                            // for each of them.
+                            // SAFETY: a block has at most `strips · ROWS` rows and at least one per strip, so a strip
+                            // has 1..=ROWS rows. From `first_line` on, the strip holds `lines` times the slots of its
+                            // rows. The panel was filled for the same kernel and inputs, so it holds as many groups, or
+                            // twice the lines if widened. It includes the seal, because a kernel with a seal never
+                            // pauses. The panels after it, up to the group's end, hold the same. `out` has ROWS ·
+                            // OUTPUTS floats in aligned lines for each of them.
                             unsafe {
                                 kernel.tile(Tile {
                                     rows: rows.len(),
@@ -371,7 +373,7 @@ impl Job<'_> {
         });
     }
 
-    /// Scales, bias and epilogue of a tile: rows from `first` on, one for each scale.
+    /// Applies scales, bias and epilogue to a tile: rows from `first` on, one per scale.
     #[inline(always)]
     fn end<K: Kernel>(&self, p: usize, first: usize, scales: &[f32], tile: &mut [f32]) {
         let width = if self.weight.paired() { K::OUTPUTS / 2 } else { K::OUTPUTS };
@@ -394,7 +396,7 @@ impl Job<'_> {
             }
         }
         let tile = &tile[..scales.len() * K::OUTPUTS];
-        // sixteen lanes where half a tile's row has them
+        // Uses sixteen lanes if half of a tile's row has that many.
         if K::OUTPUTS >= 32 {
             self.finish::<K, 16>(first, columns, tile);
         } else {
@@ -402,7 +404,7 @@ impl Job<'_> {
         }
     }
 
-    /// The epilogue of a tile's rows, N lanes at a time.
+    /// Applies the epilogue to a tile's rows, N lanes at a time.
     #[inline(always)]
     fn finish<K: Kernel, const N: usize>(&self, first: usize, columns: Range<usize>, tile: &[f32]) {
         match self.epilogue {
@@ -413,7 +415,8 @@ impl Job<'_> {
         }
     }
 
-    /// `out = f(out, v, the value half a tile's row further on)` for the first `width` values of each of the tile's rows.
+    /// Computes `out = f(out, v, up)` for the first `width` values v of each row of the tile; `up` is the value half a
+    /// row further on.
     #[inline(always)]
     fn write<K: Kernel, const N: usize>(
         &self,
@@ -425,14 +428,13 @@ impl Job<'_> {
     ) {
         let n = columns.len();
         for (i, values) in tile.chunks_exact(K::OUTPUTS).enumerate() {
-            // SAFETY: row `first + i` is below out's rows and the columns below its columns, so that the floats lie in
-            // out (checked by `product`), which is borrowed mutably; rows do not overlap, and no other task has these
-            // rows and this panel.
+            // SAFETY: row `first + i` and the columns are within the bounds that `product` checked, so the floats lie
+            // in out, which is borrowed mutably. Rows do not overlap, and no other task has these rows and this panel.
             let out =
                 unsafe { std::slice::from_raw_parts_mut(self.out.add((first + i) * self.stride + columns.start), n) };
             let (values, up) = (&values[..width], &values[K::OUTPUTS - width..]);
             if n == width {
-                // a number of vectors that the compiler knows
+                // A number of vectors that is known at compile time.
                 let (out, values, up) = (&mut out[..width], &values[..width], &up[..width]);
                 let parts = out.as_chunks_mut::<N>().0.iter_mut();
                 for ((out, v), up) in parts.zip(values.as_chunks::<N>().0).zip(up.as_chunks::<N>().0) {
@@ -440,7 +442,7 @@ impl Job<'_> {
                     *out = lanes(|i| f(old[i], v[i], up[i]));
                 }
             } else {
-                // whole vectors of the tile, padded lanes too: a loop over `n` would end in single floats
+                // Computes whole vectors, padding included: a loop over `n` would end in scalar code.
                 let parts = values.as_chunks::<N>().0.iter().zip(up.as_chunks::<N>().0);
                 for (out, (v, up)) in out.chunks_mut(N).zip(parts) {
                     let mut old = [0.0; N];

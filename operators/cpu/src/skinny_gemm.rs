@@ -1,13 +1,13 @@
-//! Tiles of few rows, of several panels at once.
+//! Tiles for few rows, which process several panels at once.
 //!
-//! A row's sums are few and each addition waits for the one before, and with few rows every weight comes from the memory: one panel after
-//! the other, a core is busy with neither the sums nor the memory. Panels side by side give it other sums to go on with and more of the
-//! memory to ask for.
+//! With few rows, a kernel has few sums, each addition waits for the previous one, and every weight comes from memory.
+//! Processing one panel after another saturates neither the arithmetic units nor the memory. Several panels at once
+//! give the core independent sums, and more outstanding memory requests.
 //!
 //! ```text
 //! panel p     [ line ][ line ] .. ──┐
-//! panel p + 1 [ line ][ line ] .. ──┼─► sums of all of them, line by line; the line 8 KiB on is asked for
-//! ..                                │   (past a panel's end: that of the panel as many further)
+//! panel p + 1 [ line ][ line ] .. ──┼─► sums of all panels, line by line; prefetches the line 8 KiB ahead
+//! ..                                │   (past a panel's end: the line of the panel P panels further on)
 //! panel p + 7 [ line ][ line ] .. ──┘
 //! ```
 //!
@@ -17,10 +17,10 @@ use crate::f16_weights::{depth, eight, sixteen};
 use crate::kernel::{Tile, blocks};
 use crate::memory::LINE;
 
-/// Bytes of a panel between what is read and what is asked for.
+/// Prefetch distance: bytes of a panel between the line that is read and the line that is prefetched.
 const AHEAD: usize = 8 << 10;
 
-/// Panels at once for AVX-512, as many as sixteen registers have sums for.
+/// Panels per call with AVX-512: as many as sixteen registers can hold sums for.
 pub(crate) const fn panels_avx512(rows: usize) -> usize {
     match rows {
         1 => 8,
@@ -30,7 +30,7 @@ pub(crate) const fn panels_avx512(rows: usize) -> usize {
     }
 }
 
-/// Panels at once for AVX2, as many as eight registers have sums for.
+/// Panels per call with AVX2: as many as eight registers can hold sums for.
 pub(crate) const fn panels_avx2(rows: usize) -> usize {
     match rows {
         1 => 4,
@@ -39,7 +39,8 @@ pub(crate) const fn panels_avx2(rows: usize) -> usize {
     }
 }
 
-/// Lines from a line of a panel to that which is asked for, while lines `n` of `lines` of P panels are read.
+/// Returns the distance, in lines, from line `n` of a panel to the line to prefetch. Past the panel's end, this is a
+/// line of the panel `tile.panels` further on.
 #[inline(always)]
 fn ahead(n: usize, depth: usize, tile: &Tile) -> usize {
     let by = AHEAD / (depth * LINE);
@@ -50,7 +51,7 @@ fn ahead(n: usize, depth: usize, tile: &Tile) -> usize {
 macro_rules! tiles {
     ($name:ident, $features:literal, $outputs:literal, $vector:literal, $weights:ident, $zero:ident, $set:ident, $fma:ident, $add:ident, $load:ident, $store:ident) => {
         /// # Safety
-        /// As [`crate::kernel::Kernel::tile`], for M rows and P panels whose weights are kept as `KEPT` says.
+        /// As [`crate::kernel::Kernel::tile`], for M rows and P panels with weights in format `KEPT`.
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn $name<const M: usize, const P: usize, const KEPT: u8>(tile: Tile, rows: usize) {
             use core::arch::x86_64::*;
@@ -58,8 +59,9 @@ macro_rules! tiles {
             let depth = const { depth(KEPT, $outputs) };
             for (start, count, first) in blocks(lines, tile.first) {
                 let mut sums = [[[$zero(); 2]; M]; P];
-                // SAFETY: lines below `start + count <= lines`, rows below M, panels below P, inputs below 16 and outputs below those of a
-                // panel; the tiles of panels are `rows` rows apart in `out`. What is asked for need not be there.
+                // SAFETY: lines stay below `start + count <= lines`, rows below M, panels below P, inputs below 16 and
+                // outputs below those of a panel. The panels' tiles are `rows` rows apart in `out`. Prefetched
+                // addresses may be invalid.
                 unsafe {
                     for n in start..start + count {
                         let (x, w) = (strip.add(n * M).cast::<f32>(), panel.add(n * depth));

@@ -1,14 +1,14 @@
-//! f32 products by bf16 tiles: each number is the sum of two of bf16, and three of their four products are added.
+//! f32 products on bf16 tiles: each number is split into a sum of two bf16, and three of the four products are added.
 //!
 //! ```text
 //! x = xh + xl + O(2^-18 x)      x·w = xl·wh + xh·wh + xh·wl + O(2^-16 |x·w|)
 //!
-//! strip, a line of 32 inputs:   [ xh of 16 or 32 rows ][ xl of them ]
-//! panel, the same inputs:       [ wh of 32 outputs    ][ wl of them ]      at its end: whether any wl is not zero
+//! strip, one line of 32 inputs: [ xh of 16 or 32 rows ][ xl of the same rows    ]
+//! panel, the same inputs:       [ wh of 32 outputs    ][ wl of the same outputs ]   last line: whether any wl is not zero
 //! ```
 //!
-//! A weight that bf16 holds exactly, as most checkpoints' do, has no wl: the third product, which would add zeros, is left
-//! out and no bit changes. Products are exact in f32 and the instruction sums in f32, as [`crate::amx`] says.
+//! A weight that bf16 holds exactly, as in most checkpoints, has wl = 0. The kernel then skips the third product, which
+//! would add zeros; no bit changes. Products are exact in f32 and the instruction sums in f32 (see [`crate::amx`]).
 
 use crate::amx::{SIDE, ahead, session, to_bf16};
 use crate::cpu::AmxBf16x3;
@@ -16,12 +16,12 @@ use crate::kernel::{Kernel, Tile, to_lines};
 use crate::memory::{LINE, Line, numbers, numbers_mut};
 use core::arch::asm;
 
-/// Outputs of a panel.
+/// Outputs in a panel.
 const OUTPUTS: usize = 32;
-/// Lines of a panel's weights for a line of a row, high and low.
+/// Lines of weights in a panel, high and low parts, per line of a row.
 const DEPTH: usize = 64;
 
-/// A number's two parts; what is not finite is all in the high one.
+/// Splits a number into its high and low part. A number that is not finite is entirely in the high part.
 #[inline(always)]
 fn split(x: f32) -> (u16, u16) {
     let high = to_bf16(x);
@@ -29,7 +29,7 @@ fn split(x: f32) -> (u16, u16) {
     (high, to_bf16(if rest.is_finite() { rest } else { 0.0 }))
 }
 
-/// Adds the products of the tiles that were loaded.
+/// Multiplies the loaded tiles and adds the products to the sums.
 macro_rules! multiply {
     (4) => {
         "tdpbf16ps tmm0, tmm4, tmm6
@@ -47,9 +47,9 @@ macro_rules! multiply {
 /// As [`Kernel::tile`] for [`AmxBf16x3`], in a [`session`].
 unsafe fn tiles(tile: Tile) {
     let Tile { rows, lines, strip, panel, out, .. } = tile;
-    // SAFETY: a line of the strip is twice 16 or 32 slots of 64 bytes, of the panel twice 16 rows of 128 bytes, and the seal follows the
-    // panel's lines; `out` has 32 rows of 128 bytes. Tiles are no registers of the compiler's: what one `asm!` leaves in them the next
-    // one finds.
+    // SAFETY: a line of the strip is twice 16 or 32 slots of 64 bytes, a line of the panel twice 16 rows of 128 bytes.
+    // The seal follows the panel's lines, and `out` has 32 rows of 128 bytes. The compiler does not allocate tile
+    // registers, so each `asm!` finds what the previous one left in them.
     unsafe {
         let (mut x, mut w, has_low) = (strip, panel, panel.add(lines * DEPTH).cast::<u32>().read() != 0);
         if rows > SIDE {
@@ -135,7 +135,7 @@ unsafe fn tiles(tile: Tile) {
 }
 
 impl Kernel for AmxBf16x3 {
-    /// High and low part, until the panel is sealed.
+    /// The high and low part, interleaved until the panel is sealed.
     type Weight = [u16; 2];
     const ROWS: usize = 2 * SIDE;
     const OUTPUTS: usize = OUTPUTS;
@@ -147,7 +147,7 @@ impl Kernel for AmxBf16x3 {
         split(value).into()
     }
 
-    /// Takes the parts of each line's weights apart, and notes whether there are low ones.
+    /// Separates high and low parts within each line's weights, and records whether any low part is not zero.
     fn seal(panel: &mut [Line]) {
         let (body, seal) = panel.split_at_mut(panel.len() - Self::SEAL);
         let mut low = false;
@@ -156,7 +156,7 @@ impl Kernel for AmxBf16x3 {
             let (high_of, low_of) = numbers_mut::<u16>(&mut apart).split_at_mut(DEPTH * LINE / 4);
             for ((high_of, low_of), [high, rest]) in high_of.iter_mut().zip(low_of).zip(numbers::<[u16; 2]>(lines)) {
                 (*high_of, *low_of) = (*high, *rest);
-                // a sign alone is a zero
+                // A low part with only the sign bit set is zero.
                 low |= rest << 1 != 0;
             }
             lines.copy_from_slice(&apart);
@@ -172,7 +172,7 @@ impl Kernel for AmxBf16x3 {
     }
 
     unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the instruction; the rest is the contract of `Kernel::tile`.
+        // SAFETY: `self` proves the instruction; the rest is `Kernel::tile`'s contract.
         unsafe { tiles(tile) }
     }
 
@@ -187,7 +187,7 @@ impl Kernel for AmxBf16x3 {
 
     #[inline(always)]
     fn session<R>(self, f: impl FnOnce() -> R) -> R {
-        // SAFETY: `self` proves AMX and the permission.
+        // SAFETY: `self` proves AMX and the permission to use it.
         unsafe { session(f) }
     }
 }

@@ -1,10 +1,10 @@
-//! Products of every level that this machine has, against f64 and against each other.
+//! Compares products of every level that this machine has with f64 references and with each other.
 
 use crate::arithmetic::Level;
 use crate::weight::Packed;
 use crate::{Arithmetic, Epilogue, Layout, ProductError, Rows, RowsMut, Scratch, Threads, product};
 
-/// Numbers of (-1, 1) that follow from `seed`, uncorrelated enough for sums.
+/// Pseudo-random numbers in (-1, 1) from `seed`, uncorrelated enough for sums.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -21,7 +21,7 @@ fn levels() -> Vec<(Arithmetic, Level)> {
     all.flat_map(|arithmetic| Level::all(arithmetic).into_iter().map(move |level| (arithmetic, level))).collect()
 }
 
-/// A product's rows and weight, contiguous, and the sizes.
+/// The contiguous rows and weight of a product, with their sizes.
 struct Case {
     rows: usize,
     outputs: usize,
@@ -46,7 +46,7 @@ impl Case {
         Rows { data: &self.x, rows: self.rows, stride: self.inputs }
     }
 
-    /// The exact product, and the sum of its terms' magnitudes.
+    /// Returns the exact value and the sum of its terms' magnitudes.
     fn exact(&self, r: usize, o: usize) -> (f64, f64) {
         let x = &self.x[r * self.inputs..(r + 1) * self.inputs];
         let w = &self.weight[o * self.inputs..(o + 1) * self.inputs];
@@ -56,10 +56,10 @@ impl Case {
         })
     }
 
-    /// The largest error of a value that its types explain.
+    /// Returns the largest error that rounding in this arithmetic can explain.
     ///
-    /// Each term's relative error is that of its two roundings, and the sum's that of as many additions as a term
-    /// goes through.
+    /// Each term's relative error comes from the rounding of its two operands. The sum's error comes from the number of
+    /// additions that a term passes through.
     fn bound(&self, arithmetic: Arithmetic, size: f64) -> f64 {
         let additions = self.inputs as f64 + 8.0;
         let sum = additions * f64::from(f32::EPSILON) * size;
@@ -67,10 +67,11 @@ impl Case {
             Arithmetic::F32 => sum,
             Arithmetic::F32OfF16 => sum + 2f64.powi(-11) * size + self.inputs as f64 * 2f64.powi(-25),
             Arithmetic::F32OfBf16 => sum + 2f64.powi(-8) * size,
-            // 32 additions in f16 of partial sums no larger than the sum of magnitudes
+            // 32 additions in f16 of partial sums, each at most the sum of magnitudes.
             Arithmetic::F16 => sum + 34.0 * 2f64.powi(-11) * size + self.inputs as f64 * 2f64.powi(-20),
             Arithmetic::Bf16 => sum + 2.0 * 2f64.powi(-8) * size,
-            // three times as many additions, the product that is left out, and what the parts leave of each operand
+            // Three times as many additions, the omitted product, and the rest of each operand that its two parts do
+            // not hold.
             Arithmetic::Bf16x3 => 3.0 * sum + 3.0 * 2f64.powi(-17) * size,
         }
     }
@@ -151,7 +152,8 @@ fn a_row_depends_neither_on_threads_nor_on_other_rows() {
     }
 }
 
-/// Few rows take several panels at once, to the end of the last group, over more than one block of sums.
+/// Calls with few rows, which process several panels at once, return the same bits as calls with many rows. This covers
+/// the end of the last group, and more than one block of sums.
 #[test]
 fn few_rows_are_those_of_many() {
     for (arithmetic, level) in levels() {
@@ -190,7 +192,7 @@ fn long_rows_summed_in_parts_are_whole() {
 
 #[test]
 fn a_scale_is_of_a_row_and_of_an_output() {
-    // magnitudes that f16 does not have; weights that are kept in f16 have no scale
+    // The magnitudes are outside the range of f16. F32OfF16 is excluded because its weights have no scale.
     for (arithmetic, level) in levels().into_iter().filter(|(a, _)| *a != Arithmetic::F32OfF16) {
         let mut case = Case::new(6, 40, 64);
         case.x.iter_mut().enumerate().for_each(|(i, x)| *x *= 10f32.powi((i / 64) as i32 * 4 - 12));

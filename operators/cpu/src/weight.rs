@@ -1,11 +1,11 @@
-//! A weight in the order in which a kernel reads it.
+//! Weights, packed in the order in which a kernel reads them.
 //!
 //! ```text
-//! weight [outputs, inputs]          panels (each as `kernel` says)
+//! weight [outputs, inputs]          panels (for their layout see `kernel`)
 //! outputs 0..32                     panel 0
 //! outputs 32..64                    panel 1
 //! ..
-//! gate 0..16 and up 0..16           panel 0 of a pair: an epilogue finds both halves in one tile
+//! gate 0..16 and up 0..16           panel 0 of a gated pair: an epilogue finds both halves in one tile
 //! ```
 
 use crate::Arithmetic;
@@ -15,24 +15,24 @@ use crate::kernel::Kernel;
 use crate::memory::{LINE, Line, numbers_mut};
 use rayon::prelude::*;
 
-/// How a weight lies in memory; strides in floats.
+/// Layout of an unpacked weight in memory. Strides are in floats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// `[outputs, inputs]`, as a linear layer keeps it: rows of inputs, `stride` apart.
+    /// `[outputs, inputs]`, as linear layers store it: rows of inputs, `stride` apart.
     Outputs {
-        /// From an output's weights to the next one's; at least `inputs`.
+        /// From one output's weights to the next; at least `inputs`.
         stride: usize,
     },
-    /// `[inputs, outputs]`, as GPT-2's `Conv1D` keeps it: rows of outputs, `stride` apart.
+    /// `[inputs, outputs]`, as GPT-2's `Conv1D` stores it: rows of outputs, `stride` apart.
     Inputs {
-        /// From an input's weights to the next one's; at least `outputs`.
+        /// From one input's weights to the next; at least `outputs`.
         stride: usize,
     },
 }
 
-/// A weight `[outputs, inputs]`, packed once for the kernel of its types; read by any number of threads.
+/// A weight `[outputs, inputs]`, packed once for the kernel of its arithmetic. Any number of threads may read it.
 ///
-/// Padded to whole panels and lines: at most 63 outputs and 63 inputs more than it has.
+/// It is padded to whole panels and lines, by at most 63 outputs and 63 inputs.
 pub struct Packed {
     level: Level,
     arithmetic: Arithmetic,
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Packed {
     }
 }
 
-/// A strided matrix [outputs, inputs].
+/// A strided matrix `[outputs, inputs]`.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     data: &'a [f32],
@@ -79,7 +79,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Whether a matrix of rows `stride` apart lies in `floats` floats.
+/// Checks that a matrix of rows `stride` apart fits into `floats` floats.
 pub(crate) fn fits(
     what: &'static str,
     floats: usize,
@@ -98,11 +98,11 @@ pub(crate) fn fits(
 }
 
 impl Packed {
-    /// Packs `weight` for products of type `arithmetic` on this machine.
+    /// Packs `weight` for products in `arithmetic` on this machine.
     ///
     /// # Errors
-    /// [`ProductError`] where this machine has no such products, where the weight does not fit its memory, and
-    /// where f16 is given a value that is not finite.
+    /// Returns [`ProductError`] if this machine does not support the arithmetic, if the weight is larger than its
+    /// slice, or if F16 gets a value that is not finite.
     pub fn new(
         weight: &[f32],
         outputs: usize,
@@ -113,8 +113,8 @@ impl Packed {
         Self::with_level(&[weight], outputs, inputs, layout, arithmetic, Level::best(arithmetic)?)
     }
 
-    /// Packs the two halves of a gated layer, `[width, inputs]` each, for [`crate::Epilogue::SwiGlu`]: together they
-    /// are one weight of `2 · width` outputs, gate first.
+    /// Packs the two halves of a gated layer, `[width, inputs]` each, for [`crate::Epilogue::SwiGlu`]. They become one
+    /// weight of `2 · width` outputs, gate first.
     ///
     /// # Errors
     /// As [`Packed::new`].
@@ -129,7 +129,7 @@ impl Packed {
         Self::with_level(&[gate, up], width, inputs, layout, arithmetic, Level::best(arithmetic)?)
     }
 
-    /// As [`Packed::new`] (one matrix) and [`Packed::gate_up`] (two), for a level of the machine.
+    /// Like [`Packed::new`] (one matrix) and [`Packed::gate_up`] (two), but for a given level.
     pub(crate) fn with_level(
         weights: &[&[f32]],
         outputs: usize,
@@ -195,25 +195,25 @@ impl Packed {
         }
     }
 
-    /// Outputs, gate and up together where both were packed.
+    /// Number of outputs; gate and up together for a gated pair.
     #[must_use]
     pub const fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Inputs.
+    /// Number of inputs.
     #[must_use]
     pub const fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// Bytes of memory that the packed weight takes.
+    /// Bytes of memory that the packed weight occupies.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         std::mem::size_of_val(self.lines.as_slice()) + std::mem::size_of_val(self.scales.as_slice())
     }
 
-    /// The types of its products.
+    /// The arithmetic of its products.
     #[must_use]
     pub const fn arithmetic(&self) -> Arithmetic {
         self.arithmetic
@@ -227,12 +227,12 @@ impl Packed {
         self.paired
     }
 
-    /// Panel p's lines.
+    /// The lines of panel `p`.
     pub(crate) fn panel(&self, p: usize) -> &[Line] {
         &self.lines[p * self.panel..(p + 1) * self.panel]
     }
 
-    /// The lines of panel p and of all after it.
+    /// The lines of panel `p` and of all panels after it.
     pub(crate) fn panels_from(&self, p: usize) -> &[Line] {
         &self.lines[p * self.panel..]
     }
@@ -242,7 +242,7 @@ impl Packed {
         self.lines.len() / self.panel
     }
 
-    /// Scales of panel p's outputs, for a kernel that has them.
+    /// The scales of panel p's outputs; all ones for a kernel without scales.
     pub(crate) fn scales<K: Kernel>(&self, p: usize) -> &[f32] {
         let start = if K::SCALED { p * K::OUTPUTS } else { 0 };
         &self.scales[start..start + K::OUTPUTS]

@@ -1,7 +1,7 @@
-//! Prefill, in tokens per second: hidden states and logits of every position, as an extractor asks for them.
+//! Benchmarks prefill in tokens per second: hidden states and logits of every position, as an extractor needs them.
 //!
-//! `nano` is a random GPT-2 of the shape of the demo's teacher (4 layers of 64, V = 50,257); with
-//! `STILLHOUSE_SMOLLM2=FILE.gguf` in the environment that model is measured too.
+//! `nano` is a random GPT-2 with the shape of the demo's teacher (4 layers of 64, V = 50,257). If the environment sets
+//! `STILLHOUSE_SMOLLM2=FILE.gguf`, that model is measured too.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ const ROWS: usize = 64;
 const CONFIG: &str = r#"{"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 64, "n_head": 4,
     "n_layer": 4, "activation_function": "gelu_new"}"#;
 
-/// Writes a GPT-2 whose weights follow a fixed wave.
+/// Writes a GPT-2 whose weights are values of a fixed sine wave.
 fn write_nano(folder: &Path) {
     let mut tensors = HashMap::new();
     let mut add = |name: String, shape: &[usize]| {

@@ -1,12 +1,12 @@
-//! Tokens per second of texts that go on, of a model on this machine's CPU: steps with one token of each of so many texts, logits of all of
-//! them, nothing sampled.
+//! Measures decoding on this machine's CPU in tokens per second. Each step feeds one token to every text and computes
+//! the logits of all texts, without sampling.
 //!
 //! ```text
 //! cargo run --release -p stillhouse-teacher --example decode -- MODEL [DTYPE] [--texts 1,8,32] [--length 256]
 //! ```
 //!
-//! The rate is that of each tenth's median step, so that a neighbour on the machine disturbs it little; GB/s are of the weights, which a step
-//! reads once.
+//! The rate uses the median step of each tenth of the positions, so that other load on the machine has little effect.
+//! GB/s count the weights, which a step reads once.
 
 use std::path::Path;
 use std::time::Instant;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Failure> {
             decoding.step(&inputs, &mut out)?;
             seconds.push(start.elapsed().as_secs_f64());
         }
-        // attention's part grows with the text: a median of each tenth, not of all
+        // Attention's cost grows with the text, so this takes a median per tenth, not over all steps.
         let part = |tenth: &[f64]| median(tenth.to_vec()) * tenth.len() as f64;
         let total: f64 = seconds.chunks(length.div_ceil(10)).map(part).sum();
         let rate = (count * length) as f64 / total;

@@ -1,11 +1,11 @@
-//! What each type costs on a text and how fast it is here, beside f32:
+//! Measures the accuracy and speed of each dtype on a text, compared with f32:
 //!
 //! ```text
 //! cargo run --release -p stillhouse-teacher --example dtypes -- MODEL TEXT [fp8]
 //! ```
 //!
-//! With `fp8` also what that type costs, beside f32 of a GPU: both computed on the host in a GPU's place, whose sums are exact and whose
-//! speed says nothing.
+//! `fp8` also measures the accuracy of fp8, compared with f32 on a GPU. Both run on the host's emulation of a GPU,
+//! whose sums are exact and whose speed is meaningless.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,15 +1,15 @@
-//! Tokens per second of the hidden states, and of hidden states with logits, of a model on this machine:
+//! Measures prefill on this machine in tokens per second: hidden states alone, and hidden states with logits.
 //!
 //! ```text
 //! cargo run --release -p stillhouse-teacher --example prefill -- MODEL [DTYPE] [--shape BATCHxLENGTH] [--untied yes]
 //! ```
 //!
-//! Beside each rate stands its share of what the threads' instructions can do at most, measured after each pass: 2 flops per
-//! weight of the layers, 4 · H per key that is seen, and 2 per weight of the head for logits. A head with weights of its own
-//! (`--untied yes`) leaves fewer of the parameters to the layers. Then,
+//! Next to each rate is its share of the threads' peak, which is measured after each pass. The share counts 2 flops per
+//! weight of the layers and 4 · H per key in view. Logits add 2 per weight of the head. A head with weights of its own
+//! (`--untied yes`) leaves fewer of the parameters to the layers.
 //!
-//! with `--text FILE` (plain text) and a tokenizer in the model, its perplexity on the text and on its words in
-//! another order: a teacher that is wired wrongly does not tell them apart.
+//! With `--text FILE` (plain text) and a tokenizer in the model, prints the perplexity of the text, and of its words in
+//! shuffled order. A wrongly implemented teacher gives both the same perplexity.
 
 #[path = "../../cpu/benches/peak/mod.rs"]
 mod peak;
@@ -58,10 +58,10 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// The loop that is a limit to products of this type.
+/// Returns the peak loop for products in this dtype.
 fn limit(dtype: &str) -> Option<peak::Work> {
     let arithmetic = Arithmetic::ALL.into_iter().find(|arithmetic| arithmetic.name() == dtype)?;
-    // where the machine has no such products they are f32
+    // Machines without such products use f32 instead.
     let arithmetic = if arithmetic.available() { arithmetic } else { Arithmetic::F32 };
     peak::loops(arithmetic).first().map(|(_, work)| *work)
 }
@@ -129,7 +129,7 @@ fn perplexities(teacher: &dyn HostTeacher, model: &Path, text: &str) -> Result<(
     Ok(())
 }
 
-/// Of whole windows of 1,024; the first token of each is given.
+/// Perplexity over whole windows of up to 1,024 tokens; the first token of each is given, not predicted.
 fn perplexity(teacher: &dyn HostTeacher, tokenizer: &Tokenizer, text: &str) -> Result<f64, Failure> {
     let length = teacher.info().max_positions.min(1024);
     let encoding = tokenizer.encode_fast(text, false)?;

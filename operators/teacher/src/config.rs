@@ -1,4 +1,4 @@
-//! What a teacher is, read without its weights: `config.json` of a folder, or the metadata of a GGUF file.
+//! The description of a teacher without its weights, from a folder's `config.json` or a GGUF file's metadata.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -9,12 +9,12 @@ use serde_json::Value;
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
 
-/// The architectures that have a place in `families/`.
+/// The supported architectures; `families/` implements them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Architecture {
     /// GPT-2.
     Gpt2,
-    /// Llama 1 to 3, SmolLM, TinyLlama and others of its shape.
+    /// Llama 1 to 3, SmolLM, TinyLlama and other models of the same design.
     Llama,
     /// Mistral.
     Mistral,
@@ -41,7 +41,7 @@ pub(crate) const SUPPORTED: &str =
 pub(crate) const SUPPORTED_IN_GGUF: &str = "gpt2, llama, smollm3, qwen2, qwen3, gemma2, gemma3, gptneox, olmo2, phi3";
 
 impl Architecture {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 11] = [
         Self::Gpt2,
         Self::Llama,
@@ -84,7 +84,7 @@ impl Architecture {
         }
     }
 
-    /// The name of its class, in `architectures`.
+    /// The name of its class in `architectures`.
     fn class(self) -> &'static str {
         match self {
             Self::Gpt2 => "GPT2LMHeadModel",
@@ -101,7 +101,8 @@ impl Architecture {
         }
     }
 
-    /// The prefix that its tensors have, unless they are those of a bare model, and the embedding, by which that is told.
+    /// Returns the prefix of its tensors, which checkpoints of a bare model lack, and the embedding's name, whose
+    /// presence tells the two apart.
     pub(crate) fn prefix(self) -> (&'static str, &'static str) {
         match self {
             Self::Gpt2 => ("transformer.", "wte.weight"),
@@ -111,34 +112,34 @@ impl Architecture {
     }
 }
 
-/// The cheap part of a teacher: enough to check a job before anything is loaded.
+/// The part of a teacher that is cheap to read: enough to check a job before loading anything.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TeacherConfig {
-    /// Which file of this crate runs it.
+    /// The architecture that runs it.
     pub architecture: Architecture,
-    /// Rows of the logits, V.
+    /// Size of the vocabulary, V: columns of the logits.
     pub vocab_size: usize,
-    /// The longest sequence.
+    /// Length of the longest sequence.
     pub max_positions: usize,
     /// Width of the hidden states, H.
     pub hidden_size: usize,
-    /// Blocks.
+    /// Number of layers.
     pub layers: usize,
-    /// Begin-of-sequence token, where the model names one.
+    /// Begin-of-sequence token, if the model names one.
     pub bos_token_id: Option<u32>,
-    /// End-of-sequence token (the first, where the model names several).
+    /// End-of-sequence token; the first if the model names several.
     pub eos_token_id: Option<u32>,
-    /// The files that hold the weights, sorted by name.
+    /// The weight files, sorted by name.
     pub weights: Vec<PathBuf>,
 }
 
 impl TeacherConfig {
-    /// Reads the configuration of the model in a folder (`config.json` beside `*.safetensors`, sharded or not)
-    /// or in a `.gguf` file. No weight is read; that the files with the weights exist is checked. Whether they are those that it
-    /// describes tells [`crate::check_weights`].
+    /// Reads the configuration of a model in a folder (`config.json` with `*.safetensors`, sharded or not) or in a
+    /// `.gguf` file. Checks that the weight files exist, but reads no weights. [`crate::check_weights`] checks that the
+    /// weights match the configuration.
     ///
     /// # Errors
-    /// Names the file, and the field with its valid values.
+    /// The error names the file, and the field with its valid values.
     pub fn read(path: &Path) -> Result<Self> {
         if is_gguf(path) {
             return Gguf::open(path)?.config();
@@ -161,7 +162,8 @@ impl TeacherConfig {
     }
 }
 
-/// Refuses a folder with an adapter beside the model: other programs load it into the model, and this one does not.
+/// Refuses a folder with an adapter next to the model: other programs load the adapter into the model, but this one
+/// does not.
 fn no_adapter(folder: &Path) -> Result<()> {
     let path = folder.join("adapter_config.json");
     if !path.is_file() {
@@ -176,11 +178,11 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf"))
 }
 
-/// A `config.json` whose every complaint names the file and the field.
+/// A `config.json` whose errors name the file and the field, and which records what is read.
 pub(crate) struct ConfigFile {
     path: PathBuf,
     json: Value,
-    /// The fields that were asked for.
+    /// The fields that were read.
     read: Mutex<BTreeSet<String>>,
 }
 
@@ -189,12 +191,12 @@ impl ConfigFile {
         Self { path, json, read: Mutex::default() }
     }
 
-    /// The file.
+    /// Path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether a field was asked for, or one inside of it.
+    /// Whether a field, or one inside it, was read.
     pub(crate) fn was_read(&self, field: &str) -> bool {
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let inside =
@@ -202,7 +204,7 @@ impl ConfigFile {
         read.iter().any(inside)
     }
 
-    /// The keys of an object (of the file, where it has no name) that are not null and were never asked for.
+    /// Returns the keys of an object that are not null and were never read. An empty name means the whole file.
     pub(crate) fn unread(&self, object: &str) -> Vec<String> {
         let json = match object {
             "" => Some(&self.json),
@@ -223,7 +225,7 @@ impl ConfigFile {
         Ok(Self::new(path.into(), json))
     }
 
-    /// `field`, where dots lead into objects; null is the same as absent.
+    /// Returns `field`, where dots separate the names of nested objects. Null counts as absent.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.read.lock().unwrap_or_else(PoisonError::into_inner).insert(field.into());
         self.found(field)
@@ -255,7 +257,7 @@ impl ConfigFile {
         found.ok_or_else(|| self.invalid(field, SUPPORTED))
     }
 
-    /// Tokens of a window; null is none. `default` where the field is absent.
+    /// Reads a window, in tokens; null is `None`. Returns `default` if the field is absent.
     pub(crate) fn window(&self, field: &str, default: Option<usize>) -> Result<Option<usize>> {
         match self.json.get(field) {
             None => Ok(default),
@@ -264,7 +266,7 @@ impl ConfigFile {
         }
     }
 
-    /// A soft cap; null is none. `default` where the field is absent.
+    /// Reads a soft cap; null is `None`. Returns `default` if the field is absent.
     pub(crate) fn cap(&self, field: &str, default: Option<f64>) -> Result<Option<f32>> {
         match self.json.get(field) {
             None => Ok(default.map(|cap| cap as f32)),
@@ -273,7 +275,8 @@ impl ConfigFile {
         }
     }
 
-    /// Dimensions of a head that are rotated, from the part of them that `field` says, beside `rope_theta` or in `rope_parameters`.
+    /// Returns the number of rotated dimensions of a head. `field`, at the top or in `rope_parameters`, holds their
+    /// share.
     pub(crate) fn rotated(&self, field: &str, head_dim: usize, default: f64) -> Result<usize> {
         let inside = format!("rope_parameters.{field}");
         let field = if self.get(&inside).is_some() { inside.as_str() } else { field };
@@ -286,7 +289,7 @@ impl ConfigFile {
         }
     }
 
-    /// A whole number, 0 too.
+    /// Reads a whole number, which may be 0.
     pub(crate) fn count_or(&self, field: &str, default: usize) -> Result<usize> {
         let Some(value) = self.get(field) else { return Ok(default) };
         let count = value.as_u64().and_then(|n| usize::try_from(n).ok());
@@ -297,7 +300,8 @@ impl ConfigFile {
         self.size_or(field, 0)
     }
 
-    /// A whole number of at least 1; `default` where the field is absent (0: it may not be).
+    /// Reads a whole number of at least 1. Returns `default` if the field is absent; a default of 0 makes the field
+    /// mandatory.
     pub(crate) fn size_or(&self, field: &str, default: usize) -> Result<usize> {
         let value = match self.get(field) {
             Some(value) => value.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0),
@@ -323,7 +327,7 @@ impl ConfigFile {
         }
     }
 
-    /// Refuses a field that is there with a value other than these.
+    /// Refuses a field whose value is not one of these.
     pub(crate) fn only(&self, field: &str, valid: &[Value]) -> Result<()> {
         match self.get(field) {
             Some(value) if !valid.contains(value) => {
@@ -334,7 +338,7 @@ impl ConfigFile {
         }
     }
 
-    /// A token id, the first of a list of them, or nothing.
+    /// Reads a token id, or the first of a list of ids.
     pub(crate) fn token(&self, field: &str) -> Result<Option<u32>> {
         let value = match self.get(field) {
             Some(Value::Array(list)) => list.first(),
@@ -355,13 +359,13 @@ pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|source| TeacherError::Io { path: path.into(), source })
 }
 
-/// Whether a name stays in the folder that it is joined to: a model may come from anybody.
+/// Whether a relative path stays inside the folder it is joined to. Models are untrusted input.
 fn is_inside(name: &str) -> bool {
     let mut components = Path::new(name).components().peekable();
     components.peek().is_some() && components.all(|c| matches!(c, Component::Normal(_)))
 }
 
-/// The shards named by `model.safetensors.index.json`, else `model.safetensors`, else every `*.safetensors`.
+/// Returns the shards that `model.safetensors.index.json` names, else `model.safetensors`, else every `*.safetensors`.
 fn safetensors_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     let mut files = Vec::new();

@@ -1,24 +1,25 @@
-//! The keys of a `config.json` that its family does not read.
+//! The keys of a `config.json` that the code of its family does not read.
 //!
-//! [`ConfigFile`] notes each key that is asked for. What is left is one of these:
+//! [`ConfigFile`] records each key that is read. Every other key falls into one of these classes:
 //!
-//! | key | what happens |
+//! | key | result |
 //! |---|---|
-//! | says nothing of the logits ([`HARMLESS`]): names, token ids, training, generation, storage | nothing |
-//! | decides the logits in some program ([`REFUSED`]) and has another value than the one that changes nothing | refused by name |
-//! | inside `rope_scaling` or `rope_parameters`, and not of this `rope_type` | refused by name |
-//! | any other | a warning: it may decide something |
+//! | does not affect logits ([`HARMLESS`]): names, token ids, training, generation, storage | nothing |
+//! | affects logits in some program ([`refused`]), and its value is not neutral | an error that names the key |
+//! | in `rope_scaling` or `rope_parameters`, and not used by this `rope_type` | an error that names the key |
+//! | any other | a warning, because it may affect something |
 //!
-//! Whether there are biases, norms and experts is decided by the tensors: each has to be there and used ([`crate::check_weights`]).
+//! The tensors, not the keys, determine whether there are biases, norms and experts: each tensor must exist and be used
+//! ([`crate::check_weights`]).
 
 use serde_json::{Value, json};
 
 use crate::config::{Architecture, ConfigFile};
 use crate::error::Result;
 
-/// Keys that decide no logit of a pass without dropout, by what they are about.
+/// Keys that do not affect the logits of a pass without dropout, by topic.
 const HARMLESS: [&[&str]; 7] = [
-    // names and programs
+    // Names and programs.
     &[
         "_name_or_path",
         "name_or_path",
@@ -50,9 +51,9 @@ const HARMLESS: [&[&str]; 7] = [
         "output_hidden_states",
         "output_scores",
     ],
-    // how weights are stored: each tensor names its own type
+    // Storage types of weights: each tensor states its own type.
     &["torch_dtype", "dtype", "use_bfloat16"],
-    // the length and the vocabulary, which `TeacherConfig` reads
+    // Length and vocabulary, which `TeacherConfig` reads.
     &[
         "max_position_embeddings",
         "n_positions",
@@ -63,7 +64,7 @@ const HARMLESS: [&[&str]; 7] = [
         "num_hidden_layers",
         "n_layer",
     ],
-    // token ids, which `TeacherConfig` and the tokenizer read
+    // Token ids, which `TeacherConfig` and the tokenizer read.
     &[
         "bos_token_id",
         "eos_token_id",
@@ -76,7 +77,7 @@ const HARMLESS: [&[&str]; 7] = [
         "forced_bos_token_id",
         "forced_eos_token_id",
     ],
-    // training
+    // Training.
     &[
         "initializer_range",
         "initializer_factor",
@@ -108,7 +109,7 @@ const HARMLESS: [&[&str]; 7] = [
         "is_decoder",
         "cross_attention_hidden_size",
     ],
-    // generation
+    // Generation.
     &[
         "max_length",
         "min_length",
@@ -134,7 +135,7 @@ const HARMLESS: [&[&str]; 7] = [
         "remove_invalid_values",
         "prefix",
     ],
-    // decided by the tensors, or the default of a key that is there
+    // Keys whose effect shows in the tensors, or that are the default of a key that is present.
     &[
         "attention_bias",
         "mlp_bias",
@@ -149,7 +150,7 @@ const HARMLESS: [&[&str]; 7] = [
     ],
 ];
 
-/// Keys that decide logits in some family or program, each with the values that change nothing.
+/// Keys that affect logits in some family or program, each with its neutral values.
 fn refused() -> Vec<(&'static str, Vec<Value>)> {
     let none = [
         "quantization_config",
@@ -199,7 +200,7 @@ fn refused() -> Vec<(&'static str, Vec<Value>)> {
     none.chain(one).chain(no).chain(others).collect()
 }
 
-/// Keys of the objects that say how positions are rotated, which decide nothing where the `rope_type` does not ask for them.
+/// Keys of the objects that describe the rotation which have no effect unless the `rope_type` uses them.
 const HARMLESS_IN_ROPE: [&str; 8] = [
     "rope_type",
     "type",
@@ -207,13 +208,14 @@ const HARMLESS_IN_ROPE: [&str; 8] = [
     "original_max_position_embeddings",
     "max_position_embeddings",
     "finetuned",
-    // of YaRN, where `attention_factor` says what they would come to, or only one of them is there
+    // YaRN's: unused if `attention_factor` gives the result, or if only one of the two is present.
     "mscale",
     "mscale_all_dim",
 ];
 
 impl ConfigFile {
-    /// Refuses what would be ignored although it decides logits; what may is told. To be called when the family has read everything.
+    /// Refuses unread keys that affect logits, and returns a warning about those that may. Call it after the family has
+    /// read all of its keys.
     pub(crate) fn check_unread(&self, architecture: Architecture) -> Result<Option<String>> {
         let refused = refused();
         let mut unknown = Vec::new();
@@ -257,7 +259,8 @@ impl ConfigFile {
         }))
     }
 
-    /// A family without windows: one that is as long as the longest sequence hides nothing.
+    /// Checks the window in a family without windows: it must be as long as the longest sequence, so that it hides
+    /// nothing.
     fn only_a_wide_window(&self) -> Result<()> {
         let longest = self.get("max_position_embeddings").or(self.get("n_positions")).and_then(Value::as_u64);
         match (self.get("sliding_window").and_then(Value::as_u64), longest) {
@@ -269,7 +272,7 @@ impl ConfigFile {
         }
     }
 
-    /// Layers of a family whose layers are all of one kind.
+    /// Checks that all layers are of the one kind that the family supports.
     fn only_layers_of(&self, architecture: Architecture) -> Result<()> {
         let slides = matches!(architecture, Architecture::Mistral | Architecture::Phi3);
         let kind = if slides && self.get("sliding_window").is_some() { "sliding_attention" } else { "full_attention" };
@@ -280,7 +283,7 @@ impl ConfigFile {
         }
     }
 
-    /// Beside a base in `rope_parameters`.
+    /// Checks that a base outside `rope_parameters` equals the one inside.
     fn only_the_same_theta(&self) -> Result<()> {
         let inside = ["rope_parameters", "rope_parameters.full_attention"];
         let inside = inside.into_iter().find_map(|group| self.get(&format!("{group}.rope_theta")));

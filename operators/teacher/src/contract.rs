@@ -1,8 +1,9 @@
-//! What the extraction asks of a teacher, wherever it runs: hidden states of runs of tokens, and slices of logits that stay where they are made.
+//! The interface between the extraction and a teacher on any device: hidden states of runs of tokens, and slices of
+//! logits that stay in the teacher's memory.
 //!
 //! ```text
 //!   runs of tokens ─► hidden ─► rows of it ─► Logits::Host   [n, V] in a Vec    ─► the codec on the CPU
-//!                                             Logits::Device [n, V] on a GPU    ─► its kernels; only what they found comes back
+//!                                             Logits::Device [n, V] on a GPU    ─► its kernels; only their results are copied back
 //! ```
 
 use std::borrow::Cow;
@@ -15,69 +16,69 @@ use stillhouse_gpu::{Buffer, Device, Event, GpuError, Stream, logits_stride};
 use crate::error::{Result, TeacherError};
 use crate::{HostTeacher, TeacherInfo};
 
-/// Stretches of tokens that the teacher sees on their own, back to back.
+/// Runs of tokens, stored back to back. A token attends only to tokens of its own run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Runs {
     tokens: Vec<u32>,
-    /// Where each begins, and where the last one ends.
+    /// The first token of each run, and the end of the last run.
     offsets: Vec<u32>,
 }
 
 impl Runs {
-    /// None so far.
+    /// Creates an empty list of runs.
     #[must_use]
     pub fn new() -> Self {
         Self { tokens: Vec::new(), offsets: vec![0] }
     }
 
-    /// One more.
+    /// Appends a run.
     pub fn push(&mut self, tokens: impl IntoIterator<Item = u32>) {
         self.tokens.extend(tokens);
         self.offsets.push(self.tokens.len() as u32);
     }
 
-    /// All tokens.
+    /// All tokens, in order.
     #[must_use]
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Where each run begins, and where the last one ends.
+    /// The first token of each run, and the end of the last run.
     #[must_use]
     pub fn offsets(&self) -> &[u32] {
         &self.offsets
     }
 
-    /// The runs.
+    /// Iterates over the runs.
     pub fn iter(&self) -> impl Iterator<Item = &[u32]> {
         self.offsets.windows(2).map(|ends| &self.tokens[ends[0] as usize..ends[1] as usize])
     }
 }
 
-/// The hidden states of runs; rows are counted as their tokens are.
+/// The hidden states of a pass. Rows are numbered by token.
 #[derive(Debug)]
 pub enum Hidden {
-    /// `[B·L, H]`, runs padded to the longest one, L tokens.
+    /// States in memory, as a matrix of rows of H floats that may include padding.
     Host {
-        /// The states.
+        /// The states, one row per token or padding.
         states: Tensor,
-        /// The row that each token has.
+        /// The row of each token.
         rows: Vec<u32>,
     },
-    /// With the device, until it is asked for others.
+    /// States that the device holds until its next pass.
     Device,
 }
 
-/// A slice of logits `[n, V]`, f32.
+/// A slice of f32 logits `[n, V]`.
 #[derive(Debug)]
 pub enum Logits {
-    /// In memory.
+    /// Logits in host memory.
     Host(Vec<f32>),
-    /// On a device.
+    /// Logits in device memory.
     Device(DeviceLogits),
 }
 
-/// A slice of logits on a device.
+/// A slice of logits in device memory.
 #[derive(Debug)]
 pub struct DeviceLogits {
     device: Arc<dyn Device>,
@@ -88,10 +89,10 @@ pub struct DeviceLogits {
 }
 
 impl DeviceLogits {
-    /// Room for so many rows of V logits.
+    /// Allocates device memory for `rows` rows of V logits.
     ///
     /// # Errors
-    /// When the device has not so much memory.
+    /// If the device is out of memory.
     pub fn new(device: &Arc<dyn Device>, rows: usize, vocab_size: usize) -> std::result::Result<Self, GpuError> {
         let buffer = Buffer::new(device, rows * logits_stride(vocab_size) * size_of::<f32>())?;
         Ok(Self { device: Arc::clone(device), buffer, vocab_size, rows: 0, ready: None })
@@ -103,10 +104,10 @@ impl DeviceLogits {
         logits_stride(self.vocab_size)
     }
 
-    /// Puts rows of logits of the host here.
+    /// Copies rows of logits from the host into this slice.
     ///
     /// # Errors
-    /// When there is no room for so many rows, or the device fails.
+    /// If there are more rows than the slice can hold, or the device fails.
     pub fn fill(&mut self, logits: &[f32]) -> std::result::Result<(), GpuError> {
         let rows = logits.len() / self.vocab_size;
         if rows > self.room() {
@@ -118,7 +119,7 @@ impl DeviceLogits {
             to[..self.vocab_size].copy_from_slice(from);
         }
         let bytes = size_of_val(padded.as_slice());
-        // SAFETY: there is room for so many bytes, and the copy is waited for
+        // SAFETY: the buffer has at least `bytes` bytes, and the copy is waited for
         unsafe { self.device.copy_in(Stream::Pass, self.buffer.pointer(), padded.as_ptr().cast(), bytes)? };
         let there = self.device.record(Stream::Pass)?;
         self.device.wait(there)?;
@@ -130,19 +131,19 @@ impl DeviceLogits {
         (self.rows, self.ready) = (rows, Some(ready));
     }
 
-    /// The device.
+    /// The device that holds the logits.
     #[must_use]
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// Where they are; `None` before anything was put there.
+    /// Returns the slice for extraction, or `None` before anything was written to it.
     ///
     /// # Safety
-    /// This value lives, and nobody writes to it, until what is made of the slice has come back.
+    /// This value must stay alive, and nothing may write to it, until the results of the extraction were copied back.
     #[must_use]
     pub unsafe fn slice(&self) -> Option<DeviceSlice> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller's contract
         self.ready.map(|ready| unsafe { DeviceSlice::new(self.buffer.pointer(), ready) })
     }
 
@@ -150,19 +151,19 @@ impl DeviceLogits {
         self.buffer.pointer()
     }
 
-    /// Rows that it has room for.
+    /// Number of rows that the slice can hold.
     #[must_use]
     pub fn room(&self) -> usize {
         self.buffer.bytes() / (self.stride() * size_of::<f32>())
     }
 
-    /// Lets what follows in [`Stream::Extract`] wait until they are there.
+    /// Makes later work in [`Stream::Extract`] wait for these logits.
     fn wait(&self) -> std::result::Result<(), GpuError> {
         self.ready.map_or(Ok(()), |ready| self.device.wait_in(Stream::Extract, ready))
     }
 }
 
-/// A point that a device comes to.
+/// An event in a device's queue of work.
 #[derive(Debug, Clone)]
 pub struct Point {
     device: Arc<dyn Device>,
@@ -170,10 +171,10 @@ pub struct Point {
 }
 
 impl Point {
-    /// Whether the device has come there.
+    /// Returns whether the device has reached the event.
     ///
     /// # Errors
-    /// When it fails.
+    /// If the device fails.
     pub fn is_there(&self) -> Result<bool> {
         Ok(self.device.is_done(self.event)?)
     }
@@ -186,10 +187,10 @@ impl Default for Logits {
 }
 
 impl Logits {
-    /// Waits until they are there, wherever that is.
+    /// Waits until the logits are computed, on whatever device they are.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn settle(&self) -> Result<()> {
         match self {
             Self::Host(_) => Ok(()),
@@ -197,7 +198,7 @@ impl Logits {
         }
     }
 
-    /// From where on they are there, where that is a device's to know.
+    /// Returns the event after which the logits are computed; `None` for logits in host memory.
     #[must_use]
     pub fn made(&self) -> Option<Point> {
         match self {
@@ -206,10 +207,10 @@ impl Logits {
         }
     }
 
-    /// All of them in memory, copied where they are not there already: for checks, not for extraction.
+    /// Returns all logits in host memory, copied from the device if necessary. Meant for checks, not for extraction.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn on_host(&self) -> Result<Cow<'_, [f32]>> {
         let logits = match self {
             Self::Host(logits) => return Ok(Cow::Borrowed(logits)),
@@ -218,7 +219,7 @@ impl Logits {
         logits.wait()?;
         let mut padded = vec![0f32; logits.rows * logits.stride()];
         let (device, bytes) = (&logits.device, size_of_val(padded.as_slice()));
-        // SAFETY: both are this long, and the copy is waited for
+        // SAFETY: both sides are `bytes` long, and the copy is waited for
         unsafe { device.copy_out(Stream::Extract, padded.as_mut_ptr().cast(), logits.pointer(), bytes)? };
         device.wait(device.record(Stream::Extract)?)?;
         let rows = padded.chunks_exact(logits.stride());
@@ -226,41 +227,43 @@ impl Logits {
     }
 }
 
-/// A causal language model that sees whole sequences.
+/// A causal language model that processes whole sequences.
 pub trait Teacher: Send + Sync {
-    /// What this teacher is.
+    /// Properties of this teacher.
     fn info(&self) -> &TeacherInfo;
 
-    /// Rows of a slice of logits: as many as make good use of the device.
+    /// Number of rows in a slice of logits: enough to use the device efficiently.
     fn slice_rows(&self) -> usize;
 
-    /// Tokens of a pass at most, unless a single run has more: what there is room for.
+    /// Maximum number of tokens in a pass, as memory allows. A single run may have more.
     fn pass_tokens(&self) -> usize {
         usize::MAX
     }
 
-    /// What whoever uses it should know of how it was loaded.
+    /// A warning about how the teacher was loaded, for the user.
     fn warning(&self) -> Option<&str> {
         None
     }
 
-    /// A buffer for [`Teacher::slice`], to be used again and again.
+    /// Creates a buffer for [`Teacher::slice`], to be reused for all slices.
     ///
     /// # Errors
-    /// When the device has not so much memory.
+    /// If the device is out of memory.
     fn buffer(&self) -> Result<Logits>;
 
-    /// The final, normalised hidden states of runs; that of a token has seen its run up to there and predicts the next one.
+    /// Returns the final, normalised hidden states of runs. A token's state has seen its run up to that token and
+    /// predicts the next one.
     ///
     /// # Errors
-    /// When the tokens do not fit the vocabulary or the context, or the device fails.
+    /// If the tokens do not match the vocabulary or the context, or the device fails.
     fn pass(&self, runs: &Runs) -> Result<Hidden>;
 
-    /// The same, and the hidden states `[tokens, layers, H]` of these layers, as transformers counts `hidden_states`: 0 for the embeddings, k
-    /// for what layer k gives, the number of layers for the final, normalised states. That of a token has seen its run up to there.
+    /// Like [`Teacher::pass`], and also returns the hidden states `[tokens, layers, H]` of `layers`. Layers are
+    /// numbered like `hidden_states` in transformers: 0 is the embeddings, k the output of layer k, and the number of
+    /// layers the final, normalised states. A token's state has seen its run up to that token.
     ///
     /// # Errors
-    /// As [`Teacher::pass`]; when there is no such layer, and on a device that keeps none.
+    /// As [`Teacher::pass`]; also if a layer does not exist, or the device does not support this.
     fn pass_keeping(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
         if layers.is_empty() {
             return Ok((self.pass(runs)?, Vec::new()));
@@ -269,17 +272,19 @@ pub trait Teacher: Send + Sync {
         Err(TeacherError::Input { what: "device of a teacher whose hidden states are kept", got, valid })
     }
 
-    /// Logits of tokens of the last [`Teacher::pass`], by their numbers, at most [`Teacher::slice_rows`] of them.
+    /// Computes logits of tokens of the last [`Teacher::pass`], given by index; at most [`Teacher::slice_rows`] of
+    /// them.
     ///
     /// # Errors
-    /// When the buffer is another device's, or the device fails.
+    /// If the buffer belongs to another device, or the device fails.
     fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()>;
 
-    /// Slots for sequences of up to so many tokens that go on token by token, and whose hidden states of these layers are wanted, as
-    /// [`Teacher::pass_keeping`] counts them.
+    /// Creates slots for decoding sequences of up to `length` tokens each. Steps also return the hidden states of
+    /// `layers`, numbered as in [`Teacher::pass_keeping`].
     ///
     /// # Errors
-    /// Where the teacher's device has none, where its positions are not those of [`Teacher::pass`], and when there is no such layer.
+    /// If the device does not support decoding, if positions at this length are rotated differently than in
+    /// [`Teacher::pass`], or if a layer does not exist.
     fn decoding(&self, slots: usize, length: usize, layers: &[usize]) -> Result<Box<dyn Decoding + '_>> {
         let _ = (slots, length, layers);
         let (got, valid) = (self.info().device.clone(), "cpu".into());
@@ -287,41 +292,42 @@ pub trait Teacher: Send + Sync {
     }
 }
 
-/// What a step gives of its slots, in their order.
+/// The result of a decoding step, one entry per slot in the order of the inputs.
 #[derive(Debug, Default)]
 pub struct Stepped {
-    /// Logits `[n, V]` after the last token of each.
+    /// Logits `[n, V]` after the last token of each slot.
     pub logits: Vec<f32>,
-    /// Its hidden states `[n, layers, H]`, of the layers that the slots were made for.
+    /// Hidden states `[n, layers, H]` of that token, for the layers that the slots were created with.
     pub states: Vec<f32>,
 }
 
-/// Sequences in slots, each of which has seen some tokens and is shown more.
+/// Slots of sequences that are decoded incrementally.
 ///
-/// Logits and states are those of [`Teacher::pass_keeping`] over the same tokens to the bit, whatever the other slots do.
+/// Logits and states are bit-identical to those of [`Teacher::pass_keeping`] over the same tokens, whatever the other
+/// slots do.
 pub trait Decoding: Send {
-    /// Bytes that the slots take.
+    /// Bytes that the slots occupy.
     fn bytes(&self) -> usize;
 
-    /// Forgets what a slot has seen.
+    /// Removes all tokens of a slot.
     fn clear(&mut self, slot: usize);
 
-    /// Shows slots their next tokens, one at least; slots ascend.
+    /// Feeds slots their next tokens, at least one each. Slots must be in ascending order.
     ///
     /// # Errors
-    /// When there is no such slot, or no room in one, or a token is not of the vocabulary.
+    /// If a slot does not exist or is full, or a token is not in the vocabulary.
     fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut Stepped) -> Result<()>;
 }
 
-/// Logits of one slice on the host: 32 MB in f32.
+/// Number of logits in a slice on the host: 32 MB in f32.
 const SLICE_VALUES: usize = 8 << 20;
 
-/// Rows of a slice on the host.
+/// Number of rows in a slice on the host.
 pub(crate) fn host_slice_rows(vocab_size: usize) -> usize {
     (SLICE_VALUES / vocab_size).clamp(8, 512)
 }
 
-/// What a tensor of the host holds, contiguous f32.
+/// Passes the floats of a contiguous f32 tensor in host memory to `read`.
 pub(crate) fn floats<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
     let (storage, layout) = tensor.storage_and_layout();
     match (&*storage, layout.contiguous_offsets()) {
@@ -333,7 +339,7 @@ pub(crate) fn floats<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> Result<T>)
     }
 }
 
-/// A teacher whose logits are in memory.
+/// Adapts a [`HostTeacher`] to a [`Teacher`] with logits in host memory.
 pub struct OnHost<T>(pub T);
 
 impl<T: HostTeacher> Teacher for OnHost<T> {
@@ -356,7 +362,7 @@ impl<T: HostTeacher> Teacher for OnHost<T> {
             rows.extend((0..run.len()).map(|i| (batch * length + i) as u32));
             padded.extend_from_slice(run);
             batch += 1;
-            // on the right: causal attention never looks there
+            // Pads on the right, where causal attention never looks.
             padded.resize(batch * length, run.first().copied().unwrap_or(0));
         }
         let states = self.0.hidden(&padded, batch, length)?.flatten(0, 1)?;
@@ -373,7 +379,7 @@ impl<T: HostTeacher> Teacher for OnHost<T> {
     }
 }
 
-/// Rows of the hidden states; a view where they are neighbours.
+/// Selects rows of the hidden states; returns a view if the rows are consecutive.
 fn select(states: &Tensor, rows: &[u32]) -> Result<Tensor> {
     let first = rows.first().copied().unwrap_or(0);
     let neighbours = rows.iter().zip(first..).all(|(row, expected)| *row == expected);

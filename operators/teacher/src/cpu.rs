@@ -1,4 +1,4 @@
-//! Teachers on this machine's CPU: a net of `families/`, and buffers that it works in.
+//! Teachers on this machine's CPU: a net from `families/` and its work buffers.
 
 mod decoding;
 
@@ -35,7 +35,8 @@ fn info(
     TeacherInfo { arithmetic: format!("{}, {}", info.arithmetic, instructions(arithmetic)), ..info }
 }
 
-/// What a teacher on this machine's CPU would say of its arithmetic ([`TeacherInfo::arithmetic`]). Reads headers only.
+/// Returns the arithmetic that a teacher on this machine's CPU would report ([`TeacherInfo::arithmetic`]). Reads only
+/// headers.
 ///
 /// # Errors
 /// As [`check_weights`](crate::check_weights).
@@ -46,7 +47,8 @@ pub fn arithmetic_on_cpu(path: &Path, dtype: Precision, ignore: &[String]) -> Re
     Ok(info(path, &config, &weights, (dtype, arithmetic)).arithmetic)
 }
 
-/// The instructions that the bits of a pass depend on. What is no product and no attention has the same bits on all of them.
+/// Names the instructions that affect the bits of a pass: those of products and attention. Everything else has the same
+/// bits on every machine.
 fn instructions(arithmetic: Arithmetic) -> String {
     let (products, of) = match arithmetic {
         Arithmetic::F32 => ("products", arithmetic),
@@ -61,7 +63,7 @@ fn instructions(arithmetic: Arithmetic) -> String {
     }
 }
 
-/// What slices of logits are made with.
+/// Work buffers for slices of logits.
 #[derive(Default)]
 struct HeadWork {
     rows: Vec<f32>,
@@ -72,7 +74,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// That a teacher has these layers, whose states are to be kept.
+/// Checks that a teacher has the layers whose states are requested.
 pub(crate) fn check_layers(info: &TeacherInfo, layers: &[usize]) -> Result<()> {
     let Some(layer) = layers.iter().find(|layer| **layer > info.layers) else { return Ok(()) };
     let (got, valid) = (layer.to_string(), format!("0 to {}", info.layers));
@@ -95,7 +97,7 @@ impl CpuTeacher {
         Ok(Tensor::from_vec(states, (tokens, width), &Device::Cpu)?)
     }
 
-    /// Logits of rows of states; `numbers` are below their count.
+    /// Computes logits of the rows `numbers` of `states`; every number must be below their count.
     pub(crate) fn logits_of(&self, states: &[f32], numbers: &[u32], out: &mut Vec<f32>) -> Result<()> {
         let width = self.info.hidden_size;
         out.resize(numbers.len() * self.info.vocab_size, 0.0);

@@ -8,26 +8,26 @@ use stillhouse_gpu::Device;
 
 use crate::error::{Result, TeacherError};
 
-/// Where the teacher runs: `auto`, `cpu`, `cuda` or `cuda:N`.
+/// The device that runs the teacher: `auto`, `cpu`, `cuda` or `cuda:N`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// The first CUDA device if this binary was built with the feature `cuda` and one is there (that it cannot be used then is an
-    /// error, not a reason to be slow), else the CPU.
+    /// The first CUDA device if the binary was built with the feature `cuda` and there is one, else the CPU. An
+    /// unusable CUDA device is an error, not a fallback to the slower CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// The CUDA device of this ordinal; an error where it is not there.
+    /// The CUDA device with this ordinal; an error if it does not exist.
     Cuda(usize),
 }
 
 const DEVICES: &str = "auto, cpu, cuda, cuda:N, all, or several cuda:N with commas between them";
 
-/// The devices that a job names: one of [`DeviceChoice`], `all` GPUs, or several of them (`cuda:0,cuda:1`).
+/// Parses the devices of a job: one [`DeviceChoice`], `all` GPUs, or several of them (`cuda:0,cuda:1`).
 ///
 /// # Errors
-/// With a name that is none, one that is there twice, or `all` where there is no GPU.
+/// If a name is invalid or repeated, or for `all` on a machine without GPUs.
 pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
     let invalid = |what, got: &str| TeacherError::Input { what, got: format!("`{got}`"), valid: DEVICES.into() };
     if text == "all" {
@@ -51,13 +51,14 @@ pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
     }
 }
 
-/// Opens a GPU by its number.
+/// Opens a GPU by its ordinal.
 pub type OpenGpu = Box<dyn Fn(usize) -> Result<Arc<dyn Device>> + Send + Sync>;
 
-/// GPUs in the place of this machine's.
+/// GPUs that replace this machine's.
 static OTHERS: OnceLock<(usize, OpenGpu)> = OnceLock::new();
 
-/// Gives this program so many GPUs of its own in the place of the machine's, as a test does whose GPU is the host; the first ones stay.
+/// Replaces the machine's GPUs with `count` others for this process, such as a test's GPU emulated on the host. Only
+/// the first call has an effect.
 pub fn provide_gpus(count: usize, open: OpenGpu) {
     let _ = OTHERS.set((count, open));
 }
@@ -66,7 +67,8 @@ fn gpus() -> Result<usize> {
     OTHERS.get().map_or_else(here::count, |(count, _)| Ok(*count))
 }
 
-/// Folders in which CUDA's libraries are looked for, besides the loader's path; none where this program was built without CUDA. Looked up once for the process.
+/// Returns the folders searched for CUDA libraries besides the loader's path, computed once per process. Empty if the
+/// program was built without CUDA.
 #[must_use]
 pub fn library_folders() -> &'static [std::path::PathBuf] {
     here::library_folders()
@@ -79,7 +81,7 @@ fn open_gpu(ordinal: usize) -> Result<Arc<dyn Device>> {
     }
 }
 
-/// The machine's own.
+/// The machine's GPUs.
 #[cfg(feature = "cuda")]
 mod here {
     use super::{Arc, Device, Result};
@@ -97,7 +99,7 @@ mod here {
     }
 }
 
-/// The machine's own, for which this program was not built.
+/// Stand-ins for a program that was built without CUDA.
 #[cfg(not(feature = "cuda"))]
 mod here {
     use super::{Arc, Device, DeviceChoice, Result, TeacherError};
@@ -159,12 +161,12 @@ impl From<DeviceChoice> for String {
 }
 
 impl DeviceChoice {
-    /// Whether this is the CPU: without opening a GPU, which takes a second and memory there.
+    /// Whether this is the CPU. Does not open a GPU, which would take a second and device memory.
     #[must_use]
     pub fn is_cpu(self) -> bool {
         match self {
             Self::Cpu => true,
-            // that a driver does not begin is told where the GPU is opened
+            // If the driver fails to start, opening the GPU reports it.
             Self::Auto => matches!(gpus(), Ok(0)),
             Self::Cuda(_) => false,
         }
@@ -173,7 +175,7 @@ impl DeviceChoice {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`TeacherError::Device`] when a CUDA device was asked for by name, or is there, and cannot be had.
+    /// Returns [`TeacherError::Device`] if a CUDA device was requested by name, or exists, but cannot be used.
     pub fn open(self) -> Result<Opened> {
         match self {
             choice if choice.is_cpu() => Ok(Opened::Cpu),
@@ -183,7 +185,7 @@ impl DeviceChoice {
     }
 }
 
-/// A device that is there.
+/// An opened device.
 #[derive(Debug, Clone)]
 pub enum Opened {
     /// The CPU.
@@ -193,39 +195,42 @@ pub enum Opened {
 }
 
 impl Opened {
-    /// Whether it is the CPU.
+    /// Whether this is the CPU.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
         matches!(self, Self::Cpu)
     }
 }
 
-/// The type that weights and activations have; logits are f32 whatever it is.
+/// The precision of weights and activations; on a CPU, of weights and products. Logits are always f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// 32-bit: the default.
+    /// 32-bit floats, the default.
     #[default]
     F32,
-    /// bfloat16. On a CPU the products are in it, activations are f32; where the machine has no such products, weights are rounded to it.
+    /// bfloat16. On a CPU, products use it and activations are f32. Machines without such products round the weights to
+    /// it.
     Bf16,
-    /// IEEE half; on a CPU as with bfloat16.
+    /// IEEE half precision; on a CPU as for bfloat16.
     F16,
-    /// f32 products, each of three of bf16: nearly f32's accuracy at a CPU's speed in bf16; f32 where the machine has no such products.
+    /// f32 products made of three bf16 products each: nearly f32's accuracy at bf16 speed on a CPU. f32 on machines
+    /// without bf16 products.
     Bf16x3,
-    /// 8-bit floats (e4m3) in the products of layers, a scale for each output of a weight and each token; everything else, the head too, in
-    /// bfloat16. Only on GPUs that have such products. What it costs is to be asked of a [`crate::probe::Reference`] first.
+    /// 8-bit floats (e4m3) in the products of layers, with a scale per output of a weight and per token; bfloat16 in
+    /// everything else, including the head. Only for GPUs that support such products. Measure the loss of accuracy with
+    /// [`crate::probe::Reference`] first.
     Fp8,
 }
 
 impl Precision {
-    /// Whether this machine's CPU has instructions for products of this type.
+    /// Whether this machine's CPU has instructions for products in this precision.
     #[must_use]
     pub fn is_native(self) -> bool {
         self.arithmetic().is_some_and(Arithmetic::available)
     }
 
-    /// What the products of a CPU are in.
+    /// Returns the arithmetic of products on a CPU.
     pub(crate) fn on_cpu(self) -> Result<Arithmetic> {
         self.arithmetic().ok_or_else(|| {
             let (got, valid) = (self.to_string(), "f32, bf16, f16, bf16x3; fp8 is for GPUs".into());
@@ -233,7 +238,7 @@ impl Precision {
         })
     }
 
-    /// The same; none for a type that is for GPUs.
+    /// Returns the arithmetic of products on a CPU, or `None` for a precision that only GPUs support.
     fn arithmetic(self) -> Option<Arithmetic> {
         match self {
             Self::F32 => Some(Arithmetic::F32),

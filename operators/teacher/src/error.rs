@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use stillhouse_cpu::ProductError;
 use stillhouse_gpu::GpuError;
 
-/// What can go wrong with a teacher. Only [`TeacherError::Io`] may succeed when tried again.
+/// Errors of loading and running a teacher. Only [`TeacherError::Io`] may succeed on a retry.
 #[derive(Debug, thiserror::Error)]
 pub enum TeacherError {
     /// A file could not be opened or read.
@@ -11,21 +11,21 @@ pub enum TeacherError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The file is not what its name says, or is cut short.
+    /// The file is not in the format that its name implies, or is truncated.
     #[error("{path} is not a readable {format} file (damaged or cut short?): {message}")]
     Damaged {
         /// The file.
         path: PathBuf,
         /// `json`, `safetensors` or `gguf`.
         format: &'static str,
-        /// What the reader said.
+        /// The parser's message.
         message: String,
     },
-    /// A field of `config.json` or of the GGUF metadata is missing or has a value that is not supported.
+    /// A field of `config.json` or of the GGUF metadata is missing or has an unsupported value.
     #[error("{path}: field `{field}`: got {got}, valid: {valid}")]
     Field {
         /// The file.
@@ -34,18 +34,18 @@ pub enum TeacherError {
         field: String,
         /// The value found, or `nothing`.
         got: String,
-        /// What would have been accepted.
+        /// The accepted values.
         valid: String,
     },
-    /// A tensor that the architecture needs is not among the weights.
+    /// The weights lack a tensor that the architecture needs.
     #[error("{path}: tensor `{name}` is missing: the configuration describes a model that has it")]
     MissingTensor {
         /// The file or folder of the weights.
         path: PathBuf,
-        /// The tensor as the file would spell it.
+        /// The tensor's name in the naming of the file.
         name: String,
     },
-    /// A tensor does not have the shape that the configuration asks for.
+    /// A tensor does not have the shape that the configuration requires.
     #[error("{path}: tensor `{name}` has shape {got:?}, valid: {valid:?}")]
     Shape {
         /// The file that holds the tensor.
@@ -54,35 +54,35 @@ pub enum TeacherError {
         name: String,
         /// The shape found.
         got: Vec<usize>,
-        /// The shape that the configuration asks for.
+        /// The shape that the configuration requires.
         valid: Vec<usize>,
     },
-    /// The weights hold tensors that the model of the configuration does not have: it is another model.
+    /// The weights hold tensors that the configuration does not describe, so they belong to another model.
     #[error(
         "{path}{}: {count} {} no part of the model that the configuration describes ({says}): {names}; valid: a configuration that describes all of the weights",
         other_files(*files),
         if *count == 1 { "tensor is" } else { "tensors are" }
     )]
     Unused {
-        /// The first of the files that hold such tensors.
+        /// The first file with such tensors.
         path: PathBuf,
-        /// How many files hold some.
+        /// Number of files with such tensors.
         files: usize,
-        /// How many tensors.
+        /// Number of such tensors.
         count: usize,
-        /// The first of them.
+        /// Names of the first of them.
         names: String,
         /// What the configuration says about the weights.
         says: String,
     },
-    /// A pattern of tensors to be ignored does something else than that.
+    /// A pattern of tensors to ignore is wrong: it matches no tensor, or one that the model uses.
     #[error("{path}: tensors to ignore: `{pattern}` {message}")]
     Ignored {
-        /// The first of the files, or the one that holds the tensor.
+        /// The first file, or the file that holds the matched tensor.
         path: PathBuf,
         /// The pattern.
         pattern: String,
-        /// What it does, and what is valid.
+        /// What the pattern matches, and what is valid.
         message: String,
     },
     /// Two files of a model hold a tensor of the same name.
@@ -95,7 +95,7 @@ pub enum TeacherError {
         /// The tensor.
         name: String,
     },
-    /// The configuration calls the head tied to the embedding, and the file holds another head.
+    /// The configuration ties the head to the embedding, but the file holds a different head.
     #[error(
         "{path}: tensor `{name}` is not equal to `{embedding}`, and the configuration says `tie_word_embeddings`: true; valid: false there, where the head is the model's own, or a file without it"
     )]
@@ -107,7 +107,7 @@ pub enum TeacherError {
         /// The embedding.
         embedding: String,
     },
-    /// A tensor has a type that weights do not have.
+    /// A tensor has a type that weights cannot have.
     #[error("{path}: tensor `{name}` has type {got}, valid: F16, BF16, F32, F64 (quantised weights: a .gguf file)")]
     Type {
         /// The file that holds the tensor.
@@ -117,25 +117,25 @@ pub enum TeacherError {
         /// The type found.
         got: String,
     },
-    /// The tokens handed to the teacher do not fit it.
+    /// An input to the teacher is invalid, such as its tokens.
     #[error("{what}: got {got}, valid: {valid}")]
     Input {
-        /// Which of the inputs.
+        /// Name of the input.
         what: &'static str,
-        /// What was handed over.
+        /// The value given.
         got: String,
-        /// What would have been accepted.
+        /// The accepted values.
         valid: String,
     },
-    /// The device asked for is not there.
+    /// The requested device is not available.
     #[error("device `{device}`: {message}")]
     Device {
-        /// The device as asked for.
+        /// The requested device.
         device: String,
         /// Why it cannot be used, and what can.
         message: String,
     },
-    /// The tokenizer inside a GGUF file cannot be built.
+    /// The tokenizer in a GGUF file cannot be built.
     #[error("{path}: tokenizer: {message}")]
     Tokenizer {
         /// The GGUF file.
@@ -143,10 +143,10 @@ pub enum TeacherError {
         /// What is wrong.
         message: String,
     },
-    /// A tensor operation failed, for want of memory or on a device.
+    /// A tensor operation failed, for lack of memory or on a device.
     #[error("teacher arithmetic failed: {0}")]
     Compute(String),
-    /// A GPU failed, or cannot hold what it should.
+    /// A GPU failed or ran out of memory.
     #[error(transparent)]
     Gpu(GpuError),
 }
@@ -164,7 +164,7 @@ impl From<GpuError> for TeacherError {
 impl From<ProductError> for TeacherError {
     fn from(error: ProductError) -> Self {
         match error {
-            // another machine may have them
+            // Device errors, because another machine may support the arithmetic.
             ProductError::Unavailable { .. } => Self::Device { device: "cpu".into(), message: error.to_string() },
             other => Self::Compute(other.to_string()),
         }
@@ -177,10 +177,10 @@ impl From<candle_core::Error> for TeacherError {
     }
 }
 
-/// What [`words`] says of a file that ends where more was expected.
+/// The message of [`words`] for a file that ends too early.
 pub(crate) const ENDS_EARLY: &str = "it ends too early";
 
-/// What candle says, on one line and without the trace of its calls, which is for nobody who runs a job.
+/// Returns candle's message on one line, without the backtrace, which does not help someone who runs a job.
 pub(crate) fn words(error: &candle_core::Error) -> String {
     use candle_core::Error as E;
     match error {
@@ -206,7 +206,7 @@ fn other_files(files: usize) -> String {
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, TeacherError>;
 
-/// Whether a tensor has the shape that the configuration gives it.
+/// Checks that a tensor has the shape that the configuration requires.
 pub(crate) fn check_shape(path: &Path, name: &str, got: &[usize], valid: &[usize]) -> Result<()> {
     if got == valid {
         return Ok(());

@@ -1,5 +1,8 @@
-//! GGUF files: one file with metadata, tokenizer and (mostly quantised) weights. Weights are widened on loading, by a GPU where it is one that
-//! asks: for whole sequences that is faster than products on quantised blocks. What the metadata mean for each family, and how its tensors lie, is in `gguf_model.rs`.
+//! GGUF files: metadata, tokenizer and mostly quantised weights in one file.
+//!
+//! Weights are widened when they are loaded, on a GPU if the GPU's loader asks for their bytes. For whole sequences
+//! this is faster than products on quantised blocks. `gguf_model.rs` interprets the metadata and the tensor layouts of
+//! each family.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -18,7 +21,7 @@ use crate::gguf_header;
 pub(crate) struct Gguf {
     pub(crate) path: PathBuf,
     content: Content,
-    /// The whole file, once its bytes were asked for.
+    /// The mapped file, once its bytes have been requested.
     map: OnceCell<Mmap>,
 }
 
@@ -38,7 +41,7 @@ impl Gguf {
         Ok(Self { path: path.into(), content, map: OnceCell::new() })
     }
 
-    /// A value of the metadata.
+    /// Returns a metadata value.
     pub(crate) fn value(&self, key: &str) -> Option<&Value> {
         self.content.metadata.get(key)
     }
@@ -47,7 +50,7 @@ impl Gguf {
         self.value(key).and_then(|value| value.to_string().ok()).map(String::as_str)
     }
 
-    /// A whole number, whatever width it is stored in.
+    /// Returns a whole number of any stored width.
     pub(crate) fn number(&self, key: &str) -> Option<u64> {
         match self.value(key)? {
             Value::I8(n) => u64::try_from(*n).ok(),
@@ -85,23 +88,23 @@ impl Gguf {
     }
 
     pub(crate) fn vocab_size(&self) -> Result<usize> {
-        // The embedding is the truth; `llama.vocab_size` and the list of tokens are often left out or padded.
+        // The embedding determines the size: `llama.vocab_size` and the list of tokens are often missing or padded.
         let embedding = self.content.tensor_infos.get("token_embd.weight");
         let rows = embedding.and_then(|info| info.shape.dims().first().copied());
         rows.ok_or_else(|| TeacherError::MissingTensor { path: self.path.clone(), name: "token_embd.weight".into() })
     }
 
-    /// Whether the tensor that Hugging Face calls `name` is there.
+    /// Whether the file has the tensor that Hugging Face calls `name`.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.content.tensor_infos.contains_key(&self.name_of(name))
     }
 
-    /// The tensor that Hugging Face calls `name`, as f32, in the layout of Hugging Face; see [`Gguf::check_tensor`].
+    /// Reads the tensor that Hugging Face calls `name` as f32 in Hugging Face's layout; see [`Gguf::check_tensor`].
     pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.in_order(name, self.stored(name)?, shape)
     }
 
-    /// The same as it lies in the file.
+    /// Like [`Gguf::tensor`], but in the file's layout.
     pub(crate) fn stored(&self, name: &str) -> Result<Tensor> {
         let stored = self.name_of(name);
         let info = self.content.tensor_infos.get(&stored);
@@ -112,8 +115,9 @@ impl Gguf {
             .map_err(|error| damaged(&self.path, &format!("tensor `{stored}`: {}", words(&error))))
     }
 
-    /// The bytes of the tensor that Hugging Face calls `name`, for who widens them; none where its numbers are to be computed from them
-    /// ([`Gguf::order`]), or where its rows are no whole blocks, which reading it says. See [`Gguf::check_tensor`].
+    /// Returns the bytes of the tensor that Hugging Face calls `name`, for the caller to widen. Returns `None` if its
+    /// numbers have to be computed first ([`Gguf::order`]), or if its rows are not whole blocks, which reading it
+    /// reports. See [`Gguf::check_tensor`].
     pub(crate) fn bytes(&self, name: &str, shape: &[usize]) -> Result<Option<Stored<'_>>> {
         let stored = self.name_of(name);
         let Some(info) = self.content.tensor_infos.get(&stored) else { return Ok(None) };
@@ -134,14 +138,14 @@ impl Gguf {
         if let Some(map) = self.map.get() {
             return Ok(map);
         }
-        // SAFETY: the map lives only while the weights are copied out of it; changing a model's file meanwhile is undefined for every
-        // reader that maps it
+        // SAFETY: the map lives only while the weights are copied out of it; changing a model's file meanwhile is
+        // undefined for every reader that maps it
         let map = unsafe { Mmap::map(&open(&self.path)?) };
         let map = map.map_err(|source| TeacherError::Io { path: self.path.clone(), source })?;
         Ok(self.map.get_or_init(|| map))
     }
 
-    /// Refuses a tensor that is missing or has another shape; nothing is read.
+    /// Refuses a tensor that is missing or has another shape. Reads no data.
     pub(crate) fn check_tensor(&self, name: &str, shape: &[usize]) -> Result<()> {
         let stored = self.name_of(name);
         let info = self.content.tensor_infos.get(&stored);
@@ -149,19 +153,19 @@ impl Gguf {
         check_shape(&self.path, &stored, info.shape.dims(), &self.stored_shape(name, shape))
     }
 
-    /// The tensors of the file, as it spells them.
+    /// Names of the tensors in the file.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.content.tensor_infos.keys().map(String::as_str)
     }
 
-    /// Refuses a file that ends before its tensors do, or is a part of several.
+    /// Refuses a file that ends before its tensors do, or that is one part of a split model.
     pub(crate) fn check_extents(&self) -> Result<()> {
         if self.number("split.count").is_some_and(|n| n > 1) {
             return Err(self.invalid("split.count", "1 (merge the parts into one file: llama-gguf-split --merge)"));
         }
         let held =
             open(&self.path)?.metadata().map_err(|source| TeacherError::Io { path: self.path.clone(), source })?;
-        // in the file's order, so that the same file gives the same message
+        // Sorted by offset, so that the same file always gives the same message.
         let mut infos: Vec<_> = self.content.tensor_infos.iter().collect();
         infos.sort_by_key(|(name, info)| (info.offset, name.as_str()));
         for (name, info) in infos {
@@ -203,7 +207,7 @@ fn format(kind: GgmlDType) -> Format {
     }
 }
 
-/// `Q4_1` of candle's `Q4_1`, `Q6_K` of its `Q6K`.
+/// Returns GGML's name of a type: `Q4_1` for candle's `Q4_1`, `Q6_K` for its `Q6K`.
 fn ggml_name(candle: &str) -> String {
     match candle.strip_suffix('K') {
         Some(bits) if bits.starts_with('Q') => format!("{bits}_K"),

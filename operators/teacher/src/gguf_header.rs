@@ -1,6 +1,6 @@
-//! What a GGUF file says of itself, looked through before anything is computed from it: a file may come from anybody.
+//! Checks of a GGUF file's header before anything is computed from it, because files are untrusted input.
 //!
-//! The reader of candle checks lengths and counts; here is what it would stumble over.
+//! candle's reader checks lengths and counts. This module checks what that reader cannot handle.
 
 use std::io::{self, Read};
 
@@ -9,16 +9,17 @@ use candle_core::quantized::gguf_file::{Content, Value};
 use crate::error::{ENDS_EARLY, words};
 
 const CUT: &str = "it ends in the middle of its header";
-/// Bytes that a GGUF file begins with.
+/// The magic bytes of a GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
-/// Arrays in arrays, at most.
+/// Maximum nesting depth of arrays.
 const DEEPEST: u32 = 8;
-/// Types of values, as the format numbers them.
+/// Numbers of value types in the format.
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 const ALIGNMENT: &str = "general.alignment";
 
-/// Says what is wrong with the beginning of a file that candle could not bear: no magic, an alignment of nothing.
+/// Describes a problem in the file's header that candle cannot handle: wrong magic, an unknown version, a truncated
+/// header, or an invalid alignment.
 pub(crate) fn problem(file: impl Read) -> Option<String> {
     let mut header = Header { file, wide: true };
     let magic = header.bytes::<4>();
@@ -33,7 +34,7 @@ pub(crate) fn problem(file: impl Read) -> Option<String> {
         Ok(version) => return Some(format!("it is of version {version} of GGUF; valid: 1, 2, 3")),
         Err(_) => return Some(CUT.into()),
     }
-    // anything else that is wrong candle tells
+    // candle reports all other problems.
     match header.alignment() {
         Ok(Some(n)) if n == 0 || n > 1 << 20 => Some(format!("{ALIGNMENT} is {n}; valid: 1 to {}", 1 << 20)),
         _ => None,
@@ -42,7 +43,7 @@ pub(crate) fn problem(file: impl Read) -> Option<String> {
 
 struct Header<R> {
     file: R,
-    /// Whether lengths take 8 bytes; 4 in version 1.
+    /// Whether lengths take 8 bytes; they take 4 in version 1.
     wide: bool,
 }
 
@@ -112,7 +113,7 @@ impl<R: Read> Header<R> {
     }
 }
 
-/// Bytes of a value of a fixed size.
+/// Returns the bytes of a fixed-size value.
 fn size(kind: u32) -> Option<u64> {
     match kind {
         0 | 1 | 7 => Some(1),
@@ -123,7 +124,7 @@ fn size(kind: u32) -> Option<u64> {
     }
 }
 
-/// Says which tensor has a shape that no file can hold: sizes are computed from shapes everywhere after this.
+/// Describes a tensor whose shape no file can hold. Later code computes sizes from shapes without checks.
 pub(crate) fn shape_problem(content: &Content) -> Option<String> {
     const MOST: u64 = 1 << 48;
     let numbers = |dims: &[usize]| {
@@ -135,7 +136,7 @@ pub(crate) fn shape_problem(content: &Content) -> Option<String> {
     Some(format!("tensor `{name}` has the shape {:?}; valid: at most {MOST} numbers", info.shape.dims()))
 }
 
-/// What candle says of a header, in a person's words.
+/// Returns candle's message about a header in readable form.
 pub(crate) fn describe(error: &candle_core::Error) -> String {
     let text = words(error);
     match text.as_str() {
@@ -144,7 +145,7 @@ pub(crate) fn describe(error: &candle_core::Error) -> String {
     }
 }
 
-/// A value of the metadata, as a person writes it.
+/// Formats a metadata value for a message.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::U8(n) => n.to_string(),

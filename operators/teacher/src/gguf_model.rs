@@ -1,16 +1,17 @@
-//! What a GGUF file says of its model, in the words of Hugging Face: the configuration, the names of tensors, and the order of their rows.
+//! Translates a GGUF file's model to Hugging Face's conventions: the configuration, the names of tensors, and the order
+//! of their rows.
 //!
-//! | `general.architecture` | family | rows that the file keeps otherwise |
+//! | `general.architecture` | family | difference in the stored tensors |
 //! |---|---|---|
-//! | `llama` | Llama, Mistral | q and k: neighbours are rotated, not halves |
-//! | `smollm3` | SmolLM3 | the same |
-//! | `qwen2`, `qwen3`, `olmo2`, `phi3` | the same | |
-//! | `gemma2`, `gemma3` | the same | norms: 1 is added |
+//! | `llama` | Llama, Mistral | q and k: rotated pairs are adjacent rows instead of rows in two halves |
+//! | `smollm3` | SmolLM3 | as `llama` |
+//! | `qwen2`, `qwen3`, `olmo2`, `phi3` | the same name | |
+//! | `gemma2`, `gemma3` | the same name | norms: 1 is added |
 //! | `gptneox` | GPT-NeoX | q of all heads, then k, then v |
 //! | `gpt2` | GPT-2 | `[out, in]` |
 //!
 //! ```text
-//! Hugging Face, rows of a head:   a0 a1 a2 … | b0 b1 b2 …      a_i is rotated against b_i
+//! Hugging Face, rows of a head:   a0 a1 a2 … | b0 b1 b2 …      a_i is rotated with b_i
 //! GGUF of a Llama:                a0 b0 a1 b1 a2 b2 …
 //! ```
 
@@ -23,7 +24,7 @@ use crate::config::{Architecture, ConfigFile, SUPPORTED_IN_GGUF, TeacherConfig};
 use crate::error::Result;
 use crate::gguf::Gguf;
 
-/// The tensors of LongRoPE's factors, which go into the configuration.
+/// Tensors that hold LongRoPE's factors, which become part of the configuration.
 pub(crate) const LONGROPE_FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 impl Gguf {
@@ -44,7 +45,7 @@ impl Gguf {
         Ok(known)
     }
 
-    /// A key of the model: `llama.block_count` of `block_count`.
+    /// Returns the full key of the model's architecture: `llama.block_count` for `block_count`.
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.text("general.architecture").unwrap_or_default())
     }
@@ -62,7 +63,7 @@ impl Gguf {
         })
     }
 
-    /// The metadata in the words of a Hugging Face `config.json`.
+    /// Returns the metadata as a Hugging Face `config.json`.
     pub(crate) fn config_file(&self) -> Result<ConfigFile> {
         let config = self.config()?;
         self.no_other_keys(&config)?;
@@ -74,7 +75,7 @@ impl Gguf {
         Ok(ConfigFile::new(self.path.clone(), json))
     }
 
-    /// Refuses keys of other families that decide logits and have another value than the one that changes nothing.
+    /// Refuses keys of other families that affect logits, unless their value is neutral.
     fn no_other_keys(&self, config: &TeacherConfig) -> Result<()> {
         let family = config.architecture;
         let is_gemma = matches!(family, Architecture::Gemma2 | Architecture::Gemma3);
@@ -148,7 +149,7 @@ impl Gguf {
         }))
     }
 
-    /// The families of Llama's shape.
+    /// Returns the configuration of the families of Llama's design.
     fn decoder(&self, config: &TeacherConfig) -> Result<Value> {
         let family = config.architecture;
         let heads = self.size(&self.key("attention.head_count"))?;
@@ -191,7 +192,7 @@ impl Gguf {
         Ok(json)
     }
 
-    /// What only some families have.
+    /// Adds the fields that only some families have.
     fn of_family(
         &self,
         config: &TeacherConfig,
@@ -209,7 +210,7 @@ impl Gguf {
                 put("sliding_window", json!(window));
             }
             Architecture::Gemma2 | Architecture::Gemma3 => {
-                // the file does not say it; of the largest it is not that of a head
+                // The file lacks this value. In the largest model of each family it is not the size of a head.
                 let largest = if family == Architecture::Gemma2 { 46 } else { 62 };
                 let of_width = config.layers == largest;
                 put("query_pre_attn_scalar", json!(if of_width { config.hidden_size / heads } else { head_dim }));
@@ -286,12 +287,12 @@ impl Gguf {
         self.float(&key)?.ok_or_else(|| self.invalid(&key, "a number above 0"))
     }
 
-    /// A tensor of a few numbers.
+    /// Reads a tensor of a few numbers, in the file's layout.
     fn small(&self, name: &str) -> Result<Vec<f32>> {
         Ok(self.stored(name)?.flatten_all()?.to_vec1()?)
     }
 
-    /// The rows of a tensor in the order of Hugging Face.
+    /// Reorders a tensor's rows to Hugging Face's order.
     pub(crate) fn in_order(&self, name: &str, tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
         let module = name.rsplit('.').nth(1).unwrap_or_default();
         let (rows, rest) = (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product::<usize>());
@@ -316,7 +317,8 @@ impl Gguf {
         }
     }
 
-    /// How a tensor lies in the file, for who takes its bytes; none where its numbers are others than the file's, or lie otherwise.
+    /// Returns how a tensor's bytes are ordered in the file, for callers that widen them. Returns `None` if the file
+    /// stores other numbers, or in an order that [`Order`] lacks.
     pub(crate) fn order(&self, name: &str, shape: &[usize]) -> Result<Option<Order>> {
         let module = name.rsplit('.').nth(1).unwrap_or_default();
         Ok(match (self.architecture()?, module) {
@@ -328,7 +330,7 @@ impl Gguf {
         })
     }
 
-    /// The shape that a tensor has in the file.
+    /// Returns the shape of a tensor in the file.
     pub(crate) fn stored_shape(&self, name: &str, shape: &[usize]) -> Vec<usize> {
         let module = name.rsplit('.').nth(1).unwrap_or_default();
         match (self.architecture(), shape) {
@@ -337,7 +339,7 @@ impl Gguf {
         }
     }
 
-    /// What the file calls a tensor of Hugging Face.
+    /// Returns the file's name of a Hugging Face tensor.
     pub(crate) fn name_of(&self, name: &str) -> String {
         let sandwich =
             matches!(self.architecture(), Ok(Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Olmo2));

@@ -1,10 +1,11 @@
-//! SentencePiece tokenizers inside GGUF files (`tokenizer.ggml.model = llama`: Llama 1 and 2, Mistral, TinyLlama, Phi-3), as the BPE that
-//! these models' own `tokenizer.json` has.
+//! SentencePiece tokenizers in GGUF files (`tokenizer.ggml.model = llama`: Llama 1 and 2, Mistral, TinyLlama, Phi-3),
+//! converted to the BPE of these models' own `tokenizer.json`.
 //!
-//! A SentencePiece model has a score for each token and merges the pair whose token has the largest one; a `tokenizer.json` has the pairs in
-//! an order. So the pairs are all that two tokens make a third of, by its score, of equal ones by the ids of the two.
+//! A SentencePiece model has a score per token, and merges the pair whose merged token has the highest score. A
+//! `tokenizer.json` lists the pairs in order of merging. So this module finds all pairs of tokens that concatenate to a
+//! token. It sorts them by the score of the merged token, and ties by its id and then the ids of the pair.
 //!
-//! Cost: n log n in the number of pairs, a few for each token.
+//! Cost: n log n in the number of pairs, which is a few per token.
 
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
@@ -18,15 +19,17 @@ use tokenizers::{Model, Tokenizer};
 use crate::error::Result;
 use crate::gguf::Gguf;
 
-/// Token types of the format: what merges make, what a text may not spell (unknown, control), and what is kept whole (user defined).
+/// The token type that merges produce. Other types cannot be spelled by a text (unknown, control) or stay whole (user
+/// defined).
 pub(crate) const NORMAL: u64 = 1;
 
-/// What a space is in a vocabulary of SentencePiece.
+/// The character for a space in SentencePiece vocabularies.
 const SPACE: &str = "\u{2581}";
 
-/// The tokenizer without its added tokens; `kinds` are the types of the tokens.
+/// Builds the tokenizer without its added tokens. `kinds` are the types of the tokens.
 pub(crate) fn sentencepiece(gguf: &Gguf, tokens: &[String], kinds: &[u64]) -> Result<tokenizers::Result<Tokenizer>> {
-    // Gemma's do not, and has tokens that are matched before any merge: not known to be right here
+    // Gemma's tokenizer has no space prefix, and matches some tokens before any merge. This module is not verified for
+    // it.
     if gguf.value("tokenizer.ggml.add_space_prefix").is_some_and(|flag| flag.to_bool().is_ok_and(|prefix| !prefix)) {
         return Err(gguf
             .invalid("tokenizer.ggml.add_space_prefix", "true; name the model's tokenizer.json in `tokenizer.path`"));
@@ -65,7 +68,7 @@ fn build(tokens: &[String], kinds: &[u64], scores: &[f32]) -> tokenizers::Result
     Ok(tokenizer)
 }
 
-/// The pairs of tokens that are a token together, first the one that is merged first.
+/// Returns the pairs of tokens that concatenate to a token, in order of merging.
 fn merges(tokens: &[String], kinds: &[u64], scores: &[f32], vocab: &Vocab) -> Vec<(String, String)> {
     let mut pairs = Vec::new();
     for (id, token) in tokens.iter().enumerate().filter(|(id, _)| kinds.get(*id) == Some(&NORMAL)) {

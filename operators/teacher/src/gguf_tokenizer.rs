@@ -1,7 +1,7 @@
-//! The tokenizer inside a GGUF file: byte-level BPE (`tokenizer.ggml.model = gpt2`), or that of SentencePiece (`llama`).
+//! The tokenizer in a GGUF file: byte-level BPE (`tokenizer.ggml.model = gpt2`) or SentencePiece (`llama`).
 //!
-//! A byte-level file names its way of cutting text into words in `tokenizer.ggml.pre`; only ways that are known to equal the
-//! model's own `tokenizer.json` are accepted, since a tokenizer that is nearly right spoils a corpus silently.
+//! A byte-level file names its pre-tokenizer in `tokenizer.ggml.pre`. Only pre-tokenizers known to equal that of the
+//! model's own `tokenizer.json` are accepted, because a tokenizer that is nearly right silently corrupts a corpus.
 
 use std::path::Path;
 
@@ -28,21 +28,21 @@ const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
-/// A tokenizer from a GGUF file, with what the file says about its ends.
+/// A tokenizer from a GGUF file, with the file's special tokens.
 pub struct GgufTokenizer {
-    /// The tokenizer; it adds no special tokens by itself.
+    /// The tokenizer. It does not add special tokens itself.
     pub tokenizer: Tokenizer,
     /// `tokenizer.ggml.bos_token_id`.
     pub bos_token_id: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`.
     pub eos_token_id: Option<u32>,
-    /// Whether the model wants a BOS before every text (`tokenizer.ggml.add_bos_token`).
+    /// Whether the model expects a BOS token before every text (`tokenizer.ggml.add_bos_token`).
     pub add_bos: bool,
 }
 
-/// The tokens that a GGUF file names for the rows of its model, whatever kind of tokenizer they are of.
+/// The tokens of a GGUF file's vocabulary, for any kind of tokenizer.
 pub struct GgufVocabulary {
-    /// Tokens by id, as the file spells them.
+    /// Tokens by id, in the file's spelling.
     pub tokens: Vec<String>,
     /// `tokenizer.ggml.bos_token_id`.
     pub bos_token_id: Option<u32>,
@@ -50,10 +50,10 @@ pub struct GgufVocabulary {
     pub eos_token_id: Option<u32>,
 }
 
-/// Reads the names of the tokens of a GGUF file; `None` where it has none.
+/// Reads the tokens of a GGUF file's vocabulary; `None` if the file has none.
 ///
 /// # Errors
-/// Names the file and the field.
+/// The error names the file and the field.
 pub fn gguf_vocabulary(path: &Path) -> Result<Option<GgufVocabulary>> {
     let gguf = Gguf::open(path)?;
     if gguf.value("tokenizer.ggml.tokens").is_none() {
@@ -69,7 +69,7 @@ pub fn gguf_vocabulary(path: &Path) -> Result<Option<GgufVocabulary>> {
 /// Builds the tokenizer of a GGUF file.
 ///
 /// # Errors
-/// Names the file and the field; kinds of tokenizer other than those known are refused, with the list.
+/// The error names the file and the field. An unknown kind of tokenizer is an error that lists the known ones.
 pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
     let gguf = Gguf::open(path)?;
     let fail =
@@ -106,7 +106,7 @@ fn byte_level(
     let pieces = pieces.ok_or_else(|| gguf.invalid("tokenizer.ggml.pre", PRE))?;
     let bpe = BPE::builder()
         .vocab_and_merges(vocab, merges)
-        // Llama 3 takes a word that is a token as it is, before any merge.
+        // Llama 3 keeps a word that is a token, without applying merges.
         .ignore_merges(pre == Some("llama-bpe"))
         .build()
         .map_err(|error| fail(&error))?;
@@ -120,13 +120,13 @@ fn byte_level(
     Ok(tokenizer)
 }
 
-/// How text is cut before BPE; nothing for a way that is not known.
+/// Returns the pre-tokenizers for a value of `tokenizer.ggml.pre`; `None` if it is unknown.
 fn words(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper>>> {
     let split =
         |pattern: &str| Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false);
     let (plain, gpt2) = (ByteLevel::new(false, true, false), ByteLevel::new(false, true, true));
     Ok(Some(match pre {
-        // mpt and olmo: GPT-NeoX's
+        // mpt and olmo use GPT-NeoX's pre-tokenizer.
         Some("gpt-2" | "mpt" | "olmo") => vec![gpt2.into()],
         Some("smollm") => vec![Digits::new(true).into(), gpt2.into()],
         Some("llama-bpe") => vec![split(LLAMA3)?.into(), plain.into()],

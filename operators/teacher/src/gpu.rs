@@ -1,4 +1,4 @@
-//! Teachers on GPUs: the same files, the net and the logits on the device.
+//! Teachers on GPUs: they read the same files, and keep the net and the logits in device memory.
 
 mod budget;
 mod shape;
@@ -20,7 +20,8 @@ use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
 use budget::{Budget, Fitted};
 
-/// Logits of one slice: 128 MB in f32, enough rows for a product at full speed, and for a block of the extraction on every multiprocessor.
+/// Number of logits in a slice: 128 MB in f32. This is enough rows for a product at full speed, and for a block of the
+/// extraction on every multiprocessor.
 const SLICE_VALUES: usize = 32 << 20;
 
 struct GpuTeacher {
@@ -32,17 +33,18 @@ struct GpuTeacher {
     warning: Option<String>,
 }
 
-/// Loads a model onto a device, with room for passes of as many tokens as are asked for, or a half, a quarter … of them where there is no
-/// more room, or as many as an earlier run had; what is in a pass shows in the last bits of the logits, so a smaller number is part of
-/// [`TeacherInfo::arithmetic`].
+/// Loads a model onto a device and allocates memory for its passes. A pass gets the requested number of tokens, or a
+/// half, a quarter … of it if memory is short. A resumed run gets exactly the number of the earlier run. The contents
+/// of a pass affect the last bits of logits, so a reduced number is part of [`TeacherInfo::arithmetic`].
 ///
 /// # Errors
-/// As [`crate::load`]; and with both numbers where the weights with a pass over one sequence do not fit the device.
+/// As [`crate::load`]. Also if the weights and a pass over one sequence do not fit the device; the error states the
+/// required and the free bytes.
 pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     let dtype = options.dtype;
     let numbers = numbers(dtype)?;
     let config = TeacherConfig::read(path)?;
-    // what headers tell is told before a device is filled
+    // Reports errors in headers before the device is filled.
     let Built { net, weights: headers, .. } =
         build(path, &config, Arithmetic::F32, Read::Headers, &options.ignore_tensors)?;
     let kind = kind(config.architecture)?;
@@ -76,7 +78,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let Fitted { net, pass_tokens, warning } = budget.fit([wanted, length], options.pass_tokens, make)?;
     weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name), &options.ignore_tensors)?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
-    // another type of GPU, or another cuBLASLt, gives other last bits
+    // Another type of GPU, or another version of cuBLASLt, changes the last bits.
     let rest = if numbers == Numbers::Fp8 { ", the rest in bf16" } else { "" };
     info.arithmetic = format!("{}, sums in f32{rest}, on {}", info.arithmetic, device.arithmetic());
     if pass_tokens < wanted {
@@ -88,7 +90,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
 
 fn numbers(dtype: Precision) -> Result<Numbers> {
     match dtype {
-        // what it stands in for
+        // bf16x3 is a substitute for f32, which GPUs have.
         Precision::F32 | Precision::Bf16x3 => Ok(Numbers::Of(Element::F32)),
         Precision::Bf16 => Ok(Numbers::Of(Element::Bf16)),
         Precision::F16 => Ok(Numbers::Of(Element::F16)),
@@ -96,7 +98,7 @@ fn numbers(dtype: Precision) -> Result<Numbers> {
     }
 }
 
-/// The nets that a device computes.
+/// Maps an architecture to a net that devices support.
 fn kind(architecture: Architecture) -> Result<Kind> {
     match architecture {
         Architecture::Gpt2 => Ok(Kind::Gpt2),
@@ -109,7 +111,7 @@ fn kind(architecture: Architecture) -> Result<Kind> {
     }
 }
 
-/// Weights of files, one after another.
+/// Hands out weights from files to the device.
 struct OfFiles<'a> {
     weights: &'a Weights,
     error: Option<TeacherError>,
@@ -134,7 +136,7 @@ impl Source for OfFiles<'_> {
 }
 
 impl OfFiles<'_> {
-    /// Keeps an error, for whoever loads to tell it as it is.
+    /// Keeps the original error for the caller of `load` to return.
     fn failed(&mut self, error: TeacherError) -> GpuError {
         let (got, valid) = (error.to_string(), "a weight of this name and shape".into());
         self.error = Some(error);
@@ -198,7 +200,8 @@ impl Teacher for GpuTeacher {
             let (got, valid) = (tokens.len().to_string(), format!("at most {room}"));
             return Err(TeacherError::Input { what: "rows of a slice", got, valid });
         }
-        // SAFETY: there is room for so many rows, and whoever has the buffer has waited for what was made of it before
+        // SAFETY: the buffer can hold this number of rows, and its owner has waited for the results of its previous
+        // contents
         unsafe { self.net().logits_into(tokens, logits.pointer(), logits.stride())? };
         logits.filled(tokens.len(), self.device.record(Stream::Pass)?);
         Ok(())

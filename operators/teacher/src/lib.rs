@@ -8,16 +8,16 @@
 //!  runs of tokens ─► hidden states [tokens, H] ─► a slice of their rows [n, H] ─► logits [n, V] f32 ─► extractors
 //! ```
 //!
-//! `[B, L, V]` never exists: the caller walks over the rows of the hidden states in slices of its own size, with one
-//! buffer for all of them. Scores of attention exist for one block of rows at a time. On a CPU activations are f32 and the products what
-//! [`Precision`] says; logits are always f32.
+//! The logits `[B, L, V]` never exist as a whole. The caller walks over the rows of the hidden states in slices of a
+//! size it chooses, with one buffer for all of them. Attention scores exist for one block of rows at a time. On a CPU,
+//! activations are f32 and products use the arithmetic of [`Precision`]. Logits are always f32.
 //!
-//! A teacher on a CPU also goes on token by token ([`Decoding`]): keys and values of what a sequence has seen are kept, and logits
-//! and hidden states are those of the pass over the whole of it, to the bit.
+//! A teacher on a CPU also decodes token by token ([`Decoding`]) with a KV cache. Its logits and hidden states are
+//! bit-identical to those of a pass over the whole sequence.
 //!
-//! What is guaranteed: a later token does not change an earlier hidden state, and on a CPU neither the other runs of a pass, nor the rows of
-//! a slice, nor the number of threads change a bit of a row. What is not: logits differ in the last bits with the instruction set of the CPU
-//! and between devices, and on a GPU with what shares a pass.
+//! Guaranteed: a later token does not change an earlier hidden state. On a CPU, the bits of a row are independent of
+//! the other runs of a pass, the other rows of a slice, and the number of threads. Not guaranteed: the last bits of
+//! logits differ between instruction sets and devices, and on a GPU with the other tokens of a pass.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -33,7 +33,7 @@
 //! let tokens: Vec<u32> = (0..7).collect();
 //! for tokens in tokens.chunks(teacher.slice_rows()) {
 //!     teacher.slice(&hidden, tokens, &mut logits)?;
-//!     // a row [V] for each of these tokens, where the teacher is: it predicts the token after this one
+//!     // one row [V] per token, in the memory of the teacher; it predicts the next token
 //! }
 //! # Ok(())
 //! # }
@@ -75,56 +75,56 @@ pub use memory_budget::{HostBytes, host_bytes};
 pub use model::{LoadOptions, check_weights, decoding_bytes};
 pub use stillhouse_gpu;
 
-/// What a teacher is, for manifests and checks.
+/// Properties of a teacher, for manifests and checks.
 #[derive(Debug, Clone)]
 pub struct TeacherInfo {
-    /// Which architecture runs it.
+    /// The architecture that runs it.
     pub architecture: Architecture,
-    /// Columns of the logits, V.
+    /// Size of the vocabulary, V: columns of the logits.
     pub vocab_size: usize,
-    /// The longest sequence that [`HostTeacher::hidden`] takes.
+    /// Length of the longest sequence that [`HostTeacher::hidden`] accepts.
     pub max_positions: usize,
     /// Width of the hidden states, H.
     pub hidden_size: usize,
-    /// Blocks.
+    /// Number of layers.
     pub layers: usize,
-    /// Weights, each counted once (a tied head is the embedding).
+    /// Number of weights, each counted once (a tied head is the embedding).
     pub parameters: u64,
-    /// Begin-of-sequence token, where the model names one.
+    /// Begin-of-sequence token, if the model names one.
     pub bos_token_id: Option<u32>,
-    /// End-of-sequence token (the first, where the model names several).
+    /// End-of-sequence token; the first if the model names several.
     pub eos_token_id: Option<u32>,
-    /// The files that the weights came from: name and path.
+    /// Name and path of each weight file.
     pub weights: Vec<(String, PathBuf)>,
     /// Type of weights and activations.
     pub dtype: Precision,
     /// `cpu`, or `cuda:N`.
     pub device: String,
-    /// What the numbers went through, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf), products and attention on x86_64 avx512`.
-    /// Where the bits of a pass may differ, so does this.
+    /// How the numbers were computed, for the manifest: `f32 (widened from F32/Q4_1/Q8_0 gguf), products and attention
+    /// on x86_64 avx512`. It differs wherever the bits of a pass may differ.
     pub arithmetic: String,
 }
 
-/// A causal language model on this machine's CPU; [`OnHost`] makes a [`Teacher`] of it.
+/// A causal language model on this machine's CPU. [`OnHost`] turns it into a [`Teacher`].
 pub trait HostTeacher: Send + Sync {
-    /// What this teacher is.
+    /// Properties of this teacher.
     fn info(&self) -> &TeacherInfo;
 
-    /// The final, normalised hidden states `[B, L, H]` of all positions, on the device; row (b, i) has seen the
-    /// tokens 0..=i of sequence b and predicts token i + 1. `tokens` is `[B, L]` in row order.
+    /// Returns the final, normalised hidden states `[B, L, H]` of all positions. Row (b, i) has seen the tokens 0..=i
+    /// of sequence b and predicts token i + 1. `tokens` is `[B, L]` in row order.
     ///
     /// # Errors
-    /// When the tokens do not fit the shape, the vocabulary or the context, or the device fails.
+    /// If the tokens do not match the shape, the vocabulary or the context, or the computation fails.
     fn hidden(&self, tokens: &[u32], batch: usize, length: usize) -> Result<Tensor>;
 
-    /// Logits `[n, V]`, f32 on the device, of `[n, H]` hidden states (any rows of [`HostTeacher::hidden`], flattened).
+    /// Returns f32 logits `[n, V]` of `[n, H]` hidden states (any rows of [`HostTeacher::hidden`], flattened).
     ///
     /// # Errors
-    /// When the rows have another width, or the device fails.
+    /// If the rows have another width, or the computation fails.
     fn logits(&self, hidden_rows: &Tensor) -> Result<Tensor>;
 
-    /// The same into a buffer of the caller's, which becomes n·V long. On a CPU in f32 they are computed right
-    /// there: hand in the same buffer for every slice, and nothing is allocated, zeroed or copied.
+    /// Like [`HostTeacher::logits`], but writes into `out`, which it resizes to n·V floats. Reusing one buffer for
+    /// every slice avoids allocating, zeroing and copying.
     ///
     /// # Errors
     /// As [`HostTeacher::logits`].

@@ -1,4 +1,4 @@
-//! Loading a teacher onto the device that is asked for.
+//! Loading a teacher onto a requested device.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use crate::{HostTeacher, Teacher, gpu};
 /// Loads the model in a folder (`config.json` beside `*.safetensors`, sharded or not) or in a `.gguf` file.
 ///
 /// # Errors
-/// Names the file and the field or tensor, what was found and what is valid. Tensors that the configuration does not
-/// describe are an error as missing ones are.
+/// The error names the file and the field or tensor, the value found and the valid ones. A tensor that the
+/// configuration does not describe is an error, just like a missing one.
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     match options.device.open()? {
         Opened::Cpu => Ok(Box::new(CpuTeacher::load(path, options.dtype, &options.ignore_tensors)?)),
@@ -20,7 +20,7 @@ pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     }
 }
 
-/// The same on the CPU, for those who want its tensors.
+/// Like [`load`], but always on the CPU and with access to the teacher's tensors.
 ///
 /// # Errors
 /// As [`load`].

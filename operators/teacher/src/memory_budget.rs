@@ -1,4 +1,4 @@
-//! The memory that a teacher on the CPU takes, from headers alone: so that who has too little can say so before anything is loaded.
+//! Estimates a CPU teacher's memory from headers alone, so that a job can be rejected before anything is loaded.
 
 use std::path::Path;
 
@@ -10,29 +10,30 @@ use crate::model::{Built, build};
 use crate::net::{Arithmetic, Layer};
 use crate::weights::Read;
 
-/// Slices of logits at once: two, and as much for what the extraction makes of them; dense noise takes most.
+/// Number of slices' worth of memory: two slices of logits, and as much again for the extraction, which is largest for
+/// dense noise.
 const SLICES: usize = 4;
 
-/// Bytes of a teacher in memory.
+/// Memory of a teacher, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostBytes {
-    /// Its weights, as they are multiplied.
+    /// Weights, in the format that products use.
     pub weights: u64,
-    /// The states of one pass.
+    /// States of one pass.
     pub pass: u64,
-    /// Slices of logits and what is made of them.
+    /// Slices of logits and the extraction's results.
     pub logits: u64,
 }
 
 impl HostBytes {
-    /// All of it.
+    /// The total.
     pub fn sum(self) -> u64 {
         self.weights + self.pass + self.logits
     }
 }
 
-/// What a teacher on the CPU takes for passes of so many tokens: not much less than it will, seldom more than half as much again. Reads headers
-/// only.
+/// Estimates the memory of a CPU teacher for passes of `batch_tokens` tokens. The result is hardly below the real use,
+/// and seldom more than half above it. Reads only headers.
 ///
 /// # Errors
 /// As [`crate::check_weights`].
@@ -41,15 +42,15 @@ pub fn host_bytes(path: &Path, dtype: Precision, batch_tokens: usize, ignore: &[
     let Built { net, weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
     let of_weight = match dtype {
         Precision::Bf16 | Precision::F16 => 2,
-        // two parts of 16 bits; fp8 is on no CPU
+        // bf16x3 stores two 16-bit parts. CPUs do not support fp8.
         Precision::F32 | Precision::Bf16x3 | Precision::Fp8 => 4,
     };
-    // rows of the embedding are looked up, in f32; the head is a product: two copies of one table where they are tied
+    // The embedding is a lookup table in f32 and the head a product, so a tied table is stored twice.
     let embedding = (config.vocab_size * config.hidden_size) as u64;
     let products = if weights.has_own_head() { weights.parameters() - embedding } else { weights.parameters() };
     let wide = |layer: &Layer| (layer.attention.heads + 2 * layer.attention.kv_heads) * layer.attention.head_dim;
     let widest = net.layers.iter().map(wide).max().unwrap_or(0);
-    // states and their copy that is handed out; what queries, keys and values are in, of two layers
+    // Per token: states and their returned copy, and q, k and v of two layers.
     let of_token = 2 * config.hidden_size + 2 * widest;
     let logits = SLICES * host_slice_rows(config.vocab_size) * config.vocab_size;
     Ok(HostBytes {
@@ -70,13 +71,13 @@ mod tests {
         let [small, large] = [bytes(Precision::F32, 1024), bytes(Precision::F32, 2048)];
         assert_eq!(large.pass, 2 * small.pass);
         assert_eq!((large.weights, large.logits), (small.weights, small.logits));
-        // loading it counts the same parameters; the head is tied to the embedding, and is a second table
+        // Loading counts the same parameters. The head is tied to the embedding and stored as a second table.
         let teacher =
             crate::load(&path, &crate::LoadOptions { device: crate::DeviceChoice::Cpu, ..Default::default() });
         let info = teacher.unwrap().info().clone();
         let table = (info.vocab_size * info.hidden_size) as u64;
         assert_eq!(small.weights, 4 * (info.parameters + table));
-        // what is multiplied has 16 bits, or two parts of them; what is looked up stays f32
+        // Weights of products take 16 bits, or two 16-bit parts; the embedding stays f32.
         for (dtype, each) in [(Precision::F16, 2), (Precision::Bf16, 2), (Precision::Bf16x3, 4)] {
             assert_eq!(bytes(dtype, 1024).weights, each * info.parameters + 4 * table, "{dtype}");
         }

@@ -1,4 +1,4 @@
-//! What is the same for every architecture: options, checks, batches, information.
+//! Loading steps that all architectures share: options, checks, opening files, and the description for manifests.
 
 use std::path::Path;
 
@@ -14,22 +14,25 @@ use crate::net::{Arithmetic, Attention, Loader, Net};
 use crate::weights::{Read, Weights};
 use crate::{TeacherInfo, families};
 
-/// How to run a teacher.
+/// Options for loading a teacher.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
-    /// Where.
+    /// The device to run on.
     pub device: DeviceChoice,
-    /// In which type.
+    /// The precision of weights and activations; on a CPU, of weights and products.
     pub dtype: Precision,
-    /// Tokens of one pass at most: what a GPU gets room for, or less where it has no room. A CPU takes what comes.
+    /// Maximum number of tokens in a pass. A GPU allocates memory for as many, or fewer if memory is short. A CPU
+    /// accepts passes of any size.
     pub batch_tokens: usize,
-    /// Tokens of the longest sequence, for which a GPU has room in any case.
+    /// Tokens of the longest sequence. A GPU always allocates memory for one.
     pub length: usize,
-    /// Tokens of a pass of an earlier run that this one goes on with: a GPU has room for exactly these, or is refused.
+    /// Tokens per pass of an earlier run that this one resumes. A GPU allocates memory for exactly this number or
+    /// fails.
     pub pass_tokens: Option<usize>,
-    /// What is made of the logits, where it is known: a GPU has room for that beside them.
+    /// The extraction to run on the logits, if known. A GPU reserves memory for it.
     pub extraction: Option<Extraction>,
-    /// Names of tensors that are no part of the model and may be there all the same, `*` for any characters: `medusa_head.*`.
+    /// Names of tensors to accept although they are not part of the model, with `*` for any characters:
+    /// `medusa_head.*`.
     pub ignore_tensors: Vec<String>,
 }
 
@@ -47,7 +50,7 @@ impl Default for LoadOptions {
     }
 }
 
-/// What manifests and checks say of a teacher that was loaded.
+/// Describes a loaded teacher for manifests and checks.
 pub(crate) fn describe(
     path: &Path,
     config: &TeacherConfig,
@@ -78,29 +81,32 @@ pub(crate) fn describe(
     }
 }
 
-/// Checks that the weights are those that the configuration describes: every tensor is there with its shape and a type of
-/// weights, and there is no other one. Reads headers only (some kilobytes of each file).
+/// Checks that the weights match the configuration: every tensor exists with its shape and a valid type, and there are
+/// no others. Reads only headers (some kilobytes per file).
 ///
-/// Known buffers that older programs stored beside the weights are excepted by name: `h.N.attn.bias` and `h.N.attn.masked_bias`
-/// of GPT-2, `rotary_emb.inv_freq`, `blk.N.attn_rot_embd.weight`; and `lm_head.weight` where the head is tied to the
-/// embedding ([`crate::load`] compares the two). So are those that `ignore` names, each of which has to be there and to be no part of the model.
+/// Buffers that older programs stored with the weights are accepted by name: `h.N.attn.bias` and `h.N.attn.masked_bias`
+/// of GPT-2, `rotary_emb.inv_freq` and `blk.N.attn_rot_embd.weight`. So is `lm_head.weight` if the head is tied to the
+/// embedding ([`crate::load`] compares the two). `ignore` names further tensors. Each pattern must match a tensor, and
+/// none that the model uses.
 ///
-/// Returns a warning where the configuration has keys that are not known.
+/// Returns a warning if the configuration has unknown keys.
 ///
 /// # Errors
-/// As [`crate::load`], for everything that headers tell.
+/// As [`crate::load`], for everything that headers reveal.
 pub fn check_weights(path: &Path, ignore: &[String]) -> Result<Option<String>> {
     build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore).map(|built| built.warning)
 }
 
-/// Bytes that a slot of [`crate::Teacher::decoding`] takes for sequences of so many tokens, at most. Reads headers only.
+/// Returns an upper bound on the bytes of one slot of [`crate::Teacher::decoding`] for sequences of `length` tokens.
+/// Reads only headers.
 ///
 /// # Errors
-/// As [`check_weights`]; with a length that LongRoPE stretches, as those positions are rotated by a sequence's whole length.
+/// As [`check_weights`]; also if LongRoPE stretches positions at this length, because the whole sequence's length then
+/// changes all rotations.
 pub fn decoding_bytes(path: &Path, length: usize, ignore: &[String]) -> Result<u64> {
     let Built { net, .. } = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore)?;
     check_goes_on(&net, length)?;
-    // in which arithmetic is not known yet; those that this machine has not are none
+    // The arithmetic is not known yet, so takes the largest size of all that this machine supports.
     let of_head = |dim| {
         let bytes = Arithmetic::ALL.into_iter().filter_map(|a| KeyValues::bytes_for(dim, length, a).ok());
         bytes.max().unwrap_or(0)
@@ -109,7 +115,7 @@ pub fn decoding_bytes(path: &Path, length: usize, ignore: &[String]) -> Result<u
     Ok(net.layers.iter().map(|layer| of_layer(&layer.attention)).sum::<usize>() as u64)
 }
 
-/// That a net goes on to so many tokens as it began.
+/// Checks that positions are rotated the same way up to `length` tokens, as incremental decoding requires.
 pub(crate) fn check_goes_on(net: &Net, length: usize) -> Result<()> {
     if net.goes_on_to(length) {
         return Ok(());
@@ -118,7 +124,7 @@ pub(crate) fn check_goes_on(net: &Net, length: usize) -> Result<()> {
     Err(TeacherError::Input { what: "length of a text that is written", got: length.to_string(), valid: valid.into() })
 }
 
-/// The weights of a model's files, with what its configuration says; nothing of them is read.
+/// Opens a model's weight files and configuration, without reading any weight.
 pub(crate) fn open(path: &Path, config: &TeacherConfig, read: Read) -> Result<(ConfigFile, Weights)> {
     let (json, weights) = if is_gguf(path) {
         let gguf = Gguf::open(path)?;
@@ -131,16 +137,16 @@ pub(crate) fn open(path: &Path, config: &TeacherConfig, read: Read) -> Result<(C
     Ok((json, weights.with_prefix_if(prefix, embedding)))
 }
 
-/// A net with the weights that it asked for.
+/// A net and the weights it was built from.
 pub(crate) struct Built {
     pub net: Net,
     pub weights: Weights,
-    /// What a person should know of the configuration.
+    /// A warning about the configuration, for the user.
     pub warning: Option<String>,
 }
 
-/// The net of a configuration with the weights that it asked for; every one of the files' tensors is used, and no key is ignored that
-/// decides what the net computes.
+/// Builds the net of a configuration. Checks that it uses every tensor of the files, and that no ignored key changes
+/// what the net computes.
 pub(crate) fn build(
     path: &Path,
     config: &TeacherConfig,
@@ -149,7 +155,7 @@ pub(crate) fn build(
     ignore: &[String],
 ) -> Result<Built> {
     let (json, weights) = open(path, config, read)?;
-    // before anything is said of tensors, which have other names and types where they are quantized
+    // This comes before checks of tensors, because quantized tensors have other names and types.
     if json.get("quantization_config").is_some() {
         let valid = "null or no such key: weights in f32, f16 or bf16 (a .gguf may hold quantized ones)";
         return Err(json.invalid("quantization_config", valid));
@@ -160,7 +166,7 @@ pub(crate) fn build(
     Ok(Built { net, weights, warning })
 }
 
-/// What a configuration says that decides which tensors there are, in its own words.
+/// Quotes the fields of a configuration that determine which tensors exist.
 pub(crate) fn says(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
     if is_gguf(path) {
         let name = config.architecture.gguf_name();
@@ -174,7 +180,7 @@ pub(crate) fn says(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> St
     format!("config.json: {}", named.collect::<Vec<_>>().join(", "))
 }
 
-/// Tensors that are no weights: tables that the model computes, which older programs stored. `name` is without prefix.
+/// Whether a tensor is a computed table that older programs stored with the weights. `name` is without prefix.
 pub(crate) fn is_buffer(config: &TeacherConfig, name: &str) -> bool {
     let of_layer = |before: &str, after: &str| {
         let layer = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
@@ -191,7 +197,7 @@ pub(crate) fn is_buffer(config: &TeacherConfig, name: &str) -> bool {
             name == "rotary_emb.inv_freq"
                 || of_layer("layers.", ".self_attn.rotary_emb.inv_freq")
                 || of_layer("blk.", ".attn_rot_embd.weight")
-                // read with the configuration
+                // These are read with the configuration.
                 || config.architecture == Architecture::Phi3 && LONGROPE_FACTORS.contains(&name)
         }
     }
@@ -204,7 +210,7 @@ fn change(to: Precision, stored: &str) -> &'static str {
     }
 }
 
-/// That tokens fit a teacher.
+/// Checks that tokens match a teacher's vocabulary and context.
 pub(crate) fn check_tokens(info: &TeacherInfo, tokens: &[u32], batch: usize, length: usize) -> Result<()> {
     let invalid = |what, got: String, valid: String| Err(TeacherError::Input { what, got, valid });
     if length == 0 || length > info.max_positions {

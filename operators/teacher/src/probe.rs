@@ -1,12 +1,12 @@
-//! What another type of products changes, and how fast it is, measured on a text.
+//! Measures the accuracy and speed of another precision on a text.
 //!
 //! ```text
 //!   text ─► f32 teacher ─► ln p [n, V] ─┐
 //!   text ─► bf16 teacher ─► ln q [n, V] ─┴─► mean and largest KL(p ‖ q), largest |ln p − ln q| of a token of the text
 //! ```
 //!
-//! One teacher is loaded at a time, so what is kept of the first one is ln p of the whole vocabulary: at most [`MOST_BYTES`], which bounds the
-//! positions of a text.
+//! Only one teacher is loaded at a time, so ln p of the first one is kept for the whole vocabulary. [`MOST_BYTES`]
+//! bounds its size, and thereby the number of positions.
 
 use std::time::{Duration, Instant};
 
@@ -16,36 +16,36 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, TeacherError};
 use crate::{Logits, Runs, Teacher};
 
-/// Bytes of log-probabilities that are kept.
+/// Maximum bytes of stored log-probabilities.
 pub const MOST_BYTES: usize = 256 << 20;
-/// Tokens of a text at most: enough for a mean, and for a pass that fills the cores.
+/// Maximum number of tokens in a text: enough for a mean, and for a pass that fills the cores.
 pub const MOST_TOKENS: usize = 1024;
 
-/// Passes of [`seconds`], and what they take together at most before the last one begins.
+/// Number of passes in [`seconds`], and the total duration after which no further pass starts.
 const PASSES: usize = 3;
 const PASSES_TAKE: Duration = Duration::from_secs(2);
 
-/// How next-token distributions in a type differ from those in f32, over the positions of a text.
+/// How next-token distributions in one precision differ from those in f32, over the positions of a text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
-    /// Positions.
+    /// Number of positions.
     pub tokens: u64,
-    /// Mean of KL(f32 ‖ this type), nat.
+    /// Mean of KL(f32 ‖ this precision), in nats.
     pub mean_kl_nats: f64,
-    /// The largest.
+    /// Largest KL, in nats.
     pub max_kl_nats: f64,
-    /// The largest change of the log-probability of a token of the text, nat.
+    /// Largest change of the log-probability of a token of the text, in nats.
     pub max_logprob_change_nats: f64,
 }
 
-/// A text, as runs of tokens.
+/// A text as runs of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text {
     runs: Runs,
 }
 
 impl Text {
-    /// The first tokens of `runs`, for a vocabulary of `vocab_size`: as many as are bounded, at least one.
+    /// Takes the first tokens of `runs`, at least one, within the bounds for a vocabulary of `vocab_size`.
     pub fn new<'a>(runs: impl IntoIterator<Item = &'a [u32]>, vocab_size: usize) -> Self {
         let mut room = (MOST_BYTES / (size_of::<f32>() * vocab_size.max(1))).clamp(1, MOST_TOKENS);
         let mut text = Runs::new();
@@ -59,14 +59,14 @@ impl Text {
         Self { runs: text }
     }
 
-    /// Its tokens.
+    /// Number of tokens.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.runs.tokens().len()
     }
 }
 
-/// What a teacher in f32 says of a text.
+/// The log-probabilities of an f32 teacher on a text.
 pub struct Reference {
     text: Text,
     vocab_size: usize,
@@ -75,10 +75,10 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Of `teacher`, whose arithmetic is f32.
+    /// Computes the reference with `teacher`, whose arithmetic must be f32.
     ///
     /// # Errors
-    /// When the text has no tokens, or the teacher fails.
+    /// If the text has no tokens, or the teacher fails.
     pub fn new(text: Text, teacher: &dyn Teacher) -> Result<Self> {
         let vocab_size = teacher.info().vocab_size;
         let mut logprobs = Vec::with_capacity(text.tokens() * vocab_size);
@@ -94,16 +94,16 @@ impl Reference {
         Ok(Self { text, vocab_size, logprobs })
     }
 
-    /// The text.
+    /// The text of the reference.
     #[must_use]
     pub fn text(&self) -> &Text {
         &self.text
     }
 
-    /// How `teacher`, the same in another type, differs.
+    /// Compares `teacher`, the same model in another precision, with the reference.
     ///
     /// # Errors
-    /// When it has another vocabulary, gives what is no number, or fails.
+    /// If its vocabulary differs, a logit is not finite, or it fails.
     pub fn difference(&self, teacher: &dyn Teacher) -> Result<Difference> {
         let (vocab_size, of) = (self.vocab_size, teacher.info());
         if of.vocab_size != vocab_size {
@@ -111,7 +111,7 @@ impl Reference {
             return Err(TeacherError::Input { what: "vocabulary of a teacher to compare", got, valid });
         }
         let tokens = self.text.runs.tokens();
-        // the last token of a run predicts none of the text's
+        // The last token of a run predicts no token of the text.
         let ends = &self.text.runs.offsets()[1..];
         let follows = |position: usize| (!ends.contains(&(position as u32 + 1))).then(|| tokens[position + 1] as usize);
         let mut all = Vec::with_capacity(tokens.len());
@@ -125,7 +125,7 @@ impl Reference {
             let (got, valid) = (format!("no number at position {position} in {}", of.dtype), "numbers".into());
             return Err(TeacherError::Input { what: "logits of a probe", got, valid });
         }
-        // in the order of the positions, so that the sum is the same for any number of threads
+        // Sums in the order of positions, so that the result does not depend on the number of threads.
         let sum: f64 = all.iter().map(|(kl, _)| kl).sum();
         Ok(Difference {
             tokens: all.len() as u64,
@@ -136,11 +136,11 @@ impl Reference {
     }
 }
 
-/// Seconds of the passes over the text with all its logits, which stay where they are made: the best of three, or of fewer where they take
-/// long. One should have gone before, which made what a pass needs.
+/// Returns the seconds of a pass over the text with all its logits, which stay in the teacher's memory. Takes the best
+/// of up to three passes. Call it after a warm-up pass that has allocated the buffers.
 ///
 /// # Errors
-/// When the teacher fails.
+/// If the teacher fails.
 pub fn seconds(teacher: &dyn Teacher, text: &Text) -> Result<f64> {
     let (began, mut best) = (Instant::now(), f64::INFINITY);
     let mut logits = teacher.buffer()?;
@@ -150,14 +150,14 @@ pub fn seconds(teacher: &dyn Teacher, text: &Text) -> Result<f64> {
         }
         let start = Instant::now();
         slices(teacher, text, &mut logits, &mut |_, _| Ok(()))?;
-        // the work of a device is done in its order, so the last slice is there when all are
+        // A device works in order, so the last slice is complete when all are.
         logits.settle()?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     Ok(best)
 }
 
-/// Hands out the number of the first position of each slice of logits with the slice, in memory.
+/// Calls `visit` with each slice of logits in host memory and the index of its first position.
 fn for_each_slice(teacher: &dyn Teacher, text: &Text, visit: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
     slices(teacher, text, &mut teacher.buffer()?, &mut |first, logits| {
         visit(first, &logits.on_host()?);
@@ -165,7 +165,7 @@ fn for_each_slice(teacher: &dyn Teacher, text: &Text, visit: &mut dyn FnMut(usiz
     })
 }
 
-/// The same with the slice where it is made.
+/// Like [`for_each_slice`], but leaves the slice in the teacher's memory.
 fn slices(
     teacher: &dyn Teacher,
     text: &Text,
@@ -185,7 +185,7 @@ fn slices(
     Ok(())
 }
 
-/// The runs, as many at a time as a pass may have tokens, at least one.
+/// Groups the runs into passes of at most `most_tokens` tokens, and at least one run.
 fn passes(runs: &Runs, most_tokens: usize) -> Vec<Runs> {
     let mut passes: Vec<Runs> = Vec::new();
     for run in runs.iter() {
@@ -212,12 +212,12 @@ fn log_softmax(logits: &mut [f32]) {
     logits.iter_mut().for_each(|l| *l = (f64::from(*l) - log_z) as f32);
 }
 
-/// KL(p ‖ q), and |ln p − ln q| of the token that follows.
+/// Returns KL(p ‖ q), and |ln p − ln q| of the following token.
 fn compare(logprobs: &[f32], logits: &[f32], follows: Option<usize>) -> (f64, f64) {
     let log_z = log_partition(logits);
     let change = |k: usize| f64::from(logprobs[k]) - (f64::from(logits[k]) - log_z);
     let terms = (0..logits.len()).map(|k| f64::from(logprobs[k].exp()) * change(k));
-    // rounding may take it below zero
+    // Rounding may make the sum negative.
     let kl = terms.sum::<f64>();
     (if kl.is_nan() { kl } else { kl.max(0.0) }, follows.map_or(0.0, |k| change(k).abs()))
 }

@@ -1,10 +1,12 @@
-//! Weights by name, whatever file they lie in.
+//! Weights by name, from any file format.
 //!
-//! Architectures ask for tensors by the names and shapes of Hugging Face checkpoints; a source hands each out in f32, or its bytes as they lie in the file, and notes what it handed out: what nobody asked for is an error, since then the
-//! configuration describes another model than the weights are.
+//! Architectures request tensors by the names and shapes of Hugging Face checkpoints. [`Weights`] returns each as f32,
+//! or as the bytes in the file, and records its name. A tensor that nothing requests is an error, because the
+//! configuration then describes another model.
 //!
-//! With [`Read::Headers`] names, types and shapes are checked in the same way and no weight is read: a tensor then is one zero,
-//! repeated over its shape without memory. So a check before the work asks exactly what loading asks.
+//! With [`Read::Headers`], names, types and shapes are checked in the same way, but no weight is read. Each tensor is
+//! then a single zero, broadcast to its shape without memory. A check before the work therefore asks exactly what
+//! loading asks.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,16 +22,16 @@ use stillhouse_gpu::net::{Format, Order, Stored};
 use crate::error::{Result, TeacherError, check_shape, words};
 use crate::gguf::Gguf;
 
-/// How much of the files is read.
+/// How much of the files to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Read {
-    /// Names, types and shapes.
+    /// Only names, types and shapes.
     Headers,
-    /// The weights too.
+    /// Also the weights.
     Weights,
 }
 
-/// Tensors that are named in one message.
+/// Maximum number of tensors named in one message.
 const NAMED: usize = 4;
 
 enum Store {
@@ -42,7 +44,7 @@ pub(crate) struct Weights {
     read: Read,
     prefix: &'static str,
     parameters: AtomicU64,
-    /// What was handed out, as the files spell it.
+    /// Names of the requested tensors, in the files' spelling.
     used: RefCell<BTreeSet<String>>,
 }
 
@@ -52,8 +54,8 @@ impl Weights {
         let mut routing = HashMap::new();
         for path in paths {
             std::fs::File::open(path).map_err(|source| TeacherError::Io { path: path.clone(), source })?;
-            // SAFETY: the map lives only while the weights are copied out of it; changing a model's files meanwhile
-            // is undefined for every reader that maps them.
+            // SAFETY: the map lives only while the weights are copied out of it; changing a model's files meanwhile is
+            // undefined for every reader that maps them.
             let file = unsafe { MmapedSafetensors::new(path) }.map_err(|error| TeacherError::Damaged {
                 path: path.clone(),
                 format: "safetensors",
@@ -79,7 +81,8 @@ impl Weights {
         Self { store, read, prefix: "", parameters: AtomicU64::new(0), used: RefCell::default() }
     }
 
-    /// From here on `name` means `prefix` + `name`, if `probe` is there with it (checkpoints of a bare model lack it).
+    /// Prepends `prefix` to all later names if the tensor `prefix` + `probe` exists (checkpoints of a bare model lack
+    /// the prefix).
     pub(crate) fn with_prefix_if(mut self, prefix: &'static str, probe: &str) -> Self {
         if self.has(&format!("{prefix}{probe}")) {
             self.prefix = prefix;
@@ -94,7 +97,7 @@ impl Weights {
         }
     }
 
-    /// The tensor of this name, f32, which must have this shape.
+    /// Returns the tensor `name` as f32. It must have this shape.
     fn get_bare(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = match &self.store {
             Store::Safetensors { .. } => {
@@ -117,7 +120,7 @@ impl Weights {
         Ok(tensor.to_dtype(DType::F32)?)
     }
 
-    /// A tensor of safetensors, which must have this shape and a type of weights.
+    /// Returns a safetensors tensor, which must have this shape and a valid type of weights.
     fn weight(&self, name: &str, shape: &[usize]) -> Result<(TensorView<'_>, Format)> {
         let (path, view) = self.view(name)?;
         check_shape(path, name, view.shape(), shape)?;
@@ -134,12 +137,13 @@ impl Weights {
         Ok((view, format))
     }
 
-    /// The tensor `prefix + name` as the file has it, for a device that widens it; its numbers where the file has others.
+    /// Returns the tensor `prefix + name` as stored in the file, for a device to widen; or as f32 numbers if the file
+    /// stores other numbers.
     pub(crate) fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
         self.bare_stored(&format!("{}{name}", self.prefix), shape)
     }
 
-    /// The same, without the prefix.
+    /// Like [`Self::stored`], without the prefix.
     pub(crate) fn bare_stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
         let stored = match &self.store {
             Store::Safetensors { .. } => {
@@ -157,12 +161,12 @@ impl Weights {
         Ok(stored)
     }
 
-    /// The tensor `prefix + name` as f32 in row order; empty where only headers are read.
+    /// Returns the tensor `prefix + name` as f32 in row order; empty if only headers are read.
     pub(crate) fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         self.bare_floats(&format!("{}{name}", self.prefix), shape)
     }
 
-    /// The same, without the prefix.
+    /// Like [`Self::floats`], without the prefix.
     pub(crate) fn bare_floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let tensor = self.get_bare(name, shape)?;
         match self.read {
@@ -171,20 +175,20 @@ impl Weights {
         }
     }
 
-    /// Whether a head was handed out that is not the embedding.
+    /// Whether a head other than the embedding was requested.
     pub(crate) fn has_own_head(&self) -> bool {
         let heads = ["lm_head.weight", "embed_out.weight", "output.weight"];
         self.used.borrow().iter().any(|name| heads.contains(&name.as_str()))
     }
 
-    /// Whether weights are read, and not only headers.
+    /// Whether weights are read, not only headers.
     pub(crate) fn is_read(&self) -> bool {
         self.read == Read::Weights
     }
 
-    /// A head that the configuration calls tied to the embedding may lie in the file a second time; it must be the embedding.
+    /// Checks the copy of a tied head that a file may contain: it must equal the embedding.
     ///
-    /// In headers its shape is compared, with the weights its bytes.
+    /// With headers only, compares the shapes; with the weights, also the bytes.
     pub(crate) fn check_tied(&self, head: &str, embedding: &str) -> Result<()> {
         let Store::Safetensors { .. } = &self.store else { return Ok(()) };
         if !self.has(head) {
@@ -201,10 +205,11 @@ impl Weights {
         Ok(())
     }
 
-    /// Refuses tensors that nobody asked for, but for those that `is_buffer` knows by their name (without the prefix).
+    /// Refuses tensors that were never requested, except those that `is_buffer` accepts by their name without the
+    /// prefix.
     ///
-    /// `says` is what the configuration says of the weights. `ignore` are patterns of names that may be there: each has to fit a tensor,
-    /// and none that is asked for, or it hides more than it was meant to.
+    /// `says` quotes the configuration, for the message. `ignore` are patterns of names to accept. Each must match a
+    /// tensor, and none that was requested: otherwise it hides more than intended.
     pub(crate) fn check_all_used(&self, says: &str, is_buffer: &dyn Fn(&str) -> bool, ignore: &[String]) -> Result<()> {
         let used = self.used.borrow();
         for pattern in ignore {
@@ -246,7 +251,7 @@ impl Weights {
         Err(TeacherError::Unused { path, files, count, names, says: says.into() })
     }
 
-    /// The tensors that the files hold.
+    /// Returns the path and name of every tensor in the files.
     fn names(&self) -> Vec<(&Path, &str)> {
         match &self.store {
             Store::Safetensors { files, routing } => routing
@@ -274,17 +279,17 @@ impl Weights {
         self.used.borrow_mut().insert(name);
     }
 
-    /// One zero in the place of a tensor that is not read.
+    /// Returns a broadcast zero that replaces a tensor's data.
     fn unread(&self, shape: &[usize]) -> Result<Tensor> {
         Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?.broadcast_as(shape)?)
     }
 
-    /// How many weights were handed out.
+    /// Number of weights in the requested tensors.
     pub(crate) fn parameters(&self) -> u64 {
         self.parameters.load(Ordering::Relaxed)
     }
 
-    /// The types that the weights have in the files, for the manifest: `F16`, or `F32/Q4_1/Q8_0`.
+    /// The types of the weights in the files, for the manifest: `F16`, or `F32/Q4_1/Q8_0`.
     pub(crate) fn stored_types(&self) -> String {
         let mut names: Vec<String> = match &self.store {
             Store::Safetensors { files, .. } => {
@@ -299,7 +304,7 @@ impl Weights {
     }
 }
 
-/// Whether a name is of a pattern, in which `*` is any characters.
+/// Whether a name matches a pattern, in which `*` stands for any characters.
 fn fits(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
@@ -321,7 +326,7 @@ fn folder_of(files: &[(PathBuf, MmapedSafetensors)]) -> PathBuf {
     }
 }
 
-/// Names in the order of their numbers: `h.9` before `h.10`.
+/// A sort key that orders names by the numbers in them: `h.9` before `h.10`.
 fn in_order(name: &str) -> Vec<(usize, &str)> {
     name.split('.').map(|part| (part.parse().map_or(0, |n: usize| n + 1), part)).collect()
 }

@@ -1,5 +1,6 @@
-//! A thousand batches on a device, here the host in its place, from tokens to corrections: nothing is left over, neither memory of the host, of
-//! the device or for copies, nor files, nor threads. One test, so that nobody else allocates meanwhile.
+//! Runs a thousand batches on a device (emulated by the host), from tokens to corrections, and checks for leaks: host
+//! memory, device memory, pinned memory, files and threads. This file has a single test, so that nothing else allocates
+//! meanwhile.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,7 +16,8 @@ use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
 use stillhouse_teacher::stillhouse_gpu::{Device, Stream};
 use stillhouse_teacher::{LoadOptions, Logits, Precision, Runs, Teacher, gpu};
 
-/// Counts what is allocated and not given back: blocks, bytes. What the host has as device memory and as pinned memory is among it.
+/// Counts allocated blocks and bytes that were not freed. They include the device memory and pinned memory of the
+/// emulation.
 struct Counting;
 
 static BLOCKS: AtomicI64 = AtomicI64::new(0);
@@ -46,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a process has that it could forget to give back.
+/// Resources of a process that could leak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
     blocks: i64,
@@ -56,7 +58,7 @@ struct Held {
 }
 
 fn held() -> Held {
-    // looking takes memory and a file itself, the same ones every time
+    // Reading these directories needs memory and a file itself, the same each time.
     let entries = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
     let (files, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
     Held { blocks: BLOCKS.load(Ordering::Relaxed), bytes: BYTES.load(Ordering::Relaxed), files, threads }
@@ -66,7 +68,7 @@ fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/llama-gqa")
 }
 
-/// A teacher at work.
+/// A teacher with the buffers of a job.
 struct Work {
     teacher: Box<dyn Teacher>,
     extractor: Extractor,
@@ -91,7 +93,8 @@ impl Work {
         Self { teacher, extractor, buffers, vocab }
     }
 
-    /// A batch of some runs, 10 to 35 tokens, now and then one as long as a pass may be; gives the corrections.
+    /// Processes a batch of runs with 10 to 35 tokens in total, and now and then a pass of maximum size. Returns the
+    /// number of corrections.
     fn batch(&mut self, batch: u32) -> usize {
         let mut runs = Runs::new();
         let lengths: &[u32] = if batch % 250 == 249 { &[128, 100, 28] } else { &[1 + batch % 7, 8, 1 + batch % 20] };
@@ -102,7 +105,7 @@ impl Work {
         let (hidden, _) = self.teacher.pass_keeping(&runs, keeps).unwrap();
         let tokens: Vec<u32> = (0..runs.tokens().len() as u32).collect();
         let mut corrections = 0;
-        // all rows now and then, as the emulation is slow
+        // Extracts all rows only now and then, because the emulation is slow.
         let slices = if batch % 250 == 249 { 4 } else { 1 + batch as usize % 2 };
         for (slice, rows) in tokens.chunks(ROWS).take(slices).enumerate() {
             let buffer = &mut self.buffers[slice % 2];
@@ -110,13 +113,13 @@ impl Work {
             let Logits::Device(logits) = buffer else { panic!("not on the device") };
             let (seen, ids): (Vec<u32>, Vec<u64>) = rows.iter().map(|row| (row % 11, 7)).unzip();
             let observed = Observed { tokens: &seen, positions: rows, sequence_ids: &ids };
-            // SAFETY: the buffer lives, and nobody writes to it meanwhile
+            // SAFETY: the buffer lives, and nothing writes to it meanwhile
             let found = self.extractor.extract(&unsafe { logits.slice() }.unwrap(), &observed).unwrap();
             assert_eq!(found.logprob.len(), rows.len());
             corrections += found.replay.unwrap().indices.len();
         }
         if batch % 100 == 99 {
-            // what is refused takes nothing along
+            // Refused input must not leak.
             let mut strange = Runs::new();
             strange.push([self.vocab as u32]);
             assert!(self.teacher.pass(&strange).is_err());
@@ -128,7 +131,8 @@ impl Work {
 
 #[test]
 fn a_thousand_batches_leave_nothing_over() {
-    // what is made once and kept: names of kernels, stacks of the emulation, the test's own
+    // First creates everything that is allocated once and kept: names of kernels, stacks of the emulation, the test's
+    // own state.
     {
         let device: Arc<dyn Device> = Arc::new(Host::new(3));
         let mut work = Work::new(&device);
@@ -141,10 +145,11 @@ fn a_thousand_batches_leave_nothing_over() {
         let mut work = Work::new(&device);
         let (mut corrections, mut after_the_first) = (0, None);
         for batch in 0..1000 {
-            // they come again and again: the memory for kept states is as large as the largest of them needs by the second time
+            // The batches repeat, so by the second round the memory for kept states has grown to the largest batch's
+            // need.
             corrections += work.batch(batch % 250);
             if batch >= 299 && batch % 100 == 99 {
-                // what is on its way still is of another size in every batch
+                // Waits, because the work still in flight has a different size in every batch.
                 for stream in [Stream::Pass, Stream::Extract] {
                     device.wait(device.record(stream).unwrap()).unwrap();
                 }
@@ -157,7 +162,7 @@ fn a_thousand_batches_leave_nothing_over() {
     }
     assert_eq!(held(), before, "what a teacher had is given back");
 
-    // and the checker sees a leak of each kind
+    // The check detects a leak of each kind.
     std::mem::forget(Box::new([0u64; 4]));
     let leaked = held();
     assert_eq!((leaked.blocks, leaked.bytes), (before.blocks + 1, before.bytes + 32));

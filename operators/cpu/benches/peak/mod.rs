@@ -1,12 +1,12 @@
-//! Loops that do nothing but multiply and add, in registers: the limit that products are measured against.
+//! Loops that only multiply and add in registers. Their rate is the limit that products are compared with.
 
 use std::time::{Duration, Instant};
 use stillhouse_cpu::Arithmetic;
 
-/// Runs a loop `n` times and returns its floating-point operations; the CPU has its instructions.
+/// Runs a loop `n` times and returns its floating-point operations. The CPU must have the loop's instructions.
 pub type Work = fn(usize) -> f64;
 
-/// The loops of this machine for a product's types, with their instructions' names.
+/// Returns this machine's loops for an arithmetic, with the names of their instructions.
 pub fn loops(arithmetic: Arithmetic) -> Vec<(&'static str, Work)> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -34,7 +34,7 @@ pub fn loops(arithmetic: Arithmetic) -> Vec<(&'static str, Work)> {
     }
 }
 
-/// The most operations that `threads` threads did in a second, in 10^9, over runs of some milliseconds.
+/// Returns the highest rate of `threads` threads in GFLOP/s, over runs of some milliseconds.
 pub fn gflops(work: Work, threads: usize, seconds: f64) -> f64 {
     let run = || {
         let start = Instant::now();
@@ -58,7 +58,7 @@ mod x86 {
     use core::arch::x86_64::*;
     use std::hint::black_box;
 
-    /// Sums that do not wait for each other: more than the multiplier is deep and wide.
+    /// Number of independent sums: more than the multiplier's latency times its width needs.
     const SUMS: usize = 12;
 
     macro_rules! in_registers {
@@ -76,7 +76,7 @@ mod x86 {
                     }
                     black_box(sums);
                 }
-                // SAFETY: `loops` asked the CPU for the features.
+                // SAFETY: `loops` checked the CPU for the features.
                 unsafe { run(n) };
                 (n * SUMS * $operations) as f64
             }
@@ -96,15 +96,15 @@ mod x86 {
     macro_rules! in_tiles {
         ($name:ident, $multiply:literal, $operations:expr) => {
             pub(super) fn $name(n: usize) -> f64 {
-                // palette 1, eight tiles of 16 rows of 64 bytes
+                // Palette 1, eight tiles of 16 rows of 64 bytes.
                 let mut configuration = [0u8; 64];
                 configuration[0] = 1;
                 for tile in 0..8 {
                     configuration[16 + 2 * tile] = 64;
                     configuration[48 + tile] = 16;
                 }
-                // SAFETY: `loops` asked whether the CPU has the instruction and the process may use it; the
-                // configuration is valid, and tiles are no registers of the compiler's.
+                // SAFETY: `loops` checked that the CPU has the instruction and that the process may use it. The
+                // configuration is valid, and the compiler does not allocate tile registers.
                 unsafe {
                     asm!(
                         "ldtilecfg [{configuration}]",
@@ -130,7 +130,7 @@ mod x86 {
     }
     in_tiles!(amx_bf16, "tdpbf16ps", 2 * 16 * 16 * 32);
 
-    /// Operations of f32, each of which takes three.
+    /// Counts f32 operations, each of which takes three bf16 operations.
     pub(super) fn amx_bf16x3(times: usize) -> f64 {
         amx_bf16(times) / 3.0
     }

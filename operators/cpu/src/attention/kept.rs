@@ -1,12 +1,13 @@
-//! Keys and values of one head that stay packed from one call to the next, for who goes on where a run has ended.
+//! A KV cache: keys and values of one head that stay packed between calls, for decoding that continues a run.
 //!
 //! ```text
-//!   push [n, dim] keys, values ─► the next columns of the last panel of keys, the next inputs of the panels of values
-//!   attention of positions p..q  ─► the same strips over the same panels as [`super::attention`] packs for a whole run
+//!   push [n, dim] keys, values  ─► the next columns of the last panel of keys, the next inputs of the panels of values
+//!   attention of positions p..q ─► the same strips over the same panels as [`super::attention`] packs for a whole run
 //! ```
 //!
-//! So a row's bits are those that the whole run would give it. Room for `capacity` positions is taken when it is made: 2 · dim · 4 bytes
-//! each (rounded up to whole panels), half of that in bf16. Pushing a position costs a copy of its key and value.
+//! A row's bits therefore equal those of the whole run. The cache allocates memory for `capacity` positions when it is
+//! created: 2 · dim · 4 bytes each (rounded up to whole panels), half of that in bf16. Pushing a position copies its
+//! key and value.
 
 use super::{AttentionScratch, Heads, Job, Panels, grow, level_of, panel_lines, with_attention};
 use crate::Arithmetic;
@@ -17,7 +18,7 @@ use crate::memory::{Line, numbers, numbers_mut};
 use crate::weight::fits;
 use std::ops::Range;
 
-/// Packed keys and values of one head: those of positions `0..length`.
+/// The KV cache of one head: packed keys and values of positions `0..length`.
 pub struct KeyValues {
     level: Level,
     dim: usize,
@@ -25,7 +26,7 @@ pub struct KeyValues {
     length: usize,
     keys: Vec<Line>,
     values: Vec<Line>,
-    /// Lines of a panel of keys, and of a panel of values.
+    /// Lines in a panel of keys, and in a panel of values.
     lines: [usize; 2],
 }
 
@@ -36,7 +37,7 @@ impl std::fmt::Debug for KeyValues {
     }
 }
 
-/// Lines of keys and of values, and those of their panels.
+/// Lines of all keys and of all values, then the lines of one panel of each.
 fn sizes<K: Kernel>(_: K, dim: usize, capacity: usize) -> ([usize; 2], [usize; 2]) {
     let panels = capacity.div_ceil(K::OUTPUTS);
     let lines = panel_lines::<K>(dim, panels);
@@ -50,7 +51,7 @@ fn sizes_at(level: Level, dim: usize, capacity: usize) -> ([usize; 2], [usize; 2
 }
 
 impl KeyValues {
-    /// Bytes that [`Self::new`] would take, which depend on how wide this machine's products are.
+    /// Bytes that [`Self::new`] would allocate. They depend on the kernel's panel width on this machine.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -59,10 +60,10 @@ impl KeyValues {
         Ok((keys + values) * size_of::<Line>())
     }
 
-    /// Room for so many positions of a head of `dim` floats; products as [`super::attention`] has them.
+    /// Allocates memory for `capacity` positions of a head of `dim` floats. Products are those of [`super::attention`].
     ///
     /// # Errors
-    /// [`ProductError`] where this machine has no such products.
+    /// Returns [`ProductError`] if this machine lacks these products.
     pub fn new(dim: usize, capacity: usize, arithmetic: Arithmetic) -> Result<Self, ProductError> {
         let level = level_of(arithmetic)?;
         let ([keys, values], lines) = sizes_at(level, dim, capacity);
@@ -70,27 +71,27 @@ impl KeyValues {
         Ok(Self { level, dim, capacity, length: 0, keys, values, lines })
     }
 
-    /// Positions that are there.
+    /// Number of cached positions.
     #[must_use]
     pub const fn length(&self) -> usize {
         self.length
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the cache occupies.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(self.keys.as_slice()) + size_of_val(self.values.as_slice())
     }
 
-    /// Forgets all positions.
+    /// Removes all positions.
     pub const fn clear(&mut self) {
         self.length = 0;
     }
 
-    /// The next positions: `rows` of `dim` floats each, `stride` apart.
+    /// Appends the next positions: `rows` of `dim` floats each, `stride` apart.
     ///
     /// # Errors
-    /// [`ProductError`] where there is no room for them, or memory is too short; nothing is added then.
+    /// Returns [`ProductError`] if they exceed the capacity or a slice is too short. Nothing is added in that case.
     pub fn push(
         &mut self,
         keys: &[f32],
@@ -124,7 +125,7 @@ impl KeyValues {
         let of_keys = &mut self.keys[panel * self.lines[0]..][..self.lines[0]];
         let unit = K::OUTPUTS * K::GROUP;
         if column == 0 {
-            // what an earlier run left: its weight would be 0, but 0 times infinity is no number
+            // Clears what an earlier run left: it would get weight 0, but 0 times infinity is NaN.
             of_keys.fill(Line::ZERO);
             for of_values in self.values.chunks_exact_mut(self.lines[1]) {
                 let first = self.length / K::GROUP * unit;
@@ -135,7 +136,7 @@ impl KeyValues {
             #[inline(always)]
             || {
                 kernel.row(key, row, 1);
-                // a unit is what an instruction sums: 4 bytes of a row
+                // A unit is 4 bytes of a row, which an instruction sums at once.
                 for (to, unit) in numbers_mut::<i32>(of_keys).chunks_exact_mut(K::OUTPUTS).zip(numbers::<i32>(row)) {
                     to[column] = *unit;
                 }
@@ -150,11 +151,12 @@ impl KeyValues {
         );
     }
 
-    /// Attention of the queries at `positions`, all of which were pushed, on the calling thread. The first row of `heads.queries` and of
-    /// `out` (`stride` apart) is that of `positions.start`; the keys and values of `heads` are not looked at.
+    /// Computes attention of the queries at `positions`, all already pushed, on the calling thread. The first row of
+    /// `heads.queries` and of `out` (rows `stride` apart) belongs to `positions.start`. The keys and values of `heads`
+    /// are ignored.
     ///
     /// # Errors
-    /// [`ProductError`] where memory is too short or positions are not there; `out` is as it was then.
+    /// Returns [`ProductError`] if a slice is too short or a position was not pushed. `out` is unchanged in that case.
     pub fn attention(
         &self,
         heads: &Heads<'_>,
@@ -183,8 +185,8 @@ mod tests {
     use super::*;
     use crate::attention::on;
 
-    /// Pushed in any pieces, and asked for in any pieces, every row has the bits that the whole run gives it; also in memory that another
-    /// run has left numbers in that are none.
+    /// Pushing and reading in pieces of any size gives every row the bits of the whole run, even in memory where an
+    /// earlier run left NaN.
     #[test]
     fn what_is_kept_gives_the_bits_of_the_whole_run() {
         for (group, dim, length, window, soft_cap) in [

@@ -1,4 +1,4 @@
-//! The slots of a teacher on a CPU: what each sequence has seen, and steps over several of them.
+//! Decoding slots of a teacher on a CPU: the KV cache of each sequence, and steps over several of them.
 
 use super::{CpuTeacher, check_layers};
 use crate::contract::{Decoding, Stepped};
@@ -6,11 +6,11 @@ use crate::error::{Result, TeacherError};
 use crate::model::check_goes_on;
 use crate::net::{DecodeWork, Keep, Kept};
 
-/// Slots for sequences that go on.
+/// Slots of sequences that are decoded incrementally.
 pub(crate) struct CpuDecoding<'a> {
     teacher: &'a CpuTeacher,
     length: usize,
-    /// Whose states are handed out.
+    /// Layers whose states each step returns.
     layers: Vec<usize>,
     slots: Vec<Kept>,
     work: DecodeWork,
@@ -82,7 +82,7 @@ impl Decoding for CpuDecoding<'_> {
         out.states.resize(count * self.layers.len() * width, 0.0);
         self.rows.clear();
         self.rows.extend(0..count as u32);
-        // in the pool once, and not for each of a step's many small products
+        // Enters the thread pool once, rather than for each of a step's many small products.
         rayon::scope(|_| {
             let keep = Keep { layers: &self.layers, out: &mut out.states };
             self.teacher.net.go_on(&mut self.slots, inputs, &mut self.work, &mut self.states, keep)?;

@@ -1,5 +1,5 @@
-//! The families of Llama's shape: RMS norms, rotary positions, grouped-query attention, a gated feed-forward part. What each says of itself is
-//! a [`Decoder`]; this makes the net of it.
+//! The families of Llama's design: RMS norms, rotary positions, grouped-query attention and a gated MLP. Each family
+//! describes itself as a [`Decoder`], from which this module builds the net.
 //!
 //! ```text
 //! x = embed_tokens[token] · embedding_scale
@@ -15,18 +15,18 @@ use crate::error::Result;
 use crate::net::{Activation, Attention, Bias, Embedding, Head, HeadNorms, Layer, Loader, Mlp, Net, Rope, RopeFields};
 use crate::weights::Weights;
 
-/// Norms of queries and keys.
+/// Which norms queries and keys have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueryNorms {
-    /// None.
+    /// No norms.
     Absent,
-    /// Of each head.
+    /// A norm per head.
     PerHead,
-    /// Of all heads together.
+    /// One norm over all heads.
     Whole,
 }
 
-/// Names of the norms of a layer, where it has them.
+/// Tensor names of a layer's norms; `None` for norms that the family lacks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Norms {
     pub before_attention: Option<&'static str>,
@@ -36,7 +36,7 @@ pub(super) struct Norms {
 }
 
 impl Norms {
-    /// Before both parts, as in Llama.
+    /// Norms before attention and before the MLP, as in Llama.
     pub(super) const BEFORE: Self = Self {
         before_attention: Some("input_layernorm"),
         after_attention: None,
@@ -45,43 +45,43 @@ impl Norms {
     };
 }
 
-/// A layer's positions.
+/// How a layer treats positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Positions {
-    /// Tokens that are seen, itself included.
+    /// Number of visible tokens, including the current one; `None` for all.
     pub window: Option<usize>,
-    /// The number of the rotation.
+    /// Index of the rotation; `None` for no rotation.
     pub rope: Option<usize>,
 }
 
-/// What a family says of itself.
+/// The description of a family.
 pub(super) struct Decoder {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// What scores are multiplied with.
+    /// Factor of the scores.
     pub scale: f32,
     pub score_cap: Option<f32>,
     pub query_norms: QueryNorms,
     pub qkv_bias: bool,
     pub out_bias: bool,
     pub mlp_bias: bool,
-    /// q, k and v as `qkv_proj`, gate and up as `gate_up_proj`.
+    /// Whether q, k and v are stored as `qkv_proj`, and gate and up as `gate_up_proj`.
     pub fused: bool,
     pub activation: Activation,
     pub norms: Norms,
-    /// What is added to the weights of norms.
+    /// Added to the weights of norms.
     pub norm_offset: f32,
     pub eps: f32,
     pub ropes: Vec<Rope>,
-    /// By layer.
+    /// One entry per layer.
     pub positions: Vec<Positions>,
     pub embedding_scale: f32,
     pub logit_cap: Option<f32>,
     pub tied: bool,
 }
 
-/// Defaults that a family's own configuration class has for what a file leaves out.
+/// Defaults of the family's own configuration class, for fields that a file omits.
 pub(super) struct Defaults {
     pub kv_heads: Option<usize>,
     pub head_dim: Option<usize>,
@@ -90,7 +90,7 @@ pub(super) struct Defaults {
 }
 
 impl Decoder {
-    /// Llama without biases; what differs is changed after that.
+    /// Reads the fields of a Llama without biases. The family then changes what differs.
     pub(super) fn read(config: &ConfigFile, defaults: &Defaults) -> Result<Self> {
         let (width, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
         let kv_heads = config.size_or("num_key_value_heads", defaults.kv_heads.unwrap_or(heads))?;
@@ -128,7 +128,7 @@ impl Decoder {
         })
     }
 
-    /// The one rotation of most families.
+    /// Sets the single rotation that most families have.
     pub(super) fn with_rope(mut self, fields: &RopeFields<'_>, loader: &Loader<'_>) -> Result<Self> {
         if fields.rotated == self.head_dim {
             for field in ["partial_rotary_factor", "rope_parameters.partial_rotary_factor"] {
@@ -139,7 +139,7 @@ impl Decoder {
         Ok(self)
     }
 
-    /// The net.
+    /// Builds the net.
     pub(super) fn net(self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
         let (vocab, width) = (config.size("vocab_size")?, config.size("hidden_size")?);
         let inner = config.size("intermediate_size")?;
@@ -219,7 +219,8 @@ impl Decoder {
     }
 }
 
-/// The rotation that a configuration names, with the factors that a GGUF file may have beside it; without them where only headers are read.
+/// Reads the rotation of a configuration, with the factors that a GGUF file may store as a tensor. If only headers are
+/// read, the factors are left out.
 pub(crate) fn rope(fields: &RopeFields<'_>, weights: &Weights) -> Result<Rope> {
     let factors = match weights.has("rope_freqs.weight") {
         true => Some(weights.bare_floats("rope_freqs.weight", &[fields.rotated / 2])?),

@@ -1,6 +1,10 @@
-//! Gemma 2: Gemma Team 2024 (section 2): norms before and after both parts, every second layer with a window, soft caps on scores and
-//! logits. Gemma 3: Gemma Team 2025 (section 2): queries and keys normalised head by head instead of caps, five layers with a window to one
-//! that sees all, and a rotation for each kind. Both scale the embedding by sqrt(H) and store what the weights of norms differ from 1.
+//! Gemma 2 (Gemma Team 2024, section 2): norms before and after attention and the MLP, a window in every second layer,
+//! and soft caps on scores and logits.
+//!
+//! Gemma 3 (Gemma Team 2025, section 2): norms of queries and keys per head instead of caps, and five layers with a
+//! window for each global layer. Each of the two kinds has its own rotation.
+//!
+//! Both scale the embedding by sqrt(H), and store the weights of norms minus 1.
 
 use serde_json::json;
 
@@ -55,7 +59,7 @@ pub(crate) fn gemma3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
         let usual = |theta| RopeFields { theta, ..RopeFields::usual(config, rotated) };
         (usual(1e6), usual(theta))
     };
-    // without a group of their own, windows have neither the base nor the stretching of the layers that see all
+    // Without a group of their own, layers with a window use neither the base nor the scaling of global layers.
     let local = if by_type { local.read(None)? } else { local.plain() };
     decoder.ropes = vec![global.read(None)?, local];
     decoder.net(config, loader)

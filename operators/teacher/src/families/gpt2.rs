@@ -1,5 +1,5 @@
-//! GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (the block of Radford et al.
-//! 2018 with the norms moved in front, and one more at the end).
+//! GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners". The block is that of Radford et
+//! al. 2018 with the norms moved to the front, and one more norm at the end.
 //!
 //! ```text
 //! x = wte[token] + wpe[position]
@@ -8,7 +8,7 @@
 //! logits = ln_f(x) · wteᵀ
 //! ```
 //!
-//! Weights are Conv1D: `[in, out]`.
+//! Weights are stored as Conv1D: `[in, out]`.
 
 use serde_json::json;
 

@@ -6,8 +6,9 @@
 //! logits = final_layer_norm(x) · embed_outᵀ
 //! ```
 //!
-//! Both parts see the same x where `use_parallel_residual` (the default) says so. A part of each head is rotated. The rows of
-//! `query_key_value` are q, k and v of the first head, then of the second, and so on; they are put into the order of the others here.
+//! With `use_parallel_residual` (the default), attention and the MLP read the same x. Only a part of each head is
+//! rotated. The rows of `query_key_value` are q, k and v of the first head, then of the second, and so on; this module
+//! reorders them to q, k, v of all heads.
 
 use super::{activation, with_gelu};
 use crate::config::ConfigFile;
@@ -60,7 +61,7 @@ pub(crate) fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let tokens = loader.matrix("embed_in.weight", [vocab, width])?;
     let layers = (0..config.size("num_hidden_layers")?).map(layer).collect::<Result<_>>()?;
     let tied = config.flag_or("tie_word_embeddings", false)?;
-    // newer checkpoints may spell it as the others do
+    // Newer checkpoints may use the common name.
     let head = if loader.weights.has("lm_head.weight") { "lm_head.weight" } else { "embed_out.weight" };
     Ok(Net {
         width,
@@ -76,7 +77,7 @@ pub(crate) fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     })
 }
 
-/// `[heads, 3, D, H]` as `[3, heads, D, H]`.
+/// Reorders `[heads, 3, D, H]` to `[3, heads, D, H]`.
 fn query_key_value(loader: &Loader<'_>, name: &str, [heads, dim, width]: [usize; 3], bias: bool) -> Result<Linear> {
     let rows = 3 * heads * dim;
     let sort = |from: &[f32], width: usize| -> Vec<f32> {

@@ -1,6 +1,8 @@
-//! Llama: Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models"; grouped-query attention: Ainslie et al. 2023; the
-//! stretched rotary positions of Llama 3.1: Grattafiori et al. 2024, section 3.4. And two that differ in which tokens a layer sees:
-//! Mistral (Jiang et al. 2023, section 2: a window), SmolLM3 (Bakouch et al. 2025: every fourth layer without positions).
+//! Llama: Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models". Grouped-query attention: Ainslie
+//! et al. 2023. The scaled rotary positions of Llama 3.1: Grattafiori et al. 2024, section 3.4.
+//!
+//! Two families differ only in the positions that layers see: Mistral (Jiang et al. 2023, section 2: a window) and
+//! SmolLM3 (Bakouch et al. 2025: every fourth layer without positions).
 
 use serde_json::{Value, json};
 
@@ -50,7 +52,8 @@ pub(crate) fn smollm3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }
 
-/// SmolLM3's `no_rope_layers`: 1 where a layer is rotated; else every `no_rope_layer_interval`-th is not.
+/// Returns which layers are rotated. SmolLM3's `no_rope_layers` holds 1 for a rotated layer; without it, every
+/// `no_rope_layer_interval`-th layer is not rotated.
 fn rotated_layers(config: &ConfigFile, layers: usize) -> Result<Vec<bool>> {
     let field = "no_rope_layers";
     let Some(list) = config.get(field) else {

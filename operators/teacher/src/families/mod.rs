@@ -1,6 +1,6 @@
-//! The families of teachers: what the configuration of each says, as a net.
+//! The families of teachers: builds a net from the configuration of each.
 //!
-//! A new family is a file with a `load`, a line in [`load`] and one in [`crate::Architecture`].
+//! To add a family, add a file with a `load`, a line in [`load`], and a variant of [`crate::Architecture`].
 
 mod decoder;
 mod gemma;
@@ -18,7 +18,7 @@ use crate::config::{Architecture, ConfigFile};
 use crate::error::Result;
 use crate::net::{Activation, Linear, Loader, Net};
 
-/// The net of a configuration.
+/// Builds the net of a configuration.
 pub(crate) fn load(architecture: Architecture, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     match architecture {
         Architecture::Gpt2 => gpt2::load(config, loader),
@@ -35,7 +35,7 @@ pub(crate) fn load(architecture: Architecture, config: &ConfigFile, loader: &Loa
     }
 }
 
-/// What stands between the products of the feed-forward part, as `field` names it.
+/// Reads the MLP's activation from `field`.
 fn activation(config: &ConfigFile, field: &str, default: Activation, gated: bool) -> Result<Activation> {
     use Activation::{GeGlu, Gelu, GeluTanh, SwiGlu};
     match (config.get(field).map(|name| name.as_str().unwrap_or_default()), gated) {
@@ -49,12 +49,12 @@ fn activation(config: &ConfigFile, field: &str, default: Activation, gated: bool
     }
 }
 
-/// The first product of a feed-forward part without a gate, with what it can do of the activation at its end.
+/// Adds GELU as the epilogue of an ungated MLP's first product, if the product supports the activation.
 fn with_gelu(up: Linear, activation: Activation) -> Linear {
     if activation == Activation::GeluTanh { up.with_gelu() } else { up }
 }
 
-/// The windows of the layers: of those that `layer_types` names, else of those that the family does.
+/// Returns the window of each layer: from `layer_types` if present, else in the layers that `default` selects.
 fn windows(
     config: &ConfigFile,
     layers: usize,

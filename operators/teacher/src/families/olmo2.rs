@@ -1,5 +1,5 @@
-//! OLMo 2: OLMo Team 2024, "2 OLMo 2 Furious" (section 2): norms after attention and after the feed-forward part instead of before them, and
-//! queries and keys normalised over all heads together.
+//! OLMo 2: OLMo Team 2024, "2 OLMo 2 Furious" (section 2). Norms follow attention and the MLP instead of preceding
+//! them, and queries and keys have one norm over all heads.
 
 use super::activation;
 use super::decoder::{Decoder, Defaults, Norms, QueryNorms};

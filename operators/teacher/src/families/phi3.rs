@@ -1,5 +1,6 @@
-//! Phi-3: Abdin et al. 2024, "Phi-3 Technical Report" (section 2): a Llama whose q, k and v, and whose gate and up, lie in one weight each; of
-//! a head only a part may be rotated, and positions are stretched by LongRoPE (Ding et al. 2024).
+//! Phi-3: Abdin et al. 2024, "Phi-3 Technical Report" (section 2). A Llama that stores q, k and v in one weight, and
+//! gate and up in another. It may rotate only a part of each head, and scales positions with LongRoPE (Ding et al.
+//! 2024).
 
 use super::activation;
 use super::decoder::{Decoder, Defaults};

@@ -1,6 +1,8 @@
-//! Qwen2 and Qwen2.5: Yang et al. 2024, "Qwen2 Technical Report" (section 2.2): a Llama with biases of q, k and v, whose later layers may see
-//! only a window. Qwen3, dense: Qwen Team 2025, "Qwen3 Technical Report" (section 2): mostly without biases; queries and keys are normalised head by
-//! head before they are rotated, and heads may be wider than H / heads.
+//! Qwen2 and Qwen2.5: Yang et al. 2024, "Qwen2 Technical Report" (section 2.2). A Llama with biases of q, k and v,
+//! whose later layers may have a window.
+//!
+//! Qwen3, dense: Qwen Team 2025, "Qwen3 Technical Report" (section 2). Mostly without biases; queries and keys have a
+//! norm per head before the rotation, and heads may be wider than H / heads.
 
 use super::decoder::{Decoder, Defaults, QueryNorms};
 use super::{activation, windows};

@@ -1,11 +1,12 @@
-//! What a teacher takes of a device's memory, and how many tokens its passes have there.
+//! The memory of a teacher on a device, and the number of tokens in its passes.
 //!
 //! ```text
-//!   what is free ─► tokens of a pass: all, a half, a quarter … ─► load, rehearse ─► out of memory: half of them, once
-//!   tokens of an earlier run ─► exactly these ────────────────► load, rehearse ─► or the two numbers
+//!   free memory ─► tokens of a pass: all, a half, a quarter … ─► load, rehearse ─► if out of memory: halve once
+//!   tokens of an earlier run ─► exactly these ────────────────► load, rehearse ─► if out of memory: error with needed and free bytes
 //! ```
 //!
-//! What is in a pass shows in the last bits of the logits, so all of this is decided before the first of them is used, and kept with the plan.
+//! The contents of a pass affect the last bits of logits. All of this is therefore decided before the first logits are
+//! used, and stored with the plan.
 
 use std::sync::Arc;
 
@@ -17,35 +18,35 @@ use stillhouse_noise::Extraction;
 use crate::contract::DeviceLogits;
 use crate::error::{Result, TeacherError};
 
-/// Of what is free, this share is left to others and to fragmentation.
+/// Share of free memory that is left for other processes and for fragmentation.
 const SPARE: f64 = 0.05;
-/// Slices that a job has: one is made of logits, one is worked on.
+/// Slices of a job: one receives logits while the other is extracted.
 const SLICES: usize = 2;
 
-/// What there has to be room for.
+/// What needs memory on the device.
 pub(super) struct Budget<'a> {
     pub device: &'a Arc<dyn Device>,
     pub shape: &'a Shape,
     pub numbers: Numbers,
     pub slice_rows: usize,
-    /// What is made of slices, where that is known.
+    /// The extraction that runs on slices, if known.
     pub extraction: Option<&'a Extraction>,
 }
 
-/// A net with room for passes of so many tokens.
+/// A net with memory for passes of `pass_tokens` tokens.
 pub(super) struct Fitted {
     pub net: Net,
     pub pass_tokens: usize,
-    /// That there was less memory than the device said.
+    /// Set if passes were halved because less memory was available than the device reported.
     pub warning: Option<String>,
 }
 
 impl Budget<'_> {
-    /// Makes the net for passes of as many tokens as there is room for: those that are wanted, or a half, a quarter … of them, at least `least`;
-    /// or exactly those of an earlier run.
+    /// Makes the net for passes of as many tokens as fit: `wanted`, or a half, a quarter … of it, and at least `least`.
+    /// For a resumed run, the number is exactly that of the earlier run.
     ///
     /// # Errors
-    /// With what is missing and what is free, where there is no such room.
+    /// If the memory is too small, with the required and the free bytes.
     pub fn fit(
         &self,
         [wanted, least]: [usize; 2],
@@ -76,7 +77,7 @@ impl Budget<'_> {
         Ok(Fitted { net, pass_tokens: fewer, warning: Some(warning) })
     }
 
-    /// The tokens of a pass for which everything has room, by what the device says is free.
+    /// Returns the number of tokens in a pass that fits the memory that the device reports as free.
     fn fitting(&self, mut tokens: usize, least: usize) -> Result<usize> {
         let Memory { free, total } = self.device.memory()?;
         let room = (free as f64 * (1.0 - SPARE)) as u64;
@@ -93,7 +94,8 @@ impl Budget<'_> {
         }
     }
 
-    /// The same for the passes of an earlier run, which left nothing to spare either.
+    /// Checks that passes of an earlier run's size fit, without the spare share, which that run did not leave free
+    /// either.
     fn as_before(&self, tokens: usize) -> Result<usize> {
         let (Memory { free, total }, bytes) = (self.device.memory()?, self.bytes(tokens));
         if bytes <= free {
@@ -111,7 +113,8 @@ impl Budget<'_> {
         self.shape.workspace_bytes(self.numbers, tokens)
     }
 
-    /// Two slices, and what the extraction has beside them; or what weights are loaded through, which is gone before these come.
+    /// Bytes of two slices and the extraction's buffers, or of the staging buffers for loading weights, which are freed
+    /// before the slices are allocated.
     fn logits(&self) -> u64 {
         let slices = (SLICES * self.slice_rows * logits_stride(self.shape.vocab) * size_of::<f32>()) as u64;
         let logits = slices + self.asked().map_or(slices, |asked| Extractor::bytes(&asked, self.slice_rows));
@@ -132,34 +135,35 @@ impl Budget<'_> {
         TeacherError::Device { device: self.device.name().into(), message: format!("{short}: {parts}; valid: {valid}") }
     }
 
-    /// Makes the net, and takes all the memory that a job will have on the device: what is not there shows before the first slice.
+    /// Makes the net and allocates all memory that a job will use on the device, so that a shortage shows before the
+    /// first slice.
     fn attempt(&self, tokens: usize, make: &mut impl FnMut(usize) -> Result<Net>) -> Result<Net> {
         let mut net = make(tokens)?;
         self.rehearse(&mut net, tokens)?;
         Ok(net)
     }
 
-    /// A pass over so many tokens, a slice of logits and the columns of one of them, since libraries and drivers take memory at the first use of
-    /// a kernel.
+    /// Runs a pass over this number of tokens, a slice of logits, and the extraction of one of its rows. Libraries and
+    /// drivers allocate memory at the first use of a kernel.
     fn rehearse(&self, net: &mut Net, tokens: usize) -> Result<()> {
         let vocab = self.shape.vocab;
         let tokens = self.device.rehearsed(tokens);
         let logits = (0..SLICES)
             .map(|_| DeviceLogits::new(self.device, self.slice_rows, vocab))
             .collect::<std::result::Result<Vec<_>, _>>()?;
-        // dropped before the logits: it waits for what reads them
+        // Dropped before the logits, because it waits for the kernels that read them.
         let extractor = self.asked().map(|asked| Extractor::new(self.device, asked, self.slice_rows)).transpose()?;
         let Some(first) = logits.first() else { return Ok(()) };
         net.hidden(&vec![0; tokens], &runs(tokens, self.shape.positions))?;
         let rows: Vec<u32> = (0..tokens.min(self.slice_rows) as u32).collect();
-        // SAFETY: there is room for the rows of a slice, and nobody else has the buffer
+        // SAFETY: the buffer has the rows of a slice, and nothing else uses it
         unsafe { net.logits_into(&rows, first.pointer(), first.stride())? };
         if let Some(mut extractor) = extractor {
             let observed = Positions { tokens: &[0], positions: &[0], sequence_ids: &[0] };
-            // SAFETY: the row stays until what is made of it has come back
+            // SAFETY: the row stays in place until its results were copied back
             let begun = unsafe { extractor.begin(first.pointer(), &observed)? };
             match extractor.collect(begun) {
-                // logits that are no numbers are told with their place when they are met
+                // Logits that are not finite are reported with their position when the job meets them.
                 Ok(_) | Err(GpuError::Noise(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -168,7 +172,7 @@ impl Budget<'_> {
     }
 }
 
-/// Offsets of the longest runs that so many tokens are.
+/// Returns the offsets of runs, each as long as possible, that together have this number of tokens.
 fn runs(tokens: usize, longest: usize) -> Vec<u32> {
     (0..tokens).step_by(longest).chain([tokens]).map(|offset| offset as u32).collect()
 }

@@ -1,12 +1,13 @@
-//! What a device has to compute, out of the net that the CPU would: one reading of configurations for both, so that neither computes what
-//! the other refuses, and a field that a family learns to read changes both.
+//! Derives the net of a device from the net of the CPU. Both read configurations with the same code, so neither
+//! computes a model that the other refuses, and a newly supported field applies to both.
 
 use stillhouse_gpu::net::{Activation as Between, Kind, Shape};
 
 use crate::error::{Result, TeacherError};
 use crate::net::{Activation, Attention, Embedding, Head, Layer, Mlp, Net, Norm};
 
-/// What all layers have in common on a device. Every field of a layer is read here, or the compiler says so.
+/// Properties that all layers must share on a device. The code destructures every field of a layer, so the compiler
+/// reports a new one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Facts {
     heads: usize,
@@ -14,13 +15,14 @@ struct Facts {
     head_dim: usize,
     inner: usize,
     activation: Activation,
-    /// Of q, k and v, and of what follows attention.
+    /// Whether q, k and v have biases, and whether the output projection has one.
     attention_bias: [bool; 2],
     mlp_bias: [bool; 2],
-    /// Of the norms before both parts, where they are of the kind that the device has.
+    /// Epsilons of the norms before attention and before the MLP; `None` if the device does not support the kind of
+    /// norm.
     eps: [Option<f32>; 2],
     norms_after: [bool; 2],
-    /// Of the norms of queries and keys.
+    /// Epsilon of the norms of queries and keys.
     head_eps: Option<f32>,
     soft_cap: Option<f32>,
     rope: Option<usize>,
@@ -28,7 +30,7 @@ struct Facts {
 }
 
 impl Facts {
-    /// Window and scale, which may differ from layer to layer, are looked at in [`shape`].
+    /// Collects the properties of a layer. [`shape`] checks window and scale, which may differ between layers.
     fn of(kind: Kind, layer: &Layer) -> Self {
         let Layer { before_attention, qkv, attention, out, after_attention, before_mlp, mlp, after_mlp, parallel } =
             layer;
@@ -65,10 +67,10 @@ fn refused(what: &'static str, got: impl ToString, valid: impl std::fmt::Display
     TeacherError::Input { what, got: got.to_string(), valid: format!("{valid}, or device: cpu") }
 }
 
-/// The shape of a net whose headers were read, for runs of up to `length` of the `positions` that it has.
+/// Returns the shape of a net whose headers were read, for runs of up to `length` tokens out of `positions`.
 ///
 /// # Errors
-/// Where the device would compute another net: with what it has not, and what is valid.
+/// If the device does not support a property of the net; the error names it and the valid values.
 pub(super) fn shape(kind: Kind, net: &Net, positions: usize, length: usize) -> Result<Shape> {
     let Net { width, embedding, ropes, layers, last, head } = net;
     let Embedding { tokens: _, scale, positions: learned } = embedding;
@@ -122,7 +124,7 @@ pub(super) fn shape(kind: Kind, net: &Net, positions: usize, length: usize) -> R
         scaled,
         scaled_by_layer,
         eps: last.unwrap_or_default(),
-        // nobody needs angles beyond the longest sequence; learned positions are as many as there are
+        // Rotations need no angles beyond the longest sequence, but the table of learned positions has a fixed size.
         positions: if gpt2 { positions } else { length },
         tied: *tied,
         attention_bias,
@@ -130,7 +132,7 @@ pub(super) fn shape(kind: Kind, net: &Net, positions: usize, length: usize) -> R
     })
 }
 
-/// Whether scores are divided by sqrt(D), and whether by the layer's number too.
+/// Returns whether scores are divided by sqrt(D), and whether also by the layer's number.
 fn scales(layers: &[Layer], head_dim: usize) -> Option<(bool, bool)> {
     let of = |scaled: bool, by_layer: bool, i: usize| {
         let scale = if scaled { 1.0 / (head_dim as f32).sqrt() } else { 1.0 };

@@ -1,7 +1,7 @@
 //! Causal grouped-query attention over runs, in memory that does not grow with the square of their length.
 //!
-//! q, k and v lie in rows `heads ‖ kv_heads ‖ kv_heads` of D, one row per token; out are rows of `heads · D`. The heads that share a key
-//! go through [`stillhouse_cpu::attention`] together.
+//! Each row of q, k and v holds one token as `heads ‖ kv_heads ‖ kv_heads` vectors of D floats. Output rows have `heads
+//! · D` floats. [`stillhouse_cpu::attention`] processes the query heads that share a key head together.
 
 use std::ops::Range;
 
@@ -11,47 +11,47 @@ use super::kernels::rms_norm_in_place;
 use super::rope::rotate;
 use crate::error::Result;
 
-/// Tasks are cut at its multiples in every run.
+/// Tasks cut each run at multiples of this number of positions.
 pub(super) const BLOCK: usize = 64;
 
-/// The heads of a layer.
+/// The attention of a layer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Attention {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// What scores are multiplied with; 1 / sqrt(D) mostly.
+    /// Factor of the scores; usually 1 / sqrt(D).
     pub scale: f32,
-    /// Scores become `cap · tanh(score / cap)`.
+    /// Replaces each score by `cap · tanh(score / cap)`.
     pub soft_cap: Option<f32>,
-    /// A token sees itself and so many before it, less one.
+    /// Positions that a token sees: its own and the `window - 1` before it. `None` for all before it.
     pub window: Option<usize>,
-    /// The number of the rotation; none in layers without positions.
+    /// Index of the rotation; `None` in layers without positions.
     pub rope: Option<usize>,
-    /// Norms of queries and keys.
+    /// Norms of queries and keys, if any.
     pub norms: Option<HeadNorms>,
 }
 
-/// RMS norms of queries and keys before they are rotated.
+/// RMS norms of queries and keys, applied before the rotation.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct HeadNorms {
-    /// `[D]`: of each head; `[heads · D]`: of all together.
+    /// `[D]` for a norm per head, or `[heads · D]` for one over all heads.
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub eps: f32,
 }
 
-/// A run in the rows of a pass.
+/// The place of a run among the rows of a pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Run {
-    /// Its first row.
+    /// First row of the run.
     pub first: usize,
-    /// Its tokens.
+    /// Number of tokens.
     pub length: usize,
 }
 
 impl Run {
-    /// The positions of the run that lie in these rows of the pass.
+    /// Returns the positions of the run within `rows` of the pass.
     pub(super) fn positions_of(&self, rows: &Range<usize>) -> Range<usize> {
         let from = rows.start.clamp(self.first, self.first + self.length);
         let to = rows.end.clamp(self.first, self.first + self.length);
@@ -65,12 +65,12 @@ impl Attention {
         self.heads * self.head_dim
     }
 
-    /// Width of the rows of q, k and v.
+    /// Width of the rows that hold q, k and v.
     pub(crate) fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Normalises queries and keys where the family does.
+    /// Normalises queries and keys if the family does so.
     pub(super) fn norm_heads(&self, qkv: &mut [f32], width: usize) {
         let Some(HeadNorms { q: q_weight, k: k_weight, eps }) = &self.norms else { return };
         for row in qkv.chunks_exact_mut(width) {
@@ -86,7 +86,7 @@ impl Attention {
         heads.for_each(|head| rotate(&mut head[..2 * cos.len()], cos, sin));
     }
 
-    /// The heads that share a key, in rows of q, k and v.
+    /// Describes the query heads that share a key head, in rows of q, k and v.
     pub(super) fn group<'a>(&self, queries: &'a [f32], keys: &'a [f32], values: &'a [f32]) -> Heads<'a> {
         Heads {
             queries,
@@ -101,7 +101,7 @@ impl Attention {
         }
     }
 
-    /// Attention of the queries at these positions of a run, into rows of `out`.
+    /// Computes attention of the queries at these positions of a run, into rows of `out`.
     pub(super) fn forward(
         &self,
         qkv: &[f32],
@@ -127,7 +127,7 @@ impl Attention {
 mod tests {
     use super::*;
 
-    /// Softmax over what is seen, in f64, one query after the other.
+    /// Reference attention in f64, one query at a time: softmax over the positions that the query sees.
     fn by_definition(attention: &Attention, qkv: &[f32], run: &Run, position: usize) -> Vec<f32> {
         let (dim, width) = (attention.head_dim, attention.qkv_width());
         let row = |position: usize, head: usize| &qkv[(run.first + position) * width + head * dim..][..dim];

@@ -1,15 +1,16 @@
-//! Going on where runs have ended: a few new tokens of several sequences at a time, over keys and values that were kept.
+//! Incremental decoding: a few new tokens of several sequences at a time, with a KV cache.
 //!
 //! ```text
-//!   new tokens of some slots ─► x ─► per layer: q, k, v ─► k, v pushed to the slot's ([`KeyValues`]) ─► attention over all of them ─► … ─► states
+//!   new tokens of some slots ─► x ─► per layer: q, k, v ─► k, v pushed to the slot's [`KeyValues`] ─► attention over all of them ─► … ─► states
 //! ```
 //!
-//! A row is computed alone in every product and every norm, and attention sums over the same panels as for a whole run. So the states are
-//! those of [`Net::states`] to the bit, whatever else is in the step and however the tokens of a sequence were shared out over steps.
+//! Every product and norm computes a row on its own, and attention sums over the same panels as for a whole run. States
+//! are therefore bit-identical to those of [`Net::states`], whatever else is in the step and however a sequence was
+//! split into steps.
 //!
-//! Products are of few rows, so all threads take part in each one. Cost of a step with one token of each of n slots: every weight is read
-//! once, 2 · n flops each, and per layer and slot what was kept is read once. Memory of a slot: 2 · layers · kv_heads · D · length · 4 bytes
-//! (half with bf16 on machines that have it).
+//! Products have few rows, so all threads share each one. A step with one token in each of n slots reads every weight
+//! once and does 2 · n flops with it. Per layer and slot, it reads the cache once. Memory of a slot: 2 · layers ·
+//! kv_heads · D · length · 4 bytes (half with bf16 on machines that support it).
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -22,18 +23,18 @@ use super::rope::Tables;
 use super::{Keep, Layer, Net, ProductScratch, Scratch, normed};
 use crate::error::Result;
 
-/// Tokens that go through the net together, in whole pieces of a sequence.
+/// Tokens that pass through the net together, in whole pieces of sequences.
 const STEP_TOKENS: usize = 1024;
 
-/// What a sequence has seen.
+/// The KV cache of a sequence.
 pub(crate) struct Kept {
-    /// By layer, a head each.
+    /// For each layer, one cache per key head.
     layers: Vec<Vec<KeyValues>>,
     length: usize,
 }
 
 impl Kept {
-    /// Room for so many tokens.
+    /// Allocates memory for `length` tokens.
     pub(crate) fn new(net: &Net, length: usize) -> Result<Self> {
         let of_layer = |layer: &Layer| -> Result<Vec<KeyValues>> {
             let Attention { kv_heads, head_dim, .. } = layer.attention;
@@ -43,33 +44,33 @@ impl Kept {
         Ok(Self { layers: net.layers.iter().map(of_layer).collect::<Result<_>>()?, length: 0 })
     }
 
-    /// Tokens seen.
+    /// Number of cached tokens.
     pub(crate) const fn length(&self) -> usize {
         self.length
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the cache occupies.
     pub(crate) fn bytes(&self) -> usize {
         self.layers.iter().flatten().map(KeyValues::bytes).sum()
     }
 
-    /// Forgets all of it.
+    /// Removes all tokens.
     pub(crate) fn clear(&mut self) {
         self.layers.iter_mut().flatten().for_each(KeyValues::clear);
         self.length = 0;
     }
 }
 
-/// What steps work in, kept from one to the next.
+/// Buffers of steps, reused by the next one.
 pub(crate) struct Work {
     x: Vec<f32>,
     qkv: Vec<f32>,
-    /// What the heads make, those of a key together.
+    /// Output of the heads; the heads that share a key are contiguous.
     heads: Vec<f32>,
     scratch: Scratch,
-    /// By rotation.
+    /// Tables of each rotation.
     angles: Vec<Tables>,
-    /// One per task at work.
+    /// One per task in progress.
     attention: Mutex<Vec<AttentionScratch>>,
 }
 
@@ -85,18 +86,18 @@ impl Default for Work {
 struct Piece<'a> {
     kept: &'a mut Kept,
     tokens: &'a [u32],
-    /// Its rows in the step.
+    /// Its rows within the step.
     rows: Range<usize>,
 }
 
 impl Net {
-    /// Whether runs of up to so many tokens see positions as shorter ones do.
+    /// Whether all runs of up to `length` tokens are rotated in the same way.
     pub(crate) fn goes_on_to(&self, length: usize) -> bool {
         !self.ropes.iter().any(|rope| rope.is_long(length))
     }
 
-    /// The final, normalised state `[n, H]` after the last token of each of these slots, which ascend and have a token at least, and those of
-    /// other layers there.
+    /// Computes the final, normalised state `[n, H]` after the last token of each slot, and the requested states of
+    /// other layers at that token. Slots must be in ascending order, with at least one token each.
     pub(crate) fn go_on(
         &self,
         slots: &mut [Kept],
@@ -192,7 +193,7 @@ impl Net {
             lock().push(scratch);
             done
         })?;
-        // heads of a key together ─► rows
+        // Converts from heads grouped by key to rows.
         scratch.a.resize(rows * width, 0.0);
         let part = width / layer.attention.kv_heads;
         for piece in pieces.iter() {
@@ -208,7 +209,8 @@ impl Net {
 }
 
 impl Attention {
-    /// Keeps the keys and values of some rows of q, k and v, and attends to all that were kept; out are rows of the heads of this key.
+    /// Caches the keys and values of some rows, and computes attention over all cached ones. `out` has rows of the
+    /// heads that share this key.
     fn go_on(
         &self,
         kept: &mut KeyValues,

@@ -1,7 +1,7 @@
-//! What a CPU computes of a layer outside of its matrix products: f32, vectorised, in a fixed order.
+//! Kernels of a layer other than matrix products and attention: f32, vectorised, in a fixed order.
 //!
-//! Every sum runs over sixteen lanes in a fixed order and no fused multiply-add is used here, so that neither the width of the machine's
-//! vectors nor the number of threads changes a bit. Each kernel is dispatched to the best instruction set present.
+//! Every sum runs over sixteen lanes in a fixed order, without fused multiply-adds. Neither the machine's vector width
+//! nor the number of threads changes a bit. Each kernel is dispatched to the best available instruction set.
 //!
 //! | kernel | in | out | per element |
 //! |---|---|---|---|
@@ -12,10 +12,10 @@
 
 const LANES: usize = 16;
 
-/// e^x to about 2 units in the last place; saturates below e^-87.3 (to about 1e-38) and above e^88.
+/// e^x with an error of about 2 ulp; saturates below e^-87.3 (at about 1e-38) and above e^88.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // Cody and Waite: x = n ln 2 + r, e^x = 2^n e^r with a polynomial for |r| <= ln 2 / 2 (Cephes `expf`).
+    // Cody-Waite reduction: x = n ln 2 + r, e^x = 2^n e^r with a polynomial for |r| <= ln 2 / 2 (Cephes `expf`).
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.3, 88.0);
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
@@ -28,24 +28,24 @@ fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 5.0e-1;
     let p = p * r * r + r + 1.0;
-    // the low bits of `shifted` are n, without a conversion, which would be one number at a time; NaN stays NaN by p
+    // The low bits of `shifted` are n; a float-to-int conversion would not vectorise. p carries NaN through.
     f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23)) * p
 }
 
-/// tanh x, to about 1e-7.
+/// tanh x with an error of about 1e-7.
 #[inline(always)]
 fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (1.0 + exp(2.0 * x))
 }
 
-/// x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3).
+/// GELU in the tanh approximation: x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3).
 #[inline(always)]
 fn gelu_tanh_of(x: f32) -> f32 {
     const TWICE: f32 = 2.0 * 0.797_884_6;
     x / (1.0 + exp(-(TWICE * (x + 0.044_715 * x * x * x))))
 }
 
-/// x Φ(x), with the error function to 1.5e-7 (Abramowitz and Stegun 7.1.26).
+/// Exact GELU, x Φ(x), with an error function accurate to 1.5e-7 (Abramowitz and Stegun 7.1.26).
 #[inline(always)]
 fn gelu_of(x: f32) -> f32 {
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
@@ -86,7 +86,7 @@ fn rms_scale(x: &[f32], eps: f32) -> f32 {
     1.0 / (squares / x.len() as f32 + eps).sqrt()
 }
 
-/// `x / rms(x) · weight` of every row of `[n, H]`.
+/// Computes `x / rms(x) · weight` for every row of `[n, H]`.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
     pulp::Arch::new().dispatch(
@@ -102,7 +102,7 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     );
 }
 
-/// The same in place.
+/// The in-place form of [`rms_norm`].
 pub(crate) fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
     let width = weight.len();
     pulp::Arch::new().dispatch(
@@ -116,7 +116,7 @@ pub(crate) fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
     );
 }
 
-/// `(x - mean(x)) / sd(x) · weight + bias` of every row of `[n, H]`.
+/// Computes `(x - mean(x)) / sd(x) · weight + bias` for every row of `[n, H]`.
 pub(crate) fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
     pulp::Arch::new().dispatch(
@@ -134,7 +134,7 @@ pub(crate) fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out:
     );
 }
 
-/// `gelu(gate) ⊙ up` of rows gate ‖ up, with the tanh approximation.
+/// Computes `gelu(gate) ⊙ up` for rows gate ‖ up, in the tanh approximation.
 pub(crate) fn geglu(src: &[f32], dst: &mut [f32], width: usize) {
     pulp::Arch::new().dispatch(
         #[inline(always)]
@@ -149,7 +149,7 @@ pub(crate) fn geglu(src: &[f32], dst: &mut [f32], width: usize) {
     );
 }
 
-/// GELU.
+/// Exact GELU, in place.
 pub(crate) fn gelu(x: &mut [f32]) {
     pulp::Arch::new().dispatch(
         #[inline(always)]
@@ -157,7 +157,7 @@ pub(crate) fn gelu(x: &mut [f32]) {
     );
 }
 
-/// `cap · tanh(x / cap)`.
+/// Computes `cap · tanh(x / cap)` in place.
 pub(crate) fn soft_cap(x: &mut [f32], cap: f32) {
     pulp::Arch::new().dispatch(
         #[inline(always)]
@@ -165,7 +165,7 @@ pub(crate) fn soft_cap(x: &mut [f32], cap: f32) {
     );
 }
 
-/// `x += y`.
+/// Computes `x += y`.
 pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += *y);
 }
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// The error function by its series, or by its continued fraction far out.
+    /// The error function, by its series, or by its continued fraction for |x| > 3.
     fn libm_erf(x: f64) -> f64 {
         if x.abs() > 3.0 {
             let (z, mut fraction) = (x.abs(), 0.0);

@@ -1,10 +1,10 @@
-//! Linear maps: weights packed once for the products of this machine, with their biases.
+//! Linear maps: packed weights with their biases.
 
 use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Threads, product};
 
 use crate::error::{Result, TeacherError};
 
-/// What products are worked on in, and by whom.
+/// Memory for products, and the choice of their threads.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     memory: stillhouse_cpu::Scratch,
@@ -12,7 +12,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// For products of few rows, in which all threads of the pool take part.
+    /// Creates a scratch for products of few rows, which all threads of the pool share.
     pub(crate) fn in_pool() -> Self {
         Self { in_pool: true, ..Self::default() }
     }
@@ -22,28 +22,28 @@ impl Scratch {
     }
 }
 
-/// How a weight lies in a file.
+/// Layout of a weight in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stored {
     /// `[outputs, inputs]`, as PyTorch's `nn.Linear` stores it.
     Outputs,
-    /// `[inputs, outputs]`, as GPT-2's `Conv1D` does.
+    /// `[inputs, outputs]`, as GPT-2's `Conv1D` stores it.
     Inputs,
 }
 
-/// `end(x · weightᵀ + bias)`.
+/// A linear map with its epilogue: `end(x · weightᵀ + bias)`.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    /// Width of what comes out, and of what goes in.
+    /// Number of outputs of `forward`, and of inputs.
     shape: [usize; 2],
-    /// None where only headers were read.
+    /// `None` if only headers were read.
     weight: Option<Packed>,
     bias: Option<Vec<f32>>,
     end: Epilogue,
 }
 
 impl Linear {
-    /// `weight` is `[outputs, inputs]`, or `[inputs, outputs]` as [`Stored`] says.
+    /// Packs `weight`, which is `[outputs, inputs]` or `[inputs, outputs]` according to `stored`.
     pub(crate) fn new(
         weight: &[f32],
         [outputs, inputs]: [usize; 2],
@@ -59,7 +59,7 @@ impl Linear {
         Ok(Self { shape: [outputs, inputs], weight: Some(weight), bias, end: Epilogue::Store })
     }
 
-    /// `silu(x · gateᵀ) ⊙ (x · upᵀ)` of gate `[width, inputs]` with up under it.
+    /// Packs a gated map, `silu(x · gateᵀ) ⊙ (x · upᵀ)`, from gate `[width, inputs]` followed by up.
     pub(crate) fn gated(
         gate_up: &[f32],
         [width, inputs]: [usize; 2],
@@ -72,12 +72,12 @@ impl Linear {
         Ok(Self { shape: [width, inputs], weight: Some(weight), bias, end: Epilogue::SwiGlu })
     }
 
-    /// The place of a weight that is not read; `bias` is whatever is there in the place of one.
+    /// Creates a map whose weight is not read. `bias` may be an empty vector, if the map has a bias.
     pub(crate) fn unread(shape: [usize; 2], bias: Option<Vec<f32>>) -> Self {
         Self { shape, weight: None, bias, end: Epilogue::Store }
     }
 
-    /// With GELU (the tanh approximation) at its end.
+    /// Adds GELU (tanh approximation) as the epilogue.
     pub(crate) fn with_gelu(self) -> Self {
         Self { end: Epilogue::Gelu, ..self }
     }
@@ -94,12 +94,12 @@ impl Linear {
         self.bias.is_some()
     }
 
-    /// The types of its products on this machine.
+    /// The arithmetic of its products on this machine.
     pub(crate) fn arithmetic(&self) -> Arithmetic {
         self.weight.as_ref().map_or(Arithmetic::F32, Packed::arithmetic)
     }
 
-    /// Into `out`, on the threads of the scratch.
+    /// Computes the map into `out`, on the threads of the scratch.
     pub(crate) fn forward(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
         self.run(x, out, self.end, scratch.threads(), scratch)
     }
@@ -109,7 +109,7 @@ impl Linear {
         self.run(x, out, Epilogue::Add, scratch.threads(), scratch)
     }
 
-    /// Into `out`, on all threads of the pool.
+    /// Computes the map into `out`, on all threads of the pool.
     pub(crate) fn forward_in_pool(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
         self.run(x, out, self.end, Threads::Pool, scratch)
     }
@@ -127,7 +127,8 @@ impl Linear {
     }
 }
 
-/// What this machine's products are: where it has none of a type of 16 bits, weights are rounded to that and kept so, and products are f32.
+/// Returns the arithmetic that this machine uses. Where it lacks products of a 16-bit type, weights are rounded to that
+/// type and stored in it, and products are f32.
 fn computable(arithmetic: Arithmetic) -> Arithmetic {
     match (arithmetic, arithmetic.available()) {
         (Arithmetic::F16, false) => Arithmetic::F32OfF16,

@@ -1,4 +1,4 @@
-//! Weights of files as the parts of a net.
+//! Builds the parts of a net from weights in files.
 
 use stillhouse_cpu::Arithmetic;
 
@@ -9,9 +9,9 @@ use crate::weights::Weights;
 /// Whether a linear map has a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bias {
-    /// `NAME.bias`.
+    /// A bias, stored as `NAME.bias`.
     There,
-    /// None.
+    /// No bias.
     Absent,
 }
 
@@ -21,30 +21,31 @@ impl From<bool> for Bias {
     }
 }
 
-/// Hands out weights by the names of Hugging Face checkpoints, ready for the products.
+/// Loads weights by their names in Hugging Face checkpoints, packed for products.
 pub(crate) struct Loader<'a> {
     pub weights: &'a Weights,
     pub arithmetic: Arithmetic,
 }
 
 impl Loader<'_> {
-    /// A tensor `[n]`; empty where only headers are read.
+    /// Loads a tensor `[n]`; empty if only headers are read.
     pub(crate) fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>> {
         self.weights.floats(name, &[length])
     }
 
-    /// A tensor `[rows, columns]`, row after row; empty where only headers are read.
+    /// Loads a tensor `[rows, columns]` in row order; empty if only headers are read.
     pub(crate) fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
         self.weights.floats(name, &shape)
     }
 
-    /// Linear maps of one input, `NAME.weight` `[outputs, inputs]` as PyTorch's `nn.Linear` stores it, one under the other.
+    /// Loads linear maps of the same input and stacks their outputs. Each is `NAME.weight` `[outputs, inputs]`, as
+    /// PyTorch's `nn.Linear` stores it.
     pub(crate) fn linear(&self, parts: &[(String, usize)], inputs: usize, bias: Bias) -> Result<Linear> {
         let (weight, biases, outputs) = self.stacked(parts, inputs, bias)?;
         self.packed(&weight, [outputs, inputs], Stored::Outputs, biases)
     }
 
-    /// The first product of a gated feed-forward part of width I: gate and up, or both in one weight `[2I, inputs]`.
+    /// Loads the first product of a gated MLP of width I: gate and up as two weights, or as one weight `[2I, inputs]`.
     pub(crate) fn gate_up(
         &self,
         parts: &[(String, usize)],
@@ -62,7 +63,7 @@ impl Loader<'_> {
         }
     }
 
-    /// Weights of one input one under the other, their biases, and how many outputs they are.
+    /// Loads and stacks weights with the same input. Returns the weights, their biases and the number of outputs.
     fn stacked(
         &self,
         parts: &[(String, usize)],
@@ -85,14 +86,14 @@ impl Loader<'_> {
         Ok((weight, (bias == Bias::There).then_some(biases), outputs))
     }
 
-    /// GPT-2's `Conv1D`: the weight is stored `[inputs, outputs]`, and there is always a bias.
+    /// Loads GPT-2's `Conv1D`, whose weight is stored `[inputs, outputs]` and which always has a bias.
     pub(crate) fn conv1d(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
         let weight = self.matrix(&format!("{name}.weight"), [inputs, outputs])?;
         let bias = self.vector(&format!("{name}.bias"), outputs)?;
         self.packed(&weight, [outputs, inputs], Stored::Inputs, Some(bias))
     }
 
-    /// A weight that is in memory, or the place of one where only headers are read.
+    /// Packs a weight, or returns one without numbers if only headers are read.
     pub(crate) fn packed(
         &self,
         weight: &[f32],
@@ -106,20 +107,21 @@ impl Loader<'_> {
         Ok(Linear::unread([outputs, inputs], bias))
     }
 
-    /// `NAME.weight`, to which `offset` is added (Gemma stores what the scale differs from 1).
+    /// Loads `NAME.weight` and adds `offset` to it (Gemma stores the weight minus 1).
     pub(crate) fn rms_norm(&self, name: &str, width: usize, eps: f32, offset: f32) -> Result<Norm> {
         let mut weight = self.vector(&format!("{name}.weight"), width)?;
         weight.iter_mut().for_each(|w| *w += offset);
         Ok(Norm::Rms { weight, eps })
     }
 
-    /// `NAME.weight` and `NAME.bias`.
+    /// Loads `NAME.weight` and `NAME.bias`.
     pub(crate) fn layer_norm(&self, name: &str, width: usize, eps: f32) -> Result<Norm> {
         let weight = self.vector(&format!("{name}.weight"), width)?;
         Ok(Norm::Layer { weight, bias: self.vector(&format!("{name}.bias"), width)?, eps })
     }
 
-    /// The head: the embedding where they are tied, which may lie in the file a second time, else a weight of its own (without the prefix).
+    /// Loads the head: the embedding if they are tied (the file may contain a copy), else a weight of its own, without
+    /// the prefix.
     pub(crate) fn head(
         &self,
         tied: bool,

@@ -1,18 +1,21 @@
-//! The forward pass of decoders on a CPU: one net for every family, which differ in what their files put into it.
+//! The forward pass of decoders on a CPU. One net serves every family; families differ in the weights and settings they
+//! put into it.
 //!
 //! ```text
 //!   tokens ─► embedding ─► x ─┬─► before_attention ─► qkv ─► rotation ─► attention ─► out ─► after_attention ─► x += ─┐
 //!                             │   ┌──────────────────────────────────────────────────────────────────────────────┘
 //!                             │   └─► before_mlp ─► up ─► activation ─► down ─► after_mlp ─► x += ─► … layers … ─► last ─► states
-//!                             └─ a parallel layer's mlp sees x as it was before attention
+//!                             └─ the MLP of a parallel layer reads x as it was before attention
 //! ```
 //!
-//! Runs of tokens lie back to back, positions count from 0 in each. A task takes some rows through a whole layer: attention over keys that
-//! are there, everything behind it, and the next layer's q, k and v into a second buffer; so threads join once per layer. A row is computed
-//! alone in every product and every norm, so that neither threads nor the other rows of a batch change a bit of it.
+//! Runs of tokens are stored back to back, and positions start at 0 in each. A task takes some rows through a whole
+//! layer: attention over the available keys, the rest of the layer, and the next layer's q, k and v, which go into a
+//! second buffer. Threads therefore join once per layer. Every product and norm computes a row on its own, so neither
+//! the threads nor the other rows of a batch change a bit of it.
 //!
-//! Activations and sums are f32, the products what [`Arithmetic`] says; attention's own are bf16 where the others are, and f32 else. Nothing is allocated once the buffers are as large as a batch
-//! needs. Cost per token and layer: 2 flops per weight, and 4 · heads · D per key that is seen.
+//! Activations and sums are f32, and products use the given [`Arithmetic`]. Attention's own products are bf16 if the
+//! others are, else f32. Nothing is allocated once the buffers have grown to the size of a batch. Cost per token and
+//! layer: 2 flops per weight, and 4 · heads · D per key in view.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -41,21 +44,21 @@ use crate::contract::Runs;
 use crate::error::Result;
 use attention::{BLOCK, Run};
 
-/// The most rows of a task: enough for a product to make good use of a weight that it has fetched.
+/// Maximum number of rows in a task: enough for a product to reuse each weight it fetches.
 const TASK_ROWS: usize = 512;
-/// Rows of a task below which that use is bad, however many threads wait.
+/// Minimum number of rows in a task, even if threads are idle: with fewer, products reuse weights too little.
 const LEAST_ROWS: usize = 2 * BLOCK;
-/// Tokens that go through the net together, in whole runs: what is there of them is 4·(H + 2·(heads + 2·kv_heads)·D) bytes each.
+/// Tokens that pass through the net together, in whole runs. They need 4·(H + 2·(heads + 2·kv_heads)·D) bytes each.
 const PASS_TOKENS: usize = 4096;
-/// Tasks per thread, where there are many threads.
+/// Tasks per thread on machines with many threads.
 const TASKS_PER_THREAD: usize = 2;
 
-/// A norm before or after a part of a layer.
+/// A norm before or after attention or the MLP.
 #[derive(Debug)]
 pub(crate) enum Norm {
-    /// Root mean square.
+    /// Normalises by the root mean square.
     Rms { weight: Vec<f32>, eps: f32 },
-    /// Mean and standard deviation.
+    /// Normalises by mean and standard deviation.
     Layer { weight: Vec<f32>, bias: Vec<f32>, eps: f32 },
 }
 
@@ -68,29 +71,29 @@ impl Norm {
     }
 }
 
-/// What stands between the two products of a feed-forward part; the first two are made at the end of the first product.
+/// The activation between the two products of an MLP. The first product's epilogue computes the first two variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Activation {
     /// `silu(gate) ⊙ up`.
     SwiGlu,
-    /// GELU with the tanh approximation.
+    /// GELU in the tanh approximation.
     GeluTanh,
-    /// `gelu(gate) ⊙ up`, with the tanh approximation.
+    /// `gelu(gate) ⊙ up`, in the tanh approximation.
     GeGlu,
-    /// GELU.
+    /// Exact GELU.
     Gelu,
 }
 
-/// A feed-forward part.
+/// A feed-forward part (MLP) of inner width I.
 #[derive(Debug)]
 pub(crate) struct Mlp {
-    /// Makes I of H; 2I, gate ‖ up, for [`Activation::GeGlu`].
+    /// Maps H to I, or to 2I (gate ‖ up) for [`Activation::GeGlu`].
     pub up: Linear,
     pub activation: Activation,
     pub down: Linear,
 }
 
-/// A layer; norms that a family does not have are left out.
+/// A layer. Norms that a family lacks are `None`.
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub before_attention: Option<Norm>,
@@ -102,11 +105,11 @@ pub(crate) struct Layer {
     pub before_mlp: Option<Norm>,
     pub mlp: Mlp,
     pub after_mlp: Option<Norm>,
-    /// The feed-forward part sees what attention sees.
+    /// Whether the MLP reads the same input as attention.
     pub parallel: bool,
 }
 
-/// The first step: `tokens[token] · scale + positions[position]`.
+/// The embedding: `tokens[token] · scale + positions[position]`.
 #[derive(Debug)]
 pub(crate) struct Embedding {
     /// `[V, H]`.
@@ -116,28 +119,29 @@ pub(crate) struct Embedding {
     pub positions: Option<Vec<f32>>,
 }
 
-/// The last step: `soft_cap(states · weightᵀ)`.
+/// The output layer: `soft_cap(states · weightᵀ)`.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub weight: Linear,
-    /// Whether the weight is the embedding's.
+    /// Whether the weight is the embedding's (tied).
     pub tied: bool,
     pub soft_cap: Option<f32>,
 }
 
-/// A decoder.
+/// A decoder-only model.
 #[derive(Debug)]
 pub(crate) struct Net {
     pub width: usize,
     pub embedding: Embedding,
-    /// Rotations; layers name theirs by number.
+    /// Rotations of positions; layers refer to them by index.
     pub ropes: Vec<Rope>,
     pub layers: Vec<Layer>,
     pub last: Norm,
     pub head: Head,
 }
 
-/// Hidden states that are kept beside the final ones: by token, those of each of these layers, as [`crate::Teacher::pass_keeping`] counts them.
+/// Hidden states to return besides the final ones: those of `layers` for each token, numbered as in
+/// [`crate::Teacher::pass_keeping`].
 #[derive(Debug, Default)]
 pub(crate) struct Keep<'a> {
     pub layers: &'a [usize],
@@ -146,18 +150,18 @@ pub(crate) struct Keep<'a> {
 }
 
 impl Keep<'_> {
-    /// The part of some tokens.
+    /// Returns the part for some tokens.
     fn of(&mut self, rows: Range<usize>, width: usize) -> Keep<'_> {
         let of_a_token = self.layers.len() * width;
         Keep { layers: self.layers, out: &mut self.out[rows.start * of_a_token..rows.end * of_a_token] }
     }
 
-    /// Takes the states `[tokens, H]` that a layer gives.
+    /// Copies the states `[tokens, H]` of a layer, if they are requested.
     fn take(&mut self, layer: usize, states: &[f32], width: usize) {
         self.take_rows(layer, states.chunks_exact(width), width);
     }
 
-    /// The same of rows that do not lie together.
+    /// Like `take`, for rows that are not adjacent.
     fn take_rows<'s>(&mut self, layer: usize, states: impl Iterator<Item = &'s [f32]> + Clone, width: usize) {
         let places = self.layers.iter().enumerate().filter(|(_, kept)| **kept == layer);
         for (place, _) in places {
@@ -169,20 +173,20 @@ impl Keep<'_> {
     }
 }
 
-/// What a pass works in, kept from one to the next.
+/// Buffers of a pass, reused by the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     x: Vec<f32>,
     qkv: [Vec<f32>; 2],
     tasks: Vec<Task>,
     runs: Vec<Run>,
-    /// By rotation: of usual sequences, and of long ones.
+    /// For each rotation, the angles of usual and of long sequences.
     angles: Vec<[Tables; 2]>,
-    /// One per task at work.
+    /// One per task in progress.
     scratch: Mutex<Vec<Scratch>>,
 }
 
-/// What a task works in.
+/// Buffers of a task.
 #[derive(Debug, Default)]
 struct Scratch {
     n: Vec<f32>,
@@ -194,16 +198,16 @@ struct Scratch {
     product: linear::Scratch,
 }
 
-/// Some rows of a pass, with the pieces of runs that they are.
+/// Some rows of a pass, and the runs that they are part of.
 #[derive(Debug, Clone, Default)]
 struct Task {
     rows: Range<usize>,
-    /// Numbers of the runs that they belong to.
+    /// Indices of these runs.
     runs: Range<usize>,
 }
 
 impl Net {
-    /// The final, normalised states `[tokens, H]` of runs, and those of other layers.
+    /// Computes the final, normalised states `[tokens, H]` of runs, and the requested states of other layers.
     pub(crate) fn states(&self, runs: &Runs, work: &mut Workspace, out: &mut [f32], keep: &mut Keep<'_>) -> Result<()> {
         let threads = rayon::current_num_threads();
         let at_once = PASS_TOKENS.max(threads * TASKS_PER_THREAD * LEAST_ROWS);
@@ -223,7 +227,7 @@ impl Net {
         Ok(())
     }
 
-    /// The same for runs that go through the net together; `offsets` begin anywhere.
+    /// Computes runs that pass through the net together. The first offset may be any number.
     fn pass(
         &self,
         tokens: &[u32],
@@ -282,7 +286,7 @@ impl Net {
         }
     }
 
-    /// Makes the tables of angles reach as far as the runs do.
+    /// Extends the tables of angles to the length of the runs.
     fn angles(&self, work: &mut Workspace) {
         work.angles.resize_with(self.ropes.len(), Default::default);
         for (rope, tables) in self.ropes.iter().zip(&mut work.angles) {
@@ -294,7 +298,7 @@ impl Net {
     }
 }
 
-/// What every task of a pass sees.
+/// State that every task of a pass reads.
 struct At<'a> {
     net: &'a Net,
     angles: &'a [[Tables; 2]],
@@ -303,7 +307,7 @@ struct At<'a> {
 }
 
 impl At<'_> {
-    /// q, k and v of some rows, rotated.
+    /// Computes q, k and v of some rows, rotated.
     fn project(&self, layer: &Layer, task: &Task, x: &[f32], qkv: &mut [f32]) -> Result<()> {
         self.with_scratch(|scratch| {
             let Scratch { n, product, .. } = scratch;
@@ -326,7 +330,7 @@ impl At<'_> {
         })
     }
 
-    /// What a layer adds to some rows of x, given q, k and v of all rows.
+    /// Adds a layer's result to some rows of x, given q, k and v of all rows.
     fn layer(&self, layer: &Layer, task: &Task, qkv: &[f32], x: &mut [f32]) -> Result<()> {
         self.with_scratch(|scratch| {
             let rows = task.rows.len();
@@ -352,11 +356,11 @@ impl At<'_> {
 }
 
 impl Layer {
-    /// What the layer adds to rows of x, given what its heads make of them in the scratch.
+    /// Adds the layer's result to rows of x, given the output of its heads in the scratch.
     fn after_heads(&self, x: &mut [f32], scratch: &mut Scratch) -> Result<()> {
         let Scratch { n, a, y, up, inner, product, .. } = scratch;
         if self.parallel {
-            // what attention adds waits until the other half has seen x
+            // Adds attention's result only after the MLP has read x.
             y.resize(x.len(), 0.0);
             self.out.forward(a, y, product)?;
             feed_forward(self, x, [n, up, inner], product, |mlp, inner, x, product| {
@@ -372,7 +376,7 @@ impl Layer {
     }
 }
 
-/// x, or the norm of it.
+/// Returns x, or its norm if there is one.
 fn normed<'a>(norm: Option<&Norm>, x: &'a [f32], n: &'a mut Vec<f32>) -> &'a [f32] {
     match norm {
         None => x,
@@ -402,7 +406,7 @@ fn add_normed(
     Ok(())
 }
 
-/// The feed-forward part up to its last product, which `end` makes.
+/// Computes the MLP up to its last product, which `end` computes.
 fn feed_forward(
     layer: &Layer,
     x: &mut [f32],
@@ -430,8 +434,8 @@ fn feed_forward(
 }
 
 impl Workspace {
-    /// Divides runs into tasks of at most `task_rows`: several runs where they are short, parts of one where they are long, cut where
-    /// attention's blocks end. A row's bits do not depend on its task.
+    /// Divides runs into tasks of at most `task_rows` rows: several short runs, or parts of a long run cut at the ends
+    /// of attention's blocks. A row's bits do not depend on its task.
     fn divide(&mut self, offsets: &[u32], task_rows: usize) {
         let Self { runs, tasks, .. } = self;
         let base = offsets.first().copied().unwrap_or(0);
@@ -456,7 +460,7 @@ impl Workspace {
     }
 }
 
-/// The rows of each task.
+/// Splits a matrix into the rows of each task.
 fn split<'a>(tasks: &'a [Task], mut rows: &'a mut [f32], width: usize) -> impl Iterator<Item = &'a mut [f32]> {
     tasks.iter().map(move |task| {
         let (part, rest) = std::mem::take(&mut rows).split_at_mut(task.rows.len() * width);

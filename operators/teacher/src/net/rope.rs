@@ -1,9 +1,9 @@
-//! Rotary positions, halves rotated against each other (Su et al. 2021, in the layout of Hugging Face checkpoints), and every way in
-//! which their frequencies are stretched that configurations name.
+//! Rotary position embeddings, in the half-split layout of Hugging Face checkpoints (Su et al. 2021), and all scalings
+//! of their frequencies that configurations name.
 //!
 //! ```text
-//! a head of D, of which R are rotated:  a_0 … a_R/2-1 | b_0 … b_R/2-1 | the rest, untouched
-//! a_i, b_i  ─►  a_i cos − b_i sin,  b_i cos + a_i sin       of the angle position · f_i,   f_i = theta^(−2i/R), stretched
+//! a head of D dimensions, R of them rotated:  a_0 … a_R/2-1 | b_0 … b_R/2-1 | the rest, unchanged
+//! a_i, b_i  ─►  a_i cos − b_i sin,  b_i cos + a_i sin       with the angle position · f_i,   f_i = theta^(−2i/R), scaled
 //! ```
 
 use serde_json::Value;
@@ -11,44 +11,44 @@ use serde_json::Value;
 use crate::config::ConfigFile;
 use crate::error::Result;
 
-/// Positions whose sines are kept for every net; longer sequences make more.
+/// Positions whose cosines and sines are always computed; longer sequences extend the tables.
 const FIRST_POSITIONS: usize = 1024;
 
 /// The rotation of one kind of layer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Rope {
-    /// Per pair, the angle of one position.
+    /// The angle per position of each pair.
     frequencies: Vec<f32>,
-    /// The same for sequences longer than so many tokens (LongRoPE).
+    /// Length in tokens beyond which other frequencies apply, and these frequencies (LongRoPE).
     long: Option<(usize, Vec<f32>)>,
-    /// What cosines and sines are multiplied with.
+    /// Factor of cosines and sines.
     factor: f32,
 }
 
-/// Cosines and sines `[positions, R/2]`, as far as they were asked for.
+/// Cosines and sines `[positions, R/2]`, as far as they have been computed.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub cos: Vec<f32>,
     pub sin: Vec<f32>,
 }
 
-/// Where a configuration says how positions are rotated.
+/// The fields of a configuration that describe the rotation.
 pub(crate) struct RopeFields<'a> {
     pub config: &'a ConfigFile,
-    /// The object with `rope_type`: `rope_parameters`, `rope_scaling`, or one inside of these.
+    /// Path of the object with `rope_type`: `rope_parameters`, `rope_scaling`, or an object inside one of these.
     pub group: String,
-    /// Base where nothing names one.
+    /// Default of the base theta.
     pub theta: f64,
-    /// Dimensions that are rotated.
+    /// Number of rotated dimensions.
     pub rotated: usize,
-    /// The context before it was stretched, where nothing names one; else `max_position_embeddings`.
+    /// Default of the context length before scaling; `None` for `max_position_embeddings`.
     pub original: Option<f64>,
-    /// Phi-3 calls LongRoPE `yarn` too.
+    /// Whether `yarn` means LongRoPE, as in Phi-3.
     pub yarn_is_longrope: bool,
 }
 
 impl<'a> RopeFields<'a> {
-    /// What most configurations have: `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
+    /// Fields of most configurations: `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
     pub(crate) fn usual(config: &'a ConfigFile, rotated: usize) -> Self {
         let group = if config.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
         Self { config, group: group.into(), theta: 10_000.0, rotated, original: None, yarn_is_longrope: false }
@@ -88,7 +88,7 @@ impl<'a> RopeFields<'a> {
         good.ok_or_else(|| self.config.invalid(&field, &format!("{count} numbers above 0")))
     }
 
-    /// The context before it was stretched; what stands beside the group comes before what is in it.
+    /// Returns the context length before scaling. A field outside the group takes precedence over one in it.
     fn original(&self) -> Result<f64> {
         let name = "original_max_position_embeddings";
         if self.config.get(name).is_some() {
@@ -101,7 +101,7 @@ impl<'a> RopeFields<'a> {
         }
     }
 
-    /// The rotation; `divided` divides the frequencies further (GGUF's `rope_freqs.weight`).
+    /// Reads the rotation. `divided` divides the frequencies further (GGUF's `rope_freqs.weight`).
     pub(crate) fn read(&self, divided: Option<&[f32]>) -> Result<Rope> {
         let (theta, rotated) = (self.theta()?, self.rotated as f64);
         let base = |theta: f64| (0..self.rotated / 2).map(move |i| libm::pow(theta, -2.0 * i as f64 / rotated));
@@ -109,7 +109,7 @@ impl<'a> RopeFields<'a> {
         let (mut factor, mut long) = (1.0, None);
         let kind = if self.has("rope_type") { self.at("rope_type") } else { self.at("type") };
         match self.config.get(&kind).and_then(Value::as_str).unwrap_or("default") {
-            // what `dynamic` changes begins beyond max_position_embeddings, where no sequence goes
+            // `dynamic` scales only beyond max_position_embeddings, which sequences never exceed.
             "default" => {}
             "dynamic" => drop(self.number_or("factor", 1.0)?),
             "linear" => {
@@ -136,19 +136,19 @@ impl<'a> RopeFields<'a> {
         Ok(Rope { frequencies: narrow(frequencies), long, factor: factor as f32 })
     }
 
-    /// The rotation without any stretching, of the base that was given.
+    /// Returns the unscaled rotation with the base `self.theta`.
     pub(crate) fn plain(&self) -> Rope {
         let pairs = 0..self.rotated / 2;
         let frequency = |i: usize| libm::pow(self.theta, -2.0 * i as f64 / self.rotated as f64) as f32;
         Rope { frequencies: pairs.map(frequency).collect(), long: None, factor: 1.0 }
     }
 
-    /// Llama 3.1: slow turns are stretched, fast ones kept, those between in between.
+    /// Llama 3.1: divides low frequencies by the factor, keeps high ones, and interpolates between them.
     fn llama3(&self, frequencies: &mut [f64]) -> Result<()> {
         let (factor, low) = (self.number("factor")?, self.number("low_freq_factor")?);
         let (high, context) = (self.number("high_freq_factor")?, self.number("original_max_position_embeddings")?);
         for f in frequencies {
-            // Turns that the frequency makes over the context of the pretraining.
+            // Turns of this frequency over the context length of the pretraining.
             let turns = context * *f / std::f64::consts::TAU;
             let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
             *f = *f * keep + *f / factor * (1.0 - keep);
@@ -156,7 +156,7 @@ impl<'a> RopeFields<'a> {
         Ok(())
     }
 
-    /// YaRN (Peng et al. 2023); gives what cosines and sines are multiplied with.
+    /// YaRN (Peng et al. 2023); returns the factor of cosines and sines.
     fn yarn(&self, frequencies: &mut [f64], theta: f64) -> Result<f64> {
         let original = self.original()?;
         let factor = match self.has("factor") {
@@ -165,7 +165,7 @@ impl<'a> RopeFields<'a> {
         };
         let (fast, slow) = (self.number_or("beta_fast", 32.0)?, self.number_or("beta_slow", 1.0)?);
         let rotated = self.rotated as f64;
-        // the pair that makes so many turns over the original context
+        // Index of the pair that makes this number of turns over the original context.
         let pair =
             |turns: f64| rotated * libm::log(original / (turns * std::f64::consts::TAU)) / (2.0 * libm::log(theta));
         let whole = self.config.flag_or(&self.at("truncate"), true)?;
@@ -202,17 +202,17 @@ impl<'a> RopeFields<'a> {
 }
 
 impl Rope {
-    /// Dimensions that are rotated, R.
+    /// Number of rotated dimensions, R.
     pub(crate) fn rotated(&self) -> usize {
         2 * self.frequencies.len()
     }
 
-    /// Whether a sequence of so many tokens is rotated by the long frequencies.
+    /// Whether a sequence of `length` tokens uses the long frequencies.
     pub(crate) fn is_long(&self, length: usize) -> bool {
         self.long.as_ref().is_some_and(|(beyond, _)| length > *beyond)
     }
 
-    /// Makes tables reach at least so many positions.
+    /// Extends tables to at least `positions` positions.
     pub(crate) fn extend(&self, tables: &mut Tables, long: bool, positions: usize) {
         let frequencies = self.long.as_ref().filter(|_| long).map_or(&self.frequencies, |(_, long)| long);
         let from = tables.cos.len() / frequencies.len().max(1);
@@ -227,7 +227,7 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines of the first positions, for who rotates elsewhere.
+    /// Returns cosines and sines of the first positions, for rotation on a device.
     pub(crate) fn tables(&self, positions: usize) -> Tables {
         let mut tables = Tables::default();
         self.extend(&mut tables, false, positions);
@@ -237,7 +237,7 @@ impl Rope {
     }
 }
 
-/// Rotates a head.
+/// Rotates one head in place.
 pub(crate) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let half = cos.len();
     let (a, b) = head.split_at_mut(half);

@@ -23,7 +23,7 @@ fn half_precision_stays_near_the_reference() {
         let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
         let logits = teacher.logits(&rows(&hidden)).unwrap();
         assert_eq!(logits.dtype(), DType::F32);
-        // Of what the rounding is allowed, eight times finer in f16 (11 bits) than in bf16 (8 bits).
+        // The tolerance for rounding, eight times finer in f16 (11 bits) than in bf16 (8 bits).
         let (got, want) = (floats(&logits), floats(&expected.logits));
         let size = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
         let off = size(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / size(&mut want.iter().copied());
@@ -68,7 +68,7 @@ fn a_batch_equals_its_sequences_one_by_one() {
     }
 }
 
-/// Documents of any lengths share a pass, a task and a product's rows with others; nothing of that shows in a single bit.
+/// Runs of any lengths that share a pass, a task and the rows of a product do not change a single bit of each other.
 #[test]
 fn runs_together_equal_each_of_them_alone_to_the_bit() {
     for model in MODELS {
@@ -77,7 +77,7 @@ fn runs_together_equal_each_of_them_alone_to_the_bit() {
         let (vocab, longest) = (teacher.info().vocab_size, teacher.info().max_positions);
         let lengths = [1, 2, 63, 64, 65, 7, 100, 28, 1, 3].map(|length: usize| length.min(longest));
         let mut runs = Runs::new();
-        // more than go through the net at once
+        // More tokens than pass through the net at once.
         for i in 0..500 {
             let length = lengths[i * 7 % lengths.len()];
             runs.push((0..length).map(|j| ((i * 31 + j * 7919 + 5) % vocab) as u32));
@@ -158,7 +158,7 @@ fn a_checkpoint_without_prefix_loads_too() {
     let mut bare: std::collections::HashMap<String, Tensor> =
         tensors.into_iter().map(|(name, t)| (name.trim_start_matches("transformer.").to_owned(), t)).collect();
     bare.insert("h.0.attn.bias".into(), Tensor::zeros((1, 1, 64, 64), DType::U8, &Device::Cpu).unwrap());
-    // In two shards with an index, as large models come.
+    // Two shards with an index, as large models are stored.
     let (first, second): (Vec<_>, Vec<_>) = bare.into_iter().partition(|(name, _)| name.starts_with("h.1."));
     let mut map = String::new();
     for (i, shard) in [first, second].into_iter().enumerate() {
@@ -184,7 +184,7 @@ fn info_describes_the_model() {
     let info = teacher.info();
     assert_eq!((info.vocab_size, info.max_positions, info.hidden_size, info.layers), (199, 128, 48, 3));
     assert_eq!((info.bos_token_id, info.eos_token_id), (Some(1), Some(2)));
-    // embedding, norm, and per block 2 norms, q, k, v, o, three of the mlp
+    // Embedding, final norm, and per layer 2 norms, q, k, v, o and three weights of the MLP.
     assert_eq!(info.parameters, 199 * 48 + 48 + 3 * (2 * 48 + 2 * 48 * 48 + 2 * 16 * 48 + 3 * 48 * 96));
     assert_eq!(info.device, "cpu");
     let on = info.arithmetic.strip_prefix("f32 (safetensors), products and attention on ").unwrap();

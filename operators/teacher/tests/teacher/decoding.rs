@@ -1,23 +1,24 @@
-//! Sequences that go on: the logits of every position, and the states of every layer, are those of the pass over the whole of it.
+//! Incremental decoding: the logits of every position and the states of every layer equal those of a pass over the
+//! whole sequence.
 
 use stillhouse_teacher::{Decoding, LoadOptions, Logits, Runs, Stepped, Teacher, TeacherError, decoding_bytes, load};
 
 use super::golden::{Golden, Spelling, cases};
 use super::*;
 
-/// A sequence beyond `max_position_embeddings`, and one that LongRoPE rotates otherwise than what it began with.
+/// A sequence longer than `max_position_embeddings`, and one at whose length LongRoPE changes the rotation.
 const REFUSED: [&str; 2] = ["llama_dynamic_long", "phi3_longrope_long"];
 
 fn options(dtype: Precision) -> LoadOptions {
     LoadOptions { device: DeviceChoice::Cpu, dtype, ..LoadOptions::default() }
 }
 
-/// All layers of a teacher, the last one first and the first one last.
+/// All layers of a teacher, in descending order.
 fn layers(teacher: &dyn Teacher) -> Vec<usize> {
     (0..=teacher.info().layers).rev().collect()
 }
 
-/// Logits `[L, V]` of one run in a single pass, and the states `[L, layers, H]`.
+/// Returns the logits `[L, V]` and states `[L, layers, H]` of one run from a single pass.
 fn parallel(teacher: &dyn Teacher, tokens: &[u32]) -> (Vec<f32>, Vec<f32>) {
     let mut runs = Runs::new();
     runs.push(tokens.iter().copied());
@@ -31,7 +32,7 @@ fn parallel(teacher: &dyn Teacher, tokens: &[u32]) -> (Vec<f32>, Vec<f32>) {
     (all, states)
 }
 
-/// The row of a token, of all of them.
+/// Returns the row of token `token` in a matrix of `tokens` rows.
 fn row(all: &[f32], tokens: usize, token: usize) -> &[f32] {
     all.chunks_exact(all.len() / tokens).nth(token).unwrap()
 }
@@ -40,10 +41,10 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-/// What the pass over a whole text gives.
+/// Logits and states of a pass over a whole text.
 type Passed = (Vec<f32>, Vec<f32>);
 
-/// Shows a slot tokens in pieces of these lengths, again and again; what each gives must be what the pass gives.
+/// Feeds a slot tokens in pieces of these lengths, repeated, and checks that each step returns what the pass returned.
 fn goes_on(decoding: &mut dyn Decoding, slot: usize, tokens: &[u32], pieces: &[usize], want: &Passed, what: &str) {
     let (mut done, mut out) = (0, Stepped::default());
     for n in pieces.iter().cycle() {
@@ -92,7 +93,8 @@ fn slots_do_not_know_of_each_other_nor_of_threads() {
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
-                // five texts through two slots, each beginning where one has ended, prompts of other lengths
+                // Five texts with prompts of different lengths share two slots; each starts in a slot that another has
+                // finished.
                 let mut decoding = teacher.decoding(2, length, &layers(teacher.as_ref())).unwrap();
                 let (mut waiting, mut at) = (0..texts.len(), [None::<(usize, usize)>; 2]);
                 let mut out = Stepped::default();
@@ -127,7 +129,7 @@ fn slots_do_not_know_of_each_other_nor_of_threads() {
     }
 }
 
-/// Prompts that are more than go through the net at once, in one step.
+/// Several prompts with more tokens than pass through the net at once, in one step.
 #[test]
 fn many_prompts_at_once_are_those_of_one_by_one() {
     let teacher = load(&testdata("gpt2"), &options(Precision::F32)).unwrap();

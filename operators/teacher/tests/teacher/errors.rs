@@ -5,7 +5,7 @@ use stillhouse_teacher::{Architecture, TeacherConfig, check_weights, devices};
 
 use super::*;
 
-/// A copy of a model with its `config.json` edited.
+/// Copies a model and edits its `config.json`.
 fn edited(model: &str, from: &str, to: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(testdata(model).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
@@ -143,7 +143,7 @@ fn an_index_names_files_of_its_folder_only() {
     assert_eq!(TeacherConfig::read(folder.path()).unwrap().weights, [folder.path().join("model.safetensors")]);
 }
 
-/// What decides logits in some program and is not computed here is refused by its name, whatever its family.
+/// A key that affects logits in some program but not in this one is refused by name, in every family.
 #[test]
 fn keys_that_nothing_honours_are_refused_by_name() {
     let with =
@@ -171,16 +171,16 @@ fn keys_that_nothing_honours_are_refused_by_name() {
     }
     let said = complaint(with("gpt2", r#""quantization_config": {"bits": 4}"#).path());
     assert_all(&said, &["valid: null or no such key: weights in f32, f16 or bf16", ".gguf"]);
-    // inside of the rotation
+    // A key inside the rotation's object.
     let inside = r#""rope_theta": 100000.0, "attention_factor": 2.0"#;
     let said = complaint(edited("llama-gqa", r#""rope_theta": 100000.0"#, inside).path());
     assert_all(&said, &["rope_parameters.attention_factor", "got 2.0", "rope_type"]);
-    // a model in parts
+    // A model with an adapter.
     let adapted = edited("gpt2", "gpt2", "gpt2");
     fs::write(adapted.path().join("adapter_config.json"), r#"{"peft_type": "LORA", "r": 8}"#).unwrap();
     assert_all(&complaint(adapted.path()), &["adapter_config.json", "peft_type", "LORA", "merge it"]);
 
-    // values that change nothing are taken, unknown keys are told
+    // Neutral values are accepted, and unknown keys cause a warning.
     for (more, told) in [
         (
             r#""sliding_window": null, "logit_scale": 1.0, "rope_scaling": null, "rope_theta": 100000.0, "pretraining_tp": 4"#,

@@ -8,14 +8,14 @@ use stillhouse_teacher::{Architecture, TeacherConfig, check_weights, gguf_tokeni
 
 use super::*;
 
-/// As llama.cpp's converter: halves of a head become neighbours.
+/// Reorders rows as llama.cpp's converter does: from halves of a head to adjacent pairs.
 fn interleaved(weight: &Tensor, heads: usize) -> Tensor {
     let (rows, columns) = weight.dims2().unwrap();
     let halves = weight.reshape((heads, 2, rows / heads / 2, columns)).unwrap();
     halves.transpose(1, 2).unwrap().reshape((rows, columns)).unwrap()
 }
 
-/// The reference Llama as GGUF names and layouts, f32.
+/// The reference Llama with GGUF's names and layouts, in f32.
 fn tensors() -> Vec<(String, Tensor)> {
     let file = testdata("llama-gqa").join("model.safetensors");
     let names = [
@@ -99,7 +99,7 @@ fn off(path: &Path) -> f32 {
 fn gguf_equals_the_reference() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    // 48 columns do not make blocks of 32: only the down projections (96 columns) are quantised.
+    // 48 columns are not whole blocks of 32, so only the down projections (96 columns) are quantised.
     let rounded: Vec<_> = tensors()
         .into_iter()
         .map(|(name, tensor)| match name.contains("ffn_down") {
@@ -168,7 +168,7 @@ fn gguf_complaints_name_file_and_field() {
     let error = complaint(&metadata(), &all);
     assert!(error.contains("blk.2.attn_q.weight") && error.contains("missing"), "{error}");
 
-    // what other families have in their files, and this one does not compute
+    // Keys of other families' files, for features that this family does not compute.
     let and = |key: &'static str, value: Value| {
         let mut all = metadata();
         all.push((key, value));
@@ -264,7 +264,7 @@ fn tokenizer_is_built_from_the_file() {
     assert!(error.contains("tokenizer.ggml.pre") && error.contains("gpt-2, smollm, llama-bpe, qwen2"), "{error}");
 }
 
-/// A vocabulary of SentencePiece: scores decide what is merged first, whatever the order of the tokens.
+/// In a SentencePiece vocabulary, scores determine the order of merges, whatever the order of the tokens.
 #[test]
 fn a_sentencepiece_tokenizer_is_built_from_its_scores() {
     let folder = tempfile::tempdir().unwrap();
@@ -290,7 +290,8 @@ fn a_sentencepiece_tokenizer_is_built_from_its_scores() {
     let built = gguf_tokenizer(&path).unwrap();
     assert_eq!(built.bos_token_id, Some(1));
     let ids = |text: &str| built.tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec();
-    // bc before ab, and "\u{2581}a" before abc; a byte for what has no token, <unk> for what has no byte; nothing before an empty text
+    // bc merges before ab, and "\u{2581}a" before abc. A character without a token becomes byte tokens, or <unk> if
+    // those are missing. An empty text gets no prefix.
     assert_eq!(ids("abc"), [10, 9]);
     assert_eq!(ids("ab a\n"), [4, 8, 10, 3]);
     assert_eq!(ids("<kept>b"), [12, 4, 6]);

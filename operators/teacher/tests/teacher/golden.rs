@@ -1,11 +1,11 @@
-//! The golden files of `scripts/teacher-goldens`: tiny checkpoints of every family with the logits that transformers gives.
+//! The golden files of `scripts/teacher-goldens`: tiny checkpoints of every family with the logits of transformers.
 //!
 //! ```text
 //! tests/golden/CASE.json ── config, tensors [name, shape, scale, offset] ──▶ checkpoint(): config.json + safetensors
-//!                        └─ tokens [2, L], logits [2, L, V], hidden [layers + 1, 3, H] ──▶ compared with what the crate computes
+//!                        └─ tokens [2, L], logits [2, L, V], hidden [layers + 1, 3, H] ──▶ compared with the crate's results
 //! ```
 //!
-//! The weights are computed out of the tensors' names, here as in the script.
+//! This file computes the weights from the tensors' names, in the same way as the script.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -18,13 +18,14 @@ use stillhouse_teacher::{LoadOptions, Runs, check_weights, load};
 
 use super::*;
 
-/// The positions of the second row whose hidden states are kept.
+/// Positions of the second row whose hidden states the files contain.
 const KEPT: [usize; 3] = [0, 13, 28];
 
 /// A sequence beyond `max_position_embeddings`, which this crate refuses.
 const TOO_LONG: &str = "llama_dynamic_long";
 
-/// Cases that GGUF can say: no activation, no scale of queries, no window of Qwen2 is in it, and a Gemma's head is tied.
+/// Cases that GGUF can represent. It lacks the activation, the scale of queries and Qwen2's window, and a Gemma's head
+/// is always tied.
 pub(crate) const IN_GGUF: [&str; 21] = [
     "gemma2_plain",
     "gemma3_plain",
@@ -49,7 +50,8 @@ pub(crate) const IN_GGUF: [&str; 21] = [
     "smollm3",
 ];
 
-/// As `config.json` is written by transformers 5, or by those before it (`rope_theta` and `rope_scaling` at the top).
+/// The form of `config.json`: as transformers 5 writes it, or as earlier versions do (`rope_theta` and `rope_scaling`
+/// at the top).
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Spelling {
     Now,
@@ -67,7 +69,7 @@ pub(crate) struct Golden {
     pub(crate) logits: Tensor,
 }
 
-/// The names of all cases, sorted.
+/// Returns the sorted names of all cases.
 pub(crate) fn cases() -> Vec<String> {
     let files = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
     let mut names: Vec<_> = files.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
@@ -99,7 +101,7 @@ impl Golden {
         }
     }
 
-    /// The weights, by their names in the checkpoint.
+    /// Returns the weights by their names in the checkpoint.
     pub(crate) fn tensors(&self) -> HashMap<String, Tensor> {
         let specs: Vec<(String, Vec<usize>, f64, f64)> = serde_json::from_value(self.json["tensors"].clone()).unwrap();
         let tensor = |(name, shape, scale, offset): (String, Vec<usize>, f64, f64)| {
@@ -110,12 +112,12 @@ impl Golden {
         specs.into_iter().map(tensor).collect()
     }
 
-    /// The checkpoint in a folder: `model.safetensors`, or this many shards with their index.
+    /// Writes the checkpoint to a folder: `model.safetensors`, or this number of shards with their index.
     pub(crate) fn checkpoint(&self, spelling: Spelling, shards: usize) -> tempfile::TempDir {
         checkpoint(&self.config(spelling), self.tensors(), shards)
     }
 
-    /// How far the teacher in this folder is from the logits.
+    /// Returns the largest difference between the golden logits and those of the teacher in a folder.
     pub(crate) fn off(&self, checkpoint: &Path) -> f32 {
         let teacher = load_on_host(checkpoint, Precision::F32).unwrap_or_else(|e| panic!("{}: {e}", self.case));
         let hidden = teacher.hidden(&self.tokens, self.batch, self.length).unwrap();
@@ -123,21 +125,21 @@ impl Golden {
     }
 }
 
-/// As llama.cpp's converter: halves of a head become neighbours.
+/// Reorders rows as llama.cpp's converter does: from halves of a head to adjacent pairs.
 fn interleaved(rows: &Tensor, heads: usize) -> Tensor {
     let (count, rest) = (rows.dim(0).unwrap(), rows.elem_count() / rows.dim(0).unwrap());
     let halves = rows.reshape((heads, 2, count / heads / 2, rest)).unwrap().transpose(1, 2).unwrap();
     halves.reshape(rows.dims()).unwrap()
 }
 
-/// GPT-NeoX: q, k, v of one head after the other become all q, all k, all v.
+/// Reorders GPT-NeoX's rows from q, k, v per head to all q, all k, all v.
 fn parted(rows: &Tensor, heads: usize) -> Tensor {
     let (count, rest) = (rows.dim(0).unwrap(), rows.elem_count() / rows.dim(0).unwrap());
     let parts = rows.reshape((heads, 3, count / heads / 3, rest)).unwrap().transpose(0, 1).unwrap();
     parts.reshape(rows.dims()).unwrap()
 }
 
-/// What llama.cpp calls a tensor of a Hugging Face checkpoint of this family.
+/// Returns llama.cpp's name of a tensor in a Hugging Face checkpoint of this family.
 fn gguf_name(family: &str, name: &str) -> String {
     let sandwich = ["gemma2", "gemma3_text", "olmo2"].contains(&family);
     let (module, kind) = name.rsplit_once('.').unwrap();
@@ -183,7 +185,7 @@ fn gguf_name(family: &str, name: &str) -> String {
     ]
     .iter()
     .fold(module.to_owned(), |name, (from, to)| match name.split_once(from) {
-        // Only where a part of the name begins.
+        // Replaces only at the start of a part of the name.
         Some((before, after)) if before.is_empty() || before.ends_with('.') => format!("{before}{to}{after}"),
         _ => name,
     });
@@ -192,12 +194,14 @@ fn gguf_name(family: &str, name: &str) -> String {
 }
 
 impl Golden {
-    /// The same model as `model.gguf` in a folder, in the names, layouts and keys of llama.cpp's converter, f32 throughout.
+    /// Writes the same model as `model.gguf` to a folder, with the names, layouts and keys of llama.cpp's converter,
+    /// all in f32.
     pub(crate) fn gguf(&self) -> tempfile::TempDir {
         self.gguf_of(GgmlDType::F32, false)
     }
 
-    /// The same of another type, as far as rows are whole blocks of it; or of the numbers that candle widens these to.
+    /// Like [`Self::gguf`], but quantised to `kind` where rows are whole blocks, or with the f32 numbers that candle
+    /// widens these blocks to.
     pub(crate) fn gguf_of(&self, kind: GgmlDType, widened: bool) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let (metadata, tensors) = (self.gguf_metadata(), self.gguf_tensors());
@@ -307,7 +311,7 @@ impl Golden {
             rope if family == "gemma3_text" => &rope["full_attention"],
             rope => rope,
         };
-        // The converter leaves it to its default for GPT-NeoX.
+        // For GPT-NeoX, the converter omits the base, which means the default.
         put("rope.freq_base", if family == "gpt_neox" { None } else { float(&rope["rope_theta"]) });
         if let Some(part) = rope["partial_rotary_factor"].as_f64() {
             let number = |key: &str| config[key].as_f64().unwrap();
@@ -336,7 +340,7 @@ impl Golden {
     }
 }
 
-/// `config.json` beside these tensors, dealt out to the shards in the order of their names.
+/// Writes `config.json` and these tensors, distributed over the shards in the order of their names.
 pub(crate) fn checkpoint(config: &Value, tensors: HashMap<String, Tensor>, shards: usize) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
@@ -404,7 +408,7 @@ fn every_golden_is_whole() {
         let probes: Vec<(String, Vec<f32>)> = serde_json::from_value(golden.json["probe"].clone()).unwrap();
         assert_eq!(probes.len(), 2);
         for (name, values) in probes {
-            // Bit by bit: the script and this file compute the same weights, or no logits can be compared.
+            // The script and this file must compute bit-identical weights, or logits cannot be compared.
             assert_eq!(floats(&tensors[&name])[..3], values, "{case}: {name}");
         }
     }
@@ -449,7 +453,7 @@ fn gguf_equals_transformers() {
     assert!(worst.is_empty(), "{worst:#?}");
 }
 
-/// `hidden_states` of transformers: the embeddings, every layer, and the last one after the norm.
+/// Hidden states equal transformers' `hidden_states`: the embeddings, every layer, and the last layer after the norm.
 #[test]
 fn hidden_states_equal_those_of_transformers() {
     let mut worst: Vec<String> = Vec::new();
@@ -464,7 +468,7 @@ fn hidden_states_equal_those_of_transformers() {
         assert_eq!(want.len(), (layers + 1) * KEPT.len() * width);
         let mut runs = Runs::new();
         golden.tokens.chunks(golden.length).for_each(|run| runs.push(run.iter().copied()));
-        // the last one first, to see that they come as they are asked for
+        // Descending order shows that states are returned in the requested order.
         let asked: Vec<usize> = (0..=layers).rev().collect();
         let (_, kept) = teacher.pass_keeping(&runs, &asked).unwrap();
         assert_eq!(kept.len(), runs.tokens().len() * asked.len() * width);

@@ -1,4 +1,4 @@
-//! Teachers on a device, here the host in its place: the same logits as transformers and as the CPU's path.
+//! Teachers on a device, emulated by the host: their logits equal those of transformers and of the CPU.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn on_device(model: &str, dtype: Precision) -> Box<dyn Teacher> {
     gpu::load(&testdata(model), &device, &options(dtype)).unwrap()
 }
 
-/// Logits of every token of some runs, in slices.
+/// Returns the logits of every token of some runs, computed in slices.
 fn logits(teacher: &dyn Teacher, runs: &Runs) -> Vec<f32> {
     let hidden = teacher.pass(runs).unwrap();
     let (mut buffer, mut all) = (teacher.buffer().unwrap(), Vec::new());
@@ -62,8 +62,8 @@ fn a_device_gives_the_logits_of_transformers() {
     }
 }
 
-/// GGUF's blocks are widened by the device: the logits are those of transformers, and bit by bit those of what candle widens the blocks to,
-/// whatever order the file keeps rows in.
+/// A device widens GGUF's blocks. Logits equal those of transformers. They are bit-identical to those of the blocks as
+/// candle widens them, in any row order of the file.
 #[test]
 fn a_device_widens_what_is_in_a_gguf() {
     for case in ["gpt2", "llama", "llama_llama3", "qwen3"] {
@@ -100,7 +100,7 @@ fn a_device_widens_what_is_in_a_gguf() {
     }
 }
 
-/// The teacher of a file on a device, for the sequences of a golden case; or what it is told.
+/// Returns the logits of a file's teacher on a device for the sequences of a golden case, or the error.
 fn on_device_for(golden: &Golden, path: &Path) -> Result<Vec<f32>, String> {
     let device: Arc<dyn Device> = Arc::new(Host::new(3));
     let options = LoadOptions { batch_tokens: golden.tokens.len(), length: golden.length, ..options(Precision::F32) };
@@ -111,7 +111,7 @@ fn on_device_for(golden: &Golden, path: &Path) -> Result<Vec<f32>, String> {
     Ok(logits(teacher.as_ref(), &runs))
 }
 
-/// What a device says of a golden case that it does not compute. What is not named here it computes.
+/// Returns the expected error of a device for a golden case; `None` for cases that it computes.
 fn refusal(case: &str, family: Architecture) -> Option<&'static str> {
     match (case, family) {
         ("qwen3_bias_window", _) => Some("sliding window on a GPU: got 8 tokens in layer 1, with sequences of 29"),
@@ -121,7 +121,8 @@ fn refusal(case: &str, family: Architecture) -> Option<&'static str> {
     }
 }
 
-/// Every golden case there is, now and later: a device gives the logits of transformers, or refuses by name.
+/// For every golden case, including future ones, a device computes the logits of transformers or refuses the case by
+/// name.
 #[test]
 fn every_golden_case_is_right_on_a_device_or_refused_by_name() {
     let (mut wrong, mut computed) = (Vec::new(), 0);
@@ -153,7 +154,8 @@ fn every_golden_case_is_right_on_a_device_or_refused_by_name() {
     assert!(computed >= 30, "{computed}");
 }
 
-/// What a configuration may say of a family that has a GPU path, each by itself: it changes the logits, and a device's as it changes the CPU's.
+/// In families with a GPU path, each of these configuration values changes the logits on a device exactly as on the
+/// CPU, or is refused.
 #[test]
 fn every_word_of_a_configuration_is_heeded_or_refused() {
     let longrope = |original: usize| {
@@ -200,7 +202,8 @@ fn every_word_of_a_configuration_is_heeded_or_refused() {
     }
 }
 
-/// Hidden states of layers: those of the CPU, which are transformers'; the last one is what the head sees.
+/// Hidden states on a device equal those on the CPU, which equal those of transformers. The last ones are the head's
+/// input.
 #[test]
 fn a_device_keeps_the_hidden_states_of_layers() {
     for model in MODELS {
@@ -217,7 +220,7 @@ fn a_device_keeps_the_hidden_states_of_layers() {
             for _ in 0..2 {
                 let (hidden, got) = teacher.pass_keeping(&runs, &layers).unwrap();
                 assert_eq!(got.len(), want.len());
-                // of each layer for itself, since some are much larger than others
+                // Compares each layer separately, because their magnitudes differ a lot.
                 for place in 0..layers.len() {
                     let width = cpu.info().hidden_size;
                     let of = |all: &[f32]| -> Vec<f32> {
@@ -228,7 +231,7 @@ fn a_device_keeps_the_hidden_states_of_layers() {
                     let off = size(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / size(&mut want.iter().copied());
                     assert!(off < allowed, "{model} in {dtype}, layer {}: off by {off}", layers[place]);
                 }
-                // the pass is a whole one
+                // The head can still use the pass.
                 let mut buffer = teacher.buffer().unwrap();
                 teacher.slice(&hidden, &[0, 5], &mut buffer).unwrap();
             }
@@ -252,7 +255,7 @@ fn sixteen_bits_stay_as_near_as_on_a_cpu() {
     }
 }
 
-/// What 8 bits cost is asked of the same measurement as on a CPU; a teacher in them is refused where they are not.
+/// The same probe as for the CPU measures the loss of fp8. A CPU refuses an fp8 teacher.
 #[test]
 fn eight_bits_are_measured_and_refused_on_a_cpu() {
     for model in MODELS {
@@ -262,7 +265,7 @@ fn eight_bits_are_measured_and_refused_on_a_cpu() {
         let of = |dtype| reference.difference(on_device(model, dtype).as_ref()).unwrap();
         let (eight, sixteen) = (of(Precision::Fp8), of(Precision::Bf16));
         assert!(eight.mean_kl_nats > 4.0 * sixteen.mean_kl_nats, "{model}: {eight:?}, {sixteen:?}");
-        // of random weights, whose logits are larger than a teacher's
+        // The weights are random, so logits are larger than a trained teacher's.
         assert!(eight.mean_kl_nats < 0.3, "{model}: {eight:?}");
         let teacher = on_device(model, Precision::Fp8);
         let said = "fp8 (converted from F32 safetensors), sums in f32, the rest in bf16, on host";
@@ -307,7 +310,8 @@ fn what_does_not_fit_is_told_with_its_numbers() {
     assert!(teacher.slice(&teacher.pass(&runs_of(&expected("gpt2"))).unwrap(), &[0], &mut Logits::default()).is_err());
 }
 
-/// A device with less memory than asked for runs smaller passes and says so; how small follows from its memory alone.
+/// A device with too little memory for the requested passes runs smaller ones and reports it. The size depends only on
+/// its memory.
 #[test]
 fn a_pass_is_as_small_as_it_has_to_be() {
     let whole = on_device("gpt2", Precision::F32);
@@ -319,7 +323,8 @@ fn a_pass_is_as_small_as_it_has_to_be() {
     let bytes = host.used() - before + 4 * (kept.slice_rows() * kept.info().vocab_size.next_multiple_of(8) * 4) as u64;
     drop(kept);
     assert_eq!(host.used(), 0, "what a teacher had is given back");
-    // half a megabyte short for a pass over 512 tokens, which works in 735 kB; a twentieth is left to others
+    // Half a megabyte too little for a pass over 512 tokens, which needs 735 kB. A twentieth of free memory stays
+    // unused.
     let bytes = (bytes - 500_000) * 100 / 95;
     let small: Arc<dyn Device> = Arc::new(Host::with_memory(0, bytes));
     let teacher = gpu::load(&testdata("gpt2"), &small, &options(Precision::F32)).unwrap();
@@ -331,7 +336,7 @@ fn a_pass_is_as_small_as_it_has_to_be() {
     assert!(off(&logits(teacher.as_ref(), &runs), &logits(whole.as_ref(), &runs)) < 1e-5);
 }
 
-/// A thousand batches, from tokens to corrections, take no memory that the first one did not.
+/// A thousand batches, from tokens to corrections, allocate nothing after the first.
 #[test]
 fn the_steady_state_allocates_nothing() {
     let host = Arc::new(Host::new(0));
@@ -353,7 +358,7 @@ fn the_steady_state_allocates_nothing() {
         teacher.slice(&hidden, &[0], logits).unwrap();
         let Logits::Device(logits) = logits else { panic!("not on the device") };
         let observed = Observed { tokens: &[batch % 7], positions: &[batch], sequence_ids: &[5] };
-        // SAFETY: the buffer lives, and nobody writes to it meanwhile
+        // SAFETY: the buffer lives, and nothing writes to it meanwhile
         let slice = unsafe { logits.slice() }.unwrap();
         let found = extractor.extract(&slice, &observed).unwrap();
         assert_eq!(found.logprob.len(), 1);

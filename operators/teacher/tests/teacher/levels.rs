@@ -1,6 +1,7 @@
-//! Where the bits of a pass depend on the machine's instructions, so does what a teacher says of its arithmetic.
+//! If the bits of a pass depend on the machine's instructions, the teacher's reported arithmetic differs too.
 //!
-//! A process is of one type of machine, so each type is a process: this test's own, with fewer instructions.
+//! A process can imitate only one type of machine. The test therefore runs its own executable once per type, with fewer
+//! instructions allowed.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -11,7 +12,7 @@ use crate::{MODELS, expected, floats, rows, teacher, testdata};
 
 const DTYPES: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::F16, Precision::Bf16x3];
 
-/// For the test below, which starts it on each type of machine.
+/// Prints what the test below compares; that test starts it for each type of machine.
 #[test]
 #[ignore = "a part of another test"]
 fn tells_what_it_computes() {
@@ -46,7 +47,7 @@ fn what_has_other_bits_has_another_name() {
     assert!(found.len() >= MODELS.len() * 4, "{found:?}");
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // else the test could not see a name that is missing
+        // Otherwise the test could not detect a missing name.
         let differ = |of: &BTreeMap<String, String>| of.values().collect::<std::collections::BTreeSet<_>>().len() > 1;
         assert!(found.values().all(differ), "{found:?}");
     }

@@ -1,4 +1,4 @@
-//! Teachers against logits computed by Hugging Face transformers.
+//! Compares teachers with logits computed by Hugging Face transformers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,5 @@
-//! A device with less memory than there would have to be, here the host in its place: passes are smaller, or the numbers are told.
+//! Teachers on a device with too little memory, emulated by the host: passes are smaller, or the error states the
+//! required and free bytes.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use stillhouse_teacher::{LoadOptions, Logits, Runs, Teacher, gpu};
 use super::*;
 
 const LENGTH: usize = 32;
-/// Beyond what any of this takes.
+/// More bytes than any of these tests needs.
 const MUCH: u64 = 4 << 30;
 
 fn extraction(noise: NoiseForm, draws: u32) -> Extraction {
@@ -36,19 +37,19 @@ fn load(host: Host, options: &LoadOptions) -> Result<(Arc<Host>, Box<dyn Teacher
     Ok((host, teacher))
 }
 
-/// The most memory that is taken at once with passes of so many tokens.
+/// Returns the peak memory with passes of `options.batch_tokens` tokens.
 fn needed(options: &LoadOptions) -> u64 {
     let (host, teacher) = load(Host::with_memory(0, MUCH), options).unwrap();
     assert_eq!(teacher.pass_tokens(), options.batch_tokens);
     host.most_used()
 }
 
-/// Loads on a device that says it has much, of which so much can be had.
+/// Loads on a device that reports `MUCH` free bytes, of which only `usable` can be allocated.
 fn with_usable(usable: u64, options: &LoadOptions) -> Result<(Arc<Host>, Box<dyn Teacher>), String> {
     load(Host::fragmented(0, MUCH, MUCH - usable), options)
 }
 
-/// What a job does first, and the bits of its logits.
+/// Does the first steps of a job and returns the logits.
 fn work(host: &Arc<Host>, teacher: &dyn Teacher, extraction: &Extraction) -> Vec<f32> {
     let device: Arc<dyn Device> = host.clone();
     let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
@@ -67,7 +68,8 @@ fn work(host: &Arc<Host>, teacher: &dyn Teacher, extraction: &Extraction) -> Vec
 #[test]
 fn memory_that_is_not_there_makes_passes_half_as_long_once() {
     let asked = replay(1);
-    // of the one with the long passes the room for these is the largest part, which is asked for first; what the extraction has is asked for last
+    // With 32,768 tokens, the buffers of passes are the largest part and are allocated first. The extraction's buffers
+    // are allocated last.
     for tokens in [32_768, 512] {
         let [whole, half, quarter] = [tokens, tokens / 2, tokens / 4].map(|tokens| needed(&options(tokens, &asked)));
         let (_, teacher) = with_usable(whole + 65_536, &options(tokens, &asked)).unwrap();
@@ -84,7 +86,7 @@ fn memory_that_is_not_there_makes_passes_half_as_long_once() {
             assert!(arithmetic.ends_with(&format!("passes of {} tokens", tokens / 2)), "{arithmetic}");
             work(&host, teacher.as_ref(), &asked);
         }
-        // once, and no more: less than a half is an error, also where a quarter would do
+        // Passes are halved only once: less memory than for a half is an error, even if a quarter would fit.
         for usable in [half - 1024, quarter + 65_536] {
             let error = with_usable(usable, &options(tokens, &asked)).err().unwrap();
             let parts = format!("a pass over {} tokens", tokens / 2);
@@ -94,7 +96,7 @@ fn memory_that_is_not_there_makes_passes_half_as_long_once() {
     }
 }
 
-/// Who has fewer tokens in a pass for want of memory has the bits of who has them by choice.
+/// Passes that were reduced for lack of memory give the same bits as passes of that size by choice.
 #[test]
 fn passes_of_an_earlier_run_are_kept_to() {
     let asked = replay(1);
@@ -106,7 +108,7 @@ fn passes_of_an_earlier_run_are_kept_to() {
     assert_eq!(short.info().arithmetic, kept.info().arithmetic);
     assert_eq!(work(&host, short.as_ref(), &asked), work(&other, kept.as_ref(), &asked));
 
-    // where they do not fit, by what the device says or by what it has
+    // The passes do not fit, by what the device reports as free or by what it can allocate.
     let told = load(Host::with_memory(0, half - 1024), &of(Some(256))).err().unwrap();
     let (bytes, free) = (format!("{half} bytes asked for"), format!("{0} of {0} are free", half - 1024));
     assert!(told.contains(&bytes) && told.contains(&free) && told.contains("--overwrite"), "{told}");
@@ -114,12 +116,12 @@ fn passes_of_an_earlier_run_are_kept_to() {
     assert!(told.contains("out of memory") && told.contains("--overwrite"), "{told}");
 }
 
-/// Dense noise and draws take memory for themselves: a batch is sized with them.
+/// Draws and dense noise need memory of their own, which the size of a pass takes into account.
 #[test]
 fn draws_and_dense_noise_count() {
     let dense = |draws| extraction(NoiseForm::Dense { value_type: ValueType::F32, condition: true }, draws);
     for (few, many) in [(replay(1), replay(3)), (dense(1), dense(16))] {
-        // with what is left to others
+        // Includes the spare share.
         let total = needed(&options(64, &few)) * 110 / 100;
         let (_, teacher) = load(Host::with_memory(0, total), &options(64, &few)).unwrap();
         assert_eq!((teacher.pass_tokens(), teacher.warning()), (64, None));

@@ -1,4 +1,4 @@
-//! What a type costs: against the same sums in f64, from logits that were asked for one by one.
+//! Compares the probe's differences with sums in f64, over logits of one run at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ fn cpu(model: &str, dtype: Precision) -> Box<dyn Teacher> {
     load(&testdata(model), &LoadOptions { device: DeviceChoice::Cpu, dtype, ..LoadOptions::default() }).unwrap()
 }
 
-/// ln p of every position of a run.
+/// Returns ln p of every position of a run.
 fn logprobs(teacher: &dyn HostTeacher, run: &[u32]) -> Vec<Vec<f64>> {
     let hidden = teacher.hidden(run, 1, run.len()).unwrap().flatten(0, 1).unwrap();
     let mut logits = Vec::new();
@@ -51,7 +51,7 @@ fn the_cost_of_a_type_is_what_the_definition_says() {
             assert_eq!(got.tokens, 9);
             let mean = all.iter().sum::<f64>() / 9.0;
             let max = all.iter().copied().fold(0.0, f64::max);
-            // ln p is kept in f32
+            // ln p is stored in f32.
             assert!((got.mean_kl_nats - mean).abs() < 1e-7 + 1e-3 * mean, "{model} {dtype}: {got:?}, not {mean}");
             assert!((got.max_kl_nats - max).abs() < 1e-6 + 1e-3 * max, "{model} {dtype}: {got:?}, not {max}");
             assert!((got.max_logprob_change_nats - largest).abs() < 2e-6, "{model} {dtype}: {got:?}, not {largest}");
@@ -80,7 +80,7 @@ fn a_teacher_is_at_no_distance_from_itself_and_a_text_has_a_bound() {
     assert_all(&reference.difference(other.as_ref()).unwrap_err().to_string(), &["vocabulary of a teacher to compare"]);
 }
 
-/// A teacher with room for so many tokens, which remembers the largest pass.
+/// A teacher with passes of at most `room` tokens, which records the size of the largest pass.
 struct Bounded {
     teacher: Box<dyn Teacher>,
     room: usize,
@@ -121,13 +121,13 @@ fn a_pass_of_a_probe_has_no_more_tokens_than_there_is_room_for() {
         assert_eq!(got, want, "room for {room}");
         seconds(&exact, &text).unwrap();
         for teacher in [exact, other] {
-            // a run is one pass, whatever it has
+            // A run is one pass, whatever its length.
             assert_eq!(teacher.largest.into_inner(), largest, "room for {room}");
         }
     }
 }
 
-/// What is timed on a device is what a job does there: passes that fit, and logits that stay where they are.
+/// On a device, `seconds` measures what a job does: passes that fit, and logits that stay on the device.
 #[test]
 fn a_device_is_timed_without_its_logits_leaving_it() {
     let host = Arc::new(Host::new(0));
@@ -138,7 +138,7 @@ fn a_device_is_timed_without_its_logits_leaving_it() {
     let text = Text::new(RUNS, teacher.info().vocab_size);
     assert!(text.tokens() > teacher.pass_tokens());
     let reference = Reference::new(text, teacher.as_ref()).unwrap();
-    // to compare them they have to be read
+    // The comparison copies logits to the host.
     let copied = host.copied_out();
     assert!(copied >= 9 * 4 * teacher.info().vocab_size as u64);
     assert!(seconds(teacher.as_ref(), reference.text()).unwrap() > 0.0);

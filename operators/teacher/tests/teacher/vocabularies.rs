@@ -1,5 +1,6 @@
-//! Tokenizers inside real GGUF files, id for id with those of the models' own `tokenizer.json`: the files `ggml-vocab-*.gguf` that llama.cpp
-//! keeps, with texts (`.inp`) and the ids that transformers gave for them (`.out`). `make setup` fetches them.
+//! Tokenizers in real GGUF files return the same ids as the models' own `tokenizer.json`. Uses llama.cpp's files
+//! `ggml-vocab-*.gguf` with texts (`.inp`) and the ids that transformers gave for them (`.out`). `make setup` fetches
+//! them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,11 +11,11 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.cache/vocabularies")
 }
 
-/// Texts and ids of a vocabulary.
+/// Returns the texts of a vocabulary with their ids.
 fn cases(name: &str) -> Vec<(String, Vec<u32>)> {
     let read = |ending| fs::read_to_string(folder().join(format!("ggml-vocab-{name}.gguf.{ending}"))).unwrap();
     let (texts, ids) = (read("inp"), read("out"));
-    // each text ends with the separator
+    // The separator ends each text.
     let texts: Vec<&str> = texts.split_terminator("\n__ggml_vocab_test__\n").collect();
     let ids: Vec<&str> = ids.lines().collect();
     assert!(texts.len() > 40 && texts.len() == ids.len(), "{name}: {} texts, {} lines", texts.len(), ids.len());

@@ -1,4 +1,4 @@
-//! The weights are those that the configuration describes, or the teacher is refused: by its headers, and when it is loaded.
+//! A teacher whose weights do not match its configuration is refused, both from headers and when it is loaded.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,7 @@ fn tensors(model: &str) -> Tensors {
     candle_core::safetensors::load(testdata(model).join("model.safetensors"), &Device::Cpu).unwrap()
 }
 
-/// A model of these tensors, with `config.json` as it is but for these values.
+/// Writes a model with these tensors, and with these changes to its `config.json`.
 fn folder(model: &str, tensors: &Tensors, changes: &[(&str, serde_json::Value)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let config = fs::read_to_string(testdata(model).join("config.json")).unwrap();
@@ -27,7 +27,7 @@ fn folder(model: &str, tensors: &Tensors, changes: &[(&str, serde_json::Value)])
     folder
 }
 
-/// What loading says, which is what the headers say too.
+/// Returns the error of loading a model, after checking that the headers alone give the same error.
 #[track_caller]
 fn verdict(path: &Path) -> Option<String> {
     let checked = check_weights(path, &[]).err().map(|e| e.to_string());
@@ -57,7 +57,7 @@ fn every_tensor_is_there_and_no_other() {
             let tensor = some.remove(name).unwrap();
             let bare = name.strip_prefix("transformer.").or(name.strip_prefix("model.")).unwrap_or(name);
             refused(folder(model, &some, &[]).path(), &["model.safetensors", bare, "is missing"]);
-            // under another name it is missing where it was, and also one too many
+            // Under another name, the tensor is missing and there is also an unused one.
             some.insert(name.clone(), tensor.clone());
             some.insert(format!("{name}_scale"), tensor);
             let other = format!("`{name}_scale`");
@@ -75,7 +75,7 @@ fn a_number_of_layers_that_is_not_the_weights_is_refused() {
         let all = tensors(model);
         let (key, layers) = (layers_key(model), if model == "qwen3" { 2 } else { 3 });
         for said in 1..layers + 3 {
-            // a list of the layers' types would contradict the number first
+            // Removes the list of layer types, which would contradict the number first.
             let changed = folder(model, &all, &[(key, said.into()), ("layer_types", serde_json::Value::Null)]);
             match said {
                 said if said < layers => {
@@ -104,7 +104,7 @@ fn a_switch_that_leaves_weights_out_is_refused() {
     assert_eq!(verdict(folder("llama-gqa", &biased, &[("attention_bias", true.into())]).path()), None);
     let left_out = folder("llama-gqa", &biased, &[]);
     refused(left_out.path(), &["12 tensors are no part", "layers.0.self_attn.k_proj.bias`", "attention_bias false"]);
-    // a Llama would run with the weights of a Qwen3, without the norms of its heads
+    // Without the check, a Llama would run with a Qwen3's weights and ignore the norms of its heads.
     let llama = folder("qwen3", &tensors("qwen3"), &[("model_type", "llama".into())]);
     refused(llama.path(), &["4 tensors are no part", "self_attn.k_norm.weight`", "model_type \"llama\""]);
 }
@@ -147,7 +147,7 @@ fn a_tied_head_in_the_file_is_the_embedding() {
         assert_eq!(verdict(folder(model, &all, &[]).path()), None);
         all.insert("lm_head.weight".into(), (&head * 1.5).unwrap());
         let other = folder(model, &all, &[]);
-        // headers cannot tell; loading does, before any work
+        // Headers cannot reveal the difference; loading does, before any work.
         check_weights(other.path(), &[]).unwrap();
         let said = load_on_host(other.path(), Precision::F32).err().unwrap().to_string();
         assert!(said.contains(&format!("`lm_head.weight` is not equal to `{embedding}`")), "{said}");
@@ -195,7 +195,7 @@ fn weights_of_several_files_are_named_together() {
     );
 }
 
-/// The backbone of a student with heads of its own is a teacher like any other, once its heads are named.
+/// The backbone of a student with extra heads works as a teacher once the heads are ignored by name.
 #[test]
 fn tensors_that_are_named_are_ignored_and_no_others() {
     for model in MODELS {

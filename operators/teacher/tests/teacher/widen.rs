@@ -1,4 +1,4 @@
-//! Stored elements, widened by a device: the bits of candle's `dequantize`.
+//! A device widens stored elements to the bits of candle's `dequantize`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use stillhouse_teacher::stillhouse_gpu::{Arg, Buffer, Device as Gpu, Element, La
 
 use super::*;
 
-/// Types of GGUF files, as candle calls them, and where the 16-bit scales of a block lie.
+/// Types in GGUF files with candle's names, and the byte offsets of the 16-bit scales in a block.
 const KINDS: [(Format, GgmlDType, &[usize]); 15] = [
     (Format::F32, GgmlDType::F32, &[]),
     (Format::F16, GgmlDType::F16, &[0]),
@@ -31,7 +31,8 @@ const KINDS: [(Format, GgmlDType, &[usize]); 15] = [
     (Format::Q8K, GgmlDType::Q8K, &[]),
 ];
 
-/// Zeros, the least number, the largest that is below the normal ones, the least normal one, 1, the largest; -0, -1, the least; no number.
+/// As f16: zero, the smallest and largest subnormal, the smallest normal, 1, the largest; -0, -1, the negative largest,
+/// the negative smallest subnormal; infinity and NaN.
 const SCALES: [u16; 12] =
     [0x0000, 0x0001, 0x03ff, 0x0400, 0x3c00, 0x7bff, 0x8000, 0xbc00, 0xfbff, 0x8001, 0x7c00, 0x7e00];
 const BLOCKS: usize = 96;
@@ -44,13 +45,13 @@ fn random(key: u64) -> impl Iterator<Item = u8> {
     })
 }
 
-/// Blocks of random bytes; every second one has scales out of the list.
+/// Returns blocks of random bytes. Every second block has scales from the list.
 fn blocks(format: Format, scales: &[usize]) -> Vec<u8> {
     let [_, bytes] = format.block();
     let mut all: Vec<u8> = random(format.block()[1] as u64 + 7).take(BLOCKS * bytes).collect();
     for (i, block) in all.chunks_exact_mut(bytes).enumerate().step_by(2) {
         for (j, at) in scales.iter().enumerate() {
-            // the two scales of a block are of the same size and of different ones
+            // The two scales of a block are equal in some blocks and differ in others.
             let scale = SCALES[(i / 2 + j * (i / 24)) % SCALES.len()];
             block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
         }
@@ -58,7 +59,7 @@ fn blocks(format: Format, scales: &[usize]) -> Vec<u8> {
     all
 }
 
-/// What candle makes of them.
+/// Returns candle's widened values.
 fn dequantized(kind: GgmlDType, bytes: &[u8], count: usize) -> Vec<f32> {
     let storage = QStorage::from_data(Cow::Borrowed(bytes), &Device::Cpu, kind).unwrap();
     floats(&QTensor::new(storage, (1, count)).unwrap().dequantize(&Device::Cpu).unwrap())
@@ -85,16 +86,16 @@ fn widened(format: Format, bytes: &[u8], element: Element, seed: u64) -> Vec<u8>
         neighbours: false,
         strides: [columns, 1],
     };
-    // SAFETY: both buffers are as long as the elements
+    // SAFETY: both buffers have the length of the elements
     unsafe { Kernels::new(&device, element).widen(&widening) }.unwrap();
     to.to_host(Stream::Pass).unwrap()
 }
 
-/// The first element that has not these bits; a NaN is as good as another.
+/// Returns the first element whose bits differ. Any NaN equals any other.
 fn differs<const N: usize>(got: &[u8], want: &[f32], bits: impl Fn(f32) -> ([u8; N], bool)) -> Option<usize> {
     let is_nan = |got: [u8; N]| match N {
         4 => f32::from_ne_bytes(got[..4].try_into().unwrap()).is_nan(),
-        // of bf16 and of f16, which have their exponents in the same byte: all ones
+        // bf16 and f16 have their exponents in the same byte; these are bytes with an exponent of all ones.
         _ => got.iter().any(|byte| byte & 0x7f == 0x7f) || got.iter().any(|byte| byte & 0x7c == 0x7c),
     };
     assert_eq!(got.len(), want.len() * N);
@@ -134,7 +135,7 @@ fn blocks_are_widened_to_the_bits_of_candle() {
     assert_eq!(differs(&got, &want, |v| (v.to_ne_bytes(), v.is_nan())), None);
 }
 
-/// The comparison above sees an element that is left out at the end, and scales that are taken for zeros where they are no normal numbers.
+/// The comparison above detects an omitted element at the end, and subnormal scales that are treated as zeros.
 #[test]
 fn a_broken_kernel_is_seen() {
     for (format, kind, scales) in KINDS {
@@ -150,12 +151,12 @@ fn a_broken_kernel_is_seen() {
             let n = count as u32;
             let head = [Arg::Pointer(from.pointer()), Arg::U32(number), Arg::U32(n), Arg::Pointer(to.pointer())];
             let sizes = [0, 0, n, 1, 1, 0, n, n, n, 1].map(Arg::U32);
-            // SAFETY: the arguments are the kernel's, both buffers as long as the elements
+            // SAFETY: the arguments are the kernel's, and both buffers have the length of the elements
             unsafe { device.launch(Stream::Pass, &launch, &[&head[..], &sizes].concat()) }.unwrap();
             differs(&to.to_host(Stream::Pass).unwrap(), &want, |v| (v.to_ne_bytes(), v.is_nan()))
         };
         assert_eq!(wrong("widen_f32"), None, "{format:?}");
-        // memory that was never written holds NaN
+        // Unwritten memory holds NaN.
         let last_is_nan = want.last().unwrap().is_nan();
         assert_eq!(wrong("broken_tail_widen_f32").is_some(), !last_is_nan, "{format:?}");
         assert!(!last_is_nan, "{format:?}");
