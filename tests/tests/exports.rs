@@ -1,6 +1,6 @@
-//! A data set's log-probabilities for other readers: the same bytes however they are made, and errors that name what is wrong.
+//! Tests exports of log-probabilities for other readers: always the same bytes, and errors that name the problem.
 //!
-//! What is in the files is read in `python/tests/test_exports_kd.py`, as these readers do.
+//! `python/tests/test_exports_kd.py` reads the files the way those readers do.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ pub(crate) const MEGATRON: [&str; 10] = [
     "2",
 ];
 
-/// What there is of an export, without what only a run of it needs.
+/// The files of an export, without those that only a running export needs.
 fn exported(place: &Path) -> BTreeMap<PathBuf, String> {
     files(place).into_iter().filter(|(name, _)| !name.starts_with("_stillhouse")).collect()
 }
