@@ -35,7 +35,7 @@ struct Shared {
 struct State {
     /// Number of requests by method and file.
     asked: BTreeMap<(String, String), usize>,
-    /// Delays downloads of this file until it has had this many requests.
+    /// Delays downloads of this file until it has had this many `HEAD` requests.
     kept: Option<(String, usize)>,
 }
 
@@ -78,7 +78,7 @@ impl Hub {
         self.shared.state().asked.get(&(method.to_owned(), file.to_owned())).copied().unwrap_or(0)
     }
 
-    /// Delays downloads of a file from now on, until it has had `looks` requests in total.
+    /// Delays downloads of a file from now on, until it has had `looks` `HEAD` requests in total.
     pub fn keeps(&self, file: &str, looks: usize) {
         self.shared.state().kept = Some((file.to_owned(), looks));
     }

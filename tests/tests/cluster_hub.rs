@@ -32,7 +32,7 @@ fn two_executors_with_one_cache_download_the_weights_once() {
     let mut run = Run::begin(&scratch, &cluster.job(&job, "hub"), &[], &|command| hub.environment(command, &of_run));
     run.wait_until("its own download", || hub.asked("GET", WEIGHTS) == 1);
     assert_eq!(hub.asked("HEAD", WEIGHTS), 1);
-    // the first executor's download lasts until the second one requests the same file
+    // the first executor's download lasts until the second one has checked the same file (`HEAD`)
     hub.keeps(WEIGHTS, 3);
     let with_cache = |command: &mut Command| hub.environment(command, &of_executors);
     let executors = [cluster.executor(&with_cache), cluster.executor(&with_cache)];

@@ -99,8 +99,8 @@ fn derived_views_are_those_of_the_whole_job() {
     told.says(&["--append", "was derived from another data set", "append to that one", "derive again"]);
 }
 
-/// Proves that `derive` accepts the whole job file with other views: settings equal to those of the data set's job
-/// cause no other pass over the text.
+/// Proves that `derive` accepts the whole job file with other views: settings equal to those of the data set's job do not
+/// require another pass over the text.
 #[test]
 fn the_whole_job_file_derives_what_is_different_in_it() {
     let scratch = Scratch::with_corpus(2, 800);

@@ -1,5 +1,5 @@
-//! Proves that for any damage to a data set, its input or its job file, every verb repairs it or names a command that
-//! does, and that the way ends at a complete data set.
+//! Proves for any damage to a data set, its input or its job file that every verb repairs it or names a command that
+//! does. Following these commands always ends at a complete data set.
 
 use std::fs;
 use std::path::{Path, PathBuf};

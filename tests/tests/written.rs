@@ -138,8 +138,8 @@ fn signals() -> Value {
     })
 }
 
-/// Proves that signals and hidden states of text generated after prompts do not depend on the number of slots, that the
-/// pass of `verify` reproduces and `inspect` shows them, and that wrong ones are detected.
+/// Proves that signals and hidden states of text generated after prompts do not depend on the number of slots. The pass
+/// of `verify` reproduces them, `inspect` shows them, and wrong ones are detected.
 #[test]
 fn signals_are_kept_while_the_teacher_writes() {
     let scratch = Scratch::with_corpus(3, 500);

@@ -1,8 +1,8 @@
 //! Decides whether the output of a job is acceptable: it holds sequences, and skipped records stay within the limit.
 //!
 //! The verdict covers the whole input and does not depend on the order in which splits end. A run, a resumed run and a
-//! later check of the data set therefore agree. A run stops early only when the verdict is certain: the records still
-//! unread could no longer bring the share of skipped records below the limit.
+//! later check of the data set therefore agree. A run stops early only when the verdict is certain: unread
+//! records could no longer bring the share of skipped records below the limit.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

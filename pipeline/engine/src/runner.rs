@@ -190,8 +190,8 @@ impl SplitRunner {
         self.report_a_stall(watch, moved(progress) + progress.store_requests, rows, place);
     }
 
-    /// Reports a stall of the executors. Their store requests do not count as movement, because reporting a stall makes
-    /// requests too.
+    /// Reports a stall of the executors. Their store requests do not count as movement: stalled executors send them too,
+    /// to report.
     fn report_a_remote_stall(&self, watch: &mut StallWatch, progress: &Progress) {
         let Some(remote) = &self.remote else { return };
         let at_work = {

@@ -48,8 +48,11 @@ pub struct ShardSinkExec {
     metrics: Arc<NodeMetrics>,
 }
 
-/// The schema of the emitted rows: `split` uint32, `dataset_split` and `path` utf8, `rows`, `tokens` and `bytes`
-/// uint64, `sha256` utf8, `statistics` (JSON) and `record` (the whole commit record as JSON).
+/// The schema of the emitted rows:
+/// - `split`: uint32,
+/// - `dataset_split`, `path`, `sha256`: utf8,
+/// - `rows`, `tokens`, `bytes`: uint64,
+/// - `statistics` (JSON) and `record` (the whole commit record as JSON): utf8.
 fn record_schema() -> SchemaRef {
     let text = |name| Field::new(name, DataType::Utf8, false);
     let number = |name| Field::new(name, DataType::UInt64, false);

@@ -159,8 +159,8 @@ impl Output {
     /// Replaces a missing or damaged shard with one that was made again, if the new one matches the record.
     ///
     /// # Errors
-    /// When the bytes differ from the record (the new shard is discarded then), when the store rejects it, or when
-    /// another run has taken over the output.
+    /// When the bytes differ from the record; the new shard is discarded then. When the store rejects it, or when another
+    /// run has taken over the output.
     pub async fn replace(&self, staged: Staged, made: &ShardRecord, record: &ShardRecord) -> Result<()> {
         if (staged.bytes, &staged.sha256) != (record.bytes, &record.sha256) {
             let made_of_other_input = made.input_sha256 != record.input_sha256;
