@@ -1,3 +1,3 @@
-//! Cargo looks at the dependencies of build scripts only where there is one.
+//! Empty build script: cargo considers a package's build dependencies only if it has a build script.
 
 fn main() {}

@@ -1,4 +1,5 @@
-//! A model hub on this machine: one repository with the files of a folder, which counts what is asked for, and may keep a download under way.
+//! A model hub on this machine. It serves the files of a folder as one repository, counts requests, and can delay a
+//! download.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +16,7 @@ use serde_json::json;
 use crate::hex_sha256;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// A download that is kept is let go after so long in any case: the client calls a longer silence a failure.
+/// Maximum delay of a download. The client treats a longer silence as a failure.
 const KEPT: Duration = Duration::from_secs(20);
 
 /// The hub.
@@ -32,9 +33,9 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// How often, by method and file.
+    /// Number of requests by method and file.
     asked: BTreeMap<(String, String), usize>,
-    /// Downloads of this file wait until it was looked at so often.
+    /// Delays downloads of this file until it has had this many `HEAD` requests.
     kept: Option<(String, usize)>,
 }
 
@@ -45,10 +46,10 @@ impl Shared {
 }
 
 impl Hub {
-    /// How a job names its repository.
+    /// The URL of the repository in a job.
     pub const REFERENCE: &str = "hf://tests/teacher";
 
-    /// With the files of a folder.
+    /// Starts a hub that serves the files of a folder.
     pub fn start(folder: &Path) -> Self {
         let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let files =
@@ -66,18 +67,18 @@ impl Hub {
         this
     }
 
-    /// A command that uses it, with this cache.
+    /// Sets the environment of a command that uses the hub with this cache folder.
     pub fn environment(&self, command: &mut Command, cache: &Path) {
         command.env("HF_ENDPOINT", format!("http://{}", self.address)).env("HF_HUB_CACHE", cache);
         command.env("NO_PROXY", "127.0.0.1").env_remove("HF_HUB_OFFLINE").env_remove("HF_TOKEN");
     }
 
-    /// How often a file was looked at (`HEAD`) or downloaded (`GET`).
+    /// Number of `HEAD` or `GET` requests for a file.
     pub fn asked(&self, method: &str, file: &str) -> usize {
         self.shared.state().asked.get(&(method.to_owned(), file.to_owned())).copied().unwrap_or(0)
     }
 
-    /// From now on downloads of a file are kept under way until it was looked at so often in all.
+    /// Delays downloads of a file from now on, until it has had `looks` `HEAD` requests in total.
     pub fn keeps(&self, file: &str, looks: usize) {
         self.shared.state().kept = Some((file.to_owned(), looks));
     }
@@ -104,7 +105,7 @@ fn serve(shared: &Shared, mut stream: TcpStream) {
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
 }
 
-/// Method and path of a request, which is read with all its headers.
+/// Reads a request with its headers; returns its method and path.
 fn asked(stream: &TcpStream) -> Option<(String, String)> {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let first = lines.next()?;

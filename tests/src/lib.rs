@@ -1,15 +1,15 @@
-//! Fixtures of the end-to-end tests: the program under test, a scratch folder with a small corpus, job files.
+//! Fixtures of the end-to-end tests: the program under test, a scratch folder with a small corpus, and job files.
 //!
 //! ```text
-//!   assets/corpus ─► corpus (a few speeches, cut short) ─► job (JSON, which is YAML) ─► `stillhouse …` ─► files, text
+//!   assets/corpus ─► corpus (a few truncated speeches) ─► job (JSON, which is YAML) ─► `stillhouse …` ─► files, text
 //! ```
 //!
-//! The tests start the program as a user does. It is built here once per test run, whatever the number of test
-//! processes, so that this crate links none of it and `cargo nextest run -p stillhouse-tests` is never stale.
+//! The tests start the program as a user does. It is built once per test run, for any number of test processes. This
+//! crate links none of it, so `cargo nextest run -p stillhouse-tests` never tests a stale build.
 //!
-//! Object stores are real servers on this machine: [`seaweed`] (a full S3), [`rclone`] (an S3 that ignores
-//! `If-None-Match`), with [`proxy`] in between where a network has to fail. What they cost is in [`seaweed`]. Models come from a [`hub`]. Where hosts are to be cut off from each other they are
-//! namespaces of this machine: [`network`].
+//! Object stores are real servers on this machine: [`seaweed`] (a full S3) and [`rclone`] (an S3 that ignores
+//! `If-None-Match`). [`proxy`] sits in between where the network must fail. [`seaweed`] documents their costs. Models
+//! come from a [`hub`]. Tests that disconnect hosts run them as network namespaces of this machine: [`network`].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a fixture that fails fails its test")]
 
 pub mod hub;
@@ -35,26 +35,26 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-/// The repository.
+/// The root folder of the repository.
 pub fn root() -> PathBuf {
     fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap()
 }
 
-/// How often a test does what it does again and again: as often as CI can wait for, or, under `make soak`
-/// (`STILLHOUSE_SOAK=1`), as often as it takes to believe it.
+/// Number of repetitions of a repeated test: `ci`, or `soak` for more confidence under `make soak`
+/// (`STILLHOUSE_SOAK=1`).
 pub fn rounds(ci: usize, soak: usize) -> usize {
     if std::env::var_os("STILLHOUSE_SOAK").is_some_and(|value| value != "0") { soak } else { ci }
 }
 
-/// The GPT-2-architecture teacher with the real vocabulary of 50,257.
+/// A teacher of GPT-2's architecture with the real vocabulary of 50,257 tokens.
 pub fn nano_teacher() -> PathBuf {
     root().join("assets/teacher-nano-gpt2")
 }
 
-/// The program under test, built if it is missing or older than its sources.
+/// The program under test, which is built if it is missing or older than its sources.
 ///
-/// `STILLHOUSE_BIN` names another one. Within one nextest run all test processes share one build, by a file lock and
-/// a stamp, and a hard link to it, so that a build next door does not swap the program under a running test.
+/// `STILLHOUSE_BIN` names another program. Within one nextest run all test processes share one build, by a file lock
+/// and a stamp. They use a hard link to it, so that a concurrent build does not replace the program during a test.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("STILLHOUSE_BIN") {
@@ -78,10 +78,10 @@ fn build() -> PathBuf {
         return program;
     }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // The selection decides the features of the dependencies: with that of the tests themselves they are built once.
+    // The selected packages decide the features of dependencies. The tests' own selection avoids a second build.
     let selection = ["build", "--quiet", "--workspace", "--tests", "--bin", "stillhouse", "--target-dir"];
     cargo.current_dir(root()).args(selection).arg(target);
-    // What cargo told the test of its own package: to ring's build script, say, it would be a change.
+    // Remove what cargo set for this test's package: ring's build script, for example, would see a change and rerun.
     for (name, _) in std::env::vars_os() {
         if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|reported| name.to_string_lossy().starts_with(reported)) {
             cargo.env_remove(name);
@@ -98,12 +98,12 @@ fn build() -> PathBuf {
         }
     }
     fs::hard_link(profile.join("stillhouse"), &program).unwrap();
-    // The age of the link tells which run made it; the file itself keeps the age of the build.
+    // The link's stamp shows the age of the run; the file itself keeps the age of the build.
     File::create(folder.join(format!("{run}.stamp"))).unwrap();
     program
 }
 
-/// Whether a link is of a run that began over an hour ago (runs side by side keep theirs).
+/// Whether a link belongs to a run that began over an hour ago; concurrent runs keep theirs.
 fn is_old(link: &Path) -> bool {
     let Some(run) = link.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix("stillhouse-")) else {
         return false;
@@ -117,10 +117,10 @@ fn is_old(link: &Path) -> bool {
     old
 }
 
-/// What a program did.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ran {
-    /// Exit code; `None` when a signal ended it.
+    /// Exit code, or `None` if a signal ended it.
     pub code: Option<i32>,
     /// Standard output.
     pub stdout: String,
@@ -129,14 +129,14 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Asserts the exit code, showing what was said.
+    /// Asserts the exit code; shows the output on failure.
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
         self
     }
 
-    /// Asserts that standard error says all of these.
+    /// Asserts that standard error contains all of these.
     #[track_caller]
     pub fn says(self, parts: &[&str]) -> Self {
         for part in parts {
@@ -145,14 +145,14 @@ impl Ran {
         self
     }
 
-    /// Standard output as JSON.
+    /// Parses standard output as JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}:\n{}", self.stdout))
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command and waits for its end.
 pub fn ran(command: &mut Command) -> Ran {
     let out = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     Ran {
@@ -162,7 +162,7 @@ pub fn ran(command: &mut Command) -> Ran {
     }
 }
 
-/// A folder that goes with the test: job files, corpora, data sets.
+/// A temporary folder for job files, corpora and data sets; removed with the test.
 pub struct Scratch(TempDir);
 
 impl Default for Scratch {
@@ -177,14 +177,14 @@ impl Scratch {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// A folder with `corpus.jsonl`: the first speeches, each cut to so many bytes.
+    /// A folder with `corpus.jsonl`: the first speeches, each truncated to `bytes` bytes.
     pub fn with_corpus(speeches: usize, bytes: usize) -> Self {
         let scratch = Self::new();
         scratch.write("corpus.jsonl", &corpus(speeches, bytes));
         scratch
     }
 
-    /// A path in it.
+    /// The path of a file in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
@@ -201,7 +201,7 @@ impl Scratch {
         self.write(name, &serde_json::to_string_pretty(job).unwrap())
     }
 
-    /// The program, to be started in this folder, with nothing of the user's environment that changes what it says.
+    /// A command for the program in this folder, without environment variables that change its output.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(binary());
         command.current_dir(self.0.path()).args(arguments);
@@ -211,12 +211,12 @@ impl Scratch {
         command
     }
 
-    /// Runs the program to its end.
+    /// Runs the program and waits for its end.
     pub fn stillhouse(&self, arguments: &[&str]) -> Ran {
         ran(&mut self.command(arguments))
     }
 
-    /// Writes a job and runs it; the data set is in `out` unless the job says otherwise.
+    /// Writes a job file and runs it. Returns the folder of the data set, `out` unless the job says otherwise.
     #[track_caller]
     pub fn make(&self, job: &Value) -> PathBuf {
         let file = self.job("job.yaml", job);
@@ -225,7 +225,7 @@ impl Scratch {
     }
 }
 
-/// The first speeches of the corpus as JSON lines, each cut to so many bytes.
+/// The first speeches of the corpus as JSON lines, each truncated to `bytes` bytes.
 pub fn corpus(speeches: usize, bytes: usize) -> String {
     let file = File::open(root().join("assets/corpus/sotu-small.jsonl.gz")).unwrap();
     let lines = BufReader::new(MultiGzDecoder::new(file)).lines();
@@ -240,7 +240,7 @@ pub fn corpus(speeches: usize, bytes: usize) -> String {
     out
 }
 
-/// A small job over `corpus.jsonl` with the nano teacher and everything that this version makes.
+/// A small job over `corpus.jsonl` with the nano teacher and all outputs of this version.
 pub fn job() -> Value {
     let teacher = nano_teacher();
     json!({
@@ -260,7 +260,7 @@ pub fn job() -> Value {
     })
 }
 
-/// `value` with another one merged over it, as JSON merge patch does (null removes).
+/// Merges a JSON merge patch into `value`; null removes a key.
 pub fn with(mut value: Value, patch: &Value) -> Value {
     merge(&mut value, patch);
     value
@@ -284,17 +284,18 @@ fn merge(value: &mut Value, patch: &Value) {
     }
 }
 
-/// sha256 of a file, in hexadecimal.
+/// SHA-256 of a file in hexadecimal.
 pub fn sha256(path: &Path) -> String {
     hex_sha256(&fs::read(path).unwrap())
 }
 
-/// sha256 of bytes, in hexadecimal.
+/// SHA-256 of bytes in hexadecimal.
 pub fn hex_sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A finished data set whose manifest is another one, with what belongs to it: as if it had been made so.
+/// Changes the manifest of a finished data set and updates the files that depend on it, so that the result is
+/// consistent.
 pub fn with_manifest(dataset: &Path, change: impl FnOnce(&mut Value)) {
     let path = dataset.join("manifest.json");
     let was = fs::read(&path).unwrap();
@@ -308,13 +309,13 @@ pub fn with_manifest(dataset: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(dataset.join("_SUCCESS"), success.replace(&sums[0], &sums[1])).unwrap();
 }
 
-/// sha256 of every shard by name; a data set that has none gives an empty map.
+/// SHA-256 of every shard by name; empty if the data set has none.
 pub fn shards(dataset: &Path) -> BTreeMap<String, String> {
     let Ok(entries) = fs::read_dir(dataset.join("data")) else { return BTreeMap::new() };
     entries.map(|entry| entry.unwrap()).map(|e| (e.file_name().into_string().unwrap(), sha256(&e.path()))).collect()
 }
 
-/// sha256 of every file under a folder, by path.
+/// SHA-256 of every file under a folder, by path.
 pub fn files(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];

@@ -1,23 +1,25 @@
-//! Hosts of a network on this machine: each a network namespace with a cable to one switch, and any cable can be pulled.
+//! Simulates a network on this machine: each host is a network namespace, linked to one switch by a cable that tests
+//! can cut.
 //!
 //! ```text
 //!   store       10.77.0.2 ───────┐
-//!   scheduler   10.77.0.3 ───────┼── switch: a bridge in a namespace of its own
+//!   scheduler   10.77.0.3 ───────┼── switch: a bridge in its own namespace
 //!   executor-1  10.77.0.4 ──╳    │   cut: its port leaves the bridge
 //!   driver      10.77.0.5 ───────┘
 //! ```
 //!
-//! Who is cut off is not told: its link stays up, every neighbour's hardware address is known for good, and what is sent vanishes, in both
-//! directions, without a reset and without an ICMP message. [`Host::join`] counts what has vanished, so that a test can show that it happened.
+//! A host does not notice the cut. Its link stays up, the neighbours' hardware addresses are permanent, and packets
+//! vanish in both directions without a reset or ICMP message. [`Host::join`] returns how many packets vanished, so that
+//! a test can prove the cut.
 //!
-//! The namespaces have no names: open files of this process and the processes in them keep them, and when these are gone, however the test
-//! ended, so are namespaces, links and bridge. There is nothing to remove, and tests side by side do not know of each other. Only the network
-//! is a host's own: files and processes are those of the machine.
+//! The namespaces have no names. Open files of this process and the processes in them keep them alive. When these end,
+//! for whatever reason, the namespaces, links and bridge disappear. Nothing needs cleanup, and parallel tests do not
+//! interfere. Only the network is separate: hosts share files and processes with the machine.
 //!
-//! A namespace takes CAP_SYS_ADMIN, a link CAP_NET_ADMIN, and iproute2's `ip` (`scripts/setup` installs it). Where one of them is missing a test
-//! is skipped, because a developer's container mostly has none and everything else can be tested there; it says so by its name. Where `CI` is
-//! set, or `STILLHOUSE_NETNS=must` (as `.ci/run` sets it), it fails instead: what decides about a change must not pass because it could not
-//! look. `STILLHOUSE_NETNS=skip` is for a CI that knows that it cannot.
+//! A namespace requires CAP_SYS_ADMIN, a link CAP_NET_ADMIN, and both iproute2's `ip` (`scripts/setup` installs it).
+//! Without them a test prints its name and is skipped, because most developer containers lack them. With `CI` set, or
+//! `STILLHOUSE_NETNS=must` (as in `.ci/run`), the test fails instead, so that a gate cannot pass without it.
+//! `STILLHOUSE_NETNS=skip` is for a CI that cannot provide them.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -31,13 +33,13 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 
-/// A switch, to which hosts are connected.
+/// A network: a switch and its hosts.
 pub struct Network {
     switch: Arc<File>,
     hosts: Vec<Host>,
 }
 
-/// A host; clones are the same one.
+/// A host of the network. Clones refer to the same host.
 #[derive(Clone)]
 pub struct Host(Arc<Inner>);
 
@@ -46,15 +48,15 @@ struct Inner {
     number: u8,
     space: Arc<File>,
     switch: Arc<File>,
-    /// What had come from it when it was cut off.
+    /// Number of packets it had sent when it was cut off.
     cut: Mutex<Option<u64>>,
 }
 
 impl Network {
-    /// A network without hosts; `None`, said loudly, where this machine does not let this process make one.
+    /// Creates a network without hosts. Returns `None` and prints the reason if this machine does not allow it.
     ///
     /// # Panics
-    /// Where it has to: see the module.
+    /// If it is not allowed but required; see the module.
     pub fn start() -> Option<Self> {
         match switch() {
             Ok(switch) => Some(Self { switch: Arc::new(switch), hosts: Vec::new() }),
@@ -68,7 +70,7 @@ impl Network {
         }
     }
 
-    /// Connects a host.
+    /// Adds a host.
     pub fn host(&mut self, name: &str) -> Host {
         let number = u8::try_from(self.hosts.len() + 2).unwrap();
         let space = Arc::new(namespace().unwrap());
@@ -97,24 +99,24 @@ impl Network {
 }
 
 impl Host {
-    /// Its address.
+    /// The host's IP address.
     pub fn address(&self) -> Ipv4Addr {
         address(self.0.number)
     }
 
-    /// Lets a command run in this host.
+    /// Makes a command run in this host.
     pub fn puts(&self, command: &mut Command) {
         put(command, &self.0.space);
     }
 
-    /// Puts this thread into this host, for as long as what this gives lives.
+    /// Moves this thread into the host until the returned value is dropped.
     pub fn enter(&self) -> Inside {
         let back = File::open(OWN).unwrap();
         join_namespace(&self.0.space).unwrap();
         Inside { back, _of_this_thread: PhantomData }
     }
 
-    /// Pulls its cable.
+    /// Cuts the host off.
     pub fn cut(&self) {
         let mut cut = self.0.cut.lock().unwrap();
         assert!(cut.is_none(), "{} is cut off already", self.0.name);
@@ -122,7 +124,7 @@ impl Host {
         *cut = Some(self.0.sent());
     }
 
-    /// Puts it in again; gives how many packets of this host have vanished meanwhile.
+    /// Reconnects the host. Returns the number of its packets that vanished meanwhile.
     pub fn join(&self) -> u64 {
         let before = self.0.cut.lock().unwrap().take().unwrap_or_else(|| panic!("{} is not cut off", self.0.name));
         let vanished = self.0.sent() - before;
@@ -132,12 +134,12 @@ impl Host {
 }
 
 impl Inner {
-    /// The name of its port at the switch.
+    /// Name of the host's port at the switch.
     fn port(&self) -> String {
         format!("port-{}", self.number)
     }
 
-    /// Packets that have come from it to the switch.
+    /// Number of packets that the switch has received from it.
     fn sent(&self) -> u64 {
         let told = done(&mut ip(["-s", "-j", "link", "show", "dev", &self.port()]), &self.switch);
         let told: Value = serde_json::from_str(&told).unwrap();
@@ -145,7 +147,7 @@ impl Inner {
     }
 }
 
-/// This thread is in a host.
+/// Keeps this thread in a host.
 pub struct Inside {
     back: File,
     _of_this_thread: PhantomData<*const ()>,
@@ -154,7 +156,7 @@ pub struct Inside {
 impl Drop for Inside {
     fn drop(&mut self) {
         if let Err(e) = join_namespace(&self.back) {
-            // what this thread does next would happen in the wrong place
+            // Abort: anything this thread did next would happen in the wrong namespace.
             eprintln!("a thread cannot leave a host: {e}");
             std::process::abort();
         }
@@ -171,7 +173,7 @@ fn hardware(number: u8) -> String {
     format!("02:00:0a:4d:00:{number:02x}")
 }
 
-/// Whether a test that needs a network may not be skipped.
+/// Whether tests that need a network must not be skipped.
 fn must() -> bool {
     let says = |name: &str, text: &str| std::env::var_os(name).is_some_and(|value| value == OsStr::new(text));
     says("STILLHOUSE_NETNS", "must") || (std::env::var_os("CI").is_some() && !says("STILLHOUSE_NETNS", "skip"))
@@ -184,10 +186,10 @@ fn switch() -> io::Result<File> {
     Ok(space)
 }
 
-/// A network namespace of its own, which is there as long as the file is open or a process is in it.
+/// Creates a network namespace that lives while the file is open or a process is in it.
 fn namespace() -> io::Result<File> {
     let made = std::thread::spawn(|| {
-        // SAFETY: takes numbers only; this thread ends here
+        // SAFETY: `unshare` takes only numbers, and this thread ends here.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -197,7 +199,7 @@ fn namespace() -> io::Result<File> {
 }
 
 fn join_namespace(space: &File) -> io::Result<()> {
-    // SAFETY: the descriptor is open
+    // SAFETY: The descriptor is open.
     match unsafe { libc::setns(space.as_raw_fd(), libc::CLONE_NEWNET) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -206,7 +208,7 @@ fn join_namespace(space: &File) -> io::Result<()> {
 
 fn put(command: &mut Command, space: &Arc<File>) {
     let space = Arc::clone(space);
-    // SAFETY: between fork and exec this makes one system call and touches no memory of the parent
+    // SAFETY: Between fork and exec, this makes one system call and touches no memory of the parent.
     unsafe { command.pre_exec(move || join_namespace(&space)) };
 }
 
@@ -216,7 +218,7 @@ fn ip<const N: usize>(arguments: [&str; N]) -> Command {
     command
 }
 
-/// Runs iproute2's `ip` in a namespace; gives what it says.
+/// Runs iproute2's `ip` in a namespace and returns its output.
 fn call(command: &mut Command, space: &File) -> io::Result<String> {
     put(command, &Arc::new(space.try_clone()?));
     let ran = command.stdin(Stdio::null()).output().map_err(|e| io::Error::new(e.kind(), format!("ip: {e}")))?;
@@ -259,7 +261,7 @@ mod tests {
         sent.write_all(b"1").unwrap();
         received.read_exact(&mut byte).unwrap();
 
-        // cut off: neither end is told; a byte that is sent comes when the cable is in again
+        // while cut off, neither end gets an error; a byte sent meanwhile arrives after the reconnection
         b.cut();
         sent.write_all(b"2").unwrap();
         received.set_read_timeout(Some(SOON)).unwrap();
@@ -274,7 +276,7 @@ mod tests {
         received.read_exact(&mut byte).unwrap();
         assert_eq!(&byte, b"2");
 
-        // a command is in the host that it was put into, and this thread in none
+        // a command runs in its host; this thread is in no host
         let mut told = ip(["-j", "addr", "show", "dev", "eth0"]);
         a.puts(&mut told);
         let told: Value = serde_json::from_slice(&told.output().unwrap().stdout).unwrap();

@@ -1,12 +1,16 @@
-//! An S3 without conditions: `rclone serve s3` over a temp folder, which takes `If-None-Match` and overwrites.
+//! An S3 server without conditional writes: `rclone serve s3` over a temporary folder, which accepts `If-None-Match`
+//! and overwrites.
 //!
 //! ```text
 //!   Rclone::start ─► rclone serve s3 on 127.0.0.1 ─► folder/BUCKET/KEY, plain files
 //! ```
 //!
-//! It starts in a tenth of a second. It also ignores `If-Match`, also on reads; it knows one user; it takes parts
-//! of any size; **it answers a range with status 200** and `Content-Range`, which object_store takes for an error; and
-//! a key may not lie below another key, for keys are files.
+//! It starts in 0.1 s. Other differences from S3:
+//! - It ignores `If-Match`, even on reads.
+//! - It has only one user.
+//! - It accepts parts of any size.
+//! - **It answers a range request with status 200** and `Content-Range`, which object_store treats as an error.
+//! - A key cannot be below another key, because keys are files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,25 +21,25 @@ use tempfile::TempDir;
 use crate::s3::{ADMIN, S3, environment};
 use crate::server::{Ports, Server, tool};
 
-/// The server. Everything takes `&self`, so that one thread can kill it under another.
+/// The server. All methods take `&self`, so that one thread can kill it while another uses it.
 pub struct Rclone {
-    /// `None` after a kill. Declared first: the process goes before its folder does.
+    /// `None` after a kill. Declared first, so that the process ends before its folder is removed.
     server: Mutex<Option<Server>>,
     folder: TempDir,
     _ports: Ports,
     address: String,
     endpoint: String,
-    /// The folder that a web server shows; `None` for an S3 server.
+    /// The folder that a plain web server serves; `None` for an S3 server.
     web: Option<PathBuf>,
 }
 
 impl Rclone {
-    /// Starts one and waits until it answers.
+    /// Starts a server and waits until it responds.
     pub fn start() -> Self {
         Self::start_as(None)
     }
 
-    /// Starts a plain web server that shows a folder.
+    /// Starts a plain web server for a folder.
     pub fn start_web(shown: &Path) -> Self {
         Self::start_as(Some(shown.to_owned()))
     }
@@ -53,13 +57,13 @@ impl Rclone {
 
     fn launch(&self) {
         let mut command = Command::new(tool("rclone"));
-        // Whatever configuration the user has.
+        // Remove any rclone configuration of the user.
         for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_string_lossy().starts_with("RCLONE_")) {
             command.env_remove(name);
         }
         let what = if self.web.is_some() { "http" } else { "s3" };
         command.args(["serve", what, "--config", "/dev/null", "--addr", &self.address]);
-        // Its directory cache would hide what a test puts into the folder itself; with 0 it spins.
+        // A longer directory cache would hide files that a test puts into the folder. With 0 rclone busy-loops.
         command.args(["--dir-cache-time", "1ms"]);
         match &self.web {
             Some(shown) => command.arg(shown),
@@ -79,12 +83,12 @@ impl Rclone {
         &self.endpoint
     }
 
-    /// A client that may do everything.
+    /// A client with all permissions.
     pub fn s3(&self) -> S3 {
         S3::new(&self.endpoint, ADMIN)
     }
 
-    /// Makes a bucket.
+    /// Creates a bucket.
     pub fn create_bucket(&self, name: &str) {
         self.s3().create_bucket(name);
     }
@@ -94,17 +98,17 @@ impl Rclone {
         Path::new(self.folder.path()).join("data").join(name)
     }
 
-    /// What its user sets.
+    /// Sets the environment of a command that uses this server.
     pub fn environment(&self, command: &mut Command) {
         environment(command, &self.endpoint, ADMIN);
     }
 
-    /// SIGKILL; nothing listens until [`Rclone::restart`]. Uploads that are not complete are forgotten.
+    /// Kills the server with SIGKILL; nothing listens until [`Rclone::restart`]. Incomplete uploads are lost.
     pub fn kill(&self) {
         drop(self.server.lock().unwrap().take());
     }
 
-    /// Starts it again, on the same port and folder.
+    /// Restarts the server on the same port and folder.
     pub fn restart(&self) {
         self.kill();
         self.launch();
@@ -140,7 +144,7 @@ mod tests {
         store_refuses_its_ranges(&s3);
     }
 
-    /// Why readers are tested against SeaweedFS.
+    /// Shows why readers are tested with SeaweedFS: object_store rejects rclone's range responses.
     fn store_refuses_its_ranges(s3: &S3) {
         let store = s3.store("corpora");
         let error = s3.wait(store.get_range(&"a/b".into(), 1..2)).unwrap_err().to_string();
@@ -152,7 +156,7 @@ mod tests {
     #[test]
     fn it_dies_with_a_test_that_is_killed() {
         if let Some(file) = std::env::var_os(GRANDCHILD) {
-            // The test that is killed: a server started by a thread that has ended, which must not matter.
+            // In the process to be killed: the server must survive the end of the thread that starts it.
             let rclone = std::thread::spawn(Rclone::start).join().unwrap();
             std::thread::sleep(Duration::from_millis(200));
             assert!(rclone.s3().request("GET", "/", &[], b"").is_ok());

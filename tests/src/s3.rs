@@ -1,10 +1,10 @@
-//! A small S3 client for the tests, to prepare buckets and to look into them past the program under test.
+//! A small S3 client with which tests prepare and inspect buckets, independent of the program under test.
 //!
 //! ```text
 //!   S3 ─► request ─► AwsAuthorizer (SigV4) ─► reqwest ─► 127.0.0.1 ─► Answer { status, headers, body }
 //! ```
 //!
-//! Every call is one request, never retried: what the server answers is what the test sees.
+//! Every call sends one request without retries, so tests see exactly what the server answers.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -28,16 +28,16 @@ pub struct Keys {
     pub secret: &'static str,
 }
 
-/// May do everything.
+/// A user with all permissions.
 pub const ADMIN: Keys = Keys { access: "stillhouse", secret: "stillhouse-secret" };
-/// May read and list.
+/// A user who may read and list.
 pub const READER: Keys = Keys { access: "stillhouse-reader", secret: "stillhouse-reader-secret" };
-/// Known to no server.
+/// A user unknown to every server.
 pub const NOBODY: Keys = Keys { access: "stillhouse-nobody", secret: "stillhouse-nobody-secret" };
-/// The region that is signed for.
+/// The region used in signatures.
 pub const REGION: &str = "us-east-1";
 
-/// Gives a command the environment of a user of this endpoint, and none of the AWS variables of whoever runs the tests.
+/// Sets the environment of a command for a user of this endpoint, and removes all inherited AWS variables.
 pub fn environment(command: &mut Command, endpoint: &str, keys: Keys) {
     let set = command.get_envs().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
     let inherited = std::env::vars_os().map(|(name, _)| name);
@@ -52,26 +52,26 @@ pub fn environment(command: &mut Command, endpoint: &str, keys: Keys) {
         .env("AWS_ALLOW_HTTP", "true");
 }
 
-/// What a server answered.
+/// A server's response.
 #[derive(Debug)]
 pub struct Answer {
     /// The HTTP status.
     pub status: u16,
-    /// Header names are in lower case.
+    /// Headers by lower-case name.
     pub headers: BTreeMap<String, String>,
     /// The body.
     pub body: Vec<u8>,
 }
 
 impl Answer {
-    /// Asserts the status, showing what was said.
+    /// Asserts the status; shows the body on failure.
     #[track_caller]
     pub fn expect(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.body));
         self
     }
 
-    /// The `<Code>` of an S3 error, or nothing.
+    /// The `<Code>` of an S3 error, or an empty string.
     pub fn code(&self) -> String {
         texts(&self.body, "Error", &["Code"]).pop().map(|mut t| t.remove(0)).unwrap_or_default()
     }
@@ -88,9 +88,9 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// For the server at `http://host:port`.
+    /// Creates a client for the server at `http://host:port`.
     pub fn new(endpoint: &str, keys: Keys) -> Self {
-        // No connection is kept: one to a server that was killed would fail the first request to the next.
+        // Keep no idle connections: one to a killed server would fail the first request after its restart.
         let options = ClientOptions::new().with_allow_http(true).with_pool_max_idle_per_host(0);
         Self {
             endpoint: endpoint.to_owned(),
@@ -102,27 +102,28 @@ impl S3 {
         }
     }
 
-    /// The same, calling from a host of a [`crate::network::Network`].
+    /// The same client, connecting from a host of a [`crate::network::Network`].
     #[must_use]
     pub fn from_host(self, host: &Host) -> Self {
         Self { host: Some(host.clone()), ..self }
     }
 
-    /// object_store's own client of a bucket, for what is not here; drive it with [`S3::wait`].
+    /// object_store's own client for a bucket, for operations that this client lacks. Run its futures with
+    /// [`S3::wait`].
     pub fn store(&self, bucket: &str) -> Arc<AmazonS3> {
         let builder = AmazonS3Builder::new().with_endpoint(&self.endpoint).with_bucket_name(bucket);
         let builder = builder.with_access_key_id(self.keys.access).with_secret_access_key(self.keys.secret);
         Arc::new(builder.with_region(REGION).with_allow_http(true).build().unwrap())
     }
 
-    /// Runs something asynchronous to its end.
+    /// Runs a future to completion.
     pub fn wait<F: Future>(&self, future: F) -> F::Output {
-        // connections are made by the thread that waits
+        // The waiting thread opens the connections, so it must be in the host.
         let _inside = self.host.as_ref().map(Host::enter);
         self.runtime.block_on(future)
     }
 
-    /// A signed request: `target` is path and query, percent-encoded. An error is that of the connection.
+    /// Sends a signed request. `target` is the percent-encoded path and query. Fails only if the connection fails.
     pub fn request(
         &self,
         method: &str,
@@ -152,7 +153,7 @@ impl S3 {
         self.request(method, target, headers, body).unwrap_or_else(|e| panic!("{method} {target}: {e}"))
     }
 
-    /// Makes a bucket; one that is there already is well.
+    /// Creates a bucket, unless it exists.
     #[track_caller]
     pub fn create_bucket(&self, bucket: &str) {
         let answer = self.call("PUT", &format!("/{bucket}"), &[], b"");
@@ -165,7 +166,7 @@ impl S3 {
         self.call("PUT", &format!("/{bucket}/{}", encoded(key, true)), &[], content).expect(200);
     }
 
-    /// Writes an object unless there is one; whether it did.
+    /// Writes an object unless it exists. Returns whether it was written.
     #[track_caller]
     pub fn put_new(&self, bucket: &str, key: &str, content: &[u8]) -> bool {
         let target = format!("/{bucket}/{}", encoded(key, true));
@@ -174,27 +175,27 @@ impl S3 {
         answer.status == 200
     }
 
-    /// Reads an object, if there is one.
+    /// Reads an object, or returns `None` if it does not exist.
     #[track_caller]
     pub fn get(&self, bucket: &str, key: &str) -> Option<Vec<u8>> {
         let answer = self.call("GET", &format!("/{bucket}/{}", encoded(key, true)), &[], b"");
         if answer.status == 404 { None } else { Some(answer.expect(200).body) }
     }
 
-    /// The headers of an object (`x-amz-meta-…` among them), if there is one.
+    /// Returns the headers of an object, including `x-amz-meta-…`, or `None` if it does not exist.
     #[track_caller]
     pub fn head(&self, bucket: &str, key: &str) -> Option<BTreeMap<String, String>> {
         let answer = self.call("HEAD", &format!("/{bucket}/{}", encoded(key, true)), &[], b"");
         if answer.status == 404 { None } else { Some(answer.expect(200).headers) }
     }
 
-    /// Removes an object, if there is one.
+    /// Removes an object if it exists.
     #[track_caller]
     pub fn delete(&self, bucket: &str, key: &str) {
         self.call("DELETE", &format!("/{bucket}/{}", encoded(key, true)), &[], b"").expect(204);
     }
 
-    /// The size of every object by key, of those whose key begins with `prefix`.
+    /// Lists the objects whose keys begin with `prefix`, with their sizes.
     #[track_caller]
     pub fn list(&self, bucket: &str, prefix: &str) -> BTreeMap<String, u64> {
         let mut found = BTreeMap::new();
@@ -214,28 +215,28 @@ impl S3 {
         }
     }
 
-    /// sha256 of every object by key, of those whose key begins with `prefix`, as [`crate::files`] gives of a folder.
+    /// SHA-256 of every object whose key begins with `prefix`, by key; the counterpart of [`crate::files`].
     #[track_caller]
     pub fn files(&self, bucket: &str, prefix: &str) -> BTreeMap<String, String> {
         let keys = self.list(bucket, prefix).into_keys();
         keys.filter_map(|key| self.get(bucket, &key).map(|content| (key, crate::hex_sha256(&content)))).collect()
     }
 
-    /// Begins a multipart upload; its id.
+    /// Creates a multipart upload and returns its id.
     #[track_caller]
     pub fn create_multipart_upload(&self, bucket: &str, key: &str) -> String {
         let answer = self.call("POST", &format!("/{bucket}/{}?uploads", encoded(key, true)), &[], b"").expect(200);
-        // rclone has its own name for it.
+        // rclone uses a different element name.
         let named = |name| texts(&answer.body, name, &["UploadId"]).into_iter().flatten().next();
         named("InitiateMultipartUploadResult").or_else(|| named("InitiateMultipartUpload")).expect("an UploadId")
     }
 
-    /// Key and id of every multipart upload that is neither complete nor aborted (up to 1,000).
+    /// Lists the unfinished multipart uploads by key and id (up to 1,000).
     #[track_caller]
     pub fn list_multipart_uploads(&self, bucket: &str) -> Vec<(String, String)> {
         let answer = self.call("GET", &format!("/{bucket}?uploads"), &[], b"");
         if answer.status == 404 && answer.code() == "NoSuchUpload" {
-            // rclone's way to say that there is none.
+            // rclone's answer if there are none.
             return Vec::new();
         }
         let body = answer.expect(200).body;
@@ -248,7 +249,7 @@ impl S3 {
     }
 }
 
-/// Percent-encoded as SigV4 wants it; a key keeps its slashes.
+/// Percent-encodes a text for SigV4; a key keeps its slashes.
 pub fn encoded(text: &str, is_key: bool) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -261,7 +262,7 @@ pub fn encoded(text: &str, is_key: bool) -> String {
     out
 }
 
-/// The texts of some children of every `parent` element; a child that is missing gives an empty text.
+/// Texts of some children of every `parent` element; a missing child has an empty text.
 fn texts(xml: &[u8], parent: &str, children: &[&str]) -> Vec<Vec<String>> {
     let mut reader = Reader::from_reader(xml);
     let mut buffer = Vec::new();

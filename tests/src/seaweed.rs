@@ -1,20 +1,22 @@
-//! A real S3: SeaweedFS on this machine, with conditional writes, multipart uploads and rights, that can be killed.
+//! A real S3 server: SeaweedFS on this machine, with conditional writes, multipart uploads and permissions. Tests can
+//! kill it.
 //!
 //! ```text
 //!   Seaweed::start ─► weed server (master, volume, filer, s3) on 127.0.0.1, data in a temp folder
-//!        │ kill, restart: same ports, same data            └► dies with the test, however that ends
-//!        ├─ create_bucket ─► a bucket that takes writes at once
+//!        │ kill, restart: same ports, same data            └► ends with the test, even if that is killed
+//!        ├─ create_bucket ─► a bucket that is immediately writable
 //!        └─ environment, read_only_environment ─► the AWS_* variables of a command
 //! ```
 //!
-//! What it costs: 3 to 4 s to start, 1 to 2 s for the first write to a bucket, 3 s to restart, 120 to 300 MB of memory.
-//! Under nextest every test is a process and starts its own, so an object-store test is one journey with many
-//! assertions rather than many tests. Tests that need no conditional writes and no rights start
-//! [`Rclone`](crate::rclone::Rclone) instead, in a tenth of a second.
+//! Costs: 3 to 4 s to start, 1 to 2 s for the first write to a bucket, 3 s to restart, 120 to 300 MB of memory. Under
+//! nextest every test is a process and starts its own server. An object-store test is therefore one scenario with many
+//! assertions instead of many tests. Tests that need neither conditional writes nor permissions start
+//! [`Rclone`](crate::rclone::Rclone) instead, in 0.1 s.
 //!
-//! What it does not do as S3 does (4.48): it does not compare the body with `x-amz-content-sha256`; a second
-//! `CompleteMultipartUpload` of an upload that is complete answers 200 as long as the object is there; a full disk is
-//! 500 `InternalError`.
+//! Differences from S3 (SeaweedFS 4.48):
+//! - It does not compare the body with `x-amz-content-sha256`.
+//! - A second `CompleteMultipartUpload` of a completed upload returns 200 while the object exists.
+//! - A full disk returns 500 `InternalError`.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -29,30 +31,30 @@ use crate::network::Host;
 use crate::s3::{ADMIN, Keys, READER, S3, environment};
 use crate::server::{Ports, Server, tool};
 
-/// The server. Everything takes `&self`, so that one thread can kill it under another.
+/// The server. All methods take `&self`, so that one thread can kill it while another uses it.
 pub struct Seaweed {
-    /// `None` after a kill. Declared first: the process goes before its folder does.
+    /// `None` after a kill. Declared first, so that the process ends before its folder is removed.
     server: Mutex<Option<Server>>,
     folder: TempDir,
     ports: Ports,
     buckets: Mutex<Vec<String>>,
     endpoint: String,
-    /// Where it runs, if not on this machine's own network.
+    /// The host that it runs on, or `None` for this machine's own network.
     host: Option<Host>,
 }
 
 impl Seaweed {
-    /// Starts one and waits until it answers.
+    /// Starts a server and waits until it responds.
     pub fn start() -> Self {
         Self::begin(&std::env::temp_dir(), None)
     }
 
-    /// The same, with its data in a folder below this one: on a small file system, to see a full disk.
+    /// Starts a server with its data in a folder below this one; on a small file system, to test a full disk.
     pub fn start_in(folder: &Path) -> Self {
         Self::begin(folder, None)
     }
 
-    /// The same, in a host of its own. [`Seaweed::s3`] asks it from there, also while that one is cut off.
+    /// Starts a server in its own host. [`Seaweed::s3`] connects from that host, even while it is cut off.
     pub fn start_on(host: &Host) -> Self {
         Self::begin(&std::env::temp_dir(), Some(host.clone()))
     }
@@ -87,17 +89,17 @@ impl Seaweed {
             "-dir=data",
             "-s3",
             "-s3.config=s3.json",
-            // As S3: a bucket that is not there is an error.
+            // As in S3, a missing bucket is an error.
             "-s3.autoCreateBucket=false",
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
             "-s3.iam=false",
             "-master.telemetry=false",
             "-master.volumeSizeLimitMB=256",
-            // A master that finds its old state waits for that long before it elects itself.
+            // A restarted master waits this long before it elects itself.
             "-master.electionTimeout=300ms",
             "-master.heartbeatInterval=100ms",
-            // Every bucket has volumes of its own; files that grow, so many cost nothing.
+            // Every bucket has its own volumes. Their files grow on demand, so a high limit costs nothing.
             "-volume.max=200",
             "-volume.preStopSeconds=0",
         ]);
@@ -106,7 +108,7 @@ impl Seaweed {
             command.arg(format!("-{name}.port={}", self.ports.port(n)));
             command.arg(format!("-{name}.port.grpc={}", self.ports.port(n + 4)));
         }
-        // One new volume at a time rather than seven.
+        // Create one new volume at a time instead of seven.
         command.env("WEED_MASTER_VOLUME_GROWTH_COPY_1", "1");
         if let Some(host) = &self.host {
             host.puts(&mut command);
@@ -128,12 +130,12 @@ impl Seaweed {
         self.server.lock().unwrap()
     }
 
-    /// `http://127.0.0.1:port`, or with the address of its host.
+    /// `http://127.0.0.1:port`, or the address of its host.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// A client that may do everything.
+    /// A client with all permissions.
     pub fn s3(&self) -> S3 {
         let s3 = S3::new(&self.endpoint, ADMIN);
         match &self.host {
@@ -142,7 +144,7 @@ impl Seaweed {
         }
     }
 
-    /// Makes a bucket and waits until it takes writes (with an object `.ready`, gone again).
+    /// Creates a bucket and waits until it is writable; uses a temporary object `.ready`.
     pub fn create_bucket(&self, name: &str) {
         let s3 = self.s3();
         s3.create_bucket(name);
@@ -150,23 +152,24 @@ impl Seaweed {
         self.buckets.lock().unwrap().push(name.to_owned());
     }
 
-    /// What a user who may do everything sets; `AWS_ENDPOINT_URL` may be set to a proxy's afterwards.
+    /// Sets the environment of a command for a user with all permissions. Tests may then set `AWS_ENDPOINT_URL` to a
+    /// proxy.
     pub fn environment(&self, command: &mut Command) {
         environment(command, &self.endpoint, ADMIN);
     }
 
-    /// What a user sets who may read and list only.
+    /// Sets the environment of a command for a user who may only read and list.
     pub fn read_only_environment(&self, command: &mut Command) {
         environment(command, &self.endpoint, READER);
     }
 
-    /// SIGKILL; nothing listens until [`Seaweed::restart`]. What it had acknowledged is kept.
+    /// Kills the server with SIGKILL; nothing listens until [`Seaweed::restart`]. Acknowledged data is kept.
     pub fn kill(&self) {
         drop(self.server().take());
     }
 
-    /// Starts it again, on the same ports and data, and waits until every bucket of
-    /// [`Seaweed::create_bucket`] takes writes.
+    /// Restarts the server on the same ports and data, and waits until every bucket of [`Seaweed::create_bucket`] is
+    /// writable.
     pub fn restart(&self) {
         self.kill();
         self.launch();
@@ -176,7 +179,7 @@ impl Seaweed {
 impl Drop for Seaweed {
     fn drop(&mut self) {
         self.kill();
-        // Sockets that it leaves behind, whatever its folder is; the ports are ours until this is over.
+        // It leaves sockets in /tmp. The ports still belong to this fixture, so removing them is safe.
         for (name, n) in ["s3", "master", "volume", "filer"].into_iter().zip(0..) {
             let _ = fs::remove_file(format!("/tmp/seaweedfs-{name}-{}.sock", self.ports.port(n)));
             let _ = fs::remove_file(format!("/tmp/seaweedfs-{name}-grpc-{}.sock", self.ports.port(n + 4)));
@@ -184,7 +187,7 @@ impl Drop for Seaweed {
     }
 }
 
-/// Waits until a bucket takes writes and gives them back: the first one makes it a volume.
+/// Waits until an object can be written and read: the first write creates the bucket's volume.
 fn warm(server: &mut Server, s3: &S3, bucket: &str) {
     let target = format!("/{bucket}/.ready");
     let is = |method: &str, status: u16| s3.request(method, &target, &[], b"").is_ok_and(|a| a.status == status);

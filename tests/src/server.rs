@@ -1,7 +1,7 @@
-//! Server processes that live no longer than the test that starts them, on ports that nobody else takes.
+//! Server processes that end with the test that starts them, on ports that no other test uses.
 //!
 //! ```text
-//!   Ports::take(8) ─► flock on a block of ports ─► command ─► keeper thread ─► fork, "die with me" ─► exec
+//!   Ports::take(8) ─► flock on a block of ports ─► command ─► keeper thread ─► fork, parent-death signal ─► exec
 //! ```
 
 use std::fs::{self, File};
@@ -14,17 +14,16 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A tool of `.venv`, which `scripts/setup` installs.
+/// Path of a tool in `.venv`, which `scripts/setup` installs.
 pub fn tool(name: &str) -> PathBuf {
     let path = crate::root().join(".venv/bin").join(name);
     assert!(path.exists(), "{} is missing: run scripts/setup", path.display());
     path
 }
 
-/// Ports of 127.0.0.1 that are free, and that no other test takes while this lives.
+/// Free ports of 127.0.0.1, reserved for this test while the value lives.
 ///
-/// They lie below the range from which the kernel takes the ports of outgoing connections, so that a server that was
-/// killed finds its own again.
+/// They are below the range that the kernel uses for outgoing connections, so that a killed server can reuse its port.
 pub struct Ports {
     first: u16,
     _lock: File,
@@ -35,11 +34,11 @@ const LOWEST: u16 = 12_000;
 const BLOCKS: u16 = 1_000;
 
 impl Ports {
-    /// A block of them.
+    /// Reserves a block of ports.
     pub fn take() -> Self {
         let folder = std::env::temp_dir().join("stillhouse-ports");
         fs::create_dir_all(&folder).unwrap();
-        // Test processes start somewhere else each, so that they seldom meet.
+        // Test processes start at different blocks, so that they rarely collide.
         let start = (std::process::id() % u32::from(BLOCKS)) as u16;
         for block in (0..BLOCKS).map(|i| (start + i) % BLOCKS) {
             let lock = File::create(folder.join(block.to_string())).unwrap();
@@ -53,21 +52,21 @@ impl Ports {
         panic!("no {BLOCK} free ports in a row from {LOWEST}");
     }
 
-    /// The n-th one.
+    /// The n-th port.
     pub fn port(&self, n: u16) -> u16 {
         assert!(n < BLOCK);
         self.first + n
     }
 }
 
-/// A process that is killed when this goes, and by the kernel when this process dies in whatever way.
+/// A process that is killed when this value is dropped, and by the kernel if the test process dies.
 pub struct Server {
     child: Child,
     log: PathBuf,
 }
 
 impl Server {
-    /// Starts one; it writes what it says to `log`.
+    /// Starts a process that writes its output to `log`.
     pub fn start(mut command: Command, log: &Path) -> Self {
         let file = File::options().create(true).append(true).open(log).unwrap();
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
@@ -75,18 +74,18 @@ impl Server {
         Self { child, log: log.to_owned() }
     }
 
-    /// SIGKILL.
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Its number.
+    /// The process id.
     pub fn id(&self) -> i32 {
         self.child.id().cast_signed()
     }
 
-    /// Waits for its end, which something else brings; gives its exit code, or `None` where a signal ended it.
+    /// Waits until the process ends by other means. Returns its exit code, or `None` if a signal ended it.
     pub fn wait(&mut self) -> Option<i32> {
         let deadline = Instant::now() + Duration::from_secs(120);
         loop {
@@ -98,7 +97,7 @@ impl Server {
         }
     }
 
-    /// Waits until `ready`; shows the end of the log if that is not within a minute, or if the process has ended.
+    /// Waits until `ready`. Panics with the end of the log after 60 s, or if the process has ended.
     pub fn wait_until(&mut self, what: &str, mut ready: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !ready() {
@@ -122,7 +121,7 @@ impl Drop for Server {
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-/// Spawns from a thread that never ends: the kernel's "parent death" is that of the *thread* that forked.
+/// Spawns from a thread that never ends, because the kernel's parent-death signal refers to the *thread* that forked.
 fn keeper_spawn(mut command: Command) -> io::Result<Child> {
     static KEEPER: OnceLock<Sender<Order>> = OnceLock::new();
     let keeper = KEEPER.get_or_init(|| {
@@ -138,13 +137,13 @@ fn keeper_spawn(mut command: Command) -> io::Result<Child> {
         orders
     });
     let parent = std::process::id();
-    // SAFETY: between fork and exec this makes two system calls and touches no memory of the parent.
+    // SAFETY: Between fork and exec, this makes two system calls and touches no memory of the parent.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // The parent may have died before that call.
+            // The parent may have died before the call to `prctl`.
             if libc::getppid() == parent as i32 { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
         });
     }

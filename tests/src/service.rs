@@ -1,14 +1,15 @@
-//! `stillhouse serve` on this machine: started, asked, killed with SIGKILL, started again on the same data.
+//! `stillhouse serve` on this machine. Tests start it, send requests, kill it with SIGKILL and restart it on the same
+//! data.
 //!
 //! ```text
 //!   Service::start(configuration) ─► stillhouse serve on 127.0.0.1 ─► workers (found in /proc by their folder)
-//!        │ kill, launch, terminate: same port, same data               └► all gone when the fixture goes
+//!        │ kill, launch, terminate: same port, same data               └► killed when the fixture is dropped
 //!        ├─ api ─► Api: submit, job, until, events, stream
-//!        └─ stillhouse(["jobs", "list"]) ─► the program as its user
+//!        └─ stillhouse(["jobs", "list"]) ─► the program as a user starts it
 //! ```
 //!
-//! Jobs, corpora and data sets are in `scratch`; the queue is in a folder of its own, which jobs may not touch. A server is
-//! ready in about a second; a worker takes half a second of the processor to its first split.
+//! Jobs, corpora and data sets are in `scratch`. The queue is in a separate folder, which jobs may not access. A server
+//! is ready in about 1 s; a worker needs 0.5 s of CPU time until its first split.
 
 mod api;
 
@@ -26,10 +27,10 @@ use crate::server::{Ports, Server};
 use crate::small_disk::SmallDisk;
 use crate::{Ran, Scratch, ran, root, with};
 
-/// How long something may take that will come; a machine with nothing else to do needs a hundredth of it.
+/// Timeout for anything that must happen. An idle machine needs a hundredth of it.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Waits until `look` gives something.
+/// Polls until `look` returns a value.
 #[track_caller]
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
@@ -45,14 +46,14 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// Sends a signal to a process.
 pub fn signal(process: i32, signal: i32) {
     assert!(process > 1);
-    // SAFETY: a plain system call without memory of ours.
+    // SAFETY: A plain system call that touches no memory of ours.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0, "{process}: {}", std::io::Error::last_os_error());
 }
 
-/// Stops every thread of a process, so that nothing but SIGKILL ends it, for as long as the calling thread lives.
+/// Stops every thread of a process while the calling thread lives, so that only SIGKILL can end the process.
 ///
-/// SIGSTOP would not do for a worker whose server is then killed: of a stopped process group without a parent the kernel itself makes an
-/// end, with SIGHUP and SIGCONT.
+/// SIGSTOP does not work for a worker whose server is then killed: the kernel ends a stopped process group without a
+/// parent by SIGHUP and SIGCONT.
 pub fn freeze(process: i32) {
     let mut frozen = BTreeSet::new();
     loop {
@@ -64,7 +65,7 @@ pub fn freeze(process: i32) {
         }
         for thread in new {
             let none = std::ptr::null_mut::<libc::c_void>();
-            // SAFETY: neither request reads or writes memory of ours; `waitpid` takes null for the status.
+            // SAFETY: Neither request accesses our memory; `waitpid` accepts null for the status.
             let stopped = unsafe {
                 libc::ptrace(libc::PTRACE_SEIZE, thread, none, none) == 0
                     && libc::ptrace(libc::PTRACE_INTERRUPT, thread, none, none) == 0
@@ -75,40 +76,40 @@ pub fn freeze(process: i32) {
     }
 }
 
-/// A worker that lives.
+/// A live worker.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WorkerProcess {
     /// The job that it runs.
     pub job: String,
-    /// Its number.
+    /// The process id.
     pub process: i32,
 }
 
 /// The server.
 pub struct Service {
-    /// `None` after a kill. Declared first: the process goes before its folders do.
+    /// `None` after a kill. Declared first, so that the process ends before its folders are removed.
     server: Option<Server>,
-    /// Where jobs read and write.
+    /// The folder where jobs read and write.
     pub scratch: Scratch,
-    /// Queue and logs, and beside them the configuration.
+    /// Holds the queue, the logs and the configuration.
     own: TempDir,
     configuration: Value,
     environment: Vec<(String, String)>,
     disk: Option<SmallDisk>,
-    /// Asks it, without a token.
+    /// A client without a token.
     pub api: Api,
     _ports: Ports,
 }
 
 impl Service {
-    /// Starts one with this merged over the fixture's configuration, and waits until it is ready.
+    /// Starts a service with this patch merged into the fixture's configuration, and waits until it is ready.
     pub fn start(patch: &Value) -> Self {
         let mut service = Self::new(patch);
         service.launch();
         service
     }
 
-    /// One that is not started yet.
+    /// Prepares a service without starting it.
     pub fn new(patch: &Value) -> Self {
         let (scratch, own, ports) = (Scratch::new(), tempfile::tempdir().unwrap(), Ports::take());
         let folder = scratch.path("");
@@ -132,13 +133,13 @@ impl Service {
         self.configuration = with(self.configuration.take(), patch);
     }
 
-    /// Sets a variable of the environment of the next launch.
+    /// Sets an environment variable for the next launch.
     pub fn set(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
-    /// One that is not started yet, with its queue on a small disk and `out` beside it for the data sets of its jobs; `None` where there can be
-    /// no such disk. Its workers are not found in /proc.
+    /// Prepares a service with its queue on a small disk, and `out` on that disk for its jobs' data sets. `None` if the
+    /// disk cannot be mounted. Its workers are not found in /proc.
     pub fn on_small_disk(megabytes: u32, patch: &Value) -> Option<Self> {
         let disk = SmallDisk::mount(megabytes)?;
         let mut service = Self::new(patch);
@@ -151,7 +152,7 @@ impl Service {
         Some(service)
     }
 
-    /// The small disk that it is on.
+    /// The small disk of the service.
     pub fn disk(&self) -> &SmallDisk {
         self.disk.as_ref().expect("it is on one")
     }
@@ -161,19 +162,19 @@ impl Service {
         self.own.path().join("data")
     }
 
-    /// The configuration file, as it is now.
+    /// Writes the current configuration to a file; returns its path.
     pub fn file(&self) -> PathBuf {
         let path = self.own.path().join("service.yaml");
         fs::write(&path, self.configuration.to_string()).unwrap();
         path
     }
 
-    /// What the server has said so far, of all launches.
+    /// The server's log of all launches so far.
     pub fn said(&self) -> String {
         fs::read_to_string(self.own.path().join("log")).unwrap_or_default()
     }
 
-    /// `stillhouse serve`, to be run by the test itself.
+    /// The command `stillhouse serve`, for tests that run it themselves.
     pub fn serve(&self, more: &[&str]) -> Command {
         let mut command = self.command(&["serve", "--config", self.file().to_str().unwrap()]);
         command.args(more).envs(self.environment.iter().map(|(n, v)| (n, v)));
@@ -188,36 +189,36 @@ impl Service {
         self.launch_until(200);
     }
 
-    /// Starts it and waits until this is what it says of being ready.
+    /// Starts it and waits until its readiness endpoint returns this status.
     pub fn launch_until(&mut self, status: u16) {
         let mut server = Server::start(self.serve(&[]), &self.own.path().join("log"));
         server.wait_until("the service", || self.api.try_get("/ready").is_some_and(|answer| answer.status == status));
         self.server = Some(server);
     }
 
-    /// Lets no file of the server grow past so many bytes, or as they like, as a full disk would: every write there fails. Workers that
-    /// live already are not held to it.
+    /// Limits the file size of the server to `bytes`, or removes the limit. Writes beyond it fail, as on a full disk.
+    /// Workers that already run are not affected.
     pub fn limit_files(&self, bytes: Option<u64>) {
         let process = self.server.as_ref().expect("it runs").id();
         let limit = libc::rlimit { rlim_cur: bytes.unwrap_or(libc::RLIM_INFINITY), rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: the struct lives through the call, which only reads it; null: what it was is not asked for.
+        // SAFETY: The call only reads the struct, which outlives it. Null: the old limit is not requested.
         let set = unsafe { libc::prlimit(process, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) };
         assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     }
 
-    /// SIGKILL.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         drop(self.server.take());
     }
 
-    /// SIGTERM; gives its exit code once it has ended.
+    /// Sends SIGTERM and waits; returns the exit code.
     pub fn terminate(&mut self) -> Option<i32> {
         let mut server = self.server.take().expect("it runs");
         signal(server.id(), libc::SIGTERM);
         server.wait()
     }
 
-    /// The program, as a user of this service starts it.
+    /// A command for the program as a user of this service starts it.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.scratch.command(arguments);
         for name in ["STILLHOUSE_CONFIG", "STILLHOUSE_TOKEN"] {
@@ -227,12 +228,12 @@ impl Service {
         command
     }
 
-    /// Runs the program to its end, as a user of this service.
+    /// Runs the program as a user of this service and waits for its end.
     pub fn stillhouse(&self, arguments: &[&str]) -> Ran {
         ran(&mut self.command(arguments))
     }
 
-    /// Makes a token, as `stillhouse token create` gives it to its user.
+    /// Creates a token with `stillhouse token create`; returns a client that uses it.
     #[track_caller]
     pub fn token(&self, user: &str, scopes: &[&str]) -> Api {
         let (file, mut arguments) = (self.file(), vec!["token", "create", "--user", user, "--json"]);
@@ -241,25 +242,25 @@ impl Service {
         self.api.with_token(self.stillhouse(&arguments).expect(0).json()["token"].as_str().unwrap())
     }
 
-    /// Makes a token useless, as its operator does.
+    /// Revokes a token, as the operator does.
     #[track_caller]
     pub fn revoke(&self, token: &Api) {
         let (file, id) = (self.file(), token.secret().split('_').nth(1).unwrap());
         self.stillhouse(&["token", "revoke", id, "--config", file.to_str().unwrap()]).expect(0);
     }
 
-    /// A connection to the server, for what no client would send.
+    /// Opens a raw connection to the server, for requests that no client would send.
     pub fn connect(&self) -> std::net::TcpStream {
         std::net::TcpStream::connect(&self.api.url()["http://".len()..]).unwrap()
     }
 
-    /// The workers that live, whichever launch started them.
+    /// The live workers of all launches.
     pub fn workers(&self) -> Vec<WorkerProcess> {
         let scratch = self.data().join("scratch");
         workers_in(&scratch)
     }
 
-    /// The worker of a job, once there is one.
+    /// Waits for the worker of a job.
     #[track_caller]
     pub fn worker_of(&self, job: &str) -> WorkerProcess {
         eventually("a worker", || self.workers().into_iter().find(|w| w.job == job))
@@ -269,7 +270,8 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.kill();
-        // They end by themselves, unless the test has stopped them; a folder that they still write to would not go.
+        // Workers end by themselves unless the test has frozen them. A folder that they still write to could not be
+        // removed.
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             let left = self.workers();
@@ -277,7 +279,7 @@ impl Drop for Service {
                 return;
             }
             for worker in left {
-                // SAFETY: a plain system call without memory of ours. It may have ended just now.
+                // SAFETY: A plain system call that touches no memory of ours. The process may have just ended.
                 unsafe { libc::kill(worker.process, libc::SIGKILL) };
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -285,19 +287,19 @@ impl Drop for Service {
     }
 }
 
-/// Workers whose folder is below this one. A folder that is gone has a name still.
+/// Finds workers whose working directory is below this folder, even if the directory has been removed.
 pub fn workers_in(scratch: &Path) -> Vec<WorkerProcess> {
     processes()
         .filter_map(|(process, folder)| {
             let name = folder.strip_prefix(scratch).ok()?.to_str()?.to_owned();
             Some(WorkerProcess { job: name.trim_end_matches(" (deleted)").to_owned(), process })
         })
-        // those that read a data set for somebody who asks
+        // excludes workers that read a data set to answer a request
         .filter(|worker| !worker.job.is_empty() && !worker.job.starts_with("ask-"))
         .collect()
 }
 
-/// Every process and the folder that it is in; those that have ended are in none.
+/// Every process and its working directory; processes that have ended have none.
 fn processes() -> impl Iterator<Item = (i32, PathBuf)> {
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     entries.filter_map(|entry| {

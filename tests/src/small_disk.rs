@@ -1,7 +1,7 @@
-//! A disk of a few megabytes, which a test fills: a tmpfs that only the processes of this test see.
+//! A disk of a few megabytes that a test can fill: a tmpfs that only the processes of this test see.
 //!
 //! ```text
-//!   unshare --mount (and a user namespace, where this user is not root) ─► mount tmpfs ─► holds it
+//!   unshare --mount (and a user namespace unless root) ─► mount tmpfs ─► a process that keeps it
 //!        └─ nsenter ─► the program, on that disk          └─ /proc/…/root ─► its files, seen by the test
 //! ```
 
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-/// The disk; it goes with this.
+/// The disk; unmounted when dropped.
 pub struct SmallDisk {
     holder: Child,
     folder: TempDir,
@@ -20,16 +20,16 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Mounts one; `None`, and a word, where this machine lets nobody mount anything.
+    /// Mounts a disk. Prints a message and returns `None` if this machine does not allow mounting.
     pub fn mount(megabytes: u32) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
-        // SAFETY: a plain system call without memory of ours.
+        // SAFETY: A plain system call that touches no memory of ours.
         let root = unsafe { libc::geteuid() } == 0;
         let script = format!("mount -t tmpfs -o size={megabytes}m tmpfs \"$0\" && echo mounted && exec cat");
         let mut command = Command::new("unshare");
         command.args(if root { [].as_slice() } else { &["--user", "--map-root-user"] });
         command.args(["--mount", "sh", "-c", &script]).arg(folder.path());
-        // it ends with its input, which this process holds, however that ends
+        // The holder ends when its standard input closes, which happens however this process ends.
         let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
         BufReader::new(holder.stdout.take().unwrap()).read_line(&mut said).unwrap();
@@ -41,16 +41,16 @@ impl SmallDisk {
         Some(Self { holder, folder, user })
     }
 
-    /// Where it is, for the processes that are on it.
+    /// Path of the disk for processes that see it.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The same process, on this disk.
+    /// The same command, with access to this disk.
     pub fn on(&self, command: &Command) -> Command {
         let mut entered = Command::new("nsenter");
         entered.args(["--target", &self.holder.id().to_string(), "--mount"]).args(self.user).arg("--no-fork");
-        // entering leaves the folder that it was started in
+        // `nsenter` changes the working directory, so restore it.
         if let Some(folder) = command.get_current_dir() {
             entered.arg(format!("--wdns={}", folder.display()));
         }
@@ -64,13 +64,13 @@ impl SmallDisk {
         entered
     }
 
-    /// A file of it, for this process.
+    /// Path of a file on the disk for this process.
     pub fn file(&self, name: &str) -> PathBuf {
         let seen = format!("/proc/{}/root{}", self.holder.id(), self.path().display());
         Path::new(&seen).join(name)
     }
 
-    /// Leaves no room on it, but for what is taken of a file that is removed.
+    /// Fills the disk. Only space freed by removing files becomes available afterwards.
     pub fn fill(&self) {
         let mut file = File::options().create(true).append(true).open(self.file("filler")).unwrap();
         let full = loop {
@@ -81,7 +81,7 @@ impl SmallDisk {
         assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     }
 
-    /// Makes room again.
+    /// Frees the space that [`SmallDisk::fill`] took.
     pub fn empty(&self) {
         fs::remove_file(self.file("filler")).unwrap();
     }

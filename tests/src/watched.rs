@@ -1,7 +1,8 @@
-//! A run that is watched from outside: how many threads it has, how much memory, and whether it ends at all.
+//! Runs a command and observes its process: number of threads, memory, and whether it ends.
 //!
 //! ```text
-//!   command ─► process, stdout and stderr into files ─► every few ms: /proc/PID/status ─► its end, or SIGKILL at the deadline
+//!   command ─► process, stdout and stderr to files ─► every few ms: /proc/PID/status ─► end, or SIGKILL at the
+//!   deadline
 //! ```
 
 use std::fs::{self, File};
@@ -13,29 +14,29 @@ use serde_json::Value;
 
 use crate::Ran;
 
-/// Between two looks.
+/// Interval between two samples.
 const LOOK: Duration = Duration::from_millis(3);
 
-/// What a run did, and the most that it took.
+/// The result of a command and its peak resource use.
 #[derive(Debug)]
 pub struct Seen {
-    /// What it said.
+    /// Exit code and output.
     pub ran: Ran,
-    /// Most threads at any look.
+    /// Maximum number of threads in any sample.
     pub threads: u64,
-    /// Largest resident memory, in bytes (`VmHWM`).
+    /// Peak resident memory in bytes (`VmHWM`).
     pub memory: u64,
 }
 
 impl Seen {
-    /// The events of `--json` of one kind, in order.
+    /// The events of one kind in the output of `--json`, in order.
     pub fn events(&self, kind: &str) -> Vec<Value> {
         let lines = self.ran.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.filter(|event| event["event"] == kind).collect()
     }
 }
 
-/// A process that ends with this value.
+/// A process that is killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -45,16 +46,16 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command to its end, which has to come before the deadline.
+/// Runs a command, which must end before the deadline.
 #[track_caller]
 pub fn watch(command: &mut Command, deadline: Duration) -> Seen {
     watch_and(command, deadline, |_, _| {})
 }
 
-/// The same; `act` is called at every look with the number of the process and what it has written to stdout so far.
+/// Like [`watch`]; calls `act` at every sample with the process id and the standard output so far.
 ///
 /// # Panics
-/// When it has not ended by the deadline: with what it said, and what every thread waits for.
+/// If the process has not ended by the deadline. The message has its output and the state of its threads.
 #[track_caller]
 pub fn watch_and(command: &mut Command, deadline: Duration, mut act: impl FnMut(i32, &str)) -> Seen {
     let folder = tempfile::tempdir().unwrap();
@@ -88,7 +89,7 @@ fn field(status: &str, name: &str) -> u64 {
     line.split_whitespace().next().map_or(0, |number| number.parse().unwrap())
 }
 
-/// How many threads of each name are in which state: `write: 73 S, tokio-rt-worker: 2 S`.
+/// Counts the threads by name and state, for example `73 × write S`.
 fn waits(process: i32) -> String {
     let mut states = std::collections::BTreeMap::<String, u64>::new();
     for task in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {

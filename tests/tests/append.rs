@@ -1,4 +1,4 @@
-//! An input that grows: `run --append` makes the splits of the new files, and what was there stays to the byte.
+//! Tests `run --append`: it makes splits of new input files and leaves existing shards byte for byte unchanged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ use stillhouse_tests::{Scratch, corpus, files, job, root, rounds, shards, with};
 use crate::resume::{moments, visible};
 use crate::stores::{User, shards_in};
 
-/// A job over all files of `in`, without a teacher.
+/// A job over all files of the folder `in`, without a teacher.
 pub(crate) fn small() -> Value {
     let tokenizer = root().join("assets/teacher-nano-gpt2/tokenizer.json");
     let more = json!({
@@ -25,7 +25,7 @@ pub(crate) fn small() -> Value {
     with(job(), &more)
 }
 
-/// Nine speeches, to be put into files.
+/// Nine speeches to distribute over files.
 fn speeches() -> Vec<String> {
     corpus(9, 1300).lines().map(|line| format!("{line}\n")).collect()
 }
@@ -38,7 +38,7 @@ pub(crate) fn scratch(job: &Value) -> Scratch {
     scratch
 }
 
-/// One file before what is there, and one after it.
+/// Adds one file that sorts before the existing one, and one after it.
 pub(crate) fn grow(scratch: &Scratch) {
     scratch.write("in/a.jsonl", &speeches()[3..5].concat());
     scratch.write("in/z.jsonl", &speeches()[5..8].concat());
@@ -48,7 +48,7 @@ fn manifest(out: &Path) -> Value {
     serde_json::from_slice(&fs::read(out.join("manifest.json")).unwrap()).unwrap()
 }
 
-/// Every shard that was there is there, under its name, with its bytes.
+/// Asserts that every earlier shard still exists with the same name and bytes.
 #[track_caller]
 fn assert_kept(before: &BTreeMap<String, String>, out: &Path) {
     let now = shards(out);
@@ -57,7 +57,7 @@ fn assert_kept(before: &BTreeMap<String, String>, out: &Path) {
     }
 }
 
-/// What the shards were read from and hold, but for numbers of splits.
+/// The input and content of each shard, without split numbers; omits the first `skip` shards.
 fn content(out: &Path, skip: usize) -> Vec<Value> {
     let of = |shard: &Value| json!([shard["input_sha256"], shard["rows"], shard["tokens"], shard["statistics"]]);
     manifest(out)["shards"].as_array().unwrap().iter().skip(skip).map(of).collect()
@@ -71,7 +71,7 @@ fn new_files_become_further_splits_and_nothing_else_changes() {
     let (before, was) = (shards(&out), manifest(&out));
     let records: Vec<_> = files(&out.join("_stillhouse/splits")).into_iter().collect();
     grow(&scratch);
-    // it is another input, and who does not say what to do with it is told
+    // The input has changed, so a run without `--append` is refused.
     scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&[
         "another job",
         "input a.jsonl: not there",
@@ -84,7 +84,7 @@ fn new_files_become_further_splits_and_nothing_else_changes() {
     let now_records = files(&out.join("_stillhouse/splits"));
     records.iter().for_each(|(name, sha256)| assert_eq!(now_records.get(name), Some(sha256), "{}", name.display()));
 
-    // the new splits come after the old ones in number, name and id, with the files in the order of the listing
+    // New splits come after the old ones in number, name and id; their files are in listing order.
     let now = manifest(&out);
     let (old, all) = (was["splits"].as_array().unwrap(), now["splits"].as_array().unwrap());
     assert_eq!(&all[..old.len()], &old[..]);
@@ -103,7 +103,7 @@ fn new_files_become_further_splits_and_nothing_else_changes() {
     assert_eq!(now["appended"], json!([{"to": was["job_hash"], "files": ["a.jsonl", "z.jsonl"]}]));
     assert_eq!(now["statistics"]["documents"], 8);
 
-    // as a whole it is a data set like any other
+    // the whole is an ordinary data set
     scratch.stillhouse(&["verify", "out", "--teacher"]).expect(0);
     scratch.stillhouse(&["inspect", "out", "--row", "0"]).expect(0);
     let rows = scratch.stillhouse(&["inspect", "out", "--json"]).expect(0).json();
@@ -119,13 +119,13 @@ fn new_files_become_further_splits_and_nothing_else_changes() {
     assert_eq!(plan["splits"].as_array().unwrap(), all);
 }
 
-/// The plan of what would be appended, and no trace of it.
+/// Proves that `plan --append` shows what `run --append` makes, and leaves no trace.
 #[test]
 fn a_plan_with_append_is_what_the_append_makes() {
     let scratch = scratch(&with(small(), &json!({"orders": progressive()})));
     let out = scratch.path("out");
     let plan = || scratch.stillhouse(&["plan", "job.yaml", "--append", "--json"]).expect(0).json();
-    // nothing has come: the plan of the job
+    // nothing new: the plan of the job
     assert_eq!((&plan()["output"]["found"], &plan()["splits"]), (&json!("complete"), &manifest(&out)["splits"]));
     grow(&scratch);
     let before = files(&scratch.path("."));
@@ -142,13 +142,13 @@ fn a_plan_with_append_is_what_the_append_makes() {
     scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(0);
     let now = manifest(&out);
     assert_eq!((&planned["splits"], &planned["job_hash"]), (&now["splits"], &now["job_hash"]));
-    // what is appended stands behind what was there, and verify knows where
+    // Appended splits have places after the existing ones, which `verify` checks.
     let place = |n: usize| &now["splits"][n]["place"];
     let end = |n: usize| place(n)["first"].as_u64().unwrap() + place(n)["sequences"].as_u64().unwrap();
     (1..old + new).for_each(|n| assert_eq!(place(n)["first"], end(n - 1), "{n}"));
     scratch.stillhouse(&["verify", "out"]).expect(0);
     scratch.stillhouse(&["plan", "job.yaml", "--append", "--overwrite"]).expect(2);
-    // an old file that is another one now is told before anything is planned
+    // a changed old file is reported before anything is planned
     scratch.write("in/m.jsonl", &speeches()[..2].concat());
     scratch.write("in/zz.jsonl", &speeches()[8..].concat());
     scratch.stillhouse(&["plan", "job.yaml", "--append"]).expect(2).says(&["cannot be appended to", "m.jsonl has"]);
@@ -177,7 +177,7 @@ fn it_goes_on_growing_and_kills_change_no_byte() {
     scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(0);
     let base = scratch.path("base");
     copy(&out, &base);
-    // another folder: the names of all files below the one that they have in common change
+    // A second folder changes the names of all files, which are relative to their common folder.
     fs::create_dir_all(scratch.path("in2")).unwrap();
     scratch.write("in2/b.jsonl", &speeches()[3..9].concat());
     let job = with(small(), &json!({"input": {"paths": ["in2/*.jsonl", "in/*.jsonl"]}}));
@@ -202,7 +202,7 @@ fn it_goes_on_growing_and_kills_change_no_byte() {
         let mut run = scratch.command(&arguments).stdin(Stdio::null()).spawn().unwrap();
         let deadline = Instant::now() + duration.mul_f64(moments.next().unwrap());
         let before = visible(&base);
-        // every other kill is at any moment, the rest right after a commit
+        // every second kill comes at a random moment, the others right after a commit
         while run.try_wait().unwrap().is_none() {
             let due = if kills % 2 == 0 { Instant::now() >= deadline } else { visible(&out) > before };
             if due {
@@ -213,7 +213,7 @@ fn it_goes_on_growing_and_kills_change_no_byte() {
         kills += 1;
         midway += usize::from((before + 1..expected.len()).contains(&visible(&out)));
         assert_kept(&shards(&base), &out);
-        // once it is in the plan, it goes on with the word and without it
+        // Once the append is in the plan, a run resumes with or without `--append`.
         let planned = hash_of_plan(&out) != manifest(&base)["job_hash"];
         let words = if planned && kills % 2 == 0 { 3 } else { 4 };
         scratch.stillhouse(&["run", "job.yaml", "--quiet", "--append"][..words]).expect(0);
@@ -223,7 +223,7 @@ fn it_goes_on_growing_and_kills_change_no_byte() {
     assert!(midway > 0, "no kill fell between the first and the last commit");
 }
 
-/// The hash of the job that a plan is of.
+/// The job hash in the plan of an output.
 fn hash_of_plan(out: &Path) -> Value {
     let plan: Value = serde_json::from_slice(&fs::read(out.join("_stillhouse/plan.json")).unwrap()).unwrap();
     plan["job_hash"].clone()
@@ -243,7 +243,7 @@ fn an_append_that_failed_is_taken_back_or_made_of_what_is_there_by_then() {
     let out = scratch.path("out");
     let kept = |out: &Path| {
         let mut kept = files(out);
-        // it knows the time of files
+        // the plan records modification times of files
         kept.retain(|name, _| !name.ends_with("plan.json"));
         kept
     };
@@ -251,12 +251,12 @@ fn an_append_that_failed_is_taken_back_or_made_of_what_is_there_by_then() {
     scratch.write("in/z.jsonl", &(speeches()[5..8].concat() + "{\"text\": 7}\n"));
     let failed = scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(1);
     assert!(failed.stderr.contains("z.jsonl"), "{}", failed.stderr);
-    // without the file: as it was
+    // without the file, the data set is as before
     fs::rename(scratch.path("in/z.jsonl"), scratch.path("z.bad")).unwrap();
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(2).says(&["another job"]);
     scratch.stillhouse(&["run", "job.yaml", "--append"]).expect(0).says(&["taken back"]);
     assert_eq!(kept(&out), before);
-    // mended: with it, and the bytes are those of an append that never failed
+    // With the file mended, the bytes equal those of an append that never failed.
     fs::rename(scratch.path("z.bad"), scratch.path("in/z.jsonl")).unwrap();
     scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(1);
     scratch.write("in/z.jsonl", &speeches()[5..8].concat());
@@ -285,7 +285,7 @@ fn holdouts_stay_what_the_first_run_made_them() {
     scratch.write("in/m.jsonl", &(0..40).map(text).collect::<String>());
     let out = scratch.make(&with(small(), &holdout));
     let was = manifest(&out);
-    // the same documents once more, and each goes where its copy went; but the tail
+    // The same documents again go to the same data set splits as their copies, except the tail.
     fs::copy(scratch.path("in/m.jsonl"), scratch.path("in/n.jsonl")).unwrap();
     let run = scratch.stillhouse(&["run", "job.yaml", "--append"]).expect(0);
     run.says(&["input.holdout.tail.last_documents"]);
@@ -317,7 +317,7 @@ fn what_cannot_be_appended_to_is_refused_and_stays() {
         assert_eq!(files(&out), before);
     };
     let text = fs::read_to_string(scratch.path("in/m.jsonl")).unwrap();
-    // a file that it was made of: longer, of the same size, gone
+    // an old input file that is longer, changed with equal size, or missing
     scratch.write("in/m.jsonl", &(text.clone() + &speeches()[8]));
     refused(&["output.path", "cannot be appended to", "m.jsonl has", "it had"]);
     scratch.write("in/m.jsonl", &text.replacen("the", "eht", 1));
@@ -331,20 +331,20 @@ fn what_cannot_be_appended_to_is_refused_and_stays() {
     let sql = json!({"input": {"sql": "SELECT text FROM corpus", "paths": null, "format": null, "tables": {"corpus": {"format": "jsonl", "paths": ["in/*.jsonl"]}}}});
     scratch.job("job.yaml", &with(small(), &sql));
     refused(&["--append: input.sql"]);
-    // damaged since
+    // a shard damaged since
     scratch.job("job.yaml", &small());
     let (shard, _) = shards(&out).pop_first().unwrap();
     let bytes = fs::read(out.join("data").join(&shard)).unwrap();
     fs::write(out.join("data").join(&shard), &bytes[1..]).unwrap();
     scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(1).says(&[&shard, "stillhouse repair"]);
     fs::write(out.join("data").join(&shard), &bytes).unwrap();
-    // not finished
+    // an unfinished data set
     let success = fs::read(out.join("_SUCCESS")).unwrap();
     fs::remove_file(out.join("_SUCCESS")).unwrap();
     scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(2).says(&["is not finished"]);
     fs::write(out.join("_SUCCESS"), success).unwrap();
     scratch.stillhouse(&["run", "job.yaml", "--append", "--quiet"]).expect(0);
-    // files of different appends in the order of their names are no other job, but the first ones among themselves are
+    // Files of different appends may be listed in another order; the first files among themselves may not.
     let reordered = json!({"input": {"paths": ["in/z.jsonl", "in/m.jsonl", "in/a.jsonl"]}});
     scratch.job("job.yaml", &with(small(), &reordered));
     let again = scratch.stillhouse(&["run", "job.yaml", "--append"]).expect(0);
@@ -437,7 +437,7 @@ fn a_lost_shard_and_a_new_file_have_a_way_out() {
             "data" => {
                 let name = before.keys().find(|name| name.contains("train-")).unwrap();
                 fs::remove_file(out.join("data").join(Path::new(name).file_name().unwrap())).unwrap();
-                // the append says what to do, and that is done
+                // the append's error names the repair command, which the test runs
                 scratch.stillhouse(&["run", "job.yaml", "--append"]).expect(1).says(&["repair"]);
             }
             file => fs::remove_file(out.join(file)).unwrap(),

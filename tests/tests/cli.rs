@@ -1,4 +1,4 @@
-//! What the command line says: every error at once, exit codes, JSON, colours, a schema that has not drifted.
+//! Tests the command line: all errors at once, exit codes, JSON, colours, and a schema that matches the code.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ engine: {kind: cluster}
 "#;
     scratch.write("job.yaml", bad);
     for verb in ["run", "plan"] {
-        // field, what was got, what is valid
+        // field, the value it got, what is valid
         let said = scratch.stillhouse(&[verb, "job.yaml"]).expect(2).says(&["job.yaml", "22 problems"]);
         for (field, got, valid) in [
             ("version", "2", "1 or less"),
@@ -137,7 +137,7 @@ fn example_jobs_are_valid() {
         let text = fs::read_to_string(&path).unwrap();
         let plan = scratch.stillhouse(&["plan", path.to_str().unwrap(), "--json", "--overwrite"]).expect(0).json();
         assert_eq!(plan["name"], path.file_stem().unwrap().to_str().unwrap());
-        // The rows of a query, and so its splits, are known only when it has run.
+        // The rows of a query, and so its splits, are unknown before it has run.
         let query = text.contains("\n  sql: ");
         assert_eq!(plan["splits"].as_array().unwrap().is_empty(), query, "{plan}");
         examples += 1;

@@ -1,6 +1,7 @@
-//! A job on a cluster ends with the bytes that it has on one machine, whatever dies, sleeps or comes late meanwhile.
+//! Proves that a job on a cluster makes the same bytes as on one machine, even if processes die, are suspended or come
+//! late.
 //!
-//! Needs a program with the feature `distributed`: `make cluster-test` builds it and runs these.
+//! Needs a program with the feature `distributed`; `make cluster-test` builds it and runs these tests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,14 +21,14 @@ use crate::stores::{packing_job, shards_in};
 
 pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// An executor says this once it asks for work.
+/// What an executor logs once it asks for work.
 const IS_READY: &str = "for splits";
 
-/// A scheduler, and executors that come and go.
+/// A scheduler with a changing number of executors.
 pub(crate) struct Cluster<'a> {
     scratch: &'a Scratch,
     ports: Ports,
-    /// Where the scheduler runs, if not on this machine's own network.
+    /// The host of the scheduler, or `None` for this machine's own network.
     host: Option<Host>,
     scheduler: Server,
     started: usize,
@@ -38,7 +39,7 @@ impl<'a> Cluster<'a> {
         Self::begin_at(scratch, None)
     }
 
-    /// The scheduler in a host of its own.
+    /// Starts the scheduler in its own host.
     pub(crate) fn start_on(scratch: &'a Scratch, host: &Host) -> Self {
         Self::begin_at(scratch, Some(host.clone()))
     }
@@ -53,7 +54,7 @@ impl<'a> Cluster<'a> {
         address(&self.ports, self.host.as_ref())
     }
 
-    /// One that is killed and started again on the same port.
+    /// Kills the scheduler and restarts it on the same port.
     fn restart(&mut self) {
         self.scheduler.kill();
         self.scheduler = launch(self.scratch, &self.ports, self.host.as_ref());
@@ -65,7 +66,7 @@ impl<'a> Cluster<'a> {
         executor
     }
 
-    /// One that is not waited for.
+    /// Starts an executor without waiting for it.
     pub(crate) fn executor_that_starts(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
         self.started += 1;
         let log = self.scratch.path(&format!("executor-{}.log", self.started));
@@ -80,20 +81,20 @@ impl<'a> Cluster<'a> {
         (0..n).map(|_| self.executor(&|_| {})).collect()
     }
 
-    /// A job for it.
+    /// The job with this cluster as its engine.
     pub(crate) fn job(&self, job: &Value, output: &str) -> Value {
         let engine = json!({"kind": "ballista", "scheduler": self.address()});
         with(job.clone(), &json!({"engine": engine, "output": {"path": output}}))
     }
 
-    /// Runs a job on it.
+    /// Runs a job on the cluster.
     fn run(&self, job: &Value, output: &str) -> PathBuf {
         self.scratch.job("cluster.yaml", &self.job(job, output));
         ran(&mut command(self.scratch, &["run", "cluster.yaml"])).expect(0);
         self.scratch.path(output)
     }
 
-    /// Begins to.
+    /// Starts a job on the cluster without waiting for it.
     fn begin(&self, job: &Value, output: &str) -> Child {
         self.scratch.job("cluster.yaml", &self.job(job, output));
         let mut command = command(self.scratch, &["run", "cluster.yaml"]);
@@ -107,13 +108,13 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Whether it asks for work.
+    /// Whether the executor asks for work.
     pub(crate) fn is_ready(&self) -> bool {
         said(&self.log).contains(IS_READY)
     }
 
     pub(crate) fn signal(&self, signal: i32) {
-        // SAFETY: a signal to a process that this test has started
+        // SAFETY: Signals a process that this test has started.
         assert_eq!(unsafe { libc::kill(self.server.id(), signal) }, 0);
     }
 
@@ -137,7 +138,7 @@ fn address(ports: &Ports, host: Option<&Host>) -> String {
     format!("{}:{}", host.map_or(Ipv4Addr::LOCALHOST, Host::address), ports.port(0))
 }
 
-/// The dead are noticed soon: an executor that lives asks every five seconds at least.
+/// Starts a scheduler that soon notices dead executors; a live one asks for work at least every five seconds.
 fn launch(scratch: &Scratch, ports: &Ports, host: Option<&Host>) -> Server {
     let log = scratch.path("scheduler.log");
     let _ = fs::remove_file(&log);
@@ -150,7 +151,7 @@ fn launch(scratch: &Scratch, ports: &Ports, host: Option<&Host>) -> Server {
     server
 }
 
-/// A job with a teacher, of seven splits.
+/// A job with a teacher and seven splits.
 pub(crate) fn small_job() -> Value {
     with(job(), &json!({"input": {"split_megabytes": 0.0015, "holdout": {"validation": {"last_documents": 1}}}}))
 }
@@ -159,14 +160,14 @@ pub(crate) fn scratch() -> Scratch {
     Scratch::with_corpus(7, 1300)
 }
 
-/// What one machine makes of a job.
+/// The shards of a job that runs on one machine.
 pub(crate) fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
     let made = shards(&scratch.make(&with(job.clone(), &json!({"output": {"path": "alone"}}))));
     assert!(made.len() >= 6, "{made:?}");
     made
 }
 
-/// Whole, and with nothing of anybody left in it.
+/// Asserts that a data set is complete and has no leftovers.
 #[track_caller]
 pub(crate) fn assert_finished(dataset: &Path, expected: &BTreeMap<String, String>) {
     assert_eq!(&shards(dataset), expected);
@@ -194,7 +195,7 @@ fn one_two_and_three_executors_make_the_bytes_of_one_machine() {
     }
     let at_work = executors.iter().filter(|executor| said(&executor.log).contains("committed split=")).count();
     assert!(at_work >= 2, "only {at_work} executors made splits");
-    // a shard that was damaged is made again there as well
+    // a damaged shard is repaired on the cluster as well
     let dataset = scratch.path("on-3");
     let name = expected.keys().next().unwrap();
     fs::write(dataset.join("data").join(name), b"damaged").unwrap();
@@ -235,7 +236,7 @@ fn a_killed_scheduler_and_a_killed_driver_are_survived_by_running_again() {
     assert_finished(&dataset, &expected);
 }
 
-/// Stops an executor right before a commit, for as long as the file is there.
+/// An executor that stops right before a commit while its hold file exists.
 pub(crate) struct Held {
     pub(crate) executor: Executor,
     hold: PathBuf,
@@ -255,7 +256,7 @@ impl Held {
         Self { executor, hold }
     }
 
-    /// Waits until it is about to commit; gives the split.
+    /// Waits until the executor is about to commit; returns the split.
     pub(crate) fn is_about_to_commit(&mut self) -> u32 {
         let reached = self.hold.with_extension("reached");
         self.executor.server.wait_until("its commit", || reached.exists());
@@ -264,19 +265,19 @@ impl Held {
         split.split(' ').next().unwrap().parse().unwrap()
     }
 
-    /// Lets it commit, now and later.
+    /// Lets the executor commit, now and later.
     pub(crate) fn goes_on(&self) {
         fs::remove_file(&self.hold).unwrap();
     }
 
-    /// Waits until it is about to commit, and stops it: it does not ask for work any more.
+    /// Waits until the executor is about to commit, then suspends it so that it no longer asks for work.
     pub(crate) fn sleeps(&mut self) -> u32 {
         let split = self.is_about_to_commit();
         self.executor.signal(libc::SIGSTOP);
         split
     }
 
-    /// Wakes it up, and waits until it has tried.
+    /// Resumes the executor and waits until it has tried to commit.
     pub(crate) fn wakes(&mut self, says: &str) {
         self.goes_on();
         self.executor.signal(libc::SIGCONT);
@@ -290,16 +291,16 @@ fn who_comes_late_on_a_disk_harms_nothing() {
     let job = with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}}));
     let expected = alone(&scratch, &job);
     let mut cluster = Cluster::start(&scratch);
-    // after its split was given to another one, and the run has ended
+    // a commit after the split was given to another executor and the run has ended
     let mut late = Held::start(&mut cluster, &|_| {});
     let run = cluster.begin(&job, "late");
     let told = scratch.path("late/_stillhouse/workers");
-    // under its own name: before, it is being put, and stopped then it would stay so
+    // Wait for the report's final name: an executor suspended during the put would leave the temporary file.
     let is_told = || {
         let names = fs::read_dir(&told).into_iter().flatten().flatten().map(|entry| entry.path());
         let reports = names.filter(|name| name.extension().is_some_and(|ending| ending == "json"));
         let reports = reports.filter_map(|name| serde_json::from_slice::<Value>(&fs::read(name).ok()?).ok());
-        // the first one says that it gets ready
+        // The first report only says that the executor is getting ready.
         reports.into_iter().any(|report| report["splits"].as_array().is_some_and(|splits| !splits.is_empty()))
     };
     late.executor.server.wait_until("its report", is_told);
@@ -313,7 +314,7 @@ fn who_comes_late_on_a_disk_harms_nothing() {
     assert_finished(&scratch.path("late"), &expected);
     drop(late);
 
-    // after the driver was killed and the output given to another job
+    // a commit after the driver was killed and the output was given to another job
     let mut zombie = Held::start(&mut cluster, &|_| {});
     let mut run = cluster.begin(&job, "zombie");
     zombie.sleeps();
@@ -351,7 +352,7 @@ fn a_cluster_writes_to_a_store_and_who_comes_late_there_harms_nothing() {
         assert_eq!(shards_in(&s3, "shards", prefix), expected);
         assert_eq!(s3.list_multipart_uploads("shards"), Vec::new());
     };
-    // one without credentials is told by name, before anything is made
+    // an executor without credentials is named in the error, before anything is made
     let stranger = cluster.executors(1);
     let refused = run(&cluster, &cluster.job(&job, "s3://shards/a"), &[]).wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&refused.stderr);
@@ -418,7 +419,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
     refused(&["run", "job.yaml"], Some(&other), 2, &["another token than this cluster's scheduler"]);
     assert!(!scratch.path("out").exists());
 
-    // an executor keeps its own rules, whoever sends the job
+    // an executor applies its own rules to every job
     let allowed = scratch.path("allowed");
     fs::create_dir(&allowed).unwrap();
     let strict = cluster.executor(&|command| {
@@ -437,7 +438,7 @@ fn an_executor_that_cannot_hold_a_teacher_is_passed_over() {
     let small = cluster.executor(&|command| {
         command.args(["--memory-megabytes", "300", "--name", "small"]);
     });
-    // alone it gives every split back, and says so; nothing is called a failure of the job
+    // Alone it returns every split and logs that. None of these counts as a failure of the job.
     let mut run = cluster.begin(&small_job(), "passed");
     let began = Instant::now();
     while !said(&small.log).contains("the job takes") {
@@ -466,7 +467,7 @@ fn a_run_tells_how_far_its_executors_are() {
     let mut command = command(&scratch, &["run", "cluster.yaml", "--json"]);
     command.stdin(Stdio::null()).stdout(fs::File::create(&log).unwrap()).stderr(Stdio::null());
     let mut run = command.spawn().unwrap();
-    // the executor has made a shard and waits before its commit: what is known of it is what it tells
+    // The executor has made a shard and waits before its commit, so its counts come only from its reports.
     let began = Instant::now();
     let told = loop {
         let events = said(&log);
@@ -501,7 +502,7 @@ fn a_split_that_another_executor_takes_over_is_told_of_again() {
         (executor, hold)
     };
     let (mut first, _) = held(&mut cluster, "first");
-    // one split
+    // a job of one split
     scratch.job("cluster.yaml", &cluster.job(&packing_job(), "over"));
     let log = scratch.path("events.jsonl");
     let mut command = command(&scratch, &["run", "cluster.yaml", "--json"]);

@@ -1,4 +1,5 @@
-//! An executor that lacks what others have ends the run with its name before anything is committed.
+//! Proves that an executor without the credentials of the others ends the run, with its name, before anything is
+//! committed.
 
 use std::process::Command;
 
@@ -21,7 +22,7 @@ fn one_of_two_executors_without_credentials_is_named_and_nothing_is_committed() 
     let with_keys = |command: &mut Command| weed.environment(command);
     let mut cluster = Cluster::start(&scratch);
     let there = cluster.job(&job, "s3://shards/a");
-    // the one with keys is at work before the other one asks, and has committed nothing yet
+    // The executor with keys is working before the other one asks, and has not committed.
     let mut keyed = Held::named(&mut cluster, "keyed", &with_keys);
     let mut run = Run::begin(&scratch, &there, &[], &with_keys);
     keyed.is_about_to_commit();
@@ -32,11 +33,11 @@ fn one_of_two_executors_without_credentials_is_named_and_nothing_is_committed() 
     assert!(run.said().contains("credentials") && run.said().contains("(executor keyless)"), "{}", run.said());
     assert!(s3.list("shards", "a/_stillhouse/splits/").is_empty());
     assert!(shards_in(&s3, "shards", "a").is_empty());
-    // nor does the other one commit for a run that has ended
+    // nor does the executor with keys commit for the ended run
     keyed.goes_on();
     keyed.executor.waits_until_it_says("this one stops");
     assert!(s3.list("shards", "a/_stillhouse/splits/").is_empty());
-    // without the one that cannot, the same command goes on
+    // without the keyless executor, the same command resumes
     drop(keyless);
     Run::begin(&scratch, &there, &[], &with_keys).ends_well();
     assert_eq!(shards_in(&s3, "shards", "a"), expected);

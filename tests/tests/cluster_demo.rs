@@ -1,11 +1,11 @@
-//! The demo is the demo wherever it is made.
+//! Proves that the demo has the same shards on one machine and on a cluster.
 
 use stillhouse_tests::{Scratch, corpus, ran, rounds, shards};
 
 use crate::cluster::{Cluster, assert_finished, command};
 use crate::demo::{self, demo_over};
 
-/// Speeches that CI has time for: three to train on, and the three of the demo's holdout. With all 33 the test takes a quarter of an hour.
+/// Speeches for which CI has time: three for training and the demo's holdout of three. All 33 would take 15 minutes.
 const SPEECHES: usize = 6;
 const WHOLE: usize = usize::MAX;
 

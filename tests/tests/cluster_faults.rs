@@ -1,11 +1,12 @@
-//! A late, retried or speculative task cannot damage anything: attempts that come late, answers that are lost, and the dead that wake up, on
-//! a cluster that writes to a store.
+//! Proves that late, retried or speculative tasks cannot damage a data set in a store: late attempts, lost responses,
+//! and suspended processes that resume.
 //!
-//! Executors and drivers have networks of their own to the store: a proxy that loses answers, or keeps requests under way for as long as the
-//! test wants. So what is late is late to the request: a record's PUT waits in the network while another executor makes the same split, and
-//! arrives afterwards.
+//! Executors and drivers reach the store through separate proxies, which lose responses or delay requests as long as
+//! the test wants. Delays are exact to the request: a record's PUT waits in the network while another executor makes
+//! the same split, and arrives afterwards.
 //!
-//! `cluster` has those that are stopped before a commit and wake up when their run has ended; here it goes on, or another run has the output.
+//! `cluster` tests executors that are suspended before a commit and resume after their run has ended. In these tests
+//! the run continues, or another run has the output.
 
 use std::process::Command;
 
@@ -43,13 +44,13 @@ fn is_manifest(method: &str, target: &str) -> bool {
     method == "PUT" && target.ends_with("/manifest.json")
 }
 
-/// The server acts, and is not heard: so often for each request, then once.
+/// The server acts but its response is lost: `in_a_row` times per request, then it succeeds once.
 fn unheard(seed: u64, in_a_row: u32, only: Which) -> Plan {
     let kinds = vec![Kind::LostResponse, Kind::ResetResponse, Kind::False500];
     Plan { seed, probability: 1.0, kinds, in_a_row, only }
 }
 
-/// How many requests were not heard of.
+/// Number of requests whose response was lost.
 fn unheard_of(proxies: &[&FaultProxy], what: Which) -> usize {
     let requests = proxies.iter().flat_map(|proxy| proxy.requests());
     let faulty = requests.filter(|r| r.fault.is_some() && what(&r.method, &format!("{}?{}", r.path, r.query)));
@@ -67,12 +68,12 @@ impl<'a> Site<'a> {
         Self { scratch, cluster: Cluster::start(scratch), store }
     }
 
-    /// A network that works.
+    /// A working network.
     fn network(&self) -> FaultProxy {
         FaultProxy::start(self.store.weed.endpoint(), Plan { probability: 0.0, ..Plan::default() })
     }
 
-    /// The job, with other limits of trying again: what waits in the network is waited for.
+    /// The job with other retry limits, so that requests delayed in the network do not time out.
     fn job(&self, prefix: &str, attempts: u32) -> Value {
         let job = self.cluster.job(&seven_splits(prefix), &format!("s3://shards/{prefix}"));
         let retry = json!({"max_attempts": attempts, "longest_seconds": 600, "request_timeout_seconds": 300});
@@ -101,7 +102,7 @@ fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
     });
     let mut late = [&networks[0], &networks[1], &networks[2]].map(|network| site.executor(network));
     let store = site.network();
-    // the run cannot end before this one commits
+    // the run cannot end before this executor commits
     let mut last = Held::named(&mut site.cluster, "last", &through(&store));
     let mut run = site.begin(&site.job("late", 10), &[], &through(&store));
     run.wait_until("requests under way", || networks.iter().all(|network| network.waiting() == 1));
@@ -117,10 +118,10 @@ fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
         assert!(network.waiting() == 1 && !has_committed(executor, split));
         network.let_go();
         executor.signal(libc::SIGCONT);
-        // that another one was quicker is no failure
+        // losing to another executor is not a failure
         executor.waits_until_it_says(&format!("committed split={split} "));
     }
-    // each record is still the first one's, and of uploads there is the one that waits
+    // Each record is still the first one's. The only open upload is that of the waiting executor.
     let (now, uploads) = site.store.state("late");
     assert_eq!((now, uploads.len()), (records, 1), "{uploads:?}");
     last.goes_on();
@@ -142,7 +143,7 @@ fn answers_to_conditional_writes_that_nobody_hears_change_nothing() {
     let mut last = Held::named(&mut site.cluster, "last", &through(&of_last));
     let mut run = site.begin(&site.job("unheard", 10), &[], &through(&of_driver));
     last.is_about_to_commit();
-    // its creation and a renewal
+    // the lease's creation and one renewal
     run.wait_until("a renewal", || unheard_of(&[&of_driver], is_lease) >= 4);
     last.goes_on();
     run.ends_well();
@@ -150,7 +151,7 @@ fn answers_to_conditional_writes_that_nobody_hears_change_nothing() {
     assert_eq!(unheard_of(&[&of_one, &of_last], is_record), 2 * SPLITS);
     assert!(unheard_of(&[&of_one, &of_last], is_completion) >= 2 * SPLITS);
 
-    // nobody ever hears that a record was written: the attempt fails, and the next one finds it
+    // If every response to a record's PUT is lost, the attempt fails and the next one finds the record.
     for (seed, network) in [(4, &of_one), (5, &of_last)] {
         network.clear();
         network.set_plan(unheard(seed, u32::MAX, is_record));
@@ -172,7 +173,7 @@ fn a_split_that_fails_each_time_ends_the_run_after_four_tries() {
     let run = site.begin(&site.job("hopeless", 2), &[], &through(&store));
     run.fails(&["splits/00003.json", "(split 3 has failed so 4 times here)"]);
     assert_eq!(said(&executor.log).matches("begins split=3 ").count(), 4, "{}", said(&executor.log));
-    // where the store works again the same command ends it
+    // once the store works again, the same command completes the job
     broken.set_plan(Plan { probability: 0.0, ..Plan::default() });
     site.begin(&site.job("hopeless", 2), &[], &through(&store)).ends_well();
     site.store.assert_finished("hopeless");
@@ -183,14 +184,14 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     let scratch = scratch();
     let mut site = Site::start(&scratch);
     let [store, of_one, of_late, of_driver] = [(); 4].map(|()| site.network());
-    // a driver that has seen that it has the output, and whose manifest is under way
+    // a driver that has checked that it holds the output, and whose manifest is in flight
     let one = site.executor(&of_one);
     of_driver.hold(Waits::Request, is_manifest);
     let mut at_its_end = site.begin(&site.job("end", 10), &[], &through(&of_driver));
     at_its_end.wait_until("its manifest", || of_driver.waiting() == 1);
     at_its_end.signal(libc::SIGSTOP);
 
-    // and one in mid-job, with an executor whose record is under way
+    // a driver in mid-job, with an executor whose record is in flight
     of_late.hold(Waits::Request, is_record);
     let mut late = site.executor(&of_late);
     let mut in_mid_job = site.begin(&site.job("middle", 10), &[], &through(&store));
@@ -199,13 +200,13 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     in_mid_job.wait_until("commits", || site.store.committed("middle") == SPLITS - 1);
     in_mid_job.signal(libc::SIGSTOP);
 
-    // another job takes the one output, the same command the other one
+    // another job takes the first output, the same command the second one
     of_one.hold(Waits::Request, is_record);
     let other = with(seven_splits("end"), &json!({"pack": {"length": 32}}));
     let other = site.begin(&other, &["--overwrite"], &through(&store));
     let mut again = site.begin(&site.job("middle", 10), &[], &through(&store));
     again.wait_until("a second record of the split", || of_one.waiting() == 1);
-    // the record that comes first names an upload that is gone
+    // the record that arrives first names an upload that no longer exists
     let record = format!("middle/_stillhouse/splits/{split:05}.json");
     assert!(site.store.s3.get("shards", &record).is_none());
     of_late.let_go();
@@ -218,7 +219,7 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     other.ends_well();
 
     let before = site.store.s3.files("shards", "");
-    // the store refuses it
+    // the store refuses the delayed manifest
     of_driver.let_go();
     for sleeper in [at_its_end, in_mid_job] {
         sleeper.signal(libc::SIGCONT);
@@ -228,7 +229,7 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     assert_eq!(site.store.s3.list_multipart_uploads("shards"), Vec::new());
 }
 
-/// How many splits an executor has begun.
+/// Number of splits that an executor has begun.
 fn begun(executor: &Executor) -> usize {
     said(&executor.log).matches("begins split=").count()
 }
@@ -244,11 +245,11 @@ fn a_run_that_is_told_to_stop_calls_its_job_back_and_gives_its_output_free() {
     run.signal(libc::SIGTERM);
     assert_eq!(run.server.wait(), Some(143), "{}", run.said());
     assert!(run.said().contains("0 of 7 splits are done and stay: run the same command again"), "{}", run.said());
-    // not left to be void some time
+    // the lease is deleted, not left to expire
     assert!(site.store.s3.get("shards", "stopped/_stillhouse/lease.json").is_none());
     held.goes_on();
     held.executor.waits_until_it_says("the run that this worker works for has ended; this one stops");
-    // nothing more of it was handed out: the next job is all that the executor has made since
+    // No more tasks were handed out: the executor has since made only the next job's splits.
     site.begin(&site.job("after", 10), &[], &through(&store)).ends_well();
     site.store.assert_finished("after");
     assert_eq!((begun(&held.executor), site.store.committed("stopped")), (1 + SPLITS, 0));
@@ -265,13 +266,13 @@ fn executors_of_a_killed_run_stop_when_its_lease_is_not_renewed_any_more() {
     let mut run = site.begin(&site.job("killed", 10), &[], &through(&store));
     held.is_about_to_commit();
     run.server.kill();
-    // nobody says so, and the lease is still there
+    // no message ends the run, and its lease still exists
     held.executor.waits_until_it_says("has not renewed its lease for 35 s");
     assert!(site.store.s3.get("shards", "killed/_stillhouse/lease.json").is_some());
     held.goes_on();
     site.begin(&site.job("after", 10), &[], &through(&store)).ends_well();
     site.store.assert_finished("after");
-    // what it was at is committed, and nothing after it was begun
+    // the split in progress is committed, and no further one was begun
     assert_eq!((begun(&held.executor), site.store.committed("killed")), (1 + SPLITS, 1));
     site.begin(&site.job("killed", 10), &[], &through(&store)).ends_well();
     site.store.assert_finished("killed");

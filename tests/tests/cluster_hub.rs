@@ -1,4 +1,5 @@
-//! Weights come once to a machine, however many executors it has: their caches are one, and a lock beside it tells who downloads.
+//! Proves that a machine downloads weights once for all its executors: they share a cache, and a lock file decides who
+//! downloads.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,7 @@ use crate::cluster_store::Run;
 
 const WEIGHTS: &str = "model.safetensors";
 
-/// Files of a cache that hold bytes of the hub.
+/// Files of a cache that hold content from the hub.
 fn blobs(cache: &Path) -> Vec<String> {
     let folder = cache.join("models--tests--teacher/blobs");
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -26,12 +27,12 @@ fn two_executors_with_one_cache_download_the_weights_once() {
     let hub = Hub::start(&nano_teacher());
     let job = with(small_job(), &json!({"extract": {"teacher": {"path": Hub::REFERENCE}}}));
     let mut cluster = Cluster::start(&scratch);
-    // the run is on another machine, so to say
+    // a separate cache simulates that the run is on another machine
     let (of_run, of_executors) = (scratch.path("cache-of-run"), scratch.path("cache-of-executors"));
     let mut run = Run::begin(&scratch, &cluster.job(&job, "hub"), &[], &|command| hub.environment(command, &of_run));
     run.wait_until("its own download", || hub.asked("GET", WEIGHTS) == 1);
     assert_eq!(hub.asked("HEAD", WEIGHTS), 1);
-    // the first executor's download is not over before the second one wants the same file
+    // the first executor's download lasts until the second one has checked the same file (`HEAD`)
     hub.keeps(WEIGHTS, 3);
     let with_cache = |command: &mut Command| hub.environment(command, &of_executors);
     let executors = [cluster.executor(&with_cache), cluster.executor(&with_cache)];
@@ -41,7 +42,7 @@ fn two_executors_with_one_cache_download_the_weights_once() {
     for executor in &executors {
         assert!(said(&executor.log).contains("committed split="), "{}", said(&executor.log));
     }
-    // whole files, and nothing that was begun
+    // complete files, and no partial downloads
     assert_eq!(blobs(&of_executors).len(), 3);
     assert!(blobs(&of_executors).iter().all(|name| name.len() == 64), "{:?}", blobs(&of_executors));
 }

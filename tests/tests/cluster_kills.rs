@@ -1,11 +1,12 @@
-//! `kill -9` of executors at random, again and again during one job: the data set is the one of a run that nobody disturbs.
+//! Proves that random `kill -9` of executors during a job does not change the data set.
 //!
 //! ```text
-//!   kill n is due when n/22 of the splits are committed ─► one of three is drawn, and a moment ─► another one is ready? ─► SIGKILL, a new one
+//!   kill n is due at n/22 of the splits committed ─► draw one of three executors, and a delay ─► is another one ready?
+//!   ─► SIGKILL, start a new one
 //! ```
 //!
-//! The new one is not waited for, so it may be the next to go, while it gets ready or before it has asked for anything. Its splits come back when the
-//! scheduler takes it for dead.
+//! The test does not wait for the new executor. It may be killed next, while it starts or before it has asked for work.
+//! Its splits return when the scheduler considers it dead.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -25,15 +26,15 @@ use crate::stores::shards_in;
 
 const KILLS: usize = 20;
 const EXECUTORS: usize = 3;
-/// Splits for each kill, and two kills' worth at the end, in which nothing is killed.
+/// Splits per kill. Two kills' worth of splits remain at the end, during which nothing is killed.
 const SPLITS_EACH: usize = 2;
 const AT_THE_END: usize = 2;
-/// Words of a split: it takes longer than a kill.
+/// Words per split, so that a split takes longer than a kill.
 const WORDS: usize = 1500;
-/// A kill comes so long after it is due at most.
+/// Maximum delay of a kill after it is due.
 const LATEST: Duration = Duration::from_millis(200);
 
-/// A folder with documents for so many kills: pieces of the first speeches.
+/// A folder with documents for this many kills: pieces of the first speeches.
 fn scratch(kills: usize) -> Scratch {
     let documents = SPLITS_EACH * (kills + AT_THE_END);
     let scratch = Scratch::new();
@@ -53,12 +54,12 @@ fn scratch(kills: usize) -> Scratch {
     scratch
 }
 
-/// A job with a teacher, and with as many splits as documents at least: a document has 8 to 9 kB.
+/// A job with a teacher and at least one split per document; a document has 8 to 9 kB.
 fn job() -> Value {
     with(small_job(), &json!({"input": {"split_megabytes": 0.009}}))
 }
 
-/// Executors that are killed while a run is at work.
+/// Executors that are killed during a run.
 struct Killed<'a, 'b> {
     cluster: &'b mut Cluster<'a>,
     set: &'b dyn Fn(&mut Command),
@@ -72,7 +73,7 @@ impl<'a, 'b> Killed<'a, 'b> {
         Self { cluster, set, executors, draws: Box::new(moments(seed)) }
     }
 
-    /// One of them, as soon as another one is left that works.
+    /// Kills a random executor as soon as another one is ready.
     fn one(&mut self, run: &mut Run) {
         let at = (self.draws.next().unwrap() * EXECUTORS as f64) as usize;
         thread::sleep(LATEST.mul_f64(self.draws.next().unwrap()));
@@ -83,7 +84,7 @@ impl<'a, 'b> Killed<'a, 'b> {
         self.executors[at] = self.cluster.executor_that_starts(self.set);
     }
 
-    /// So many during a run, spread over what it commits.
+    /// Kills executors `kills` times during a run, evenly over its commits.
     fn during(&mut self, run: &mut Run, kills: usize, splits: usize, committed: &dyn Fn() -> usize) {
         for n in 1..=kills {
             let due = n * splits / (kills + AT_THE_END);
@@ -112,7 +113,7 @@ fn executors_killed_twenty_times_during_one_job_change_no_byte() {
     assert_eq!(names(&dataset), names(&scratch.path("alone")));
 }
 
-/// All that a data set consists of.
+/// All file names of a data set.
 fn names(dataset: &Path) -> BTreeSet<PathBuf> {
     files(dataset).into_keys().collect()
 }
@@ -136,7 +137,7 @@ fn executors_killed_while_they_write_to_a_store_leave_nothing_there() {
     run.ends_well();
     assert_eq!(shards_in(&s3, "shards", "killed"), expected);
     assert_eq!(s3.list_multipart_uploads("shards"), Vec::new());
-    // a run that nobody disturbs leaves the same objects
+    // an undisturbed run leaves the same objects
     let here = with(job(), &json!({"output": {"path": "s3://shards/undisturbed"}}));
     Run::begin(&scratch, &here, &[], &with_keys).ends_well();
     let names = |prefix: &str| -> BTreeSet<String> {

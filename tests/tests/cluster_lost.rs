@@ -1,6 +1,7 @@
-//! What is lost between a scheduler and its executors, or told to go, or changes under them: the run has its end, and the right one.
+//! Proves that a run ends correctly when messages between scheduler and executors are lost, when executors are told to
+//! stop, and when its input changes.
 //!
-//! Needs a program with the feature `distributed`: `make cluster-test` builds it and runs these.
+//! Needs a program with the feature `distributed`; `make cluster-test` builds it and runs these tests.
 
 use std::fs;
 use std::io;
@@ -20,7 +21,7 @@ use crate::cluster::{Cluster, Executor, Held, alone, assert_finished, command, s
 use crate::cluster_store::Run;
 use crate::stores::packing_job;
 
-/// A way to a server that can be cut: then what is under way on it is lost, and nobody gets through.
+/// A connection to a server that the test can cut: data in flight is lost, and new connections fail.
 struct Way {
     address: SocketAddr,
     is_open: Arc<AtomicBool>,
@@ -64,7 +65,7 @@ impl Way {
     }
 }
 
-/// Splits of tokens, without a teacher.
+/// A tokenizing and packing job of several splits, without a teacher.
 fn job() -> Value {
     with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}}))
 }
@@ -80,7 +81,7 @@ fn the_end_of_a_split_that_is_lost_on_its_way_does_not_hang_the_run() {
     let ports = Ports::take();
     let address = format!("127.0.0.1:{}", ports.port(0));
     let log = scratch.path("scheduler.log");
-    // an executor that does not ask for a while is not dead for long
+    // with this timeout, an executor that does not ask for a while does not count as dead
     let mut scheduler =
         Server::start(command(&scratch, &["scheduler", "--listen", &address, "--dead-after", "600"]), &log);
     scheduler.wait_until("scheduler", || said(&log).contains("the scheduler listens on"));
@@ -98,7 +99,7 @@ fn the_end_of_a_split_that_is_lost_on_its_way_does_not_hang_the_run() {
     way.cut();
     fs::remove_file(&hold).unwrap();
     executor.wait_until("the commit", || said(&executor_log).contains("committed split="));
-    // what it tells of the end, it tells once: twenty times a second it asks, and nobody hears it
+    // It reports the end only once. It asks 20 times a second, and no request gets through.
     thread::sleep(Duration::from_secs(1));
     way.join();
     run.ends_well();
@@ -114,7 +115,7 @@ fn an_input_that_changes_before_an_executor_joins_is_never_mixed_with_what_it_wa
     let mut first = Held::named(&mut cluster, "first", &|_| {});
     let mut run = Run::begin(&scratch, &cluster.job(&job(), "mixed"), &[], &|_| {});
     first.is_about_to_commit();
-    // of the same length: names and sizes are in the job's hash
+    // keep the length, because names and sizes are in the job's hash
     let text = String::from_utf8(before).unwrap();
     fs::write(scratch.path("corpus.jsonl"), text.replace(" the ", " The ")).unwrap();
     let second = cluster.executor(&|_| {});
@@ -140,7 +141,7 @@ fn an_executor_at_work_that_is_told_to_stop_goes_and_others_make_its_splits() {
     let run = Run::begin(&scratch, &cluster.job(&job(), "told"), &[], &|_| {});
     let log = two.log.clone();
     two.server.wait_until("two splits", || said(&log).matches("begins split=").count() == 2);
-    // a split is a task: both of its slots are taken, and all others are for whoever asks
+    // A split is a task: both of its slots are taken, and the other executor gets all other splits.
     let other = cluster.executor(&|_| {});
     let (other_log, all) = (other.log.clone(), expected.len());
     two.server.wait_until("the others", || said(&other_log).matches("committed split=").count() == all - 2);

@@ -1,13 +1,14 @@
-//! A cluster whose hosts lose each other: scheduler, executors, driver and store have a network namespace each.
+//! Tests a cluster whose hosts lose their connections. Scheduler, executors, driver and store each have a network
+//! namespace.
 //!
 //! ```text
-//!   cut off              as long as                             then
-//!   one executor         its split was made by another one      its commit comes late, and finds that one's
-//!   the driver           it misses a renewal of its lease       the run goes on
-//!   the scheduler        the driver waits for it                the run ends and says so; the same command goes on
+//!   cut off              until                                  then
+//!   one executor         another one has made its split         its commit comes late and finds the other's record
+//!   the driver           it has missed a lease renewal          the run continues
+//!   the scheduler        the driver gives up waiting            the run ends with an error; the same command resumes
 //! ```
 //!
-//! What is cut off has work in its hands: an executor waits before a commit until a file goes.
+//! A host that is cut off has work in progress: an executor waits before a commit until a file is removed.
 
 use std::process::Command;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::cluster::{Cluster, Held, said, scratch};
 use crate::cluster_store::{Run, SPLITS, Store, has_committed, seven_splits};
 use crate::stores::shards_in;
 
-/// A store, a scheduler and a driver, each on a host.
+/// A store, a scheduler and a driver, each on its own host.
 struct Site<'a> {
     scratch: &'a Scratch,
     cluster: Cluster<'a>,
@@ -73,7 +74,7 @@ impl<'a> Site<'a> {
         run.wait_until("commits", || self.store.committed(prefix) >= wanted);
     }
 
-    /// How often the lease of a run was renewed.
+    /// Number of renewals of a run's lease.
     fn renewals(&self, prefix: &str) -> u64 {
         let lease = self.store.s3.get("shards", &format!("{prefix}/_stillhouse/lease.json")).unwrap();
         serde_json::from_slice::<Value>(&lease).unwrap()["renewals"].as_u64().unwrap()
@@ -87,30 +88,30 @@ fn an_executor_that_is_cut_off_in_mid_job_and_joined_again_harms_nothing() {
     let (mut away, mut last) = (site.executor("away"), site.executor("last"));
     let mut run = site.begin("cut");
     let split = away.held.is_about_to_commit();
-    // the run cannot end before this one commits
+    // the run cannot end before this executor commits
     last.held.is_about_to_commit();
     let stays = site.executor("stays");
     stays.held.goes_on();
     site.wait_for_commits(&mut run, "cut", 1);
 
     away.host.cut();
-    // it tries, and nobody hears of it
+    // it tries to commit, and no request gets through
     away.held.goes_on();
     run.wait_until("its split is made by another one", || stays.has_committed(split));
     run.wait_until("all commits but one", || site.store.committed("cut") == SPLITS - 1);
     let (records, _) = site.store.state("cut");
     assert!(!away.has_committed(split));
     assert!(away.host.join() > 0);
-    // that it lost is no failure: the record that it finds is the split's
+    // Coming second is not a failure: the record that it finds is valid for the split.
     run.wait_until("it comes late", || away.has_committed(split));
-    // the record is still the first one's, and of uploads there is the one that waits
+    // The record is still the first one's. The only open upload is that of the waiting executor.
     let (now, uploads) = site.store.state("cut");
     assert_eq!((now, uploads.len()), (records, 1), "{uploads:?}");
     last.held.goes_on();
     run.ends_well();
     site.store.assert_finished("cut");
 
-    // and it is as good as any other
+    // the executor that was cut off works normally
     drop((stays, last));
     site.begin("after").ends_well();
     site.store.assert_finished("after");
@@ -132,9 +133,9 @@ fn a_driver_that_is_cut_off_for_a_while_goes_on() {
 
     let before = site.renewals("driven");
     site.driver.cut();
-    // the executors do without it
+    // the executors work without the driver
     site.wait_for_commits(&mut run, "driven", SPLITS - 1);
-    // a renewal comes every 5 s and is given up after as many; a lease is good for 20
+    // A renewal starts every 5 s and times out after 5 s; a lease expires after 20 s.
     std::thread::sleep(Duration::from_secs(12));
     assert_eq!(site.renewals("driven"), before);
     assert!(site.driver.join() > 0);
@@ -162,7 +163,7 @@ fn a_run_whose_scheduler_is_cut_off_ends_by_name_and_goes_on_when_started_again(
     assert!((1..SPLITS).contains(&committed.len()), "{committed:?}");
     assert!(site.scheduler.join() > 0);
 
-    // who was at work for it has lost its run
+    // the executor that worked for the run notices that it has ended
     held.held.goes_on();
     held.held.executor.waits_until_it_says("this one stops");
     assert!(!held.has_committed(split));

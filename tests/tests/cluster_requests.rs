@@ -1,4 +1,4 @@
-//! What a split costs a store: the requests that ARCHITECTURE's "what it would take" is computed from.
+//! Counts the store requests of a split, from which ARCHITECTURE's "what it would take" is computed.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -11,10 +11,10 @@ use stillhouse_tests::with;
 use crate::cluster::{Cluster, scratch};
 use crate::cluster_store::{Run, SPLITS, Store, seven_splits};
 
-/// Small requests for a split, beside the parts of its shard and the looks at the lease.
+/// Maximum number of small requests per split, besides the parts of its shard and the lease checks.
 const MOST: usize = 8;
 
-/// What a request is for, and whether it is one for each split or one for so many seconds.
+/// Purpose of a request, and whether it occurs once per split or periodically.
 fn purpose(request: &Request) -> (&'static str, bool) {
     let (path, query) = (request.path.as_str(), request.query.as_str());
     let is = |name: &str| path.contains(name) || query.contains(name);
@@ -30,7 +30,7 @@ fn purpose(request: &Request) -> (&'static str, bool) {
     }
 }
 
-/// How many requests of each kind, with the method.
+/// Number of requests by purpose and method.
 fn counted(requests: &[Request], of_splits: bool) -> BTreeMap<(&'static str, &str), usize> {
     let mut counted = BTreeMap::new();
     for request in requests {
@@ -55,7 +55,7 @@ fn a_split_asks_a_store_for_little() {
     let mut cluster = Cluster::start(&scratch);
     let _executor = cluster.executor(&through(&of_executor));
     let job = cluster.job(&seven_splits("asked"), "s3://shards/asked");
-    // a request that is sent again is one too many
+    // a long timeout, because a retry would change the counts
     let job = with(job, &json!({"storage": {"retry": {"request_timeout_seconds": 300}}}));
     Run::begin(&scratch, &job, &[], &through(&of_run)).ends_well();
     store.assert_finished("asked");
@@ -64,7 +64,7 @@ fn a_split_asks_a_store_for_little() {
         println!("{who}: {:?}, beside {:?}", counted(requests, true), counted(requests, false));
     }
     let mut small = counted(&executor, true);
-    // each of these shards is one part
+    // each shard has one part
     assert_eq!(small.remove(&("part", "PUT")), Some(SPLITS));
     let small: usize = small.into_values().sum();
     assert!(small <= MOST * SPLITS, "{small} requests for {SPLITS} splits: {:?}", counted(&executor, true));

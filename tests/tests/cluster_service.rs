@@ -1,6 +1,6 @@
-//! A service that sends its jobs to a cluster: the bytes of one machine, and who makes what.
+//! Tests a service that sends its jobs to a cluster: same bytes as on one machine, and events that name the executors.
 //!
-//! Needs a program with the feature `distributed`: `make cluster-test` builds it and runs these.
+//! Needs a program with the feature `distributed`; `make cluster-test` builds it and runs these tests.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,10 +14,10 @@ use crate::cluster::{Cluster, Executor, TOKEN};
 use crate::resume::visible;
 use crate::service_api::{quick_job, undisturbed};
 
-/// A service whose jobs go to this scheduler, with this token in a file; without one the file is not there.
+/// A service that uses this scheduler, with this token in a file; with `None` the file does not exist.
 fn service(scheduler: &str, token: Option<&str>) -> Service {
     let mut service = Service::new(&json!({"cluster": {"scheduler": scheduler}}));
-    // beside what jobs may touch
+    // outside the folders that jobs may access
     let file = service.data().with_file_name("cluster-token");
     if let Some(token) = token {
         fs::write(&file, token).unwrap();
@@ -28,7 +28,7 @@ fn service(scheduler: &str, token: Option<&str>) -> Service {
     service
 }
 
-/// An executor that waits before its commits as long as the file is there.
+/// An executor that waits before its commits while a file exists.
 fn held(cluster: &mut Cluster<'_>, scratch: &Scratch, name: &str) -> (Executor, PathBuf) {
     let hold = scratch.write(&format!("hold-{name}"), "");
     let executor = cluster.executor(&|command| {
@@ -54,7 +54,7 @@ fn jobs_of_a_service_run_on_its_cluster_and_it_tells_which_executor_runs_which_s
     let id = api.submit(&quick_job("there"));
     let both = BTreeSet::from(["one".to_owned(), "two".to_owned()]);
     eventually("both executors", || (executors_of(&api.events(&id)) == both).then_some(()));
-    // who is about to commit when the job is cancelled finds that it has ended, and makes nothing
+    // an executor that is about to commit when the job is cancelled finds that the run has ended, and commits nothing
     api.post(&format!("/jobs/{id}/cancel")).expect(202);
     api.until_state(&id, "cancelled");
     for (executor, hold) in &mut held {
@@ -67,18 +67,18 @@ fn jobs_of_a_service_run_on_its_cluster_and_it_tells_which_executor_runs_which_s
     api.until_state(&id, "succeeded");
     assert_eq!(shards(&service.scratch.path("there")), expected);
 
-    // a job that says where it runs runs there
+    // a job that names an engine overrides the service's
     let here = api.submit(&with(quick_job("here"), &json!({"engine": {"kind": "local"}})));
     api.until_state(&here, "succeeded");
     assert_eq!(shards(&service.scratch.path("here")), expected);
     assert_eq!(executors_of(&api.events(&here)), BTreeSet::new());
 
-    // who follows is told as well
+    // a follower sees the executors as well
     service.stillhouse(&["jobs", "watch", &id]).expect(0).says(&["is made by one", "is made by two"]);
     keeps_the_token(&service, &id);
 }
 
-/// The token is nobody's to see, nor where it is.
+/// Asserts that users see neither the token nor the path of its file.
 #[track_caller]
 fn keeps_the_token(service: &Service, id: &str) {
     let api = &service.api;

@@ -1,4 +1,4 @@
-//! A job of seven splits in a store: the runs of it, and what has to be there when one has ended, whatever has happened meanwhile.
+//! A job of seven splits in a store: starts runs of it, and checks that an ended run left exactly the right objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -16,13 +16,13 @@ use crate::stores::{packing_job, shards_in};
 
 pub(crate) const SPLITS: usize = 7;
 
-/// A store with the corpus, and with what a run alone makes of it under `alone`.
+/// A store with the corpus, and with the output of a local run under `alone`.
 pub(crate) struct Store {
     pub weed: Seaweed,
     pub s3: S3,
 }
 
-/// The job, under a prefix. A request that vanished is sent again soon.
+/// The job with its output under a prefix. It soon retries requests that vanished.
 pub(crate) fn seven_splits(prefix: &str) -> Value {
     let retry = json!({
         "max_attempts": 100, "longest_seconds": 300, "first_backoff_milliseconds": 20,
@@ -43,7 +43,7 @@ pub(crate) fn seven_splits(prefix: &str) -> Value {
 }
 
 impl Store {
-    /// On a host of its own, or on this machine; the run alone is put where `place` says.
+    /// Starts the store, on a host if given. `place` sets the environment of the local run.
     pub(crate) fn start(scratch: &Scratch, host: Option<&Host>, place: &dyn Fn(&mut Command)) -> Self {
         let weed = host.map_or_else(Seaweed::start, Seaweed::start_on);
         weed.create_bucket("corpora");
@@ -60,18 +60,18 @@ impl Store {
         this
     }
 
-    /// How many splits are committed, by their records.
+    /// Number of commit records.
     pub(crate) fn committed(&self, prefix: &str) -> usize {
         self.s3.list("shards", &format!("{prefix}/_stillhouse/splits/")).len()
     }
 
-    /// The records of what is committed, and the uploads that are not at their end.
+    /// The commit records and the unfinished uploads.
     pub(crate) fn state(&self, prefix: &str) -> (BTreeMap<String, String>, Vec<(String, String)>) {
         let records = self.s3.files("shards", &format!("{prefix}/_stillhouse/splits/"));
         (records, self.s3.list_multipart_uploads("shards"))
     }
 
-    /// Whole, and nothing of anybody is left: the objects of a run alone and no others, and no upload.
+    /// Asserts that the output has exactly the objects of the local run, and that no upload remains.
     #[track_caller]
     pub(crate) fn assert_finished(&self, prefix: &str) {
         assert_eq!(shards_in(&self.s3, "shards", prefix), shards_in(&self.s3, "shards", "alone"));
@@ -91,7 +91,7 @@ impl Store {
     }
 }
 
-/// A run, which ends with its test.
+/// A run that ends with its test.
 pub(crate) struct Run {
     pub server: Server,
     pub log: PathBuf,
@@ -121,7 +121,7 @@ impl Run {
         assert_eq!(self.server.wait(), Some(0), "{}", self.said());
     }
 
-    /// It ends with an error that says all of these.
+    /// Asserts that the run ends with an error that contains all of these.
     #[track_caller]
     pub(crate) fn fails(mut self, parts: &[&str]) {
         assert_eq!(self.server.wait(), Some(1), "{}", self.said());
@@ -131,12 +131,12 @@ impl Run {
     }
 
     pub(crate) fn signal(&self, signal: i32) {
-        // SAFETY: a signal to a process that this test has started
+        // SAFETY: Signals a process that this test has started.
         assert_eq!(unsafe { libc::kill(self.server.id(), signal) }, 0);
     }
 }
 
-/// The split that an executor has begun last.
+/// The split that an executor began last.
 pub(crate) fn at(executor: &Executor) -> Option<u32> {
     let said = said(&executor.log);
     let (_, split) = said.rsplit_once("begins split=")?;

@@ -1,4 +1,4 @@
-//! A scheduler that speaks TLS serves those who know who signed for it, and nobody is believed by mistake.
+//! Tests TLS to the scheduler: clients that trust its issuer are served, and clients reject every other certificate.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,14 +13,14 @@ use crate::stores::packing_job;
 
 const CA_FILE: &str = "STILLHOUSE_CLUSTER_CA_FILE";
 
-/// Who signs certificates.
+/// A certificate authority.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// Its own certificate.
+    /// The authority's own certificate.
     file: PathBuf,
 }
 
-/// Files of a scheduler.
+/// Certificate and key files of a scheduler.
 struct Signed {
     certificate: PathBuf,
     key: PathBuf,
@@ -86,7 +86,7 @@ fn a_cluster_that_speaks_tls_makes_the_bytes_of_one_machine() {
     let expected = alone(&scratch, &small_job());
     let authority = Authority::new(&scratch, "authority");
     let ports = Ports::take();
-    // an address that other machines reach, without a word of trust
+    // listens on a public address without `--trusted-network`
     let listen = format!("0.0.0.0:{}", ports.port(0));
     let _scheduler = listening(&scratch, &listen, Some(&authority.signs(&scratch, "localhost", LONG)));
     let address = format!("https://localhost:{}", ports.port(0));
@@ -118,7 +118,7 @@ fn a_scheduler_that_cannot_be_believed_is_not_told_who_calls() {
     let distrusted = ["is not to be believed", "--tls-certificate", CA_FILE];
 
     let _good = listening(&scratch, &at(0), Some(&good));
-    // what the machine trusts, and somebody else, have not signed for it
+    // neither the system's authorities nor another authority has signed the certificate
     calls(&https(0), None, 2, &[&distrusted[..], &["UnknownIssuer"]].concat());
     calls(&https(0), Some(&other.file), 2, &[&distrusted[..], &["BadSignature"]].concat());
     calls(&at(0), believed, 1, &["valid: https://host:port where it speaks TLS"]);
@@ -130,7 +130,7 @@ fn a_scheduler_that_cannot_be_believed_is_not_told_who_calls() {
     let _plain = listening(&scratch, &at(3), None);
     calls(&https(3), believed, 2, &[&distrusted[..], &["InvalidContentType"]].concat());
 
-    // the file of who is believed is named by its variable, because a service's users read errors
+    // Errors name the variable, not the CA file's path, because a service's users read them.
     let empty = scratch.write("empty.pem", "");
     for file in [&empty, &scratch.path("none.pem")] {
         scratch.job("cluster.yaml", &on(&packing_job(), &https(0), "out"));

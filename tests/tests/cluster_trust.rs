@@ -1,7 +1,7 @@
-//! What a cluster must not mix: machines that compute otherwise, programs of other sources, rows of a query that ran twice; and what its user is told of
-//! executors.
+//! Proves that a cluster does not mix machines that compute differently, programs of different builds, or rows of a
+//! query that ran twice; and tests what users learn about executors.
 //!
-//! Needs a program with the feature `distributed`: `make cluster-test` builds it and runs these.
+//! Needs a program with the feature `distributed`; `make cluster-test` builds it and runs these tests.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ fn made(executor: &Executor) -> usize {
     said(&executor.log).matches("committed split=").count()
 }
 
-/// A run on a cluster, and what it says.
+/// Starts a run on a cluster.
 fn begin(scratch: &Scratch, cluster: &Cluster<'_>, job: &Value, output: &str, more: &[&str]) -> Run {
     Run::begin(scratch, &cluster.job(job, output), more, &|_| {})
 }
@@ -31,7 +31,7 @@ fn begin(scratch: &Scratch, cluster: &Cluster<'_>, job: &Value, output: &str, mo
 fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
     let scratch = scratch();
     let expected = alone(&scratch, &small_job());
-    // as a machine without vector instructions makes it
+    // the bytes of a machine without vector instructions
     let of_baseline = with(small_job(), &json!({"output": {"path": "baseline"}}));
     scratch.job("baseline.yaml", &of_baseline);
     let mut command = scratch.command(&["run", "baseline.yaml", "--quiet"]);
@@ -43,7 +43,7 @@ fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
         command.env("STILLHOUSE_TEST_CPU", "baseline").args(["--name", "odd"]);
     });
     let run = begin(&scratch, &cluster, &small_job(), "mixed", &[]);
-    // alone it gives every split back
+    // alone it returns every split
     odd.waits_until_it_says("are passed on: the run computes in f32 ");
     let told = said(&scratch.path("executor-1.log"));
     assert!(told.contains("this executor's machine computes f32 ") && told.contains("x86_64 baseline"), "{told}");
@@ -59,7 +59,7 @@ fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
     );
     assert_eq!((made(&odd), made(&same)), (0, expected.len()));
 
-    // and the other way round: a run on such a machine is nothing for the one that is as this one
+    // conversely, this machine makes nothing for a run started on such a machine
     drop(odd);
     let mut run = Run::begin(&scratch, &cluster.job(&small_job(), "odd"), &[], &|command| {
         command.env("STILLHOUSE_TEST_CPU", "baseline");
@@ -70,7 +70,7 @@ fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
     assert_eq!(made(&same), expected.len());
 }
 
-/// The program with another name of its build, and that name.
+/// A copy of the program with another build name, and that name.
 fn of_other_sources(scratch: &Scratch) -> (PathBuf, String) {
     let name = "0.1.0+0123456789ab";
     let mut grep = Command::new("grep");
@@ -118,7 +118,7 @@ fn a_query_runs_once_however_many_make_its_splits() {
     weed.create_bucket("shards");
     let s3 = weed.s3();
     let mut cluster = Cluster::start(&scratch);
-    // each as if on a machine of its own
+    // a separate home folder simulates a separate machine
     let homes: Vec<PathBuf> = (0..3).map(|n| scratch.path(&format!("home-{n}"))).collect();
     homes.iter().for_each(|home| fs::create_dir(home).unwrap());
     let at_home = |n: usize| {
@@ -136,7 +136,7 @@ fn a_query_runs_once_however_many_make_its_splits() {
     first.is_about_to_commit();
     let beside = || s3.list("shards", "rows/_stillhouse/input/").len();
     assert_eq!(beside(), 2, "a part, and what is noted of it");
-    // a run that goes on takes the rows that are there, wherever it is
+    // a resumed run on another machine uses the existing rows
     run.signal(libc::SIGTERM);
     assert_eq!(run.server.wait(), Some(143), "{}", run.said());
     fs::remove_dir_all(homes[2].join(".cache")).unwrap();
@@ -148,7 +148,7 @@ fn a_query_runs_once_however_many_make_its_splits() {
     assert_eq!(shards_in(&s3, "shards", "rows"), expected);
     assert_eq!((beside(), s3.list_multipart_uploads("shards").len()), (0, 0));
 
-    // on a disk that all share
+    // on a shared disk
     let run = begin(&cluster, "rows");
     run.ends_well();
     assert_finished(&scratch.path("rows"), &expected);
@@ -183,7 +183,7 @@ fn a_plan_is_analysed_here_and_one_that_executors_have_run_has_no_metrics() {
     let scratch = scratch();
     let mut cluster = Cluster::start(&scratch);
     scratch.job("job.yaml", &cluster.job(&packing_job(), "out"));
-    // nobody is there who could make it
+    // no executor exists
     let mut analyze = scratch.command(&["plan", "job.yaml", "--analyze"]);
     let analyzed = ran(&mut analyze).expect(0).stdout;
     assert!(analyzed.contains("ShardSinkExec") && analyzed.contains("metrics=["), "{analyzed}");
@@ -210,7 +210,7 @@ fn a_repair_that_sleeps_and_wakes_up_changes_nothing() {
     let mut repairing = Server::start(repair, &scratch.path("repair.log"));
     zombie.sleeps();
     repairing.kill();
-    // the output is another job's then
+    // the output now belongs to another job
     scratch.job("other.yaml", &with(job, &json!({"pack": {"length": 32}, "output": {"path": "mended"}})));
     scratch.stillhouse(&["run", "other.yaml", "--overwrite", "--quiet"]).expect(0);
     let before = files(&dataset);

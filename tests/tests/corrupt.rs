@@ -1,4 +1,4 @@
-//! `verify` finds what is wrong with a data set, says where, and ends with exit code 1.
+//! Tests that `verify` finds damage in a data set, names the place and exits with code 1.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, job, with};
 
-/// A shard's name: the job makes one.
+/// Name of the shard; the job makes one.
 const SHARD: &str = "data/train-00000-of-00001.parquet";
 
 fn edit_manifest(dataset: &Path, edit: impl FnOnce(&mut Value)) {
@@ -16,7 +16,7 @@ fn edit_manifest(dataset: &Path, edit: impl FnOnce(&mut Value)) {
     fs::write(path, manifest.to_string()).unwrap();
 }
 
-/// What is done to the data set, how, and what `verify` must say of it.
+/// A name, a change to the data set, and what `verify` must report.
 type Fault<'a> = (&'a str, &'a dyn Fn(), &'a [&'a str]);
 
 #[test]
@@ -91,7 +91,7 @@ fn the_noise_of_another_seed_is_found_with_the_teacher() {
     assert!((ran.stdout + &ran.stderr).contains("total variation"));
 }
 
-/// The condition is a promise of the job: one that is broken is found, one that was not made is only counted.
+/// Proves that `verify` checks the noise condition if the job promised it, and otherwise only counts violations.
 #[test]
 fn verify_judges_the_condition_by_what_is_stored() {
     let scratch = Scratch::with_corpus(1, 600);
@@ -112,11 +112,11 @@ fn verify_judges_the_condition_by_what_is_stored() {
     let dataset = scratch.make(&small(false));
     let [all, within, won] = noises(&scratch.stillhouse(&verify).expect(0));
     assert!(all == within && won < all, "{all} {within} {won}");
-    // a data set of an older version says nothing, and promises nothing
+    // a data set of an older version does not mention the condition and promises nothing
     edit_manifest(&dataset, |m| {
         m["job"]["extract"]["noise"].as_object_mut().unwrap().remove("condition").unwrap();
     });
-    fs::write(dataset.join("_SUCCESS"), "").unwrap(); // nor do they know the manifest's checksum
+    fs::write(dataset.join("_SUCCESS"), "").unwrap(); // such data sets have no checksum of the manifest either
     let reported = scratch.stillhouse(&verify[..5]).expect(0).stdout;
     assert!(reported.contains("the job did not ask for it"), "{reported}");
     edit_manifest(&dataset, |m| m["job"]["extract"]["noise"]["condition"] = true.into());
@@ -134,7 +134,7 @@ fn what_is_no_data_set_is_refused() {
     }
 }
 
-/// What is beside the shards is held to its checksum wherever it is read: damaged, none of it goes on to another place.
+/// Proves that every reader checks the checksums of files beside the shards; a damaged file is not exported.
 #[test]
 fn a_damaged_file_beside_the_shards_is_found_and_not_exported() {
     let scratch = Scratch::with_corpus(2, 300);
@@ -152,13 +152,13 @@ fn a_damaged_file_beside_the_shards_is_found_and_not_exported() {
     for name in ["tokenizer.json", "permutation.npy", "filter_table.npy", "manifest.json", "_SUCCESS", "README.md"] {
         let whole = fs::read(dataset.join(name)).unwrap();
         let mut flipped = whole.clone();
-        // a digit or a letter of another case: what is text stays text, what is JSON stays JSON
+        // Flip the case of a letter, so that text stays text and JSON stays JSON.
         let middle = (flipped.len() / 2..flipped.len())
             .find(|&at| flipped[at].is_ascii_alphabetic())
             .unwrap_or(flipped.len() / 2);
         flipped[middle] ^= if flipped[middle].is_ascii_alphabetic() { 0x20 } else { 1 };
         for (how, bytes) in [("flipped", Some(&flipped[..])), ("emptied", Some(&[][..])), ("removed", None)] {
-            // a marker that is empty is one of an older version
+            // an empty marker is valid: an older version wrote it
             if name == "_SUCCESS" && how == "emptied" {
                 continue;
             }
@@ -171,7 +171,7 @@ fn a_damaged_file_beside_the_shards_is_found_and_not_exported() {
             let exported = scratch.stillhouse(&["export", "out", "copy"]);
             let said = exported.stdout.clone() + &exported.stderr;
             if name == "README.md" && how == "flipped" {
-                // people write into their card: it goes with a warning
+                // people edit their card, so it is exported with a warning
                 assert!(exported.code == Some(0) && said.contains("README.md"), "{said}");
                 fs::remove_dir_all(scratch.path("copy")).unwrap();
             } else {
@@ -184,14 +184,14 @@ fn a_damaged_file_beside_the_shards_is_found_and_not_exported() {
             fs::write(dataset.join(name), &whole).unwrap();
         }
     }
-    // below its checksum, and without one, a card is what people make it
+    // text below the card's checksummed part, and cards without a checksum, may be edited
     let card = fs::read_to_string(dataset.join("README.md")).unwrap();
     fs::write(dataset.join("README.md"), format!("{card}\nOur own words.\n")).unwrap();
     scratch.stillhouse(&["verify", "out"]).expect(0);
     scratch.stillhouse(&["export", "out", "copy", "-q"]).expect(0);
 }
 
-/// On the machine that made them, columns of the teacher are held to what the format promises of them.
+/// Proves that, on the machine that made them, the teacher's columns are checked against the format's tolerances.
 #[test]
 fn a_column_that_is_off_by_more_than_its_promise_is_found_with_the_teacher() {
     let scratch = Scratch::with_corpus(1, 500);

@@ -1,4 +1,4 @@
-//! The demo's job file, and the bytes that come of what does not depend on the processor.
+//! Tests the demo's job file and the part of its bytes that does not depend on the processor.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use stillhouse_tests::{Scratch, root, shards};
 
-/// `jobs/examples/demo.yaml` over this corpus, with its data set in `out`.
+/// `jobs/examples/demo.yaml` with this corpus and the output `out`.
 pub(crate) fn demo_over(corpus: &Path) -> String {
     let text = fs::read_to_string(root().join("jobs/examples/demo.yaml")).unwrap();
     let teacher = root().join("assets/teacher-nano-gpt2");
@@ -21,12 +21,12 @@ pub(crate) fn demo_over(corpus: &Path) -> String {
     })
 }
 
-/// The corpus that the demo reads.
+/// The demo's corpus.
 pub(crate) fn corpus() -> PathBuf {
     root().join("assets/corpus/sotu-small.jsonl.gz")
 }
 
-/// A job file without a section, whose lines are indented.
+/// Removes a section with its indented lines from a job file.
 fn without(section: &str, text: &str) -> String {
     let mut inside = false;
     let keeps = |line: &&str| {
@@ -36,8 +36,9 @@ fn without(section: &str, text: &str) -> String {
     text.lines().filter(keeps).map(|line| format!("{line}\n")).collect()
 }
 
-/// The sha256 of every shard: ids, packing, digits, groups, orders, Parquet and zstd. No teacher and no mathematical function decides any of it, so
-/// it is the same on every machine. A change of these is a change of what users have: it is wanted and told of, or it is a fault.
+/// SHA-256 of every shard: covers ids, packing, digits, groups, orders, Parquet and zstd. Neither a teacher nor a
+/// mathematical function affects them, so they are equal on every machine. A change of these sums changes what users
+/// have: it is either intended and announced, or a bug.
 const GOLDEN: [(&str, &str); 3] = [
     ("train-00000-of-00002.parquet", "cb6e7fd8691064b326ad3f3f0185ff4d4363bb1d5aa2b39127fbb6f6900c9863"),
     ("train-00001-of-00002.parquet", "8b4de068c1da614e87da72f492c7e44823297bc5625efd0158ae6eb34b68584c"),

@@ -1,4 +1,4 @@
-//! New columns for a finished data set: those that a run of the whole job would have made, to the byte.
+//! Tests new columns for a finished data set: they equal those of a run of the whole job, byte for byte.
 
 use std::fs;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use stillhouse_tests::{Scratch, job, nano_teacher, rounds, shards, with, with_ma
 use crate::resume::{moments, visible};
 use crate::stores::{User, shards_in};
 
-/// The demo's corpus in some splits, packed only.
+/// The demo's corpus in several splits, only packed.
 fn packed() -> Value {
     let mut job =
         with(job(), &json!({"input": {"split_megabytes": 0.004}, "pack": {"length": 32}, "output": {"path": "out"}}));
@@ -53,7 +53,7 @@ fn derived_views_are_those_of_the_whole_job() {
         let [of_derived, of_whole] = ["views", "whole"].map(|name| fs::read(scratch.path(name).join(beside)).unwrap());
         assert_eq!(of_derived, of_whole, "{beside}");
     }
-    // the data set itself is as it was, and both jobs are told
+    // the source is unchanged, and the manifest names both jobs
     assert_eq!(shards(&scratch.path("out")), source);
     let manifest: Value = serde_json::from_slice(&fs::read(scratch.path("views/manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["job"]["orders"]["kind"], "progressive");
@@ -64,7 +64,7 @@ fn derived_views_are_those_of_the_whole_job() {
     scratch.stillhouse(&["verify", "views"]).expect(0);
     scratch.stillhouse(&["inspect", "views", "--row", "1"]).expect(0);
 
-    // again: nothing; a shard that is lost or damaged: the same bytes; stopped: goes on
+    // A second run does nothing, a lost or damaged shard gets the same bytes, a stopped run resumes.
     let again = scratch.stillhouse(&["derive", "out", "views.yaml"]).expect(0);
     assert!((again.stdout + &again.stderr).contains("was complete already"));
     let mut names = derived.keys();
@@ -84,7 +84,7 @@ fn derived_views_are_those_of_the_whole_job() {
     scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
     assert_eq!(shards(&scratch.path("views")), derived);
 
-    // derived of what was derived
+    // derived from a derived data set
     let next =
         json!({"version": 1, "name": "next", "orders": {"kind": "random", "steps": 4}, "output": {"path": "next"}});
     scratch.job("next.yaml", &next);
@@ -92,14 +92,15 @@ fn derived_views_are_those_of_the_whole_job() {
     let manifest: Value = serde_json::from_slice(&fs::read(scratch.path("next/manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["derived_from"]["derived_from"]["job"]["name"], packed()["name"]);
     scratch.stillhouse(&["verify", "next"]).expect(0);
-    // the ordinary verbs say whose it is
+    // the ordinary verbs report that it is derived
     scratch.stillhouse(&["repair", "views", "whole.yaml"]).expect(1).says(&["stillhouse derive"]);
     scratch.job("onto.yaml", &with(whole, &json!({"output": {"path": "views"}})));
     let told = scratch.stillhouse(&["run", "onto.yaml", "--append"]).expect(2);
     told.says(&["--append", "was derived from another data set", "append to that one", "derive again"]);
 }
 
-/// The whole job file with other views in it: what it says as the data set's own job does is no other pass over the text.
+/// Proves that `derive` accepts the whole job file with other views: settings equal to those of the data set's job do not
+/// require another pass over the text.
 #[test]
 fn the_whole_job_file_derives_what_is_different_in_it() {
     let scratch = Scratch::with_corpus(2, 800);
@@ -115,7 +116,7 @@ fn the_whole_job_file_derives_what_is_different_in_it() {
     );
     scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
     assert_eq!(shards(&scratch.path("derived")), shards(&scratch.path("views")));
-    // what is another is refused where it stands, with both values
+    // other changes are refused by field, with both values
     let others = json!({"pack": {"length": 64}, "extract": {"topk": 3}, "seed": 7, "output": {"path": "other"}});
     scratch.job("other.yaml", &with(made, &others));
     let told = scratch.stillhouse(&["derive", "out", "other.yaml"]).expect(2);
@@ -133,7 +134,8 @@ fn manifest_of(scratch: &Scratch, name: &str) -> Value {
     serde_json::from_slice(&fs::read(scratch.path(name).join("manifest.json")).unwrap()).unwrap()
 }
 
-/// Later epochs of an order: those that a run of the whole job makes; a schedule goes on behind the rows of the epochs before it.
+/// Proves that later epochs of an order equal those of a run of the whole job; a schedule continues after the rows of
+/// earlier epochs.
 #[test]
 fn later_epochs_are_derived_from_the_first() {
     let scratch = Scratch::with_corpus(4, 3000);
@@ -171,7 +173,7 @@ fn later_epochs_are_derived_from_the_first() {
         before += shard["rows"].as_u64().unwrap();
     }
     assert!(before == all && all > 40, "{all} rows");
-    // a place that is lost or wrong is seen
+    // a lost or wrong place is detected
     for (place, says) in [
         (json!({"first": 0, "sequences": 1}), "order and block are not those of the seed"),
         (Value::Null, "nothing says where its split stands"),
@@ -182,7 +184,7 @@ fn later_epochs_are_derived_from_the_first() {
     }
 }
 
-/// As a run of the whole job over the images makes them.
+/// Proves that derived columns of images equal those of a run of the whole job.
 #[test]
 fn columns_of_images_are_derived() {
     let scratch = Scratch::new();
@@ -208,14 +210,14 @@ fn columns_of_images_are_derived() {
     scratch.stillhouse(&["derive", "out", "derived.yaml", "-q"]).expect(0);
     scratch.job("whole.yaml", &with(job, &with(more, &json!({"output": {"path": "whole"}}))));
     scratch.stillhouse(&["run", "whole.yaml", "-q"]).expect(0);
-    // how many images a split has is known before it is read, so places are the same, too
+    // The number of images per split is known before reading, so the places are equal too.
     assert_eq!(shards(&scratch.path("derived")), shards(&scratch.path("whole")));
     assert_eq!(manifest_of(&scratch, "derived")["splits"], manifest_of(&scratch, "whole")["splits"]);
     scratch.stillhouse(&["verify", "derived"]).expect(0);
     assert_eq!(shards(&scratch.path("out")), source);
 }
 
-/// Killed at any moment it goes on, and no byte is another one.
+/// Proves that a derivation that is killed at any moment resumes with the same bytes.
 #[test]
 fn kills_change_no_byte_of_what_is_derived() {
     let scratch = Scratch::with_corpus(6, 3000);
@@ -231,7 +233,7 @@ fn kills_change_no_byte_of_what_is_derived() {
         fs::remove_dir_all(&out).unwrap();
         let mut run = scratch.command(&["derive", "out", "views.yaml", "-q"]).stdin(Stdio::null()).spawn().unwrap();
         let deadline = Instant::now() + duration.mul_f64(moments.next().unwrap());
-        // every other kill is at any moment, the rest right after a commit
+        // every second kill comes at a random moment, the others right after a commit
         while run.try_wait().unwrap().is_none() {
             let due = if kills % 2 == 0 { Instant::now() >= deadline } else { visible(&out) > 0 };
             if due {
@@ -319,13 +321,13 @@ fn what_cannot_be_derived_is_refused() {
     refused(json!({"pack": {"length": 64}}), 2, &["pack.length: stays"]);
     refused(json!({"partitions": {"level": "subtoken"}}), 2, &["partitions.level", "needs digits"]);
     refused(json!({"orders": {"kind": "strided"}}), 2, &["orders.streams"]);
-    // over itself, also where everything may be replaced
+    // onto itself, even with `--overwrite`
     let over = json!({"subtokens": {"length": 2}, "output": {"path": "out"}});
     let before = shards(&scratch.path("out"));
     scratch.job("over.yaml", &with(json!({"version": 1, "name": "over"}), &over));
     scratch.stillhouse(&["derive", "out", "over.yaml", "--overwrite"]).expect(2).says(&["derived from"]);
     assert_eq!(shards(&scratch.path("out")), before);
-    // of a data set that is not whole; its first split first, so that nothing is committed before that is seen
+    // From a damaged data set. Its first split comes first, so that nothing is committed before the damage is found.
     let digits = json!({"subtokens": {"length": 2}, "engine": {"parallel_splits": 1}});
     let first = scratch.path("out/data").join(before.keys().next().unwrap());
     let bytes = fs::read(&first).unwrap();
@@ -353,7 +355,7 @@ fn what_was_appended_is_derived_alike() {
     for job in ["out.yaml", "whole.yaml"] {
         scratch.stillhouse(&["run", job, "-q"]).expect(0);
     }
-    // before the first one in the listing, after it in the data set
+    // sorts first in the listing, but comes after the existing file in the data set
     scratch.write("in/a.jsonl", &lines[2..].join("\n"));
     for job in ["out.yaml", "whole.yaml"] {
         scratch.stillhouse(&["run", job, "--append", "-q"]).expect(0);

@@ -1,5 +1,6 @@
-//! Digits of another number than the id (`subtokens.permutation`) and the filter table beside the shards: what is refused, what is stored, damaged, mended, copied.
-//! That it is what the package computes is in `python/tests/test_views_stored.py`.
+//! Tests digits of a number other than the id (`subtokens.permutation`), and the filter table beside the shards:
+//! refusal, storage, damage, repair and copies. `python/tests/test_views_stored.py` tests that they equal what the
+//! package computes.
 
 use std::fs;
 
@@ -19,7 +20,7 @@ fn job() -> Value {
     })
 }
 
-/// The ids backwards.
+/// The ids in reverse order.
 fn backwards() -> Vec<usize> {
     (0..V).rev().collect()
 }
@@ -79,7 +80,7 @@ fn numbers_and_table_stand_beside_the_shards_and_are_mended() {
         npy[npy.len() - 4 * V..].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize);
     assert_eq!(numbers.collect::<Vec<_>>(), backwards());
     assert_eq!(fs::metadata(dataset.join("filter_table.npy")).unwrap().len(), 128 + 4 * 16 * V as u64);
-    // the file's name does not count, what it holds does
+    // the file's content counts, not its name
     scratch.path("numbers.json").metadata().unwrap();
     fs::rename(scratch.path("numbers.json"), scratch.path("other.json")).unwrap();
     scratch.job("job.yaml", &with(job(), &json!({"subtokens": {"permutation": "other.json"}})));
@@ -109,14 +110,14 @@ fn numbers_and_table_stand_beside_the_shards_and_are_mended() {
     assert_ne!(shards(&dataset), stored);
     let card = fs::read_to_string(dataset.join("README.md")).unwrap();
     assert!(card.contains("4 digits in base 15 of each id's number in `permutation.npy`"), "{card}");
-    // another job in the same folder takes nothing of it along
+    // another job in the same folder reuses none of it
     scratch.job("plain.yaml", &with(job(), &json!({"subtokens": {"permutation": null, "filter_table": null}})));
     scratch.stillhouse(&["run", "plain.yaml", "--overwrite", "--quiet"]).expect(0);
     scratch.stillhouse(&["verify", "out"]).expect(0);
     assert!(!dataset.join("permutation.npy").exists() && !dataset.join("filter_table.npy").exists());
 }
 
-/// A digit that is of the id and not of its number is found by `verify`, whatever the sums say.
+/// Proves that `verify` finds digits of the id instead of its number, even if all checksums match.
 #[test]
 fn digits_are_held_against_the_numbers() {
     let scratch = Scratch::with_corpus(1, 600);
@@ -124,7 +125,7 @@ fn digits_are_held_against_the_numbers() {
     let dataset = scratch.make(&job());
     let other =
         scratch.make(&with(job(), &json!({"subtokens": {"permutation": "shipped"}, "output": {"path": "other"}})));
-    // the other data set's numbers, with everything that names them
+    // copy the other data set's numbers and their manifest entries
     for name in ["permutation.npy", "filter_table.npy"] {
         fs::copy(other.join(name), dataset.join(name)).unwrap();
     }

@@ -1,4 +1,5 @@
-//! However many splits at once and threads a job asks for: it ends, with the same bytes, within the threads and the memory that it may have.
+//! Proves that a job ends with the same bytes, within its limits on threads and memory, for any number of splits and
+//! threads.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,45 +14,45 @@ use stillhouse_tests::{Scratch, job, nano_teacher, s3, shards, with};
 
 use crate::stores::shards_in;
 
-/// A run that has not ended by then hangs: it takes seconds on a quiet machine.
+/// Timeout of a run; it takes seconds on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(150);
-/// A run that was told to stop has not heard it.
+/// Timeout of a run that was told to stop.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
-/// Threads for each thread to compute with: one that pulls splits, one that reads, one of products.
+/// Threads per compute thread: one pulls splits, one reads, one computes products.
 const THREADS_EACH: u64 = 3;
-/// Threads of the runtime for requests (8 and 24), and those that are there once.
+/// Threads of the request runtime (8 and 24), and single threads.
 const THREADS_OF_IO: u64 = 40;
-/// Owner and helper of the one device.
+/// Owner and helper thread of the one device.
 const DEVICES: u64 = 2;
-/// Memory of a run over tiny splits, in bytes: tokenizer, program and libraries…
+/// Maximum memory of a run over tiny splits, in bytes: tokenizer, program and libraries…
 const MEMORY: u64 = 300_000_000;
-/// … and for each thread a split in flight: its stack, batches, and the encoders of a row group.
+/// … plus this per thread, for a split in progress: stack, batches, and encoders of a row group.
 const MEMORY_EACH: u64 = 3_000_000;
 
-/// Lines of 1 kB, each of which is a split where a split is 1 kB.
+/// Lines of 1 kB, which each become a split with a split size of 1 kB.
 fn lines(count: usize) -> Vec<String> {
     (0..count).map(|i| json!({"text": format!("word{i:04} and some more text, ").repeat(40)}).to_string()).collect()
 }
 
-/// A scratch folder with so many splits in `corpus.jsonl`.
+/// A scratch folder whose `corpus.jsonl` has this many splits.
 fn scratch(splits: usize) -> Scratch {
     let scratch = Scratch::new();
     scratch.write("corpus.jsonl", &(lines(splits).join("\n") + "\n"));
     scratch
 }
 
-/// A job with a split for every line and no teacher.
+/// A job with one split per line and no teacher.
 fn plain() -> Value {
     let more = json!({"input": {"split_megabytes": 0.001}, "tokenizer": {"path": nano_teacher()}, "extract": null});
     with(job(), &more)
 }
 
-/// The same with a teacher, which sees the beginning of every line.
+/// The same job with a teacher, which sees the beginning of every line.
 fn taught(length: u32) -> Value {
     with(plain(), &json!({"extract": job()["extract"], "pack": {"mode": "pad", "length": length}}))
 }
 
-/// Writes the job as `NAME.yaml` with `NAME` for its output, and runs it under watch.
+/// Writes the job as `NAME.yaml` with the output `NAME`, and runs it under observation.
 #[track_caller]
 fn run(scratch: &Scratch, job: &Value, name: &str, splits: Option<u64>, threads: u64) -> Seen {
     let patch = json!({"engine": {"parallel_splits": splits}, "output": {"path": name}});
@@ -60,14 +61,14 @@ fn run(scratch: &Scratch, job: &Value, name: &str, splits: Option<u64>, threads:
     watch(&mut scratch.command(&["run", &file, "--json", "--threads", &threads.to_string()]), DEADLINE)
 }
 
-/// The shards of a run that ended well.
+/// Asserts success and returns the shards.
 #[track_caller]
 fn made_by(scratch: &Scratch, seen: Seen, name: &str) -> BTreeMap<String, String> {
     seen.ran.expect(0);
     shards(&scratch.path(name))
 }
 
-/// The run ended well, within its threads and memory.
+/// Asserts that the run succeeded within its limits on threads and memory.
 #[track_caller]
 fn assert_bounds(seen: &Seen, threads: u64, what: &str) {
     assert_eq!(seen.ran.code, Some(0), "{what}: {}", seen.ran.stderr);
@@ -75,11 +76,11 @@ fn assert_bounds(seen: &Seen, threads: u64, what: &str) {
     assert!(seen.threads <= most, "{what}: {} threads; at most {most}", seen.threads);
     let most = MEMORY + MEMORY_EACH * threads;
     assert!(seen.memory <= most, "{what}: {} bytes of memory; at most {most}", seen.memory);
-    // a look every few milliseconds has seen something
+    // guards against samples that saw nothing
     assert!(seen.threads > 1 && seen.memory > 10_000_000, "{what}: {} threads, {} bytes", seen.threads, seen.memory);
 }
 
-/// Runs with so many splits at once and threads; each gives these bytes.
+/// Runs the job with these numbers of splits and threads, and asserts the same bytes each time.
 #[track_caller]
 fn assert_same(scratch: &Scratch, job: &Value, expected: &BTreeMap<String, String>, runs: &[(Option<u64>, u64)]) {
     for &(splits, threads) in runs {
@@ -93,7 +94,7 @@ fn assert_same(scratch: &Scratch, job: &Value, expected: &BTreeMap<String, Strin
     }
 }
 
-/// What one split at a time gives.
+/// The shards of a run with one split at a time.
 #[track_caller]
 fn one_at_a_time(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
     let seen = run(scratch, job, "one-at-a-time", Some(1), 1);
@@ -101,7 +102,7 @@ fn one_at_a_time(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
     shards(&scratch.path("one-at-a-time"))
 }
 
-/// What a run left behind is whole shards of these bytes; gives how many.
+/// Asserts that an unfinished output has only complete, correct shards; returns their number.
 #[track_caller]
 fn assert_whole(dataset: &Path, expected: &BTreeMap<String, String>) -> usize {
     let made = shards(dataset);
@@ -118,7 +119,7 @@ fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
 
-/// A run that has ended by itself has put away what was half made.
+/// Asserts that a run that ended by itself has removed partial files.
 #[track_caller]
 fn assert_tidy(dataset: &Path, shards: usize) {
     let staging = fs::read_dir(dataset.join("_stillhouse/staging"));
@@ -133,7 +134,7 @@ fn splits_at_once_and_threads_end_within_their_bounds() {
     let scratch = scratch(221);
     let expected = one_at_a_time(&scratch, &plain());
     assert!(expected.len() > 200, "{}", expected.len());
-    // without a number of splits there are as many as threads: what a machine of 128 cores does by itself
+    // `None` means as many splits as threads: the default on a machine with 128 cores.
     let runs = [(Some(1), 128), (Some(120), 1), (Some(120), 128), (None, 128), (Some(1024), 2)];
     assert_same(&scratch, &plain(), &expected, &runs);
 }
@@ -149,7 +150,7 @@ fn splits_at_once_with_a_teacher_end_within_their_bounds() {
 #[test]
 fn a_thousand_splits_at_once_end_within_their_bounds() {
     let scratch = scratch(1060);
-    // four at a time: as one, see above, in less time
+    // four at a time give the same bytes as one (see above) in less time
     let seen = run(&scratch, &plain(), "four-at-a-time", Some(4), 2);
     assert_bounds(&seen, 2, "four splits at a time");
     let expected = shards(&scratch.path("four-at-a-time"));
@@ -157,7 +158,7 @@ fn a_thousand_splits_at_once_end_within_their_bounds() {
     assert_same(&scratch, &plain(), &expected, &[(Some(1024), 1), (Some(1024), 128)]);
 }
 
-/// A query's rows and a store's uploads: what a split waits for there never waits for a split.
+/// Proves that waiting for a query's rows or a store's uploads never depends on another split.
 #[test]
 fn splits_at_once_from_a_query_into_a_store_end() {
     let scratch = scratch(221);
@@ -200,7 +201,7 @@ fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
         assert!((1..expected.len()).contains(&made), "{made} of {}: it was not stopped in mid-run", expected.len());
         let says = format!(" of {} splits are done and stay: run the same command again to go on", expected.len());
         assert!(seen.ran.stderr.contains(&says), "{}", seen.ran.stderr);
-        // a shard whose record was not yet there is made again; one that was being written has another name (`X#N`)
+        // A shard without a record is made again. A record being written has a temporary name (`X#N`).
         let state = scratch.path("stopped/_stillhouse/splits");
         let records = fs::read_dir(&state).unwrap().filter(|entry| is_json(&entry.as_ref().unwrap().path())).count();
 
@@ -221,7 +222,7 @@ fn a_split_that_fails_among_a_thousand_ends_the_run() {
 
     let mended = lines(1060);
     let mut broken = mended.clone();
-    // as long as it was, so that all splits are where they were
+    // keep the length, so that split boundaries stay
     broken[BROKEN] = broken[BROKEN].replace("{\"text\":", "{\"text\",");
     scratch.write("corpus.jsonl", &(broken.join("\n") + "\n"));
     for (splits, threads) in [(120, 1), (1024, 128)] {
@@ -232,7 +233,7 @@ fn a_split_that_fails_among_a_thousand_ends_the_run() {
             assert!(said.contains(part), "{part:?} is not in {said:?}");
         }
         assert_eq!(said.lines().filter(|line| line.contains("error")).count(), 1, "{said}");
-        // the first failure is the error, and the last word
+        // the first failure is the reported error, on the last line
         let last: Value = serde_json::from_str(seen.ran.stdout.lines().last().unwrap()).unwrap();
         assert!(last["error"].as_str().unwrap().contains("broken JSON"), "{last}");
         let made = assert_whole(&scratch.path("failed"), &expected);
@@ -241,7 +242,7 @@ fn a_split_that_fails_among_a_thousand_ends_the_run() {
         let started = seen.events("split_started").len();
         assert!(started < expected.len(), "{started} splits began, though an early one failed");
 
-        // the broken line mended: the same job goes on, for nothing that is committed read it
+        // With the line mended the same job resumes, because no committed split had read that line.
         scratch.write("corpus.jsonl", &(mended.join("\n") + "\n"));
         let resumed = run(&scratch, &plain(), "failed", Some(splits), threads);
         assert!(made_by(&scratch, resumed, "failed") == expected, "other bytes after a resume");
@@ -250,12 +251,13 @@ fn a_split_that_fails_among_a_thousand_ends_the_run() {
     }
 }
 
-/// `engine.memory_megabytes` is a limit: it makes splits wait for each other, and a row group that does not fit is an error, not a larger process.
+/// Proves that `engine.memory_megabytes` is a limit: splits wait for each other, and a row group that does not fit is
+/// an error.
 #[test]
 fn the_memory_of_a_job_is_a_limit() {
     let scratch = Scratch::new();
     scratch.write("corpus.jsonl", &(lines(2).join("\n") + "\n"));
-    // dense noise, which no encoder makes smaller: 200 kB for each of 128 tokens
+    // dense noise, which does not compress: 200 kB for each of 128 tokens
     let patch = json!({
         "pack": {"length": 128, "mode": "pad"},
         "extract": {"teacher": job()["extract"]["teacher"], "noise": {"codec": "dense"}}
@@ -277,7 +279,7 @@ fn the_memory_of_a_job_is_a_limit() {
     let enough = with(job, &json!({"engine": {"memory_megabytes": 100}}));
     assert!(made_by(&scratch, run(&scratch, &enough, "enough", Some(4), 2), "enough") == expected, "other bytes");
 
-    // a derivation keeps to the same limit, and reports its stages as a run does
+    // `derive` obeys the same limit and reports its stages like `run`
     let derived = |name: &str, megabytes: u32| {
         let views = json!({
             "version": 1, "name": name, "subtokens": {"length": 2}, "output": {"path": name}, "engine": {"memory_megabytes": megabytes}
@@ -299,7 +301,7 @@ fn the_memory_of_a_job_is_a_limit() {
     }
 }
 
-/// A copy of the small teacher that a test may spoil.
+/// A copy of the small teacher that a test may modify.
 fn teacher_copy(scratch: &Scratch) -> std::path::PathBuf {
     let copy = scratch.path("teacher");
     fs::create_dir(&copy).unwrap();
@@ -309,7 +311,7 @@ fn teacher_copy(scratch: &Scratch) -> std::path::PathBuf {
     copy
 }
 
-/// `taught` with another teacher.
+/// The job of [`taught`] with another teacher.
 fn taught_by(teacher: &Path) -> Value {
     with(taught(32), &json!({"extract": {"teacher": {"path": teacher}}, "tokenizer": {"path": teacher}}))
 }
@@ -333,7 +335,7 @@ fn a_teacher_that_changes_while_the_job_runs_makes_no_data_set() {
     assert!(seen.ran.stderr.contains("config.json has changed since the job began"), "{}", seen.ran.stderr);
     assert_whole(&scratch.path("changed"), &expected);
 
-    // as it was: the same job, which goes on
+    // with the original file the same job resumes
     fs::write(&config, was).unwrap();
     let resumed = watch(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
     assert!(made_by(&scratch, resumed, "changed") == expected, "other bytes after a resume");
@@ -349,7 +351,7 @@ fn a_teacher_whose_logits_are_no_numbers_is_an_error_with_its_first_place() {
     let norm = tensors.as_object().unwrap().iter().find(|(name, _)| name.ends_with("ln_f.weight")).unwrap().1;
     let width = if norm["dtype"] == "F32" { 4 } else { 2 };
     let first = 8 + header + norm["data_offsets"][0].as_u64().unwrap() as usize;
-    // all bits set is no number in any of the types
+    // all bits set is NaN in each of the types
     bytes[first..first + width].fill(0xff);
     fs::write(&weights, bytes).unwrap();
     let seen = run(&scratch, &taught_by(&scratch.path("teacher")), "out", Some(1), 2);

@@ -1,6 +1,6 @@
-//! A data set's log-probabilities for other readers: the same bytes however they are made, and errors that name what is wrong.
+//! Tests exports of log-probabilities for other readers: always the same bytes, and errors that name the problem.
 //!
-//! What is in the files is read in `python/tests/test_exports_kd.py`, as these readers do.
+//! `python/tests/test_exports_kd.py` reads the files the way those readers do.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ pub(crate) const MEGATRON: [&str; 10] = [
     "2",
 ];
 
-/// What there is of an export, without what only a run of it needs.
+/// The files of an export, without those that only a running export needs.
 fn exported(place: &Path) -> BTreeMap<PathBuf, String> {
     files(place).into_iter().filter(|(name, _)| !name.starts_with("_stillhouse")).collect()
 }
@@ -58,7 +58,7 @@ fn an_export_for_another_reader_is_the_same_however_it_is_made() {
         assert_eq!((&last["signal"], &last["entries"]), (&json!("topk"), &json!(4)));
         assert_eq!(last["files"].as_array().unwrap().len(), whole.len());
 
-        // one that was interrupted has its mark, and what was placed; the rest is made
+        // An interrupted export has its marker and some files; the next run makes the rest.
         let record: Value =
             serde_json::from_slice(&fs::read(scratch.path(&again).join("export.json")).unwrap()).unwrap();
         let mark = json!({"manifest_sha256": record["source"]["export_sha256"]}).to_string();
@@ -75,7 +75,7 @@ fn an_export_for_another_reader_is_the_same_however_it_is_made() {
         assert!(!scratch.path(&again).join("_stillhouse/export.json").exists());
         assert!(!scratch.path(&again).join("_stillhouse/staging/data_left").exists());
 
-        // it is no data set, and none is written over it
+        // an export is not a data set, and a data set does not overwrite it
         scratch.stillhouse(&["verify", &again]).expect(1).says(&["not a Stillhouse data set"]);
         scratch.stillhouse(&["export", "out", &again]).expect(2).says(&["not of this data set"]);
         let marker = fs::read_to_string(scratch.path(&again).join("_SUCCESS")).unwrap();
@@ -106,7 +106,7 @@ fn what_these_readers_cannot_take_is_refused_before_anything_is_written() {
     refused(&["--format", "megatron-kd", "--global-batch", "4"], &["needs --blend", "--hash"]);
     refused(&["--format", "megatron-kd", "--global-batch", "4", "--blend", "dät"], &["--blend: got \"dät\"", "--hash"]);
 
-    // a shard with fewer rows than the manifest has, and one that is gone
+    // a shard with fewer rows than in the manifest, and a missing one
     edit(&manifest, |m| {
         let rows = m["shards"][0]["rows"].as_u64().unwrap();
         m["shards"][0]["rows"] = (rows + 4).into();

@@ -1,4 +1,5 @@
-//! The tests of one crate are built with the features that the whole workspace has, so nothing of others is compiled twice.
+//! Checks that the tests of a single crate are built with the features of the whole workspace, so that no dependency is
+//! compiled twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -6,7 +7,7 @@ use std::process::Command;
 use stillhouse_tests::root;
 
 type Features = BTreeSet<String>;
-/// The features of each package; one that is built for build scripts as well has two sets.
+/// The feature sets of each package; one that build scripts use as well has two sets.
 type Tree = BTreeMap<String, BTreeSet<Features>>;
 
 fn cargo(arguments: &[&str]) -> String {
@@ -32,10 +33,10 @@ fn tree(selection: &[&str], edges: &str) -> Tree {
     tree
 }
 
-/// Crates that need so little that their tests take only that: in a clean clone they run within minutes.
+/// Crates with so few dependencies that their tests build only those; in a clean clone they run within minutes.
 const SMALL: [&str; 4] = ["stillhouse-schemas", "stillhouse-noise", "stillhouse-tokenizer", "stillhouse-cpu"];
 
-/// What a selection of packages lacks of the features of the workspace, a line for each package.
+/// The workspace features that a selection of packages lacks, one line per package.
 fn lacking(all: &Tree, selected: &Tree) -> Vec<String> {
     let mut lines = Vec::new();
     for (package, sets) in selected {
@@ -80,7 +81,7 @@ fn the_tests_of_a_small_crate_compile_no_data_fusion() {
     }
 }
 
-/// Ballista's own crates are compiled for it, and nothing else a second time.
+/// Proves that the feature `distributed` compiles Ballista's own crates and nothing else a second time.
 #[test]
 fn a_program_with_a_cluster_shares_what_the_workspace_builds() {
     let all = tree(&["--workspace"], "normal,build,dev");

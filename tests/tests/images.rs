@@ -1,4 +1,5 @@
-//! Images and codes end to end: job file, shards, `verify`, `inspect`, repair, resume, and Python that knows none of this code.
+//! Tests images and codes end to end: job file, shards, `verify`, `inspect`, repair, resume, and reading with
+//! independent Python.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use stillhouse_tests::{Ran, Scratch, ran, root, shards, with};
 
-/// What is stored, by pyarrow: ids, labels and digits of every row, in order.
+/// Reads the stored rows with pyarrow: ids, labels and digits in order.
 const READ: &str = "
 import json, sys, glob, pyarrow.parquet as pq
 rows = [row for path in sorted(glob.glob(sys.argv[1] + '/data/*.parquet')) for row in pq.read_table(path).to_pylist()]
@@ -25,7 +26,7 @@ fn fixture(name: &str) -> Vec<u8> {
     fs::read(root().join("operators/testdata/images").join(name)).unwrap()
 }
 
-/// A folder for each class, as ImageNet has them.
+/// One folder per class, as in ImageNet.
 fn classes(scratch: &Scratch) {
     for (class, names) in [("cat", ["rgb.png", "grey.png"]), ("dog", ["444.jpg", "palette.png"])] {
         fs::create_dir_all(scratch.path("photos").join(class)).unwrap();
@@ -45,7 +46,7 @@ fn job() -> Value {
     })
 }
 
-/// CIFAR-10's binary records.
+/// Binary records in CIFAR-10's format.
 fn cifar(images: usize) -> Vec<u8> {
     let image = |n: usize| (0..3072).map(move |i| (n * 31 + i * 7 + i / 1024 * 50) as u8);
     (0..images).flat_map(|n| std::iter::once((n % 10) as u8).chain(image(n))).collect()
@@ -66,7 +67,7 @@ fn a_folder_of_images_becomes_a_data_set() {
         assert!(ids.len() == 192 && ids.iter().zip(digits.chunks(2)).all(|(id, d)| *id == 16 * d[0] + d[1]));
         assert_eq!(row["document_offsets"], json!([0]));
     }
-    // a grey image is all three colours alike
+    // in a grey image all three colours are equal
     let grey: Vec<u64> = rows[0]["input_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     assert!(grey.chunks(3).all(|pixel| pixel[0] == pixel[1] && pixel[1] == pixel[2]));
     let manifest: Value = serde_json::from_str(&fs::read_to_string(dataset.join("manifest.json")).unwrap()).unwrap();
@@ -74,7 +75,7 @@ fn a_folder_of_images_becomes_a_data_set() {
     assert_eq!(manifest["job"]["input"]["images"]["classes"], json!(["cat", "dog"]));
     let seen = scratch.stillhouse(&["inspect", "out", "--row", "3"]).expect(0).stdout;
     assert!(seen.contains("label: 1 (dog)"), "{seen}");
-    // eight lines of eight pixels, two characters each
+    // 8 lines of 8 pixels with 2 characters each
     let picture: Vec<&str> = seen.lines().filter(|line| line.starts_with("  │ ")).collect();
     assert_eq!(picture.len(), 8, "{seen}");
     let json = scratch.stillhouse(&["inspect", "out", "--json"]).expect(0).json();
@@ -97,7 +98,7 @@ fn hostile_images_fail_by_name_or_are_counted() {
     fs::write(scratch.path("photos/cat/a.png"), fixture("bomb.png")).unwrap();
     fs::write(scratch.path("photos/dog/z.jpg"), fixture("cmyk.jpg")).unwrap();
     scratch.job("job.yaml", &job());
-    // found before there is work that it would spoil
+    // found before any work is done
     scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&[
         "photos/cat/a.png: the image: too many pixels: has 60000×60000 = 3600000000 pixels; valid: at most 33554432",
         "photos/dog/z.jpg: the image: CMYK: has four inks",
@@ -144,7 +145,7 @@ fn splits_threads_repair_and_a_changed_input() {
     scratch.stillhouse(&["verify", "out"]).expect(1);
     scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(0);
     assert_eq!(shards(&dataset), expected);
-    // another pixel of an image is another input: a shard is not made again to other bytes
+    // A changed pixel is a changed input, so `repair` does not make the shard with other bytes.
     let mut other = cifar(40);
     let last = other.len() - 1;
     other[last] ^= 0xff;
@@ -156,7 +157,7 @@ fn splits_threads_repair_and_a_changed_input() {
     assert!(!victim.exists());
 }
 
-/// The job files of the papers, on a few records of the same layout.
+/// Runs the job files of the papers on a few records in the same layout.
 #[test]
 fn the_papers_job_files_run() {
     let scratch = Scratch::new();
@@ -210,7 +211,7 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
             for (variable, folder) in [("CIFAR10", "cifar-10-batches-py"), ("IMAGENET", "photos")] {
                 plan.env(variable, scratch.path(folder));
             }
-            // the paper's choice, by its schedule (1 − t)^3
+            // the paper's choice for its schedule (1 − t)^3
             let plan = ran(&mut plan).expect(0).json();
             let steps = plan["idle_steps"].as_array().unwrap();
             let elbow: Vec<&Value> = steps.iter().filter(|at| at["elbow"] == true).collect();
@@ -221,7 +222,7 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
         if name == "prime-table3-cifar10" {
             let labels: Vec<i64> = stored.iter().map(|row| row["label"].as_i64().unwrap()).collect();
             assert_eq!(labels, [3, 1, 4, 1, 5]);
-            // channel last: the first three numbers are of the three planes
+            // channels last: the first three values come from the three planes
             assert_eq!(
                 stored[0]["input_ids"].as_array().unwrap()[..3],
                 [0, 1024 * 31 % 256, 2048 * 31 % 256].map(Value::from)

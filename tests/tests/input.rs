@@ -1,4 +1,4 @@
-//! What a job reads: holdouts, tables, names and contents of files, as a user meets them.
+//! Tests the input of a job from the user's side: holdouts, tables, file names and file contents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -47,7 +47,7 @@ fn holdouts_by_every_rule_are_in_the_data_set() {
     let mut ids = BTreeSet::new();
     assert!(made["splits"].as_array().unwrap().iter().all(|split| ids.insert(split["split"].as_u64().unwrap())));
     scratch.stillhouse(&["verify", "out"]).expect(0);
-    // the same bytes with other threads
+    // the same bytes with another number of threads
     let first = shards(&scratch.path("out"));
     fs::remove_dir_all(scratch.path("out")).unwrap();
     scratch.stillhouse(&["run", "job.yaml", "--threads", "1"]).expect(0);
@@ -92,7 +92,7 @@ fn the_example_of_a_join_in_the_readme_runs() {
     scratch.write("job.yaml", &(rest + input));
     scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
     scratch.stillhouse(&["run", "job.yaml"]).expect(0);
-    // quality of 0.8 and more
+    // rows with a quality of at least 0.8
     assert_eq!(documents(&manifest(&scratch))["train"], 10);
 }
 

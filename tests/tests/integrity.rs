@@ -1,4 +1,5 @@
-//! A data set is what its job says, or the run says why not: changed input, damaged files, other jobs, too many splits.
+//! Proves that a data set matches its job, or that the run reports why not: changed input, damaged files, other jobs,
+//! too many splits.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -8,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, files, job, root, shards, with};
 
-/// A job without a teacher over `corpus.jsonl`: fast, and damaged as any other.
+/// A fast job without a teacher over `corpus.jsonl`.
 fn small() -> Value {
     let tokenizer = root().join("assets/teacher-nano-gpt2/tokenizer.json");
     let more = json!({
@@ -25,7 +26,7 @@ fn scratch() -> Scratch {
     Scratch::with_corpus(7, 1300)
 }
 
-/// A data set as a crash leaves it: the manifest and what comes after it are not there, nor the last shards.
+/// Simulates a crash: removes the manifest and everything written after it, and the last shards.
 fn crashed(out: &Path, lost: usize) {
     for name in ["_SUCCESS", "manifest.json", "README.md", "tokenizer.json"] {
         fs::remove_file(out.join(name)).unwrap();
@@ -37,7 +38,7 @@ fn crashed(out: &Path, lost: usize) {
     }
 }
 
-/// Writes other bytes of the same length, and gives the file another time as a later writer would.
+/// Changes the bytes of a file but not its length, and sets a new modification time.
 fn rewrite(path: &Path, change: impl Fn(&mut Vec<u8>)) {
     let before = fs::metadata(path).unwrap();
     let mut bytes = fs::read(path).unwrap();
@@ -52,7 +53,7 @@ fn touch(path: &Path) {
     File::options().write(true).open(path).unwrap().set_modified(later).unwrap();
 }
 
-/// The place of the first letter of a text in the n-th line.
+/// Offset of the first letter of the text in the n-th line.
 fn letter_of_line(bytes: &[u8], line: usize) -> usize {
     let start = bytes.split_inclusive(|b| *b == b'\n').take(line).map(<[u8]>::len).sum::<usize>();
     let text = b"\"text\":\"";
@@ -66,7 +67,7 @@ fn other_letter(line: usize) -> impl Fn(&mut Vec<u8>) {
     }
 }
 
-/// What a run leaves, but for what knows the time: the plan's states of files.
+/// The files that a run leaves, except the plan with its modification times and the lock.
 fn kept(out: &Path) -> BTreeMap<PathBuf, String> {
     files(out).into_iter().filter(|(name, _)| !name.ends_with("plan.json") && !name.ends_with("lock")).collect()
 }
@@ -98,7 +99,7 @@ fn input_that_changed_between_a_crash_and_the_resume_is_refused_by_name() {
         rewrite(&scratch.path("corpus.jsonl"), other_letter(0));
         let says = ["output.path", "corpus.jsonl", "other input", "split 0", "--overwrite"];
         scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(2).says(&says);
-        // the rows of a query were asked for again, which is no harm
+        // a query's rows are computed again, which is harmless
         let state = |files: BTreeMap<PathBuf, String>| -> BTreeMap<_, _> {
             files.into_iter().filter(|(name, _)| !name.starts_with("_stillhouse/input")).collect()
         };
@@ -116,14 +117,14 @@ fn a_touched_file_and_one_that_changed_where_nothing_was_read_go_on() {
     let scratch = scratch();
     let out = scratch.make(&small());
     crashed(&out, 2);
-    // the last line is of a split that was not committed
+    // the last line belongs to a split that was not committed
     rewrite(&scratch.path("corpus.jsonl"), other_letter(6));
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
     scratch.job("fresh.yaml", &with(small(), &json!({"output": {"path": "fresh"}})));
     scratch.stillhouse(&["run", "fresh.yaml", "--quiet"]).expect(0);
     assert_eq!(shards(&out), shards(&scratch.path("fresh")));
 
-    // finished: a touch is none of its business, and is noted, so that it is compared once
+    // A finished job only records a touched file's new time, so that it compares the content once.
     let before = kept(&out);
     touch(&scratch.path("corpus.jsonl"));
     let again = scratch.stillhouse(&["run", "job.yaml"]).expect(0);
@@ -134,7 +135,7 @@ fn a_touched_file_and_one_that_changed_where_nothing_was_read_go_on() {
     let modified = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
     assert_eq!(plan["files"][0]["modified_ns"].as_u64(), Some(modified as u64));
 
-    // finished, and another file by now
+    // a finished job whose input file has changed
     rewrite(&scratch.path("corpus.jsonl"), other_letter(3));
     scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["corpus.jsonl", "other input"]);
     assert_eq!(kept(&out), before);
@@ -171,7 +172,7 @@ fn the_manifest_says_what_every_split_read() {
     assert!(compared >= 6, "{compared}");
 }
 
-/// A way to lose what a file holds.
+/// A way to damage a file.
 type Harm = (&'static str, fn(&Path));
 
 const HARM: [Harm; 4] = [
@@ -201,7 +202,7 @@ fn whatever_is_damaged_in_a_finished_data_set_is_reported_and_mended_to_the_same
     for name in first.into_iter().chain(records).chain(&others).chain([&plan]) {
         for (how, harm) in HARM {
             if name.ends_with("README.md") && !["removed", "emptied"].contains(&how) {
-                // people write into their card
+                // people edit their card
                 continue;
             }
             let shown = format!("{} {how}", name.display());
@@ -270,7 +271,7 @@ fn a_shard_that_comes_out_otherwise_is_not_published() {
     let name = shards(&out).into_keys().next().unwrap();
     let shard = out.join("data").join(&name);
 
-    // made by something else then: the records say so
+    // The records claim other bytes, as if another program had made the shard.
     let replaced = |path: &Path, from: &str, to: &str| {
         fs::write(path, fs::read_to_string(path).unwrap().replace(from, to)).unwrap();
     };
@@ -288,7 +289,7 @@ fn a_shard_that_comes_out_otherwise_is_not_published() {
         replaced(&out.join(file), &other, &truth);
     }
 
-    // made of other input
+    // the input has changed
     rewrite(&scratch.path("corpus.jsonl"), other_letter(0));
     scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(1).says(&[&name, "its input has changed"]);
     assert!(!shard.exists());
@@ -299,7 +300,7 @@ fn a_shard_that_comes_out_otherwise_is_not_published() {
     scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(0);
     assert_eq!(shards(&out)[&name], truth);
 
-    // another job's, or none
+    // another job's data set, or none
     scratch.job("other.yaml", &with(small(), &json!({"pack": {"length": 32}})));
     scratch.stillhouse(&["repair", "out", "other.yaml"]).expect(2).says(&["another job", "pack.length: 64 there, 32"]);
     scratch.stillhouse(&["repair", "nowhere", "job.yaml"]).expect(1).says(&["nowhere", "no data set"]);
@@ -322,7 +323,7 @@ fn damaged_state_is_reported_by_file_with_what_mends_it() {
         crashed(&out, 2);
     }
 
-    // a record that is another one by one digit makes no shard that is published
+    // a record with a wrong checksum: the shard is not published
     let record = out.join("_stillhouse/splits/00000.json");
     let truth = shards(&out).into_values().next().unwrap();
     let other = truth.chars().rev().collect::<String>();
@@ -373,17 +374,17 @@ fn what_only_says_where_things_lie_is_not_another_job() {
         assert!(ran.stdout.contains("complete already"), "{}", ran.stdout);
         assert_eq!(kept(&out), whole);
     };
-    // spelled otherwise
+    // other spellings of the same paths
     same(json!({"input": {"paths": ["a/1.jsonl", "./b/"]}, "name": "another-name", "engine": {"parallel_splits": 3}}));
     same(json!({"input": {"paths": [scratch.path("a/1.jsonl"), "b/../b/2.jsonl"]}}));
-    // teacher and tokenizer elsewhere
+    // teacher and tokenizer at other paths
     let teacher = stillhouse_tests::nano_teacher();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs::copy(teacher.join(name), scratch.path("teachers").join(name)).unwrap();
     }
     same(json!({"extract": {"teacher": {"path": "teachers"}}}));
     same(json!({"tokenizer": {"path": teacher.join("tokenizer.json")}}));
-    // the corpus and the output moved, one shard gone on the way
+    // corpus and output moved, and one shard lost
     for folder in ["a", "b"] {
         fs::rename(scratch.path(folder), scratch.path("moved").join(folder)).unwrap();
     }
@@ -394,7 +395,7 @@ fn what_only_says_where_things_lie_is_not_another_job() {
     assert_eq!(shards(&out).len(), whole.keys().filter(|name| name.starts_with("data")).count());
     scratch.stillhouse(&["verify", "out"]).expect(0);
 
-    // but what they hold is
+    // but the teacher's content counts
     let config = fs::read_to_string(scratch.path("teachers/config.json")).unwrap();
     fs::write(scratch.path("teachers/config.json"), config.replacen('{', "{ ", 1)).unwrap();
     scratch.job("other.yaml", &with(with(job.clone(), &paths), &json!({"extract": {"teacher": {"path": "teachers"}}})));
@@ -440,7 +441,7 @@ fn nothing_behind_a_link_in_an_output_is_written_or_removed() {
             fs::rename(&inside, &aside).unwrap();
         }
         std::os::unix::fs::symlink(&precious, &inside).unwrap();
-        // every verb once, and every folder by the verb that removes most
+        // every verb for one folder, and for every folder the verb that removes most
         for verb in verbs.iter().filter(|verb| folder == "_stillhouse/input" || verb.contains(&"--overwrite")) {
             let when = format!("{folder} {verb:?}");
             let ran = scratch.stillhouse(verb);

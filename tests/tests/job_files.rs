@@ -1,4 +1,5 @@
-//! Job files as people write them: mistakes told with their places, variables and braces in paths, a job on stdin, keys that stand twice.
+//! Tests job files as people write them: errors with positions, variables and braces in paths, a job on stdin,
+//! duplicate keys.
 
 use std::fs;
 use std::io::Write;
@@ -38,7 +39,7 @@ fn mistakes_are_reported_with_their_places_and_what_was_meant() {
         "\n  job.yaml:4:3: input.format: got \"json\": not valid, did you mean `jsonl`?",
         "\n  job.yaml:5:3: input.path: got \"nothing.jsonl\": unknown key, did you mean `paths`?",
         "\n  job.yaml:7:3: input.text: is given twice, in line 6 and here",
-        // found later, with its place all the same
+        // found later, but with its position as well
         "\n  job.yaml:8:13: tokenizer.path: got \"missing.json\": no file or folder",
     ]);
     assert!(!scratch.path("out").exists(), "{}", said.stderr);
@@ -50,7 +51,7 @@ fn mistakes_are_reported_with_their_places_and_what_was_meant() {
 #[test]
 fn json_of_any_program_is_a_job_file() {
     let scratch = Scratch::new();
-    // as Python's json.dumps writes it
+    // as Python's `json.dumps` writes it
     fs::create_dir(scratch.path("😀")).unwrap();
     fs::write(scratch.path("😀/a.jsonl"), stillhouse_tests::corpus(1, 400)).unwrap();
     let job = with(packing(), &json!({"input": {"paths": ["😀/a.jsonl"]}})).to_string().replace('😀', "\\ud83d\\ude00");
@@ -83,7 +84,7 @@ fn a_job_may_come_on_stdin() {
     piped(&scratch, &["run", "-"], "").expect(2).says(&["stdin"]);
 }
 
-/// What variables stand for decides where things are looked for, and nothing else.
+/// Proves that variables affect only where files are found, and never appear in the data set.
 #[test]
 fn variables_and_the_home_stand_in_paths_and_never_in_the_data_set() {
     let scratch = Scratch::with_corpus(4, 300);
@@ -119,9 +120,9 @@ fn variables_and_the_home_stand_in_paths_and_never_in_the_data_set() {
         let text = fs::read_to_string(dataset.join(name)).unwrap();
         assert!(!text.contains("sec[r]et") && !text.contains("nano-gpt2/"), "{name}: {text}");
     }
-    // it knows its own files again
+    // a second run recognises its own files
     run(&["run", "job.yaml"], "sec[r]et").expect(0);
-    // the order of the braces is that of the documents: the same with the paths written out
+    // The order of the braces is the order of the documents: writing the paths out gives the same shards.
     let plain = ["home/b.jsonl", "home/a.jsonl", "sec[[]r]et/c.jsonl", "sec[[]r]et/d.jsonl"];
     let patch = json!({"input": {"paths": plain}, "tokenizer": {"path": tokenizer}, "output": {"path": "plain"}});
     scratch.make(&with(packing(), &patch));
@@ -181,7 +182,7 @@ fn a_service_refuses_keys_that_stand_twice_and_variables_of_its_own() {
     assert_eq!(shards(&service.scratch.path("first")).len(), 1);
 }
 
-/// The card's own numpy program, run where the card lies, against what the format's tests trust.
+/// Runs the card's numpy program beside the card, and compares it with the format's reference.
 #[test]
 fn the_card_reports_what_is_there_and_its_program_replays_the_noise() {
     let scratch = Scratch::with_corpus(2, 500);
@@ -222,7 +223,7 @@ print(worst < 1e-12)
     let said = ran(python.env("PYTHONDONTWRITEBYTECODE", "1")).expect(0).stdout;
     assert_eq!(said.lines().last(), Some("True"), "{said}");
 
-    // another license is no other job, and the card says it
+    // another license is not another job, and the card shows it
     let before = shards(&dataset);
     scratch.make(&with(job(), &with(card, &json!({"output": {"card": {"license": "MIT"}}}))));
     assert!(read().starts_with("---\nlicense: mit\n"));
@@ -235,7 +236,7 @@ print(worst < 1e-12)
         .says(&["output.card.license: got \"a b: c\": not valid; must match"]);
 }
 
-/// The columns that the manifest names.
+/// The columns in the manifest.
 fn column_names(dataset: &std::path::Path) -> Vec<String> {
     let manifest: Value = serde_json::from_slice(&fs::read(dataset.join("manifest.json")).unwrap()).unwrap();
     manifest["columns"].as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap().to_owned()).collect()

@@ -1,4 +1,4 @@
-//! The one integration test binary: the program end to end, as a user and as a trainer meet it.
+//! The only integration test binary: tests the program end to end, from the views of a user and a trainer.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod append;

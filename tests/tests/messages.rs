@@ -1,4 +1,4 @@
-//! Bad situations of every kind, and what is said of each: words for a person, once, and nothing of the program's insides.
+//! Provokes errors of every kind and checks each message: readable, said once, and without internals of the program.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, job, nano_teacher, ran, root, with};
 
-/// What no message holds: names of the program's types, traces, the words of libraries that stand for nothing.
+/// Text that no message may contain: type names, traces, and library phrases without meaning to a user.
 const INSIDES: [&str; 20] = [
     "Some(",
     "None",
@@ -33,7 +33,7 @@ const INSIDES: [&str; 20] = [
     "External:",
 ];
 
-/// Bytes of a GGUF file with this metadata and these tensors: (name, dimensions, type, offset).
+/// A GGUF file with this metadata and these tensors (name, dimensions, type, offset).
 struct Gguf {
     version: u32,
     metadata: Vec<(&'static str, Vec<u8>)>,
@@ -54,7 +54,7 @@ fn array(kind: u32, length: u64) -> Vec<u8> {
 }
 
 impl Gguf {
-    /// A Llama of one layer without its weights, and otherwise in order.
+    /// A valid one-layer Llama without weights.
     fn llama() -> Self {
         Self {
             version: 3,
@@ -158,11 +158,11 @@ fn safetensors_files() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// What was said in all situations, one below the other.
+/// Collects the messages of all situations.
 struct Book {
     scratch: Scratch,
     said: String,
-    /// What a person should not have seen.
+    /// Messages with text that a user should not see.
     wrong: Vec<String>,
 }
 
@@ -183,7 +183,7 @@ impl Book {
         fs::write(path, bytes).unwrap();
     }
 
-    /// A job without a teacher and with a small tokenizer, so that only what is wrong can go wrong.
+    /// A job without a teacher and with a small tokenizer, so that only the provoked error can occur.
     fn plain(&self) -> Value {
         let tokenizer = json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -201,7 +201,7 @@ impl Book {
         let _ = fs::remove_dir_all(self.scratch.path("out"));
     }
 
-    /// Notes what the program says, once a look at it finds nothing that a person should not see.
+    /// Runs a command, records its message, and checks it for forbidden text.
     fn call(&mut self, situation: &str, arguments: &[&str]) {
         let ran = ran(self.scratch.command(arguments).env("RUST_BACKTRACE", "1"));
         let said = ran.stderr + if arguments[0] == "verify" { &ran.stdout } else { "" };
@@ -234,14 +234,14 @@ impl Book {
 }
 
 impl Book {
-    /// All that was said, once none of it is wrong.
+    /// Returns all messages, after asserting that none is wrong.
     fn close(self) -> String {
         assert!(self.wrong.is_empty(), "{} messages:\n\n{}", self.wrong.len(), self.wrong.join("\n"));
         self.said
     }
 }
 
-/// A server on a port of its own that answers every request so.
+/// Starts a server that answers every request with this text; returns its port.
 fn server(answer: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -384,7 +384,7 @@ fn outputs_and_data_sets_that_are_not_right() {
         book.job(&format!("output {path}"), &with(plain.clone(), &json!({"output": {"path": path}})));
     }
     book.job("output of a long name", &with(plain.clone(), &json!({"output": {"path": "y".repeat(300)}})));
-    // a disk that takes no more: the system's own limit on files
+    // simulates a full disk by the system's file size limit
     book.scratch.job("job.yaml", &plain);
     let program = stillhouse_tests::binary().display().to_string();
     let script = format!("ulimit -f 2; exec {program} run job.yaml");
@@ -397,7 +397,7 @@ fn outputs_and_data_sets_that_are_not_right() {
         full.stderr
     );
     let _ = fs::remove_dir_all(book.scratch.path("out"));
-    // an address space in which no job can be made, and one that is just large enough for a small one
+    // an address space too small for any job, and one just large enough for a small job
     for (kilobytes, code, says) in [(300_000, 1, "(ulimit -v); valid on this machine: "), (1_200_000, 0, "")] {
         let script = format!("ulimit -v {kilobytes}; exec {program} run job.yaml");
         let mut shell = std::process::Command::new("bash");
@@ -425,7 +425,7 @@ fn outputs_and_data_sets_that_are_not_right() {
         ("a manifest with another seed", "out/manifest.json", &|path| edit(path, |m| m["noise_seed"] = 43.into())),
         ("a manifest without its seed", "out/manifest.json", &|path| edit(path, |m| m["noise_seed"] = Value::Null)),
         ("a manifest without columns", "out/manifest.json", &|path| edit(path, |m| m["columns"] = Value::Null)),
-        // where its text is the same on every machine
+        // cut where its text is the same on every machine
         ("a manifest that is cut", "out/manifest.json", &|path| {
             fs::write(path, &fs::read(path).unwrap()[..20]).unwrap()
         }),
@@ -446,10 +446,10 @@ fn outputs_and_data_sets_that_are_not_right() {
     insta::assert_snapshot!(sizes_left_out(&book.close()));
 }
 
-/// A name, the file, and what is done to it.
+/// A name, the file, and the change to it.
 type Damage<'a> = (&'a str, &'a str, &'a dyn Fn(&Path));
 
-/// The text without numbers of three digits and more: sizes of shards, which every change of the format moves.
+/// Replaces numbers of three or more digits, which are shard sizes that every change of the format alters.
 fn sizes_left_out(text: &str) -> String {
     let mut out = String::new();
     let mut digits = String::new();

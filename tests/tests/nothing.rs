@@ -1,4 +1,4 @@
-//! Nothing useful is not success: what a job may leave out, and what it says when it made nothing.
+//! Proves that an empty result is not a success: what a job may skip, and what it reports if it made nothing.
 
 use std::fs;
 use std::io::Write;
@@ -68,7 +68,7 @@ fn a_job_that_makes_no_sequence_fails_and_leaves_nothing() {
     for (name, bytes, job, says) in cases {
         fs::write(scratch.path("in.jsonl"), bytes).unwrap();
         scratch.job("job.yaml", job);
-        // what the bytes themselves give away is a wrong job file
+        // an error that the first bytes reveal counts as a wrong job file
         let code = if ["gzip bytes", "UTF-16"].contains(&name) { 2 } else { 1 };
         let ran = scratch.stillhouse(&["run", "job.yaml"]).expect(code);
         for part in says {
@@ -86,14 +86,14 @@ fn what_is_skipped_is_counted_reported_and_bounded() {
     text += "{broken\n{\"text\": null}\n{\"other\": 1}\n{\"text\": \"\"}\n";
     scratch.write("in.jsonl", &text);
     scratch.job("job.yaml", &job);
-    // 3 of 101 records
+    // 3 of 101 records are bad
     let says = ["3 of 101 records", "1 broken JSON, 1 missing column, 1 null text", "input.max_skipped: 0.01"];
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(1).says(&says);
     assert!(!scratch.path("out/_SUCCESS").exists());
     let kept = stillhouse_tests::shards(&scratch.path("out"));
     assert!(kept.len() > 1);
 
-    // more is allowed: nothing is made again, and the data set is whole
+    // with a higher limit, nothing is made again and the data set is complete
     scratch.job("job.yaml", &with(job.clone(), &json!({"input": {"max_skipped": 0.03}})));
     let ran = scratch.stillhouse(&["run", "job.yaml", "--json"]).expect(0);
     let events: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -115,7 +115,7 @@ fn what_is_skipped_is_counted_reported_and_bounded() {
     {
         assert!(shown.stdout.contains(part), "{part:?} is not in:\n{}", shown.stdout);
     }
-    // the verdict on the finished data set is the one that a run of it would come to
+    // a run on the finished data set gives the same verdict
     scratch.job("job.yaml", &job);
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(1).says(&says);
 }
@@ -132,7 +132,8 @@ fn a_held_out_set_without_a_sequence_is_a_failure() {
     scratch.stillhouse(&["run", "job.yaml"]).expect(1).says(&["input.holdout.validation", "fill no sequence"]);
 }
 
-/// Inputs of every kind of nonsense, and some sense: success is a data set with sequences, of an input that was read.
+/// Proves for many invalid and some valid inputs that success means a data set with sequences, from an input that was
+/// read.
 #[test]
 fn success_is_never_nothing() {
     let scratch = Scratch::new();

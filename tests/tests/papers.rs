@@ -1,11 +1,12 @@
-//! The job files of the papers' experiments (`jobs/papers`), each on a small input that lies as the paper's data set does: planned, run, verified, its columns
-//! and what is particular about its rows looked at by pyarrow and numpy.
+//! Runs the job files of the papers' experiments (`jobs/papers`), each on a small input in the layout of the paper's
+//! data set. Each is planned, run and verified. pyarrow and numpy check its columns and the paper's particular
+//! properties.
 //!
 //! ```text
-//!   jobs/papers/X.yaml ─► models of the assets, small numbers ─► run ─► verify ─► columns, first and last tokens, text
+//!   jobs/papers/X.yaml ─► models of the assets, small sizes ─► run ─► verify ─► columns, first and last tokens, text
 //! ```
 //!
-//! The image data sets are in `images`: their inputs are made there.
+//! `images` tests the image data sets, because it creates their inputs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +15,8 @@ use std::process::Command;
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, corpus, nano_teacher, ran, root};
 
-/// The folders of the papers' data sets with a little in them. The first text of a zero-shot set shows what its detokenizer does, or that it has none.
+/// Creates small folders in the layouts of the papers' data sets. The first text of a zero-shot set shows the effect of
+/// its detokenizer, if it has one.
 const MAKE: &str = r#"
 import json, os, sys, pyarrow as pa, pyarrow.parquet as pq
 texts = [json.loads(line)["text"] for line in open("corpus.jsonl")]
@@ -38,7 +40,8 @@ with open("lambada/lambada_test.jsonl", "w") as out:
         out.write(json.dumps({"text": text}) + "\n")
 "#;
 
-/// What is stored, of each data set named: columns, how many rows, their first and last ids and how many ids 50256 lie between, the first row's values.
+/// Reads each data set: its columns, number of rows, first and last ids, the number of ids 50256 between, and the first
+/// row's values.
 const LOOK: &str = "
 import glob, json, sys, numpy as np, pyarrow.parquet as pq, pyarrow as pa
 found = {}
@@ -57,7 +60,7 @@ print(json.dumps(found))
 const ALWAYS: [&str; 4] = ["sequence_id", "input_ids", "document_offsets", "document_ids"];
 const NOISE: [&str; 4] = ["logprob", "noise_count", "noise_index", "noise_logprob"];
 
-/// Every job file, with the columns that it adds.
+/// Every job file with the columns that it adds.
 fn papers() -> Vec<(String, Vec<&'static str>)> {
     let mut papers: Vec<(String, Vec<&str>)> = vec![
         ("mdlm-table1-lm1b".into(), vec!["attention_mask"]),
@@ -85,20 +88,22 @@ fn papers() -> Vec<(String, Vec<&'static str>)> {
 
 const ZERO_SHOT: [&str; 7] = ["ptb", "wikitext", "lm1b", "lambada", "ag-news", "pubmed", "arxiv"];
 
-/// How the first row of a zero-shot set begins: what MDLM's detokenizer makes of the first text of `MAKE`, by hand.
+/// The expected beginning of a zero-shot set's first row: MDLM's detokenizer applied by hand to the first text of
+/// `MAKE`.
 fn begins(set: &str) -> &'static str {
     match set {
         "ptb" => "mr. vinken isn't paid $1 million",
         "wikitext" => "3.5 miles, (about)",
         "lm1b" => "The price (5) is $3, he said.",
-        // a line feed, as inspect shows it
+        // a line feed, as `inspect` shows it
         "lambada" => "\\n\"yes\" she said",
         "ag-news" => "Bears ( Reuters ) , again",
         _ => "x.5 (a), said b.",
     }
 }
 
-/// A tokenizer of word pieces that has every word: letters. The ids of its special tokens are 0 to 4.
+/// A WordPiece tokenizer whose pieces are single characters, so that it covers every word. Its special tokens have ids
+/// 0 to 4.
 fn word_pieces() -> String {
     let letters: Vec<String> = ('a'..='z').chain('0'..='9').chain(".,;:'\"()-$&".chars()).map(String::from).collect();
     let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(str::to_owned);
@@ -117,7 +122,7 @@ fn word_pieces() -> String {
     .to_string()
 }
 
-/// The text of a job file with what is not here replaced: models, and sizes of corpora. Whatever has to be replaced has to be there.
+/// The text of a job file with models and corpus sizes replaced by small ones. Every text to replace must be present.
 fn small(name: &str, models: &str) -> String {
     let mut text = fs::read_to_string(root().join(format!("jobs/papers/{name}.yaml"))).unwrap();
     let first = text.lines().next().unwrap();
@@ -139,7 +144,7 @@ fn small(name: &str, models: &str) -> String {
     text
 }
 
-/// One test, as the data sets are made once.
+/// A single test, so that the data sets are made only once.
 #[test]
 fn the_papers_job_files_make_their_data_sets() {
     let scratch = Scratch::new();
@@ -230,7 +235,7 @@ fn detokenized(scratch: &Scratch) {
             let row = scratch.stillhouse(&["inspect", &format!("{name}-{set}"), "--json"]).expect(0).json();
             let texts = row["row"]["tokens"].as_array().unwrap().iter().skip(1).map(|t| t["text"].as_str().unwrap());
             let text: String = texts.collect();
-            // an empty text of WikiText is an eos of its own
+            // in WikiText an empty text becomes a separate eos
             let text = text.strip_prefix("<|endoftext|>").unwrap_or(&text);
             assert!(text.starts_with(begins(set)), "{name}-{set}: {text:?}");
         }
@@ -242,7 +247,7 @@ fn particulars(found: &Value) {
         let values = found[name]["first"][column].as_array().unwrap();
         values.iter().map(|v| v.as_f64().or_else(|| v.as_bool().map(f64::from)).unwrap()).collect()
     };
-    // BD3-LM: a time for each block of each of two views
+    // BD3-LM: one time per block in each of two views
     assert_eq!(first("gumbel-table1-owt-bd3lm4", "partition_t").len(), 2 * 64 / 4);
     assert_eq!(first("gumbel-table1-owt-bd3lm16", "partition_t").len(), 2 * 64 / 16);
     // Prime: four digits in base 15, each with a group
@@ -252,7 +257,7 @@ fn particulars(found: &Value) {
         assert_eq!(id.as_f64().unwrap(), d.iter().fold(0.0, |n, digit| 15.0 * n + digit));
     }
     assert_eq!(first("pgm-table1-owt", "partition").len(), 2 * 64);
-    // ARMD: before step 9,000 nothing is shuffled; S is 1, 2 or 4; ρ = 8 moves at most 8
+    // ARMD: no shuffling before step 9,000; S is 1, 2 or 4; ρ = 8 moves at most 8 positions
     let order = first("armd-table1-owt-progressive", "order");
     assert!(order.iter().enumerate().all(|(n, &position)| position == n as f64), "{order:?}");
     let order = first("armd-table3-owt-strided", "order");

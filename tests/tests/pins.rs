@@ -1,11 +1,12 @@
-//! What the scripts fetch is named by version and by hash, line by line; an installer that meets anything else stops, and nothing else runs it.
+//! Checks that scripts fetch only what is pinned by version and hash, line by line: an installer rejects anything else,
+//! and no other code installs.
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 
 use stillhouse_tests::root;
 
-/// Name and version of every requirement; what is no requirement with its hashes is a problem.
+/// Name and version of every requirement; fails on a line that is not a requirement with hashes.
 fn pinned(list: &str) -> Result<BTreeMap<&str, &str>, String> {
     let mut pinned = BTreeMap::new();
     let mut lines = list.lines().peekable();

@@ -1,4 +1,4 @@
-//! What `plan` says before any work: every check of a run, and the first rows, without a trace.
+//! Tests `plan`: it makes all checks of a run and shows the first rows, without leaving a trace.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, corpus, files, job, with};
 
-/// Rows of the first documents as `plan` shows them, and as the run stores them.
+/// Asserts that `plan` shows the rows of the first documents as a run stores them; returns their number.
 #[track_caller]
 fn assert_sample_is_what_a_run_stores(scratch: &Scratch, job: &Value, documents: u64) -> usize {
     scratch.job("job.yaml", job);
@@ -31,7 +31,7 @@ fn assert_sample_is_what_a_run_stores(scratch: &Scratch, job: &Value, documents:
 fn a_sample_is_the_rows_that_the_run_stores() {
     let scratch = Scratch::with_corpus(4, 500);
     let cut = with(job(), &json!({"input": {"split_megabytes": 0.001}}));
-    // the first split has fewer documents than are asked for; the last row of the sample shares a batch with later ones
+    // The first split has fewer documents than requested, and the sample's last row shares a batch with later ones.
     for (remainder, documents) in [("drop", 2), ("keep", 3)] {
         let job = with(cut.clone(), &json!({"pack": {"remainder": remainder}}));
         let rows = assert_sample_is_what_a_run_stores(&scratch, &job, documents);
@@ -57,7 +57,7 @@ fn a_sample_is_shown_decoded_with_its_noise() {
     assert!(!scratch.path("out").exists());
 }
 
-/// MDM-Prime, Table 2 and A.2.4: the ratios of 1,024 tokens, and ℓ = 4 at the elbow.
+/// Proves that the idle step ratios match MDM-Prime (Table 2 and A.2.4) for 1,024 tokens, with ℓ = 4 at the elbow.
 #[test]
 fn idle_steps_are_those_of_the_paper() {
     let scratch = Scratch::with_corpus(2, 700);
@@ -91,7 +91,7 @@ fn idle_steps_are_those_of_the_paper() {
     assert!(shown.contains("ℓ 4 (b 15) 1.8 % (elbow)"), "{shown}");
 }
 
-/// Name, size and time of everything under a folder: what a trace would change.
+/// Path, size and modification time of everything under a folder, to detect traces.
 fn state(folder: &std::path::Path) -> Vec<(PathBuf, u64, SystemTime)> {
     let mut found = Vec::new();
     let mut next = vec![folder.to_owned()];
@@ -131,17 +131,17 @@ fn plan_makes_the_checks_of_run() {
         let before = state(&scratch.path("."));
         let planned = scratch.stillhouse(&["plan", "job.yaml"]).expect(code).says(&[says]);
         assert_eq!(state(&scratch.path(".")), before);
-        // and a run says no as well
+        // a run refuses it as well
         let ran = scratch.stillhouse(&["run", "job.yaml"]);
         assert_ne!(ran.code, Some(0), "{}", planned.stderr);
     }
 
-    // bad records may be skipped: that a file begins with nothing else is told
+    // Bad records may be skipped, but `plan` warns of a file that begins with nothing else.
     let patch = json!({"input": {"paths": ["good.jsonl", "second.jsonl"], "on_error": "skip", "max_skipped": 0.9}});
     scratch.job("job.yaml", &with(plain.clone(), &patch));
     scratch.stillhouse(&["plan", "job.yaml"]).expect(0).says(&["second.jsonl", "missing column"]);
 
-    // an output in use, another job's, and one to go on with
+    // an output in use, another job's output, and one to resume
     scratch.job("job.yaml", &plain);
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
     let before = state(&scratch.path("out"));

@@ -1,4 +1,4 @@
-//! What a data set holds, checked by Python that knows none of this code: `tests/python/check_dataset.py`.
+//! Checks the content of data sets with independent Python: `tests/python/check_dataset.py`.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, job, ran, root, with};
 
-/// Runs the check and gives what it counted.
+/// Runs the check and returns its counts.
 pub(crate) fn check(dataset: &Path, arguments: &[&str]) -> Value {
     let python = root().join(".venv/bin/python");
     assert!(python.exists(), "{} is not there: run `make setup`", python.display());
@@ -29,10 +29,10 @@ fn replayed_noise_of_the_real_vocabulary() {
     assert!(counted["tv"].as_f64().unwrap() > 1e-5, "{counted}");
 }
 
-/// Size of the vocabulary of `llama-gqa`, a teacher of three layers with random weights.
+/// Vocabulary size of `llama-gqa`, a three-layer teacher with random weights.
 const WORDS: usize = 199;
 
-/// A tokenizer where the word `w17` is token 17, and documents of such words, the last one longer than a row.
+/// Writes a tokenizer in which the word `w17` is token 17, and documents of such words; the last one exceeds a row.
 fn words(scratch: &Scratch) {
     let name = |id: usize| match id {
         0 => "<unk>".to_owned(),
@@ -64,7 +64,7 @@ fn words(scratch: &Scratch) {
     scratch.write("corpus.jsonl", &corpus);
 }
 
-/// Runs a job over the words and checks every token of it.
+/// Runs a job over these words and checks every token.
 fn check_words(patch: &Value) -> Value {
     let scratch = Scratch::new();
     words(&scratch);
@@ -104,7 +104,7 @@ fn padded_rows() {
     let counted = check_words(&json!({
         "pack": {"mode": "pad"}, "extract": {"noise": {"draws": 2}}, "partitions": {"schedule": "polynomial", "sampling": "independent"}
     }));
-    // One BOS a row, and the padding.
+    // one BOS per row, and the padding
     assert!(counted["certain"].as_u64().unwrap() > 8, "{counted}");
     assert!(counted["repaired"].as_u64().is_some_and(|n| n > 0), "{counted}");
 }

@@ -1,4 +1,4 @@
-//! Crashes, restarts and threads change no byte; a folder of somebody else's is left alone.
+//! Proves that crashes, restarts and threads do not change any byte, and that foreign folders stay untouched.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, files, job, rounds, shards, with};
 
-/// A job of seven splits that takes about as long to work as to start.
+/// A job of seven splits whose work takes about as long as its start.
 fn small_job() -> Value {
     with(job(), &json!({"input": {"split_megabytes": 0.0015, "holdout": {"validation": {"last_documents": 1}}}}))
 }
@@ -18,13 +18,13 @@ fn scratch() -> Scratch {
     Scratch::with_corpus(7, 1300)
 }
 
-/// Shards that are visible.
+/// Number of visible shards.
 pub(crate) fn visible(dataset: &Path) -> usize {
     let Ok(entries) = fs::read_dir(dataset.join("data")) else { return 0 };
     entries.flatten().filter(|entry| entry.path().extension().is_some_and(|ending| ending == "parquet")).count()
 }
 
-/// Numbers in [0, 1), always the same (splitmix64).
+/// A fixed sequence of numbers in [0, 1) (splitmix64).
 pub(crate) fn moments(seed: u64) -> impl Iterator<Item = f64> {
     (1u64..).map(move |i| {
         let mut z = seed.wrapping_add(i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -34,7 +34,7 @@ pub(crate) fn moments(seed: u64) -> impl Iterator<Item = f64> {
     })
 }
 
-/// Every shard that is visible is whole: it has the bytes that an undisturbed run gives it.
+/// Asserts that every visible shard has the bytes that an undisturbed run gives it.
 fn assert_whole(dataset: &Path, undisturbed: &std::collections::BTreeMap<String, String>, when: &str) {
     for (name, sha256) in shards(dataset) {
         assert_eq!(Some(&sha256), undisturbed.get(&name), "data/{name} {when}");
@@ -57,13 +57,13 @@ fn kills_change_no_byte() {
     let (mut kills, mut finished, mut midway) = (0, 0, 0);
     let mut moments = moments(2);
     while kills < wanted {
-        // A new output for every run that gets to its end; resumed until then.
+        // Resume each output until its run ends, then begin another output.
         let name = format!("killed-{finished}");
         let dataset = scratch.path(&name);
         scratch.job("job.yaml", &with(small_job(), &json!({"output": {"path": name}})));
         let delay = duration.mul_f64(moments.next().unwrap());
         let mut run = scratch.command(&["run", "job.yaml", "--quiet"]).stdin(Stdio::null()).spawn().unwrap();
-        // every other kill is at any moment, the rest right after a commit, however slow the machine is by now
+        // Every second kill comes at a random moment, the others right after a commit, however slow the machine is.
         let (deadline, before) = (Instant::now() + delay, visible(&dataset));
         let is_due = || match kills % 2 {
             0 => Instant::now() >= deadline,
@@ -102,7 +102,8 @@ fn kills_change_no_byte() {
     assert!(midway >= wanted / 4, "only {midway} of {kills} kills fell between the first and the last commit");
 }
 
-/// Ctrl-C and what a cluster sends: an exit code for each, and a word on how to go on; what is committed stays.
+/// Proves that a run ended by Ctrl-C or a cluster's SIGTERM has its own exit code, explains how to resume, and keeps
+/// its commits.
 #[test]
 fn a_run_that_is_reported_to_stop_says_how_to_go_on() {
     let scratch = scratch();
@@ -155,7 +156,7 @@ fn finished_and_foreign_outputs_are_left_alone() {
     assert!(again.stdout.contains("complete already"), "{}", again.stdout);
     assert_eq!(files(&out), before);
 
-    // Another job's output: refused, unless told.
+    // Another job's output is refused without `--overwrite`.
     scratch.job("job.yaml", &with(job(), &json!({"seed": 43})));
     scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["output.path", "out", "another job", "--overwrite"]);
     assert_eq!(files(&out), before);
@@ -163,7 +164,7 @@ fn finished_and_foreign_outputs_are_left_alone() {
     assert_ne!(shards(&out), shards_of(&before));
     scratch.stillhouse(&["verify", "out"]).expect(0);
 
-    // Somebody's files: refused, also with --overwrite.
+    // Foreign files are refused even with `--overwrite`.
     let foreign = scratch.path("foreign");
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("thesis.tex"), "precious").unwrap();

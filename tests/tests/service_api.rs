@@ -1,4 +1,4 @@
-//! The service over a real socket: submissions, lists, events, logs, results, and what is refused.
+//! Tests the service over a real socket: submissions, lists, events, logs, results, and refusals.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,17 +9,17 @@ use stillhouse_tests::{corpus, job, shards, with};
 
 use crate::stores::packing_job;
 
-/// What comes of the corpus of [`start`].
+/// What a job makes of the corpus of [`start`].
 pub(crate) const DOCUMENTS: usize = 18;
 pub(crate) const SPLITS: usize = 17;
 pub(crate) const ROWS: usize = 62;
 
-/// A job of some splits that is over in a second or two.
+/// A job of several splits that takes a second or two.
 pub(crate) fn quick_job(output: &str) -> Value {
     with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}, "output": {"path": output}}))
 }
 
-/// A job with a teacher and as many splits: about five seconds of one processor.
+/// A job with a teacher and the same number of splits; takes about 5 s of CPU time.
 pub(crate) fn long_job(output: &str) -> Value {
     with(job(), &json!({"name": "long", "input": {"split_megabytes": 0.0015}, "output": {"path": output}}))
 }
@@ -31,7 +31,7 @@ pub(crate) fn start(patch: &Value) -> Service {
     service
 }
 
-/// What `stillhouse run` makes of the same job.
+/// The shards that `stillhouse run` makes of the same job.
 pub(crate) fn undisturbed(service: &Service, job: &Value) -> std::collections::BTreeMap<String, String> {
     let made = service.scratch.make(&with(job.clone(), &json!({"output": {"path": "undisturbed"}})));
     let expected = shards(&made);
@@ -92,7 +92,7 @@ fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_reported_at_once() {
         with(got("extract.teacher.device"), &json!({"column": null})),
         json!({"field": "extract.teacher.device", "got": "cuda", "message": "this server has no GPU; valid: auto, cpu", "line": 1})
     );
-    // the same without a submission
+    // validation gives the same problems without a submission
     let checked = api.send("POST", "/validate", &[("content-type", "application/json")], Some(&wrong.to_string()));
     let checked = checked.expect(200).json();
     assert_eq!((&checked["valid"], &checked["problems"]), (&json!(false), &problem["problems"]));
@@ -109,7 +109,7 @@ fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_reported_at_once() {
     api.get("/jobs/nonsense").problem(404);
     api.get("/nothing").problem(404);
     api.send("DELETE", "/jobs", &[], None).problem(405);
-    // nothing of all that made a job
+    // none of these requests created a job
     assert_eq!(ids(&api.get("/jobs").json()).len(), 2);
 }
 
@@ -128,7 +128,7 @@ fn a_key_makes_one_job_however_often_it_is_sent() {
     for wrong in ["", "two words", &long] {
         api.send_job("", &[("idempotency-key", wrong)], &quick_job("keyed")).problem(400);
     }
-    // twenty at once: one of them makes it, all of them get it
+    // of 20 concurrent requests one creates the job, and all return it
     let answers: Vec<(u16, String)> = std::thread::scope(|scope| {
         let sent: Vec<_> = (0..20)
             .map(|_| scope.spawn(|| api.send_job("", &[("idempotency-key", "k-2")], &quick_job("at-once"))))
@@ -147,7 +147,7 @@ fn a_key_makes_one_job_however_often_it_is_sent() {
 
 #[test]
 fn lists_are_filtered_and_paged_while_jobs_come_in() {
-    // nothing runs: the one slot is a GPU's
+    // a blocker occupies the only slot, so nothing else runs
     let service = start(&json!({"capacity": {"cpu_slots": 1}, "auth": "token"}));
     let (ada, bob) = (service.token("ada", &["read", "submit"]), service.token("bob", &["read", "submit"]));
     let blocker = ada.submit_with("?priority=100", &long_job("blocker"));
@@ -157,7 +157,7 @@ fn lists_are_filtered_and_paged_while_jobs_come_in() {
         .map(|n| bob.submit_with("?priority=3", &with(quick_job(&format!("bob-{n}")), &json!({"name": "other"}))))
         .collect();
     all.extend(of_bob.iter().cloned());
-    // a queue in the order of priority, then of time
+    // the queue is ordered by priority, then by time
     for (n, id) in of_bob.iter().enumerate() {
         assert_eq!(ada.job(id)["queue_position"], n + 1);
     }
@@ -172,7 +172,7 @@ fn lists_are_filtered_and_paged_while_jobs_come_in() {
         pages += 1;
         let Some(next) = page["next_cursor"].as_str() else { break };
         cursor = format!("&cursor={next}");
-        // newer ones move nothing
+        // newer jobs do not shift the pages
         bob.submit(&quick_job(&format!("late-{pages}")));
     }
     assert_eq!((seen, pages), (newest_first, 8));
@@ -188,7 +188,7 @@ fn lists_are_filtered_and_paged_while_jobs_come_in() {
         ada.get(&format!("/jobs?{wrong}")).problem(400);
     }
 
-    // somebody else's job is seen and not touched
+    // other users' jobs are visible but cannot be changed
     let mine = &all[0];
     bob.get(&format!("/jobs/{mine}")).expect(200);
     for (method, path) in [
@@ -212,7 +212,7 @@ fn events_come_once_each_however_often_the_connection_is_lost() {
     let api = &service.api;
     let id = api.submit(&long_job("out"));
     let path = format!("/jobs/{id}/events");
-    // history, then what happens: cut after every few events and gone on with after the last one
+    // history, then live events; the stream is cut after every few events and resumed after the last one
     let (mut seen, mut cuts) = (Vec::<(i64, Value)>::new(), 0);
     let end = 'all: loop {
         let last = seen.last().map_or("0".to_owned(), |(seq, _)| seq.to_string());
@@ -261,7 +261,7 @@ fn events_come_once_each_however_often_the_connection_is_lost() {
     for wrong in ["limit=0", "limit=1001", "after=-1"] {
         api.get(&format!("{path}?{wrong}")).problem(400);
     }
-    // of a job that is over: everything, then the end
+    // the stream of an ended job has all events, then the end
     let whole: Vec<String> = api.stream(&path, &[]).map(|sent| sent.kind).collect();
     assert_eq!((whole.len(), whole.last().map(String::as_str)), (kept.len() + 1, Some("end")));
     let after = kept[kept.len() - 1]["seq"].to_string();
@@ -283,7 +283,7 @@ fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
         assert!(problem["detail"].as_str().unwrap().ends_with("valid: succeeded"), "{problem}");
     }
     api.until_state(&id, "running");
-    // followed to its end, which is the job's
+    // the followed log ends when the job does
     let followed = api.get(&format!("/jobs/{id}/logs?follow=true")).expect(200).text;
     let done = api.until_state(&id, "succeeded");
     let log = api.get(&format!("/jobs/{id}/logs")).expect(200);
@@ -323,7 +323,7 @@ fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
     assert!(tokens.is_sorted() && *tokens.last().unwrap() <= ROWS as u64 * 63, "{tokens:?}");
     assert!(points.iter().any(|p| p["tokens_per_second"].as_f64().unwrap() > 0.0));
 
-    // who watches everything saw it go by
+    // the stream of all jobs has seen it
     let mut states = Vec::new();
     for sent in all_jobs {
         if sent.kind == "state" && sent.data["job"] == id.as_str() {
@@ -335,7 +335,7 @@ fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
     }
     assert_eq!(states, ["queued", "running", "succeeded"]);
 
-    // forgotten: the job, its log, its events; the data set stays
+    // deletion removes the job, its log and its events; the data set stays
     api.send("DELETE", &format!("/jobs/{id}"), &[], None).expect(204);
     for path in ["", "/logs", "/events", "/rates", "/file", "/manifest"] {
         api.get(&format!("/jobs/{id}{path}")).problem(404);
@@ -344,7 +344,7 @@ fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
     service.stillhouse(&["verify", "out"]).expect(0);
 }
 
-/// A report without the path of the data set, which is told as it was asked for.
+/// A report without its path fields, which repeat the path as it was requested.
 fn without_place(mut report: Value) -> Value {
     for key in ["path", "dataset", "output"] {
         report.as_object_mut().unwrap().remove(key);
@@ -379,7 +379,7 @@ fn jobs_are_cancelled_retried_and_forgotten_only_when_that_makes_sense() {
         let problem = api.post(&format!("/jobs/{id}/cancel")).problem(409);
         assert_eq!(problem["detail"], "the job is cancelled; valid: queued, running or retrying");
     }
-    // what is committed has the bytes of an undisturbed run, and a retry goes on after it
+    // committed shards equal those of an undisturbed run, and a retry continues after them
     let left = shards(&service.scratch.path("running"));
     assert!((2..SPLITS).contains(&left.len()), "{}", left.len());
     assert!(left.iter().all(|(name, sha256)| expected.get(name) == Some(sha256)));
@@ -391,7 +391,7 @@ fn jobs_are_cancelled_retried_and_forgotten_only_when_that_makes_sense() {
     let events = api.events(&running);
     let started: Vec<&Value> = events.iter().filter(|e| e["type"] == "started").collect();
     assert_eq!(started[1]["data"]["splits_done"], left.len());
-    // one may have been committed without anybody being told
+    // one split may be committed without an event
     let committed = events.iter().filter(|e| e["type"] == "split_committed").count();
     assert!((SPLITS - 1..=SPLITS).contains(&committed), "{committed}");
     let states = ["queued", "running", "cancelling", "cancelled", "retrying", "queued", "running", "succeeded"];
@@ -410,10 +410,10 @@ fn two_jobs_with_one_output_never_mix() {
     let service = start(&json!({}));
     let api = &service.api;
     let expected = undisturbed(&service, &long_job(""));
-    // the same job twice: the second waits for the first, whatever slots are free, and finds what it made
+    // The same job twice: the second waits for the first despite free slots, and finds its result.
     let ids: Vec<String> = (0..2).map(|_| api.submit(&long_job("shared"))).collect();
     api.until_state(&ids[0], "running");
-    // one that comes later and wants another place goes before it
+    // a later job with another output overtakes it
     let free = api.submit(&quick_job("free"));
     api.until_state(&free, "succeeded");
     assert!(["running", "succeeded"].contains(&api.job(&ids[0])["state"].as_str().unwrap()));
@@ -433,7 +433,7 @@ fn two_jobs_with_one_output_never_mix() {
 fn a_job_waits_for_whoever_works_on_its_output() {
     let service = start(&json!({}));
     let api = &service.api;
-    // a run beside the service
+    // a run outside the service holds the output
     let lock = service.scratch.path("out/_stillhouse/lock");
     fs::create_dir_all(lock.parent().unwrap()).unwrap();
     let lock = fs::File::create(&lock).unwrap();
@@ -465,7 +465,7 @@ fn a_job_whose_data_set_was_overwritten_shows_nothing_of_the_other_ones() {
     mine.until_state(&first, "succeeded");
     assert_eq!(mine.get(&format!("/jobs/{first}/manifest")).expect(200).json()["job"]["seed"], 0);
     mine.get(&format!("/jobs/{first}/report")).expect(200);
-    // found finished: the same job, so the same data set
+    // the same job finds the finished data set
     let again = mine.submit(&quick_job("shared"));
     mine.until_state(&again, "succeeded");
     mine.get(&format!("/jobs/{again}/report")).expect(200);
@@ -484,7 +484,7 @@ fn a_job_whose_data_set_was_overwritten_shows_nothing_of_the_other_ones() {
     assert_eq!(yours.get(&format!("/jobs/{second}/manifest")).expect(200).json()["job"]["seed"], 43);
 }
 
-/// Ids of jobs in the order in which they began to run.
+/// Ids of jobs in the order in which they started.
 pub(crate) fn order_of_starts(api: &Api, ids: &[String]) -> Vec<String> {
     let starts = ids.iter().map(|id| (api.job(id)["started_at"].as_str().unwrap().to_owned(), id.clone()));
     let sorted: BTreeSet<(String, String)> = starts.collect();

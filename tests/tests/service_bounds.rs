@@ -1,4 +1,5 @@
-//! What is bounded: what a worker reports, what a job names, how long a check goes on; and what is refused before it waits in the queue.
+//! Tests limits on worker reports, on the files that a job names, and on the duration of checks; and what is refused
+//! before it enters the queue.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -10,7 +11,7 @@ use stillhouse_tests::{Scratch, with};
 
 use crate::service_api::{quick_job, start};
 
-/// A job that names so many files that are not there.
+/// A job that names `n` missing files.
 fn missing(n: usize) -> Value {
     let paths: Vec<String> = (0..n).map(|i| format!("gone-{i}.jsonl")).collect();
     with(quick_job("out"), &json!({"input": {"paths": paths}}))
@@ -25,7 +26,7 @@ fn fields(problem: &Value) -> Vec<(&str, &str)> {
 fn two_thousand_problems_are_a_hundred_and_a_number() {
     let service = start(&json!({}));
     let api = &service.api;
-    // one path is as long as the system takes it
+    // one path has the maximum length of the system
     let mut job = missing(2000);
     job["input"]["paths"][0] = format!("{}x.jsonl", format!("{}/", "x".repeat(100)).repeat(38)).into();
     let id = api.submit(&job);
@@ -39,7 +40,7 @@ fn two_thousand_problems_are_a_hundred_and_a_number() {
     let shown = api.get(&format!("/jobs/{id}")).expect(200).text;
     assert!(shown.len() < 100_000, "{}", shown.len());
 
-    // a page of such jobs is small, and says still what went wrong
+    // a list of such jobs is small, and still shows what went wrong
     let page = api.get("/jobs").expect(200);
     assert!(page.text.len() < 3000, "{}", page.text);
     let listed = &page.json()["jobs"][0];
@@ -50,7 +51,7 @@ fn two_thousand_problems_are_a_hundred_and_a_number() {
         let length = api.get(&path).expect(200).text.len();
         assert!(length < most, "{path}: {length}");
     }
-    // what the program itself says is as short
+    // the program's own report is as short
     service.scratch.job("job.yaml", &missing(2000));
     let said = service.stillhouse(&["run", "job.yaml"]).expect(2).says(&["and 1910 more paths with problems"]);
     assert!(said.stderr.lines().count() < 110);
@@ -64,14 +65,14 @@ fn paths_are_counted_before_they_are_looked_at() {
     let message = "more than this server takes; valid: at most 3 (limits.paths_per_job); a glob or a folder stands for any number of files";
     assert_eq!(fields(&problem), [("input.paths", message)]);
     assert_eq!(problem["problems"][0]["got"], "4 paths");
-    // with everything else that is wrong
+    // reported together with all other problems
     let both = with(missing(4), &json!({"output": {"path": "../outside"}}));
     let problem = api.send_job("", &[], &both).problem(422);
     assert_eq!(fields(&problem).iter().map(|(field, _)| *field).collect::<Vec<_>>(), ["input.paths", "output.path"]);
     let checked = api.send("POST", "/validate", &[("content-type", "application/json")], Some(&both.to_string()));
     assert_eq!(checked.expect(200).json()["problems"], problem["problems"]);
     api.send_job("", &[], &missing(3)).expect(201);
-    // what may not be read is counted too: as many as a file of a megabyte holds
+    // Forbidden paths are limited too; a body of 1 MB holds this many.
     let service = start(&json!({"limits": {"paths_per_job": 100_000}}));
     let outside = with(missing(0), &json!({"input": {"paths": vec!["/x"; 95_000]}}));
     let refused = service.api.send_job("", &[], &outside);
@@ -95,7 +96,7 @@ fn a_check_of_many_paths_reports_how_far_it_is_and_is_cancelled() {
     assert_eq!((&cancelled["reason"], &cancelled["failure"]), (&json!("cancelled by local"), &Value::Null));
     assert!(!service.workers().contains(&worker));
 
-    // and so does a person's own
+    // so does a run without the service
     let scratch = Scratch::new();
     scratch.job("job.yaml", &missing(PATHS));
     let mut run =
@@ -108,7 +109,7 @@ fn a_check_of_many_paths_reports_how_far_it_is_and_is_cancelled() {
     assert!(matches!(ended.code(), None | Some(130)), "{ended}");
 }
 
-/// A hub on this machine that has one tokenizer, and counts what it is asked.
+/// A hub on this machine with one tokenizer, which reports the requests it gets.
 fn hub() -> (String, std::sync::mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -129,7 +130,7 @@ fn hub() -> (String, std::sync::mpsc::Receiver<String>) {
             };
             let answer =
                 format!("HTTP/1.1 {status}\r\n{more}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
-            // before the answer: whoever got that finds the question
+            // recorded before the answer, so that a client with the answer finds it recorded
             if asked.send(line).is_err() {
                 return;
             }
@@ -158,7 +159,7 @@ fn what_cannot_work_is_refused_before_it_waits() {
         reported.into_iter().next().unwrap()
     };
     let tokenizer = |path: &str| json!({"tokenizer": {"path": path}});
-    // names that are none are nobody's to ask for
+    // invalid names cause no request to the hub
     for wrong in ["hf://", "hf://org/name/tokenizer.json", "hf://a/../b", "hf://org/na me"] {
         let (field, message) = refused(&api, tokenizer(wrong));
         assert_eq!(field, "tokenizer.path");
@@ -175,7 +176,7 @@ fn what_cannot_work_is_refused_before_it_waits() {
     assert_eq!(field, "extract.teacher.path");
     assert!(message.contains("has no config.json"), "{message}");
     questions.try_recv().unwrap();
-    // outputs where there can be no folder
+    // outputs where no folder can be created
     for (output, says) in [
         ("a-file", "is a file; valid: a folder"),
         ("a-file/out", "is a file, so there can be no folder below it"),
@@ -186,11 +187,11 @@ fn what_cannot_work_is_refused_before_it_waits() {
         assert_eq!(field, "output.path");
         assert!(message.contains(says), "{output}: {message}");
     }
-    // nothing of that became a job, and nothing was made
+    // none of this created a job or a file
     assert_eq!(api.get("/jobs").json()["jobs"], json!([]));
     assert!(!service.scratch.path("out").exists() && !service.scratch.path("cache").exists());
 
-    // what the hub has is taken, and so is what it says nothing of
+    // names that the hub knows are accepted, and so are all names if it does not answer
     let taken = |service: &Service| {
         let id = service.api.submit(&with(quick_job("out"), &tokenizer("hf://org/there")));
         service.api.post(&format!("/jobs/{id}/cancel"));
@@ -210,7 +211,7 @@ fn who_has_much_checked_does_not_keep_others_waiting() {
     let mut service = Service::new(
         &json!({"access": {"hub": ["*"]}, "auth": "token", "limits": {"hub_seconds": 3600, "check_seconds": 3600}}),
     );
-    // a hub that takes what it is asked, and says nothing
+    // a hub that accepts connections and never answers
     let hub = TcpListener::bind("127.0.0.1:0").unwrap();
     for (name, value) in
         [("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap())), ("HF_HUB_OFFLINE", String::new())]
@@ -226,14 +227,14 @@ fn who_has_much_checked_does_not_keep_others_waiting() {
         for _ in 0..8 {
             threads.spawn(|| check(&greedy, &job("hf://org/name")));
         }
-        // a token's share of the checks is asking the hub, and no more; whoever else comes is answered meanwhile
+        // A token's share of the checks is waiting for the hub; other users still get answers.
         let held: Vec<_> = (0..2).map(|_| hub.accept().unwrap()).collect();
         for _ in 0..3 {
             assert_eq!(check(&other, &quick_job("out").to_string()).expect(200).json()["valid"], true);
         }
         hub.set_nonblocking(true).unwrap();
         assert_eq!(hub.accept().err().map(|e| e.kind()), Some(std::io::ErrorKind::WouldBlock));
-        // one that breaks off is not asked again for a while
+        // after a broken connection the hub is not asked again for a while
         drop((hub, held));
     });
 }

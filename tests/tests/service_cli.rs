@@ -1,4 +1,4 @@
-//! The service from the command line: submissions that are watched, jobs, tokens, and what is said when something is wrong.
+//! Tests the service from the command line: watched submissions, jobs, tokens, and error messages.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use stillhouse_tests::{Ran, ran, shards, with};
 use crate::append::copy;
 use crate::service_api::{ROWS, SPLITS, long_job, quick_job, start, undisturbed};
 
-/// The lines of a summary that do not depend on the time that it took.
+/// The lines of a summary that do not depend on time.
 fn lasting(summary: &str) -> Vec<&str> {
     summary.lines().filter(|line| !["time", "extraction", "device"].iter().any(|name| line.starts_with(name))).collect()
 }
@@ -34,7 +34,7 @@ fn submit_shows_what_run_shows_and_ends_as_run_ends() {
     assert_eq!(expected, shards(&service.scratch.path("out")));
     assert_eq!(lasting(&submitted.stdout), lasting(&run.stdout));
     assert_eq!(submitted.stdout.lines().count(), run.stdout.lines().count());
-    // the lines of the splits, without the clock before them
+    // the lines about splits, without timestamps
     let splits = |said: &str| {
         let mut lines: Vec<String> = said.lines().filter_map(|l| Some(l.split_once("] data/")?.1.to_owned())).collect();
         lines.sort();
@@ -44,7 +44,7 @@ fn submit_shows_what_run_shows_and_ends_as_run_ends() {
     assert_eq!(splits(&submitted.stderr).len(), SPLITS);
     assert!(submitted.stderr.ends_with("done\n") && !submitted.stderr.contains('\x1b'), "{}", submitted.stderr);
 
-    // again: complete already, as `run` says
+    // a second submission reports "complete already", like `run`
     let again = service.stillhouse(&["submit", "job.yaml"]).expect(0);
     assert!(again.stdout.contains("(was complete already)"), "{}", again.stdout);
     let quiet = service.stillhouse(&["submit", "job.yaml", "--quiet"]).expect(0);
@@ -54,7 +54,7 @@ fn submit_shows_what_run_shows_and_ends_as_run_ends() {
         events.stdout.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["event"].clone()).collect();
     assert_eq!(names.last(), Some(&json!("job_finished")));
 
-    // a file with problems: 2, every one, at once; a worker's findings too
+    // A job file with problems exits with 2 and reports all at once, including those that a worker finds.
     service.scratch.job("bad.yaml", &with(quick_job("bad"), &json!({"name": "Bad Name", "pack": {"length": 1}})));
     service.stillhouse(&["submit", "bad.yaml"]).expect(2).says(&[
         "bad.yaml: the job file has 2 problems",
@@ -66,12 +66,12 @@ fn submit_shows_what_run_shows_and_ends_as_run_ends() {
     let gone = gone.says(&["1 problem", "input.paths[0]: got \"gone.jsonl\": "]);
     assert_eq!(gone.stdout, "");
     service.stillhouse(&["submit", "nothing.yaml"]).expect(2).says(&["nothing.yaml"]);
-    // what `run` refuses as wrong usage is 2 as well
+    // what `run` refuses as wrong usage also exits with 2
     service.scratch.job("other.yaml", &with(long_job(&absolute), &json!({"seed": 43})));
     for verb in ["run", "submit"] {
         service.stillhouse(&[verb, "other.yaml"]).expect(2).says(&["output.path: ", "holds the output of another job"]);
     }
-    // what the check of the first records finds is the job file's to name, as with `run`; what comes later is a failure: 1
+    // Errors found by checking the first records count as errors of the job file, as in `run`; later ones exit with 1.
     service.scratch.write("broken.jsonl", "{broken\n");
     service.scratch.job("broken.yaml", &with(quick_job("broken"), &json!({"input": {"paths": ["broken.jsonl"]}})));
     for verb in ["run", "submit"] {
@@ -86,8 +86,8 @@ fn submit_shows_what_run_shows_and_ends_as_run_ends() {
     service.stillhouse(&["submit", "job.yaml", "--max-attempts", "1000"]).expect(2).says(&["max_attempts: got 1000"]);
 }
 
-/// An input that has grown by files: a submission with the word makes the splits of these only, as `run --append` does, also where it is
-/// stopped midway and goes on as a retry.
+/// Proves that a submission with `--append` makes only the splits of new files, like `run --append`, even if it is
+/// stopped midway and retried.
 #[test]
 fn submit_appends_what_the_input_has_grown_by() {
     let service = start(&json!({"capacity": {"cpu_slots": 1}}));
@@ -103,7 +103,7 @@ fn submit_appends_what_the_input_has_grown_by() {
     copy(&out, &base);
     service.scratch.write("in/a.jsonl", &lines[3..15].concat());
 
-    // who says nothing of it is told, as with `run`
+    // without `--append` it is refused, like `run`
     service.stillhouse(&["submit", "job.yaml"]).expect(2).says(&["another job", "--append"]);
     service.stillhouse(&["submit", "job.yaml", "--append", "--overwrite"]).expect(2).says(&["--overwrite"]);
     let both = service.api.send_job("?append=true&overwrite=true", &[], &job("out")).problem(400);
@@ -123,11 +123,11 @@ fn submit_appends_what_the_input_has_grown_by() {
     }
     let manifest: Value = serde_json::from_slice(&fs::read(out.join("manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["appended"][0]["files"], json!(["a.jsonl"]));
-    // what `run` makes of the same
+    // the same shards as `run`
     service.scratch.job("base.yaml", &job("base"));
     service.stillhouse(&["run", "base.yaml", "--append", "--quiet"]).expect(0);
     assert_eq!(shards(&base), now);
-    // the key is of the request with its words
+    // the idempotency key covers the query parameters
     let key = [("idempotency-key", "grown")];
     let first = service.api.send_job("?append=true", &key, &job("out")).expect(201).json();
     assert_eq!(service.api.send_job("?append=true", &key, &job("out")).expect(200).json()["id"], first["id"]);
@@ -160,7 +160,7 @@ fn jobs_are_managed_by_the_beginning_of_their_ids() {
     let shown = service.stillhouse(&["jobs", "show", &quick]).expect(0).stdout;
     assert!(shown.contains("queued, number 1 in the queue"), "{shown}");
 
-    // the shortest beginning that only one has; whole ids may not begin alike by chance
+    // The shortest unambiguous prefix; two random ids may share a beginning.
     let same = long.bytes().zip(quick.bytes()).take_while(|(a, b)| a == b).count();
     let begins = |id: &str| id[..=same].to_owned();
     let shown = service.stillhouse(&["jobs", "show", &begins(&long), "--json"]).expect(0).json();
@@ -176,7 +176,7 @@ fn jobs_are_managed_by_the_beginning_of_their_ids() {
     service.stillhouse(&["jobs", "delete", &begins(&long)]).expect(2).says(&["the job is running"]);
 
     service.stillhouse(&["jobs", "cancel", &begins(&long)]).expect(0).says(&[&format!("job {long} is cancelling")]);
-    // watched to its end, which is not a good one
+    // `watch` follows the job to its cancellation
     service
         .stillhouse(&["jobs", "watch", &begins(&long)])
         .expect(1)
@@ -260,7 +260,7 @@ fn a_submission_goes_on_watching_when_the_server_was_killed() {
     assert_eq!(out.status.code(), Some(0), "{said:#?}");
     assert!(String::from_utf8(out.stdout).unwrap().starts_with("data set "));
     assert_eq!(said.iter().filter(|line| line.contains("the service is back")).count(), 2, "{said:#?}");
-    // no split is told twice
+    // no split is reported twice
     let mut splits: Vec<&str> = said.iter().filter_map(|line| Some(line.split_once("] data/")?.1)).collect();
     let reported = splits.len();
     splits.sort_unstable();
@@ -281,7 +281,7 @@ fn tokens_are_made_shown_once_and_revoked() {
     let ada = made.stdout.trim().to_owned();
     assert!(ada.starts_with("sh_") && made.stdout == format!("{ada}\n"), "{:?}", made.stdout);
     service.launch();
-    // of a server that runs as well
+    // also while a server is running
     let over =
         token(&service, &["create", "--user", "bob", "--scope", "read", "--days", "1", "--json"]).expect(0).json();
     assert_eq!((&over["user"], &over["scopes"]), (&json!("bob"), &json!(["read"])));
@@ -341,7 +341,7 @@ fn where_there_is_no_server_that_is_said() {
         let said = service.stillhouse(&["jobs", "list", "--url", url]).expect(2).says(&[says]);
         assert!(!said.stderr.contains("SECRET"), "{}", said.stderr);
     }
-    // another kind of server is not taken for one of ours
+    // a server of another kind is not mistaken for a Stillhouse service
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let other = std::thread::spawn(move || {
@@ -361,7 +361,7 @@ fn where_there_is_no_server_that_is_said() {
 
 #[test]
 fn the_journey_of_the_readme() {
-    // `stillhouse serve` in a folder, without a configuration; jobs may touch that folder
+    // `stillhouse serve` in a folder without a configuration; jobs may access that folder
     let service = Service::new(&json!({}));
     let folder = service.scratch.path("");
     service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(12, 1000));
@@ -377,7 +377,7 @@ fn the_journey_of_the_readme() {
     let mut server = stillhouse_tests::server::Server::start(command, &folder.join("serve.log"));
     server.wait_until("the service", || service.api.try_get("/ready").is_some_and(|a| a.status == 200));
 
-    // who watches everything sees the job go by
+    // the watcher of all jobs sees the job
     let mut watch = service.command(&["jobs", "watch"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut changes = BufReader::new(watch.stdout.take().unwrap()).lines();
     eventually("it watches", || service.api.get("/metrics").text.contains("stillhouse_watchers 1").then_some(()));
@@ -398,7 +398,7 @@ fn the_journey_of_the_readme() {
     assert!(listed.contains("demo") && listed.contains("succeeded"), "{listed}");
     service.stillhouse(&["inspect", "out/demo"]).expect(0);
     service.stillhouse(&["verify", "out/demo", "--teacher"]).expect(0);
-    // and nothing else: not the folder beside it, not the service's own
+    // jobs may access nothing else: neither the parent folder nor the service's own
     for (output, says) in [("../elsewhere", "output.path"), (data.join("x").to_str().unwrap(), "output.path")] {
         service.scratch.job("other.yaml", &with(file.clone(), &json!({"output": {"path": output}})));
         service.stillhouse(&["submit", "other.yaml"]).expect(2).says(&["1 problem", says, "does not allow"]);

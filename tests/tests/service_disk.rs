@@ -1,4 +1,4 @@
-//! Ends that are hard to tell: a disk that takes nothing more, a cancel that comes too late, a body that is too large.
+//! Tests ends that are hard to detect: a full disk, a cancellation that comes too late, a body that is too large.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use stillhouse_tests::{rounds, shards};
 use crate::resume::moments;
 use crate::service_api::{SPLITS, long_job, quick_job, start, undisturbed};
 
-/// Bytes of the write-ahead log: what it holds can be written again, more cannot.
+/// Size of the write-ahead log. Within it writes still succeed; beyond it they fail.
 fn log_bytes(service: &Service) -> u64 {
     fs::metadata(service.data().join("service.sqlite-wal")).map_or(0, |m| m.len())
 }
@@ -33,7 +33,7 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
     assert_eq!(api.get("/ready").expect(200).json()["status"], "ready");
     service.limit_files(Some(log_bytes(&service).max(64 << 10)));
 
-    // found by the next event of the job; told by everything that can tell it
+    // the next event of the job detects it, and every endpoint reports it
     eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
     let problem = api.get("/ready").problem(503);
     assert!(problem["detail"].as_str().unwrap().contains("data folder is full"), "{problem}");
@@ -45,7 +45,7 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
         assert!(!refused.header("retry-after").is_empty());
         let problem = refused.problem(507);
         assert!(problem["detail"].as_str().unwrap().contains("submissions are refused"), "{problem}");
-        // a cancel needs none; it is stored when there is room
+        // a cancellation needs no space; it is stored once there is some
         let cancelled = api.post(&format!("/jobs/{waiting}/cancel")).expect(202).json();
         assert_eq!((&cancelled["state"], &cancelled["reason"]), (&json!("cancelling"), &json!("cancelled by local")));
         assert_eq!(api.job(&waiting)["state"], "cancelling");
@@ -57,7 +57,7 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
         service.stillhouse(&["submit", "refused.yaml"]).expect(1)
     };
     assert!(refused.stderr.contains("data folder is full"), "{}", refused.stderr);
-    // the worker goes on to its end, and nobody can note it
+    // the worker finishes, and its end cannot be stored
     eventually("the worker ends", || service.workers().is_empty().then_some(()));
     assert_eq!(shards(&service.scratch.path("out")), expected);
     assert_eq!(api.job(&id)["state"], "running");
@@ -88,10 +88,10 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
     assert_eq!(splits.len(), SPLITS);
     assert_eq!(api.states(&id), ["queued", "running", "succeeded"]);
     assert!(done["result"]["rows"].as_u64() > Some(0) && done["progress"]["splits_done"] == SPLITS, "{done:#}");
-    // when it happened, not when there was room
+    // the event has the time at which it happened, not that of storing it
     let at = |kind: &str| events.iter().find(|e| e["type"] == kind).unwrap()["time"].as_str().unwrap().to_owned();
     assert!(at("finished").as_str() < events.last().unwrap()["time"].as_str().unwrap());
-    // nothing of what was refused
+    // nothing of the refused submissions exists
     assert_eq!(api.get("/jobs").json()["jobs"].as_array().unwrap().len(), 2);
     let said = service.said();
     assert_eq!(
@@ -114,7 +114,7 @@ fn a_service_with_a_full_disk_stops_and_goes_on() {
     service.limit_files(Some(log_bytes(&service).max(256 << 10)));
     let api = service.api.clone();
     eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
-    // its worker is stopped though nothing can be noted
+    // the worker is stopped although nothing can be stored
     assert_eq!(service.terminate(), Some(0));
     eventually("the worker ends", || service.workers().is_empty().then_some(()));
     service.launch();
@@ -141,7 +141,7 @@ fn a_running_job_is_cancelled_while_the_disk_is_full() {
     let cancelled = api.until_state(&id, "cancelled");
     assert_eq!((&cancelled["reason"], &cancelled["attempt"]), (&json!("cancelled by local"), &json!(1)));
     assert_eq!(api.states(&id), ["queued", "running", "cancelling", "cancelled"]);
-    // the queue goes on
+    // the queue continues
     eventually("there is room again", || (api.get("/ready").status == 200).then_some(()));
     let next = api.submit(&quick_job("next"));
     api.until_state(&next, "succeeded");
@@ -163,7 +163,7 @@ fn a_disk_that_a_job_fills_keeps_room_for_a_cancel_and_for_a_start() {
     service.disk().fill();
     eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
     api.post(&format!("/jobs/{id}/cancel")).expect(202);
-    // stored: in the room that was kept
+    // the cancellation is stored in the reserved space
     assert!(!service.disk().file("data/reserve").exists());
     service.kill();
     service.disk().fill();
@@ -172,7 +172,7 @@ fn a_disk_that_a_job_fills_keeps_room_for_a_cancel_and_for_a_start() {
     service.disk().empty();
     api.until_state(&id, "cancelled");
 
-    // one that runs when the service is killed is there after a start, and goes on when there is room
+    // A job that runs when the service is killed exists after the restart, and resumes once there is space.
     eventually("room is kept again", || service.disk().file("data/reserve").exists().then_some(()));
     let id = api.submit(&long_job(&output("whole")));
     api.until_split(&id, 2);
@@ -183,7 +183,7 @@ fn a_disk_that_a_job_fills_keeps_room_for_a_cancel_and_for_a_start() {
     service.disk().empty();
     assert_eq!(api.until_state(&id, "succeeded")["failures"], 0);
 
-    // of a copy that is put in its place there is the database alone; what its connections share needs room
+    // A restored copy consists of the database alone; the shared-memory file of its connections needs space.
     eventually("room is kept once more", || service.disk().file("data/reserve").exists().then_some(()));
     assert_eq!(service.terminate(), Some(0));
     for beside in ["data/service.sqlite-wal", "data/service.sqlite-shm"] {
@@ -201,7 +201,7 @@ fn a_disk_that_is_nearly_full_takes_no_new_jobs_and_runs_the_old_ones() {
     let id = service.api.submit(&quick_job("out"));
     service.api.until_state(&id, "succeeded");
     service.kill();
-    // more than any disk has
+    // a larger reserve than any disk
     service.configure(&json!({"limits": {"disk_reserve_megabytes": 4_000_000_000_u32}}));
     let file = service.file();
     assert!(file.exists());
@@ -221,7 +221,7 @@ fn a_disk_that_is_nearly_full_takes_no_new_jobs_and_runs_the_old_ones() {
 fn a_cancel_that_comes_after_the_data_set_is_whole_is_a_success() {
     let mut service = Service::new(&json!({"capacity": {"cpu_slots": 1}}));
     service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(crate::service_api::DOCUMENTS, 1300));
-    // the worker stops between `_SUCCESS` and telling so
+    // the worker pauses between writing `_SUCCESS` and reporting it
     let (hold, reached) = (service.scratch.path("finished.hold"), service.scratch.path("finished.reached"));
     service.set("STILLHOUSE_TEST_HOLD_FINISHED", hold.to_str().unwrap());
     service.launch();
@@ -257,7 +257,7 @@ fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
     let api = service.api.clone();
     let id = api.submit(&quick_job("out"));
     eventually("the data set is whole", || reached.exists().then_some(()));
-    // it hears of nothing any more, so the cancel stays on its way
+    // a frozen worker cannot react, so the cancellation stays pending
     freeze(service.worker_of(&id).process);
     api.post(&format!("/jobs/{id}/cancel")).expect(202);
     service.kill();
@@ -265,7 +265,7 @@ fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
     assert_eq!(api.job(&id)["state"], "succeeded");
     assert_eq!(api.states(&id), ["queued", "running", "cancelling", "succeeded"]);
     assert!(api.job(&id)["result"]["rows"].as_u64() > Some(0));
-    // one that is not whole was cancelled
+    // a job whose data set is incomplete is cancelled
     let id = api.submit(&long_job("cut"));
     api.until_split(&id, 1);
     freeze(service.worker_of(&id).process);
@@ -284,7 +284,7 @@ fn what_became_of_a_cancelled_job_is_what_its_data_set_says() {
     for (race, moment) in moments(30).take(races).enumerate() {
         let output = format!("race-{race}");
         let id = api.submit(&quick_job(&output));
-        // the last split, and then some: about where the manifest is written
+        // wait until the last splits, around the time the manifest is written
         eventually("it is nearly done", || {
             let job = api.job(&id);
             (job["state"] != "queued" && shards(&service.scratch.path(&output)).len() >= SPLITS - 1).then_some(())
@@ -303,7 +303,7 @@ fn what_became_of_a_cancelled_job_is_what_its_data_set_says() {
 
 #[test]
 fn a_body_that_is_announced_too_large_is_refused_before_it_comes() {
-    // nobody waits so long for a body that does not come
+    // a long timeout, so that only the size limit can refuse
     let service = start(&json!({"limits": {"body_kilobytes": 64, "body_seconds": 3600}}));
     let host = &service.api.url()["http://".len()..];
     let chunk = format!("{:x}\r\n{}", 65_000, "#".repeat(65_000));
@@ -312,7 +312,7 @@ fn a_body_that_is_announced_too_large_is_refused_before_it_comes() {
             ("Content-Length: 9000000000", ""),
             ("Content-Length: 64001", ""),
             ("Expect: 100-continue\r\nContent-Length: 64001", ""),
-            // not announced: as soon as it is more, not when it ends
+            // without an announced length: refused as soon as the limit is exceeded
             ("Transfer-Encoding: chunked", chunk.as_str()),
         ] {
             let mut connection = service.connect();
@@ -325,7 +325,7 @@ fn a_body_that_is_announced_too_large_is_refused_before_it_comes() {
             assert_eq!(String::from_utf8_lossy(&first), "HTTP/1.1 413", "{path} {header}");
         }
     }
-    // and one that just fits is looked at
+    // a body of exactly the limit is processed
     let fits = format!("version: 1 {}", "#".repeat(64_000 - 11));
     service.api.send("POST", "/jobs", &[("content-type", "application/yaml")], Some(&fits)).problem(422);
 }

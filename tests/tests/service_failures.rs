@@ -1,4 +1,4 @@
-//! Attempts that fail: whose fault it was, what is tried again, and what the limits of a job stop.
+//! Tests failing attempts: who is at fault, what is retried, and what the limits of a job stop.
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::{eventually, signal};
@@ -13,7 +13,7 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
     let expected = undisturbed(&service, &long_job(""));
     let id = api.submit_with("?max_attempts=4", &long_job("out"));
     for failures in 1..=2 {
-        // deep in its work
+        // in the middle of its work
         let before = shards(&service.scratch.path("out")).len();
         eventually("more splits", || (shards(&service.scratch.path("out")).len() >= before + 2).then_some(()));
         signal(service.worker_of(&id).process, libc::SIGKILL);
@@ -35,7 +35,7 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
         .map(|e| e["data"]["reason"].as_str().unwrap().rsplit_once(" (").unwrap().1.to_owned())
         .collect();
     assert_eq!(waits, ["attempt 1 of 4; the next in 1 s)", "attempt 2 of 4; the next in 2 s)"]);
-    // No split was committed twice. One may have been without anybody being told: the worker was killed between the two.
+    // No split was committed twice. Splits may lack an event if the worker was killed between the commit and the event.
     let events = api.events(&id);
     let mut splits: Vec<String> =
         events.iter().filter(|e| e["type"] == "split_committed").map(|e| e["data"]["split"].to_string()).collect();
@@ -44,7 +44,7 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
     splits.dedup();
     assert!(committed == splits.len() && (SPLITS - 2..=SPLITS).contains(&committed), "{committed} {splits:?}");
     assert_eq!((&done["progress"]["splits_done"], &done["progress"]["splits"]), (&json!(SPLITS), &json!(SPLITS)));
-    // the figures tell of it
+    // the metrics count the attempts
     let figures = api.get("/metrics").expect(200).text;
     for line in
         ["stillhouse_attempts_total{outcome=\"crashed\"} 2", "stillhouse_attempts_total{outcome=\"succeeded\"} 1"]
@@ -52,7 +52,7 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
         assert!(figures.lines().any(|l| l == line), "{line} is not in\n{figures}");
     }
 
-    // and the last attempt that it has is the last
+    // with one attempt there is no retry
     let id = api.submit_with("?max_attempts=1", &long_job("once"));
     api.until_split(&id, 1);
     signal(service.worker_of(&id).process, libc::SIGKILL);
@@ -62,7 +62,7 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
         (&json!("machine"), &json!(1), &json!(1))
     );
     assert!(failed["reason"].as_str().unwrap().ends_with(" (attempt 1 of 1)"), "{failed:#}");
-    // by hand it begins to count anew
+    // a manual retry resets the count of failures
     api.post(&format!("/jobs/{id}/retry")).expect(202);
     let done = api.until_state(&id, "succeeded");
     assert_eq!((&done["failures"], &done["attempt"]), (&json!(0), &json!(2)));
@@ -71,7 +71,7 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
 
 #[test]
 fn a_worker_that_is_reported_to_stop_by_somebody_else_has_not_failed() {
-    // as where a machine goes down: every process is told, in whatever order
+    // as when a machine shuts down: every process gets SIGTERM, in any order
     let service = start(&json!({"limits": {"max_attempts": 1}}));
     let api = &service.api;
     let id = api.submit(&long_job("out"));
@@ -96,7 +96,7 @@ fn a_job_that_waits_for_its_next_attempt_can_be_cancelled() {
     api.post(&format!("/jobs/{id}/retry")).problem(409);
     let cancelled = api.post(&format!("/jobs/{id}/cancel")).expect(200).json();
     assert_eq!((&cancelled["state"], &cancelled["not_before"]), (&json!("cancelled"), &Value::Null));
-    // a retry by hand waits for nothing
+    // a manual retry does not wait for the backoff
     api.post(&format!("/jobs/{id}/retry")).expect(202);
     api.until_state(&id, "succeeded");
 }
@@ -120,7 +120,7 @@ fn a_job_that_is_wrong_fails_at_once_with_everything_that_is_wrong() {
         [(&json!("input.paths[1]"), &json!("\"missing-*.jsonl\"")), (&json!("pack.length"), &json!("2048")),]
     );
     assert_eq!(api.states(&id), ["queued", "running", "failed"]);
-    // a document that is no JSON: the job's fault too, found later
+    // invalid JSON in a document is the job's fault too, but found later
     service.scratch.write("broken.jsonl", "{\"text\": \"a\"}\n{broken\n");
     let id = api.submit(&with(quick_job("broken"), &json!({"input": {"paths": ["broken.jsonl"]}})));
     let failed = api.until_state(&id, "failed");
@@ -139,7 +139,7 @@ fn limits_stop_a_job_and_stay_with_it() {
         let (key, most) = (wrong.split_once('=').unwrap().0, problem["detail"].as_str().unwrap());
         assert!(most.starts_with(&format!("{key}: got ")), "{most}");
     }
-    // far more than fits into two attempts of a second
+    // far more than two attempts of one second can do
     service.scratch.write("corpus.jsonl", &corpus(60, 1300));
     let late = api.submit_with("?time_limit_seconds=1", &long_job("late"));
     let large = api.submit_with("?output_limit_bytes=60000", &long_job("large"));
@@ -151,7 +151,7 @@ fn limits_stop_a_job_and_stay_with_it() {
             assert!(failure["message"].as_str().unwrap().contains(says), "{failed:#}");
             assert_eq!((&failed["reason"], &failed["failures"]), (&failure["message"], &json!(1)));
             if attempt == 1 {
-                // the limits are the job's, also when it is tried again by hand
+                // the limits belong to the job and apply to a manual retry too
                 api.post(&format!("/jobs/{id}/retry")).expect(202);
                 api.until(id, "runs again", |job| job["attempt"] == 2);
             }
@@ -166,7 +166,7 @@ fn limits_stop_a_job_and_stay_with_it() {
 fn a_job_that_needs_more_memory_than_it_may_have_is_not_tried_again() {
     let service = crate::service_api::start(&json!({"capacity": {"worker_gigabytes": 1}}));
     let api = &service.api;
-    // a text of a hundred megabytes, which a query holds as a whole more than once
+    // a text of 100 MB, of which a query holds several copies
     let row = json!({"text": "many words of a long text ".repeat(5_000_000)}).to_string();
     service.scratch.write("long.jsonl", &row);
     let query = json!({"input": {"paths": ["long.jsonl"], "sql": "SELECT text || text || text || text || text AS text FROM input"}});

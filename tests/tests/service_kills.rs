@@ -1,4 +1,4 @@
-//! SIGKILL to the server in the middle of jobs: nothing is lost, nothing is done twice, no byte differs.
+//! Kills the server with SIGKILL in the middle of jobs: nothing is lost, nothing is done twice, no byte differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use stillhouse_tests::{corpus, rounds, shards, with};
 use crate::resume::{moments, visible};
 use crate::service_api::{DOCUMENTS, long_job, quick_job, start, undisturbed};
 
-/// Looks all the time whether a job has two workers, over every restart of the server.
+/// Polls whether a job ever has two workers, across all restarts of the server.
 struct Lookout {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<(u64, Vec<[WorkerProcess; 2]>)>>,
@@ -30,7 +30,7 @@ impl Lookout {
                 let mut seen = BTreeMap::<String, WorkerProcess>::new();
                 for worker in workers_in(&scratch) {
                     let Some(other) = seen.insert(worker.job.clone(), worker.clone()) else { continue };
-                    // the first may have ended before the second began, within one look
+                    // the first worker may have ended before the second began, within one poll
                     let now = workers_in(&scratch);
                     if now.contains(&other) && now.contains(&worker) {
                         doubles.push([other, worker]);
@@ -58,7 +58,7 @@ impl Drop for Lookout {
     }
 }
 
-/// Jobs that the database of a server that is not there says are running, and those that wait.
+/// The states of all jobs in the database of a stopped server.
 fn states(service: &Service) -> BTreeMap<String, String> {
     let database = rusqlite::Connection::open(service.data().join("service.sqlite")).unwrap();
     let mut statement = database.prepare("SELECT id, state FROM jobs").unwrap();
@@ -66,7 +66,7 @@ fn states(service: &Service) -> BTreeMap<String, String> {
     rows.map(Result::unwrap).collect()
 }
 
-/// A job was over once, after states that follow from each other, and committed no split twice.
+/// Asserts that a job succeeded exactly once, that its states follow each other, and that no split was committed twice.
 fn assert_story(api: &Api, id: &str) {
     let events = api.events(id);
     let steps: Vec<(&Value, &Value)> =
@@ -93,7 +93,7 @@ fn kills_of_the_server_change_no_byte_and_lose_no_job() {
     let mut service = Service::start(&json!({"auth": "token"}));
     service.scratch.write("corpus.jsonl", &corpus(DOCUMENTS, 1300));
     let users = ["ada", "bob", "eve"].map(|user| service.token(user, &["read", "submit"]));
-    // two with a teacher, one without, each in some dozen splits
+    // two jobs with a teacher and one without, each of more than ten splits
     let kinds = [
         long_job(""),
         with(long_job(""), &json!({"seed": 7, "pack": {"length": 96}, "partitions": null})),
@@ -101,7 +101,7 @@ fn kills_of_the_server_change_no_byte_and_lose_no_job() {
     ];
     let expected = kinds.each_ref().map(|kind| undisturbed(&service, kind));
     assert!(expected.iter().all(|shards| shards.len() > 10), "{:?}", expected.each_ref().map(BTreeMap::len));
-    // Ids of those that are to run, each with its kind and its output.
+    // ids of the submitted jobs, each with its kind and its output
     let mut jobs = BTreeMap::<String, (usize, String)>::new();
     let more = |jobs: &mut BTreeMap<String, (usize, String)>| {
         for (kind, user) in kinds.iter().enumerate().zip(&users) {
@@ -122,14 +122,15 @@ fn kills_of_the_server_change_no_byte_and_lose_no_job() {
     let lookout = Lookout::over(service.data().join("scratch"));
     let (mut mid_job, mut mid_splits) = (0, 0);
     for (kill, moment) in moments(5).take(wanted).enumerate() {
-        // There is always more to do than fits between two kills, so that the idle ones stay idle.
+        // Keep more work queued than fits between two kills, so that the idle jobs stay idle.
         let waiting = |state: &str| {
             users[0].get(&format!("/jobs?state={state}&limit=500")).json()["jobs"].as_array().unwrap().len()
         };
         while waiting("queued") + waiting("running") < idle.len() + 8 {
             more(&mut jobs);
         }
-        // every other kill is at any moment, the rest between two splits of a job, however slow the machine is
+        // Every second kill comes at a random moment, the others between two splits of a job, however slow the machine
+        // is.
         match kill % 2 {
             0 => std::thread::sleep(Duration::from_secs_f64(2.0 * moment)),
             _ => eventually("a job between two of its splits", || {
@@ -150,13 +151,13 @@ fn kills_of_the_server_change_no_byte_and_lose_no_job() {
         for id in &idle {
             assert_eq!(states[id], "queued", "after kill {kill}");
         }
-        // Every shard that is visible has the bytes of an undisturbed run.
+        // every visible shard has the bytes of an undisturbed run
         for (kind, output) in jobs.values() {
             for (name, sha256) in shards(&service.scratch.path(output)) {
                 assert_eq!(Some(&sha256), expected[*kind].get(&name), "{output}/{name} after kill {kill}");
             }
         }
-        // Half of the times the next server meets what the last one's workers are still at.
+        // In half of the rounds the next server starts while workers of the last one are still running.
         if kill / 2 % 2 == 0 {
             eventually("workers without a server end", || service.workers().is_empty().then_some(()));
         }
@@ -196,7 +197,7 @@ fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
     let stopped = ids.each_ref().map(|id| service.worker_of(id));
     stopped.iter().for_each(|worker| freeze(worker.process));
     service.kill();
-    // each is told to end by its pipe, and cannot
+    // the closed pipe tells each to end, but a frozen process cannot
     let mut left = service.workers();
     left.sort();
     let mut both = stopped.to_vec();
@@ -211,7 +212,7 @@ fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
         assert_story(&service.api, id);
     }
 
-    // told to stop by somebody who cancels, it cannot either; killed then
+    // a stopped worker cannot react to the cancellation either, and is then killed
     let cancelled = service.api.submit(&long_job("cancelled"));
     service.api.until_split(&cancelled, 1);
     let worker = service.worker_of(&cancelled);
@@ -220,7 +221,7 @@ fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
     service.api.until_state(&cancelled, "cancelled");
     assert!(!service.workers().contains(&worker));
 
-    // and where the server is killed while it waits for that, the next one knows what was wanted
+    // if the server is killed while it waits for that, the next one completes the cancellation
     service.configure(&json!({"limits": {"cancel_seconds": 3600}}));
     service.kill();
     service.launch();
@@ -250,7 +251,7 @@ fn a_job_that_takes_the_server_down_again_and_again_is_given_up() {
     let failed = service.api.until_state(&id, "failed");
     assert_eq!((&failed["attempt"], &failed["failures"]), (&json!(3), &json!(0)));
     assert_eq!(failed["reason"], "the service was stopped in each of 2 attempts");
-    // whoever knows better says so
+    // a user can still retry
     service.api.post(&format!("/jobs/{id}/retry")).expect(202);
     service.api.until_state(&id, "succeeded");
 }

@@ -1,4 +1,4 @@
-//! Who runs when, and on what: priorities, users in turn, slots of GPUs.
+//! Tests the scheduling of jobs: priorities, fair turns of users, GPU slots.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ fn higher_priorities_go_first_and_users_take_turns() {
     let blocker = eve.submit(&long_job("blocker"));
     eve.until_state(&blocker, "running");
     let submit = |api: &Api, query: &str, name: &str| api.submit_with(query, &quick_job(name));
-    // ada is there first, with more
+    // ada submits first, and more
     let mut ids: Vec<String> = (0..6).map(|n| submit(&ada, "", &format!("ada-{n}"))).collect();
     ids.extend((0..3).map(|n| submit(&bob, "", &format!("bob-{n}"))));
     let urgent = submit(&bob, "?priority=5", "urgent");
@@ -26,14 +26,14 @@ fn higher_priorities_go_first_and_users_take_turns() {
     ids.iter().for_each(|id| drop(ada.until_state(id, "succeeded")));
     let order = order_of_starts(&ada, &ids);
     assert_eq!((order.first(), order.last()), (Some(&urgent), Some(&idle)));
-    // each user's own in the order in which they came
+    // each user's jobs start in the order of submission
     for own in [&ids[..6], &ids[6..9]] {
         let started: Vec<&String> = order.iter().filter(|id| own.contains(id)).collect();
         assert_eq!(started, own.iter().collect::<Vec<_>>());
     }
     service.kill();
 
-    // At every start the slot went to the user who had had least of it. One slot, so one attempt at a time.
+    // At every start the slot went to the user who had used it least. There is one slot, so attempts do not overlap.
     let database = rusqlite::Connection::open(service.data().join("service.sqlite")).unwrap();
     let sql = "SELECT j.id, a.user, a.started_at, a.ended_at FROM attempts a JOIN jobs j ON j.seq = a.job ORDER BY a.started_at, a.rowid";
     let mut statement = database.prepare(sql).unwrap();
@@ -60,12 +60,12 @@ fn higher_priorities_go_first_and_users_take_turns() {
 
 #[test]
 fn a_gpu_is_one_jobs_at_a_time_and_keeps_nobody_waiting_who_needs_none() {
-    // This program was built without CUDA: `auto` takes the slot and works on the processor, `cuda` cannot.
+    // The program was built without CUDA: `auto` takes the GPU slot and computes on the CPU, `cuda` fails.
     let service = start(&json!({"capacity": {"running_jobs": 3, "cpu_slots": 1, "gpus": [0]}}));
     let api = &service.api;
     let on = |device: &str, output: &str| with(long_job(output), &json!({"extract": {"teacher": {"device": device}}}));
     let holder = api.submit(&on("auto", "holder"));
-    // from the start of its worker, while it still looks at its input
+    // from the start of its worker, while that still checks its input
     let worker = service.worker_of(&holder);
     signal(worker.process, libc::SIGSTOP);
     let running = api.until(&holder, "on a GPU", |job| job["state"] == "running" && job["gpu"] == 0);

@@ -1,4 +1,4 @@
-//! The recipe of docs/SERVICE.md from `serve` to pyarrow, followed as it stands there, on a real S3.
+//! Follows the recipe of docs/SERVICE.md literally, from `serve` to pyarrow, with a real S3 server.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use stillhouse_tests::server::{Server, tool};
 use stillhouse_tests::service::Service;
 use stillhouse_tests::{Ran, binary, corpus, ran, root};
 
-/// The blocks of one kind in the recipe, in order.
+/// The code blocks of one kind in the recipe, in order.
 fn blocks(kind: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join("docs/SERVICE.md")).unwrap();
     let (_, recipe) = text.split_once("\n## A recipe: ").expect("docs/SERVICE.md has a recipe");
@@ -20,7 +20,7 @@ fn blocks(kind: &str) -> Vec<String> {
     recipe.split(&begin).skip(1).map(|part| part.split("\n```").next().unwrap().to_owned()).collect()
 }
 
-/// Runs a script in a folder, as a person with this program in their path.
+/// A command that runs a script in the job folder, as a user with this program in the `PATH`.
 fn shell(script: &str, folder: &Path, service: &Service, endpoint: &str) -> Command {
     let bin = folder.join("bin");
     let mut command = Command::new("sh");
@@ -28,7 +28,7 @@ fn shell(script: &str, folder: &Path, service: &Service, endpoint: &str) -> Comm
     let path = format!("{}:{}:{}", bin.display(), python.parent().unwrap().display(), std::env::var("PATH").unwrap());
     command.args(["-euc", script]).current_dir(folder.join("job"));
     environment(&mut command, endpoint, ADMIN);
-    // what the recipe does not set, it does not need
+    // unset the variables that the recipe does not set, to prove that it does not need them
     for name in ["AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "STILLHOUSE_CONFIG", "STILLHOUSE_TOKEN"] {
         command.env_remove(name);
     }
@@ -41,7 +41,7 @@ fn the_recipe_from_serve_to_pyarrow_works_at_the_first_try() {
     let weed = Seaweed::start();
     ["corpora", "shards"].iter().for_each(|bucket| weed.create_bucket(bucket));
     weed.s3().put("corpora", "speeches/corpus.jsonl", corpus(8, 1300).as_bytes());
-    // its address and folders alone: the server is the recipe's
+    // only its address and folders are used: the recipe starts its own server
     let service = Service::new(&json!({}));
     let folder = service.scratch.path("");
     for made in ["bin", "job/tokenizer"] {
@@ -54,7 +54,7 @@ fn the_recipe_from_serve_to_pyarrow_works_at_the_first_try() {
     let here = |text: &str| text.replace("http://127.0.0.1:9000", weed.endpoint());
     let scripts = blocks("sh");
     let [serve, submit] = scripts.as_slice() else { panic!("{scripts:#?}") };
-    // the keys are the test's; the address and the data folder too, for others run at the same time
+    // Replace the keys by the test's, and the address and the data folder because other tests run concurrently.
     let (keys, serve) = serve.split_once('\n').unwrap();
     assert!(keys.starts_with("export AWS_ACCESS_KEY_ID="), "{keys}");
     assert!(serve.starts_with("stillhouse serve ") && !serve.contains('\n'), "{serve}");
@@ -75,7 +75,7 @@ fn the_recipe_from_serve_to_pyarrow_works_at_the_first_try() {
     let rows = service.api.get("/jobs").json()["jobs"][0]["result"]["rows"].as_u64().unwrap();
     assert!(rows > 10 && reported.starts_with(&format!("{rows} rows of 64 tokens")), "{reported}");
 
-    // another service: the error says what to write, and with that it is allowed
+    // for another endpoint the error names the setting, which then allows it
     fs::write(folder.join("job/other.yaml"), format!("{job}\nstorage: {{endpoint: \"http://127.0.0.1:1\"}}\n"))
         .unwrap();
     let refused = ran(&mut shell("stillhouse submit other.yaml", &folder, &service, weed.endpoint())).expect(2);

@@ -1,4 +1,5 @@
-//! Requests that are refused before their body is read: who sends all of it before reading anything still reads the answer, in bounded time.
+//! Tests requests that are refused before their body is read: a client that sends all of it first still reads the
+//! response, in bounded time.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -9,18 +10,18 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use stillhouse_tests::service::{Api, PATIENCE, Service, eventually};
 
-/// No client of these tests is slow in this sense, however slow the machine.
+/// Limits under which no client of these tests counts as slow, even on a slow machine.
 fn patient() -> Value {
     json!({"limits": {"header_seconds": 180, "body_seconds": 180}})
 }
 
-/// A client on a bare socket.
+/// A client with a raw socket.
 struct Raw {
     stream: TcpStream,
 }
 
 impl Raw {
-    /// Sends the head of a request, with `host` and the token of `api`.
+    /// Sends the head of a request with the headers `host` and the token of `api`.
     fn head(service: &Service, api: &Api, line: &str, headers: &[&str]) -> Self {
         let mut head = format!("{line} HTTP/1.1\r\n");
         if !headers.iter().any(|header| header.starts_with("host:")) {
@@ -36,16 +37,16 @@ impl Raw {
         raw
     }
 
-    /// Waits until the server has sent all that it will: nothing is read of it.
+    /// Waits, without reading, until the server has sent everything and closed its side.
     fn until_answered(&self) {
         let mut ready = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
         let milliseconds = i32::try_from(PATIENCE.as_millis()).unwrap();
-        // SAFETY: the one struct lives through the call, and its descriptor is open.
+        // SAFETY: The struct outlives the call, and its descriptor is open.
         let found = unsafe { libc::poll(&raw mut ready, 1, milliseconds) };
         assert_eq!(found, 1, "no answer in {} s", PATIENCE.as_secs());
     }
 
-    /// Sends so many bytes piece by piece, the first ones slowly: a server that has closed meanwhile is noticed.
+    /// Sends `bytes` bytes in pieces, the first ones slowly, so that a closed connection is noticed.
     fn send(&mut self, bytes: usize) -> std::io::Result<()> {
         let piece = [b'#'; 1 << 15];
         for (n, start) in (0..bytes).step_by(piece.len()).enumerate() {
@@ -57,7 +58,7 @@ impl Raw {
         Ok(())
     }
 
-    /// The same as chunks, without an end.
+    /// Sends `bytes` bytes as chunks, without the final one.
     fn send_chunks(&mut self, bytes: usize) -> std::io::Result<()> {
         let chunk = format!("8000\r\n{}\r\n", "#".repeat(0x8000));
         for n in 0..bytes.div_ceil(0x8000) {
@@ -69,14 +70,14 @@ impl Raw {
         Ok(())
     }
 
-    /// All that the server sent.
+    /// Reads everything that the server sent.
     fn read(&mut self) -> std::io::Result<String> {
         let mut all = String::new();
         self.stream.read_to_string(&mut all).map(|_| all)
     }
 }
 
-/// Asserts that an answer is a problem of this status, and that its connection is not used again.
+/// Asserts that a response is a problem of this status that closes the connection.
 #[track_caller]
 fn is_refusal(what: &str, answer: &str, status: u16) {
     assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {answer:?}");
@@ -91,7 +92,7 @@ const LARGE: &str = "content-length: 1024001";
 const MEGABYTE: usize = 1_024_001;
 const POST: &str = "POST /api/v1/jobs";
 
-/// What it is, who asks, the request line, its headers, the bytes of its body, and the status of the answer.
+/// Description, client, request line, headers, bytes of the body, and expected status.
 type Case<'a> = (&'a str, &'a Api, &'a str, &'a [&'a str], usize, u16);
 
 #[test]
@@ -118,18 +119,18 @@ fn who_sends_the_whole_body_first_reads_the_answer() {
         client.send(bytes).unwrap_or_else(|e| panic!("{what}: {e}"));
         is_refusal(what, &client.read().unwrap_or_else(|e| panic!("{what}: {e}")), status);
     }
-    // one that does not say how long it is: refused once the limit is passed
+    // a body without a length is refused once the limit is exceeded
     let mut client = Raw::head(&service, &ada, POST, &[YAML, "transfer-encoding: chunked"]);
     client.send_chunks(MEGABYTE).unwrap();
     client.until_answered();
     client.send_chunks(5_000_000).unwrap();
     is_refusal("chunks", &client.read().unwrap(), 413);
-    // a head that is too long is no request yet
+    // a head that is too long is refused before it is a request
     let mut client = Raw::head(&service, &ada, "GET /api/v1/jobs", &[&format!("x-a: {}", "a".repeat(MEGABYTE))]);
     client.until_answered();
     client.send(MEGABYTE).unwrap();
     assert!(client.read().unwrap().starts_with("HTTP/1.1 431 "));
-    // and an ordinary client
+    // an ordinary HTTP client
     let body = "#".repeat(20_000_000);
     ada.send("POST", "/jobs", &[("content-type", "application/yaml")], Some(&body)).problem(413);
 }
@@ -153,7 +154,7 @@ fn who_asks_whether_to_go_on_is_reported_before_the_body() {
     let api = &service.api;
     let expect = "expect: 100-continue";
     let mut client = Raw::head(&service, api, POST, &[YAML, LARGE, expect]);
-    // nothing of the body was asked for, and none comes
+    // the body was not requested and is not sent
     is_refusal("refused", &client.read().unwrap(), 413);
     drop(client);
     let mut client = Raw::head(&service, api, "POST /api/v1/validate", &[YAML, "content-length: 10", expect]);
@@ -161,7 +162,7 @@ fn who_asks_whether_to_go_on_is_reported_before_the_body() {
     client.stream.read_exact(&mut reported).unwrap();
     assert_eq!(&reported, b"HTTP/1.1 100 Continue\r\n\r\n");
     client.stream.write_all(b"version: 1").unwrap();
-    // its body was read, so the connection serves the next request
+    // the body was read, so the connection serves the next request
     client.stream.write_all(b"GET /api/v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n").unwrap();
     let answers = client.read().unwrap();
     let statuses: Vec<&str> = answers.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
@@ -179,11 +180,11 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
         client.until_answered();
         client
     };
-    // its place is free again once it has said nothing for a second
+    // a silent client loses its connection slot after one second
     let silent = refused();
     eventually("the place of the silent one", || (service.api.try_get("/jobs")?.status == 200).then_some(()));
     drop(silent);
-    // a byte now and then does not keep it for longer than two
+    // a byte now and then does not extend that beyond two seconds
     let mut slow = refused();
     eventually("the end of the slow one", || {
         std::thread::sleep(Duration::from_millis(100));
@@ -191,7 +192,7 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
     });
     eventually("the place of the slow one", || (service.api.try_get("/jobs")?.status == 200).then_some(()));
 
-    // and no haste has more than 64 MB taken
+    // even from a fast client at most 64 MB are read
     service.configure(&patient());
     service.kill();
     service.launch();
@@ -204,7 +205,7 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
 
 #[test]
 fn a_refused_client_gives_way_in_the_places_that_are_kept() {
-    // for the health a place is kept, but not for what is sent after its answer
+    // The reserved connections serve health checks, but not clients that keep sending after a refusal.
     for line in ["POST /api/v1/health", "GET /api/v1/health", POST] {
         let mut service = Service::new(&patient());
         service.configure(&json!({"limits": {"connections": 1, "connections_kept": 1}}));

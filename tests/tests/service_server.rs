@@ -1,4 +1,4 @@
-//! The server as its operator meets it: stopped, started twice, configured wrongly, with a store, with figures.
+//! Tests the server from the operator's side: stopping, starting twice, wrong configuration, a store, metrics.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
     let mut stream = service.api.stream(&format!("/jobs/{waiting}/events"), &[]);
     assert_eq!(stream.next().unwrap().data["data"]["to"], "queued");
     assert_eq!(service.terminate(), Some(0));
-    // nobody is left to write, no stream is left hanging
+    // no worker and no stream remains
     assert_eq!(service.workers(), []);
     assert_eq!(stream.count(), 0);
     service.launch();
@@ -40,7 +40,7 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
     for name in ["a", "b"] {
         assert_eq!(shards(&service.scratch.path(name)), expected);
     }
-    // those that ran before went on before the one that waited then
+    // jobs that ran before the stop resume before the one that was waiting
     let last_start = |id: &str| {
         let events = api.events(id);
         events.iter().rfind(|e| e["data"]["to"] == "running").unwrap()["seq"].as_i64()
@@ -49,7 +49,7 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
     assert!(running.iter().all(|id| last_start(id) < last_start(&waiting)));
     assert_eq!(api.until_state(&waiting, "succeeded")["attempt"], 1);
 
-    // one server for a data folder, and it is not disturbed by the second
+    // one server per data folder; a second one does not disturb it
     let other = service.serve(&["--listen", "127.0.0.1:0"]).output().unwrap();
     let said = String::from_utf8(other.stderr).unwrap();
     assert_eq!(other.status.code(), Some(1), "{said}");
@@ -60,7 +60,7 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
     assert!(taken.status.code() == Some(1) && said.contains("cannot listen on 127.0.0.1:"), "{said}");
     assert_eq!(service.api.job(&waiting)["state"], "succeeded");
 
-    // a database of a newer program is left as it is
+    // a database of a newer program is not modified
     assert_eq!(service.terminate(), Some(0));
     let path = service.data().join("service.sqlite");
     let database = rusqlite::Connection::open(&path).unwrap();
@@ -104,7 +104,7 @@ confined by             the kernel (Landlock)
     );
     let reported = ran(&mut service.serve(&["--check", "--json"])).expect(0).json();
     assert_eq!((&reported["valid"], &reported["configuration"]["capacity"]["gpus"]), (&json!(true), &json!([0, 2])));
-    // nothing was started or made
+    // nothing was started or created
     assert!(!service.data().exists());
 
     let mut wrong = Service::new(&json!({
@@ -130,7 +130,7 @@ confined by             the kernel (Landlock)
     let reported = ran(&mut wrong.serve(&["--check", "--json"])).expect(2).json();
     let reported: Vec<&Value> = reported["problems"].as_array().unwrap().iter().map(|p| &p["field"]).collect();
     assert_eq!(reported, fields);
-    // a cluster, in a program that has none
+    // a cluster, in a program without that feature
     if cfg!(not(feature = "distributed")) {
         let cluster = Service::new(&json!({"cluster": {"scheduler": "127.0.0.1:50050"}}));
         for arguments in [&["--check"][..], &[]] {
@@ -167,7 +167,7 @@ fn figures_move_with_the_work() {
         }
     }
     assert!(figure("stillhouse_data_free_bytes") > Some(0.0));
-    // the same below the API, where its document has it; nothing is a summary
+    // the same metrics under the API's path, as its OpenAPI document says; none is a summary
     let text = Api::new(&format!("{}/api/v1", api.url())).get("/metrics").expect(200).text;
     assert!(text.contains("# TYPE stillhouse_http_seconds histogram") && !text.contains(" summary\n"), "{text}");
     let stream = api.stream(&format!("/jobs/{id}/events"), &[]);
@@ -212,7 +212,7 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
     weed.s3().put("corpora", "team/corpus.jsonl", corpus(DOCUMENTS, 1300).as_bytes());
     let mut service = Service::new(&json!({
         "access": {"endpoints": [weed.endpoint()]},
-        // the store's own client is patient: not for as long as it is away
+        // the store client retries for less time than the store is away, so the job needs many attempts
         "limits": {"max_attempts": 100},
     }));
     let assets = stillhouse_tests::root().join("assets");
@@ -247,7 +247,7 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
     assert_eq!(api.get(&format!("/jobs/{id}/manifest")).expect(200).json()["job"]["name"], "packing");
     assert_eq!(api.get(&format!("/jobs/{id}/report")).expect(200).json()["totals"]["train"]["rows"], ROWS);
 
-    // other prefixes, other buckets, other endpoints
+    // other prefixes, buckets and endpoints are refused
     for (patch, field) in [
         (json!({"input": {"paths": ["s3://corpora/teams/corpus.jsonl"]}}), "input.paths[0]"),
         (json!({"input": {"paths": ["s3://corpora/team/../corpus.jsonl"]}}), "input.paths[0]"),
@@ -259,7 +259,7 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
             problem["problems"].as_array().unwrap().iter().map(|p| p["field"].as_str().unwrap()).collect();
         assert_eq!(fields, [field], "{problem:#}");
     }
-    // a store that is away is the machine's fault, and the job goes on when it is back
+    // An unavailable store counts as the machine's failure, and the job resumes once it is back.
     let other = with(stored, &json!({"output": {"path": "s3://shards/team/again"}}));
     weed.kill();
     let other = api.submit(&other);

@@ -1,4 +1,4 @@
-//! Live streams: how many there may be, whom they keep out, when they end, how they go on, and who sees what.
+//! Tests live streams: their limits, their effect on other clients, their end, their resumption, and their visibility.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -28,7 +28,7 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
     let (ada, again, third) = (reader("ada"), reader("ada"), reader("ada"));
     let (bob, more, eve) = (reader("bob"), reader("bob"), reader("eve"));
     let (admin, figures) = (service.token("root", &["admin"]), service.token("grafana", &["read"]));
-    // four of ada, four of bob: half of the connections, whatever `watchers` says
+    // four streams of ada, four of bob: half of the connections, independent of `watchers`
     let open = |of: &Api| (0..2).map(|_| of.stream("/events", &[])).collect::<Vec<_>>();
     let mut streams = open(&ada);
     too_many(ada.send("GET", "/events", &[SSE], None), "2 live streams of this token are open");
@@ -39,7 +39,7 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
     too_many(eve.send("GET", "/events", &[SSE], None), "8 live streams are open, as many as there may be");
     eve.get("/jobs").expect(200);
 
-    // connections that say nothing, until everything is taken
+    // silent connections until all connections are taken
     let mut silent: Vec<TcpStream> = Vec::new();
     eventually("all connections are taken", || {
         silent.push(service.connect());
@@ -71,7 +71,7 @@ fn requests_of_one_user_leave_others_theirs() {
     let service = start(&json!({"auth": "token", "limits": {"requests_per_minute": 30}}));
     let ada = service.token("ada", &["read"]);
     eventually("ada's are used up", || (ada.get("/jobs").status == 429).then_some(()));
-    // the same person, with what they look after the service with
+    // the same person's administrator token and metrics still work
     let admin = service.token("ada", &["admin"]);
     admin.get("/jobs").expect(200);
     ada.get("/metrics").expect(200);
@@ -90,12 +90,12 @@ fn clients_behind_a_trusted_proxy_are_distinguished() {
     let api = &service.api;
     let version = |said: &str| api.send("GET", "/version", &[("x-forwarded-for", said)], None).status;
     eventually("one address has used up its requests", || (version("192.0.2.1") == 429).then_some(()));
-    // what a client writes itself is not what the proxy wrote
+    // addresses that a client adds itself do not count; only the one that the proxy appended does
     assert_eq!(version("192.0.2.2, 192.0.2.1"), 429);
     assert_eq!(version("192.0.2.2, 192.0.2.1, 127.0.0.9"), 429);
     assert_eq!((version("192.0.2.2"), version("192.0.2.1, 192.0.2.3")), (200, 200));
 
-    // as many requests at once as one address may have connections
+    // an address may have as many concurrent requests as connections
     let ada = service.token("ada", &["read"]);
     let stream = ada.stream("/events", &[("x-forwarded-for", "192.0.2.7")]);
     let jobs = |said: &str| ada.send("GET", "/jobs", &[("x-forwarded-for", said)], None);
@@ -106,7 +106,7 @@ fn clients_behind_a_trusted_proxy_are_distinguished() {
     let said = service.said();
     assert!(said.contains("192.0.2.7") && said.contains("192.0.2.3"), "{said}");
 
-    // of anybody else the header means nothing
+    // from clients that are not trusted proxies the header is ignored
     let mut service = Service::new(&json!({"auth": "token", "limits": {"requests_per_minute": 30}}));
     service.set("STILLHOUSE_LOG", "info");
     service.launch();
@@ -139,23 +139,23 @@ fn the_streams_of_a_token_end_with_it() {
     let mut stays = bob.stream("/events", &[]);
     let (over, ..) = streams(&eve);
     service.revoke(&ada);
-    // they end, and not because the job does
+    // revocation ends the streams, without an `end` event of the job
     assert_ne!(of_job.last().map(|sent| sent.kind), Some("end".into()));
     all.for_each(drop);
     assert!(log.unwrap().into_body().read_to_string().is_err(), "cut off, so that it is not taken for the whole");
     ada.get("/jobs").problem(401);
-    // so do those of one that has run out
+    // so does expiry of a token
     let database = rusqlite::Connection::open(service.data().join("service.sqlite")).unwrap();
     database.busy_timeout(stillhouse_tests::service::PATIENCE).unwrap();
     let id = eve.secret().split('_').nth(1).unwrap();
     assert_eq!(database.execute("UPDATE tokens SET expires_at = 1 WHERE id = ?", [id]).unwrap(), 1);
     over.for_each(drop);
-    // others go on
+    // other users' streams continue
     bob.post(&format!("/jobs/{waiting}/cancel"));
     assert!(stays.any(|sent| sent.kind == "state" && sent.data["job"] == waiting.as_str()));
 }
 
-/// State, job and number of the next changes.
+/// State, job and event number of the next `n` state changes.
 fn changes(api: &Api, last: Option<i64>, n: usize) -> Vec<(String, String, i64)> {
     let last = last.map(|n| n.to_string());
     let headers: Vec<(&str, &str)> = last.iter().map(|last| ("last-event-id", last.as_str())).collect();
@@ -178,12 +178,12 @@ fn a_stream_of_all_jobs_goes_on_where_it_was_lost_or_says_what_to_do() {
         .collect();
     assert_eq!(kept.iter().map(|k| k.0.as_str()).collect::<Vec<_>>(), ["queued", "running", "succeeded"]);
     assert_eq!(changes(api, Some(0), 3), kept);
-    // cut anywhere, also after an event that only the job's own stream has
+    // resumed after any event, even one that only the job's own stream contains
     for at in kept[0].2..kept[2].2 {
         let expected: Vec<_> = kept.iter().filter(|k| k.2 > at).cloned().collect();
         assert_eq!(changes(api, Some(at), expected.len()), expected, "{at}");
     }
-    // what was before, then what comes, each once
+    // earlier changes, then new ones, each exactly once
     let last = kept[1].2;
     let second = api.submit(&quick_job("second"));
     let went_on = changes(api, Some(last), 4);
@@ -193,7 +193,7 @@ fn a_stream_of_all_jobs_goes_on_where_it_was_lost_or_says_what_to_do() {
         went_on.iter().map(|k| k.0.as_str()).collect::<Vec<_>>(),
         ["succeeded", "queued", "running", "succeeded"]
     );
-    // without a number: from now on, and the first thing that is sent is where that is
+    // without a number the stream starts now, and its first message has that position
     let third = api.submit(&quick_job("third"));
     assert!(changes(api, None, 1).iter().all(|(_, job, _)| *job == third));
 
@@ -207,11 +207,11 @@ fn a_stream_of_all_jobs_goes_on_where_it_was_lost_or_says_what_to_do() {
         let detail = problem["detail"].as_str().unwrap();
         assert!(detail.contains("never gave") && detail.contains("without"), "{detail}");
     }
-    // a connection that is lost goes on after the header, not after what the address says
+    // a reconnecting client's header overrides the URL's `after`
     let header = ("last-event-id", kept[2].2.to_string());
     let sent = api.stream(&format!("/jobs/{first}/events?after=0"), &[(header.0, header.1.as_str())]);
     assert_eq!(sent.map(|s| s.kind).collect::<Vec<_>>(), ["end"]);
-    // deleted meanwhile: not silently less
+    // If events were deleted meanwhile, the stream is refused instead of silently skipping them.
     api.until_state(&third, "succeeded");
     api.send("DELETE", &format!("/jobs/{second}"), &[], None).expect(204);
     let problem = ask("/events", &kept[2].2.to_string()).problem(409);
@@ -261,7 +261,7 @@ fn a_token_that_may_submit_follows_its_own_jobs_and_no_others() {
     for path in ["/events", "/logs", "/rates", "/file", "/manifest", "/report"] {
         wes.get(&format!("/jobs/{own}{path}")).expect(200);
         let refused = wes.get(&format!("/jobs/{other}{path}")).problem(403)["detail"].clone();
-        // what is not there is refused in the same words, and nobody is named
+        // a missing job is refused in the same words, and no user is named
         assert_eq!(wes.get(&format!("/jobs/000000000000{path}")).problem(403)["detail"], refused);
         assert!(!refused.as_str().unwrap().contains("ada"), "{refused}");
     }
@@ -274,7 +274,7 @@ fn a_token_that_may_submit_follows_its_own_jobs_and_no_others() {
     assert_eq!(ids(wes.get("/jobs?user=wes").expect(200).json()), [json!(own)]);
     wes.get("/jobs?user=ada").problem(403);
     wes.get("/metrics").problem(403);
-    // the stream of all jobs is one of their own; so is what is sent again
+    // the stream of all jobs contains only their own, even for replayed events
     let mine = |sent: &stillhouse_tests::service::Sent| sent.data["job"] == own.as_str();
     let states = |stream: stillhouse_tests::service::Stream| {
         let states = stream.inspect(|sent| assert!(mine(sent), "{sent:?}")).filter(|sent| sent.kind == "state");
@@ -283,7 +283,7 @@ fn a_token_that_may_submit_follows_its_own_jobs_and_no_others() {
     assert_eq!(states(all), ["queued", "running", "succeeded"]);
     assert_eq!(states(wes.stream("/events", &[("last-event-id", "0")])), ["queued", "running", "succeeded"]);
 
-    // from the command line, to the end
+    // from the command line, to the end of the job
     service.scratch.job("job.yaml", &quick_job("by-hand"));
     let done = stillhouse_tests::ran(service.command(&["submit", "job.yaml"]).env("STILLHOUSE_TOKEN", wes.secret()));
     assert!(done.expect(0).stdout.starts_with("data set"));

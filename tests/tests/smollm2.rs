@@ -1,4 +1,4 @@
-//! A small piece of the second example: SmolLM2-135M, quantised, with its own tokenizer, on modern speeches.
+//! A small part of the second example: quantised SmolLM2-135M with its own tokenizer, on modern speeches.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ fn smollm2_from_gguf() {
     let statistics = &manifest["statistics"];
     let predicted = statistics["predicted_tokens"].as_f64().unwrap();
     let perplexity = (-statistics["logprob_sum"].as_f64().unwrap() / predicted).exp();
-    // 18 to 28 on English prose of thousands of tokens; a wrong rope, norm or tokenizer gives hundreds.
+    // English prose of thousands of tokens gives 18 to 28; a wrong rope, norm or tokenizer gives hundreds.
     assert!(predicted > 1500.0 && (18.0..32.0).contains(&perplexity), "perplexity {perplexity} of {predicted} tokens");
     let corrections = statistics["corrections"].as_f64().unwrap() / predicted;
     assert!((0.3..3.0).contains(&corrections), "{corrections} corrections per token at tolerance 1e-3");

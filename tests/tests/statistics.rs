@@ -1,9 +1,9 @@
-//! The two properties of posterior Gumbel noise (METHODS.md §2) on tokens drawn from the nano teacher.
+//! Tests the two properties of posterior Gumbel noise (METHODS.md §2) on tokens drawn from the nano teacher.
 //!
-//! At every position of real text a token x is drawn from the teacher's own distribution, by numbers that the noise
-//! does not know. Then argmax(l + ξ) = x always, and every ξ_k of a k that is chosen without
-//! looking at x is a standard Gumbel variate. ξ_x itself is not one: x is where l + ξ is largest, and that maximum,
-//! l_x + ξ_x − ln Σ exp(l) = ξ_x + ln p_x, is.
+//! At every position of real text the test draws a token x from the teacher's distribution, with random numbers
+//! independent of the noise. Then argmax(l + ξ) = x always, and each ξ_k whose k is chosen independently of x is a
+//! standard Gumbel variate. ξ_x itself is not one: x is where l + ξ is largest. That maximum, l_x + ξ_x − ln Σ exp(l) =
+//! ξ_x + ln p_x, is one.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use tokenizers::Tokenizer;
 const ROWS: usize = 12;
 const LENGTH: usize = 256;
 
-/// Random numbers of the test's own (splitmix64).
+/// The test's own random numbers (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -28,7 +28,7 @@ impl Random {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// An index in proportion to its weight, from running sums.
+    /// Draws an index in proportion to its weight, from cumulative sums.
     fn draw(&mut self, sums: &[f64]) -> usize {
         let u = self.uniform() * sums[sums.len() - 1];
         sums.partition_point(|&sum| sum <= u).min(sums.len() - 1)
@@ -70,8 +70,8 @@ fn noise_of_drawn_tokens_is_gumbel_and_gives_them_back() {
     let mut random = Random(20_260_101);
     let mut softmax = Softmax::new(vocab).unwrap();
     let (mut logits, mut noise, mut sums) = (Vec::new(), vec![0f32; vocab], vec![0f64; vocab]);
-    // ξ_x + ln p_x; ξ of an entry drawn evenly, of one drawn by the teacher, of the likeliest; and, to see that the
-    // test can fail, of the likeliest when it is put in the place of the drawn token.
+    // Samples: ξ_x + ln p_x; ξ of an entry drawn uniformly, of one drawn by the teacher, and of the likeliest one. To
+    // show that the test can fail: ξ of the likeliest one used in place of the drawn token.
     let [mut maximum, mut evenly, mut likely, mut likeliest, mut greedy] = [const { Vec::<f64>::new() }; 5];
     for first in (0..ROWS * LENGTH).step_by(32) {
         teacher.logits_into(&hidden.narrow(0, first, 32).unwrap(), &mut logits).unwrap();

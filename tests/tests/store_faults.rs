@@ -1,5 +1,5 @@
-//! Storage that throttles, breaks off, forgets to answer and dies; machines that die. The bytes stay the same, and nobody
-//! ever sees half a shard: a second process looks all the time.
+//! Proves that the bytes stay the same if the store throttles, breaks connections, loses responses or dies, or if
+//! machines die. A second process polls and never sees a partial shard.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use stillhouse_tests::{Scratch, corpus, root, rounds, shards, with};
 use super::resume::moments;
 use super::stores::{User, packing_job, shards_in};
 
-/// Megabytes of a split: some hundred and fifty splits in a soak, some fifty otherwise.
+/// Split size in megabytes: about 150 splits under `make soak`, about 50 otherwise.
 fn split_megabytes() -> f64 {
     if rounds(0, 1) == 1 { 0.002 } else { 0.006 }
 }
@@ -37,7 +37,7 @@ fn many_splits(prefix: &str) -> Value {
     )
 }
 
-/// What an undisturbed run makes of the same corpus on a disk.
+/// The shards of an undisturbed run over the same corpus on a disk.
 fn undisturbed(scratch: &Scratch) -> BTreeMap<String, String> {
     let local = with(
         packing_job(),
@@ -48,7 +48,7 @@ fn undisturbed(scratch: &Scratch) -> BTreeMap<String, String> {
     expected
 }
 
-/// Two hundred documents, each shorter than a split, so that every split has one.
+/// 200 documents, each shorter than a split, so that every split has one.
 fn documents() -> String {
     let mut all = String::new();
     for speech in corpus(33, 9_000).lines() {
@@ -76,7 +76,7 @@ fn server() -> Seaweed {
     weed
 }
 
-/// The second process.
+/// The second process, which polls the output.
 struct Watcher {
     child: Child,
     until: PathBuf,
@@ -92,7 +92,7 @@ impl Watcher {
         Self { child, until }
     }
 
-    /// What it saw: nothing wrong, often enough to have noticed.
+    /// Stops the watcher and asserts that it polled often enough and saw no problem.
     fn stop(self, shards: usize) -> Value {
         fs::write(&self.until, "").unwrap();
         let out = self.child.wait_with_output().unwrap();
@@ -134,7 +134,7 @@ fn faults_change_no_byte() {
     nothing_left_over(&s3, "faulty");
     println!("{}", watcher.stop(expected.len()));
 
-    // a copy, and reading it back, through the same; the waits there are those of a user who set nothing
+    // a copy through the faulty proxy, and reading it back, with default backoff times
     proxy.set_plan(Plan { seed: 8, probability: 0.08, ..Plan::default() });
     let before: u64 = all;
     let (source, copy) = ("undisturbed", "s3://shards/copied");
@@ -154,7 +154,7 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     let s3 = weed.s3();
     let mut moments = moments(11);
 
-    // ours
+    // kills the program
     let wanted = rounds(4, 10);
     let start = Instant::now();
     let job = |prefix: &str| {
@@ -169,7 +169,8 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     let mut watcher = Watcher::start(&scratch, &weed, "killed-0");
     while kills < wanted {
         let prefix = format!("killed-{finished}");
-        // at a commit that is drawn of those that are left, and a drawn while after it: however fast the machine is just now
+        // The kill comes a random time after a randomly drawn remaining commit, so that it does not depend on the
+        // machine's speed.
         let committed = || s3.list("shards", &format!("{prefix}/data/")).len();
         let before = committed();
         let least = before + ((expected.len() - before) as f64 * moments.next().unwrap()) as usize;
@@ -215,14 +216,14 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     watcher.stop(expected.len());
     assert!(midway >= wanted / 3, "only {midway} of {kills} kills fell between the first and the last commit");
 
-    // the server: the same run waits for it
+    // kills the server: the same run waits for it
     let mut deaths = 0;
     let mut round = 0;
     while deaths < wanted {
         let prefix = format!("orphaned-{round}");
         let watcher = Watcher::start(&scratch, &weed, &prefix);
         let mut run = job(&prefix).spawn().unwrap();
-        // a server that is not there when a job begins is told at once
+        // wait for the first shard: a server that is missing when a job begins is an immediate error
         while s3.list("shards", &format!("{prefix}/data/")).is_empty() && run.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -1,4 +1,4 @@
-//! Corpora from a bucket, shards to a bucket, copies between places: on a real S3 server.
+//! Tests corpora in a bucket, shards in a bucket and copies between locations, with a real S3 server.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use stillhouse_tests::{Ran, Scratch, corpus, files, job, nano_teacher, ran, shar
 
 use crate::exports::{DISTILLKIT, MEGATRON};
 
-/// A job without a teacher: fast, with everything that stores see.
+/// A fast job without a teacher that uses all features that involve the store.
 pub(crate) fn packing_job() -> Value {
     json!({
         "version": 1,
@@ -26,7 +26,7 @@ pub(crate) fn packing_job() -> Value {
     })
 }
 
-/// A user of a store: every command gets the endpoint and the keys from the environment.
+/// A user of a store. Every command gets the endpoint and the keys from the environment.
 pub(crate) struct User<'a> {
     pub scratch: &'a Scratch,
     pub endpoint: String,
@@ -39,7 +39,7 @@ impl User<'_> {
         s3::environment(&mut command, &self.endpoint, self.keys);
         command.env("STILLHOUSE_LOG", "debug,hyper=info,h2=info");
         let ran = ran(&mut command);
-        // at the loudest log level, in whatever it says: no secret, no signature
+        // even at the most verbose log level, the output contains no secret and no signature
         for text in [&ran.stdout, &ran.stderr] {
             assert!(!text.contains(self.keys.secret) && !text.contains("Signature="), "{text}");
         }
@@ -53,14 +53,14 @@ impl User<'_> {
     }
 }
 
-/// sha256 of every shard under a prefix of a bucket, by name.
+/// SHA-256 of every shard under a prefix of a bucket, by name.
 pub(crate) fn shards_in(s3: &S3, bucket: &str, prefix: &str) -> BTreeMap<String, String> {
     let data = format!("{prefix}/data/");
     let files = s3.files(bucket, &data).into_iter();
     files.map(|(key, sha256)| (key.strip_prefix(&data).unwrap().to_owned(), sha256)).collect()
 }
 
-/// One line on stderr that is the error, and exit code 1.
+/// Asserts exit code 1 and exactly one error line on stderr.
 #[track_caller]
 fn fails(ran: Ran, parts: &[&str]) {
     let ran = ran.expect(1).says(parts);
@@ -90,7 +90,7 @@ fn a_job_from_bucket_to_bucket_and_copies_of_it() {
         }),
     );
 
-    // the same bytes as on a disk, and nothing unfinished
+    // the same bytes as on a disk, and no unfinished upload
     let plan = {
         scratch.job("job.yaml", &remote);
         user.run(&["plan", "job.yaml"]).expect(0)
@@ -106,7 +106,7 @@ fn a_job_from_bucket_to_bucket_and_copies_of_it() {
     let manifest = String::from_utf8(s3.get("shards", "team a/small/manifest.json").unwrap()).unwrap();
     assert!(!manifest.contains(ADMIN.secret) && !manifest.contains(ADMIN.access), "{manifest}");
 
-    // again: nothing to do; another job: refused, then told to
+    // a second run does nothing; another job is refused, then overwrites when told to
     let before = s3.files("shards", "");
     let again = user.run(&["run", "job.yaml"]).expect(0);
     assert!(again.stdout.contains("complete already"), "{}", again.stdout);
@@ -117,7 +117,7 @@ fn a_job_from_bucket_to_bucket_and_copies_of_it() {
     assert_ne!(shards_in(&s3, "shards", "team a/small"), expected);
     user.run(&["verify", "s3://shards/team a/small", "--teacher"]).expect(0);
 
-    // a shard that is lost: made again, with the same bytes
+    // a lost shard is made again with the same bytes
     user.job(&remote).expect(2);
     user.run(&["run", "job.yaml", "--overwrite", "--quiet"]).expect(0);
     let (lost, sha256) = expected.iter().next().unwrap();
@@ -136,7 +136,8 @@ fn a_job_from_bucket_to_bucket_and_copies_of_it() {
     failures_are_reported_in_a_line(&user, &s3, &remote);
 }
 
-/// Shards and records of a finished data set that are lost or overwritten: told, and made again to the same bytes.
+/// Proves that lost or overwritten shards and records of a finished data set are reported and made again with the same
+/// bytes.
 fn what_is_damaged_in_a_bucket_is_made_again(user: &User<'_>, s3: &S3, expected: &BTreeMap<String, String>) {
     let place = "s3://shards/team a/small";
     let small = "team a/small";
@@ -168,7 +169,7 @@ fn what_is_damaged_in_a_bucket_is_made_again(user: &User<'_>, s3: &S3, expected:
     }
     s3.delete("shards", &format!("{small}/manifest.json"));
     user.run(&["repair", place, "job.yaml"]).expect(0);
-    // a record that was written again names no upload: it is complete
+    // a record that was written again names no upload, because it is complete
     let known = |files: BTreeMap<String, String>| -> BTreeMap<String, String> {
         files.into_iter().filter(|(key, _)| !key.contains("/_stillhouse/")).collect()
     };
@@ -177,7 +178,7 @@ fn what_is_damaged_in_a_bucket_is_made_again(user: &User<'_>, s3: &S3, expected:
     user.run(&["run", "job.yaml", "--quiet", "--check"]).expect(0);
 }
 
-/// An object of the same size is another one where its ETag says so and its documents are others.
+/// Proves that an object of equal size is recognised as changed by its ETag and its documents.
 fn an_object_that_is_another_one_is_refused(user: &User<'_>, s3: &S3) {
     let key = "speeches/2024/corpus.jsonl";
     let corpus = s3.get("corpora", key).unwrap();
@@ -193,7 +194,7 @@ fn an_object_that_is_another_one_is_refused(user: &User<'_>, s3: &S3) {
     assert_eq!(s3.files("shards", ""), before);
 }
 
-/// `input.sql` over a bucket: its rows are kept on this machine while the job runs, and no longer.
+/// Proves that `input.sql` reads buckets, and that this machine keeps the rows only while the job runs.
 fn queries_read_buckets(user: &User, s3: &S3) {
     let sql = json!({"input": {"sql": "SELECT text FROM input WHERE length(text) > 10 ORDER BY text"}});
     let local = with(with(packing_job(), &sql), &json!({"output": {"path": "queried"}}));
@@ -209,11 +210,11 @@ fn queries_read_buckets(user: &User, s3: &S3) {
     assert_eq!(fs::read_dir(cache.join("stillhouse/sql")).unwrap().count(), 0);
 }
 
-/// A column of a row costs a few ranges, not a shard.
+/// Proves that reading a column of a row fetches a few ranges, not a shard.
 fn reading_is_ranged(weed: &Seaweed, scratch: &Scratch) {
     let proxy = FaultProxy::start(weed.endpoint(), Plan { probability: 0.0, ..Plan::default() });
     let user = User { scratch, endpoint: proxy.endpoint(), keys: ADMIN };
-    // something large enough that ranges can be told from shards
+    // large enough to distinguish ranges from whole shards
     scratch.write("large.jsonl", &corpus(33, 200_000));
     let large =
         with(packing_job(), &json!({"input": {"paths": ["large.jsonl"]}, "output": {"path": "s3://shards/large"}}));
@@ -232,7 +233,7 @@ fn reading_is_ranged(weed: &Seaweed, scratch: &Scratch) {
     let fetched: u64 = of_shards.iter().map(|r| r.response_bytes).sum();
     assert!(fetched * 5 < shard, "{fetched} of {shard} bytes were fetched: {of_shards:#?}");
 
-    // the same values as the file itself has
+    // the same values as in the file
     let whole = user.run(&["inspect", "s3://shards/large", "--row", "5000", "--json"]).expect(0).json();
     let ids: Vec<u64> = whole["row"]["tokens"].as_array().unwrap().iter().map(|t| t["id"].as_u64().unwrap()).collect();
     let column = ["inspect", "s3://shards/large", "--row", "5000", "--column", "input_ids", "--json"];
@@ -246,7 +247,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     let out = scratch.path("out");
     assert_eq!(&shards(&out), expected);
 
-    // a plan of it, then the copy
+    // a dry run, then the copy
     let dry = user.run(&["export", "out", "s3://shards/copy", "--dry-run"]).expect(0);
     assert!(dry.stdout.contains("would be copied") && dry.stdout.contains("_SUCCESS"), "{}", dry.stdout);
     assert!(s3.list("shards", "copy/").is_empty());
@@ -260,7 +261,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     assert!(plan.contains("\"job_folder\": \"\""), "{plan}");
     user.run(&["verify", "s3://shards/copy"]).expect(0);
 
-    // again: everything is there; interrupted: what is missing is copied
+    // a second export copies nothing; after an interruption it copies what is missing
     let copied = |ran: Ran| -> Vec<String> {
         let last: Value = serde_json::from_str(ran.expect(0).stdout.lines().last().unwrap()).unwrap();
         let files = last["export"]["files"].as_array().unwrap().clone();
@@ -276,7 +277,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
         [format!("data/{lost}"), "_SUCCESS".into()]
     );
 
-    // from store to store and from store to disk
+    // from store to store, and from store to disk
     user.run(&["export", "s3://shards/copy", "s3://corpora/second", "--quiet"]).expect(0);
     assert_eq!(&shards_in(s3, "corpora", "second"), expected);
     user.run(&["export", "s3://corpora/second", "back", "--parallel", "1"]).expect(0);
@@ -285,7 +286,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     let manifest = |path: &str| fs::read(scratch.path(path).join("manifest.json")).unwrap();
     assert_eq!(manifest("back"), manifest("out"));
 
-    // for other readers: in a bucket the same files as on a disk
+    // exports for other readers have the same files in a bucket as on a disk
     for how in [DISTILLKIT.as_slice(), MEGATRON.as_slice()] {
         user.run(&[["export", "out", "kd", "-q"].as_slice(), how].concat()).expect(0);
         user.run(&[["export", "s3://shards/copy", "s3://shards/kd", "-q"].as_slice(), how].concat()).expect(0);
@@ -299,7 +300,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
         s3.files("shards", "kd/").keys().for_each(|key| s3.delete("shards", key));
     }
 
-    // a damaged shard is not copied; another data set is not overwritten
+    // a damaged shard is not copied, and another data set is not overwritten
     let damaged = scratch.path("back/data").join(lost);
     let mut bytes = fs::read(&damaged).unwrap();
     let middle = bytes.len() / 2;
@@ -310,7 +311,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     user.run(&["export", "out", "s3://shards/large"]).expect(2).says(&["another data set"]);
     s3.put("shards", "notes/mine.txt", b"mine");
     user.run(&["export", "out", "s3://shards/notes"]).expect(2).says(&["not of this data set"]);
-    // what is there under a shard's name with other content is not taken for it
+    // a file with a shard's name but other content is not accepted as the shard
     s3.delete("shards", "copy/_SUCCESS");
     s3.put("shards", &format!("copy/data/{lost}"), &bytes);
     fails(user.run(&["export", "out", "s3://shards/copy"]), &[lost.as_str(), "other content"]);
@@ -356,7 +357,7 @@ fn failures_are_reported_in_a_line(user: &User, s3: &S3, remote: &Value) {
     assert_eq!(s3.list_multipart_uploads("shards"), []);
 }
 
-/// A store that ignores the condition of a conditional PUT is found out before the job starts.
+/// Proves that a store which ignores the condition of a conditional PUT is detected before the job starts.
 #[test]
 fn a_store_that_ignores_conditions_is_refused_unless_trusted() {
     let scratch = Scratch::with_corpus(2, 3000);
@@ -370,11 +371,11 @@ fn a_store_that_ignores_conditions_is_refused_unless_trusted() {
     let ran = user.job(&trusting).expect(0).says(&["warning", "nothing may write here but this run"]);
     assert!(ran.stdout.contains("s3://shards/out"), "{}", ran.stdout);
     let expected = shards(&scratch.make(&with(packing_job(), &json!({}))));
-    // rclone's own answers to ranges are not those of S3, so the copy is read from its folder
+    // rclone's range responses differ from S3's, so read the copy from its folder
     assert_eq!(shards(&rclone.bucket("shards").join("out")), expected);
 }
 
-/// What is read over plain HTTP: files by name, from any web server.
+/// Proves that files are read by name over plain HTTP, from any web server.
 #[test]
 fn files_of_a_web_server_are_read() {
     let scratch = Scratch::with_corpus(2, 3000);
@@ -384,7 +385,7 @@ fn files_of_a_web_server_are_read() {
     scratch.job("job.yaml", &with(packing_job(), &json!({"input": {"paths": [url]}, "output": {"path": "web"}})));
     scratch.stillhouse(&["run", "job.yaml"]).expect(0);
     assert_eq!(shards(&scratch.path("web")), expected);
-    // and data sets are looked at there, not made
+    // data sets on a web server can be read, but not written
     let made = format!("{}/web", rclone.endpoint());
     scratch.stillhouse(&["verify", &made]).expect(0);
     let inspected = scratch.stillhouse(&["inspect", &made, "--column", "sequence_id", "--json"]).expect(0).json();
@@ -399,7 +400,7 @@ fn files_of_a_web_server_are_read() {
     assert!(ran.stderr.contains("absent.jsonl") && !scratch.path("none").exists(), "{}", ran.stderr);
 }
 
-/// A disk that is full: one line, and what was begun is gone.
+/// Proves that a full disk gives one error line and leaves no partial files.
 #[test]
 fn a_full_disk_leaves_nothing() {
     let scratch = Scratch::with_corpus(33, 200_000);
@@ -411,10 +412,10 @@ fn a_full_disk_leaves_nothing() {
     assert!(!scratch.path("out").exists(), "{:?}", left(&scratch.path("out")));
 }
 
-/// Writing more than so many bytes to a file fails with EFBIG, as ENOSPC would: the nearest to a full disk without one.
+/// Makes writes beyond this file size fail with EFBIG, which simulates a full disk.
 fn limit_files_to(command: &mut std::process::Command, bytes: u64) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: only calls that may be made between fork and exec
+    // SAFETY: Makes only calls that are allowed between fork and exec.
     unsafe {
         command.pre_exec(move || {
             libc::signal(libc::SIGXFSZ, libc::SIG_IGN);

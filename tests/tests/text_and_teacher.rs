@@ -1,4 +1,5 @@
-//! What a data set says of its teacher and of its text is so: weights, tokenizer, special tokens in documents, cleaned text.
+//! Proves that a data set's statements about its teacher and text are true: weights, tokenizer, special tokens in
+//! documents, cleaned text.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use stillhouse_tests::{Scratch, job, nano_teacher, root, shards, with, with_mani
 
 use crate::python::check;
 
-/// A copy of a folder's files, with one JSON file edited.
+/// Copies a folder's files and edits one JSON file among them.
 fn edited(from: &Path, to: &Path, file: &str, edit: impl Fn(&mut Value)) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
@@ -19,7 +20,7 @@ fn edited(from: &Path, to: &Path, file: &str, edit: impl Fn(&mut Value)) {
     fs::write(to.join(file), json.to_string()).unwrap();
 }
 
-/// Words `w4`, `w5`, … with four special tokens before them, `<unk>`, `<s>`, `</s>`, `<pad>`.
+/// A tokenizer with the words `w4`, `w5`, … after the special tokens `<unk>`, `<s>`, `</s>`, `<pad>`.
 fn words(count: usize) -> Value {
     let specials = ["<unk>", "<s>", "</s>", "<pad>"];
     let name = |id: usize| specials.get(id).map_or_else(|| format!("w{id}"), |s| (*s).to_owned());
@@ -37,7 +38,7 @@ fn words(count: usize) -> Value {
     })
 }
 
-/// A scratch folder with `teacher`: three small layers, V = 199, and a tokenizer of `count` words of its own.
+/// A scratch folder with `teacher`: three small layers, V = 199, and its own tokenizer of `count` words.
 fn small_teacher(count: usize) -> Scratch {
     let scratch = Scratch::new();
     let config = |json: &mut Value| json["pad_token_id"] = json!(3);
@@ -84,7 +85,7 @@ fn weights_that_the_configuration_does_not_describe_are_refused_before_the_work(
 fn a_tokenizer_is_the_teachers_own_or_the_job_says_that_it_is_not() {
     let scratch = small_teacher(199);
     scratch.write("same.json", &with(words(199), &json!({"normalizer": {"type": "NFC"}})).to_string());
-    // of the same size: two words have changed their places
+    // of equal size, but with two words swapped
     let swapped = json!({"model": {"vocab": {"w17": 18, "w18": 17}}});
     scratch.write("other.json", &with(words(199), &swapped).to_string());
     scratch.write("longer.json", &words(200).to_string());
@@ -105,7 +106,7 @@ fn a_tokenizer_is_the_teachers_own_or_the_job_says_that_it_is_not() {
     let manifest = scratch.make(&with(named("other.json"), &allowed)).join("manifest.json");
     let manifest: Value = serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap();
     assert_eq!(manifest["job"]["tokenizer"]["differs_from_teacher"], "allow");
-    // an id without a row is refused whatever the job says
+    // an id without a row in the vocabulary is refused even with `allow`
     scratch.job("job.yaml", &with(named("longer.json"), &allowed));
     scratch
         .stillhouse(&["plan", "job.yaml"])
@@ -117,7 +118,7 @@ fn a_tokenizer_is_the_teachers_own_or_the_job_says_that_it_is_not() {
         .expect(2)
         .says(&[r#"id 190 is nothing, the teacher's "w190""#, "6 more ids"]);
 
-    // nothing to compare with: the same number is taken, another one needs the word
+    // Without the teacher's tokenizer, an equal size is accepted; another size needs `allow`.
     fs::remove_file(scratch.path("teacher/tokenizer.json")).unwrap();
     scratch.job("job.yaml", &named("same.json"));
     scratch.stillhouse(&["plan", "job.yaml"]).expect(0);
@@ -132,7 +133,7 @@ fn a_tokenizer_is_the_teachers_own_or_the_job_says_that_it_is_not() {
 
 #[test]
 fn a_vocabulary_is_padded_by_any_amount() {
-    // 199 rows, by no rule more than these
+    // 199 rows, an amount of padding that follows no rule
     for count in [198, 131, 30] {
         let scratch = small_teacher(count);
         let dataset = scratch.make(&small_job(&json!({})));
@@ -143,7 +144,7 @@ fn a_vocabulary_is_padded_by_any_amount() {
     }
 }
 
-/// Signals beside noise and top-k: made, verified against the teacher, shown, and the same bytes on another run.
+/// Proves that signals besides noise and top-k are made, verified against the teacher, shown, and reproducible.
 #[test]
 fn other_signals_of_a_teacher_are_columns() {
     let scratch = small_teacher(199);
@@ -177,7 +178,8 @@ fn other_signals_of_a_teacher_are_columns() {
     assert_eq!(manifest["job"]["extract"]["samples"], json!({"draws": 30, "power": 0.8}));
 }
 
-/// Hidden states alone, in both precisions; a shard that is lost is made again, and what is derived has them too.
+/// Proves that hidden states alone are stored in both precisions, that a lost shard is repaired, and that derived data
+/// sets keep them.
 #[test]
 fn hidden_states_are_kept_repaired_and_taken_along() {
     let scratch = small_teacher(199);
@@ -226,7 +228,7 @@ fn signals_that_cannot_be_had_are_refused_when_planned() {
     refused(json!({"hidden_states": {"layers": [1], "precision": "bf16"}}), &["extract.hidden_states.precision"]);
 }
 
-/// The ids and the document offsets of the first row.
+/// The ids, and the documents' offsets and records, of the first row.
 fn first_row(scratch: &Scratch, out: &str) -> (Vec<u64>, Vec<(u64, u64)>) {
     let row = scratch.stillhouse(&["inspect", out, "--row", "0", "--json"]).expect(0).json();
     let row = if row["row"].is_object() { row["row"].clone() } else { row };
@@ -261,7 +263,7 @@ fn special_tokens_in_a_document_are_text_or_known_to_the_offsets() {
     let (ids, documents) = make(Some("parse"), "parse");
     let e = 50256;
     assert_eq!(ids, [3198, e, 11545, 220, e, e, e, e, 15542, e, e, 14337, e, e, 13261, e]);
-    // the separator that `pack` puts is of the last segment; a document's segments carry its number
+    // The separator that `pack` adds belongs to the last segment. A document's segments have its record number.
     assert_eq!(documents, [(0, 0), (2, 0), (6, 1), (8, 2), (10, 3), (11, 3), (13, 3), (14, 3)]);
 }
 
@@ -326,12 +328,12 @@ fn texts_are_scored_alike_in_any_format() {
     }
     let said =
         scratch.stillhouse(&["score", "corpus.txt", "--teacher", &teacher, "--reference", "again.jsonl"]).expect(0);
-    // the texts themselves: one cluster has each of them
+    // compared with the same texts: each cluster holds both copies
     assert!(said.stdout.contains("MAUVE") && said.stdout.contains("1.0000"), "{}", said.stdout);
     assert!(!said.stdout.contains('\u{1b}'), "colours in a pipe");
     scratch.stillhouse(&["score", "corpus.txt"]).expect(2).says(&["--teacher"]);
     scratch.stillhouse(&["score", "corpus.bin", "--teacher", &teacher]).expect(2).says(&["--format"]);
-    // a window without a stride: half of it
+    // the default stride is half of the window
     let scored =
         scratch.stillhouse(&["score", "corpus.txt", "--teacher", &teacher, "--window-tokens", "128", "--json"]);
     let scored = scored.expect(0).json();
@@ -351,7 +353,8 @@ fn what_storing_costs_stands_beside_what_arithmetic_costs() {
     let report: Value = serde_json::from_slice(&fs::read(scratch.path("faithful.json")).unwrap()).unwrap();
     let [stored, batch, arithmetic] = report["comparisons"].as_array().unwrap().as_slice() else { panic!("{report}") };
     let of = |comparison: &Value, what: &str, value: &str| comparison[what][value].as_f64().unwrap();
-    // on a CPU a sequence is computed alike in any batch; what is stored keeps its promise; bf16 is another number
+    // On a CPU a sequence gives the same result in any batch. Stored values are within their tolerance. bf16 gives
+    // other values.
     assert_eq!((of(batch, "total_variation", "max"), of(batch, "kl_nats", "max")), (0.0, 0.0));
     assert!(of(batch, "total_variation", "count") > 100.0);
     assert!(
@@ -362,7 +365,7 @@ fn what_storing_costs_stands_beside_what_arithmetic_costs() {
     let page = fs::read_to_string(scratch.path("faithful.html")).unwrap();
     assert!(page.contains("<svg") && page.ends_with("</html>\n"));
     assert_eq!((&report["computed_alike"], &report["arithmetic"]), (&json!(true), &report["stored_arithmetic"]));
-    // made on another machine: what is stored differs by two things, and the report names both
+    // If another machine made it, stored values differ for two reasons, and the report names both.
     with_manifest(&dataset, |manifest| manifest["teacher"]["arithmetic"] = json!("bf16 of another machine"));
     scratch.stillhouse(&verify).expect(0);
     let elsewhere: Value = serde_json::from_slice(&fs::read(scratch.path("faithful.json")).unwrap()).unwrap();
@@ -376,7 +379,7 @@ fn what_storing_costs_stands_beside_what_arithmetic_costs() {
     scratch.stillhouse(&["verify", dataset.to_str().unwrap(), "--report", "x"]).expect(2).says(&["--teacher"]);
 }
 
-/// int8 on CPUs is gone: its data sets stay readable, and whatever would compute in it is refused.
+/// Proves that data sets made with int8 on CPUs, which was removed, stay readable, and that computing in it is refused.
 #[test]
 fn a_data_set_of_a_type_that_is_gone_is_read_and_not_made() {
     let scratch = Scratch::with_corpus(2, 400);

@@ -1,4 +1,5 @@
-//! Whatever became of a data set, its input or its job file: every verb mends it, or names what does, and that leads to a whole data set.
+//! Proves for any damage to a data set, its input or its job file that every verb repairs it or names a command that
+//! does. Following these commands always ends at a complete data set.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +9,10 @@ use stillhouse_tests::{Ran, Scratch, corpus, rounds, with};
 
 use crate::append::{grow, scratch, small};
 
-/// A state by its name, and what brings something into it.
+/// A state: its name, and a function that brings something into it.
 type State<T> = (&'static str, fn(&T));
 
-/// What may have become of a data set.
+/// Possible damage to a data set.
 const DAMAGES: [State<Path>; 15] = [
     ("whole", |_| {}),
     ("a shard is missing", |out| remove(&nth(out, "data", 1))),
@@ -38,7 +39,7 @@ const DAMAGES: [State<Path>; 15] = [
     ("a run died", |out| fs::write(out.join("_stillhouse/lock"), "").unwrap()),
 ];
 
-/// What may have become of its input and its job file.
+/// Possible changes of its input and its job file.
 const CHANGES: [State<Scratch>; 5] = [
     ("as it was", |_| {}),
     ("new files", grow),
@@ -54,7 +55,7 @@ const REPAIR: [&str; 3] = ["repair", "out", "job.yaml"];
 const VERIFY: [&str; 2] = ["verify", "out"];
 const CLEAN: [&str; 2] = ["clean", "out"];
 
-/// Steps that a path may take before it is a circle.
+/// Maximum number of steps; a longer way counts as a cycle.
 const STEPS: usize = 6;
 
 fn nth(out: &Path, folder: &str, n: usize) -> PathBuf {
@@ -78,7 +79,7 @@ fn cut(path: &Path) {
     fs::write(path, &fs::read(path).unwrap()[..100]).unwrap();
 }
 
-/// A data set with its input and its job file, in a folder of its own.
+/// A data set with its input and its job file in a separate folder.
 struct Place<'a> {
     original: &'a Path,
     scratch: Scratch,
@@ -99,7 +100,8 @@ impl<'a> Place<'a> {
         fs::copy(self.original.join("job.yaml"), self.scratch.path("job.yaml")).unwrap();
     }
 
-    /// Does what a message says first, as a person would who wants to keep what is there; `None` where it says nothing that can be done.
+    /// Runs the first command that a message suggests, as a person would who wants to keep the data. `None` if it
+    /// suggests none.
     fn follow(&self, said: &str) -> Option<Ran> {
         let puts_back = ["that it was made of", "put them back", "matches no file"];
         let steps: [(&[&str], &[&str]); 5] = [
@@ -128,7 +130,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Follows what is said to a data set that is whole and that its job finds finished; every step on the way, where it does not come there.
+/// Follows the suggestions to a complete data set that its job considers finished. Fails with all steps if they do not
+/// lead there.
 fn leads_out(place: &Place<'_>, first: &[&str]) -> Result<(), String> {
     let mut way = String::new();
     let mut ran = place.scratch.stillhouse(first);
@@ -150,10 +153,10 @@ fn leads_out(place: &Place<'_>, first: &[&str]) -> Result<(), String> {
     Err(format!("a circle: {way}"))
 }
 
-/// Verbs to begin with: every one under `make soak`, in CI those from whose messages the others follow.
+/// Verbs to start with: all under `make soak`; in CI only those whose messages lead to the others.
 fn verbs(damage: &str, change: &str) -> &'static [&'static [&'static str]] {
     match (rounds(1, 2) == 1, damage, change) {
-        // whatever is there, the same is said
+        // these messages do not depend on the damage
         (true, "whole", "no file") => &[&RUN],
         (true, _, "no file") => &[],
         (true, _, "another file" | "another job") => &[&APPEND],
@@ -162,7 +165,7 @@ fn verbs(damage: &str, change: &str) -> &'static [&'static [&'static str]] {
     }
 }
 
-/// The states of the damages from `first` on, every second one: each half is a test of its own, so both run at once.
+/// Tests every second damage from `first` on. Each half is a separate test, so that both run in parallel.
 fn every_verb_leads_out(first: usize) {
     let original = scratch(&small());
     original.job("job.yaml", &small());
@@ -202,7 +205,7 @@ fn a_repair_never_mixes_two_inputs() {
     remove(&scratch.path("out/_stillhouse/plan.json"));
     grow(&scratch);
     scratch.job("job.yaml", &small());
-    // nothing that is there is of the job of these files
+    // no committed split belongs to the job of these files
     let says = ["its plan is missing or damaged", "repair it with the job file and the input that it was made of"];
     scratch.stillhouse(&REPAIR).expect(2).says(&says);
     let mut after = stillhouse_tests::files(&scratch.path("out"));
@@ -218,7 +221,7 @@ fn a_job_is_not_finished_with_a_file_that_has_changed() {
     let (_, unfinished) = DAMAGES.iter().find(|(name, _)| *name == "not finished").unwrap();
     unfinished(&scratch.path("out"));
     let committed = stillhouse_tests::shards(&scratch.path("out"));
-    // as many bytes as before, and other words
+    // same size, other words
     let text = fs::read_to_string(scratch.path("in/m.jsonl")).unwrap();
     let changed = text.replace(" the ", " tho ");
     assert_ne!(changed, text);
@@ -228,7 +231,7 @@ fn a_job_is_not_finished_with_a_file_that_has_changed() {
     scratch.stillhouse(&REPAIR).expect(2).says(&["in/m.jsonl", "put the file back as it was"]);
     assert!(!scratch.path("out/_SUCCESS").exists());
     assert_eq!(stillhouse_tests::shards(&scratch.path("out")), committed);
-    // put back, it is finished with the old files alone
+    // with the file restored, the job is finished with the old files alone
     scratch.write("in/m.jsonl", &text);
     let repaired = scratch.stillhouse(&REPAIR).expect(0);
     assert!(repaired.stdout.contains("finished with the files that it was begun with"), "{}", repaired.stdout);

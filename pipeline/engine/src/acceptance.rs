@@ -1,8 +1,8 @@
-//! Whether what a job has made may be called a data set: it holds sequences, and no more records were skipped than allowed.
+//! Decides whether the output of a job is acceptable: it holds sequences, and skipped records stay within the limit.
 //!
-//! The verdict is over the whole input, whatever order the splits ended in, so a run, a resumed run and a look at the finished
-//! data set come to the same one. A run stops before its end only where the verdict is certain: when what may still be read
-//! could not bring the share of the skipped records down again.
+//! The verdict covers the whole input and does not depend on the order in which splits end. A run, a resumed run and a
+//! later check of the data set therefore agree. A run stops early only when the verdict is certain: unread
+//! records could no longer bring the share of skipped records below the limit.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,14 +12,14 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord, Statistics};
 use stillhouse_schemas::spec::{Input, JobSpec, OnError, PackMode, Remainder};
 
-/// Records that must have been read before a warning says that the job is about to fail.
+/// Records to read before warning that the job will probably fail; a smaller sample proves little.
 const TELLING: u64 = 1000;
 
-/// Whether a data set with this manifest is what a job was for.
+/// Checks that the data set with this manifest is acceptable.
 ///
 /// # Errors
-/// When it holds no sequence to train on, or when more records were skipped than `input.max_skipped` allows. Says what was read, what was
-/// skipped and why, what packing dropped, and what to look at.
+/// When the data set holds no training sequence, or when more records were skipped than `input.max_skipped` allows. The
+/// message lists what was read, what was skipped and why, what packing dropped, and what to check.
 pub fn judge(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
     let rows = |name: &str| manifest.totals.get(name).map_or(0, |t| t.rows);
     let all: u64 = manifest.totals.values().map(|t| t.rows).sum();
@@ -46,7 +46,7 @@ fn nothing(spec: &JobSpec, s: &Statistics) -> PipelineError {
     PipelineError::new(ErrorKind::Input, message)
 }
 
-/// What went into a data set, in words: documents, records skipped by reason, tokens that packing dropped.
+/// Describes the input of a data set in words: documents read, records skipped by reason, tokens dropped by packing.
 pub fn describe(s: &Statistics) -> String {
     let mut text = format!("{} read", counted(s.documents, "document"));
     if s.empty_documents > 0 {
@@ -67,7 +67,7 @@ fn counted(n: u64, thing: &str) -> String {
     format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Where the sequences may have gone, by what is seen of them.
+/// Suggests why the job made no sequences, based on the statistics.
 fn advice(spec: &JobSpec, s: &Statistics) -> String {
     let input = &spec.input;
     if s.records() == 0 {
@@ -91,7 +91,7 @@ fn advice(spec: &JobSpec, s: &Statistics) -> String {
     }
 }
 
-/// Whether too many records are skipped even if `more` good ones come.
+/// Whether more records are skipped than allowed, even if `more` good ones follow.
 fn skips_too_many(input: &Input, s: &Statistics, more: u64) -> bool {
     let records = s.records().saturating_add(more);
     input.on_error == OnError::Skip && s.records_skipped() as f64 > input.max_skipped * records as f64
@@ -118,7 +118,7 @@ fn percent(value: f64) -> String {
     }
 }
 
-/// The sums so far of a run whose splits end in any order.
+/// Running totals of a run, independent of the order in which its splits end.
 #[derive(Debug)]
 pub struct Tally<'a> {
     spec: &'a JobSpec,
@@ -128,14 +128,14 @@ pub struct Tally<'a> {
 #[derive(Debug)]
 struct Sums {
     statistics: Statistics,
-    /// Most records that the splits without a commit can hold.
+    /// Upper bound of the records in each split that is not committed.
     left: BTreeMap<SplitId, u64>,
     rows: u64,
     warned: bool,
 }
 
 impl<'a> Tally<'a> {
-    /// Sums over the splits that are done.
+    /// Totals the splits that are already committed.
     pub fn new(spec: &'a JobSpec, splits: &[SplitRecord], done: &BTreeMap<SplitId, ShardRecord>) -> Self {
         let mut statistics = Statistics::default();
         done.values().for_each(|shard| statistics.add(&shard.statistics));
@@ -144,21 +144,21 @@ impl<'a> Tally<'a> {
         Self { spec, sums: Mutex::new(Sums { statistics, left, rows, warned: false }) }
     }
 
-    /// Takes a split that is committed. Gives a warning, once, when the job fails unless the rest is better.
+    /// Adds a committed split. Returns a warning, at most once, when the job will fail unless the rest is better.
     ///
     /// # Errors
-    /// When the verdict of the whole job is certain: too many records skipped.
+    /// When the job is certain to fail: too many records are skipped.
     pub fn committed(&self, shard: &ShardRecord) -> Result<Option<String>> {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         if sums.left.remove(&shard.split).is_none() {
-            // one that was made again is counted already
+            // A shard that `repair` rewrote is already counted.
             return Ok(None);
         }
         sums.statistics.add(&shard.statistics);
         sums.rows += shard.rows;
         let (input, s) = (&self.spec.input, &sums.statistics);
         if sums.left.is_empty() {
-            // the whole is judged as a whole
+            // [`judge`] checks the complete data set.
             return Ok(None);
         }
         if sums.is_lost(input) {
@@ -181,7 +181,7 @@ impl<'a> Tally<'a> {
         )))
     }
 
-    /// Whether the job has failed by its verdict and nothing was read, so that nothing of it is worth keeping.
+    /// Whether the job is certain to fail and has read nothing, so that its output is not worth keeping.
     pub fn is_fruitless(&self) -> bool {
         let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         sums.rows == 0 && sums.statistics.documents == 0 && sums.is_lost(&self.spec.input)
@@ -189,14 +189,14 @@ impl<'a> Tally<'a> {
 }
 
 impl Sums {
-    /// Whether too many records are skipped, whatever the rest holds.
+    /// Whether too many records are skipped, whatever the remaining splits hold.
     fn is_lost(&self, input: &Input) -> bool {
         let left = self.left.values().fold(0_u64, |sum, n| sum.saturating_add(*n));
         skips_too_many(input, &self.statistics, left)
     }
 }
 
-/// A bound: a record is a row, or begins at a byte of its own.
+/// Upper bound of the records in a split: one per row, or one per byte, since each record starts at its own byte.
 fn most_records(split: &SplitRecord) -> u64 {
     let of = |range: &Range| match *range {
         Range::Bytes { start, end, .. } => end.saturating_sub(start).max(1),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of the splits: a run is only stopped early where the verdict at its end is the same.
+        /// For every order of the splits, a run stops early only if the verdict at its end would be the same.
         #[test]
         fn what_stops_a_run_early_would_fail_it_at_its_end(
             splits in prop::collection::vec((0u64..200, 0u64..8, 0u64..50), 1..12),
@@ -300,7 +300,7 @@ mod tests {
             shards.iter().for_each(|s| all.add(&s.statistics));
             let verdict = skips_too_many(&spec.input, &all, 0);
             prop_assert!(!early || verdict);
-            // with the last split to come known to hold as many records as it may, that is certain one split before
+            // If the last split is known to be full, the verdict is certain one split before the end.
             let last = shards.last().map_or(0, |s| s.statistics.records());
             let exact = splits.iter().all(|s| s.2 == 0) && resumed + 1 < shards.len();
             let mut before = all.clone();

@@ -1,11 +1,11 @@
-//! Whom devices without a batch wait for: the stages that are at work meanwhile, looked at now and then.
+//! Measures which stages idle devices wait for, by sampling the stages that are working.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use stillhouse_base::events::Progress;
 
-/// Seconds of waiting, by the stage that was at work.
+/// Seconds that devices waited, by the stage that was working meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
     last: Option<Instant>,
@@ -13,7 +13,7 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
-    /// Puts the time since the last look down to the stages that are at work now, evenly, once for each device without a batch.
+    /// Splits the time since the previous sample evenly among the working stages, once per idle device.
     pub fn look(&mut self, now: Instant, idle_devices: usize, at_work: &[&str]) {
         let Some(last) = self.last.replace(now) else { return };
         let seconds = now.saturating_duration_since(last).as_secs_f64() * idle_devices as f64;
@@ -41,12 +41,11 @@ mod tests {
         let (began, mut awaited) = (Instant::now(), Awaited::default());
         let at = |seconds| began + Duration::from_secs(seconds);
         let looks: [(u64, usize, &[&str]); 6] = [
-            // what was before the first look is nobody's
+            // The first sample has no predecessor, so its time is not attributed.
             (10, 1, &["read"]),
             (12, 1, &["tokenize"]),
-            // two devices, and two stages
             (15, 2, &["tokenize", "write"]),
-            // a device that works waits for nobody
+            // no idle device: nothing is attributed
             (20, 0, &["read"]),
             (21, 1, &[]),
             (22, 1, &["write"]),

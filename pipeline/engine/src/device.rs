@@ -1,16 +1,19 @@
-//! The owner of a device: the one thread that runs the teacher there, for all splits, and its helper that makes columns of the logits.
+//! The owner of a device: the one thread that runs the teacher there for all splits, and a helper thread that makes
+//! columns from logits.
 //!
 //! ```text
-//!   splits ──[QUEUE requests]──► forward: pass, logits ──[1 slice of 32 MB]──► columns: log-probabilities, noise, top-k ──► the split
+//!   splits ──[QUEUE requests]──► forward: pass, logits ──[1 slice of 32 MB]──► columns: log-probabilities, noise,
+//!   top-k ──► split
 //!                                   ▲                                             │
 //!                                   └───────────── the slice's buffer ────────────┘
 //! ```
 //!
-//! While the columns of one batch are made, the pass of the next one runs; two buffers of logits are all there are. Requests come from any
-//! split and are served in their order; what is in one does not depend on the others, so neither do the bytes of a shard.
+//! The forward pass of a batch runs while the columns of the previous one are made; only two logits buffers exist.
+//! Requests come from any split and are served in order. Batches do not affect each other, so the bytes of a shard do
+//! not depend on the order.
 //!
-//! In a job whose text the teacher writes, requests are prompts, and the first thread alone does the work (`written`): it takes the next
-//! request as soon as a slot has nothing to do.
+//! In a job whose text the teacher generates, requests are batches of prompts and the first thread does all the work
+//! (`written`). It takes the next request as soon as a slot is free.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,11 +33,11 @@ use tokio::sync::{mpsc, oneshot};
 
 mod written;
 
-/// Requests that wait for a device; more wait with their splits.
+/// Capacity of a device's request queue. Further requests wait in their splits.
 const QUEUE: usize = 2;
-/// Buffers of logits of a device.
+/// Logits buffers of a device: one being filled while the helper reads the other.
 const BUFFERS: usize = 2;
-/// How often an owner that has no buffer looks whether its device still has something to do.
+/// Interval at which an owner without a free buffer checks whether its device has finished its work.
 const LOOKS: Duration = Duration::from_micros(200);
 
 /// A batch with its new columns.
@@ -42,18 +45,18 @@ const LOOKS: Duration = Duration::from_micros(200);
 pub struct Done {
     /// The batch.
     pub batch: RecordBatch,
-    /// What is to be added to the statistics of its split.
+    /// Statistics to add to those of the split.
     pub statistics: Statistics,
-    /// How long the device was at work on it.
+    /// Time that the device spent on the batch.
     pub busy: Duration,
 }
 
-/// Where an answer goes.
+/// The channel for the result of a request.
 type Reply = oneshot::Sender<Result<Done, OperatorError>>;
 
-/// What a split asks of a device.
+/// A request from a split to a device.
 enum Request {
-    /// Text after these prompts.
+    /// Generates text after these prompts.
     Write {
         config: Arc<GenerateConfig>,
         batch: RecordBatch,
@@ -65,7 +68,7 @@ enum Request {
         batch: RecordBatch,
         reply: Reply,
     },
-    /// Where an error comes from.
+    /// Locates the position that caused an error.
     Origin {
         forward: Forward,
         error: OperatorError,
@@ -73,7 +76,7 @@ enum Request {
     },
 }
 
-/// Hands requests to a device; its owner ends when the last one of these is dropped.
+/// Sends requests to a device. The owner ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct DeviceQueue {
     owner: Arc<Owner>,
@@ -82,7 +85,7 @@ pub struct DeviceQueue {
     under_way: Arc<UnderWay>,
 }
 
-/// The threads of a device; they end with this value.
+/// The threads of a device. Dropping it ends and, on a GPU, joins them.
 struct Owner {
     requests: Option<mpsc::Sender<Request>>,
     threads: Vec<JoinHandle<()>>,
@@ -98,12 +101,12 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.requests = None;
-        // a GPU's memory and libraries have to be given back before the process ends; its batches are short
+        // A GPU's memory and libraries must be released before the process exits. Its batches are short.
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 
-/// Why a device is lost, if it is, and whether that was reported.
+/// Why a device was lost, if it was, and whether that has been reported.
 #[derive(Debug, Default)]
 struct Loss {
     reason: OnceLock<String>,
@@ -111,18 +114,18 @@ struct Loss {
 }
 
 impl Loss {
-    /// Looks whether an error is that of a device that is of no use any more.
+    /// Records the error if it means that the device can no longer be used.
     fn note(&self, error: &OperatorError) {
         if matches!(error, OperatorError::Teacher(TeacherError::Gpu(GpuError::Failed { lost: true, .. }))) {
-            // the first error is the cause
+            // The first error is the cause.
             let _ = self.reason.set(error.to_string());
         }
     }
 }
 
-/// The answer to a request, when it is there.
+/// A pending result of a request.
 pub struct Answer {
-    /// What was asked for of a text that was given.
+    /// The extraction request, if this is one; needed to locate an error.
     forward: Option<Forward>,
     reply: oneshot::Receiver<Result<Done, OperatorError>>,
 }
@@ -132,16 +135,16 @@ fn stopped() -> OperatorError {
 }
 
 impl DeviceQueue {
-    /// Starts the owner of the device that a teacher is on.
+    /// Starts the owner threads of the device that holds the teacher.
     ///
     /// # Errors
-    /// When the system gives no thread, or the device no room for logits.
+    /// When a thread cannot be started, or the device has no memory for the logits buffers.
     pub fn start(teacher: Arc<dyn Teacher>) -> Result<Self, OperatorError> {
         let info = Arc::new(teacher.info().clone());
         let (requests, received) = mpsc::channel(QUEUE);
         let (parts, to_columns) = sync_channel(1);
         let (buffers, free) = sync_channel(BUFFERS);
-        // one is with the owner, the others circulate; there is room for all of them
+        // The owner holds one buffer and the others circulate. The channel has capacity for all of them.
         for _ in 1..BUFFERS {
             let _ = buffers.try_send(teacher.buffer()?);
         }
@@ -156,28 +159,28 @@ impl DeviceQueue {
         let columns = thread("columns").spawn(columns).map_err(none)?;
         let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free, &begins);
         let forward = thread("forward").spawn(forward).map_err(none)?;
-        // a batch of a CPU may take minutes, and nothing is to be given back there
+        // A CPU batch may take minutes and leaves nothing to release, so those threads are not joined.
         let threads = if is_gpu { vec![forward, columns] } else { Vec::new() };
         let owner = Arc::new(Owner { requests: Some(requests), threads });
         Ok(Self { owner, info, loss, under_way })
     }
 
-    /// Whether it has no batch now.
+    /// Whether the device has no batch now.
     pub fn is_idle(&self) -> bool {
         self.under_way.state().0 == 0
     }
 
-    /// Whether the device is of no use any more.
+    /// Whether the device can no longer be used.
     pub fn is_lost(&self) -> bool {
         self.lost_because().is_some()
     }
 
-    /// The error by which the device was lost.
+    /// The error that lost the device.
     pub fn lost_because(&self) -> Option<&str> {
         self.loss.reason.get().map(String::as_str)
     }
 
-    /// The device's name, once, when it was lost.
+    /// Returns the device's name the first time it is called after the device was lost.
     pub fn newly_lost(&self) -> Option<&str> {
         (self.is_lost() && !self.loss.is_told.swap(true, Ordering::Relaxed)).then_some(&self.info.device)
     }
@@ -187,7 +190,7 @@ impl DeviceQueue {
         &self.info
     }
 
-    /// Hands in a batch; waits while the queue is full.
+    /// Submits a batch for extraction; waits while the queue is full.
     ///
     /// # Errors
     /// When the batch does not hold packed sequences.
@@ -204,7 +207,7 @@ impl DeviceQueue {
         Ok(Answer { forward: Some(forward), reply: answer })
     }
 
-    /// Hands in a batch of prompts; waits while the queue is full.
+    /// Submits a batch of prompts; waits while the queue is full.
     ///
     /// # Errors
     /// When the device has stopped.
@@ -221,10 +224,10 @@ impl DeviceQueue {
 }
 
 impl Answer {
-    /// The batch with its columns.
+    /// Waits for the batch with its new columns.
     ///
     /// # Errors
-    /// When the teacher fails, or gives logits that are no numbers.
+    /// When the teacher fails or produces logits that are not finite.
     pub async fn wait(self, device: &DeviceQueue) -> Result<Done, OperatorError> {
         let error = match self.reply.await {
             Ok(Ok(done)) => return Ok(done),
@@ -232,7 +235,7 @@ impl Answer {
             Ok(Err(error)) => return Err(error),
             Err(_) => return Err(stopped()),
         };
-        // a text that is written goes wrong where it does
+        // Generated text already reports the position of its error.
         let Some(forward) = self.forward else { return Err(error) };
         let (reply, origin) = oneshot::channel();
         let request = Request::Origin { forward, error, reply };
@@ -241,14 +244,14 @@ impl Answer {
     }
 }
 
-/// What goes from the owner to its helper, batch after batch.
+/// Messages from the owner to its helper, in this order for each batch.
 enum Part {
     Begin { forward: Forward, batch: RecordBatch, failed: Arc<AtomicBool> },
     Logits(Slice),
     End { ran: Result<(), OperatorError>, busy: Duration, reply: Reply },
 }
 
-/// How many batches are under way on a device, and since when there is none.
+/// Number of batches in progress on a device, and the time at which the last one ended.
 #[derive(Debug)]
 struct UnderWay(Mutex<(usize, Instant)>);
 
@@ -257,7 +260,7 @@ impl UnderWay {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more; counts the time in which there was none.
+    /// Adds a batch, and counts the time that the device was idle before it.
     fn begin(&self, meter: &dyn Meter) {
         let mut state = self.state();
         if state.0 == 0 {
@@ -288,7 +291,7 @@ fn own(
                 let first = written::Prompts { config, batch, meter, reply };
                 next = written::write(teacher, &mut writer, first, &mut requests, under_way);
             }
-            // whose split has ended meanwhile
+            // the split has ended meanwhile
             Request::Extract { reply, .. } if reply.is_closed() => {}
             Request::Extract { forward, batch, reply } => {
                 under_way.begin(forward.meter());
@@ -302,11 +305,11 @@ fn own(
                 let ran = forward.run(teacher, logits, &mut |slice| {
                     let made = slice.logits.made();
                     parts.send(Part::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
-                    // what fails here is told by what comes next
+                    // The result of `End` reports any error of this.
                     let is_made = || made.as_ref().is_none_or(|made| made.is_there().unwrap_or(true));
                     let buffer = next_buffer(free, is_made, forward.meter())?;
                     if failed.load(Ordering::Relaxed) {
-                        // the rest of the batch is of no use; the buffer is, to the next one
+                        // The rest of the batch is not needed. Keep the buffer for the next one.
                         kept = Some(buffer);
                         return Err(OperatorError::Stopped);
                     }
@@ -326,7 +329,8 @@ fn own(
     }
 }
 
-/// Waits for a free buffer, and counts the time in which a device waits for it: from when on it has made what it was told to.
+/// Waits for a free buffer. Counts the device as blocked only from the moment at which it has finished the logits it
+/// was making.
 fn next_buffer<T>(free: &Receiver<T>, is_made: impl Fn() -> bool, meter: &dyn Meter) -> Result<T, OperatorError> {
     match free.try_recv() {
         Ok(buffer) => return Ok(buffer),
@@ -359,7 +363,7 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Los
             Part::Logits(slice) => {
                 let found = columns.as_mut().ok().map(|columns| columns.extract(&slice, &mut workspace));
                 has_failed.fetch_or(matches!(found, None | Some(Err(_))), Ordering::Relaxed);
-                // before the rest of the work on it: the device has the next slice to make
+                // Return the buffer before the remaining work on the slice: the device needs it for the next one.
                 let _ = buffers.try_send(slice.logits);
                 let placed = found.map(|found| {
                     columns.as_mut().map_or(Ok(()), |c| c.place(&slice.positions, &found?, &slice.states))
@@ -378,7 +382,7 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Los
                 });
                 let _ = done.as_ref().inspect_err(|error| loss.note(error));
                 under_way.end();
-                // nobody may be left to take it
+                // The receiver may be gone.
                 let _ = reply.send(done);
             }
         }

@@ -1,13 +1,14 @@
-//! How other processes make the splits of a run.
+//! The interface through which other processes make the splits of a run.
 //!
 //! ```text
-//!   run ── TaskSpec, Work: splits, output ──► Driver ─► every split: made, committed under the run's own lock or lease
+//!   run ── TaskSpec, Work: splits, output ──► Driver ─► makes every split and commits it under the run's lock or lease
 //!    ▲                                          │
 //!    └───────── Step: begun, made, warning ─────┘
 //! ```
 //!
-//! The run plans, holds the output, and writes the manifest; whoever drives makes shards and commits them ([`stillhouse_output::Ticket`]). So what
-//! a driver loses, does twice or does late harms nothing: a split is done when its record is at the output, and not before.
+//! The run plans, locks the output and writes the manifest. The driver makes shards and commits them
+//! ([`stillhouse_output::Ticket`]). A driver may therefore lose, repeat or delay work without harm: a split is done
+//! once its record is in the output, and not before.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,81 +23,81 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::{Engine, EngineKind};
 
-/// What another process has to know to work for a run, whatever the split. It makes the plan of it by itself, and finds out whether it is
-/// the same: the ticket has the job's hash.
+/// Everything another process needs to work for a run, for any split. That process builds the plan itself and compares
+/// the job's hash with the ticket's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskSpec {
     /// The checked job, as JSON.
     pub spec: String,
-    /// What its relative paths are relative to.
+    /// Directory against which relative paths of the job resolve.
     pub base: PathBuf,
-    /// For whom commits are made.
+    /// Identifies the run for which commits are made.
     pub ticket: Ticket,
-    /// What the teacher computes in, where there is one.
+    /// Arithmetic of the teacher, if the job has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherArithmetic>,
-    /// What it computes on: `cpu` or `cuda`.
+    /// Kind of device that the teacher runs on: `cpu` or `cuda`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
 }
 
-/// A split that is to be made.
+/// A split to make.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SplitTask {
-    /// Which.
+    /// The split's number.
     pub split: SplitId,
     /// Its data set split.
     pub dataset_split: String,
-    /// What its shard must come out as, where it is made again.
+    /// The record that the shard must reproduce, when it is made again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub was: Option<ShardRecord>,
 }
 
-/// The splits of a run that are to be made.
+/// The splits that a run still has to make.
 pub struct Work {
-    /// The splits, in order: those of holdouts first.
+    /// The splits in order, holdouts first.
     pub splits: Vec<SplitTask>,
-    /// Where the shards go.
+    /// The output to which the shards are committed.
     pub output: Output,
-    /// Set when nothing more is to begin.
+    /// Set when no further split may begin.
     pub stop: Arc<AtomicBool>,
 }
 
-/// Something that happened.
+/// An event of the driver.
 #[derive(Debug)]
 pub enum Step {
-    /// Work on a split began.
+    /// A split began.
     Begun {
-        /// Which.
+        /// The split's number.
         split: SplitId,
         /// Its data set split.
         dataset_split: String,
-        /// Who makes it, where that is not this process.
+        /// Name of the executor, or `None` for this process.
         executor: Option<String>,
     },
-    /// What those who work for the run are at and have counted, all of them, by the names of their reports.
+    /// The latest report of every executor, by report name: its splits and counts.
     AtWork(BTreeMap<String, AtWork>),
     /// A shard is committed.
     Made(Box<ShardRecord>),
-    /// Something that its user should know of.
+    /// A warning for the user.
     Warning(String),
 }
 
-/// Takes what happens; an error where the run is to stop for it.
+/// Receives the events; returns an error when the run must stop.
 pub type EventSink<'a> = &'a (dyn Fn(Step) -> Result<()> + Send + Sync);
 
 /// Makes the splits of a run in other processes.
 pub trait Driver: Send + Sync {
-    /// Makes every split. Back when all are made, or when none will be begun any more after a failure.
+    /// Makes every split. Returns when all are made or, after a failure, when no further one will begin.
     fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>>;
 }
 
-/// Opens the driver of a cluster that a job names.
+/// Opens the driver of the cluster that a job names.
 pub type Connect = fn(&Engine) -> Result<Arc<dyn Driver>>;
 
 static CLUSTER: OnceLock<Connect> = OnceLock::new();
 
-/// Adds the engine `ballista` to this program; the first one stays.
+/// Registers the engine `ballista`. Only the first call has an effect.
 pub fn add_cluster(connect: Connect) {
     let _ = CLUSTER.set(connect);
 }
@@ -106,7 +107,7 @@ pub fn has_cluster() -> bool {
     CLUSTER.get().is_some()
 }
 
-/// What is wrong with an engine in this program.
+/// Returns why this program cannot run an engine, or `None`.
 pub fn missing(engine: &Engine) -> Option<&'static str> {
     let missing = engine.kind == EngineKind::Ballista && !has_cluster();
     missing.then_some(
@@ -114,10 +115,10 @@ pub fn missing(engine: &Engine) -> Option<&'static str> {
     )
 }
 
-/// The driver of a job that is not made in this process.
+/// Opens the driver of a job that runs in other processes, or returns `None` for the local engine.
 ///
 /// # Errors
-/// When this program has no such engine, or the engine cannot be opened.
+/// When this program lacks the engine, or the engine cannot be opened.
 pub fn remote(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
     match (engine.kind, CLUSTER.get()) {
         (EngineKind::Local, _) => Ok(None),

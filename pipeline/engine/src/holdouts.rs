@@ -1,4 +1,4 @@
-//! Whether every holdout comes out with something: that a validation set is empty is found by a trainer long after.
+//! Checks that no holdout is empty; otherwise only a trainer would notice, much later.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +7,7 @@ use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_source::TRAIN;
 
-/// What a holdout has so far.
+/// Counts of a holdout so far.
 #[derive(Debug, Default)]
 struct Entry {
     splits_left: u64,
@@ -41,7 +41,7 @@ impl Entry {
 pub struct Holdouts(Mutex<BTreeMap<String, Entry>>);
 
 impl Holdouts {
-    /// The holdouts of these splits, of which some have been made.
+    /// The holdouts among these splits; `done` are the shards that are already committed.
     pub fn new<'a>(splits: &[SplitRecord], done: impl Iterator<Item = &'a ShardRecord>) -> Self {
         let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
         for split in splits.iter().filter(|split| split.dataset_split != TRAIN) {
@@ -55,6 +55,8 @@ impl Holdouts {
         Self(Mutex::new(entries))
     }
 
+    /// Checks every holdout.
+    ///
     /// # Errors
     /// When all of a holdout has been made, and it holds no sequence.
     pub fn check(&self) -> Result<()> {
@@ -62,7 +64,7 @@ impl Holdouts {
         entries.iter().try_for_each(|(name, entry)| entry.check(name))
     }
 
-    /// One more shard has been made.
+    /// Counts a committed shard.
     ///
     /// # Errors
     /// As [`Holdouts::check`].

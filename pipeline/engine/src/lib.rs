@@ -1,25 +1,30 @@
-//! The engine: a job as one physical plan of DataFusion, its splits as partitions.
+//! The engine: runs a job as one DataFusion physical plan with one partition per split.
 //!
 //! ```text
 //!   ShardSinkExec            one row per partition: path, rows, tokens, bytes, sha256, statistics
 //!     OperatorExec           partitions
-//!       OperatorExec         extract            ◄──► the owner of the device ([`device`])
+//!       OperatorExec         extract            ◄──► the owner thread of the device ([`device`])
 //!         OperatorExec       pack
 //!           OperatorExec     tokenize
 //!             OperatorExec   clean
-//!               SplitsExec   one partition per split; reads a batch ahead ([`splits`])
+//!               SplitsExec   one partition per split; prefetches one batch ([`splits`])
 //! ```
 //!
-//! A partition is pulled from the top, a batch at a time, on one worker of the job's pool ([`pool`], where all threads are counted); it holds
-//! no thread while it waits. Overlap comes from several partitions at work, from readers that make the next batch, and from the owners of
-//! devices. Nodes hold what a plan says and metrics, nothing else: teacher, tokenizer, stores and the sums of a split are found in the
-//! session ([`resources`]). A plan is not sent to other processes: each makes it from the job.
+//! Each partition is pulled from the top, one batch at a time, by a worker of the job's pool ([`pool`] lists all
+//! threads). A waiting partition holds no thread. Work overlaps in three ways: several partitions run at once, readers
+//! prefetch the next batch, and device owners run in parallel. Plan nodes hold only what the plan states, and metrics.
+//! They take the teacher, the tokenizer, the stores and the statistics of a split from the session ([`resources`]). The
+//! plan is never sent to other processes: each builds it from the job.
 //!
-//! A job that reads something else than text has another source under the same operators and sink, as `derive` has; the [`runner`] makes its
-//! splits, commits them and reports progress.
+//! A job that does not read text puts another source under the same operators and sink, as `derive` does. The
+//! [`runner`] executes the splits, commits them and reports progress.
 //!
-//! Memory of a split at work: a batch of documents being made and one being worked on, what came of it at each operator, two batches at
-//! the device, one row group, and what of the shard is on its way to the store.
+//! Memory of a split in progress:
+//! - one batch of documents being read and one being processed,
+//! - the output of each operator for that batch,
+//! - two batches at the device,
+//! - one row group,
+//! - the part of the shard that is being uploaded.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -55,10 +60,11 @@ use self::operator::OperatorExec;
 use self::resources::{READ, WRITE};
 use self::sink::{ShardSinkExec, Shards};
 
-/// The plan of a job: a source with a partition for each split, these operators, and a shard for each partition.
+/// Builds the plan of a job: a source with one partition per split, the operators, and a sink that writes one shard per
+/// partition.
 ///
 /// # Errors
-/// When there are not as many shards as partitions.
+/// When the number of shards differs from the number of partitions.
 pub fn job_plan(
     source: Arc<dyn ExecutionPlan>,
     operators: &[OperatorSpec],
@@ -67,12 +73,12 @@ pub fn job_plan(
     Ok(Arc::new(ShardSinkExec::new(shards, operator_plan(source, operators))?))
 }
 
-/// These operators over a source.
+/// Stacks the operators on a source.
 pub fn operator_plan(source: Arc<dyn ExecutionPlan>, operators: &[OperatorSpec]) -> Arc<dyn ExecutionPlan> {
     operators.iter().fold(source, |plan, spec| Arc::new(OperatorExec::new(spec.clone(), plan)))
 }
 
-/// The stage that a node is: a source reads, the sink writes. DataFusion's own nodes are no stages.
+/// Returns the stage that a node belongs to: a leaf reads, the sink writes. DataFusion's own nodes are not stages.
 fn stage_name(plan: &dyn ExecutionPlan) -> Option<&'static str> {
     if let Some(operator) = plan.downcast_ref::<OperatorExec>() {
         return Some(operator.name());
@@ -83,7 +89,7 @@ fn stage_name(plan: &dyn ExecutionPlan) -> Option<&'static str> {
     }
 }
 
-/// The stages below a node; its place among the stages of a split.
+/// Counts the stages below a node, which is the node's index among the stages of a split.
 pub fn stages_below(plan: &dyn ExecutionPlan) -> usize {
     plan.children().first().map_or(0, |input| {
         let own = usize::from(stage_name(input.as_ref()).is_some());
@@ -95,7 +101,7 @@ fn count(metrics: &MetricsSet, name: &str) -> u64 {
     metrics.sum_by_name(name).map_or(0, |value: MetricValue| value.as_usize() as u64)
 }
 
-/// Adds what the nodes of a plan have counted so far to a progress.
+/// Adds the counts of all nodes of a plan so far to `progress`.
 pub fn add_progress(plan: &dyn ExecutionPlan, progress: &mut Progress) {
     if let Some(input) = plan.children().first() {
         add_progress(input.as_ref(), progress);

@@ -1,4 +1,4 @@
-//! What every node of the plan has: its properties, and metrics whose number does not grow with the partitions.
+//! What all plan nodes share: plan properties, and metrics whose number does not grow with the partitions.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -13,7 +13,7 @@ use datafusion::physical_plan::metrics::{
 use datafusion::physical_plan::{Partitioning, PlanProperties};
 use stillhouse_operators::operator::{Measure, Meter};
 
-/// The properties of a node with a partition for each split, whose order means nothing to DataFusion.
+/// Properties of a node with one partition per split. DataFusion may assume nothing about the order of its rows.
 pub fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     Arc::new(PlanProperties::new(
         EquivalenceProperties::new(schema),
@@ -28,8 +28,8 @@ enum Live {
     Time(Time),
 }
 
-/// Rows, batches and time of a node, and what its operator counts: one of each for all partitions, so that a hundred thousand of them
-/// cost what one costs.
+/// Rows, batches, time and operator counts of a node. All partitions share one set, so 100,000 partitions cost no more
+/// than one.
 pub struct NodeMetrics {
     set: ExecutionPlanMetricsSet,
     rows: Count,
@@ -40,7 +40,7 @@ pub struct NodeMetrics {
 }
 
 impl NodeMetrics {
-    /// Metrics that have counted nothing.
+    /// Metrics that start at zero.
     pub fn new() -> Arc<Self> {
         let set = ExecutionPlanMetricsSet::new();
         let (rows, batches, bytes, busy) = (Count::new(), Count::new(), Count::new(), Time::new());
@@ -51,24 +51,24 @@ impl NodeMetrics {
         Arc::new(Self { set, rows, batches, bytes, busy, measures: Default::default() })
     }
 
-    /// A batch comes out of the node.
+    /// Counts a batch that the node emits.
     pub fn put_out(&self, rows: usize, bytes: usize) {
         self.rows.add(rows);
         self.batches.add(1);
         self.bytes.add(bytes);
     }
 
-    /// The node was at work since then.
+    /// Adds the time since `began` to the node's busy time.
     pub fn worked_since(&self, began: Instant) {
         self.busy.add_elapsed(began);
     }
 
-    /// The node was at work for so long.
+    /// Adds `time` to the node's busy time.
     pub fn worked(&self, time: Duration) {
         self.busy.add_duration(time);
     }
 
-    /// The metrics as DataFusion shows them.
+    /// The metrics in DataFusion's form.
     pub fn set(&self) -> MetricsSet {
         self.set.clone_inner()
     }
@@ -93,7 +93,8 @@ impl fmt::Debug for NodeMetrics {
     }
 }
 
-/// The parts of [`datafusion::physical_plan::ExecutionPlan`] that are the same for every node with `properties` and [`NodeMetrics`].
+/// The methods of [`datafusion::physical_plan::ExecutionPlan`] that all nodes with `properties` and [`NodeMetrics`]
+/// share.
 #[macro_export]
 macro_rules! node_basics {
     () => {
@@ -109,7 +110,7 @@ macro_rules! node_basics {
     };
 }
 
-/// The parts of [`datafusion::physical_plan::ExecutionPlan`] that are the same for every node without expressions of DataFusion's.
+/// The methods of [`datafusion::physical_plan::ExecutionPlan`] that all nodes without DataFusion expressions share.
 #[macro_export]
 macro_rules! plain_node {
     () => {
@@ -132,8 +133,8 @@ macro_rules! plain_node {
     };
 }
 
-/// The parts of [`datafusion::physical_plan::ExecutionPlan`] that are the same for every node over one input. The input is never
-/// repartitioned: a partition is a split.
+/// The methods of [`datafusion::physical_plan::ExecutionPlan`] that all nodes with one input share. The input is never
+/// repartitioned, because each partition is a split.
 #[macro_export]
 macro_rules! one_input {
     () => {
@@ -147,7 +148,7 @@ macro_rules! one_input {
     };
 }
 
-/// The parts of [`datafusion::physical_plan::ExecutionPlan`] that are the same for every node that reads splits.
+/// The methods of [`datafusion::physical_plan::ExecutionPlan`] that all leaf nodes that read splits share.
 #[macro_export]
 macro_rules! no_input {
     () => {

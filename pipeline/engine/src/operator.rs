@@ -1,4 +1,4 @@
-//! The one adapter between operators and DataFusion: pulled, a batch at a time, on the thread of whoever pulls.
+//! The adapter between operators and DataFusion: processes one batch per pull, on the thread that pulls.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::resources::JobResources;
 use crate::stage_state::{Doing, SplitMeter, StageState};
 use crate::stages_below;
 
-/// The fewest batches of a split that are with the device or wait for it.
+/// Minimum number of batches of a split that are submitted to the device at once, so that it always has a next one.
 const AT_THE_DEVICE: usize = 2;
 
 /// Runs any operator over its input, partition by partition.
@@ -44,7 +44,7 @@ impl OperatorExec {
         Self { spec, input, properties, metrics: NodeMetrics::new() }
     }
 
-    /// Its name, as a stage.
+    /// The operator's name, which names its stage.
     pub fn name(&self) -> &'static str {
         self.spec.name()
     }
@@ -60,7 +60,7 @@ fn external(error: OperatorError) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }
 
-/// What the chain of one split has at this operator.
+/// What every operator stream of one split has.
 struct Node {
     input: SendableRecordBatchStream,
     metrics: Arc<NodeMetrics>,
@@ -81,11 +81,11 @@ impl Node {
     }
 }
 
-/// An operator that works where it is pulled.
+/// The stream of an operator that computes on the pulling thread.
 struct Pulled {
     node: Node,
     operator: Box<dyn Operator>,
-    /// What came out of the last input batch and is not handed on yet.
+    /// Output of the last input batch that is not yet emitted.
     ready: VecDeque<RecordBatch>,
     ended: bool,
 }
@@ -121,16 +121,16 @@ impl Pulled {
     }
 }
 
-/// What is done at a device.
+/// Kind of work for a device.
 enum Work {
-    /// A pass over text.
+    /// A forward pass over text.
     Extract(Arc<ExtractConfig>),
-    /// Text after prompts.
+    /// Text generation from prompts.
     Write(Arc<GenerateConfig>),
 }
 
 impl Work {
-    /// The work of an operator that is done there.
+    /// Returns the device work of an operator, or `None` if it runs on the pulling thread.
     fn of(spec: &OperatorSpec) -> Option<Self> {
         let extract = spec.config::<ExtractConfig>().map(|config| Self::Extract(Arc::new(config.clone())));
         extract.or_else(|| spec.config::<GenerateConfig>().map(|config| Self::Write(Arc::new(config.clone()))))
@@ -150,7 +150,7 @@ impl Work {
         }
     }
 
-    /// Batches of a split that are with the device or wait for it: one is worked on while the next one is made.
+    /// Maximum number of batches of a split at the device: it works on one while the next one is made.
     fn at_once(&self) -> usize {
         match self {
             Self::Extract(_) => AT_THE_DEVICE,
@@ -171,12 +171,12 @@ impl Work {
     }
 }
 
-/// An operator whose work is done by the owner of a device.
+/// The stream of an operator whose work the owner of a device does.
 struct AtDevice {
     node: Node,
     work: Work,
     device: DeviceQueue,
-    /// Parts of the last input batch that are still to be handed in.
+    /// Parts of the last input batch that are not yet submitted.
     parts: Box<dyn Iterator<Item = RecordBatch> + Send>,
     under_way: VecDeque<Answer>,
     ended: bool,
@@ -243,7 +243,7 @@ impl ExecutionPlan for OperatorExec {
         let state = resources.state_of(&split);
         let below = stages_below(self);
         let mut input = self.input.execute(partition, context)?;
-        // a source reads ahead by itself
+        // A source prefetches by itself.
         if resources.operators_overlap && below > 1 {
             input = resources.spawner.ahead(input);
         }

@@ -1,16 +1,16 @@
-//! The threads of a job: counted when it begins, whatever the number of its splits.
+//! The threads of a job: their number is fixed when it begins and does not depend on the number of splits.
 //!
 //! ```text
-//!   workers   N            pull the chains of splits: clean, tokenize, pack, …, encode            (this pool)
+//!   workers   N            pull the operator chains of splits: clean, tokenize, pack, …, encode   (this pool)
 //!   readers   max(N, 2)    one step of a split at a time: its next batch of documents             (this pool)
-//!   products  N            rayon: the parts of an operator's or a teacher's work on one batch     (the process's)
-//!   device    2 each       forward pass and logits; columns made of them                          ([`super::device`])
-//!   requests  8 + 24       stores; files and commits: the runtime of the program ([`REQUEST_WORKERS`], [`FILE_THREADS`])
+//!   products  N            rayon: parallel parts of an operator's or teacher's work on one batch  (the process's)
+//!   device    2 each       forward pass and logits; columns from logits                           ([`super::device`])
+//!   requests  8 + 24       stores; files and commits: the program's runtime ([`REQUEST_WORKERS`], [`FILE_THREADS`])
 //! ```
 //!
-//! A split holds no thread while it waits: for a step of its reader, for the device, for a request. What a worker does ends by itself, and
-//! a step of a reader waits for nothing but files and requests, which are served by other threads. So however many splits are at work, on
-//! however few threads, something always moves.
+//! A split holds no thread while it waits for its reader, the device or a request. A worker's task always ends by
+//! itself. A reader's step waits only for files and requests, which other threads serve. Therefore the job always makes
+//! progress, for any number of splits and threads.
 
 use std::future::Future;
 use std::io;
@@ -25,25 +25,26 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 
-/// Workers of the runtime that serves requests, where so many threads are asked for: it computes nothing.
+/// Maximum number of workers of the request runtime. It does no computation, so a few are enough.
 pub const REQUEST_WORKERS: usize = 8;
 
-/// Threads of that runtime for calls on files. They are short, but for the one that prepares a job; none waits for another split.
+/// Threads of that runtime for file calls. All are short except the one that prepares a job; none waits for another
+/// split.
 pub const FILE_THREADS: usize = 24;
 
-/// The workers and readers of a job; they end with this value.
+/// The worker and reader threads of a job. Dropping it ends them.
 #[derive(Debug)]
 pub struct Pool(Option<Runtime>);
 
-/// Starts work in a pool.
+/// A handle that starts work in a pool.
 #[derive(Debug, Clone)]
 pub struct Spawner(Handle);
 
 impl Pool {
-    /// A pool of so many workers (one at least).
+    /// Starts a pool of `workers` threads, at least one.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub fn new(workers: usize) -> io::Result<Self> {
         let workers = workers.max(1);
         let runtime = Builder::new_multi_thread()
@@ -55,16 +56,16 @@ impl Pool {
         Ok(Self(Some(runtime)))
     }
 
-    /// A pool with a worker for each thread that this process may use.
+    /// Starts a pool with one worker for each thread that this process may use.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub fn of_this_process() -> Result<Self> {
         let no_threads = PipelineError::output("the system gives no threads for the splits");
         Self::new(rayon::current_num_threads()).map_err(no_threads)
     }
 
-    /// Starts work in it.
+    /// Returns a handle that starts work in the pool.
     ///
     /// # Errors
     /// When the pool has ended.
@@ -77,14 +78,14 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // a pool may be dropped where nothing may wait; what is left of its work ends by itself
+            // A pool may be dropped in async code, which must not block. The remaining work ends by itself.
             runtime.shutdown_background();
         }
     }
 }
 
 impl Spawner {
-    /// Runs a chain on a worker.
+    /// Runs a chain of operators on a worker.
     pub fn chain<F>(&self, chain: F) -> Task<F::Output>
     where
         F: Future<Output: Send + 'static> + Send + 'static,
@@ -92,14 +93,14 @@ impl Spawner {
         Task(self.0.spawn(chain))
     }
 
-    /// Runs a step on a reader's thread.
+    /// Runs a blocking step on a reader thread.
     pub fn step<T: Send + 'static>(&self, step: impl FnOnce() -> T + Send + 'static) -> Task<T> {
         Task(self.0.spawn_blocking(step))
     }
 }
 
 impl Spawner {
-    /// The same batches, pulled by a chain of their own one batch ahead of whoever takes them.
+    /// Returns the same batches, pulled by a separate task one batch ahead of the consumer.
     pub fn ahead(&self, mut batches: SendableRecordBatchStream) -> SendableRecordBatchStream {
         let schema = batches.schema();
         let (ready, taken) = mpsc::channel(1);
@@ -114,7 +115,7 @@ impl Spawner {
             if let Some(batch) = taken.recv().await {
                 return Some((batch, (taken, pulling)));
             }
-            // that nothing comes any more is only an end where the chain has come to its own
+            // The channel also closes when the task panics; only a task that ended normally ends the stream.
             let broken = pulling.take()?.wait().await.is_err();
             let stopped = || DataFusionError::Execution("a stage stopped: a fault of this program".into());
             broken.then(|| (Err(stopped()), (taken, None)))
@@ -123,15 +124,15 @@ impl Spawner {
     }
 }
 
-/// Work in a pool; it is not waited for any more when this value is dropped, and a chain ends at its next wait.
+/// Work in a pool. Dropping it aborts the work: a chain stops at its next await, a running step finishes unobserved.
 #[derive(Debug)]
 pub struct Task<T>(JoinHandle<T>);
 
 impl<T> Task<T> {
-    /// What came out of it.
+    /// Waits for the result.
     ///
     /// # Errors
-    /// When it panicked, or its pool has ended.
+    /// When the task panicked, or its pool has ended.
     pub async fn wait(mut self) -> Result<T, JoinError> {
         (&mut self.0).await
     }

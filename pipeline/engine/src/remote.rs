@@ -1,14 +1,15 @@
-//! What a run knows of the work that other processes do for it: what they have committed, and what they have last told.
+//! What a run knows about the work of its executors: their commits and their latest reports.
 //!
 //! ```text
-//!   split ─ committed ─────────────► the counts of its record
-//!         ─ at work, of several the
-//!           one last heard of ─────► the counts of that attempt
-//!         ─ lost, or given up ─────► nothing
+//!   split ─ committed ────────────────► the counts of its record
+//!         ─ in progress: of several
+//!           attempts the one heard of
+//!           most recently ────────────► the counts of that attempt
+//!         ─ lost or abandoned ────────► nothing
 //! ```
 //!
-//! What an executor has counted in all is of no use for how far a run is: it has the attempts in it that were lost, and what others have made again.
-//! Times, devices and requests are sums of what all have told: lost work took its time too.
+//! The totals of an executor do not show how far a run is: they include lost attempts, and splits that others made
+//! again. Times, devices and requests are sums over all reports, because lost work took time too.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,16 +19,16 @@ use stillhouse_output::{AtWork, SplitAtWork, SplitCounts};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
-/// An executor that is at work tells every ten seconds: of one that tells nothing for so long, the attempts are lost.
+/// Time after which the attempts of a silent executor count as lost. A live executor reports every 10 seconds.
 const LOST: Duration = Duration::from_secs(45);
 
 #[derive(Debug, Default)]
 pub(crate) struct Remote {
-    /// Counts of the shards that others have committed for this run.
+    /// Counts of the shards that executors have committed for this run.
     committed: BTreeMap<SplitId, SplitCounts>,
-    /// What each has told last, and when that was last something else: the report of a dead one stays as it is.
+    /// The latest report of each executor and when it last changed. The report of a dead executor stays unchanged.
     reports: BTreeMap<String, (AtWork, Instant)>,
-    /// The attempts that count, of splits that are not committed.
+    /// The counted attempt of each split that is not committed.
     attempts: BTreeMap<SplitId, Attempt>,
     looks: u64,
 }
@@ -35,7 +36,7 @@ pub(crate) struct Remote {
 #[derive(Debug)]
 struct Attempt {
     counts: SplitCounts,
-    /// The look that saw it last.
+    /// The number of the last update that contained it.
     seen: u64,
 }
 
@@ -76,11 +77,11 @@ impl Remote {
         let seen = self.looks;
         let attempts = last.into_iter().map(|(id, (_, split))| (id, Attempt { counts: split.counts, seen }));
         self.attempts.extend(attempts);
-        // one that is in no report any more may have been committed since, which this look tells next
+        // A split that left the reports may just have been committed: keep it for one more update.
         self.attempts.retain(|_, attempt| attempt.seen + 1 >= seen);
     }
 
-    /// Adds all that is known. Reports are up to ten seconds old.
+    /// Adds everything known to `progress`. Reports are up to 10 seconds old.
     pub fn add_to(&self, progress: &mut Progress) {
         let mut sum = SplitCounts {
             documents: progress.documents,
@@ -99,8 +100,8 @@ impl Remote {
         progress.teacher_tokens = sum.teacher_tokens;
     }
 
-    /// The splits at work that are wanted, each with the executor that makes it. Where two tell of one, the one that is further counts: the other
-    /// was given up.
+    /// Returns the splits in progress that `wanted` accepts, each with the executor that makes it. If two executors
+    /// report a split, the one with more rows counts: the other one has abandoned it.
     pub fn at_work(&self, wanted: impl Fn(SplitId) -> bool) -> BTreeMap<SplitId, SplitAtWork> {
         let mut all: BTreeMap<SplitId, SplitAtWork> = BTreeMap::new();
         for (at, _) in self.reports.values() {
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
     use stillhouse_base::events::{StageProgress, StageStatus};
 
-    /// A worker that has read so many documents in all, and those of a split of them.
+    /// A worker that has read `in_all` documents, `rows` of them of `split`.
     fn report(worker: &str, split: u32, rows: u64, in_all: u64) -> AtWork {
         let stages = vec![StageStatus { name: "pack".into(), rows, doing: "is at work".into() }];
         let stage = StageProgress { name: "pack".into(), rows, busy_seconds: 0.5, awaited_seconds: 0.25 };
@@ -182,7 +183,7 @@ mod tests {
         assert_eq!((progress.splits, progress.bytes), (9, 5), "the run knows these itself");
         let [pack] = progress.stages.as_slice() else { panic!("{:?}", progress.stages) };
         assert_eq!((pack.rows, pack.busy_seconds), (50, 1.0));
-        // each report takes the place of the one before
+        // Each report replaces the previous one.
         assert_eq!(told(&mut elsewhere, now, &[report("a", 7, 31, 31), report("b", 8, 20, 20)]), (51, 510));
         elsewhere.committed(&record(7, 33));
         assert_eq!(counted(&elsewhere), (53, 530), "its record is what counts, once");
@@ -190,14 +191,15 @@ mod tests {
         assert_eq!(counted(&elsewhere), (53, 530), "told twice");
     }
 
-    /// Two splits of 33 documents together, over executors of which one is killed: never more than there are.
+    /// Two splits hold 33 documents; one executor is killed. The count never exceeds 33.
     #[test]
     fn documents_of_lost_attempts_are_not_counted_again() {
         let (mut elsewhere, began) = (Remote::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let killed = report("killed", 1, 13, 13);
         assert_eq!(told(&mut elsewhere, at(0), &[killed.clone(), report("b", 2, 10, 10)]), (23, 230));
-        // b has made its split, and begins the other one anew; the report of the killed one stays as it is
+        // b finishes its split and starts the other one from the beginning; the killed executor's report stays
+        // unchanged
         assert_eq!(
             told(&mut elsewhere, at(10), &[killed.clone(), report("b", 1, 2, 22)]).0,
             2 + 10,
@@ -222,10 +224,10 @@ mod tests {
                 "after {seconds} s"
             );
         }
-        // slow is not lost: it tells how often it has told
+        // A slow executor is not lost: its report counter still changes.
         let slow = AtWork { told: 1, ..killed.clone() };
         assert_eq!(told(&mut elsewhere, at(100), &[slow]).0, 13);
-        // given up by one that lives
+        // a live executor abandons the split
         let other = AtWork { splits: Vec::new(), ..killed };
         assert_eq!(told(&mut elsewhere, at(101), std::slice::from_ref(&other)).0, 13, "may be committed by now");
         assert_eq!(told(&mut elsewhere, at(102), &[other]).0, 0);

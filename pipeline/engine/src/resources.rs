@@ -1,4 +1,5 @@
-//! What the nodes of a plan find in the session that executes it: tokenizer, devices, output, threads, and the state of the splits at work.
+//! What plan nodes take from their session: tokenizer, devices, output, threads, and the state of the splits in
+//! progress.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,35 +26,36 @@ pub(crate) const READ: &str = "read";
 /// The last stage of every split.
 pub(crate) const WRITE: &str = "write";
 
-/// What a job works with on this machine.
+/// The resources of a job on this machine.
 pub struct JobResources {
     /// The splits, in the order of the partitions.
     pub splits: Arc<Vec<SplitRecord>>,
-    /// The store of the input; its runtime serves all requests and files.
+    /// The store of the input. Its runtime serves all requests and file calls.
     pub store: Store,
     /// The tokenizer.
     pub vocabulary: Arc<Vocabulary>,
-    /// The devices that the teacher is on; none in a job without one.
+    /// The devices that hold the teacher; empty in a job without one.
     pub devices: Vec<DeviceQueue>,
-    /// Where the shards go.
+    /// The output to which the shards are committed.
     pub output: Output,
-    /// What the rows of a split must keep to.
+    /// The limits that the rows of a split must satisfy.
     pub limits: Arc<dyn Fn(&SplitRecord) -> Limits + Send + Sync>,
     /// The threads that work on splits.
     pub spawner: Spawner,
-    /// Whether the operators of a split overlap, each pulled one batch ahead: where there are fewer splits at work at once than threads.
+    /// Whether the operators of a split overlap, each pulled one batch ahead: true when fewer splits run at once than
+    /// there are threads.
     pub operators_overlap: bool,
-    /// Set where a split fails, before anybody sees the error: no other one begins.
+    /// Set as soon as a split fails, before its error is reported. No further split begins.
     pub has_failed: AtomicBool,
-    /// Set when a split has failed: the others end at their next batch.
+    /// Set when a split has failed. The others end at their next batch.
     pub stop: Arc<AtomicBool>,
     /// The stages of a split, in order.
     pub stages: Vec<&'static str>,
-    /// The splits at work.
+    /// The splits in progress.
     pub at_work: SplitsAtWork,
 }
 
-/// The splits that streams of this session are open for.
+/// The splits for which this session has open streams.
 #[derive(Debug, Default)]
 pub struct SplitsAtWork(Mutex<HashMap<SplitId, Weak<SplitState>>>);
 
@@ -70,13 +72,13 @@ impl SplitsAtWork {
         state
     }
 
-    /// Lets a split begin anew. What is left of an attempt that failed may still hold its counts, and a read that cannot be stopped may still
-    /// add to them.
+    /// Forgets the state of a split, so that a new attempt starts with zero counts. Remains of a failed attempt may
+    /// still hold its state, and a read that cannot be stopped may still add to it.
     pub fn begin_anew(&self, split: SplitId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&split);
     }
 
-    /// All of them, by number.
+    /// Returns all splits in progress, ordered by number.
     pub fn all(&self) -> Vec<Arc<SplitState>> {
         let splits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = splits.values().filter_map(Weak::upgrade).collect();
@@ -86,16 +88,16 @@ impl SplitsAtWork {
 }
 
 impl JobResources {
-    /// Those of the session that a plan is executed in.
+    /// Returns the resources of the session that executes a plan.
     ///
     /// # Errors
-    /// In a session that is no job's.
+    /// When the session belongs to no job.
     pub fn of(context: &TaskContext) -> Result<Arc<Self>> {
         let found = context.session_config().get_extension::<Self>();
         found.ok_or_else(|| internal_datafusion_err!("this session has no resources of a Stillhouse job"))
     }
 
-    /// The split of a partition.
+    /// Returns the split of a partition.
     ///
     /// # Errors
     /// When there is no such partition.
@@ -104,12 +106,12 @@ impl JobResources {
         self.splits.get(partition).cloned().ok_or_else(none)
     }
 
-    /// What a split at work shares: its sums and what its stages are doing.
+    /// Returns the shared state of a split in progress: its statistics and what its stages are doing.
     pub fn state_of(&self, split: &SplitRecord) -> Arc<SplitState> {
         self.at_work.get(split, &self.stages)
     }
 
-    /// The device that serves a partition: a split per device in turn, among those that are there still.
+    /// Returns the device for a partition. Partitions rotate over the devices that are not lost.
     pub fn device_of(&self, partition: usize) -> Result<DeviceQueue, OperatorError> {
         let there: Vec<&DeviceQueue> = self.devices.iter().filter(|device| !device.is_lost()).collect();
         let none = || {
@@ -123,7 +125,7 @@ impl JobResources {
         there.get(at).map(|device| DeviceQueue::clone(device)).ok_or_else(none)
     }
 
-    /// How many devices are of no use any more.
+    /// Counts the devices that can no longer be used.
     pub fn lost_devices(&self) -> usize {
         self.devices.iter().filter(|device| device.is_lost()).count()
     }
@@ -135,7 +137,7 @@ impl fmt::Debug for JobResources {
     }
 }
 
-/// The stages of a split of a job with these operators: `read`, the operators, `write`.
+/// Lists the stages of a split: `read`, the operators, `write`.
 pub fn stages(operators: &[OperatorSpec]) -> Vec<&'static str> {
     std::iter::once(READ).chain(operators.iter().map(OperatorSpec::name)).chain(std::iter::once(WRITE)).collect()
 }
@@ -152,7 +154,7 @@ mod tests {
         let before = at_work.get(&split, &["read"]);
         assert!(Arc::ptr_eq(&before, &at_work.get(&split, &["read"])));
         at_work.begin_anew(split.split);
-        // what is left of the attempt before is alive
+        // the old attempt is still alive
         let now = at_work.get(&split, &["read"]);
         assert!(!Arc::ptr_eq(&before, &now));
         assert!(at_work.all().iter().all(|state| Arc::ptr_eq(state, &now)));

@@ -1,6 +1,8 @@
-//! Runs the splits of a job, whatever they read: several at once, each to its committed shard; counts what is done and reports progress.
+//! Runs the splits of a job, several at once, until each has a committed shard; counts the results and reports
+//! progress.
 //!
-//! `run`, `repair`, `derive` and the executors of a cluster all work through it. What they read is the leaf of their plan ([`super::job_plan`]).
+//! `run`, `repair`, `derive` and the executors of a cluster all use it. The leaf of their plan decides what they read
+//! ([`super::job_plan`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,56 +31,56 @@ use crate::stall::{self, Stall, StallWatch};
 
 const TICK: Duration = Duration::from_millis(250);
 
-/// The splits of a job and how far they are.
+/// The splits of a job and their progress.
 pub struct SplitRunner {
     /// Where the shards are committed.
     pub output: Output,
     /// All splits of the job.
     pub splits: Vec<SplitRecord>,
-    /// The shards that were committed before.
+    /// The shards that earlier runs have committed.
     pub done: BTreeMap<SplitId, ShardRecord>,
-    /// Shards to make again, with the bytes that they had.
+    /// Shards to make again, with the records that they must reproduce.
     pub remade: BTreeMap<SplitId, ShardRecord>,
-    /// The devices of this process that the teacher is on.
+    /// The devices of this process that hold the teacher.
     pub devices: Vec<DeviceQueue>,
     /// Receives progress, commits, warnings and stalls.
     pub observer: Arc<dyn Observer>,
-    /// Set when a split has failed or the run is cancelled: the others end at their next batch.
+    /// Set when a split has failed or the run is cancelled. The other splits end at their next batch.
     pub stop: Arc<AtomicBool>,
     storages: Arc<Storages>,
     holdouts: Holdouts,
-    /// The shards that this run has committed.
+    /// The splits that this run has committed.
     made: Mutex<BTreeSet<SplitId>>,
-    /// The plans of this run, whose metrics are its progress: one, or two where damaged shards are made again.
+    /// The plans whose metrics are the progress of this run: one, or two when it also repairs damaged shards.
     plans: Mutex<Vec<Arc<dyn ExecutionPlan>>>,
-    /// Splits that are committed.
+    /// Number of committed splits.
     committed: AtomicU64,
     /// Bytes of the shards that this run has committed.
     bytes: AtomicU64,
-    /// What executors report, where they make the splits.
+    /// Reports of the executors, if executors make the splits.
     remote: Option<Mutex<Remote>>,
-    /// The stages that the devices of this process have waited for.
+    /// Time that the devices of this process have waited, by stage.
     awaited: Mutex<Awaited>,
 }
 
-/// Who makes the splits.
+/// Where the splits are made.
 pub enum Workers<'a> {
-    /// This process, so many splits at once.
+    /// In this process.
     Local {
-        /// Splits at work at once.
+        /// Maximum number of splits in progress at once.
         at_once: usize,
     },
     /// The executors of a cluster.
     Remote {
         /// The cluster.
         driver: &'a dyn Driver,
-        /// The job, as it is sent.
+        /// The job in the form that is sent to executors.
         spec: &'a TaskSpec,
     },
 }
 
 impl SplitRunner {
-    /// The splits of a job, of which `done` are committed.
+    /// A runner for the splits of a job; `done` are those already committed.
     pub fn new(
         output: Output,
         storages: Arc<Storages>,
@@ -105,12 +107,12 @@ impl SplitRunner {
         }
     }
 
-    /// The same where executors make the splits: their reports count.
+    /// Makes the runner count the reports of executors, which make the splits.
     pub fn with_executors(self) -> Self {
         Self { remote: Some(Mutex::default()), ..self }
     }
 
-    /// The splits that are not committed.
+    /// Returns the splits that were not committed before this run.
     pub fn pending(&self) -> Vec<SplitRecord> {
         self.splits.iter().filter(|split| !self.done.contains_key(&split.split)).cloned().collect()
     }
@@ -120,20 +122,20 @@ impl SplitRunner {
         lock(&self.made).contains(&split)
     }
 
-    /// The plans of this run.
+    /// Returns the plans whose metrics are counted.
     pub fn plans(&self) -> Vec<Arc<dyn ExecutionPlan>> {
         lock(&self.plans).clone()
     }
 
-    /// Counts the metrics of a plan as progress.
+    /// Adds a plan whose metrics count as progress.
     pub fn measures(&self, plan: &Arc<dyn ExecutionPlan>) {
         lock(&self.plans).push(Arc::clone(plan));
     }
 
-    /// Makes the splits of a session.
+    /// Makes all splits of a session.
     ///
     /// # Errors
-    /// When a split fails, when the job cannot be accepted any more ([`Tally`]), when a holdout comes out empty.
+    /// When a split fails, when the job can no longer be accepted ([`Tally`]), or when a holdout ends up empty.
     pub async fn run(&self, session: &Session, workers: Workers<'_>, tally: &Tally<'_>, began: Instant) -> Result<()> {
         self.holdouts.check()?;
         self.measures(&session.plan);
@@ -188,7 +190,8 @@ impl SplitRunner {
         self.report_a_stall(watch, moved(progress) + progress.store_requests, rows, place);
     }
 
-    /// The same for executors. Their requests do not count: they report a stall as well.
+    /// Reports a stall of the executors. Their store requests do not count as movement: stalled executors send them too,
+    /// to report.
     fn report_a_remote_stall(&self, watch: &mut StallWatch, progress: &Progress) {
         let Some(remote) = &self.remote else { return };
         let at_work = {
@@ -219,7 +222,7 @@ impl SplitRunner {
         });
     }
 
-    /// How far the run is, by the metrics of its plans.
+    /// Returns the progress of the run, from the metrics of its plans and the reports of executors.
     pub fn progress(&self, began: Instant) -> Progress {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let requests = self.storages.requests();
@@ -241,7 +244,7 @@ impl SplitRunner {
         progress
     }
 
-    /// Notes which stages the devices of this process wait for now.
+    /// Samples which stages the idle devices of this process are waiting for.
     pub fn sample_device_waits(&self, at_work: &SplitsAtWork) {
         let idle = self.devices.iter().filter(|device| device.is_idle() && !device.is_lost()).count();
         let states = at_work.all();
@@ -249,7 +252,7 @@ impl SplitRunner {
         lock(&self.awaited).look(Instant::now(), idle, &stages);
     }
 
-    /// Counts and reports a step; an error where the run must stop for it.
+    /// Counts and reports a step; returns an error when the run must stop because of it.
     fn take(&self, step: Step, tally: &Tally<'_>) -> Result<()> {
         match step {
             Step::Begun { split, dataset_split, executor } => {
@@ -273,7 +276,7 @@ impl SplitRunner {
 
     fn committed(&self, record: &ShardRecord) -> Result<()> {
         let is_first = lock(&self.made).insert(record.split);
-        // a damaged shard that is made again was counted before
+        // A damaged shard that is made again is already counted.
         if is_first && !self.done.contains_key(&record.split) {
             self.committed.fetch_add(1, Ordering::Relaxed);
         }
@@ -297,13 +300,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Grows as long as anything of the work moves.
+/// A counter that grows as long as any work moves.
 fn moved(progress: &Progress) -> u64 {
     progress.stages.iter().map(|stage| stage.rows).sum::<u64>() + progress.splits_done + progress.teacher_tokens
 }
 
-/// Makes the splits in this process, so many at once. After a failure the others are stopped and awaited, so that nothing is written once
-/// this returns.
+/// Makes the splits in this process, `at_once` at a time. After a failure it stops the others and waits for them, so
+/// that nothing is written after it returns.
 async fn make_here(session: &Session, at_once: usize, work: &Work, tell: EventSink<'_>) -> Result<()> {
     let mut splits = futures::stream::iter(0..work.splits.len())
         .map(|partition| make_split_here(session, work, partition, tell))
@@ -312,7 +315,7 @@ async fn make_here(session: &Session, at_once: usize, work: &Work, tell: EventSi
     while let Some(result) = splits.next().await {
         if let Err(e) = result {
             work.stop.store(true, Ordering::Relaxed);
-            // the later errors only say that their split was stopped
+            // Later errors only say that their split was stopped.
             failure.get_or_insert(e);
         }
     }

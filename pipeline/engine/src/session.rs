@@ -1,4 +1,4 @@
-//! A plan that is executed in this process, split by split.
+//! Executes a plan in this process, split by split.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -21,20 +21,20 @@ use crate::device::DeviceQueue;
 use crate::resources::JobResources;
 use crate::sink::{describe, records};
 
-/// An error that says the memory is not enough names so many of those who hold the most.
+/// Number of largest memory consumers that an out-of-memory error names.
 const CONSUMERS_LISTED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
 
-/// A plan with what its nodes find in this process.
+/// A plan and its resources in this process.
 pub struct Session {
     /// The plan.
     pub plan: Arc<dyn ExecutionPlan>,
-    /// What its nodes find.
+    /// What the nodes take from the session.
     pub resources: Arc<JobResources>,
     context: Arc<TaskContext>,
 }
 
 impl Session {
-    /// A session of a job with these limits on memory; it can read the buckets of the input.
+    /// Creates a session with the job's memory limit, which can read the buckets of the input.
     ///
     /// # Errors
     /// As [`stillhouse_source::Store::register`].
@@ -52,24 +52,25 @@ impl Session {
         &self.resources.splits
     }
 
-    /// The partition of each split.
+    /// Maps each split to its partition.
     pub fn partitions(&self) -> HashMap<SplitId, usize> {
         self.splits().iter().enumerate().map(|(partition, split)| (split.split, partition)).collect()
     }
 
-    /// The rows of one split, made by a worker of the pool one batch ahead of whoever takes them; for a plan without a sink.
+    /// Streams the rows of one split, which a worker of the pool makes one batch ahead; for a plan without a sink.
     ///
     /// # Errors
-    /// When there is no such partition; the stream's own are those of the nodes.
+    /// When there is no such partition. The stream returns the errors of the nodes.
     pub fn rows(&self, partition: usize) -> Result<SendableRecordBatchStream> {
         let rows = self.plan.execute(partition, Arc::clone(&self.context))?;
         Ok(self.resources.spawner.ahead(rows))
     }
 
-    /// One split from its piece of the input to its committed shard; calls `lost` for each device that was lost meanwhile.
+    /// Executes one split, from its piece of the input to its committed shard. Calls `lost` with a message for each
+    /// device that was lost meanwhile.
     ///
     /// # Errors
-    /// As the nodes of the plan.
+    /// Those of the plan's nodes.
     pub async fn execute(
         &self,
         partition: usize,
@@ -85,7 +86,7 @@ impl Session {
                     resources.at_work.begin_anew(split);
                 }
                 let made = async { plan.execute(partition, Arc::clone(&context))?.try_collect::<Vec<_>>().await }.await;
-                // what a lost device had of a split is made again by another device
+                // If a device was lost, another one makes the whole split again.
                 let now_lost = resources.lost_devices();
                 if made.is_err() && now_lost > lost && now_lost < resources.devices.len() {
                     continue;
@@ -113,7 +114,7 @@ impl Session {
     }
 }
 
-/// The memory that the nodes of a plan share: `engine.memory_megabytes`.
+/// Creates the runtime whose memory pool the plan's nodes share, limited by `engine.memory_megabytes`.
 fn runtime(engine: &Engine) -> Result<Arc<RuntimeEnv>> {
     let builder = RuntimeEnvBuilder::new();
     let builder = match engine.memory_megabytes {

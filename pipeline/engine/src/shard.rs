@@ -1,10 +1,10 @@
-//! Writing one shard: a stream of sequence batches into a Parquet file, hashed on its way to the store.
+//! Writes one shard: encodes a stream of sequence batches as a Parquet file and hashes it while uploading.
 //!
-//! Encoding and compressing happen where the batches are pulled, sending on the runtime of the requests (`sender`), so that neither
-//! waits for the other's threads: what of a row group is encoded is sent while the next one is made.
+//! Encoding and compression run on the thread that pulls the batches; the request runtime uploads (`sender`). Neither
+//! waits for the other's threads: an encoded row group is uploaded while the next one is encoded.
 //!
-//! Memory: one row group being encoded (`output.row_group_megabytes` before compression), an encoded one on its way, and the upload's part
-//! buffers; never the shard.
+//! Memory: one row group being encoded (`output.row_group_megabytes` before compression), an encoded one being sent,
+//! and the part buffers of the upload; never the whole shard.
 
 mod pages;
 mod sender;
@@ -44,51 +44,52 @@ use tokio::runtime::Handle;
 use crate::node_metrics::NodeMetrics;
 use crate::stage_state::{Doing, StageState};
 
-/// Tokens of a page. A trainer reads single rows and short runs of them at random, and pays for the pages that hold them.
+/// Tokens per data page. A trainer reads single rows and short runs of rows at random, and must read every page that
+/// holds them.
 const PAGE_TOKENS: usize = 8_192;
 
-/// What was written, and waits for its commit.
+/// A written shard that is not committed yet.
 #[derive(Debug)]
 pub struct Written {
-    /// The file: invisible until it is committed.
+    /// The file, which is invisible until it is committed.
     pub staged: Staged,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Tokens, padding not counted.
+    /// Number of tokens without padding.
     pub tokens: u64,
-    /// Compressed bytes by column.
+    /// Compressed bytes per column.
     pub column_bytes: BTreeMap<String, u64>,
-    /// The end of the file; where its pages have checksums.
+    /// Size and checksum of the file's footer, if its pages have checksums.
     pub footer: Option<FooterRecord>,
 }
 
-/// How a shard is written.
+/// How to write a shard.
 #[derive(Debug, Clone, Copy)]
 pub struct Writing<'a> {
     /// Sizes and compression.
     pub spec: &'a OutputSpec,
-    /// What its rows must keep to.
+    /// The limits that its rows must satisfy.
     pub limits: &'a Limits,
-    /// What it is of, for messages.
+    /// Names the split in messages.
     pub context: &'a str,
-    /// Ends the work when it is set.
+    /// Ends the work when set.
     pub stop: &'a AtomicBool,
-    /// What the row group that is being encoded takes of the job's memory.
+    /// The memory reservation of the row group being encoded, from the job's pool.
     pub memory: &'a MemoryReservation,
-    /// The runtime that serves the store.
+    /// The runtime that serves store requests.
     pub requests: &'a Handle,
-    /// What its rows and time are counted for.
+    /// The metrics that count its rows and time.
     pub metrics: &'a NodeMetrics,
-    /// Where it is told what it does.
+    /// Receives what the stage is doing.
     pub stage: &'a StageState,
-    /// Whether every page gets a checksum. A shard that is made again as it was gets none where it had none.
+    /// Whether each page gets a checksum. A shard that is made again gets none if the original had none.
     pub checksums: bool,
 }
 
-/// Writes a stream of batches as a shard that waits for its commit.
+/// Writes a stream of batches as an uncommitted shard.
 ///
 /// # Errors
-/// When a stage fails, the store does not take the bytes, or `stop` is set; nothing is left of the shard then.
+/// When a stage fails, the store rejects the bytes, or `stop` is set. Nothing of the shard remains then.
 pub async fn write(
     output: &Output,
     shard: &str,
@@ -116,7 +117,7 @@ pub async fn write(
     }
 }
 
-/// Row groups to Parquet to the upload, with the checksums of what goes there.
+/// Encodes row groups as Parquet, computes the page checksums and passes the bytes to the upload.
 struct ShardWriter<'a> {
     encoder: ArrowWriter<Vec<u8>>,
     sums: Option<Arc<PageSums>>,
@@ -144,14 +145,14 @@ impl<'a> ShardWriter<'a> {
         Ok(())
     }
 
-    /// Hands on what is encoded.
+    /// Passes the encoded bytes to the upload, and returns them.
     async fn send(&mut self) -> Result<Bytes, ParquetError> {
         let bytes = Bytes::from(std::mem::take(self.encoder.inner_mut()));
         self.sender.send(bytes.clone()).await.map_err(|e| ParquetError::External(Box::new(e)))?;
         Ok(bytes)
     }
 
-    /// What comes behind the last row group.
+    /// Writes the footer. Returns its record if the pages have checksums.
     async fn finish(mut self) -> Result<(ParquetMetaData, Option<FooterRecord>), ParquetError> {
         let Some(sums) = self.sums.take() else {
             let metadata = self.encoder.finish()?;
@@ -177,7 +178,7 @@ fn end_of(pages: &[PageSum]) -> u64 {
     FIRST_PAGE + pages.iter().map(|page| page.bytes).sum::<u64>()
 }
 
-/// What the Parquet writer could not write, in the words of the store where it was the store.
+/// Converts an error of the Parquet writer; an error of the store keeps the store's message.
 fn not_written(error: ParquetError, context: &str, place: &str) -> PipelineError {
     let cause = match error {
         ParquetError::External(cause) => cause.downcast::<object_store::Error>(),
@@ -189,7 +190,7 @@ fn not_written(error: ParquetError, context: &str, place: &str) -> PipelineError
     }
 }
 
-/// The batches until the job is to stop: then an error takes the place of the next one.
+/// Yields the batches until `stop` is set, then an error.
 fn until(
     stop: &AtomicBool,
     batches: SendableRecordBatchStream,
@@ -263,7 +264,7 @@ async fn encode_all(
 }
 
 fn no_memory(error: &DataFusionError, bytes: usize, context: &str) -> PipelineError {
-    // who has the rest of it
+    // This error lists the largest consumers of the memory.
     tracing::info!("{error}");
     let megabytes = bytes as f64 / 1e6;
     let message = format!(
@@ -283,7 +284,7 @@ fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Resu
     }
 }
 
-/// A batch in slices of whole rows that each fit a row group (one row at least).
+/// Slices a batch into parts of whole rows that each fit a row group; a part has at least one row.
 fn pieces(batch: &RecordBatch, limit: usize) -> Vec<RecordBatch> {
     let rows = batch.num_rows();
     let parts = logical_bytes(batch).div_ceil(limit).max(1);
@@ -291,7 +292,7 @@ fn pieces(batch: &RecordBatch, limit: usize) -> Vec<RecordBatch> {
     (0..rows).step_by(step).map(|start| batch.slice(start, step.min(rows - start))).collect()
 }
 
-/// Size of the values themselves, whatever memory they sit in, so that row groups do not depend on allocation.
+/// Bytes of the values themselves. Allocation sizes would make row groups depend on how the arrays were allocated.
 fn logical_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }
@@ -306,7 +307,7 @@ fn count_tokens(batch: &RecordBatch) -> Result<u64, arrow::error::ArrowError> {
     Ok((0..ids.len()).map(|r| ids.range(r).len() as u64).sum())
 }
 
-/// Encodings: floats are split into byte planes, ids too where that wins, small counts and groups stay dictionaries.
+/// Parquet properties: floats use byte-stream split, `UInt64` ids delta encoding, other columns dictionaries.
 fn properties(schema: &Schema, spec: &OutputSpec, length: usize) -> Result<WriterProperties> {
     let level = ZstdLevel::try_new(spec.zstd_level)
         .map_err(|e| PipelineError::caused(ErrorKind::Usage, "output.zstd_level", e))?;
@@ -356,7 +357,7 @@ mod tests {
     use super::*;
     use stillhouse_output::ShardUpload;
 
-    /// Rows as a job makes them: an id, a list with a dictionary, a fixed list without one.
+    /// Rows like those of a job: an id, a variable-length list with a dictionary, a fixed-size list without one.
     fn rows(from: u64, count: u64) -> RecordBatch {
         let mut lists = ListBuilder::new(UInt16Builder::new());
         let mut fixed = FixedSizeListBuilder::new(Float32Builder::new(), 64);
@@ -370,7 +371,7 @@ mod tests {
         RecordBatch::try_from_iter(columns.into_iter().chain([("fixed", Arc::new(fixed.finish()) as _)])).unwrap()
     }
 
-    /// A shard of three row groups, the second of which is the largest.
+    /// A shard of three row groups, of which the second is the largest.
     async fn written(checksums: bool) -> (Bytes, Option<FooterRecord>) {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let upload = ShardUpload::to_disk(Arc::clone(&store), Path::from("shard"));
@@ -411,7 +412,7 @@ mod tests {
         }
         assert_eq!(at, pages.len());
 
-        // the pages are those of the offset index, with the dictionaries before them
+        // each summed range is a page of the offset index, or a dictionary page before one
         let mut expected = Vec::new();
         for (group, indexes) in metadata.row_groups().iter().zip(metadata.offset_index().unwrap()) {
             for (column, index) in group.columns().iter().zip(indexes) {

@@ -1,4 +1,4 @@
-//! The sink at the top of the plan: writes the shard of a partition, commits it, and gives its record.
+//! The sink at the top of the plan: writes the shard of each partition, commits it, and emits its record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::shard::{self, Writing};
 use crate::stage_state::{Doing, StageState};
 use crate::stages_below;
 
-/// The shards of a job.
+/// The shards to write and how to write them.
 #[derive(Debug, Clone)]
 pub struct Shards {
-    /// Sizes and compression.
+    /// Sizes and compression of the files.
     pub spec: OutputSpec,
     /// The shard of each partition.
     pub shards: Arc<Vec<Shard>>,
@@ -33,13 +33,13 @@ pub struct Shards {
 /// The shard of one partition.
 #[derive(Debug, Clone)]
 pub struct Shard {
-    /// Its name under `data/`.
+    /// File name under `data/`.
     pub name: String,
-    /// The record of a shard that is made again, and must come out with these bytes.
+    /// The record that the shard must reproduce, if it is made again.
     pub was: Option<ShardRecord>,
 }
 
-/// Writes and commits a shard per partition; one row per shard.
+/// Writes and commits one shard per partition, and emits one row per shard.
 #[derive(Debug)]
 pub struct ShardSinkExec {
     shards: Shards,
@@ -48,8 +48,11 @@ pub struct ShardSinkExec {
     metrics: Arc<NodeMetrics>,
 }
 
-/// What a sink gives of each shard: `split` uint32, `dataset_split`, `path` utf8, `rows`, `tokens`, `bytes` uint64, `sha256` utf8,
-/// `statistics` (JSON) and `record` (the whole record of the commit, JSON).
+/// The schema of the emitted rows:
+/// - `split`: uint32,
+/// - `dataset_split`, `path`, `sha256`: utf8,
+/// - `rows`, `tokens`, `bytes`: uint64,
+/// - `statistics` (JSON) and `record` (the whole commit record as JSON): utf8.
 fn record_schema() -> SchemaRef {
     let text = |name| Field::new(name, DataType::Utf8, false);
     let number = |name| Field::new(name, DataType::UInt64, false);
@@ -86,10 +89,10 @@ fn row(shard: &ShardRecord) -> Result<RecordBatch> {
     Ok(RecordBatch::try_new(record_schema(), columns)?)
 }
 
-/// The records in a batch that a sink gave.
+/// Parses the shard records in a batch that a sink emitted.
 ///
 /// # Errors
-/// When it is no such batch.
+/// When the batch does not come from a sink.
 pub fn records(batch: &RecordBatch) -> Result<Vec<ShardRecord>> {
     let column = batch.column_by_name("record").and_then(|c| c.as_any().downcast_ref::<StringArray>());
     let Some(column) = column else { return internal_err!("a batch of shards has no column `record` of text") };
@@ -98,10 +101,10 @@ pub fn records(batch: &RecordBatch) -> Result<Vec<ShardRecord>> {
 }
 
 impl ShardSinkExec {
-    /// Puts a sink over an input of as many partitions as there are shards.
+    /// Puts a sink over an input with one partition per shard.
     ///
     /// # Errors
-    /// When there are more or fewer.
+    /// When the number of partitions differs from the number of shards.
     pub fn new(shards: Shards, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
         let partitions = input.properties().output_partitioning().partition_count();
         if partitions != shards.shards.len() {
@@ -125,7 +128,7 @@ impl DisplayAs for ShardSinkExec {
     }
 }
 
-/// One shard on its way.
+/// A shard being made.
 struct Making {
     shard: Shard,
     split: SplitRecord,
@@ -149,7 +152,7 @@ impl Making {
             requests: &resources.store.handle,
             metrics: &metrics,
             stage: &stage,
-            // a shard that is made again as it was gets none where it had none
+            // A shard that is made again gets no checksums if the original had none.
             checksums: shard.was.as_ref().is_none_or(|was| was.footer.is_some()),
         };
         let written = shard::write(&resources.output, &shard.name, batches, how).await?;
@@ -182,7 +185,7 @@ impl Making {
     }
 }
 
-/// A split in words, for messages.
+/// Describes a split in messages: its number and its first input file.
 pub fn describe(split: &SplitRecord) -> String {
     let place = split.pieces.first().map_or_else(String::new, |p| match split.pieces.len() {
         1 => format!(" ({})", p.file),
@@ -218,7 +221,7 @@ impl ExecutionPlan for ShardSinkExec {
         };
         let stage = StageState::new(&resources.state_of(&split), stages_below(self));
         let memory = MemoryConsumer::new(format!("ShardSinkExec[{partition}]")).register(context.memory_pool());
-        // encoding a batch and making the next one overlap also where only one split is at work
+        // Encoding a batch overlaps with making the next one even if only one split is in progress.
         let input = self.input.execute(partition, context)?;
         let spawner = resources.spawner.clone();
         let (spec, metrics) = (self.shards.spec.clone(), Arc::clone(&self.metrics));

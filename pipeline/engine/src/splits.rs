@@ -1,4 +1,4 @@
-//! The source of the plan: its partitions are the splits of the job.
+//! The source of the plan: each partition reads one split of the job.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::pool::Task;
 use crate::resources::JobResources;
 use crate::stage_state::{Doing, StageState};
 
-/// What the splits of a job read.
+/// The input of a job and its splits.
 #[derive(Debug, Clone)]
 pub struct Corpus {
     /// The files of the job.
@@ -33,7 +33,7 @@ pub struct Corpus {
     pub input: Arc<Input>,
     /// The splits, one partition each.
     pub splits: Arc<Vec<SplitRecord>>,
-    /// Bad records that `input.sql` met, by reason, and the split that they are counted with.
+    /// Bad records found by `input.sql`, counted by reason, and the split whose statistics include them.
     pub query_skipped: Option<(SplitId, BTreeMap<String, u64>)>,
 }
 
@@ -47,7 +47,7 @@ pub struct SplitsExec {
 }
 
 impl SplitsExec {
-    /// A source over these splits.
+    /// A source that reads these splits.
     pub fn new(corpus: Corpus) -> Self {
         let schema = if corpus.input.is_rows() { numbers_schema() } else { documents_schema() };
         let properties = properties(schema, corpus.splits.len());
@@ -55,7 +55,7 @@ impl SplitsExec {
         Self { corpus, listing, properties, metrics: NodeMetrics::new() }
     }
 
-    /// What it reads.
+    /// The input and its splits.
     pub fn corpus(&self) -> &Corpus {
         &self.corpus
     }
@@ -73,7 +73,7 @@ impl DisplayAs for SplitsExec {
     }
 }
 
-/// One split while it is read: a step makes its next batch on a reader's thread while the chain is at work on the one before.
+/// One split being read. A step on a reader thread makes the next batch while the operators process the previous one.
 struct Reading {
     step: Option<Task<Step>>,
     resources: Arc<JobResources>,
@@ -91,7 +91,7 @@ impl Reading {
             stage.does(Doing::Works);
             let began = Instant::now();
             let batch = reader.next().transpose();
-            // here, not where the chain comes to it: meanwhile others would begin
+            // Set it now, not when the operators receive the error: other splits could begin until then.
             resources.has_failed.fetch_or(batch.is_err(), Ordering::Relaxed);
             metrics.worked_since(began);
             stage.does(Doing::Nothing);
@@ -150,7 +150,7 @@ impl ExecutionPlan for SplitsExec {
         let stream = try_unfold(
             (Some(reader), Reading { step: None, resources, metrics, stage }),
             async |(new, mut reading)| {
-                // nothing is read before somebody asks for it
+                // Reading starts with the first poll.
                 if let Some(reader) = new {
                     reading.begin(reader);
                 }

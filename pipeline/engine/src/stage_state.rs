@@ -1,4 +1,5 @@
-//! Where the splits at work stand: what each stage of them is doing, for the report of a stall, and the sums that their operators share.
+//! State of the splits in progress: what each stage is doing, for stall reports, and the statistics that operators
+//! share.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,15 +15,15 @@ use crate::node_metrics::NodeMetrics;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Doing {
-    /// It has not begun.
+    /// Has not begun, or is idle between two batches.
     Nothing,
-    /// It computes, reads or writes.
+    /// Computes, reads or writes.
     Works,
-    /// It waits for a batch of the stage before it.
+    /// Waits for a batch of the previous stage.
     WaitsForInput,
-    /// It waits for the device.
+    /// Waits for the device.
     WaitsForDevice,
-    /// It has come to its end.
+    /// Has ended.
     Done,
 }
 
@@ -47,23 +48,24 @@ struct Stage {
     doing: AtomicU8,
 }
 
-/// A split at work. Its nodes find it in the session by the split's number; it lasts as long as one of their streams does.
+/// A split in progress. Plan nodes find it in the session by the split's number. It lives as long as one of their
+/// streams.
 #[derive(Debug)]
 pub struct SplitState {
-    /// Which split.
+    /// The split's number.
     pub split: SplitId,
-    /// What it reads.
+    /// The first input file that it reads.
     pub reads: String,
-    /// Sums for the shard's record.
+    /// Statistics for the shard's record.
     pub statistics: SharedStatistics,
-    /// The checksums of what was read, once all is.
+    /// SHA-256 checksums of the input, set once all of it is read.
     input_sha256: Mutex<Vec<String>>,
     stages: Vec<Stage>,
     counters: Counters,
 }
 
 impl SplitState {
-    /// A split that reads `reads` and has these stages.
+    /// A new split that reads the file `reads` and has these stages.
     pub fn new(split: SplitId, reads: String, stages: &[&'static str]) -> Self {
         let stage =
             |name: &&'static str| Stage { name, rows: AtomicU64::new(0), doing: AtomicU8::new(Doing::Nothing as u8) };
@@ -77,7 +79,7 @@ impl SplitState {
         }
     }
 
-    /// What this attempt at the split has counted so far.
+    /// Returns the counts of this attempt at the split so far.
     pub fn counts(&self) -> SplitCounts {
         SplitCounts {
             documents: self.counters.get(Measure::Documents),
@@ -88,28 +90,28 @@ impl SplitState {
         }
     }
 
-    /// Keeps the checksums of what was read.
+    /// Sets the checksums of the input.
     pub fn note_input(&self, sha256: Vec<String>) {
         *self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner) = sha256;
     }
 
-    /// The checksums of what was read.
+    /// Returns the checksums of the input.
     pub fn input_sha256(&self) -> Vec<String> {
         self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Rows that came out of all stages: grows as long as anything moves.
+    /// Sum of the rows that all stages have emitted; grows as long as anything moves.
     pub fn rows(&self) -> u64 {
         self.stages.iter().map(|stage| stage.rows.load(Ordering::Relaxed)).sum()
     }
 
-    /// The stages that are at work.
+    /// Returns the names of the stages that are working.
     pub fn working(&self) -> impl Iterator<Item = &'static str> {
         let works = |stage: &&Stage| stage.doing.load(Ordering::Relaxed) == Doing::Works as u8;
         self.stages.iter().filter(works).map(|stage| stage.name)
     }
 
-    /// Where each stage is, in order.
+    /// Returns the status of each stage, in order.
     pub fn statuses(&self) -> Vec<StageStatus> {
         let place = |stage: &Stage| StageStatus {
             name: stage.name.to_owned(),
@@ -123,7 +125,7 @@ impl SplitState {
     }
 }
 
-/// Counts for the metrics of a node, and for the split.
+/// Adds each count to the metrics of a node and to the state of a split.
 #[derive(Debug)]
 pub struct SplitMeter {
     node: Arc<NodeMetrics>,
@@ -131,7 +133,7 @@ pub struct SplitMeter {
 }
 
 impl SplitMeter {
-    /// A meter of this node and this split.
+    /// A meter for this node and this split.
     pub fn of(node: &Arc<NodeMetrics>, split: &Arc<SplitState>) -> Arc<dyn Meter> {
         Arc::new(Self { node: Arc::clone(node), split: Arc::clone(split) })
     }
@@ -144,7 +146,7 @@ impl Meter for SplitMeter {
     }
 }
 
-/// The part of a stage's own in the state of its split.
+/// One stage's part of the state of its split.
 #[derive(Debug, Clone)]
 pub struct StageState {
     split: Arc<SplitState>,
@@ -152,26 +154,26 @@ pub struct StageState {
 }
 
 impl StageState {
-    /// The stage of this number.
+    /// The stage with this index.
     pub fn new(split: &Arc<SplitState>, stage: usize) -> Self {
         Self { split: Arc::clone(split), stage }
     }
 
-    /// Notes what the stage is doing.
+    /// Sets what the stage is doing.
     pub fn does(&self, doing: Doing) {
         if let Some(stage) = self.split.stages.get(self.stage) {
             stage.doing.store(doing as u8, Ordering::Relaxed);
         }
     }
 
-    /// Counts rows that the stage has passed on.
+    /// Counts rows that the stage has emitted.
     pub fn put_out(&self, rows: usize) {
         if let Some(stage) = self.split.stages.get(self.stage) {
             stage.rows.fetch_add(rows as u64, Ordering::Relaxed);
         }
     }
 
-    /// The split.
+    /// Returns the state of the whole split.
     pub fn split(&self) -> &Arc<SplitState> {
         &self.split
     }
@@ -185,7 +187,7 @@ mod tests {
     fn what_an_operator_counts_is_of_its_node_and_of_this_attempt_at_the_split() {
         let node = NodeMetrics::new();
         for documents in [13, 20] {
-            // a split that begins anew has another state
+            // a new attempt has a new state
             let split = Arc::new(SplitState::new(SplitId(1), "a.jsonl".into(), &["read"]));
             let meter = SplitMeter::of(&node, &split);
             meter.add(Measure::Documents, documents);

@@ -1,45 +1,46 @@
-//! Notices that nothing moves any more, and says where everything stands.
+//! Detects that a run has stalled, and which splits have not moved.
 //!
-//! What moves is counted, not timed: rows out of any stage, commits, requests to stores. As long as one of the counts changes, the run is
-//! alive, however slow. The watch is told the time, so a test needs none.
+//! The watch compares counters instead of measuring speed: rows emitted by any stage, commits, and store requests.
+//! While one of them changes, the run is alive, however slow. Callers pass the time, so tests need no clock.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use stillhouse_schemas::ids::SplitId;
 
-/// How long nothing may move before that is told.
+/// Time without movement after which a stall is reported.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-/// Splits that are told of.
+/// Maximum number of splits in a stall report.
 pub const MOST_SHOWN: usize = 8;
 
-/// Watches counters.
+/// Detects counters that have stopped changing.
 #[derive(Debug)]
 pub struct StallWatch {
     patience: Duration,
     moved: u64,
     since: Instant,
-    /// Told again once so much time has passed without anything.
+    /// Time without movement at which the next report is due.
     next: Duration,
     splits: BTreeMap<SplitId, (u64, Instant)>,
 }
 
-/// Nothing has moved.
+/// A stall.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stall {
-    /// For so long.
+    /// Time since anything moved.
     pub time: Duration,
-    /// The splits at work with the time since they moved, the longest still ones first.
+    /// The splits in progress and the time since each moved, longest first.
     pub splits: Vec<(SplitId, Duration)>,
 }
 
 impl StallWatch {
-    /// A watch that begins now.
+    /// A watch that starts at `now`.
     pub fn new(patience: Duration, now: Instant) -> Self {
         Self { patience, moved: 0, since: now, next: patience, splits: BTreeMap::new() }
     }
 
-    /// Takes the counters: of the whole run, and of each split at work. Tells a stall after the patience, and again after twice the time.
+    /// Compares the counters of the whole run and of each split in progress. Returns a stall after the patience, then
+    /// each time the stall has lasted twice as long as at the previous report.
     pub fn look(&mut self, now: Instant, moved: u64, splits: impl Iterator<Item = (SplitId, u64)>) -> Option<Stall> {
         let before = std::mem::take(&mut self.splits);
         for (split, rows) in splits {
@@ -73,7 +74,7 @@ mod tests {
         let mut watch = StallWatch::new(PATIENCE, began);
         let splits = |rows: u64| [(SplitId(4), 7), (SplitId(9), rows)].into_iter();
         assert_eq!(watch.look(at(1), 5, splits(1)), None);
-        // slow is not still
+        // slow progress is not a stall
         for second in 2..400 {
             assert_eq!(watch.look(at(second), 5 + second / 100, splits(1 + second / 100)), None);
         }
@@ -81,7 +82,7 @@ mod tests {
         let reported: Vec<u64> =
             (400..2000).filter(|second| watch.look(at(*second), 8, splits(4)).is_some()).map(|s| s - last).collect();
         assert_eq!(reported, [120, 240, 480, 960]);
-        // it moves again, and stops again
+        // it moves again, then stops again
         assert_eq!(watch.look(at(2000), 9, splits(5)), None);
         let stall = watch.look(at(2120), 9, splits(5)).unwrap();
         assert_eq!(stall.time, Duration::from_secs(120));

@@ -1,9 +1,9 @@
-//! Removing what a data set has on a disk, without following a link.
+//! Removes files of an output on a disk without following symbolic links.
 //!
-//! Somebody may put a link where a run keeps its files (`out/_stillhouse/input -> /scratch`). What it leads to is not the run's: it is never
-//! removed. So every folder below the output is opened by its parent with `O_NOFOLLOW`, and names are removed relative to the open
-//! folder; a link that is put there meanwhile is not followed either. The output itself may be reached through links: that is the place that the
-//! job names.
+//! Somebody may place a link in the folders of a run (`out/_stillhouse/input -> /scratch`). Its target does not belong
+//! to the run and is never removed. Therefore every folder below the output is opened relative to its parent with
+//! `O_NOFOLLOW`, and names are removed relative to the open folder. A link created meanwhile is not followed either.
+//! The path to the output itself may contain links, because the job names it.
 
 #![allow(clippy::disallowed_methods, reason = "`disk` runs every function here through `blocking`")]
 
@@ -15,12 +15,12 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, unlinkat};
 
-/// Folders in folders that are removed: a run makes two.
+/// Maximum depth of nested folders that are removed. A run creates two levels.
 const MOST_LEVELS: usize = 32;
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// Where a folder is expected and a link is.
+/// A symbolic link where a folder is expected.
 #[derive(Debug, thiserror::Error)]
 #[error("{} is a link to {}, valid: a folder; nothing is written or removed through it. Remove the link", link.display(), target.display())]
 pub(super) struct Linked {
@@ -28,13 +28,13 @@ pub(super) struct Linked {
     target: PathBuf,
 }
 
-/// The link that is at a path, if one is.
+/// Returns an error if the path is a symbolic link.
 fn linked(path: &Path) -> Option<io::Error> {
     let target = std::fs::read_link(path).ok()?;
     Some(io::Error::other(Linked { link: path.to_owned(), target }))
 }
 
-/// Makes sure that none of these names below a folder, nor a folder on the way to one, is a link.
+/// Fails if one of these paths below a folder, or a folder on the way to it, is a symbolic link.
 pub(super) fn refuse_links(root: &Path, names: &[&str]) -> io::Result<()> {
     for name in names {
         let mut path = root.to_owned();
@@ -48,7 +48,7 @@ pub(super) fn refuse_links(root: &Path, names: &[&str]) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a file below a folder; one that is not there is no error.
+/// Removes a file below a folder. A missing file is not an error.
 pub(super) fn remove_file(root: &Path, name: &str) -> io::Result<()> {
     match open_parent(root, name) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -57,7 +57,8 @@ pub(super) fn remove_file(root: &Path, name: &str) -> io::Result<()> {
     }
 }
 
-/// Removes a folder below a folder with all that is in it; one that is not there is no error. Links in it are removed, not followed.
+/// Removes a folder below a folder with its contents. A missing folder is not an error. Links in it are removed, not
+/// followed.
 pub(super) fn remove_folder(root: &Path, name: &str) -> io::Result<()> {
     let removed = open_parent(root, name).and_then(|(parent, path, last)| {
         empty(open(&parent, last, &path.join(last))?, &path.join(last), 0)?;
@@ -76,7 +77,7 @@ fn gone(removed: rustix::io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Opens the folder that a name below `root` is in; with its path, and the name in it.
+/// Opens the parent folder of a name below `root`. Returns it with its path and the last component of the name.
 fn open_parent<'a>(root: &Path, name: &'a str) -> io::Result<(OwnedFd, PathBuf, &'a OsStr)> {
     let invalid = || io::Error::new(ErrorKind::InvalidInput, format!("{name:?} is no name below a folder"));
     let mut parts = Path::new(name).components();
@@ -107,7 +108,7 @@ fn empty(folder: OwnedFd, path: &Path, level: usize) -> io::Result<()> {
         }
         let is_folder = match entry.file_type() {
             FileType::Directory => true,
-            // not every file system tells
+            // Some file systems do not report the type.
             FileType::Unknown => {
                 let stat = rustix::fs::statat(&folder, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
                 FileType::from_raw_mode(stat.st_mode) == FileType::Directory
@@ -147,7 +148,7 @@ mod tests {
         refused(remove_folder(&root, "state/input/deep").unwrap_err());
         refused(remove_file(&root, "state/input/precious.parquet").unwrap_err());
         refused(refuse_links(&root, &["state", "state/input"]).unwrap_err());
-        // a link among what is removed goes, and what it leads to stays
+        // a link inside a removed folder is removed, and its target stays
         fs::create_dir_all(root.join("mine/deep")).unwrap();
         fs::write(root.join("mine/deep/file"), "f").unwrap();
         symlink(&scratch, root.join("mine/deep/link")).unwrap();
@@ -157,14 +158,14 @@ mod tests {
         for file in ["precious.parquet", "deep/precious"] {
             assert!(scratch.join(file).exists());
         }
-        // the output itself may be reached through a link
+        // the path to the output itself may contain a link
         let through = folder.path().join("through");
         symlink(&root, &through).unwrap();
         fs::write(root.join("state/file"), "f").unwrap();
         refuse_links(&through, &["state"]).unwrap();
         remove_file(&through, "state/file").unwrap();
         assert!(!root.join("state/file").exists());
-        // what is not there is no error, and a name that leads out is one
+        // a missing file is not an error; a name that leaves the folder is
         remove_file(&root, "a/b").unwrap();
         remove_folder(&root, "a/b").unwrap();
         assert!(remove_file(&root, "../scratch/precious.parquet").is_err());

@@ -1,4 +1,4 @@
-//! Whether a run could write here: asked before it, leaving no trace.
+//! Checks before a run that the output is writable, without leaving a trace.
 
 use std::fs::{self, File};
 use std::io::ErrorKind as ErrorOf;
@@ -11,13 +11,13 @@ use stillhouse_base::events::{Event, Observer};
 use stillhouse_base::storage::blocking;
 
 impl Output {
-    /// Makes sure that a run could write here now, and that no other run does.
+    /// Checks that a run could write to this output now, and that no other run does.
     ///
-    /// On a disk a nameless file is made where the run would write, and `_stillhouse/lock` is tried where it is there. In a store the probe
-    /// of [`Output::create`] is put and taken away again, and the lease is looked at.
+    /// On a disk it creates an unnamed file in each folder that the run would write to, and tries `_stillhouse/lock` if
+    /// it exists. In a store it puts and deletes the probe of [`Output::create`] and reads the lease.
     ///
     /// # Errors
-    /// When it cannot be written to, or when another run is at work here.
+    /// When the output is not writable, or when another run is working on it.
     pub async fn check(&self, observer: &dyn Observer) -> Result<()> {
         match &self.backend {
             Backend::Disk(root) => {
@@ -43,7 +43,7 @@ impl Output {
     }
 }
 
-/// Makes sure that a folder can be written to, or made; false where another run holds its lock.
+/// Checks that a folder is writable or can be created. Returns false if another run holds its lock.
 #[expect(clippy::disallowed_methods, reason = "called through `blocking`")]
 fn check_folder(root: &FsPath) -> Result<bool> {
     let wrong = |message: String| PipelineError::new(ErrorKind::Output, message);

@@ -1,14 +1,14 @@
-//! What a commit is, on a disk and on an object store.
+//! The commit protocol, on a disk and in an object store.
 //!
 //! ```text
 //!   disk    staged file ── sync, link ──► data/X ── sync of data/ ──► splits/N.json             record last
 //!   store   parts of X uploaded ──► splits/N.json (If-None-Match: *) ── complete upload ──► data/X   record first
 //! ```
 //!
-//! On a store the small record is what only one writer can create, and it names the one upload that may become
-//! `data/X`: of two workers that ran a split the second finds the record and aborts its own upload, however late it
-//! comes. A crash between record and completion is settled by whoever looks next: the record holds all it takes to
-//! complete the upload.
+//! In a store only one writer can create the record, and the record names the one upload that may become `data/X`. If
+//! two workers make a split, the second one finds the record and aborts its own upload, however late it comes. If a
+//! worker crashes between the record and the completion, the next process that finds the record completes the upload:
+//! the record contains everything needed.
 
 use std::io;
 use std::time::Duration;
@@ -24,20 +24,21 @@ use stillhouse_schemas::manifest::ShardRecord;
 use super::upload::{Staged, StagedKind, UploadRecord};
 use super::{Backend, Output, STATE};
 
-/// How long a worker that came second waits for the record of the first: the time between two system calls.
+/// Interval at which the second worker checks for the record of the first, which writes it a few system calls after its
+/// shard.
 const WAIT: Duration = Duration::from_millis(100);
 const WAITS: u32 = 50;
 
 /// The record of a committed split.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CommitRecord {
-    /// Hash of the job; a record of another job is nobody's here.
+    /// Hash of the job. Records of other jobs are ignored.
     #[serde(default)]
     pub job_hash: String,
     /// The shard.
     #[serde(flatten)]
     pub shard: ShardRecord,
-    /// On an object store: the upload that becomes the shard.
+    /// In an object store: the upload that becomes the shard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload: Option<UploadRecord>,
 }
@@ -47,11 +48,11 @@ pub(super) fn split_record(split: SplitId) -> String {
 }
 
 impl Output {
-    /// Makes a shard visible and records the commit; gives the record that holds, which in a store may be that of
-    /// another worker that came first.
+    /// Makes a shard visible and records the commit. Returns the valid record; in a store that may be the record of
+    /// another worker that was first.
     ///
     /// # Errors
-    /// When the store does not take it, or when another run has taken the output over.
+    /// When the store rejects it, or when another run has taken over the output.
     pub async fn commit(&self, staged: Staged, shard: ShardRecord) -> Result<ShardRecord> {
         #[cfg(debug_assertions)]
         if self.joined {
@@ -87,7 +88,8 @@ impl Output {
                         None => tokio::time::sleep(WAIT).await,
                     }
                 }
-                // whoever put it there was killed before it could say so: it is this shard if it has these bytes
+                // The worker that placed the shard was killed before it wrote the record. With equal bytes it is this
+                // shard.
                 if self.read_whole(&shard.path, |_| {}).await? == (shard.sha256.clone(), shard.bytes) {
                     self.sync_name(&shard.path).await?;
                     let record = CommitRecord { job_hash: self.job_hash.clone(), shard, upload: None };
@@ -101,11 +103,11 @@ impl Output {
         }
     }
 
-    /// Gives a staged file its name, where nothing has it.
+    /// Renames a staged file unless the name is taken.
     ///
-    /// A hard link is refused where the name is taken. Where the file system has no hard links, the name is looked up and the file
-    /// renamed: of two that do both at the same instant the later one replaces the file of the other. They would have to be two processes
-    /// that both hold this output's lock, and splits of one job, so the bytes are the same.
+    /// A hard link fails if the name is taken. On a file system without hard links, this checks the name and then
+    /// renames the file. If two processes do so at the same time, the later file replaces the earlier one. Both would
+    /// have to hold this output's lock and make splits of one job, so their bytes are equal.
     async fn move_in(&self, staged: &Path, to: &Path) -> object_store::Result<()> {
         match self.store.rename_if_not_exists(staged, to).await {
             Err(e) if has_no_links(&e) => match self.store.head(to).await {
@@ -137,7 +139,7 @@ impl Output {
                 }
                 winner
             }
-            // whether the record was written is not known: the next run settles it either way
+            // It is unknown whether the record was written. The next run handles both cases.
             Err(e) => return Err(self.failed(&e, "commit", &name)),
         };
         if self.settle(&holds).await? {
@@ -154,11 +156,11 @@ impl Output {
         .retryable())
     }
 
-    /// Puts a shard that was made again in the place of a missing or damaged one, where it has the bytes of its record.
+    /// Replaces a missing or damaged shard with one that was made again, if the new one matches the record.
     ///
     /// # Errors
-    /// When it has other bytes than the record says (it is thrown away then); when the store does not take it, or when another run has
-    /// taken the output over.
+    /// When the bytes differ from the record; the new shard is discarded then. When the store rejects it, or when another
+    /// run has taken over the output.
     pub async fn replace(&self, staged: Staged, made: &ShardRecord, record: &ShardRecord) -> Result<()> {
         if (staged.bytes, &staged.sha256) != (record.bytes, &record.sha256) {
             let made_of_other_input = made.input_sha256 != record.input_sha256;
@@ -183,7 +185,7 @@ impl Output {
         if self.joined {
             hold().await;
         }
-        // as for a commit: a run that takes the output over waits for who is between the look and the rename
+        // As for a commit: a run that takes over the output waits for workers between their check and their rename.
         let _held = self.hold_commits().await?;
         self.still_ours().await?;
         let done = match (&staged.kind, &self.backend) {
@@ -195,13 +197,13 @@ impl Output {
                 }
                 moved
             }
-            // without a condition: what is there is damaged, and the record says what has to be
+            // Unconditional: the existing shard is damaged, and the record says what must replace it.
             (StagedKind::Store { path, upload }, Backend::Store(bucket)) => {
                 bucket.multipart.complete_multipart(path, &upload.id, upload.part_ids()).await.map(|_| ())
             }
             (StagedKind::Store { .. }, Backend::Disk(_) | Backend::Web(_)) => Ok(()),
         };
-        // an answer that was lost makes the second try fail: what counts is what is there
+        // If the response was lost, the retry fails although the first request succeeded. Only the stored size counts.
         match (self.size(&record.path).await? == Some(record.bytes), done) {
             (true, Ok(())) => Ok(()),
             (true, Err(e)) if is_gone(&e) => Ok(()),
@@ -213,7 +215,7 @@ impl Output {
         }
     }
 
-    /// Throws away what waits for its commit.
+    /// Discards a staged shard.
     async fn discard(&self, staged: Staged) {
         let gone = match (staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => self.store.delete(&staged).await,
@@ -227,10 +229,10 @@ impl Output {
         }
     }
 
-    /// Writes the record of a shard as the manifest has it; gives its name.
+    /// Writes the commit record of a shard from the manifest's data. Returns the record's name.
     ///
     /// # Errors
-    /// When the store does not take it, or when another run has taken the output over.
+    /// When the store rejects it, or when another run has taken over the output.
     pub async fn record(&self, shard: &ShardRecord) -> Result<String> {
         self.still_ours().await?;
         let name = split_record(shard.split);
@@ -239,7 +241,7 @@ impl Output {
         Ok(name)
     }
 
-    /// Takes away a record whose upload is gone, unless another has taken its place.
+    /// Removes a record whose upload no longer exists, unless another record has replaced it.
     pub(super) async fn void(&self, record: &CommitRecord) -> Result<()> {
         let name = split_record(record.shard.split);
         self.still_ours().await?;
@@ -257,8 +259,8 @@ impl Output {
         }
     }
 
-    /// The last step of a commit: completes the upload that the record names. False where that upload is gone and
-    /// the shard is not there.
+    /// Completes the upload that a record names, which is the last step of a commit. Returns false if the upload no
+    /// longer exists and the shard is missing.
     pub(super) async fn settle(&self, record: &CommitRecord) -> Result<bool> {
         let (Backend::Store(bucket), Some(upload)) = (&self.backend, &record.upload) else { return Ok(false) };
         let path = bucket.full(&record.shard.path);
@@ -268,7 +270,7 @@ impl Output {
             }
             _ => bucket.multipart.complete_multipart(&path, &upload.id, upload.part_ids()).await.map(|_| ()),
         };
-        // An answer that was lost makes the second try fail: what counts is whether the shard is there.
+        // If the response was lost, the retry fails although the first request succeeded. Only the shard counts.
         if self.size(&record.shard.path).await? == Some(record.shard.bytes) {
             return Ok(true);
         }
@@ -292,8 +294,8 @@ impl Output {
     }
 }
 
-/// A worker that is about to commit and stopped just then, for a test. Says so by a file beside the one that the variable names, and goes on
-/// when that one is gone.
+/// Test hook: pauses a worker just before its commit. It writes a `.reached` file beside the file that the variable
+/// names, and continues when the named file is removed.
 #[cfg(debug_assertions)]
 async fn hold() {
     let Some(path) = std::env::var_os("STILLHOUSE_TEST_HOLD_COMMIT").map(std::path::PathBuf::from) else { return };
@@ -306,21 +308,24 @@ async fn hold() {
     }
 }
 
-/// Whether an error of a hard link says that this file system, or this file of it, can have none: EPERM (what Linux says for file systems
-/// without links, and where links to files of others are forbidden), EOPNOTSUPP and ENOSYS (network and FUSE file systems), EMLINK.
-/// EXDEV is not among them: a rename across file systems fails as well.
+/// Whether an error means that the file system, or this file, does not allow hard links:
+/// - EPERM: Linux reports it for file systems without links, and where links to others' files are forbidden.
+/// - EOPNOTSUPP and ENOSYS: network and FUSE file systems.
+/// - EMLINK.
+///
+/// EXDEV is excluded, because a rename across file systems fails as well.
 pub(super) fn has_no_links(error: &object_store::Error) -> bool {
     let Some(number) = storage::find_cause::<io::Error>(error).and_then(io::Error::raw_os_error) else { return false };
     [libc::EPERM, libc::EOPNOTSUPP, libc::ENOTSUP, libc::ENOSYS, libc::EMLINK].contains(&number)
 }
 
-/// The upload is gone: ended, aborted or never there.
+/// Whether an error means that the upload no longer exists: completed, aborted or never created.
 fn is_gone(error: &object_store::Error) -> bool {
     match error {
         object_store::Error::NotFound { .. } => true,
-        // object_store's own memory has no word for it
+        // object_store's in-memory store has no specific error for it.
         object_store::Error::Generic { store: "InMemory", .. } => true,
-        // Azure: blocks that were never, or no longer, there
+        // Azure: the blocks never existed or no longer do.
         _ => storage::find_failure(error).is_some_and(|failure| match &failure.outcome {
             storage::Outcome::Refused(refusal) => refusal.code.as_deref() == Some("InvalidBlockList"),
             storage::Outcome::Broken(..) => false,

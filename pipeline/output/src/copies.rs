@@ -1,4 +1,4 @@
-//! Files that come from another data set: written whole or not at all, with their sha256 beside them.
+//! Files copied from another data set: written completely or not at all, with their SHA-256 as metadata.
 
 use std::sync::Arc;
 
@@ -12,14 +12,15 @@ use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use super::upload::{Staged, StagedKind};
 use super::{Backend, Output, STATE, ShardUpload};
 
-/// Name of the metadata that holds an object's sha256 in hexadecimal (`x-amz-meta-sha256` in S3).
+/// Name of the metadata field for an object's SHA-256 in hexadecimal (`x-amz-meta-sha256` in S3).
 pub const SHA256: &str = "sha256";
 
 impl Output {
-    /// Begins to write a file of about so many bytes, with its checksum where that is known; readers see nothing of it before [`Output::place`].
+    /// Begins to write a file of about `bytes` bytes, with its checksum if known. Readers cannot see it before
+    /// [`Output::place`].
     ///
     /// # Errors
-    /// When the store does not take it.
+    /// When the store rejects it.
     pub async fn upload_copy(&self, name: &str, bytes: u64, sha256: Option<&str>) -> Result<ShardUpload> {
         let bucket = match &self.backend {
             Backend::Disk(_) => {
@@ -35,7 +36,7 @@ impl Output {
                 let known: Vec<_> = sha256.map(|sha256| (SHA256, sha256)).into_iter().collect();
                 uploads.create(&path, &known).await
             }
-            // no way to give metadata to an upload of parts: the size is all that tells then
+            // This store cannot attach metadata to a multipart upload, so later checks compare only the size.
             None => bucket.multipart.create_multipart(&path).await,
         };
         let id = id.map_err(|e| self.failed(&e, "write", name))?;
@@ -43,10 +44,10 @@ impl Output {
         Ok(ShardUpload::to_store(Arc::clone(&bucket.multipart), path, id, sending, Arc::clone(&self.parts)))
     }
 
-    /// Makes a copied file visible under its name and makes sure that it is there with its size.
+    /// Makes a copied file visible under its name, and verifies that it exists with the right size.
     ///
     /// # Errors
-    /// When the store does not take it, or has something else under the name.
+    /// When the store rejects it, or has a different file of that name.
     pub async fn place(&self, staged: Staged, name: &str) -> Result<()> {
         let done = match (&staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => {
@@ -65,7 +66,7 @@ impl Output {
             },
             (StagedKind::Store { .. }, Backend::Disk(_) | Backend::Web(_)) => Ok(()),
         };
-        // an answer that was lost makes the second try fail: what counts is what is there
+        // If the response was lost, the retry fails although the first request succeeded. Only the stored file counts.
         match (self.copied(name).await?, done) {
             (Some(there), _)
                 if there.bytes == staged.bytes && there.sha256.as_ref().is_none_or(|s| *s == staged.sha256) =>
@@ -88,11 +89,11 @@ impl Output {
     /// Writes a small file with its checksum.
     ///
     /// # Errors
-    /// When the store does not take it.
+    /// When the store rejects it.
     pub async fn put_copy(&self, name: &str, bytes: Bytes, sha256: &str) -> Result<()> {
         self.still_ours().await?;
         if self.folder().is_some() {
-            // a disk has no place for the checksum
+            // A disk cannot store the checksum.
             return self.put(name, bytes.into()).await;
         }
         let sha256 = (Attribute::Metadata(SHA256.into()), AttributeValue::from(sha256.to_owned()));
@@ -101,10 +102,10 @@ impl Output {
         put.map(drop).map_err(|e| self.failed(&e, "write", name))
     }
 
-    /// What is there under a name: its size, and the checksum that was put beside it.
+    /// Returns the size and the checksum of a file, or `None` if it does not exist.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn copied(&self, name: &str) -> Result<Option<Copied>> {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match self.store.get_opts(&Path::from(name), options).await {
@@ -118,11 +119,11 @@ impl Output {
     }
 }
 
-/// A file that is there already.
+/// A file that exists in the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Copied {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its checksum as the metadata has it; disks have none.
+    /// Checksum from the object's metadata; always `None` on a disk.
     pub sha256: Option<String>,
 }

@@ -1,10 +1,10 @@
-//! What an output asks of a disk's file system itself, beside what its object store does: durable files, locks, empty folders.
+//! File system operations that an object store does not offer: durable files, locks, removing empty folders.
 //!
-//! All of it blocks, so it runs through [`blocking`]; the lint `disallowed_methods` holds the rest of [`super`] to that. What must be
-//! durable in which order is decided in [`super::commit`]:
+//! All of them block and therefore run through [`blocking`]. The lint `disallowed_methods` enforces that in the rest of
+//! [`super`]. [`super::commit`] decides the order in which things become durable:
 //!
 //! ```text
-//!   bytes of a file ── sync_file ──► its name ── sync_folder ──► what says that it is there
+//!   bytes of a file ── sync_file ──► its name ── sync_folder ──► the record that says it exists
 //! ```
 
 #![allow(clippy::disallowed_methods, reason = "every function here runs its work through `blocking`")]
@@ -18,22 +18,23 @@ use std::time::Duration;
 use super::below;
 use stillhouse_base::storage::blocking;
 
-/// Files that this process began to write: for names that no other writer has.
+/// Number of files that this process has begun to write; makes temporary names unique.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a file's bytes durable.
+/// Makes the bytes of a file durable.
 pub(super) async fn sync_file(path: PathBuf) -> io::Result<()> {
     blocking(move || File::open(path)?.sync_all()).await
 }
 
-/// Makes the names in a folder durable, where the file system can do that to a folder.
+/// Makes the names in a folder durable, if the file system supports it.
 pub(super) async fn sync_folder(path: PathBuf) -> io::Result<()> {
     blocking(move || sync_names(&path)).await
 }
 
-/// Puts a file whole: bytes, name and folder are durable when it is back, and a crash leaves the old file or the new one.
+/// Writes a file atomically. Bytes, name and folder are durable on return; a crash leaves either the old file or the
+/// new one.
 ///
-/// What is under way has a name that object_store hides from lists (`X#N`).
+/// The temporary file has a name that object_store hides from listings (`X#N`).
 pub(super) async fn put(path: PathBuf, bytes: Vec<u8>) -> io::Result<()> {
     blocking(move || {
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -54,7 +55,8 @@ pub(super) async fn put(path: PathBuf, bytes: Vec<u8>) -> io::Result<()> {
     .await
 }
 
-/// Files under these folders that [`put`] began and did not end, as one that was killed does; `is_ours` judges the name they were to have.
+/// Finds files in these folders that [`put`] began and did not finish because its process was killed. `is_ours` checks
+/// the intended name.
 pub(super) async fn unfinished(folders: Vec<PathBuf>, is_ours: fn(&str) -> bool) -> io::Result<Vec<PathBuf>> {
     let look = move || {
         let mut found = Vec::new();
@@ -67,7 +69,7 @@ pub(super) async fn unfinished(folders: Vec<PathBuf>, is_ours: fn(&str) -> bool)
                 let entry = entry?;
                 let name = entry.file_name();
                 let meant = name.to_str().and_then(|name| name.rsplit_once('#'));
-                // as `put` names them: the process, and its number in ten digits
+                // The suffix that `put` adds: the process id and a number of ten digits.
                 let ours = meant.is_some_and(|(meant, number)| {
                     number.len() > 10 && number.bytes().all(|digit| digit.is_ascii_digit()) && is_ours(meant)
                 });
@@ -82,7 +84,7 @@ pub(super) async fn unfinished(folders: Vec<PathBuf>, is_ours: fn(&str) -> bool)
     blocking(look).await
 }
 
-/// Removes files; one that is gone already is no error.
+/// Removes files. A missing file is not an error.
 pub(super) async fn remove_files(files: Vec<PathBuf>) -> io::Result<()> {
     let remove = move || {
         files.into_iter().try_for_each(|file| match fs::remove_file(file) {
@@ -95,7 +97,7 @@ pub(super) async fn remove_files(files: Vec<PathBuf>) -> io::Result<()> {
 
 fn sync_names(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
-        // network file systems have no such call for folders: names are durable there when the server says so
+        // Network file systems have no fsync for folders: a name is durable once the server has replied.
         Err(e) if matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
         synced => synced,
     }
@@ -109,22 +111,22 @@ pub(super) async fn make_folder(path: PathBuf) -> io::Result<()> {
     blocking(move || fs::create_dir_all(path)).await
 }
 
-/// Refuses links where a folder below `root` is expected.
+/// Fails if a folder below `root` is a symbolic link.
 pub(super) async fn refuse_links(root: PathBuf, names: &'static [&'static str]) -> io::Result<()> {
     blocking(move || below::refuse_links(&root, names)).await
 }
 
-/// Removes a file below `root` that no link leads to, where it is there.
+/// Removes a file below `root`, if it exists, without following links.
 pub(super) async fn remove_file(root: PathBuf, name: String) -> io::Result<()> {
     blocking(move || below::remove_file(&root, &name)).await
 }
 
-/// Removes a folder below `root` that no link leads to, with all that is in it, where it is there.
+/// Removes a folder below `root` with its contents, if it exists, without following links.
 pub(super) async fn remove_folder(root: PathBuf, name: String) -> io::Result<()> {
     blocking(move || below::remove_folder(&root, &name)).await
 }
 
-/// Removes a file, then those folders that are empty then, in order; what cannot go stays.
+/// Removes a file, then each of the folders in order if it is empty. Failures are ignored.
 pub(super) async fn tidy(file: Option<PathBuf>, folders: Vec<PathBuf>) {
     let work = move || {
         if let Some(file) = file {
@@ -140,11 +142,13 @@ pub(super) async fn tidy(file: Option<PathBuf>, folders: Vec<PathBuf>) {
     }
 }
 
-/// Whoever looks whether a lock is held ([`lock_holder`]) has it for that instant: so it is tried again.
+/// Attempts to lock. [`lock_holder`] takes the lock for a moment when another process checks it, so one failure proves
+/// nothing.
 const TRIES: u32 = 3;
 const BETWEEN: Duration = Duration::from_millis(20);
 
-/// Locks a file, which is made where it is not there, and takes out of it who had it; `None` where another process has it.
+/// Locks a file, creating it if it is missing, and erases the previous holder's name. Returns `None` if another process
+/// holds it.
 pub(super) async fn lock(path: PathBuf) -> io::Result<Option<File>> {
     blocking(move || {
         let file = open_lock(&path)?;
@@ -160,22 +164,22 @@ pub(super) async fn lock(path: PathBuf) -> io::Result<Option<File>> {
     .await
 }
 
-/// Writes into a lock who has it.
+/// Writes the holder's name into a lock file.
 pub(super) async fn name_holder(path: PathBuf, holder: String) -> io::Result<()> {
     blocking(move || fs::write(path, holder)).await
 }
 
-/// Gives a lock free, as empty as it was.
+/// Releases a lock and erases the holder's name.
 pub(super) async fn unlock(lock: File) -> io::Result<()> {
     blocking(move || lock.set_len(0)).await
 }
 
-/// What is in it stays: it may be another's.
+/// Does not truncate: the content may belong to another holder.
 fn open_lock(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create(true).truncate(false).open(path)
 }
 
-/// Who has a lock; `None` where nobody has.
+/// Returns the holder of a lock, or `None` if it is free.
 pub(super) async fn lock_holder(path: PathBuf) -> io::Result<Option<String>> {
     blocking(move || {
         let mut file = match File::open(path) {
@@ -195,7 +199,7 @@ pub(super) async fn lock_holder(path: PathBuf) -> io::Result<Option<String>> {
     .await
 }
 
-/// Keeps others from passing [`all_let_go`] as long as the file is open.
+/// Takes a shared lock, which makes [`all_let_go`] return false while the file is open.
 pub(super) async fn hold(path: PathBuf) -> io::Result<File> {
     blocking(move || {
         let file = open_lock(&path)?;
@@ -205,7 +209,7 @@ pub(super) async fn hold(path: PathBuf) -> io::Result<File> {
     .await
 }
 
-/// Whether nobody holds a file ([`hold`]), or it is not there. With `remove` it goes then.
+/// Whether nobody holds a file ([`hold`]) or it does not exist. If nobody does and `remove` is set, removes the file.
 pub(super) async fn all_let_go(path: PathBuf, remove: bool) -> io::Result<bool> {
     blocking(move || {
         let file = match File::options().read(true).write(true).open(&path) {
@@ -222,7 +226,8 @@ pub(super) async fn all_let_go(path: PathBuf, remove: bool) -> io::Result<bool> 
     .await
 }
 
-/// A file by its real path, or as seen from the working directory where it is below that; `None` where it is not there.
+/// Returns the canonical path of a file, relative to the working directory if it is below that, or `None` if it does
+/// not exist.
 pub(super) async fn found(path: PathBuf) -> Option<PathBuf> {
     let look = move || {
         let file = path.canonicalize()?;
@@ -233,7 +238,7 @@ pub(super) async fn found(path: PathBuf) -> Option<PathBuf> {
     blocking(look).await.ok().flatten()
 }
 
-/// `to` as seen from `from`; both must exist. Relative, so that nothing of the machine gets into the output.
+/// Returns the path of `to` relative to `from`, so that the output holds no absolute path. Both must exist.
 pub async fn relative(from: PathBuf, to: PathBuf) -> Option<PathBuf> {
     let seen = blocking(move || {
         let (from, to) = (from.canonicalize()?, to.canonicalize()?);

@@ -1,4 +1,4 @@
-//! Small files of an output, and lists of files.
+//! Reads, writes and lists files of an output.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +16,14 @@ use super::{Output, disk};
 
 const PIECE: u64 = 8 << 20;
 const PIECES_AT_ONCE: usize = 2;
-/// Rounds of a put that others were quicker than.
+/// Maximum attempts at a conditional put that other writers preceded.
 const MOST_ROUNDS: u32 = 20;
 
 impl Output {
-    /// Puts a file whole; on a disk it is durable then, and its bytes are before its name.
+    /// Writes a file atomically. On a disk it is durable on return, and its bytes are durable before its name.
     ///
     /// # Errors
-    /// When the store does not take it.
+    /// When the store rejects it.
     pub async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
         let put = match self.folder() {
             Some(root) => disk::put(root.join(name), bytes).await.map_err(of_disk),
@@ -32,17 +32,21 @@ impl Output {
         put.map_err(|e| self.failed(&e, "write", name))
     }
 
-    /// Puts a file of the data set, where this run still has the output: one that has slept would put it over that of the run that came after it.
+    /// Writes a file of the data set if this run still holds the output. A run that was suspended must not overwrite
+    /// the file of its successor.
     ///
     /// ```text
-    ///   what is there? (version v, or nothing) ─► still ours? ─► put, if v is there still (If-Match), or nothing is (If-None-Match)
+    ///   read the version v, or that the file is missing ─► still ours? ─► put if v is unchanged (If-Match),
+    ///                                                                     or if it is still missing (If-None-Match)
+    ///   missing (If-None-Match)
     /// ```
     ///
-    /// What is there when this run is seen to hold the output was put before it was lost; what the next run puts has another version. So a put that sleeps in
-    /// this process, or on its way, is refused when it wakes. A store without conditions has only the look.
+    /// When the check finds that this run holds the output, the file that was read is older than any loss of it. A
+    /// successor's file would have another version. A put delayed in this process or in the network is therefore
+    /// refused. A store without conditional puts relies on the check alone.
     ///
     /// # Errors
-    /// When another run has it, or when the store does not take it.
+    /// When another run holds the output, or when the store rejects the file.
     pub async fn put_own(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
         if self.folder().is_some() || !self.conditional {
             self.still_ours().await?;
@@ -58,7 +62,8 @@ impl Output {
             self.still_ours().await?;
             match self.store.put_opts(&path, payload.clone(), mode.into()).await {
                 Ok(_) => return Ok(()),
-                // a sleeper's was quicker, or this one's own, whose answer was lost: the next look tells
+                // Another writer was first, or an earlier put of this one whose response was lost. The next round finds
+                // out.
                 Err(e) if is_refusal(&e) || matches!(e, object_store::Error::NotFound { .. }) => {}
                 Err(e) => return Err(self.failed(&e, "write", name)),
             }
@@ -67,7 +72,7 @@ impl Output {
         Err(PipelineError::new(ErrorKind::Output, message))
     }
 
-    /// The same, for a value as JSON.
+    /// Like [`Output::put_own`], for a value as JSON.
     ///
     /// # Errors
     /// As [`Output::put_own`].
@@ -75,15 +80,15 @@ impl Output {
         self.put_own(name, json(name, value)?).await
     }
 
-    /// Puts a value as JSON.
+    /// Writes a value as JSON.
     ///
     /// # Errors
-    /// When the store does not take it.
+    /// When the store rejects it.
     pub async fn put_json<T: Serialize>(&self, name: &str, value: &T) -> Result<()> {
         self.put(name, json(name, value)?).await
     }
 
-    /// Puts a value as JSON where there is none.
+    /// Writes a value as JSON unless the file exists.
     pub(super) async fn create_json<T: Serialize>(&self, name: &str, value: &T) -> object_store::Result<()> {
         let path = Path::from(name);
         let bytes =
@@ -108,17 +113,17 @@ impl Output {
         }
     }
 
-    /// A value from JSON; `None` when there is no such file.
+    /// Reads a JSON file; returns `None` if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be read or is not what it should be.
+    /// When it cannot be read or parsed.
     pub async fn get_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let Some(bytes) = self.get(name).await? else { return Ok(None) };
         let context = || format!("cannot read {}", self.shown(name));
         serde_json::from_slice(&bytes).map(Some).map_err(PipelineError::dataset(context()))
     }
 
-    /// A small file whole; `None` when it is not there.
+    /// Reads a small file; returns `None` if it does not exist.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -134,8 +139,8 @@ impl Output {
         }
     }
 
-    /// A file of any size and a known length in pieces of 8 MB, of which one is read ahead; a broken connection
-    /// costs one piece.
+    /// Streams a file of known size in pieces of 8 MiB and reads one piece ahead. A broken connection costs at most one
+    /// piece.
     pub fn pieces(&self, name: &str, bytes: u64) -> impl Stream<Item = Result<Bytes>> {
         let path = Path::from(name);
         futures::stream::iter((0..bytes).step_by(PIECE as usize))
@@ -147,7 +152,7 @@ impl Output {
             .map_err(|e| self.failed(&e, "read", name))
     }
 
-    /// Reads a file of any size in pieces and gives its sha256 and size.
+    /// Reads a file of any size in pieces. Returns its SHA-256 and size.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -164,18 +169,18 @@ impl Output {
         Ok((hex::encode(hasher.finalize()), size))
     }
 
-    /// Whether a file is there.
+    /// Whether a file exists.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn exists(&self, name: &str) -> Result<bool> {
         Ok(self.size(name).await?.is_some())
     }
 
-    /// Size of a file; `None` when it is not there.
+    /// Returns the size of a file, or `None` if it does not exist.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn size(&self, name: &str) -> Result<Option<u64>> {
         match self.store.head(&Path::from(name)).await {
             Ok(meta) => Ok(Some(meta.size)),
@@ -184,7 +189,7 @@ impl Output {
         }
     }
 
-    /// Files under a folder with their sizes, by name.
+    /// Lists the files under a folder with their sizes, by name.
     ///
     /// # Errors
     /// When the store cannot list them.
@@ -197,18 +202,18 @@ impl Output {
             .map_err(|e| self.failed(&e, "list", folder))
     }
 
-    /// Removes the mark of work that has ended.
+    /// Removes the marker file of finished work.
     ///
     /// # Errors
-    /// When the store does not.
+    /// When the store fails.
     pub async fn remove_mark(&self, name: &str) -> Result<()> {
         self.delete(name).await
     }
 
-    /// Removes a file, if it is there.
+    /// Removes a file if it exists.
     ///
     /// # Errors
-    /// When the store refuses.
+    /// When the store fails.
     pub async fn delete(&self, name: &str) -> Result<()> {
         if let Some(root) = self.folder() {
             return self.removed(disk::remove_file(root.to_owned(), name.to_owned()).await, name);
@@ -219,7 +224,8 @@ impl Output {
         }
     }
 
-    /// Removes every file under a folder; on a disk the folder, too, with what the store hides because it is unfinished.
+    /// Removes every file under a folder. On a disk it also removes the folder and the unfinished files that the store
+    /// hides.
     pub(super) async fn remove_under(&self, folder: &str) -> Result<()> {
         if let Some(root) = self.folder() {
             return self.removed(disk::remove_folder(root.to_owned(), folder.to_owned()).await, folder);
@@ -234,14 +240,14 @@ impl Output {
         removed.map_err(|e| PipelineError::caused(ErrorKind::Output, format!("cannot remove {}", self.shown(name)), e))
     }
 
-    /// Makes the bytes of a file on a disk durable before it gets the name under which it counts.
+    /// Makes the bytes of a file on a disk durable, before it gets its final name.
     pub(super) async fn sync(&self, name: &str) -> Result<()> {
         let Some(root) = self.folder() else { return Ok(()) };
         let context = format!("cannot sync {}", self.shown(name));
         disk::sync_file(root.join(name)).await.map_err(PipelineError::output(context))
     }
 
-    /// Makes the name of a file on a disk durable before something says that it is there.
+    /// Makes the name of a file on a disk durable, before a record says that it exists.
     pub(super) async fn sync_name(&self, name: &str) -> Result<()> {
         let Some(root) = self.folder() else { return Ok(()) };
         let path = root.join(name);
@@ -251,7 +257,7 @@ impl Output {
     }
 }
 
-/// As the store of a disk tells it.
+/// Converts an I/O error to the error that object_store's local store would return.
 pub(super) fn of_disk(error: std::io::Error) -> object_store::Error {
     object_store::Error::Generic { store: "LocalFileSystem", source: error.into() }
 }

@@ -1,4 +1,4 @@
-//! What makes a job the job that it is: the hash of everything that decides the bytes of its shards, and what went into it.
+//! The identity of a job: a hash of everything that decides the bytes of its shards, and the values that it covers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,54 +13,54 @@ use stillhouse_schemas::manifest::Appended;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::file_state::FileState;
 
-/// The hash of a job, and what went into it.
+/// The hash of a job and the values that it covers.
 #[derive(Debug, Clone)]
 pub struct JobHash {
-    /// sha256, in hexadecimal.
+    /// SHA-256 in hexadecimal.
     pub hash: String,
-    /// sha256 of the tokenizer as the data set will hold it.
+    /// SHA-256 of the tokenizer as the data set stores it.
     pub tokenizer: String,
-    /// sha256 of the teacher's files, by name.
+    /// SHA-256 of each of the teacher's files, by name.
     pub teacher: BTreeMap<String, String>,
-    /// Everything but the input that decides the bytes of the shards.
+    /// Everything except the input that decides the bytes of the shards.
     pub identity: Value,
-    /// The files of the input, in order: those of the first run, then those that were appended.
+    /// The input files in order: those of the first run, then appended ones.
     pub files: Vec<PlannedFile>,
-    /// What was appended, each the next of `files` (`--append`).
+    /// The appends (`--append`). Each covers the next files of `files`.
     pub appended: Vec<Appended>,
-    /// What the teacher's files were when they were hashed.
+    /// State of the teacher's files when they were hashed.
     pub stamps: Vec<Stamp>,
 }
 
 impl JobHash {
-    /// The hash of an identity and its files, with nothing appended; of tokenizer and teacher it keeps nothing.
+    /// Hashes an identity and its files, without appends. The tokenizer, teacher and stamps stay empty.
     pub fn of_identity(identity: Value, files: Vec<PlannedFile>) -> Self {
         let hash = hash_of(&identity, &files, &[]);
         let (tokenizer, teacher, appended, stamps) = (String::new(), BTreeMap::new(), Vec::new(), Vec::new());
         Self { hash, tokenizer, teacher, identity, files, appended, stamps }
     }
 
-    /// The same job with other files, or in another order.
+    /// The same job with other files, or with its files in another order.
     pub fn of_files(&self, hash: String, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
         Self { hash, files, appended, ..self.clone() }
     }
 
-    /// Makes sure that the teacher's files are still those that were hashed.
+    /// Checks that the teacher's files have not changed since they were hashed.
     ///
     /// # Errors
-    /// When one was changed or cannot be looked at.
+    /// When a file has changed or cannot be read.
     pub fn teacher_is_still(&self) -> Result<()> {
         self.stamps.iter().try_for_each(Stamp::check)
     }
 }
 
 impl JobHash {
-    /// Whether a commit with this hash is of this job: its own, or the job's before files were appended.
+    /// Whether a commit with this hash belongs to this job, now or before files were appended.
     pub fn counts(&self, job_hash: &str) -> bool {
         self.hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
     }
 
-    /// The same job where these files came later; `None` where it does not have them.
+    /// The same job with these files appended later. `None` if it does not have one of them.
     pub fn arranged(&self, appended: &[Appended]) -> Option<Self> {
         let by_name: BTreeMap<&str, &PlannedFile> = self.files.iter().map(|f| (f.name.as_str(), f)).collect();
         let later: Vec<&str> = appended.iter().flat_map(|a| &a.files).map(String::as_str).collect();
@@ -71,14 +71,15 @@ impl JobHash {
         Some(self.with_files(files, appended.to_vec()))
     }
 
-    /// The same job with other files, and the hash of that.
+    /// The same job with other files, and the hash recomputed.
     pub fn with_files(&self, files: Vec<PlannedFile>, appended: Vec<Appended>) -> Self {
         let hash = hash_of(&self.identity, &files, &appended);
         self.of_files(hash, files, appended)
     }
 }
 
-/// The hash of what decides the bytes of the shards, with the files in the order in which they were given or appended.
+/// Hashes everything that decides the bytes of the shards. The order of the files is the order in which they were given
+/// or appended.
 pub fn hash_of(identity: &Value, files: &[PlannedFile], appended: &[Appended]) -> String {
     let names: Vec<Value> = files.iter().map(|f| json!([f.name, f.state.bytes])).collect();
     let mut of = json!({"of": identity, "files": names});
@@ -88,19 +89,19 @@ pub fn hash_of(identity: &Value, files: &[PlannedFile], appended: &[Appended]) -
     hex::encode(Sha256::digest(of.to_string().as_bytes()))
 }
 
-/// A file of the input, as the plan keeps it.
+/// An input file as the plan records it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedFile {
-    /// As the job's path or glob yields it; the splits name it so.
+    /// Path from the job's path or glob. Splits use this name.
     pub path: String,
-    /// Below the common folder of all files of the input.
+    /// Path relative to the common folder of all input files.
     pub name: String,
-    /// What its store said of it.
+    /// Size and version according to its store.
     #[serde(flatten)]
     pub state: FileState,
 }
 
-/// What a file of this machine was, so that a change is noticed.
+/// Size and modification time of a local file, to detect changes.
 #[derive(Debug, Clone)]
 pub struct Stamp {
     path: PathBuf,
@@ -114,10 +115,10 @@ impl Stamp {
         found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot look at {}", path.display()), e))
     }
 
-    /// That of a file as it is now.
+    /// Records the current state of a file.
     ///
     /// # Errors
-    /// When it cannot be looked at.
+    /// When the file's metadata cannot be read.
     pub fn of(path: &Path) -> Result<Self> {
         Ok(Self { path: path.to_owned(), state: Self::look(path)? })
     }

@@ -1,17 +1,18 @@
-//! Several processes at one job: one holds the output, the others work for it.
+//! Several processes work on one job: one holds the output, the others are its workers.
 //!
 //! ```text
-//!   holder: lock, plan ──ticket──► worker: join ─► splits, each committed as always
-//!      └─ ends, or loses the output ─────────────► its workers' next commit is refused
+//!   holder: lock, plan ──ticket──► worker: join ─► splits, each committed as usual
+//!      └─ ends, or loses the output ─────────────► the next commit of its workers is refused
 //! ```
 //!
-//! A worker takes no lock of its own. Before each commit it makes sure that the run it works for still holds the output: on a disk its lock, in
-//! a store its lease; each names its holder. So two jobs on one output stay impossible, and a split that two workers made is committed once,
-//! as ever.
+//! A worker takes no lock of its own. Before each commit it checks that its run still holds the output, by the holder's
+//! name in the lock (disk) or the lease (store). Two jobs on one output therefore stay impossible, and a split that two
+//! workers make is committed once.
 //!
-//! A worker may sleep between the look and the commit, for as long as it likes. In a store the commit itself is conditional. On a disk a
-//! worker holds `_stillhouse/commits` (shared) around both, and a run that takes the output over waits, once the lock does not name the one before, until
-//! nobody holds it: who comes later sees another name, or none.
+//! A worker may be suspended between the check and the commit for any time. In a store the commit itself is
+//! conditional. On a disk a worker holds a shared lock on `_stillhouse/commits` during both. A run that takes over the
+//! output first clears the holder's name, then waits until nobody holds that lock. A later worker sees another name, or
+//! none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -28,59 +29,59 @@ use stillhouse_schemas::manifest::ShardRecord;
 use super::commit::{CommitRecord, split_record};
 use super::{Backend, Output, Pulse, REQUESTS, STATE, disk, lease};
 
-/// What the workers are at.
+/// Folder of the workers' reports.
 pub(super) const WORKERS: &str = "_stillhouse/workers";
-/// Locked, shared, by workers that commit on a disk.
+/// File on which workers hold a shared lock while they commit on a disk.
 const COMMITS: &str = "commits";
-/// How long a run waits for the commits of others: each takes the time of a few system calls.
+/// Interval at which a run checks for commits in progress. A commit takes a few system calls.
 const WAIT: Duration = Duration::from_millis(50);
 const WAITS: u32 = 200;
 
-/// What a worker needs to work for the run that holds an output.
+/// What a worker needs to join the run that holds an output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
     /// Hash of the job.
     pub job_hash: String,
-    /// Who holds the output: the lease in a store, the lock on a disk.
+    /// Name of the holder of the output: of the lease in a store, of the lock on a disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
 }
 
-/// What a worker is at, for whoever looks on.
+/// A worker's report of its current work.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AtWork {
-    /// Its name, for a person.
+    /// The worker's name, for display.
     pub worker: String,
-    /// The run that it works for, as the ticket names it.
+    /// Holder of the output for which it works, as in the ticket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
-    /// The splits that it makes.
+    /// The splits in progress.
     pub splits: Vec<SplitAtWork>,
-    /// Why this process makes nothing of the job, where its machine cannot and others may.
+    /// Why this machine cannot make splits of the job, if it cannot; others may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cannot: Option<String>,
-    /// How often it has told, so that one who stands still is known from one who is dead.
+    /// Number of reports so far. It distinguishes a stalled worker from a dead one.
     #[serde(default)]
     pub told: u64,
-    /// What it has counted since it joined the run.
+    /// Counts since the worker joined the run.
     #[serde(default)]
     pub progress: Progress,
-    /// What its user should know of; the last of them.
+    /// The latest warnings for the user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<Warning>,
 }
 
-/// Something that a worker warns of.
+/// A warning of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// Its number among this worker's, from 1.
+    /// Number of the warning for this worker, from 1.
     pub number: u64,
-    /// In words.
+    /// The message.
     pub message: String,
 }
 
 impl AtWork {
-    /// Of a worker that has not begun.
+    /// The report of a worker that has not begun.
     pub fn new(worker: &str, output: &Output) -> Self {
         Self {
             worker: worker.into(),
@@ -94,37 +95,37 @@ impl AtWork {
     }
 }
 
-/// Where a split stands.
+/// Progress of a split.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SplitAtWork {
-    /// Which.
+    /// The split's number.
     pub split: SplitId,
-    /// What it reads.
+    /// The input that it reads.
     pub reads: String,
-    /// Its stages, in the order of the pipeline.
+    /// Its stages in pipeline order.
     pub stages: Vec<StageStatus>,
-    /// What this attempt has counted.
+    /// Counts of this attempt.
     #[serde(default)]
     pub counts: SplitCounts,
 }
 
-/// What is counted of one attempt at a split, and of its shard once that is committed; named as in [`Progress`].
+/// Counts of one attempt at a split, and of its shard once committed. The names match [`Progress`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SplitCounts {
     /// Documents read.
     pub documents: u64,
     /// Bytes of text read.
     pub text_bytes: u64,
-    /// Tokens of text.
+    /// Text tokens.
     pub tokens: u64,
     /// Sequences packed.
     pub sequences: u64,
-    /// Tokens that the teacher has gone over.
+    /// Tokens processed by the teacher.
     pub teacher_tokens: u64,
 }
 
 impl SplitCounts {
-    /// Adds those of another split.
+    /// Adds the counts of another split.
     pub fn add(&mut self, other: &Self) {
         self.documents += other.documents;
         self.text_bytes += other.text_bytes;
@@ -135,26 +136,26 @@ impl SplitCounts {
 }
 
 impl SplitAtWork {
-    /// Rows that came out of all stages.
+    /// Sum of the rows that all stages have emitted.
     pub fn rows(&self) -> u64 {
         self.stages.iter().map(|stage| stage.rows).sum()
     }
 }
 
 impl Output {
-    /// Tells what a worker is at.
+    /// Writes a worker's report.
     ///
     /// # Errors
-    /// When the store does not take it.
+    /// When the store rejects it.
     pub async fn report(&self, id: &str, at: &AtWork) -> Result<()> {
         self.put_json(&format!("{WORKERS}/{id}.json"), at).await
     }
 
-    /// What the workers of this run are at, by the names of their reports; those that have died since are among them. One listing, and a
-    /// request for each.
+    /// Reads the reports of this run's workers, by report name, including those of workers that have died. Costs one
+    /// listing and one request per report.
     ///
     /// # Errors
-    /// When the store does not answer.
+    /// When the store fails.
     pub async fn reports(&self) -> Result<BTreeMap<String, AtWork>> {
         let names = self.list(WORKERS).await?.into_keys();
         let report = |name: String| async move { self.get(&name).await.map(|bytes| (name, bytes)) };
@@ -162,18 +163,18 @@ impl Output {
         let mut all = BTreeMap::new();
         while let Some(report) = reports.next().await {
             let (name, bytes) = report?;
-            // what is there and no report says nothing, nor does one of a run before this
+            // ignores files that are not reports, and reports to an earlier run
             let at = bytes.and_then(|bytes| serde_json::from_slice::<AtWork>(&bytes).ok());
             all.extend(at.filter(|at| at.holder.as_ref() == self.holder.get()).map(|at| (name, at)));
         }
         Ok(all)
     }
 
-    /// Says at the output who holds it, so that workers know their run from others: on a disk in its lock; a lease says it anyway. What the
-    /// workers of a run before this one have told goes.
+    /// Publishes the holder's name so that workers recognise their run: on a disk in the lock; a lease already names
+    /// its holder. Removes the reports of an earlier run's workers.
     ///
     /// # Errors
-    /// When the disk does not take it, or the store does not remove what was told.
+    /// When the name cannot be written, or the old reports cannot be removed.
     pub async fn let_others_join(&self) -> Result<()> {
         self.remove_under(WORKERS).await?;
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
@@ -183,12 +184,12 @@ impl Output {
         disk::name_holder(path, holder).await.map_err(PipelineError::output(context))
     }
 
-    /// For the workers of the run that holds this output.
+    /// Returns the ticket for workers of the run that holds this output.
     pub fn ticket(&self) -> Ticket {
         Ticket { job_hash: self.job_hash.clone(), holder: self.holder.get().cloned() }
     }
 
-    /// The same output, for a worker of the run that gave the ticket.
+    /// Turns this output into one of a worker of the run that issued the ticket.
     #[must_use]
     pub fn joined(self, ticket: &Ticket) -> Self {
         if let Some(holder) = &ticket.holder {
@@ -197,11 +198,11 @@ impl Output {
         Self { joined: true, ..self.for_job(&ticket.job_hash) }
     }
 
-    /// For a worker that looks now and then: whether its run still holds the output, and is alive. On a disk the kernel tells that; a lease is
-    /// there after its holder was killed too, but it is not renewed then.
+    /// For periodic checks by a worker: whether its run still holds the output and is alive. On a disk the kernel
+    /// releases the lock of a dead run. In a store the lease of a killed holder remains but is no longer renewed.
     ///
     /// # Errors
-    /// When it does not, or the store cannot say.
+    /// When the run no longer holds the output or is dead, or when the store fails.
     pub async fn still_alive(&self, pulse: &mut Pulse) -> Result<()> {
         let Some(renewals) = self.renewals().await? else { return Ok(()) };
         let Some(waited) = pulse.ended(renewals) else { return Ok(()) };
@@ -209,17 +210,18 @@ impl Output {
             "{self}: the run that this worker works for has not renewed its lease for {} s, so it was killed or is cut off; this one stops",
             waited.as_secs()
         );
-        // an executor's owner is told: nobody said that the run would end
+        // Logged as a warning for the executor's operator, because the run ended without notice.
         tracing::warn!("{message}");
         Err(PipelineError::new(ErrorKind::Output, message))
     }
 
-    /// Whether this is a worker's, of a run in another process.
+    /// Whether this process is a worker of a run in another process.
     pub fn is_joined(&self) -> bool {
         self.joined
     }
 
-    /// On a disk: whether the run that this worker works for still holds the lock. A run's own process holds it itself.
+    /// On a disk, checks that the run of this worker still holds the lock. The run's own process holds the lock itself
+    /// and needs no check.
     pub(super) async fn is_locked(&self) -> Result<()> {
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
         let path = root.join(STATE).join("lock");
@@ -234,11 +236,11 @@ impl Output {
         Err(PipelineError::new(ErrorKind::Output, format!("{self}: {why}; this one stops")))
     }
 
-    /// On a disk: held by a worker around its look at the lock and its commit.
+    /// On a disk, takes the shared lock that a worker holds during its check and its commit.
     pub(super) async fn hold_commits(&self) -> Result<Option<File>> {
         match &self.backend {
             Backend::Disk(root) if self.joined => {
-                // else one that comes late would leave the file behind
+                // Without this check a late worker would create the file again and leave it behind.
                 self.is_locked().await?;
                 let path = root.join(STATE).join(COMMITS);
                 let context = format!("cannot lock {}", path.display());
@@ -248,7 +250,7 @@ impl Output {
         }
     }
 
-    /// Waits until no worker of an earlier run is between its look and its commit.
+    /// Waits until no worker of an earlier run is between its check and its commit.
     pub(super) async fn others_have_committed(&self) -> Result<()> {
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
         let path = root.join(STATE).join(COMMITS);
@@ -266,7 +268,7 @@ impl Output {
         Err(PipelineError::new(ErrorKind::Output, message).retryable())
     }
 
-    /// Takes the file away that workers held, unless one still does.
+    /// Removes the lock file of the workers' commits, unless a worker still holds it.
     pub(super) async fn forget_commits(&self) {
         let Backend::Disk(root) = &self.backend else { return };
         if let Err(e) = disk::all_let_go(root.join(STATE).join(COMMITS), true).await {
@@ -274,10 +276,11 @@ impl Output {
         }
     }
 
-    /// The record of a split that this job has committed; its shard is there. `None` where there is none, or where its upload is gone.
+    /// Returns the record of a split that this job has committed and whose shard exists. Completes the upload if
+    /// necessary. `None` if there is no record, or its upload no longer exists.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn committed(&self, split: SplitId) -> Result<Option<ShardRecord>> {
         let Some(record) = self.get_json::<CommitRecord>(&split_record(split)).await? else { return Ok(None) };
         if !self.is_own(&record) {
@@ -287,17 +290,18 @@ impl Output {
         Ok(is_there.then_some(record.shard))
     }
 
-    /// The same, for who only looks on: one whose upload is not complete yet is not there.
+    /// Like [`Output::committed`], for observers: does not complete uploads, so a split with an incomplete upload is
+    /// `None`.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn seen(&self, split: SplitId) -> Result<Option<ShardRecord>> {
         let Some(record) = self.get_json::<CommitRecord>(&split_record(split)).await? else { return Ok(None) };
         let is_there = self.is_own(&record) && self.size(&record.shard.path).await? == Some(record.shard.bytes);
         Ok(is_there.then_some(record.shard))
     }
 
-    /// Splits that this job has committed, by the names of their records: one listing.
+    /// Lists the splits that have a commit record. Costs one listing.
     ///
     /// # Errors
     /// When the store cannot list them.
@@ -323,12 +327,12 @@ mod tests {
         let sent = serde_json::to_string(&run.ticket()).unwrap();
         let worker = Output::on_disk(folder.path()).unwrap().joined(&serde_json::from_str(&sent).unwrap());
         worker.still_ours().await.unwrap();
-        // another run is refused meanwhile, of the same job too
+        // meanwhile another run is refused, even of the same job
         assert!(Output::on_disk(folder.path()).unwrap().for_job("abc").lock(&Silent).await.is_err());
         lock.release().await;
         let ended = worker.still_ours().await.unwrap_err().to_string();
         assert!(ended.ends_with("the run that this worker works for has ended; this one stops"), "{ended}");
-        // and when another one holds the same lock
+        // another run now holds the same lock
         let next = Output::on_disk(folder.path()).unwrap().for_job("abc");
         let lock = next.lock(&Silent).await.unwrap();
         next.let_others_join().await.unwrap();
@@ -337,7 +341,7 @@ mod tests {
         let (ticket, worker) = (next.ticket(), Output::on_disk(folder.path()).unwrap());
         let worker = worker.joined(&ticket);
         worker.still_ours().await.unwrap();
-        // one in the middle of its commit is waited for
+        // a new run waits for a worker in the middle of its commit
         let held = worker.hold_commits().await.unwrap();
         lock.release().await;
         let third = Output::on_disk(folder.path()).unwrap().for_job("other");

@@ -1,18 +1,20 @@
-//! One run at a time on an output: a locked file on a disk, a lease on an object store.
+//! Allows only one run at a time on an output: a locked file on a disk, a lease in an object store.
 //!
 //! ```text
 //!   none ──create (If-None-Match)──► held ──renewed every 5 s (If-Match)──► released (deleted)
 //!                                      └─ holder dead, or not renewed for 20 s ──► taken over (If-Match)
 //! ```
 //!
-//! The kernel releases a locked file when its process ends. A lease is released by its holder; one that was killed is
-//! taken over at once on the same machine, where its process is seen to be gone, and after 20 seconds elsewhere,
-//! measured by the one who waits, so clocks need not agree.
+//! The kernel releases a file lock when its process ends. The holder releases a lease. If the holder was killed, a
+//! process on the same machine sees that and takes the lease over at once. Another machine waits 20 seconds without
+//! renewal. The waiting process measures that time, so clocks need not agree.
 //!
-//! Workers of the holder look at it too ([`Pulse`]): one that was given back, or is not renewed any more, is the end of their run.
+//! The holder's workers check the lease too ([`Pulse`]). Their run has ended once the lease is released or no longer
+//! renewed.
 //!
-//! A lease saves work; it does not protect the data: a holder that slept through its own lease is stopped by the
-//! commit ([`super::commit`]) and by the condition of each file beside the shards ([`super::Output::put_own`]), whatever it believes.
+//! A lease prevents duplicate work; it does not protect the data. If a holder was suspended until its lease expired,
+//! the commit protocol ([`super::commit`]) and the conditional puts of other files ([`super::Output::put_own`]) stop
+//! it.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ use stillhouse_base::events::{Event, Observer};
 
 use super::{STATE, disk};
 
-/// How often a lease is renewed, and after how long without renewal it is void.
+/// Interval between renewals, and the time without renewal after which a lease is void.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timing {
     pub renew: Duration,
@@ -41,7 +43,7 @@ impl Default for Timing {
     }
 }
 
-/// Rounds of taking a lease: others may be quicker a few times, not forever.
+/// Maximum attempts to take a lease. Other processes may be faster a few times, but not forever.
 const MOST_ROUNDS: u32 = 20;
 
 /// Held while a run works on an output.
@@ -53,7 +55,8 @@ pub(super) enum LockKind {
 }
 
 impl Lock {
-    /// Gives the output free. A process that dies without gives it free too, on a store after a while.
+    /// Releases the output. If a process dies without doing so, the output becomes free anyway, in a store after a
+    /// while.
     pub async fn release(self) {
         match self.0 {
             LockKind::Lease(lease) => lease.release().await,
@@ -66,17 +69,17 @@ impl Lock {
     }
 }
 
-/// What the lease says of its holder.
+/// The content of the lease file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct LeaseRecord {
     /// Unique to the holder.
     holder: String,
-    /// For a person: machine and process.
+    /// Machine name, for display.
     host: String,
     process: u32,
-    /// Hash of what tells this boot of this machine and its process numbers from others; empty where not known.
+    /// Hash that identifies this boot of this machine and its PID namespace; empty if unknown.
     machine: String,
-    /// When the process started, in the machine's ticks: process numbers are used again.
+    /// When the process started, in clock ticks of the machine, because process ids are reused.
     started: String,
     renewals: u64,
 }
@@ -100,9 +103,9 @@ impl LeaseRecord {
         }
     }
 
-    /// Whether this machine can see that the holder's process is gone.
+    /// Whether this machine can see that the holder's process has ended.
     fn is_dead(&self, me: &Self) -> bool {
-        // where others' processes are hidden nothing can be said
+        // Where the processes of other users are hidden, nothing can be concluded.
         !self.machine.is_empty()
             && self.machine == me.machine
             && started(1).is_some()
@@ -110,31 +113,31 @@ impl LeaseRecord {
     }
 }
 
-/// A name that nobody else takes: for telling holders and probes apart, never for data.
+/// A unique name to distinguish holders and probes; never used in data.
 pub(super) fn unique() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }
 
-/// When a process of this machine started, in clock ticks since the boot; `None` where there is no such process, or only its exit code is
-/// left: a killed process is listed until its parent asks for that (a zombie), and does nothing any more.
+/// Returns when a process of this machine started, in clock ticks since boot. `None` if it does not exist or is a
+/// zombie: a killed process stays listed until its parent reads its exit code.
 #[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory")]
 fn started(process: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // the name of the program, in parentheses, may hold anything
+    // The program name, in parentheses, may contain any characters.
     let mut after_name = stat.rsplit_once(") ")?.1.split(' ');
     let state = after_name.next()?;
     let is_over = ["Z", "X", "x"].contains(&state);
     after_name.nth(18).filter(|_| !is_over).map(str::to_owned)
 }
 
-/// A store, and whether conditions are sent to it.
+/// A store, and whether it honours conditional puts.
 #[derive(Clone)]
 struct Conditions {
     store: Arc<dyn ObjectStore>,
     kept: bool,
 }
 
-/// A lease that is held and renewed.
+/// A lease that is held and being renewed.
 pub(super) struct Lease {
     store: Conditions,
     record: LeaseRecord,
@@ -142,8 +145,8 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Takes the lease of an output. `lost` is set when another run has taken it over. Without `conditional` it only
-    /// keeps honest runs apart: the store would let two create it.
+    /// Takes the lease of an output. Sets `lost` when another run has taken it over. Without `conditional` the lease
+    /// cannot prevent races: the store would let two runs create it.
     ///
     /// # Errors
     /// When another run holds it, or the store fails.
@@ -169,7 +172,7 @@ impl Lease {
             if rounds > 1 {
                 tokio::time::sleep(timing.renew / 10).await;
             }
-            // looked for first, because a store that ignores conditions would let a creation overwrite it
+            // Read first: a store that ignores conditions would let a create overwrite the lease.
             let Some((holder, version)) = read(&store.store).await.map_err(failed)? else {
                 match put(&store, &record, PutMode::Create).await {
                     Ok(version) => break version,
@@ -218,7 +221,7 @@ impl Drop for Lease {
     }
 }
 
-/// Looks on until the holder has not renewed its lease for long enough; an error as soon as it does.
+/// Waits until the holder has not renewed its lease for the void time. Fails as soon as it renews.
 async fn wait_till_void(store: &Arc<dyn ObjectStore>, holder: &LeaseRecord, timing: Timing, shown: &str) -> Result<()> {
     let since = Instant::now();
     while since.elapsed() < timing.void {
@@ -241,7 +244,7 @@ async fn wait_till_void(store: &Arc<dyn ObjectStore>, holder: &LeaseRecord, timi
     Ok(())
 }
 
-/// Renews until the lease is lost or the task is ended. A store that fails now is asked again.
+/// Renews the lease until it is lost or the task is aborted. Retries when the store fails.
 async fn renew(
     store: Conditions,
     mut record: LeaseRecord,
@@ -253,12 +256,12 @@ async fn renew(
         tokio::time::sleep(timing.renew).await;
         record.renewals += 1;
         let put = put(&store, &record, PutMode::Update(version.clone()));
-        // one that hangs must not outlast the lease; whether it acted shows at the next
+        // A hanging put must not outlast the lease. The next renewal shows whether it took effect.
         let Ok(renewed) = tokio::time::timeout(timing.renew, put).await else { continue };
         match renewed {
             Ok(new) => version = new,
             Err(e) if is_refusal(&e) => match read(&store.store).await {
-                // the answer to an earlier renewal was lost, the renewal was not
+                // An earlier renewal succeeded but its response was lost.
                 Ok(Some((holder, now))) if holder.holder == record.holder => version = now,
                 Ok(_) => {
                     lost.store(true, Ordering::Relaxed);
@@ -271,18 +274,18 @@ async fn renew(
     }
 }
 
-/// Who has the lease, as one sees it who asks for a holder.
+/// State of the lease from the point of view of one holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// This holder, who has renewed it so often.
+    /// Held by this holder; the number of its renewals.
     Held(u64),
-    /// Another one.
+    /// Held by another one.
     Others,
-    /// Nobody.
+    /// Free.
     Free,
 }
 
-/// Whether the lease is there and of this holder.
+/// Reads the lease and compares its holder.
 pub(super) async fn seen_by(store: &Arc<dyn ObjectStore>, holder: &str) -> object_store::Result<Seen> {
     Ok(match read(store).await? {
         Some((record, _)) if record.holder == holder => Seen::Held(record.renewals),
@@ -291,18 +294,19 @@ pub(super) async fn seen_by(store: &Arc<dyn ObjectStore>, holder: &str) -> objec
     })
 }
 
-/// How long workers wait for a renewal.
+/// Time that workers wait for a renewal.
 fn patience(timing: Timing) -> Duration {
     timing.void + 3 * timing.renew
 }
 
-/// What a worker has seen of the lease of its run: how often it was renewed, and since when it was not.
+/// A worker's view of its run's lease: the number of renewals, and when that number last changed.
 #[derive(Debug, Default)]
 pub struct Pulse(Option<(u64, Instant)>);
 
 impl Pulse {
-    /// Whether the holder is gone. A run that could not renew for less than the time after which a lease is void goes on; the renewal after
-    /// that may be under way for its time, after a pause of as long, and began a pause before: these are waited for as well.
+    /// Whether the holder is gone. A run that fails to renew for less than the void time continues. The wait also
+    /// covers three renewal intervals: the sleep before the first failed renewal, and the sleep and the request timeout
+    /// of the last one.
     fn is_over(&mut self, renewals: u64, now: Instant, timing: Timing) -> bool {
         match self.0 {
             Some((before, since)) if before == renewals => now.duration_since(since) >= patience(timing),
@@ -313,14 +317,14 @@ impl Pulse {
         }
     }
 
-    /// The same, now and at the times of every lease; how long it was waited for.
+    /// Like [`Pulse::is_over`], for the current time and the default timing. Returns the time waited.
     pub(super) fn ended(&mut self, renewals: u64) -> Option<Duration> {
         let timing = Timing::default();
         self.is_over(renewals, Instant::now(), timing).then(|| patience(timing))
     }
 }
 
-/// Who holds the lease, in words, where its process is not seen to be dead.
+/// Describes the holder of the lease, unless its process is known to be dead.
 pub(super) async fn holder(store: &Arc<dyn ObjectStore>) -> object_store::Result<Option<String>> {
     let held = read(store).await?.filter(|(holder, _)| !holder.is_dead(&LeaseRecord::mine()));
     Ok(held.map(|(holder, _)| format!("process {} on {}", holder.process, holder.host)))
@@ -330,7 +334,7 @@ fn path() -> Path {
     Path::from(format!("{STATE}/lease.json"))
 }
 
-/// The condition did not hold.
+/// Whether the condition of a conditional put failed.
 pub(super) fn is_refusal(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
 }
@@ -350,7 +354,7 @@ async fn read(store: &Arc<dyn ObjectStore>) -> object_store::Result<Option<(Leas
         Err(e) => return Err(e),
     };
     let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
-    // something else under the lease's name is nobody's lease: it is taken over once it is seen not to change
+    // A file of another format is not a valid lease. It is taken over if it does not change.
     let record = serde_json::from_slice(&got.bytes().await?).unwrap_or_else(|_| LeaseRecord {
         holder: String::new(),
         host: "an unknown machine".into(),
@@ -399,11 +403,11 @@ mod tests {
         assert!(dead.is_dead(&LeaseRecord::mine()));
         put(&kept(&store), &dead, PutMode::Create).await.unwrap();
         let lease = Lease::take(Arc::clone(&store), "memory", Timing::default(), Arc::default(), true, &Silent);
-        // far below the 20 seconds after which any lease would be void
+        // The timeout is far below the 20 s after which any lease becomes void.
         tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap().unwrap();
     }
 
-    /// A process that was killed and whose exit code nobody asked for yet, as under a container's first process, works no more.
+    /// Proves that a killed process counts as dead while it is a zombie, as under a container's first process.
     #[test]
     fn a_killed_process_is_dead_before_its_parent_has_asked_for_its_exit_code() {
         let mut killed = std::process::Command::new("sleep").arg("600").spawn().unwrap();
@@ -412,8 +416,8 @@ mod tests {
         let holder = LeaseRecord { process: killed.id(), started: began.unwrap(), ..LeaseRecord::mine() };
         assert!(!holder.is_dead(&LeaseRecord::mine()));
         killed.kill().unwrap();
-        // waits for its end and leaves the exit code where it is
-        // SAFETY: the record is written to, nothing else is touched.
+        // Waits for the process to end without reaping it.
+        // SAFETY: `waitid` writes only to `info`.
         let ended = unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             libc::waitid(libc::P_PID, killed.id(), &raw mut info, libc::WEXITED | libc::WNOWAIT)
@@ -431,7 +435,7 @@ mod tests {
         let mut look =
             |renewals: u64, seconds: u64| pulse.is_over(renewals, began + Duration::from_secs(seconds), timing);
         assert!(!look(7, 0) && !look(7, 34) && look(7, 35) && look(7, 36));
-        // it was not dead; and one that looks seldom has not seen that nothing came between
+        // a renewal proves it alive; a worker that checks rarely cannot know that nothing happened in between
         assert!(!look(8, 37) && !look(9, 200) && !look(9, 234) && look(9, 235));
     }
 

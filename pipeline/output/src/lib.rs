@@ -1,22 +1,24 @@
-//! The output, on a disk or in an object store, and the protocol by which splits are committed and a run is resumed.
+//! The output of a job, on a disk or in an object store, and the protocol that commits splits and resumes runs.
 //!
 //! ```text
-//!   <output>/data/X.parquet             shards, each visible once it is whole
+//!   <output>/data/X.parquet             shards, each visible only when complete
 //!   <output>/_stillhouse/plan.json      the job's hash and the splits
-//!                        splits/N.json  the commit of split N, see [`commit`]
-//!                        lease.json     who works on it (store)   lock (disk), see [`lease`]
+//!                        splits/N.json  the commit record of split N, see [`commit`]
+//!                        lease.json     holder of the output (store)   lock (disk), see [`lease`]
 //!                        staging/       shards being written (disk)
-//!                        input/         the rows of input.sql (disk, and a store whose splits are made elsewhere)
-//!                        workers/       while others work for the run: what they are at; commits (disk), see [`join`]
+//!                        input/         rows of input.sql (disk, and a store whose splits other processes make)
+//!                        workers/       reports of the run's workers; commits (disk), see [`join`]
 //! ```
 //!
-//! A split is done when its record is there and the shard has the size that the record says. A crash anywhere before
-//! leaves at worst a staged file or an unfinished upload, which the next run takes away, a shard without a record on
-//! a disk, which is made again with the same bytes, or a record without a shard in a store, which the next run
-//! completes. `plan.json` names the job by its hash: a run on the output of another job refuses.
+//! A split is done when its record exists and its shard has the size in the record. A crash leaves one of these:
+//! - a staged file or an unfinished upload, which the next run removes,
+//! - on a disk, a shard without a record, which the next run makes again with the same bytes,
+//! - in a store, a record without a shard, which the next run completes.
 //!
-//! The records stay when the data set is finished: a worker that wakes up late still finds that it has lost, and what is damaged later
-//! can be made again and compared (`repair`).
+//! `plan.json` identifies the job by its hash. A run refuses the output of another job.
+//!
+//! The records remain after the data set is finished. A delayed worker can then still detect that another one has
+//! committed its split, and `repair` can make a damaged shard again and compare it.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -75,43 +77,43 @@ pub use self::upload::{Sending, ShardUpload, Staged};
 use crate::identity::JobHash;
 
 const STATE: &str = "_stillhouse";
-/// The rows of `input.sql`, as long as the job runs.
+/// Folder of the rows of `input.sql`; it exists while the job runs.
 pub const INPUT: &str = "_stillhouse/input";
-/// Folders of an output, which a run writes to and removes from.
+/// Folders of an output that a run writes to and removes files from.
 const FOLDERS: [&str; 5] = ["data", INPUT, "_stillhouse/staging", "_stillhouse/splits", join::WORKERS];
-/// Small requests under way at once.
+/// Maximum number of concurrent small requests.
 const REQUESTS: usize = 16;
-/// Parts of all shards under way at once; each is in memory.
+/// Maximum number of upload parts in flight over all shards. Each is in memory.
 const PARTS_AT_ONCE: usize = 16;
 /// Name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
-/// Name of the marker that a data set is complete.
+/// Name of the file that marks a data set as complete.
 pub const SUCCESS: &str = "_SUCCESS";
 /// Name of the data set card.
 pub const CARD: &str = "README.md";
-/// Name of the tokenizer.
+/// Name of the tokenizer file.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// An output: a folder, or a prefix of an object store.
+/// An output: a folder, or a prefix in an object store.
 #[derive(Clone)]
 pub struct Output {
-    /// Rooted at the output, so that all names are those of the data set.
+    /// Rooted at the output, so that all paths are relative to the data set.
     store: Arc<dyn ObjectStore>,
     backend: Backend,
     sending: Sending,
-    /// Whether commits are conditional; false only where the job trusts to be the one writer.
+    /// Whether writes are conditional. False only if the job is configured to trust that it is the only writer.
     conditional: bool,
-    /// Set when another run has taken the output over.
+    /// Set when another run has taken over the output.
     lost: Arc<AtomicBool>,
-    /// Who holds the lease or the lock for this process, once it is taken.
+    /// Holder of the lease or the lock for this process, once taken.
     holder: Arc<OnceLock<String>>,
-    /// Whether this is a worker's, of a run in another process that holds the output.
+    /// Whether this process is a worker of a run in another process, which holds the output.
     joined: bool,
-    /// Hash of the job that writes here; empty for exports and readers.
+    /// Hash of the job that writes this output; empty for exports and readers.
     job_hash: String,
-    /// Hashes of the job before files were appended: commits of these count as well.
+    /// Hashes of the job before files were appended. Commits with these hashes count as well.
     earlier: Vec<String>,
-    /// Parts of all shards on their way at once.
+    /// Limits the upload parts in flight over all shards.
     parts: Arc<Semaphore>,
 }
 
@@ -119,11 +121,11 @@ pub struct Output {
 enum Backend {
     Disk(PathBuf),
     Store(Bucket),
-    /// A web server, by its URL: read only.
+    /// The URL of a read-only web server.
     Web(String),
 }
 
-/// Where in a store the output is.
+/// The location of the output in a store.
 #[derive(Clone)]
 struct Bucket {
     multipart: Arc<dyn MultipartStore>,
@@ -132,27 +134,27 @@ struct Bucket {
     shown: String,
 }
 
-/// What is at the output already.
+/// What the output already contains.
 #[derive(Debug)]
 pub enum Found {
     /// Nothing.
     Nothing,
-    /// This job's work, to be gone on with.
+    /// Work of this job, to be resumed.
     Resumable {
         /// Committed splits.
         done: BTreeMap<SplitId, ShardRecord>,
-        /// Commits whose last step, the completion of the upload, has not been seen.
+        /// Commits whose last step, completing the upload, is not confirmed.
         unsettled: Vec<CommitRecord>,
     },
-    /// This job's finished data set.
+    /// The finished data set of this job.
     Complete,
 }
 
 impl Output {
-    /// An output on a disk that need not exist yet; nothing is written.
+    /// Opens an output on a disk. It need not exist yet, and nothing is written.
     ///
     /// # Errors
-    /// When there is something that is not a folder.
+    /// When the path is a file.
     #[expect(
         clippy::disallowed_methods,
         reason = "three looks at one name, once for a command: it is opened before its work begins"
@@ -173,10 +175,10 @@ impl Output {
         Ok(Self::new(store, Backend::Disk(root)))
     }
 
-    /// An output in a store; nothing is written, and nothing asked of the store.
+    /// Opens an output in a store. Writes nothing and sends no request.
     ///
     /// # Errors
-    /// When the URL has no key that a store could have.
+    /// When the URL's path is not a valid object key.
     pub fn in_store(opened: &Opened, url: &StoreUrl, sending: Sending, conditional: bool) -> Result<Self> {
         let prefix = Path::parse(&url.key)
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("{url}: not a key: {e}")))?;
@@ -189,25 +191,25 @@ impl Output {
         Ok(Self { sending, conditional, ..Self::new(store, backend) })
     }
 
-    /// The same, for a job: its commits carry its hash, and those of others do not count.
+    /// Sets the job: commits carry its hash, and commits of other jobs do not count.
     #[must_use]
     pub fn for_job(self, job_hash: &str) -> Self {
         Self { job_hash: job_hash.to_owned(), ..self }
     }
 
-    /// The same for a job whose input may have grown since commits were made.
+    /// Like [`Output::for_job`], for a job to whose input files may have been appended since earlier commits.
     #[must_use]
     pub fn for_grown_job(self, hash: &JobHash) -> Self {
         let earlier = hash.appended.iter().map(|a| a.to.clone()).collect();
         Self { earlier, ..self.for_job(&hash.hash) }
     }
 
-    /// Whether a commit is of the job that writes here.
+    /// Whether a commit belongs to the job that writes this output.
     fn is_own(&self, record: &CommitRecord) -> bool {
         record.job_hash == self.job_hash || self.earlier.contains(&record.job_hash)
     }
 
-    /// The same, with uploads in parts that suit shards of about so many bytes.
+    /// Chooses an upload part size that fits shards of about this size.
     #[must_use]
     pub fn for_shards_of(self, bytes: f64) -> Self {
         Self { sending: self.sending.for_about(bytes), ..self }
@@ -228,10 +230,10 @@ impl Output {
         }
     }
 
-    /// The output at a place.
+    /// Opens the output at a location.
     ///
     /// # Errors
-    /// When the place cannot be opened: options that do not fit, no credentials.
+    /// When the location cannot be opened, for example because options conflict or credentials are missing.
     pub fn at(place: &Location, options: &Storage, storages: &Storages) -> Result<Self> {
         match place {
             Location::Disk(root) => Self::on_disk(root),
@@ -243,10 +245,10 @@ impl Output {
         }
     }
 
-    /// Makes the folder, or makes sure that the store can be written to and keeps to conditions.
+    /// Creates the folder, or checks that the store is writable and honours conditional PUTs.
     ///
     /// # Errors
-    /// When it cannot be made or written to, or when the store does not keep to `If-None-Match: *`.
+    /// When it cannot be created or written to, or when the store does not honour `If-None-Match: *`.
     pub async fn create(self, observer: &dyn Observer) -> Result<Self> {
         match &self.backend {
             Backend::Disk(root) => {
@@ -283,12 +285,12 @@ impl Output {
         }
     }
 
-    /// The store, with the output as its root.
+    /// Returns the store, rooted at the output.
     pub fn store(&self) -> &Arc<dyn ObjectStore> {
         &self.store
     }
 
-    /// The folder, where the output is on a disk.
+    /// Returns the folder of an output on a disk.
     pub fn folder(&self) -> Option<&FsPath> {
         match &self.backend {
             Backend::Disk(root) => Some(root),
@@ -296,7 +298,7 @@ impl Output {
         }
     }
 
-    /// False where the output is a folder that is not there.
+    /// Returns false if the output is a folder that does not exist.
     pub async fn has_folder(&self) -> bool {
         match self.folder() {
             Some(root) => disk::is_folder(root.to_owned()).await.unwrap_or(false),
@@ -304,23 +306,23 @@ impl Output {
         }
     }
 
-    /// Whether unfinished uploads can be found here; Azure forgets them by itself after a week.
+    /// Whether unfinished uploads can be listed. Azure cannot; it discards them itself after a week.
     pub fn lists_uploads(&self) -> bool {
         !matches!(self.backend, Backend::Store(Bucket { uploads: None, .. }))
     }
 
-    /// Whether what is here can be listed.
+    /// Whether the files of the output can be listed.
     pub fn is_listed(&self) -> bool {
         !matches!(self.backend, Backend::Web(_))
     }
 
-    /// What is told where something is to be written to a web server.
+    /// The error for an attempt to write to a web server.
     pub fn read_only(&self) -> PipelineError {
         let message = format!("{self}: a web server is only read from; valid: s3://, gs://, az:// or a local path");
         PipelineError::new(ErrorKind::Usage, message)
     }
 
-    /// A file of the output as a person names it.
+    /// Formats the path of a file of the output for messages.
     pub fn shown(&self, name: &str) -> String {
         match &self.backend {
             Backend::Disk(root) if name.is_empty() => root.display().to_string(),
@@ -330,15 +332,15 @@ impl Output {
         }
     }
 
-    /// What the store said of a file of the output.
+    /// Converts an error of the store about a file of the output.
     fn failed(&self, error: &object_store::Error, action: &str, name: &str) -> PipelineError {
         PipelineError::store(ErrorKind::Output, error, action, &self.shown(name))
     }
 
-    /// Takes the output for this process.
+    /// Locks the output for this process.
     ///
     /// # Errors
-    /// When another process has it.
+    /// When another process holds it.
     pub async fn lock(&self, observer: &dyn Observer) -> Result<Lock> {
         let root = match &self.backend {
             Backend::Disk(root) => root,
@@ -360,7 +362,8 @@ impl Output {
         Ok(lock)
     }
 
-    /// Refuses an output on a disk whose own folders are links: what they lead to is not the job's to write or remove.
+    /// Fails if folders of an output on a disk are symbolic links: a job must not write or remove files outside its
+    /// output.
     pub async fn refuse_links(&self) -> Result<()> {
         let Some(root) = self.folder() else { return Ok(()) };
         disk::refuse_links(root.to_owned(), &FOLDERS)
@@ -368,22 +371,22 @@ impl Output {
             .map_err(|e| PipelineError::new(ErrorKind::Output, e.to_string()))
     }
 
-    /// What is told where another process holds the lock.
+    /// The error when another process holds the lock.
     fn busy(&self) -> PipelineError {
         let message = format!("{self}: another run is working on this output; wait for it or stop it");
         PipelineError::new(ErrorKind::Busy, message).retryable()
     }
 
-    /// Asks the store whether the lease that this process took is still its own: before every step that would harm
-    /// another run, had it taken the output over while this process slept.
+    /// Checks with the store that this process still holds its lease. Called before every step that would harm another
+    /// run, if that run took over the output while this process was suspended.
     ///
     /// # Errors
-    /// When another run has it, or the store cannot say.
+    /// When another run holds the output, or the store fails.
     pub async fn still_ours(&self) -> Result<()> {
         self.renewals().await.map(drop)
     }
 
-    /// The same; how often the lease was renewed, where there is one.
+    /// Like [`Output::still_ours`]; returns how often the lease was renewed, if there is one.
     async fn renewals(&self) -> Result<Option<u64>> {
         if self.joined {
             self.is_locked().await?;
@@ -404,14 +407,14 @@ impl Output {
         Err(PipelineError::new(ErrorKind::Output, format!("{self}: {why}; this one stops")))
     }
 
-    /// Begins to write a shard; readers see nothing of it before it is committed.
+    /// Begins to write a shard, which is invisible to readers until it is committed.
     ///
     /// # Errors
-    /// When the store does not take it.
+    /// When the store rejects it.
     pub async fn upload(&self, shard: &str) -> Result<ShardUpload> {
         match &self.backend {
             Backend::Disk(_) => {
-                // of two workers at one split each has its own
+                // Two workers may make the same split, so each stages under its own name.
                 let own = if self.joined { format!(".{}", lease::unique()) } else { String::new() };
                 let staged = Path::from(format!("{STATE}/staging/{shard}{own}"));
                 Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged))
@@ -432,24 +435,25 @@ impl Output {
         }
     }
 
-    /// The manifest with which the data set was finished; `None` where it is not finished, or the manifest is another one by now.
+    /// Returns the manifest of the finished data set, or `None` if it is unfinished or the manifest has changed since.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn finished_manifest(&self) -> Result<Option<Bytes>> {
         let Some(there) = self.get(SUCCESS).await? else { return Ok(None) };
         let manifest = self.get(MANIFEST).await?;
         Ok(manifest.filter(|manifest| there.is_empty() || *there == marker(manifest)))
     }
 
-    /// Ends the data set: the marker, which holds the manifest's sha256, last, then the state of the run goes, but for what the next run must know.
+    /// Finishes the data set: writes the marker with the manifest's SHA-256, then removes the run's state that later
+    /// runs do not need.
     ///
     /// # Errors
-    /// When the store does not take it.
+    /// When the store rejects it.
     pub async fn finish(&self) -> Result<()> {
         let manifest = self.get(MANIFEST).await?;
         self.put_own(SUCCESS, manifest.map(|bytes| marker(&bytes)).unwrap_or_default()).await?;
-        // those whose beginning was answered by a connection that broke
+        // uploads whose creation succeeded but whose response was lost
         self.abort_uploads(false).await?;
         self.clean_state().await
     }
@@ -457,36 +461,37 @@ impl Output {
     /// Removes the state that a finished run no longer needs.
     ///
     /// # Errors
-    /// When the store refuses.
+    /// When the store fails.
     pub async fn clean_state(&self) -> Result<()> {
         if self.folder().is_some() {
             self.remove_under(&format!("{STATE}/staging")).await?;
         }
         self.remove_under(INPUT).await?;
         self.remove_under(join::WORKERS).await?;
-        // what workers began to put and were killed over
+        // reports that workers were writing when they were killed
         self.remove_unfinished().await?;
         self.forget_commits().await;
         Ok(())
     }
 
-    /// Whether a Stillhouse job has written here.
+    /// Whether a Stillhouse job has written to this output.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn is_of_a_job(&self) -> Result<bool> {
         self.exists(PLAN).await
     }
 
-    /// Whether there is nothing here at all.
+    /// Whether the output contains nothing at all.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn is_nothing(&self) -> Result<bool> {
         Ok(!self.is_of_a_job().await? && self.entries().await? == 0)
     }
 
-    /// After a run that failed before its first commit: takes away what it made of an output that was not there.
+    /// Removes what a run created if it failed before its first commit; `made_folder` tells whether it created the
+    /// folder.
     pub async fn remove_if_nothing_is_committed(&self, made_folder: bool) {
         let empty = self.list("data").await.is_ok_and(|files| files.is_empty())
             && self.list(&format!("{STATE}/splits")).await.is_ok_and(|files| files.is_empty());
@@ -503,7 +508,7 @@ impl Output {
         }
     }
 
-    /// After an export that failed: takes away what it made where not one file came through.
+    /// Removes what a failed export created if no file was exported.
     pub async fn remove_export_if_empty(&self, made_folder: bool) {
         if !self.list("data").await.is_ok_and(|files| files.is_empty()) {
             return;
@@ -522,7 +527,7 @@ impl Output {
     /// Removes everything that a Stillhouse job writes, and nothing else.
     ///
     /// # Errors
-    /// When the store refuses.
+    /// When the store fails.
     pub async fn remove(&self) -> Result<()> {
         if !self.exists(PLAN).await? {
             return Ok(());
@@ -532,14 +537,14 @@ impl Output {
         for file in [MANIFEST, CARD, TOKENIZER].into_iter().chain(SIDECAR_FILES) {
             self.delete(file).await?;
         }
-        // records and uploads before shards: what wakes up late finds nothing that it could still complete
+        // Records and uploads go before shards, so that a delayed worker finds nothing that it could complete.
         self.remove_under("_stillhouse/splits").await?;
         self.abort_uploads(false).await?;
         for name in self.list("data").await?.into_keys().filter(|name| look::is_ours(name)) {
             self.delete(&name).await?;
         }
         if let Some(root) = self.folder() {
-            // only where nothing of anybody else is in it
+            // The folder is removed only if it holds no foreign files.
             disk::tidy(None, vec![root.join("data")]).await;
         }
         self.remove_leftovers().await?;
@@ -560,7 +565,7 @@ impl fmt::Display for Output {
     }
 }
 
-/// What `_SUCCESS` holds: a line that `sha256sum --check` reads.
+/// Returns the content of `_SUCCESS`: a line that `sha256sum --check` accepts.
 fn marker(manifest: &[u8]) -> Vec<u8> {
     format!("{}  {MANIFEST}\n", hex::encode(Sha256::digest(manifest))).into_bytes()
 }

@@ -1,4 +1,4 @@
-//! What is at an output already: whose it is, what is committed, what a crash left behind.
+//! Inspects an output: which job it belongs to, what is committed, what a crash left behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
@@ -20,28 +20,28 @@ use super::{
     Backend, Bucket, CARD, Found, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk,
 };
 
-/// Says in what the job of a plan is another one, line by line.
+/// Describes, one difference per line, how the job of a plan differs from the current one.
 pub type Differs<'a> = dyn Fn(&PlanRecord) -> Vec<String> + Send + Sync + 'a;
 
-/// A manifest, of which only this counts.
+/// The field of a manifest that identifies its job.
 #[derive(Deserialize)]
 struct OfJob {
     job_hash: String,
 }
 
-/// Records that are read only to tell how much is there.
+/// Maximum number of records that are read just to report how much the output contains.
 const RECORDS_READ: usize = 2_000;
 
 impl Output {
-    /// Looks at what is there, for a job of this hash. Writes nothing.
+    /// Inspects the output for the job with this hash. Writes nothing.
     ///
     /// # Errors
-    /// When it is another job's, or not Stillhouse's at all.
+    /// When it belongs to another job, or not to Stillhouse at all.
     pub async fn look(&self, job_hash: &str) -> Result<Found> {
         self.look_as(job_hash, &|_| Vec::new()).await
     }
 
-    /// The same; `differs` says, line by line, in what another job is another.
+    /// Like [`Output::look`]; `differs` describes how another job differs, for the error message.
     ///
     /// # Errors
     /// As [`Output::look`].
@@ -75,9 +75,9 @@ impl Output {
             lines.for_each(|line| message += &format!("\n  {line}"));
             return Err(PipelineError::new(ErrorKind::Usage, message));
         }
-        // a manifest that is missing or damaged is written again, from the records
+        // A missing or damaged manifest is written again from the records.
         if let Some(manifest) = self.finished_manifest().await? {
-            // the splits in it may be many, and are read by who needs them
+            // Parse only the hash: a manifest may list many splits.
             if serde_json::from_slice::<OfJob>(&manifest).is_ok_and(|of| of.job_hash == job_hash) {
                 return Ok(Found::Complete);
             }
@@ -94,17 +94,17 @@ impl Output {
         Ok(Found::Resumable { done, unsettled })
     }
 
-    /// Whether a manifest or a record of a commit is here.
+    /// Whether the output contains a manifest or a commit record.
     async fn is_a_data_set(&self) -> Result<bool> {
         Ok(self.exists(MANIFEST).await? || !self.list(&format!("{STATE}/splits")).await?.is_empty())
     }
 
-    /// What is here of a job, in words.
+    /// Describes what the output contains of a job.
     async fn holdings(&self, plan: &PlanRecord) -> String {
         let shards = self.list("data").await.unwrap_or_default();
         let shards: Vec<u64> = shards.into_iter().filter(|(name, _)| is_ours(name)).map(|(_, bytes)| bytes).collect();
         let bytes: u64 = shards.iter().sum();
-        // a store's records may be many, and what they say is worth a few requests only
+        // A store may have many records; this message is worth only a few requests.
         let records = if shards.len() <= RECORDS_READ { self.records().await.unwrap_or_default() } else { Vec::new() };
         let own = records.iter().filter(|r| plan.counts(&r.job_hash));
         let rows = match own.clone().count() {
@@ -114,10 +114,11 @@ impl Output {
         format!("{} shards of {} splits{rows}, {bytes} bytes", shards.len(), plan.splits.len())
     }
 
-    /// Files that are not the state of a run, up to a thousand; on a disk files and folders at the top.
+    /// Counts the files that are not state of a run, up to 1,000. On a disk it counts top-level files and folders.
     pub(super) async fn entries(&self) -> Result<usize> {
         if self.folder().is_none() {
-            // some servers show folders in which nothing is left; consoles put an empty object for the folder itself
+            // Some servers list folders that no longer contain anything, and web consoles create an empty object for
+            // the folder itself.
             let state = Path::from(STATE);
             let ours = |at: &Path| at.prefix_matches(&state) || at.as_ref().is_empty();
             let files = self.store.list(None).try_filter(|meta| ready(!ours(&meta.location)));
@@ -136,7 +137,7 @@ impl Output {
         Ok(folders + listing.objects.len())
     }
 
-    /// All commits that are on record.
+    /// Reads all commit records.
     ///
     /// # Errors
     /// When the store fails, or a record is damaged.
@@ -148,7 +149,7 @@ impl Output {
         }
     }
 
-    /// All commits that are on record, and the records that are damaged: their names, and what is wrong.
+    /// Reads all commit records. Returns damaged ones separately, by name with the error.
     ///
     /// # Errors
     /// When the store fails.
@@ -173,9 +174,9 @@ impl Output {
         Ok((records, unreadable))
     }
 
-    /// Takes away what a crash left half-done and completes what was committed; gives the splits that this settles.
+    /// Cleans up after a crash: completes committed uploads and removes the rest. Returns the splits that it completed.
     ///
-    /// The caller holds the lock, so every other upload to this output is a dead one's.
+    /// The caller holds the lock, so every other upload to this output belongs to a dead process.
     ///
     /// # Errors
     /// When the store fails.
@@ -203,9 +204,9 @@ impl Output {
         Ok(settled)
     }
 
-    /// Finds uploads to this output that were begun and not ended, and aborts them unless only asked for them.
+    /// Finds unfinished uploads to this output, and aborts them unless `dry_run` is set. Returns their names.
     ///
-    /// Uploads that a commit names are not among them, nor are those of other names than a data set has.
+    /// Skips uploads that a commit record names, and uploads to names that a data set does not use.
     ///
     /// # Errors
     /// When the store fails.
@@ -218,7 +219,7 @@ impl Output {
         };
         let begun = match uploads.list(prefix).await {
             Ok(begun) => begun,
-            // what some servers say as long as there has never been one
+            // Some servers return this if there has never been an upload.
             Err(object_store::Error::NotFound { .. }) => Vec::new(),
             Err(e) => return Err(self.failed(&e, "list the uploads to", "")),
         };
@@ -232,8 +233,8 @@ impl Output {
         for upload in begun {
             let name: Path = upload.path.prefix_match(prefix).map(Iterator::collect).unwrap_or_default();
             if let Some((shard, record)) = committed.get(upload.id.as_str()) {
-                // A server that died in the middle of a completion can have both the shard and its upload. Aborting
-                // might take the shard's parts away; completing once more ends the upload.
+                // A server that crashed during a completion can have both the shard and its upload. Aborting could
+                // delete the shard's parts, but completing again ends the upload.
                 if !dry_run && self.exists(shard).await? {
                     let again = multipart.complete_multipart(&upload.path, &upload.id, record.part_ids()).await;
                     tracing::debug!(shard, ?again, "completed once more");
@@ -254,15 +255,15 @@ impl Output {
         Ok(found)
     }
 
-    /// Whether a Stillhouse job or export has been at work here.
+    /// Whether a Stillhouse job or export has written state to this output.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store fails.
     pub async fn has_state(&self) -> Result<bool> {
         Ok(!self.list(STATE).await?.is_empty())
     }
 
-    /// Files that a crash left: staged shards, probes, and on a disk what was being put.
+    /// Lists files that a crash left: staged shards, probes, and on a disk unfinished files.
     ///
     /// # Errors
     /// When the store cannot list them.
@@ -278,10 +279,10 @@ impl Output {
         Ok(found)
     }
 
-    /// Removes them.
+    /// Removes what [`Output::leftovers`] lists.
     ///
     /// # Errors
-    /// When the store refuses.
+    /// When the store fails.
     pub async fn remove_leftovers(&self) -> Result<()> {
         self.remove_unfinished().await?;
         for name in self.leftovers().await? {
@@ -290,14 +291,14 @@ impl Output {
         self.remove_under(&format!("{STATE}/staging")).await
     }
 
-    /// Removes what was being put on a disk when its process was killed.
+    /// Removes files on a disk that a killed process was writing.
     pub(super) async fn remove_unfinished(&self) -> Result<()> {
         let Some(root) = self.folder() else { return Ok(()) };
         let removed = disk::remove_files(self.unfinished(root).await?).await;
         removed.map_err(PipelineError::output(format!("cannot clean {self}")))
     }
 
-    /// Lists hide these: under its final name each was never there.
+    /// Finds unfinished files, which listings hide because they still have temporary names.
     async fn unfinished(&self, root: &FsPath) -> Result<Vec<PathBuf>> {
         let in_state = |name: &str| name.ends_with(".json");
         let in_root = |name: &str| name == SUCCESS || is_ours(name);
@@ -311,7 +312,7 @@ impl Output {
     }
 }
 
-/// Whether a data set has files of this name.
+/// Whether this is the name of a data set's file.
 pub(super) fn is_ours(name: &str) -> bool {
     [MANIFEST, CARD, TOKENIZER].contains(&name)
         || SIDECAR_FILES.contains(&name)

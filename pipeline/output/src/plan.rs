@@ -1,4 +1,5 @@
-//! The plan that a run leaves at its output, `_stillhouse/plan.json`: what others go on with, and find the job by.
+//! The plan file of an output, `_stillhouse/plan.json`. Later runs resume from it, and other commands find the job by
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,43 +13,44 @@ use super::commands::repair_command;
 use super::{INPUT, Output, disk};
 use crate::identity::PlannedFile;
 
-/// Where the plan is.
+/// Path of the plan file.
 pub const PLAN: &str = "_stillhouse/plan.json";
 
-/// What a run remembers of its plan.
+/// The content of the plan file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanRecord {
     /// Hash of everything that decides the bytes of the shards.
     pub job_hash: String,
     /// Name of the job, for messages.
     pub name: String,
-    /// The folder that the job's relative paths are relative to, as seen from the output folder.
+    /// Folder against which the job's relative paths resolve, relative to the output folder.
     #[serde(default)]
     pub job_folder: String,
-    /// The job file in it, where it was a file.
+    /// Name of the job file in that folder; empty if the job did not come from a file.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub job_file: String,
-    /// Everything but the input that decides the bytes of the shards: what the hash is of, for telling what has changed.
+    /// Everything except the input that decides the bytes of the shards. The hash covers it; kept to report what has
+    /// changed.
     #[serde(default)]
     pub identity: serde_json::Value,
-    /// The files of the input, in order, and what their stores said of them.
+    /// The input files in order, with their state in the store.
     #[serde(default)]
     pub files: Vec<PlannedFile>,
     /// The splits.
     pub splits: Vec<SplitRecord>,
-    /// The files that were appended after the first run, which are the last ones of `files` (`--append`).
+    /// The appends after the first run (`--append`); their files are the last of `files`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub appended: Vec<Appended>,
-    /// In which arithmetic the teacher computes, where there is one: a run that goes on takes the same.
+    /// Arithmetic of the teacher, if any. A resumed run must use the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherArithmetic>,
-    /// sha256 of each file of rows that `input.sql` gave, where the job has a query: the splits are of these.
+    /// SHA-256 of each file of rows that `input.sql` produced. The splits refer to these files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<String>,
 }
 
 impl PlanRecord {
-    /// The splits, with the files under the names that they have now.
+    /// Returns the splits with the files under their current names.
     pub fn splits_of(&self, now: &[PlannedFile]) -> Vec<SplitRecord> {
         let moved: BTreeMap<&str, &str> = self
             .files
@@ -66,12 +68,12 @@ impl PlanRecord {
         splits
     }
 
-    /// Whether a commit with this hash is of this plan's job: its own, or the job's before files were appended.
+    /// Whether a commit with this hash belongs to this plan's job, now or before files were appended.
     pub fn counts(&self, job_hash: &str) -> bool {
         self.job_hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
     }
 
-    /// The files of which a store says something else than when the plan was made, by their place in the list.
+    /// Returns the indices of files whose state has changed since the plan was made.
     pub fn touched(&self, now: &[PlannedFile]) -> BTreeSet<usize> {
         let pairs = self.files.iter().zip(now).enumerate();
         pairs.filter(|(_, (was, is))| !was.state.is_still(&is.state)).map(|(i, _)| i).collect()
@@ -79,10 +81,10 @@ impl PlanRecord {
 }
 
 impl Output {
-    /// Writes the plan, where there is none of another job.
+    /// Writes the plan, unless the output has one of another job.
     ///
     /// # Errors
-    /// When the store does not take it, or when another job has begun here meanwhile.
+    /// When the store rejects it, or when another job has begun in the meantime.
     pub async fn begin(&self, plan: &PlanRecord) -> Result<()> {
         self.still_ours().await?;
         match self.plan().await? {
@@ -94,10 +96,10 @@ impl Output {
         }
     }
 
-    /// Writes the plan of a job whose input is another one now, in place of the one that it had.
+    /// Replaces the plan of a job whose input has changed; `was` is the hash of the plan to replace.
     ///
     /// # Errors
-    /// When the store does not take it, or when something else has begun here meanwhile.
+    /// When the store rejects it, or when another job has begun in the meantime.
     pub async fn replan(&self, plan: &PlanRecord, was: &str) -> Result<()> {
         self.still_ours().await?;
         match self.plan().await? {
@@ -110,7 +112,7 @@ impl Output {
         }
     }
 
-    /// The plan of the job that writes or wrote here.
+    /// Reads the plan of the output; `None` if there is none.
     ///
     /// # Errors
     /// When it cannot be read or is damaged.
@@ -122,23 +124,23 @@ impl Output {
         })
     }
 
-    /// The folder of the job file, as far as it can be found from here.
+    /// Returns the folder of the job file. `None` for an output in a store.
     pub async fn job_folder(&self) -> Option<PathBuf> {
         let plan = self.plan().await.ok()??;
         Some(self.folder()?.join(plan.job_folder))
     }
 
-    /// The job file, where it is still there.
+    /// Returns the path of the job file if it still exists.
     pub async fn job_file(&self) -> Option<PathBuf> {
         let plan = self.plan().await.ok()??;
         disk::found(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
     }
 
-    /// Folder for the rows of `input.sql` while the job runs: beside a disk's output, else of this machine. A run whose splits are made elsewhere
-    /// puts them beside an output in a store too.
+    /// Folder for the rows of `input.sql` while the job runs: inside an output on a disk, otherwise in this machine's
+    /// cache folder. A run whose splits other processes make also copies the rows to an output in a store.
     ///
     /// # Errors
-    /// When this machine has no folder for it.
+    /// When this machine has no cache folder.
     pub fn sql_folder(&self, job_hash: &str) -> Result<PathBuf> {
         match self.folder() {
             Some(root) => Ok(root.join(INPUT)),

@@ -1,4 +1,5 @@
-//! Whether a store keeps to `If-None-Match: *`, which every commit depends on. Some take the header and overwrite.
+//! Tests whether a store honours `If-None-Match: *`, on which every commit depends. Some stores accept the header and
+//! overwrite.
 
 use std::sync::Arc;
 
@@ -9,28 +10,29 @@ use stillhouse_base::storage::{Outcome, find_failure};
 use super::STATE;
 use super::lease::unique;
 
-/// What a store makes of a conditional PUT.
+/// How a store treats a conditional PUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Condition {
-    /// Only the first of two wins.
+    /// Honoured: the second PUT fails.
     Kept,
-    /// The second overwrites the first.
+    /// Ignored: the second PUT overwrites the first.
     Ignored,
-    /// The store says that it cannot.
+    /// The store reports that it does not support it.
     Refused,
 }
 
-/// Puts an object twice with the condition, and takes it away again: three small requests.
+/// Puts an object twice with the condition, then deletes it: three small requests.
 ///
 /// # Errors
-/// What the store says: missing bucket, credentials, no right to write.
+/// Any other error of the store: missing bucket, credentials, no permission to write.
 pub(super) async fn probe(store: &Arc<dyn ObjectStore>) -> object_store::Result<Condition> {
     let path = Path::from(format!("{STATE}/probe-{}", unique()));
     let put = || {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         store.put_opts(&path, PutPayload::from_static(b"may be deleted"), options)
     };
-    // A refused first PUT has found its own object, whose answer was lost: that is an answer too.
+    // If the first PUT is refused, an earlier attempt of it succeeded and its response was lost. That proves the
+    // condition.
     let first = put().await;
     let answer = match first {
         Ok(_) => put().await,
@@ -51,7 +53,7 @@ pub(super) async fn probe(store: &Arc<dyn ObjectStore>) -> object_store::Result<
     }
 }
 
-/// 501, of a server that knows no conditions.
+/// Whether the error is HTTP 501, from a server without conditional requests.
 fn is_not_implemented(error: &object_store::Error) -> bool {
     find_failure(error).is_some_and(|failure| match &failure.outcome {
         Outcome::Refused(refusal) => refusal.status.as_u16() == 501,

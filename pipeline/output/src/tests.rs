@@ -1,4 +1,4 @@
-//! One suite of what an output must do, over every backend it can stand on: memory, disk, a real S3 server.
+//! One test suite for outputs on every backend: memory, disk, and a real S3 server.
 
 mod links;
 
@@ -18,7 +18,7 @@ use super::*;
 
 const SHARD: &str = "train-00000-of-00001.parquet";
 
-/// Makes empty outputs that do not know of each other, and opens the same one again as another process would.
+/// Opens outputs by name. Each call returns an independent instance, as in another process.
 pub struct Backends {
     pub(crate) open: Box<dyn Fn(&str) -> Output + Send + Sync>,
 }
@@ -43,7 +43,7 @@ pub fn in_store(
     let prefix = Path::from(format!("some folder/{name}"));
     let rooted = Arc::new(PrefixStore::new(Arc::clone(&store), prefix.clone()));
     let bucket = Bucket { multipart, uploads, prefix, shown: format!("s3://bucket/some folder/{name}") };
-    // parts of S3's least size, so that the shards of these tests have several
+    // S3's minimum part size, so that these tests' shards have several parts
     let sending = Sending { part_bytes: 5 << 20, parts_at_once: 2 };
     Output { sending, ..Output::new(rooted, Backend::Store(bucket)) }.for_job("hash")
 }
@@ -64,7 +64,7 @@ async fn disk_conforms() {
     conforms(&disk(&folder)).await;
 }
 
-/// A real server, through the same doors as the program: transport, conditional completion, list of uploads.
+/// Runs the suite on a real server with the program's transport, conditional completion and upload listing.
 #[tokio::test(flavor = "multi_thread")]
 async fn seaweedfs_conforms() {
     let weed = tokio::task::spawn_blocking(|| {
@@ -98,7 +98,7 @@ macro_rules! bodies {
     ($($name:ident),* $(,)?) => { [$((stringify!($name), (|g| Box::pin($name(g))) as Body)),*] };
 }
 
-/// Every body on fresh outputs of a backend; a failure names the body by its panic.
+/// Runs every test body on fresh outputs of a backend. The panic names the body that failed.
 pub async fn conforms(backends: &Backends) {
     let bodies = bodies![
         a_shard_is_seen_when_it_is_committed_and_not_before,
@@ -199,7 +199,7 @@ async fn of_two_workers_the_second_loses(backends: &Backends) {
     let (one, two) = (backends.made("race").await, (backends.open)("race"));
     let (first, second) = (content(2, 6), content(3, 7));
     let (staged_two, record_two) = {
-        // two shards of one name are staged under one name on a disk: there each worker has its own output folder's lock
+        // On a disk two shards of one name are staged under one name, so they are committed one after the other.
         if one.folder().is_some() {
             let (staged_one, record_one) = staged(&one, &first).await;
             one.commit(staged_one, record_one).await.unwrap();
@@ -226,7 +226,7 @@ async fn a_worker_that_wakes_up_after_the_end_loses(backends: &Backends) {
     output.put_json(MANIFEST, &serde_json::json!({"job_hash": "hash"})).await.unwrap();
     output.finish().await.unwrap();
     if output.folder().is_some() {
-        // a disk has forgotten the record; there the lock of the run keeps a second one away until it ends
+        // On a disk the lock of the run keeps a second run away until it ends.
         return;
     }
     let late = (backends.open)("end");
@@ -254,7 +254,7 @@ async fn a_crash_in_the_middle_of_a_commit_is_settled(backends: &Backends) {
     let whole = content(7, 6);
     let (staged, record) = staged(&output, &whole).await;
     match staged.kind {
-        // the shard is there, its record is not: the split is made again
+        // the shard exists without its record, so the split is made again
         upload::StagedKind::Disk(path) => {
             object_store::ObjectStoreExt::rename(&output.store, &path, &Path::from(record.path.as_str()))
                 .await
@@ -264,19 +264,19 @@ async fn a_crash_in_the_middle_of_a_commit_is_settled(backends: &Backends) {
             assert!(output.recover(unsettled).await.unwrap().is_empty());
             assert_eq!(output.list("data").await.unwrap(), BTreeMap::new());
         }
-        // the record is there, the shard is not yet
+        // the record exists before the shard
         upload::StagedKind::Store { upload, .. } => {
             let commit = CommitRecord { job_hash: "hash".into(), shard: record.clone(), upload: Some(upload) };
             output.create_json(&commit::split_record(SplitId(0)), &commit).await.unwrap();
             let Found::Resumable { done, unsettled } = output.look("hash").await.unwrap() else { panic!() };
             assert!(done.is_empty());
             assert_eq!(unsettled.len(), 1);
-            // `clean` in between must not take it for abandoned
+            // `clean` in between must not treat the upload as abandoned
             nothing_unfinished(&output).await;
             let settled = output.recover(unsettled).await.unwrap();
             assert_eq!(settled.into_values().collect::<Vec<_>>(), [record]);
             assert_eq!(read(&output).await, whole);
-            // once more: the upload is gone, the shard is there
+            // a second time: the upload no longer exists, the shard does
             assert!(output.settle(&commit).await.unwrap());
         }
     }
@@ -302,9 +302,9 @@ async fn a_commit_without_its_shard_is_void(backends: &Backends) {
 async fn unfinished_work_is_taken_away(backends: &Backends) {
     let output = backends.made("unfinished").await;
     output.begin(&plan("hash")).await.unwrap();
-    // as a killed process leaves it: nothing is told to anybody
+    // like a killed process: no cleanup runs
     std::mem::forget(staged(&output, &content(10, 6)).await);
-    // and names that are hidden from lists: those being put, and files of others that only look like them
+    // temporary names that listings hide: unfinished puts, and similar files of others
     let put =
         ["_SUCCESS#70000000001", "_stillhouse/plan.json#70000000003", "_stillhouse/splits/00003.json#70000000002"];
     let theirs = ["notes#70000000001", "manifest.json#1", "_stillhouse/splits/a#b.json"];
@@ -362,11 +362,11 @@ async fn files_beside_the_shards_are_of_the_run_that_holds_the_output(backends: 
         run.put_own(MANIFEST, content.to_vec()).await.unwrap();
         assert_eq!(run.get(MANIFEST).await.unwrap().unwrap().as_ref(), content);
     }
-    // as what it put itself, without hearing of it
+    // like a put of its own whose response was lost
     run.put(MANIFEST, b"third".to_vec()).await.unwrap();
     run.put_own(MANIFEST, b"fourth".to_vec()).await.unwrap();
     if run.folder().is_none() {
-        // the lease is another's
+        // another run takes the lease
         run.delete(&format!("{STATE}/lease.json")).await.unwrap();
         let next = (backends.open)("own").for_job("hash");
         let taken = next.lock(&Silent).await.unwrap();
@@ -379,7 +379,7 @@ async fn files_beside_the_shards_are_of_the_run_that_holds_the_output(backends: 
     lock.release().await;
 }
 
-/// Another process that works for the run that holds the output.
+/// A worker in another process commits for the run that holds the output.
 async fn a_worker_commits_as_long_as_its_run_holds_the_output(backends: &Backends) {
     let run = backends.made("worker").await.for_job("hash");
     let lock = run.lock(&Silent).await.unwrap();
@@ -392,7 +392,7 @@ async fn a_worker_commits_as_long_as_its_run_holds_the_output(backends: &Backend
     assert_eq!(read(&run).await, whole);
     let Found::Resumable { done, .. } = run.look("hash").await.unwrap() else { panic!() };
     assert_eq!(done.into_values().collect::<Vec<_>>(), [record]);
-    // another run is refused meanwhile, of the same job too, and does not take a worker for the holder
+    // meanwhile another run is refused, even of the same job, and a worker does not count as the holder
     let timing = Duration::from_secs(60);
     let other = (backends.open)("worker").for_job("hash");
     let refused = tokio::time::timeout(timing, other.lock(&Silent)).await.unwrap().err().unwrap().to_string();
@@ -404,18 +404,18 @@ async fn a_worker_commits_as_long_as_its_run_holds_the_output(backends: &Backend
     assert_eq!(read(&run).await, whole);
 }
 
-/// It slept through its lease; meanwhile its output was given to another job.
+/// A run was suspended past its lease, and its output now belongs to another job.
 async fn a_sleeper_of_another_job_harms_nobody(backends: &Backends) {
     let sleeper = backends.made("sleeper").await.for_job("old");
     if sleeper.folder().is_some() {
-        // the kernel's lock is not lost by sleeping
+        // suspension does not release the kernel's lock
         return;
     }
     let _lock = sleeper.lock(&Silent).await.unwrap();
     sleeper.begin(&plan("old")).await.unwrap();
     let late = staged(&sleeper, &content(13, 1)).await;
     let other = (backends.open)("sleeper").for_job("new");
-    // as taking over does it
+    // simulates a takeover
     other.put("_stillhouse/lease.json", b"{}".to_vec()).await.unwrap();
     other.remove().await.unwrap();
     other.begin(&plan("new")).await.unwrap();
@@ -427,7 +427,7 @@ async fn a_sleeper_of_another_job_harms_nobody(backends: &Backends) {
     refused(sleeper.recover(Vec::new()).await.unwrap_err());
     refused(sleeper.abort_uploads(false).await.unwrap_err());
 
-    // and had it come through all the same: its record does not count, and goes with its shard
+    // if it had committed anyway: its record does not count, and is removed with its shard
     let blind = (backends.open)("sleeper").for_job("old");
     let (shard, record) = staged(&blind, &content(14, 1)).await;
     blind.commit(shard, record).await.unwrap();
@@ -484,7 +484,8 @@ async fn small_files_come_back(backends: &Backends) {
     assert_eq!(output.list("a").await.unwrap().into_keys().collect::<Vec<_>>(), ["a/d.json"]);
 }
 
-/// On a disk, as for a commit: else a run that takes the output over might find the look done and the rename still to come.
+/// On a disk a repair holds the same lock as a commit. Otherwise a run that takes over could miss a rename after its
+/// check.
 #[tokio::test]
 async fn who_puts_a_repaired_shard_in_place_is_waited_for_as_who_commits() {
     let folder = tempfile::tempdir().unwrap();
@@ -498,7 +499,7 @@ async fn who_puts_a_repaired_shard_in_place_is_waited_for_as_who_commits() {
     std::fs::write(&damaged, b"damaged").unwrap();
     let worker = Output::on_disk(folder.path()).unwrap().joined(&run.ticket());
     let (shard, again) = staged(&worker, &whole).await;
-    // as a run that takes the output over looks for those between their look and their rename
+    // simulates a run that takes over the output and waits for workers between their check and their rename
     let looks = std::fs::File::create(folder.path().join("_stillhouse/commits")).unwrap();
     looks.lock().unwrap();
     let replacing = worker.replace(shard, &again, &record);

@@ -1,6 +1,7 @@
-//! A shard on its way to the output: hashed, counted, and invisible until it is committed.
+//! The upload of a shard: hashed, counted, and invisible until it is committed.
 //!
-//! Memory: on a store `parts_at_once` + 1 parts of `part_bytes`, and 16 parts of all shards together; on a disk 8 MB of buffer.
+//! Memory in a store: `parts_at_once` + 1 parts of `part_bytes` per shard, and at most 16 parts in flight over all
+//! shards. On a disk: 8 MiB of buffer.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// An upload with all its parts, so that anybody can complete it.
+/// A multipart upload with all its parts; enough for any process to complete it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UploadRecord {
     /// The store's id of the upload.
@@ -32,20 +33,20 @@ impl UploadRecord {
 
 const DISK_BUFFER: usize = 8 << 20;
 
-/// How shards are sent to a store.
+/// How shards are uploaded to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sending {
-    /// Size of every part but the last. Some stores want all parts equal, and none takes more than 10,000.
+    /// Size of every part but the last. Some stores require equal parts, and none accepts more than 10,000.
     pub part_bytes: usize,
-    /// Parts of one shard under way at once.
+    /// Maximum number of parts of one shard in flight.
     pub parts_at_once: usize,
 }
 
-/// The most parts that stores take of one upload.
+/// Maximum number of parts that stores accept per upload.
 const MOST_PARTS: usize = 10_000;
 
 impl Sending {
-    /// Parts large enough that a shard of about so many bytes fits into as many as stores take, four times over.
+    /// Increases the part size so that four times `bytes` fit into the maximum number of parts.
     #[must_use]
     pub fn for_about(self, bytes: f64) -> Self {
         let least = (bytes * 4.0 / MOST_PARTS as f64).ceil() as usize;
@@ -59,7 +60,7 @@ impl Default for Sending {
     }
 }
 
-/// A shard that is being written.
+/// A shard being written.
 pub struct ShardUpload {
     target: Target,
     digest: Sha256,
@@ -71,13 +72,13 @@ enum Target {
     Store(Parts),
 }
 
-/// A shard that is written whole and waits for its commit.
+/// A completely written shard that is not committed yet.
 #[derive(Debug)]
 pub struct Staged {
     pub(super) kind: StagedKind,
-    /// Bytes of the shard.
+    /// Size in bytes.
     pub bytes: u64,
-    /// sha256 of the shard, in hexadecimal.
+    /// SHA-256 in hexadecimal.
     pub sha256: String,
 }
 
@@ -94,7 +95,7 @@ impl ShardUpload {
         Self::new(Target::Disk { store, staged, writer, closed: false })
     }
 
-    /// An upload that was begun already.
+    /// Continues an upload that was created in a store.
     pub(super) fn to_store(
         multipart: Arc<dyn MultipartStore>,
         path: Path,
@@ -119,10 +120,10 @@ impl ShardUpload {
         Self { target, digest: Sha256::new(), bytes: 0 }
     }
 
-    /// Takes the next bytes; waits while too many parts are under way.
+    /// Uploads the next bytes; waits while too many parts are in flight.
     ///
     /// # Errors
-    /// When the disk or the store does not take them.
+    /// When the disk or the store rejects them.
     pub async fn put(&mut self, bytes: Bytes) -> object_store::Result<()> {
         self.digest.update(&bytes);
         self.bytes += bytes.len() as u64;
@@ -132,15 +133,15 @@ impl ShardUpload {
         }
     }
 
-    /// sha256 of what was taken so far, in hexadecimal.
+    /// SHA-256 of the bytes so far, in hexadecimal.
     pub fn sha256(&self) -> String {
         hex::encode(self.digest.clone().finalize())
     }
 
-    /// Sends what is left; after it the shard waits for its commit.
+    /// Sends the rest. The shard is then complete but not committed.
     ///
     /// # Errors
-    /// When the disk or the store does not take it; nothing is left behind then, as far as that can be seen to.
+    /// When the disk or the store rejects it. The upload is aborted then, as far as possible.
     pub async fn finish(mut self) -> object_store::Result<Staged> {
         if let Err(e) = self.flush().await {
             self.abort().await;
@@ -160,7 +161,7 @@ impl ShardUpload {
         match &mut self.target {
             Target::Disk { writer, closed, .. } => {
                 *closed = true;
-                // the store's own error is inside
+                // unwrap the store's error
                 let store_error = |e: std::io::Error| match e.downcast::<object_store::Error>() {
                     Ok(error) => error,
                     Err(e) => object_store::Error::Generic { store: "disk", source: e.into() },
@@ -171,11 +172,11 @@ impl ShardUpload {
         }
     }
 
-    /// Takes back what was sent. What cannot be taken back now is found by `stillhouse clean` and by the next run.
+    /// Aborts the upload. If that fails, `stillhouse clean` and the next run find the remains.
     pub async fn abort(self) {
         let gone = match self.target {
             Target::Disk { store, staged, mut writer, closed } => {
-                // one that failed to close has ended itself
+                // A writer whose shutdown failed cannot be aborted.
                 let aborted = if closed { Ok(()) } else { writer.abort().await };
                 drop(writer);
                 store.delete(&staged).await.or(aborted)
@@ -203,7 +204,7 @@ struct Parts {
     waiting: Vec<Bytes>,
     waiting_bytes: usize,
     under_way: JoinSet<object_store::Result<(usize, PartId)>>,
-    /// Ids of the parts that were sent, `None` for those under way.
+    /// Ids of the parts by index; `None` while a part is in flight.
     sent: Vec<Option<String>>,
 }
 

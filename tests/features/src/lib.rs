@@ -1,1 +1,1 @@
-//! Holds nothing: its manifest turns on, for the tests of each crate alone, the features that the whole workspace has.
+//! Empty crate. Its manifest enables the features of the whole workspace when the tests of a single crate are built.

@@ -1,7 +1,8 @@
-//! One client's connection: requests one after the other, each forwarded, broken or answered.
+//! Serves one client's connection: its requests in order, each forwarded, broken or refused.
 //!
 //! ```text
-//!   head ─► fault? ─► body ─► [500, 503] ─► gate ─► upstream ─► gate ─► [lost, 500, truncated, reset] ─► answer ─► next head
+//!   head ─► fault? ─► body ─► [500, 503] ─► gate ─► upstream ─► gate ─► [lost, 500, truncated, reset] ─► response ─►
+//!   next
 //! ```
 
 use std::io::{self, BufReader, Read, Write};
@@ -13,7 +14,7 @@ use std::time::Duration;
 use super::http::Message;
 use super::{Fault, Kind, Request, Shared, Waits};
 
-/// Nothing takes that long unless it hangs.
+/// Read timeout; only a hang takes that long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Client = BufReader<TcpStream>;
@@ -28,7 +29,7 @@ pub fn serve(client: TcpStream, shared: &Shared) {
             Ok(After::Next) => {}
             Ok(After::Close) | Err(_) => return,
             Ok(After::Reset) => {
-                // Time for the other side to take what was sent: a reset throws away what is unread.
+                // Give the client time to read: a reset discards unread data.
                 std::thread::sleep(Duration::from_millis(20));
                 linger_for_nothing(client.get_ref());
                 return;
@@ -37,18 +38,18 @@ pub fn serve(client: TcpStream, shared: &Shared) {
     }
 }
 
-/// Closing sends a reset from now on.
+/// Makes closing the stream send a reset.
 fn linger_for_nothing(stream: &TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = size_of::<libc::linger>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the option is read from a value of its type and size.
+    // SAFETY: The descriptor is open, and the option is read from a value of its type and size.
     let done = unsafe {
         libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), size)
     };
     assert_eq!(done, 0, "SO_LINGER: {}", io::Error::last_os_error());
 }
 
-/// What becomes of the connection.
+/// What happens to the connection after a request.
 enum After {
     Next,
     Close,
@@ -118,7 +119,7 @@ fn exchange(client: &mut Client, mut request: Message, shared: &Shared) -> io::R
     }
     if is(Kind::ResetResponse) || (is(Kind::Truncated) && response.body.len() >= 2) {
         let (head, body) = (response.head(), response.framed_body());
-        // Half of the body, or of the head where there is no body to break.
+        // half of the body, or of the head if the body is too short
         let sent = if response.body.len() >= 2 { [head, body[..body.len() / 2].to_vec()].concat() } else { half(head) };
         record.fault = fault.map(|fault| fault.kind);
         record.response_bytes = (response.body.len() / 2) as u64;
@@ -139,19 +140,19 @@ fn half(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Answers as a server that is not well.
+/// Sends an error response instead of forwarding the request.
 fn refuse(client: &mut Client, fault: Fault, mut record: Request, target: &str, shared: &Shared) -> io::Result<()> {
     let refusal = refusal(fault);
     let has_body = record.method != "HEAD";
     record.fault = Some(fault.kind);
     record.status = refusal.status();
     record.response_bytes = if has_body { refusal.body.len() as u64 } else { 0 };
-    // Counted before the client can go on, so that whoever has its answer sees it counted.
+    // Counted before the response is sent, so that a client that has it also sees the count.
     shared.ended(target, record);
     refusal.write(client.get_mut(), has_body).map(drop)
 }
 
-/// What it says, as S3 words it.
+/// The error response, in S3's format.
 fn refusal(fault: Fault) -> Message {
     let (start, code, message) = match fault.kind {
         Kind::SlowDown503 => ("HTTP/1.1 503 Slow Down", "SlowDown", "Please reduce your request rate."),
@@ -172,12 +173,12 @@ fn refusal(fault: Fault) -> Message {
     refusal
 }
 
-/// Sends a request to the server behind and reads its answer whole, over a connection of its own.
+/// Sends a request to the upstream server over a new connection and reads the whole response.
 fn forward(request: &mut Message, method: &str, shared: &Shared) -> io::Result<Message> {
     let upstream = TcpStream::connect(shared.upstream)?;
     upstream.set_nodelay(true)?;
     upstream.set_read_timeout(Some(PATIENCE))?;
-    // Hop by hop, hence not signed; everything else, Host included, is as it came.
+    // A hop-by-hop header, so it is not signed. All other headers, including Host, are unchanged.
     request.set("Connection", Some("close"));
     let sent = request.write(&mut &upstream, true)?;
     shared.sent.fetch_add(sent, Ordering::SeqCst);
@@ -187,7 +188,7 @@ fn forward(request: &mut Message, method: &str, shared: &Shared) -> io::Result<M
         response.read_response_body(method, &mut upstream)?;
         let received = response.head().len() + response.framed_body().len();
         shared.received.fetch_add(received as u64, Ordering::SeqCst);
-        // 100 Continue and the like come before the answer.
+        // Skips interim responses such as 100 Continue.
         if response.status() >= 200 {
             response.set("Connection", None);
             return Ok(response);

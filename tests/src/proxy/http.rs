@@ -1,12 +1,12 @@
-//! HTTP/1.1 messages, read whole and written again.
+//! HTTP/1.1 messages: read completely, then written again.
 //!
 //! ```text
-//!   bytes ─► head (start line, headers) ─► body (Content-Length, chunks or until the end) ─► Message ─► bytes
+//!   bytes ─► head (start line, headers) ─► body (Content-Length, chunks, or until the end) ─► Message ─► bytes
 //! ```
 
 use std::io::{self, BufRead, Read, Write};
 
-/// Bodies are held in memory up to this.
+/// Maximum size of a body in memory.
 const MOST: u64 = 64 << 20;
 
 /// A request or a response.
@@ -14,9 +14,9 @@ const MOST: u64 = 64 << 20;
 pub struct Message {
     /// `PUT /a HTTP/1.1` or `HTTP/1.1 200 OK`.
     pub start: String,
-    /// Headers as they came.
+    /// Headers in their original order and case.
     pub headers: Vec<(String, String)>,
-    /// The body, without its framing.
+    /// The body without its framing.
     pub body: Vec<u8>,
 }
 
@@ -24,7 +24,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// A line without its end; `None` at the end of the stream.
+/// Reads a line and strips its end; `None` at the end of the stream.
 fn line(stream: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     stream.by_ref().take(64 << 10).read_until(b'\n', &mut line)?;
@@ -54,7 +54,7 @@ fn chunks(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
         let size = size.split(';').next().and_then(|s| u64::from_str_radix(s.trim(), 16).ok());
         let size = size.ok_or_else(|| invalid("a chunk without a size"))?;
         if size == 0 {
-            // Trailers are dropped: nothing here uses them.
+            // Trailers are dropped, because the tests do not use them.
             while !line(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?.is_empty() {}
             return Ok(body);
         }
@@ -67,7 +67,7 @@ fn chunks(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
 }
 
 impl Message {
-    /// Reads start line and headers; `None` when the stream ends before them.
+    /// Reads the start line and the headers; `None` if the stream ends before them.
     pub fn read_head(stream: &mut impl BufRead) -> io::Result<Option<Self>> {
         let Some(start) = line(stream)? else { return Ok(None) };
         let mut headers = Vec::new();
@@ -81,23 +81,23 @@ impl Message {
         }
     }
 
-    /// A header, whatever its case.
+    /// Returns a header; names are case-insensitive.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// Whether a header has this word in its list.
+    /// Whether a header's comma-separated list contains this word.
     pub fn says(&self, name: &str, word: &str) -> bool {
         self.header(name).is_some_and(|v| v.split(',').any(|w| w.trim().eq_ignore_ascii_case(word)))
     }
 
-    /// Puts a header in the place of those of that name; `None` removes them.
+    /// Sets a header, replacing others of that name; `None` removes them.
     pub fn set(&mut self, name: &str, value: Option<&str>) {
         self.headers.retain(|(n, _)| !n.eq_ignore_ascii_case(name));
         self.headers.extend(value.map(|value| (name.to_owned(), value.to_owned())));
     }
 
-    /// The bytes of the body on the wire, as the head tells; `None` when they come in chunks or are not told.
+    /// Body length on the wire from the head; `None` if it is chunked or not given.
     pub fn length(&self) -> Option<u64> {
         self.header("content-length").and_then(|l| l.parse().ok()).filter(|_| !self.is_chunked())
     }
@@ -127,7 +127,7 @@ impl Message {
             None => {
                 let mut body = Vec::new();
                 stream.take(MOST).read_to_end(&mut body)?;
-                // Told by the end of the connection, which is to stay open on the other side.
+                // The end of the connection marked the end of the body, but the client's connection stays open.
                 self.set("Content-Length", Some(&body.len().to_string()));
                 body
             }
@@ -140,7 +140,7 @@ impl Message {
         self.start.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(0)
     }
 
-    /// Start line and headers on the wire.
+    /// Encodes the start line and the headers.
     pub fn head(&self) -> Vec<u8> {
         let mut head = format!("{}\r\n", self.start);
         for (name, value) in &self.headers {
@@ -150,7 +150,7 @@ impl Message {
         head.into_bytes()
     }
 
-    /// The body on the wire: chunks (one) where the head says so.
+    /// Encodes the body: as one chunk if the message is chunked.
     pub fn framed_body(&self) -> Vec<u8> {
         if !self.is_chunked() {
             return self.body.clone();
@@ -165,7 +165,7 @@ impl Message {
         framed
     }
 
-    /// Writes it whole; how many bytes.
+    /// Writes the whole message. Returns the number of bytes.
     pub fn write(&self, stream: &mut impl Write, has_body: bool) -> io::Result<u64> {
         let mut wire = self.head();
         if has_body {

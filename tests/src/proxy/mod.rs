@@ -1,14 +1,14 @@
-//! A bad network: an HTTP proxy in front of an S3 server that breaks requests as a seed says, and counts.
+//! An HTTP proxy that simulates a bad network: it breaks requests to an S3 server according to a seed, and counts them.
 //!
 //! ```text
 //!   program ─► FaultProxy (127.0.0.1) ─────────► Seaweed
-//!                 │ number n: fault = f(seed, n)    Host as it came: it is signed
-//!                 ├─ fired(): what really happened, by kind
+//!                 │ number n: fault = f(seed, n)    Host is forwarded unchanged: it is signed
+//!                 ├─ fired(): faults that really happened, by kind
 //!                 └─ requests(): method, path, range, bytes
 //! ```
 //!
-//! One thread per connection, messages held whole (up to 64 MiB). The same request never meets more than
-//! [`Plan::in_a_row`] faults one after the other, so that a client that tries once more than that gets through.
+//! It uses one thread per connection and buffers whole messages (up to 64 MiB). A request meets at most
+//! [`Plan::in_a_row`] faults in a row, so a client that retries once more succeeds.
 
 mod connection;
 mod http;
@@ -19,30 +19,31 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// What can happen to a request.
+/// Kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// It takes 50 to 300 ms more.
+    /// Adds 50 to 300 ms.
     Latency,
-    /// The connection is reset in the middle of its body (or after its head); the server never hears of it.
+    /// Resets the connection in the middle of the request body, or after the head. The server does not receive the
+    /// request.
     ResetRequest,
-    /// The server acted; the connection is reset in the middle of the body of the answer (or of its head).
+    /// The server acts; the connection is reset in the middle of the response body, or of the head.
     ResetResponse,
-    /// 500 `InternalError`; the server never hears of it.
+    /// Responds 500 `InternalError`. The server does not receive the request.
     Error500,
-    /// 503 `SlowDown`, sometimes with `Retry-After`; the server never hears of it.
+    /// Responds 503 `SlowDown`, sometimes with `Retry-After`. The server does not receive the request.
     SlowDown503,
-    /// The server acted; half of the body of the answer, then the connection is closed in good order. Answers
-    /// without a body are left alone.
+    /// The server acts; half of the response body is sent, then the connection closes normally. Responses without a
+    /// body are unchanged.
     Truncated,
-    /// The server acted; the connection is closed in good order without an answer.
+    /// The server acts; the connection closes normally without a response.
     LostResponse,
-    /// The server acted; the answer is 500 `InternalError` all the same.
+    /// The server acts; the response is 500 `InternalError` anyway.
     False500,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::Latency,
         Self::ResetRequest,
@@ -55,18 +56,18 @@ impl Kind {
     ];
 }
 
-/// Which requests meet which faults.
+/// Decides which requests meet which faults.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Everything is keyed by it and by the number of the request.
+    /// Seed of all choices, together with the request's number.
     pub seed: u64,
-    /// How likely a request meets a fault.
+    /// Probability that a request meets a fault.
     pub probability: f64,
-    /// Each as likely as the other.
+    /// The possible kinds, with equal probability.
     pub kinds: Vec<Kind>,
-    /// The most faults in a row for one method, path and query; delays do not count.
+    /// Maximum number of consecutive faults per method, path and query. Latency does not count.
     pub in_a_row: u32,
-    /// Spares the requests for which this is false: method, path and query.
+    /// Only requests accepted by this predicate (method, path and query) meet faults.
     pub only: Which,
 }
 
@@ -79,47 +80,48 @@ impl Default for Plan {
 /// Where requests wait for [`FaultProxy::let_go`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
-    /// Before the server hears of them.
+    /// Before they reach the server.
     Request,
-    /// After the server has acted, before it is told.
+    /// After the server has acted, before the client gets the response.
     Answer,
 }
 
-/// A request that has come to its end.
+/// A completed request.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// From 0, in the order of arrival.
+    /// Number in the order of arrival, from 0.
     pub number: u64,
-    /// `GET`.
+    /// HTTP method.
     pub method: String,
-    /// Path, percent-encoded.
+    /// Percent-encoded path.
     pub path: String,
     /// Query without the question mark.
     pub query: String,
-    /// The header `Range`.
+    /// Value of the `Range` header.
     pub range: Option<String>,
-    /// The status that the client was given; 0 for none, also when the answer broke off.
+    /// Status sent to the client; 0 if none, or if the response broke off.
     pub status: u16,
-    /// Bytes of the body of the request (0 if it did not come whole).
+    /// Size of the request body; 0 if it was incomplete.
     pub request_bytes: u64,
-    /// Bytes of the body of the answer that were sent to the client.
+    /// Bytes of the response body sent to the client.
     pub response_bytes: u64,
-    /// The fault that it met.
+    /// The fault that happened.
     pub fault: Option<Kind>,
 }
 
-/// Traffic with the server behind, heads and bodies.
+/// Traffic with the upstream server, heads and bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
-    /// Bytes sent to it.
+    /// Bytes sent to the server.
     pub sent: u64,
-    /// Bytes received from it.
+    /// Bytes received from the server.
     pub received: u64,
-    /// Requests that it did not answer whole (it was killed, say); the client's connection was closed.
+    /// Requests without a complete response, for example because the server was killed. The client's connection was
+    /// closed.
     pub unanswered: u64,
 }
 
-/// The proxy; gone when dropped.
+/// The proxy. Dropping it stops it.
 pub struct FaultProxy {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -139,14 +141,14 @@ struct Shared {
     fired: Mutex<BTreeMap<Kind, u64>>,
     requests: Mutex<Vec<Request>>,
     gate: Mutex<Gate>,
-    /// Told whenever the gate changes.
+    /// Notified whenever the gate changes.
     moved: Condvar,
 }
 
-/// Tells requests apart by method, and path with query.
+/// A predicate on requests: method, and path with query.
 pub type Which = fn(&str, &str) -> bool;
 
-/// Which requests wait, and how many there are.
+/// The requests that must wait, and the number waiting.
 #[derive(Default)]
 struct Gate {
     closed: Option<(Waits, Which)>,
@@ -154,7 +156,7 @@ struct Gate {
 }
 
 impl FaultProxy {
-    /// Listens on a free port, in front of `http://127.0.0.1:port`.
+    /// Starts a proxy for `http://127.0.0.1:port` on a free port.
     pub fn start(upstream: &str, plan: Plan) -> Self {
         let upstream = upstream.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -193,43 +195,43 @@ impl FaultProxy {
         format!("http://{}", self.address)
     }
 
-    /// Switches the faults; what passes is recorded all the same.
+    /// Enables or disables faults. Requests are recorded either way.
     pub fn set_enabled(&self, enabled: bool) {
         self.shared.is_enabled.store(enabled, Ordering::SeqCst);
     }
 
-    /// Another plan from now on.
+    /// Replaces the plan.
     pub fn set_plan(&self, plan: Plan) {
         *self.shared.plan.lock().unwrap() = plan;
     }
 
-    /// From now on requests for which this is true wait: method, path and query.
+    /// Makes requests wait that match the predicate.
     pub fn hold(&self, waits: Waits, only: Which) {
         self.shared.gate.lock().unwrap().closed = Some((waits, only));
     }
 
-    /// How many requests wait.
+    /// Number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.shared.gate.lock().unwrap().waiting
     }
 
-    /// Lets the requests go that wait, and no other ones wait.
+    /// Releases the waiting requests and stops holding new ones.
     pub fn let_go(&self) {
         self.shared.gate.lock().unwrap().closed = None;
         self.shared.moved.notify_all();
     }
 
-    /// How many faults of each kind have really happened; kinds that have not are left out.
+    /// Number of faults that really happened, by kind; omits kinds without any.
     pub fn fired(&self) -> BTreeMap<Kind, u64> {
         self.shared.fired.lock().unwrap().clone()
     }
 
-    /// Every request that has come to its end, in that order.
+    /// Every completed request, in the order of completion.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.requests.lock().unwrap().clone()
     }
 
-    /// The number of requests of each method.
+    /// Number of requests by method.
     pub fn by_method(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
         for request in self.shared.requests.lock().unwrap().iter() {
@@ -238,14 +240,14 @@ impl FaultProxy {
         counts
     }
 
-    /// Traffic with the server behind.
+    /// Traffic with the upstream server.
     pub fn traffic(&self) -> Traffic {
         let load = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         let shared = &self.shared;
         Traffic { sent: load(&shared.sent), received: load(&shared.received), unanswered: load(&shared.unanswered) }
     }
 
-    /// Forgets requests, traffic and faults, not the number of the next request.
+    /// Clears requests, traffic and faults, but not the request counter.
     pub fn clear(&self) {
         self.shared.requests.lock().unwrap().clear();
         self.shared.fired.lock().unwrap().clear();
@@ -259,7 +261,7 @@ impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
         self.let_go();
-        // Wakes the thread that accepts; those of open connections end with their clients.
+        // Wakes the accept thread. The threads of open connections end with their clients.
         let _ = TcpStream::connect(self.address);
         if let Some(accept) = self.accept.take() {
             let _ = accept.join();
@@ -267,7 +269,7 @@ impl Drop for FaultProxy {
     }
 }
 
-/// A fault that a request is to meet, with a number in [0, 1) for what else is to be chosen.
+/// A planned fault, with a number in [0, 1) for its details.
 #[derive(Debug, Clone, Copy)]
 struct Fault {
     kind: Kind,
@@ -275,7 +277,7 @@ struct Fault {
 }
 
 impl Shared {
-    /// What the plan has for a request.
+    /// Returns the planned fault of a request.
     fn fault(&self, number: u64, method: &str, target: &str) -> Option<Fault> {
         let plan = self.plan.lock().unwrap();
         let enabled = self.is_enabled.load(Ordering::SeqCst) && (plan.only)(method, target);
@@ -288,7 +290,7 @@ impl Shared {
         (kind == Kind::Latency || met < plan.in_a_row).then_some(Fault { kind, how })
     }
 
-    /// Waits as long as the gate is closed for a request, at this place.
+    /// Waits while the gate is closed for this request at this point.
     fn pass(&self, here: Waits, method: &str, target: &str) {
         let holds = |gate: &Gate| gate.closed.is_some_and(|(waits, only)| waits == here && only(method, target));
         let mut gate = self.gate.lock().unwrap();
@@ -299,7 +301,7 @@ impl Shared {
         }
     }
 
-    /// Records a request; a fault counts here and only here, when it has happened.
+    /// Records a request. A fault is counted only here, after it has happened.
     fn ended(&self, target: &str, request: Request) {
         let key = (request.method.clone(), target.to_owned());
         match request.fault {
@@ -313,7 +315,7 @@ impl Shared {
     }
 }
 
-/// A number in [0, 1) that depends on its key alone (splitmix64).
+/// A number in [0, 1) that depends only on its key (splitmix64).
 fn unit(seed: u64, number: u64, draw: u64) -> f64 {
     let mixed = [seed, number, draw].into_iter().fold(0u64, |state, key| {
         let mut z = (state ^ key).wrapping_add(0x9E37_79B9_7F4A_7C15);

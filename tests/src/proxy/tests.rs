@@ -3,7 +3,7 @@ use std::io::{self, BufReader, Read, Write};
 use super::http::Message;
 use super::*;
 
-/// A server that says what it was asked; how many requests came to it whole.
+/// A server that echoes each request. Returns its URL and the number of requests received completely.
 fn upstream() -> (String, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -40,7 +40,7 @@ fn upstream() -> (String, Arc<AtomicU64>) {
     (endpoint, whole)
 }
 
-/// A client over one connection.
+/// A client with one connection.
 struct Wire(BufReader<TcpStream>);
 
 impl Wire {
@@ -58,7 +58,7 @@ impl Wire {
         Ok(answer)
     }
 
-    /// The rest of what comes, and how it ended.
+    /// Reads until the end; returns the bytes and how the stream ended.
     fn rest(&mut self) -> (Vec<u8>, io::Result<usize>) {
         let mut bytes = Vec::new();
         let end = self.0.read_to_end(&mut bytes);
@@ -82,7 +82,7 @@ fn always(kind: Kind) -> Plan {
 fn without_faults_it_is_not_there() {
     let (endpoint, whole) = upstream();
     let proxy = FaultProxy::start(&endpoint, Plan { probability: 0.0, ..Plan::default() });
-    // All over one connection.
+    // all over one connection
     let mut wire = Wire::to(&proxy);
     wire.send(&put("/a?x=1", "hello"));
     let answer = wire.answer("PUT").unwrap();
@@ -132,7 +132,7 @@ fn every_fault_happens_and_counts() {
             Kind::Latency | Kind::Error500 | Kind::SlowDown503 | Kind::False500 => {
                 let answer = wire.answer("PUT").unwrap();
                 let status = answer.status();
-                // The connection goes on.
+                // the connection stays usable
                 wire.send(&put("/b", "x"));
                 assert_eq!(wire.answer("PUT").unwrap().status(), status);
                 if kind == Kind::SlowDown503 {

@@ -17,7 +17,7 @@ fn python(arguments: &[&str]) -> Command {
     command
 }
 
-/// One server, for it is dear: everything that the tests of object stores rely on.
+/// Checks everything that the object store tests rely on, with one server because starting it is slow.
 #[test]
 fn it_is_the_s3_that_the_tests_want() {
     let seaweed = Seaweed::start();
@@ -25,7 +25,7 @@ fn it_is_the_s3_that_the_tests_want() {
     let s3 = seaweed.s3();
     assert_eq!(s3.list("corpora", ""), BTreeMap::new());
 
-    // Conditions.
+    // conditional writes
     assert!(s3.put_new("corpora", "data/a b&c.txt", b"one"));
     assert!(!s3.put_new("corpora", "data/a b&c.txt", b"two"));
     assert_eq!(s3.get("corpora", "data/a b&c.txt").unwrap(), b"one");
@@ -39,7 +39,7 @@ fn it_is_the_s3_that_the_tests_want() {
     assert_eq!(put(&[], "/no-such-bucket/a").expect(404).code(), "NoSuchBucket");
     s3.delete("corpora", "data/a b&c.txt");
 
-    // Rights.
+    // permissions
     let reader = S3::new(seaweed.endpoint(), READER);
     assert_eq!(reader.request("PUT", "/corpora/a", &[], b"x").unwrap().expect(403).code(), "AccessDenied");
     assert_eq!(reader.request("POST", "/corpora/a?uploads", &[], b"").unwrap().expect(403).code(), "AccessDenied");
@@ -47,7 +47,7 @@ fn it_is_the_s3_that_the_tests_want() {
     let nobody = S3::new(seaweed.endpoint(), NOBODY).request("GET", "/corpora/a", &[], b"").unwrap();
     assert_eq!(nobody.expect(403).code(), "InvalidAccessKeyId");
 
-    // Multipart uploads, over a kill.
+    // multipart uploads, across a kill
     let id = s3.create_multipart_upload("corpora", "data/b");
     assert_eq!(s3.list_multipart_uploads("corpora"), [("data/b".to_owned(), id.clone())]);
     s3.put("corpora", "c", b"kept");
@@ -61,7 +61,7 @@ fn it_is_the_s3_that_the_tests_want() {
     watched(&seaweed);
 }
 
-/// Signatures hold, retries get through and do nothing twice.
+/// Requests keep valid signatures, and retries succeed without repeating their effect.
 fn through_a_proxy(seaweed: &Seaweed) {
     let kinds = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Latency).collect::<Vec<_>>();
     let plan = Plan { seed: 3, probability: 0.5, kinds: kinds.clone(), ..Plan::default() };
@@ -74,7 +74,7 @@ fn through_a_proxy(seaweed: &Seaweed) {
             answers.map(|answer| (answer.status, answer.body)).find(|(status, _)| *status < 500).unwrap()
         };
         let body = vec![n; 100_000];
-        // 412 when the answer to the first was lost.
+        // 412 if the response to the first attempt was lost
         assert!([200, 412].contains(&tries("PUT", &[("if-none-match", "*")], &body).0));
         assert_eq!(tries("GET", &[("range", "bytes=5-8")], b""), (206, vec![n; 4]));
         assert_eq!(tries("GET", &[], b""), (200, body));
@@ -83,8 +83,8 @@ fn through_a_proxy(seaweed: &Seaweed) {
     assert!(kinds.iter().all(|kind| fired.contains_key(kind)), "{fired:?}");
     assert!(proxy.requests().iter().filter(|r| r.status == 206).all(|r| r.response_bytes == 4));
 
-    // object_store's own client tries again by itself; its signatures hold too. It does not where the answer to a POST
-    // breaks off: that is for whoever uses it.
+    // object_store's own client retries too, with valid signatures. It does not retry a POST whose response breaks off;
+    // its callers must.
     let only = |method: &str, _: &str| method != "POST";
     proxy.set_plan(Plan { seed: 4, probability: 0.4, only, ..Plan::default() });
     proxy.clear();
@@ -106,7 +106,7 @@ fn through_a_proxy(seaweed: &Seaweed) {
     assert_eq!(seaweed.s3().list("corpora", "proxied/").len(), 20);
 }
 
-/// The watcher sees whole shards, and problems where there are some.
+/// The watcher sees only complete shards, and reports problems if there are any.
 fn watched(seaweed: &Seaweed) {
     let scratch = Scratch::new();
     let s3 = seaweed.s3();
@@ -143,7 +143,7 @@ fn watched(seaweed: &Seaweed) {
     assert!(seen["retried"].as_u64() >= Some(5) && proxy.traffic().unanswered > 0, "{seen}");
     assert_eq!(seen["problems"], serde_json::json!([]), "{seen}");
 
-    // The answer that breaks off may itself be an error's.
+    // The response that breaks off may itself be an error.
     let only = |_: &str, target: &str| target.ends_with(".parquet");
     let plan = |kind| Plan { probability: 1.0, kinds: vec![kind], only, ..Plan::default() };
     let failing = FaultProxy::start(seaweed.endpoint(), plan(Kind::SlowDown503));

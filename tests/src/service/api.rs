@@ -1,4 +1,4 @@
-//! A small client of the service: one request for each call, none sent again, every answer shown where it is not the expected one.
+//! A small client of the service: one request per call, no retries; a failed assertion shows the response.
 
 use std::io::{BufRead, BufReader, Read};
 
@@ -8,19 +8,19 @@ use ureq::{Agent, Body};
 
 use super::{PATIENCE, eventually};
 
-/// What was answered.
+/// A response of the service.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// The HTTP status.
     pub status: u16,
-    /// Headers; names are in lower case.
+    /// Headers with lower-case names.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub text: String,
 }
 
 impl Answer {
-    /// Asserts the status, showing what was said.
+    /// Asserts the status; shows the body on failure.
     #[track_caller]
     pub fn expect(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.text);
@@ -33,12 +33,12 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {:?}", self.text))
     }
 
-    /// A header; empty where it is not there.
+    /// Returns a header, or an empty string if it is missing.
     pub fn header(&self, name: &str) -> &str {
         self.headers.iter().find(|(n, _)| n == name).map_or("", |(_, value)| value)
     }
 
-    /// Asserts that it is a problem detail of this status, and gives it.
+    /// Asserts that it is a problem detail (RFC 9457) of this status, and returns it.
     #[track_caller]
     pub fn problem(self, status: u16) -> Value {
         let answer = self.expect(status);
@@ -50,7 +50,7 @@ impl Answer {
     }
 }
 
-/// Asks a service, as one user.
+/// A client for one user of a service.
 #[derive(Debug, Clone)]
 pub struct Api {
     url: String,
@@ -59,18 +59,18 @@ pub struct Api {
 }
 
 impl Api {
-    /// At `http://host:port`, without a token.
+    /// A client for `http://host:port` without a token.
     pub fn new(url: &str) -> Self {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
-            // one to a server that was killed would fail the first request to the next
+            // An idle connection to a killed server would fail the first request after its restart.
             .max_idle_connections(0)
             .timeout_global(Some(2 * PATIENCE))
             .build();
         Self { url: url.to_owned(), token: None, agent: agent.into() }
     }
 
-    /// The same with a token.
+    /// The same client with a token.
     #[must_use]
     pub fn with_token(&self, token: &str) -> Self {
         Self { token: Some(token.to_owned()), ..self.clone() }
@@ -86,7 +86,7 @@ impl Api {
         self.token.as_deref().unwrap_or_default()
     }
 
-    /// Sends a request; paths are below the API, but for `/metrics`.
+    /// Sends a request. Paths are relative to the API, except `/metrics`.
     pub fn ask(
         &self,
         method: &str,
@@ -108,57 +108,57 @@ impl Api {
         }
     }
 
-    /// Sends a request and reads the answer.
+    /// Sends a request and reads the response.
     #[track_caller]
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> Answer {
         let answered = self.ask(method, path, headers, body);
         read(answered.unwrap_or_else(|e| panic!("{method} {path}: {e}"))).unwrap_or_else(|e| panic!("{path}: {e}"))
     }
 
-    /// GET, if anybody answers.
+    /// Sends a GET request; `None` if there is no response.
     pub fn try_get(&self, path: &str) -> Option<Answer> {
         read(self.ask("GET", path, &[], None).ok()?).ok()
     }
 
-    /// GET.
+    /// Sends a GET request.
     #[track_caller]
     pub fn get(&self, path: &str) -> Answer {
         self.send("GET", path, &[], None)
     }
 
-    /// POST without a body.
+    /// Sends a POST request without a body.
     #[track_caller]
     pub fn post(&self, path: &str) -> Answer {
         self.send("POST", path, &[], None)
     }
 
-    /// Submits a job file as JSON; the query begins with `?`, or is empty.
+    /// Submits a job file as JSON. The query is empty or begins with `?`.
     #[track_caller]
     pub fn send_job(&self, query: &str, headers: &[(&str, &str)], job: &Value) -> Answer {
         let headers = [&[("content-type", "application/json")], headers].concat();
         self.send("POST", &format!("/jobs{query}"), &headers, Some(&job.to_string()))
     }
 
-    /// Submits a job, which is taken; gives its id.
+    /// Submits a job that must be accepted; returns its id.
     #[track_caller]
     pub fn submit_with(&self, query: &str, job: &Value) -> String {
         let answer = self.send_job(query, &[], job).expect(201);
         answer.json()["id"].as_str().unwrap().to_owned()
     }
 
-    /// The same without a query.
+    /// Like [`Api::submit_with`], without a query.
     #[track_caller]
     pub fn submit(&self, job: &Value) -> String {
         self.submit_with("", job)
     }
 
-    /// A job.
+    /// Reads a job.
     #[track_caller]
     pub fn job(&self, id: &str) -> Value {
         self.get(&format!("/jobs/{id}")).expect(200).json()
     }
 
-    /// Waits until a job is as `is` says.
+    /// Waits until a job satisfies `is`. Panics if it ends before.
     #[track_caller]
     pub fn until(&self, id: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
@@ -171,13 +171,13 @@ impl Api {
         })
     }
 
-    /// Waits until a job is in a state. One that is over and in another one fails the test at once.
+    /// Waits until a job is in a state. Panics at once if it ends in another state.
     #[track_caller]
     pub fn until_state(&self, id: &str, state: &str) -> Value {
         self.until(id, state, |job| job["state"] == state)
     }
 
-    /// Waits until a job has committed so many splits in the attempt that runs.
+    /// Waits until the events of a job contain at least this many committed splits.
     #[track_caller]
     pub fn until_split(&self, id: &str, splits: usize) {
         eventually(&format!("{splits} splits of job {id}"), || {
@@ -186,7 +186,7 @@ impl Api {
         });
     }
 
-    /// All events of a job, page by page.
+    /// Reads all events of a job, page by page.
     #[track_caller]
     pub fn events(&self, id: &str) -> Vec<Value> {
         let (mut all, mut after) = (Vec::new(), 0);
@@ -200,14 +200,14 @@ impl Api {
         }
     }
 
-    /// The states that a job went through, the first one included.
+    /// The states of a job in order, including the first one.
     #[track_caller]
     pub fn states(&self, id: &str) -> Vec<String> {
         let events = self.events(id).into_iter().filter(|e| e["type"] == "state");
         events.map(|e| e["data"]["to"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// A stream of events.
+    /// Opens a stream of events.
     #[track_caller]
     pub fn stream(&self, path: &str, headers: &[(&str, &str)]) -> Stream {
         let headers = [&[("accept", "text/event-stream")], headers].concat();
@@ -225,19 +225,19 @@ fn read(mut answer: Response<Body>) -> Result<Answer, ureq::Error> {
     Ok(Answer { status: answer.status().as_u16(), headers, text })
 }
 
-/// Server-sent events, one by one, until the server closes the stream.
+/// Server-sent events, until the server closes the stream.
 pub struct Stream {
     lines: BufReader<Box<dyn Read + Send>>,
 }
 
-/// One of them.
+/// A server-sent event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sent {
-    /// Its number, where it has one.
+    /// Its id, if it has one.
     pub id: Option<i64>,
-    /// Its kind.
+    /// Its type.
     pub kind: String,
-    /// What it says.
+    /// Its data.
     pub data: Value,
 }
 
@@ -248,7 +248,7 @@ impl Iterator for Stream {
         let (mut id, mut kind, mut data) = (None, String::new(), String::new());
         loop {
             let mut line = String::new();
-            // a server that was killed ends its streams too
+            // A killed server ends its streams too.
             if self.lines.read_line(&mut line).is_err() || line.is_empty() {
                 return None;
             }
@@ -260,7 +260,7 @@ impl Iterator for Stream {
                 None if line.is_empty() && !kind.is_empty() => {
                     return Some(Sent { id, kind, data: serde_json::from_str(&data).unwrap() });
                 }
-                // a number alone: from here a stream goes on that was lost before its first event
+                // An id without an event: the position from which a stream lost before its first event continues.
                 None if line.is_empty() => id = None,
                 // a comment that keeps the connection alive
                 _ => {}

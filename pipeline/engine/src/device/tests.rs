@@ -1,4 +1,4 @@
-//! The owner of a device with a teacher that does what a test wants.
+//! Tests the owner of a device with a mock teacher.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,12 +22,13 @@ use stillhouse_teacher::{
 use super::{DeviceQueue, next_buffer};
 
 const VOCAB: usize = 11;
-/// After this token the logits are no numbers.
+/// A token for which the mock returns NaN logits.
 const POISON: u32 = 7;
-/// At this one the teacher panics.
+/// A token at which the mock panics.
 const PANIC: u32 = 9;
 
-/// Its logits at a position are the token there, for every vocabulary entry; so its log-probabilities are −ln V.
+/// A mock teacher. Its logits at a position equal the token there for every vocabulary entry, so all log-probabilities
+/// are −ln V.
 struct Echo {
     info: TeacherInfo,
     passes: Arc<AtomicU64>,
@@ -56,7 +57,7 @@ impl Echo {
         }
     }
 
-    /// The same with its logits on a device, two rows at a time.
+    /// The same mock with its logits on a device, two rows per slice.
     fn start_on_device() -> DeviceQueue {
         let echo = Self { info: Self::info(), passes: Arc::default() };
         DeviceQueue::start(Arc::new(Uploaded(OnHost(echo), Arc::new(Host::new(0))))).unwrap()
@@ -87,7 +88,7 @@ impl HostTeacher for Echo {
     }
 }
 
-/// A teacher on a device, as far as its owner can tell.
+/// A mock teacher whose logits look as if they were on a GPU.
 struct Uploaded(OnHost<Echo>, Arc<dyn GpuDevice>);
 
 impl Teacher for Uploaded {
@@ -152,7 +153,7 @@ fn meter() -> (Arc<Counters>, Arc<dyn Meter>) {
     (Arc::clone(&counters), counters)
 }
 
-/// Far more than any of it takes: a device that hangs must fail, not hang.
+/// A timeout far above what any test takes, so that a hang fails the test.
 const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test]
@@ -195,7 +196,7 @@ async fn a_poisoned_batch_is_told_and_no_other(device: DeviceQueue) {
     let (_, meter) = meter();
     let poisoned = sequences(40, &[vec![1, 2, 3, 4], vec![1, 2, POISON as i32, 3, 4]]);
     let good = || sequences(50, &[vec![1, 2, 3]]);
-    // others wait in the queue while the origin is looked for
+    // other requests wait in the queue while the origin of the error is located
     let first = device.submit(&config(), poisoned, Arc::clone(&meter)).await.unwrap();
     let second = device.submit(&config(), good(), Arc::clone(&meter)).await.unwrap();
     let waiting = tokio::spawn({
@@ -226,7 +227,7 @@ async fn a_device_that_panics_is_an_error_for_all_who_wait() {
     }
 }
 
-/// What was counted, however short it was.
+/// Records which measures were counted, even if their time was zero.
 #[derive(Debug, Default)]
 struct Counted(std::sync::Mutex<Vec<Measure>>);
 
@@ -236,15 +237,15 @@ impl Meter for Counted {
     }
 }
 
-/// A device waits for the extraction from when on it has made its logits and there is no buffer for others; as long as it makes them, or has a
-/// buffer, it waits for nobody.
+/// A device counts as blocked only while its logits are finished and no buffer is free. It is not blocked while it
+/// computes, or has a buffer.
 #[test]
 fn only_a_device_that_has_nothing_to_do_waits_for_the_extraction() {
     let counted = Counted::default();
     let (give, free) = channel();
     give.send(1).unwrap();
     assert_eq!(next_buffer(&free, || true, &counted).unwrap(), 1);
-    // a buffer comes while the device is at work
+    // a buffer arrives while the device is computing
     let looks = AtomicU64::new(0);
     let at_work = || {
         if looks.fetch_add(1, Ordering::Relaxed) == 3 {
@@ -254,7 +255,7 @@ fn only_a_device_that_has_nothing_to_do_waits_for_the_extraction() {
     };
     assert_eq!(next_buffer(&free, at_work, &counted).unwrap(), 2);
     assert_eq!((counted.0.lock().unwrap().len(), looks.load(Ordering::Relaxed)), (0, 4));
-    // and one after that
+    // a buffer arrives after the device has finished
     let idle = || {
         give.send(3).unwrap();
         true

@@ -1,14 +1,14 @@
-//! Text that the teacher writes on a device: batches of prompts, from any split, in the slots of one writer.
+//! Text generation on a device: one writer whose slots are filled with prompts from any split.
 //!
 //! ```text
-//!   a request ─► slots ─► step, step, … ─► its texts have all ended ─► the split
-//!        ▲         └ one is free, and nothing waits ┘
-//!        └───────────────── the next request
+//!   request ─► slots ─► step, step, … ─► all its texts have ended ─► split
+//!      ▲         └ a slot is free and no text waits ┘
+//!      └───────────────── next request
 //! ```
 
 use super::{Arc, Done, GenerateConfig, Meter, RecordBatch, Reply, Request, Teacher, UnderWay, Writer, mpsc};
 
-/// A request.
+/// A generation request.
 pub(super) struct Prompts {
     pub config: Arc<GenerateConfig>,
     pub batch: RecordBatch,
@@ -16,7 +16,8 @@ pub(super) struct Prompts {
     pub reply: Reply,
 }
 
-/// Serves a request, and those that come while slots are free, until nothing is left to write. Gives a request that is for others.
+/// Serves a request, and those that arrive while slots are free, until all texts are written. Returns a request that it
+/// cannot serve.
 pub(super) fn write<'t>(
     teacher: &'t dyn Teacher,
     kept: &mut Option<Writer<'t, Reply>>,
@@ -49,12 +50,12 @@ pub(super) fn write<'t>(
                 other => for_others = Some(other),
             }
         }
-        // whose split has ended meanwhile
+        // requests whose split has ended meanwhile
         writer.forget(Reply::is_closed).into_iter().for_each(|_| under_way.end());
         for (reply, written) in writer.step() {
             under_way.end();
             let done = written.map(|w| Done { batch: w.batch, statistics: w.statistics, busy: w.busy });
-            // nobody may be left to take it
+            // The receiver may be gone.
             let _ = reply.send(done);
         }
     }

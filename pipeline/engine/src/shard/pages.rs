@@ -1,7 +1,8 @@
-//! The checksum of every page of a shard, taken as the pages are written.
+//! Computes the checksum of every page of a shard while the pages are written.
 //!
-//! The Parquet writer leaves the field `crc` of its page headers empty, and that one would say nothing of the header itself. It does hand every page to
-//! a store until the row group is whole and takes them back in the order of the file: there they are summed.
+//! The Parquet writer leaves the `crc` field of its page headers empty, and that field would not cover the header
+//! itself. However, the writer puts every page into a page store until the row group is complete, and takes them back
+//! in file order. This page store computes the checksums when the pages are taken.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,11 +12,11 @@ use parquet::arrow::arrow_writer::{InMemoryPageStore, PageKey, PageStore, PageSt
 use parquet::errors::Result;
 use stillhouse_schemas::pages::PageSum;
 
-/// What was summed so far. Memory: 16 bytes a page.
+/// The checksums so far, 16 bytes per page.
 #[derive(Debug, Default)]
 struct Log {
     pages: Vec<PageSum>,
-    /// Of a page, its header comes alone.
+    /// Checksum and size of a page header, which the writer stores separately from the page's data.
     header: Option<(Hasher, u64)>,
 }
 
@@ -31,12 +32,12 @@ impl Log {
     }
 }
 
-/// Makes the writer's stores of pages, all of which write to one list.
+/// Creates the writer's page stores, which all append to one list of checksums.
 #[derive(Debug, Default)]
 pub struct PageSums(Arc<Mutex<Log>>);
 
 impl PageSums {
-    /// The pages of the row groups that are written, in the order of the file.
+    /// Returns the checksums of the pages written so far, in file order.
     pub fn pages(&self) -> Vec<PageSum> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pages.clone()
     }
@@ -48,7 +49,7 @@ impl PageStoreFactory for PageSums {
     }
 }
 
-/// The pages of one column of a row group.
+/// The pages of one column chunk.
 struct Summed {
     pages: InMemoryPageStore,
     log: Arc<Mutex<Log>>,

@@ -1,4 +1,4 @@
-//! Sends a shard while more of it is encoded: one piece is on its way, on the runtime of the requests.
+//! Uploads a shard while more of it is encoded. One piece at a time is being sent, on the request runtime.
 
 use bytes::Bytes;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 type Sent = (Box<ShardUpload>, object_store::Result<()>);
 
-/// A shard on its way.
+/// An upload in progress.
 pub struct Sender {
     requests: Handle,
     state: State,
@@ -17,7 +17,7 @@ pub struct Sender {
 enum State {
     Idle(Box<ShardUpload>),
     Sending(JoinHandle<Sent>),
-    /// The upload went with a task that panicked.
+    /// A task that panicked took the upload with it.
     Lost,
 }
 
@@ -35,7 +35,7 @@ impl Sender {
         Self { requests: requests.clone(), state: State::Idle(Box::new(upload)) }
     }
 
-    /// The upload, once nothing of it is under way.
+    /// Waits for the piece being sent, then returns the upload.
     async fn upload(&mut self) -> object_store::Result<Box<ShardUpload>> {
         match std::mem::replace(&mut self.state, State::Lost) {
             State::Idle(upload) => Ok(upload),
@@ -56,7 +56,7 @@ impl Sender {
         }
     }
 
-    /// Sends bytes; waits for those before them. An error may be of those.
+    /// Sends bytes after waiting for the previous piece, whose error it may return.
     pub async fn send(&mut self, bytes: Bytes) -> object_store::Result<()> {
         let mut upload = self.upload().await?;
         self.state = State::Sending(self.requests.spawn(async move {
@@ -66,7 +66,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends what is left; after it the shard waits for its commit.
+    /// Sends the rest. The shard is then complete but not committed.
     pub async fn finish(mut self) -> object_store::Result<Staged> {
         match self.upload().await {
             Ok(upload) => {
@@ -80,9 +80,9 @@ impl Sender {
         }
     }
 
-    /// Takes back what was sent.
+    /// Aborts the upload and removes what was sent.
     pub async fn abort(mut self) {
-        // what it says was said to whoever sends, or does not matter any more
+        // The caller of `send` has received this error already, or it no longer matters.
         let upload = match self.upload().await {
             Ok(upload) => Some(upload),
             Err(_) => match self.state {

@@ -1,4 +1,4 @@
-//! What a commit does on file systems that have no hard links, and on those that fail.
+//! Tests commits on file systems without hard links, and on failing ones.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use object_store::{
 
 use super::*;
 
-/// A disk whose hard links end with an error of the system; everything else is as it is.
+/// A disk whose hard links fail with a given error; all other operations work.
 #[derive(Debug)]
 struct WithoutLinks {
     disk: LocalFileSystem,
@@ -91,7 +91,7 @@ async fn a_rename_replaces_no_committed_shard() {
     output.begin(&plan("hash")).await.unwrap();
     let (first, record) = staged(&output, &content(1, 1)).await;
     output.commit(first, record.clone()).await.unwrap();
-    // other bytes, as no second worker of this job would have: so that it shows which are there
+    // Other bytes, which a second worker of this job would not have, show which file is there.
     let (second, other) = staged(&output, &content(2, 1)).await;
     assert_ne!(other.sha256, record.sha256);
     assert_eq!(output.commit(second, other).await.unwrap(), record);
@@ -113,7 +113,7 @@ async fn an_error_of_a_disk_that_has_links_is_reported() {
     }
 }
 
-/// How object_store hands on what the system said: a link to a folder is refused with EPERM everywhere.
+/// Proves that object_store keeps the system's error: a link to a folder fails with EPERM on every system.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_systems_error_is_found_in_that_of_the_store() {
