@@ -266,7 +266,7 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         if input.csv_delimiter != "," && input.format() != InputFormat::Csv {
             problems.push(Problem::missing(format!("{field}.csv_delimiter"), "is for `format: csv` only"));
         }
-        if !input.schema.is_empty() && !matches!(input.format(), InputFormat::Jsonl | InputFormat::Csv) {
+        if !input.schema.is_empty() && !input.format().has_untyped_columns() {
             problems.push(Problem::missing(
                 format!("{field}.schema"),
                 "is for `format: jsonl` and `csv`; other files have types",
@@ -279,7 +279,8 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         if input.schema.get(&input.text).is_some_and(|kind| *kind != ColumnType::String) {
             problems.push(Problem::missing(format!("{field}.schema.{}", input.text), "is the text; valid: string"));
         }
-        if matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow)
+        if input.format().is_table()
+            && input.format().compresses_inside()
             && matches!(input.compression, Compression::Gzip | Compression::Zstd)
         {
             let message = "Parquet and Arrow files compress inside; valid: auto, none";
@@ -332,9 +333,10 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
 fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
     let input = &job.input;
     for (name, table) in &input.tables {
-        if table.format == InputFormat::None {
-            let message = "is no format of a table; valid: jsonl, text, csv, parquet, arrow";
-            problems.push(Problem::new(format!("input.tables.{name}.format"), "none", message));
+        if !table.format.is_table() {
+            let valid: Vec<_> = InputFormat::tables().map(InputFormat::name).collect();
+            let message = format!("is no format of a table; valid: {}", valid.join(", "));
+            problems.push(Problem::new(format!("input.tables.{name}.format"), table.format.name(), message));
         }
     }
     if input.format != Some(InputFormat::None) {

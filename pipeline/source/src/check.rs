@@ -5,14 +5,16 @@
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{Input, InputFormat};
+use stillhouse_schemas::spec::Input;
 
-use super::first::MOST_LOOKED_INTO;
-use super::list::{InputFile, LookedAt};
-use super::parallel::spread;
+use super::formats::{self, FileColumn, Format};
+use super::input_file::{InputFile, LookedAt};
+use super::parallel::{MOST_LOOKED_INTO, spread};
+use super::sniff::{self, HEAD};
 use super::store::Store;
-use super::{csv, ipc, parquet_rows, sniff};
 
+/// Files of a store that are looked at before a job begins; the others when they are read, at no further request.
+const STORE_FILES: usize = 32;
 const MOST: usize = 5;
 
 /// Checks that `input.text` is a string column of the files; with `input.sql` nothing is checked here (see
@@ -30,41 +32,81 @@ pub fn check_columns(
     if input.sql.is_some() || input.is_rows() {
         return Ok(Vec::new());
     }
-    if !matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow | InputFormat::Csv) {
-        return sniff::check(store, files, input, "input.paths", MOST, looked_at);
-    }
+    let format = formats::of(input);
     let mut problems = Vec::new();
     for (i, file) in spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO) {
         if problems.len() >= MOST {
             break;
         }
         looked_at(i);
-        let columns = match input.format() {
-            InputFormat::Parquet => parquet_rows::columns(store, file),
-            InputFormat::Arrow => ipc::columns(store, file),
-            _ => csv::columns(store, file, input)
-                .map(|names| names.into_iter().map(|n| (n, true, "text".to_string())).collect()),
-        };
-        match columns {
+        match format.columns(store, file, input) {
             Err(e) if e.retryable() => return Err(e),
             Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
-            Ok(columns) if columns.is_empty() && input.format() == InputFormat::Csv => {}
-            Ok(columns) => problems.extend(check(&columns, &file.path, input)),
+            // an empty file of CSV has no header
+            Ok(Some(columns)) if columns.is_empty() && matches!(format, Format::Bytes(_)) => {}
+            Ok(Some(columns)) => problems.extend(check(&columns, &file.path, input)),
+            Ok(None) => return first_bytes(store, files, input, "input.paths", MOST, looked_at),
         }
     }
     Ok(problems)
 }
 
-fn check(columns: &[(String, bool, String)], file: &str, input: &Input) -> Option<Problem> {
-    if columns.iter().any(|(name, string, _)| *name == input.text && *string) {
+fn check(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
+    if columns.iter().any(|column| column.name == input.text && column.is_text) {
         return None;
     }
-    let there = columns.iter().map(|(name, _, kind)| format!("{name} ({kind})")).collect::<Vec<_>>().join(", ");
-    let wrong = match columns.iter().find(|(name, _, _)| *name == input.text) {
-        Some((_, _, kind)) => format!("the column is of type {kind} in {file}; valid: a string column of"),
+    let there =
+        columns.iter().map(|column| format!("{} ({})", column.name, column.data_type)).collect::<Vec<_>>().join(", ");
+    let wrong = match columns.iter().find(|column| column.name == input.text) {
+        Some(FileColumn { data_type, .. }) => {
+            format!("the column is of type {data_type} in {file}; valid: a string column of")
+        }
         None => format!("no such column in {file}; columns:"),
     };
-    let names: Vec<&str> = columns.iter().filter(|(_, string, _)| *string).map(|(name, ..)| name.as_str()).collect();
+    let names: Vec<&str> = columns.iter().filter(|column| column.is_text).map(|column| column.name.as_str()).collect();
     let there = there + &did_you_mean(&input.text, &names);
     Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
+}
+
+/// Looks at the first bytes of the files of lines, at most `most` problems: of this machine [`MOST_LOOKED_INTO`], evenly spread, the first ones of a store.
+/// The others are looked at when they are read.
+///
+/// # Errors
+/// When a store does not answer.
+pub(super) fn first_bytes(
+    store: &Store,
+    files: &[InputFile],
+    input: &Input,
+    field: &str,
+    most: usize,
+    looked_at: LookedAt<'_>,
+) -> Result<Vec<Problem>, SourceError> {
+    let mut problems = Vec::new();
+    let mut in_stores = 0;
+    let chosen = spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO);
+    for (i, file) in chosen.filter(|(_, file)| file.size > 0) {
+        looked_at(i);
+        if problems.len() >= most {
+            break;
+        }
+        if !store.is_on_disk(&file.location) {
+            in_stores += 1;
+            if in_stores > STORE_FILES {
+                continue;
+            }
+        }
+        match store.get(&file.location, 0, file.size.min(HEAD)) {
+            Ok(head) => {
+                problems.extend(sniff::stored(&head, file, input).map(|e| Problem::missing(field, e.to_string())))
+            }
+            Err(error) => {
+                let error = SourceError::of_store(&file.path, error);
+                if error.retryable() {
+                    return Err(error);
+                }
+                problems.push(Problem::missing(field, error.to_string()));
+            }
+        }
+    }
+    Ok(problems)
 }

@@ -25,7 +25,7 @@ use object_store::path::Path;
 use stillhouse_base::file_state::FileState;
 
 use super::inflate::{Inflate, STREAM};
-use super::list::InputFile;
+use super::input_file::InputFile;
 
 /// Decompressed bytes between two places, at first.
 const INTERVAL: u64 = 1 << 20;

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use object_store::path::Path;
 use stillhouse_schemas::spec::{ImageLabels, Input, Layout};
 
-use super::list::InputFile;
+use super::input_file::InputFile;
 
 /// A folder below which no file was found.
 #[derive(Debug)]

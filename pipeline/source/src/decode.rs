@@ -7,29 +7,15 @@ use std::io::{self, BufRead};
 use std::sync::PoisonError;
 
 use stillhouse_base::source_error::SourceError;
-use stillhouse_schemas::spec::{Compression, Input, InputFormat};
+use stillhouse_schemas::spec::{Compression, Input};
 
+use super::compression::compression;
 use super::decompress::Decompressor;
-use super::list::InputFile;
+use super::input_file::InputFile;
 use super::sniff;
 use super::store::{ObjectReader, Store};
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-
-/// Compression of a file: never `Auto`.
-pub(crate) fn compression(file: &InputFile, input: &Input) -> Compression {
-    if matches!(input.format(), InputFormat::Parquet | InputFormat::Arrow | InputFormat::Codes) {
-        return Compression::None;
-    }
-    match input.compression {
-        Compression::Auto => match file.path.rsplit_once('.').map(|(_, e)| e.to_ascii_lowercase()).as_deref() {
-            Some("gz" | "gzip" | "tgz") => Compression::Gzip,
-            Some("zst" | "zstd") => Compression::Zstd,
-            _ => Compression::None,
-        },
-        given => given,
-    }
-}
 
 /// A place in the decompressed bytes of a file.
 pub(crate) struct Cursor {
@@ -44,6 +30,22 @@ impl Cursor {
     /// Opens a file at an offset of its decompressed bytes.
     pub fn open(store: &Store, file: &InputFile, input: &Input, start: u64) -> Result<Self, SourceError> {
         Self::open_range(store, file, input, (start, u64::MAX))
+    }
+
+    /// Opens a file at the first line that begins at `start` or later, to read up to about `end`. Newlines are counted from there.
+    ///
+    /// Opens one byte earlier, which tells a line that begins exactly at `start` from one that began before.
+    pub fn open_at_line(
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        (start, end): (u64, u64),
+    ) -> Result<Self, SourceError> {
+        let Some(before) = start.checked_sub(1) else { return Self::open_range(store, file, input, (start, end)) };
+        let mut cursor = Self::open_range(store, file, input, (before, end))?;
+        cursor.finish_line(|_| {}).map_err(|e| SourceError::from_io(&file.path, e))?;
+        cursor.newlines = 0;
+        Ok(cursor)
     }
 
     /// Opens a file at an offset of its decompressed bytes, to read up to about another. Of a compressed file, whose stored bytes do

@@ -14,7 +14,7 @@ use zstd::stream::raw::{Decoder as Frames, Operation};
 
 use super::checkpoints::{Checkpoint, Checkpoints, Due, Inside, Stream};
 use super::inflate::{At, Inflate, WINDOW};
-use super::list::InputFile;
+use super::input_file::InputFile;
 use super::store::{ObjectReader, Store};
 
 const BUFFER: usize = 256 << 10;

@@ -9,18 +9,18 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{Input, InputFormat, OnError};
+use stillhouse_schemas::spec::{Input, OnError};
 
-use super::list::InputFile;
-use super::records::{self, Fault};
+use super::formats::{self, BytesFormat, Format, numbers};
+use super::input_file::InputFile;
+use super::parallel::MOST_LOOKED_INTO;
+use super::read::read_split;
+use super::records::Fault;
 use super::spool::Spool;
 use super::store::Store;
-use super::{ipc, numbers, parquet_rows, read_split};
 
 /// Files of stores that are looked into: each costs a request or two.
 const MOST_IN_STORES: usize = 32;
-/// Files of a disk that are looked into: a small fraction of a second.
-pub(super) const MOST_LOOKED_INTO: usize = 10_000;
 /// Problems told; the first are enough to see what is wrong.
 const MOST_PROBLEMS: usize = 5;
 /// Records that all have to be bad before a file is warned of, where bad ones may be skipped.
@@ -85,13 +85,12 @@ fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a I
 
 /// The reason for which all of the first records would be skipped; `None` where the file begins well or cannot be told.
 fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
-    if input.is_rows() {
-        return numbers::first(store, files, file, input, if input.on_error == OnError::Fail { 1 } else { FEW });
-    }
-    let groups = match input.format() {
-        InputFormat::Parquet => parquet_rows::row_groups(store, file, &input.text)?,
-        InputFormat::Arrow => ipc::row_groups(store, file)?,
-        _ => return of_bytes(store, file, input),
+    let groups = match formats::of(input) {
+        Format::Bytes(format) => return of_bytes(format, store, file, input),
+        Format::Rows(format) => format.row_groups(store, file, input)?,
+        Format::Numbers => {
+            return numbers::first(store, files, file, input, if input.on_error == OnError::Fail { 1 } else { FEW });
+        }
     };
     let rows: u64 = groups.iter().map(|group| group.rows).sum();
     let few = if input.on_error == OnError::Fail { 1 } else { FEW as u64 };
@@ -110,10 +109,15 @@ fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) ->
     Ok(if read.documents == 0 { read.skipped.into_keys().next() } else { None })
 }
 
-fn of_bytes(store: &Store, file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
+fn of_bytes(
+    format: &dyn BytesFormat,
+    store: &Store,
+    file: &InputFile,
+    input: &Input,
+) -> Result<Option<String>, SourceError> {
     let head = InputFile { size: file.size.min(HEAD_BYTES), ..file.clone() };
     let cut = head.size < file.size;
-    match read_head(store, &head, input) {
+    match read_head(format, store, &head, input) {
         Ok(Head { ended_at, .. }) if cut && ended_at >= head.size => Ok(None),
         Ok(Head { good: true, .. }) => Ok(None),
         Ok(head) => Ok(head.skipped.into_keys().next()),
@@ -131,9 +135,9 @@ struct Head {
     ended_at: u64,
 }
 
-fn read_head(store: &Store, file: &InputFile, input: &Input) -> Result<Head, SourceError> {
+fn read_head(format: &dyn BytesFormat, store: &Store, file: &InputFile, input: &Input) -> Result<Head, SourceError> {
     let fault = |e| SourceError::from_io(&file.path, e);
-    let (mut records, _) = records::open(store, file, input, (0, u64::MAX))?;
+    let (mut records, _) = format.open(store, file, input, (0, u64::MAX))?;
     let mut text = Spool::new(input.piece_kilobytes as usize * 1000);
     let mut head = Head { good: false, skipped: BTreeMap::new(), ended_at: 0 };
     for _ in 0..FEW {

@@ -14,7 +14,7 @@ use object_store::ObjectMeta;
 use object_store::path::{Path, PathPart};
 use stillhouse_base::storage::Location;
 
-use super::list::Admits;
+use super::input_file::Admits;
 
 /// What is in a folder.
 pub(super) enum Child {

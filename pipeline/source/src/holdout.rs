@@ -19,11 +19,12 @@ use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::manifest::{KEYS, KeyRange, Range, SplitRecord};
 use stillhouse_schemas::spec::{Holdout, Input};
 
-use super::list::InputFile;
-use super::plan::Segment;
-use super::read::{TRAIN, read_keys};
+use super::formats::{self, Format, numbers};
+use super::input_file::InputFile;
+use super::read::read_keys;
+use super::segment::Segment;
 use super::store::Store;
-use super::{numbers, records};
+use super::summary::TRAIN;
 
 /// What becomes the splits of one data set split.
 pub(crate) struct Part {
@@ -225,7 +226,7 @@ fn count(store: &Store, files: &[InputFile], input: &Input, segment: &Segment) -
     let file = &files[segment.file];
     let wrong = |e| SourceError::from_io(&file.path, e);
     let (start, end) = bytes(segment.range);
-    let (mut records, _) = records::open(store, file, input, (start, end))?;
+    let (mut records, _) = formats::of(input).open_bytes(store, file, input, (start, end))?;
     let mut count = 0;
     while let Some(at) = records.next().map_err(wrong)?
         && at.offset < end
@@ -251,12 +252,12 @@ fn cut(
             let at = start + record;
             (Range::Rows { start, end: at }, Range::Rows { start: at, end })
         }
-        Range::Bytes { start, end, .. } if input.is_rows() => {
+        Range::Bytes { start, end, .. } if matches!(formats::of(input), Format::Numbers) => {
             let at = numbers::offset_of(store, file, input, (start, end), record)?;
             (Range::Bytes { start, end: at, line: None }, Range::Bytes { start: at, end, line: None })
         }
         Range::Bytes { start, end, line } => {
-            let (mut records, _) = records::open(store, file, input, (start, end))?;
+            let (mut records, _) = formats::of(input).open_bytes(store, file, input, (start, end))?;
             for _ in 0..record {
                 records.next().map_err(wrong)?;
                 records.skip().map_err(wrong)?;

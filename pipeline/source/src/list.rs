@@ -9,88 +9,23 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, PathBuf};
-use std::sync::Arc;
 
 use glob::{MatchOptions, Pattern};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use serde::{Deserialize, Serialize};
 use stillhouse_base::error::{ErrorKind, PipelineError};
-use stillhouse_base::file_state::FileState;
 use stillhouse_base::path_expansion::Names;
 use stillhouse_base::storage::{Location, StoreUrl, explain};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{Input, InputFormat, Layout};
+use stillhouse_schemas::spec::Input;
 use stillhouse_schemas::storage::split_url;
 
 use super::classes::{self, EmptyFolder};
 use super::folder::{self, Child};
+use super::formats;
+use super::input_file::{Admits, InputFile, LookedAt};
 use super::parallel::{cores, looked};
 use super::store::Store;
-
-/// A file of the input.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InputFile {
-    /// As users and the manifest see it: as the job's path or glob yields it; what was relative stays relative.
-    pub path: String,
-    /// Where the store has it.
-    #[serde(with = "location")]
-    pub location: Path,
-    /// Bytes, compressed as it is.
-    pub size: u64,
-    /// What the store said of it in the listing.
-    pub state: FileState,
-}
-
-/// A location as its text.
-mod location {
-    use object_store::path::Path;
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(path.as_ref())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Path, D::Error> {
-        Path::parse(String::deserialize(from)?).map_err(de::Error::custom)
-    }
-}
-
-impl InputFile {
-    fn listed(store: &Store, path: String, meta: ObjectMeta) -> Self {
-        let state = FileState::of(&meta, store.is_on_disk(&meta.location));
-        Self { path, size: meta.size, state, location: meta.location }
-    }
-}
-
-/// The files of a job in its order, also found by their path. A clone shares them: many splits read from one listing.
-#[derive(Debug, Clone)]
-pub struct Listing {
-    files: Arc<Vec<InputFile>>,
-    /// Places in `files`, by path.
-    by_path: Arc<[usize]>,
-}
-
-impl Listing {
-    /// Cost: a sort of the paths.
-    pub fn new(files: Arc<Vec<InputFile>>) -> Self {
-        let mut by_path: Vec<usize> = (0..files.len()).collect();
-        by_path.sort_by(|a, b| files[*a].path.cmp(&files[*b].path));
-        Self { files, by_path: by_path.into() }
-    }
-
-    /// The files, in the job's order.
-    pub fn files(&self) -> &Arc<Vec<InputFile>> {
-        &self.files
-    }
-
-    /// The file with this path; cost: a binary search.
-    pub fn get(&self, path: &str) -> Option<&InputFile> {
-        let after = self.by_path.partition_point(|i| self.files[*i].path.as_str() <= path);
-        let last = &self.files[self.by_path[after.checked_sub(1)?]];
-        (last.path == path).then_some(last)
-    }
-}
 
 pub(super) const MATCH: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
@@ -196,8 +131,11 @@ const BLOCK: usize = 4096;
 /// Requests to stores under way at once.
 const REQUESTS: usize = 16;
 
-/// Told how many things were looked at so far.
-pub(crate) type LookedAt<'a> = &'a mut dyn FnMut(usize);
+/// A file as `store` listed it.
+fn listed(store: &Store, path: String, meta: ObjectMeta) -> InputFile {
+    let is_on_disk = store.is_on_disk(&meta.location);
+    InputFile::listed(path, meta, is_on_disk)
+}
 
 /// The files of one path of the job: each of the paths that it stands for finds some.
 fn named(
@@ -232,9 +170,6 @@ fn named(
     }
     Ok(listed)
 }
-
-/// Says why a file or folder may not be looked at, where it may not.
-pub(crate) type Admits<'a> = &'a (dyn Fn(&Location) -> Result<(), String> + Sync);
 
 /// Folders are asked about before they are listed, so that nothing is told of what is in one that a link leads to.
 fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
@@ -401,12 +336,12 @@ fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<Inp
     if let Some(Location::Disk(path)) = store.location_of(location) {
         return match folder::file(&path, location)? {
             Some(Child::Odd(_)) => Err(ODD.to_owned().into()),
-            Some(Child::File(meta)) => Ok(Some(InputFile::listed(store, display.into(), meta))),
+            Some(Child::File(meta)) => Ok(Some(listed(store, display.into(), meta))),
             _ => Ok(None),
         };
     }
     match store.wait(store.store.head(location)) {
-        Ok(meta) => Ok(Some(InputFile::listed(store, display.into(), meta))),
+        Ok(meta) => Ok(Some(listed(store, display.into(), meta))),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
         Err(e) => Err(trouble(store, location, "look at", &e)),
     }
@@ -472,7 +407,7 @@ fn matching(
     for (name, child) in children(store, location, display, &wanted, admits)? {
         match child {
             Child::File(meta) if rest.is_empty() => {
-                found.files.push(InputFile::listed(store, format!("{display}{name}"), meta));
+                found.files.push(listed(store, format!("{display}{name}"), meta));
             }
             Child::Odd(location) if rest.is_empty() => {
                 found.odd.get_or_insert_with(|| (format!("{display}{name}"), location));
@@ -516,7 +451,7 @@ fn below(
                     found.empty.push(EmptyFolder { shown: path, location });
                 }
             }
-            Child::File(meta) if has_ending(&name, input) => found.files.push(InputFile::listed(store, path, meta)),
+            Child::File(meta) if has_ending(&name, input) => found.files.push(listed(store, path, meta)),
             Child::Odd(location) if has_ending(&name, input) => {
                 found.odd.get_or_insert((path, location));
             }
@@ -526,45 +461,18 @@ fn below(
     Ok(())
 }
 
-fn known_endings(input: &Input) -> &'static [&'static str] {
-    match input.format() {
-        InputFormat::Jsonl => &[".jsonl", ".ndjson", ".json"],
-        InputFormat::Text => &[".txt", ".text"],
-        InputFormat::Csv => &[".csv", ".tsv"],
-        InputFormat::Parquet => &[".parquet", ".pq"],
-        InputFormat::Arrow => &[".arrow", ".arrows", ".feather", ".ipc"],
-        InputFormat::Codes => &[".npy", ".parquet", ".pq"],
-        InputFormat::Images => match input.images.as_ref().map(|images| images.layout) {
-            Some(Layout::Files) => &[".png", ".jpg", ".jpeg"],
-            Some(Layout::Tar) => &[".tar", ".tgz"],
-            // their folders hold the test set, too: files are named one by one
-            _ => &[],
-        },
-        InputFormat::None => &[],
-    }
-}
-
-/// Whether files may be compressed as a whole.
-fn is_compressible(input: &Input) -> bool {
-    let tar = input.images.as_ref().is_some_and(|images| images.layout == Layout::Tar);
-    matches!(input.format(), InputFormat::Jsonl | InputFormat::Text | InputFormat::Csv) || tar
-}
-
 pub(super) fn has_ending(name: &str, input: &Input) -> bool {
-    let name = name.to_ascii_lowercase();
-    let compressed = [".gz", ".gzip", ".zst", ".zstd"];
-    let bare = match compressed.iter().find_map(|e| name.strip_suffix(e)) {
-        Some(bare) if is_compressible(input) => bare,
-        _ => &name,
-    };
-    known_endings(input).iter().any(|e| bare.ends_with(e))
+    let (name, format) = (name.to_ascii_lowercase(), formats::of(input));
+    let bare = if format.is_compressible(input) { formats::without_compression(&name) } else { &name };
+    format.endings(input).iter().any(|e| bare.ends_with(e))
 }
 
 fn endings(input: &Input) -> String {
-    let known = known_endings(input);
+    let format = formats::of(input);
+    let known = format.endings(input);
     if known.is_empty() {
         return "the files themselves, as this layout has files without one".into();
     }
-    let more = if is_compressible(input) { ", each also with .gz or .zst" } else { "" };
+    let more = if format.is_compressible(input) { ", each also with .gz or .zst" } else { "" };
     known.join(", ") + more
 }

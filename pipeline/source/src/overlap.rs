@@ -12,7 +12,8 @@ use stillhouse_base::storage::Location;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
-use super::list::{Given, InputFile, MATCH, has_ending};
+use super::input_file::InputFile;
+use super::list::{Given, MATCH, has_ending};
 use super::store::Store;
 
 /// Files of an output, one of each kind.

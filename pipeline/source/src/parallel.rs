@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Fewer things for each thread than that are not worth one.
 const FEW: usize = 4;
 
+/// Most files of a disk that a check before a job opens: a small fraction of a second.
+pub(super) const MOST_LOOKED_INTO: usize = 10_000;
+
 /// Looks at things at once, by at most so many threads; no further after a result that is the `last`. `None` only stands behind such a result.
 pub(super) fn looked<T: Sync, R: Send + Sync>(
     things: &[T],

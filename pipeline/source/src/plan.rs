@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
-use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
+use stillhouse_schemas::spec::Input;
 
-use super::decode::{Cursor, compression};
+use super::formats;
 use super::holdout::{self, Part};
-use super::list::InputFile;
+use super::input_file::InputFile;
+use super::segment::Segment;
 use super::store::Store;
-use super::{ipc, nothing, numbers, parquet_rows, records};
 
 /// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MOST_SPLITS: u32 = 1_000_000;
@@ -45,18 +45,6 @@ pub struct PlanProgress {
     pub bytes: u64,
     /// Of so many.
     pub bytes_total: u64,
-}
-
-/// A range of a file that is not cut further, except by the holdout.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Segment {
-    /// Index of the file.
-    pub file: usize,
-    pub range: Range,
-    /// Bytes of input that it stands for.
-    pub weight: u64,
-    /// Records, where known.
-    pub records: Option<u64>,
 }
 
 /// Splits, and what those that are new take of the input: bytes of text, numbers of rows, or documents that have no text yet.
@@ -191,7 +179,8 @@ fn segments(
                 while let i = next.fetch_add(1, Ordering::Relaxed)
                     && let Some(file) = files.get(i)
                 {
-                    let result: Result<Vec<Segment>, SourceError> = file_segments(store, i, file, input, target);
+                    let result: Result<Vec<Segment>, SourceError> =
+                        formats::of(input).segments(store, i, file, input, target);
                     if result.is_err() {
                         next.store(files.len(), Ordering::Relaxed);
                     }
@@ -216,121 +205,8 @@ fn segments(
     Ok(all)
 }
 
-fn is_plain(file: &InputFile, input: &Input) -> bool {
-    compression(file, input) == Compression::None
-}
-
-/// Whether the listing alone says where to cut: then the states of what may be very many files are not needed.
+/// Whether the listing alone decides the cuts; then the states of the files, which may be very many, are not needed.
 fn reads_nothing(files: &[InputFile], input: &Input) -> bool {
-    let of_text = match input.format() {
-        InputFormat::Text if input.document == TextDocument::File => is_plain,
-        InputFormat::Text | InputFormat::Jsonl => records::is_seekable,
-        _ => return false,
-    };
-    input.holdout.is_empty() && files.iter().all(|file| of_text(file, input))
-}
-
-fn file_segments(
-    store: &Store,
-    index: usize,
-    file: &InputFile,
-    input: &Input,
-    target: u64,
-) -> Result<Vec<Segment>, SourceError> {
-    if input.is_rows() {
-        return numbers::segments(store, index, file, input, target);
-    }
-    if input.format() == InputFormat::None {
-        // a document's weight is 1, and the target is in documents too
-        let ranges = nothing::ranges(input.documents.unwrap_or(0), target).into_iter();
-        let segment = |(start, end)| {
-            let range = Range::Rows { start, end };
-            Segment { file: index, range, weight: end - start, records: Some(end - start) }
-        };
-        return Ok(ranges.map(segment).collect());
-    }
-    let columnar = match input.format() {
-        InputFormat::Parquet => Some(parquet_rows::row_groups(store, file, &input.text)?),
-        InputFormat::Arrow => Some(ipc::row_groups(store, file)?),
-        _ => None,
-    };
-    if let Some(groups) = columnar {
-        let cut = parquet_rows::cut_rows(&groups, target).into_iter();
-        return Ok(cut
-            .map(|(start, end, weight)| Segment {
-                file: index,
-                range: Range::Rows { start, end },
-                weight,
-                records: Some(end - start),
-            })
-            .collect());
-    }
-    if input.format() == InputFormat::Text && input.document == TextDocument::File {
-        let size = if is_plain(file, input) {
-            file.size
-        } else {
-            let mut cursor = Cursor::open(store, file, input, 0)?;
-            cursor.skip_to(u64::MAX).map_err(|e| SourceError::from_io(&file.path, e))?;
-            cursor.offset
-        };
-        let range = Range::Bytes { start: 0, end: size, line: Some(1) };
-        return Ok(vec![Segment { file: index, range, weight: size, records: Some(1) }]);
-    }
-    if records::is_seekable(file, input) {
-        return Ok(by_size(index, file.size, target));
-    }
-    scan(store, index, file, input, target)
-}
-
-/// Equal ranges of at most the target.
-fn by_size(file: usize, size: u64, target: u64) -> Vec<Segment> {
-    let parts = size.div_ceil(target);
-    let at = |i: u64| (u128::from(size) * u128::from(i) / u128::from(parts)) as u64;
-    (0..parts)
-        .map(|i| Segment {
-            file,
-            range: Range::Bytes { start: at(i), end: at(i + 1), line: (i == 0).then_some(1) },
-            weight: at(i + 1) - at(i),
-            records: None,
-        })
-        .collect()
-}
-
-/// Cuts where the first record begins that is a target away from the cut before. Of a compressed file the checkpoints before the cuts stay.
-fn scan(
-    store: &Store,
-    index: usize,
-    file: &InputFile,
-    input: &Input,
-    target: u64,
-) -> Result<Vec<Segment>, SourceError> {
-    let wrong = |e| SourceError::from_io(&file.path, e);
-    let (mut records, _) = records::open(store, file, input, (0, u64::MAX))?;
-    let mut segments = Vec::new();
-    let (mut start, mut line, mut count) = (0, 1, 0);
-    let mut cut = |start: u64, end: u64, line: u64, records: u64| {
-        let range = Range::Bytes { start, end, line: Some(line) };
-        segments.push(Segment { file: index, range, weight: end - start, records: Some(records) });
-    };
-    while let Some(at) = records.next().map_err(wrong)? {
-        if count > 0 && at.offset - start >= target {
-            cut(start, at.offset, line, count);
-            (start, line, count) = (at.offset, at.newlines + 1, 0);
-        }
-        count += 1;
-        records.skip().map_err(wrong)?;
-    }
-    let end = records.offset();
-    if count > 0 {
-        cut(start, end, line, count);
-    }
-    if let Some(checkpoints) = store.checkpoints(file) {
-        // readers look at the byte before as well
-        let starts = segments.iter().filter_map(|segment| match segment.range {
-            Range::Bytes { start, .. } => Some(start.saturating_sub(1)),
-            Range::Rows { .. } => None,
-        });
-        checkpoints.keep(file, starts);
-    }
-    Ok(segments)
+    let format = formats::of(input);
+    input.holdout.is_empty() && files.iter().all(|file| format.is_cut_by_listing(file, input))
 }

@@ -8,25 +8,14 @@ use std::sync::Arc;
 
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::manifest::Range;
-use stillhouse_schemas::spec::{Input, InputFormat, OnError, TextDocument};
+use stillhouse_schemas::spec::{Input, OnError};
 
 use super::decode::Cursor;
-use super::ipc::IpcRows;
-use super::list::InputFile;
-use super::nothing::Nothing;
-use super::parquet_rows::{Cell, ParquetRows};
-use super::records::{self, Fault, Records};
+use super::formats::{self, Cut, Format};
+use super::input_file::InputFile;
+use super::records::{self, Cell, Fault, Records, Rows};
 use super::spool::{Key, Spool, whole_characters};
 use super::store::Store;
-
-/// Rows of a columnar file, in order.
-pub(crate) trait Rows: Send {
-    /// Goes to the next row; its number in the file, or none at the end of the range.
-    fn next(&mut self) -> Result<Option<u64>, SourceError>;
-
-    /// The text of the row that [`Rows::next`] has gone to.
-    fn cell(&self) -> Cell<'_>;
-}
 
 /// A record of the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,18 +94,16 @@ impl RecordReader {
     /// Opens a range.
     pub fn open(&mut self, file: &InputFile, range: Range) -> Result<(), SourceError> {
         let (store, input) = (&self.store, &*self.input);
+        let format = formats::of(input);
         let records = match range {
             Range::Bytes { start, end, line } => {
-                let whole = input.format() == InputFormat::Text && input.document == TextDocument::File;
-                let end = if whole { u64::MAX } else { end };
-                let (records, from) = records::open(store, file, input, (start, end))?;
+                // what was appended to a file that is one record belongs to it
+                let is_whole = matches!(format, Format::Bytes(format) if format.cut(input) == Cut::Nowhere);
+                let end = if is_whole { u64::MAX } else { end };
+                let (records, from) = format.open_bytes(store, file, input, (start, end))?;
                 Opened::Bytes { records, from, end, line }
             }
-            Range::Rows { start, end } => Opened::Rows(match input.format() {
-                InputFormat::None => Box::new(Nothing::new((start, end))),
-                InputFormat::Arrow => Box::new(IpcRows::open(store, file, &input.text, (start, end))?),
-                _ => Box::new(ParquetRows::open(store, file, &input.text, (start, end))?),
-            }),
+            Range::Rows { start, end } => Opened::Rows(format.open_rows(store, file, input, (start, end))?),
         };
         self.open = Some(Open { file: file.clone(), records });
         Ok(())

@@ -1,68 +1,21 @@
 //! One split read into batches of documents, which the consumer pulls.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::iter::FusedIterator;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use sha2::{Digest, Sha256};
 use stillhouse_base::source_error::{SourceError, Stopped};
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
 use super::batch::Batches;
-use super::list::{InputFile, Listing};
-use super::numbers::{self, Numbers};
+use super::formats::numbers::{self, Numbers};
+use super::input_file::{InputFile, Listing};
 use super::range::{Found, RecordReader};
 use super::store::Store;
-
-/// The data set split of all that no holdout takes.
-pub const TRAIN: &str = "train";
-
-/// What a split held.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ReadSummary {
-    /// Documents emitted.
-    pub documents: u64,
-    /// Bytes of text emitted.
-    pub text_bytes: u64,
-    /// Records skipped, by reason.
-    pub skipped: BTreeMap<String, u64>,
-    /// Documents that were too long for one piece and went through a temporary file.
-    pub spooled_to_disk: u64,
-    /// For each piece of the split, in order, the sha256 of its records, in hexadecimal: of a document that the split takes the number of
-    /// bytes of its text (8 bytes, little-endian) and its text, of a bad record eight bytes 0xff. Of an image or of codes that the split
-    /// takes the number of bytes as they are stored, these bytes, and the label (4 bytes), or eight bytes 0xff where the record is bad.
-    pub sha256: Vec<String>,
-}
-
-/// The checksum of what a piece held. It is of the texts, not of the stored bytes: a record that is stored in another way (another key
-/// beside the text, another level of compression) is the same record.
-#[derive(Default)]
-pub(super) struct RecordsDigest(Sha256);
-
-impl RecordsDigest {
-    pub(super) fn good(&mut self, length: u64) {
-        self.0.update(length.to_le_bytes());
-    }
-
-    fn text(&mut self, text: &str) {
-        self.0.update(text);
-    }
-
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    pub(super) fn bad(&mut self) {
-        self.0.update([0xff; 8]);
-    }
-
-    pub(super) fn take(&mut self) -> String {
-        hex::encode(self.0.finalize_reset())
-    }
-}
+use super::summary::{ReadSummary, RecordsDigest, TRAIN};
 
 /// The documents of a split, batch by batch, as `documents_schema` batches of at most 1024 rows and about 1 MB (4 MB, or one
 /// longer piece, at the most).

@@ -3,15 +3,8 @@
 use std::io;
 
 use stillhouse_base::source_error::SourceError;
-use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
 
-use super::csv::CsvRecords;
-use super::decode::{Cursor, compression};
-use super::json::JsonRecords;
-use super::lines::{BlockRecords, FileRecords, LineRecords};
-use super::list::InputFile;
 use super::spool::{PushError, Spool};
-use super::store::Store;
 
 /// Where a record begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,48 +54,16 @@ pub(crate) trait Records: Send {
     fn offset(&self) -> u64;
 }
 
-/// Whether a reader may begin anywhere in a file and find the next record, so that no scan is needed to cut it.
-pub(crate) fn is_seekable(file: &InputFile, input: &Input) -> bool {
-    let lines = match input.format() {
-        InputFormat::Jsonl => true,
-        InputFormat::Text => input.document == TextDocument::Line,
-        _ => false,
-    };
-    lines && compression(file, input) == Compression::None
-}
+/// The text of a row as the file stores it; `None` where it is null.
+pub(crate) type Cell<'a> = Option<&'a [u8]>;
 
-/// Records of a file that begin at `start` or later, of which those that begin before `end` are wanted; also the offset from which newlines
-/// are counted.
-pub(crate) fn open(
-    store: &Store,
-    file: &InputFile,
-    input: &Input,
-    (start, end): (u64, u64),
-) -> Result<(Box<dyn Records>, u64), SourceError> {
-    let by_line = matches!(input.format(), InputFormat::Jsonl)
-        || (input.format() == InputFormat::Text && input.document == TextDocument::Line);
-    let cursor = match (input.format(), by_line) {
-        (InputFormat::Csv, _) => {
-            let records = CsvRecords::open(store, file, input, (start, end))?;
-            return Ok((Box::new(records), start));
-        }
-        // one byte earlier, so that a record which begins exactly at `start` is told from one that began before
-        (_, true) if start > 0 => {
-            let mut cursor = Cursor::open_range(store, file, input, (start - 1, end))?;
-            cursor.finish_line(|_| {}).map_err(|e| SourceError::from_io(&file.path, e))?;
-            cursor.newlines = 0;
-            cursor
-        }
-        _ => Cursor::open_range(store, file, input, (start, end))?,
-    };
-    let from = cursor.offset;
-    let records: Box<dyn Records> = match (input.format(), input.document) {
-        (InputFormat::Jsonl, _) => Box::new(JsonRecords::new(cursor, &input.text)),
-        (_, TextDocument::Line) => Box::new(LineRecords::new(cursor)),
-        (_, TextDocument::BlankLine) => Box::new(BlockRecords::new(cursor)),
-        (_, TextDocument::File) => Box::new(FileRecords::new(cursor)),
-    };
-    Ok((records, from))
+/// Rows of a columnar file, in order.
+pub(crate) trait Rows: Send {
+    /// Goes to the next row; its number in the file, or none at the end of the range.
+    fn next(&mut self) -> Result<Option<u64>, SourceError>;
+
+    /// The text of the row that [`Rows::next`] has gone to.
+    fn cell(&self) -> Cell<'_>;
 }
 
 /// Passes bytes to the text until they are not UTF-8; says at which index of them, or `None` where all is well.

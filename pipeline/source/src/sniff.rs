@@ -3,22 +3,17 @@
 //! Such a file is refused whatever `on_error` says: its records are not bad, they are not what was asked for.
 
 use stillhouse_base::source_error::SourceError;
-use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{Compression, Input, InputFormat};
+use stillhouse_schemas::spec::{Compression, Input};
 
-use super::decode::compression;
-use super::first::MOST_LOOKED_INTO;
-use super::list::{InputFile, LookedAt};
-use super::parallel::spread;
+use super::compression::compression;
+use super::input_file::InputFile;
 use super::store::Store;
 
 /// Bytes that are looked at.
-const HEAD: u64 = 64;
-/// Files of a store that are looked at before a job begins; the others when they are read, at no further request.
-const STORE_FILES: usize = 32;
-
+pub(super) const HEAD: u64 = 64;
+/// What the first bytes of a file say that it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Gzip,
     Zstd,
     /// Compressed in a way that is not read here.
@@ -97,10 +92,10 @@ pub(super) fn decompressed(head: &[u8], file: &InputFile) -> Option<SourceError>
 }
 
 /// What a file that is no file of the format is instead, as far as its first bytes tell.
-pub(super) fn other_format(store: &Store, file: &InputFile, format: InputFormat) -> Option<SourceError> {
+pub(super) fn other_format(store: &Store, file: &InputFile, wanted: Kind) -> Option<SourceError> {
     let head = store.get(&file.location, 0, file.size.min(HEAD)).ok()?;
-    match (kind(&head), format) {
-        (Some(Kind::Parquet), InputFormat::Parquet) | (Some(Kind::Arrow), InputFormat::Arrow) => None,
+    match (kind(&head), wanted) {
+        (Some(found), wanted) if found == wanted => None,
         (Some(Kind::Gzip | Kind::Zstd | Kind::Packed(_)), _) => {
             let message = "these are compressed bytes; Parquet and Arrow files compress inside: decompress the file";
             Some(said(file, message.into()))
@@ -122,45 +117,4 @@ fn describe(found: Kind) -> String {
         Kind::Arrow => "this is an Arrow file; say `format: arrow`".into(),
         Kind::Encoded(how) => format!("this is text in {how}; valid: UTF-8 (`iconv -f {how} -t UTF-8` makes it)"),
     }
-}
-
-/// Looks at the first bytes of the files of lines, at most `most` problems: of this machine [`MOST_LOOKED_INTO`], evenly spread, the first ones of a store.
-/// The others are looked at when they are read.
-///
-/// # Errors
-/// When a store does not answer.
-pub(super) fn check(
-    store: &Store,
-    files: &[InputFile],
-    input: &Input,
-    field: &str,
-    most: usize,
-    looked_at: LookedAt<'_>,
-) -> Result<Vec<Problem>, SourceError> {
-    let mut problems = Vec::new();
-    let mut in_stores = 0;
-    let chosen = spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO);
-    for (i, file) in chosen.filter(|(_, file)| file.size > 0) {
-        looked_at(i);
-        if problems.len() >= most {
-            break;
-        }
-        if !store.is_on_disk(&file.location) {
-            in_stores += 1;
-            if in_stores > STORE_FILES {
-                continue;
-            }
-        }
-        match store.get(&file.location, 0, file.size.min(HEAD)) {
-            Ok(head) => problems.extend(stored(&head, file, input).map(|e| Problem::missing(field, e.to_string()))),
-            Err(error) => {
-                let error = SourceError::of_store(&file.path, error);
-                if error.retryable() {
-                    return Err(error);
-                }
-                problems.push(Problem::missing(field, error.to_string()));
-            }
-        }
-    }
-    Ok(problems)
 }

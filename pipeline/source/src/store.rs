@@ -29,7 +29,7 @@ use url::Url;
 
 use super::checkpoints::Checkpoints;
 use super::folder;
-use super::list::InputFile;
+use super::input_file::InputFile;
 use super::router::{Mount, Router};
 
 pub(crate) const FIRST_CHUNK: u64 = 64 << 10;

@@ -7,15 +7,16 @@ use stillhouse_operators::registry;
 use stillhouse_schemas::parse::Positions;
 use stillhouse_schemas::problems::Problems;
 
-use super::{ScoreOptions, format_of};
+use super::ScoreOptions;
 use crate::access::Access;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
 use crate::job::{self, Prepared};
+use crate::source;
 
 /// Checks what `score` asks for; problems are told by the names of the options.
 pub(super) fn prepare(options: &ScoreOptions, file: &str, named: &str, observer: &dyn Observer) -> Result<Prepared> {
-    let Some(format) = options.format.or_else(|| format_of(file)) else {
+    let Some(format) = options.format.or_else(|| source::of_file_name(file)) else {
         let message = format!(
             "{named}: got {file}, whose ending says no format; valid: --format jsonl, text, csv, parquet or arrow"
         );

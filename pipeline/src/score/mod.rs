@@ -23,7 +23,6 @@ mod job;
 mod mauve;
 mod windows;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{AsArray, BooleanArray, RecordBatch, UInt32Array, UInt64Array};
@@ -357,22 +356,6 @@ fn token_rows(batch: &RecordBatch) -> Option<impl Iterator<Item = (&[u32], bool)
         let range = offsets[row] as usize..offsets[row + 1] as usize;
         (&values.values()[range], ends.value(row))
     }))
-}
-
-/// Formats by the ending of a file's name, compressed or not.
-pub fn format_of(file: &str) -> Option<InputFormat> {
-    let name = file.rsplit('/').next().unwrap_or(file).to_ascii_lowercase();
-    let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
-    let endings: BTreeMap<&str, InputFormat> = [
-        ("jsonl", InputFormat::Jsonl),
-        ("ndjson", InputFormat::Jsonl),
-        ("txt", InputFormat::Text),
-        ("csv", InputFormat::Csv),
-        ("parquet", InputFormat::Parquet),
-        ("arrow", InputFormat::Arrow),
-    ]
-    .into();
-    endings.get(name.rsplit_once('.')?.1).copied()
 }
 
 #[cfg(test)]

@@ -255,17 +255,3 @@ fn what_cannot_be_scored_is_told_by_the_names_of_the_options() {
         assert!(said.contains(says), "{says:?} is not in {said:?}");
     }
 }
-
-#[test]
-fn formats_are_told_by_endings() {
-    for (file, format) in [
-        ("a.jsonl", Some(InputFormat::Jsonl)),
-        ("s3://b/c.JSONL.gz", Some(InputFormat::Jsonl)),
-        ("x/part-*.parquet", Some(InputFormat::Parquet)),
-        ("t.txt.zst", Some(InputFormat::Text)),
-        ("t.gz", None),
-        ("t", None),
-    ] {
-        assert_eq!(format_of(file), format, "{file}");
-    }
-}

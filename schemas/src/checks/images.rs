@@ -8,12 +8,6 @@ use crate::spec::{
 
 /// Checks that the sections of the format are present, and that the job has no keys that do not apply to it.
 pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (name, table) in &job.input.tables {
-        if matches!(table.format, InputFormat::Images | InputFormat::Codes) {
-            let message = "a table of `input.sql` has columns; valid: jsonl, text, csv, parquet, arrow";
-            problems.push(Problem::new(format!("input.tables.{name}.format"), word(table.format), message));
-        }
-    }
     let format = job.input.format;
     let sections = [
         (InputFormat::Images, "input.images", job.input.images.is_some()),
@@ -22,9 +16,9 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
     for (of, field, there) in sections {
         match (format == Some(of), there) {
             (true, false) => {
-                problems.push(Problem::missing(field, format!("is required with `format: {}`", word(of))));
+                problems.push(Problem::missing(field, format!("is required with `format: {}`", of.name())));
             }
-            (false, true) => problems.push(Problem::missing(field, format!("is for `format: {}` only", word(of)))),
+            (false, true) => problems.push(Problem::missing(field, format!("is for `format: {}` only", of.name()))),
             _ => {}
         }
     }
@@ -41,17 +35,13 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-fn word(format: InputFormat) -> &'static str {
-    if format == InputFormat::Codes { "codes" } else { "images" }
-}
-
 fn packed(compression: Compression) -> bool {
     matches!(compression, Compression::Gzip | Compression::Zstd)
 }
 
 /// Refuses keys that apply to text only.
 fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let word = word(job.input.format());
+    let word = job.input.format().name();
     let mut none = |field: &str, there: bool, why: &str| {
         if there {
             problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {word}`")));
@@ -216,6 +206,6 @@ mod tests {
         }
         let table = "{tables: {t: {format: images, paths: [x]}}, sql: q}";
         let text = problems(table, "{length: 8}", "tokenizer: {path: t}");
-        assert!(text.contains("input.tables.t.format: got images: a table of `input.sql` has columns"), "{text}");
+        assert!(text.contains("input.tables.t.format: got images: is no format of a table"), "{text}");
     }
 }

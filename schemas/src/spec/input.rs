@@ -147,6 +147,63 @@ pub enum InputFormat {
     None,
 }
 
+impl InputFormat {
+    /// All of them, in the order of the job file's documentation.
+    pub const ALL: [Self; 8] =
+        [Self::Jsonl, Self::Text, Self::Csv, Self::Parquet, Self::Arrow, Self::Images, Self::Codes, Self::None];
+
+    /// The formats whose files can be a table of `input.sql`.
+    pub fn tables() -> impl Iterator<Item = Self> + Clone {
+        Self::ALL.into_iter().filter(|format| format.is_table())
+    }
+
+    /// The word in the job file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Jsonl => "jsonl",
+            Self::Text => "text",
+            Self::Csv => "csv",
+            Self::Parquet => "parquet",
+            Self::Arrow => "arrow",
+            Self::Images => "images",
+            Self::Codes => "codes",
+            Self::None => "none",
+        }
+    }
+
+    /// Whether files of this format compress inside, so that none is compressed as a whole.
+    pub fn compresses_inside(self) -> bool {
+        match self {
+            Self::Parquet | Self::Arrow | Self::Codes => true,
+            Self::Jsonl | Self::Text | Self::Csv | Self::Images | Self::None => false,
+        }
+    }
+
+    /// Whether its files can be a table of `input.sql`.
+    pub fn is_table(self) -> bool {
+        match self {
+            Self::Jsonl | Self::Text | Self::Csv | Self::Parquet | Self::Arrow => true,
+            Self::Images | Self::Codes | Self::None => false,
+        }
+    }
+
+    /// Whether a query has to find out the types of its columns, which `schema` may name.
+    pub fn has_untyped_columns(self) -> bool {
+        match self {
+            Self::Jsonl | Self::Csv => true,
+            Self::Text | Self::Parquet | Self::Arrow | Self::Images | Self::Codes | Self::None => false,
+        }
+    }
+
+    /// Whether a record is already a row of numbers.
+    pub fn is_numbers(self) -> bool {
+        match self {
+            Self::Images | Self::Codes => true,
+            Self::Jsonl | Self::Text | Self::Csv | Self::Parquet | Self::Arrow | Self::None => false,
+        }
+    }
+}
+
 /// Compression of whole files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -233,7 +290,7 @@ impl Input {
 
     /// Whether a record is already a row of numbers, so that there is no text, no tokenizer and nothing to pack.
     pub fn is_rows(&self) -> bool {
-        matches!(self.format(), InputFormat::Images | InputFormat::Codes)
+        self.format().is_numbers()
     }
 
     /// Number of values that a number of a row can take, C; `None` for text.

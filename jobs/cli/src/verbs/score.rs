@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_pipeline::score::{FirstToken, Mauve, MauveOptions, Mean, ScoreOptions, Scores, TextScore, score};
 use stillhouse_schemas::spec::{Dtype, InputFormat, SpecialTokens, TextDocument};
@@ -43,8 +44,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     reference: Option<String>,
     /// Format of the files [default: by their endings]
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    format: Option<Format>,
+    #[arg(long, value_name = "FORMAT", value_parser = format_names())]
+    format: Option<InputFormat>,
     /// Column or key that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     text: String,
@@ -92,15 +93,6 @@ pub struct Args {
     /// Write the scores as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Format {
-    Jsonl,
-    Text,
-    Csv,
-    Parquet,
-    Arrow,
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
@@ -154,6 +146,13 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Takes the formats whose files can be read as tables, by their names.
+fn format_names() -> impl TypedValueParser<Value = InputFormat> {
+    let named = |name: String| InputFormat::tables().find(|format| format.name() == name);
+    PossibleValuesParser::new(InputFormat::tables().map(InputFormat::name))
+        .try_map(move |name| named(name).ok_or("no such format"))
+}
+
 impl Args {
     fn options(&self) -> Result<ScoreOptions, Failure> {
         let stride_tokens = self.stride_tokens.unwrap_or(self.window_tokens / 2);
@@ -166,13 +165,7 @@ impl Args {
         Ok(ScoreOptions {
             file: self.file.clone(),
             reference: self.reference.clone(),
-            format: self.format.map(|format| match format {
-                Format::Jsonl => InputFormat::Jsonl,
-                Format::Text => InputFormat::Text,
-                Format::Csv => InputFormat::Csv,
-                Format::Parquet => InputFormat::Parquet,
-                Format::Arrow => InputFormat::Arrow,
-            }),
+            format: self.format,
             text: self.text.clone(),
             document: match self.document {
                 Document::Line => TextDocument::Line,

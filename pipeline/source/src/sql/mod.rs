@@ -14,14 +14,10 @@
 
 mod bounds;
 mod clauses;
-mod columnar;
-mod csv;
-mod json;
 mod nodes;
 mod order;
 mod stage;
 mod table;
-mod types;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,10 +36,12 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::Statement;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{Input, InputFormat};
+use stillhouse_schemas::spec::Input;
 
-use super::sniff;
+use super::check::first_bytes;
+use super::formats::{self, Format};
 use super::store::Store;
+use super::table::BATCH_ROWS;
 use bounds::on_large_stack;
 use clauses::FunctionKind;
 pub use stage::{Staged, stage_sql, staged};
@@ -51,12 +49,6 @@ pub use stage::{StagedRecord, staged_by_run, staged_record};
 pub use table::QueryTable;
 use table::{FilesTable, Skipped};
 
-const BATCH_ROWS: usize = 1024;
-const BATCH_BYTES: usize = 1 << 20;
-/// Records by which the columns of JSON lines and the types of CSV are told.
-const SAMPLE: usize = 1000;
-/// A record of a query is in memory as a whole.
-const LARGEST_RECORD: usize = 256 << 20;
 const CHECK_MEMORY: u64 = 256 << 20;
 const MOST_PROBLEMS: usize = 5;
 /// Characters of a query that a message shows.
@@ -284,8 +276,8 @@ pub fn check_sql(
     let (mut opened, mut problems) = (Vec::new(), Vec::new());
     for table in tables {
         let field = format!("{}.paths", table.field);
-        if matches!(table.input.format(), InputFormat::Jsonl | InputFormat::Text | InputFormat::Csv) {
-            problems.extend(sniff::check(store, &table.files, &table.input, &field, MOST_PROBLEMS, &mut |_| {})?);
+        if matches!(formats::of(&table.input), Format::Bytes(_)) {
+            problems.extend(first_bytes(store, &table.files, &table.input, &field, MOST_PROBLEMS, &mut |_| {})?);
         }
         match FilesTable::open(store, table, &skipped) {
             Ok(table_opened) => opened.push((table.name.clone(), table_opened)),

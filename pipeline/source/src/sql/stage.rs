@@ -22,7 +22,7 @@ use stillhouse_base::file_state::FileState;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::Input;
 
-use super::super::list::InputFile;
+use super::super::input_file::InputFile;
 use super::super::store::Store;
 use super::bounds::on_large_stack;
 use super::table::Skipped;

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 
 use async_trait::async_trait;
-use datafusion::arrow::array::{LargeStringBuilder, RecordBatch, RecordBatchOptions};
-use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::datasource::TableType;
 use datafusion::error::{DataFusionError, Result};
@@ -22,15 +22,13 @@ use datafusion::logical_expr::Expr;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
-use stillhouse_base::source_error::{RecordPosition, SourceError, Stopped};
-use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
-use stillhouse_schemas::spec::{Input, InputFormat, OnError};
+use stillhouse_base::source_error::{SourceError, Stopped};
+use stillhouse_schemas::spec::Input;
 
-use super::super::list::InputFile;
-use super::super::read::read_split;
+use super::super::formats;
+use super::super::input_file::InputFile;
 use super::super::store::Store;
-use super::{BATCH_BYTES, BATCH_ROWS, columnar, csv, json};
+use super::super::table::{BadRecords, FileColumns, TakeRows};
 
 /// A table of a query.
 #[derive(Debug, Clone)]
@@ -67,48 +65,6 @@ impl Skipped {
     }
 }
 
-/// What a bad record does.
-#[derive(Debug)]
-pub(super) struct Judge {
-    on_error: OnError,
-    pub skipped: BTreeMap<String, u64>,
-}
-
-impl Judge {
-    pub fn new(on_error: OnError) -> Self {
-        Self { on_error, skipped: BTreeMap::new() }
-    }
-
-    /// A bad record: an error, or one more of the skipped.
-    pub fn bad(
-        &mut self,
-        file: &InputFile,
-        position: RecordPosition,
-        reason: &'static str,
-        message: String,
-    ) -> std::result::Result<(), SourceError> {
-        if self.on_error == OnError::Fail {
-            return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
-        }
-        *self.skipped.entry(reason.into()).or_default() += 1;
-        Ok(())
-    }
-}
-
-/// Takes the rows of a file, with the judge, who knows of the bad records before them.
-pub(super) type Take<'a> = dyn FnMut(RecordBatch, &Judge) -> std::result::Result<(), SourceError> + 'a;
-
-/// A batch, also of no columns.
-pub(super) fn batch(
-    schema: &SchemaRef,
-    columns: Vec<datafusion::arrow::array::ArrayRef>,
-    rows: usize,
-) -> std::result::Result<RecordBatch, SourceError> {
-    let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    RecordBatch::try_new_with_options(schema.clone(), columns, &options)
-        .map_err(|e| SourceError::Sql { message: e.to_string(), retryable: false })
-}
-
 /// The table as DataFusion sees it.
 #[derive(Debug)]
 pub(super) struct FilesTable {
@@ -122,12 +78,7 @@ impl FilesTable {
     /// Finds out the columns and their types; blocking.
     pub fn open(store: &Store, table: &QueryTable, skipped: &Skipped) -> std::result::Result<Self, SourceError> {
         let QueryTable { files, input, .. } = table;
-        let schema = match input.format() {
-            InputFormat::Text => Schema::new(vec![Field::new(&input.text, DataType::LargeUtf8, true)]),
-            InputFormat::Jsonl => json::schema(store, files, input)?,
-            InputFormat::Csv => csv::schema(store, files, input)?,
-            _ => columnar::schema(store, files, input)?,
-        };
+        let schema = formats::of(input).table()?.schema(store, files, input)?;
         let table = Arc::new(table.clone());
         Ok(Self { store: store.clone(), table, schema: Arc::new(schema), skipped: skipped.clone() })
     }
@@ -180,29 +131,15 @@ enum Message {
     Failed(SourceError),
 }
 
-/// A file of a table, and the columns that are asked of it.
-#[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
-    pub store: &'a Store,
-    pub file: &'a InputFile,
-    pub input: &'a Input,
-    pub schema: &'a SchemaRef,
-}
-
 impl Scan {
-    fn read(&self, take: &mut Take<'_>) -> std::result::Result<Judge, SourceError> {
+    fn read(&self, take: &mut TakeRows<'_>) -> std::result::Result<BadRecords, SourceError> {
         let QueryTable { input, files, .. } = &*self.table;
-        let mut judge = Judge::new(input.on_error);
+        let (table, mut bad_records) = (formats::of(input).table()?, BadRecords::new(input.on_error));
         for file in files {
-            let asked = Asked { store: &self.store, file, input, schema: &self.schema };
-            match input.format() {
-                InputFormat::Text => read_lines(asked, &mut judge, take)?,
-                InputFormat::Jsonl => json::read(asked, &mut judge, take)?,
-                InputFormat::Csv => csv::read(asked, &mut judge, take)?,
-                _ => columnar::read(asked, &mut judge, take)?,
-            }
+            let columns = FileColumns { store: &self.store, file, input, schema: &self.schema };
+            table.read(columns, &mut bad_records, take)?;
         }
-        Ok(judge)
+        Ok(bad_records)
     }
 }
 
@@ -216,11 +153,11 @@ impl PartitionStream for Scan {
         let scan = self.clone();
         // a thread of its own: it waits for the query, which may wait for other scans, and its reads for tokio's pool
         let scanning = Builder::new().name("scan".into()).spawn(move || {
-            let read = scan.read(&mut |rows, judge| {
-                tx.blocking_send(Message::Rows(rows, judge.skipped.clone())).map_err(|_| Stopped.into())
+            let read = scan.read(&mut |rows, bad_records| {
+                tx.blocking_send(Message::Rows(rows, bad_records.skipped.clone())).map_err(|_| Stopped.into())
             });
             let last = match read {
-                Ok(judge) => Message::Done(judge.skipped),
+                Ok(bad_records) => Message::Done(bad_records.skipped),
                 Err(SourceError::Stopped(_)) => return,
                 Err(e) => Message::Failed(e),
             };
@@ -256,51 +193,4 @@ impl PartitionStream for Scan {
         });
         Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), batches))
     }
-}
-
-/// Lines of text files: one column.
-fn read_lines(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> std::result::Result<(), SourceError> {
-    use datafusion::arrow::array::AsArray;
-    let Asked { store, file, input, schema } = asked;
-    let split = SplitRecord {
-        split: SplitId(0),
-        dataset_split: String::new(),
-        pieces: vec![Piece { file: file.path.clone(), range: Range::Bytes { start: 0, end: u64::MAX, line: Some(1) } }],
-        keys: None,
-        appended: 0,
-        place: None,
-    };
-    let (mut texts, mut line, mut rows, mut bytes) = (LargeStringBuilder::new(), String::new(), 0, 0);
-    let mut flush = |texts: &mut LargeStringBuilder, rows: usize, judge: &Judge| {
-        let column = Arc::new(texts.finish());
-        let columns = if schema.fields().is_empty() { Vec::new() } else { vec![column as _] };
-        take(batch(schema, columns, rows)?, judge)
-    };
-    let mut failed = None;
-    let read = read_split(store, std::slice::from_ref(file), &split, input, &mut |pieces| {
-        let ends = pieces.column(2).as_boolean();
-        for (text, end) in pieces.column(1).as_string::<i32>().iter().zip(ends.iter()) {
-            line.push_str(text.unwrap_or_default());
-            if end == Some(true) {
-                texts.append_value(&line);
-                (rows, bytes) = (rows + 1, bytes + line.len());
-                line.clear();
-                if rows >= BATCH_ROWS || bytes >= BATCH_BYTES {
-                    flush(&mut texts, rows, judge).map_err(|e| {
-                        failed = Some(e);
-                        Stopped
-                    })?;
-                    (rows, bytes) = (0, 0);
-                }
-            }
-        }
-        Ok(())
-    });
-    if let Some(failed) = failed {
-        return Err(failed);
-    }
-    for (reason, n) in read?.skipped {
-        *judge.skipped.entry(reason).or_default() += n;
-    }
-    if rows > 0 { flush(&mut texts, rows, judge) } else { Ok(()) }
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::json_line;
+use crate::formats::json_line;
 use crate::spool::Spool;
 
 const LONGEST_LINE: usize = 1 << 20;

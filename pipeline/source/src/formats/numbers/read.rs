@@ -11,18 +11,18 @@ use stillhouse_operators::images::Bad;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, OnError};
 
-use super::super::list::InputFile;
-use super::super::read::{ReadSummary, RecordsDigest};
-use super::super::spool::Key;
-use super::super::store::Store;
 use super::{Others, RawRecords, holds_labels, open, whole};
+use crate::input_file::InputFile;
+use crate::spool::Key;
+use crate::store::Store;
+use crate::summary::{ReadSummary, RecordsDigest};
 
 const ROWS: usize = 1024;
 /// Numbers of a batch that is full: 1 MB.
 const FULL: usize = 1 << 18;
 
 /// The rows that a split takes.
-pub(in super::super) struct Numbers {
+pub(crate) struct Numbers {
     store: Store,
     input: Arc<Input>,
     open: Option<Box<dyn RawRecords>>,
@@ -130,7 +130,7 @@ impl Numbers {
 }
 
 /// Gives the key of every good record of a range.
-pub(in super::super) fn read_keys(
+pub(crate) fn read_keys(
     store: &Store,
     file: &InputFile,
     others: Others<'_>,
@@ -158,7 +158,7 @@ pub(in super::super) fn read_keys(
 ///
 /// # Errors
 /// As reading it: at the first bad record where none may be skipped.
-pub(in super::super) fn first(
+pub(crate) fn first(
     store: &Store,
     files: &[InputFile],
     file: &InputFile,

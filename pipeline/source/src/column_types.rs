@@ -10,23 +10,23 @@
 //!
 //! `input.schema` names the type of a column instead.
 
-use datafusion::arrow::datatypes::{DataType, TimeUnit};
+use arrow::datatypes::{DataType, TimeUnit};
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::{ColumnType, Input};
 
-use super::SAMPLE;
+use super::table::SAMPLE_RECORDS;
 
 /// Up to this a 64-bit float holds every whole number.
-pub(super) const EXACT: u64 = 1 << 53;
+pub(crate) const EXACT: u64 = 1 << 53;
 /// Digits of [`WIDE`].
-pub(super) const WIDE_DIGITS: usize = 38;
+pub(crate) const WIDE_DIGITS: usize = 38;
 /// Whole numbers that no 64 bits hold.
-pub(super) const WIDE: DataType = DataType::Decimal128(38, 0);
-pub(super) const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
+pub(crate) const WIDE: DataType = DataType::Decimal128(38, 0);
+pub(crate) const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
 
 /// What was seen of the numbers of a column.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Numbers {
+pub(crate) struct Numbers {
     negative: bool,
     largest: u64,
     fraction: bool,
@@ -62,7 +62,7 @@ impl Numbers {
 }
 
 /// The type that a job names.
-pub(super) fn named(kind: ColumnType) -> DataType {
+pub(crate) fn named(kind: ColumnType) -> DataType {
     match kind {
         ColumnType::String => DataType::LargeUtf8,
         ColumnType::Boolean => DataType::Boolean,
@@ -75,18 +75,18 @@ pub(super) fn named(kind: ColumnType) -> DataType {
 }
 
 /// What is said of a value that is not of its column's type.
-pub(super) fn misfit(name: &str, kind: &DataType, input: &Input) -> String {
+pub(crate) fn misfit(name: &str, kind: &DataType, input: &Input) -> String {
     let valid = valid(kind);
     match input.schema.contains_key(name) {
         true => format!("valid: {valid}, as `schema` says of this column"),
         false => format!(
-            "valid: {valid}, as in the first {SAMPLE} records; another type can be named: `schema: {{{name}: string}}` beside `paths`"
+            "valid: {valid}, as in the first {SAMPLE_RECORDS} records; another type can be named: `schema: {{{name}: string}}` beside `paths`"
         ),
     }
 }
 
 /// A name in `schema` that no column has.
-pub(super) fn unknown_column(name: &str, columns: &[&str]) -> SourceError {
+pub(crate) fn unknown_column(name: &str, columns: &[&str]) -> SourceError {
     let message = format!("schema names a column {name:?}, which is not there; the columns: {}", columns.join(", "));
     SourceError::Sql { message, retryable: false }
 }

@@ -3,6 +3,8 @@
 //! The first record is the header; a record with another number of fields is bad. Blank lines are no records. Only the text
 //! field is kept, and only it has to be UTF-8. A CSV file has no nulls: an empty field is an empty document.
 
+pub(super) mod table;
+
 use std::io;
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
@@ -10,11 +12,13 @@ use stillhouse_base::source_error::{SourceError, reason};
 use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::spec::Input;
 
-use super::decode::Cursor;
-use super::list::InputFile;
-use super::records::{Bad, Fault, Records, Start, push};
-use super::spool::Spool;
-use super::store::Store;
+use super::{BytesFormat, Cut, FileColumn};
+use crate::decode::Cursor;
+use crate::input_file::InputFile;
+use crate::records::{Bad, Fault, Records, Start, push};
+use crate::spool::Spool;
+use crate::store::Store;
+use crate::table::TableFormat;
 
 const OUTPUT: usize = 64 << 10;
 const ENDS: usize = 256;
@@ -133,10 +137,38 @@ fn delimiter(input: &Input) -> u8 {
     input.csv_delimiter.bytes().next().unwrap_or(b',')
 }
 
-/// The names in the header of a file; empty where the file is.
-pub(crate) fn columns(store: &Store, file: &InputFile, input: &Input) -> Result<Vec<String>, SourceError> {
-    let cursor = Cursor::open(store, file, input, 0)?;
-    Ok(header(cursor, &file.path, delimiter(input))?.0)
+/// `input.format: csv`.
+pub(super) struct Csv;
+
+impl BytesFormat for Csv {
+    fn endings(&self) -> &'static [&'static str] {
+        &[".csv", ".tsv"]
+    }
+
+    fn cut(&self, _input: &Input) -> Cut {
+        Cut::AtRecords
+    }
+
+    fn open(
+        &self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<(Box<dyn Records>, u64), SourceError> {
+        Ok((Box::new(CsvRecords::open(store, file, input, range)?), range.0))
+    }
+
+    fn columns(&self, store: &Store, file: &InputFile, input: &Input) -> Result<Option<Vec<FileColumn>>, SourceError> {
+        let cursor = Cursor::open(store, file, input, 0)?;
+        let (names, _) = header(cursor, &file.path, delimiter(input))?;
+        let text = |name| FileColumn { name, is_text: true, data_type: "text".into() };
+        Ok(Some(names.into_iter().map(text).collect()))
+    }
+
+    fn table(&self) -> &'static dyn TableFormat {
+        &table::CsvTable
+    }
 }
 
 /// Records after the header.

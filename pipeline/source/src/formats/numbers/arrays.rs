@@ -10,10 +10,11 @@
 use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_schemas::spec::{Codes, Compression, ImageLabels, Images, Input};
 
-use super::super::decode::{Cursor, compression};
-use super::super::list::InputFile;
-use super::super::store::Store;
 use super::{Content, Others, Raw, RawRecords, label};
+use crate::compression::compression;
+use crate::decode::Cursor;
+use crate::input_file::InputFile;
+use crate::store::Store;
 
 /// Bytes of a header that are looked at.
 const MOST_HEADER: u64 = 1 << 16;

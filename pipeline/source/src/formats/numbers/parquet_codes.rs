@@ -13,9 +13,9 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::Bad;
 use stillhouse_schemas::spec::Codes;
 
-use super::super::list::InputFile;
-use super::super::store::{Chunks, Store};
 use super::{Content, Raw, RawRecords, bad, label, reason};
+use crate::input_file::InputFile;
+use crate::store::{Chunks, Store};
 
 const BATCH: usize = 256;
 

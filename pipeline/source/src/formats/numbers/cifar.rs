@@ -12,11 +12,12 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::Picture;
 use stillhouse_schemas::spec::{Compression, Input};
 
-use super::super::decode::{Cursor, compression};
-use super::super::list::InputFile;
-use super::super::store::Store;
 use super::pickle::{self, Batch};
 use super::{Content, Raw, RawRecords, bad, label, reason};
+use crate::compression::compression;
+use crate::decode::Cursor;
+use crate::input_file::InputFile;
+use crate::store::Store;
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;

@@ -8,14 +8,14 @@ use std::io;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::records::{Fault, push};
-use super::spool::Spool;
+use crate::records::{Fault, push};
+use crate::spool::Spool;
 
 /// Puts the text of a line into the spool; false where the line is to be parsed in the other way, after the spool is cleared.
 ///
 /// # Errors
 /// When the temporary file fails.
-pub(super) fn read(line: &[u8], name: &str, text: &mut Spool) -> io::Result<bool> {
+pub(crate) fn read(line: &[u8], name: &str, text: &mut Spool) -> io::Result<bool> {
     let mut json = serde_json::Deserializer::from_slice(line);
     let mut failed = None;
     let found = Object { name, text, failed: &mut failed }.deserialize(&mut json);

@@ -4,19 +4,26 @@
 //! have 1 MB. Where the key comes twice the last one counts, as in Python's `json`. Numbers of any size and up to
 //! 128 levels of nesting pass. A line that is whole in the buffer and good is read in a faster way ([`super::json_line`]). `meta.text` is the key `text` of the object `meta`, where no key has the whole name. Lines of white space alone are no records.
 
+pub(crate) mod line;
+mod table;
+
 use std::io::{self, Read};
 
 use struson::reader::{
     JsonReader, JsonStreamReader, JsonSyntaxError, ReaderError, ReaderSettings, SyntaxErrorKind, ValueType,
 };
 
-use stillhouse_base::source_error::reason;
+use stillhouse_base::source_error::{SourceError, reason};
 use stillhouse_schemas::parse::did_you_mean;
+use stillhouse_schemas::spec::Input;
 
-use super::decode::Cursor;
-use super::json_line;
-use super::records::{Bad, Fault, Records, Start, push};
-use super::spool::Spool;
+use super::{BytesFormat, Cut};
+use crate::decode::Cursor;
+use crate::input_file::InputFile;
+use crate::records::{Bad, Fault, Records, Start, push};
+use crate::spool::Spool;
+use crate::store::Store;
+use crate::table::TableFormat;
 
 const LARGEST_KEY: u64 = 1 << 20;
 /// Keys of an object that a message names, and characters of one.
@@ -60,6 +67,35 @@ impl Read for Line<'_> {
     }
 }
 
+/// `input.format: jsonl`.
+pub(super) struct Jsonl;
+
+impl BytesFormat for Jsonl {
+    fn endings(&self) -> &'static [&'static str] {
+        &[".jsonl", ".ndjson", ".json"]
+    }
+
+    fn cut(&self, _input: &Input) -> Cut {
+        Cut::Anywhere
+    }
+
+    fn open(
+        &self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<(Box<dyn Records>, u64), SourceError> {
+        let cursor = Cursor::open_at_line(store, file, input, range)?;
+        let from = cursor.offset;
+        Ok((Box::new(JsonRecords::new(cursor, &input.text)), from))
+    }
+
+    fn table(&self) -> &'static dyn TableFormat {
+        &table::JsonlTable
+    }
+}
+
 /// Lines that are not blank.
 pub(crate) struct JsonRecords {
     cursor: Cursor,
@@ -78,7 +114,7 @@ impl JsonRecords {
         let available = self.cursor.fill()?;
         let window = &available[..available.len().min(LARGEST_KEY as usize)];
         let Some(end) = memchr::memchr(b'\n', window) else { return Ok(false) };
-        if !json_line::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
+        if !line::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
             text.clear().map_err(Fault::Spool)?;
             return Ok(false);
         }

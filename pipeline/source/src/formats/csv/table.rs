@@ -6,21 +6,40 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
+use arrow::array::{
     ArrayRef, BooleanArray, Date32Array, Decimal128Array, Float64Array, Int64Array, LargeStringArray,
     TimestampMicrosecondArray, UInt64Array,
 };
-use datafusion::arrow::compute::kernels::cast_utils::Parser;
-use datafusion::arrow::datatypes::{DataType, Date32Type, Field, Schema, TimestampMicrosecondType};
+use arrow::compute::kernels::cast_utils::Parser;
+use arrow::datatypes::{DataType, Date32Type, Field, Schema, TimestampMicrosecondType};
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
-use super::super::csv::CsvRows;
-use super::super::list::InputFile;
-use super::super::store::Store;
-use super::table::{Asked, Judge, Take, batch};
-use super::types::{self, EXACT, TIME, WIDE, WIDE_DIGITS};
-use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE};
+use super::CsvRows;
+use crate::column_types::{self as types, EXACT, TIME, WIDE, WIDE_DIGITS};
+use crate::input_file::InputFile;
+use crate::store::Store;
+use crate::table::{
+    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows, batch,
+};
+
+/// The format as a table.
+pub(super) struct CsvTable;
+
+impl TableFormat for CsvTable {
+    fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
+        schema(store, files, input)
+    }
+
+    fn read(
+        &self,
+        columns: FileColumns<'_>,
+        bad_records: &mut BadRecords,
+        take: &mut TakeRows<'_>,
+    ) -> Result<(), SourceError> {
+        read(columns, bad_records, take)
+    }
+}
 
 /// From the narrowest.
 const KINDS: [DataType; 7] =
@@ -51,11 +70,11 @@ fn boolean(text: &str) -> Option<bool> {
     if is("true") { Some(true) } else { is("false").then_some(false) }
 }
 
-pub(super) fn date(text: &str) -> Option<i32> {
+pub(in super::super) fn date(text: &str) -> Option<i32> {
     (text.len() == 10).then(|| Date32Type::parse(text)).flatten()
 }
 
-pub(super) fn time(text: &str) -> Option<i64> {
+pub(in super::super) fn time(text: &str) -> Option<i64> {
     (text.len() >= 19).then(|| TimestampMicrosecondType::parse(text)).flatten()
 }
 
@@ -81,7 +100,7 @@ struct Guess {
 }
 
 /// The columns of the files.
-pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
+fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
     let mut guesses: Vec<Guess> = Vec::new();
     let mut seen = 0;
     let mut fields = Vec::new();
@@ -92,9 +111,9 @@ pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Resul
                 guesses.push(Guess { name: name.clone(), fits: [true; KINDS.len()], seen: false });
             }
         }
-        while seen < SAMPLE
+        while seen < SAMPLE_RECORDS
             && let Some((_, record)) =
-                rows.next(&mut fields, LARGEST_RECORD).map_err(|e| SourceError::from_io(&file.path, e))?
+                rows.next(&mut fields, MAX_RECORD_BYTES).map_err(|e| SourceError::from_io(&file.path, e))?
         {
             if record.is_err() {
                 continue;
@@ -125,8 +144,8 @@ pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Resul
 }
 
 /// Reads these columns of a file.
-pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> Result<(), SourceError> {
-    let Asked { store, file, input, schema } = asked;
+fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
+    let FileColumns { store, file, input, schema } = columns;
     let mut records = CsvRows::open(store, file, input)?;
     let positions: Vec<Option<usize>> =
         schema.fields().iter().map(|f| records.names.iter().position(|name| name == f.name())).collect();
@@ -134,7 +153,7 @@ pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> 
     let mut columns: Vec<Vec<Option<String>>> = vec![Vec::new(); positions.len()];
     let (mut rows, mut held) = (0, 0);
     while let Some((newlines, record)) =
-        records.next(&mut fields, LARGEST_RECORD).map_err(|e| SourceError::from_io(&file.path, e))?
+        records.next(&mut fields, MAX_RECORD_BYTES).map_err(|e| SourceError::from_io(&file.path, e))?
     {
         let record = record.map_err(|bad| (bad.reason, bad.message)).and_then(|()| {
             positions
@@ -146,7 +165,7 @@ pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> 
         let record: Vec<Option<String>> = match record {
             Ok(record) => record,
             Err((reason, message)) => {
-                judge.bad(file, RecordPosition::Line(newlines + 1), reason, message)?;
+                bad_records.bad(file, RecordPosition::Line(newlines + 1), reason, message)?;
                 continue;
             }
         };
@@ -156,11 +175,11 @@ pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> 
         }
         rows += 1;
         if rows >= BATCH_ROWS || held >= BATCH_BYTES {
-            take(batch(schema, arrays(&mut columns, schema), rows)?, judge)?;
+            take(batch(schema, arrays(&mut columns, schema), rows)?, bad_records)?;
             (rows, held) = (0, 0);
         }
     }
-    if rows == 0 { Ok(()) } else { take(batch(schema, arrays(&mut columns, schema), rows)?, judge) }
+    if rows == 0 { Ok(()) } else { take(batch(schema, arrays(&mut columns, schema), rows)?, bad_records) }
 }
 
 /// The value of a column in a record, if it fits.

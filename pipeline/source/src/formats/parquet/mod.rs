@@ -3,6 +3,8 @@
 //! The column is read below Arrow, as byte arrays, for three reasons: pages are read one at a time, so memory is a page and a
 //! dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a failed batch; nothing is copied.
 
+mod table;
+
 use parquet::basic::{ConvertedType, LogicalType, Type as PhysicalType};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType};
@@ -12,28 +14,51 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::ColumnDescriptor;
 
 use stillhouse_base::source_error::SourceError;
-use stillhouse_schemas::spec::InputFormat;
+use stillhouse_schemas::spec::Input;
 
-use super::list::InputFile;
-use super::range::Rows;
-use super::sniff;
-use super::store::{Chunks, Store};
+use super::{FileColumn, RowsFormat};
+use crate::input_file::InputFile;
+use crate::records::{Cell, Rows};
+use crate::segment::RowGroup;
+use crate::sniff::{self, Kind};
+use crate::store::{Chunks, Store};
+use crate::table::TableFormat;
 
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_ROWS: u64 = 1024;
 
-/// Rows that are read, planned and cut as one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RowGroup {
-    pub rows: u64,
-    /// Bytes of text, as well as the metadata tells.
-    pub bytes: u64,
+/// `input.format: parquet`.
+pub(super) struct Parquet;
+
+impl RowsFormat for Parquet {
+    fn endings(&self) -> &'static [&'static str] {
+        &[".parquet", ".pq"]
+    }
+
+    fn row_groups(&self, store: &Store, file: &InputFile, input: &Input) -> Result<Vec<RowGroup>, SourceError> {
+        row_groups(store, file, &input.text)
+    }
+
+    fn open(
+        &self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<Box<dyn Rows>, SourceError> {
+        Ok(Box::new(ParquetRows::open(store, file, &input.text, range)?))
+    }
+
+    fn columns(&self, store: &Store, file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError> {
+        columns(store, file).map(Some)
+    }
+
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        Some(&table::ParquetTable)
+    }
 }
 
-/// A cell as the file has it.
-pub(crate) type Cell<'a> = Option<&'a [u8]>;
-
-pub(crate) fn fault(file: &str, error: ParquetError) -> SourceError {
+fn fault(file: &str, error: ParquetError) -> SourceError {
     match error {
         ParquetError::External(source) => match source.downcast::<object_store::Error>() {
             Ok(error) => SourceError::of_store(file, *error),
@@ -50,10 +75,11 @@ fn words(said: &str) -> &str {
     ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| said.strip_prefix(kind)).unwrap_or(said)
 }
 
-pub(super) fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
+fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
     SerializedFileReader::new(Chunks::new(store, &file.location, file.size)).map_err(|e| match fault(&file.path, e) {
-        SourceError::Corrupt { file: name, message } => sniff::other_format(store, file, InputFormat::Parquet)
-            .unwrap_or(SourceError::Corrupt { file: name, message }),
+        SourceError::Corrupt { file: name, message } => {
+            sniff::other_format(store, file, Kind::Parquet).unwrap_or(SourceError::Corrupt { file: name, message })
+        }
         other => other,
     })
 }
@@ -71,7 +97,7 @@ fn may_be_text(column: &ColumnDescriptor) -> bool {
 }
 
 /// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
-pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bool, String)>, SourceError> {
+fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceError> {
     let reader = open(store, file)?;
     let schema = reader.metadata().file_metadata().schema_descr();
     Ok(schema
@@ -83,7 +109,7 @@ pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bo
                 Some(logical) => format!("{logical:?}").to_ascii_lowercase(),
                 None => c.physical_type().to_string().to_ascii_lowercase(),
             };
-            (c.path().string(), may_be_text(c), kind)
+            FileColumn { name: c.path().string(), is_text: may_be_text(c), data_type: kind }
         })
         .collect())
 }
@@ -111,7 +137,7 @@ fn text_bytes(group: &RowGroupMetaData, column: usize) -> u64 {
 }
 
 /// The row groups of a file.
-pub(crate) fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGroup>, SourceError> {
+fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGroup>, SourceError> {
     let reader = open(store, file)?;
     let column = text_column(&reader, &file.path, text)?;
     Ok(reader
@@ -250,24 +276,4 @@ impl Rows for ParquetRows {
             false => self.cells.values.get(self.cells.passed.1.checked_sub(1)?).map(ByteArray::data),
         }
     }
-}
-
-/// Rows of groups or batches cut and joined into ranges of about `target` bytes: start, end, bytes.
-pub(crate) fn cut_rows(groups: &[RowGroup], target: u64) -> Vec<(u64, u64, u64)> {
-    let mut ranges: Vec<(u64, u64, u64)> = Vec::new();
-    let mut first = 0;
-    for group in groups {
-        let parts = group.bytes.div_ceil(target.max(1)).clamp(1, group.rows.max(1));
-        for i in 0..parts {
-            let at = |i: u64| first + (u128::from(group.rows) * u128::from(i) / u128::from(parts)) as u64;
-            let (start, end, bytes) = (at(i), at(i + 1), group.bytes / parts);
-            match ranges.last_mut() {
-                Some(last) if last.2 + bytes <= target => (last.1, last.2) = (end, last.2 + bytes),
-                _ if start == end => {}
-                _ => ranges.push((start, end, bytes)),
-            }
-        }
-        first += group.rows;
-    }
-    ranges
 }

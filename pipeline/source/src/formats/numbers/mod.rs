@@ -37,11 +37,11 @@ use stillhouse_operators::images::{Bad, Picture, pixels, pixels_of};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
 
-pub(super) use self::read::{Numbers, first, read_keys};
-use super::classes;
-use super::list::InputFile;
-use super::plan::Segment;
-use super::store::Store;
+pub(crate) use self::read::{Numbers, first, read_keys};
+use crate::classes;
+use crate::input_file::InputFile;
+use crate::segment::Segment;
+use crate::store::Store;
 
 /// Why a record is bad, beside what is wrong with its image. The texts are in manifests: they stay as they are.
 mod reason {
@@ -61,7 +61,7 @@ fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Bad> {
 }
 
 /// A record as it is stored.
-pub(super) struct Raw {
+pub(crate) struct Raw {
     pub position: RecordPosition,
     /// What its checksum and its key are of.
     pub stored: Vec<u8>,
@@ -70,7 +70,7 @@ pub(super) struct Raw {
 }
 
 /// What the stored bytes are.
-pub(super) enum Content {
+pub(crate) enum Content {
     /// A PNG or JPEG.
     Encoded,
     /// Three planes of 32×32, as CIFAR has them.
@@ -103,15 +103,15 @@ impl Raw {
 }
 
 /// Records of a range of a file, in order.
-pub(super) trait RawRecords: Send {
+pub(crate) trait RawRecords: Send {
     fn next(&mut self) -> Result<Option<Raw>, SourceError>;
 }
 
 /// Finds other files of the listing by their path: those that hold labels.
-pub(super) type Others<'a> = &'a dyn Fn(&str) -> Option<InputFile>;
+pub(crate) type Others<'a> = &'a dyn Fn(&str) -> Option<InputFile>;
 
 /// Records of a range.
-pub(super) fn open(
+pub(crate) fn open(
     store: &Store,
     file: &InputFile,
     others: Others<'_>,
@@ -169,6 +169,24 @@ fn kind<'a>(file: &InputFile, input: &'a Input) -> Result<Kind<'a>, SourceError>
     })
 }
 
+/// Endings of the files that a folder stands for; empty where files are named one by one.
+pub(super) fn endings(input: &Input) -> &'static [&'static str] {
+    if input.format() == InputFormat::Codes {
+        return &[".npy", ".parquet", ".pq"];
+    }
+    match input.images.as_ref().map(|images| images.layout) {
+        Some(Layout::Files) => &[".png", ".jpg", ".jpeg"],
+        Some(Layout::Tar) => &[".tar", ".tgz"],
+        // the folders of the other layouts hold the test set too
+        _ => &[],
+    }
+}
+
+/// Whether files of this layout are found with an ending of compression.
+pub(super) fn is_compressible(input: &Input) -> bool {
+    input.images.as_ref().is_some_and(|images| images.layout == Layout::Tar)
+}
+
 /// Numbers of a row, which is what a record weighs.
 fn length(input: &Input) -> u64 {
     input.row_length().unwrap_or(1).max(1)
@@ -196,7 +214,7 @@ fn whole(store: &Store, file: &InputFile, input: &Input) -> Result<Option<Range>
 }
 
 /// The segments of a file: see the table of this module.
-pub(super) fn segments(
+pub(crate) fn segments(
     store: &Store,
     index: usize,
     file: &InputFile,
@@ -220,7 +238,7 @@ pub(super) fn segments(
 }
 
 /// Where in a tar file a record begins, of those from `start` on.
-pub(super) fn offset_of(
+pub(crate) fn offset_of(
     store: &Store,
     file: &InputFile,
     input: &Input,
@@ -231,7 +249,7 @@ pub(super) fn offset_of(
 }
 
 /// Whether a file holds labels of another one, and no records of its own.
-pub(super) fn holds_labels(path: &str, input: &Input) -> bool {
+pub(crate) fn holds_labels(path: &str, input: &Input) -> bool {
     match (&input.images, &input.codes) {
         (Some(images), _) if images.layout == Layout::Idx => arrays::is_idx_labels(path),
         (_, Some(codes)) => codes.labels.as_ref().is_some_and(|ending| arrays::is_npy_labels(path, ending)),

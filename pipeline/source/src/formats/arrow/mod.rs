@@ -6,6 +6,8 @@
 //! Memory: one record batch with all its columns, as stored, and the dictionaries of the file.
 //! Invalid UTF-8 inside a string column breaks the Arrow format itself: the file is corrupt, whatever `on_error` says.
 
+mod table;
+
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, new_empty_array};
@@ -18,17 +20,50 @@ use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::{Block, MessageHeader, MetadataVersion, root_as_footer, root_as_message};
 
 use stillhouse_base::source_error::SourceError;
-use stillhouse_schemas::spec::InputFormat;
+use stillhouse_schemas::spec::Input;
 
-use super::list::InputFile;
-use super::parquet_rows::{Cell, RowGroup};
-use super::range::Rows;
-use super::sniff;
-use super::store::{Chunks, FIRST_CHUNK, Store};
+use super::{FileColumn, RowsFormat};
+use crate::input_file::InputFile;
+use crate::records::{Cell, Rows};
+use crate::segment::RowGroup;
+use crate::sniff::{self, Kind};
+use crate::store::{Chunks, FIRST_CHUNK, Store};
+use crate::table::TableFormat;
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];
 const LARGEST_HEADER: u64 = 256 << 20;
+
+/// `input.format: arrow`.
+pub(super) struct Arrow;
+
+impl RowsFormat for Arrow {
+    fn endings(&self) -> &'static [&'static str] {
+        &[".arrow", ".arrows", ".feather", ".ipc"]
+    }
+
+    fn row_groups(&self, store: &Store, file: &InputFile, _input: &Input) -> Result<Vec<RowGroup>, SourceError> {
+        row_groups(store, file)
+    }
+
+    fn open(
+        &self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<Box<dyn Rows>, SourceError> {
+        Ok(Box::new(IpcRows::open(store, file, &input.text, range)?))
+    }
+
+    fn columns(&self, store: &Store, file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError> {
+        columns(store, file).map(Some)
+    }
+
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        Some(&table::ArrowTable)
+    }
+}
 
 /// A message of the file after the schema.
 struct Message {
@@ -103,7 +138,7 @@ fn entry(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, Sou
 fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let index = if is_stream(store, file)? { walk(store, file) } else { footer(store, file) };
     index.map_err(|e| match e {
-        SourceError::Corrupt { .. } => sniff::other_format(store, file, InputFormat::Arrow).unwrap_or(e),
+        SourceError::Corrupt { .. } => sniff::other_format(store, file, Kind::Arrow).unwrap_or(e),
         other => other,
     })
 }
@@ -181,13 +216,15 @@ fn may_be_text(kind: &DataType) -> bool {
 }
 
 /// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
-pub(crate) fn columns(store: &Store, file: &InputFile) -> Result<Vec<(String, bool, String)>, SourceError> {
-    fn collect(prefix: &str, fields: &Fields, columns: &mut Vec<(String, bool, String)>) {
+fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceError> {
+    fn collect(prefix: &str, fields: &Fields, columns: &mut Vec<FileColumn>) {
         for field in fields {
             let name = format!("{prefix}{}", field.name());
             match field.data_type() {
                 DataType::Struct(inner) => collect(&format!("{name}."), inner, columns),
-                kind => columns.push((name, may_be_text(kind), kind.to_string())),
+                kind => {
+                    columns.push(FileColumn { name, is_text: may_be_text(kind), data_type: kind.to_string() });
+                }
             }
         }
     }
@@ -211,7 +248,7 @@ fn path_to(fields: &Fields, name: &str) -> Option<Vec<usize>> {
 }
 
 /// The record batches of a file; their bytes are those of all columns as stored.
-pub(crate) fn row_groups(store: &Store, file: &InputFile) -> Result<Vec<RowGroup>, SourceError> {
+fn row_groups(store: &Store, file: &InputFile) -> Result<Vec<RowGroup>, SourceError> {
     let index = index(store, file)?;
     let batches = index.messages.iter().filter(|m| !m.dictionary);
     Ok(batches.map(|m| RowGroup { rows: m.rows, bytes: m.block.bodyLength().max(0) as u64 }).collect())
@@ -222,7 +259,7 @@ fn body(store: &Store, file: &InputFile, block: &Block) -> Result<Buffer, Source
 }
 
 /// Whether the format is the stream format.
-pub(crate) fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceError> {
+fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceError> {
     Ok(!get(store, file, 0, file.size.min(8))?.starts_with(MAGIC))
 }
 
@@ -302,12 +339,12 @@ fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer
 }
 
 /// The schema of a file.
-pub(crate) fn schema(store: &Store, file: &InputFile) -> Result<SchemaRef, SourceError> {
+fn schema(store: &Store, file: &InputFile) -> Result<SchemaRef, SourceError> {
     Ok(index(store, file)?.schema)
 }
 
 /// Reads these columns of all rows, a record batch at a time.
-pub(crate) fn read_columns(
+fn read_columns(
     store: &Store,
     file: &InputFile,
     columns: Vec<usize>,

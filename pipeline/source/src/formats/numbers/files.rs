@@ -4,10 +4,10 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::{Bad, reason as image};
 use stillhouse_schemas::spec::{ImageLabels, Images};
 
-use super::super::classes::class;
-use super::super::list::InputFile;
-use super::super::store::Store;
 use super::{Content, Raw, RawRecords, bad, label_of};
+use crate::classes::class;
+use crate::input_file::InputFile;
+use crate::store::Store;
 
 /// Bytes that an image of so many pixels may have as it is stored: no PNG or JPEG of sense has more than four for each, and headers.
 pub(super) fn most_bytes(images: &Images) -> u64 {

@@ -16,12 +16,13 @@ use stillhouse_operators::images::{Bad, reason as image};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
 
-use super::super::decode::{Cursor, compression};
-use super::super::list::InputFile;
-use super::super::plan::Segment;
-use super::super::store::{FIRST_CHUNK, Store};
 use super::files::most_bytes;
 use super::{Content, Raw, RawRecords, bad, label, label_of, length, reason};
+use crate::compression::compression;
+use crate::decode::Cursor;
+use crate::input_file::InputFile;
+use crate::segment::Segment;
+use crate::store::{FIRST_CHUNK, Store};
 
 const BLOCK: u64 = 512;
 /// Bytes of a long name, of a pax header, of a label.

@@ -3,14 +3,63 @@
 //! A line ends with `\n`; one `\r` before it belongs to the ending. A newline at the end of the file begins no further line.
 //! Within a block the lines are joined with `\n`. A file is taken byte for byte. A byte order mark at the start is left out.
 
+mod table;
+
 use std::io;
 
-use super::decode::Cursor;
-use super::records::{Bad, Fault, Records, Start, push};
-use super::spool::Spool;
-use stillhouse_base::source_error::reason;
+use stillhouse_base::source_error::{SourceError, reason};
+use stillhouse_schemas::spec::{Input, TextDocument};
+
+use super::{BytesFormat, Cut};
+use crate::decode::Cursor;
+use crate::input_file::InputFile;
+use crate::records::{Bad, Fault, Records, Start, push};
+use crate::spool::Spool;
+use crate::store::Store;
+use crate::table::TableFormat;
 
 const LARGEST_INDENT: usize = 1 << 20;
+
+/// `input.format: text`.
+pub(super) struct Text;
+
+impl BytesFormat for Text {
+    fn endings(&self) -> &'static [&'static str] {
+        &[".txt", ".text"]
+    }
+
+    fn cut(&self, input: &Input) -> Cut {
+        match input.document {
+            TextDocument::Line => Cut::Anywhere,
+            TextDocument::BlankLine => Cut::AtRecords,
+            TextDocument::File => Cut::Nowhere,
+        }
+    }
+
+    fn open(
+        &self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<(Box<dyn Records>, u64), SourceError> {
+        let cursor = match input.document {
+            TextDocument::Line => Cursor::open_at_line(store, file, input, range)?,
+            TextDocument::BlankLine | TextDocument::File => Cursor::open_range(store, file, input, range)?,
+        };
+        let from = cursor.offset;
+        let records: Box<dyn Records> = match input.document {
+            TextDocument::Line => Box::new(LineRecords::new(cursor)),
+            TextDocument::BlankLine => Box::new(BlockRecords::new(cursor)),
+            TextDocument::File => Box::new(FileRecords::new(cursor)),
+        };
+        Ok((records, from))
+    }
+
+    fn table(&self) -> &'static dyn TableFormat {
+        &table::TextTable
+    }
+}
 
 fn invalid(newlines: u64) -> Bad {
     Bad { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }

@@ -5,22 +5,42 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
+use arrow::array::{
     ArrayRef, BooleanArray, Date32Array, Decimal128Array, Float64Array, Int64Array, LargeStringArray, ListArray,
     StructArray, TimestampMicrosecondArray, UInt64Array,
 };
-use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
-use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use arrow::buffer::{NullBuffer, OffsetBuffer};
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use serde_json::{Map, Value};
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
-use super::super::decode::Cursor;
-use super::super::list::InputFile;
-use super::super::store::Store;
-use super::table::{Asked, Judge, Take, batch};
-use super::types::{self, EXACT, Numbers, WIDE};
-use super::{BATCH_BYTES, BATCH_ROWS, LARGEST_RECORD, SAMPLE, csv};
+use super::super::csv::table as csv;
+use crate::column_types::{self as types, EXACT, Numbers, WIDE};
+use crate::decode::Cursor;
+use crate::input_file::InputFile;
+use crate::store::Store;
+use crate::table::{
+    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows, batch,
+};
+
+/// The format as a table.
+pub(super) struct JsonlTable;
+
+impl TableFormat for JsonlTable {
+    fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
+        schema(store, files, input)
+    }
+
+    fn read(
+        &self,
+        columns: FileColumns<'_>,
+        bad_records: &mut BadRecords,
+        take: &mut TakeRows<'_>,
+    ) -> Result<(), SourceError> {
+        read(columns, bad_records, take)
+    }
+}
 
 /// A record, or why it is none: the reason and what was got.
 type Parsed = Result<Record, (&'static str, String)>;
@@ -52,17 +72,17 @@ fn each(
         line.clear();
         let add = |part: &[u8]| {
             bytes += part.len();
-            if bytes <= LARGEST_RECORD {
+            if bytes <= MAX_RECORD_BYTES {
                 line.extend_from_slice(part);
             }
         };
         cursor.finish_line(add).map_err(wrong)?;
-        if bytes <= LARGEST_RECORD && line.iter().all(|b| matches!(b, b' ' | b'\t' | b'\r')) {
+        if bytes <= MAX_RECORD_BYTES && line.iter().all(|b| matches!(b, b' ' | b'\t' | b'\r')) {
             continue;
         }
-        let parsed = match bytes > LARGEST_RECORD {
+        let parsed = match bytes > MAX_RECORD_BYTES {
             true => {
-                Err((reason::LONG, format!("the line has {bytes} bytes; valid in a query: at most {LARGEST_RECORD}")))
+                Err((reason::LONG, format!("the line has {bytes} bytes; valid in a query: at most {MAX_RECORD_BYTES}")))
             }
             false => parse(&line),
         };
@@ -112,11 +132,11 @@ enum Kind {
 }
 
 /// The columns of the files.
-pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
+fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
     let mut kinds: Vec<(String, Kind)> = Vec::new();
     let mut seen = 0;
     for file in files {
-        if seen >= SAMPLE {
+        if seen >= SAMPLE_RECORDS {
             break;
         }
         each(store, file, input, &mut |_, _, record| {
@@ -124,7 +144,7 @@ pub(super) fn schema(store: &Store, files: &[InputFile], input: &Input) -> Resul
                 add_fields(&mut kinds, &record.values);
                 seen += 1;
             }
-            Ok(seen < SAMPLE)
+            Ok(seen < SAMPLE_RECORDS)
         })?;
     }
     for name in input.schema.keys().filter(|_| seen > 0) {
@@ -258,8 +278,8 @@ fn has_long_number(line: &[u8]) -> bool {
 }
 
 /// Reads these columns of a file.
-pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> Result<(), SourceError> {
-    let Asked { store, file, input, schema } = asked;
+fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
+    let FileColumns { store, file, input, schema } = columns;
     let (mut records, mut held) = (Vec::new(), 0);
     each(store, file, input, &mut |line, bytes, parsed| {
         let record = parsed.and_then(|record| fit(&record, schema.fields(), input).map(|()| record.values));
@@ -268,16 +288,16 @@ pub(super) fn read(asked: Asked<'_>, judge: &mut Judge, take: &mut Take<'_>) -> 
                 records.push(record);
                 held += bytes;
             }
-            Err((reason, message)) => judge.bad(file, RecordPosition::Line(line), reason, message)?,
+            Err((reason, message)) => bad_records.bad(file, RecordPosition::Line(line), reason, message)?,
         }
         if records.len() >= BATCH_ROWS || held >= BATCH_BYTES {
-            take(rows(&records, schema)?, judge)?;
+            take(rows(&records, schema)?, bad_records)?;
             records.clear();
             held = 0;
         }
         Ok(true)
     })?;
-    if records.is_empty() { Ok(()) } else { take(rows(&records, schema)?, judge) }
+    if records.is_empty() { Ok(()) } else { take(rows(&records, schema)?, bad_records) }
 }
 
 /// Why a record does not fit the columns, if it does not.
@@ -324,10 +344,7 @@ fn fits(value: &Value, kind: &DataType) -> bool {
     }
 }
 
-fn rows(
-    records: &[Map<String, Value>],
-    schema: &SchemaRef,
-) -> Result<datafusion::arrow::array::RecordBatch, SourceError> {
+fn rows(records: &[Map<String, Value>], schema: &SchemaRef) -> Result<arrow::array::RecordBatch, SourceError> {
     let column =
         |field: &Arc<Field>| array(&records.iter().map(|r| r.get(field.name())).collect::<Vec<_>>(), field.data_type());
     batch(schema, schema.fields().iter().map(column).collect(), records.len())

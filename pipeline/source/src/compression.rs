@@ -1,0 +1,20 @@
+//! How a whole file is compressed: by the job, or by the ending of its name.
+
+use stillhouse_schemas::spec::{Compression, Input};
+
+use super::input_file::InputFile;
+
+/// Compression of a file: never `Auto`.
+pub(crate) fn compression(file: &InputFile, input: &Input) -> Compression {
+    if input.format().compresses_inside() {
+        return Compression::None;
+    }
+    match input.compression {
+        Compression::Auto => match file.path.rsplit_once('.').map(|(_, e)| e.to_ascii_lowercase()).as_deref() {
+            Some("gz" | "gzip" | "tgz") => Compression::Gzip,
+            Some("zst" | "zstd") => Compression::Zstd,
+            _ => Compression::None,
+        },
+        given => given,
+    }
+}

@@ -1,0 +1,142 @@
+//! Parquet and Arrow files as a table: the columns of all files, each of one type.
+//!
+//! Strings of every kind become one kind. Columns of text in Parquet are read below Arrow, so that a value that is not UTF-8 is one bad record
+//! (see [`super::parquet`]); inside of structs and lists, and in Arrow files, it breaks the file.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, BooleanArray, LargeBinaryArray, RecordBatch, new_null_array};
+use arrow::compute::{cast, filter};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+use stillhouse_schemas::spec::Input;
+
+use crate::input_file::InputFile;
+use crate::table::{BadRecords, TakeRows, batch};
+
+pub(super) fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + '_ {
+    |e| SourceError::corrupt(&file.path, format!("its columns cannot be read: {e}"))
+}
+
+/// The type that a column has in the query.
+fn plain(field: &Field, text: &str) -> DataType {
+    match field.data_type() {
+        DataType::Utf8 | DataType::Utf8View => DataType::LargeUtf8,
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView if field.name() == text => DataType::LargeUtf8,
+        DataType::Dictionary(_, value) => plain(&Field::new(field.name(), value.as_ref().clone(), true), text),
+        other => other.clone(),
+    }
+}
+
+/// The type of a column that has one type in one file and another in another, where there is one.
+fn common(a: &DataType, b: &DataType) -> Option<DataType> {
+    match (a, b) {
+        _ if a == b => Some(a.clone()),
+        (DataType::Null, other) | (other, DataType::Null) => Some(other.clone()),
+        _ if a.is_integer() && b.is_integer() => Some(DataType::Int64),
+        _ if a.is_floating() && b.is_floating() => Some(DataType::Float64),
+        _ => None,
+    }
+}
+
+/// The columns of the files.
+pub(super) fn schema(
+    files: &[InputFile],
+    input: &Input,
+    file_schema: impl Fn(&InputFile) -> Result<SchemaRef, SourceError>,
+) -> Result<Schema, SourceError> {
+    let mut fields: Vec<(String, DataType, &str)> = Vec::new();
+    for file in files {
+        for field in file_schema(file)?.fields() {
+            let kind = plain(field, &input.text);
+            match fields.iter_mut().find(|(name, ..)| name == field.name()) {
+                None => fields.push((field.name().clone(), kind, &file.path)),
+                Some((name, known, first)) => {
+                    *known = common(known, &kind).ok_or_else(|| {
+                        let message = format!(
+                            "the column {name:?} is of type {kind}, in {first} of type {known}; valid: one type in all files of a table"
+                        );
+                        SourceError::corrupt(&file.path, message)
+                    })?;
+                }
+            }
+        }
+    }
+    Ok(Schema::new(fields.into_iter().map(|(name, kind, _)| Field::new(name, kind, true)).collect::<Vec<_>>()))
+}
+
+/// Columns of a file on their way to the columns of the table.
+pub(super) struct Columns<'a, 'b> {
+    pub file: &'a InputFile,
+    pub schema: &'a SchemaRef,
+    pub own: &'a SchemaRef,
+    /// Rows so far.
+    pub row: u64,
+    pub bad_records: &'a mut BadRecords,
+    pub take: &'a mut TakeRows<'b>,
+}
+
+impl Columns<'_, '_> {
+    /// Takes rows of the columns of the file, by name; rows with a text that is none are bad.
+    pub fn add(&mut self, named: Vec<(String, ArrayRef)>, rows: usize) -> Result<(), SourceError> {
+        let wrong = corrupt(self.file);
+        let mut columns = Vec::new();
+        let mut bad: Vec<Option<&str>> = vec![None; rows];
+        for field in self.schema.fields() {
+            let Some((name, column)) = named.iter().find(|(name, _)| name == field.name()) else {
+                columns.push(new_null_array(field.data_type(), rows));
+                continue;
+            };
+            columns.push(match (field.data_type(), bytes_of(column).map_err(&wrong)?) {
+                (DataType::LargeUtf8, Some(bytes)) => {
+                    for row in not_text(&bytes) {
+                        bad[row].get_or_insert(name);
+                    }
+                    Arc::new(bytes) as ArrayRef
+                }
+                (kind, _) => cast(column, kind).map_err(&wrong)?,
+            });
+        }
+        for (row, name) in bad.iter().enumerate().filter_map(|(row, name)| Some((row, (*name)?))) {
+            let message = format!("the value of {name:?} is not UTF-8; valid: text in UTF-8");
+            self.bad_records.bad(self.file, RecordPosition::Row(self.row + row as u64), reason::UTF8, message)?;
+        }
+        self.row += rows as u64;
+        let good: BooleanArray = bad.iter().map(|name| Some(name.is_none())).collect();
+        let mut left = rows;
+        if good.true_count() < rows {
+            left = good.true_count();
+            for column in &mut columns {
+                *column = filter(column, &good).map_err(&wrong)?;
+            }
+        }
+        for (column, field) in columns.iter_mut().zip(self.schema.fields()) {
+            // what was not text is out
+            *column = cast(column, field.data_type()).map_err(&wrong)?;
+        }
+        (self.take)(batch(self.schema, columns, left)?, self.bad_records)
+    }
+}
+
+/// The bytes of a column of bytes.
+fn bytes_of(column: &ArrayRef) -> Result<Option<LargeBinaryArray>, ArrowError> {
+    let plain = match column.data_type() {
+        DataType::Dictionary(_, value) => cast(column, value)?,
+        _ => column.clone(),
+    };
+    match plain.data_type() {
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => {
+            Ok(Some(LargeBinaryArray::from(cast(&plain, &DataType::LargeBinary)?.to_data())))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn not_text(bytes: &LargeBinaryArray) -> impl Iterator<Item = usize> {
+    (0..bytes.len()).filter(|row| bytes.is_valid(*row) && str::from_utf8(bytes.value(*row)).is_err())
+}
+
+pub(super) fn named(rows: &RecordBatch) -> Vec<(String, ArrayRef)> {
+    rows.schema_ref().fields().iter().map(|f| f.name().clone()).zip(rows.columns().iter().cloned()).collect()
+}

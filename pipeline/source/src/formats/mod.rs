@@ -1,0 +1,375 @@
+//! The formats of input files: one folder or file each, and one line in [`of`].
+//!
+//! | family | a record is | a file is cut | formats |
+//! |---|---|---|---|
+//! | [`BytesFormat`] | a stretch of the decompressed bytes | anywhere, at a record, or not at all | jsonl, text, csv |
+//! | [`RowsFormat`] | a numbered row | at a row, by the metadata of the file | parquet, arrow, none |
+//! | [`numbers`] | a row of numbers, not text | as that module says | images, codes |
+//!
+//! What else depends on a format (whether it compresses inside, whether its columns have types) is declared beside its variant of
+//! `InputFormat` in `schemas`, where the job file is checked.
+
+mod arrow;
+mod columnar;
+mod csv;
+mod jsonl;
+mod none;
+pub(crate) mod numbers;
+mod parquet;
+mod text;
+
+use stillhouse_base::source_error::SourceError;
+use stillhouse_schemas::manifest::Range;
+use stillhouse_schemas::spec::{Compression, Input, InputFormat};
+
+use super::compression::compression;
+use super::decode::Cursor;
+use super::input_file::InputFile;
+use super::records::{Records, Rows};
+use super::segment::{self, RowGroup, Segment};
+use super::store::Store;
+use super::table::TableFormat;
+#[cfg(test)]
+pub(crate) use jsonl::line as json_line;
+
+/// The format of an input.
+pub(crate) fn of(input: &Input) -> Format {
+    of_name(input.format())
+}
+
+/// The format of the file with this name, by its ending; one whose files can be tables.
+pub fn of_file_name(name: &str) -> Option<InputFormat> {
+    let name = name.to_ascii_lowercase();
+    let has_ending = |format: &InputFormat| match of_name(*format) {
+        Format::Bytes(format) => format.endings().iter().any(|ending| without_compression(&name).ends_with(ending)),
+        Format::Rows(format) => format.endings().iter().any(|ending| name.ends_with(ending)),
+        Format::Numbers => false,
+    };
+    InputFormat::tables().find(has_ending)
+}
+
+/// A name without its ending of compression.
+pub(crate) fn without_compression(name: &str) -> &str {
+    [".gz", ".gzip", ".zst", ".zstd"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name)
+}
+
+fn of_name(format: InputFormat) -> Format {
+    match format {
+        InputFormat::Jsonl => Format::Bytes(&jsonl::Jsonl),
+        InputFormat::Text => Format::Bytes(&text::Text),
+        InputFormat::Csv => Format::Bytes(&csv::Csv),
+        InputFormat::Parquet => Format::Rows(&parquet::Parquet),
+        InputFormat::Arrow => Format::Rows(&arrow::Arrow),
+        InputFormat::None => Format::Rows(&none::NoFiles),
+        InputFormat::Images | InputFormat::Codes => Format::Numbers,
+    }
+}
+
+/// A format, by its family.
+#[derive(Clone, Copy)]
+pub(crate) enum Format {
+    Bytes(&'static dyn BytesFormat),
+    Rows(&'static dyn RowsFormat),
+    Numbers,
+}
+
+/// Where a file may be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Anywhere: a reader finds the next record from any byte. Planning reads nothing of a file that is not compressed.
+    Anywhere,
+    /// Where a record begins, which a scan of the file finds.
+    AtRecords,
+    /// Nowhere: the file is one record.
+    Nowhere,
+}
+
+/// A column that a file has: its name, whether it can be the text, and its type for messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileColumn {
+    pub name: String,
+    pub is_text: bool,
+    pub data_type: String,
+}
+
+/// A format whose records follow one another in the bytes of a file, which may be compressed as a whole.
+pub(crate) trait BytesFormat: Sync {
+    /// Endings, in lower case and without those of compression, of the files that a folder stands for.
+    fn endings(&self) -> &'static [&'static str];
+
+    /// Where a file may be cut.
+    fn cut(&self, input: &Input) -> Cut;
+
+    /// Opens the records that begin at `start` or later, of which those before `end` are wanted. Also gives the offset from which the
+    /// records count newlines.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not of this format.
+    fn open(
+        &self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<(Box<dyn Records>, u64), SourceError>;
+
+    /// The columns of a file, for formats that have some; an empty file has none.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not of this format.
+    fn columns(
+        &self,
+        _store: &Store,
+        _file: &InputFile,
+        _input: &Input,
+    ) -> Result<Option<Vec<FileColumn>>, SourceError> {
+        Ok(None)
+    }
+
+    /// How files become a table of a query.
+    fn table(&self) -> &'static dyn TableFormat;
+}
+
+/// A format whose records are numbered rows.
+pub(crate) trait RowsFormat: Sync {
+    /// As [`BytesFormat::endings`].
+    fn endings(&self) -> &'static [&'static str];
+
+    /// The rows of a file in the groups that are read as one.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not of this format.
+    fn row_groups(&self, store: &Store, file: &InputFile, input: &Input) -> Result<Vec<RowGroup>, SourceError>;
+
+    /// Cuts groups of rows into segments of about `target` bytes.
+    fn segments(&self, index: usize, groups: &[RowGroup], target: u64) -> Vec<Segment> {
+        segment::by_rows(index, groups, target)
+    }
+
+    /// Opens the rows from `start` to `end`.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is not of this format, or has no such column.
+    fn open(
+        &self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<Box<dyn Rows>, SourceError>;
+
+    /// The columns of a file, fields of structs among them as `meta.text`.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not of this format.
+    fn columns(&self, store: &Store, file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError>;
+
+    /// How files become a table of a query, where they can.
+    fn table(&self) -> Option<&'static dyn TableFormat>;
+}
+
+impl Format {
+    /// As [`BytesFormat::endings`]; empty where every file has to be named.
+    pub fn endings(self, input: &Input) -> &'static [&'static str] {
+        match self {
+            Self::Bytes(format) => format.endings(),
+            Self::Rows(format) => format.endings(),
+            Self::Numbers => numbers::endings(input),
+        }
+    }
+
+    /// Whether the format finds files by their ending with one of compression behind it, such as `.jsonl.gz`.
+    pub fn is_compressible(self, input: &Input) -> bool {
+        match self {
+            Self::Bytes(_) => true,
+            Self::Rows(_) => false,
+            Self::Numbers => numbers::is_compressible(input),
+        }
+    }
+
+    /// Whether name and size of the file decide its cuts, so that planning does not open it.
+    pub fn is_cut_by_listing(self, file: &InputFile, input: &Input) -> bool {
+        match self {
+            Self::Bytes(format) => format.cut(input) != Cut::AtRecords && compression(file, input) == Compression::None,
+            Self::Rows(_) | Self::Numbers => false,
+        }
+    }
+
+    /// Cuts a file into segments of about `target` bytes of text, numbers of rows, or documents that have no text yet.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not of this format.
+    pub fn segments(
+        self,
+        store: &Store,
+        index: usize,
+        file: &InputFile,
+        input: &Input,
+        target: u64,
+    ) -> Result<Vec<Segment>, SourceError> {
+        let format = match self {
+            Self::Bytes(format) => format,
+            Self::Rows(format) => return Ok(format.segments(index, &format.row_groups(store, file, input)?, target)),
+            Self::Numbers => return numbers::segments(store, index, file, input, target),
+        };
+        let is_plain = compression(file, input) == Compression::None;
+        match format.cut(input) {
+            Cut::Nowhere => {
+                let size = if is_plain { file.size } else { decompressed_bytes(store, file, input)? };
+                let range = Range::Bytes { start: 0, end: size, line: Some(1) };
+                Ok(vec![Segment { file: index, range, weight: size, records: Some(1) }])
+            }
+            Cut::Anywhere if is_plain => Ok(segment::by_size(index, file.size, target)),
+            Cut::Anywhere | Cut::AtRecords => scan(format, store, index, file, input, target),
+        }
+    }
+
+    /// Opens records in the bytes of a file, as [`BytesFormat::open`].
+    ///
+    /// # Errors
+    /// As there; when records of this format are not in its bytes.
+    pub fn open_bytes(
+        self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<(Box<dyn Records>, u64), SourceError> {
+        match self {
+            Self::Bytes(format) => format.open(store, file, input, range),
+            Self::Rows(_) | Self::Numbers => Err(misplanned(file, "bytes")),
+        }
+    }
+
+    /// Opens rows of a file, as [`RowsFormat::open`].
+    ///
+    /// # Errors
+    /// As there; when records of this format are not numbered.
+    pub fn open_rows(
+        self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        range: (u64, u64),
+    ) -> Result<Box<dyn Rows>, SourceError> {
+        match self {
+            Self::Rows(format) => format.open(store, file, input, range),
+            Self::Bytes(_) | Self::Numbers => Err(misplanned(file, "rows")),
+        }
+    }
+
+    /// The columns of a file; `None` for formats without any.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not of this format.
+    pub fn columns(
+        self,
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+    ) -> Result<Option<Vec<FileColumn>>, SourceError> {
+        match self {
+            Self::Bytes(format) => format.columns(store, file, input),
+            Self::Rows(format) => format.columns(store, file),
+            Self::Numbers => Ok(None),
+        }
+    }
+
+    /// How files become a table of a query.
+    ///
+    /// # Errors
+    /// When they cannot.
+    pub fn table(self) -> Result<&'static dyn TableFormat, SourceError> {
+        let table = match self {
+            Self::Bytes(format) => Some(format.table()),
+            Self::Rows(format) => format.table(),
+            Self::Numbers => None,
+        };
+        let message = "files of this format are no table; valid: jsonl, text, csv, parquet, arrow";
+        table.ok_or_else(|| SourceError::Sql { message: message.into(), retryable: false })
+    }
+}
+
+fn misplanned(file: &InputFile, unit: &str) -> SourceError {
+    SourceError::corrupt(&file.path, format!("the plan has ranges of {unit} of it, which this format does not have"))
+}
+
+fn decompressed_bytes(store: &Store, file: &InputFile, input: &Input) -> Result<u64, SourceError> {
+    let mut cursor = Cursor::open(store, file, input, 0)?;
+    cursor.skip_to(u64::MAX).map_err(|e| SourceError::from_io(&file.path, e))?;
+    Ok(cursor.offset)
+}
+
+/// Cuts at the first record that begins at least `target` bytes after the cut before. Of a compressed file, keeps the checkpoints before the cuts.
+fn scan(
+    format: &dyn BytesFormat,
+    store: &Store,
+    index: usize,
+    file: &InputFile,
+    input: &Input,
+    target: u64,
+) -> Result<Vec<Segment>, SourceError> {
+    let wrong = |e| SourceError::from_io(&file.path, e);
+    let (mut records, _) = format.open(store, file, input, (0, u64::MAX))?;
+    let mut segments = Vec::new();
+    let (mut start, mut line, mut count) = (0, 1, 0);
+    let mut cut = |start: u64, end: u64, line: u64, records: u64| {
+        let range = Range::Bytes { start, end, line: Some(line) };
+        segments.push(Segment { file: index, range, weight: end - start, records: Some(records) });
+    };
+    while let Some(at) = records.next().map_err(wrong)? {
+        if count > 0 && at.offset - start >= target {
+            cut(start, at.offset, line, count);
+            (start, line, count) = (at.offset, at.newlines + 1, 0);
+        }
+        count += 1;
+        records.skip().map_err(wrong)?;
+    }
+    let end = records.offset();
+    if count > 0 {
+        cut(start, end, line, count);
+    }
+    if let Some(checkpoints) = store.checkpoints(file) {
+        // readers look at the byte before as well
+        let starts = segments.iter().filter_map(|segment| match segment.range {
+            Range::Bytes { start, .. } => Some(start.saturating_sub(1)),
+            Range::Rows { .. } => None,
+        });
+        checkpoints.keep(file, starts);
+    }
+    Ok(segments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_name_tells_its_format() {
+        for (file, format) in [
+            ("a.jsonl", Some(InputFormat::Jsonl)),
+            ("s3://b/c.JSONL.gz", Some(InputFormat::Jsonl)),
+            ("x/part-*.parquet", Some(InputFormat::Parquet)),
+            ("x/a.feather", Some(InputFormat::Arrow)),
+            ("t.txt.zst", Some(InputFormat::Text)),
+            ("a.parquet.gz", None),
+            ("a.png", None),
+            ("t.gz", None),
+            ("t", None),
+        ] {
+            assert_eq!(of_file_name(file), format, "{file}");
+        }
+    }
+
+    #[test]
+    fn formats_agree_with_what_the_job_file_says_of_them() {
+        for name in InputFormat::ALL {
+            let format = of_name(name);
+            assert_eq!(format.table().is_ok(), name.is_table(), "{name:?}");
+            assert_eq!(matches!(format, Format::Numbers), name.is_numbers(), "{name:?}");
+            if let Format::Bytes(_) = format {
+                assert!(!name.compresses_inside(), "{name:?}");
+            }
+        }
+    }
+}

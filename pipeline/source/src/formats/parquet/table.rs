@@ -1,0 +1,143 @@
+//! Parquet files as a table. Columns of text are read below Arrow, so that a value that is not UTF-8 is one bad record.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, LargeBinaryArray, LargeBinaryBuilder, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::reader::FileReader;
+use stillhouse_base::source_error::SourceError;
+use stillhouse_schemas::spec::Input;
+
+use super::super::columnar::{self, Columns, corrupt, named};
+use super::{fault, open};
+use crate::input_file::InputFile;
+use crate::store::{Chunks, Store};
+use crate::table::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
+
+/// Parquet files as a table.
+pub(super) struct ParquetTable;
+
+impl TableFormat for ParquetTable {
+    fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
+        columnar::schema(files, input, |file| {
+            // opened first for what it says of files that are no Parquet
+            open(store, file)?;
+            Ok(metadata(store, file)?.schema().clone())
+        })
+    }
+
+    fn read(
+        &self,
+        FileColumns { store, file, schema, .. }: FileColumns<'_>,
+        bad_records: &mut BadRecords,
+        take: &mut TakeRows<'_>,
+    ) -> Result<(), SourceError> {
+        open(store, file)?;
+        let own = metadata(store, file)?.schema().clone();
+        read_parquet(store, &mut Columns { file, schema, own: &own, row: 0, bad_records, take })
+    }
+}
+
+fn metadata(store: &Store, file: &InputFile) -> Result<ArrowReaderMetadata, SourceError> {
+    let chunks = Chunks::new(store, &file.location, file.size);
+    ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new()).map_err(|e| fault(&file.path, e))
+}
+
+fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), SourceError> {
+    let file = columns.file;
+    let wrong = |e| fault(&file.path, e);
+    let metadata = metadata(store, file)?;
+    let wanted: Vec<usize> =
+        columns.schema.fields().iter().filter_map(|f| columns.own.index_of(f.name()).ok()).collect();
+    let leaves = metadata.parquet_schema();
+    let leaf = |name: &str| {
+        let mut all = leaves.columns().iter();
+        all.position(|c| c.path().parts().len() == 1 && c.name() == name && c.max_rep_level() == 0)
+    };
+    let is_text = |name: &str| {
+        let kind = columns.schema.field_with_name(name).ok().map(Field::data_type);
+        let bytes = leaf(name).is_some_and(|at| leaves.column(at).physical_type() == parquet::basic::Type::BYTE_ARRAY);
+        bytes && kind == Some(&DataType::LargeUtf8)
+    };
+    let name = |i: usize| columns.own.field(i).name().clone();
+    let (texts, others): (Vec<usize>, Vec<usize>) = wanted.into_iter().partition(|i| is_text(&name(*i)));
+    let texts: Vec<(String, usize)> = texts.into_iter().filter_map(|i| Some((name(i), leaf(&name(i))?))).collect();
+    let raw = open(store, file)?;
+    for (index, group) in metadata.metadata().row_groups().iter().enumerate() {
+        let rows = group.num_rows().max(0) as usize;
+        let bytes: i64 = texts.iter().map(|(_, leaf)| group.column(*leaf).uncompressed_size()).sum();
+        let size = (BATCH_BYTES * rows / (bytes.max(1) as usize)).clamp(1, BATCH_ROWS);
+        let group = raw.get_row_group(index).map_err(wrong)?;
+        let mut readers = Vec::new();
+        for (name, leaf) in &texts {
+            let ColumnReader::ByteArrayColumnReader(reader) = group.get_column_reader(*leaf).map_err(wrong)? else {
+                return Err(SourceError::corrupt(&file.path, format!("column {name:?} does not hold strings")));
+            };
+            readers.push((name.clone(), leaves.column(*leaf).max_def_level(), reader));
+        }
+        let chunks = || Chunks::new(store, &file.location, file.size);
+        let builder = || ParquetRecordBatchReaderBuilder::new_with_metadata(chunks(), metadata.clone());
+        let roots = || ProjectionMask::roots(leaves, others.iter().copied());
+        let open = || builder().with_row_groups(vec![index]).with_projection(roots()).with_batch_size(size).build();
+        let mut rest = (!others.is_empty()).then(open).transpose().map_err(wrong)?;
+        let mut left = rows;
+        while left > 0 {
+            let want = size.min(left);
+            let mut cells_of = Vec::new();
+            for (name, most, reader) in &mut readers {
+                cells_of.push((name.clone(), Arc::new(cells(file, reader, *most, want)?) as ArrayRef));
+            }
+            if let Some(batch) = next(file, &mut rest, want)? {
+                cells_of.extend(named(&batch));
+            }
+            columns.add(cells_of, want)?;
+            left -= want;
+        }
+    }
+    Ok(())
+}
+
+fn cut_off(file: &InputFile) -> SourceError {
+    SourceError::corrupt(&file.path, "ends before the rows that its footer says")
+}
+
+fn next(
+    file: &InputFile,
+    reader: &mut Option<ParquetRecordBatchReader>,
+    want: usize,
+) -> Result<Option<RecordBatch>, SourceError> {
+    let Some(reader) = reader else { return Ok(None) };
+    let batch = reader.next().transpose().map_err(corrupt(file))?;
+    batch.filter(|rows| rows.num_rows() == want).map(Some).ok_or_else(|| cut_off(file))
+}
+
+fn cells(
+    file: &InputFile,
+    reader: &mut ColumnReaderImpl<ByteArrayType>,
+    most: i16,
+    want: usize,
+) -> Result<LargeBinaryArray, SourceError> {
+    let (mut levels, mut values): (Vec<i16>, Vec<ByteArray>) = (Vec::new(), Vec::new());
+    let mut got = 0;
+    while got < want {
+        let (records, _, _) =
+            reader.read_records(want - got, Some(&mut levels), None, &mut values).map_err(|e| fault(&file.path, e))?;
+        if records == 0 {
+            return Err(cut_off(file));
+        }
+        got += records;
+    }
+    let mut filled = values.iter();
+    let mut cells = LargeBinaryBuilder::new();
+    for i in 0..want {
+        let there = most == 0 || levels.get(i) == Some(&most);
+        cells.append_option(if there { filled.next().map(ByteArray::data) } else { None });
+    }
+    Ok(cells.finish())
+}
