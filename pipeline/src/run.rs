@@ -399,7 +399,7 @@ impl Job {
         }
         finish::write(&output, plan::tokenizer_json(&self.prepared)?, &self.prepared.operators, &manifest).await?;
         if output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
-            // on a disk they are in the state folder of the output and remain there
+            // for an output on a disk, `write` has removed them with the rest of the state
             query_rows::remove_staged(&output.sql_folder(&self.hash.hash)?).await;
         }
         finish::report(&output, &manifest, began.elapsed().as_secs_f64(), false, observer.as_ref());

@@ -51,8 +51,8 @@ pub struct Access {
     /// Allowed values of `engine.scheduler`, as `host:port` or `https://host:port`, compared literally. The scheduler
     /// can do whatever the cluster's token permits. `*`: any.
     pub schedulers: Vec<String>,
-    /// Whether `http` and `https` inputs may have addresses outside the public internet: private, loopback, link-local,
-    /// …. If false, such inputs are read without a proxy.
+    /// Whether `http` and `https` inputs may have addresses outside the public internet, such as private, loopback or
+    /// link-local ones. If false, `http` and `https` inputs are read without a proxy.
     pub private_networks: bool,
     /// Folders that are never accessible, even inside an allowed folder.
     pub deny: Vec<PathBuf>,

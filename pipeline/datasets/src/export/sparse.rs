@@ -9,9 +9,8 @@
 //! ```
 //!
 //! Other projects' readers take a fixed number of entries per position. This module fills missing entries with ids that
-//! the position does not have yet, so that no entry is overwritten, and the log-probability [`FLOOR`], whose
-//! probability is 0 in every float type. It also replaces −∞ by the floor: those readers multiply p by ln p, and 0 · −∞
-//! is NaN.
+//! the position does not have yet, so that it overwrites no entry. Their log-probability is [`FLOOR`], whose probability
+//! is 0 in every float type. It also replaces −∞ by the floor: those readers multiply p by ln p, and 0 · −∞ is NaN.
 
 use std::cmp::Ordering;
 use std::ops::Range;

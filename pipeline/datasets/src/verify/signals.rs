@@ -6,7 +6,7 @@
 //! | signal | tolerance, in addition to its promise |
 //! |---|---|
 //! | `logz`, `candidate_logprob`, `topk_logprob`, `top_p_logprob` | that of a log-probability |
-//! | `entropy` | δ · (1 + ln V), the largest change if every logit moves by up to δ |
+//! | `entropy` | δ · (1 + ln V), the most by which a change of δ in the logits changes it |
 //! | `topk_index` | other entries whose logit is within 2δ of the last one's |
 //! | `sampled_…` | draws that fall on other tokens: 1 + N/64 on a GPU of the same kind, 1 + N/4 on another machine. Ratios: 5 · δ, relative |
 //! | `top_p_tail` | 5 · δ, relative, or 1e-6. Ties may change which entries are kept |
