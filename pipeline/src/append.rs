@@ -1,4 +1,4 @@
-//! Appending: an input that has grown by files makes only the splits of these, beside those that are there.
+//! Appending: if the input has new files, builds only their splits and adds them to the finished data set.
 //!
 //! ```text
 //!   first run     a.jsonl  b.jsonl                    splits 0 1 2 | 3       train-00000-of-00003 … validation-00000-of-00001
@@ -6,15 +6,15 @@
 //!   --append      a.jsonl  b.jsonl │ aa.jsonl │ c.gz  split 6                train-00005-of-00006
 //! ```
 //!
-//! The files keep the order in which they came, wherever the listing has them, so every split keeps its number, its shard and its ids;
-//! new ones count on from the last. The hash of the grown job is of the same job with the files in this order and the lengths of the
-//! appends, and the plan keeps the hashes that the job had before: their commits count ([`PlanRecord::counts`]). So what turns a data set
-//! into a growing one is one small file that is replaced, and not a record or shard is touched.
+//! Files keep the order in which they were added, wherever they are in the listing. So every split keeps its number,
+//! shard and ids; new ones count on. The hash of the grown job covers the files in this order and the lengths of the
+//! appends. The plan keeps the job's earlier hashes, whose commits still count ([`PlanRecord::counts`]). So an append
+//! replaces one small file, the plan, and touches no record or shard.
 //!
-//! What was there has to be finished first. Then only the newest append can be half done, and it alone is taken back where its files are
-//! other ones by the next `--append`.
+//! The existing data set must be finished first. So only the newest append can be incomplete. If its files change, the
+//! next `--append` reverts it.
 //!
-//! Cost: the new files are cut into splits as ever; of the shards that are there one listing.
+//! Cost: planning the splits of the new files, and one listing of the existing shards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,19 +32,19 @@ use crate::output::{Found, Output, PlanRecord};
 use crate::plan;
 use crate::source::InputFile;
 
-/// Files that a refusal names.
+/// Maximum number of files that a refusal names.
 const MOST_NAMED: usize = 5;
 
-/// The hash of a job as it is where its data set lies: with the files in the order in which they came there.
+/// The hash of a job as its output has it: with the files in the order in which they were added there.
 ///
 /// # Errors
-/// When the output cannot be read.
+/// If the output cannot be read.
 pub fn as_at_output(prepared: &Prepared, hash: JobHash) -> Result<JobHash> {
     let output = prepared.output()?;
     prepared.store.wait(at_output(hash, &output))
 }
 
-/// The same. Where there is no plan that can be read, the manifest knows.
+/// Like [`as_at_output`]. Without a readable plan it takes the order from the manifest.
 pub(crate) async fn at_output(hash: JobHash, output: &Output) -> Result<JobHash> {
     let appended = match output.plan().await {
         Ok(Some(plan)) => plan.appended,
@@ -61,14 +61,15 @@ pub(crate) async fn at_output(hash: JobHash, output: &Output) -> Result<JobHash>
     })
 }
 
-/// The job as it was when the plan at the output was made, where files have come to its input since: what was made of the others is still theirs.
+/// The job as it was when the plan at the output was made, if its input got new files since. What was made of the old
+/// files remains valid.
 ///
 /// # Errors
-/// When the output cannot be read.
+/// If the output cannot be read.
 pub(crate) async fn before_new_files(hash: JobHash, output: &Output) -> Result<JobHash> {
     let there = match output.plan().await {
         Ok(Some(there)) => there,
-        // one that is damaged is for the repair to find
+        // a repair handles a damaged plan
         Err(e) if e.kind != ErrorKind::DataSet => return Err(e),
         Ok(None) | Err(_) => return Ok(hash),
     };
@@ -84,32 +85,32 @@ pub(crate) async fn before_new_files(hash: JobHash, output: &Output) -> Result<J
 /// What `--append` would do at an output.
 #[derive(Debug)]
 pub(crate) struct Growth {
-    /// The plan that is there; of it without the newest append where this one is taken back.
+    /// The plan at the output, without its newest append if that is reverted.
     base: PlanRecord,
-    /// The hash of the plan that is there.
+    /// Hash of the plan at the output.
     was: String,
-    /// The job as it was when the base was made, with its files as they are called now.
+    /// The job when `base` was made, with the present paths of its files.
     now: JobHash,
-    /// The job with the new files; `None` where an append is taken back and nothing is new.
+    /// The job with the new files; `None` if an append is reverted and there are no new files.
     grown: Option<JobHash>,
 }
 
 impl Growth {
-    /// The job with the new files, and the plan that is there; `None` where nothing is new.
+    /// The job with the new files and the present plan; `None` if there are no new files.
     pub(crate) fn grown(&self) -> Option<(&JobHash, &PlanRecord)> {
         Some((self.grown.as_ref()?, &self.base))
     }
 
-    /// The job that is finished there; `None` where an append is taken back first.
+    /// The job that is finished at the output; `None` if an append is reverted first.
     pub(crate) fn finished(&self) -> Option<&JobHash> {
         (self.was == self.base.job_hash).then_some(&self.now)
     }
 }
 
-/// Looks what is to be appended; `None` where nothing is: the output is empty, or has all files, or is another job's.
+/// Determines what to append. Returns `None` if the output is empty, has all files, or belongs to another job.
 ///
 /// # Errors
-/// When what is there cannot be appended to.
+/// If the output cannot be appended to.
 pub(crate) async fn growth(prepared: &Prepared, hash: &JobHash, output: &Output) -> Result<Option<Growth>> {
     if prepared.spec.input.sql.is_some() {
         let message = "--append: input.sql is one query over all files, so new files have no rows of their own; valid: a job without input.sql";
@@ -133,7 +134,7 @@ pub(crate) async fn growth(prepared: &Prepared, hash: &JobHash, output: &Output)
     })
 }
 
-/// A plan without its newest append.
+/// A plan without its newest append; `None` if it has no append.
 fn without_newest(plan: &PlanRecord) -> Option<PlanRecord> {
     let mut base = plan.clone();
     let newest = base.appended.pop()?;
@@ -173,7 +174,7 @@ fn grows(there: &PlanRecord, hash: &JobHash, finished: bool) -> Result<Option<Gr
     Ok(Some(Growth { base, was: there.job_hash.clone(), now, grown }))
 }
 
-/// The files of a plan as this job has them: under the same path, or below another folder under the same name.
+/// The present files of a plan: those with the same path, or with the same name below another folder.
 fn files_now(base: &PlanRecord, hash: &JobHash) -> Result<Vec<PlannedFile>, String> {
     let by_path: BTreeMap<&str, usize> = hash.files.iter().enumerate().map(|(i, f)| (f.path.as_str(), i)).collect();
     let by_name: BTreeMap<&str, usize> = hash.files.iter().enumerate().map(|(i, f)| (f.name.as_str(), i)).collect();
@@ -208,10 +209,10 @@ fn files_now(base: &PlanRecord, hash: &JobHash) -> Result<Vec<PlannedFile>, Stri
     Ok(places.into_iter().map(|i| hash.files[i].clone()).collect())
 }
 
-/// Plans the files that are new and notes them at the output, which the caller has locked; gives the hash of the job as it is then.
+/// Plans the new files and writes the plan to the output, which the caller has locked. Returns the job's new hash.
 ///
 /// # Errors
-/// When what is there cannot be appended to or is damaged, or the new files cannot be read.
+/// If the output cannot be appended to or is damaged, or the new files cannot be read.
 pub(crate) async fn grow(
     prepared: &Arc<Prepared>,
     hash: JobHash,
@@ -225,7 +226,7 @@ pub(crate) async fn grow(
         output.replan(&base, &was).await?;
     }
     let output = &output.clone().for_grown_job(&now);
-    // what was read of the old files is held against them as they are now
+    // compare what was read of the old files with their present content
     if let Found::Complete = find(prepared, &now, output, observer).await? {
         whole(output, &now, observer).await?;
     }
@@ -250,7 +251,7 @@ pub(crate) async fn grow(
     Ok(grown)
 }
 
-/// Makes sure that a finished data set has all its shards in their size, and a record of each.
+/// Checks that a finished data set has all shards in their size, and rewrites missing records.
 async fn whole(output: &Output, hash: &JobHash, observer: &Arc<dyn Observer>) -> Result<()> {
     let manifest = finish::manifest_of(output).await?;
     damage::check_finished(output, &manifest, None, false, observer.as_ref()).await?;
@@ -258,7 +259,7 @@ async fn whole(output: &Output, hash: &JobHash, observer: &Arc<dyn Observer>) ->
     Ok(())
 }
 
-/// Tells which holdouts take nothing of what is appended.
+/// Warns about holdouts that get no appended documents.
 fn told(prepared: &Prepared, observer: &dyn Observer) {
     for (name, _) in prepared.spec.input.holdout.iter().filter(|(_, h)| h.last_documents.is_some()) {
         let message = format!(
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!((names(&one_by_one), names(&at_once)), ("bac".into(), "bac".into()));
         let never = job(&[("b", 1), ("a", 1), ("c", 1)]);
         assert_eq!(BTreeSet::from([&one_by_one.hash, &at_once.hash, &never.hash]).len(), 3);
-        // what a later run sees is the listing
+        // a later run sees only the listing
         for listing in [[("a", 1), ("b", 1), ("c", 1)], [("c", 1), ("b", 1), ("a", 1)]] {
             let later = job(&listing).arranged(&one_by_one.appended).unwrap();
             assert_eq!((names(&later), &later.hash), ("bac".into(), &one_by_one.hash));
@@ -342,7 +343,7 @@ mod tests {
         let back = grows(&plan(&second), &first, false).unwrap().unwrap();
         assert_eq!((back.base.job_hash.as_str(), back.base.files.len()), (first.hash.as_str(), 1));
         assert!(back.grown.is_none() && back.base.appended.is_empty());
-        // a finished one is data, and one that was never finished has nothing before it
+        // a finished append is data; a first run that never finished has nothing to revert to
         assert!(grows(&plan(&second), &first, true).is_err());
         assert!(grows(&plan(&first), &job(&[("a", 1), ("b", 1)]), false).unwrap_err().contains("is not finished"));
     }

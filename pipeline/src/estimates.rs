@@ -1,4 +1,5 @@
-//! What `plan` tells of a job beside its splits: how a schedule of orders comes out, how many sampling steps of digits are idle.
+//! Estimates that `plan` reports beside the splits: the outcome of an orders' schedule, and the share of idle sampling
+//! steps of sub-tokens.
 
 use serde::Serialize;
 use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS};
@@ -8,36 +9,36 @@ use stillhouse_schemas::spec::{JobSpec, Schedule};
 use crate::job::Prepared;
 use crate::sequence_offsets;
 
-/// What `orders.schedule` comes to over the splits.
+/// Outcome of `orders.schedule` over the splits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ScheduleOutlook {
-    /// Sequences of train, as planned.
+    /// Planned number of sequences of train.
     pub sequences: u64,
     /// ρ of the first sequence of train.
     pub first_rho: u32,
-    /// ρ of the last one.
+    /// ρ of the last sequence of train.
     pub last_rho: u32,
-    /// What is wrong with it.
+    /// Warning, if the schedule does not fit the splits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
-/// What the schedule of a job comes to over these splits.
+/// Outcome of a job's schedule over these splits; `None` if it has no schedule.
 pub(crate) fn schedule(spec: &JobSpec, splits: &[SplitRecord]) -> Option<ScheduleOutlook> {
     let (sequences, [first_rho, last_rho], warning) = sequence_offsets::outlook(spec, splits)?;
     Some(ScheduleOutlook { sequences, first_rho, last_rho, warning })
 }
 
-/// The idle-step ratio of a length of sub-tokens (MDM-Prime, Eq. A6).
+/// Idle-step ratio for a number of sub-tokens per token (MDM-Prime, Eq. A6).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct IdleSteps {
-    /// ℓ.
+    /// ℓ, the sub-tokens per token.
     pub length: u32,
-    /// b.
+    /// b, the base of the sub-tokens.
     pub base: u64,
-    /// The share of steps.
+    /// Share of sampling steps that change nothing.
     pub ratio: f64,
-    /// Whether the curve over ℓ has its elbow here, among the lengths whose digits have 4 to 4,096 values.
+    /// Whether the curve over ℓ has its elbow at this length, among the lengths with 4 ≤ b ≤ 4,096.
     pub elbow: bool,
 }
 
@@ -46,7 +47,7 @@ pub(crate) fn idle_steps(prepared: &Prepared) -> Vec<IdleSteps> {
     if spec.subtokens.is_none() {
         return Vec::new();
     }
-    // sub-tokens by another schedule are not the paper's: the linear one is told
+    // the paper has no ratio for sub-tokens with another schedule: report the linear one
     let power = match &spec.partitions {
         Some(partitions) if partitions.schedule == Schedule::Polynomial => partitions.power,
         _ => 1.0,

@@ -1,4 +1,4 @@
-//! The end of a job: manifest, data set card, tokenizer, `_SUCCESS`, in this order.
+//! Finishes a data set: writes the tokenizer, sidecar files, manifest, card and `_SUCCESS`, in this order.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +23,10 @@ use crate::job::Prepared;
 use crate::output::{CARD, MANIFEST, Output, TOKENIZER};
 use crate::plan;
 
-/// Puts together the manifest.
+/// Builds the manifest.
 ///
 /// # Errors
-/// When a special token cannot be named.
+/// If a special token cannot be named.
 pub fn manifest(
     prepared: &Prepared,
     hash: &JobHash,
@@ -77,7 +77,7 @@ fn tokenizer_record(prepared: &Prepared, hash: &JobHash) -> TokenizerRecord {
     }
 }
 
-/// The sums over all shards: statistics, and totals by data set split.
+/// Sums over all shards: the statistics, and the totals of each data set split.
 pub(crate) fn sums(shards: &[ShardRecord]) -> (Statistics, BTreeMap<String, Totals>) {
     let (mut statistics, mut totals) = (Statistics::default(), BTreeMap::<String, Totals>::new());
     for shard in shards {
@@ -91,10 +91,10 @@ pub(crate) fn sums(shards: &[ShardRecord]) -> (Statistics, BTreeMap<String, Tota
     (statistics, totals)
 }
 
-/// The records of these splits, in their order.
+/// The records of these splits, in the order of the splits.
 ///
 /// # Errors
-/// When a record is missing.
+/// If a record is missing.
 pub(crate) fn in_order(
     splits: impl Iterator<Item = SplitId>,
     mut records: BTreeMap<SplitId, ShardRecord>,
@@ -106,23 +106,23 @@ pub(crate) fn in_order(
     splits.map(|split| records.remove(&split).ok_or_else(|| gone(split))).collect()
 }
 
-/// The digits of a token, where these operators make any.
+/// Base and length of the sub-tokens, if the operators make any.
 pub(crate) fn subtokens(operators: &[OperatorSpec]) -> Option<SubtokenRecord> {
     let config = operators.iter().find_map(|o| o.config::<SubtokensConfig>())?;
     Some(SubtokenRecord { base: config.base, length: config.length as u32 })
 }
 
-/// The files that the operators of a job put beside the shards.
+/// The files that the operators write beside the shards.
 fn sidecar_files(operators: &[OperatorSpec]) -> impl Iterator<Item = (&'static str, Vec<u8>)> {
     operators.iter().flat_map(OperatorSpec::sidecar_files)
 }
 
-/// The checksums of these files, by name.
+/// The sha256 of these files, by name.
 pub(crate) fn sidecar_sha256(operators: &[OperatorSpec]) -> BTreeMap<String, String> {
     sidecar_files(operators).map(|(name, bytes)| (name.to_owned(), hex::encode(Sha256::digest(&bytes)))).collect()
 }
 
-/// Schema of the shards that these operators give.
+/// Schema of the shards that these operators write.
 pub fn schema(operators: &[OperatorSpec]) -> Schema {
     let mut schema = documents_schema();
     for operator in operators {
@@ -131,10 +131,10 @@ pub fn schema(operators: &[OperatorSpec]) -> Schema {
     schema.as_ref().clone()
 }
 
-/// Writes what makes a folder of shards a data set: the tokenizer, the files of the operators, manifest and card; `_SUCCESS` last.
+/// Writes the files that complete a data set: tokenizer, sidecar files, manifest, card, and `_SUCCESS` last.
 ///
 /// # Errors
-/// When the store does not take it.
+/// If the store fails.
 pub async fn write(output: &Output, tokenizer: Vec<u8>, operators: &[OperatorSpec], manifest: &Manifest) -> Result<()> {
     output.put_own(TOKENIZER, tokenizer).await?;
     for (name, bytes) in sidecar_files(operators) {
@@ -145,10 +145,10 @@ pub async fn write(output: &Output, tokenizer: Vec<u8>, operators: &[OperatorSpe
     output.finish().await
 }
 
-/// Writes again what stands beside the shards and the manifest of a finished data set, where it is not there as it should be.
+/// Rewrites the tokenizer, sidecar files and card of a finished data set where they are missing or damaged.
 ///
 /// # Errors
-/// When the tokenizer of the job is not the data set's, or the store does not take it.
+/// If the tokenizer of the job is not the data set's, or the store fails.
 pub async fn write_sidecar_files(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
     let put = async |name: &str, bytes: Vec<u8>| match output.get(name).await? {
         Some(there) if there == bytes => Ok(()),
@@ -165,7 +165,7 @@ pub async fn write_sidecar_files(prepared: &Prepared, output: &Output, manifest:
     output.finish().await
 }
 
-/// Tells that the data set is there.
+/// Emits the event that the data set is finished.
 pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: bool, observer: &dyn Observer) {
     let sum = |f: fn(&Totals) -> u64| manifest.totals.values().map(f).sum();
     observer.event(&Event::JobFinished {
@@ -183,16 +183,17 @@ pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: 
 /// The manifest of a finished data set.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub async fn manifest_of(output: &Output) -> Result<Manifest> {
     let gone = || PipelineError::new(ErrorKind::DataSet, format!("{output}: _SUCCESS without manifest.json"));
     output.get_json(MANIFEST).await?.ok_or_else(gone)
 }
 
-/// The card of a finished data set of a job that says something else in it by now. The manifest keeps what it was made with.
+/// Rewrites the card of a finished data set if the job file's card settings changed. The manifest keeps the original
+/// settings.
 ///
 /// # Errors
-/// When the store does not take it.
+/// If the store fails.
 pub async fn renew_card(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
     let now = &prepared.spec.output.card;
     if manifest.job.output.card == *now {

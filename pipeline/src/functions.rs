@@ -1,4 +1,4 @@
-//! SQL functions for views of tokens, for `input.sql` and for anybody's own DataFusion session.
+//! SQL functions that compute views of tokens, for `input.sql` and for any DataFusion session.
 //!
 //! | function | |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `partition(sequence_id, length, seed, views, view)` | groups of `length` tokens in one view, linear schedule, stratified: list of bool (PGM) |
 //! | `partition_t(sequence_id, seed, views, view)` | the t of that view |
 //!
-//! The functions give what the columns of a job with the same seed hold, with `eps` 0.001.
+//! The results equal the columns of a job with the same seed and `eps` 0.001.
 
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
-//! Whether the input is still what an earlier run has read.
+//! Checks whether the input is still what an earlier run read.
 //!
 //! ```text
-//!   size, time, inode, ETag, version as in the plan ─► it is
-//!   something differs ─► the same splits, and in the committed ones the same records? ─► it is; the plan notes the new state
-//!                                                                                    └► refused, with the names of the files
+//!   size, time, inode, ETag, version as in the plan ─► unchanged
+//!   something differs ─► same splits, and same records in the committed ones? ─► unchanged; the plan stores the new state
+//!                                                                           └► refused; the error names the files
 //! ```
 //!
-//! So a file that was only touched, copied or moved costs one more reading of what was read of it, and one that is another never mixes
-//! with what it was. Names and sizes are in the job's hash: where those differ it is another job.
+//! So a file that was only touched, copied or moved is read once more, as far as it was read before. A file with other
+//! content never mixes with the old one. Names and sizes are part of the job's hash: if they differ, it is another job.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -28,10 +28,10 @@ use crate::plan;
 use crate::query_rows;
 use crate::source::{self, InputFile, SourceError};
 
-/// Files that a refusal names.
+/// Maximum number of files that a refusal names.
 const MOST_NAMED: usize = 5;
 
-/// What is there of this job, made of the input as it is now.
+/// Finds the work of this job at the output, and checks that it was made from the current input.
 pub(crate) async fn find(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
@@ -51,19 +51,20 @@ pub(crate) async fn find(
     Ok(found)
 }
 
-/// What an earlier run has made, where files of the input have been touched since.
+/// Work of an earlier run whose input files were touched since.
 pub(crate) struct Touched {
     pub plan: PlanRecord,
     files: BTreeSet<usize>,
     done: BTreeMap<SplitId, ShardRecord>,
-    /// Where `input.sql` puts its rows.
+    /// Folder of the rows of `input.sql`.
     pub sql_folder: Option<PathBuf>,
 }
 
-/// Looks for files that were touched since an earlier run; `None` where none was, or nothing is there. Writes nothing.
+/// Looks for files that were touched since an earlier run. Returns `None` if there are none or the output is empty.
+/// Writes nothing.
 ///
 /// # Errors
-/// When the output cannot be read.
+/// If the output cannot be read.
 pub(crate) async fn touched(
     prepared: &Prepared,
     hash: &JobHash,
@@ -88,10 +89,10 @@ pub(crate) async fn touched(
 }
 
 impl Touched {
-    /// Compares the files that were touched with what was read of them.
+    /// Compares the touched files with what was read of them.
     ///
     /// # Errors
-    /// When one of them holds something else now.
+    /// If a file has other content now.
     pub(crate) fn check(
         &self,
         prepared: &Prepared,
@@ -104,29 +105,29 @@ impl Touched {
     }
 }
 
-/// What is compared: a plan and what is committed of it, with the job as it is now.
+/// What to compare: a plan and its committed splits, against the job as it is now.
 pub(crate) struct Comparison<'a> {
     pub prepared: &'a Prepared,
     pub hash: &'a JobHash,
     pub plan: &'a PlanRecord,
-    /// Where `input.sql` puts its rows.
+    /// Folder of the rows of `input.sql`.
     pub sql_folder: Option<&'a std::path::Path>,
     pub done: &'a BTreeMap<SplitId, ShardRecord>,
-    /// The output as a person names it.
+    /// Name of the output for messages.
     pub output: &'a str,
 }
 
 impl Comparison<'_> {
-    /// Makes sure that what is committed was read from the files as they are now.
+    /// Checks that the committed splits were read from the files as they are now.
     ///
-    /// Cost: nothing where the stores say that nothing was touched; else the touched files are read as far as they were read.
+    /// Cost: nothing if the stores report no change; else the touched files are read as far as they were read before.
     ///
     /// # Errors
-    /// When a file is another one, or cannot be read.
+    /// If a file has other content or cannot be read.
     pub fn check(&self, touched: &BTreeSet<usize>, observer: &dyn Observer) -> Result<()> {
         let names = self.named(touched);
         let files = match self.sql_folder {
-            // it read all of them
+            // the query reads all files
             Some(folder) => query_rows::stage_query(self.prepared, folder, observer)?.files,
             None => plan::in_order(self.hash, &self.prepared.files),
         };
@@ -159,7 +160,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// The first piece of a split that is not what was read.
+    /// The first piece of a split whose records changed: its file and the reason.
     fn differs(
         &self,
         files: &[InputFile],
@@ -173,7 +174,7 @@ impl Comparison<'_> {
                 let other = now.iter().zip(sums).position(|(now, was)| Some(now) != *was);
                 Ok(other.map(|i| (file(i), format!("split {} was made of other records", split.split.0))))
             }
-            // what could be read then and cannot now is another file
+            // a file that was readable and is not now has other content
             Err(e @ (SourceError::Record { .. } | SourceError::Corrupt { .. })) => {
                 Ok(Some((file(0), format!("split {} was made of other records: {e}", split.split.0))))
             }

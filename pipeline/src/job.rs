@@ -1,7 +1,7 @@
-//! From a job file to a job that can run: every check that needs files, with every problem told at once.
+//! Turns a job file into a job that can run: makes every check that needs files and reports all problems at once.
 //!
-//! Nothing is written here. Order of the checks: the file itself, the input, the tokenizer, the teacher, then
-//! what they must agree on.
+//! Writes nothing. Order of the checks: the file itself, the input, the tokenizer, the teacher, then whether they fit
+//! each other.
 
 mod vocabularies;
 
@@ -38,58 +38,59 @@ use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
 pub(crate) use vocabularies::read_permutation;
 
-/// A checked job with what its checks have opened.
+/// A checked job with everything that its checks have opened.
 pub struct Prepared {
     /// The job.
     pub spec: JobSpec,
-    /// Folder that relative paths are relative to.
+    /// Folder of the job's relative paths.
     pub base: PathBuf,
-    /// The output's path with what `~` and variables stand for.
+    /// The output's path with `~` and variables expanded.
     output_path: String,
-    /// What `~` and variables in the job's paths stand for, by name: for the eyes of their owner, never to be written.
+    /// Expansions of `~` and variables in the job's paths, by name. Private to the user: never written to a file.
     pub environment: BTreeMap<String, String>,
-    /// The job file, where it lies in one; for whoever reads it to set.
+    /// Path of the job file, if there is one. The caller that reads the file sets it.
     pub file: Option<PathBuf>,
-    /// The store that the input is read from.
+    /// Store of the input.
     pub store: Store,
-    /// The stores that are open.
+    /// Open object stores.
     pub storages: Arc<Storages>,
-    /// The input files, in order; those of all tables where the job has several.
+    /// Input files in order, over all tables of `input.sql`.
     pub files: Vec<InputFile>,
-    /// The tables of `input.sql`, with their files.
+    /// Tables of `input.sql`, with their files.
     pub tables: Vec<QueryTable>,
     /// The tokenizer.
     pub vocabulary: Arc<Vocabulary>,
-    /// The teacher's configuration and where its weights are.
+    /// The teacher's configuration and the path of its weights.
     pub teacher: Option<PreparedTeacher>,
-    /// Size of the vocabulary that ids, log-probabilities and sub-tokens are over.
+    /// Vocabulary size of ids, log-probabilities and sub-tokens.
     pub vocab_size: usize,
-    /// The operators, in order.
+    /// Operators in order.
     pub operators: Vec<OperatorSpec>,
 }
 
-/// A teacher that was found, not loaded.
+/// A teacher that was found but not loaded.
 pub struct PreparedTeacher {
-    /// A folder or a GGUF file.
+    /// Folder, or GGUF file.
     pub path: PathBuf,
     /// Its configuration.
     pub config: TeacherConfig,
-    /// As the job names it, with the commit where it came from a hub.
+    /// Name of the teacher in the job, with the commit if it comes from a hub.
     pub source: String,
-    /// The token put before sequences that do not begin with it.
+    /// Id of the token that is put before sequences that do not begin with it.
     pub bos: u32,
 }
 
 impl Prepared {
-    /// The output, not looked at yet.
+    /// Opens the output, without reading it.
     ///
     /// # Errors
-    /// When it cannot be opened: options of its store that do not fit, no credentials.
+    /// If it cannot be opened: invalid store options, or no credentials.
     pub fn output(&self) -> Result<Output> {
         output_at(&self.spec, &self.base, &self.output_path, &self.storages)
     }
 
-    /// The same, which can read what the query of a run gave beside an output in a store. Where that cannot be opened, who opens it is told.
+    /// Makes the rows of `input.sql` readable that a run keeps beside an output in a store. Ignores an output that
+    /// cannot be opened; opening it later reports the error.
     fn reading_beside_output(mut self) -> Self {
         if self.spec.input.sql.is_none() {
             return self;
@@ -102,10 +103,10 @@ impl Prepared {
     }
 }
 
-/// The output of a job of which nothing else is looked at.
+/// Opens the output of a job without its other checks.
 ///
 /// # Errors
-/// When `access` does not allow all that the job names, and as [`Prepared::output`].
+/// If `access` does not allow everything that the job names, or [`Prepared::output`] fails.
 pub(crate) fn output_of(spec: &JobSpec, base: &Path, access: &Access) -> Result<Output> {
     let mut problems = Problems::default();
     access.problems(spec, base).into_iter().for_each(|problem| problems.push(problem));
@@ -123,13 +124,13 @@ fn output_at(spec: &JobSpec, base: &Path, path: &str, storages: &Storages) -> Re
     Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
 }
 
-/// Checks a job file that was parsed, whose relative paths are relative to `base`, and which may touch what `access` says.
+/// Checks a parsed job file. Its relative paths are relative to `base`; `access` limits what it may use.
 ///
-/// Where `access` does not allow everything, nothing that the job names is looked at before all of it is allowed and the file has no
+/// If `access` is restricted, this opens nothing that the job names until all of it is allowed and the file has no
 /// other problem.
 ///
 /// # Errors
-/// Of kind [`ErrorKind::Usage`] with all problems, each with its field and its place.
+/// [`ErrorKind::Usage`] with all problems, each with its field and position.
 pub fn prepare(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
     let Parsed { spec, problems, positions } = parsed;
     let checked = match spec {
@@ -219,7 +220,7 @@ fn checked(
     Ok(prepared.reading_beside_output())
 }
 
-/// The files of all tables, which are copied only where there are several.
+/// The files of all tables; copies them only if there are several tables.
 fn all_files(tables: &[QueryTable]) -> Cow<'_, [InputFile]> {
     match tables {
         [table] => Cow::Borrowed(&table.files),
@@ -227,7 +228,7 @@ fn all_files(tables: &[QueryTable]) -> Cow<'_, [InputFile]> {
     }
 }
 
-/// The disk, and every bucket that the job reads from.
+/// Opens the disk and every bucket from which the job reads.
 fn input_store(spec: &JobSpec, names: &Names, storages: &Storages) -> Result<Store> {
     let mut buckets = BTreeMap::new();
     let named = spec.input.all_paths().flat_map(|(_, path)| names.all(path).unwrap_or_default());
@@ -240,7 +241,7 @@ fn input_store(spec: &JobSpec, names: &Names, storages: &Storages) -> Result<Sto
     Ok(Store::with_buckets(Handle::current(), buckets))
 }
 
-/// A folder without the way there and back (`jobs/../out`), as a person would write it.
+/// Simplifies a folder that contains `..` (`jobs/../out`).
 pub(crate) fn shorter(named: Location) -> Location {
     let Location::Disk(root) = &named else { return named };
     if !root.components().any(|c| c == Component::ParentDir) {
@@ -256,27 +257,29 @@ pub(crate) fn shorter(named: Location) -> Location {
     }
 }
 
-/// The guard of web inputs: addresses and redirects as the configuration allows.
+/// Guard of web inputs: restricts addresses and redirects as configured.
 fn guard(access: &Access) -> Guard {
     let guard = if access.private_networks { Guard::new().with_private_networks() } else { Guard::new() };
     let access = access.clone();
     guard.redirecting(move |url| access.allows_redirect(url))
 }
 
-/// Bytes of a file that may hold a permutation: 2^32 ids are 20 characters each at most, and nobody has so many.
+/// Maximum size of a permutation file, in bytes. Even 2^32 ids of 20 characters exceed it, and no vocabulary is that
+/// large.
 const MOST_PERMUTATION: u64 = 1 << 30;
 
-/// The files of a model or tokenizer that may be opened: the file itself, or those of its folder.
+/// The files of a model or tokenizer that may be opened: the file itself, or the `.json` and `.safetensors` files of
+/// its folder.
 fn model_files(path: &Path) -> Vec<PathBuf> {
     let wanted = |file: &Path| file.extension().is_some_and(|ending| ending == "json" || ending == "safetensors");
     let Ok(entries) = fs::read_dir(path) else { return vec![path.to_owned()] };
     entries.flatten().map(|entry| entry.path()).filter(|file| wanted(file)).collect()
 }
 
-/// Fewer things than that are looked at before anybody asks how far it is.
+/// Below this number of items, a check reports no progress.
 const FEW: usize = 100;
 
-/// Tells how far a check of many things is: at most a hundred times, whatever their number.
+/// Reports the progress of a check over many items, at most 100 times.
 fn steps<'o>(observer: &'o dyn Observer, things: String, all: usize) -> impl FnMut(usize) + 'o {
     let step = all.div_ceil(100).max(1);
     move |done| {
@@ -295,7 +298,7 @@ struct Checks<'a> {
     gate: &'a Gate<'a>,
     observer: &'a dyn Observer,
     problems: &'a mut Problems,
-    /// What failed for a reason that is not the job's, such as a lost connection.
+    /// Failure that is not a problem of the job, such as a lost connection.
     failure: Option<PipelineError>,
 }
 
@@ -369,7 +372,7 @@ impl Checks<'_> {
         Some(tables)
     }
 
-    /// A record of every file, before there is work that it would spoil.
+    /// Reads the first record of every file, so that a bad file fails before a run starts.
     fn first_records(&mut self, store: &Store, files: &[InputFile], input: &Input) -> Option<()> {
         let observer = self.observer;
         let report = |done: usize, all: usize| steps(observer, "the first records of the files".into(), all)(done);
@@ -380,7 +383,7 @@ impl Checks<'_> {
                 return None;
             }
         };
-        // several files may each have one
+        // each file may have a problem of its own
         found.problems.into_iter().for_each(|p| self.problems.push(p));
         if let Some((file, reason)) = found.skipped.first() {
             let message = match found.skipped.len() {
@@ -395,7 +398,7 @@ impl Checks<'_> {
         Some(())
     }
 
-    /// Where a model or tokenizer is on this machine, fetched from a hub where it has to be.
+    /// Finds a model or tokenizer on this machine, or fetches it from a hub.
     fn locate(&mut self, field: &str, path: &str, wanted: Wanted) -> Option<(PathBuf, String)> {
         if path.is_empty() || self.problems.touches(field) {
             return None;
@@ -447,7 +450,7 @@ impl Checks<'_> {
                 return None;
             }
         };
-        // those that an index names in a folder further down; what a hub gave is its cache's own
+        // an index may name weights in subfolders; files from a hub are in its own cache and need no check
         let of_hub = self.names.real(&spec.path).is_ok_and(|real| matches!(HubRef::parse(&real), Ok(Some(_))));
         let weights = config.weights.iter().map(PathBuf::as_path).filter(|_| !of_hub);
         if let Some(message) = self.gate.strays(weights) {
@@ -518,7 +521,7 @@ impl Checks<'_> {
         Some((path, source, config))
     }
 
-    /// A GPU lists only so many of the likeliest tokens.
+    /// Checks that a GPU can list as many of the most likely tokens as the job asks for.
     fn listed_on_a_gpu(&mut self) {
         let Some(extract) = &self.spec.extract else { return };
         let top_p = extract.top_p.as_ref().map_or(0, |top_p| top_p.most);
@@ -532,12 +535,13 @@ impl Checks<'_> {
     }
 }
 
-/// An error with its causes, on one line; what is said already is not said again.
+/// An error and its causes on one line, without repeated text.
 pub fn chain(error: &dyn std::error::Error) -> String {
     with_causes(error.to_string(), error.source())
 }
 
-/// Fills in what operators need and the job file does not say: the numbers of a permutation, and the width of the teacher's hidden states.
+/// Fills in what operators need beyond the job file: the numbers of a permutation, and the width of the teacher's
+/// hidden states.
 pub(crate) fn fill_in(spec: &mut JobSpec, numbers: Option<Permutation>, hidden_size: Option<usize>) {
     if let Some(subtokens) = &mut spec.subtokens {
         subtokens.numbers = numbers;
@@ -547,7 +551,7 @@ pub(crate) fn fill_in(spec: &mut JobSpec, numbers: Option<Permutation>, hidden_s
     }
 }
 
-/// The input as a split reads it: what a query gave is Parquet, whatever the query read.
+/// The input as splits read it: rows of a query are Parquet, whatever format the query read.
 pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Input {
     let mut input = prepared.spec.input.clone();
     if input.sql.is_some() {
@@ -557,7 +561,7 @@ pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Inpu
     input
 }
 
-/// Runs work that may block on a thread for that, with the job and its observer.
+/// Runs blocking work with the job and its observer on a blocking thread.
 pub(crate) async fn blocking<T: Send + 'static>(
     prepared: &Arc<Prepared>,
     observer: &Arc<dyn Observer>,

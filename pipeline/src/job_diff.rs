@@ -1,4 +1,4 @@
-//! In what two jobs differ: field by field, and the input file by file.
+//! Describes how two jobs differ: field by field, and the input file by file.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,18 @@ use serde_json::Value;
 use crate::identity::{JobHash, PlannedFile};
 use crate::output::PlanRecord;
 
-/// Lines that are told of the job, and of the input.
+/// Maximum number of lines about the job, and about the input.
 const MOST_LINES: usize = 12;
-/// Characters of a value that are told.
+/// Maximum characters of a value in a message.
 const MOST_CHARACTERS: usize = 80;
 
-/// What the job of a plan has otherwise than this one, a line each; at most a dozen of the job and of the input, the rest counted.
+/// How a plan's job differs from this one, one difference per line. At most 12 lines about the job and about the input,
+/// then a count of the rest.
 pub fn differences(there: &PlanRecord, now: &JobHash) -> Vec<String> {
     differences_of(there, &now.identity, &now.files)
 }
 
-/// The same for a job that has no hash of its input, such as one that derives.
+/// Like [`differences`], for a job without a hash of its input, such as one of `derive`.
 pub(crate) fn differences_of(there: &PlanRecord, identity: &Value, files: &[PlannedFile]) -> Vec<String> {
     if there.identity.is_null() {
         return Vec::new();
@@ -52,7 +53,7 @@ fn bounded(mut lines: Vec<String>) -> Vec<String> {
     lines
 }
 
-/// Every value that is no object, by its path.
+/// Collects every value that is not an object, by its path.
 fn fields(path: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -61,7 +62,7 @@ fn fields(path: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
                 fields(&path, value, into);
             }
         }
-        // what is not set is not there
+        // null means not set
         Value::Null => {}
         other => {
             into.insert(path.to_owned(), other.clone());
@@ -69,7 +70,7 @@ fn fields(path: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// A field as the job file has it.
+/// Name of a field in the job file.
 fn name(path: &str) -> &str {
     path.strip_prefix("job.").unwrap_or(path)
 }
@@ -83,7 +84,7 @@ fn shown(value: Option<&Value>) -> String {
     }
 }
 
-/// Whether all files that were there are there, and others.
+/// Whether the input has all its earlier files, and others.
 fn grew(there: &[PlannedFile], now: &[PlannedFile]) -> bool {
     let sizes: BTreeMap<&str, u64> = now.iter().map(|f| (f.path.as_str(), f.state.bytes)).collect();
     let is_there = |f: &PlannedFile| sizes.get(f.path.as_str()) == Some(&f.state.bytes);

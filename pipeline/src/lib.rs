@@ -1,5 +1,6 @@
-//! The pipeline: planning, the local engine, shards, appending, reading back and verifying. Readers of input ([`source`]), outputs with their
-//! commits ([`output`]), the hub and errors are crates below it, under the names that they have here.
+//! The pipeline: checks and plans jobs, runs them, and appends to, repairs, derives and scores data sets. The crates
+//! below read input ([`source`]), write outputs and commits ([`output`]), fetch models ([`hub`]) and define errors;
+//! this crate re-exports them under short names.
 //!
 //! ```text
 //!   job.yaml ─► job::prepare ─► plan::plan ─► run::run ─► output folder ─► dataset, inspect, verify
@@ -7,8 +8,8 @@
 //!                engine: SplitsExec ─► OperatorExec … ─► ShardSinkExec (shard, output)
 //! ```
 //!
-//! All I/O is in this crate and those below it; operators are pure. A split is pulled batch by batch ([`engine`]), so memory is
-//! bounded by the configuration: batches in flight, one row group per split at work, the teacher.
+//! This crate and those below it do all I/O; operators are pure. The engine pulls a split batch by batch ([`engine`]).
+//! So the configuration bounds the memory: batches in flight, one row group per concurrent split, the teacher.
 
 pub mod access;
 pub mod append;

@@ -1,4 +1,4 @@
-//! The hash of a job and its splits: functions of the job, the listing of its input and its models, nothing else.
+//! The hash of a job and its splits. Both depend only on the job, the listing of its input, and its models.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,16 +21,16 @@ use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
 use crate::source::Weighed;
 use crate::{sequence_offsets, source};
 
-/// The files of a listing in the order of a job's hash; those that it does not have are left out.
+/// The files of a listing in the order of the job's hash, without files that the hash does not have.
 pub(crate) fn in_order(hash: &JobHash, files: &[source::InputFile]) -> Vec<source::InputFile> {
     let by_path: BTreeMap<&str, &source::InputFile> = files.iter().map(|f| (f.path.as_str(), f)).collect();
     hash.files.iter().filter_map(|f| by_path.get(f.path.as_str()).copied().cloned()).collect()
 }
 
-/// The splits over these files.
+/// Plans the splits over these files.
 ///
 /// # Errors
-/// When the input cannot be scanned.
+/// If the input cannot be scanned.
 pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn Observer) -> Result<Vec<SplitRecord>> {
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(prepared);
@@ -41,10 +41,10 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
     Ok(splits)
 }
 
-/// The splits over these files, which are in the order of the hash, where some of them were appended.
+/// Plans the splits over these files, which are in the order of the hash and include appended ones.
 ///
 /// # Errors
-/// When the input cannot be scanned.
+/// If the input cannot be scanned.
 pub(crate) fn all_splits(
     prepared: &Prepared,
     hash: &JobHash,
@@ -62,10 +62,10 @@ pub(crate) fn all_splits(
     Ok(all)
 }
 
-/// The splits that are there, and those over files that come with the append of this number.
+/// Adds the splits over the files of an append to `earlier`, the existing splits and the number of the append.
 ///
 /// # Errors
-/// When the files cannot be scanned.
+/// If the files cannot be scanned.
 pub(crate) fn appended_splits(
     prepared: &Prepared,
     files: &[source::InputFile],
@@ -78,7 +78,7 @@ pub(crate) fn appended_splits(
     Ok(splits)
 }
 
-/// Bytes of text that the splits cover, as far as ranges of bytes tell.
+/// Bytes of text that the splits cover, counting only byte ranges.
 pub fn text_bytes(splits: &[SplitRecord]) -> u64 {
     splits
         .iter()
@@ -93,7 +93,7 @@ pub fn text_bytes(splits: &[SplitRecord]) -> u64 {
         .sum()
 }
 
-/// Numbers in the rows of the splits, where all of them are numbered: not of tar files.
+/// Numbers in the rows of the splits; `None` if some splits have no row ranges, such as those of tar files.
 pub(crate) fn numbers(splits: &[SplitRecord], length: u64) -> Option<u64> {
     let mut sum = 0;
     for split in splits {
@@ -107,17 +107,18 @@ pub(crate) fn numbers(splits: &[SplitRecord], length: u64) -> Option<u64> {
     Some(sum * length)
 }
 
-/// Size of a split, in bytes of text or in documents where these have none, so that its shard comes out at about `output.shard_megabytes`.
+/// Size of a split, in bytes of text or in documents without text. Chosen so that its shard has about
+/// `output.shard_megabytes`.
 fn split_bytes(prepared: &Prepared) -> u64 {
     let spec = &prepared.spec;
     let per_token = || bytes_per_token(&prepared.operators, prepared.vocab_size);
     let bytes = match spec.input.split_megabytes {
         Some(megabytes) => megabytes * 1e6,
-        // a number weighs one
+        // a number has weight one
         None if spec.input.is_rows() => spec.output.shard_megabytes * 1e6 / per_token(),
         None => spec.output.shard_megabytes * 1e6 / per_token() * TEXT_BYTES_PER_TOKEN,
     };
-    // documents that have no text yet will have about this much
+    // documents whose text the teacher will write are estimated at this size
     let of_a_document = match spec.input.format {
         Some(InputFormat::None) => f64::from(spec.pack.length) * TEXT_BYTES_PER_TOKEN,
         _ => 1.0,
@@ -125,18 +126,20 @@ fn split_bytes(prepared: &Prepared) -> u64 {
     ((bytes / of_a_document) as u64).max(1)
 }
 
-/// Hashes everything that decides the bytes of the shards: the job (without what only says where things lie and how it runs), the
-/// tokenizer, the teacher and the kind of device, the files of the input with their names below their common folder, and sizes.
+/// Hashes everything that decides the bytes of the shards: the job (without settings that only say where things are and
+/// how it runs), the tokenizer, the teacher, the kind of device, and the input files' sizes and names below their
+/// common folder.
 ///
-/// So a corpus, tokenizer or teacher that was moved is the same. What the files hold is told by what the splits read ([`crate::inputs`]).
+/// So moving a corpus, tokenizer or teacher does not change the hash. The content of input files is compared by what
+/// the splits read ([`crate::inputs`]).
 ///
 /// # Errors
-/// When a file of the teacher cannot be read.
+/// If a file of the teacher cannot be read.
 pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash> {
     let mut job =
         serde_json::to_value(&prepared.spec).map_err(|e| PipelineError::caused(ErrorKind::Usage, "job file", e))?;
     if let (Some(written), Some(Value::Object(extract))) = (prepared.spec.sequential(), job.pointer_mut("/extract")) {
-        // left out, the section is its defaults
+        // an omitted section counts as its defaults
         extract.insert("sequential".into(), json!(written));
     }
     let elsewhere = [
@@ -145,10 +148,10 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         ("", "storage"),
         ("/input", "paths"),
         ("/input", "storage"),
-        // only says what may still be called a success
+        // decides only whether a run succeeds
         ("/input", "max_skipped"),
         ("/tokenizer", "path"),
-        // what it holds counts
+        // replaced below by the hash of its content
         ("/subtokens", "permutation"),
         ("/extract/teacher", "path"),
         ("/extract/teacher", "device"),
@@ -164,7 +167,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
     }
     for table in &prepared.tables {
         if let Some(Value::Object(map)) = job.pointer_mut(&format!("/input/tables/{}", table.name)) {
-            // where its files lie does not count, but which of all files are its own
+            // the paths of a table's files do not matter; which of all files belong to it does
             map.remove("paths");
             map.insert("files".into(), json!(table.files.len()));
         }
@@ -200,9 +203,9 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
     Ok(hash)
 }
 
-/// The files with their names below the folder that they have in common.
+/// The files, named relative to their common folder.
 fn planned_files(files: &[source::InputFile]) -> Vec<PlannedFile> {
-    // up to a slash, so that a folder is there whole or not at all
+    // up to a slash, so that only whole folder names are shared
     let folder = |location: &[u8]| location.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     let first = files.first().map_or(&[][..], |f| f.location.as_ref().as_bytes());
     let common = files.iter().skip(1).fold(folder(first), |common, f| {
@@ -218,7 +221,7 @@ fn planned_files(files: &[source::InputFile]) -> Vec<PlannedFile> {
     files.iter().map(planned).collect()
 }
 
-/// `cpu` or `cuda`: floating point differs between them.
+/// `cpu` or `cuda`. Their floating-point results differ.
 pub(crate) fn device_kind(spec: &JobSpec) -> &'static str {
     let devices = spec.extract.as_ref().and_then(|e| stillhouse_teacher::devices(&e.teacher.device).ok());
     match devices.as_deref() {
@@ -232,10 +235,10 @@ pub fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
 }
 
-/// The tokenizer as the data set holds it.
+/// The tokenizer as the data set stores it.
 ///
 /// # Errors
-/// When it cannot be written as JSON.
+/// If it cannot be serialized as JSON.
 pub fn tokenizer_json(prepared: &Prepared) -> Result<Vec<u8>> {
     prepared.vocabulary.to_json().map_err(|e| PipelineError::caused(ErrorKind::Model, "tokenizer", e))
 }
@@ -261,7 +264,7 @@ mod tests {
         assert_eq!(names(&["home/x/a/1.gz", "home/x/b/1.gz"]), ["a/1.gz", "b/1.gz"]);
         assert_eq!(names(&["s3:/corpora/a/1", "s3:/corpora/a/b/2"]), ["1", "b/2"]);
         assert_eq!(names(&["home/x/a", "s3:/corpora/a"]), ["home/x/a", "s3:/corpora/a"]);
-        // a file is no folder, whatever it is called
+        // a file is not a folder, even if its name equals one
         assert_eq!(names(&["data/a", "data/a/b"]), ["a", "a/b"]);
         assert_eq!(names(&["data/ab/x", "data/ac/x"]), ["ab/x", "ac/x"]);
         // é and è begin with the same byte

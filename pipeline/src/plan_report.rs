@@ -1,4 +1,4 @@
-//! The report of `stillhouse plan`: splits, operators, sizes, and what a run would find at the output. Nothing is written.
+//! The report of `stillhouse plan`: splits, operators, sizes, and what a run would find at the output. Writes nothing.
 
 use std::collections::BTreeMap;
 
@@ -31,36 +31,37 @@ pub struct Plan {
     pub name: String,
     /// Hash of everything that decides the bytes of the shards.
     pub job_hash: String,
-    /// Where the data set goes, and what is there.
+    /// The output folder and its present content.
     pub output: Standing,
-    /// Operators, in order.
+    /// Names of the operators, in order.
     pub operators: Vec<String>,
-    /// Which way text becomes ids: the pattern that has a fast path, or why there is none.
+    /// How text becomes ids: the tokenizer pattern with a fast path, or why there is none.
     pub tokenizer: String,
-    /// Input files.
+    /// Number of input files.
     pub files: usize,
-    /// Bytes of the input files as they are stored.
+    /// Size of the input files as stored, in bytes.
     pub input_bytes: u64,
     /// The physical plan, as DataFusion shows plans.
     pub physical_plan: String,
-    /// The splits; empty for a job with `input.sql`, whose rows are known once the query has run.
+    /// The splits; empty for a job with `input.sql`, whose rows are unknown until the query has run.
     pub splits: Vec<SplitRecord>,
     /// Estimated bytes per token of the data set.
     pub estimated_bytes_per_token: f64,
-    /// Estimated tokens, where the size of the text is known.
+    /// Estimated number of tokens, if the size of the text is known.
     pub estimated_tokens: Option<u64>,
-    /// Estimated bytes of the data set.
+    /// Estimated size of the data set, in bytes.
     pub estimated_bytes: Option<u64>,
-    /// What a teacher that writes has room for.
+    /// Concurrent texts, if the teacher writes the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<Slots>,
-    /// What `~` and variables in the job's paths stand for, by name.
+    /// Expansions of `~` and variables in the job's paths, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
-    /// For jobs whose orders change over the data set: how.
+    /// How the orders change over the data set, if they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleOutlook>,
-    /// For jobs with sub-tokens: the share of sampling steps that change nothing, for each length; as many steps as positions.
+    /// For jobs with sub-tokens: the share of sampling steps that change nothing, for each length, with as many steps
+    /// as positions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub idle_steps: Vec<IdleSteps>,
 }
@@ -68,43 +69,44 @@ pub struct Plan {
 /// Texts that a teacher writes at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Slots {
-    /// How many.
+    /// Number of texts.
     pub slots: u32,
-    /// Bytes of keys and values that are kept for all of them.
+    /// Size of the keys and values kept for all of them, in bytes.
     pub bytes: u64,
 }
 
-/// What is at the output of a job.
+/// The content of a job's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Standing {
-    /// The folder or URL.
+    /// Folder or URL.
     pub place: String,
     /// What a run would find.
     pub found: Standings,
-    /// Splits that are done.
+    /// Number of finished splits.
     pub splits_done: u64,
 }
 
-/// What a run would find.
+/// What a run would find at the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standings {
-    /// Nothing: it begins.
+    /// Nothing: the run starts from the beginning.
     Nothing,
-    /// Work of this job: it goes on.
+    /// Work of this job, which the run resumes.
     Resumable,
     /// The finished data set of this job.
     Complete,
-    /// The finished data set of this job before files came, with --append: it grows by their splits.
+    /// With `--append`: the finished data set of this job without its new files, which the run adds.
     Grows,
     /// The output of another job, which `--overwrite` removes.
     OtherJob,
 }
 
-/// Looks at the output as a run does before it begins; writes nothing.
+/// Checks the output as a run does before it starts. Writes nothing.
 ///
 /// # Errors
-/// When it is another job's (unless `overwrite`) or nobody's, when it was begun on an input that is another one now, when it cannot be written to, or when another run is at work there.
+/// If the output belongs to another job (unless `overwrite`) or is not of a job, its input changed, it is not writable,
+/// or another run holds it.
 pub fn standing(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Standing> {
     let output = prepared.output()?;
     let look = async {
@@ -137,10 +139,10 @@ pub fn standing(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: 
     Ok(standing)
 }
 
-/// Makes the plan of a job, and every check that a run makes before it begins to work.
+/// Makes the plan of a job and runs every check that a run makes before it starts.
 ///
 /// # Errors
-/// When the input cannot be scanned or the models cannot be read, and where [`standing`] says no.
+/// If the input cannot be scanned, the models cannot be read, or [`standing`] fails.
 pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Plan> {
     let output = standing(prepared, hash, overwrite, observer)?;
     let splits = match prepared.spec.input.sql {
@@ -150,18 +152,18 @@ pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn
     shown(prepared, hash, output, splits)
 }
 
-/// The plan of a job with --append: the splits that are there, and those of the files that have come since. Where nothing is to be appended
-/// to, or nothing has come, that of the job.
+/// The plan of a job with `--append`: the existing splits and those of the new files. If there is nothing to append to
+/// or nothing new, the plan of the job.
 ///
 /// # Errors
-/// As [`plan()`], and when what is there cannot be appended to.
+/// See [`plan()`]; also if the output cannot be appended to.
 pub fn plan_appended(prepared: &Prepared, hash: &JobHash, observer: &dyn Observer) -> Result<Plan> {
     let output = prepared.output()?;
     let growth = prepared.store.wait(append::growth(prepared, hash, &output))?;
     let Some((grown, there)) = growth.as_ref().and_then(append::Growth::grown) else {
         return plan(prepared, hash, false, observer);
     };
-    // what is there is held against its files as they are now, unless an append that was not finished is taken back first
+    // compare the existing splits with their present files, unless an unfinished append is reverted first
     let place = match growth.as_ref().and_then(append::Growth::finished) {
         Some(now) => standing(prepared, now, false, observer)?.place,
         None => output.to_string(),
@@ -182,7 +184,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<Spli
     let text = text_bytes(&splits);
     let tokens = match (spec.input.row_length(), spec.input.documents) {
         (Some(length), _) => numbers(&splits, length),
-        // at most: texts may end before
+        // an upper bound: texts may end earlier
         (None, Some(documents)) => Some(documents * u64::from(spec.pack.length)),
         (None, None) => (text > 0).then_some((text as f64 / TEXT_BYTES_PER_TOKEN) as u64),
     };

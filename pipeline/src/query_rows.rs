@@ -1,15 +1,16 @@
-//! The rows of `input.sql` for all who make splits of a run: the query runs once, where the run is.
+//! Stages the rows of `input.sql` for all processes that build splits of a run. The query runs once, in the run's
+//! process.
 //!
 //! ```text
-//!   output on a disk              run ── query ──► <output>/_stillhouse/input ◄── workers read
-//!   output in a store             run ── query ──► a folder of this machine
-//!   … and splits made elsewhere         └── parts, then staged.json ──► <output>/_stillhouse/input ◄── workers read, and a run that goes on
+//!   output on a disk                   run ── query ──► <output>/_stillhouse/input ◄── workers read
+//!   output in a store                  run ── query ──► a folder of this machine
+//!   output in a store, remote splits        └── parts, then staged.json ──► <output>/_stillhouse/input ◄── workers and a resumed run read
 //! ```
 //!
-//! A query is asked for its rows once, because another machine, or the same one at another time, may be given others: then a split of one would be
-//! of other rows than its neighbour of another. Parts are named by what they hold, so that a run that sleeps and wakes up puts nothing in the place of
-//! another's. A run compares every part with its sum before it reads on, and the sums with those that its plan has of an earlier run: rows that are damaged are
-//! made again, and rows that are others end the run.
+//! The query runs only once because another machine, or the same one later, may get other rows. Then two splits of a
+//! job would come from different rows. Part names contain a checksum, so a run that was suspended and wakes up cannot
+//! replace another run's parts. A run compares every part with its checksum before it reads it, and the checksums with
+//! those in an earlier run's plan. Damaged rows are staged again; other rows end the run.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,12 +27,12 @@ use crate::output::{INPUT, Output, PlanRecord};
 use crate::source::{self, Staged, StagedRecord, Store, staged_by_run, staged_record};
 use crate::storage::blocking as blocking_call;
 
-/// Bytes that are read of a part at once.
+/// Bytes read from a part at once.
 const PIECE: usize = 8 << 20;
-/// Characters of a sha256 that tell parts apart.
+/// Hexadecimal digits of the sha256 in the name of a part.
 const DIGITS: usize = 16;
 
-/// What lies beside the output, by the names that it has there.
+/// The staged rows beside the output, under their names there.
 fn at_output(staged: StagedRecord) -> Staged {
     let sums: BTreeMap<String, String> =
         staged.parts().map(|(name, _, sha256)| (name.to_owned(), sha256.to_owned())).collect();
@@ -45,13 +46,13 @@ fn at_output(staged: StagedRecord) -> Staged {
     }
 }
 
-/// What a run has noted of the rows beside the output. A record without sums is of an earlier version, and of no use.
+/// The record of the rows beside the output. Ignores a record without checksums, which an earlier version wrote.
 async fn find(output: &Output) -> Result<Option<StagedRecord>> {
     let found: Option<StagedRecord> = output.get_json(&record()).await?;
     Ok(found.filter(|staged| staged.sha256.len() == staged.files.len()))
 }
 
-/// Whether a part beside the output has its size and sum. Reads it once.
+/// Whether a part beside the output has the recorded size and checksum. Reads it once.
 async fn is_whole(output: &Output, stored: &str, bytes: u64, sha256: &str) -> Result<bool> {
     if output.size(stored).await? != Some(bytes) {
         return Ok(false);
@@ -72,12 +73,12 @@ async fn are_whole(output: &Output, staged: &StagedRecord) -> Result<bool> {
     Ok(true)
 }
 
-/// Makes sure that the rows are those that the splits of a plan are of.
+/// Checks that the rows are those from which the plan's splits were made.
 ///
 /// # Errors
-/// When they are others.
+/// If the rows are others.
 pub(crate) fn check(staged: &Staged, plan: &PlanRecord, output: &Output) -> Result<()> {
-    // a plan without sums is of an earlier version
+    // an earlier version wrote a plan without checksums
     if plan.staged.is_empty() || plan.staged == staged.sha256 {
         return Ok(());
     }
@@ -100,7 +101,7 @@ fn stored_as(name: &str, sha256: &str) -> String {
     format!("{INPUT}/{}-{name}", &sha256[..DIGITS.min(sha256.len())])
 }
 
-/// The rows that the query of a job gives, or gave.
+/// The rows of a job's query, staged now or earlier.
 pub(crate) async fn of_query(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
@@ -130,7 +131,7 @@ pub(crate) async fn of_query(
     Ok(at_output(put))
 }
 
-/// What the run has staged that this process works for.
+/// The rows that were staged by the run for which this process works.
 async fn of_run(output: &Output, shared: Option<StagedRecord>) -> Result<Staged> {
     let staged = match output.folder() {
         None => shared.map(at_output),
@@ -147,7 +148,7 @@ async fn of_run(output: &Output, shared: Option<StagedRecord>) -> Result<Staged>
     })
 }
 
-/// Puts what is staged in a folder beside the output, where those who make the splits read it.
+/// Uploads the staged parts of a folder to the output, where the processes that build the splits read them.
 async fn put(output: &Output, folder: &Path, before: Option<StagedRecord>) -> Result<StagedRecord> {
     let of = folder.to_owned();
     let gone = || {
@@ -164,7 +165,7 @@ async fn put(output: &Output, folder: &Path, before: Option<StagedRecord>) -> Re
             continue;
         }
         output.still_ours().await?;
-        // a part that is damaged has the name of the one that takes its place
+        // a damaged part has the same name as its replacement
         output.delete(&stored).await?;
         send(output, folder.join(name), &stored, bytes, sha256).await?;
     }
@@ -213,9 +214,9 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
     }
 }
 
-/// Runs `input.sql` once and keeps its rows beside the output, so that every split reads the same rows.
+/// Runs `input.sql` once and stores its rows in `folder`, so that every split reads the same rows.
 ///
-/// Rows that an earlier run of this job has staged are used again.
+/// Reuses the rows that an earlier run of this job has staged.
 pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<Staged> {
     if let Some(staged) = source::staged(folder, &prepared.files) {
         return Ok(staged);
@@ -226,7 +227,7 @@ pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Obs
         .map_err(|e| PipelineError::source("input.sql", e))
 }
 
-/// Removes the rows of a job that is done.
+/// Removes the staged rows of a finished job.
 pub(crate) async fn remove_staged(folder: &Path) {
     if let Err(e) = tokio::fs::remove_dir_all(folder).await
         && e.kind() != std::io::ErrorKind::NotFound
@@ -272,14 +273,14 @@ mod tests {
             damaged[place] ^= 1;
             fs::write(&stored, damaged).unwrap();
             assert!(!are_whole(&output, &made).await.unwrap(), "byte {place}");
-            // made again by the query: the same rows take the place of the damaged ones
+            // the query gave the same rows again: they replace the damaged ones
             put(&output, folder.path(), Some(made.clone())).await.unwrap();
             assert_eq!(fs::read(&stored).unwrap(), rows);
         }
         fs::remove_file(&stored).unwrap();
         assert!(!are_whole(&output, &made).await.unwrap());
 
-        // other rows are no continuation
+        // other rows cannot continue the job
         staged(folder.path(), b"something else");
         let refused = put(&output, folder.path(), Some(made)).await.unwrap_err().to_string();
         assert!(refused.contains("input.sql gives other rows than it gave when this job was begun"), "{refused}");

@@ -1,13 +1,13 @@
-//! What time does to a finished data set: finding files that are missing or damaged, and making just these again.
+//! Repairs a data set: finds missing or damaged files and rebuilds only these.
 //!
 //! ```text
-//!   record of split N ── sha256 ──► data/X as it should be
-//!   data/X missing, of another size, of another sha256 ─► split N once more ─ the same sha256? ─► in place of it
-//!                                                                          └─ no: nothing is published, the reason is told
+//!   record of split N ── sha256 ──► expected data/X
+//!   data/X missing, of another size or sha256 ─► build split N again ─ same sha256? ─► replace data/X
+//!                                                                    └─ no: publish nothing, report the reason
 //! ```
 //!
-//! The records of the commits, and the manifest that was made of them, stay the truth. What comes out otherwise is no repair but another
-//! data set. A shard is replaced whole, in one step, so readers see the old file or the new one.
+//! The commit records and the manifest made from them remain the truth. A shard with other bytes would be another data
+//! set, not a repair. A shard is replaced whole in one step, so readers see the old file or the new one.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -33,22 +33,22 @@ use crate::output::{Found, Lock, MANIFEST, Output, PLAN, SUCCESS};
 use crate::plan;
 use crate::run::{Job, Stop, finish_begun, planned, release};
 
-/// Makes what is missing or damaged in a data set again, and nothing else.
+/// Rebuilds the missing or damaged files of a data set.
 ///
-/// A data set that is not finished gets its state mended; the job itself goes on with a run. Where new files have come to its input a run would
-/// be another job's, so it is finished here, with the files that it was begun with.
+/// For an unfinished data set this repairs the state; a run then continues the job. If its input got new files, a run
+/// would be another job's. Then this finishes the data set with the original files.
 ///
 /// # Errors
-/// When the data set is another job's; when its input is another by now; when a shard comes out with other bytes than it had, which is
-/// then not published; when the store fails.
+/// If the data set belongs to another job, its input changed, a rebuilt shard has other bytes (it is then not
+/// published), or the store fails.
 pub async fn repair(prepared: Arc<Prepared>, output: Output, observer: Arc<dyn Observer>) -> Result<Repaired> {
     repair_until(prepared, output, observer, &Stop::default()).await
 }
 
-/// The same, until it is told to stop: then what it has sent elsewhere is called back, and the output is free.
+/// Like [`repair`], but stops on request. Then it cancels remote work and releases the output.
 ///
 /// # Errors
-/// As [`repair`]; [`ErrorKind::Cancelled`] where it was told to stop before its end.
+/// See [`repair`]; [`ErrorKind::Cancelled`] if `stop` ended it.
 pub async fn repair_until(
     prepared: Arc<Prepared>,
     output: Output,
@@ -79,7 +79,7 @@ async fn hold(
     }
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let hash = append::at_output(hash, &output).await?;
-    // new files are for `run --append`, which asks for a data set that is whole
+    // new files are for `run --append`, which requires an intact data set
     let now = hash.hash.clone();
     let hash = append::before_new_files(hash, &output).await?;
     let has_grown = hash.hash != now;
@@ -91,7 +91,7 @@ async fn hold(
 /// The job as it was when its plan was made.
 struct AsItWas {
     hash: JobHash,
-    /// Whether files have come to its input since.
+    /// Whether its input got new files since.
     has_grown: bool,
 }
 
@@ -122,7 +122,7 @@ async fn repair_locked(
                 "is not there: the job was not finished. It is finished with the files that it was begun with";
             done.damages.push(Damage { name: MANIFEST.into(), message: message.into(), split: None });
             done.rewritten.push(MANIFEST.into());
-            // as a run does: what was read of the old files is compared with them as they are now
+            // as in a run: compare what was read of the old files with their present content
             let there = match find(&prepared, &hash, output, &observer).await? {
                 Found::Resumable { done, unsettled } => (done, unsettled),
                 Found::Nothing | Found::Complete => return Ok(done),
@@ -169,7 +169,7 @@ async fn repair_locked(
     Ok(done)
 }
 
-/// The manifest, where it is there, whole, and of this job.
+/// The manifest, if it exists, is intact, and belongs to this job.
 async fn sound_manifest(output: &Output, hash: &JobHash) -> Result<Option<Manifest>> {
     let Some(bytes) = output.finished_manifest().await? else { return Ok(None) };
     let manifest = serde_json::from_slice::<Manifest>(&bytes).ok();
@@ -183,7 +183,8 @@ fn same_ranges(a: &[SplitRecord], b: &[SplitRecord]) -> bool {
     ranges(a) == ranges(b)
 }
 
-/// Whether there is a plan of this job. One that cannot be read is taken away: it is a function of the job and comes out the same.
+/// Whether the output has a plan of this job. Removes a plan that cannot be read: planning the job again gives the same
+/// one.
 async fn has_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Result<bool> {
     match output.plan().await {
         Ok(Some(plan)) if plan.job_hash != hash.hash => {
@@ -202,10 +203,10 @@ async fn has_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Resul
     }
 }
 
-/// What another job's data set is repaired with.
+/// Advice for repairing another job's data set.
 const ITS_OWN: &str = "repair it with the job file and the input that it was made of";
 
-/// Refuses to plan where the plan is lost and what is there was made by another job, or of another input: its shards would be nobody's.
+/// Refuses to plan if the plan is lost and another job, or other input, made the shards: they would match no job.
 async fn refuse_of_others(output: &Output, hash: &JobHash) -> Result<()> {
     let manifest = output.finished_manifest().await?;
     let manifest = manifest.and_then(|bytes| serde_json::from_slice::<Manifest>(&bytes).ok());

@@ -1,13 +1,14 @@
-//! Running a job on this machine: splits in parallel, each committed on its own, then the manifest.
+//! Runs a job: builds the splits in parallel, commits each on its own, then writes the manifest.
 //!
 //! ```text
-//!   plan ─► splits not yet committed ─► [parallel_splits at once] ─► stage, commit ─► manifest, card, _SUCCESS
+//!   plan ─► splits without a commit ─► [parallel_splits at once] ─► stage, commit ─► manifest, card, _SUCCESS
 //! ```
 //!
-//! Nothing that depends on the number of threads, on time or on earlier runs reaches a shard: a split is a function
-//! of the job, its piece of the input and the teacher.
+//! No shard depends on the number of threads, on time or on earlier runs. A split is a function of the job, its piece
+//! of the input and the teacher.
 //!
-//! Memory is that of a split times the splits at work; threads do not depend on them ([`crate::engine`]).
+//! Memory is that of one split times the concurrent splits. The number of threads does not depend on it
+//! ([`crate::engine`]).
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -57,38 +58,38 @@ use crate::source::{self, Staged};
 use crate::storage::blocking as blocking_call;
 use crate::teacher::{self, Decided, JobInput, Loaded};
 
-/// How to run.
+/// Options of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RunOptions {
     /// Remove the output of another job first.
     pub overwrite: bool,
-    /// Read every byte of a data set that is finished already, before it is called complete.
+    /// Read every byte of an already finished data set before reporting it as complete.
     pub check: bool,
-    /// Make splits of the files that the input has grown by, beside those of the finished data set that is there.
+    /// Build splits of the input's new files and add them to the existing finished data set.
     pub append: bool,
 }
 
-/// What a run did.
+/// Result of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ran {
-    /// The plan with the metrics of its nodes, as DataFusion shows plans; `None` where nothing was left to make.
+    /// The physical plan with the metrics of its nodes, as DataFusion prints it; `None` if there was nothing to build.
     pub plan: Option<String>,
-    /// Whether others have run the plan: then it has no metrics, which the progress of the run sums up.
+    /// Whether executors ran the plan. It then has no metrics; the progress of the run sums them up.
     pub is_elsewhere: bool,
 }
 
-/// Runs a job to its end; goes on where an earlier run of the same job stopped.
+/// Runs a job to its end. Resumes where an earlier run of the same job stopped.
 ///
 /// # Errors
-/// When the output belongs to another job, when a split fails, when the output cannot be written. Committed splits stay.
+/// If the output belongs to another job, a split fails, or the output cannot be written. Committed splits stay.
 pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn Observer>) -> Result<Ran> {
     run_until(prepared, options, observer, &Stop::default()).await
 }
 
-/// The same, until it is told to stop: then what it has sent elsewhere is called back, and the output is free.
+/// Like [`run`], but stops on request. Then it cancels remote work and releases the output.
 ///
 /// # Errors
-/// As [`run`]; [`ErrorKind::Cancelled`] where it was told to stop before its end.
+/// See [`run`]; [`ErrorKind::Cancelled`] if `stop` ended it.
 pub async fn run_until(
     prepared: Arc<Prepared>,
     options: RunOptions,
@@ -104,13 +105,13 @@ pub async fn run_until(
     result
 }
 
-/// Locks the output of a job that may write there.
+/// Checks that the job may write to its output, and locks it.
 async fn hold(prepared: &Arc<Prepared>, options: RunOptions, observer: &Arc<dyn Observer>) -> Result<(JobHash, Held)> {
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let output = prepared.output()?;
     let hash = append::at_output(hash, &output).await?;
     let grows = options.append && append::growth(prepared, &hash, &output).await?.is_some();
-    // before anything is written, so that a job that must not write here leaves no trace
+    // check before writing anything, so that a job that must not write leaves no trace
     if !grows
         && let Err(e) = output.look_as(&hash.hash, &|plan| differences(plan, &hash)).await
         && !may_overwrite(&output, options.overwrite, &e).await?
@@ -150,11 +151,11 @@ async fn run_locked(
     finish_begun(prepared, hash, output, there, observer, (began, stop)).await
 }
 
-/// Makes the splits that are missing, and finishes the data set. `done` are the committed shards, `unsettled` the commits whose shard is not
-/// visible; the caller holds the lock and has found both by [`find`].
+/// Builds the missing splits and finishes the data set. `done` holds the committed shards, `unsettled` the commits
+/// whose shard is not visible. The caller holds the lock and got both from [`find`].
 ///
 /// # Errors
-/// As [`run`].
+/// See [`run`].
 pub(crate) async fn finish_begun(
     prepared: Arc<Prepared>,
     hash: JobHash,
@@ -168,7 +169,7 @@ pub(crate) async fn finish_begun(
     job.stopped_by(stop).run_pending(began).await?.finish(began).await
 }
 
-/// A plan, and what its splits read.
+/// A plan, and the files that its splits read.
 pub(crate) struct Planned {
     pub splits: Vec<SplitRecord>,
     files: Vec<source::InputFile>,
@@ -176,8 +177,8 @@ pub(crate) struct Planned {
     record: PlanRecord,
 }
 
-/// The files that the splits of a job are of: those of the input, or the rows that `input.sql` gives, which are made where they are missing; and the bad
-/// records that the query met, by reason.
+/// The files that the splits of a job read, with the bad records that a query met, by reason. For `input.sql` these are
+/// its rows, which this creates if they are missing.
 async fn files_of(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
@@ -191,7 +192,7 @@ async fn files_of(
     query_rows::of_query(prepared, hash, output, observer).await
 }
 
-/// The plan of a job, made or gone on with, and noted at the output.
+/// Creates or resumes the plan of a job and writes it to the output.
 pub(crate) async fn planned(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
@@ -238,23 +239,23 @@ pub(crate) async fn planned(
     Ok(Planned { splits, files, skipped, record })
 }
 
-/// A job at work.
+/// A running job.
 pub(crate) struct Job {
     prepared: Arc<Prepared>,
     hash: JobHash,
     /// The files that the splits read.
     files: Arc<Vec<source::InputFile>>,
-    /// Bad records that `input.sql` met; they are counted with the first split.
+    /// Bad records that `input.sql` met, by reason. They are counted with the first split.
     skipped: BTreeMap<String, u64>,
     teacher: Option<TeacherInfo>,
     arithmetic: Option<TeacherArithmetic>,
-    /// Who makes the splits, where that is not this process.
+    /// Driver that has other processes build the splits; `None` if this process builds them.
     driver: Option<Arc<dyn Driver>>,
     runner: SplitRunner,
 }
 
 impl Job {
-    /// The job with other devices.
+    /// Replaces the devices.
     #[cfg(test)]
     pub(crate) fn with_devices(mut self, devices: Vec<DeviceQueue>) -> Self {
         let teacher = devices.first().map(|device| device.info().clone());
@@ -262,7 +263,7 @@ impl Job {
         Self { teacher, arithmetic: None, ..self }
     }
 
-    /// Plans, loads the teacher, and tells that it begins.
+    /// Plans, loads the teacher, and emits the start event.
     pub(crate) async fn start(
         prepared: Arc<Prepared>,
         hash: JobHash,
@@ -274,7 +275,7 @@ impl Job {
         Self::start_with(driver, prepared, hash, output, done, observer).await
     }
 
-    /// The same with a driver; this process makes the splits without one.
+    /// Like [`Self::start`] with a given driver. Without one, this process builds the splits.
     async fn start_with(
         driver: Option<Arc<dyn Driver>>,
         prepared: Arc<Prepared>,
@@ -288,7 +289,7 @@ impl Job {
         let files = Arc::new(files);
         let Loaded { teachers, arithmetic } = if prepared.teacher.is_some() {
             let (splits, files) = (splits.clone(), Arc::clone(&files));
-            // what no split was made in binds nobody
+            // a dtype chosen before the first committed split can still change
             let earlier = record.teacher.clone().filter(|_| !done.is_empty());
             let load = move |p: &Prepared, o: &dyn Observer| {
                 let decided = earlier.as_ref().map(Decided::ByShards);
@@ -323,7 +324,7 @@ impl Job {
             job_hash: hash.hash.clone(),
         });
         let info = teachers.first().map(|teacher| teacher.info().clone());
-        // others load it themselves; here it has told what it computes in
+        // executors load the teacher themselves; this process only needed its arithmetic
         let own = teachers.into_iter().filter(|_| driver.is_none());
         let failed = |e: OperatorError| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
         let devices: Result<Vec<_>> = own.map(|teacher| DeviceQueue::start(teacher).map_err(failed)).collect();
@@ -336,7 +337,7 @@ impl Job {
         Ok(Self { prepared, hash, files, skipped, teacher: info, arithmetic, driver, runner })
     }
 
-    /// The job, which ends when it is told to stop.
+    /// Makes the job end when `stop` is requested.
     pub(crate) fn stopped_by(mut self, stop: &Stop) -> Self {
         self.runner.stop = stop.flag();
         self
@@ -347,13 +348,13 @@ impl Job {
         self.runner.splits.clone()
     }
 
-    /// Makes what is not committed yet.
+    /// Builds the splits that are not committed.
     pub(crate) async fn run_pending(self, began: Instant) -> Result<Self> {
         self.run_splits(self.runner.pending(), began).await?;
         Ok(self)
     }
 
-    /// Makes shards again that must be what they were.
+    /// Rebuilds shards, which must get the same bytes.
     pub(crate) async fn remake(mut self, shards: BTreeMap<SplitId, ShardRecord>, began: Instant) -> Result<Self> {
         let runner = &self.runner;
         let splits: Vec<_> = runner.splits.iter().filter(|s| shards.contains_key(&s.split)).cloned().collect();
@@ -367,7 +368,7 @@ impl Job {
         Ok(self)
     }
 
-    /// The manifest and what stands beside it, once every shard is there and whole.
+    /// Writes the manifest and the files beside it, after checking that every shard exists and is intact.
     pub(crate) async fn finish(mut self, began: Instant) -> Result<Ran> {
         let SplitRunner { output, splits, .. } = &self.runner;
         let own = output.records().await?.into_iter().filter(|r| self.hash.counts(&r.job_hash));
@@ -388,7 +389,7 @@ impl Job {
         let (output, observer) = (self.runner.output, self.runner.observer);
         if let Err(wrong) = acceptance::judge(&self.prepared.spec, &manifest) {
             if manifest.shards.iter().all(|shard| shard.rows == 0) {
-                // an empty data set is worth nothing, and a corrected job is another one
+                // an empty data set is useless, and a corrected job has another hash
                 output.remove().await?;
             }
             return Err(wrong);
@@ -398,17 +399,17 @@ impl Job {
         }
         finish::write(&output, plan::tokenizer_json(&self.prepared)?, &self.prepared.operators, &manifest).await?;
         if output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
-            // beside an output on a disk they go with the rest of the state
+            // for an output on a disk, `write` has removed them with the rest of the state
             query_rows::remove_staged(&output.sql_folder(&self.hash.hash)?).await;
         }
         finish::report(&output, &manifest, began.elapsed().as_secs_f64(), false, observer.as_ref());
         Ok(ran)
     }
 
-    /// What the plans of this run did so far.
+    /// The plans that this run has executed so far.
     fn ran(&self) -> Ran {
         let plans = self.runner.plans();
-        // what others have run has no metrics here
+        // plans that executors run have no metrics in this process
         let shown = |plan: &Arc<dyn ExecutionPlan>| match &self.driver {
             None => DisplayableExecutionPlan::with_metrics(plan.as_ref()).indent(false).to_string(),
             Some(_) => DisplayableExecutionPlan::new(plan.as_ref()).indent(false).to_string(),
@@ -417,10 +418,10 @@ impl Job {
         Ran { plan: (!all.is_empty()).then(|| all.join("\n")), is_elsewhere: self.driver.is_some() }
     }
 
-    /// Reads the shards of earlier runs, and makes those again that were damaged since. Those of a data set that was finished before files
-    /// were appended were read then.
+    /// Reads the shards of earlier runs and rebuilds those that were damaged since. Skips shards from before an append,
+    /// which were read when the append began.
     ///
-    /// Cost: every byte of them is read once.
+    /// Cost: reads every byte of these shards once.
     async fn mend(self, shards: &[ShardRecord], began: Instant) -> Result<Self> {
         let SplitRunner { output, splits, observer, .. } = &self.runner;
         let last = self.hash.appended.len();
@@ -441,12 +442,12 @@ impl Job {
     }
 }
 
-/// Runs the first split of a job in this process into a temporary folder, which is gone afterwards.
+/// Runs the first split of a job in this process into a temporary folder, then deletes the folder.
 ///
-/// Cost: the teacher is loaded, `input.sql` runs whole, and one split is made.
+/// Cost: loads the teacher, runs all of `input.sql`, and builds one split.
 ///
 /// # Errors
-/// As [`run`].
+/// See [`run`].
 pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Result<Ran> {
     let began = Instant::now();
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
@@ -454,7 +455,7 @@ pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Re
         blocking_call(|| tempfile::tempdir().map_err(PipelineError::output("no temporary folder for the first split")));
     let folder = folder.await?;
     let output = Output::on_disk(folder.path())?.create(observer.as_ref()).await?.for_job(&hash.hash);
-    // a folder of this machine is nobody else's, whatever the engine of the job
+    // this process runs it whatever the job's engine: only this machine sees the folder
     let job = Job::start_with(None, prepared, hash, output, BTreeMap::new(), observer).await?;
     let first = job.runner.splits.first().cloned();
     job.run_splits(first.into_iter().collect(), began).await?;

@@ -1,14 +1,14 @@
-//! The first documents of a job, prepared in memory: what its rows will look like, before a week of work.
+//! Prepares the first documents of a job in memory, to show its rows before a long run.
 //!
 //! ```text
-//!   the plan of the job without its sink, split after split ─► rows of the first N documents ─► decoded, as `inspect` shows them
+//!   the job's plan without its sink, split after split ─► rows of the first N documents ─► decoded, as `inspect` shows them
 //! ```
 //!
-//! These are the rows that `run` stores, ids and noise included: the same plan, in the same batches. Nothing is written but temporary files
-//! (long documents, the rows of `input.sql`).
+//! These are the rows that `run` stores, ids and noise included: the same plan in the same batches. Writes only
+//! temporary files (long documents, the rows of `input.sql`).
 //!
-//! Cost: the teacher is loaded and goes over these rows and a few batches of later ones; `input.sql` runs whole. Memory: that of one split of
-//! a run, and the decoded rows.
+//! Cost: loads the teacher and runs it over these rows and a few later batches; runs all of `input.sql`. Memory: that
+//! of one split of a run, and the decoded rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,28 +36,28 @@ use crate::source::{self, InputFile};
 use crate::teacher::{JobInput, Loaded, load_all};
 use crate::{finish, functions, plan};
 
-/// Most rows that a sample decodes, however long its documents are.
+/// Maximum number of rows that a sample decodes, however long its documents are.
 pub const MOST_ROWS: usize = 256;
 
-/// The first documents of a job, prepared.
+/// The prepared first documents of a job.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sample {
-    /// Documents that the rows are of.
+    /// Number of documents that the rows come from.
     pub documents: u64,
-    /// The rows that begin in these documents, as the job will store them; at most [`MOST_ROWS`].
+    /// The rows that begin in these documents, as the job would store them; at most [`MOST_ROWS`].
     pub rows: Vec<RowView>,
-    /// Whether there are more rows of these documents.
+    /// Whether these documents have more rows.
     pub cut: bool,
-    /// Records skipped on the way, by reason.
+    /// Number of skipped records, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// V.
+    /// V, the vocabulary size.
     pub vocab_size: u64,
 }
 
-/// Prepares the first documents of a job: those of its first split, and where that has fewer, of the splits after it.
+/// Prepares the first documents of a job, from its first split and as many later ones as needed.
 ///
 /// # Errors
-/// As a run of the job: when the input cannot be read, when the teacher cannot be loaded or fails.
+/// See a run of the job: if the input cannot be read, or the teacher cannot be loaded or fails.
 pub async fn sample(
     prepared: Arc<Prepared>,
     hash: &JobHash,
@@ -95,18 +95,18 @@ pub async fn sample(
     Ok(sample)
 }
 
-/// Each row of some batches.
+/// Splits batches into single rows.
 fn rows_of(batches: &[RecordBatch]) -> impl Iterator<Item = RecordBatch> {
     batches.iter().flat_map(|batch| (0..batch.num_rows()).map(|row| batch.slice(row, 1)))
 }
 
-/// What a sample is made from.
+/// What a sample is built from.
 struct SampleInput {
     splits: Arc<Vec<SplitRecord>>,
     files: Arc<Vec<InputFile>>,
     devices: Vec<DeviceQueue>,
     manifest: Manifest,
-    /// The rows of `input.sql`, which are removed with this value.
+    /// Rows of `input.sql`; dropping this removes them.
     _query: Option<Query>,
 }
 
@@ -123,7 +123,7 @@ impl SampleInput {
         let info = teachers.first().map(|teacher| teacher.info().clone());
         let (arithmetic, own) = (arithmetic.as_ref(), splits.clone());
         let manifest = finish::manifest(prepared, hash, info.as_ref(), arithmetic, own, Vec::new())?;
-        // splits are made one after the other: one device has all the work
+        // splits are built one after the other, so one device is enough
         let first = teachers.into_iter().next().map(DeviceQueue::start).transpose();
         let first = first.map_err(|e| PipelineError::caused(ErrorKind::Model, "teacher", e))?;
         let (splits, files, devices) = (Arc::new(splits), Arc::new(files), first.into_iter().collect());
@@ -131,7 +131,7 @@ impl SampleInput {
     }
 }
 
-/// The rows of `input.sql`, in a folder that is removed with this value.
+/// The rows of `input.sql` in a temporary folder; dropping this removes it.
 struct Query {
     files: Vec<InputFile>,
     _folder: tempfile::TempDir,
@@ -152,12 +152,12 @@ impl Query {
 }
 
 impl Sample {
-    /// Counts a split's documents, and gives its rows that begin in one that is asked for.
+    /// Counts the documents of a split and returns its rows that begin in a requested document.
     async fn add_split(&mut self, session: &Session, partition: usize, documents: u64) -> Result<Vec<RecordBatch>> {
         let split = &session.splits()[partition];
         let place = format!("split {}", split.split.0);
         let of_stage = |e| PipelineError::from_stage(place.clone(), e);
-        // its counts last as long as it is held
+        // the split's counts live as long as this handle
         let state = session.resources.state_of(split);
         let most = documents - self.documents;
         let room = MOST_ROWS - self.rows.len();
@@ -170,7 +170,7 @@ impl Sample {
             rows.take(&batch).map_err(|e| of_stage(DataFusionError::External(Box::new(e))))?;
         }
         let statistics = state.statistics.lock().clone();
-        // a split that gave fewer documents than asked for is read to its end; its documents without a row count as well
+        // a split with fewer documents than requested was read to its end: its documents without a row count as well
         let read = if rows.full { rows.documents.len() as u64 } else { statistics.documents.min(most) };
         if !rows.full {
             statistics.skipped.into_iter().for_each(|(reason, n)| *self.skipped.entry(reason).or_default() += n);
@@ -180,9 +180,9 @@ impl Sample {
     }
 }
 
-/// What came out of the operators of one split.
+/// Collects the rows of one split.
 struct Rows<'a> {
-    /// Documents that are asked for; the first ones that the rows name.
+    /// Number of requested documents; the first ones that the rows name count.
     most: u64,
     documents: BTreeSet<u64>,
     room: usize,
@@ -192,7 +192,7 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Keeps the rows that begin in the documents asked for; the first row that does not makes it full.
+    /// Keeps the rows that begin in a requested document. The first other row sets `full`.
     fn take(&mut self, batch: &RecordBatch) -> Result<(), OperatorError> {
         let arrow = OperatorError::arrow("sample");
         let lists = ListRows::of(batch, columns::DOCUMENT_IDS).map_err(&arrow)?;
@@ -210,7 +210,7 @@ impl Rows<'_> {
                 break;
             }
             self.documents.insert(first);
-            // those that end in this row without beginning one
+            // further documents that end in this row
             for id in own {
                 if (self.documents.len() as u64) < self.most {
                     self.documents.insert(id);

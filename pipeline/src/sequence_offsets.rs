@@ -1,17 +1,18 @@
-//! Where the sequences of a split stand in the data set, for what changes over it (`orders.schedule`).
+//! The position of each split's sequences in the whole data set, for settings that change over it (`orders.schedule`).
 //!
 //! ```text
 //!   split           0            1            2       │ 3 (validation)    │ 4 (appended)
 //!   planned         1,000        1,000        400     │ 50                │ 700
-//!   stands at       0 …          1,000 …      2,000 … │ 2,400 …           │ 2,400 …
-//!   rows it has     1,080        960          390     │                   │
+//!   first sequence  0 …          1,000 …      2,000 … │ 2,400 …           │ 2,400 …
+//!   actual rows     1,080        960          390     │                   │
 //! ```
 //!
-//! What a split holds may not depend on what others came to hold, so a split stands after what was planned for those before it: the bytes that
-//! it reads, by what a sequence takes of them. Rows beyond what was planned stand where the last planned one does: ρ never falls back. A holdout
-//! goes on from `train`. A data set that is there knows its rows, so `derive` plans with these.
+//! The content of a split must not depend on the actual rows of other splits. So a split starts after the planned
+//! sequences of the splits before it; the plan divides the bytes that a split reads by the bytes per sequence. Rows
+//! beyond the planned number get the position of the last planned one, so that ρ never decreases within a split. A
+//! holdout continues after `train`. `derive` plans with the actual rows, which a finished data set knows.
 //!
-//! The plan and the manifest keep the places, so a run that goes on, an append and `verify` have the same ones.
+//! The plan and the manifest store the positions, so a resumed run, an append and `verify` use the same ones.
 
 use std::collections::BTreeMap;
 
@@ -25,15 +26,16 @@ use crate::source::TRAIN;
 /// Bytes of English text per token, for estimates only.
 pub(crate) const TEXT_BYTES_PER_TOKEN: f64 = 4.2;
 
-/// Where what was planned and what is there are so many times each other, it is told.
+/// Warn when the planned and the actual number of sequences differ by more than this factor.
 const FAR: f64 = 1.25;
 
-/// The schedule of a job, where its orders change over the data set.
+/// The orders' schedule, if they change over the data set.
 pub(crate) fn schedule(spec: &JobSpec) -> Option<OrderSchedule> {
     spec.orders.schedule
 }
 
-/// What a sequence takes of the input, in what splits are weighed by: bytes of text, numbers, or documents. `None` where nothing tells.
+/// Input per sequence, in the unit that weighs splits: bytes of text, numbers, or documents. `None` if it cannot be
+/// known before reading.
 fn weight_of_a_sequence(spec: &JobSpec) -> Option<f64> {
     let given = schedule(spec).and_then(|schedule| schedule.bytes_per_sequence);
     let ends = if spec.pack.boundary == Boundary::BosEos { 2 } else { 0 };
@@ -46,7 +48,7 @@ fn weight_of_a_sequence(spec: &JobSpec) -> Option<f64> {
     }
 }
 
-/// What is missing for a schedule to be planned.
+/// Reports what is missing to plan the schedule.
 pub(crate) fn problem(spec: &JobSpec) -> Option<Problem> {
     schedule(spec).filter(|schedule| schedule.sequences_per_split.is_none())?;
     if weight_of_a_sequence(spec).is_some() {
@@ -56,14 +58,14 @@ pub(crate) fn problem(spec: &JobSpec) -> Option<Problem> {
     Some(Problem::missing("orders.schedule.bytes_per_sequence", why))
 }
 
-/// Gives the splits their places, where the job has a schedule: those behind the first `there`, which have theirs.
+/// Sets the positions of the splits after the first `there`, which have theirs, if the job has a schedule.
 pub(crate) fn planned(spec: &JobSpec, splits: &mut [SplitRecord], there: usize, weights: &[f64]) {
     let (Some(_), Some(weight)) = (schedule(spec), weight_of_a_sequence(spec)) else { return };
     let sequences: Vec<u64> = weights.iter().map(|bytes| ((bytes / weight).round() as u64).max(1)).collect();
     stand(splits, there, &sequences, spec.orders.epoch);
 }
 
-/// The splits of a data set that is there, by the rows of its shards.
+/// The splits of a finished data set, with positions from the actual rows of its shards.
 pub(crate) fn of_rows(spec: &JobSpec, manifest: &Manifest) -> Vec<SplitRecord> {
     let mut splits = manifest.splits.clone();
     if schedule(spec).is_some() {
@@ -74,7 +76,8 @@ pub(crate) fn of_rows(spec: &JobSpec, manifest: &Manifest) -> Vec<SplitRecord> {
     splits
 }
 
-/// Puts the splits behind the first `there` after what is before them: `train` after `train`, a holdout after `train` and what it has itself.
+/// Sets the positions of the splits after the first `there`: `train` continues `train`; a holdout continues `train` and
+/// itself.
 fn stand(splits: &mut [SplitRecord], there: usize, sequences: &[u64], epoch: u32) {
     let (earlier, new) = splits.split_at_mut(there.min(splits.len()));
     let (mut train, mut held) = (0, BTreeMap::<String, u64>::new());
@@ -96,20 +99,20 @@ fn stand(splits: &mut [SplitRecord], there: usize, sequences: &[u64], epoch: u32
         }
         split.place = Some(place);
     }
-    // the epochs before it went over all of train
+    // each earlier epoch went over all of train
     let before = if is_first { u64::from(epoch).saturating_mul(train) } else { 0 };
     for place in new.iter_mut().filter_map(|split| split.place.as_mut()) {
         place.first = place.first.saturating_add(before);
     }
 }
 
-/// Sequences of `train` that the places were planned for.
+/// Number of sequences of `train` that were planned.
 fn planned_of_train(splits: &[SplitRecord]) -> Option<u64> {
     let train = splits.iter().filter(|split| split.dataset_split == TRAIN);
     train.map(|split| split.place.map(|place| place.sequences)).sum()
 }
 
-/// What `plan` says of a schedule: the sequences of `train`, ρ of the first and of the last one, and what is wrong with it.
+/// What `plan` reports of a schedule: the sequences of `train`, ρ of the first and the last one, and a warning.
 pub(crate) fn outlook(spec: &JobSpec, splits: &[SplitRecord]) -> Option<(u64, [u32; 2], Option<String>)> {
     let schedule = schedule(spec)?;
     let sequences = planned_of_train(splits)?;
@@ -136,7 +139,7 @@ fn misjudged(rows: u64, are: String) -> String {
     )
 }
 
-/// What is to be told of the schedule of a data set: what it was planned for is far from what is there.
+/// A warning if the planned number of sequences is far from the actual one.
 pub(crate) fn told(manifest: &Manifest) -> Option<String> {
     let schedule = schedule(&manifest.job)?;
     let train: Vec<_> = manifest.shards.iter().filter(|shard| shard.dataset_split == TRAIN).collect();
@@ -144,7 +147,7 @@ pub(crate) fn told(manifest: &Manifest) -> Option<String> {
     if let Some(guess) = schedule.sequences_per_split {
         let average = rows as f64 / train.len().max(1) as f64;
         let most = train.iter().map(|shard| shard.rows).max().unwrap_or(0);
-        // one row more, and the next split begins before it
+        // with one row more than guessed, the next split starts before the end of this one
         return (most > guess || far(guess as f64, average))
             .then(|| misjudged(guess, format!("they have {average:.0} on average, {most} at most")));
     }
@@ -194,7 +197,7 @@ mod tests {
 
     const WRAP: &str = "pack: {length: 1024, boundary: none}\n";
 
-    /// OpenWebText as the paper's job reads it: 39.8 GB of text, splits of about 240 MB.
+    /// OpenWebText as the paper's job reads it: 39.8 GB of text in splits of about 240 MB.
     #[test]
     fn the_papers_job_shuffles_in_its_first_epoch() {
         let spec = spec("", WRAP);
@@ -203,7 +206,8 @@ mod tests {
         let (sequences, rho, wrong) = outlook(&spec, &all).unwrap();
         assert!((9_000_000..9_500_000).contains(&sequences), "{sequences}");
         assert_eq!((rho, wrong), ([0, 8], None));
-        // what it said before: no sequence of an epoch came to where shuffling begins, and that is told
+        // with the job's earlier guess, no sequence of an epoch reaches the start of shuffling; the outlook warns about
+        // it
         let guessed = self::spec(", sequences_per_split: 20000", WRAP);
         let (_, rho, wrong) = outlook(&guessed, &all).unwrap();
         assert_eq!(rho, [0, 0]);
@@ -222,7 +226,7 @@ mod tests {
         planned(&spec, &mut all, 5, &[50.0, 10.0, 10.0]);
         assert_eq!(firsts(&all), [0, 10, 14, 16, 14, 14, 24, 19]);
         assert_eq!(all[..5], was);
-        // ρ never falls back, however many rows a split has
+        // ρ never decreases, however many rows a split has
         let place = all[0].place.unwrap();
         assert_eq!([0, 9, 10, 5000].map(|row| place.of_row(row)), [0, 9, 9, 9]);
     }

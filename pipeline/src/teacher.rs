@@ -1,13 +1,13 @@
-//! The teacher of a job: in which arithmetic, what that costs, and on which devices.
+//! Loads the teacher of a job: chooses its arithmetic, measures the arithmetic's cost, and places it on devices.
 //!
 //! ```text
 //!   dtype named                     ─► load on every device
-//!   dtype auto, or a bound on KL    ─► first tokens of the input ─► f32, then each candidate: how fast, how far from f32
-//!                                   ─► noted in the plan ─► load on every device
-//!   GPUs                            ─► tokens of a pass that all of them have room for ─► noted in the plan
+//!   dtype auto, or a bound on KL    ─► first tokens of the input ─► f32, then each candidate: speed, and distance from f32
+//!                                   ─► stored in the plan ─► load on every device
+//!   GPUs                            ─► tokens per pass that fit on all of them ─► stored in the plan
 //! ```
 //!
-//! What was chosen stands in the plan, so that a run that goes on computes as the one before it, and in the manifest, so that a check does.
+//! The plan stores the choice, so that a resumed run computes in the same way. The manifest stores it for `verify`.
 
 use std::sync::Arc;
 
@@ -27,13 +27,14 @@ use crate::job::query_input;
 use crate::job::{Prepared, PreparedTeacher, chain};
 use crate::source::{InputFile, Listing, SplitReader};
 
-/// `auto` takes no arithmetic that changes a log-probability of the probe by more, nat.
+/// Largest change of a log-probability on the probe text that `auto` accepts, in nat.
 const MOST_CHANGE: f64 = 1e-2;
-/// `auto` leaves f32 only for what is this much faster: two measurements of one machine should choose alike.
+/// `auto` leaves f32 only for a type that is faster by this factor, so that two measurements on one machine choose
+/// alike.
 const WORTH_IT: f64 = 1.2;
-/// Splits that are searched for text to measure on.
+/// Maximum number of splits searched for text to measure on.
 const MOST_SPLITS: usize = 16;
-/// Bytes of a document that are looked at.
+/// Maximum bytes of a document used for measuring.
 const MOST_OF_A_DOCUMENT: usize = 1 << 16;
 
 /// The input of a job, as its splits read it.
@@ -43,21 +44,21 @@ pub(crate) struct JobInput<'a> {
     pub files: &'a [InputFile],
 }
 
-/// A job's teacher on its devices.
+/// A job's teacher, loaded on its devices.
 #[derive(Default)]
 pub(crate) struct Loaded {
-    /// One for each device, none in a job without a teacher.
+    /// One teacher per device; empty in a job without a teacher.
     pub teachers: Vec<Arc<dyn Teacher>>,
-    /// What all of them compute in.
+    /// The arithmetic of all of them.
     pub arithmetic: Option<TeacherArithmetic>,
 }
 
-/// An arithmetic that is decided, and by whom.
+/// An arithmetic that is already decided, and its origin.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Decided<'a> {
-    /// By the splits that are done.
+    /// Decided by the finished splits.
     ByShards(&'a TeacherArithmetic),
-    /// By the run that this process works for.
+    /// Decided by the run for which this process works.
     ByRun(&'a TeacherArithmetic),
 }
 
@@ -68,7 +69,7 @@ impl<'a> Decided<'a> {
         }
     }
 
-    /// The error of a machine that computes otherwise.
+    /// The error of a machine with another arithmetic.
     fn refuses(self, here: &str) -> PipelineError {
         let decided = &self.arithmetic().arithmetic;
         let (was, is) = match self {
@@ -86,19 +87,20 @@ impl<'a> Decided<'a> {
         let error = PipelineError::new(ErrorKind::Model, format!("{message}; valid: {valid}"));
         match self {
             Self::ByShards(_) => error,
-            // another executor's may be the same
+            // another executor may compute like the run
             Self::ByRun(_) => error.of_place(),
         }
     }
 }
 
-/// Loads the teacher onto every device that the job names, in the arithmetic that is decided where one is. When every split is
-/// done only its description is needed, and loading gives that too.
+/// Loads the teacher onto every device that the job names, in the decided arithmetic if there is one. If every split is
+/// finished only the teacher's description is needed; loading provides that too.
 ///
-/// Cost: where the arithmetic has to be measured, the teacher is loaded once more in f32 and in each candidate, one after the other.
+/// Cost: to measure the arithmetic, this loads the teacher once more in f32 and in each candidate, one after the other.
 ///
 /// # Errors
-/// When its files or a device cannot be had, when devices or runs differ in their arithmetic, when a type costs more than the job allows.
+/// If the teacher's files or a device are unavailable, devices or runs differ in their arithmetic, or a type costs more
+/// than the job allows.
 pub(crate) fn load_all(
     prepared: &Prepared,
     input: JobInput<'_>,
@@ -124,7 +126,7 @@ pub(crate) fn load_all(
         && devices.iter().all(|device| device.is_cpu())
         && let Some(precision) = precision(dtype)
     {
-        // headers tell it: an executor that is none for this job does not load the teacher, now and whenever it looks again
+        // the file headers suffice: an unsuitable executor does not load the teacher, now or when it tries again
         let here = stillhouse_teacher::arithmetic_on_cpu(&found.path, precision, &spec.ignore_tensors)
             .map_err(teacher_error)?;
         if here != decided.arithmetic().arithmetic {
@@ -136,15 +138,15 @@ pub(crate) fn load_all(
     }
     let of_run = matches!(decided, Some(Decided::ByRun(_)));
     let loading = TeacherLoader { path: &found.path, spec, dtype, length, extraction: extraction(prepared)?, of_run };
-    // where nothing is left to make, what it was made with binds nobody
+    // if nothing is left to build, the earlier pass size does not matter
     let before = decided.filter(|_| pending).and_then(|decided| decided.arithmetic().pass_tokens);
     let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
     let mut teachers = devices.iter().map(|d| loading.load(d, before)).collect::<Result<Vec<_>>>()?;
     let least = teachers.iter().map(|teacher| teacher.pass_tokens()).min().unwrap_or(usize::MAX);
     for (at, device) in devices.iter().enumerate() {
-        // the bytes of a split must not depend on which device has more room
+        // the bytes of a split must not depend on which device has more memory
         if teachers[at].pass_tokens() > least {
-            // before it is loaded again
+            // free the memory before loading again
             drop(teachers.remove(at));
             teachers.insert(at, loading.load(device, Some(least as u64))?);
         }
@@ -152,7 +154,7 @@ pub(crate) fn load_all(
     for message in teachers.iter().filter_map(|teacher| teacher.warning()) {
         observer.event(&Event::Warning { message: format!("teacher: {message}") });
     }
-    // else the bytes of a split would depend on the device that it came to
+    // otherwise the bytes of a split would depend on its device
     let mut infos = teachers.iter().map(|teacher| teacher.info());
     let first = infos.next().map_or("", |info| &info.arithmetic);
     if let Some(other) = infos.find(|info| info.arithmetic != first) {
@@ -166,7 +168,7 @@ pub(crate) fn load_all(
         return Err(other.refuses(first));
     }
     let arithmetic = match decided.map(Decided::arithmetic) {
-        // all of it was made by others, perhaps on another machine
+        // others built all of it, perhaps on another machine
         Some(earlier) if !pending => earlier.clone(),
         _ => {
             let pass_tokens = (least != usize::MAX).then_some(least as u64);
@@ -176,14 +178,14 @@ pub(crate) fn load_all(
     Ok(Loaded { teachers, arithmetic: Some(arithmetic) })
 }
 
-/// What a job has made of its teacher's logits, where it asks for anything.
+/// What a job extracts from its teacher's logits, if anything.
 fn extraction(prepared: &Prepared) -> Result<Option<Extraction>> {
     let config = prepared.operators.iter().find_map(|operator| operator.config::<ExtractConfig>());
     let invalid = |e: OperatorError| PipelineError::new(ErrorKind::Usage, format!("extract: {}", chain(&e)));
     config.map(|config| config.extraction().map_err(invalid)).transpose()
 }
 
-/// The types that `auto` chooses from: those that a device computes faster than f32.
+/// The types from which `auto` chooses: those that a device computes faster than f32.
 fn candidates(on_cpu: bool) -> Vec<Dtype> {
     let all = [Dtype::Bf16x3, Dtype::F16, Dtype::Bf16];
     let fast = |dtype: &Dtype| match on_cpu {
@@ -193,7 +195,7 @@ fn candidates(on_cpu: bool) -> Vec<Dtype> {
     all.into_iter().filter(fast).collect()
 }
 
-/// Measures what a job leaves to be measured.
+/// Measures what a job leaves open.
 struct Probe<'a> {
     prepared: &'a Prepared,
     found: &'a PreparedTeacher,
@@ -224,7 +226,7 @@ impl Probe<'_> {
         self.fastest(&reference, slowest, on_cpu)
     }
 
-    /// The type that the job names, if it costs no more than the job allows.
+    /// The dtype that the job names, if it costs no more than the job allows.
     fn bounded(&self, reference: &Reference) -> Result<(Dtype, Option<ArithmeticCost>)> {
         let dtype = self.spec.dtype;
         let cost = self.cost(reference, self.load(dtype)?.as_ref())?;
@@ -283,7 +285,7 @@ impl Probe<'_> {
         Ok(seconds)
     }
 
-    /// The first tokens of the input, each sequence after a BOS.
+    /// The first tokens of the input, each sequence preceded by BOS.
     fn text(&self) -> Result<Text> {
         self.tell("reading the first documents".into());
         let listing = Listing::new(Arc::new(self.input.files.to_vec()));

@@ -1,4 +1,5 @@
-//! The walk-through of CONTRIBUTING.md: its file is compiled here, runs in a job, and everything that is promised there follows from it.
+//! Tests the walk-through of CONTRIBUTING.md: compiles its file, runs the operator in a job, and checks everything that
+//! the page promises.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by it")]
 
@@ -32,7 +33,7 @@ mod lengths;
 const FILE: &str = include_str!("walkthrough/lengths.rs");
 const PAGE: &str = include_str!("../../CONTRIBUTING.md");
 
-/// A process installs once.
+/// Installs the operators, which a process can do only once.
 fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -41,7 +42,7 @@ fn install() {
     });
 }
 
-/// A job over two lines; `section` is what it has beside.
+/// A job over two lines of text, with an additional section.
 fn job_text(folder: &Path, section: &str) -> String {
     let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/teacher-nano-gpt2");
     fs::write(
@@ -117,7 +118,7 @@ async fn an_operator_of_one_file_and_one_line() {
     assert_eq!((stored.len(), stored.value(1)), (2, 12));
     assert!(stored.value(0) < 12);
 
-    // what follows from it
+    // what the page promises
     let card = fs::read_to_string(scratch.path().join("out/README.md")).unwrap();
     assert!(card.contains("| `length` | int32 |  | number of tokens of the sequence, padding not counted |"), "{card}");
     assert!(card.contains("| Sequences of less than half the longest length | 0 |"), "{card}");

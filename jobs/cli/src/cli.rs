@@ -1,4 +1,4 @@
-//! The command line: verbs, their exit codes, and errors in words or as JSON.
+//! The command line: verbs, exit codes, and errors as text or JSON.
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -93,7 +93,7 @@ impl Verb {
         }
     }
 
-    /// What log lines look like, and which are written where nobody says.
+    /// Format of log lines, and the default log level.
     fn log(&self, terminal: bool) -> (serve::LogFormat, &'static str) {
         match self {
             Self::Serve(args) if !args.check => {
@@ -107,7 +107,7 @@ impl Verb {
         }
     }
 
-    /// Whether the verb neither reads data sets nor starts workers, and so needs little memory.
+    /// Whether the verb needs little memory, because it neither reads data sets nor starts workers.
     fn is_light(&self) -> bool {
         matches!(self, Self::Submit(_) | Self::Jobs(_) | Self::Token(_) | Self::Schema(_) | Self::Completions(_))
     }
@@ -138,26 +138,26 @@ impl Verb {
     }
 }
 
-/// Why a verb did not end with exit code 0.
+/// Why a verb ended with another exit code than 0.
 #[derive(Debug)]
 pub enum Failure {
-    /// The pipeline failed; the file that it was about, where one is to be named.
+    /// The pipeline failed; the file to name, if any.
     Pipeline(PipelineError, Option<String>),
-    /// How the program was called.
+    /// Wrong usage of the program.
     Usage(String),
-    /// A job file with problems that a service found.
+    /// A job file in which a service found problems.
     JobFile(String, Problems),
-    /// A configuration of the service with problems.
+    /// A service configuration with problems.
     Configuration(String, Problems),
-    /// A configuration with problems, told already.
+    /// A configuration with problems that were already reported.
     WrongConfiguration,
-    /// Something is wrong, and it is told already or there is nobody to tell.
+    /// A failure that was already reported, or that nobody can read.
     Reported,
-    /// Stdout could not be written.
+    /// Writing to stdout failed.
     Stdout(io::Error),
-    /// This machine did not give what the program needs.
+    /// The system denied a resource that the program needs.
     System(String),
-    /// Ctrl-C or SIGTERM, and how to go on.
+    /// Ctrl-C or SIGTERM, and how to resume.
     Interrupted(StopSignal, String),
 }
 
@@ -174,7 +174,7 @@ impl From<io::Error> for Failure {
 }
 
 impl Failure {
-    /// An error of a job; the file is named where it is the file that has the problems.
+    /// An error of a job. Names the file if the problems are in the file.
     pub fn of_job(error: PipelineError, file: &str) -> Self {
         let about = error.problems.is_some().then(|| file.to_owned());
         Self::Pipeline(error, about)
@@ -222,13 +222,13 @@ impl Failure {
 fn print(message: &str, problems: &serde_json::Value, json: bool, printer: &Printer) {
     if json {
         let first = message.lines().next().unwrap_or_default();
-        // A script that has closed its end has no use for the error either.
+        // ignore a failure: a script that closed its end does not read the error either
         let _ = printer.json_line(&json!({ "error": first, "problems": problems }));
     }
     printer.error(message);
 }
 
-/// Reads the command line and runs the verb.
+/// Parses the command line and runs the verb.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

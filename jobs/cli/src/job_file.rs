@@ -1,4 +1,4 @@
-//! The job file that a verb is given: a path, or `-` for what comes on stdin.
+//! The job file given to a verb: a path, or `-` for stdin.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
@@ -15,30 +15,31 @@ use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 
-/// Largest job file, far above what one can hold: a device or a data set named by mistake does not fill the memory.
+/// Maximum size of a job file, in bytes, far above any real one. Keeps a device or data set named by mistake from
+/// filling the memory.
 const LARGEST: u64 = 64 << 20;
 
-/// Name of the job file that comes on stdin.
+/// Name that means stdin.
 const STDIN: &str = "-";
 
-/// A job file that was read and not looked into.
+/// A job file that was read but not parsed.
 pub struct JobFile {
-    /// As it is told in errors.
+    /// Name in error messages.
     pub name: String,
-    /// Its text.
+    /// Content of the file.
     pub text: String,
-    /// Whether its name says that it is JSON.
+    /// Whether the extension is `.json`.
     pub json: bool,
-    /// What its relative paths are relative to.
+    /// Folder of its relative paths.
     pub folder: PathBuf,
-    /// Where it lies, where it has not come on stdin.
+    /// Path of the file; `None` for stdin.
     path: Option<PathBuf>,
-    /// The scheduler of a cluster, where the command line names one: in place of the job's own engine.
+    /// Scheduler from the command line, which replaces the job's engine.
     scheduler: Option<String>,
 }
 
 impl JobFile {
-    /// Reads it. Relative paths in what comes on stdin are relative to the current folder.
+    /// Reads the file. Relative paths in a job from stdin are relative to the current folder.
     pub fn read(path: &Path, printer: &Printer) -> Result<Self, Failure> {
         let is_stdin = path == Path::new(STDIN);
         let name = if is_stdin { "stdin".to_owned() } else { path.display().to_string() };
@@ -69,12 +70,12 @@ impl JobFile {
         Ok(Self { text, json, folder: folder.unwrap_or(Path::new(".")).to_path_buf(), name, path, scheduler: None })
     }
 
-    /// The same job, made on this cluster.
+    /// The same job, run on the cluster of this scheduler.
     pub fn on_cluster(self, scheduler: Option<&str>) -> Self {
         Self { scheduler: scheduler.map(str::to_owned).or(self.scheduler), ..self }
     }
 
-    /// Checks it with everything that it names, as a person's own job.
+    /// Checks the job and everything that it names, with the access of a person's own job.
     pub fn prepare(&self, observer: &dyn Observer) -> Result<Prepared, Failure> {
         let format = job_format();
         let mut parsed = if self.json { format.parse_json(&self.text) } else { format.parse(&self.text) };
@@ -88,7 +89,7 @@ impl JobFile {
         Ok(prepared)
     }
 
-    /// An error of the job.
+    /// Turns an error of the job into a failure.
     pub fn failure(&self, error: PipelineError) -> Failure {
         Failure::of_job(error, &self.name)
     }

@@ -1,4 +1,4 @@
-//! The `stillhouse` binary: reads the command line, runs a verb, gives its exit code.
+//! The `stillhouse` binary: parses the command line, runs a verb and returns its exit code.
 
 mod address_space;
 mod cli;
@@ -12,7 +12,8 @@ mod verbs;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // of every verb, and of the workers that inherit it: an error names the file, a signal nothing
+    // for every verb and the workers that inherit it: a write beyond the limit becomes an error that names the file,
+    // not a signal
     stillhouse_service::process::survive_file_limits();
     #[cfg(feature = "distributed")]
     stillhouse_pipeline::driver::add_cluster(stillhouse_cluster::connect);

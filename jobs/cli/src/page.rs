@@ -1,32 +1,32 @@
-//! Text for a terminal, in tones. What a corpus or a file name put into it can never act on the terminal.
+//! Styled text for a terminal. Text from a corpus or a file name can never control the terminal.
 //!
 //! ```text
 //!   Page = lines;  Line = spans;  Span = (tone, text)
-//!                                          └─ control and format characters escaped where a span is made
+//!                                          └─ control and format characters are escaped when a span is created
 //! ```
 //!
-//! Colours exist only as [`Tone`]s until the printer writes them, so an escape sequence in a document is
-//! printed as `\u{1b}` whatever the renderer does with it. Widths are in terminal cells.
+//! Colours exist only as [`Tone`]s until the printer writes them. So an escape sequence in a document always prints as
+//! `\u{1b}`. Widths are in terminal cells.
 
 use anstyle::{AnsiColor, RgbColor, Style};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::table::Table;
 
-/// What a piece of text is, and so how it is coloured.
+/// The meaning of a piece of text, which decides its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
-    /// As it stands.
+    /// Unstyled.
     Plain,
     /// Headings and results.
     Strong,
-    /// Labels, units, what matters less.
+    /// Labels, units and other secondary text.
     Dim,
     /// Done, passed.
     Good,
     /// Errors and faults.
     Bad,
-    /// What stands out of a list.
+    /// Items that stand out in a list.
     Accent,
     /// Tokens of group 0.
     GroupZero,
@@ -34,7 +34,7 @@ pub enum Tone {
     GroupOne,
     /// Bars of charts.
     Bar,
-    /// A half block: the pixel above, and the one below where there is one.
+    /// A half block: the RGB colour of the upper pixel, and of the lower one if there is one.
     Pixels([u8; 3], Option<[u8; 3]>),
 }
 
@@ -65,7 +65,7 @@ struct Span {
     text: String,
 }
 
-/// One line of text in tones.
+/// A line of styled text.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Line(Vec<Span>);
 
@@ -74,19 +74,19 @@ impl Line {
         Self::default()
     }
 
-    /// Text without a tone.
+    /// A line of unstyled text.
     pub fn plain(text: impl AsRef<str>) -> Self {
         Self::new().with(Tone::Plain, text)
     }
 
-    /// Adds text.
+    /// Returns the line with more text.
     #[must_use]
     pub fn with(mut self, tone: Tone, text: impl AsRef<str>) -> Self {
         self.push(tone, text);
         self
     }
 
-    /// Adds text, escaped.
+    /// Appends text and escapes it.
     pub fn push(&mut self, tone: Tone, text: impl AsRef<str>) {
         let text = escaped(text.as_ref());
         match self.0.last_mut() {
@@ -95,17 +95,17 @@ impl Line {
         }
     }
 
-    /// Adds another line's text.
+    /// Appends another line's text.
     pub fn append(&mut self, other: Line) {
         self.0.extend(other.0);
     }
 
-    /// Cells that it takes.
+    /// Width in terminal cells.
     pub fn width(&self) -> usize {
         self.0.iter().map(|s| s.text.width()).sum()
     }
 
-    /// At most `cells` wide; what is cut off ends in `…`.
+    /// Cuts the line to at most `cells` cells; a cut line ends in `…`.
     #[must_use]
     pub fn cut(self, cells: usize) -> Self {
         if self.width() <= cells {
@@ -173,18 +173,18 @@ impl Page {
         self.line(Line::new().with(Tone::Strong, text));
     }
 
-    /// Adds a table, as wide as the view allows.
+    /// Adds a table. On a terminal, cuts it to the view's width.
     pub fn table(&mut self, table: Table, view: View) {
         let cells = if view.terminal { view.width } else { usize::MAX };
         self.0.extend(table.lines(cells));
     }
 
-    /// Adds a table of names and values. Values are never cut: paths and descriptions matter to their end.
+    /// Adds a table of names and values. Never cuts values: paths and descriptions matter to their end.
     pub fn facts(&mut self, table: Table) {
         self.0.extend(table.lines(usize::MAX));
     }
 
-    /// The text, with colours or without; spaces at the ends of lines are left out.
+    /// Renders the text with or without colours, without spaces at line ends.
     pub fn render(&self, colour: bool) -> String {
         let mut out = String::new();
         for line in &self.0 {
@@ -196,19 +196,19 @@ impl Page {
     }
 }
 
-/// What a page may take up, and how it will be shown.
+/// Size and capabilities of the place where a page is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
     /// Cells per line of running text.
     pub width: usize,
-    /// Whether a terminal shows it: tables are then cut at `width`. A file or a pipe gets them whole.
+    /// Whether a terminal shows the page, so that tables are cut at `width`. Files and pipes get whole tables.
     pub terminal: bool,
-    /// Whether tones are shown as colours; without, what they say must be in the text.
+    /// Whether tones are shown as colours. If not, the text itself must carry their meaning.
     pub colour: bool,
 }
 
-/// Text whose every character is shown: control characters, escapes, and what changes the direction of text
-/// stand as `\n`, `\u{1b}`, `\u{202e}`.
+/// Makes every character visible: control characters, escapes, and characters that change the direction of text become
+/// `\n`, `\u{1b}`, `\u{202e}`.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -217,7 +217,7 @@ pub fn escaped(text: &str) -> String {
     out
 }
 
-/// A token as text between quotes, where a space or a quote is part of it.
+/// A token in quotes, which shows its spaces and quotes.
 pub fn quoted(text: &str) -> String {
     format!("{text:?}")
 }
@@ -226,7 +226,8 @@ fn shows(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();
     }
-    // `str::escape_debug` knows what can be shown, and lets combining marks stand after another character.
+    // `str::escape_debug` knows which characters are printable, and accepts combining marks only after another
+    // character
     let mut buffer = [b'a'; 5];
     let end = 1 + c.encode_utf8(&mut buffer[1..]).len();
     std::str::from_utf8(&buffer[..end]).is_ok_and(|s| s.escape_debug().nth(1) == Some(c))

@@ -1,8 +1,8 @@
-//! The one way to stdout and stderr.
+//! All output to stdout and stderr.
 //!
 //! ```text
 //!   results, JSON   ─► stdout      a closed pipe is an error that ends the program quietly
-//!   errors, logs    ─► stderr      progress bars are drawn there too, and stand aside while anything is written
+//!   errors, logs    ─► stderr      progress bars are drawn there too, and are hidden while anything is written
 //! ```
 
 use std::fmt;
@@ -28,12 +28,12 @@ pub enum Color {
     Never,
 }
 
-/// Widest that a page gets: longer lines are hard to read.
+/// Maximum width of a page: longer lines are hard to read.
 const WIDEST: usize = 140;
-/// Width where there is no terminal to ask.
+/// Width without a terminal.
 const WIDTH: usize = 100;
 
-/// Writes pages, JSON and errors; keeps bars and text apart.
+/// Writes pages, JSON and errors, and keeps them from mixing with progress bars.
 pub struct Printer {
     out: Mutex<Stream>,
     err: Mutex<Stream>,
@@ -49,7 +49,7 @@ struct Stream {
 }
 
 impl Printer {
-    /// The printer of this process.
+    /// Creates the printer of this process.
     pub fn new(color: Color) -> Self {
         let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
         let dumb = variable("TERM").is_some_and(|t| t == "dumb");
@@ -71,20 +71,20 @@ impl Printer {
         }
     }
 
-    /// A printer into memory.
+    /// Creates a printer that writes to memory.
     #[cfg(test)]
     pub fn into(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>) -> Self {
         let stream = |to| Mutex::new(Stream { to, colour: false });
         Self { out: stream(out), err: stream(err), width: WIDTH, terminal: false, bars: None, closed: Notify::new() }
     }
 
-    /// What a page on stdout may take up.
+    /// Size and capabilities of stdout for a page.
     pub fn view(&self) -> View {
         let colour = self.out.lock().unwrap_or_else(PoisonError::into_inner).colour;
         View { width: self.width.clamp(40, WIDEST), terminal: self.terminal, colour }
     }
 
-    /// Where progress bars are drawn; `None` where stderr is not a terminal.
+    /// The progress bars; `None` if stderr is not a terminal.
     pub fn bars(&self) -> Option<&MultiProgress> {
         self.bars.as_ref()
     }
@@ -94,7 +94,7 @@ impl Printer {
         self.err.lock().unwrap_or_else(PoisonError::into_inner).colour
     }
 
-    /// Ends when stdout was found closed.
+    /// Completes when stdout is found closed.
     pub async fn closed(&self) {
         self.closed.notified().await;
     }
@@ -104,12 +104,12 @@ impl Printer {
         self.write(&self.out, |colour| page.render(colour))
     }
 
-    /// Writes text of our own to stdout as it stands: help, completion scripts.
+    /// Writes our own text to stdout unescaped: help, completion scripts.
     pub fn text(&self, text: &str) -> io::Result<()> {
         self.write(&self.out, |_| text.to_owned())
     }
 
-    /// Writes help that clap made, with its colours or without.
+    /// Writes clap's help with or without colours.
     pub fn help(&self, error: &clap::Error) -> io::Result<()> {
         let to = if error.use_stderr() { &self.err } else { &self.out };
         self.write(to, |colour| match colour {
@@ -130,12 +130,12 @@ impl Printer {
         self.write(&self.out, |_| ascii_controls(&text) + "\n")
     }
 
-    /// Writes lines to stderr. A stderr that is gone is nobody's to tell.
+    /// Writes lines to stderr. Ignores a closed stderr, since no other place could report it.
     pub fn note(&self, page: &Page) {
         let _ = self.write(&self.err, |colour| page.render(colour));
     }
 
-    /// Writes `error: …` to stderr, further lines as they are.
+    /// Writes `error: …` to stderr, then further lines unchanged.
     pub fn error(&self, message: impl fmt::Display) {
         let message = message.to_string();
         let mut page = Page::new();
@@ -169,8 +169,8 @@ impl Printer {
     }
 }
 
-/// JSON in which the control characters that serde leaves as they are (DEL, C1) and those that turn text round
-/// are escaped: xterm takes U+009B for the start of a command.
+/// Escapes the control characters that serde leaves in JSON (DEL, C1), and characters that change the direction of
+/// text. xterm takes U+009B as the start of a command.
 fn ascii_controls(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -190,7 +190,7 @@ pub mod tests {
 
     use super::*;
 
-    /// Bytes that a printer wrote.
+    /// The bytes that a printer wrote.
     #[derive(Clone, Default)]
     pub struct Captured(Arc<Mutex<Vec<u8>>>);
 

@@ -1,15 +1,15 @@
-//! Tables: columns as wide as they must be, the widest ones cut where the terminal is too narrow.
+//! Tables. Columns get the width that they need; if the terminal is too narrow, the widest are cut.
 
 use crate::page::{Line, Tone};
 
-/// Where a column's text stands.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     Left,
     Right,
 }
 
-/// A table with an indent and, where it has one, a header line.
+/// A table with an indent and an optional header.
 #[derive(Debug, Clone)]
 pub struct Table {
     aligns: Vec<Align>,
@@ -21,7 +21,7 @@ const GAP: usize = 2;
 const NARROWEST: usize = 8;
 
 impl Table {
-    /// A table whose columns stand as told: `l` left, `r` right.
+    /// Creates a table. `columns` has one letter per column: `l` left, `r` right.
     pub fn new(columns: &str) -> Self {
         let aligns = columns.chars().map(|c| if c == 'r' { Align::Right } else { Align::Left }).collect();
         Self { aligns, rows: Vec::new(), indent: 2 }
@@ -34,7 +34,7 @@ impl Table {
         self
     }
 
-    /// Sets the spaces before each line.
+    /// Sets the number of spaces before each line.
     #[must_use]
     pub fn indent(mut self, cells: usize) -> Self {
         self.indent = cells;
@@ -51,7 +51,7 @@ impl Table {
         self.row(cells.into_iter().map(Line::plain));
     }
 
-    /// The table as lines of at most `width` cells.
+    /// Renders the table as lines of at most `width` cells.
     pub fn lines(self, width: usize) -> Vec<Line> {
         let widths = self.widths(width);
         let mut lines = Vec::with_capacity(self.rows.len());

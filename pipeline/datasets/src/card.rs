@@ -1,6 +1,6 @@
-//! The data set card, `README.md`: what the data set is, for somebody who has nothing but the folder.
+//! The data set card, `README.md`: describes the data set to a reader who has only the folder.
 //!
-//! The front matter is what the Hugging Face hub reads; the rest is for people. All of it comes from the manifest.
+//! The Hugging Face hub reads the front matter; people read the rest. Everything comes from the manifest.
 
 use std::fmt::Write as _;
 
@@ -10,14 +10,14 @@ use stillhouse_operators::subtokens::{FILTER_TABLE, PERMUTATION};
 use stillhouse_schemas::manifest::{Manifest, Statistic, Totals};
 use stillhouse_schemas::spec::{Noise, NoiseCodec, Sequential};
 
-/// How the noise of one token is made again with numpy alone.
+/// Python code in the card that replays the noise of one token with numpy alone.
 const REPLAY: &str = include_str!("card_replay.py");
 
-/// What the last line begins with: a comment, which a page does not show, with the checksum of all lines above it.
+/// Start of the last line: an HTML comment, invisible on the rendered page, with the checksum of all lines above it.
 const SUM: &str = "<!-- sha256 of this card above this line: ";
 const AFTER_SUM: &str = " (write below it; remove it after an edit above it) -->";
 
-/// The card of a data set.
+/// Renders the card of a data set.
 pub fn card(manifest: &Manifest) -> String {
     let mut text = body(manifest);
     let sum = hex::encode(Sha256::digest(&text));
@@ -25,16 +25,17 @@ pub fn card(manifest: &Manifest) -> String {
     text
 }
 
-/// What is wrong with a card.
+/// A problem with a card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CardFault {
-    /// Nobody can have meant it: it is empty, or no text.
+    /// Empty or not text, which no edit can have intended.
     Damaged(&'static str),
-    /// It is not as it was written: somebody edited it, or it is damaged.
+    /// Differs from what was written: edited or damaged.
     Changed(String),
 }
 
-/// What is wrong with a card; people may write into it, below the checksum or without one. Cards of older versions have none.
+/// Checks a card. People may write below the checksum or remove it. Cards of older versions have no checksum, which is
+/// no fault.
 pub fn fault(card: &[u8]) -> Option<CardFault> {
     let text = match std::str::from_utf8(card) {
         Ok("") => return Some(CardFault::Damaged("is missing or empty")),
@@ -79,7 +80,7 @@ fn license(manifest: &Manifest) -> Option<&str> {
 fn front_matter(manifest: &Manifest) -> String {
     let mut text = String::from("---\n");
     if let Some(license) = license(manifest) {
-        // the hub knows SPDX's names in small letters
+        // the hub expects SPDX identifiers in lower case
         let _ = writeln!(text, "license: {}", license.to_lowercase());
     }
     text += match manifest.job.input.is_rows() {
@@ -205,7 +206,7 @@ fn how_it_was_made(manifest: &Manifest, text: &mut String) {
     let _ = writeln!(text, "- Job: hash `{}`; every setting is in `manifest.json` under `job`\n", manifest.job_hash);
 }
 
-/// How the tokens of written text were chosen, and what that makes of them.
+/// Describes how the teacher sampled the tokens of written text, and what distribution they have.
 fn sampled(written: &Sequential, seed: u64) -> String {
     let noise = format!("ξ = −ln e of the seed {seed}, of which nothing is stored");
     if written.is_plain() {
@@ -279,13 +280,13 @@ fn columns(manifest: &Manifest, text: &mut String) {
     text.push('\n');
 }
 
-/// The type of the values of a column, whatever lists they are in.
+/// The element type of a column, inside any lists.
 fn dtype(data_type: &str) -> &str {
     let item = data_type.rsplit_once('<').map_or(data_type, |(_, item)| item);
     item.split_once('>').map_or(item, |(item, _)| item)
 }
 
-/// What a column holds, in words; nothing for one of an operator that this program does not have.
+/// Description of a column; empty if no operator of this program declares it.
 fn meaning(column: &str) -> &'static str {
     registry::columns().find(|c| c.name == column).map_or("", |c| c.meaning)
 }
@@ -326,7 +327,7 @@ fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// A number with its thousands apart.
+/// Formats a number with thousands separators.
 fn counted(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
@@ -339,13 +340,13 @@ fn counted(n: u64) -> String {
     text
 }
 
-/// A name from a job or a tokenizer as code: nothing in it ends the line or the code.
+/// Formats a name from a job or a tokenizer as inline code. Replaces characters that could end the line or the code.
 fn code(name: &str) -> String {
     let plain: String = name.chars().map(|c| if c.is_control() || c == '`' { '\u{fffd}' } else { c }).collect();
     format!("`{plain}`")
 }
 
-/// Text for a cell of a table.
+/// Escapes text for a table cell.
 fn cell(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().replace('|', "\\|")
 }
@@ -412,7 +413,7 @@ mod tests {
         insta::assert_snapshot!(card.replace(REPLAY, "(card_replay.py)\n"));
     }
 
-    /// Text of a truncated teacher is marked as what it is.
+    /// The card of text by a truncated teacher states the truncation.
     #[test]
     fn a_card_says_how_text_was_written() {
         let line = |written: serde_json::Value| {

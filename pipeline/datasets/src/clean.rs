@@ -1,4 +1,4 @@
-//! `clean`: what a run or an export that died left behind, and nothing that anybody still needs.
+//! `clean`: removes what an interrupted run or export left behind.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -7,21 +7,21 @@ use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::Observer;
 use stillhouse_output::Output;
 
-/// What was taken away, or would be.
+/// What was removed, or would be in a dry run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cleaned {
-    /// Files whose uploads were begun and not ended, by the name that they would have got.
+    /// Final names of files whose uploads did not finish.
     pub uploads: Vec<String>,
     /// Staged files and probes.
     pub files: Vec<String>,
-    /// False where the store cannot list unfinished uploads.
+    /// Whether the store can list unfinished uploads.
     pub lists_uploads: bool,
 }
 
-/// Takes away unfinished uploads, staged files and probes of a data set, finished or not.
+/// Removes unfinished uploads, staged files and probes of a finished or unfinished data set.
 ///
 /// # Errors
-/// When a run is at work there, when there is no data set, when the store fails.
+/// If a run is active in the folder, there is no data set, or the store fails.
 pub async fn clean(output: Output, dry_run: bool, observer: &dyn Observer) -> Result<Cleaned> {
     if !output.has_folder().await {
         return Err(PipelineError::new(ErrorKind::DataSet, format!("{output}: no such folder")));

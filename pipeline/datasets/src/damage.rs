@@ -1,4 +1,4 @@
-//! Files of a data set that are missing or damaged, found by the records of its commits and by its manifest.
+//! Finds missing or damaged files of a data set by its commit records and its manifest.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -16,40 +16,40 @@ use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
 use crate::card::{self, CardFault};
 
-/// Damages that are told one by one.
+/// Maximum number of damages that a message lists.
 const MOST_NAMED: usize = 10;
 
-/// A file that is not what it should be.
+/// A file that is missing or damaged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// Its name in the data set.
+    /// Name of the file in the data set.
     pub name: String,
-    /// What is wrong with it.
+    /// The problem.
     pub message: String,
-    /// The split that it is made from, where it is a shard.
+    /// The split of the shard; `None` for other files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<SplitId>,
 }
 
-/// What a repair did.
+/// Result of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Repaired {
-    /// Shards that were read and compared.
+    /// Number of shards that were read and compared.
     pub checked: u64,
-    /// What was found.
+    /// Damages found.
     pub damages: Vec<Damage>,
-    /// Shards that were made again, with the same bytes.
+    /// Shards that were rebuilt, with the same bytes.
     pub remade: Vec<String>,
-    /// Other files that were written again.
+    /// Other files that were rewritten.
     pub rewritten: Vec<String>,
 }
 
-/// Looks at shards: that each is there in its size, and with `thorough` that its bytes are what they were.
+/// Checks that each shard exists with its recorded size; with `thorough` also its checksum.
 ///
 /// Cost: one listing; with `thorough` every byte is read.
 ///
 /// # Errors
-/// When the store cannot say.
+/// If the store fails.
 pub async fn damaged_shards<'a>(
     output: &Output,
     shards: impl IntoIterator<Item = &'a ShardRecord>,
@@ -79,7 +79,7 @@ pub async fn damaged_shards<'a>(
     Ok(found)
 }
 
-/// The other files of a finished data set.
+/// Checks the other files of a finished data set: tokenizer, sidecar files, card.
 pub async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<Damage>> {
     let damage = |name: &str, message: &str| Damage { name: name.into(), message: message.into(), split: None };
     let mut found = Vec::new();
@@ -99,17 +99,17 @@ pub async fn damaged_files(output: &Output, manifest: &Manifest) -> Result<Vec<D
             Some(_) => {}
         }
     }
-    // people write into it: what cannot be meant is no card
+    // people edit the card: report it only if no edit can have intended its content
     if let Some(CardFault::Damaged(message)) = card::fault(&output.get(CARD).await?.unwrap_or_default()) {
         found.push(damage(CARD, message));
     }
     Ok(found)
 }
 
-/// Makes sure that a finished data set is whole before anybody says so.
+/// Checks that a finished data set is complete before a caller reports it as finished.
 ///
 /// # Errors
-/// When a file is missing or damaged, with what mends it; when the manifest cannot be read.
+/// If a file is missing or damaged, with the command that repairs it; if the manifest cannot be read.
 pub async fn check_finished(
     output: &Output,
     manifest: &Manifest,
@@ -137,7 +137,7 @@ fn how(output: &Output, job_file: Option<&str>) -> String {
     format!("`{}` makes them again", repair_command(output, job_file))
 }
 
-/// Whether a record says what the manifest says; sums of floats may have lost their last bit on the way through JSON.
+/// Whether a commit record equals the manifest's record. Sums of floats may have lost their last bit in JSON.
 fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-12 * a.abs();
     let (mut as_shard, (was, is)) = (record.clone(), (&record.statistics, &shard.statistics));
@@ -148,9 +148,11 @@ fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {
     as_shard == *shard
 }
 
-/// What every shard should be: what the manifest says, or where there is none the records. Records that are missing, cannot be read or
-/// say something else than the manifest are written again from it; without one those that cannot be read go, and their splits are made
-/// again by a run.
+/// Repairs the commit records and returns the expected record of every shard: from the manifest, or without one from
+/// the records.
+///
+/// With a manifest, this rewrites records that are missing, unreadable or different. Without one, it deletes unreadable
+/// records, so that a run rebuilds their splits.
 pub async fn mend_records(
     output: &Output,
     hash: &JobHash,

@@ -1,4 +1,4 @@
-//! Opening a finished data set and reading its shards, column-pruned and ranged, from a folder.
+//! Opens a finished data set and reads its shards with column pruning and row ranges.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -26,24 +26,25 @@ pub struct Dataset {
     manifest: Manifest,
 }
 
-/// Which part of a shard to read.
+/// The part of a shard to read.
 #[derive(Debug, Clone, Default)]
 pub struct Selection {
-    /// Columns; all where `None`.
+    /// Columns to read; `None` reads all.
     pub columns: Option<Vec<String>>,
     /// First row.
     pub offset: usize,
-    /// Number of rows; all where `None`.
+    /// Number of rows; `None` reads to the end of the shard.
     pub limit: Option<usize>,
-    /// Rows of one batch.
+    /// Maximum rows per batch.
     pub batch_rows: usize,
 }
 
 impl Dataset {
-    /// Opens a data set.
+    /// Opens the data set in a folder.
     ///
     /// # Errors
-    /// When there is none, when it is unfinished, when its format is newer than this program's.
+    /// If the folder or the data set does not exist, the data set is unfinished, or its format is newer than this
+    /// program supports.
     pub async fn open(output: Output) -> Result<Self> {
         let shown = output.shown("");
         if !output.has_folder().await {
@@ -85,7 +86,8 @@ impl Dataset {
         Ok(opened)
     }
 
-    /// The width of the stored hidden states, which the job does not name: that of the column in the manifest.
+    /// Sets the width of the stored hidden states. The job does not name it, so this parses it from the column's shape
+    /// in the manifest.
     fn read_width(&mut self) {
         let stored = self.manifest.columns.iter().find(|column| column.name == HIDDEN_STATES);
         let last = stored.and_then(|column| column.shape.as_deref()?.strip_suffix(']')?.rsplit_once(','));
@@ -95,8 +97,9 @@ impl Dataset {
         }
     }
 
-    /// The numbers that the digits are of, where the job names a file of them: from the copy beside the shards. Where that is missing or not what the manifest
-    /// says they stay unknown, and `verify` says so.
+    /// Loads the permutation behind the digits from its copy beside the shards, if the job names a permutation file. If
+    /// the copy is missing or its checksum differs from the manifest's, the permutation stays unset and `verify`
+    /// reports it.
     async fn read_permutation(&mut self) -> Result<()> {
         let vocab_size = self.manifest.vocab_size as usize;
         let Some(subtokens) = self.manifest.job.subtokens.as_mut().filter(|s| s.permutation_file().is_some()) else {
@@ -115,7 +118,7 @@ impl Dataset {
         &self.manifest
     }
 
-    /// The folder.
+    /// The folder of the data set.
     pub fn output(&self) -> &Output {
         &self.output
     }
@@ -128,17 +131,17 @@ impl Dataset {
     /// The data set's own tokenizer.
     ///
     /// # Errors
-    /// When it cannot be read, or is not the one that the manifest names.
+    /// If the tokenizer cannot be read, or its checksum differs from the manifest's.
     pub async fn tokenizer(&self) -> Result<Tokenizer> {
         let context = self.shown(TOKENIZER);
         let bytes = self.held(TOKENIZER, &self.manifest.tokenizer.sha256).await?;
         Tokenizer::from_bytes(bytes).map_err(|e| PipelineError::new(ErrorKind::DataSet, format!("{context}: {e}")))
     }
 
-    /// A small file of the data set, held to its checksum.
+    /// Reads a small file of the data set and checks its checksum.
     ///
     /// # Errors
-    /// When it is missing, cannot be read, or has another checksum.
+    /// If the file is missing, cannot be read, or has another checksum.
     pub async fn held(&self, name: &str, sha256: &str) -> Result<Bytes> {
         let wrong = |what: String| {
             let shown = self.shown(name);
@@ -156,10 +159,10 @@ impl Dataset {
         }
     }
 
-    /// The manifest as it lies there, held to the checksum in `_SUCCESS`.
+    /// The raw bytes of the manifest, checked against the checksum in `_SUCCESS`.
     ///
     /// # Errors
-    /// When one of them is not what the data set was finished with.
+    /// If `_SUCCESS` or the manifest changed after the data set was finished.
     pub async fn held_manifest(&self) -> Result<Bytes> {
         let manifest = self.output.finished_manifest().await?;
         manifest.ok_or_else(|| {
@@ -172,7 +175,7 @@ impl Dataset {
     /// Reads a shard as a stream of batches.
     ///
     /// # Errors
-    /// When the shard or a column is not there.
+    /// If the shard or a column does not exist.
     pub async fn read(
         &self,
         shard: &ShardRecord,
@@ -203,7 +206,7 @@ impl Dataset {
             .map_err(PipelineError::dataset(context))
     }
 
-    /// Why the end of a shard cannot be read: mostly because it is not there.
+    /// Explains why the footer of a shard cannot be read. Usually the file is truncated or missing.
     async fn unreadable(&self, shard: &ShardRecord, error: ParquetError) -> PipelineError {
         let shown = self.shown(&shard.path);
         match self.output.store().head(&Path::from(shard.path.as_str())).await {
@@ -215,10 +218,10 @@ impl Dataset {
         }
     }
 
-    /// Reads some rows of a shard at once.
+    /// Reads a range of rows of a shard as one batch; `None` if the range is empty.
     ///
     /// # Errors
-    /// As [`Dataset::read`].
+    /// See [`Dataset::read`].
     pub async fn rows(&self, shard: &ShardRecord, offset: usize, limit: usize) -> Result<Option<RecordBatch>> {
         let selection = Selection { columns: None, offset, limit: Some(limit), batch_rows: limit };
         let batches: Vec<RecordBatch> = self

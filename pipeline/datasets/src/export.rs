@@ -1,20 +1,21 @@
-//! `export`: a finished data set to another place, every byte checked on the way.
+//! `export`: copies a finished data set to another place and checks every byte on the way.
 //!
 //! ```text
-//!   source ─ 8 MB ranges ─► sha256 ─ parts ─► destination, invisible ── sha256 as the manifest has it? ──► visible
-//!   order: data/*.parquet (several at once), tokenizer.json, README.md, manifest.json, plan.json, _SUCCESS last
+//!   source ─ 8 MB ranges ─► sha256 ─ parts ─► destination, not yet visible ─ if the sha256 matches the manifest ─► visible
+//!   order: data/*.parquet (several at once), tokenizer.json, README.md, manifest.json, plan.json, then _SUCCESS
 //! ```
 //!
-//! Every file that has a checksum is held to it before it is copied: shards, `tokenizer.json` and what else is beside them by the manifest,
-//! the manifest by `_SUCCESS`. A card that was changed is copied, with a warning: people write into it.
+//! The export verifies the checksum of every file that has one before it copies the file. The manifest holds the
+//! checksums of shards, `tokenizer.json` and sidecar files; `_SUCCESS` holds that of the manifest. An edited card is
+//! copied with a warning, because people edit cards.
 //!
-//! A file is copied unless the destination has it: by size and by the sha256 in its metadata, on a disk by hashing it.
-//! So an export that was interrupted goes on where it stopped, to the file. Readers see whole shards or none, and no
-//! `_SUCCESS` before everything is there.
+//! A file that the destination already has is not copied again. The check compares the size and the sha256 in the
+//! object's metadata; on a disk it hashes the file. So an interrupted export resumes at the first missing file. Readers
+//! see a whole shard or none, and `_SUCCESS` appears last.
 //!
-//! Memory: per file under way two ranges read ahead and the parts of its upload (`storage.parts_at_once` + 1).
+//! Memory per concurrent file: two ranges read ahead and the parts of its upload (`storage.parts_at_once` + 1).
 //!
-//! [`convert()`] writes the teacher's log-probabilities in the files of other projects' readers instead.
+//! [`convert()`] instead writes the teacher's log-probabilities in the file formats of other projects.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -47,45 +48,45 @@ use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::{Event, Observer};
 use stillhouse_output::{CARD, MANIFEST, Output, PlanRecord, SUCCESS, TOKENIZER};
 
-/// What says that an export has begun and not ended.
+/// Marker file that exists while an export is unfinished.
 const MARK: &str = "_stillhouse/export.json";
 const PLAN: &str = "_stillhouse/plan.json";
 const TICK: Duration = Duration::from_millis(250);
 
-/// How to export.
+/// Options of an export.
 #[derive(Debug, Clone, Copy)]
 pub struct ExportOptions {
-    /// Files copied at once.
+    /// Number of files copied concurrently.
     pub at_once: usize,
-    /// Tell what would be copied, and write nothing.
+    /// Report what would be copied, without writing.
     pub dry_run: bool,
 }
 
-/// A file of the data set and what happens to it.
+/// A file of the data set and its state at the destination.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ExportedFile {
     /// Name in the data set.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// sha256, in hexadecimal.
     pub sha256: String,
-    /// Whether the destination has it already.
+    /// Whether the destination already had it.
     pub there: bool,
 }
 
-/// What an export did, or would do.
+/// Result of an export or of a dry run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Export {
-    /// From where.
+    /// Source folder.
     pub source: String,
-    /// To where.
+    /// Destination folder.
     pub destination: String,
     /// Every file, in the order of the data set.
     pub files: Vec<ExportedFile>,
-    /// Whether nothing was written.
+    /// Whether this was a dry run, which writes nothing.
     pub dry_run: bool,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -94,7 +95,7 @@ struct Mark {
     manifest_sha256: String,
 }
 
-/// A file that is small enough to be held, in the order in which they are written.
+/// A file small enough to hold in memory. Small files are written in the order of their list.
 struct Small {
     name: &'static str,
     bytes: Bytes,
@@ -103,8 +104,8 @@ struct Small {
 /// Copies a finished data set.
 ///
 /// # Errors
-/// When the source is no finished data set or is damaged, when the destination holds anything else, when one of them
-/// fails. What is copied stays; the same call goes on.
+/// If the source is not a finished data set or is damaged, if the destination holds other files, or if reading or
+/// writing fails. Copied files stay; calling this again resumes.
 pub async fn export(
     source: Output,
     destination: Output,
@@ -125,7 +126,7 @@ pub async fn export(
         false => {
             let destination = destination.create(observer).await?;
             let lock = destination.lock(observer).await?;
-            // another export may have been here while this one waited
+            // another export may have finished while this one waited for the lock
             if let Err(e) = check_destination(&destination, &manifest_sha256).await {
                 lock.release().await;
                 return Err(e);
@@ -136,7 +137,7 @@ pub async fn export(
     let job = Copying { dataset: &dataset, destination: &destination, options, observer, done: Counts::default() };
     let files = job.run(small, manifest_sha256).await;
     if files.is_err() && !options.dry_run {
-        // what a destination that was not there has got by now stays only if it is worth something
+        // a destination that this export created is removed again unless it holds a complete file
         destination.remove_export_if_empty(made_folder).await;
     }
     if let Some(lock) = lock {
@@ -151,7 +152,7 @@ pub async fn export(
     })
 }
 
-/// The files beside the shards, each held to its checksum.
+/// Reads the files beside the shards and verifies the checksum of each.
 async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<Small>> {
     let manifest = dataset.manifest();
     let mut small = vec![Small { name: TOKENIZER, bytes: dataset.held(TOKENIZER, &manifest.tokenizer.sha256).await? }];
@@ -174,7 +175,7 @@ async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<S
     small.push(Small { name: CARD, bytes: card });
     small.push(Small { name: MANIFEST, bytes: dataset.held_manifest().await? });
     if let Some(plan) = dataset.output().get_json::<PlanRecord>(PLAN).await? {
-        // where the job file was is of no use elsewhere, and nobody's business
+        // omit the job file's path: it is useless on another machine and may be private
         let plan = PlanRecord { job_folder: String::new(), job_file: String::new(), ..plan };
         let bytes = serde_json::to_vec_pretty(&plan).map_err(PipelineError::dataset(PLAN))?;
         small.push(Small { name: PLAN, bytes: bytes.into() });
@@ -188,7 +189,7 @@ fn digest(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// The destination is empty, or has this data set, or a part of it.
+/// Accepts a destination that is empty or holds this data set or a part of it.
 async fn check_destination(destination: &Output, manifest_sha256: &str) -> Result<()> {
     let refuse = |what: &str| {
         let message = format!("{destination}: holds {what}; choose another place, or remove it first");
@@ -267,7 +268,7 @@ impl Copying<'_> {
         Ok(copied)
     }
 
-    /// Runs the copies and tells how far they are.
+    /// Runs the copies and reports their progress.
     async fn watched<T>(&self, copies: impl Future<Output = Result<T>>, files: u64, bytes: u64) -> Result<T> {
         tokio::pin!(copies);
         let mut ticks = tokio::time::interval(TICK);
@@ -333,7 +334,7 @@ impl Copying<'_> {
             upload.abort().await;
             return Err(e);
         }
-        // a wrong checksum is found before anybody can see the copy
+        // detect a wrong checksum before readers can see the copy
         if upload.sha256() != sha256 {
             let got = upload.sha256();
             upload.abort().await;

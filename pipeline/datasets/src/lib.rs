@@ -1,14 +1,15 @@
-//! Finished data sets: what reads them, checks them, describes them and writes them in other formats.
+//! Finished data sets: opening, inspecting, verifying, describing and exporting them.
 //!
 //! ```text
-//!   Dataset::open ─► inspect   rows as people read them
+//!   Dataset::open ─► inspect   decoded rows and statistics
 //!                 ─► verify    every invariant; with a teacher, every stored value of some batches
-//!                 ─► export    a copy, or the format of another trainer
-//!   damage, clean              files that are missing, damaged or left over
+//!                 ─► export    a copy, or the file format of another trainer
+//!   damage, clean              missing, damaged or leftover files
 //!   card                       README.md of a data set
 //! ```
 //!
-//! Nothing in this crate knows job files, inputs or runs: it reads the manifest. Jobs are in `stillhouse-pipeline`, above this crate.
+//! This crate reads manifests. It does not know job files, inputs or runs; those are in `stillhouse-pipeline`, which
+//! depends on this crate.
 
 pub mod card;
 pub mod clean;

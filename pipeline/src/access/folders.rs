@@ -1,4 +1,4 @@
-//! Where paths of this machine lead.
+//! Resolves paths of this machine and compares them with allowed folders.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use super::ANY;
 use super::urls::{Prefix, is_url};
 
-/// A path without `file://`, as everything that opens one takes it.
+/// A path without its `file://` prefix.
 pub(super) fn stripped(path: &str) -> &str {
     path.strip_prefix("file://").unwrap_or(path)
 }
@@ -21,7 +21,7 @@ pub(super) struct Roots {
 }
 
 impl Roots {
-    /// Entries that make no sense allow nothing.
+    /// Parses the entries; invalid ones allow nothing.
     pub fn new<'a>(entries: impl IntoIterator<Item = &'a String>) -> Self {
         let mut roots = Self { any: false, folders: Vec::new(), urls: Vec::new() };
         for entry in entries {
@@ -46,17 +46,17 @@ impl Roots {
         self.any || self.folders.iter().any(|folder| resolved.starts_with(folder))
     }
 
-    /// Whether a resolved path is in one of the folders, or leads to one.
+    /// Whether a resolved path is in one of the folders or is an ancestor of one.
     pub fn are_near(&self, resolved: &Path) -> bool {
         self.hold_folder(resolved) || self.folders.iter().any(|folder| folder.starts_with(resolved))
     }
 }
 
-/// Where a path leads when it is opened: links are followed, and `..` is taken from where they lead. What is not there yet is taken
-/// as it is written.
+/// The target of a path as the system opens it: links are followed, and `..` applies to the link's target. Components
+/// that do not exist yet are kept as written.
 ///
-/// `None` where nobody can say (a link to nowhere, a loop, a folder that may not be looked into), and where `..` is asked for in a
-/// folder that is not `known`. Of other folders than those the disk is not asked what is in them.
+/// Returns `None` if the target cannot be determined (dangling link, loop, unreadable folder), or if `..` follows a
+/// folder that is not `known`. Never reads the disk in folders that are not `known`.
 pub(super) fn resolve(path: &Path, known: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).ok()?;
     let mut resolved = PathBuf::new();
@@ -87,7 +87,7 @@ pub(super) fn resolve(path: &Path, known: impl Fn(&Path) -> bool) -> Option<Path
     Some(resolved)
 }
 
-/// What a run writes below an output: the names themselves, and every link or odd file that is there already.
+/// The names that a run writes below an output, and every link or special file that exists there.
 pub(super) fn written(root: &Path) -> Vec<PathBuf> {
     let names = ["data", "_stillhouse", "manifest.json", "README.md", "tokenizer.json", "_SUCCESS"];
     let mut found: Vec<PathBuf> = names.iter().map(|name| root.join(name)).collect();
@@ -105,7 +105,7 @@ pub(super) fn written(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Not so where a link leads to one.
+/// Whether the path is a folder; false for a link to a folder.
 fn is_folder(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }

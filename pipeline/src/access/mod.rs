@@ -1,13 +1,14 @@
-//! What a job may touch: the folders, stores, endpoints and models that the configuration of a server allows.
+//! Access control: the folders, stores, endpoints and models that a server's configuration allows jobs to use.
 //!
 //! ```text
-//!   job file ─► Access::problems ─► listing ─► Gate::admits, every file found ─► model folder ─► Gate::strays, every file opened
-//!               (before anything named is looked at)      (links that lead out)
+//!   job file ─► Access::problems ─► listing ─► Gate::admits, for every file found ─► model folder ─► Gate::strays, for every file opened
+//!               (before opening anything)      (links that lead out)
 //! ```
 //!
-//! Disk paths are judged by where they lead: links are followed and `..` is taken from there, as the system does. URLs are judged by whole
-//! components. A job that may not touch a thing is told so in the same words whether the thing exists or not. What is judged here can
-//! change before it is opened by someone who may write there, so a server keeps its jobs in a sandbox besides.
+//! A disk path is judged by its target: links are followed, and `..` applies to the link's target, as in the operating
+//! system. URLs are compared by whole components. A refusal has the same words whether the target exists or not.
+//! Someone with write access can change a path between the check and its use, so a server also runs its jobs in a
+//! sandbox.
 
 mod folders;
 #[cfg(test)]
@@ -29,42 +30,43 @@ use crate::path_expansion::{Names, local_path};
 use crate::source::literal;
 use crate::storage::{Location, StoreUrl, is_public};
 
-/// Stands for everything of a kind.
+/// Wildcard that allows everything of a kind.
 const ANY: &str = "*";
 
-/// What a job may touch. What is not named is not allowed; nothing is by default.
+/// What a job may access. The default allows nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Access {
-    /// What inputs, teachers and tokenizers may come from: absolute folders of this machine, and URLs that a store's must begin with
-    /// (`s3://bucket/prefix`, `gs://`, `az://`, `http(s)://host/prefix`; `https://*`: any host). `*`: anything. A web server that is
-    /// allowed may redirect to another.
+    /// Sources of inputs, teachers and tokenizers: absolute folders of this machine, and URL prefixes of stores
+    /// (`s3://bucket/prefix`, `gs://`, `az://`, `http(s)://host/prefix`; `https://*`: any host). `*`: anything. An
+    /// allowed web server may redirect to another allowed one.
     pub read: Vec<String>,
-    /// What outputs may be in, and inputs come from as well: folders and prefixes, as for `read`.
+    /// Places of outputs, from which inputs may also come: folders and prefixes, as in `read`.
     pub write: Vec<String>,
-    /// Values of `storage.endpoint` that a job may name: it sends there what is signed with the server's credentials. The prefixes of
-    /// `read` and `write` hold at each of them. `*`: any.
+    /// Allowed values of `storage.endpoint`. A job sends requests there that are signed with the server's credentials.
+    /// The prefixes of `read` and `write` apply at each endpoint. `*`: any.
     pub endpoints: Vec<String>,
-    /// Repositories of the hub that models may come from: `org/name`, `org/*`, `*`. They are read with the server's token.
+    /// Hub repositories of models: `org/name`, `org/*`, `*`. Requests use the server's token.
     pub hub: Vec<String>,
-    /// Values of `engine.scheduler` that a job may name, as `host:port` or `https://host:port`, letter for letter: what can be done with the cluster's token is done there. `*`: any.
+    /// Allowed values of `engine.scheduler`, as `host:port` or `https://host:port`, compared literally. The scheduler
+    /// can do whatever the cluster's token permits. `*`: any.
     pub schedulers: Vec<String>,
-    /// Whether `http` and `https` inputs may be at addresses that are not of the public internet: private, loopback, link-local, ….
-    /// Without it such inputs are read through no proxy.
+    /// Whether `http` and `https` inputs may have addresses outside the public internet, such as private, loopback or
+    /// link-local ones. If false, `http` and `https` inputs are read without a proxy.
     pub private_networks: bool,
-    /// Folders that are never touched, also where they are inside of one that is allowed.
+    /// Folders that are never accessible, even inside an allowed folder.
     pub deny: Vec<PathBuf>,
-    /// Whether `~` and `${VAR}` in a job's paths stand for this user's home and this process's environment. Never in a service, so no
-    /// configuration can say so and no order carries it.
+    /// Whether `~` and `${VAR}` in a job's paths expand to this user's home and this process's environment. Never true
+    /// in a service, so neither a configuration nor an order can set it.
     #[serde(skip)]
     pub environment: bool,
 }
 
-/// [`Access`] with its folders resolved, as they are now.
+/// [`Access`] with its folders resolved at this moment.
 #[derive(Debug)]
 pub(crate) struct Gate<'a> {
     access: &'a Access,
-    /// Absent where everything is allowed, so that nothing is looked at twice for a person's own job.
+    /// `None` if everything is allowed, so that a person's own job needs no checks.
     rules: Option<Rules>,
 }
 
@@ -75,7 +77,7 @@ struct Rules {
     deny: Vec<PathBuf>,
 }
 
-/// What a name is for.
+/// What a path is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Read,
@@ -83,12 +85,12 @@ pub(crate) enum Purpose {
 }
 
 impl Access {
-    /// What `~` and variables stand for in a job's paths.
+    /// How to expand `~` and variables in a job's paths.
     pub fn names(&self) -> Names {
         if self.environment { Names::of_this_process() } else { Names::none() }
     }
 
-    /// Everything: what a person's own job may touch.
+    /// Allows everything, for a person's own job.
     pub fn everything() -> Self {
         let any = || vec![ANY.to_owned()];
         Self {
@@ -110,7 +112,7 @@ impl Access {
             && [&self.read, &self.write, &self.endpoints, &self.hub, &self.schedulers].into_iter().all(|list| any(list))
     }
 
-    /// What is wrong with the configuration itself. Looks at the disk: folders must be there.
+    /// Checks the configuration itself, including that its folders exist.
     pub fn check(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         for (name, entries) in [("read", &self.read), ("write", &self.write)] {
@@ -162,7 +164,7 @@ impl Access {
                 None
             };
         }
-        // a URL may hold a secret until it is known to be none
+        // a string that is not a valid URL may contain a secret: report only its scheme
         let scheme = entry.split_once("://").map_or("", |(scheme, _)| scheme);
         let hidden = |message: String| Some(Problem::new(field, format!("{scheme}://…"), message));
         match Prefix::parse(entry) {
@@ -176,15 +178,15 @@ impl Access {
         }
     }
 
-    /// Everything that a job names and may not touch, by field. Relative paths are relative to `base`.
+    /// Reports everything that a job names and may not use, by field. Relative paths are relative to `base`.
     ///
-    /// Of what is allowed, and of that only, the disk is asked where links lead.
+    /// Follows links on disk only for paths that are allowed.
     pub fn problems(&self, spec: &JobSpec, base: &Path) -> Vec<Problem> {
         self.problems_while(spec, base, &|| true).unwrap_or_default()
     }
 
-    /// The same, asked before each path whether to go on; `None` when not. Of more than 90 paths that may not be read the rest is
-    /// counted in one problem.
+    /// Like [`Self::problems`], but asks `go_on` before each path and returns `None` if that returns false. Reports at
+    /// most 90 unreadable paths one by one, and the rest as a count in one problem.
     pub fn problems_while(&self, spec: &JobSpec, base: &Path, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
         let names = self.names();
         let mut problems = names.problems(spec);
@@ -196,7 +198,7 @@ impl Access {
         Some(problems)
     }
 
-    /// The entry that a folder of this machine is inside of, if there is one; `*` is for those who know what they do.
+    /// The configured entry that contains a folder of this machine. Ignores `*`, which an operator sets deliberately.
     pub fn holding(&self, folder: &Path) -> Option<&str> {
         let at = resolve(folder, |_| true).unwrap_or_else(|| folder.to_owned());
         let entries = self.read.iter().chain(&self.write);
@@ -206,9 +208,9 @@ impl Access {
             .find(|entry| Roots::new([&(*entry).to_owned()]).hold_folder(&at))
     }
 
-    /// Whether an input may be read from where a web server sends it on to.
+    /// Whether a web server may redirect an input to this URL.
     pub(crate) fn allows_redirect(&self, target: &url::Url) -> bool {
-        // a query is the server's own there, such as a signature; of a job's own URL it is refused
+        // the server itself adds the query, such as a signature; in a job's own URL a query is refused
         let mut plain = target.clone();
         plain.set_query(None);
         plain.set_fragment(None);
@@ -228,7 +230,7 @@ impl Access {
         self.endpoints.iter().any(|allowed| allowed == ANY || same_endpoint(allowed, endpoint))
     }
 
-    /// What may be named, for messages; it is no secret.
+    /// Lists the allowed entries for messages; they are not secret.
     fn allowed(&self, purpose: Purpose, with: impl Fn(&str) -> bool) -> String {
         let read = self.read.iter().filter(|_| purpose == Purpose::Read);
         list(read.chain(&self.write).map(String::as_str).filter(|entry| with(entry)))
@@ -245,7 +247,8 @@ fn list<'a>(entries: impl Iterator<Item = &'a str>) -> String {
     if shown.is_empty() { "allowed: nothing".into() } else { format!("allowed: {}", shown.join(", ")) }
 }
 
-/// Problems of paths that are told one by one; of the hundred that a service tells some are left for others.
+/// Maximum number of path problems reported one by one. A service reports 100 problems, so some remain for other
+/// fields.
 const MOST_PROBLEMS: usize = 90;
 const NOT_ALLOWED: &str = "the server's configuration does not allow";
 
@@ -260,12 +263,12 @@ impl<'a> Gate<'a> {
         Self { access, rules }
     }
 
-    /// Whether there is anything that is not allowed.
+    /// Whether anything is not allowed.
     pub fn is_restricted(&self) -> bool {
         self.rules.is_some()
     }
 
-    /// Paths that stand for nothing are told elsewhere.
+    /// Checks the fields of a job. Paths that cannot be expanded are reported by the caller.
     fn problems(&self, spec: &JobSpec, base: &Path, names: &Names, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
         let mut problems = Vec::new();
         if self.rules.is_none() {
@@ -331,11 +334,11 @@ impl<'a> Gate<'a> {
         Some(problems)
     }
 
-    /// Says what a server's operator has to write for an endpoint to be one that jobs may name.
+    /// The problem of a refused endpoint, with the configuration that would allow it.
     fn endpoint_refused(&self, field: String, endpoint: &str) -> Problem {
         let allowed = list(self.access.endpoints.iter().map(String::as_str));
         let message = format!("{NOT_ALLOWED} this endpoint; {allowed}");
-        // what is none may hold a secret, and is not repeated
+        // an invalid endpoint may contain a secret, so do not repeat it
         if endpoint_problem(endpoint).is_some() {
             return Problem::missing(field, message);
         }
@@ -347,7 +350,7 @@ impl<'a> Gate<'a> {
         Problem::new(field, format!("{endpoint:?}"), format!("{message}; {how}, {flag}"))
     }
 
-    /// Why a path or URL may not be used, if it may not.
+    /// Why a path or URL may not be used; `None` if it may.
     fn place(&self, base: &Path, given: &str, purpose: Purpose) -> Option<String> {
         let act = if purpose == Purpose::Read { "reading" } else { "writing" };
         let refused = || {
@@ -360,7 +363,7 @@ impl<'a> Gate<'a> {
         }
         let head = if purpose == Purpose::Read { literal(given) } else { given.to_owned() };
         match StoreUrl::parse(&head) {
-            // what is wrong with it was said where the file was read
+            // the parser has reported what is wrong with it
             Some(Err(_)) => refused(),
             Some(Ok(url)) => {
                 let address = Prefix::of(&url).address();
@@ -383,7 +386,7 @@ impl<'a> Gate<'a> {
                 let allowed = list(self.access.hub.iter().map(String::as_str));
                 Some(format!("{NOT_ALLOWED} this repository of the hub; {allowed}"))
             }
-            // what is wrong with it is said where it is looked for
+            // the loader of the model reports what is wrong with it
             Err(_) => None,
             Ok(None) => {
                 let place = local_path(base, path);
@@ -405,10 +408,10 @@ impl<'a> Gate<'a> {
         self.roots(purpose).is_none_or(|roots| roots.hold_url(&Prefix::of(url)))
     }
 
-    /// Where a path leads, if that is allowed.
+    /// The target of a path, if it is allowed.
     fn folder(&self, path: &Path, purpose: Purpose) -> Option<PathBuf> {
         let Some(rules) = &self.rules else { return Some(path.to_owned()) };
-        // from anywhere else `..` would tell whether a forbidden folder is there, and where its links lead
+        // resolving `..` anywhere else would reveal whether a forbidden folder exists and where its links lead
         let resolved = resolve(path, |at| rules.read.are_near(at))?;
         self.allows_resolved(&resolved, purpose).then_some(resolved)
     }
@@ -419,7 +422,7 @@ impl<'a> Gate<'a> {
             && self.roots(purpose).is_none_or(|roots| roots.hold_folder(resolved))
     }
 
-    /// Whether a file or folder that a listing has found may be read.
+    /// Whether a file or folder from a listing may be read.
     pub fn admits(&self, location: &Location) -> Result<(), String> {
         if self.rules.is_none() {
             return Ok(());
@@ -436,12 +439,12 @@ impl<'a> Gate<'a> {
         format!("{what} leads out of what the server's configuration allows; {allowed}")
     }
 
-    /// Why a model's files on this machine may not be opened: one of them leads out, or is no file at all.
+    /// Why files of a local model may not be opened: one leads out of the allowed folders, or is not a regular file.
     pub fn strays<'f>(&self, files: impl IntoIterator<Item = &'f Path>) -> Option<String> {
         self.rules.as_ref()?;
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().escape_debug().to_string();
         files.into_iter().find_map(|file| {
-            // what is not there is somebody else's matter
+            // another check reports a missing file
             std::fs::symlink_metadata(file).ok()?;
             let Some(at) = file.canonicalize().ok().filter(|at| self.allows_resolved(at, Purpose::Read)) else {
                 return Some(self.leads_out(&name(file), Purpose::Read));
@@ -452,7 +455,7 @@ impl<'a> Gate<'a> {
         })
     }
 
-    /// Links inside an output that is there already, and that lead out of where outputs may be.
+    /// Finds links inside an existing output that lead out of the allowed folders.
     fn output_links(&self, base: &Path, output: &str) -> Option<String> {
         if is_url(output) {
             return None;
@@ -469,7 +472,7 @@ impl<'a> Gate<'a> {
     }
 }
 
-/// A value of the job, without what may be a secret.
+/// A value of the job for messages, without possible secrets.
 fn shown(value: &str) -> String {
     match StoreUrl::parse(value) {
         Some(Err(_)) => format!("{}://…", value.split_once("://").map_or("", |(scheme, _)| scheme)),

@@ -1,4 +1,4 @@
-//! Hostile job files against configurations, over real folders and links.
+//! Tests hostile job files against configurations, with real folders and links.
 
 mod urls;
 
@@ -16,7 +16,7 @@ use crate::error::{ErrorKind, PipelineError};
 use crate::events::Silent;
 use crate::job::prepare;
 
-/// `data` and `out` are allowed, `secret` is not; `data/own` is denied.
+/// Access to `data` and `out`, not to `secret`; `data/own` is denied.
 struct World {
     dir: tempfile::TempDir,
     access: Access,
@@ -64,7 +64,7 @@ impl World {
         self.access.problems(&spec(fields), &self.base())
     }
 
-    /// What is said of one input path.
+    /// The problem reported for an input path.
     fn input(&self, path: &str) -> Option<Problem> {
         let output = self.path("out/x");
         let problems =
@@ -144,7 +144,7 @@ fn a_folder_elsewhere_does_not_report_what_it_is() {
     let world = World::new();
     symlink("../data/deep", world.dir.path().join("secret/away")).unwrap();
     let job = spec(json!({"input": {"format": "jsonl", "paths": ["../../data/a.jsonl"]}}));
-    // a folder, a link to a folder, a link to nowhere, nothing
+    // a folder, a link to a folder, a dangling link, and a missing folder give the same report
     let said = ["secret/deep", "secret/away", "data/dangling", "secret/none"].map(|folder| {
         let problems = world.access.problems(&job, &world.dir.path().join(folder));
         problems.into_iter().find(|p| p.field == "input.paths[0]")
@@ -344,7 +344,7 @@ fn a_listing_that_leads_out_is_a_problem_of_its_path() {
             "{reported}"
         );
         assert!(!reported.contains("secret") && !reported.contains("input.paths[0]"), "{reported}");
-        // by the link that leads out
+        // the path reached through the link that leads out
         assert!(reported.contains("\" is a link: what it finds"), "{reported}");
     }
 }
@@ -377,7 +377,7 @@ fn files_of_a_model_folder_may_not_lead_out() {
 
 #[test]
 fn nothing_is_asked_for_a_job_with_problems() {
-    // a region like this would have the server's signature sent to any host
+    // a region like this would send the server's signature to an arbitrary host
     let mut world = World::with(&["s3://b"]);
     world.access.endpoints = vec!["*".into()];
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -455,7 +455,7 @@ fn the_servers_environment_is_no_jobs_business() {
             assert!(error.to_string().contains("the server's own"), "{error}");
         }
     }
-    // each alternative of braces is judged
+    // each alternative of the braces is checked
     let world = World::new();
     for path in [
         "{data,secret}/a.jsonl",
@@ -474,7 +474,7 @@ fn configurations_are_read_strictly() {
     assert_eq!(access, Access { read: vec!["/srv".into()], ..Access::default() });
     assert!(serde_json::from_value::<Access>(json!({"reed": []})).is_err());
     let all = Access::everything();
-    // the environment is a person's own, and of no service
+    // `environment` is for a person's own process: it is neither written nor read
     let read_back = serde_json::from_value::<Access>(serde_json::to_value(&all).unwrap()).unwrap();
     assert_eq!(read_back, Access { environment: false, ..all });
     assert!(serde_json::from_value::<Access>(json!({"environment": true})).is_err());

@@ -1,4 +1,4 @@
-//! Which URLs a prefix holds.
+//! Compares URLs with configured prefixes.
 
 use std::net::IpAddr;
 
@@ -7,32 +7,32 @@ use url::{Host, Url};
 
 use crate::storage::StoreUrl;
 
-/// Whether this is the URL of a store, and no path.
+/// Whether the text is the URL of a store rather than a path.
 pub(super) fn is_url(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| scheme != "file")
 }
 
-/// Everything of a store that begins with certain components.
+/// All URLs of a store that begin with the same path components.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Prefix {
     scheme: Scheme,
-    /// `None` for all buckets or hosts.
+    /// `None` means all buckets or hosts.
     bucket: Option<Bucket>,
     parts: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Bucket {
-    /// Names of buckets are what they are.
+    /// Bucket names are compared literally.
     Named(String),
-    /// A host in the one spelling that the `url` crate gives it, with the port that is meant.
+    /// A host as the `url` crate normalizes it, and the effective port.
     Server(Host, Option<u16>),
-    /// A host that is none: nothing is allowed there.
+    /// An invalid host, where nothing is allowed.
     Invalid,
 }
 
 impl Prefix {
-    /// Reads an entry of the configuration.
+    /// Parses an entry of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(scheme) = text.strip_suffix("://*") {
             let any = StoreUrl::parse(&format!("{scheme}://any")).ok_or("is not the URL of a store")??;
@@ -49,7 +49,7 @@ impl Prefix {
         Ok(prefix)
     }
 
-    /// The prefix that is this URL.
+    /// The prefix that equals this URL.
     pub fn of(url: &StoreUrl) -> Self {
         let bucket = if url.scheme.is_web() { server(url) } else { Bucket::Named(url.bucket.clone()) };
         let parts = url.path().parts().map(|part| part.as_ref().to_owned()).collect();
@@ -60,7 +60,7 @@ impl Prefix {
         self.scheme.is_web()
     }
 
-    /// The address of a web server that is named by one.
+    /// The IP address, if the URL names the web server by one.
     pub fn address(&self) -> Option<IpAddr> {
         match &self.bucket {
             Some(Bucket::Server(Host::Ipv4(address), _)) => Some(IpAddr::V4(*address)),
@@ -69,7 +69,7 @@ impl Prefix {
         }
     }
 
-    /// Whether another prefix lies in this one.
+    /// Whether another prefix lies within this one.
     pub fn holds(&self, other: &Self) -> bool {
         let bucket = match (&self.bucket, &other.bucket) {
             (_, Some(Bucket::Invalid)) => false,
@@ -88,7 +88,7 @@ fn server(url: &StoreUrl) -> Bucket {
     }
 }
 
-/// Whether two endpoints are the same service.
+/// Whether two endpoint URLs name the same service.
 pub(super) fn same_endpoint(one: &str, other: &str) -> bool {
     let parts = |text: &str| {
         let url = Url::parse(text).ok()?;

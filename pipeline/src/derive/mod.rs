@@ -1,20 +1,21 @@
-//! New columns for a finished data set, without its text and without its teacher: `stillhouse derive`.
+//! `stillhouse derive`: adds or replaces columns of a finished data set, without its text and teacher.
 //!
 //! ```text
-//!   data set ──► its shards, one by one ──► columns that stay ─┬─► shards of the same rows ─► commit ─► manifest with both jobs
-//!   job ───────► what is different ───────► operators, noise ──┘
+//!   data set ──► its shards, one by one ──► unchanged columns ───┬─► shards of the same rows ─► commit ─► manifest with both jobs
+//!   job ───────► operators that differ, noise ──► new columns ───┘
 //! ```
 //!
-//! A split of the data set is a split of what is derived: same rows, same order, same `sequence_id`s, so every keyed choice is the one that a
-//! run of the whole job would have made, and so are the bytes of the shards (a test compares them). Noise at a looser tolerance is the
-//! exception: a run would know the true error, and keep fewer corrections (`stillhouse_noise::Loosener`).
+//! A split of the data set becomes a split of the result: same rows, same order, same `sequence_id`s. So every keyed
+//! choice, and the bytes of the shards, are those of a run of the whole job (a test compares them). The exception is
+//! noise at a looser tolerance: a run would know the true error and keep fewer corrections
+//! (`stillhouse_noise::Loosener`).
 //!
-//! The plan is that of a run with another source: the shards of the data set (`source.rs`). So threads, `engine.memory_megabytes`, progress and
-//! commits are those of a run: a derivation that was stopped goes on, one that is finished and damaged is mended. Every shard is compared with
-//! its checksum before a row of it is used.
+//! The plan is that of a run with another source, the shards of the data set (`source.rs`). So threads,
+//! `engine.memory_megabytes`, progress and commits work as in a run: a stopped derivation resumes, and a finished one
+//! that is damaged is repaired. Every shard is compared with its checksum before a row of it is used.
 //!
-//! Memory: for each shard at work two batches of rows, and row groups of the writer. Cost: the data set is read twice and written once; the
-//! noise about two passes over V for each token and draw.
+//! Memory per concurrent shard: two batches of rows, and the writer's row groups. Cost: reads the data set twice and
+//! writes it once; noise takes about two passes over V per token and draw.
 
 mod run;
 mod source;
@@ -50,16 +51,16 @@ pub use self::run::{DeriveOptions, derive};
 /// Operators whose columns need neither text nor teacher.
 const VIEWS: [&str; 3] = ["subtokens", "partitions", "orders"];
 
-/// What is to be made of a data set.
+/// A derivation: the data set and the columns to make.
 pub struct Derivation {
     source: Arc<Dataset>,
-    /// The job that would make all of it.
+    /// The job that would make the whole result.
     spec: JobSpec,
     /// All operators of that job.
     operators: Vec<OperatorSpec>,
-    /// Those that run.
+    /// The operators that run.
     anew: Vec<OperatorSpec>,
-    /// The splits of the data set, with the places of their sequences where the orders need them.
+    /// The splits of the data set, with the positions of their sequences if the orders need them.
     splits: Vec<SplitRecord>,
     loosen: Option<Loosen>,
     vocabulary: Arc<Vocabulary>,
@@ -72,10 +73,10 @@ pub struct Derivation {
 }
 
 impl Derivation {
-    /// Checks a job over a data set; relative paths of the job are relative to `base`.
+    /// Checks a job for a data set. The job's relative paths are relative to `base`.
     ///
     /// # Errors
-    /// With everything that is wrong with the job, each problem with its place; when the data set is not whole.
+    /// With all problems of the job and their positions; if the data set is damaged.
     pub async fn prepare(source: Dataset, text: &str, base: &Path) -> Result<Self> {
         let (parsed, own) = registry::job_format().parse_derived(text, &source.manifest().job);
         let positions = parsed.positions.clone();
@@ -151,13 +152,14 @@ impl Derivation {
         })
     }
 
-    /// Columns that are made, in words.
+    /// Descriptions of the columns that are made.
     pub fn columns(&self) -> &[String] {
         &self.from.columns
     }
 }
 
-/// The sub-tokens with the numbers of their permutation: of the file that the job names, or of the data set where the job says nothing of them.
+/// The sub-tokens with the numbers of their permutation: from the file that the job names, or from the data set if the
+/// job does not mention them.
 fn with_numbers(
     spec: &JobSpec,
     base: Option<&Path>,
@@ -183,7 +185,7 @@ async fn manifest_digest(of: &Output) -> Result<Option<String>> {
     Ok(of.get(MANIFEST).await?.map(|bytes| hex::encode(Sha256::digest(&bytes))))
 }
 
-/// The noise that is stored more loosely, where another tolerance is asked for.
+/// How to store the noise at a looser tolerance, if the job asks for another one.
 fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Problems) -> Result<Option<Loosen>> {
     let (Some(from), Some(to)) = (registry::extract_of(before), registry::extract_of(after)) else { return Ok(None) };
     let (Some(stored), Some(asked)) = (&from.noise, &to.noise) else { return Ok(None) };
@@ -216,14 +218,14 @@ fn columns_of(anew: &[OperatorSpec], loosened: bool) -> Vec<String> {
     noise.chain(views.map(|column| column.name)).collect()
 }
 
-/// Everything that decides the bytes.
+/// Everything that decides the bytes of the result.
 fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String>) -> Value {
     let mut job = json!(spec);
     for (section, key) in [
         ("", "name"),
         ("", "engine"),
         ("", "storage"),
-        // what it holds counts
+        // `beside` has the checksum of its content
         ("/subtokens", "permutation"),
         ("/output", "card"),
         ("/output", "path"),

@@ -1,4 +1,5 @@
-//! A derivation at work: the same plan, runner, memory and commit as a run, over the shards of the data set instead of text.
+//! Runs a derivation with the plan, runner, memory limit and commits of a run, over the shards of the data set instead
+//! of text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,18 +37,18 @@ use crate::run::splits::splits_at_once;
 use crate::source::Store;
 use crate::{acceptance, finish};
 
-/// How to derive.
+/// Options of a derivation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DeriveOptions {
     /// Remove the output of another job first.
     pub overwrite: bool,
 }
 
-/// Makes it; goes on where an earlier derivation stopped, and mends a finished one that is damaged.
+/// Derives the data set. Resumes where an earlier derivation stopped, and repairs a finished one that is damaged.
 ///
 /// # Errors
-/// When the output belongs to another job or holds the data set itself, when a shard is not what its manifest says, when the output cannot
-/// be written. Committed shards stay.
+/// If the output belongs to another job or holds the source data set, a shard does not match its manifest, or the
+/// output cannot be written. Committed shards stay.
 pub async fn derive(derivation: Derivation, options: DeriveOptions, observer: Arc<dyn Observer>) -> Result<()> {
     let began = Instant::now();
     let output = derivation.output.clone();
@@ -88,7 +89,7 @@ impl Derivation {
                 (manifest.shards.into_iter().map(|shard| (shard.split, shard)).collect(), true)
             }
         };
-        // what an earlier derivation made may have been damaged since
+        // the shards of an earlier derivation may have been damaged since
         let damaged = damage::damaged_shards(&output, done.values(), true, observer.as_ref()).await?;
         for damage in &damaged {
             let message = format!("{}: {}; it is made again", output.shown(&damage.name), damage.message);
@@ -149,7 +150,7 @@ impl Derivation {
         });
     }
 
-    /// The splits of the data set; what they read is its shards.
+    /// The splits of the data set, with their shards as input.
     fn shard_splits(&self) -> Result<Vec<SplitRecord>> {
         let splits: BTreeMap<SplitId, &SplitRecord> = self.splits.iter().map(|split| (split.split, split)).collect();
         let of_shard = |shard: &ShardRecord| {
@@ -165,7 +166,7 @@ impl Derivation {
         self.source_manifest().shards.iter().map(of_shard).collect()
     }
 
-    /// Makes what is not there, and again what is damaged.
+    /// Builds the missing shards and rebuilds the damaged ones.
     async fn make_shards(&self, runner: &SplitRunner, began: Instant) -> Result<()> {
         let is_pending = |split: &SplitId| !runner.done.contains_key(split) || runner.remade.contains_key(split);
         let splits: Vec<SplitRecord> = runner.splits.iter().filter(|s| is_pending(&s.split)).cloned().collect();
@@ -198,7 +199,7 @@ impl Derivation {
         runner.run(&session, Workers::Local { at_once }, &tally, began).await
     }
 
-    /// The shards of the data set, the operators over them, and their columns in the order of the format.
+    /// The plan: the shards of the data set, the operators over them, and the columns in the order of the format.
     fn plan(
         &self,
         shards: Vec<ShardRecord>,

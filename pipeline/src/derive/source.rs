@@ -1,4 +1,5 @@
-//! The source of a derivation's plan: its partitions are the shards of a finished data set, without the columns that are made anew.
+//! The source of a derivation's plan. Its partitions are the shards of a finished data set, without the columns that
+//! are made anew.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,20 +28,20 @@ use crate::error::{ErrorKind, PipelineError};
 /// What a derivation reads.
 pub(super) struct Source {
     pub dataset: Arc<Dataset>,
-    /// The columns that stay, and those of [`LOOSENED`] where the noise is stored again.
+    /// The unchanged columns, and those of [`LOOSENED`] if the noise is stored again.
     pub schema: SchemaRef,
     pub loosen: Option<Loosen>,
-    /// Noise draws of a token.
+    /// Noise draws per token.
     pub draws: u32,
-    /// Rows of a batch.
+    /// Rows per batch.
     pub batch_rows: usize,
 }
 
-/// Reads the shards of a data set. Compares each with its checksum before it gives a row of it.
+/// Reads the shards of a data set. Compares each with its checksum before it returns rows.
 #[derive(Debug)]
 pub(super) struct DatasetExec {
     source: Arc<Source>,
-    /// The shard of each partition.
+    /// One shard per partition.
     shards: Vec<ShardRecord>,
     properties: Arc<PlanProperties>,
     metrics: Arc<NodeMetrics>,
@@ -54,7 +55,7 @@ impl DatasetExec {
 }
 
 impl Source {
-    /// Compares a shard with its checksum and begins to read it.
+    /// Compares a shard with its checksum and starts reading it.
     async fn open(
         &self,
         shard: &ShardRecord,
@@ -86,13 +87,13 @@ impl DisplayAs for DatasetExec {
     }
 }
 
-/// One shard while it is read.
+/// A shard that is being read.
 struct Reading {
     source: Arc<Source>,
     shard: ShardRecord,
-    /// For messages.
+    /// Path for messages.
     shown: String,
-    /// `None` until the checksum of the shard is compared.
+    /// `None` until the shard's checksum has been compared.
     batches: Option<ParquetRecordBatchStream<ShardFile>>,
     rows: u64,
     stage: StageState,
@@ -158,7 +159,8 @@ impl Reading {
     }
 }
 
-/// The statistics of a shard that still hold for what is derived from it. Corrections are counted anew where the noise is stored again.
+/// The statistics of a shard that remain valid for the derived one. Corrections are counted again if the noise is
+/// stored again.
 fn kept(from: &Statistics, is_loosened: bool) -> Statistics {
     let mut kept = from.clone();
     if is_loosened {
@@ -168,7 +170,8 @@ fn kept(from: &Statistics, is_loosened: bool) -> Statistics {
     kept
 }
 
-/// Counts the lists without a correction: every predicted token has one list for each draw, and those with a correction are counted.
+/// Counts the lists without a correction. Every predicted token has one list per draw; the lists with corrections are
+/// already counted.
 fn count_empty_lists(statistics: &mut Statistics, draws: u32) {
     let lists = statistics.predicted_tokens * u64::from(draws);
     let filled: u64 = statistics.corrections_histogram.iter().sum();
@@ -223,7 +226,7 @@ mod tests {
             Statistics { predicted_tokens: 5, corrections_histogram: vec![0, 3, 1], ..Statistics::default() };
         count_empty_lists(&mut statistics, 2);
         assert_eq!(statistics.corrections_histogram, [6, 3, 1]);
-        // nothing predicted, nothing counted
+        // without predicted tokens there is nothing to count
         let mut statistics = Statistics::default();
         count_empty_lists(&mut statistics, 2);
         assert!(statistics.corrections_histogram.is_empty());

@@ -1,4 +1,4 @@
-//! Checks of the vocabularies of a job: tokenizer and teacher, special tokens, permutations, and every operator with them.
+//! Checks that tokenizer, teacher, special tokens, permutations and operators fit each other.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::*;
 
 impl Checks<'_> {
-    /// The tokens that the teacher names itself, where the job names a tokenizer that is to be the same.
+    /// The teacher's own vocabulary, if the job names a tokenizer that must equal it.
     pub(super) fn own_vocabulary(&mut self, teacher: Option<&FoundTeacher>) -> Option<TeacherVocabulary> {
         let (path, source, config) = teacher?;
         let spec = &self.spec.tokenizer;
@@ -56,7 +56,7 @@ impl Checks<'_> {
         }
     }
 
-    /// The numbers of `subtokens.permutation`, where that is a file.
+    /// Reads the permutation if `subtokens.permutation` names a file.
     fn permutation(&mut self, vocab_size: usize) -> Option<Permutation> {
         const FIELD: &str = "subtokens.permutation";
         let named = self.spec.subtokens.as_ref()?.permutation_file()?;
@@ -75,7 +75,7 @@ impl Checks<'_> {
         None
     }
 
-    /// The special tokens that this job puts into sequences must be known.
+    /// Checks that the tokenizer has the special tokens that the job puts into sequences.
     pub(super) fn special_tokens(&mut self, vocabulary: &Vocabulary) {
         if self.spec.input.is_rows() {
             return;
@@ -105,8 +105,9 @@ impl Checks<'_> {
         }
     }
 
-    /// Every id of the tokenizer must have a row in the teacher's vocabulary, and be the id of the same token there. Rows that no
-    /// token has (embeddings are often rounded up: Qwen3 has 151,936 rows for 151,669 tokens) are fine, however many they are.
+    /// Checks that every id of the tokenizer has a row in the teacher's vocabulary and is the id of the same token
+    /// there. Unused rows are allowed in any number; embeddings are often rounded up (Qwen3 has 151,936 rows for
+    /// 151,669 tokens).
     fn fit(&mut self, vocabulary: &Vocabulary, rows: usize, own: Option<&TeacherVocabulary>) {
         let spec = &self.spec.tokenizer;
         let tokens = vocabulary.vocab_size();
@@ -137,7 +138,7 @@ impl Checks<'_> {
         }
     }
 
-    /// Tokenizer and teacher must fit, and every operator the vocabulary.
+    /// Checks that tokenizer and teacher fit, and that every operator accepts the vocabulary.
     pub(super) fn vocabularies(
         &mut self,
         vocabulary: &Vocabulary,
@@ -151,7 +152,7 @@ impl Checks<'_> {
         }
         let numbers = self.permutation(vocab as usize);
         let mut spec = self.spec.clone();
-        // a teacher that is missing was told of already
+        // a missing teacher was already reported
         let width = teacher.map_or(0, |(_, _, config)| config.hidden_size);
         super::fill_in(&mut spec, numbers.clone(), Some(width));
         let facts = JobFacts { spec: &spec, vocab_size: vocab as usize, special_ids: SpecialIds::of(vocabulary) };
@@ -173,12 +174,12 @@ impl Checks<'_> {
     }
 }
 
-/// The ids that a teacher's configuration names.
+/// The special ids in a teacher's configuration.
 fn specials(config: &TeacherConfig) -> TeacherSpecials {
     TeacherSpecials { bos: config.bos_token_id, eos: config.eos_token_id }
 }
 
-/// A permutation of the ids below `vocab_size` in a file.
+/// Reads a permutation of the ids below `vocab_size` from a file.
 pub(crate) fn read_permutation(path: &Path, vocab_size: usize) -> std::result::Result<Permutation, String> {
     let unreadable = |e: std::io::Error| format!("cannot read {}: {e}", path.display());
     let found = fs::metadata(path).map_err(unreadable)?;

@@ -1,4 +1,4 @@
-//! Whether this process fits a run: the device of its teachers, and the input as it sees it.
+//! Checks whether this process fits a run: the device of its teachers, and its view of the input.
 
 use stillhouse_schemas::spec::JobSpec;
 
@@ -9,11 +9,11 @@ use crate::identity::JobHash;
 use crate::job::chain;
 use crate::output::PlanRecord;
 
-/// Lines that a refusal gives of what differs.
+/// Maximum number of differing files that a refusal lists.
 pub(super) const MOST_LINES: usize = 8;
 
-/// Why this process cannot work for a job, and another one may: the device that teachers have here is of another kind than the run's, or is
-/// not there.
+/// Why this process cannot work for a job that another one could: its teachers' device is of another kind than the
+/// run's, or is missing.
 pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Result<Option<PipelineError>> {
     let (Some(wanted), Some(extract)) = (order.device.clone(), &spec.extract) else { return Ok(None) };
     let named = place.device.clone().unwrap_or_else(|| extract.teacher.device.clone());
@@ -33,7 +33,8 @@ pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Re
     Ok(why.map(error))
 }
 
-/// An error where a file is another one here than the run has planned with: one that was written anew meanwhile, or a copy on this machine.
+/// Returns an error if this machine sees another file than the run planned with: one that was rewritten since, or a
+/// different local copy.
 pub(super) fn same_input(plan: &PlanRecord, hash: &JobHash) -> Result<()> {
     let pairs = plan.files.iter().zip(&hash.files);
     let others: Vec<_> = pairs.filter(|(planned, here)| !planned.state.is_as_on(&here.state)).collect();
@@ -80,7 +81,7 @@ mod tests {
                 Place { name: "here".into(), access: Access::everything(), device, slots: 1, room: Room::new(1) };
             unfit(&spec, &order, &place).await.unwrap().map(|e| (e.of_place, e.to_string()))
         };
-        // without a teacher there is no device; else the job's own counts where the executor has none
+        // without a teacher the device does not matter; without a device of its own, the executor uses the job's
         assert_eq!(looked(Some("cuda:7"), None).await, None);
         assert_eq!((looked(None, Some("cpu")).await, looked(Some("cpu"), Some("cpu")).await), (None, None));
         let told = "extract.teacher.device: teachers compute on cpu here (cpu), the run's on cuda";
@@ -102,7 +103,7 @@ mod tests {
         let disk = file(10, Some(5), "inode 1");
         assert!(!differs(&disk, &file(10, Some(5), "inode 2")));
         assert!(differs(&disk, &file(10, Some(6), "inode 1")) && differs(&disk, &file(11, Some(5), "inode 1")));
-        // of an object the ETag is all that there is
+        // an object has only its ETag
         let object = file(10, None, "a");
         assert!(differs(&object, &file(10, None, "b")) && !differs(&object, &file(10, None, "a")));
     }

@@ -1,25 +1,25 @@
-//! The output of a job while the job writes to it: locked, and released with the job's result.
+//! The locked output of a running job.
 
 use super::stop::{release, was_stopped};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
 use crate::output::{Found, Lock, Output};
 
-/// A locked output.
+/// An output that this process has locked.
 pub(crate) struct Held {
-    /// The output, for the job that holds it.
+    /// The output, set up for the job that holds it.
     pub output: Output,
     lock: Lock,
-    /// Whether the output was empty before.
+    /// Whether the output was empty before the lock.
     was_empty: bool,
     made_folder: bool,
 }
 
 impl Held {
-    /// Creates the folder of an output and locks it. `for_job` names the job that commits there.
+    /// Creates the folder of an output and locks it. `for_job` sets the job that commits there.
     ///
     /// # Errors
-    /// When the output cannot be written, or another run holds it.
+    /// If the output cannot be written, or another run holds it.
     pub async fn take(output: Output, for_job: impl FnOnce(Output) -> Output, observer: &dyn Observer) -> Result<Self> {
         let was_empty = output.is_nothing().await?;
         let made_folder = output.folder().is_some() && !output.has_folder().await;
@@ -28,7 +28,7 @@ impl Held {
         Ok(Self { output, lock, was_empty, made_folder })
     }
 
-    /// Releases the lock. A job that failed before its first commit leaves nothing where nothing was.
+    /// Releases the lock. If the job failed before its first commit, removes what it wrote to an empty output.
     pub async fn release<T>(self, result: &Result<T>) {
         if result.is_err() && self.was_empty && !was_stopped(result) {
             self.output.remove_if_nothing_is_committed(self.made_folder).await;
@@ -37,18 +37,18 @@ impl Held {
     }
 }
 
-/// Whether `--overwrite` covers why an output was refused: it holds the data set of another job.
+/// Whether `--overwrite` applies to a refusal: the output holds another job's data set.
 ///
 /// # Errors
-/// When the output cannot be read.
+/// If the output cannot be read.
 pub(crate) async fn may_overwrite(output: &Output, overwrite: bool, refusal: &PipelineError) -> Result<bool> {
     Ok(overwrite && refusal.kind == ErrorKind::Usage && output.is_of_a_job().await?)
 }
 
-/// What the job with this hash has at an output, after `--overwrite` has removed the data set of another job.
+/// What the output has of the job with this hash, after `--overwrite` removed another job's data set.
 ///
 /// # Errors
-/// With the refusal in `found` where it is not overwritten; when the output cannot be read or removed.
+/// With the refusal in `found` if it is not overwritten; if the output cannot be read or removed.
 pub(crate) async fn overwritten(
     output: &Output,
     job_hash: &str,

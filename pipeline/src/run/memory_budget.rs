@@ -1,11 +1,11 @@
-//! The memory of an executor, shared out among the jobs that it works for: counted before anything is loaded, so that it is not the kernel who
-//! notices.
+//! The memory budget of an executor, shared by its jobs. Reserves the memory of a job before anything is loaded, so
+//! that the kernel never has to kill the process.
 //!
 //! ```text
-//!   job = the program's own for it (tokenizer, plans) + teachers on the CPU (weights, a pass, logits) + row groups of the splits at once
+//!   job = fixed part (tokenizer, plans) + teachers on the CPU (weights, a pass, logits) + row groups of the concurrent splits
 //! ```
 //!
-//! Operators count what they hold within a split by themselves (`engine.memory_megabytes`).
+//! `engine.memory_megabytes` separately limits what operators hold within a split.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,17 +19,18 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::job::{Prepared, chain};
 
 const MEGABYTE: u64 = 1_000_000;
-/// What a job takes beside its teacher and its splits: a tokenizer of 128,256 entries, plans, buffers of requests. Measured.
+/// Fixed memory of a job besides its teacher and splits: a tokenizer of 128,256 entries, plans, request buffers.
+/// Measured.
 const OF_A_JOB: u64 = 250 * MEGABYTE;
 
-/// The memory that jobs may take in this process.
+/// The memory budget of this process's jobs.
 #[derive(Debug)]
 pub struct Room {
     limit: u64,
     taken: Mutex<u64>,
 }
 
-/// Memory that is a job's until this is dropped.
+/// A reservation of memory, released on drop.
 #[derive(Debug)]
 pub(super) struct Share {
     room: Arc<Room>,
@@ -43,7 +44,7 @@ impl Drop for Share {
 }
 
 impl Room {
-    /// So many bytes.
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self { limit, taken: Mutex::default() })
     }
@@ -69,7 +70,7 @@ impl Room {
     }
 }
 
-/// What a job takes, in bytes.
+/// Memory that a job needs, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Needs {
     weights: u64,
@@ -79,13 +80,13 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// Of a job that makes so many splits at once.
+    /// Needs of a job with `at_once` concurrent splits.
     pub fn of(prepared: &Prepared, dtype: Option<Dtype>, at_once: usize) -> Result<Self> {
         let row_groups = u64::from(ROW_GROUPS_OF_A_SPLIT) * u64::from(prepared.spec.output.row_group_megabytes);
         let needs = Self { splits: at_once as u64 * row_groups * MEGABYTE, ..Self::default() };
         let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(needs) };
         let failed = |e| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
-        // the memory of a GPU is looked at when the teacher comes to it; one that is not there is told then
+        // a teacher on a GPU checks the GPU's memory when it is loaded; a missing GPU is reported then
         let teachers = devices(&extract.teacher.device).map_err(failed)?.iter().filter(|d| d.is_cpu()).count() as u64;
         if teachers == 0 {
             return Ok(needs);

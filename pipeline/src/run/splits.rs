@@ -1,4 +1,5 @@
-//! The splits of a job at work: the partitions of one plan, so many at once, each read, worked on, written and committed by itself.
+//! The plan of a running job, whose partitions are its splits. Several run at once; each is read, processed, written
+//! and committed on its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,21 +29,22 @@ use crate::output::Output;
 use crate::source::InputFile;
 use crate::{plan, source};
 
-/// Splits at work at once per device, where the job does not say.
+/// Default number of concurrent splits per device.
 const SPLITS_OF_A_DEVICE: usize = 2;
 
-/// Row groups that a split has in memory: one that is encoded, with what the encoder needs beside it, and an encoded one on its way.
+/// Row groups that a split holds in memory: one being encoded, the encoder's working memory, and an encoded one being
+/// sent.
 pub(super) const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
 
 impl Job {
-    /// Makes these splits.
+    /// Builds these splits.
     pub(crate) async fn run_splits(&self, pending: Vec<SplitRecord>, began: Instant) -> Result<()> {
         let pool = Pool::of_this_process()?;
         let session = self.session(pending, &self.runner.remade, pool.spawner()?)?;
         let tally = Tally::new(&self.prepared.spec, &self.runner.splits, &self.runner.done);
         let remote = match &self.driver {
             Some(driver) => {
-                // before the ticket, which names who holds the output
+                // before creating the ticket, which names the holder of the output
                 self.runner.output.let_others_join().await?;
                 Some((driver.as_ref(), self.task_spec()?))
             }
@@ -55,21 +57,22 @@ impl Job {
         self.runner.run(&session, workers, &tally, began).await
     }
 
-    /// How many splits are at work at once in this process. A device has work while one split is written and another one begins.
+    /// Number of concurrent splits in this process. Two splits per device keep it busy while one is written and the
+    /// next begins.
     fn at_once(&self) -> usize {
         let by_device = || SPLITS_OF_A_DEVICE * self.runner.devices.len().max(1);
         let default = self.prepared.spec.extract.as_ref().map_or_else(rayon::current_num_threads, |_| by_device());
         splits_at_once(&self.prepared.spec, default)
     }
 
-    /// The plan over these splits in this process; the shards of `remade` must come out as they were.
+    /// Creates the session with the plan over these splits. The shards of `remade` must get the same bytes as before.
     pub(super) fn session(
         &self,
         mut pending: Vec<SplitRecord>,
         remade: &BTreeMap<SplitId, ShardRecord>,
         spawner: Spawner,
     ) -> Result<Session> {
-        // a holdout that comes out empty is told before the work on all the rest
+        // holdouts first, so that an empty one fails before the work on train
         pending.sort_by_key(|split| split.dataset_split == source::TRAIN);
         let SplitRunner { output, devices, stop, .. } = &self.runner;
         let prepared = &self.prepared;
@@ -86,11 +89,11 @@ impl Job {
         Session::new(plan.map_err(PipelineError::of_plan)?, resources, &prepared.spec.engine)
     }
 
-    /// What another process has to know to work for this run.
+    /// The job as other processes need it to work for this run.
     fn task_spec(&self) -> Result<TaskSpec> {
         let spec = serde_json::to_string(&self.prepared.spec)
             .map_err(|e| PipelineError::caused(ErrorKind::Usage, "the job cannot be sent", e))?;
-        // those who get it are in other folders
+        // executors have other working directories
         let base = std::path::absolute(&self.prepared.base).unwrap_or_else(|_| self.prepared.base.clone());
         let teacher = self.arithmetic.clone();
         let device = teacher.as_ref().map(|_| plan::device_kind(&self.prepared.spec).to_owned());
@@ -116,7 +119,7 @@ fn shards(
     Shards { spec: prepared.spec.output.clone(), shards: Arc::new(splits.iter().map(shard).collect()) }
 }
 
-/// The plan of a job over these splits, for looking at it.
+/// The plan of a job over these splits, for display.
 pub(crate) fn physical_plan(
     prepared: &Prepared,
     files: &[InputFile],
@@ -136,7 +139,7 @@ fn plan_over(
     engine::job_plan(Arc::new(SplitsExec::new(corpus)), &prepared.operators, shards)
 }
 
-/// The source of a job's plan: a partition for each of these splits.
+/// The source of a job's plan, with one partition per split.
 pub(crate) fn source_of(
     prepared: &Prepared,
     files: &Arc<Vec<InputFile>>,
@@ -145,7 +148,7 @@ pub(crate) fn source_of(
     Arc::new(SplitsExec::new(corpus(prepared, files, splits)))
 }
 
-/// What the nodes of a job's plan find in this process.
+/// The resources in this process for the nodes of a job's plan.
 pub(crate) fn resources(
     prepared: &Arc<Prepared>,
     output: Output,
@@ -172,13 +175,13 @@ pub(crate) fn resources(
     }
 }
 
-/// How many splits may be at work at once: as the job says, else `default`, and no more than its memory has room for.
+/// Number of concurrent splits: the job's setting, else `default`, limited by the job's memory.
 pub(crate) fn splits_at_once(spec: &JobSpec, default: usize) -> usize {
     let wanted = spec.engine.parallel_splits.map_or(default, |n| n as usize);
     wanted.min(splits_with_memory(spec)).max(1)
 }
 
-/// Splits at once that the memory of a job has room for: at least one.
+/// Number of concurrent splits that fit into the job's memory, at least one.
 pub(super) fn splits_with_memory(spec: &JobSpec) -> usize {
     let room = spec
         .engine
@@ -187,15 +190,15 @@ pub(super) fn splits_with_memory(spec: &JobSpec) -> usize {
     room.map_or(usize::MAX, |room| room as usize).max(1)
 }
 
-/// `train-00003-of-00042.parquet` for each split. The count is of the splits that there were with the append that it came with,
-/// so that no shard changes its name when others come after it.
+/// `train-00003-of-00042.parquet` for each split. The total counts only splits up to the same append, so that later
+/// appends do not rename shards.
 pub(crate) fn shard_names(splits: &[SplitRecord]) -> BTreeMap<SplitId, String> {
     let of = |split: &SplitRecord| (split.dataset_split.clone(), split.appended);
     let mut counts: BTreeMap<(String, u32), usize> = BTreeMap::new();
     for split in splits {
         *counts.entry(of(split)).or_default() += 1;
     }
-    // each with those before it
+    // add the splits of earlier appends
     let (mut name, mut sum) = ("", 0);
     for ((dataset_split, _), count) in &mut counts {
         if name != dataset_split.as_str() {

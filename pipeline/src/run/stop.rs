@@ -1,4 +1,5 @@
-//! Telling a run to stop, from outside: it calls back what it has sent elsewhere and gives its output free, instead of leaving both behind.
+//! Requests to stop a run. The run then cancels its remote work and releases its output, instead of leaving both
+//! behind.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,34 +11,34 @@ use tokio::sync::Notify;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::Lock;
 
-/// How long a run waits until what it has sent elsewhere is called back. Those who make it see the end of the run by themselves too.
+/// Time limit for cancelling remote work. Workers also notice the end of the run by themselves.
 const CALLS_BACK: Duration = Duration::from_secs(2);
-/// How long it tries to give its output free. A lease ends by itself too.
+/// Time limit for releasing the output. Its lease also expires by itself.
 const GIVES_FREE: Duration = Duration::from_secs(2);
 
-/// Tells a run to stop; its clones tell the same run.
+/// A request to stop a run. Clones refer to the same run.
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     asked: Arc<AtomicBool>,
     news: Arc<Notify>,
-    /// Set with it; the run itself sets it when a split has failed.
+    /// Set by a request to stop, and by the run itself when a split fails.
     flag: Arc<AtomicBool>,
 }
 
 impl Stop {
-    /// Tells it.
+    /// Requests the stop.
     pub fn ask(&self) {
         self.flag.store(true, Ordering::Relaxed);
         self.asked.store(true, Ordering::Relaxed);
         self.news.notify_waiters();
     }
 
-    /// Ends once it was told.
+    /// Completes once the stop was requested.
     pub async fn asked(&self) {
         loop {
             let news = self.news.notified();
             tokio::pin!(news);
-            // what is told between the look and the wait is heard
+            // register before the check, so that a request between the check and the wait is not missed
             news.as_mut().enable();
             if self.asked.load(Ordering::Relaxed) {
                 return;
@@ -46,12 +47,12 @@ impl Stop {
         }
     }
 
-    /// Set once it was told, or by the run itself when a split has failed.
+    /// Flag that is set by a request to stop, and by the run itself when a split fails.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.flag)
     }
 
-    /// Works until it is done or told to stop, which drops it.
+    /// Runs `work` until it is done; a request to stop drops it.
     pub(crate) async fn or<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             biased;
@@ -60,7 +61,8 @@ impl Stop {
         }
     }
 
-    /// The same for a run that has its output. What others make for it is called back: it is waited for a little then.
+    /// Like [`Self::or`], for a run that holds its output. If work is remote, waits [`CALLS_BACK`] for its
+    /// cancellation.
     pub(crate) async fn or_call_back<T>(&self, is_elsewhere: bool, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::pin!(work);
         let done = tokio::select! {
@@ -76,7 +78,7 @@ impl Stop {
     }
 }
 
-/// Gives an output free after a run.
+/// Releases an output after a run.
 pub(crate) async fn release<T>(lock: Lock, result: &Result<T>) {
     match was_stopped(result) {
         false => lock.release().await,
@@ -88,7 +90,7 @@ pub(crate) async fn release<T>(lock: Lock, result: &Result<T>) {
     }
 }
 
-/// Whether a run ended because it was told to.
+/// Whether a run ended because of a request to stop.
 pub(crate) fn was_stopped<T>(result: &Result<T>) -> bool {
     matches!(result, Err(e) if e.kind == ErrorKind::Cancelled)
 }
@@ -113,7 +115,7 @@ mod tests {
         stop.ask();
         assert!(was_stopped(&waits.await.unwrap()));
         assert!(was_stopped(&stop.or(std::future::pending::<Result<()>>()).await));
-        // what sees the flag ends by itself, and is waited for where it is elsewhere
+        // remote work sees the flag, ends by itself, and is awaited
         let flag = stop.flag();
         let called_back = async {
             tokio::task::yield_now().await;

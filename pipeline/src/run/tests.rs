@@ -1,4 +1,4 @@
-//! Jobs whose splits are made by other processes, on other devices and in other arithmetic.
+//! Tests runs whose splits are built by other processes, on other devices and in other arithmetic.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,14 +38,14 @@ fn job_in(folder: &Path, out: &str) -> String {
     job_over(60, folder, out)
 }
 
-/// The same over so many documents.
+/// Like [`job_in`], over this number of documents.
 fn job_over(documents: usize, folder: &Path, out: &str) -> String {
     let teacher = assets().join("teacher-nano-gpt2");
     let words = |n: usize| (0..40 + n % 50).map(|w| format!("word{} ", (w * 7 + n) % 97)).collect::<String>();
     let lines: String = (0..documents).map(|n| json!({ "text": words(n) }).to_string() + "\n").collect();
     let corpus = folder.join("corpus.jsonl");
     if fs::read_to_string(&corpus).ok().as_ref() != Some(&lines) {
-        // another job of the test may be over the same corpus: written again it would be another file
+        // another job of the test may use the same corpus, and rewriting it would change its file state
         fs::write(corpus, lines).unwrap();
     }
     json!({
@@ -81,7 +81,7 @@ fn load_teacher(prepared: &Prepared) -> Arc<dyn Teacher> {
 
 const ORDER: &str = "STILLHOUSE_TEST_ORDER";
 
-/// The other process: makes the splits that it is told.
+/// Body of the other process: builds the splits assigned to it.
 #[test]
 #[ignore = "run by workers_in_other_processes_make_the_same_shards"]
 fn other_process() {
@@ -103,7 +103,7 @@ fn other_process() {
             assert_eq!(worker.make(wanted).await.unwrap().split, wanted.split);
         }
     });
-    // the harness of the tests prints as well
+    // the test harness writes to stdout as well
     writeln!(std::io::stdout(), "\ndone {own}").unwrap();
 }
 
@@ -138,7 +138,7 @@ async fn workers_in_other_processes_make_the_same_shards() {
     fs::write(folder.join("order"), serde_json::to_vec(&order).unwrap()).unwrap();
     fs::write(folder.join("wanted"), serde_json::to_vec(&wanted).unwrap()).unwrap();
 
-    // two workers at once, while this process holds the output
+    // two workers run at once while this process holds the output
     let start = |own: usize| {
         Command::new(std::env::current_exe().unwrap())
             .args(["run::tests::other_process", "--exact", "--ignored", "--nocapture"])

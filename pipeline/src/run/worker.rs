@@ -1,17 +1,20 @@
-//! A process that works for the run of another one: the same plan, made here from the same job, one split at a time.
+//! A worker: a process that builds splits for another process's run. It makes the same plan from the same job and
+//! executes one split at a time.
 //!
 //! ```text
-//!   Order ─► is the device here, and of the run's kind? ─► prepare (under this machine's own rules) ─► hash = the ticket's? ─► plan.json of the output ─► teacher ─► session
-//!   SplitTask ─► committed already? ─ yes ─► its record
-//!                                └ no ──► execute its partition, commit for the run ─► its record
+//!   TaskSpec ─► device present, and of the run's kind? ─► prepare (with this machine's own rules) ─► hash = the ticket's?
+//!            ─► plan.json of the output ─► teacher ─► session
+//!   SplitTask ─► already committed? ─ yes ─► return its record
+//!                                   └ no ──► execute its partition, commit for the run ─► return its record
 //! ```
 //!
-//! The order names a job, not what to do: what is read, computed and written follows from the job, which is checked here as anybody's is. A
-//! worker that sees another input, another tokenizer, other weights or computes in another arithmetic refuses, and says in what it differs.
+//! A [`TaskSpec`] names a job, not instructions: what is read, computed and written follows from the job, which the
+//! worker checks like any other. A worker refuses if it sees another input, tokenizer or weights, or computes in
+//! another arithmetic. The error names the difference.
 //!
-//! Every two seconds a worker looks whether its run still holds the output; when it does not, or does not renew its lease any more, what is at
-//! work ends at its next batch. That is how a cancelled or dead run is told, and costs one small request. With it goes what it is at and has counted (`_stillhouse/workers`), where
-//! it is at another split than two seconds before, else every ten seconds.
+//! Every 2 s a worker checks whether its run still holds the output. If not, or if the run stopped renewing its lease,
+//! the worker's splits end at their next batch. This detects cancelled and dead runs for one small request. The worker
+//! also writes its splits and counts to `_stillhouse/workers`: with each check if its splits changed, else every 10 s.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,42 +48,42 @@ use crate::plan;
 use crate::query_rows;
 use crate::teacher::{self, Decided, JobInput, Loaded};
 
-/// How often a worker looks whether its run is still there.
+/// Interval between two checks that the run still holds the output.
 const LOOKS: Duration = Duration::from_secs(2);
 
-/// How often it tells how far it is.
+/// Interval between two reports if the splits do not change.
 const TELLS: Duration = Duration::from_secs(10);
 
-/// Warnings that a report has at most, and bytes of one.
+/// Maximum number of warnings in a report, and maximum bytes of one.
 const MOST_WARNINGS: usize = 20;
 const LONGEST_WARNING: usize = 1_000;
 
-/// A job, as this process works at it.
+/// A job on which this process works.
 pub struct Worker {
     state: Arc<WorkerState>,
     partitions: HashMap<SplitId, usize>,
-    /// A split is worked on once at a time, however often it is asked for.
+    /// One lock per split, so that repeated requests for a split build it once at a time.
     turns: Mutex<HashMap<SplitId, Arc<tokio::sync::Mutex<()>>>>,
-    /// Splits at once that the job's memory has room for, whatever the slots of this process.
+    /// Limits concurrent splits to the job's memory, whatever the slots of this process.
     room: Semaphore,
     watching: tokio::task::JoinHandle<()>,
     pool: Pool,
 }
 
-/// Where the work stands.
+/// State that a worker shares with its background task.
 struct WorkerState {
     name: String,
     job: Job,
     session: Session,
     at_work: Mutex<BTreeSet<SplitId>>,
-    /// Why nothing more is made for the run.
+    /// Why the worker stopped building splits for the run; empty while it works.
     gone: OnceLock<Failure>,
     began: Instant,
     warnings: Arc<Warnings>,
-    /// The name of its report; one is written at a time, so that no older one comes after a newer one.
+    /// Name of the worker's report. The lock serializes writes, so that an older report never replaces a newer one.
     report: tokio::sync::Mutex<String>,
     told: AtomicU64,
-    /// Its memory, as long as it has a teacher.
+    /// Memory of the job, held while the teacher is loaded.
     _share: Share,
 }
 
@@ -89,7 +92,7 @@ impl WorkerState {
         self.at_work.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What it is at and has counted.
+    /// The report: current splits and counts.
     fn tell(&self, splits: &BTreeSet<SplitId>) -> AtWork {
         let states: HashMap<SplitId, _> =
             self.session.resources.at_work.all().into_iter().map(|state| (state.split, state)).collect();
@@ -110,7 +113,7 @@ impl WorkerState {
         }
     }
 
-    /// Why nothing more is made here, though others may make it: the devices are gone.
+    /// Why this worker can build nothing more, though others may: its devices are lost.
     fn cannot(&self) -> Option<PipelineError> {
         let resources = &self.session.resources;
         let are_gone = !resources.devices.is_empty() && resources.lost_devices() == resources.devices.len();
@@ -129,13 +132,13 @@ impl WorkerState {
     }
 }
 
-/// What the work for a job has warned of: for this process's log, and the last of it for the run.
+/// Warnings of the work for a job: logged by this process, and the latest ones reported to the run.
 struct Warnings {
     log: Arc<dyn Observer>,
     last: Mutex<VecDeque<Warning>>,
-    /// The number of the last one.
+    /// Number of the latest warning.
     count: AtomicU64,
-    /// The number of the last one that the run can know of.
+    /// Number of the latest warning that was reported to the run.
     told: AtomicU64,
 }
 
@@ -173,7 +176,7 @@ impl Observer for Warnings {
     }
 }
 
-/// A split that is at work as long as this lives.
+/// Marks a split as being built until it is dropped.
 struct Working<'a>(&'a Mutex<BTreeSet<SplitId>>, SplitId);
 
 impl<'a> Working<'a> {
@@ -189,29 +192,30 @@ impl Drop for Working<'_> {
     }
 }
 
-/// What an order may do here.
+/// What a worker offers to task specs.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// How this process is named to people.
+    /// Name of this process for people.
     pub name: String,
-    /// What jobs may touch.
+    /// What jobs may access.
     pub access: Access,
-    /// The device of teachers, where it is not as the job says.
+    /// Device of teachers; `None` uses the job's.
     pub device: Option<String>,
-    /// Splits of a job at once.
+    /// Concurrent splits of a job.
     pub slots: usize,
-    /// The memory that jobs may take.
+    /// Memory that jobs may use.
     pub room: Arc<Room>,
 }
 
 impl Worker {
-    /// Gets ready to work for a run: everything but the splits.
+    /// Prepares to work for a run: everything except the splits.
     ///
-    /// Cost: the input is listed, the plan of the run is read, the teacher is loaded.
+    /// Cost: lists the input, reads the run's plan, loads the teacher.
     ///
     /// # Errors
-    /// When this process may not, cannot, or would make other bytes than the run. An error of this place alone ([`PipelineError::of_place`]) is told
-    /// at the output too, so that the run knows who passes its splits on.
+    /// If this process is not allowed to, cannot, or would build other bytes than the run. An error that concerns only
+    /// this machine ([`PipelineError::of_place`]) is also reported at the output, so that the run knows which worker
+    /// passes its splits on.
     pub async fn join(order: &TaskSpec, place: &Place, observer: Arc<dyn Observer>) -> Result<Self> {
         let warnings = Warnings::new(observer);
         let observer = Arc::clone(&warnings) as Arc<dyn Observer>;
@@ -232,7 +236,7 @@ impl Worker {
         let output = output.for_grown_job(&hash).joined(&order.ticket);
         output.still_ours().await?;
         let at = AtWork { warnings: warnings.last(), ..AtWork::new(&place.name, &output) };
-        // of who says nothing the run does not know whether it is getting ready or is not there
+        // without a report the run cannot tell whether this worker is loading or absent
         output.report(&id, &at).await?;
         warnings.are_told(&at.warnings);
         let ready = Self::ready(prepared, hash, output.clone(), (order, place), &id, &warnings);
@@ -288,15 +292,15 @@ impl Worker {
         Ok(Self { state, partitions, turns: Mutex::default(), room: Semaphore::new(room), watching, pool })
     }
 
-    /// Why nothing more is made for its run, where that is gone.
+    /// Why the run is over for this worker; `None` while it works.
     pub fn is_over(&self) -> Option<Failure> {
         self.state.gone.get().cloned()
     }
 
-    /// Makes a split and commits it for the run; one that is committed already is not made again.
+    /// Builds a split and commits it for the run. Returns the existing record if it is already committed.
     ///
     /// # Errors
-    /// When it cannot be made, or when the run does not hold the output any more.
+    /// If the split cannot be built, or the run no longer holds the output.
     pub async fn make(&self, wanted: &SplitTask) -> Result<ShardRecord> {
         let turn = {
             let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -330,10 +334,10 @@ impl Worker {
             Some(was) => self.again(partition, was)?.execute(0, &warn).await,
         };
         if warnings.has_news() {
-            // once the run is told that this is made, it may be at its end
+            // report now: once the run learns that this split is done, it may end
             self.state.report(&self.state.splits()).await;
         }
-        // what ended here was told to stop, or goes to others
+        // a split that failed here was either stopped or goes to another worker
         let made = match made {
             Ok(made) => made,
             Err(e) => {
@@ -352,7 +356,7 @@ impl Worker {
         Ok(record)
     }
 
-    /// A plan of one split, whose shard must come out as it was.
+    /// A plan of one split whose shard must get the same bytes as before.
     fn again(&self, partition: usize, was: &ShardRecord) -> Result<Session> {
         let WorkerState { job, session, .. } = self.state.as_ref();
         let splits: Vec<SplitRecord> = session.splits().get(partition).cloned().into_iter().collect();
@@ -366,7 +370,7 @@ impl Drop for Worker {
     }
 }
 
-/// Sets `stop` once the run has gone; a store that does not answer says nothing. Tells at the output how the work stands.
+/// Sets `stop` once the run is gone, and writes reports to the output. A store that does not answer proves nothing.
 async fn watch(state: Arc<WorkerState>) {
     let runner = &state.job.runner;
     let output = &runner.output;
@@ -386,7 +390,7 @@ async fn watch(state: Arc<WorkerState>) {
             Ok(()) => {}
         }
         let splits = state.splits();
-        // a report of nothing could come after the run has taken the reports away
+        // an empty report could arrive after the run has deleted all reports
         if !splits.is_empty() && (splits != told || state.warnings.has_news() || at.elapsed() >= TELLS) {
             state.report(&splits).await;
             (told, at) = (splits, Instant::now());
@@ -394,7 +398,7 @@ async fn watch(state: Arc<WorkerState>) {
     }
 }
 
-/// Waits until a worker is ready, and tells meanwhile that it is alive.
+/// Waits until the worker is ready, and reports meanwhile that it is alive.
 async fn telling(
     output: &Output,
     id: &str,
@@ -416,7 +420,7 @@ async fn telling(
     }
 }
 
-/// The memory that the job takes here, before anything of it is taken.
+/// Reserves the memory of the job before any of it is used.
 async fn share(
     prepared: &Arc<Prepared>,
     order: &TaskSpec,
@@ -428,11 +432,11 @@ async fn share(
     blocking(prepared, observer, move |p, _| room.take(Needs::of(p, dtype, slots)?)).await
 }
 
-/// The job, checked as anybody's is.
+/// The job, checked like any other.
 async fn prepared(order: &TaskSpec, place: &Place, observer: &Arc<dyn Observer>) -> Result<Arc<Prepared>> {
     let mut parsed = job_format().parse_json(&order.spec);
     if let Some(spec) = &mut parsed.spec {
-        // here it is made
+        // this process builds the splits itself
         spec.engine.kind = EngineKind::Local;
         spec.engine.scheduler = None;
         if let (Some(extract), Some(device)) = (&mut spec.extract, &place.device) {
@@ -446,7 +450,7 @@ async fn prepared(order: &TaskSpec, place: &Place, observer: &Arc<dyn Observer>)
 
 type Planned = (Vec<SplitRecord>, Arc<Vec<crate::source::InputFile>>, BTreeMap<String, u64>);
 
-/// The splits as the run has planned them, over the files as this process sees them.
+/// The splits as the run planned them, over the files as this process sees them.
 async fn planned(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
@@ -470,7 +474,7 @@ async fn planned(
         differences(&plan, hash).iter().take(MOST_LINES).for_each(|line| message += &format!("\n  {line}"));
         return Err(PipelineError::new(ErrorKind::Input, message));
     }
-    // rows of a query are read as the run has staged them
+    // the rows of a query are read from the run's staged parts
     if prepared.spec.input.sql.is_none() {
         same_input(&plan, hash)?;
     }
@@ -479,7 +483,7 @@ async fn planned(
     Ok((plan.splits_of(&hash.files), Arc::new(staged.files), staged.skipped))
 }
 
-/// The teacher in the arithmetic of the run, or a refusal.
+/// Loads the teacher in the run's arithmetic, or returns an error.
 async fn loaded(
     prepared: &Arc<Prepared>,
     order: &TaskSpec,
@@ -517,7 +521,7 @@ mod tests {
         assert!(warnings.has_news());
         let numbers: Vec<u64> = warnings.last().iter().map(|warning| warning.number).collect();
         assert_eq!(numbers, (2..=MOST_WARNINGS as u64 + 1).collect::<Vec<_>>());
-        // an older report that was written meanwhile takes nothing back
+        // an older report that is written later does not undo a newer one
         warnings.are_told(&warnings.last());
         warnings.are_told(&told);
         assert!(!warnings.has_news());

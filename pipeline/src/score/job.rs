@@ -1,4 +1,5 @@
-//! What `score` asks for, as the job that it would be: so its files, its tokenizer and its teacher are found, checked and opened as those of any job.
+//! Expresses the options of `score` as a job, so that its files, tokenizer and teacher are found, checked and opened
+//! like those of any job.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use crate::events::Observer;
 use crate::job::{self, Prepared};
 use crate::source;
 
-/// Checks what `score` asks for; problems are told by the names of the options.
+/// Checks the options of `score`. Problems name the options.
 pub(super) fn prepare(options: &ScoreOptions, file: &str, named: &str, observer: &dyn Observer) -> Result<Prepared> {
     let Some(format) = options.format.or_else(|| source::of_file_name(file)) else {
         let message = format!(
@@ -55,7 +56,7 @@ fn tokenizer(options: &ScoreOptions) -> Value {
     tokenizer
 }
 
-/// Problems of the job, each under the option that it comes from.
+/// Renames the fields of problems to the options that they come from.
 fn as_options(mut error: PipelineError, file: &str) -> PipelineError {
     let Some(Problems(problems)) = error.problems.take() else { return error };
     let option = |field: &str| match field {

@@ -1,16 +1,19 @@
-//! MAUVE: how near two sets of texts are, from the features of a model of theirs (Pillutla et al. 2021; the smoothed variants, 2023).
+//! MAUVE: the similarity of two sets of texts, from a model's features of them (Pillutla et al. 2021; the smoothed
+//! variants, 2023).
 //!
 //! ```text
 //!   features [n, H] of both sides ─► rows of length 1 ─► PCA to 90 % of the variance ─► k-means, k = round(min(n, m) / 10)
-//!      ─► histograms p, q over the clusters ─► curve (exp(−5 KL(q ‖ r)), exp(−5 KL(p ‖ r))), r = w p + (1 − w) q ─► the area under it
+//!      ─► histograms p, q over the clusters ─► curve (exp(−5 KL(q ‖ r)), exp(−5 KL(p ‖ r))), r = w p + (1 − w) q ─► area under the curve
 //! ```
 //!
-//! As the authors' `compute_mauve` computes it, defaults and all: a text's feature is the final hidden state of its last token, of at most 1,024;
-//! 25 mixtures w from 10⁻⁶ to 1 − 10⁻⁶; the area is the mean of the two integrals by the trapezoidal rule. `mauve_star` adds ½ to every count.
-//! k-means begins with points that are drawn by the seed, five times, and the best of the five is taken; theirs is drawn by another generator, so two
-//! programs agree as two seeds of one do (a few hundredths at 1,000 texts).
+//! Follows the authors' `compute_mauve` with its defaults. The feature of a text is the final hidden state of its last
+//! token, of at most 1,024. There are 25 mixtures w from 10⁻⁶ to 1 − 10⁻⁶. The area is the mean of the two integrals by
+//! the trapezoidal rule. `mauve_star` adds ½ to every count. k-means starts from points drawn with the seed, five
+//! times; the best result counts. The authors use another generator, so the two programs agree as well as two seeds of
+//! one program (a few hundredths at 1,000 texts).
 //!
-//! Cost: (n + m)·H² for the covariance, H³ for its eigenvectors, 5·(n + m)·k·d for each iteration of k-means. Memory: (n + m + 2 H)·H numbers.
+//! Cost: (n + m)·H² for the covariance, H³ for its eigenvectors, 5·(n + m)·k·d per iteration of k-means. Memory: (n + m
+//! + 2 H)·H numbers.
 
 use nalgebra::{DMatrix, SymmetricEigen};
 use rayon::prelude::*;
@@ -25,7 +28,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// Adds those of a text; all texts have as many.
+    /// Adds the features of a text. All texts have the same number of features.
     pub fn push(&mut self, features: &[f32]) {
         self.width = features.len();
         self.values.extend_from_slice(features);
@@ -37,23 +40,23 @@ impl Features {
         self.values.len().checked_div(self.width).unwrap_or(0)
     }
 
-    /// Whether there are none.
+    /// Whether there are no texts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// The largest difference of two numbers.
+    /// Largest absolute difference of two corresponding features.
     #[cfg(test)]
     pub(super) fn distance(&self, other: &Self) -> f32 {
         self.values.iter().zip(&other.values).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
     }
 }
 
-/// How MAUVE is computed; the defaults are the authors'.
+/// Settings of MAUVE; the defaults are the authors'.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MauveOptions {
-    /// Clusters; `None` for a tenth of the smaller side, two at least.
+    /// Number of clusters; `None` means a tenth of the smaller side, at least two.
     pub clusters: Option<usize>,
     /// Share of the variance that the principal components keep.
     pub explained_variance: f64,
@@ -69,37 +72,38 @@ impl Default for MauveOptions {
     }
 }
 
-/// MAUVE and what belongs to it.
+/// MAUVE and related scores.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Mauve {
-    /// The score, 0 to 1; higher is nearer.
+    /// The score, from 0 to 1; higher means more similar.
     pub mauve: f64,
-    /// The same with ½ added to every count.
+    /// `mauve` with ½ added to every count.
     pub mauve_star: f64,
-    /// The frontier integral, 0 to 1; lower is nearer.
+    /// The frontier integral, from 0 to 1; lower means more similar.
     pub frontier_integral: f64,
-    /// The same with ½ added to every count.
+    /// `frontier_integral` with ½ added to every count.
     pub frontier_integral_star: f64,
-    /// Texts that took part.
+    /// Number of texts used.
     pub texts: u64,
-    /// Texts of the reference that took part.
+    /// Number of reference texts used.
     pub reference_texts: u64,
-    /// k.
+    /// Number of clusters, k.
     pub clusters: u64,
-    /// Principal components.
+    /// Number of principal components.
     pub components: u64,
 }
 
-/// Iterations of k-means at most, and how often it is begun anew.
+/// Maximum iterations of k-means, and number of starts.
 const ITERATIONS: usize = 500;
 const BEGINNINGS: u32 = 5;
-/// Mixtures of the curve.
+/// Number of mixtures on the curve.
 const MIXTURES: usize = 25;
 
-/// MAUVE of texts `p` beside the reference `q`.
+/// Computes MAUVE of texts `p` against the reference `q`.
 ///
 /// # Errors
-/// With fewer than two texts on a side, fewer texts than clusters, features of another width or that are no numbers: what was got and what is valid.
+/// A message with the valid values, if a side has fewer than two texts or there are fewer texts than clusters, or if
+/// features differ in width or are not finite.
 pub fn mauve(p: &Features, q: &Features, options: &MauveOptions) -> Result<Mauve, String> {
     let smaller = p.len().min(q.len());
     if smaller < 2 {
@@ -137,13 +141,13 @@ pub fn mauve(p: &Features, q: &Features, options: &MauveOptions) -> Result<Mauve
     })
 }
 
-/// Points, one after the other.
+/// Points in row-major order.
 struct Points {
     values: Vec<f32>,
     width: usize,
 }
 
-/// All rows, each of length 1 (a row of zeros stays).
+/// All rows, scaled to length 1; zero rows stay zero.
 fn unit_rows(first: &Features, second: &Features) -> Vec<f64> {
     let rows = first.values.chunks_exact(first.width).chain(second.values.chunks_exact(second.width));
     rows.flat_map(|row| {
@@ -154,7 +158,7 @@ fn unit_rows(first: &Features, second: &Features) -> Vec<f64> {
     .collect()
 }
 
-/// The principal components that keep this share of the variance.
+/// Projects the rows onto the principal components that keep this share of the variance.
 fn components(rows: &[f64], width: usize, share: f64) -> Points {
     let count = rows.len() / width;
     let mut mean = vec![0.0; width];
@@ -178,7 +182,7 @@ fn components(rows: &[f64], width: usize, share: f64) -> Points {
     Points { values: values.map(|at| projected[at] as f32).collect(), width: order.len() }
 }
 
-/// The cluster of every point: the best of several k-means.
+/// The cluster of every point, from the best of several k-means runs.
 fn cluster(points: &Points, clusters: usize, seed: u64) -> Vec<usize> {
     let count = points.values.len() / points.width;
     let runs = (0..BEGINNINGS).map(|beginning| {
@@ -198,7 +202,8 @@ impl Points {
     }
 }
 
-/// Lloyd's iterations from these centres: the sum of squared distances and the labels. An empty cluster takes the point that is farthest from its centre.
+/// Runs Lloyd's iterations from these centres. Returns the sum of squared distances and the labels. An empty cluster
+/// takes the point that is farthest from its centre.
 fn lloyd(points: &Points, mut centres: Vec<f64>) -> (f64, Vec<usize>) {
     let width = points.width;
     let nearest = |centres: &[f64]| -> Vec<(usize, f64)> {
@@ -241,7 +246,7 @@ fn lloyd(points: &Points, mut centres: Vec<f64>) -> (f64, Vec<usize>) {
     (labels.iter().map(|label| label.1).sum(), labels.into_iter().map(|label| label.0).collect())
 }
 
-/// KL(p ‖ q), nat.
+/// KL(p ‖ q), in nat.
 fn divergence(p: &[f64], q: &[f64]) -> f64 {
     p.iter().zip(q).filter(|(p, _)| **p > 0.0).map(|(p, q)| p * (p / q).ln()).sum()
 }
@@ -259,8 +264,8 @@ fn area(p: &[f64], q: &[f64], scaling: f64) -> f64 {
     0.5 * (trapezoids(curve) + trapezoids(flipped))
 }
 
-/// ∫ y dx by the trapezoidal rule, from the smallest x on; of equal ones the largest y comes first. (The authors' code leaves their order to the
-/// sort, which gives 0.75 instead of 1 for two equal histograms, whose curve is a corner.)
+/// ∫ y dx by the trapezoidal rule, in ascending x; of equal x, the largest y comes first. (The authors' code leaves
+/// that order to its sort, which gives 0.75 instead of 1 for two equal histograms, whose curve is a corner.)
 fn trapezoids(mut curve: Vec<(f64, f64)>) -> f64 {
     curve.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
     curve.windows(2).map(|ends| (ends[1].0 - ends[0].0) * (ends[0].1 + ends[1].1) / 2.0).sum()

@@ -1,23 +1,27 @@
-//! Scores of texts under a teacher: perplexity, unigram entropy, and MAUVE beside other texts.
+//! Scores texts under a teacher: perplexity, unigram entropy, and MAUVE against other texts.
 //!
 //! ```text
 //!   FILE ─► read ─► tokenize ─┬─► windows of W tokens, every S ─► teacher ─► Σ −ln p of each text ─► perplexity
-//!                             ├─► how often each token occurs ─────────────────────────────────────► entropy
-//!                             └─► the first W tokens ─► teacher ─► the last hidden state ─┐
-//!   REFERENCE ─► read ─► tokenize ─► the first W tokens ─► teacher ─► … ──────────────────┴────────► MAUVE
+//!                             ├─► frequency of each token ─────────────────────────────────────────► entropy
+//!                             └─► first W tokens ─► teacher ─► last hidden state ─┐
+//!   REFERENCE ─► read ─► tokenize ─► first W tokens ─► teacher ─► … ──────────────┴────────────────► MAUVE
 //! ```
 //!
 //! | score | definition | unit |
 //! |---|---|---|
-//! | perplexity | exp of the mean of −ln p(x_i given up to W − 1 tokens before it); windows as in transformers' guide to perplexity (W = 1,024, S = 512 in Gumbel Distillation) | |
+//! | perplexity | exp of the mean of −ln p(x_i given up to W − 1 earlier tokens) | |
 //! | entropy | −Σ_v c_v/n · ln(c_v/n) over the n tokens of a text, then the mean over texts (Partition Generative Modeling, Eq. 11) | nat |
 //! | MAUVE | see [`mauve`] | 0 to 1 |
 //!
-//! A text that does not begin with BOS gets one put before it, so that its first token is predicted too (`first_token: bos`, as evaluate's
-//! `perplexity` and our own shards have it), or its first token is given (`first_token: given`, as in transformers' guide).
+//! Windows follow transformers' guide to perplexity; Gumbel Distillation uses W = 1,024 and S = 512.
 //!
-//! Cost: W/S teacher passes over each text that is longer than W, one over a shorter one; with a reference one more over the first W tokens.
-//! Memory: a batch of windows, the hidden states of at most [`ScoreOptions::most_texts`] texts on each side; nothing grows with a text.
+//! With `first_token: bos`, a text that does not begin with BOS gets one prepended, so that its first token is
+//! predicted too. evaluate's `perplexity` and our own shards do the same. With `first_token: given`, the first token is
+//! given, as in transformers' guide.
+//!
+//! Cost: W/S teacher passes over each text longer than W, one over a shorter one; with a reference one more over the
+//! first W tokens. Memory: a batch of windows, and the hidden states of at most [`ScoreOptions::most_texts`] texts per
+//! side. The length of a text does not matter.
 
 mod job;
 mod mauve;
@@ -41,48 +45,48 @@ use crate::job::Prepared;
 use crate::plan;
 use crate::source::{self, SourceError, Stopped};
 
-/// What is scored, by which teacher.
+/// Options of [`score`].
 #[derive(Debug, Clone)]
 pub struct ScoreOptions {
-    /// The file with the texts, as an entry of `input.paths`.
+    /// File with the texts, as an entry of `input.paths`.
     pub file: String,
-    /// The texts to compare with, for MAUVE.
+    /// File with the reference texts for MAUVE.
     pub reference: Option<String>,
-    /// Format of the files; by their endings where not said.
+    /// Format of the files; `None` derives it from their extensions.
     pub format: Option<InputFormat>,
     /// Column or key of the text.
     pub text: String,
-    /// For text files: what a text is.
+    /// For text files: the unit that is one text.
     pub document: TextDocument,
-    /// The teacher, as `extract.teacher.path`.
+    /// Teacher, as in `extract.teacher.path`.
     pub teacher: String,
-    /// The tokenizer, where it is not the teacher's own.
+    /// Tokenizer; `None` means the teacher's own.
     pub tokenizer: Option<String>,
     /// Device of the teacher.
     pub device: String,
     /// Arithmetic of the teacher.
     pub dtype: Dtype,
-    /// Tokens of one pass.
+    /// Tokens per pass.
     pub batch_tokens: u32,
-    /// W.
+    /// W, tokens per window.
     pub window_tokens: u32,
-    /// S.
+    /// S, tokens between the starts of two windows.
     pub stride_tokens: u32,
-    /// What stands before the first token of a text.
+    /// What precedes the first token of a text.
     pub first_token: FirstToken,
-    /// What a special token is that is written in a text.
+    /// How to treat special tokens that occur in a text.
     pub special_tokens: SpecialTokens,
-    /// Of each side the first so many texts take part in MAUVE.
+    /// Maximum number of texts per side that MAUVE uses, from the start of the file.
     pub most_texts: usize,
-    /// How MAUVE is computed.
+    /// Settings of MAUVE.
     pub mauve: MauveOptions,
 }
 
-/// What stands before the first token of a text.
+/// What precedes the first token of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FirstToken {
-    /// BOS, where the text does not begin with it: the first token is predicted.
+    /// BOS, unless the text begins with it: the first token is predicted.
     Bos,
     /// Nothing: the first token is given.
     Given,
@@ -91,60 +95,60 @@ pub enum FirstToken {
 /// The scores of a file.
 #[derive(Debug, Clone, Serialize)]
 pub struct Scores {
-    /// Texts with a score.
+    /// Number of texts with a score.
     pub texts: u64,
-    /// Texts in which nothing is to be predicted: without a token, or with a given one only.
+    /// Number of texts without a predicted token: empty, or with one given token only.
     pub empty_texts: u64,
-    /// Tokens that were predicted.
+    /// Number of predicted tokens.
     pub tokens: u64,
-    /// exp of the mean of −ln p over all of these tokens.
+    /// exp of the mean of −ln p over all predicted tokens.
     pub perplexity: f64,
-    /// The perplexities of the texts.
+    /// Mean perplexity per text.
     pub text_perplexity: Mean,
-    /// The unigram entropies of the texts, nat.
+    /// Mean unigram entropy per text, in nat.
     pub entropy_nats: Mean,
-    /// MAUVE, where there is a reference.
+    /// MAUVE, if there is a reference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mauve: Option<Mauve>,
-    /// The teacher: where it is from, and what it computes in.
+    /// Source of the teacher.
     pub teacher: String,
     /// Arithmetic of the teacher.
     pub arithmetic: String,
-    /// W.
+    /// W, tokens per window.
     pub window_tokens: u32,
-    /// S.
+    /// S, tokens between the starts of two windows.
     pub stride_tokens: u32,
-    /// What stood before the first token.
+    /// What preceded the first token of a text.
     pub first_token: FirstToken,
 }
 
 /// The score of a text.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TextScore {
-    /// Which record of the file, from 0.
+    /// Index of the text's record in the file, from 0.
     pub text: u64,
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Of those the predicted ones.
+    /// Number of predicted tokens.
     pub predicted: u64,
-    /// Σ −ln p of them, nat.
+    /// Σ −ln p of the predicted tokens, in nat.
     pub nats: f64,
     /// exp(nats / predicted).
     pub perplexity: f64,
-    /// Unigram entropy, nat.
+    /// Unigram entropy, in nat.
     pub entropy_nats: f64,
 }
 
-/// A mean with the error of its estimate.
+/// A mean and its standard error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Mean {
-    /// The mean over texts.
+    /// Mean over texts.
     pub mean: f64,
-    /// Its standard error, s/√n; `None` of a single text.
+    /// Standard error of the mean, s/√n; `None` for a single text.
     pub standard_error: Option<f64>,
 }
 
-/// Sums from which a mean and its error come (Welford).
+/// Running sums for a mean and its error (Welford's algorithm).
 #[derive(Debug, Clone, Copy, Default)]
 struct Moments {
     count: f64,
@@ -167,11 +171,11 @@ impl Moments {
     }
 }
 
-/// Scores the texts of a file, each handed to `each` in the order of the file.
+/// Scores the texts of a file and passes each score to `each`, in the order of the file.
 ///
 /// # Errors
-/// When a file, the tokenizer or the teacher cannot be had or do not fit together, when a logit is no number, when nothing in the file has a
-/// score; what `each` gives back.
+/// If a file, the tokenizer or the teacher is unavailable or they do not fit together, a logit is not finite, or no
+/// text of the file has a score. Also the errors of `each`.
 pub fn score(
     options: &ScoreOptions,
     observer: &dyn Observer,
@@ -186,7 +190,7 @@ pub fn score(
     score_under(&teacher, options, &prepared, reference.as_ref(), observer, each)
 }
 
-/// The scores under a teacher that is loaded, wherever it is.
+/// Scores texts with a loaded teacher on any device.
 fn score_under(
     teacher: &Arc<dyn Teacher>,
     options: &ScoreOptions,
@@ -269,24 +273,24 @@ fn load(prepared: &Prepared, options: &ScoreOptions, observer: &dyn Observer) ->
         .ok()
         .and_then(|devices| devices.first().map(ToString::to_string))
         .unwrap_or_else(|| options.device.clone());
-    // one more: the BOS that is put before a text
+    // a window includes the BOS that is put before a text
     let length = options.window_tokens as usize;
     teacher::load(&found.path, &extract.teacher, options.dtype, length, &device)
 }
 
-/// The texts of a file, on their way through the teacher.
+/// Passes the texts of a file through the teacher.
 struct Texts<'a> {
     options: &'a ScoreOptions,
     prepared: &'a Prepared,
     teacher: &'a Arc<dyn Teacher>,
-    /// Texts whose last hidden state is kept.
+    /// Number of texts whose last hidden state is kept.
     most_texts: usize,
-    /// Whether they are scored; of a reference only the hidden states are wanted.
+    /// Whether to score the texts; a reference needs only hidden states.
     scores: bool,
 }
 
 impl Texts<'_> {
-    /// Every text of the file, in order, and the hidden states of the first ones.
+    /// Processes every text of the file in order, and returns the hidden states of the first ones.
     fn run(
         &self,
         observer: &dyn Observer,
@@ -345,7 +349,7 @@ impl Texts<'_> {
     }
 }
 
-/// The rows of a batch of `tokens_schema`: tokens of a document, and whether it ends there.
+/// The rows of a batch of `tokens_schema`: tokens of a document, and whether the document ends there.
 fn token_rows(batch: &RecordBatch) -> Option<impl Iterator<Item = (&[u32], bool)>> {
     let tokens = batch.column(1).as_list_opt::<i32>()?;
     let values: &UInt32Array = tokens.values().as_primitive_opt::<UInt32Type>()?;

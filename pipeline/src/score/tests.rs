@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Values of `scripts/score-goldens`: transformers, numpy, MAUVE's own code.
+/// Values from `scripts/score-goldens`: transformers, numpy, and MAUVE's own code.
 fn goldens() -> Value {
     serde_json::from_str(include_str!("goldens.json")).unwrap()
 }
@@ -18,7 +18,7 @@ fn options(folder: &TempDir, golden: &Value) -> ScoreOptions {
     let lines: Vec<String> =
         golden["texts"].as_array().unwrap().iter().map(|t| json!({"text": t["text"]}).to_string()).collect();
     let file = folder.path().join("texts.jsonl");
-    // one text of nothing in the middle
+    // an empty text in the middle
     fs::write(&file, [&lines[..2], &["{\"text\":\"\"}".to_owned()], &lines[2..]].concat().join("\n")).unwrap();
     ScoreOptions {
         file: file.display().to_string(),
@@ -59,7 +59,7 @@ fn texts_have_the_scores_that_transformers_gives_them() {
         let expected: Vec<&Value> =
             golden["texts"].as_array().unwrap().iter().filter(|text| text[name]["predicted"] != 0).collect();
         assert_eq!(texts.len(), expected.len());
-        // the numbers are those of the records: the third has no token
+        // texts are numbered like the records: the third has no token
         let numbers: &[u64] = if name == "bos" { &[0, 1, 3, 4, 5] } else { &[0, 1, 4, 5] };
         assert_eq!(texts.iter().map(|text| text.text).collect::<Vec<_>>(), numbers);
         let (mut nats, mut predicted, mut perplexities) = (0.0, 0, Vec::new());
@@ -94,11 +94,11 @@ fn scores_are_the_same_however_tokens_share_a_pass() {
     // windows that do not overlap: as in the guide, the first token of each but the first is not predicted
     let apart = of(64, 64);
     assert_eq!(apart[0].predicted, 285 - 4);
-    // the smallest step: every token sees all that fits
+    // the smallest stride gives every token the longest context
     assert!(of(64, 1)[0].nats < of(64, 64)[0].nats / 281.0 * 285.0);
 }
 
-/// The teacher of these options on the host, and on the host as a device in place of a GPU.
+/// The teacher of these options on the host, and on the host as a device that takes a GPU's place.
 fn teachers(options: &ScoreOptions, prepared: &Prepared) -> [Arc<dyn Teacher>; 2] {
     let on_host = load(prepared, options, &crate::events::Silent).unwrap();
     let device: Arc<dyn Device> = Arc::new(Host::new(5));
@@ -123,7 +123,7 @@ fn the_features_of_mauve_are_the_last_hidden_states() {
             .push(&text["state"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect::<Vec<_>>());
     }
     let [host, device] = teachers(&options, &prepared);
-    // alone in their passes, and beside windows that are scored
+    // in passes of their own, and in passes with windows that are scored
     for (teacher, scores) in [(&host, false), (&host, true), (&device, false)] {
         let texts = Texts { options: &options, prepared: &prepared, teacher, most_texts: 4, scores };
         let features = texts.run(&observer, "texts", &mut |_| Ok(())).unwrap();
@@ -133,7 +133,7 @@ fn the_features_of_mauve_are_the_last_hidden_states() {
     }
 }
 
-/// Perplexity and MAUVE in one go, on a device as on the host; a text of the other side is longer than a window.
+/// Computes perplexity and MAUVE together, on a device and on the host. One reference text is longer than a window.
 #[test]
 fn a_teacher_on_a_device_gives_mauve_too() {
     let (folder, golden) = (TempDir::new().unwrap(), goldens());
@@ -142,7 +142,7 @@ fn a_teacher_on_a_device_gives_mauve_too() {
         |rows: &[&str]| rows.iter().map(|text| json!({"text": text}).to_string()).collect::<Vec<_>>().join("\n");
     let [file, other] = ["file.jsonl", "other.jsonl"].map(|name| folder.path().join(name));
     let long = "one and two and three and four and five ".repeat(20);
-    // few tokens: their logits are a whole vocabulary each, made on the host
+    // few tokens, because the host computes logits over the whole vocabulary for each
     fs::write(&file, texts(&["A red house", "in May", "2, 3, 5", "It is", "Oh"])).unwrap();
     fs::write(&other, texts(&["One sheep.", "Two cows", &long, "in the red house", "1, 2, 3, 4, 5"])).unwrap();
     options.file = file.display().to_string();
@@ -163,7 +163,7 @@ fn a_teacher_on_a_device_gives_mauve_too() {
     assert!((0.0..1.0).contains(&host.mauve), "{}", host.mauve);
 }
 
-/// As `points` of `scripts/score-goldens`.
+/// Same as `points` of `scripts/score-goldens`.
 fn points(count: usize, seed: u64, centres: &Value) -> Features {
     let (mut state, mut features) = (seed, Features::default());
     let centres = centres.as_array().unwrap();
@@ -190,7 +190,7 @@ fn mauve_is_that_of_its_authors() {
         assert!((found.frontier_integral - of("frontier_integral")).abs() < 1e-9);
         assert!((found.frontier_integral_star - of("frontier_integral_star")).abs() < 1e-9);
         if case["p"] == case["q"] {
-            // their sort gives 0.75
+            // the authors' sort gives 0.75
             assert_eq!((found.mauve, found.mauve_star), (1.0, 1.0));
         } else {
             assert!((found.mauve - of("mauve")).abs() < 1e-9, "{} {}", found.mauve, of("mauve"));
@@ -218,7 +218,7 @@ fn what_mauve_cannot_compare_is_told() {
         let said = mauve(p, q, &options).unwrap_err();
         assert!(said.contains(says), "{said}");
     }
-    // all points in one place: clusters without points of their own, and equal histograms
+    // all points are equal: some clusters have no points, and the histograms are equal
     let mut same = Features::default();
     (0..20).for_each(|_| same.push(&[1.0, 2.0]));
     assert_eq!(mauve(&same, &same, &plain).unwrap().mauve, 1.0);

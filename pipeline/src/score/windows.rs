@@ -1,8 +1,8 @@
-//! Texts in windows, windows in batches, batches through the teacher.
+//! Cuts texts into windows, collects windows into batches, and passes batches through the teacher.
 //!
 //! ```text
 //!   tokens  0 … … … W          S … … … S + W          2S …        window k begins at k·S and ends at most W later;
-//!           └ predicted: 1 … W ┘ └ predicted: W … S + W ┘          what the window before it predicted is context only
+//!           └ predicted: 1 … W ┘ └ predicted: W … S + W ┘          tokens that an earlier window predicted are only context
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -15,39 +15,39 @@ use stillhouse_teacher::{Hidden, Logits, Runs, Teacher};
 
 use super::{Features, FirstToken, ScoreOptions, TextScore, token_rows};
 
-/// Texts at work at most before the queue goes through the teacher, full or not.
+/// Maximum number of texts in progress. Beyond it the queue goes through the teacher even if it is not full.
 const MOST_TEXTS: usize = 1 << 16;
 
-/// What came of a text.
+/// Result of a text.
 pub(super) struct Finished {
-    /// Its score; `None` where nothing was to be predicted.
+    /// The score; `None` if the text has no predicted token.
     pub score: Option<TextScore>,
 }
 
-/// A text at work.
+/// A text in progress.
 #[derive(Default)]
 struct Text {
-    /// How often each token occurs.
+    /// Occurrences of each token.
     counts: HashMap<u32, u64>,
     tokens: u64,
     predicted: u64,
     nats: f64,
-    /// Windows that have not been through the teacher.
+    /// Number of windows that have not passed through the teacher.
     open: usize,
     ended: bool,
 }
 
-/// What a run of tokens is for.
+/// What to compute from a window.
 enum Aim {
-    /// −ln p of its tokens from here on.
+    /// −ln p of its tokens from index `first`.
     Nats { first: usize },
     /// The hidden state of its last token.
     Feature,
 }
 
-/// A run of tokens that the teacher is to see.
+/// A sequence of tokens to pass through the teacher.
 struct Window {
-    /// Number of its text.
+    /// Number of the window's text.
     text: u64,
     tokens: Vec<u32>,
     aim: Aim,
@@ -56,17 +56,17 @@ struct Window {
 /// The text that is being read.
 #[derive(Default)]
 struct Reading {
-    /// Tokens from the beginning of the next window on.
+    /// Tokens from the start of the next window.
     buffer: Vec<u32>,
-    /// Tokens of the text that windows have predicted or given, counted in the buffer's beginning.
+    /// Number of tokens at the start of the buffer that earlier windows have predicted or were given.
     seen: usize,
-    /// Whether the buffer begins with the text.
+    /// Whether the buffer starts at the start of the text.
     at_start: bool,
-    /// The first tokens, for the hidden state.
+    /// The first tokens of the text, for its hidden state.
     head: Vec<u32>,
 }
 
-/// Takes texts in pieces and gives their scores, in order.
+/// Takes texts in pieces and returns their scores in order.
 pub(super) struct Scorer<'a> {
     teacher: &'a dyn Teacher,
     bos: Option<u32>,
@@ -76,9 +76,9 @@ pub(super) struct Scorer<'a> {
     scores: bool,
     most_texts: u64,
     reading: Option<Reading>,
-    /// Number of the text that is read next or being read.
+    /// Number of the text that is being read or comes next.
     number: u64,
-    /// Texts at work; the first is number `number − texts.len()`, or that + 1 while one is being read.
+    /// Texts in progress. The first has the number `number − texts.len()`, or one more while a text is being read.
     texts: VecDeque<Text>,
     first: u64,
     queue: Vec<Window>,
@@ -115,7 +115,7 @@ impl<'a> Scorer<'a> {
         }
     }
 
-    /// Pieces of texts.
+    /// Takes a batch of pieces of texts.
     pub(super) fn take(&mut self, batch: &RecordBatch) -> Result<(), OperatorError> {
         let none = || OperatorError::Config { operator: "score", message: "no batch of tokens".into() };
         for (tokens, end) in token_rows(batch).ok_or_else(none)? {
@@ -149,7 +149,7 @@ impl<'a> Scorer<'a> {
             if reading.at_start && reading.buffer.is_empty() {
                 reading.buffer.extend(self.bos.filter(|bos| tokens.first() != Some(bos)));
             }
-            // as many as make a window, so that the buffer never holds more than one and a stride
+            // fill at most one window at a time, so that the buffer never holds more than a window
             let mut rest = tokens;
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(rest.len().min(self.window - reading.buffer.len()));
@@ -164,7 +164,7 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    /// The buffer is a whole window: it goes to the queue, and the next one begins a stride later.
+    /// Queues the full buffer as a window. The next window starts a stride later.
     fn window(&mut self, reading: &mut Reading) -> Result<(), OperatorError> {
         self.last_window(reading)?;
         reading.buffer.drain(..self.stride);
@@ -173,9 +173,9 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    /// What the buffer holds is a window, if there is a token in it that none before it had.
+    /// Queues the buffer as a window, if it has a token that no earlier window had.
     fn last_window(&mut self, reading: &Reading) -> Result<(), OperatorError> {
-        // nothing stands before the first token of a window
+        // the first token of a window has no token before it
         let first = if reading.at_start { 1 } else { reading.seen.max(1) };
         if first >= reading.buffer.len() {
             return Ok(());
@@ -200,7 +200,7 @@ impl<'a> Scorer<'a> {
             text.ended = true;
         }
         self.number += 1;
-        // texts without a token wait behind one that is in the queue
+        // texts without a token cannot finish before an earlier one in the queue
         if self.texts.len() >= MOST_TEXTS { self.flush() } else { Ok(()) }
     }
 
@@ -213,7 +213,7 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    /// Lets the teacher see what is in the queue.
+    /// Passes the queue through the teacher.
     pub(super) fn flush(&mut self) -> Result<(), OperatorError> {
         let queue = std::mem::take(&mut self.queue);
         self.queued_tokens = 0;
@@ -221,7 +221,8 @@ impl<'a> Scorer<'a> {
             return Ok(());
         }
         let mut runs = Runs::new();
-        // tokens of the pass that predict one, with that and its text; those whose hidden state is wanted
+        // for each predicted token: the row of the pass that predicts it, and its text and id; and the rows whose
+        // hidden state is wanted
         let (mut rows, mut wanted, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         let mut start = 0;
         for window in &queue {
@@ -237,7 +238,7 @@ impl<'a> Scorer<'a> {
             }
             start += window.tokens.len();
         }
-        // what the head sees, where any of it is wanted
+        // keep the last layer's states only if one is wanted
         let last = [self.teacher.info().layers];
         let (hidden, states) = self.teacher.pass_keeping(&runs, if ends.is_empty() { &[] } else { &last })?;
         for (rows, wanted) in rows.chunks(self.teacher.slice_rows()).zip(wanted.chunks(self.teacher.slice_rows())) {
@@ -264,7 +265,7 @@ impl<'a> Scorer<'a> {
             let rows = on_host.par_chunks_exact(vocab).zip(wanted.par_iter());
             rows.map(|(logits, (text, token))| nats(logits, *token, *text)).collect::<Result<_, _>>()?
         };
-        // one after the other, so that the sums are the same for any number of threads
+        // sequentially, so that the sums do not depend on the number of threads
         for ((text, _), nats) in wanted.iter().zip(nats) {
             if let Some(text) = self.texts.get_mut((text - self.first) as usize) {
                 text.nats += nats;
@@ -275,7 +276,7 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    /// Keeps the hidden states of these tokens, out of those of all `[tokens, H]`.
+    /// Keeps the hidden states of the tokens `ends` from `states` `[tokens, H]`.
     fn keep(&mut self, states: &[f32], ends: &[usize]) -> Result<(), OperatorError> {
         let width = self.teacher.info().hidden_size;
         for end in ends {
@@ -288,7 +289,7 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    /// The texts that are done, in order.
+    /// Removes and returns the finished texts, in order.
     pub(super) fn finished(&mut self) -> impl Iterator<Item = Finished> + use<> {
         let mut done = Vec::new();
         while self.texts.front().is_some_and(|text| text.ended && text.open == 0) {
@@ -317,7 +318,7 @@ impl Text {
     }
 }
 
-/// −Σ c/n · ln(c/n), summed from the smallest count on, so that it does not depend on the order of a map.
+/// −Σ c/n · ln(c/n), summed in ascending order of counts, so that the result does not depend on the order of the map.
 pub(super) fn entropy(mut counts: Vec<u64>) -> f64 {
     counts.sort_unstable();
     let all = counts.iter().sum::<u64>() as f64;

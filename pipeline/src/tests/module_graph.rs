@@ -1,4 +1,4 @@
-//! The modules of a crate import each other in one direction: what is below never names what is above.
+//! Tests that the modules of each crate import each other without cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Crates whose modules still import each other in circles; none may be added.
+/// Crates whose modules still have import cycles. Do not add any.
 const CYCLIC: [&str; 2] = ["operators", "jobs/service"];
 
-/// The folder of every crate of the workspace that has a library.
+/// Folders of the workspace's library crates.
 fn crates(root: &Path) -> Vec<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let (_, members) = manifest.split_once("members = [").unwrap();
@@ -18,7 +18,8 @@ fn crates(root: &Path) -> Vec<String> {
     folders.filter(|folder| root.join(folder).join("src/lib.rs").exists()).collect()
 }
 
-/// The top-level modules of a crate and, for each, the others that its product code names by `crate::`, or from its own file by `super::`.
+/// The top-level modules of a crate, each with the others that its product code imports by `crate::`, or in its own
+/// file by `super::`.
 fn imports(source: &Path) -> Graph {
     let root = fs::read_to_string(source.join("lib.rs")).unwrap();
     let declared = root.lines().filter_map(|line| {
@@ -46,7 +47,7 @@ fn imports(source: &Path) -> Graph {
     modules.iter().map(|module| (module.clone(), named(module))).collect()
 }
 
-/// The files below a folder that are no tests.
+/// Collects the files below a folder that are not tests.
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.map(Result::unwrap).filter(|e| !e.file_name().to_string_lossy().starts_with("tests")) {
@@ -58,7 +59,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// A file without its comments and the unit tests at its end.
+/// Text of a file without comments and without the unit tests at its end.
 fn product_code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
@@ -71,7 +72,7 @@ fn named_by(code: &str, modules: &BTreeSet<String>) -> BTreeSet<String> {
     let mut named = BTreeSet::new();
     for after in code.split("crate::").skip(1) {
         let names: Vec<String> = match after.strip_prefix('{') {
-            // what is in further braces belongs to the name before them
+            // a name in inner braces belongs to the module before them
             Some(group) => {
                 let (mut depth, mut names, mut name) = (0, Vec::new(), String::new());
                 for c in group.chars() {
@@ -98,7 +99,7 @@ fn first_word(text: &str) -> String {
     text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
 }
 
-/// A path from a module back to itself.
+/// A cycle of imports, if there is one.
 fn cycle(graph: &Graph) -> Option<Vec<String>> {
     fn visit<'a>(graph: &'a Graph, module: &'a str, path: &mut Vec<&'a str>, done: &mut BTreeSet<&'a str>) -> bool {
         if path.contains(&module) {

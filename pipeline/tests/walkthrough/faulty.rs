@@ -1,4 +1,4 @@
-//! An operator with faults of its own: for what a run does then.
+//! An operator with deliberate faults, to test how a run handles them.
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::Field;

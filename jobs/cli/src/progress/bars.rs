@@ -1,4 +1,4 @@
-//! Progress as bars: splits, documents, tokens, and what the teacher has gone over, with rate and time left.
+//! Progress as bars: splits, documents, tokens, and the tokens that the teacher has processed, with rate and time left.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use stillhouse_pipeline::units;
 /// Steps of a bar that shows a fraction.
 const STEPS: u64 = 1000;
 
-/// Draws on stderr, at most as often as indicatif does.
+/// Draws progress bars on stderr, limited to indicatif's draw rate.
 pub struct Bars {
     state: Arc<Mutex<State>>,
     ticker: Ticker,
@@ -26,12 +26,12 @@ pub struct Bars {
 struct State {
     multi: MultiProgress,
     colour: bool,
-    /// What is waited for, since when.
+    /// The current wait, and its start.
     preparing: Option<(String, Instant)>,
     spinner: Option<ProgressBar>,
     job: Option<Job>,
     copies: Option<(Copies, ProgressBar)>,
-    /// Executors of a cluster that were shown.
+    /// Executors that were already shown.
     executors: BTreeSet<String>,
     closed: bool,
 }
@@ -109,7 +109,7 @@ impl State {
                 let _ = self.multi.println(format!("warning: {}", escaped(&words)));
             }
             Event::SplitStarted { split, executor: Some(executor), .. } => {
-                // once for each: a terminal has no room for who makes each of many thousand splits
+                // once per executor: a terminal has no space for each of many thousand splits
                 if self.executors.insert(executor.clone()) {
                     let words = format!("executor {executor} is at work: split {}", split.0);
                     let _ = self.multi.println(escaped(&words));
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// Shows a spinner once a wait has become one, and turns it.
+    /// Shows a spinner if a wait lasts, and advances it.
     fn tick(&mut self) {
         if self.closed {
             return;
@@ -149,7 +149,7 @@ impl State {
                 bar.finish_and_clear();
             }
         }
-        // A clear that fails leaves a stale bar on a terminal that is gone.
+        // if this fails, the terminal is gone and a stale bar does no harm
         let _ = self.multi.clear();
     }
 }
@@ -202,7 +202,7 @@ impl Job {
     }
 }
 
-/// ` · 1,234 tokens/s · 00:35 left`, as far as it is known.
+/// ` · 1,234 tokens/s · 00:35 left`, without the parts that are unknown.
 fn pace(reading: &Reading) -> String {
     let mut text = String::new();
     if let Some(rate) = reading.tokens_per_second {
@@ -217,7 +217,7 @@ fn pace(reading: &Reading) -> String {
 fn style(template: &str, colour: bool) -> ProgressStyle {
     let plain = template.replace(".cyan/dim", "").replace(".cyan", "").replace(".dim", "");
     let template = if colour { template } else { &plain };
-    // The templates are this file's own, and a test reads each of them.
+    // the templates are constants of this file, and a test parses each
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     style.progress_chars("━╸─")
 }

@@ -1,13 +1,13 @@
-//! How far an export is, in words.
+//! Describes the progress of an export.
 
 use std::time::Instant;
 
 use stillhouse_pipeline::units;
 
-/// Seconds of work before a rate says anything.
+/// Seconds before a rate is meaningful.
 const SETTLED: f64 = 2.0;
 
-/// Reads the counters of an export against the moment when it began.
+/// Measures an export from its start.
 #[derive(Debug, Clone, Copy)]
 pub struct Copies {
     began: Instant,
@@ -20,7 +20,7 @@ pub struct Copied {
     pub files: u64,
     pub bytes_done: u64,
     pub bytes: u64,
-    /// Of `bytes_done` those that were there before.
+    /// The part of `bytes_done` that the destination already had.
     pub bytes_there: u64,
 }
 

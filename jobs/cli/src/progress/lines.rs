@@ -1,4 +1,4 @@
-//! Progress as log lines: every change of state, and the counters about every five seconds.
+//! Progress as log lines: every change of state, and the counters about every 5 s.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -24,11 +24,11 @@ pub struct LogLines {
 struct State {
     printer: Arc<Printer>,
     began: Instant,
-    /// What is waited for, since when.
+    /// The current wait, and its start.
     preparing: Option<(String, Instant)>,
     last_printed: Option<Instant>,
     job: Option<(Estimator, bool, f64)>,
-    /// An export, and when its counters were told.
+    /// The current export, and the time of its last line.
     copies: Option<(Copies, Instant)>,
     closed: bool,
 }

@@ -1,8 +1,8 @@
-//! Progress of a job: bars on a terminal, log lines otherwise, JSON events for scripts; and the summary at the end.
+//! Progress of a job: bars on a terminal, log lines otherwise, JSON events for scripts; also the summary at the end.
 //!
 //! ```text
 //!   pipeline ─Event─► Watch ─► Bars | LogLines | JSON | nothing
-//!                       └─ keeps the last counters and the end, for the summary
+//!                       └─ stores the last counters and the end, for the summary
 //! ```
 
 mod bars;
@@ -19,18 +19,18 @@ use crate::printer::Printer;
 use crate::table::Table;
 use stillhouse_pipeline::units;
 
-/// How progress is told.
+/// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Bars on a terminal, log lines otherwise, on stderr.
     Shown,
     /// One JSON event per line on stdout.
     Json,
-    /// Not at all.
+    /// No output.
     Quiet,
 }
 
-/// Takes the events of a verb and shows them.
+/// Receives the events of a verb and shows them.
 pub struct Watch {
     shown: Shown,
     kept: Mutex<Kept>,
@@ -47,7 +47,7 @@ enum Shown {
 struct Kept {
     last: Progress,
     teacher: bool,
-    /// Splits done, of so many.
+    /// Number of finished splits, and of all splits.
     splits: Option<(u64, u64)>,
     finished: Option<Finished>,
 }
@@ -64,7 +64,7 @@ struct Finished {
 }
 
 impl Watch {
-    /// A watch that shows events in this mode.
+    /// Creates a watch that shows events in this mode.
     pub fn new(printer: &Arc<Printer>, mode: Mode) -> Self {
         let shown = match (mode, printer.bars()) {
             (Mode::Shown, Some(multi)) => Shown::Bars(bars::Bars::new(multi.clone(), printer.colour_of_bars())),
@@ -75,7 +75,7 @@ impl Watch {
         Self { shown, kept: Mutex::default() }
     }
 
-    /// Takes bars off the terminal and ends what runs beside; later events are kept, not shown.
+    /// Removes the bars and stops the ticker. Later events are stored but not shown.
     pub fn close(&self) {
         match &self.shown {
             Shown::Bars(bars) => bars.close(),
@@ -84,13 +84,13 @@ impl Watch {
         }
     }
 
-    /// What a finished job made, and how fast.
+    /// Result and speed of a finished job.
     pub fn summary(&self) -> Option<Page> {
         let kept = self.kept();
         kept.finished.as_ref().map(|finished| summary(finished, &kept.last, kept.teacher))
     }
 
-    /// Splits that are done, of so many, once the plan is made.
+    /// Number of finished splits and of all splits, once the plan is made.
     pub fn splits(&self) -> Option<(u64, u64)> {
         self.kept().splits
     }
@@ -100,7 +100,7 @@ impl Watch {
     }
 }
 
-/// What is shown is worth going on with after a panic elsewhere.
+/// Locks the state, even after a panic in another thread: progress display can continue.
 fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -135,14 +135,14 @@ impl Observer for Watch {
         match &self.shown {
             Shown::Bars(bars) => bars.event(event),
             Shown::Lines(lines) => lines.event(event),
-            // A closed stdout is told by the printer itself.
+            // the printer itself reports a closed stdout
             Shown::Json(printer) => drop(printer.json_line(event)),
             Shown::Nothing => {}
         }
     }
 }
 
-/// What was read and what of it packing dropped; what was skipped, by reason.
+/// Describes what was read and what of it packing dropped, and what was skipped, by reason.
 pub fn went_in(from: &WentIn) -> (String, String) {
     let mut read = units::counted(from.documents, "document");
     if from.empty_documents > 0 {

@@ -1,4 +1,4 @@
-//! A thread that looks at something ten times a second until it is closed.
+//! A thread that calls a function ten times a second until it is stopped.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Time after which a wait is worth telling.
+/// Waits shorter than this are not shown.
 pub const PATIENCE: Duration = Duration::from_millis(500);
 
 pub struct Ticker(Mutex<Option<Sender<()>>>);
 
 impl Ticker {
-    /// Starts it; without a thread to be had nothing ticks.
+    /// Starts the thread. If no thread can be created, nothing ticks.
     pub fn start(tick: impl Fn() + Send + 'static) -> Self {
         let (stop, stopped) = channel::<()>();
         let run = move || {
@@ -25,7 +25,7 @@ impl Ticker {
         Self(Mutex::new(started.is_ok().then_some(stop)))
     }
 
-    /// Ends it. A tick that is under way may still end after this.
+    /// Stops the thread. A running tick may end after this returns.
     pub fn stop(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

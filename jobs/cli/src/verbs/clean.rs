@@ -1,4 +1,4 @@
-//! `stillhouse clean PLACE`: takes away what a run or export that died left behind.
+//! `stillhouse clean PLACE`: removes what an interrupted run or export left behind.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Cleans it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let output = args.store.open(&args.place)?;
     let watch = Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown });

@@ -1,4 +1,4 @@
-//! `stillhouse completions SHELL`: a completion script.
+//! `stillhouse completions SHELL`: prints a completion script.
 
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -21,7 +21,7 @@ pub struct Args {
     shell: Shell,
 }
 
-/// Prints it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "stillhouse", &mut script);

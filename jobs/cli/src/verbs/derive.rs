@@ -1,4 +1,4 @@
-//! `stillhouse derive DATASET JOB.yaml`: new columns for a finished data set, without its text and without its teacher.
+//! `stillhouse derive DATASET JOB.yaml`: adds columns to a finished data set, without its text and teacher.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct Args {
 
 const RESUME: &str = "interrupted; the shards that are done stay: run the same command again to go on";
 
-/// Derives it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let file = JobFile::read(&args.job, printer)?;
     let runtime = args.threads.requests_runtime()?;

@@ -1,4 +1,4 @@
-//! `stillhouse executor`: makes splits that a scheduler hands out.
+//! `stillhouse executor`: builds splits that a scheduler assigns.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -66,11 +66,11 @@ pub struct Args {
     token_file: Option<PathBuf>,
 }
 
-/// Splits at once at a device: while one is written and the next one begins, the device has work.
+/// Default slots with a device. The device stays busy while one split is written and the next begins.
 const SLOTS_OF_A_DEVICE: usize = 2;
 
 impl Args {
-    /// What jobs may touch: everything, where nobody says.
+    /// What jobs may access; everything if no option restricts it.
     fn allowed(&self) -> Result<Access, Failure> {
         if self.access.is_none() && self.allow.is_empty() {
             return Ok(Access::everything());
@@ -97,7 +97,7 @@ impl Args {
     }
 }
 
-/// Works until it is told to stop.
+/// Runs the executor until it is stopped.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     stillhouse_cluster::log::take();
     let token = Token::find(args.token_file.as_deref())?;

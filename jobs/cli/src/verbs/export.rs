@@ -1,4 +1,5 @@
-//! `stillhouse export DATASET PLACE`: copies a finished data set, every byte checked, or writes its log-probabilities for another reader.
+//! `stillhouse export DATASET PLACE`: copies a finished data set and checks every byte, or writes its log-probabilities
+//! in another format.
 
 mod format;
 
@@ -75,7 +76,7 @@ pub struct Args {
 
 const RESUME: &str = "interrupted; what is copied stays: run the same command again to go on";
 
-/// Copies it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let conversion = args.format.conversion()?;
     let runtime = Threads::default().runtime()?;

@@ -1,4 +1,4 @@
-//! `stillhouse jobs …`: what a service has, and what is to become of it.
+//! `stillhouse jobs …`: lists, shows and controls the jobs of a service.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl Args {
     }
 }
 
-/// Asks the service.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let client = args.service.client()?;
     let find = |one: &One| find(&client, &one.id);
@@ -168,7 +168,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
 
 const WHOLE_ID: usize = 12;
 
-/// The job that an id, or the beginning of one, stands for.
+/// Finds a job by its id or the start of one.
 fn find(client: &Client, text: &str) -> Result<JobId, Failure> {
     if text.len() == WHOLE_ID
         && let Ok(id) = text.parse()
@@ -300,7 +300,7 @@ fn view(job: &Job) -> Page {
     page
 }
 
-/// How far a job is, by the name of the fact.
+/// Progress of a job, as names and values.
 fn progress_facts(p: &ProgressView) -> Vec<(&'static str, String)> {
     let left = p.seconds_left.map_or(String::new(), |s| format!(", {} left", units::clock(s)));
     let (tokens, rate) = (units::count(p.tokens), units::count(p.tokens_per_second as u64));
@@ -310,7 +310,7 @@ fn progress_facts(p: &ProgressView) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// What a finished job made, and of what.
+/// Result and input of a finished job, as names and values.
 fn result_facts(result: &ResultView) -> Vec<(&'static str, String)> {
     let each = result.bytes as f64 / result.tokens.max(1) as f64;
     let (rows, tokens) = (units::counted(result.rows, "sequence"), units::counted(result.tokens, "token"));
@@ -349,7 +349,7 @@ fn with_newline(text: String) -> String {
     if text.ends_with('\n') { text } else { text + "\n" }
 }
 
-/// Copies the log as it comes; the service has escaped what could act on a terminal.
+/// Copies the log as it arrives. The service has escaped control characters.
 fn logs(client: &Client, ask: Ask<'_>, follow: bool) -> Result<(), Failure> {
     let ask = if follow { ask.header("accept", "text/plain, text/event-stream") } else { ask };
     let mut body = client.stream(&ask)?;

@@ -1,4 +1,4 @@
-//! The verbs, one file each: options, the call into the pipeline, and what is shown.
+//! The verbs, one file each: options, the call into the pipeline, and the output.
 
 pub mod clean;
 pub mod completions;
@@ -50,7 +50,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Sets the size of rayon's pool and gives the runtime that serves the requests of a job; its splits get threads of their own.
+    /// Sets the size of rayon's pool and returns the runtime for a job's requests. Splits run on threads of their own.
     pub fn requests_runtime(self) -> Result<Runtime, Failure> {
         let system = |e: &dyn std::fmt::Display| Failure::System(format!("cannot start threads: {e}"));
         if let Some(n) = self.threads {
@@ -59,7 +59,7 @@ impl Threads {
         requests_runtime(rayon::current_num_threads()).map_err(|e| system(&e))
     }
 
-    /// Sets the size of rayon's pool (tokenizer, noise, teacher) and gives a runtime of as many workers.
+    /// Sets the size of rayon's pool (tokenizer, noise, teacher) and returns a runtime with as many worker threads.
     pub fn runtime(self) -> Result<Runtime, Failure> {
         let system = |e: &dyn std::fmt::Display| Failure::System(format!("cannot start threads: {e}"));
         let mut runtime = Builder::new_multi_thread();
@@ -71,7 +71,7 @@ impl Threads {
     }
 }
 
-/// The runtime that serves the requests of a job on so many threads.
+/// A runtime for a job's requests, with `threads` worker threads up to a limit.
 pub fn requests_runtime(threads: usize) -> std::io::Result<Runtime> {
     Builder::new_multi_thread()
         .worker_threads(threads.clamp(1, REQUEST_WORKERS))
@@ -99,7 +99,7 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// As the job file's `storage:` says it.
+    /// The options in the form of a job file's `storage` section.
     pub fn storage(&self) -> Storage {
         Storage {
             endpoint: self.endpoint.clone(),
@@ -110,7 +110,7 @@ impl StoreOptions {
         }
     }
 
-    /// These options over those of a job file.
+    /// The storage section of a job file, overridden by these options.
     pub fn over(&self, storage: &Storage) -> Storage {
         let given = self.storage();
         Storage {
@@ -122,7 +122,7 @@ impl StoreOptions {
         }
     }
 
-    /// The data set, or the place for one, that the user names; nothing is asked of it yet.
+    /// The data set, or the place for one, that the user names. Sends no request.
     pub fn output(&self, named: &str, storage: &Storage) -> Result<Output, Failure> {
         let wrong = |e: String| PipelineError::new(ErrorKind::Usage, e);
         if let Some(problem) = storage.endpoint.as_deref().and_then(endpoint_problem) {
@@ -132,18 +132,18 @@ impl StoreOptions {
         Ok(Output::at(&named, storage, &Storages::new())?)
     }
 
-    /// [`StoreOptions::output`] with these options alone.
+    /// Like [`StoreOptions::output`], with only these options.
     pub fn open(&self, named: &str) -> Result<Output, Failure> {
         self.output(named, &self.storage())
     }
 }
 
-/// Sends log records to stderr, past the progress bars.
+/// Writes log records to stderr, above the progress bars.
 pub fn log_to(printer: &Arc<Printer>, format: LogFormat, level: &str) {
     let filter = EnvFilter::try_from_env("STILLHOUSE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let writer = LogWriter(Arc::clone(printer));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(writer);
-    // Fails only where a subscriber is set already, which is as good.
+    // fails only if a subscriber is already set, which is fine
     let _ = match format {
         LogFormat::Text => lines.try_init(),
         LogFormat::Bare => lines.without_time().with_target(false).try_init(),

@@ -1,4 +1,4 @@
-//! `stillhouse plan JOB.yaml`: what would run, and the first documents of it, without writing anything.
+//! `stillhouse plan JOB.yaml`: shows what a run would do and its first documents, without writing anything.
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
@@ -58,14 +58,14 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Plans it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let file = JobFile::read(&args.job, printer)?;
     let watch = Arc::new(Watch::new(printer, if args.json { Mode::Quiet } else { Mode::Shown }));
     let runtime = args.threads.runtime()?;
     let _blocking_calls_wait_on = runtime.enter();
     let made = |prepared: Prepared| {
-        // the process ends with the plan: the memory of hundreds of thousands of files is not given back piece by piece
+        // the process exits after this: skip freeing the memory of up to hundreds of thousands of files
         let prepared = ManuallyDrop::new(Arc::new(prepared));
         let hash = append::as_at_output(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
         let hash = ManuallyDrop::new(hash);
@@ -104,7 +104,7 @@ struct Planned {
     plan: Plan,
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<Sample>,
-    /// The physical plan of the first split with the metrics of its nodes.
+    /// Physical plan of the first split, with the metrics of its nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     analyzed: Option<String>,
 }
@@ -116,7 +116,7 @@ fn physical_plan(plan: &str, page: &mut Page) {
     }
 }
 
-/// A physical plan by itself; one that executors have run comes without metrics, which it says.
+/// A page with a physical plan. A plan that executors ran has no metrics, and the page says so.
 pub fn physical(plan: &str, is_elsewhere: bool) -> Page {
     let mut page = Page::new();
     physical_plan(plan, &mut page);
@@ -128,7 +128,7 @@ pub fn physical(plan: &str, is_elsewhere: bool) -> Page {
 
 const ELSEWHERE: &str = "Executors have run it: no metrics of its nodes are here; the last `progress` of `run --json` has the rows and the time of each stage.";
 
-/// Rows of a sample that are shown; `--json` has them all.
+/// Number of a sample's rows to show; `--json` has all.
 const SHOWN_ROWS: usize = 4;
 
 fn render_sample(sample: &Sample, view: View, page: &mut Page) {
@@ -152,7 +152,7 @@ fn render_sample(sample: &Sample, view: View, page: &mut Page) {
     }
 }
 
-/// Splits shown at either end of a long list.
+/// Number of splits to show at each end of a long list.
 const ENDS: usize = 4;
 
 fn render(plan: &Plan, view: View) -> Page {
@@ -193,14 +193,14 @@ fn render(plan: &Plan, view: View) -> Page {
     page
 }
 
-/// How many tokens are shuffled over the data set.
+/// Describes how a schedule shuffles tokens over the data set.
 fn outlook(schedule: &ScheduleOutlook) -> String {
     let ScheduleOutlook { sequences, first_rho, last_rho, warning } = schedule;
     let said = format!("ρ {first_rho} to {last_rho} over about {} sequences of train", units::count(*sequences));
     said + &warning.as_ref().map(|warning| format!("; warning: {warning}")).unwrap_or_default()
 }
 
-/// The share of sampling steps that change nothing, by the digits of a token.
+/// Lists the share of sampling steps that change nothing, by sub-tokens per token.
 fn idle_steps(steps: &[IdleSteps]) -> String {
     let each = steps.iter().map(|at| {
         let mark = if at.elbow { " (elbow)" } else { "" };
@@ -266,7 +266,7 @@ fn splits_table(splits: &[SplitRecord]) -> Table {
     table
 }
 
-/// What a split takes: all of its pieces, or of a holdout by key a share of the documents there.
+/// Size of what a split reads: all of its pieces, or for a holdout by key a share of their documents.
 fn taken(split: &SplitRecord) -> String {
     let size = size(&split.pieces);
     match split.keys {
@@ -289,7 +289,7 @@ fn size(pieces: &[Piece]) -> String {
     }
 }
 
-/// Where the first piece begins and ends in its file.
+/// Range of the first piece in its file.
 fn range(pieces: &[Piece]) -> String {
     let (unit, start, end) = match pieces.first().map(|p| p.range) {
         Some(Range::Bytes { start, end, .. }) => ("bytes", start, end),

@@ -45,7 +45,7 @@ pub struct Args {
 
 const RESUME: &str = "interrupted; what was made again stays: run the same command again to go on";
 
-/// Repairs it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let file = JobFile::read(&args.job, printer)?;
     let runtime = args.threads.runtime()?;

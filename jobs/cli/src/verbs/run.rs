@@ -1,4 +1,4 @@
-//! `stillhouse run JOB.yaml`: runs a job here, with progress; goes on where an earlier run stopped.
+//! `stillhouse run JOB.yaml`: runs a job on this machine with progress; resumes where an earlier run stopped.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ fn how_to_go_on(watch: &Watch) -> String {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let file = JobFile::read(&args.job, printer)?.on_cluster(args.scheduler.as_deref());
     let runtime = args.threads.requests_runtime()?;
@@ -103,7 +103,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let work = prepare_and_run(&file, options, &watch, &stop);
     let result = runtime.block_on(until_stopped(printer, || how_to_go_on(&watch), &stop, work));
     watch.close();
-    // What still computes after an interruption is not waited for: nothing of it is visible until committed.
+    // after an interruption, do not wait for running computations: nothing of them is visible before its commit
     runtime.shutdown_background();
     let ran = result?;
     if mode == Mode::Shown

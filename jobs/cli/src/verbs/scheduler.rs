@@ -1,4 +1,4 @@
-//! `stillhouse scheduler`: hands out the splits of jobs to executors.
+//! `stillhouse scheduler`: assigns the splits of jobs to executors.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -48,10 +48,10 @@ pub struct Args {
     token_file: Option<PathBuf>,
 }
 
-/// Threads that answer: it computes nothing.
+/// Worker threads for requests; the scheduler computes nothing.
 const THREADS: usize = 4;
 
-/// Serves until it is told to stop.
+/// Runs the scheduler until it is stopped.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     stillhouse_cluster::log::take();
     let token = Token::find(args.token_file.as_deref())?;

@@ -1,4 +1,4 @@
-//! `stillhouse schema`: the JSON Schema of the job file.
+//! `stillhouse schema`: prints the JSON Schema of the job file.
 
 use stillhouse_operators::registry::{columns_table, job_format};
 
@@ -23,7 +23,7 @@ pub struct Args {
     columns: bool,
 }
 
-/// Prints it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
     if args.columns {
         return Ok(printer.text(&columns_table())?);

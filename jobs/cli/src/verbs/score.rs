@@ -1,4 +1,4 @@
-//! `stillhouse score FILE --teacher TEACHER`: perplexity, entropy and MAUVE of texts.
+//! `stillhouse score FILE --teacher TEACHER`: computes perplexity, entropy and MAUVE of texts.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -127,7 +127,7 @@ enum Special {
     Text,
 }
 
-/// Scores them.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let options = args.options()?;
     let runtime = args.threads.runtime()?;
@@ -203,7 +203,7 @@ impl Args {
     }
 }
 
-/// A file with a JSON line for each text.
+/// Writes a file with one JSON line per text.
 struct Lines {
     out: BufWriter<File>,
     path: PathBuf,
@@ -280,7 +280,7 @@ fn empty(texts: u64) -> String {
     }
 }
 
-/// Four significant digits, whole numbers in full.
+/// Formats with four significant digits; large whole numbers in full.
 fn number(value: f64) -> String {
     match value.abs() {
         v if v >= 1e6 => format!("{value:.3e}"),

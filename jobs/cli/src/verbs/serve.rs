@@ -1,4 +1,4 @@
-//! `stillhouse serve`: the batch-job service.
+//! `stillhouse serve`: runs the batch-job service.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ pub enum LogFormat {
     Bare,
 }
 
-/// The configuration of a file and the options beside it.
+/// Combines the configuration file with the command-line options.
 pub fn configuration(
     file: Option<&Path>,
     data: Option<&Path>,
@@ -106,7 +106,7 @@ pub fn configuration(
     Ok(config)
 }
 
-/// Serves, or checks.
+/// Runs the service, or checks its configuration.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let config = configuration(args.config.as_deref(), args.data.as_deref(), args.listen, &args.allow, &args.endpoint)?;
     let mut problems = config.problems();

@@ -1,4 +1,4 @@
-//! Being told to stop: Ctrl-C, and what a system or a cluster sends before it kills.
+//! Requests to stop: Ctrl-C, and the signal that a system or a cluster sends before it kills.
 
 use std::future::Future;
 use std::io;
@@ -10,10 +10,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::cli::Failure;
 use crate::printer::Printer;
 
-/// How long work is waited for that was told to stop.
+/// Time limit for work to end after a request to stop.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which signal told the program to stop.
+/// The signal that requested the stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopSignal {
     /// SIGINT, Ctrl-C.
@@ -23,7 +23,7 @@ pub enum StopSignal {
 }
 
 impl StopSignal {
-    /// The exit code that a shell would give for a program that the signal ended.
+    /// The exit code that a shell reports for a program ended by this signal.
     pub fn code(self) -> u8 {
         match self {
             Self::Interrupt => 130,
@@ -32,7 +32,8 @@ impl StopSignal {
     }
 }
 
-/// Works until it is done, the program is told to stop, or nobody reads its output any more. `how_to_go_on` is said after a signal.
+/// Runs `work` until it is done, a signal arrives, or stdout is closed. After a signal, the error includes
+/// `how_to_go_on`.
 pub async fn until_signalled<T>(
     printer: &Printer,
     how_to_go_on: impl FnOnce() -> String,
@@ -47,8 +48,8 @@ pub async fn until_signalled<T>(
     }
 }
 
-/// The same for work that has something to call back or to give free when it is told to stop: it is told, and waited for a while, or until
-/// the next signal.
+/// Like [`until_signalled`], for work that must cancel remote work or release its output. Requests the stop and waits up
+/// to 5 s, or until the next signal.
 pub async fn until_stopped<T>(
     printer: &Printer,
     how_to_go_on: impl FnOnce() -> String,
@@ -71,26 +72,26 @@ pub async fn until_stopped<T>(
         () = tokio::time::sleep(PATIENCE) => None,
     };
     match (done, signal) {
-        // it was at its end
+        // the work finished in the meantime
         (Some(done), Some(_)) => Ok(done),
         (_, None) => Err(Failure::Reported),
         (None, Some(signal)) => Err(Failure::Interrupted(signal, how_to_go_on())),
     }
 }
 
-/// Both signals, caught from the moment that this is made.
+/// Handlers for both signals, active once this exists.
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Signals {
-    /// Catches them; needs a runtime.
+    /// Installs the handlers; needs a tokio runtime.
     pub fn catch() -> io::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Ends with the first that comes.
+    /// Waits for the first signal.
     pub async fn received(&mut self) -> StopSignal {
         tokio::select! {
             _ = self.interrupt.recv() => StopSignal::Interrupt,

@@ -92,7 +92,7 @@ fn problems(list: &[FieldProblem]) -> Problems {
     Problems(list.iter().map(Problem::from).collect())
 }
 
-/// Sends it, and waits.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let client = args.service.client()?;
     let JobFile { name, text, json, folder: own, .. } = JobFile::read(&args.job, printer)?;
@@ -126,7 +126,7 @@ fn absolute(folder: &Path) -> std::io::Result<String> {
     Ok(folder.canonicalize()?.to_string_lossy().into_owned())
 }
 
-/// Times that a submission is sent again when no answer came: its key makes that safe.
+/// Maximum number of times a submission without an answer is sent again. The idempotency key makes that safe.
 const SENDS: u32 = 4;
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), largest: Duration::from_secs(2) };
 
@@ -163,7 +163,7 @@ fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) 
 const DETACHED: &str =
     "not watching any more; the job goes on: `stillhouse jobs watch ID`, `stillhouse jobs cancel ID`";
 
-/// Shows a job until it is over; its failure is this verb's.
+/// Shows a job until it ends. If the job fails, this command fails.
 pub fn watch(client: &Client, id: &JobId, mode: Mode, printer: &Arc<Printer>) -> Result<(), Failure> {
     let shown = Arc::new(Watch::new(printer, mode));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -199,7 +199,7 @@ pub fn watch(client: &Client, id: &JobId, mode: Mode, printer: &Arc<Printer>) ->
     }
 }
 
-/// Why a job failed, with its exit code: 2 where its file is wrong.
+/// The failure of a job. The exit code is 2 if its file is wrong.
 pub fn failure(job: &Job) -> Failure {
     match &job.failure {
         Some(failure) if !failure.problems.is_empty() => {
@@ -241,7 +241,7 @@ impl Follower {
             let text = |key: &str| event.data.get(key).and_then(Value::as_str);
             let reason = text("reason").map_or(String::new(), |r| format!(": {r}"));
             match text("to").unwrap_or_default() {
-                // told by what follows
+                // later events report these states
                 "running" | "succeeded" | "failed" | "cancelled" => {}
                 "queued" if text("from").is_none() => self.note(&format!("job {} is queued", self.id)),
                 state => self.note(&format!("job {} is {state}{reason}", self.id)),
@@ -261,7 +261,7 @@ impl Follower {
     }
 }
 
-/// An event as `run` has it.
+/// Converts a service event to the event that `run` emits.
 fn pipeline_event(event: &EventView) -> Option<Event> {
     let name = match event.kind {
         EventType::State => return None,
@@ -281,7 +281,7 @@ fn progress(data: &Value) -> Option<Progress> {
         name: s.name.clone(),
         rows: s.rows,
         busy_seconds: s.seconds,
-        // the service does not keep it
+        // the service does not store it
         awaited_seconds: 0.0,
     };
     Some(Progress {

@@ -1,4 +1,4 @@
-//! `stillhouse token`: who may ask the service, made and revoked on its machine.
+//! `stillhouse token`: creates, lists and revokes the service's tokens on its machine.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn user(text: &str) -> Result<String, String> {
     if valid { Ok(text.to_owned()) } else { Err("valid: 1 to 64 letters, digits, `.`, `_`, `-`, `@`".into()) }
 }
 
-/// Does it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let config = configuration(args.config.as_deref(), args.data.as_deref(), None, &[], &[])?;
     make_data_folder(&config.data).map_err(Failure::System)?;

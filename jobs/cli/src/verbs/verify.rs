@@ -1,4 +1,4 @@
-//! `stillhouse verify DATASET`: reads a data set again and checks everything that can be checked.
+//! `stillhouse verify DATASET`: reads a data set and checks everything that can be checked.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Verifies it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let runtime = args.threads.runtime()?;
     let output = args.store.open(&args.dataset)?;
@@ -117,7 +117,7 @@ impl Arithmetic {
     }
 }
 
-/// The report, as a page and as JSON.
+/// Writes the report as HTML and as JSON.
 fn write(path: &Path, report: &Report) -> io::Result<()> {
     let with = |ending: &str| {
         let mut name = path.as_os_str().to_owned();

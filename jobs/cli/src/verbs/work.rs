@@ -1,4 +1,4 @@
-//! `stillhouse work`: the service's worker. It takes its order from stdin and is of no use to a person.
+//! `stillhouse work`: the service's worker process. It reads its order from stdin; people do not run it.
 
 use std::io::{BufRead, Read, Write};
 use std::path::Path;
@@ -38,16 +38,17 @@ pub struct Args {}
 
 const LONGEST_ORDER: u64 = 64 << 20;
 
-/// How long a run that was told to stop is waited for; the service kills it after `cancel_seconds`, where those are less.
+/// Time limit for a run to end after a request to stop. The service kills the process after `cancel_seconds`, if that
+/// is less.
 const CALLS_BACK: Duration = Duration::from_secs(5);
 
-/// Takes the order and follows it.
+/// Reads the order and executes it.
 pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let system = |e: &dyn std::fmt::Display| Failure::System(format!("the worker cannot start: {e}"));
     let mut line = String::new();
     std::io::stdin().lock().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| system(&e))?;
     let order: Order = serde_json::from_str(&line).map_err(|e| system(&e))?;
-    // where memory runs out, this is what the kernel shall take, not the service
+    // if memory runs out, the kernel should kill this process, not the service
     if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "900") {
         tracing::warn!("the worker is no likelier to be killed for want of memory than the service: {e}");
     }
@@ -76,10 +77,10 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             .map_err(|e| PipelineError::new(ErrorKind::Output, format!("no signals: {e}")))?;
         tokio::select! {
             done = &mut work => done.unwrap_or_else(|e| Err(PipelineError::new(ErrorKind::Output, format!("the work stopped: {e}")))),
-            // what is committed stays, what is not was never visible
+            // committed splits stay; others were never visible
             _ = terminate.recv() => {
                 if is_run {
-                    // what a cluster makes for it is called back, and its output given free
+                    // cancels the run's remote work and releases its output
                     stop.ask();
                     let _ = tokio::time::timeout(CALLS_BACK, work).await;
                 }
@@ -98,7 +99,8 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is wrong with the job file, so that `submit` ends as `run` does: also where what is wrong was not told by field.
+/// The problems of the job file, so that `submit` ends like `run`. If the error has none by field, makes one from its
+/// message.
 fn problems(error: &PipelineError) -> Vec<FieldProblem> {
     let found: Vec<FieldProblem> = error.problems.iter().flat_map(|p| &p.0).map(Into::into).collect();
     if !found.is_empty() || error.kind != ErrorKind::Usage {
@@ -111,7 +113,7 @@ fn problems(error: &PipelineError) -> Vec<FieldProblem> {
     vec![FieldProblem::from(&Problem::missing(field, message))]
 }
 
-/// Ends this process when the service is gone, however that came: the kernel closes its end of the pipe.
+/// Exits when the service is gone, for whatever reason: the kernel then closes its end of the pipe.
 fn leash() {
     let mut sink = [0; 64];
     loop {
@@ -122,7 +124,7 @@ fn leash() {
     }
 }
 
-/// Tells the service on stdout, and people in the log on stderr.
+/// Writes messages for the service to stdout, and a log for people to stderr.
 struct MessageWriter {
     out: Mutex<std::io::Stdout>,
     log: Watch,
@@ -134,7 +136,7 @@ impl MessageWriter {
         line.push(b'\n');
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
         if out.write_all(&line).and_then(|()| out.flush()).is_err() {
-            // nobody listens any more
+            // the service no longer reads
             std::process::exit(STOPPED);
         }
     }
@@ -151,8 +153,8 @@ impl Observer for MessageWriter {
     }
 }
 
-/// The end of a job whose worker is stopped just then, for a test: `_SUCCESS` is there and nobody was told. Says so by a file beside the one
-/// that the variable names, and goes on when that one is gone.
+/// For a test: waits right after a job's end, when `_SUCCESS` exists and the service has not been notified, so that the
+/// test can stop the worker. Creates a file beside the one that the variable names, and continues when that one is gone.
 #[cfg(debug_assertions)]
 fn hold() {
     let Some(path) = std::env::var_os("STILLHOUSE_TEST_HOLD_FINISHED").map(std::path::PathBuf::from) else { return };
@@ -162,7 +164,7 @@ fn hold() {
     }
 }
 
-/// Keeps the last event.
+/// Stores the latest event.
 #[derive(Default)]
 struct Last(Mutex<Option<Event>>);
 
@@ -172,7 +174,7 @@ impl Observer for Last {
     }
 }
 
-/// What was told when the data set was finished, if it is, by the job of this hash.
+/// The event of the finished data set, if the job with this hash has finished.
 async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, PipelineError> {
     match output.look(job_hash).await {
         Ok(Found::Complete) => {}
@@ -223,11 +225,12 @@ fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), 
     Ok(())
 }
 
-/// Whether a data set is of another job than the one that is asked about; the answer says so then. What is read afterwards is held to the sums of the same
-/// manifest.
+/// Whether a data set belongs to another job than the requested one; if so, sends that as the answer. Later reads are
+/// checked against the checksums of the same manifest.
 fn is_of_another(dataset: &Dataset, job_hash: Option<&str>, writer: &MessageWriter) -> bool {
     let there = &dataset.manifest().job_hash;
-    // without a hash of the job (an earlier version kept none of one that found its data set finished) nothing says that it is its own
+    // without a job hash nothing proves that the data set is the job's own (an earlier version stored none for a job
+    // that found its data set finished)
     let is_other = job_hash != Some(there.as_str());
     if is_other {
         writer.send(&Message::OtherDataSet);
@@ -235,12 +238,12 @@ fn is_of_another(dataset: &Dataset, job_hash: Option<&str>, writer: &MessageWrit
     is_other
 }
 
-/// What `inspect --json` prints: `to_value` would widen an f32 and so give it more digits.
+/// The JSON that `inspect --json` prints. `to_value` would widen an f32 and so give it more digits.
 fn as_printed(value: &impl serde::Serialize) -> serde_json::Result<serde_json::Value> {
     serde_json::from_str(&serde_json::to_string(value)?)
 }
 
-/// The output of a job, without looking at anything else of it.
+/// The output of a job, without its other checks.
 fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &Path) -> Result<Output, PipelineError> {
     let spec = job_format().read(file)?;
     let refused: Vec<_> =

@@ -1,15 +1,16 @@
-//! `export --format`: a finished data set's log-probabilities in the files of another project's reader.
+//! `export --format`: writes a finished data set's log-probabilities in the file format of another project.
 //!
 //! ```text
 //!   shards ─ batches ─► entries of each position (sparse) ─► rows of DistillKit ─ Parquet ──┐
-//!                                                     └────► iterations of Megatron ─ tars ─┴─► destination, invisible, then placed
-//!   order: data/… (several units at once), configuration, README.md, export.json, _SUCCESS last
+//!                                                     └────► iterations of Megatron ─ tars ─┴─► destination, invisible until placed
+//!   order: data/… (several units at once), configuration, README.md, export.json, then _SUCCESS
 //! ```
 //!
-//! A unit is what is made at once: a shard, or some iterations of a split. Its files are there whole or not at all, and the same export makes the
-//! same bytes, so an interrupted one goes on with the units that are missing. `export.json` says from what and how, with the sha256 of every file.
+//! A unit is a group of files that are written together: those of a shard, or of some iterations of a split. Each file
+//! appears whole or not at all. The same export writes the same bytes, so an interrupted export resumes with the
+//! missing units. `export.json` records the source, the settings and the sha256 of every file.
 //!
-//! Memory: per unit a batch of rows, what is encoded of a row group or of one iteration, and the parts of its uploads.
+//! Memory per unit: a batch of rows, the encoded part of a row group or iteration, and the parts of its uploads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,43 +32,43 @@ use super::sparse::{Signal, Sparse, ValueType};
 use super::{Counts, ExportOptions, ExportedFile, MARK, Mark, TICK, digest};
 use crate::dataset::Dataset;
 
-/// What is written, and how.
+/// The target format and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Conversion {
-    /// For which reader.
+    /// The target format.
     pub format: Format,
-    /// Which columns; the first there is of [`Signal::ALL`] where nobody says.
+    /// The signal to export; `None` means the first of [`Signal::ALL`] that the data set has.
     pub signal: Option<Signal>,
-    /// The type of the log-probabilities.
+    /// Float type of the log-probabilities.
     pub dtype: ValueType,
 }
 
-/// What a conversion did, or would do.
+/// Result of a conversion or of a dry run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Converted {
-    /// From where.
+    /// Source folder.
     pub source: String,
-    /// To where.
+    /// Destination folder.
     pub destination: String,
-    /// Which columns it took.
+    /// The signal that was exported.
     pub signal: Signal,
-    /// Entries of a position.
+    /// Entries per position.
     pub entries: usize,
-    /// Every file. Of those that would be made, the size is an estimate before compression and there is no sha256.
+    /// Every file. In a dry run, sizes are estimates before compression and the sha256 is empty.
     pub files: Vec<ExportedFile>,
-    /// What is not in it.
+    /// What the conversion left out.
     pub left_out: LeftOut,
-    /// Whether nothing was written.
+    /// Whether this was a dry run, which writes nothing.
     pub dry_run: bool,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Writes a finished data set for another reader.
+/// Writes a finished data set in another project's format.
 ///
 /// # Errors
-/// When the source is no finished data set, is damaged or lacks what the reader takes, when the destination holds anything else, when one of
-/// them fails. What is written stays; the same call goes on.
+/// If the source is not a finished data set, is damaged or lacks the columns, if the destination holds other files, or
+/// if reading or writing fails. Written files stay; calling this again resumes.
 pub async fn convert(
     source: Output,
     destination: Output,
@@ -89,7 +90,7 @@ pub async fn convert(
         false => {
             work.destination = work.destination.create(observer).await?;
             let lock = work.destination.lock(observer).await?;
-            // another export may have been here while this one waited
+            // another export may have finished while this one waited for the lock
             if let Err(e) = check_destination(&work.destination, &work.identity).await {
                 lock.release().await;
                 return Err(e);
@@ -124,12 +125,12 @@ struct Work {
     conversion: Conversion,
     sparse: Arc<Sparse>,
     writer: Box<dyn ExportWriter>,
-    /// sha256 of the source's manifest and of the conversion.
+    /// sha256 over the source manifest's sha256 and the conversion.
     identity: String,
     manifest_sha256: String,
-    /// What is left out of the units so far.
+    /// Sum of what the units left out so far.
     left_out: Mutex<LeftOut>,
-    /// Set when a unit has failed: the others end at their next rows.
+    /// Set when a unit fails; the other units then stop at their next batch.
     stop: AtomicBool,
     done: Arc<Counts>,
 }
@@ -173,7 +174,7 @@ impl Work {
         Ok(work)
     }
 
-    /// Everything that is made, in order.
+    /// All units to write, in order.
     fn units(&self) -> Vec<Unit> {
         self.writer.units(self.dataset.manifest())
     }
@@ -216,7 +217,7 @@ impl Work {
         tokio::pin!(making);
         let mut ticks = tokio::time::interval(TICK);
         let (mut made, mut failure) = (Vec::new(), None);
-        // those at work when one fails are waited for: nothing is written once this has returned
+        // after a failure, wait for the running units: nothing may be written after this function returns
         loop {
             tokio::select! {
                 unit = making.next() => match unit {
@@ -241,7 +242,7 @@ impl Work {
         Ok(made)
     }
 
-    /// What would be made.
+    /// The files of a dry run.
     async fn planned(&self, units: &[Unit]) -> Result<Vec<ExportedFile>> {
         let position = self.writer.position_bytes();
         let length = row_length(self.dataset.manifest()).saturating_sub(1);
@@ -256,7 +257,7 @@ impl Work {
         Ok(files)
     }
 
-    /// One unit: what is there stays, what is missing is made.
+    /// Writes a unit, unless the destination has all of its files.
     async fn unit(&self, unit: Unit, known: &BTreeMap<String, FileRecord>) -> Result<Vec<ExportedFile>> {
         go_on(&self.stop)?;
         let mut there = Vec::new();

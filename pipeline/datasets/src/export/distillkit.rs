@@ -1,24 +1,27 @@
-//! Rows as DistillKit captures them: Parquet of `input_ids`, `compressed_logprobs`, `bytepacked_indices`, and the compressor that reads them.
+//! Writes rows in DistillKit's capture format: Parquet with `input_ids`, `compressed_logprobs` and
+//! `bytepacked_indices`, and the compressor's configuration.
 //!
 //! ```text
-//!   row of L tokens  x_0  x_1  …  x_{L−2}  x_{L−1}         what the teacher said of x_i is the data set's position i
+//!   row of L tokens  x_0  x_1  …  x_{L−2}  x_{L−1}         the data set stores the teacher's prediction of x_i at position i
 //!   input_ids        x_0  x_1  …  x_{L−2}                  uint64 [T], T = L − 1
-//!   logprobs of      x_1  x_2  …  x_{L−1}                  [T, k]: after token t, the distribution of the next one
+//!   logprobs of      x_1  x_2  …  x_{L−1}                  [T, k]: at token t, the distribution of token t + 1
 //! ```
 //!
-//! The trainer adds what it reads at t to its own logits at t, so the data set's position t + 1 is written at t; of the last token there is no next
-//! one, and position 0 has nothing before it. Padding is not written: rows are as long as their text, less one, as DistillKit's own captures
-//! (`distillkit-pack-logits` packs them).
+//! DistillKit's trainer adds the values at t to its own logits at t, which predict token t + 1. So the export writes
+//! the data set's position t + 1 at t. The last token has no next one, and position 0 has no preceding token. The
+//! export writes no padding: a row has one position less than its text, as in DistillKit's own captures.
+//! `distillkit-pack-logits` packs such rows.
 //!
-//! Its compressor takes exact values, a polynomial for the rest and quantized residuals. Here all k are exact (`exact_k: k`) and the others
-//! are none, which loses nothing but what the float type does:
+//! DistillKit's compressor stores exact values, a polynomial for the rest, and quantized residuals. This export stores
+//! all k values exactly (`exact_k: k`) and nothing else. So the only loss is the rounding of the float type.
 //!
-//! | list of bytes of a position | content |
+//! | bytes per position | content |
 //! |---|---|
-//! | `compressed_logprobs` | k floats of `exact_dtype`, low bytes first, falling |
-//! | `bytepacked_indices` | k ids of ⌈log2 d⌉ bits each, the high bit first, without gaps; zeros up to the byte |
+//! | `compressed_logprobs` | k floats of `exact_dtype`, little-endian, in descending order |
+//! | `bytepacked_indices` | k ids of ⌈log2 d⌉ bits each, most significant bit first, without gaps; zero bits pad the last byte |
 //!
-//! `labels` is there where the teacher wrote the text: −100, which the trainer masks, up to where its writing begins.
+//! `labels` exists if the teacher wrote the text. It is −100, which the trainer masks, up to the first token that the
+//! teacher wrote.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -47,20 +50,20 @@ use super::rows::{RowReader, rows_of_splits};
 use super::sparse::{Entries, Sparse, SparseBatch, ValueType};
 use crate::dataset::Dataset;
 
-/// What a file says of what is not in it: key of its Parquet metadata.
+/// Key in a file's Parquet metadata whose value records what the export left out of the file.
 const LEFT_OUT: &str = "stillhouse.left_out";
-/// Bytes of a row group before compression.
+/// Target size of a row group before compression, in bytes.
 const ROW_GROUP_BYTES: usize = 16 << 20;
 
-/// The name under which DistillKit itself leaves the compressor beside its captures.
+/// Name of the compressor's configuration, as DistillKit names it beside its own captures.
 const CONFIG: &str = "compression_config.yaml";
-/// What the trainer masks.
+/// Label that the trainer masks.
 const MASKED: i64 = -100;
 
-/// The most ids of a compressor here: it counts their bits by a logarithm in f32, which is exact up to there.
+/// Largest vocabulary. DistillKit computes the bits of an id with a logarithm in f32, which is exact up to this size.
 const MOST_IDS: u64 = 1 << 20;
 
-/// The format.
+/// The DistillKit format. It has no settings.
 pub(super) struct DistillKit;
 
 #[async_trait]
@@ -69,7 +72,8 @@ impl ExportFormat for DistillKit {
         (MOST_IDS, "DistillKit's compressor counts the bits of an id in f32")
     }
 
-    /// The trainer cuts its logits off behind the last token; an entry behind it would end the training.
+    /// Up to the tokenizer's last token. The trainer cuts its logits off after that token, so an entry beyond it would
+    /// abort the training.
     async fn ids(&self, dataset: &Dataset) -> Result<u64> {
         let vocab = dataset.manifest().vocab_size;
         let last = dataset.tokenizer().await?.get_vocab(true).into_values().max();
@@ -87,18 +91,18 @@ impl ExportFormat for DistillKit {
     }
 }
 
-/// How rows are written.
+/// Writes rows as Parquet files.
 struct Rows {
     sparse: Arc<Sparse>,
     dtype: ValueType,
-    /// Bits of an id.
+    /// Bits per id.
     bits: u32,
     zstd_level: ZstdLevel,
 }
 
 #[async_trait]
 impl ExportWriter for Rows {
-    /// A file for each shard.
+    /// One unit, with one file, per shard.
     fn units(&self, manifest: &Manifest) -> Vec<Unit> {
         let mut rows = BTreeMap::<&str, u64>::new();
         let units = manifest.shards.iter().map(|shard| {
@@ -149,7 +153,8 @@ impl ExportWriter for Rows {
         Ok(left_out)
     }
 
-    /// Each file says it, so that an export that was interrupted ends as one that was not.
+    /// Sums the counts in the files' metadata. So an interrupted export reports the same counts as an uninterrupted
+    /// one.
     async fn left_out_of(&self, files: &[ExportedFile], destination: &Output) -> Result<LeftOut> {
         let mut sum = LeftOut::default();
         for file in files {
@@ -177,13 +182,13 @@ impl ExportWriter for Rows {
     }
 }
 
-/// Bits of an id below `vocab`.
+/// Number of bits of an id below `vocab`.
 fn bits(vocab: u64) -> u32 {
     (u64::BITS - vocab.saturating_sub(1).leading_zeros()).max(1)
 }
 
 impl Rows {
-    /// The columns.
+    /// Schema of the Parquet files.
     fn schema(&self) -> SchemaRef {
         let list = |item: DataType| DataType::List(Arc::new(Field::new_list_field(item, false)));
         let mut fields = vec![
@@ -199,10 +204,11 @@ impl Rows {
         (self.sparse.width * self.bits as usize).div_ceil(8)
     }
 
-    /// Rows of the data set as DistillKit's; gives how many have no token that another one follows, which are left out.
+    /// Converts a batch to DistillKit's columns. Returns also the number of rows that it left out because they have
+    /// fewer than two tokens.
     ///
     /// # Errors
-    /// In words, when a row is not what it should be.
+    /// A message, if a row is invalid.
     fn encode(&self, batch: &SparseBatch<'_>, entries: &mut Entries) -> Result<(RecordBatch, u64), String> {
         let (mut ids, mut labels, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         let (mut logprobs, mut packed) = (Vec::new(), Vec::new());
@@ -257,7 +263,7 @@ impl Rows {
     }
 }
 
-/// Appends numbers of so many bits each, the high bit first, with zeros up to the byte.
+/// Appends numbers of `bits` bits each, most significant bit first, and pads the last byte with zero bits.
 fn pack(numbers: &[u32], bits: u32, out: &mut Vec<u8>) {
     let (mut waiting, mut have) = (0u64, 0);
     for number in numbers {
@@ -273,7 +279,7 @@ fn pack(numbers: &[u32], bits: u32, out: &mut Vec<u8>) {
     }
 }
 
-/// The compressor, as YAML: what `teacher.logprob_compressor` of the trainer's configuration must have.
+/// The compressor's configuration in YAML. The trainer's `teacher.logprob_compressor` must equal it.
 fn config(vocab: u64, width: usize, dtype: ValueType) -> String {
     format!(
         "d: {vocab}\ndelta_encoding: false\nerror_diffusion: false\nexact_dtype: {}\nexact_k: {width}\nk: {width}\nnormalize_t: false\n\
@@ -282,7 +288,7 @@ fn config(vocab: u64, width: usize, dtype: ValueType) -> String {
     )
 }
 
-/// The card: which files are which split, and what the trainer's configuration must say.
+/// The card: lists the files of each split and the settings that the trainer needs.
 fn card(splits: &[String], config: &str, given: bool) -> String {
     let mut text = String::from("---\nconfigs:\n- config_name: default\n  data_files:\n");
     for split in splits {

@@ -1,4 +1,4 @@
-//! Files of an export on their way.
+//! Files that an export is writing.
 
 use bytes::Bytes;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
@@ -6,14 +6,14 @@ use stillhouse_output::{Output, ShardUpload};
 
 use super::ExportedFile;
 
-/// The files of a unit on their way; invisible until they are placed.
+/// The files of a unit while they are uploaded. They are invisible until [`Files::place`].
 pub(super) struct Files {
     uploads: Vec<(String, ShardUpload)>,
     destination: Output,
 }
 
 impl Files {
-    /// Begins to write them, of about so many bytes each.
+    /// Starts the uploads. `bytes` is the approximate size of each file.
     pub async fn begin(destination: &Output, names: &[String], bytes: u64) -> Result<Self> {
         let mut files = Self { uploads: Vec::new(), destination: destination.clone() };
         for name in names {
@@ -28,19 +28,19 @@ impl Files {
         Ok(files)
     }
 
-    /// The first of them, for messages.
+    /// Path of the first file, for messages.
     pub fn shown(&self) -> String {
         self.destination.shown(self.uploads.first().map_or("", |(name, _)| name))
     }
 
-    /// Appends to one of them.
+    /// Appends bytes to the file with this index.
     pub async fn put(&mut self, file: usize, bytes: Vec<u8>) -> Result<()> {
         let Some((name, upload)) = self.uploads.get_mut(file) else { return Ok(()) };
         let shown = self.destination.shown(name);
         upload.put(Bytes::from(bytes)).await.map_err(|e| PipelineError::store(ErrorKind::Output, &e, "write", &shown))
     }
 
-    /// Makes them visible, one after the other.
+    /// Finishes the uploads and makes the files visible, one after the other.
     pub async fn place(self) -> Result<Vec<ExportedFile>> {
         let mut made = Vec::new();
         for (name, upload) in self.uploads {
@@ -55,7 +55,7 @@ impl Files {
         Ok(made)
     }
 
-    /// Takes them back.
+    /// Aborts the uploads.
     pub async fn abort(self) {
         for (_, upload) in self.uploads {
             upload.abort().await;

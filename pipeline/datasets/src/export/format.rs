@@ -1,4 +1,4 @@
-//! What a format of another project's reader is: its file implements [`ExportFormat`], [`Format`] has a line for it.
+//! The interface of an export format. A format's file implements [`ExportFormat`]; [`Format`] has a variant for it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use super::rows::RowReader;
 use super::sparse::{Sparse, ValueType};
 use crate::dataset::Dataset;
 
-/// A reader that the data are for, with its settings.
+/// The target format, with its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// Captured logits of arcee-ai/DistillKit.
+    /// Captured logits for arcee-ai/DistillKit.
     DistillKit,
-    /// Cached logits of NVIDIA/Megatron-LM.
+    /// Cached logits for NVIDIA/Megatron-LM.
     MegatronKd(MegatronRun),
 }
 
@@ -36,48 +36,48 @@ impl Format {
     }
 }
 
-/// What could not be written, by why.
+/// Counts of what an export could not write, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
-    /// Rows at the end of a split that fill no global batch.
+    /// Rows at the end of a split that do not fill a global batch.
     pub rows_of_no_iteration: u64,
-    /// Rows of one token, of which no other one is predicted.
+    /// Rows of a single token: they have no next token to predict.
     pub rows_of_one_token: u64,
-    /// Entries whose id has no token.
+    /// Entries whose id has no token in the tokenizer.
     pub entries_without_token: u64,
 }
 
-/// Files that are made at once.
+/// Files that are written together.
 #[derive(Debug, Clone)]
 pub(super) struct Unit {
-    /// The data set split.
+    /// Data set split, such as `train`.
     pub split: String,
-    /// Rows of the split, in the order of its shards.
+    /// Range of rows of the split, in the order of its shards.
     pub rows: Range<u64>,
-    /// The files that they become.
+    /// Names of the files to write.
     pub files: Vec<String>,
-    /// Bytes of the data set that are read for it, about.
+    /// Approximate bytes read from the data set.
     pub bytes: u64,
 }
 
 /// The settings of a format.
 #[async_trait]
 pub(super) trait ExportFormat: Send + Sync {
-    /// The largest vocabulary that the reader takes, and why.
+    /// The largest vocabulary that the target reader supports, and the reason for the limit.
     fn most_ids(&self) -> (u64, &'static str);
 
-    /// Ids that an entry may name are below this; others are left out.
+    /// Exclusive upper bound of the ids that an entry may have; entries with other ids are left out.
     ///
     /// # Errors
-    /// When the data set's tokenizer cannot be read.
+    /// If the data set's tokenizer cannot be read.
     async fn ids(&self, dataset: &Dataset) -> Result<u64> {
         Ok(dataset.manifest().vocab_size)
     }
 
-    /// Checks the settings against a data set.
+    /// Checks the settings against a data set and returns its writer.
     ///
     /// # Errors
-    /// In words, naming the option.
+    /// A message that names the invalid option.
     fn writer(
         &self,
         manifest: &Manifest,
@@ -86,35 +86,35 @@ pub(super) trait ExportFormat: Send + Sync {
     ) -> Result<Box<dyn ExportWriter>, String>;
 }
 
-/// Writes one data set.
+/// Writes one data set in a format.
 #[async_trait]
 pub(super) trait ExportWriter: Send + Sync {
-    /// Everything that is made, in order.
+    /// All units to write, in order.
     fn units(&self, manifest: &Manifest) -> Vec<Unit>;
 
-    /// Bytes of a position before compression.
+    /// Bytes per position before compression.
     fn position_bytes(&self) -> usize;
 
-    /// Writes the files of a unit; gives what is left out of them.
+    /// Writes the files of a unit and returns what it left out.
     ///
     /// # Errors
-    /// When a row is not what it should be, or the files cannot be written.
+    /// If a row is invalid or the files cannot be written.
     async fn write(&self, unit: &Unit, rows: RowReader<'_>, files: &mut Files) -> Result<LeftOut>;
 
-    /// What was left out of files that an earlier export has made.
+    /// What an earlier export left out of the files that it wrote.
     ///
     /// # Errors
-    /// When they are not what this export makes.
+    /// If the files are not the output of this export.
     async fn left_out_of(&self, files: &[ExportedFile], destination: &Output) -> Result<LeftOut> {
         let _ = (files, destination);
         Ok(LeftOut::default())
     }
 
-    /// Rows that are in no unit.
+    /// Number of rows that belong to no unit.
     fn rows_of_no_iteration(&self) -> u64 {
         0
     }
 
-    /// The small files beside, the card among them.
+    /// The small files beside the data, including the card.
     fn small_files(&self, manifest: &Manifest) -> Vec<(&'static str, Vec<u8>)>;
 }

@@ -1,20 +1,24 @@
-//! Rows as Megatron-LM's cached-logits distillation reads them (`megatron/training/distillation`): tars of compressed iterations.
+//! Writes rows for Megatron-LM's cached-logits distillation (`megatron/training/distillation`): tar files of compressed
+//! iterations.
 //!
 //! ```text
-//!   data/<split>/cp0_dp{rank}__{last iteration}.tar      a file for each rank and every so many iterations
-//!     _meta.json                                         {"hash": …}: the reader compares it with its run's
+//!   data/<split>/cp0_dp{rank}__{last iteration}.tar      a file for each rank and each group of iterations
+//!     _meta.json                                         {"hash": …}: Megatron compares it with the hash of its run
 //!     {iteration}.pt.zst                                 zstd of torch.save({"values": […], "indices_low": […], "bit_17": […]})
-//!                                                        a tensor for each micro-batch in each list: [S, batch, K]
+//!                                                        one tensor per micro-batch in each list: [S, batch, K]
 //!
-//!   row r of iteration i is row i·G + r of the split:   micro-batch r div (m·D), rank (r mod m·D) div m, place r mod m
+//!   row r of iteration i is row i·G + r of the split:    micro-batch r div (m·D), rank (r mod m·D) div m, index r mod m
 //! ```
 //!
-//! G, m and D are the sizes of global and micro-batch and the ranks of data parallelism: the order in which Megatron's sequential sampler gives
-//! samples out. `values` are ln p in `dtype`, ids are split into 16 low bits (uint16) and the 17th (bool). At t stands what the teacher said of
-//! x_{t+1}, as the student's logits at t are of it. A position without one (the last where S = L, padding, text that was given) has −1000 everywhere,
-//! which is the reader's sign for no entry: its loss is 0 there, also that of the token that it makes of the rest.
+//! G is the global batch size, m the micro-batch size and D the number of data-parallel ranks. This is the order of
+//! Megatron's sequential sampler.
 //!
-//! Memory: an iteration of all ranks, as values, as the file and compressed.
+//! `values` are ln p in `dtype`. An id is split into its low 16 bits (uint16) and its 17th bit (bool). Index t holds
+//! the teacher's prediction of x_{t+1}, like the student's logits at t. A position without a prediction (the last one
+//! if S = L, padding, given text) has −1000 in every entry, Megatron's marker for "no entry". Its loss is 0, including
+//! that of the token into which Megatron collects the remaining mass.
+//!
+//! Memory: one iteration of all ranks, as values, as the uncompressed file and compressed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,64 +37,64 @@ use super::rows::{RowReader, row_length, rows_of_splits};
 use super::sparse::{Entries, Signal, Sparse, SparseBatch, ValueType};
 use super::torch_file::{Kind, Tensor, encode};
 
-/// Ids have 17 bits there.
+/// Largest vocabulary: the format has 17 bits per id.
 const MOST_IDS: u64 = 1 << 17;
-/// Most bytes of an iteration of a rank, before compression: the sizes in a zip have 32 bits.
+/// Maximum bytes per iteration and rank before compression: sizes in a zip file have 32 bits.
 const MOST_BYTES: u64 = 3 << 30;
-/// As Megatron's own writer compresses.
+/// Level that Megatron's own writer uses.
 const ZSTD_LEVEL: i32 = 3;
 const BLOCK: usize = 512;
 
-/// What decides how a run of Megatron reads.
+/// Settings of the Megatron run that reads the export.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MegatronRun {
     /// `--micro-batch-size`.
     pub micro_batch: u32,
     /// `--global-batch-size`.
     pub global_batch: u32,
-    /// Ranks of data parallelism.
+    /// Number of data-parallel ranks.
     pub data_parallel: u32,
-    /// `--seq-length`; one less than a row where nobody says.
+    /// `--seq-length`; `None` means one less than the row length.
     pub sequence_length: Option<u32>,
-    /// Iterations of a file.
+    /// Iterations per file.
     pub iterations_per_file: u32,
-    /// By what the reader knows its run.
+    /// How Megatron recognizes data of its run.
     pub identity: Identity,
 }
 
-/// By what the reader knows that the data are its run's.
+/// The source of the hash by which Megatron checks that the data belong to its run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Identity {
-    /// The hash that the run would say.
+    /// The hash itself, as the run prints it.
     Hash(String),
-    /// What it is made of.
+    /// The values that Megatron hashes.
     Of {
         /// `--seed`.
         seed: i64,
-        /// `--train-samples`, or `--train-iters` times the global batch; of what is exported where nobody says.
+        /// `--train-samples`, or `--train-iters` times the global batch; `None` means the number of exported samples.
         train_samples: Option<u64>,
-        /// The data sets of `--data-path`, by the last part of their path, with their weights.
+        /// The data sets of `--data-path`: weight and last component of the path.
         blend: Vec<(f64, String)>,
     },
 }
 
-/// The run, with what the data set decides.
+/// A run together with the shapes of the data set.
 #[derive(Debug, Clone)]
 struct Batches {
     pub run: MegatronRun,
-    /// S.
+    /// S, the sequence length of the run.
     pub length: usize,
-    /// Tokens of a row.
+    /// Tokens per row.
     pub row: usize,
     pub dtype: ValueType,
 }
 
 impl Batches {
-    /// Checks a run against the data set.
+    /// Checks the settings of a run against the data set.
     ///
     /// # Errors
-    /// In words, naming the option.
+    /// A message that names the invalid option.
     pub fn of(run: &MegatronRun, row: usize, sparse: &Sparse, dtype: ValueType) -> Result<Self, String> {
         let together = u64::from(run.micro_batch) * u64::from(run.data_parallel);
         if together == 0 || run.global_batch == 0 || !u64::from(run.global_batch).is_multiple_of(together) {
@@ -123,18 +127,18 @@ impl Batches {
         Ok(batches)
     }
 
-    /// Bytes of an iteration of all ranks before compression.
+    /// Bytes of an iteration over all ranks, before compression.
     pub fn iteration_bytes(&self, sparse: &Sparse) -> u64 {
         u64::from(self.run.global_batch) * (self.length * sparse.width * (self.dtype.bytes() + 3)) as u64
     }
 
-    /// Files of the iterations `first` to `first + count - 1`.
+    /// Names of the files, one per rank, of the iterations `first` to `first + count - 1`.
     pub fn names(&self, split: &str, first: u64, count: u64) -> Vec<String> {
         let last = first + count - 1;
         (0..self.run.data_parallel).map(|rank| format!("data/{split}/cp0_dp{rank}__{last}.tar")).collect()
     }
 
-    /// The hash of the run of so many iterations, and what it is of.
+    /// The hash of a run with this number of iterations, and the hashed values (`null` if the hash was given).
     fn hash(&self, iterations: u64) -> Result<(String, Value), String> {
         match &self.run.identity {
             Identity::Hash(hash) => Ok((hash.clone(), Value::Null)),
@@ -147,10 +151,10 @@ impl Batches {
         }
     }
 
-    /// The first member of every file.
+    /// Content of `_meta.json`, the first member of every file.
     ///
     /// # Errors
-    /// In words, when a name or weight of the blend cannot be.
+    /// A message, if a name or weight of the blend is invalid.
     pub fn meta(&self, iterations: u64, sparse: &Sparse) -> Result<Vec<u8>, String> {
         let (hash, identifiers) = self.hash(iterations)?;
         let dtype = match self.dtype {
@@ -164,11 +168,11 @@ impl Batches {
     }
 }
 
-/// What Megatron's hash is of, in its spelling: that of Python's `json.dumps` without spaces.
+/// The text that Megatron hashes, byte for byte: the output of Python's `json.dumps` without spaces.
 fn identifiers(seed: i64, length: usize, samples: u64, blend: &[(f64, String)]) -> Result<String, String> {
     let mut parts = Vec::new();
     for (weight, path) in blend {
-        // where Python and Rust write a number alike
+        // the range in which Python and Rust format a float alike
         if !(1e-4..1e15).contains(weight) {
             return Err(format!("--blend: got the weight {weight}, valid: from 0.0001 to 1e15"));
         }
@@ -209,19 +213,19 @@ impl ExportFormat for MegatronRun {
     }
 }
 
-/// How tars are written.
+/// Writes the tar files.
 struct Tars {
     batches: Batches,
     sparse: Arc<Sparse>,
-    /// The first member of the files of each split.
+    /// `_meta.json` of each split.
     metas: BTreeMap<String, Vec<u8>>,
-    /// Rows that fill no global batch.
+    /// Rows that do not fill a global batch.
     rest: u64,
 }
 
 #[async_trait]
 impl ExportWriter for Tars {
-    /// Some iterations of a split, a file for each rank.
+    /// One unit per group of iterations of a split, with one file per rank.
     fn units(&self, manifest: &Manifest) -> Vec<Unit> {
         let global = u64::from(self.batches.run.global_batch);
         let each = u64::from(self.batches.run.iterations_per_file.max(1));
@@ -287,19 +291,19 @@ impl ExportWriter for Tars {
     }
 }
 
-/// Iterations that are being filled, row by row.
+/// Collects rows into iterations.
 struct Filling<'a> {
     batches: &'a Batches,
     sparse: &'a Sparse,
     entries: Entries,
-    /// Row in the iteration.
+    /// Index of the next row in the iteration.
     row: usize,
     micro: Micro,
-    /// The micro-batches of each rank.
+    /// Finished micro-batches of each rank: values, low bits, 17th bits.
     ranks: Vec<[Vec<Tensor>; 3]>,
 }
 
-/// A micro-batch: entries [S, batch, k] and the most that a position has.
+/// A micro-batch: entries [S, batch, k], and the largest number of entries of a position.
 struct Micro {
     ids: Vec<u32>,
     logprobs: Vec<f32>,
@@ -314,10 +318,10 @@ impl<'a> Filling<'a> {
         Self { batches, sparse, entries: Entries::new(sparse), row: 0, micro, ranks }
     }
 
-    /// Takes a row; gives the iteration that it completes, the compressed file of each rank.
+    /// Adds a row. If it completes an iteration, returns the compressed file of each rank.
     ///
     /// # Errors
-    /// In words, when the row is not what it should be.
+    /// A message, if the row is invalid.
     pub fn row(&mut self, batch: &SparseBatch<'_>, number: usize) -> Result<Option<Vec<Vec<u8>>>, String> {
         let row = batch.row(number)?;
         if row.tokens.len() != self.batches.row {
@@ -353,13 +357,13 @@ impl<'a> Filling<'a> {
             let [values, low, high] = lists;
             let file = encode(&[("values", values), ("indices_low", low), ("bit_17", high)]);
             lists.iter_mut().for_each(Vec::clear);
-            // with its size, without which the reader cannot decompress it
+            // `bulk::compress` writes the content size, without which Megatron cannot decompress
             zstd::bulk::compress(&file.map_err(|e| e.to_string())?, ZSTD_LEVEL).map_err(|e| e.to_string())
         });
         files.collect::<Result<_, String>>().map(Some)
     }
 
-    /// Ends a micro-batch: three tensors, as wide as its fullest position.
+    /// Finishes a micro-batch: three tensors, as wide as its position with the most entries.
     fn micro_batch(&mut self, rank: usize) {
         let (width, kept) = (self.sparse.width, self.micro.most);
         let shape = [self.batches.length, self.batches.run.micro_batch as usize, kept];
@@ -387,15 +391,15 @@ impl<'a> Filling<'a> {
     }
 }
 
-/// Name of an iteration in its file.
+/// Name of an iteration's member in its tar file.
 fn member(iteration: u64) -> String {
     format!("{iteration}.pt.zst")
 }
 
-/// Name of the first member.
+/// Name of the first member of each tar file.
 const META: &str = "_meta.json";
 
-/// A member of a tar: header, content, zeros up to the block.
+/// A member of a tar file: header, content, zero padding up to the block size.
 fn tar_member(name: &str, content: &[u8]) -> Vec<u8> {
     let mut header = [0u8; BLOCK];
     let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
@@ -405,7 +409,7 @@ fn tar_member(name: &str, content: &[u8]) -> Vec<u8> {
     put(116, b"0000000\0");
     put(124, format!("{:011o}\0", content.len()).as_bytes());
     put(136, b"00000000000\0");
-    // the sum is over the header with spaces for itself
+    // the checksum is computed with spaces in its own field
     put(148, b"        ");
     put(156, b"0");
     put(257, b"ustar\x0000");
@@ -418,10 +422,10 @@ fn tar_member(name: &str, content: &[u8]) -> Vec<u8> {
     member
 }
 
-/// What ends a tar.
+/// End-of-archive marker of a tar file: two zero blocks.
 const TAR_END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
 
-/// The card: which options the run must have.
+/// The card: lists the options that the run must have.
 fn card(batches: &Batches, signal: Signal, iterations: &[(String, u64)]) -> String {
     let MegatronRun { micro_batch, global_batch, data_parallel, .. } = batches.run;
     let splits: String = iterations
@@ -445,7 +449,7 @@ mod tests {
 
     #[test]
     fn the_hash_is_that_of_pythons_json() {
-        // python: hashlib.md5(json.dumps({...}, separators=(",", ":")).encode()).hexdigest()
+        // Python: hashlib.md5(json.dumps({...}, separators=(",", ":")).encode()).hexdigest()
         let text =
             identifiers(1234, 4096, 512_000, &[(1.0, "/data/owt_text_document".into()), (0.25, "x.y.bin".into())]);
         let expected = r#"{"seed":1234,"sequence_length":4096,"train_samples":512000,"blend":{"kind":"blend","blend":[[1.0,"owt_text_document"],[0.25,"x.y"]]}}"#;
@@ -464,7 +468,7 @@ mod tests {
     #[test]
     fn ids_have_a_17th_bit_and_ranks_take_micro_batches_in_turn() {
         let sparse = tests_of_sparse::sparse(Signal::TopK, 2, 1 << 17);
-        // two rows of three tokens: entries of position p of row r are 65,536 · (p odd) + 10r + p, and 1
+        // two rows of three tokens: the entries at position p of row r are 65,536 · (p odd) + 10r + p + 2, and 1
         let ids = (0..2).flat_map(|row| (0..3).flat_map(move |p| [(p & 1) << 16 | (10 * row + p + 2), 1]));
         let batch = tests_of_sparse::topk(3, ids.collect(), (0..12).map(|n| -(n as f32)).collect());
         let read = sparse.batch(&batch).unwrap();
@@ -475,7 +479,7 @@ mod tests {
         }
         for (rank, [values, low, high]) in filling.ranks.iter().enumerate() {
             assert_eq!((values.len(), values[0].shape), (1, [2, 1, 2]));
-            // at t stands position t + 1
+            // index t holds position t + 1
             let first = (10 * rank + 3) as u16;
             let expected = [first, 1, first + 1, 1].into_iter().flat_map(u16::to_le_bytes).collect::<Vec<_>>();
             assert_eq!((low[0].kind, &low[0].bytes), (Kind::UInt16, &expected));
@@ -485,7 +489,7 @@ mod tests {
             let first = (6 * rank + 2) as f32;
             assert_eq!(values, [first, first + 1.0, first + 2.0, first + 3.0].map(|v| -v));
         }
-        // with the last position, of which nothing is known, and a row that is too short for the run
+        // S = L includes the last position, which has no prediction; then a row that is too short for the run
         let whole = Batches::of(&run(1, 4, 2, Some(3)), 3, &sparse, ValueType::Float32).unwrap();
         let mut filling = Filling::new(&whole, &sparse);
         filling.row(&read, 0).unwrap();

@@ -1,4 +1,4 @@
-//! What an export for another reader leaves behind of itself, and where it may go.
+//! The record that a format export writes (`export.json`), and the check that a destination is usable.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use super::format::LeftOut;
 use super::sparse::Signal;
 use super::{MARK, Mark};
 
-/// What says what an export for another reader was made of.
+/// Name of the file that records the source and settings of a format export.
 pub(super) const RECORD: &str = "export.json";
 
-/// What is left of an export: the same one finds itself in it.
+/// Content of `export.json`. A repeated export recognizes its own earlier output by it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Record {
     pub conversion: Conversion,
@@ -32,7 +32,7 @@ pub(super) struct FileRecord {
     pub sha256: String,
 }
 
-/// The destination is empty, or has this export, or a part of it.
+/// Accepts a destination that is empty or holds this export or a part of it.
 pub(super) async fn check_destination(destination: &Output, identity: &str) -> Result<()> {
     let refuse = |what: &str| {
         let message = format!("{destination}: holds {what}; choose another place, or remove it first");

@@ -1,4 +1,4 @@
-//! Reading rows of a data set for an export, in the order of its shards.
+//! Reads the rows of a data set for an export, in the order of its shards.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -17,10 +17,10 @@ use super::format::Unit;
 use super::sparse::Sparse;
 use crate::dataset::{Dataset, Selection};
 
-/// Bytes of entries that are read at once.
+/// Target size of a batch of entries, in bytes.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// L: tokens of a row, padding included.
+/// L: tokens per row, including padding.
 pub(super) fn row_length(manifest: &Manifest) -> usize {
     let ids = manifest.columns.iter().find(|column| column.name == columns::INPUT_IDS);
     let shape = ids.and_then(|column| column.shape.as_deref());
@@ -28,7 +28,7 @@ pub(super) fn row_length(manifest: &Manifest) -> usize {
     length.unwrap_or(manifest.job.pack.length as usize)
 }
 
-/// Rows by data set split.
+/// Number of rows of each data set split.
 pub(super) fn rows_of_splits(manifest: &Manifest) -> BTreeMap<String, u64> {
     let mut rows = BTreeMap::new();
     for shard in &manifest.shards {
@@ -37,8 +37,10 @@ pub(super) fn rows_of_splits(manifest: &Manifest) -> BTreeMap<String, u64> {
     rows
 }
 
+/// Returns an error if another unit has failed, so that this one stops.
+///
 /// # Errors
-/// When another unit has failed.
+/// If `stop` is set.
 pub(super) fn go_on(stop: &AtomicBool) -> Result<()> {
     match stop.load(Ordering::Relaxed) {
         true => Err(PipelineError::new(ErrorKind::Output, "stopped: another file of the export has failed")),
@@ -48,22 +50,22 @@ pub(super) fn go_on(stop: &AtomicBool) -> Result<()> {
 
 type RowBatches = Pin<Box<dyn Stream<Item = Result<RecordBatch, ParquetError>> + Send>>;
 
-/// Rows of a split, in the order of its shards, each checked against the manifest.
+/// Streams rows of a split in the order of its shards and checks each against the manifest.
 pub(super) struct RowReader<'a> {
     dataset: &'a Dataset,
     sparse: &'a Sparse,
     counts: &'a Counts,
     /// Set when another unit has failed.
     stop: &'a AtomicBool,
-    /// Shards that are left, with their rows.
+    /// Remaining shards, each with the rows to read.
     left: VecDeque<(&'a ShardRecord, Range<u64>)>,
     current: Option<(RowBatches, &'a ShardRecord, u64)>,
-    /// Of a row, for progress.
+    /// Average bytes per row, for progress.
     row_bytes: f64,
 }
 
 impl<'a> RowReader<'a> {
-    /// The rows of a unit.
+    /// Reads the rows of a unit.
     pub fn new(
         dataset: &'a Dataset,
         sparse: &'a Sparse,
@@ -83,10 +85,10 @@ impl<'a> RowReader<'a> {
         Self { dataset, sparse, counts, stop, left, current: None, row_bytes }
     }
 
-    /// The next rows, with the name of their shard.
+    /// The next batch of rows and the path of their shard.
     ///
     /// # Errors
-    /// When they are not what the manifest says, or another unit has failed.
+    /// If the rows do not match the manifest, or another unit has failed.
     pub async fn next(&mut self) -> Result<Option<(RecordBatch, String)>> {
         go_on(self.stop)?;
         loop {
@@ -117,7 +119,7 @@ impl<'a> RowReader<'a> {
 
 async fn open(dataset: &Dataset, sparse: &Sparse, shard: &ShardRecord, rows: &Range<u64>) -> Result<RowBatches> {
     if shard.footer.is_none() {
-        // its pages have no sums of their own
+        // shards of older versions have no page checksums, so hash the whole file first
         let (sha256, bytes) = dataset.output().read_whole(&shard.path, |_| {}).await?;
         if (&sha256, bytes) != (&shard.sha256, shard.bytes) {
             let shown = dataset.shown(&shard.path);

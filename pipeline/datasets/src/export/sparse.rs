@@ -1,15 +1,16 @@
-//! What the teacher said of each position, as pairs of an id and a log-probability, whichever columns hold it.
+//! The teacher's log-probabilities at each position as pairs of id and ln p, read from whichever columns the data set
+//! has.
 //!
 //! ```text
-//!   topk        topk_index, topk_logprob                           the k likeliest
-//!   top_p       top_p_count, top_p_index, top_p_logprob            the likeliest up to a mass
-//!   samples     sampled_count, sampled_index, sampled_times[, …]   ln(times/N · ratio): estimates of p without bias
-//!   candidates  candidate_logprob                                  the ids of the job, the same at every position
+//!   topk        topk_index, topk_logprob                           the k most likely tokens
+//!   top_p       top_p_count, top_p_index, top_p_logprob            the most likely tokens up to a probability mass
+//!   samples     sampled_count, sampled_index, sampled_times[, …]   ln(times/N · ratio): unbiased estimates of p
+//!   candidates  candidate_logprob                                  the job's ids, the same at every position
 //! ```
 //!
-//! Readers of other projects take a fixed number of entries per position. What is missing is filled with ids that the position does not
-//! have yet (so that an entry is never written over) and the log-probability [`FLOOR`], whose probability is 0 in every float type.
-//! −∞ becomes the floor as well: these readers multiply p by ln p, and 0 · −∞ is no number.
+//! Other projects' readers take a fixed number of entries per position. This module fills missing entries with ids that
+//! the position does not have yet, so that it overwrites no entry. Their log-probability is [`FLOOR`], whose probability
+//! is 0 in every float type. It also replaces −∞ by the floor: those readers multiply p by ln p, and 0 · −∞ is NaN.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -26,29 +27,29 @@ use stillhouse_operators::rows::ListRows;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Manifest;
 
-/// The lowest log-probability that is written; Megatron-LM's sign of an entry that is none. The floats of 16 bits have it, too.
+/// Lowest log-probability that is written. Megatron-LM's marker for "no entry"; 16-bit floats can represent it.
 pub(super) const FLOOR: f32 = -1000.0;
 
-/// Which columns hold the teacher's log-probabilities.
+/// The columns that hold the teacher's log-probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Signal {
-    /// The likeliest entries.
+    /// The k most likely entries.
     #[serde(rename = "topk")]
     TopK,
-    /// The likeliest entries up to a mass.
+    /// The most likely entries up to a probability mass.
     TopP,
     /// Sampled logits.
     Samples,
-    /// The entries that the job names.
+    /// The entries that the job lists.
     Candidates,
 }
 
 impl Signal {
-    /// All, in the order in which one is chosen where nobody says.
+    /// All signals, in order of preference if the caller does not choose one.
     pub const ALL: [Self; 4] = [Self::TopK, Self::TopP, Self::Samples, Self::Candidates];
 
-    /// As `--signal` names it.
+    /// Name of the signal, as in `--signal`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -59,7 +60,7 @@ impl Signal {
         }
     }
 
-    /// The column without which it is not there.
+    /// The column whose presence means that the data set has the signal.
     fn column(self) -> &'static str {
         match self {
             Self::TopK => columns::TOPK_LOGPROB,
@@ -70,28 +71,28 @@ impl Signal {
     }
 }
 
-/// The log-probabilities of a data set, in the columns of one signal.
+/// How to read a data set's log-probabilities from the columns of one signal.
 #[derive(Debug, Clone)]
 pub(super) struct Sparse {
-    /// Which columns.
+    /// The signal that is read.
     pub signal: Signal,
-    /// Entries of a position once they are filled up.
+    /// Entries per position after filling.
     pub width: usize,
-    /// Ids that an entry may name are below this; others are left out.
+    /// Exclusive upper bound of ids; entries with other ids are left out.
     pub ids: u32,
     candidates: Vec<u32>,
     draws: f64,
     weighted: bool,
     masked: bool,
-    /// Whether positions from the start of a row may have been given to a teacher that wrote the others.
+    /// Whether the teacher wrote the rows, so that each row may begin with given positions.
     pub given: bool,
 }
 
 impl Sparse {
-    /// Those of a data set.
+    /// Finds the signal of a data set: `asked`, or the first that it has.
     ///
     /// # Errors
-    /// In words, when it has none, or not those that are asked for.
+    /// A message, if the data set has no signal or not the one asked for.
     pub fn of(manifest: &Manifest, asked: Option<Signal>, ids: u32) -> Result<Self, String> {
         let has = |name: &str| manifest.columns.iter().any(|column| column.name == name);
         let there: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| has(signal.column())).collect();
@@ -139,7 +140,7 @@ impl Sparse {
         })
     }
 
-    /// The columns that are read.
+    /// Names of the columns to read.
     pub fn columns(&self) -> Vec<String> {
         let mut names = vec![columns::INPUT_IDS];
         names.extend(self.masked.then_some(columns::ATTENTION_MASK));
@@ -154,10 +155,10 @@ impl Sparse {
         names.into_iter().map(str::to_owned).collect()
     }
 
-    /// A batch to be read.
+    /// Prepares a batch for reading.
     ///
     /// # Errors
-    /// When a column has another type than the format says.
+    /// If a column has another type than the format requires.
     pub fn batch<'a>(&'a self, batch: &'a RecordBatch) -> Result<SparseBatch<'a>, ArrowError> {
         let (index, logprob, count) = match self.signal {
             Signal::TopK => (Some(columns::TOPK_INDEX), columns::TOPK_LOGPROB, None),
@@ -238,7 +239,7 @@ enum Numbers<'a> {
     Times(&'a UInt16Array, Option<&'a Float32Array>),
 }
 
-/// Rows of a data set, with the entries of their positions.
+/// A batch of rows with the entries of their positions.
 pub(super) struct SparseBatch<'a> {
     of: &'a Sparse,
     tokens: ListRows<'a>,
@@ -251,15 +252,15 @@ pub(super) struct SparseBatch<'a> {
     count: Option<(&'a UInt16Array, ListRows<'a>)>,
 }
 
-/// A row.
+/// A row of a [`SparseBatch`].
 pub(super) struct Row<'a> {
-    /// Its ids, padding included.
+    /// Token ids, including padding.
     pub tokens: &'a [i32],
-    /// Its tokens without padding, which is at the end.
+    /// Number of tokens without padding, which is at the end.
     pub length: usize,
-    /// Positions from its start that were given to a teacher that wrote the others; 0 where the text is of a corpus.
+    /// Number of given positions at the start, if the teacher wrote the rest; else 0.
     pub given: usize,
-    /// Where the entries of each position begin, and where those of the last one end.
+    /// Offsets of the entries of each position, and the end of the last one.
     bounds: Vec<usize>,
 }
 
@@ -269,10 +270,10 @@ impl<'a> SparseBatch<'a> {
         self.tokens.len()
     }
 
-    /// A row.
+    /// Reads a row.
     ///
     /// # Errors
-    /// In words, when its columns do not fit each other.
+    /// A message, if the lengths of the row's columns do not match.
     pub fn row(&self, row: usize) -> Result<Row<'a>, String> {
         let range = self.tokens.range(row);
         let tokens = self.ids.values().get(range).ok_or("input_ids end early")?;
@@ -320,18 +321,18 @@ impl<'a> SparseBatch<'a> {
                 libm::log(share * ratio.map_or(1.0, |ratio| f64::from(ratio.value(at)))) as f32
             }
         };
-        // of what is no number nothing is left but the floor
+        // NaN becomes the floor, too
         (id, if logprob > FLOOR { logprob } else { FLOOR })
     }
 }
 
-/// The entries of positions, filled up to one width, and what was left out on the way.
+/// The entries of a position, filled up to a fixed width, and a count of dropped entries.
 pub(super) struct Entries {
-    /// The ids of the position that was read last.
+    /// Ids of the position that was read last.
     pub ids: Vec<u32>,
-    /// Their log-probabilities, falling.
+    /// Their log-probabilities, in descending order.
     pub logprobs: Vec<f32>,
-    /// Entries left out so far: their ids have no token.
+    /// Number of entries dropped so far because their ids have no token.
     pub left_out: u64,
     taken: Vec<u32>,
     reading: u32,
@@ -339,7 +340,7 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// None yet.
+    /// Creates empty entries.
     pub fn new(of: &Sparse) -> Self {
         Self {
             ids: Vec::with_capacity(of.width),
@@ -351,7 +352,7 @@ impl Entries {
         }
     }
 
-    /// Reads a position; gives how many of its entries are the teacher's.
+    /// Reads a position. Returns the number of entries that come from the teacher.
     pub fn read(&mut self, batch: &SparseBatch<'_>, row: &Row<'_>, position: usize) -> usize {
         let range: Range<usize> = match row.bounds.get(position..position + 2) {
             Some(bounds) => bounds[0]..bounds[1],
@@ -380,7 +381,7 @@ impl Entries {
         there
     }
 
-    /// A position of which nothing is known.
+    /// Fills a position for which there is no prediction.
     pub fn nothing(&mut self, width: usize) {
         self.next();
         self.fill(width);
@@ -406,21 +407,21 @@ impl Entries {
     }
 }
 
-/// The float type of the values that are written.
+/// Float type of the exported values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ValueType {
-    /// As the data set has them.
+    /// Single precision, as in the data set.
     #[default]
     Float32,
-    /// Half precision: within |ln p| / 2,048.
+    /// Half precision: error at most |ln p| / 2,048.
     Float16,
-    /// bfloat16: within |ln p| / 256.
+    /// bfloat16: error at most |ln p| / 256.
     Bfloat16,
 }
 
 impl ValueType {
-    /// As `--dtype` and DistillKit name it.
+    /// Name of the type, as in `--dtype` and DistillKit.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -430,12 +431,12 @@ impl ValueType {
         }
     }
 
-    /// Bytes of a value.
+    /// Bytes per value.
     pub(super) fn bytes(self) -> usize {
         if self == Self::Float32 { 4 } else { 2 }
     }
 
-    /// Appends values, low bytes first, each rounded to the nearest.
+    /// Appends values in little-endian order, each rounded to nearest.
     pub(super) fn put(self, values: &[f32], out: &mut Vec<u8>) {
         match self {
             Self::Float32 => values.iter().for_each(|v| out.extend(v.to_le_bytes())),
@@ -469,7 +470,7 @@ pub(super) mod tests {
         Sparse { signal, width, ids, candidates: vec![7, 3], draws: 4.0, weighted: false, masked: false, given: false }
     }
 
-    /// Two rows of so many tokens with their likeliest entries.
+    /// Two rows of `length` tokens with top-k entries.
     pub fn topk(length: usize, ids: Vec<i32>, logprobs: Vec<f32>) -> RecordBatch {
         let entries = logprobs.len();
         let tokens: ArrayRef = Arc::new(Int32Array::from_iter_values((0..length as i32).cycle().take(length * 2)));
@@ -510,7 +511,7 @@ pub(super) mod tests {
             (entries.ids.as_slice(), entries.logprobs.as_slice()),
             (&[8, 0, 2, 1][..], &[-0.1, -2.0, FLOOR, FLOOR][..])
         );
-        // 9 has no token: another id takes the place, at the end
+        // id 9 has no token: another id fills its place, at the end
         assert_eq!(entries.read(&batch, &row, 1), 3);
         assert_eq!(
             (entries.ids.as_slice(), entries.logprobs.as_slice()),
@@ -519,7 +520,7 @@ pub(super) mod tests {
         assert_eq!(entries.left_out, 1);
         entries.nothing(4);
         assert_eq!((entries.ids.as_slice(), entries.logprobs.as_slice()), (&[0, 1, 2, 3][..], &[FLOOR; 4][..]));
-        // behind the row there is nothing
+        // past the end of the row there are no entries
         assert_eq!(entries.read(&batch, &row, 2), 0);
     }
 

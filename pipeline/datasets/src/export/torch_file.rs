@@ -1,15 +1,16 @@
-//! Tensors in a file as `torch.save` writes it: a zip of a pickle and the values, nothing compressed.
+//! Encodes tensors in the file format of `torch.save`: an uncompressed zip of a pickle and the values.
 //!
 //! ```text
-//!   archive/data.pkl    {"name": [tensor, …], …}; a tensor names its values by number
+//!   archive/data.pkl    {"name": [tensor, …], …}; a tensor refers to its values by number
 //!   archive/byteorder   little
-//!   archive/data/0, 1…  values, row by row
+//!   archive/data/0, 1…  values, in row-major order
 //!   archive/version     3
 //! ```
 //!
-//! The zip is of the crate `zip`, which candle has anyway. The pickle is written here: candle reads them only, and crates that write pickles
-//! know no persistent ids, by which torch names values. Types that torch has had for long carry a storage of that type (`HalfStorage`),
-//! uint16 bytes and a dtype, as torch itself writes them; `torch.load(weights_only=True)` takes both.
+//! The crate `zip`, which candle already depends on, writes the zip. This module writes the pickle: candle only reads
+//! pickles, and crates that write them do not support persistent ids, by which torch refers to values. A tensor of an
+//! older torch type has a storage of that type (`HalfStorage`); a uint16 tensor has an untyped storage and a dtype.
+//! torch writes both in the same way, and `torch.load(weights_only=True)` accepts both.
 
 use std::io::{Cursor, Write};
 
@@ -27,7 +28,7 @@ pub(super) enum Kind {
     Bool,
 }
 
-/// A tensor of three axes, its values row by row, low bytes first.
+/// A tensor with three axes; values in row-major order, little-endian.
 #[derive(Debug, Clone)]
 pub(super) struct Tensor {
     pub kind: Kind,
@@ -35,10 +36,10 @@ pub(super) struct Tensor {
     pub bytes: Vec<u8>,
 }
 
-/// A file with lists of tensors by name.
+/// Encodes named lists of tensors as a file.
 ///
 /// # Errors
-/// When it would have more than 4 GB.
+/// If the file would exceed 4 GB.
 pub(super) fn encode(lists: &[(&str, &[Tensor])]) -> ZipResult<Vec<u8>> {
     let values: usize = lists.iter().flat_map(|(_, tensors)| tensors.iter()).map(|tensor| tensor.bytes.len()).sum();
     let mut zip = ZipWriter::new(Cursor::new(Vec::with_capacity(values + 4096)));
@@ -91,7 +92,7 @@ fn pickle(lists: &[(&str, &[Tensor])]) -> Vec<u8> {
 
 fn tensor(out: &mut Vec<u8>, tensor: &Tensor, number: usize) {
     let elements: usize = tensor.shape.iter().product();
-    // a type without a storage of its own: the storage counts bytes, and the type comes last
+    // a type without its own storage: the storage counts bytes, and the dtype is the last argument
     let untyped = tensor.kind == Kind::UInt16;
     global(out, "torch._utils", if untyped { "_rebuild_tensor_v3" } else { "_rebuild_tensor_v2" });
     out.extend([MARK, MARK]);
@@ -132,7 +133,7 @@ fn global(out: &mut Vec<u8>, module: &str, name: &str) {
     out.extend(format!("c{module}\n{name}\n").into_bytes());
 }
 
-/// A number as pickle has it: of 4 bytes with a sign where it fits, else of 8.
+/// Encodes an integer: BININT (4 bytes, signed) if it fits, else LONG1.
 fn integer(out: &mut Vec<u8>, n: usize) {
     match i32::try_from(n) {
         Ok(n) => {
@@ -140,7 +141,7 @@ fn integer(out: &mut Vec<u8>, n: usize) {
             out.extend(n.to_le_bytes());
         }
         Err(_) => {
-            // LONG1: a length and two's complement, the high bit of which is the sign
+            // LONG1: a length, then two's complement; the most significant bit is the sign
             out.extend([0x8a, 9]);
             out.extend((n as u64).to_le_bytes());
             out.push(0);

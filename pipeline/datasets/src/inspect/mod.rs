@@ -1,4 +1,4 @@
-//! What a person sees of a data set: schema, statistics, and one sequence decoded with its noise blueprint.
+//! What `inspect` shows of a data set: schema, statistics, and one decoded row with its noise blueprint.
 
 mod row;
 mod values;
@@ -14,20 +14,20 @@ pub use stillhouse_operators::config::OperatorView;
 use crate::dataset::Dataset;
 use stillhouse_base::error::Result;
 
-/// What to look at.
+/// Options of [`inspect`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InspectOptions {
-    /// Row to decode, counted over the whole data set in the order of the manifest's shards; `None` for no row.
+    /// Row to decode, counted over all shards in the manifest's order; `None` decodes no row.
     pub row: Option<u64>,
-    /// View whose groups are shown.
+    /// Index of the view whose groups are shown.
     pub view: usize,
-    /// Draw whose noise is shown.
+    /// Index of the draw whose noise is shown.
     pub draw: u32,
-    /// Positions whose blueprint is shown; empty for a few with and without corrections.
+    /// Positions whose blueprint is shown. If empty, a few positions with and without corrections.
     pub positions: Vec<usize>,
-    /// Entries of each blueprint.
+    /// Entries per blueprint.
     pub top: usize,
-    /// Columns whose values in the row are given instead of the decoded row; only they are read.
+    /// Columns whose raw values are returned instead of the decoded row. Only these columns are read.
     pub columns: Vec<String>,
 }
 
@@ -37,49 +37,49 @@ impl Default for InspectOptions {
     }
 }
 
-/// A data set, looked at.
+/// What `inspect` found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
     /// Name of the job.
     pub name: String,
     /// Hash of the job.
     pub job_hash: String,
-    /// Tokenizer: source and size.
+    /// Source and size of the tokenizer.
     pub tokenizer: String,
-    /// Teacher: source, architecture, arithmetic; where there is one.
+    /// Source, architecture and arithmetic of the teacher, if there is one.
     pub teacher: Option<String>,
-    /// V.
+    /// V, the vocabulary size.
     pub vocab_size: u64,
-    /// L.
+    /// L, the row length in tokens.
     pub length: u32,
-    /// Sums by data set split.
+    /// Totals of each data set split.
     pub totals: std::collections::BTreeMap<String, Totals>,
-    /// Statistics over the data set.
+    /// Statistics of the whole data set.
     pub statistics: Statistics,
-    /// The statistics of operators, in words.
+    /// Statistics of the operators, with descriptions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub operator_statistics: Vec<StatisticView>,
     /// Perplexity under the teacher.
     pub perplexity: Option<f64>,
     /// Mean corrections per predicted token and draw.
     pub corrections_mean: Option<f64>,
-    /// The columns with their share of the bytes.
+    /// Columns with their sizes.
     pub columns: Vec<ColumnSummary>,
     /// The decoded row.
     pub row: Option<RowView>,
-    /// Values of the row in the columns that were asked for.
+    /// Values of the requested columns in the row.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<ColumnValues>,
 }
 
-/// A statistic of an operator.
+/// A statistic that an operator declares.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StatisticView {
-    /// Its key in the manifest.
+    /// Key in the manifest.
     pub name: String,
-    /// What it counts, with its unit; its key where this program does not know it.
+    /// What it counts, with its unit; the key if this program does not know it.
     pub meaning: String,
-    /// The sum, or the largest value.
+    /// The sum or the maximum.
     #[serde(flatten)]
     pub value: Statistic,
 }
@@ -91,13 +91,13 @@ pub struct ColumnValues {
     pub name: String,
     /// Shard that holds the row.
     pub shard: String,
-    /// Row in the shard.
+    /// Index of the row in the shard.
     pub row: u64,
-    /// As JSON: a number, or a list of numbers or truth values.
+    /// JSON value: a number, or a list of numbers or booleans.
     pub values: serde_json::Value,
 }
 
-/// A column with what it costs.
+/// A column and its size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ColumnSummary {
     /// Name.
@@ -112,32 +112,32 @@ pub struct ColumnSummary {
     pub bytes_per_token: f64,
 }
 
-/// One sequence, decoded.
+/// One decoded row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RowView {
-    /// Shard that holds it.
+    /// Shard that holds the row.
     pub shard: String,
-    /// Row in the shard.
+    /// Index of the row in the shard.
     pub row: u64,
-    /// Key of its randomness.
+    /// Id of the sequence, the key of its random numbers.
     pub sequence_id: u64,
-    /// Where documents begin, and which.
+    /// Documents of the row, with the offset of each.
     pub documents: Vec<DocumentView>,
-    /// t of the shown view.
+    /// t of the shown view, by which its groups were drawn.
     pub partition_t: Option<f32>,
-    /// The tokens, padding included.
+    /// Tokens, including padding.
     pub tokens: Vec<TokenView>,
-    /// Base of the sub-tokens.
+    /// Base b of the sub-tokens.
     pub subtoken_base: Option<u32>,
-    /// Noise blueprints of some positions.
+    /// Noise blueprints of the chosen positions.
     pub blueprints: Vec<Blueprint>,
-    /// What other operators show of the row.
+    /// What other operators show for the row.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub operators: Vec<OperatorView>,
-    /// Of an image: its shape, in which the ids are its pixels.
+    /// Shape of the image whose pixels the ids are; `None` for text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub picture: Option<Shape>,
-    /// Whether tokens are numbers, which are no text when put together.
+    /// Whether the tokens are numbers, so that joining them gives no text.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub numbers: bool,
 }
@@ -145,73 +145,73 @@ pub struct RowView {
 /// Shape of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Shape {
-    /// Rows of pixels.
+    /// Height in pixels.
     pub height: usize,
-    /// Pixels of a row.
+    /// Width in pixels.
     pub width: usize,
-    /// Numbers of a pixel: 1 or 3.
+    /// Numbers per pixel: 1 or 3.
     pub channels: usize,
 }
 
-/// A document of a row.
+/// A document in a row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DocumentView {
-    /// Position of its first token in the row.
+    /// Position of the document's first token in the row.
     pub offset: usize,
-    /// Its id.
+    /// Id of the document.
     pub document_id: u64,
-    /// Ordinal of its record in its split.
+    /// Index of the document's record in its split.
     pub record: u32,
-    /// File that its split begins with.
+    /// First file of the document's split.
     pub file: String,
 }
 
-/// A token of a row.
+/// A token in a row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenView {
-    /// Id.
+    /// Token id.
     pub id: u32,
-    /// As text.
+    /// Text of the token.
     pub text: String,
-    /// False on padding.
+    /// False for padding.
     pub valid: bool,
-    /// Group in the shown view (true = group 1).
+    /// Group in the shown view; `true` means group 1.
     pub group: Option<bool>,
     /// ln p under the teacher.
     pub logprob: Option<f32>,
-    /// Corrections in the shown draw.
+    /// Number of corrections in the shown draw.
     pub corrections: Option<u32>,
-    /// Base-b digits.
+    /// Base-b digits of the token id.
     pub subtokens: Vec<u32>,
 }
 
-/// What a student sees of the noise at one position: the top entries of softmax(ξ).
+/// What a student sees of the noise at one position: the largest entries of softmax(ξ).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Blueprint {
     /// Position in the row.
     pub position: usize,
     /// The observed token.
     pub token: u32,
-    /// As text.
+    /// Text of the observed token.
     pub text: String,
-    /// ln p under the teacher.
+    /// ln p of the observed token under the teacher.
     pub logprob: f32,
-    /// Its ξ.
+    /// ξ of the observed token.
     pub xi: f32,
-    /// Its weight in softmax(ξ).
+    /// Weight of the observed token in softmax(ξ).
     pub weight: f64,
-    /// Where it stands in softmax(ξ), from 1.
+    /// Rank of the observed token in softmax(ξ), from 1.
     pub rank: usize,
-    /// The top entries.
+    /// The largest entries.
     pub top: Vec<BlueprintEntry>,
 }
 
 /// An entry of a blueprint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BlueprintEntry {
-    /// Token.
+    /// Token id.
     pub id: u32,
-    /// As text.
+    /// Text of the token.
     pub text: String,
     /// Weight in softmax(ξ).
     pub weight: f64,
@@ -219,10 +219,10 @@ pub struct BlueprintEntry {
     pub xi: f32,
 }
 
-/// Looks at a data set. Reads the manifest, and of one shard the row group that holds the asked row.
+/// Inspects a data set. Cost: reads the manifest and, in one shard, the row group of the requested row.
 ///
 /// # Errors
-/// When the data set is damaged or the row, view, draw or a position is not there.
+/// If the data set is damaged, or the row, view, draw or a position does not exist.
 pub async fn inspect(dataset: &Dataset, options: &InspectOptions) -> Result<Inspection> {
     let manifest = dataset.manifest();
     let tokens: u64 = manifest.totals.values().map(|t| t.tokens).sum();

@@ -1,4 +1,4 @@
-//! Decoding one row for a person.
+//! Decodes one row for display.
 
 use arrow::array::{BooleanArray, RecordBatch, UInt64Array};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
@@ -18,7 +18,7 @@ use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use super::{Blueprint, BlueprintEntry, DocumentView, InspectOptions, OperatorView, RowView, Shape, TokenView};
 use crate::dataset::Dataset;
 
-/// Blueprints that are shown where no position was asked for.
+/// Number of blueprints to show if no position is requested.
 const DEFAULT_BLUEPRINTS: usize = 3;
 
 pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOptions) -> Result<Option<RowView>> {
@@ -32,7 +32,7 @@ pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOpt
     view.row(&shard.path, offset).map(Some).map_err(PipelineError::dataset(dataset.shown(&shard.path)))
 }
 
-/// The shard and the row in it; `None` in an empty data set.
+/// Finds the shard of a row and the index of the row in it; `None` if the data set is empty.
 pub(super) fn find(manifest: &Manifest, row: u64) -> Result<Option<(&ShardRecord, u64)>> {
     let mut rest = row;
     for shard in &manifest.shards {
@@ -47,7 +47,7 @@ pub(super) fn find(manifest: &Manifest, row: u64) -> Result<Option<(&ShardRecord
     }
 }
 
-/// One row that is in no shard yet, decoded; `shard` and `row` say where it will be.
+/// Decodes a row that is not in a shard yet. `shard` and `row` name its future place.
 pub fn decode(
     manifest: &Manifest,
     vocabulary: &Vocabulary,
@@ -77,12 +77,12 @@ enum StoredNoise {
         logprobs: Vec<f32>,
     },
     Dense(Vec<f32>),
-    /// Of text that the teacher wrote: the prior's, of which nothing is stored.
+    /// Noise of text that the teacher wrote: the prior's noise, which is not stored.
     Prior,
 }
 
 impl Decoder<'_> {
-    /// Views, draws and positions that are not there are the caller's mistake, not the data set's.
+    /// Rejects views, draws and positions that do not exist, as a usage error rather than a fault of the data set.
     fn check_options(&self) -> Result<()> {
         let job = &self.manifest.job;
         let views = job.partitions.as_ref().map_or(1, |p| p.views as usize);
@@ -183,13 +183,13 @@ impl Decoder<'_> {
         let (view, views) = (self.options.view, partitions.views.max(1) as usize);
         let rows = ListRows::of(self.batch, columns::PARTITION)?;
         let values = rows.values::<BooleanArray>(columns::PARTITION)?;
-        // at the level of digits a token is in group 1 where one of its digits is
+        // at digit level, a token is in group 1 if one of its digits is
         let of_view = rows.range(0).len() / views;
         let per_token = (of_view / sequence.tokens.len().max(1)).max(1);
         let groups: Vec<bool> = rows.range(0).skip(view * of_view).take(of_view).map(|i| values.value(i)).collect();
         let groups = groups.chunks(per_token).map(|digits| digits.contains(&true)).collect();
         let times = float_column(self.batch, columns::PARTITION_T)?;
-        // blocks have times of their own, which the operator shows
+        // with blocks, each block has its own t, which the operator shows
         let t = (times.row(0).len() == views).then(|| times.row(0)[view]);
         Ok((Some(groups), t))
     }
@@ -222,7 +222,8 @@ impl Decoder<'_> {
         Some(list.map(|(&index, &logprob)| Correction { index, logprob }).collect())
     }
 
-    /// Positions worth a look: the asked ones, or those with the most corrections, or the least likely tokens.
+    /// Positions to show: the requested ones. Otherwise the most likely token, then those with the most corrections or
+    /// the lowest probability.
     fn chosen(&self, sequence: &Sequence, tokens: &[TokenView]) -> Vec<usize> {
         let asked = &self.options.positions;
         if !asked.is_empty() {
@@ -300,7 +301,7 @@ impl Decoder<'_> {
     }
 }
 
-/// A float as a key to sort by.
+/// Maps a float to an integer key with the same order.
 fn ordered(value: f32) -> i64 {
     let bits = i64::from(value.to_bits() as i32);
     if bits < 0 { i64::from(i32::MIN) - bits } else { bits }

@@ -1,4 +1,4 @@
-//! The raw values of a row, column by column: only the pages that hold them are read.
+//! The raw values of a row in the requested columns. Reads only the pages that hold the row.
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::{DataType, Float16Type, Float32Type, Int32Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type};
@@ -41,7 +41,7 @@ pub(super) async fn of_row(dataset: &Dataset, row: u64, columns: &[String]) -> R
         .collect()
 }
 
-/// Every value of an array as JSON; `None` for types that data sets do not have.
+/// The values of an array as JSON; `None` for types that data sets do not use.
 fn values(array: &dyn Array) -> Option<Vec<Value>> {
     macro_rules! numbers {
         ($t:ty) => {

@@ -1,5 +1,4 @@
-//! Reads a data set again and checks everything that can be checked: checksums, shapes, invariants, and with the
-//! teacher the noise itself.
+//! `verify`: reads a data set and checks checksums, shapes and invariants; with the teacher also the noise.
 
 mod limits;
 mod noise;
@@ -20,56 +19,57 @@ use stillhouse_base::events::Observer;
 use stillhouse_output::Output;
 use stillhouse_output::commands::{derive_command, repair_command};
 
-/// Faults that are told one by one; more are only counted.
+/// Maximum number of faults that are reported individually; further ones are only counted.
 pub const FAULTS_SHOWN: usize = 100;
 
-/// How to verify.
+/// Options of [`verify`].
 #[derive(Debug, Clone, Default)]
 pub struct VerifyOptions {
-    /// Recompute log-probabilities and noise on a sample, with the teacher.
+    /// Recompute log-probabilities and noise of a sample with the teacher.
     pub teacher: bool,
-    /// Where the teacher is now; default: where the job found it (relative to the working directory).
+    /// Path of the teacher; default: the job's path, relative to the working directory.
     pub teacher_path: Option<PathBuf>,
     /// Device for the teacher; default: the job's.
     pub device: Option<String>,
-    /// Batches to recompute (a batch is what the teacher saw at once), spread over the data set.
+    /// Number of batches to recompute, spread over the data set. A batch is what the job passed to the teacher at once.
     pub teacher_batches: usize,
-    /// Compare what storing costs with what computing in this other arithmetic, and in batches of another shape, costs.
+    /// Also report how the error of storing compares with the error of computing in this other arithmetic and in
+    /// batches of another shape.
     pub report: Option<Dtype>,
 }
 
-/// What a verification found.
+/// Result of a verification.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Verification {
-    /// Shards read.
+    /// Number of shards read.
     pub shards: u64,
-    /// Rows read.
+    /// Number of rows read.
     pub rows: u64,
-    /// Tokens read, padding not counted.
+    /// Number of tokens read, without padding.
     pub tokens: u64,
-    /// Bytes read.
+    /// Number of bytes read.
     pub bytes: u64,
     /// Number of faults.
     pub fault_count: u64,
-    /// The first faults.
+    /// The first [`FAULTS_SHOWN`] faults.
     pub faults: Vec<Fault>,
-    /// The command that makes again what is missing or not what was written, where that is among the faults.
+    /// Command that repairs missing or damaged files, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mend: Option<String>,
-    /// What the teacher said.
+    /// Result of the teacher's checks.
     pub teacher: Option<TeacherCheck>,
-    /// What storing costs beside what the arithmetic costs, where it was asked for.
+    /// The faithfulness report, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
 }
 
 impl Verification {
-    /// Whether nothing is wrong.
+    /// Whether there are no faults.
     pub fn passed(&self) -> bool {
         self.fault_count == 0
     }
 
-    /// A file that is not there, or not as it was written: made again it would be.
+    /// Records a fault of a missing or damaged file, which a repair can rebuild.
     pub(crate) fn damaged(&mut self, output: &Output, place: &str, message: impl Into<String>) {
         self.fault(place, message);
         self.mend.get_or_insert_with(|| repair_command(output, None));
@@ -83,47 +83,48 @@ impl Verification {
     }
 }
 
-/// Something wrong.
+/// A fault of a data set.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Fault {
     /// File, and row where there is one.
     pub place: String,
-    /// What was got and what should be.
+    /// The actual and the expected value.
     pub message: String,
 }
 
-/// The noise, recomputed.
+/// Result of recomputing log-probabilities and noise.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TeacherCheck {
-    /// Sequences recomputed.
+    /// Number of sequences recomputed.
     pub sequences: u64,
-    /// Predicted tokens recomputed.
+    /// Number of predicted tokens recomputed.
     pub tokens: u64,
-    /// Tokens times draws whose noise was recomputed.
+    /// Number of noise vectors recomputed: tokens times draws.
     pub noises: u64,
     /// Largest |stored − recomputed| of a log-probability.
     pub logprob_difference_max: f64,
-    /// How many noises are within the tolerance as they are stored (of codec `dense`: within the rounding of its type).
+    /// Number of noise vectors whose stored form is within the tolerance (codec `dense`: within the rounding of its
+    /// type).
     pub within_tolerance: u64,
-    /// How often argmax_k(l_k + ξ̂_k) is the observed token, ξ̂ as it is stored.
+    /// How often argmax_k(l_k + ξ̂_k), with ξ̂ the stored noise, is the observed token.
     pub argmax_hits: u64,
-    /// Whether the job promised that it always is (`condition`).
+    /// Whether the job promises that this argmax always is the observed token (`condition`).
     pub condition: bool,
-    /// Whether the teacher wrote the tokens, so that nothing of their noise is stored.
+    /// Whether the teacher wrote the tokens, so that the data set stores no noise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub written: bool,
     /// Largest total variation between stored and recomputed softmax(ξ).
     pub total_variation_max: f64,
     /// Mean total variation.
     pub total_variation_mean: f64,
-    /// What the job promised.
+    /// Total variation that the job promises.
     pub tolerance: Option<f64>,
 }
 
 /// Verifies a data set.
 ///
 /// # Errors
-/// When the data set cannot be opened or the teacher cannot be had. What is wrong with the data is in the result.
+/// If the data set or the teacher cannot be opened. Faults of the data are in the result.
 pub async fn verify(dataset: &Dataset, options: &VerifyOptions, observer: &dyn Observer) -> Result<Verification> {
     let mut found = Verification::default();
     shards::check_folder(dataset, &mut found).await?;

@@ -1,13 +1,14 @@
-//! The noise itself: logits recomputed for whole batches as the job ran them, and every stored token checked.
+//! Checks the noise: recomputes the logits of whole batches as the job ran them, and checks every stored token.
 //!
-//! For each predicted token the stored ln p against the recomputed one, and for each of its noises **what is stored of it**
-//! (replayed and corrected, or dense), called ξ̂: the total variation between softmax(ξ) and softmax(ξ̂), and whether
-//! argmax_k(l_k + ξ̂_k) = x, which a data set promises whose job says `condition: true`.
+//! For each predicted token this compares the stored ln p with the recomputed one. For each of its noise vectors ξ it
+//! takes the **stored form** ξ̂ (replayed and corrected, or dense). It computes the total variation between softmax(ξ)
+//! and softmax(ξ̂), and whether argmax_k(l_k + ξ̂_k) = x, which a data set promises if its job says `condition: true`.
 //!
-//! Of text that the teacher wrote nothing is stored: ξ is replayed from the seed, and every token that was written must be the one that
-//! wins, by the parallel pass over the whole text. Where the arithmetic is that of the job the pass has the bits that the text was written
-//! with; elsewhere logits are off by at most δ = [`LOGPROB_TOLERANCE`], and a token may lose by 2·δ/T
-//! ([`Sampler::lead`]; of tokens with a lead that small there are at most a share of 2·δ/T, as leads are at least as spread as Exp(1)).
+//! Text that the teacher wrote has no stored noise: this replays ξ from the seed. Every written token must then win in
+//! the parallel pass over the whole text. If the arithmetic is the job's, the pass gives the bits with which the text
+//! was written. Otherwise logits are off by at most δ = [`LOGPROB_TOLERANCE`], and a token may lose by 2·δ/T
+//! ([`Sampler::lead`]). At most a share of 2·δ/T of the tokens has a lead that small, because leads are at least as
+//! spread as Exp(1).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ use super::states::States;
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::dataset::Dataset;
 
-/// Batches that are recomputed unless asked otherwise.
+/// Number of batches to recompute by default.
 const DEFAULT_BATCHES: usize = 2;
 
 pub(super) async fn check(
@@ -71,7 +72,8 @@ pub(super) async fn check(
         written: manifest.job.sequential().is_some(),
         ..TeacherCheck::default()
     };
-    // On another kind of machine logits may differ as much as log-probabilities, that of the observed token and its rival.
+    // on another kind of machine, log-probabilities may differ by the tolerance, and so may the logits of the observed
+    // token and its rival
     let alike = report::alike(record, teacher.info());
     if !alike {
         let (was, is) = (&record.arithmetic, &teacher.info().arithmetic);
@@ -150,7 +152,7 @@ fn load(
     Ok(teacher)
 }
 
-/// Where the teacher is.
+/// Path of the teacher.
 fn path(options: &VerifyOptions, extract: &Extract, job_folder: Option<PathBuf>) -> Result<PathBuf> {
     let path = match &options.teacher_path {
         Some(path) => path.clone(),
@@ -163,7 +165,8 @@ fn path(options: &VerifyOptions, extract: &Extract, job_folder: Option<PathBuf>)
     Err(PipelineError::new(ErrorKind::Usage, message))
 }
 
-/// Where the job found its teacher. A manifest may be of somebody else, so that no variable of this environment goes into it.
+/// Path at which the job found its teacher. The manifest may come from someone else, so this expands no environment
+/// variable in it.
 fn of_the_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
     let is_variable = |part: &Part<'_>| matches!(part, Part::Variable(_));
     if parts(path).is_ok_and(|parts| parts.iter().any(is_variable)) {
@@ -179,7 +182,7 @@ fn of_the_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
     Ok([&there, &here].into_iter().find(|path| path.exists()).unwrap_or(&there).clone())
 }
 
-/// Batches spread evenly over the rows of the data set, each beginning where a batch of the job began.
+/// Picks batches spread evenly over the rows of the data set. Each begins where a batch of the job began.
 fn pick(manifest: &Manifest, per_batch: usize, wanted: usize) -> Vec<(&ShardRecord, usize)> {
     let all: Vec<(&ShardRecord, usize)> = manifest
         .shards
@@ -196,9 +199,9 @@ struct Recomputed<'a> {
     bos: u32,
     teacher: Arc<dyn Teacher>,
     lead_slack: f64,
-    /// How the text was written, where the teacher wrote it.
+    /// How the teacher wrote the text, if it did.
     written: Option<Sequential>,
-    /// How far what is stored may be from what is recomputed.
+    /// Tolerances between stored and recomputed values.
     limits: Limits,
     place: String,
     offset: usize,
@@ -209,21 +212,21 @@ struct Stored {
     logprob: Widened<f32>,
     replay: Option<(Widened<u32>, Widened<u32>, Widened<f32>)>,
     dense: Option<Widened<f32>>,
-    /// Positions of each row that were given, where the teacher wrote the others.
+    /// Number of given positions at the start of each row, if the teacher wrote the rest.
     given: Vec<usize>,
     signals: Option<Signals>,
     topk: Option<TopK>,
     states: Option<States>,
 }
 
-/// What the check of one token gave: its log-probability, and the noise of every draw.
+/// Result of checking one token: its log-probability, and the noise of every draw.
 struct TokenCheck {
     logprob: f64,
     stored_logprob: f64,
     noises: Vec<Judged>,
-    /// By how much a token that was written wins.
+    /// Margin by which a written token wins; negative if it loses.
     lead: Option<f64>,
-    /// What is wrong with the other signals.
+    /// First fault of the other signals.
     signals: Option<String>,
 }
 
@@ -285,7 +288,7 @@ impl Recomputed<'_> {
                 message: e.to_string(),
             })?;
             for (p, result) in positions.iter().zip(results) {
-                // a prompt is given, and stored as certain
+                // a prompt is given: it is stored with certainty and not checked
                 if p.position < stored.given[p.row] {
                     continue;
                 }
@@ -335,7 +338,7 @@ impl Recomputed<'_> {
             if lead >= 0.0 {
                 check.argmax_hits += 1;
             }
-            // the bound of `Sampler::lead`
+            // the bound documented at `Sampler::lead`
             if lead < -self.lead_slack {
                 let lost = if lead == f64::NEG_INFINITY {
                     "is not among those that may be written".into()
@@ -421,7 +424,7 @@ impl Recomputed<'_> {
         Ok(TokenCheck { signals, logprob: logprob_now, stored_logprob: f64::from(logprob), noises, lead })
     }
 
-    /// Positions that are not predicted must be stored as certain.
+    /// Checks that positions without a prediction are stored as certain.
     fn check_certain(
         &self,
         sequences: &[Sequence],
@@ -450,5 +453,6 @@ impl Recomputed<'_> {
     }
 }
 
-/// Dense noise in half precision: an error of 2^-11 in ξ is one of 5e-4 in a weight, ξ up to 22 has 2^-7.
+/// Bound on the total variation of dense noise in half precision: an error of 2^-11 in ξ changes a weight by 5e-4; ξ up
+/// to 22 has an error of 2^-7.
 const DENSE_VARIATION: f64 = 2e-2;

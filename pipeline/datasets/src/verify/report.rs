@@ -1,15 +1,17 @@
-//! The faithfulness report: what storing costs, beside what computing the teacher in another way costs.
+//! The faithfulness report: compares the error of storing with the error of running the teacher in another way.
 //!
 //! ```text
-//!   stored      ξ̂, ln p as they are in the shards    ─┐
-//!   batch       the teacher, each sequence on its own  ├─ beside the live teacher, computed as the job did: ½ Σ |softmax(ξ) − softmax(ξ′)|,
-//!   arithmetic  the teacher in another type           ─┘                                                    |ln p_x − ln p′_x|, KL(p ‖ p′)
+//!   stored      ξ̂, ln p from the shards                   ─┐
+//!   batch       the teacher, each sequence in its own pass  ├─ against the live teacher, computed as the job did: ½ Σ |softmax(ξ) − softmax(ξ′)|,
+//!   arithmetic  the teacher in another dtype               ─┘                                                    |ln p_x − ln p′_x|, KL(p ‖ p′)
 //! ```
 //!
-//! So the two errors are two numbers: the first row is ours, the others are there in every training that runs its teacher live. All noises come from the same words.
-//! On another kind of machine than the job's the live teacher is not the one that was stored of: then the first row is both errors together, and says so.
+//! The first row is our storage error; the others occur in every training that runs its teacher live. All noise uses
+//! the same random words. On another kind of machine than the job's, the live teacher differs from the stored one. Then
+//! the first row contains both errors, and the report says so.
 //!
-//! Memory: the live logits of at most [`MOST_BYTES`] of sampled tokens, spread over the sample; of stored tokens all of the sample, two numbers each.
+//! Memory: live logits of sampled tokens, at most [`MOST_BYTES`], spread over the sample; two numbers for every stored
+//! token of the sample.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -26,53 +28,54 @@ use stillhouse_schemas::manifest::{Manifest, TeacherRecord};
 use stillhouse_schemas::spec::Extract;
 use stillhouse_teacher::{Teacher, TeacherInfo};
 
-/// Live logits that are kept to be compared with.
+/// Maximum size of the live logits that are kept for comparison, in bytes.
 const MOST_BYTES: usize = 128 << 20;
-/// Bins of a histogram: four to a power of ten, from 10⁻⁹ to 10.
+/// Bins of a histogram: four per power of ten, from 10⁻⁹ to 10.
 const BINS: usize = 40;
 const LOWEST: f64 = -9.0;
 const BINS_PER_DECADE: f64 = 4.0;
 
-/// What storing costs beside what computing in another way costs.
+/// The error of storing beside the error of computing in another way.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// The data set.
+    /// Name of the data set.
     pub dataset: String,
-    /// The teacher.
+    /// Source of the teacher.
     pub teacher: String,
-    /// What the live teacher computes in.
+    /// Arithmetic of the live teacher.
     pub arithmetic: String,
-    /// What the data set was computed in.
+    /// Arithmetic with which the data set was computed.
     pub stored_arithmetic: String,
-    /// Whether these are one: else what is stored differs from the live teacher by both, storing and computing.
+    /// Whether the two are the same. If not, the stored values differ from the live teacher by both errors: storing and
+    /// computing.
     pub computed_alike: bool,
-    /// Total variation that the job promised.
+    /// Total variation that the job promises.
     pub tolerance: Option<f64>,
-    /// What is beside the live teacher.
+    /// Comparisons with the live teacher.
     pub comparisons: Vec<Comparison>,
 }
 
-/// One thing beside the live teacher.
+/// One comparison with the live teacher.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     /// `stored`, `batch` or `arithmetic`.
     pub kind: &'static str,
-    /// What it is, in words.
+    /// Description for the reader.
     pub what: String,
-    /// ½ Σ |softmax(ξ) − softmax(ξ′)|, of each token and draw; `None` where there is no noise.
+    /// ½ Σ |softmax(ξ) − softmax(ξ′)| of each token and draw; `None` if there is no noise.
     pub total_variation: Option<Distribution>,
-    /// |ln p_x − ln p′_x| of each token, nat.
+    /// |ln p_x − ln p′_x| of each token, in nat.
     pub logprob_change_nats: Distribution,
-    /// KL(p ‖ p′) of each token, nat; what is stored has no whole p.
+    /// KL(p ‖ p′) of each token, in nat; `None` for stored values, which have no full p.
     pub kl_nats: Option<Distribution>,
 }
 
-/// How numbers that are not negative are spread.
+/// Distribution of non-negative numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Distribution {
-    /// How many.
+    /// Number of values.
     pub count: u64,
-    /// How many of them are exactly 0.
+    /// Number of values that are exactly 0.
     pub zeros: u64,
     /// Mean.
     pub mean: f64,
@@ -80,9 +83,10 @@ pub struct Distribution {
     pub median: f64,
     /// 99th percentile.
     pub p99: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
-    /// log10 of the lower end of each bin, and how many are in it; the lowest has everything below too, zeros not counted. Empty bins are left out.
+    /// Non-empty bins: log10 of the lower end, and the count. The lowest bin also counts everything below it, except
+    /// zeros.
     pub histogram: Vec<(f64, u64)>,
 }
 
@@ -108,7 +112,7 @@ impl Distribution {
     }
 }
 
-/// What was found of the stored side while it was checked.
+/// Differences of the stored values, collected during the check.
 #[derive(Default)]
 pub(super) struct StoredSide {
     pub logprob_changes: Vec<f64>,
@@ -119,7 +123,7 @@ pub(super) struct StoredSide {
 pub(super) struct Comparing {
     live: Arc<dyn Teacher>,
     other: Arc<dyn Teacher>,
-    /// Tokens of each batch that are compared.
+    /// Number of tokens to compare in each batch.
     tokens_of_a_batch: usize,
     batch: Vec<Compared>,
     arithmetic: Vec<Compared>,
@@ -133,14 +137,14 @@ struct Live<'a> {
 }
 
 impl Comparing {
-    /// `live` computes as the job did, `other` in another type; over so many batches.
+    /// `live` computes as the job did, `other` in another dtype. `batches` is the size of the sample.
     pub(super) fn new(live: &Arc<dyn Teacher>, other: Arc<dyn Teacher>, batches: usize) -> Self {
         let row = live.info().vocab_size * size_of::<f32>();
         let tokens_of_a_batch = (MOST_BYTES / row.max(1) / batches.max(1)).max(1);
         Self { live: Arc::clone(live), other, tokens_of_a_batch, batch: Vec::new(), arithmetic: Vec::new() }
     }
 
-    /// One more batch of the sample.
+    /// Compares a batch of the sample.
     pub(super) fn add(
         &mut self,
         batch: &RecordBatch,
@@ -170,7 +174,7 @@ impl Comparing {
         Ok(())
     }
 
-    /// The live logits of tokens that are spread over the batch.
+    /// The live logits of tokens spread evenly over the batch.
     fn live<'a>(
         &self,
         pass: &TeacherPass<'_>,
@@ -195,7 +199,7 @@ impl Comparing {
         Ok(kept)
     }
 
-    /// The report, with what was found of the stored side.
+    /// Builds the report. `stored` holds the differences of the stored values.
     pub(super) fn report(self, manifest: &Manifest, stored: StoredSide) -> Report {
         let noise = manifest.job.extract.as_ref().and_then(|extract| extract.noise.as_ref());
         let of = |kind, what: String, found: Vec<Compared>| Comparison {
@@ -233,12 +237,12 @@ impl Comparing {
     }
 }
 
-/// Whether a teacher computes as the one of a data set did.
+/// Whether a live teacher computes as the data set's teacher did.
 pub(super) fn alike(record: &TeacherRecord, live: &TeacherInfo) -> bool {
     live.arithmetic == record.arithmetic && live.device == record.device
 }
 
-/// How a pass differs from the live logits that were kept; its first row is `row` of them.
+/// Compares a pass with the kept live logits. `row` is the index in the batch of the pass's first row.
 fn differences(
     pass: &TeacherPass<'_>,
     sequences: &[Sequence],
@@ -275,7 +279,7 @@ impl Live<'_> {
 }
 
 impl Report {
-    /// As a page of HTML that needs nothing else.
+    /// Renders the report as a self-contained HTML page.
     pub fn html(&self) -> String {
         let mut page = format!(
             "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{0}: faithfulness</title>\n<style>{STYLE}</style>\n<h1>{0}: faithfulness</h1>\n",
@@ -347,7 +351,7 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:62em;marg
     @media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}text{fill:#bbb}td,th{border-color:#444}}";
 const COLOURS: [&str; 3] = ["#2a6fbb", "#7a7a7a", "#c2571a"];
 
-/// Histograms one above the other, over one axis of powers of ten.
+/// Draws the histograms one above the other over a common axis of powers of ten.
 fn plot(drawn: &[(&Comparison, &Distribution)], tolerance: Option<f64>) -> String {
     let (left, width, height, gap) = (60.0, 840.0, 90.0, 34.0);
     let x = |log10: f64| left + (log10 - LOWEST) * BINS_PER_DECADE * width / BINS as f64;
@@ -407,7 +411,7 @@ mod tests {
         let found = Distribution::of(vec![1e-3, 0.0, 2e-3, 1e-12, 5e-1]);
         assert_eq!((found.count, found.zeros, found.median, found.max), (5, 1, 1e-3, 0.5));
         assert!((found.mean - 0.1006).abs() < 1e-6);
-        // what is below the lowest bin is in it
+        // the lowest bin counts the value below it
         assert_eq!(found.histogram, [(-9.0, 1), (-3.0, 1), (-2.75, 1), (-0.5, 1)]);
         assert_eq!(Distribution::of(Vec::new()).count, 0);
     }

@@ -1,4 +1,4 @@
-//! Checks that need no teacher: the folder, checksums, schemas, rows.
+//! Checks that need no teacher: folder, checksums, schemas, rows.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ use super::Verification;
 use crate::card::{self, CardFault};
 use crate::dataset::{Dataset, Selection};
 
-/// Rows that are checked at once.
+/// Rows per batch.
 const BATCH_ROWS: usize = 64;
 
-/// Files that should be there, and files that should not.
+/// Checks that required files exist and are intact, and that there are no unknown shards.
 pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) -> Result<()> {
     let manifest = dataset.manifest();
     let listed = if dataset.output().is_listed() { dataset.output().list("data").await? } else { BTreeMap::new() };
@@ -51,19 +51,19 @@ pub(super) async fn check_folder(dataset: &Dataset, found: &mut Verification) ->
     }
     match card::fault(&dataset.output().get(CARD).await?.unwrap_or_default()) {
         Some(CardFault::Damaged(message)) => found.damaged(dataset.output(), CARD, message),
-        // a repair leaves what somebody wrote
+        // a repair does not overwrite edits
         Some(CardFault::Changed(message)) => found.fault(CARD, message),
         None => {}
     }
     Ok(())
 }
 
-/// sha256 of a file, read in pieces.
+/// sha256 of a file, read in chunks.
 async fn checksum(dataset: &Dataset, name: &str) -> Result<String> {
     Ok(dataset.output().read_whole(name, |_| {}).await?.0)
 }
 
-/// One shard: size, checksum, schema, every row.
+/// Checks the size, checksum, schema and every row of a shard.
 pub(super) async fn check_shard(
     dataset: &Dataset,
     shard: &ShardRecord,
@@ -136,7 +136,7 @@ fn shown(value: Option<&impl ToString>) -> String {
     value.map_or_else(|| "nothing".into(), ToString::to_string)
 }
 
-/// What the manifest says twice must be the same, and its sums those of its shards.
+/// Checks that duplicate values in the manifest agree and that its totals are the sums over its shards.
 pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
     let job = &manifest.job;
     let seed = job.has_noise().then(|| job.noise_seed());

@@ -1,15 +1,15 @@
-//! The other signals of a teacher, each recomputed and held to its bound.
+//! Recomputes the teacher's other signals and checks each against its tolerance.
 //!
-//! Where the teacher computes as the job's did on a CPU, its logits have the same bits (δ = 0 in [`Limits`]), and each column is held to what
-//! docs/FORMAT.md promises of it. Elsewhere logits may be off by δ:
+//! If the teacher computes as the job's did, on a CPU, its logits have the same bits (δ = 0 in [`Limits`]). Each column
+//! must then meet the promise in docs/FORMAT.md. Otherwise logits may be off by δ:
 //!
-//! | signal | may differ by, beside its promise |
+//! | signal | tolerance, in addition to its promise |
 //! |---|---|
-//! | `logz`, `candidate_logprob`, `topk_logprob`, `top_p_logprob` | what a log-probability may |
-//! | `entropy` | δ · (1 + ln V): a logit that moves by δ moves it by as much at most |
-//! | `topk_index` | entries that are as likely as the last one, but for 2δ |
-//! | `sampled_…` | draws that fall elsewhere: one and 1 in 64 of N on a GPU of the same kind, 1 in 4 elsewhere. Ratios: 5 · δ of them |
-//! | `top_p_tail` | 5 · δ of it, or 1e-6. Which are kept may change with ties |
+//! | `logz`, `candidate_logprob`, `topk_logprob`, `top_p_logprob` | that of a log-probability |
+//! | `entropy` | δ · (1 + ln V), the most by which a change of δ in the logits changes it |
+//! | `topk_index` | other entries whose logit is within 2δ of the last one's |
+//! | `sampled_…` | draws that fall on other tokens: 1 + N/64 on a GPU of the same kind, 1 + N/4 on another machine. Ratios: 5 · δ, relative |
+//! | `top_p_tail` | 5 · δ, relative, or 1e-6. Ties may change which entries are kept |
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -31,7 +31,8 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Those of a batch; `None` where the job asks for none. Rows whose lists do not fit are faults of the shard, which is checked before.
+    /// Reads the signals of a batch; `None` if the job stores none. Lists of wrong length are an error; the check of
+    /// the shard, which runs first, reports them as faults.
     pub(super) fn of(extract: &Extract, seed: u64, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
         let config = SignalsConfig::of(extract, seed);
         if config.is_none() {
@@ -44,12 +45,12 @@ impl Signals {
         }
     }
 
-    /// Whether a position is stored as certain to be its token.
+    /// Whether a position is stored as certain, that is with all probability on its token.
     pub(super) fn is_certain(&self, row: usize, position: usize, token: u32) -> bool {
         self.stored.at(row, position) == self.stored.asked().certain(token)
     }
 
-    /// What is wrong at a predicted position, whose logits were recomputed.
+    /// Compares a predicted position with its recomputed logits and describes the first fault.
     pub(super) fn wrong(
         &self,
         (row, position): (usize, usize),
@@ -72,7 +73,7 @@ pub(super) struct TopK {
 }
 
 impl TopK {
-    /// Those of a batch; `None` where the job keeps none.
+    /// Reads the top-k of a batch; `None` if the job stores none.
     pub(super) fn of(extract: &Extract, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
         let k = extract.topk as usize;
         if k == 0 {
@@ -99,13 +100,13 @@ impl TopK {
         (&self.tokens[row][range.clone()], &self.logprobs.row(row)[range])
     }
 
-    /// Whether a position is stored as certain to be its token.
+    /// Whether a position is stored as certain, that is with all probability on its token.
     pub(super) fn is_certain(&self, row: usize, position: usize, token: u32) -> bool {
         let (tokens, logprobs) = self.at(row, position);
         tokens[0] == token as i32 && logprobs[0] == 0.0 && logprobs[1..].iter().all(|lp| *lp == f32::NEG_INFINITY)
     }
 
-    /// What is wrong at a predicted position, whose logits were recomputed.
+    /// Compares a predicted position with its recomputed logits and describes the first fault.
     pub(super) fn wrong(
         &self,
         (row, position): (usize, usize),
@@ -144,7 +145,7 @@ fn apart(got: f32, right: f32) -> f64 {
     (f64::from(got) - f64::from(right)).abs()
 }
 
-/// A NaN differs from everything.
+/// NaN differs from every value.
 fn differs(got: f32, right: f32, limit: f64) -> bool {
     got != right && apart(got, right).partial_cmp(&limit).is_none_or(Ordering::is_gt)
 }
@@ -213,7 +214,7 @@ fn compare(
     if got.top_p.len() == right.top_p.len() && (tail - exact).abs() > limits.share() * exact + 1e-6 {
         return said("top_p_tail", got.tail, right.tail);
     }
-    // what is kept holds the mass, and does so only just: the recomputed number of entries, but for close calls
+    // the kept entries hold just the required mass: their number must equal the recomputed one, except in close calls
     let held = |signals: &RowSignals| signals.top_p.iter().map(|entry| f64::from(entry.1).exp()).sum::<f64>();
     let more = got.top_p.len().abs_diff(right.top_p.len());
     let close = (held(got) - held(right)).abs() <= more as f64 * 0.5 + limits.share();
@@ -261,13 +262,13 @@ mod tests {
             let said = of(&got).unwrap_or_default();
             assert!(said.starts_with(says), "{says}: {said:?}");
         }
-        // with the bits of the job's logits the promises of the format hold, which are a thousand times closer
+        // with the job's bits, the format's promises apply; they are a thousand times tighter
         let closer: [(&str, Break); 8] = [
             ("logz is", |s| s.logz[1] += 3e-5),
             ("entropy is", |s| s.entropy += 3e-5),
             ("candidate_logprob is", |s| s.candidates[0] -= 1e-5),
             ("1 of 64 sampled", |s| {
-                // one draw, one entry further
+                // one draw moves to the next entry
                 let moved = Sampled { index: s.sampled[0].index + 1, times: 1, ratio: 1.0 };
                 s.sampled[0].times -= 1;
                 match s.sampled.iter_mut().find(|other| other.index == moved.index) {
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!(of(&tokens, &off, elsewhere), None, "as much may be the arithmetic's");
         off[3] -= 1e-2;
         assert!(of(&tokens, &off, elsewhere).is_some());
-        // an entry that is none of the likeliest, with its own ln p
+        // an unlikely entry with its correct ln p
         let least = (0..50).min_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
         let (mut other, mut its) = (tokens.clone(), logprobs.clone());
         (other[4], its[4]) = (least as i32, softmax.logprob(logits[least]) as f32);

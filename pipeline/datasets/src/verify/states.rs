@@ -1,8 +1,8 @@
-//! Stored hidden states, recomputed.
+//! Recomputes stored hidden states and compares them.
 //!
-//! A component v of the state h may differ by its rounding: 2^-11 · |v| in f16, and half its smallest step, none in f32. Where the states do
-//! not have the bits that the job saw, by 2^-10 · |v| in either, and by δ ([`Limits`]) of the root mean square of h: what moves logits by as
-//! much moves states by a share of their size.
+//! A component v of a state h may differ by its rounding: 2^-11 · |v| plus half the smallest step in f16, nothing in
+//! f32. If the recomputed states do not have the job's bits, v may differ by 2^-10 · |v| in either type, plus δ
+//! ([`Limits`]) times the root mean square of h: what moves logits by δ moves states by the same share of their size.
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
@@ -13,16 +13,16 @@ use stillhouse_schemas::spec::NoisePrecision;
 
 use super::limits::Limits;
 
-/// One unit of a value in f16, which has 11 bits.
+/// Relative size of one unit in the last place of an f16, which has 11 significant bits.
 const UNIT: f64 = 1.0 / 1024.0;
-/// Half the smallest step of a f16, 2^-25.
+/// Half the smallest step of an f16, 2^-25.
 const LEAST: f64 = 1.0 / (1 << 25) as f64;
 
 /// The stored states of a batch.
 pub(super) struct States(StoredStates);
 
 impl States {
-    /// Those of a batch; `None` where the job keeps none.
+    /// Reads the states of a batch; `None` if the job stores none.
     pub(super) fn of(manifest: &Manifest, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
         let (operators, _) = registry::of_manifest(manifest);
         let config = registry::extract_of(&operators);
@@ -38,7 +38,7 @@ impl States {
         self.0.at(row, position).iter().all(|value| *value == 0.0)
     }
 
-    /// What is wrong at a predicted position, whose states `[layers, H]` were recomputed.
+    /// Compares a predicted position with its recomputed states `[layers, H]` and describes the first fault.
     pub(super) fn wrong(&self, row: usize, position: usize, right: &[f32], limits: Limits) -> Option<String> {
         let near = Near { limits, is_half: self.0.config().precision == NoisePrecision::F16 };
         let width = self.0.config().width.max(1);
@@ -50,7 +50,7 @@ impl States {
     }
 }
 
-/// How near a component has to be.
+/// The tolerance of a component.
 #[derive(Debug, Clone, Copy)]
 struct Near {
     limits: Limits,
@@ -58,7 +58,7 @@ struct Near {
 }
 
 impl Near {
-    /// Of a component of a state of this size.
+    /// Tolerance of a component with value `right` in a state whose root mean square is `size`.
     fn limit(self, right: f64, size: f64) -> f64 {
         match (self.limits.has_the_bits(), self.is_half) {
             (true, true) => 0.5 * UNIT * right.abs() + LEAST,
@@ -68,14 +68,14 @@ impl Near {
     }
 }
 
-/// The first component that is too far off.
+/// The first component outside its tolerance.
 fn wrong(got: &[f32], right: &[f32], near: Near) -> Option<(usize, f32, f32)> {
     let square: f64 = right.iter().map(|v| f64::from(*v).powi(2)).sum();
     let size = (square / right.len().max(1) as f64).sqrt();
     let pairs = got.iter().copied().zip(right.iter().copied()).enumerate();
     let found = pairs.map(|(i, (got, right))| (i, got, right)).find(|(_, got, right)| {
         let (got, right) = (f64::from(*got), f64::from(*right));
-        // a NaN is too far from everything
+        // NaN is outside every tolerance
         let is_near = (got - right).abs() <= near.limit(right, size);
         !is_near
     });
@@ -86,7 +86,7 @@ fn wrong(got: &[f32], right: &[f32], near: Near) -> Option<(usize, f32, f32)> {
 mod tests {
     use super::*;
 
-    /// To the 11 bits of a f16.
+    /// Rounds to the 11 significant bits of an f16.
     fn rounded(v: f32) -> f32 {
         let unit = 2f32.powi(v.abs().max(6e-5).log2().floor() as i32 - 10);
         (v / unit).round() * unit
@@ -99,7 +99,7 @@ mod tests {
         let elsewhere = Near { limits: Limits::elsewhere(), is_half: true };
         let here = Near { limits: Limits::of(true, "cpu"), is_half: true };
         assert_eq!((wrong(&stored, &right, elsewhere), wrong(&stored, &right, here)), (None, None));
-        // the next value of the type is another one, and in f32 so is any other
+        // one f16 step is a fault if the bits must match; in f32 any difference is
         let mut next = stored.clone();
         next[7] *= 1.0 + 2f32.powi(-10);
         assert_eq!((wrong(&next, &right, elsewhere), wrong(&next, &right, here).map(|found| found.0)), (None, Some(7)));

@@ -1,4 +1,4 @@
-//! What a job names elsewhere: stores, web servers, endpoints, model hubs.
+//! Tests remote names in jobs: stores, web servers, endpoints, model hubs.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Which arithmetic a teacher computes in: what a job leaves open is measured once, kept, and the same in every later run.
+//! Tests the choice of the teacher's arithmetic: what a job leaves open is measured once, stored, and the same in every
+//! later run.
 
 use std::sync::Mutex;
 
@@ -22,7 +23,7 @@ impl Observer for Told {
     }
 }
 
-/// A job whose teacher computes in `dtype`, over one document.
+/// A job whose teacher computes in `dtype`, over 40 documents.
 fn job_with(folder: &Path, dtype: &str, bound: Option<f64>) -> String {
     let mut job: Value = serde_json::from_str(&job_over(40, folder, "out")).unwrap();
     job["extract"]["teacher"]["dtype"] = json!(dtype);
@@ -75,7 +76,7 @@ fn an_earlier_choice_is_not_measured_again() {
     assert_eq!(loaded.teachers[0].info().dtype, Precision::F16);
     assert_eq!(loaded.arithmetic, Some(earlier.clone()));
     assert!(!told.0.lock().unwrap().contains("tokens per second"));
-    // what others have made is told as they made it, and is no reason to stop
+    // if nothing is left to build, another machine's arithmetic is reported and is not an error
     let others = TeacherArithmetic { arithmetic: "f16 on the abacus".into(), ..earlier };
     let told = teacher::load_all(&prepared, none, Some(Decided::ByShards(&others)), false, &Silent).unwrap();
     assert_eq!(told.arithmetic, Some(others.clone()));
@@ -83,17 +84,17 @@ fn an_earlier_choice_is_not_measured_again() {
     let of_shards = refused(Decided::ByShards(&others));
     assert!(of_shards.to_string().starts_with("the splits that are done were computed in f16 on the abacus, this"));
     assert!(!of_shards.of_place);
-    // of a run that has none yet nothing is said of splits, and another executor may take them
+    // the error of a worker does not mention finished splits, and another executor may take its splits
     let of_run = refused(Decided::ByRun(&others));
     let told = of_run.to_string();
     assert!(told.starts_with("the run computes in f16 on the abacus, this executor's machine computes f16 "), "{told}");
     assert!(of_run.of_place && !told.contains("done"), "{told}");
-    // what an earlier version wrote is another arithmetic, also where this one's begins with it
+    // an arithmetic of an earlier version without the instructions differs, even if it is a prefix of the present one
     let (bare, _) = earlier.arithmetic.split_once(", ").unwrap();
     let bare = TeacherArithmetic { arithmetic: bare.to_owned(), ..others };
     let told = refused(Decided::ByShards(&bare)).to_string();
     assert!(told.contains("did not say on which instructions"), "{told}");
-    // and without text there is nothing to choose by
+    // without text there is nothing to measure with
     let error = teacher::load_all(&prepared, none, None, true, &Silent).err().unwrap().to_string();
     assert!(error.contains("extract.teacher.dtype: the first 0 splits have no token to measure with"), "{error}");
 }
@@ -124,7 +125,7 @@ async fn what_auto_chose_stands_in_plan_and_manifest_and_a_run_that_goes_on_keep
     let in_plan: TeacherArithmetic = serde_json::from_value(plan["teacher"].clone()).unwrap();
     assert_eq!((in_plan.dtype, &in_plan.arithmetic, in_plan.cost), (chosen, &record.arithmetic, record.cost));
 
-    // as if it had been stopped before its last split
+    // simulates a run that stopped before its last split
     let unfinished = || {
         for name in ["_SUCCESS", "manifest.json", "_stillhouse/splits/00000.json"] {
             fs::remove_file(out.join(name)).unwrap();

@@ -1,4 +1,4 @@
-//! Jobs on devices of a test's: one that is lost, and the host in the place of a GPU.
+//! Tests jobs on special devices: some that are lost, and the host in place of a GPU.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ impl Teacher for Falling {
     }
 }
 
-/// Keeps the warnings.
+/// Collects the warnings.
 #[derive(Debug, Default)]
 struct Warnings(Mutex<Vec<String>>);
 
@@ -56,7 +56,7 @@ impl Observer for Warnings {
     }
 }
 
-/// Runs a job on devices of a test's; what it warned of.
+/// Runs a job on given devices and returns its warnings.
 async fn run_on(
     folder: &Path,
     text: String,
@@ -82,7 +82,7 @@ async fn run_on(
     (ran, said)
 }
 
-/// Two devices that fall, and so many that do not.
+/// Two devices that are lost, and `standing` ones that are not.
 fn falling(prepared: &Prepared, standing: usize) -> Vec<Arc<dyn Teacher>> {
     let teacher = load_teacher(prepared);
     let falling = (0..2).map(|_| Arc::new(Falling(Arc::clone(&teacher), AtomicU64::new(0))) as Arc<dyn Teacher>);
@@ -109,7 +109,8 @@ async fn a_device_that_is_lost_takes_no_split_along() {
     assert!(error.contains("cuda:7") && error.contains("fallen off the bus"), "{error}");
 }
 
-/// The whole path on a device: forward pass, noise, top-k, shards; and the CPU's teacher and judge find it good.
+/// Tests the whole path on a device: forward pass, noise, top-k, shards. `verify` with the teacher on the CPU accepts
+/// the result.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_data_set_made_on_a_device_is_good_by_the_cpu() {
     let kept = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Jobs on a GPU with less memory than it says, here the host in its place: what was chosen at the start stands in the plan, and a run that goes
-//! on keeps to it or is refused.
+//! Tests jobs on a GPU with less memory than it reports (the host takes its place). The plan stores the pass size
+//! chosen at the start; a resumed run uses the same one or is refused.
 
 use std::sync::Mutex;
 
@@ -13,11 +13,11 @@ use crate::error::Result;
 use crate::events::{Event, Observer};
 use crate::teacher::{Decided, Loaded};
 
-/// Beyond what any of this takes.
+/// More memory than any of these jobs needs.
 const MUCH: u64 = 8 << 30;
 
 struct Gpus {
-    /// Bytes that each has, and how many of them are of no use.
+    /// Total bytes of each, and how many of them are unusable.
     memory: [(u64, u64); 2],
     opened_last: Option<Arc<Host>>,
 }
@@ -38,7 +38,7 @@ fn gpus(memory: [(u64, u64); 2]) {
     );
 }
 
-/// Two short documents in long lines, so in two splits, on these devices.
+/// A job over two short documents in long lines, thus in two splits, on these devices.
 fn job_on(folder: &Path, device: &str, batch_tokens: u32, out: &str) -> String {
     let mut job: Value = serde_json::from_str(&job_over(2, folder, out)).unwrap();
     let line = |n| json!({"text": format!("word{n} some words"), "rest": "-".repeat(1400)}).to_string() + "\n";
@@ -68,7 +68,7 @@ fn load(text: &str, folder: &Path, earlier: Option<&TeacherArithmetic>) -> (Resu
     (loaded, told.0.into_inner().unwrap())
 }
 
-/// The most memory that passes of so many tokens take.
+/// Peak memory of passes of this number of tokens.
 fn needed(folder: &Path, tokens: u32) -> u64 {
     gpus([(MUCH, 0); 2]);
     let (loaded, said) = load(&job_on(folder, "cuda:0", tokens, "out"), folder, None);
@@ -95,7 +95,7 @@ fn devices_have_passes_that_all_of_them_have_room_for() {
     assert!(warning.ends_with("with passes of 1024 tokens; they have 512 tokens instead"), "{warning}");
     drop(teachers);
 
-    // a run that goes on has neither more nor fewer
+    // a resumed run uses the same pass size: not more, not less
     gpus([(MUCH, 0); 2]);
     let (loaded, said) = load(&job_on(folder, "cuda:0", 1024, "out"), folder, Some(&arithmetic));
     assert_eq!((loaded.unwrap().arithmetic, said), (Some(arithmetic.clone()), Vec::new()));
@@ -104,7 +104,7 @@ fn devices_have_passes_that_all_of_them_have_room_for() {
     let error = refused.err().unwrap().to_string();
     assert!(error.contains(&format!("{half} bytes asked for, {0} of {0} are free", half - 1024)), "{error}");
     assert!(error.contains("a pass over 512 tokens") && error.contains("--overwrite") && said.is_empty(), "{error}");
-    // where nothing is left to make, nobody is bound by it
+    // if nothing is left to build, the stored pass size does not matter
     gpus([(MUCH, 0); 2]);
     let prepared = prepare(&job_on(folder, "cuda:0", 8, "out"), folder);
     let none = JobInput { splits: &[], files: &[] };
@@ -139,7 +139,7 @@ async fn a_job_whose_passes_became_smaller_has_the_same_bytes_whenever_it_goes_o
     assert_eq!(plan["teacher"]["pass_tokens"], 16);
     assert!(plan["teacher"]["arithmetic"].as_str().unwrap().ends_with("passes of 16 tokens"), "{plan}");
 
-    // as if it had been stopped before its last split, and going on where there is more memory, or less
+    // simulates a run that stopped before its last split and resumes with less memory, then with more
     for name in ["_SUCCESS", "manifest.json", "_stillhouse/splits/00000.json"] {
         fs::remove_file(out.join(name)).unwrap();
     }

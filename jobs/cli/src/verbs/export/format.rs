@@ -75,7 +75,7 @@ pub(super) struct FormatArgs {
 }
 
 impl FormatArgs {
-    /// What is to be written, where it is not the data set.
+    /// The conversion to make; `None` to copy the data set.
     pub fn conversion(&self) -> Result<Option<Conversion>, Failure> {
         if self.format != Some(Name::MegatronKd)
             && let Some(option) = self.of_megatron()
@@ -101,7 +101,7 @@ impl FormatArgs {
         Ok(Some(Conversion { format, signal, dtype }))
     }
 
-    /// An option that only Megatron-LM's format has.
+    /// A given option that only Megatron-LM's format has.
     fn of_megatron(&self) -> Option<&'static str> {
         let given = [
             ("--global-batch", self.global_batch.is_some()),
@@ -144,7 +144,7 @@ impl FormatArgs {
     }
 }
 
-/// `NAME` or `NAME=WEIGHT`.
+/// Parses `NAME` or `NAME=WEIGHT`.
 fn weighted(data: &str) -> Result<(f64, String), Failure> {
     let Some((name, weight)) = data.rsplit_once('=') else { return Ok((1.0, data.to_owned())) };
     let weight = weight.parse::<f64>().ok().filter(|weight| weight.is_finite());
@@ -154,7 +154,7 @@ fn weighted(data: &str) -> Result<(f64, String), Failure> {
     Ok((weight.ok_or_else(wrong)?, name.to_owned()))
 }
 
-/// What was written, as a page.
+/// Renders the result as a page.
 pub(super) fn render(done: &Converted, view: View) -> Page {
     let mut page = Page::new();
     if done.dry_run {

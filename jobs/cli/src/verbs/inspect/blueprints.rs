@@ -1,4 +1,4 @@
-//! Noise blueprints: for a position the top entries of softmax(ξ), and where the observed token stands.
+//! Renders noise blueprints: the top entries of softmax(ξ) at a position, and the rank of the observed token.
 
 use stillhouse_datasets::inspect::{Blueprint, BlueprintEntry};
 use stillhouse_pipeline::units;
@@ -6,7 +6,7 @@ use stillhouse_pipeline::units;
 use crate::page::{Line, Page, Tone, View, quoted};
 use crate::table::Table;
 
-/// Cells of the longest bar.
+/// Width of the longest bar, in cells.
 const BAR: usize = 24;
 
 pub(super) fn render(blueprints: &[Blueprint], draw: u32, vocab_size: u64, view: View, page: &mut Page) {

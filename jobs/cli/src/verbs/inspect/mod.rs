@@ -1,4 +1,4 @@
-//! `stillhouse inspect DATASET`: what a data set holds, and one sequence of it decoded.
+//! `stillhouse inspect DATASET`: shows what a data set contains, and one decoded row.
 
 mod blueprints;
 mod overview;
@@ -57,7 +57,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Looks at it.
+/// Runs the command.
 pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
     let options = InspectOptions {
         row: Some(args.row),
@@ -80,7 +80,7 @@ pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One row with its blueprints.
+/// Renders one row with its blueprints.
 pub fn render_row(row: &RowView, vocab_size: u64, view: View, page: &mut Page) {
     let InspectOptions { view: number, draw, .. } = InspectOptions::default();
     row::render(row, number, view, page);

@@ -1,4 +1,4 @@
-//! Header, totals, statistics and columns of a data set.
+//! Renders the header, totals, statistics and columns of a data set.
 
 use stillhouse_datasets::inspect::Inspection;
 use stillhouse_pipeline::units;
@@ -7,7 +7,7 @@ use stillhouse_schemas::manifest::{Statistic, Totals};
 use crate::page::{Line, Page, Tone, View};
 use crate::table::Table;
 
-/// Cells of the longest bar of the histogram.
+/// Width of the histogram's longest bar, in cells.
 const BAR: usize = 30;
 
 pub(super) fn render(inspection: &Inspection, view: View, page: &mut Page) {
@@ -99,7 +99,7 @@ fn statistics(inspection: &Inspection, page: &mut Page) {
     page.facts(table);
 }
 
-/// Corrections per token, in bins 0, 1, 2–3, 4–7, …
+/// Renders the corrections per token, in bins 0, 1, 2–3, 4–7, …
 fn histogram(bins: &[u64], view: View, page: &mut Page) {
     let all: u64 = bins.iter().sum();
     let largest = bins.iter().copied().max().unwrap_or_default();

@@ -1,12 +1,13 @@
-//! An image in a terminal: two rows of pixels per line as half blocks in colours, or, without colours, as characters from dark to light.
+//! Renders an image: with colours as half blocks, two rows of pixels per line; without colours as characters from dark
+//! to light.
 
 use stillhouse_datasets::inspect::{RowView, Shape};
 
 use crate::page::{Line, Page, Tone, View};
 
-/// From dark to light.
+/// Characters from dark to light.
 const RAMP: &[u8] = b" .:-=+*#%@";
-/// Pixels of a side that are shown; larger images are shown smaller.
+/// Maximum pixels per side; larger images are scaled down.
 const LARGEST: usize = 96;
 
 pub(super) fn render(row: &RowView, shape: Shape, view: View, page: &mut Page) {
@@ -35,7 +36,7 @@ pub(super) fn render(row: &RowView, shape: Shape, view: View, page: &mut Page) {
     }
 }
 
-/// The mean colour of a square of pixels.
+/// Mean colour of a square of pixels.
 fn colour(row: &RowView, shape: Shape, step: usize, (x, y): (usize, usize)) -> [u8; 3] {
     let (mut sum, mut count) = ([0u32; 3], 0);
     for y in (y * step..(y + 1) * step).take_while(|y| *y < shape.height) {

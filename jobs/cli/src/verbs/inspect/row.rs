@@ -1,4 +1,4 @@
-//! One sequence as text, with its groups and documents, and some of its tokens.
+//! Renders one row: its text with groups and documents, and some of its tokens.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use super::picture;
 use crate::page::{Line, Page, Tone, View, escaped, quoted};
 use crate::table::Table;
 
-/// Tokens of the text that are shown; `--json` has them all.
+/// Maximum number of tokens in the text; `--json` has all.
 const TEXT_TOKENS: usize = 4096;
-/// Documents that are listed.
+/// Maximum number of documents to list.
 const DOCUMENTS: usize = 12;
-/// Tokens at the beginning that are listed.
+/// Number of tokens from the start to list.
 const FIRST_TOKENS: usize = 8;
 
 pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut Page) {
@@ -39,10 +39,10 @@ pub(super) fn render(row: &RowView, view_number: usize, view: View, page: &mut P
     tokens(row, view, page);
 }
 
-/// What operators say of the row, a line each.
+/// Renders what operators show of the row, one fact per line.
 fn operator_facts(row: &RowView, page: &mut Page) {
     for (name, value) in row.operators.iter().flat_map(|operator| &operator.facts) {
-        // lines of a picture have no name
+        // the lines of a picture have no name
         let name = if name.is_empty() { "  ".to_owned() } else { format!("{name}: ") };
         page.line(Line::plain("  ").with(Tone::Dim, name).with(Tone::Plain, value));
     }
@@ -122,7 +122,7 @@ fn text(tokens: &[TokenView], numbers: bool, view: View, page: &mut Page) {
     }
 }
 
-/// Breaks text into lines of so many cells, after a space where there is one near the end.
+/// Breaks text into lines of `cells` cells, after a space if there is one near the end.
 struct Wrap {
     cells: usize,
     line: Vec<(Tone, char)>,
@@ -171,7 +171,7 @@ fn joined(characters: &[(Tone, char)]) -> Line {
     line
 }
 
-/// The first tokens and those whose blueprint is shown.
+/// Lists the first tokens, and those whose blueprint is shown.
 fn tokens(row: &RowView, view: View, page: &mut Page) {
     let mut chosen: BTreeSet<usize> = (0..row.tokens.len().min(FIRST_TOKENS)).collect();
     chosen.extend(row.blueprints.iter().map(|b| b.position));

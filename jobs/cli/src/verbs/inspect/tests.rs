@@ -263,7 +263,7 @@ fn no_line_is_wider_than_the_terminal() {
     }
 }
 
-/// Operators that have no view of their own here are shown by what they declare.
+/// Operators without a view of their own are shown by what they declare.
 #[test]
 fn what_other_operators_show_stands_beside_it() {
     let mut inspection = inspection();
@@ -280,7 +280,7 @@ fn what_other_operators_show_stands_beside_it() {
     assert!(!text.contains("mark9"), "{text}");
 }
 
-/// A picture has a character for every pixel where there are no colours, and half a block where there are.
+/// Without colours a picture has one character per pixel, with colours half a block.
 #[test]
 fn an_image_is_seen() {
     let token = |id: u32| TokenView {

@@ -1,4 +1,4 @@
-//! The values of chosen columns, as many as fit.
+//! Renders the values of chosen columns, as many as fit.
 
 use serde_json::Value;
 use stillhouse_datasets::inspect::ColumnValues;
@@ -6,7 +6,7 @@ use stillhouse_pipeline::units;
 
 use crate::page::{Line, Page, Tone, View};
 
-/// Values that are shown of a list; `--json` gives them all.
+/// Maximum number of a list's values to show; `--json` has all.
 const SHOWN: usize = 64;
 
 pub(super) fn render(columns: &[ColumnValues], view: View, page: &mut Page) {
