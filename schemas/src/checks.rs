@@ -18,7 +18,7 @@ use crate::storage::{endpoint_problem, split_url};
 pub fn all(job: &JobSpec) -> Vec<Problem> {
     let checks: [fn(&JobSpec, &mut Vec<Problem>); 15] = [
         engine_combinations,
-        written_paths,
+        path_syntax,
         store_urls,
         endpoints,
         input_combinations,
@@ -28,7 +28,7 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
         holdouts,
         pack_combinations,
         extract_combinations,
-        written_text,
+        generated_text,
         tokenizer_source,
         order_combinations,
         partition_combinations,
@@ -147,8 +147,8 @@ fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 /// Checks the syntax of `~`, `${VAR}` and `{a,b}` in paths. Their values are checked later, where they are known.
-fn written_paths(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (field, path, purpose) in named_paths(job) {
+fn path_syntax(job: &JobSpec, problems: &mut Vec<Problem>) {
+    for (field, path, purpose) in job_paths(job) {
         let wrong = paths::parts(path).err();
         let braces = || paths::alternatives(path).err().filter(|_| purpose == Purpose::Input);
         if let Some(message) = wrong.or_else(braces) {
@@ -158,14 +158,14 @@ fn written_paths(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 /// Maximum number of paths that all braces of a job may expand to.
-const MOST_ALTERNATIVES: usize = 100_000;
+const MAX_ALTERNATIVES: usize = 100_000;
 
 /// Refuses braces that expand to an unreasonable number of paths, before expanding any.
 pub fn too_many_alternatives(job: &JobSpec) -> Option<Problem> {
     let all = job.input.all_paths().map(|(_, path)| paths::count(path)).fold(0, usize::saturating_add);
     // paths written without braces may be any number
-    (all > MOST_ALTERNATIVES.max(job.input.all_paths().count())).then(|| {
-        let message = format!("its braces stand for more than {MOST_ALTERNATIVES} paths; name a folder or use *");
+    (all > MAX_ALTERNATIVES.max(job.input.all_paths().count())).then(|| {
+        let message = format!("its braces stand for more than {MAX_ALTERNATIVES} paths; name a folder or use *");
         Problem::missing("input.paths", message)
     })
 }
@@ -184,7 +184,7 @@ pub enum Purpose {
 }
 
 /// Returns the paths of a job, with their fields.
-pub fn named_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
+pub fn job_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
     let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), Purpose::Input));
     let mut named: Vec<_> = inputs.collect();
     named.push(("output.path".into(), &job.output.path, Purpose::Output));
@@ -198,7 +198,7 @@ pub fn named_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
 
 /// Checks that each path is of a kind that its field allows.
 fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (field, path, purpose) in named_paths(job) {
+    for (field, path, purpose) in job_paths(job) {
         // paths with variables are checked once their values are known
         if !paths::is_plain(path) {
             continue;
@@ -207,13 +207,13 @@ fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
             Purpose::Input => paths::alternatives(path).unwrap_or_default(),
             _ => vec![path.to_owned()],
         };
-        problems.extend(alternatives.iter().find_map(|path| place_problem(&field, path, purpose)));
+        problems.extend(alternatives.iter().find_map(|path| path_problem(&field, path, purpose)));
     }
 }
 
 /// Returns why a path, after expansion of variables and braces, is invalid for its role. The problem shows only the
 /// scheme, since the rest may contain a credential.
-pub fn place_problem(field: &str, path: &str, purpose: Purpose) -> Option<Problem> {
+pub fn path_problem(field: &str, path: &str, purpose: Purpose) -> Option<Problem> {
     let message = match (purpose, split_url(path)) {
         (Purpose::Model, _) => {
             let (scheme, _) = path.split_once("://")?;
@@ -373,7 +373,7 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 /// Checks a job whose text the teacher writes.
-fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
+fn generated_text(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(extract) = &job.extract else { return };
     let Some(written) = job.sequential() else {
         if extract.sequential.is_some() {
@@ -481,10 +481,10 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     if let Some(extract) = &job.extract {
         let temperatures = extract.logz_temperatures.iter().map(f64::to_string);
         let candidates = extract.candidates.iter().map(u32::to_string);
-        unlike("extract.logz_temperatures", temperatures.collect(), problems);
-        unlike("extract.candidates", candidates.collect(), problems);
+        no_duplicates("extract.logz_temperatures", temperatures.collect(), problems);
+        no_duplicates("extract.candidates", candidates.collect(), problems);
         let layers = extract.hidden_states.iter().flat_map(|states| states.layers.iter().map(u32::to_string));
-        unlike("extract.hidden_states.layers", layers.collect(), problems);
+        no_duplicates("extract.hidden_states.layers", layers.collect(), problems);
     }
     let Some(noise) = job.extract.as_ref().and_then(|e| e.noise.as_ref()) else { return };
     if noise.codec == NoiseCodec::Dense && noise.draws > 1 && job.has_short_rows() {
@@ -496,7 +496,7 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 /// Checks that a list, each value of which becomes a column, has no duplicates.
-fn unlike(field: &str, values: Vec<String>, problems: &mut Vec<Problem>) {
+fn no_duplicates(field: &str, values: Vec<String>, problems: &mut Vec<Problem>) {
     let mut seen = std::collections::BTreeSet::new();
     for (i, value) in values.into_iter().enumerate() {
         if !seen.insert(value.clone()) {

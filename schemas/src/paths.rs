@@ -48,7 +48,7 @@ pub fn parts(path: &str) -> Result<Vec<Part<'_>>, String> {
             continue;
         }
         let (name, after) = rest.split_once('}').ok_or_else(|| format!("has a ${{ without its }}; {VALID}"))?;
-        variable(name)?;
+        check_variable_name(name)?;
         parts.push(Part::Variable(name));
         rest = after;
     }
@@ -58,7 +58,7 @@ pub fn parts(path: &str) -> Result<Vec<Part<'_>>, String> {
     Ok(parts)
 }
 
-fn variable(name: &str) -> Result<(), String> {
+fn check_variable_name(name: &str) -> Result<(), String> {
     let named = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if name.is_empty() || !name.chars().all(named) || name.starts_with(|c: char| c.is_ascii_digit()) {
         return Err(format!("has no name of a variable in ${{}}; {VALID}"));
@@ -77,10 +77,10 @@ pub fn is_plain(path: &str) -> bool {
 }
 
 /// Maximum number of paths that one path may expand to, and maximum bytes of all of them.
-const MOST_ALTERNATIVES: usize = 10_000;
-const MOST_BYTES: usize = 10_000_000;
+const MAX_ALTERNATIVES: usize = 10_000;
+const MAX_ALTERNATIVES_BYTES: usize = 10_000_000;
 /// Maximum nesting depth of braces.
-const DEEPEST: usize = 8;
+const MAX_BRACE_DEPTH: usize = 8;
 
 /// Expands `{a,b}` to all alternatives, in the order in which they are written.
 ///
@@ -144,7 +144,7 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
         at += match byte {
             b'$' if rest.starts_with("$${") => 3,
             b'$' if rest.starts_with("${") && at < last_brace => rest.find('}').map_or(2, |end| end + 1),
-            b'[' if at < last_bracket => class(rest),
+            b'[' if at < last_bracket => bracket_length(rest),
             b'{' => {
                 open.push(Group { start: at, commas: Vec::new(), end: at });
                 1
@@ -168,15 +168,15 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
     for group in &found {
         ends.retain(|end| *end > group.start);
         ends.push(group.end);
-        if ends.len() > DEEPEST {
-            return Err(format!("has braces in braces more than {DEEPEST} deep"));
+        if ends.len() > MAX_BRACE_DEPTH {
+            return Err(format!("has braces in braces more than {MAX_BRACE_DEPTH} deep"));
         }
     }
     Ok(found)
 }
 
 /// Length of a `[..]` in bytes, in which braces are literal; 1 for a bracket without its partner.
-fn class(rest: &str) -> usize {
+fn bracket_length(rest: &str) -> usize {
     let inside = if rest.starts_with("[!") { 2 } else { 1 };
     // a ] right after the opening belongs to the class
     let from = inside + usize::from(rest[inside..].starts_with(']'));
@@ -208,8 +208,8 @@ fn joined(heads: &[String], between: &str, tails: &[String]) -> Result<Vec<Strin
     let bytes = length(heads).saturating_mul(tails.len())
         + length(tails).saturating_mul(heads.len())
         + between.len().saturating_mul(count);
-    if count > MOST_ALTERNATIVES || bytes > MOST_BYTES {
-        return Err(format!("its braces stand for more than {MOST_ALTERNATIVES} paths; name a folder or use *"));
+    if count > MAX_ALTERNATIVES || bytes > MAX_ALTERNATIVES_BYTES {
+        return Err(format!("its braces stand for more than {MAX_ALTERNATIVES} paths; name a folder or use *"));
     }
     Ok(heads.iter().flat_map(|head| tails.iter().map(move |tail| [head, between, tail].concat())).collect())
 }

@@ -74,20 +74,20 @@ pub struct PipelineError {
 
 /// Whether the file-system error is permanent, so that a retry fails in the same way: permissions, path names, limits
 /// on file size.
-fn lasts(error: &(dyn std::error::Error + 'static)) -> bool {
-    use std::io::ErrorKind as Of;
-    let lasting = [
-        Of::PermissionDenied,
-        Of::ReadOnlyFilesystem,
-        Of::FileTooLarge,
-        Of::NotADirectory,
-        Of::IsADirectory,
-        Of::InvalidFilename,
-        Of::InvalidInput,
+fn is_permanent(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::ErrorKind as IoErrorKind;
+    let permanent_kinds = [
+        IoErrorKind::PermissionDenied,
+        IoErrorKind::ReadOnlyFilesystem,
+        IoErrorKind::FileTooLarge,
+        IoErrorKind::NotADirectory,
+        IoErrorKind::IsADirectory,
+        IoErrorKind::InvalidFilename,
+        IoErrorKind::InvalidInput,
     ];
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if error.downcast_ref::<std::io::Error>().is_some_and(|e| lasting.contains(&e.kind())) {
+        if error.downcast_ref::<std::io::Error>().is_some_and(|e| permanent_kinds.contains(&e.kind())) {
             return true;
         }
         cause = error.source();
@@ -117,7 +117,7 @@ impl PipelineError {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
         let (message, source) = (message.into(), source.into());
-        if let Some(error) = of_a_store(source.as_ref()) {
+        if let Some(error) = find_store_error(source.as_ref()) {
             let reported = Self::new(kind, format!("{message}: {}", storage::explain_cause(error, &message)));
             return if storage::is_retryable(error) { reported.retryable() } else { reported };
         }
@@ -145,9 +145,9 @@ impl PipelineError {
 
     /// Adds line and column to the problems of the job file.
     #[must_use]
-    pub fn located(mut self, places: &Positions) -> Self {
+    pub fn located(mut self, positions: &Positions) -> Self {
         if let Some(problems) = &mut self.problems {
-            places.locate(problems);
+            positions.locate(problems);
             self.message = problems.to_string();
         }
         self
@@ -167,9 +167,9 @@ impl PipelineError {
         let context = context.into();
         move |e| {
             let cause: Box<dyn std::error::Error + Send + Sync> = e.into();
-            let lasts = lasts(cause.as_ref());
+            let is_permanent = is_permanent(cause.as_ref());
             let reported = Self::caused(ErrorKind::Output, context, cause);
-            if lasts { reported } else { reported.retryable() }
+            if is_permanent { reported } else { reported.retryable() }
         }
     }
 
@@ -183,7 +183,7 @@ impl PipelineError {
 
     /// Unwraps an error that a stage raised inside DataFusion, and classifies it by the stage's own error type.
     pub fn from_stage(context: impl Into<String>, error: DataFusionError) -> Self {
-        let cause = match unwrapped(error) {
+        let cause = match unwrap_wrappers(error) {
             DataFusionError::External(e) => e,
             other => Box::new(other),
         };
@@ -206,7 +206,7 @@ impl PipelineError {
 
     /// An error from executing the plan of a job: raised by one of our nodes, or by DataFusion.
     pub fn of_plan(error: DataFusionError) -> Self {
-        match unwrapped(error) {
+        match unwrap_wrappers(error) {
             DataFusionError::External(cause) => match cause.downcast::<Self>() {
                 Ok(own) => *own,
                 Err(other) => Self::from_stage("the plan of the job", DataFusionError::External(other)),
@@ -253,23 +253,23 @@ impl fmt::Display for PipelineError {
 }
 
 /// Removes the wrappers that DataFusion and Arrow put around errors of other crates.
-fn unwrapped(error: DataFusionError) -> DataFusionError {
+fn unwrap_wrappers(error: DataFusionError) -> DataFusionError {
     match error {
-        DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => unwrapped(*inner),
+        DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => unwrap_wrappers(*inner),
         DataFusionError::ArrowError(inner, trace) => match *inner {
-            ArrowError::ExternalError(cause) => unwrapped(DataFusionError::External(cause)),
+            ArrowError::ExternalError(cause) => unwrap_wrappers(DataFusionError::External(cause)),
             other => DataFusionError::ArrowError(Box::new(other), trace),
         },
         DataFusionError::Shared(inner) => match Arc::try_unwrap(inner) {
-            Ok(inner) => unwrapped(inner),
+            Ok(inner) => unwrap_wrappers(inner),
             Err(shared) => DataFusionError::Shared(shared),
         },
         DataFusionError::Collection(errors) => match errors.into_iter().next() {
-            Some(first) => unwrapped(first),
+            Some(first) => unwrap_wrappers(first),
             None => DataFusionError::Internal("an error of several without one".into()),
         },
         DataFusionError::External(cause) => match cause.downcast::<DataFusionError>() {
-            Ok(inner) => unwrapped(*inner),
+            Ok(inner) => unwrap_wrappers(*inner),
             Err(other) => DataFusionError::External(other),
         },
         other => other,
@@ -278,7 +278,7 @@ fn unwrapped(error: DataFusionError) -> DataFusionError {
 
 /// Finds an `object_store` error among an error and its causes. The caller explains it, since its own text is not fit
 /// for users.
-fn of_a_store<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) -> Option<&'a object_store::Error> {
+fn find_store_error<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) -> Option<&'a object_store::Error> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
         // `SourceError` has explained its store error already
@@ -296,13 +296,13 @@ fn of_a_store<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) ->
 /// Appends the causes to a message, on one line, and skips text that the message contains already.
 pub fn with_causes(mut text: String, mut cause: Option<&(dyn std::error::Error + 'static)>) -> String {
     while let Some(e) = cause {
-        let said = e.to_string();
-        let said = said.trim_end();
+        let cause_text = e.to_string();
+        let cause_text = cause_text.trim_end();
         // many errors repeat the text of their cause; some begin with the text so far
-        match said.strip_prefix(text.as_str()) {
+        match cause_text.strip_prefix(text.as_str()) {
             Some(more) => text += more,
-            None if text.contains(said) => {}
-            None => text = format!("{text}: {said}"),
+            None if text.contains(cause_text) => {}
+            None => text = format!("{text}: {cause_text}"),
         }
         cause = e.source();
     }

@@ -29,7 +29,7 @@ pub(super) const NO_CREDENTIALS: &str = "no credentials were found; set AWS_ACCE
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Keys with a session token expire, and the tool that wrote them writes new ones, so they are read again after this
 /// time.
-const REREAD_AFTER: Duration = Duration::from_secs(300);
+const REREAD_INTERVAL: Duration = Duration::from_secs(300);
 
 /// A snapshot of the environment variables.
 #[derive(Clone, Default)]
@@ -37,7 +37,7 @@ pub struct Environment(BTreeMap<String, String>);
 
 impl Environment {
     /// The environment of this process.
-    pub fn of_process() -> Self {
+    pub fn from_process() -> Self {
         Self::from_iter(std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))))
     }
 
@@ -107,8 +107,8 @@ impl Profile {
     pub fn load(environment: &Environment) -> Result<Option<Self>, String> {
         let chosen = environment.get("AWS_PROFILE").or_else(|| environment.get("AWS_DEFAULT_PROFILE"));
         let name = chosen.unwrap_or("default");
-        let config = sections(environment.file("AWS_CONFIG_FILE", "config"))?;
-        let secrets = sections(environment.file("AWS_SHARED_CREDENTIALS_FILE", "credentials"))?;
+        let config = read_sections(environment.file("AWS_CONFIG_FILE", "config"))?;
+        let secrets = read_sections(environment.file("AWS_SHARED_CREDENTIALS_FILE", "credentials"))?;
         let of_config =
             config.get(&format!("profile {name}")).or_else(|| config.get(name).filter(|_| name == "default"));
         let of_secrets = secrets.get(name);
@@ -168,10 +168,10 @@ impl Profile {
         match (self.get("aws_access_key_id"), self.get("aws_secret_access_key"), self.get("credential_process")) {
             (Some(key_id), Some(secret_key), _) => {
                 let token = self.get("aws_session_token").map(str::to_owned);
-                let until = token.as_ref().map(|_| Instant::now() + REREAD_AFTER);
+                let until = token.as_ref().map(|_| Instant::now() + REREAD_INTERVAL);
                 Ok((AwsCredential { key_id: key_id.to_owned(), secret_key: secret_key.to_owned(), token }, until))
             }
-            (_, _, Some(command)) => run(name, command).await,
+            (_, _, Some(command)) => run_credential_process(name, command).await,
             _ => Err(format!("the AWS profile {name:?} has only one of aws_access_key_id and aws_secret_access_key")),
         }
     }
@@ -180,7 +180,7 @@ impl Profile {
 type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
 #[expect(clippy::disallowed_methods, reason = "called through `blocking`, and once when a store is opened")]
-fn sections(file: Option<PathBuf>) -> Result<Sections, String> {
+fn read_sections(file: Option<PathBuf>) -> Result<Sections, String> {
     let Some(file) = file else { return Ok(Sections::new()) };
     match fs::read_to_string(&file) {
         Ok(text) => Ok(parse(&text)),
@@ -230,7 +230,7 @@ struct ProcessOutput {
 }
 
 /// Runs a `credential_process`. Errors show neither the command nor its output: both can contain secrets.
-async fn run(profile: &str, command: &str) -> Result<(AwsCredential, Option<Instant>), String> {
+async fn run_credential_process(profile: &str, command: &str) -> Result<(AwsCredential, Option<Instant>), String> {
     let failed = |why: String| {
         format!("the credential_process of the AWS profile {profile:?} {why}; run it by hand to see what is wrong")
     };

@@ -11,7 +11,7 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
     for (name, table) in &job.input.tables {
         if matches!(table.format, InputFormat::Images | InputFormat::Codes) {
             let message = "a table of `input.sql` has columns; valid: jsonl, text, csv, parquet, arrow";
-            problems.push(Problem::new(format!("input.tables.{name}.format"), word(table.format), message));
+            problems.push(Problem::new(format!("input.tables.{name}.format"), format_name(table.format), message));
         }
     }
     let format = job.input.format;
@@ -22,9 +22,11 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
     for (of, field, there) in sections {
         match (format == Some(of), there) {
             (true, false) => {
-                problems.push(Problem::missing(field, format!("is required with `format: {}`", word(of))));
+                problems.push(Problem::missing(field, format!("is required with `format: {}`", format_name(of))));
             }
-            (false, true) => problems.push(Problem::missing(field, format!("is for `format: {}` only", word(of)))),
+            (false, true) => {
+                problems.push(Problem::missing(field, format!("is for `format: {}` only", format_name(of))))
+            }
             _ => {}
         }
     }
@@ -33,28 +35,28 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
         packing(job, problems);
     }
     if let (Some(InputFormat::Images), Some(images)) = (format, &job.input.images) {
-        of_images(job, images, problems);
+        image_keys(job, images, problems);
     }
-    if format == Some(InputFormat::Codes) && packed(job.input.compression) {
+    if format == Some(InputFormat::Codes) && is_compressed(job.input.compression) {
         let message = ".npy and Parquet files of codes are read as they lie; valid: auto, none";
         problems.push(Problem::missing("input.compression", message));
     }
 }
 
-fn word(format: InputFormat) -> &'static str {
+fn format_name(format: InputFormat) -> &'static str {
     if format == InputFormat::Codes { "codes" } else { "images" }
 }
 
-fn packed(compression: Compression) -> bool {
+fn is_compressed(compression: Compression) -> bool {
     matches!(compression, Compression::Gzip | Compression::Zstd)
 }
 
 /// Refuses keys that apply to text only.
 fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let word = word(job.input.format());
+    let format_name = format_name(job.input.format());
     let mut none = |field: &str, there: bool, why: &str| {
         if there {
-            problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {word}`")));
+            problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {format_name}`")));
         }
     };
     none("clean", job.clean != Clean::default(), "cleans text");
@@ -93,7 +95,7 @@ fn packing(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-fn of_images(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
+fn image_keys(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
     let (layout, labels) = (images.layout, images.labels());
     let valid: &[ImageLabels] = match layout {
         Layout::Files => &[ImageLabels::None, ImageLabels::Folder],
@@ -101,9 +103,9 @@ fn of_images(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
         _ => &[ImageLabels::None, ImageLabels::Stored],
     };
     if !valid.contains(&labels) {
-        let words: Vec<&str> = valid.iter().map(|labels| name(*labels)).collect();
+        let words: Vec<&str> = valid.iter().map(|labels| labels_name(*labels)).collect();
         let message = format!("the files of this layout have no such labels; valid: {}", words.join(", "));
-        problems.push(Problem::new("input.images.labels", name(labels), message));
+        problems.push(Problem::new("input.images.labels", labels_name(labels), message));
     }
     if labels != ImageLabels::Folder && !images.classes.is_empty() {
         problems.push(Problem::missing("input.images.classes", "is for `labels: folder` only"));
@@ -114,19 +116,19 @@ fn of_images(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
     }
     let mut sorted: Vec<&String> = images.classes.iter().collect();
     sorted.sort_unstable();
-    if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        problems.push(Problem::new("input.images.classes", format!("{:?}", twice[0]), "stands there twice"));
+    if let Some(duplicate) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        problems.push(Problem::new("input.images.classes", format!("{:?}", duplicate[0]), "stands there twice"));
     }
     if images.fit == Fit::Adm && images.height.is_some_and(|height| height != images.size) {
         problems.push(Problem::missing("input.images.height", "`fit: adm` makes squares; leave it out"));
     }
-    if packed(job.input.compression) && !matches!(layout, Layout::Tar | Layout::Idx) {
+    if is_compressed(job.input.compression) && !matches!(layout, Layout::Tar | Layout::Idx) {
         let message = "files of this layout are read as they lie; valid: auto, none";
         problems.push(Problem::missing("input.compression", message));
     }
 }
 
-fn name(labels: ImageLabels) -> &'static str {
+fn labels_name(labels: ImageLabels) -> &'static str {
     match labels {
         ImageLabels::None => "none",
         ImageLabels::Folder => "folder",

@@ -11,16 +11,16 @@
 
 use serde_json::{Map, Value};
 
-use super::{JobFormat, MOST_PROBLEMS, Parsed, Positions};
+use super::{JobFormat, MAX_PROBLEMS, Parsed, Positions};
 use crate::document::Document;
 use crate::problems::{Problem, Problems};
 use crate::spec::{Dtype, JobSpec};
 use std::sync::Arc;
 
 /// Sections that replace those of the data set's job as a whole.
-const VIEWS: [&str; 3] = ["subtokens", "partitions", "orders"];
+const REPLACED_SECTIONS: [&str; 3] = ["subtokens", "partitions", "orders"];
 /// Keys that are never taken from the data set's job.
-const OWN: [&str; 5] = ["version", "name", "output", "storage", "engine"];
+const NEVER_INHERITED: [&str; 5] = ["version", "name", "output", "storage", "engine"];
 
 impl JobFormat {
     /// Parses the job that derives a data set from one with the job `source`.
@@ -45,8 +45,11 @@ impl JobFormat {
             Ok(Value::Object(whole)) => whole,
             _ => return unreadable(Problem::missing("", "the job of the data set cannot be read")),
         };
-        let own = VIEWS.into_iter().filter(|view| given.get(*view).is_some_and(|section| !section.is_null())).collect();
-        let mut found = document.twice(MOST_PROBLEMS);
+        let own = REPLACED_SECTIONS
+            .into_iter()
+            .filter(|view| given.get(*view).is_some_and(|section| !section.is_null()))
+            .collect();
+        let mut found = document.duplicate_keys(MAX_PROBLEMS);
         // a whole job file contains defaults and other spellings of numbers, so it is compared in normalized form if it
         // parses as a job
         let (written, unread) = self.check(Value::Object(given.clone()), Vec::new());
@@ -87,12 +90,12 @@ fn merged(
     written: &Map<String, Value>,
     problems: &mut Vec<Problem>,
 ) -> Map<String, Value> {
-    for key in OWN {
+    for key in NEVER_INHERITED {
         whole.remove(key);
     }
     for (key, value) in given {
         match key.as_str() {
-            key if OWN.contains(&key) || VIEWS.contains(&key) => {
+            key if NEVER_INHERITED.contains(&key) || REPLACED_SECTIONS.contains(&key) => {
                 whole.insert(key.to_owned(), value);
             }
             "extract" => extract(&mut whole, &value, written.get("extract"), problems),
@@ -141,7 +144,7 @@ fn differences(field: &str, given: &Value, stored: Option<&Value>, read: Option<
             }
         }
         _ if same_number(given, stored) => {}
-        _ => problems.push(stays(field, given, stored)),
+        _ => problems.push(unchangeable(field, given, stored)),
     }
 }
 
@@ -150,7 +153,7 @@ fn same_number(a: &Value, b: &Value) -> bool {
     a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
-fn stays(field: &str, given: &Value, stored: &Value) -> Problem {
+fn unchangeable(field: &str, given: &Value, stored: &Value) -> Problem {
     let shown = |value: &Value| {
         let mut text = value.to_string();
         text.truncate(text.floor_char_boundary(80));

@@ -3,7 +3,7 @@
 use jsonschema::error::ValidationErrorKind;
 use serde_json::Value;
 
-use super::{JobFormat, MOST_PROBLEMS};
+use super::{JobFormat, MAX_PROBLEMS};
 use crate::problems::{Problem, Problems};
 
 /// Adds the problems of a schema error at a field.
@@ -25,7 +25,7 @@ pub(super) fn describe(
     match kind {
         K::AdditionalProperties { unexpected } => {
             let known = format.keys(field);
-            for key in unexpected.iter().take(MOST_PROBLEMS) {
+            for key in unexpected.iter().take(MAX_PROBLEMS) {
                 let value = got.get(key).map(shown).unwrap_or_default();
                 problems.push(problem(join(field, key), value, unknown_key(format, key, &known)));
             }
@@ -37,7 +37,7 @@ pub(super) fn describe(
         K::Enum { options } => {
             let valid: Vec<String> = options.as_array().into_iter().flatten().map(shown).collect();
             let names: Vec<&str> = options.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            let meant = got.as_str().and_then(|got| nearest(got, &names)).map(meant).unwrap_or_default();
+            let meant = got.as_str().and_then(|got| nearest(got, &names)).map(suggestion).unwrap_or_default();
             problems.push(at(format!("not valid{meant}; valid: {}", valid.join(", "))));
         }
         K::Type { kind } => {
@@ -59,17 +59,17 @@ pub(super) fn describe(
 /// The message for an unknown key. Suggests a valid key with a similar name, or a field of another section with this
 /// name.
 fn unknown_key(format: &JobFormat, key: &str, known: &[&str]) -> String {
-    let elsewhere = || match format.fields_named(key).as_slice() {
+    let in_another_section = || match format.fields_named(key).as_slice() {
         [only] => Some(only.clone()),
         _ => None,
     };
-    let guess = nearest(key, known).map(str::to_owned).or_else(elsewhere);
-    let meant = guess.as_deref().map(meant).unwrap_or_default();
+    let guess = nearest(key, known).map(str::to_owned).or_else(in_another_section);
+    let meant = guess.as_deref().map(suggestion).unwrap_or_default();
     let valid = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     format!("unknown key{meant}; valid keys here: {valid}")
 }
 
-fn meant(guess: &str) -> String {
+fn suggestion(guess: &str) -> String {
     format!(", did you mean `{guess}`?")
 }
 

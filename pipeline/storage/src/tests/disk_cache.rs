@@ -16,17 +16,17 @@ use object_store::{Error, ObjectStore, ObjectStoreExt};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::counting::{Counting, Fault};
+use super::counting_store::{CountingStore, Fault};
 use crate::disk_cache::FETCH_UNITS;
 use crate::disk_cache::entry::{self, Entry};
 use crate::{DiskCache, DiskCacheOptions};
 
 /// Bytes to which requests are rounded.
 const UNIT: u64 = FETCH_UNITS * entry::UNIT;
-const PLENTY: u64 = 1 << 40;
+const LARGE_LIMIT: u64 = 1 << 40;
 
 struct Bench {
-    store: Arc<Counting>,
+    store: Arc<CountingStore>,
     folder: TempDir,
 }
 
@@ -46,7 +46,7 @@ fn key() -> Path {
 
 impl Bench {
     fn new() -> Self {
-        Self { store: Arc::new(Counting::new(InMemory::new())), folder: tempfile::tempdir().unwrap() }
+        Self { store: Arc::new(CountingStore::new(InMemory::new())), folder: tempfile::tempdir().unwrap() }
     }
 
     async fn with(bytes: u64) -> (Self, Bytes) {
@@ -71,7 +71,7 @@ impl Bench {
     }
 
     fn open(&self) -> Opened {
-        self.open_as("dataset", PLENTY)
+        self.open_as("dataset", LARGE_LIMIT)
     }
 
     /// The entry files, in any order.
@@ -83,8 +83,8 @@ impl Bench {
     }
 
     /// Bytes in the folder, counted from the entries themselves.
-    fn held(&self) -> u64 {
-        self.entries().iter().map(|path| Entry::open_any(path).unwrap().unwrap().counted().unwrap()).sum()
+    fn stored_bytes(&self) -> u64 {
+        self.entries().iter().map(|path| Entry::open_any(path).unwrap().unwrap().counted_bytes().unwrap()).sum()
     }
 }
 
@@ -121,7 +121,7 @@ async fn what_was_read_is_not_asked_for_again() {
 #[tokio::test]
 async fn nobody_else_may_look_into_it_and_names_report_nothing() {
     let (bench, _) = Bench::with(100).await;
-    bench.open_as("bucket/PRIVATE", PLENTY).read(0..100).await;
+    bench.open_as("bucket/PRIVATE", LARGE_LIMIT).read(0..100).await;
     let mut folders = vec![bench.folder.path().join("cache")];
     while let Some(path) = folders.pop() {
         let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
@@ -150,7 +150,7 @@ async fn processes_that_ask_at_once_fetch_once() {
         task.await.unwrap();
     }
     assert_eq!(bench.store.bytes(), bytes, "each unit once");
-    assert_eq!(bench.held(), bytes + 4096);
+    assert_eq!(bench.stored_bytes(), bytes + 4096);
 }
 
 #[tokio::test]
@@ -168,7 +168,7 @@ async fn a_replaced_object_is_never_served() {
     for (range, found) in both.iter().zip(found) {
         assert_eq!(found, new.slice(range.start as usize..range.end as usize));
     }
-    assert_eq!(bench.held(), 4096 + 3 * UNIT, "the old one's place is free");
+    assert_eq!(bench.stored_bytes(), 4096 + 3 * UNIT, "the old one's place is free");
     // a process that opens the object now sees the new version at once
     assert_eq!(bench.open().read(3..UNIT * 12).await, new.slice(3..));
     bench.put(&key(), &old).await;
@@ -219,7 +219,7 @@ async fn what_came_damaged_from_the_store_can_be_dropped() {
     assert!(opened.cache.drop_object(&url, start), "of two that read at once both read again");
     assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
     assert!(!opened.cache.drop_object(&url, Instant::now()), "the second time it is the store's");
-    assert_eq!(bench.held(), 4096 + UNIT);
+    assert_eq!(bench.stored_bytes(), 4096 + UNIT);
 }
 
 #[tokio::test]
@@ -234,7 +234,7 @@ async fn the_bound_is_kept_and_the_least_recently_used_goes_first() {
             fs::File::options().write(true).open(path).unwrap().set_modified(SystemTime::now() - hours).unwrap();
         }
     }
-    assert_eq!(bench.held(), 3 * each);
+    assert_eq!(bench.stored_bytes(), 3 * each);
     // `a` is read again, so that `b` becomes the oldest
     let reads = bench.store.gets();
     bench.open_as("a", 4 * each).read(0..1).await;
@@ -242,12 +242,12 @@ async fn the_bound_is_kept_and_the_least_recently_used_goes_first() {
     // the fourth data set fills the cache, the fifth exceeds it
     let _fourth = bench.open_as("d", 4 * each).read(0..UNIT * 4).await;
     bench.open_as("e", 4 * each).read(0..UNIT * 4).await;
-    assert_eq!(bench.held(), 4 * each);
+    assert_eq!(bench.stored_bytes(), 4 * each);
     for (name, is_there) in [("a", true), ("c", true), ("d", true), ("e", true), ("b", false)] {
         let reads = bench.store.gets();
         assert_eq!(bench.open_as(name, 4 * each).read(0..UNIT * 4).await, content);
         assert_eq!(bench.store.gets() == reads, is_there, "{name}");
-        assert!(bench.held() <= 4 * each);
+        assert!(bench.stored_bytes() <= 4 * each);
     }
 }
 
@@ -271,11 +271,11 @@ async fn what_a_process_has_open_stays_unless_the_bound_is_lowered() {
     other.read(0..UNIT).await;
     let gets = bench.store.gets();
     assert_eq!(first.read(0..UNIT * 6).await, content.slice(..6 * UNIT as usize));
-    assert_eq!((bench.store.gets(), bench.held()), (gets, bound));
+    assert_eq!((bench.store.gets(), bench.stored_bytes()), (gets, bound));
 
     // a lower limit applies at once, even to data sets in use
     let third = bench.open_as("c", 3 * UNIT);
-    assert_eq!(bench.held(), 0);
+    assert_eq!(bench.stored_bytes(), 0);
     assert_eq!(first.read(0..UNIT * 6).await, content.slice(..6 * UNIT as usize));
     assert_eq!(third.read(5..9).await, content.slice(5..9));
     assert!(first.cache.take_warning().is_none() && third.cache.take_warning().is_none());
@@ -289,9 +289,9 @@ async fn a_count_that_is_lost_or_wrong_is_made_again() {
     // the count is lost in a power cut; then the folder holds more than its limit
     fs::write(&lock, b"").unwrap();
     let opened = bench.open_as("b", 4096 + 2 * UNIT);
-    assert_eq!(bench.held(), 0);
+    assert_eq!(bench.stored_bytes(), 0);
     opened.read(0..UNIT).await;
-    assert_eq!(bench.held(), 4096 + UNIT);
+    assert_eq!(bench.stored_bytes(), 4096 + UNIT);
     // an invalid entry file, as an interrupted creation leaves it, is removed by the next recount
     let [path] = &bench.entries()[..] else { panic!() };
     fs::write(path, b"stillhouse").unwrap();
@@ -319,7 +319,7 @@ async fn a_folder_that_fails_costs_no_data() {
     assert!(warning.contains("reading goes on without it") && !warning.contains('\n'), "{warning}");
     assert_eq!(opened.cache.take_warning(), None);
 
-    let error = DiskCache::open(&bench.options(PLENTY), "x").unwrap_err().to_string();
+    let error = DiskCache::open(&bench.options(LARGE_LIMIT), "x").unwrap_err().to_string();
     assert!(error.contains("cannot be used") && error.contains("cache"), "{error}");
 }
 
@@ -349,13 +349,13 @@ proptest! {
     fn bytes_are_right_and_the_bound_is_kept(
         bytes in 1u64..UNIT * 11,
         bound in 1u64..UNIT * 14,
-        asked in prop::collection::vec((0usize..3, any::<u32>(), any::<u32>(), any::<Option<u32>>()), 1..12),
+        requests in prop::collection::vec((0usize..3, any::<u32>(), any::<u32>(), any::<Option<u32>>()), 1..12),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (bench, content) = Bench::with(bytes).await;
             let opened = [bench.open_as("a", bound), bench.open_as("a", bound), bench.open_as("b", bound)];
-            for (who, from, to, flip) in asked {
+            for (who, from, to, flip) in requests {
                 let (from, to) = (u64::from(from) % bytes, u64::from(to) % bytes);
                 let range = from.min(to)..from.max(to) + 1;
                 let ranges = [range.clone(), 0..1, range.start..bytes];
@@ -363,7 +363,7 @@ proptest! {
                 for (range, found) in ranges.iter().zip(found) {
                     assert_eq!(found, content.slice(range.start as usize..range.end as usize), "{range:?}");
                 }
-                assert!(bench.held() <= bound, "{} of {bound}", bench.held());
+                assert!(bench.stored_bytes() <= bound, "{} of {bound}", bench.stored_bytes());
                 if let (Some(flip), Some(path)) = (flip, bench.entries().first()) {
                     let mut file = fs::read(path).unwrap();
                     let at = 64 + flip as usize % (file.len() - 64); // the recount needs the header intact
