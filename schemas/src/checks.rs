@@ -69,19 +69,19 @@ pub fn scheduler_problem(address: &str) -> Option<&'static str> {
 fn is_host_and_port(address: &str) -> bool {
     let Some((host, port)) = address.rsplit_once(':') else { return false };
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let in_host = |c: char| c.is_ascii_alphanumeric() || ".-:_".contains(c);
-    !host.is_empty() && host.chars().all(in_host) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    let is_host_char = |c: char| c.is_ascii_alphanumeric() || ".-:_".contains(c);
+    !host.is_empty() && host.chars().all(is_host_char) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 /// Checks that the keys of `orders` fit the kind of order.
 fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let orders = &job.orders;
-    let of = |kind: OrderKind| if orders.kind == kind { "" } else { kind.name() };
+    let unless_kind = |kind: OrderKind| if orders.kind == kind { "" } else { kind.name() };
     for (key, given, kind) in [
-        ("rho", orders.rho.is_some(), of(OrderKind::Progressive)),
-        ("schedule", orders.schedule.is_some(), of(OrderKind::Progressive)),
-        ("streams", !orders.streams.is_empty(), of(OrderKind::Strided)),
-        ("steps", orders.steps.is_some(), of(OrderKind::Random)),
+        ("rho", orders.rho.is_some(), unless_kind(OrderKind::Progressive)),
+        ("schedule", orders.schedule.is_some(), unless_kind(OrderKind::Progressive)),
+        ("streams", !orders.streams.is_empty(), unless_kind(OrderKind::Strided)),
+        ("steps", orders.steps.is_some(), unless_kind(OrderKind::Random)),
         ("epoch", orders.epoch > 0 && orders.kind == OrderKind::None, "progressive, strided or random"),
     ] {
         if given && !kind.is_empty() {
@@ -113,12 +113,12 @@ fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 /// Checks that the keys of `partitions` fit the level.
 fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(partitions) = &job.partitions else { return };
-    let block = partitions.level == PartitionLevel::Block;
+    let is_block = partitions.level == PartitionLevel::Block;
     match partitions.block_length {
-        None if block => {
+        None if is_block => {
             problems.push(Problem::missing("partitions.block_length", "is required for level block and missing"));
         }
-        Some(length) if !block => {
+        Some(length) if !is_block => {
             problems.push(Problem::new("partitions.block_length", length, "is for level block"));
         }
         _ => {}
@@ -186,14 +186,14 @@ pub enum Purpose {
 /// Returns the paths of a job, with their fields.
 pub fn job_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
     let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), Purpose::Input));
-    let mut named: Vec<_> = inputs.collect();
-    named.push(("output.path".into(), &job.output.path, Purpose::Output));
-    named.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, Purpose::Model)));
+    let mut paths: Vec<_> = inputs.collect();
+    paths.push(("output.path".into(), &job.output.path, Purpose::Output));
+    paths.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, Purpose::Model)));
     let teacher = job.extract.as_ref().map(|e| e.teacher.path.as_str());
-    named.extend(teacher.map(|path| ("extract.teacher.path".into(), path, Purpose::Model)));
+    paths.extend(teacher.map(|path| ("extract.teacher.path".into(), path, Purpose::Model)));
     let permutation = job.subtokens.as_ref().and_then(|s| s.permutation_file());
-    named.extend(permutation.map(|path| ("subtokens.permutation".into(), path, Purpose::File)));
-    named
+    paths.extend(permutation.map(|path| ("subtokens.permutation".into(), path, Purpose::File)));
+    paths
 }
 
 /// Checks that each path is of a kind that its field allows.
@@ -316,10 +316,10 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
         problems.push(Problem::missing("input.sql", "is required with `tables`: a query that makes documents of them"));
     }
     for name in input.tables.keys() {
-        let word = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-        let taken = name == INPUT_TABLE && !input.paths.is_empty();
-        if !word || !name.starts_with(|c: char| c.is_ascii_lowercase()) || taken {
-            let message = match taken {
+        let is_word = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        let is_taken = name == INPUT_TABLE && !input.paths.is_empty();
+        if !is_word || !name.starts_with(|c: char| c.is_ascii_lowercase()) || is_taken {
+            let message = match is_taken {
                 true => "is the table of `input.paths`; valid: another name",
                 false => "not a valid name of a table; valid: lower-case letters, digits and _, a letter first",
             };
@@ -375,7 +375,7 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
 /// Checks a job whose text the teacher writes.
 fn generated_text(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(extract) = &job.extract else { return };
-    let Some(written) = job.sequential() else {
+    let Some(generated) = job.sequential() else {
         if extract.sequential.is_some() {
             problems.push(Problem::missing("extract.sequential", "is for `mode: sequential`"));
         }
@@ -398,19 +398,20 @@ fn generated_text(job: &JobSpec, problems: &mut Vec<Problem>) {
             "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
         problems.push(Problem::missing("extract.noise", message));
     }
-    let (prompt, field) = (written.prompt_tokens, "extract.sequential.prompt_tokens");
-    let most = job.pack.length.saturating_sub(2);
+    let (prompt, field) = (generated.prompt_tokens, "extract.sequential.prompt_tokens");
+    let max_prompt_tokens = job.pack.length.saturating_sub(2);
     if job.input.format == Some(InputFormat::None) {
         if prompt > 0 {
             problems.push(Problem::new(field, prompt, "with input.format none there are no prompts; valid: 0"));
         }
     } else if prompt == 0 {
         let valid = format!(
-            "1 to {most}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos"
+            "1 to {max_prompt_tokens}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos"
         );
         problems.push(Problem::new(field, prompt, format!("nothing of the input would be used; valid: {valid}")));
-    } else if prompt > most {
-        let message = format!("leaves no room after bos for a token that the teacher writes; valid: 1 to {most}");
+    } else if prompt > max_prompt_tokens {
+        let message =
+            format!("leaves no room after bos for a token that the teacher writes; valid: 1 to {max_prompt_tokens}");
         problems.push(Problem::new(field, prompt, message));
     }
 }
@@ -419,8 +420,9 @@ fn holdouts(job: &JobSpec, problems: &mut Vec<Problem>) {
     let mut sum = 0.0;
     for (name, holdout) in &job.input.holdout {
         let field = format!("input.holdout.{name}");
-        let good = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-        if !good || name == "train" {
+        let is_valid_name =
+            !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        if !is_valid_name || name == "train" {
             problems.push(Problem::new(
                 field.clone(),
                 format!("{name:?}"),

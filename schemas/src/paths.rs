@@ -59,8 +59,8 @@ pub fn parts(path: &str) -> Result<Vec<Part<'_>>, String> {
 }
 
 fn check_variable_name(name: &str) -> Result<(), String> {
-    let named = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    if name.is_empty() || !name.chars().all(named) || name.starts_with(|c: char| c.is_ascii_digit()) {
+    let is_name_char = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.is_empty() || !name.chars().all(is_name_char) || name.starts_with(|c: char| c.is_ascii_digit()) {
         return Err(format!("has no name of a variable in ${{}}; {VALID}"));
     }
     // paths are sent to stores and hubs, and shown in messages
@@ -96,13 +96,13 @@ pub fn alternatives(path: &str) -> Result<Vec<String>, String> {
 
 /// Returns the number of paths that a path expands to, without expanding it.
 pub fn count(path: &str) -> usize {
-    fn below(from: usize, to: usize, groups: &[Group]) -> usize {
+    fn count_between(from: usize, to: usize, groups: &[Group]) -> usize {
         let mut product = 1_usize;
         let mut at = from;
         let first = groups.partition_point(|group| group.start < from);
         for group in groups[first..].iter().take_while(|group| group.start < to) {
             if group.start >= at {
-                let options = group.options().map(|(from, to)| below(from, to, groups));
+                let options = group.options().map(|(from, to)| count_between(from, to, groups));
                 product = product.saturating_mul(options.fold(0, usize::saturating_add));
                 at = group.end + 1;
             }
@@ -112,7 +112,7 @@ pub fn count(path: &str) -> usize {
     if !path.contains('{') {
         return 1;
     }
-    groups(path).map_or(1, |groups| below(0, path.len(), &groups))
+    groups(path).map_or(1, |groups| count_between(0, path.len(), &groups))
 }
 
 /// A group `{a,b}`: offsets of its opening brace, its commas and its closing brace.
@@ -184,7 +184,7 @@ fn bracket_length(rest: &str) -> usize {
 }
 
 fn expand(path: &str, from: usize, to: usize, groups: &[Group]) -> Result<Vec<String>, String> {
-    let mut made = vec![String::new()];
+    let mut expanded = vec![String::new()];
     let mut at = from;
     let first = groups.partition_point(|group| group.start < from);
     for group in groups[first..].iter().take_while(|group| group.start < to) {
@@ -196,10 +196,10 @@ fn expand(path: &str, from: usize, to: usize, groups: &[Group]) -> Result<Vec<St
         for (from, to) in group.options() {
             options.extend(expand(path, from, to, groups)?);
         }
-        made = joined(&made, &path[at..group.start], &options)?;
+        expanded = joined(&expanded, &path[at..group.start], &options)?;
         at = group.end + 1;
     }
-    joined(&made, &path[at..to], &[String::new()])
+    joined(&expanded, &path[at..to], &[String::new()])
 }
 
 fn joined(heads: &[String], between: &str, tails: &[String]) -> Result<Vec<String>, String> {

@@ -256,17 +256,17 @@ fn check(scheme: Scheme, bucket: &str, key: &str) -> Result<(), String> {
         return Err("holds a fragment; leave out # and what follows (the glob ? finds a # in a name)".into());
     }
     if bucket.is_empty() {
-        return Err(format!("names no {}; valid: {scheme}://{}/key", noun(scheme), noun(scheme)));
+        return Err(format!("names no {}; valid: {scheme}://{}/key", location_noun(scheme), location_noun(scheme)));
     }
-    let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    let hosted = |b: u8| named(b) || matches!(b, b':' | b'[' | b']');
-    if !bucket.bytes().all(|b| if scheme.is_web() { hosted(b) } else { named(b) }) {
-        return Err(format!("its {} has characters that none can have", noun(scheme)));
+    let is_bucket_char = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let is_host_char = |b: u8| is_bucket_char(b) || matches!(b, b':' | b'[' | b']');
+    if !bucket.bytes().all(|b| if scheme.is_web() { is_host_char(b) } else { is_bucket_char(b) }) {
+        return Err(format!("its {} has characters that none can have", location_noun(scheme)));
     }
     Ok(())
 }
 
-fn noun(scheme: Scheme) -> &'static str {
+fn location_noun(scheme: Scheme) -> &'static str {
     if scheme.is_web() { "host" } else { "bucket" }
 }
 

@@ -135,9 +135,9 @@ impl Names {
     /// never write them to a file.
     pub fn used(&self, spec: &JobSpec) -> BTreeMap<String, String> {
         let Some(lookup) = &self.lookup else { return BTreeMap::new() };
-        let named = job_paths(spec);
+        let paths = job_paths(spec);
         let names =
-            named.iter().flat_map(|(_, path, _)| parts(path).unwrap_or_default()).filter_map(|part| match part {
+            paths.iter().flat_map(|(_, path, _)| parts(path).unwrap_or_default()).filter_map(|part| match part {
                 Part::Text(_) => None,
                 Part::Home => Some(HOME),
                 Part::Variable(name) => Some(name),

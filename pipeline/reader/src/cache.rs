@@ -48,8 +48,8 @@ impl<V: MemorySize> Cache<V> {
     /// Whether another value of the average size would fit.
     pub fn fits_another(&self) -> bool {
         let inner = self.lock();
-        let each = inner.bytes / inner.entries.len().max(1);
-        inner.bytes + each <= self.limit
+        let average_bytes = inner.bytes / inner.entries.len().max(1);
+        inner.bytes + average_bytes <= self.limit
     }
 
     /// Whether a value is cached or being loaded.

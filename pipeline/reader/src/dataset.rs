@@ -146,8 +146,8 @@ impl DataSet {
     /// cache cannot be used.
     pub async fn open(url: &str, options: OpenOptions) -> Result<Self> {
         let source = Source::open(url, &options.storage)?;
-        let manifest = manifest(&source).await?;
-        let parsed = parse(&source, &manifest)?;
+        let manifest = read_manifest(&source).await?;
+        let parsed = parse_manifest(&source, &manifest)?;
         let splits: BTreeSet<&str> = parsed.shards.iter().map(|s| s.dataset_split.as_str()).collect();
         if !splits.contains(options.split.as_str()) {
             let valid = splits.into_iter().collect::<Vec<_>>().join(", ");
@@ -259,18 +259,18 @@ impl DataSet {
         let blocks = by_block.len() as u64;
         let fits =
             reading != Reading::Rows && self.fit_in_cache(blocks.max(MIN_CACHED_BLOCKS) * self.block_rows()).await?;
-        let (whole, single): (Vec<_>, Vec<_>) = by_block.into_iter().partition(|(block, rows)| {
+        let (whole, single_rows): (Vec<_>, Vec<_>) = by_block.into_iter().partition(|(block, rows)| {
             fits && (reading == Reading::Blocks || self.should_read_block(*block, rows.len()))
         });
-        let single = single.into_iter().flat_map(|(_, rows)| rows);
+        let single_rows = single_rows.into_iter().flat_map(|(_, rows)| rows);
 
         let blocks = futures::stream::iter(whole.into_iter().map(|(block, _)| self.spawn_block(block)));
         let blocks = blocks.buffer_unordered(MAX_CONCURRENT_READS).try_collect::<HashMap<_, _>>();
-        let (blocks, single) = futures::try_join!(blocks, self.read_single(single))?;
+        let (blocks, single_rows) = futures::try_join!(blocks, self.read_single(single_rows))?;
 
         let find = |row: &u64| {
             let in_block = blocks.get(&(row / self.block_rows())).and_then(|block| block.row(*row));
-            in_block.or_else(|| single.get(row).map(|(batch, row)| RowRef { batch, row: *row })).ok_or_else(|| {
+            in_block.or_else(|| single_rows.get(row).map(|(batch, row)| RowRef { batch, row: *row })).ok_or_else(|| {
                 ReadError::DataSet(format!("{}: row {row} is in no shard; `stillhouse verify` checks them", self.url))
             })
         };
@@ -374,8 +374,9 @@ impl DataSet {
 
     fn should_read_block(&self, block: u64, rows: usize) -> bool {
         let state = self.state();
-        let many = rows as u64 * 4 >= self.block_rows();
-        many || state.blocks.contains(block)
+        let is_many = rows as u64 * 4 >= self.block_rows();
+        is_many
+            || state.blocks.contains(block)
             || state.recent_single_reads.lock().unwrap_or_else(PoisonError::into_inner).record(block)
     }
 
@@ -391,7 +392,7 @@ impl DataSet {
             .get_or_load(number, || async move {
                 let (start, end) = (number * self.block_rows(), ((number + 1) * self.block_rows()).min(self.rows()));
                 let mut block = Block::default();
-                for (shard, local) in self.in_shards(start..end) {
+                for (shard, local) in self.split_by_shard(start..end) {
                     let first = self.starts[shard] + local.start;
                     block.push(first, self.read_shard(shard, &[local]).await?);
                 }
@@ -410,8 +411,9 @@ impl DataSet {
             let ranges: Vec<Range<u64>> =
                 rows.iter().map(|row| row - self.starts[shard]).map(|local| local..local + 1).collect();
             let batches = self.read_shard(shard, &ranges).await?;
-            let places = batches.into_iter().flat_map(|batch| (0..batch.num_rows()).map(move |i| (batch.clone(), i)));
-            Ok::<_, ReadError>(rows.into_iter().zip(places).collect::<Vec<_>>())
+            let batch_rows =
+                batches.into_iter().flat_map(|batch| (0..batch.num_rows()).map(move |i| (batch.clone(), i)));
+            Ok::<_, ReadError>(rows.into_iter().zip(batch_rows).collect::<Vec<_>>())
         };
         let found: Vec<Vec<_>> = futures::stream::iter(by_shard.into_iter().map(read))
             .buffer_unordered(MAX_CONCURRENT_READS)
@@ -450,7 +452,7 @@ impl DataSet {
     }
 
     /// Splits a range of rows of the data set into ranges of rows of its shards.
-    fn in_shards(&self, rows: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
+    fn split_by_shard(&self, rows: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
         (self.shard_of(rows.start)..self.shards.len()).map_while(move |shard| {
             let (begin, end) = (self.starts[shard], self.starts[shard + 1]);
             let (from, to) = (rows.start.max(begin), rows.end.min(end));
@@ -493,7 +495,7 @@ impl DataSet {
     /// If the manifest does not list the file, if it is missing, or if its checksum differs.
     pub async fn beside(&self, name: &str) -> Result<Bytes> {
         let source = Source::open(&self.url, &self.options.storage)?;
-        let parsed = parse(&source, &self.manifest)?;
+        let parsed = parse_manifest(&source, &self.manifest)?;
         let mut sums = parsed.sidecar_files;
         // rows of numbers have no tokenizer
         if !parsed.tokenizer.sha256.is_empty() {
@@ -529,7 +531,7 @@ fn logical_bytes(batch: &RecordBatch) -> usize {
 }
 
 /// Reads the manifest of a finished data set, and checks that this version can read it.
-async fn manifest(source: &Source) -> Result<String> {
+async fn read_manifest(source: &Source) -> Result<String> {
     let shown = source.display_name("manifest.json");
     let Some(bytes) = source.get("manifest.json").await? else {
         let unfinished = source.get("_stillhouse/plan.json").await?.is_some();
@@ -572,7 +574,7 @@ async fn manifest(source: &Source) -> Result<String> {
     Ok(text)
 }
 
-fn parse(source: &Source, manifest: &str) -> Result<Manifest> {
+fn parse_manifest(source: &Source, manifest: &str) -> Result<Manifest> {
     serde_json::from_str(manifest).map_err(|e| {
         ReadError::DataSet(format!("{}: {e}; it is damaged, copy it again", source.display_name("manifest.json")))
     })

@@ -188,16 +188,16 @@ impl Stream {
     /// # Errors
     /// If threads cannot be started, or the plan is invalid.
     pub fn start(dataset: &Arc<DataSet>, plan: Plan) -> Result<Self> {
-        let bad =
+        let invalid =
             |what: &str, got: u64, valid: String| Err(ReadError::Usage(format!("{what}: got {got}, valid: {valid}")));
         if plan.rank >= plan.world {
-            return bad("rank", plan.rank, format!("below world_size = {}", plan.world));
+            return invalid("rank", plan.rank, format!("below world_size = {}", plan.world));
         }
         if plan.batch_rows == 0 {
-            return bad("batch_size", 0, "1 or more".into());
+            return invalid("batch_size", 0, "1 or more".into());
         }
         if plan.worker >= plan.workers {
-            return bad("worker", plan.worker, format!("below num_workers = {}", plan.workers));
+            return invalid("worker", plan.worker, format!("below num_workers = {}", plan.workers));
         }
         let (sender, batches) = mpsc::channel(MAX_QUEUED_BATCHES);
         runtime()?.spawn(produce(Arc::clone(dataset), plan, sender));

@@ -74,28 +74,29 @@ fn innermost_text(error: &Error) -> String {
 
 fn explain_failure(failure: &TransportError, place: &str) -> String {
     let TransportError { request, outcome, attempts, elapsed, .. } = failure;
-    let tried = match attempts {
+    let attempts_note = match attempts {
         0 | 1 => String::new(),
         n => format!(" ({n} attempts in {:.1} s)", elapsed.as_secs_f64()),
     };
     match outcome {
         _ if !request.at_store => explain_credentials(request, outcome),
-        Outcome::Refused(response) => format!("{}{tried}", explain_response(response, request, place)),
-        Outcome::Broken(breakage, text) => format!("{}{tried}", explain_no_response(*breakage, text, request)),
+        Outcome::Refused(response) => format!("{}{attempts_note}", explain_response(response, request, place)),
+        Outcome::Broken(breakage, text) => format!("{}{attempts_note}", explain_no_response(*breakage, text, request)),
     }
 }
 
 /// Explains why a credential service returned no credentials.
 fn explain_credentials(request: &RequestInfo, outcome: &Outcome) -> String {
-    let google = request.service.contains("google");
-    let machine = request.service.contains("169.254.") || request.service.contains("metadata.google.internal");
-    if machine && google {
+    let is_google = request.service.contains("google");
+    let is_metadata_service =
+        request.service.contains("169.254.") || request.service.contains("metadata.google.internal");
+    if is_metadata_service && is_google {
         return "no credentials were found; set GOOGLE_APPLICATION_CREDENTIALS, or for a public bucket `storage: {anonymous: true}`".into();
     }
-    if machine && request.place.contains("/metadata/identity") {
+    if is_metadata_service && request.place.contains("/metadata/identity") {
         return "no credentials were found; set AZURE_STORAGE_ACCOUNT_KEY, or for a public container `storage: {anonymous: true}`".into();
     }
-    if machine {
+    if is_metadata_service {
         return NO_CREDENTIALS.into();
     }
     let what = match outcome {

@@ -105,22 +105,22 @@ impl Profile {
     /// # Errors
     /// If a file cannot be read, or AWS_PROFILE names a profile that does not exist.
     pub fn load(environment: &Environment) -> Result<Option<Self>, String> {
-        let chosen = environment.get("AWS_PROFILE").or_else(|| environment.get("AWS_DEFAULT_PROFILE"));
-        let name = chosen.unwrap_or("default");
+        let requested_name = environment.get("AWS_PROFILE").or_else(|| environment.get("AWS_DEFAULT_PROFILE"));
+        let name = requested_name.unwrap_or("default");
         let config = read_sections(environment.file("AWS_CONFIG_FILE", "config"))?;
-        let secrets = read_sections(environment.file("AWS_SHARED_CREDENTIALS_FILE", "credentials"))?;
-        let of_config =
+        let credentials_file = read_sections(environment.file("AWS_SHARED_CREDENTIALS_FILE", "credentials"))?;
+        let in_config =
             config.get(&format!("profile {name}")).or_else(|| config.get(name).filter(|_| name == "default"));
-        let of_secrets = secrets.get(name);
-        if of_config.is_none() && of_secrets.is_none() {
-            return match chosen {
+        let in_credentials = credentials_file.get(name);
+        if in_config.is_none() && in_credentials.is_none() {
+            return match requested_name {
                 Some(_) => Err(format!("the AWS profile {name:?} (AWS_PROFILE) is in none of the AWS profile files")),
                 None => Ok(None),
             };
         }
         // the credentials file takes precedence over the config file
-        let mut keys = of_config.cloned().unwrap_or_default();
-        keys.extend(of_secrets.cloned().unwrap_or_default());
+        let mut keys = in_config.cloned().unwrap_or_default();
+        keys.extend(in_credentials.cloned().unwrap_or_default());
         let services = keys.get("services").and_then(|s| config.get(&format!("services {s}")));
         let s3_endpoint = services.and_then(|s| s.get("s3.endpoint_url")).or_else(|| keys.get("s3.endpoint_url"));
         Ok(Some(Self { name: name.to_owned(), s3_endpoint: s3_endpoint.cloned(), keys }))
@@ -194,7 +194,7 @@ fn read_sections(file: Option<PathBuf>) -> Result<Sections, String> {
 fn parse(text: &str) -> Sections {
     let mut sections = Sections::new();
     let mut section: Option<String> = None;
-    let mut outer = String::new();
+    let mut parent_key = String::new();
     for line in text.trim_start_matches('\u{feff}').lines() {
         let indented = line.starts_with([' ', '\t']);
         let line = line.trim();
@@ -209,8 +209,8 @@ fn parse(text: &str) -> Sections {
         let (Some(section), Some((key, value))) = (&section, line.split_once('=')) else { continue };
         let mut key = key.trim().to_ascii_lowercase();
         match indented {
-            true => key = format!("{outer}.{key}"),
-            false => outer.clone_from(&key),
+            true => key = format!("{parent_key}.{key}"),
+            false => parent_key.clone_from(&key),
         }
         let comment = if key == "credential_process" { None } else { value.find(" #").or_else(|| value.find(" ;")) };
         let value = value[..comment.unwrap_or(value.len())].trim();

@@ -19,8 +19,8 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
         (InputFormat::Images, "input.images", job.input.images.is_some()),
         (InputFormat::Codes, "input.codes", job.input.codes.is_some()),
     ];
-    for (of, field, there) in sections {
-        match (format == Some(of), there) {
+    for (of, field, is_present) in sections {
+        match (format == Some(of), is_present) {
             (true, false) => {
                 problems.push(Problem::missing(field, format!("is required with `format: {}`", format_name(of))));
             }
@@ -54,15 +54,15 @@ fn is_compressed(compression: Compression) -> bool {
 /// Refuses keys that apply to text only.
 fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
     let format_name = format_name(job.input.format());
-    let mut none = |field: &str, there: bool, why: &str| {
-        if there {
+    let mut refuse = |field: &str, is_present: bool, why: &str| {
+        if is_present {
             problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {format_name}`")));
         }
     };
-    none("clean", job.clean != Clean::default(), "cleans text");
-    none("tokenizer", job.tokenizer != Tokenizer::default(), "makes tokens of text, and a number is its own token");
-    none("input.sql", job.input.sql.is_some(), "selects rows of text");
-    none("extract", job.extract.is_some(), "asks a teacher of text: none of our families predicts pixels or codes");
+    refuse("clean", job.clean != Clean::default(), "cleans text");
+    refuse("tokenizer", job.tokenizer != Tokenizer::default(), "makes tokens of text, and a number is its own token");
+    refuse("input.sql", job.input.sql.is_some(), "selects rows of text");
+    refuse("extract", job.extract.is_some(), "asks a teacher of text: none of our families predicts pixels or codes");
 }
 
 /// Checks that packing makes each image one row, without separators, boundaries or padding.

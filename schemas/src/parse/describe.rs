@@ -16,12 +16,12 @@ pub(super) fn describe(
 ) {
     use ValidationErrorKind as K;
     // the value may contain a secret
-    let hidden = field.split('.').any(|part| part == "storage");
-    let problem = |field: String, got: String, message: String| match hidden {
+    let hides_value = field.split('.').any(|part| part == "storage");
+    let problem = |field: String, got: String, message: String| match hides_value {
         true => Problem::missing(field, message),
         false => Problem::new(field, got, message),
     };
-    let at = |message: String| problem(field.to_owned(), shown(got), message);
+    let problem_here = |message: String| problem(field.to_owned(), shown(got), message);
     match kind {
         K::AdditionalProperties { unexpected } => {
             let known = format.keys(field);
@@ -38,21 +38,21 @@ pub(super) fn describe(
             let valid: Vec<String> = options.as_array().into_iter().flatten().map(shown).collect();
             let names: Vec<&str> = options.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             let meant = got.as_str().and_then(|got| nearest(got, &names)).map(suggestion).unwrap_or_default();
-            problems.push(at(format!("not valid{meant}; valid: {}", valid.join(", "))));
+            problems.push(problem_here(format!("not valid{meant}; valid: {}", valid.join(", "))));
         }
         K::Type { kind } => {
             let wanted = match kind {
                 jsonschema::error::TypeKind::Single(t) => t.to_string(),
                 jsonschema::error::TypeKind::Multiple(_) => "another type".into(),
             };
-            problems.push(at(format!("has type {}; valid: {wanted}", type_name(got))));
+            problems.push(problem_here(format!("has type {}; valid: {wanted}", type_name(got))));
         }
-        K::Minimum { limit } => problems.push(at(format!("too small; valid: {limit} or more"))),
-        K::Maximum { limit } => problems.push(at(format!("too large; valid: {limit} or less"))),
-        K::MinItems { limit } => problems.push(at(format!("too few items; valid: {limit} or more"))),
-        K::MaxProperties { limit } => problems.push(at(format!("too many entries; valid: at most {limit}"))),
-        K::Pattern { pattern } => problems.push(at(format!("not valid; must match {pattern}"))),
-        _ => problems.push(at(kind.keyword().to_owned() + " does not hold")),
+        K::Minimum { limit } => problems.push(problem_here(format!("too small; valid: {limit} or more"))),
+        K::Maximum { limit } => problems.push(problem_here(format!("too large; valid: {limit} or less"))),
+        K::MinItems { limit } => problems.push(problem_here(format!("too few items; valid: {limit} or more"))),
+        K::MaxProperties { limit } => problems.push(problem_here(format!("too many entries; valid: at most {limit}"))),
+        K::Pattern { pattern } => problems.push(problem_here(format!("not valid; must match {pattern}"))),
+        _ => problems.push(problem_here(kind.keyword().to_owned() + " does not hold")),
     }
 }
 
@@ -75,12 +75,12 @@ fn suggestion(guess: &str) -> String {
 
 /// Returns the name that was probably meant: at most one typing error per three letters, ignoring case and separators.
 pub(crate) fn nearest<'a>(got: &str, names: &[&'a str]) -> Option<&'a str> {
-    let plain = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
-    let got = plain(got);
+    let normalized = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
+    let got = normalized(got);
     let distance = |name: &str| strsim::damerau_levenshtein(&got, name);
     // names of very different length cannot be near
-    let near = |name: &&&str| name.len().abs_diff(got.len()) <= got.len().max(name.len()) / 3;
-    let best = names.iter().filter(near).min_by_key(|name| distance(name))?;
+    let has_similar_length = |name: &&&str| name.len().abs_diff(got.len()) <= got.len().max(name.len()) / 3;
+    let best = names.iter().filter(has_similar_length).min_by_key(|name| distance(name))?;
     (distance(best) <= (got.len().max(best.len()) / 3).max(1)).then_some(*best)
 }
 
