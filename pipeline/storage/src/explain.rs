@@ -11,12 +11,7 @@ use super::profile::{CredentialError, NO_CREDENTIALS};
 ///
 /// `action` follows "cannot"; `place` names the object or bucket.
 pub fn explain(error: &Error, action: &str, place: &str) -> String {
-    format!("cannot {action} {place}: {}", reason(error, place))
-}
-
-/// Like [`explain`], without the action and the place: for messages that already name them.
-pub fn explain_cause(error: &Error, place: &str) -> String {
-    reason(error, place)
+    format!("cannot {action} {place}: {}", explain_cause(error, place))
 }
 
 /// Whether the same call can succeed later: the retry limits were reached, or the local disk failed.
@@ -37,7 +32,8 @@ pub fn is_retryable(error: &Error) -> bool {
     }
 }
 
-fn reason(error: &Error, place: &str) -> String {
+/// Like [`explain`], without the action and the place: for messages that already name them.
+pub fn explain_cause(error: &Error, place: &str) -> String {
     if let Some(failure) = find_failure(error) {
         return explain_failure(failure, place);
     }

@@ -6,7 +6,7 @@ use stillhouse_schemas::storage::Storage;
 
 use super::fake_store::{Answer, BODY, FakeStore, xml};
 use super::{key, open, options, url};
-use crate::{Opened, Storages, explain, find_failure, is_retryable};
+use crate::{Opened, Storages, explain, explain_cause, find_failure, is_retryable};
 
 fn status(status: u16, code: &str) -> Answer {
     Answer::Status(status, "", if code.is_empty() { String::new() } else { xml(code) })
@@ -91,6 +91,7 @@ async fn what_stays_ends_after_one_request() {
         let error = get(&open(&server)).await.unwrap_err();
         let said = explain(&error, "read", "s3://b/folder/k");
         assert!(said.starts_with("cannot read s3://b/folder/k: ") && said.contains(text), "{said}");
+        assert_eq!(said, format!("cannot read s3://b/folder/k: {}", explain_cause(&error, "s3://b/folder/k")));
         assert!(!said.contains('<') && !is_retryable(&error), "{said}");
         assert_eq!(server.count(), 1, "{said}");
     }
