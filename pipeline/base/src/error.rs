@@ -10,6 +10,7 @@ use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::parse::Positions;
 use stillhouse_schemas::problems::Problems;
+use tokio::task::JoinError;
 
 use crate::source_error::SourceError;
 use crate::storage::{self, StorageError};
@@ -181,6 +182,12 @@ impl PipelineError {
         move |e| Self::caused(ErrorKind::DataSet, context, e)
     }
 
+    /// For `map_err`: work on another thread panicked, or the shutdown of the runtime cancelled it. `kind` is the part of
+    /// the job that the work belongs to.
+    pub fn worker_stopped(kind: ErrorKind) -> impl FnOnce(JoinError) -> Self {
+        move |e| Self::caused(kind, "a worker stopped", e)
+    }
+
     /// Unwraps an error that a stage raised inside DataFusion, and classifies it by the stage's own error type.
     pub fn from_stage(context: impl Into<String>, error: DataFusionError) -> Self {
         let cause = match unwrap_wrappers(error) {
@@ -317,9 +324,10 @@ impl From<StorageError> for PipelineError {
     }
 }
 
-/// Work on another thread that panicked, or that the shutdown of the runtime cancelled.
-impl From<tokio::task::JoinError> for PipelineError {
-    fn from(error: tokio::task::JoinError) -> Self {
+/// File work of the output that panicked on another thread, or that the shutdown of the runtime cancelled: as
+/// [`storage::blocking`] returns it. Other work uses [`PipelineError::worker_stopped`].
+impl From<JoinError> for PipelineError {
+    fn from(error: JoinError) -> Self {
         Self::caused(ErrorKind::Output, "file work on a thread of its own did not end", error)
     }
 }
@@ -365,6 +373,23 @@ mod tests {
         assert_eq!(of_stage(data), ("input", false));
         let teacher = stillhouse_teacher::TeacherError::Io { path: "p".into(), source: disk() };
         assert_eq!(of_stage(OperatorError::Teacher(teacher)), ("model", false));
+    }
+
+    #[test]
+    fn work_that_panics_on_another_thread_has_the_kind_of_its_caller() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let panicked = || {
+            let work = runtime.spawn(async { panic!("of a library") });
+            runtime.block_on(work).unwrap_err()
+        };
+        for kind in [ErrorKind::Input, ErrorKind::Model] {
+            let error = PipelineError::worker_stopped(kind)(panicked());
+            assert_eq!((error.kind, error.retryable), (kind, false));
+            assert!(error.to_string().starts_with("a worker stopped: "), "{error}");
+        }
+        let error = PipelineError::from(panicked());
+        assert_eq!(error.kind, ErrorKind::Output);
+        assert!(error.to_string().starts_with("file work"), "{error}");
     }
 
     #[test]
