@@ -148,9 +148,9 @@ fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 
 /// Checks the syntax of `~`, `${VAR}` and `{a,b}` in paths. Their values are checked later, where they are known.
 fn path_syntax(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (field, path, purpose) in job_paths(job) {
+    for (field, path, role) in job_paths(job) {
         let wrong = paths::parts(path).err();
-        let braces = || paths::alternatives(path).err().filter(|_| purpose == Purpose::Input);
+        let braces = || paths::alternatives(path).err().filter(|_| role == PathRole::Input);
         if let Some(message) = wrong.or_else(braces) {
             problems.push(Problem::missing(field, message));
         }
@@ -172,7 +172,7 @@ pub fn too_many_alternatives(job: &JobSpec) -> Option<Problem> {
 
 /// The role of a path in a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum PathRole {
     /// A path in `input.paths`, or in the paths of a table.
     Input,
     /// `output.path`.
@@ -184,38 +184,38 @@ pub enum Purpose {
 }
 
 /// Returns the paths of a job, with their fields.
-pub fn job_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
-    let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), Purpose::Input));
+pub fn job_paths(job: &JobSpec) -> Vec<(String, &str, PathRole)> {
+    let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), PathRole::Input));
     let mut paths: Vec<_> = inputs.collect();
-    paths.push(("output.path".into(), &job.output.path, Purpose::Output));
-    paths.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, Purpose::Model)));
+    paths.push(("output.path".into(), &job.output.path, PathRole::Output));
+    paths.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, PathRole::Model)));
     let teacher = job.extract.as_ref().map(|e| e.teacher.path.as_str());
-    paths.extend(teacher.map(|path| ("extract.teacher.path".into(), path, Purpose::Model)));
+    paths.extend(teacher.map(|path| ("extract.teacher.path".into(), path, PathRole::Model)));
     let permutation = job.subtokens.as_ref().and_then(|s| s.permutation_file());
-    paths.extend(permutation.map(|path| ("subtokens.permutation".into(), path, Purpose::File)));
+    paths.extend(permutation.map(|path| ("subtokens.permutation".into(), path, PathRole::File)));
     paths
 }
 
 /// Checks that each path is of a kind that its field allows.
 fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (field, path, purpose) in job_paths(job) {
+    for (field, path, role) in job_paths(job) {
         // paths with variables are checked once their values are known
         if !paths::is_plain(path) {
             continue;
         }
-        let alternatives = match purpose {
-            Purpose::Input => paths::alternatives(path).unwrap_or_default(),
+        let alternatives = match role {
+            PathRole::Input => paths::alternatives(path).unwrap_or_default(),
             _ => vec![path.to_owned()],
         };
-        problems.extend(alternatives.iter().find_map(|path| path_problem(&field, path, purpose)));
+        problems.extend(alternatives.iter().find_map(|path| path_problem(&field, path, role)));
     }
 }
 
 /// Returns why a path, after expansion of variables and braces, is invalid for its role. The problem shows only the
 /// scheme, since the rest may contain a credential.
-pub fn path_problem(field: &str, path: &str, purpose: Purpose) -> Option<Problem> {
-    let message = match (purpose, split_url(path)) {
-        (Purpose::Model, _) => {
+pub fn path_problem(field: &str, path: &str, role: PathRole) -> Option<Problem> {
+    let message = match (role, split_url(path)) {
+        (PathRole::Model, _) => {
             let (scheme, _) = path.split_once("://")?;
             if matches!(scheme, "file" | "hf") {
                 return None;
@@ -223,7 +223,7 @@ pub fn path_problem(field: &str, path: &str, purpose: Purpose) -> Option<Problem
             let valid = "a local path or hf://org/name[@revision]";
             format!("store URLs are not in this version of stillhouse yet; valid now: {valid}")
         }
-        (Purpose::File, _) => {
+        (PathRole::File, _) => {
             let (scheme, _) = path.split_once("://")?;
             if scheme == "file" {
                 return None;
@@ -231,10 +231,10 @@ pub fn path_problem(field: &str, path: &str, purpose: Purpose) -> Option<Problem
             "is a file of this machine in this version of stillhouse; valid: a local path".into()
         }
         (_, Some(Err(message))) => message,
-        (Purpose::Output, Some(Ok(parts))) if parts.scheme.is_web() => {
+        (PathRole::Output, Some(Ok(parts))) if parts.scheme.is_web() => {
             "plain HTTP has no multipart upload and no conditional commit; valid: s3://, gs://, az:// or a path".into()
         }
-        (Purpose::Output, Some(Ok(parts))) if parts.key.contains(['*', '?', '[']) => {
+        (PathRole::Output, Some(Ok(parts))) if parts.key.contains(['*', '?', '[']) => {
             "is one folder; valid: a key without *, ? and [".into()
         }
         _ => return None,

@@ -96,7 +96,7 @@ pub fn alternatives(path: &str) -> Result<Vec<String>, String> {
 
 /// Returns the number of paths that a path expands to, without expanding it.
 pub fn count(path: &str) -> usize {
-    fn count_between(from: usize, to: usize, groups: &[Group]) -> usize {
+    fn count_between(from: usize, to: usize, groups: &[BraceGroup]) -> usize {
         let mut product = 1_usize;
         let mut at = from;
         let first = groups.partition_point(|group| group.start < from);
@@ -116,13 +116,13 @@ pub fn count(path: &str) -> usize {
 }
 
 /// A group `{a,b}`: offsets of its opening brace, its commas and its closing brace.
-struct Group {
+struct BraceGroup {
     start: usize,
     commas: Vec<usize>,
     end: usize,
 }
 
-impl Group {
+impl BraceGroup {
     /// Start and end offsets of the alternatives.
     fn options(&self) -> impl Iterator<Item = (usize, usize)> {
         let starts = std::iter::once(self.start).chain(self.commas.iter().copied());
@@ -132,8 +132,8 @@ impl Group {
 }
 
 /// The brace groups that are closed and contain commas, sorted by their start; outer groups come first.
-fn groups(path: &str) -> Result<Vec<Group>, String> {
-    let mut open: Vec<Group> = Vec::new();
+fn groups(path: &str) -> Result<Vec<BraceGroup>, String> {
+    let mut open: Vec<BraceGroup> = Vec::new();
     let mut found = Vec::new();
     // searched once: a repeated search for a missing bracket would scan the rest of the path each time
     let last = |c: char| path.rfind(c).unwrap_or(0);
@@ -146,7 +146,7 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
             b'$' if rest.starts_with("${") && at < last_brace => rest.find('}').map_or(2, |end| end + 1),
             b'[' if at < last_bracket => bracket_length(rest),
             b'{' => {
-                open.push(Group { start: at, commas: Vec::new(), end: at });
+                open.push(BraceGroup { start: at, commas: Vec::new(), end: at });
                 1
             }
             b',' => {
@@ -155,7 +155,7 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
             }
             b'}' => {
                 found.extend(
-                    open.pop().filter(|group| !group.commas.is_empty()).map(|group| Group { end: at, ..group }),
+                    open.pop().filter(|group| !group.commas.is_empty()).map(|group| BraceGroup { end: at, ..group }),
                 );
                 1
             }
@@ -183,7 +183,7 @@ fn bracket_length(rest: &str) -> usize {
     rest[from..].find(']').map_or(1, |end| from + end + 1)
 }
 
-fn expand(path: &str, from: usize, to: usize, groups: &[Group]) -> Result<Vec<String>, String> {
+fn expand(path: &str, from: usize, to: usize, groups: &[BraceGroup]) -> Result<Vec<String>, String> {
     let mut expanded = vec![String::new()];
     let mut at = from;
     let first = groups.partition_point(|group| group.start < from);

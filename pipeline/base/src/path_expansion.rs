@@ -9,7 +9,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use glob::Pattern;
-use stillhouse_schemas::checks::{Purpose, job_paths, path_problem};
+use stillhouse_schemas::checks::{PathRole, job_paths, path_problem};
 use stillhouse_schemas::paths::{Part, alternatives, is_plain, parts};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
@@ -115,9 +115,9 @@ impl Names {
     /// Returns the problems that the paths of a job have because of their expansion.
     pub fn problems(&self, spec: &JobSpec) -> Vec<Problem> {
         let mut problems = Vec::new();
-        for (field, path, purpose) in job_paths(spec) {
-            let expanded = match purpose {
-                Purpose::Input => self.all(path).map(|all| all.into_iter().map(|named| named.real).collect()),
+        for (field, path, role) in job_paths(spec) {
+            let expanded = match role {
+                PathRole::Input => self.all(path).map(|all| all.into_iter().map(|named| named.real).collect()),
                 _ => self.real(path).map(|real| vec![real]),
             };
             match expanded {
@@ -125,7 +125,7 @@ impl Names {
                 Err(message) => problems.push(Problem::missing(field, message)),
                 // the parser of the job file has already reported its problems
                 Ok(_) if is_plain(path) => {}
-                Ok(expanded) => problems.extend(expanded.iter().find_map(|real| path_problem(&field, real, purpose))),
+                Ok(expanded) => problems.extend(expanded.iter().find_map(|real| path_problem(&field, real, role))),
             }
         }
         problems

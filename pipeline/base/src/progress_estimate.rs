@@ -87,20 +87,20 @@ const STALL_SECONDS: f64 = 60.0;
 
 impl DecayingRate {
     fn read(&mut self, seconds: f64, tokens: u64) {
-        let Some((then, had)) = self.last.replace((seconds, tokens)) else {
+        let Some((then, previous_tokens)) = self.last.replace((seconds, tokens)) else {
             (self.started_at, self.last_token_at) = (seconds, seconds);
             return;
         };
-        let gained = tokens.saturating_sub(had);
-        if gained > 0 {
+        let new_tokens = tokens.saturating_sub(previous_tokens);
+        if new_tokens > 0 {
             self.longest_wait = self.longest_wait.max(seconds - self.last_token_at);
             self.last_token_at = seconds;
         }
         let decay_seconds = MIN_DECAY_SECONDS.max(self.elapsed() / 10.0).max(3.0 * self.longest_wait);
         let passed = (seconds - then).max(0.0);
-        let kept = (-passed / decay_seconds).exp();
-        self.tokens = self.tokens * kept + gained as f64;
-        self.seconds = self.seconds * kept + passed;
+        let decay = (-passed / decay_seconds).exp();
+        self.tokens = self.tokens * decay + new_tokens as f64;
+        self.seconds = self.seconds * decay + passed;
     }
 
     fn elapsed(&self) -> f64 {

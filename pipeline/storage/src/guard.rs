@@ -136,12 +136,12 @@ impl Guard {
             .no_deflate()
             .no_proxy()
             .https_only(!allow_http)
-            .dns_resolver(Arc::new(Resolver(self.clone())))
+            .dns_resolver(Arc::new(GuardedResolver(self.clone())))
             // a referrer would tell the next server the URL of this request
             .referer(false)
             .redirect(Policy::custom(move |attempt| policy.redirect(attempt)))
             .build()?;
-        Ok(HttpClient::new(Service { client, guard: self.clone() }))
+        Ok(HttpClient::new(GuardedClient { client, guard: self.clone() }))
     }
 }
 
@@ -151,9 +151,9 @@ impl Default for Guard {
     }
 }
 
-struct Resolver(Guard);
+struct GuardedResolver(Guard);
 
-impl reqwest::dns::Resolve for Resolver {
+impl reqwest::dns::Resolve for GuardedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let guard = self.0.clone();
         Box::pin(async move {
@@ -170,13 +170,13 @@ impl reqwest::dns::Resolve for Resolver {
 
 /// Checks addresses in URLs before a request: the client connects to them without asking the resolver.
 #[derive(Debug)]
-struct Service {
+struct GuardedClient {
     client: reqwest::Client,
     guard: Guard,
 }
 
 #[async_trait]
-impl HttpService for Service {
+impl HttpService for GuardedClient {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let url = Url::parse(&request.uri().to_string()).map_err(|e| HttpError::new(HttpErrorKind::Unknown, e))?;
         self.guard.check(&url).map_err(|e| HttpError::new(HttpErrorKind::Unknown, e))?;

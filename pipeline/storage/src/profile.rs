@@ -235,7 +235,7 @@ async fn run_credential_process(profile: &str, command: &str) -> Result<(AwsCred
         format!("the credential_process of the AWS profile {profile:?} {why}; run it by hand to see what is wrong")
     };
     let command = command.to_owned();
-    let output = tokio::task::spawn_blocking(move || output_of(&command, PROCESS_TIMEOUT)).await;
+    let output = tokio::task::spawn_blocking(move || run_with_timeout(&command, PROCESS_TIMEOUT)).await;
     let output = output.map_err(|_| failed("could not be waited for".into()))?.map_err(failed)?;
     let got: ProcessOutput = serde_json::from_slice(&output)
         .map_err(|_| failed("wrote something other than {\"Version\": 1, \"AccessKeyId\": …}".into()))?;
@@ -244,15 +244,16 @@ async fn run_credential_process(profile: &str, command: &str) -> Result<(AwsCred
     }
     // renewed early, because requests take time: 5 minutes before expiration, or after half the remaining time if that
     // is later
-    let left = got.expiration.map(|at| (at - Utc::now()).to_std().unwrap_or_default());
-    let until = left.map(|left| Instant::now() + left.saturating_sub(Duration::from_secs(300)).max(left / 2));
+    let remaining = got.expiration.map(|at| (at - Utc::now()).to_std().unwrap_or_default());
+    let until = remaining
+        .map(|remaining| Instant::now() + remaining.saturating_sub(Duration::from_secs(300)).max(remaining / 2));
     let credential =
         AwsCredential { key_id: got.access_key_id, secret_key: got.secret_access_key, token: got.session_token };
     Ok((credential, until))
 }
 
 /// Returns the output of a shell command. Kills it at the timeout.
-fn output_of(command: &str, limit: Duration) -> Result<Vec<u8>, String> {
+fn run_with_timeout(command: &str, limit: Duration) -> Result<Vec<u8>, String> {
     let mut process = Command::new("sh");
     process.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = process.spawn().map_err(|e| format!("could not be started: {}", e.kind()))?;

@@ -22,11 +22,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::entry::{Entry, bytes_of, table_bytes, units_of};
 
 /// The folder below the configured one. The number is the format version, so that another format gets its own folder.
-const ROOT: &str = "stillhouse-1";
-const LOCK: &str = "lock";
-const CLAIMS: &str = "claims";
+const ROOT_FOLDER: &str = "stillhouse-1";
+const LOCK_FILE: &str = "lock";
+const CLAIMS_FOLDER: &str = "claims";
 /// The lock file of a data set, held by every process that has the data set open.
-const IN_USE: &str = "in-use";
+const IN_USE_FILE: &str = "in-use";
 /// Timeout for a lock that others hold for milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time without further attempts to store, after one failed.
@@ -59,11 +59,11 @@ pub(crate) enum Stored {
 impl CacheFolder {
     /// Creates the folders of a data set, and evicts entries until the cache holds at most `limit` bytes.
     pub fn open(folder: &Path, dataset: &str, limit: u64) -> io::Result<Self> {
-        let root = folder.join(ROOT);
-        make_folder(&root.join(CLAIMS))?;
+        let root = folder.join(ROOT_FOLDER);
+        make_folder(&root.join(CLAIMS_FOLDER))?;
         let dataset = root.join(dataset);
         make_folder(&dataset)?;
-        let in_use = open_lock(&dataset.join(IN_USE))?;
+        let in_use = open_lock(&dataset.join(IN_USE_FILE))?;
         lock_with_timeout(|| in_use.try_lock_shared())?;
         let cache = Self { root, dataset, limit, _in_use: in_use, suspended_until: Mutex::default() };
         // applies a lowered limit at once, and detects a folder that is not writable
@@ -84,7 +84,7 @@ impl CacheFolder {
 
     /// Path of one of the lock files that serialize fetches.
     pub fn claim(&self, number: u32) -> PathBuf {
-        self.root.join(CLAIMS).join(format!("{number:03x}"))
+        self.root.join(CLAIMS_FOLDER).join(format!("{number:03x}"))
     }
 
     /// Whether attempts to store are suspended.
@@ -206,7 +206,7 @@ impl CacheFolder {
 
     /// Locks and reads the count; `None` if another process holds the lock for too long.
     fn lock(&self) -> io::Result<Option<ByteCount>> {
-        let file = open_lock(&self.root.join(LOCK))?;
+        let file = open_lock(&self.root.join(LOCK_FILE))?;
         match lock_with_timeout(|| file.try_lock()) {
             Ok(()) => ByteCount::read(&self.root, file).map(Some),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -307,7 +307,7 @@ fn lock_with_timeout(try_lock: impl Fn() -> Result<(), TryLockError>) -> io::Res
 
 /// Locks a data set that no process has open; `None` if one has.
 fn lock_if_unused(dataset: &Path) -> io::Result<Option<File>> {
-    let file = open_lock(&dataset.join(IN_USE))?;
+    let file = open_lock(&dataset.join(IN_USE_FILE))?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Ok(None),
@@ -358,7 +358,7 @@ fn remove(path: &Path) -> io::Result<()> {
 
 /// Removes the folder of a data set without entries.
 fn remove_dataset(dataset: &Path) -> io::Result<()> {
-    remove(&dataset.join(IN_USE))?;
+    remove(&dataset.join(IN_USE_FILE))?;
     match fs::remove_dir(dataset) {
         Err(e) if !matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => Err(e),
         _ => Ok(()),

@@ -26,11 +26,11 @@ pub(crate) struct Claim(#[allow(dead_code)] File);
 
 impl Claim {
     /// Waits for a claim; `None` after a timeout or an error.
-    pub async fn take(cache_folder: &CacheFolder, number: u32) -> Option<Self> {
-        Self::take_within(cache_folder, number, CLAIM_TIMEOUT).await
+    pub async fn acquire(cache_folder: &CacheFolder, number: u32) -> Option<Self> {
+        Self::acquire_within(cache_folder, number, CLAIM_TIMEOUT).await
     }
 
-    async fn take_within(cache_folder: &CacheFolder, number: u32, timeout: Duration) -> Option<Self> {
+    async fn acquire_within(cache_folder: &CacheFolder, number: u32, timeout: Duration) -> Option<Self> {
         let path = cache_folder.claim(number % CLAIM_FILES);
         let mut file = blocking(move || open_lock(&path)).await.ok()?;
         let (start, mut poll_interval) = (Instant::now(), MIN_POLL_INTERVAL);
@@ -58,11 +58,11 @@ mod tests {
     async fn nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let cache_folder = CacheFolder::open(folder.path(), &"0".repeat(32), 1000).unwrap();
-        let first = Claim::take(&cache_folder, 7).await;
+        let first = Claim::acquire(&cache_folder, 7).await;
         assert!(first.is_some());
-        assert!(Claim::take(&cache_folder, 8).await.is_some());
-        assert!(Claim::take_within(&cache_folder, 7 + CLAIM_FILES, Duration::from_millis(5)).await.is_none());
-        let waiting = Claim::take(&cache_folder, 7);
+        assert!(Claim::acquire(&cache_folder, 8).await.is_some());
+        assert!(Claim::acquire_within(&cache_folder, 7 + CLAIM_FILES, Duration::from_millis(5)).await.is_none());
+        let waiting = Claim::acquire(&cache_folder, 7);
         let ending = async {
             tokio::time::sleep(Duration::from_millis(5)).await;
             drop(first);

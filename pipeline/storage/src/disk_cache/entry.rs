@@ -20,14 +20,14 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 
 /// Bytes of a unit, which has one checksum and is read whole: about as long as the pages of one column of a block.
-pub(crate) const UNIT: u64 = 64 << 10;
+pub(crate) const UNIT_BYTES: u64 = 64 << 10;
 const MAGIC: [u8; 16] = *b"stillhouse-disk1";
 /// Bytes of the header: magic, size of the object, CRC-32 of both, zeros.
 const HEADER_BYTES: u64 = 64;
 const HEADER_CHECKSUMMED_BYTES: usize = 24;
 const SLOT_BYTES: u64 = 8;
 /// The data begin at a multiple of this.
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 /// Maximum error of the time of last use, so that not every read writes to the disk.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -41,12 +41,12 @@ pub(crate) struct Entry {
 
 /// The units that contain a byte range.
 pub(crate) fn units_of(range: &Range<u64>) -> Range<u64> {
-    range.start / UNIT..range.end.div_ceil(UNIT)
+    range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES)
 }
 
 /// The byte range of a range of units, in an object of `bytes` bytes.
 pub(crate) fn bytes_of(units: &Range<u64>, bytes: u64) -> Range<u64> {
-    units.start * UNIT..(units.end * UNIT).min(bytes)
+    units.start * UNIT_BYTES..(units.end * UNIT_BYTES).min(bytes)
 }
 
 /// Groups ascending numbers into runs of consecutive ones.
@@ -63,7 +63,7 @@ pub(crate) fn runs(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
 
 /// Bytes of the header and the table, for an object of `bytes` bytes.
 pub(crate) fn table_bytes(bytes: u64) -> u64 {
-    (HEADER_BYTES + bytes.div_ceil(UNIT) * SLOT_BYTES).next_multiple_of(PAGE)
+    (HEADER_BYTES + bytes.div_ceil(UNIT_BYTES) * SLOT_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
 impl Entry {
@@ -119,8 +119,8 @@ impl Entry {
             let mut data = vec![0; (whole.end - whole.start) as usize];
             self.file.read_exact_at(&mut data, table_bytes(self.bytes) + whole.start)?;
             let is_good = |unit: &u64| {
-                let at = ((unit - run.start) * UNIT) as usize;
-                let sum = crc32fast::hash(&data[at..data.len().min(at + UNIT as usize)]);
+                let at = ((unit - run.start) * UNIT_BYTES) as usize;
+                let sum = crc32fast::hash(&data[at..data.len().min(at + UNIT_BYTES as usize)]);
                 checksums[(unit - units.start) as usize] == Some(sum)
             };
             let good = runs(run.clone().filter(is_good));
@@ -135,14 +135,14 @@ impl Entry {
 
     /// Writes whole units, beginning with unit `first`.
     pub fn write(&self, first: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, table_bytes(self.bytes) + first * UNIT)?;
-        let slots: Vec<u8> = data.chunks(UNIT as usize).flat_map(|unit| slot(crc32fast::hash(unit))).collect();
+        self.file.write_all_at(data, table_bytes(self.bytes) + first * UNIT_BYTES)?;
+        let slots: Vec<u8> = data.chunks(UNIT_BYTES as usize).flat_map(|unit| slot(crc32fast::hash(unit))).collect();
         self.file.write_all_at(&slots, HEADER_BYTES + first * SLOT_BYTES)
     }
 
     /// Bytes that count towards the limit: the table and the stored units.
     pub fn counted_bytes(&self) -> io::Result<u64> {
-        let units = 0..self.bytes.div_ceil(UNIT);
+        let units = 0..self.bytes.div_ceil(UNIT_BYTES);
         Ok(table_bytes(self.bytes) + self.bytes_where(&units, |sum| sum.is_some())?)
     }
 
@@ -195,7 +195,7 @@ mod tests {
     fn units_are_there_when_they_were_written_and_are_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("entry");
-        let bytes = UNIT * 3 + 17;
+        let bytes = UNIT_BYTES * 3 + 17;
         let content: Vec<u8> = (0..bytes).map(|i| (i * i % 251) as u8).collect();
         let run = |range: Range<u64>| {
             (range.start, Bytes::copy_from_slice(&content[range.start as usize..range.end as usize]))
@@ -204,22 +204,22 @@ mod tests {
         assert!(Entry::open(&path, bytes).unwrap().is_none());
         let entry = Entry::create(&path, bytes).unwrap();
         assert_eq!((entry.read(&(0..4)).unwrap(), entry.counted_bytes().unwrap()), (vec![], 4096));
-        entry.write(1, &content[UNIT as usize..2 * UNIT as usize]).unwrap();
-        entry.write(3, &content[3 * UNIT as usize..]).unwrap();
+        entry.write(1, &content[UNIT_BYTES as usize..2 * UNIT_BYTES as usize]).unwrap();
+        entry.write(3, &content[3 * UNIT_BYTES as usize..]).unwrap();
         assert_eq!(
             (entry.counted_bytes().unwrap(), entry.missing_bytes(&(0..4)).unwrap()),
-            (4096 + UNIT + 17, 2 * UNIT)
+            (4096 + UNIT_BYTES + 17, 2 * UNIT_BYTES)
         );
         let entry = Entry::open(&path, bytes).unwrap().unwrap();
-        assert_eq!(entry.read(&(0..4)).unwrap(), [run(UNIT..2 * UNIT), run(3 * UNIT..bytes)]);
-        assert_eq!(entry.read(&(3..4)).unwrap(), [run(3 * UNIT..bytes)]);
+        assert_eq!(entry.read(&(0..4)).unwrap(), [run(UNIT_BYTES..2 * UNIT_BYTES), run(3 * UNIT_BYTES..bytes)]);
+        assert_eq!(entry.read(&(3..4)).unwrap(), [run(3 * UNIT_BYTES..bytes)]);
         assert_eq!(entry.read(&(2..3)).unwrap(), []);
         assert!(Entry::open(&path, bytes + 1).unwrap().is_none(), "another object");
 
         // a damaged unit splits the run
-        entry.write(0, &content[..3 * UNIT as usize]).unwrap();
-        entry.file.write_all_at(&[1], table_bytes(bytes) + UNIT).unwrap();
-        assert_eq!(entry.read(&(0..4)).unwrap(), [run(0..UNIT), run(2 * UNIT..bytes)]);
+        entry.write(0, &content[..3 * UNIT_BYTES as usize]).unwrap();
+        entry.file.write_all_at(&[1], table_bytes(bytes) + UNIT_BYTES).unwrap();
+        assert_eq!(entry.read(&(0..4)).unwrap(), [run(0..UNIT_BYTES), run(2 * UNIT_BYTES..bytes)]);
     }
 
     /// Any single flipped bit, in the header, the table or the data, is detected or harmless.

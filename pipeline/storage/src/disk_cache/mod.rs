@@ -47,7 +47,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use crate::{StorageError, blocking};
 use cache_quota::{CacheFolder, Stored};
 use claim::Claim;
-use entry::{Entry, UNIT, bytes_of, runs, units_of};
+use entry::{Entry, UNIT_BYTES, bytes_of, runs, units_of};
 
 /// Units to which requests are rounded: 256 KiB. A larger value makes fewer requests; a smaller one fetches less that
 /// was not requested, which matters until the first window of an epoch is cached.
@@ -253,7 +253,7 @@ impl CachedStore {
     }
 
     async fn fetch_and_store(&self, object: &Arc<Object>, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let last = object.meta.size.div_ceil(UNIT);
+        let last = object.meta.size.div_ceil(UNIT_BYTES);
         let round_out = |units: Range<u64>| {
             units.start / FETCH_UNITS * FETCH_UNITS..units.end.next_multiple_of(FETCH_UNITS).min(last)
         };
@@ -270,7 +270,7 @@ impl CachedStore {
     /// Fills consecutive units: takes those that another process has stored in the meantime, and fetches the others.
     async fn fill(&self, object: &Arc<Object>, run: Range<u64>) -> Result<Vec<(u64, Bytes)>> {
         let number = crc32fast::hash(format!("{} {}", object.name, run.start / SEGMENT_UNITS).as_bytes());
-        let claim = Claim::take(&self.cache.cache_folder, number).await;
+        let claim = Claim::acquire(&self.cache.cache_folder, number).await;
         let size = object.meta.size;
         let ranges: Vec<Range<u64>> = run.clone().map(|unit| bytes_of(&(unit..unit + 1), size)).collect();
         let stored = self.read(object, ranges).await?;
@@ -287,8 +287,8 @@ impl CachedStore {
             })
             .await?;
             units.extend(part.map(|unit| {
-                let start = ((unit - first) * UNIT) as usize;
-                (unit, bytes.slice(start..bytes.len().min(start + UNIT as usize)))
+                let start = ((unit - first) * UNIT_BYTES) as usize;
+                (unit, bytes.slice(start..bytes.len().min(start + UNIT_BYTES as usize)))
             }));
         }
         drop(claim);
@@ -381,7 +381,7 @@ fn slice_of_runs(stored_runs: &[(u64, Bytes)], range: &Range<u64>) -> Option<Byt
 fn assemble(range: &Range<u64>, units: &BTreeMap<u64, Bytes>) -> Bytes {
     let mut parts = units_of(range).filter_map(|unit| {
         let bytes = units.get(&unit)?;
-        let inside = |at: u64| (at.saturating_sub(unit * UNIT) as usize).min(bytes.len());
+        let inside = |at: u64| (at.saturating_sub(unit * UNIT_BYTES) as usize).min(bytes.len());
         Some(bytes.slice(inside(range.start)..inside(range.end)))
     });
     let first = parts.next().unwrap_or_default();

@@ -22,7 +22,7 @@ use crate::disk_cache::entry::{self, Entry};
 use crate::{DiskCache, DiskCacheOptions};
 
 /// Bytes to which requests are rounded.
-const UNIT: u64 = FETCH_UNITS * entry::UNIT;
+const FETCH_BYTES: u64 = FETCH_UNITS * entry::UNIT_BYTES;
 const LARGE_LIMIT: u64 = 1 << 40;
 
 struct Fixture {
@@ -96,21 +96,21 @@ impl Opened {
 
 #[tokio::test]
 async fn what_was_read_is_not_asked_for_again() {
-    let bytes = UNIT * 20 + 1234;
+    let bytes = FETCH_BYTES * 20 + 1234;
     let (fixture, content) = Fixture::with(bytes).await;
     let opened = fixture.open();
     for _ in 0..2 {
-        let ranges = [5..17, UNIT - 1..3 * UNIT + 1, bytes - 10..bytes, 5..17];
+        let ranges = [5..17, FETCH_BYTES - 1..3 * FETCH_BYTES + 1, bytes - 10..bytes, 5..17];
         let found = opened.store.get_ranges(&key(), &ranges).await.unwrap();
         for (range, found) in ranges.iter().zip(found) {
             assert_eq!(found, content.slice(range.start as usize..range.end as usize), "{range:?}");
         }
     }
     assert_eq!((fixture.store.heads(), fixture.store.gets()), (1, 2), "units 0–3 are one request, the last is another");
-    assert_eq!(fixture.store.bytes(), 4 * UNIT + 1234);
+    assert_eq!(fixture.store.bytes(), 4 * FETCH_BYTES + 1234);
 
     // another process only asks for the version
-    assert_eq!(fixture.open().read(0..UNIT).await, content.slice(..UNIT as usize));
+    assert_eq!(fixture.open().read(0..FETCH_BYTES).await, content.slice(..FETCH_BYTES as usize));
     assert_eq!((fixture.store.heads(), fixture.store.gets()), (2, 2));
     // whole objects pass through
     let whole = opened.store.get(&key()).await.unwrap().bytes().await.unwrap();
@@ -135,15 +135,15 @@ async fn nobody_else_may_look_into_it_and_names_report_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn processes_that_ask_at_once_fetch_once() {
-    let bytes = UNIT * 32;
+    let bytes = FETCH_BYTES * 32;
     let (fixture, content) = Fixture::with(bytes).await;
     let opened: Vec<Opened> = (0..3).map(|_| fixture.open()).collect();
     let tasks = opened.iter().cycle().take(24).enumerate().map(|(i, opened)| {
         let (store, content) = (Arc::clone(&opened.store), content.clone());
         tokio::spawn(async move {
-            let start = UNIT * (i as u64 % 8) * 4 + i as u64;
-            let found = store.get_range(&key(), start..start + 3 * UNIT).await.unwrap();
-            assert_eq!(found, content.slice(start as usize..(start + 3 * UNIT) as usize));
+            let start = FETCH_BYTES * (i as u64 % 8) * 4 + i as u64;
+            let found = store.get_range(&key(), start..start + 3 * FETCH_BYTES).await.unwrap();
+            assert_eq!(found, content.slice(start as usize..(start + 3 * FETCH_BYTES) as usize));
         })
     });
     for task in tasks.collect::<Vec<_>>() {
@@ -155,24 +155,24 @@ async fn processes_that_ask_at_once_fetch_once() {
 
 #[tokio::test]
 async fn a_replaced_object_is_never_served() {
-    let (fixture, old) = Fixture::with(UNIT * 12).await;
+    let (fixture, old) = Fixture::with(FETCH_BYTES * 12).await;
     let first = fixture.open();
-    assert_eq!(first.read(0..UNIT * 9).await, old.slice(..UNIT as usize * 9));
-    let new = content(UNIT * 12, 7);
+    assert_eq!(first.read(0..FETCH_BYTES * 9).await, old.slice(..FETCH_BYTES as usize * 9));
+    let new = content(FETCH_BYTES * 12, 7);
     fixture.put(&key(), &new).await;
 
     // a process that has read the old version notices the change with its next request; the parts of one response are
     // of one version
-    let both = [0..UNIT * 2, UNIT * 10..UNIT * 11];
+    let both = [0..FETCH_BYTES * 2, FETCH_BYTES * 10..FETCH_BYTES * 11];
     let found = first.store.get_ranges(&key(), &both).await.unwrap();
     for (range, found) in both.iter().zip(found) {
         assert_eq!(found, new.slice(range.start as usize..range.end as usize));
     }
-    assert_eq!(fixture.stored_bytes(), 4096 + 3 * UNIT, "the old one's place is free");
+    assert_eq!(fixture.stored_bytes(), 4096 + 3 * FETCH_BYTES, "the old one's place is free");
     // a process that opens the object now sees the new version at once
-    assert_eq!(fixture.open().read(3..UNIT * 12).await, new.slice(3..));
+    assert_eq!(fixture.open().read(3..FETCH_BYTES * 12).await, new.slice(3..));
     fixture.put(&key(), &old).await;
-    assert_eq!(fixture.open().read(0..UNIT * 9).await, old.slice(..UNIT as usize * 9));
+    assert_eq!(fixture.open().read(0..FETCH_BYTES * 9).await, old.slice(..FETCH_BYTES as usize * 9));
 
     fixture.store.delete(&key()).await.unwrap();
     assert!(matches!(fixture.open().store.get_range(&key(), 0..1).await, Err(Error::NotFound { .. })));
@@ -180,17 +180,17 @@ async fn a_replaced_object_is_never_served() {
 
 #[tokio::test]
 async fn damage_of_the_cache_is_fetched_again() {
-    let (fixture, content) = Fixture::with(UNIT * 4).await;
+    let (fixture, content) = Fixture::with(FETCH_BYTES * 4).await;
     let opened = fixture.open();
-    opened.read(0..UNIT * 4).await;
+    opened.read(0..FETCH_BYTES * 4).await;
     let [path] = &fixture.entries()[..] else { panic!() };
     let good = fs::read(path).unwrap();
     let damages: [fn(&mut Vec<u8>); 6] = [
-        |bytes| bytes[4096 + UNIT as usize * 2 + 99] ^= 4, // a bit of the data
-        |bytes| bytes[64 + 8] ^= 1,                        // a bit of the table
-        |bytes| bytes[3] ^= 1,                             // a bit of the header
-        |bytes| bytes.truncate(4096 + UNIT as usize),      // a truncated file
-        |bytes| bytes[4096..].fill(0),                     // a table written before its data
+        |bytes| bytes[4096 + FETCH_BYTES as usize * 2 + 99] ^= 4, // a bit of the data
+        |bytes| bytes[64 + 8] ^= 1,                               // a bit of the table
+        |bytes| bytes[3] ^= 1,                                    // a bit of the header
+        |bytes| bytes.truncate(4096 + FETCH_BYTES as usize),      // a truncated file
+        |bytes| bytes[4096..].fill(0),                            // a table written before its data
         |bytes| bytes.clear(),
     ];
     for (number, damage) in damages.iter().enumerate() {
@@ -198,10 +198,10 @@ async fn damage_of_the_cache_is_fetched_again() {
         damage(&mut bad);
         fs::write(path, bad).unwrap();
         let before = fixture.store.gets();
-        assert_eq!(opened.read(0..UNIT * 4).await, content, "damage {number}");
+        assert_eq!(opened.read(0..FETCH_BYTES * 4).await, content, "damage {number}");
         assert!(fixture.store.gets() > before, "damage {number}");
         let after = fixture.store.gets();
-        assert_eq!(opened.read(0..UNIT * 4).await, content, "damage {number}");
+        assert_eq!(opened.read(0..FETCH_BYTES * 4).await, content, "damage {number}");
         assert_eq!((fixture.store.gets(), fs::read(path).unwrap() == good), (after, true), "damage {number}");
     }
     assert!(opened.cache.take_warning().is_none(), "that is no news");
@@ -209,26 +209,26 @@ async fn damage_of_the_cache_is_fetched_again() {
 
 #[tokio::test]
 async fn what_came_damaged_from_the_store_can_be_dropped() {
-    let (fixture, content) = Fixture::with(UNIT * 2).await;
+    let (fixture, content) = Fixture::with(FETCH_BYTES * 2).await;
     let opened = fixture.open();
     fixture.store.fail(Fault::Flip);
-    assert_ne!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
+    assert_ne!(opened.read(0..FETCH_BYTES).await, content.slice(..FETCH_BYTES as usize));
     let url = format!("s3://b/dataset/{}", key());
     let start = Instant::now();
     assert!(opened.cache.drop_object(&url, start));
     assert!(opened.cache.drop_object(&url, start), "of two that read at once both read again");
-    assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
+    assert_eq!(opened.read(0..FETCH_BYTES).await, content.slice(..FETCH_BYTES as usize));
     assert!(!opened.cache.drop_object(&url, Instant::now()), "the second time it is the store's");
-    assert_eq!(fixture.stored_bytes(), 4096 + UNIT);
+    assert_eq!(fixture.stored_bytes(), 4096 + FETCH_BYTES);
 }
 
 #[tokio::test]
 async fn the_bound_is_kept_and_the_least_recently_used_goes_first() {
-    let (fixture, content) = Fixture::with(UNIT * 4).await;
-    let each = 4096 + 4 * UNIT;
+    let (fixture, content) = Fixture::with(FETCH_BYTES * 4).await;
+    let each = 4096 + 4 * FETCH_BYTES;
     let names = ["a", "b", "c"];
     for (age, name) in names.iter().enumerate() {
-        fixture.open_as(name, 4 * each).read(0..UNIT * 4).await;
+        fixture.open_as(name, 4 * each).read(0..FETCH_BYTES * 4).await;
         let hours = Duration::from_secs(3600 * (10 - age as u64));
         for path in fixture.entries().iter().filter(|path| is_fresh(path)) {
             fs::File::options().write(true).open(path).unwrap().set_modified(SystemTime::now() - hours).unwrap();
@@ -240,12 +240,12 @@ async fn the_bound_is_kept_and_the_least_recently_used_goes_first() {
     fixture.open_as("a", 4 * each).read(0..1).await;
     assert_eq!(fixture.store.gets(), reads);
     // the fourth data set fills the cache, the fifth exceeds it
-    let _fourth = fixture.open_as("d", 4 * each).read(0..UNIT * 4).await;
-    fixture.open_as("e", 4 * each).read(0..UNIT * 4).await;
+    let _fourth = fixture.open_as("d", 4 * each).read(0..FETCH_BYTES * 4).await;
+    fixture.open_as("e", 4 * each).read(0..FETCH_BYTES * 4).await;
     assert_eq!(fixture.stored_bytes(), 4 * each);
     for (name, is_there) in [("a", true), ("c", true), ("d", true), ("e", true), ("b", false)] {
         let reads = fixture.store.gets();
-        assert_eq!(fixture.open_as(name, 4 * each).read(0..UNIT * 4).await, content);
+        assert_eq!(fixture.open_as(name, 4 * each).read(0..FETCH_BYTES * 4).await, content);
         assert_eq!(fixture.store.gets() == reads, is_there, "{name}");
         assert!(fixture.stored_bytes() <= 4 * each);
     }
@@ -257,41 +257,47 @@ fn is_fresh(path: &FsPath) -> bool {
 
 #[tokio::test]
 async fn what_a_process_has_open_stays_unless_the_bound_is_lowered() {
-    let (fixture, content) = Fixture::with(UNIT * 8).await;
-    let bound = 4096 + 6 * UNIT;
+    let (fixture, content) = Fixture::with(FETCH_BYTES * 8).await;
+    let bound = 4096 + 6 * FETCH_BYTES;
     let first = fixture.open_as("a", bound);
-    first.read(0..UNIT * 6).await;
+    first.read(0..FETCH_BYTES * 6).await;
     // more of the same data set, and another one: the cache is full, so exactly the requested bytes are fetched
     let other = fixture.open_as("b", bound);
     let fetched = fixture.store.bytes();
-    assert_eq!(first.read(UNIT * 6..UNIT * 6 + 100).await, content.slice(6 * UNIT as usize..6 * UNIT as usize + 100));
-    assert_eq!(fixture.store.bytes() - fetched, UNIT, "the first time it was to be kept");
-    assert_eq!(first.read(UNIT * 7..UNIT * 7 + 100).await, content.slice(7 * UNIT as usize..7 * UNIT as usize + 100));
-    assert_eq!(fixture.store.bytes() - fetched, UNIT + 100, "now it is known");
-    other.read(0..UNIT).await;
+    assert_eq!(
+        first.read(FETCH_BYTES * 6..FETCH_BYTES * 6 + 100).await,
+        content.slice(6 * FETCH_BYTES as usize..6 * FETCH_BYTES as usize + 100)
+    );
+    assert_eq!(fixture.store.bytes() - fetched, FETCH_BYTES, "the first time it was to be kept");
+    assert_eq!(
+        first.read(FETCH_BYTES * 7..FETCH_BYTES * 7 + 100).await,
+        content.slice(7 * FETCH_BYTES as usize..7 * FETCH_BYTES as usize + 100)
+    );
+    assert_eq!(fixture.store.bytes() - fetched, FETCH_BYTES + 100, "now it is known");
+    other.read(0..FETCH_BYTES).await;
     let gets = fixture.store.gets();
-    assert_eq!(first.read(0..UNIT * 6).await, content.slice(..6 * UNIT as usize));
+    assert_eq!(first.read(0..FETCH_BYTES * 6).await, content.slice(..6 * FETCH_BYTES as usize));
     assert_eq!((fixture.store.gets(), fixture.stored_bytes()), (gets, bound));
 
     // a lower limit applies at once, even to data sets in use
-    let third = fixture.open_as("c", 3 * UNIT);
+    let third = fixture.open_as("c", 3 * FETCH_BYTES);
     assert_eq!(fixture.stored_bytes(), 0);
-    assert_eq!(first.read(0..UNIT * 6).await, content.slice(..6 * UNIT as usize));
+    assert_eq!(first.read(0..FETCH_BYTES * 6).await, content.slice(..6 * FETCH_BYTES as usize));
     assert_eq!(third.read(5..9).await, content.slice(5..9));
     assert!(first.cache.take_warning().is_none() && third.cache.take_warning().is_none());
 }
 
 #[tokio::test]
 async fn a_count_that_is_lost_or_wrong_is_made_again() {
-    let (fixture, _) = Fixture::with(UNIT * 4).await;
-    fixture.open().read(0..UNIT * 4).await;
+    let (fixture, _) = Fixture::with(FETCH_BYTES * 4).await;
+    fixture.open().read(0..FETCH_BYTES * 4).await;
     let lock = fixture.folder.path().join("cache/stillhouse-1/lock");
     // the count is lost in a power cut; then the folder holds more than its limit
     fs::write(&lock, b"").unwrap();
-    let opened = fixture.open_as("b", 4096 + 2 * UNIT);
+    let opened = fixture.open_as("b", 4096 + 2 * FETCH_BYTES);
     assert_eq!(fixture.stored_bytes(), 0);
-    opened.read(0..UNIT).await;
-    assert_eq!(fixture.stored_bytes(), 4096 + UNIT);
+    opened.read(0..FETCH_BYTES).await;
+    assert_eq!(fixture.stored_bytes(), 4096 + FETCH_BYTES);
     // an invalid entry file, as an interrupted creation leaves it, is removed by the next recount
     let [path] = &fixture.entries()[..] else { panic!() };
     fs::write(path, b"stillhouse").unwrap();
@@ -302,18 +308,18 @@ async fn a_count_that_is_lost_or_wrong_is_made_again() {
 
 #[tokio::test]
 async fn a_folder_that_fails_costs_no_data() {
-    let (fixture, content) = Fixture::with(UNIT * 4).await;
+    let (fixture, content) = Fixture::with(FETCH_BYTES * 4).await;
     let opened = fixture.open();
-    opened.read(0..UNIT).await;
+    opened.read(0..FETCH_BYTES).await;
     let root = fixture.folder.path().join("cache/stillhouse-1");
     fs::remove_dir_all(&root).unwrap();
     // someone deleted the folder: the cache starts again
-    assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
+    assert_eq!(opened.read(0..FETCH_BYTES).await, content.slice(..FETCH_BYTES as usize));
     // a file takes the place of the folder
     let _ = fs::remove_dir_all(&root);
     fs::write(&root, b"").unwrap();
     for _ in 0..3 {
-        assert_eq!(opened.read(0..UNIT * 4).await, content);
+        assert_eq!(opened.read(0..FETCH_BYTES * 4).await, content);
     }
     let warning = opened.cache.take_warning().unwrap();
     assert!(warning.contains("reading goes on without it") && !warning.contains('\n'), "{warning}");
@@ -325,18 +331,18 @@ async fn a_folder_that_fails_costs_no_data() {
 
 #[tokio::test]
 async fn failures_of_the_store_are_passed_on_and_block_nobody() {
-    let (fixture, content) = Fixture::with(UNIT * 4).await;
+    let (fixture, content) = Fixture::with(FETCH_BYTES * 4).await;
     let opened = fixture.open();
     for fault in [Fault::Get, Fault::Head] {
         fixture.store.fail(fault);
-        let read = opened.store.get_range(&key(), 0..UNIT).await;
+        let read = opened.store.get_range(&key(), 0..FETCH_BYTES).await;
         // reading works without HEAD
         assert_eq!(read.is_ok(), fault == Fault::Head, "{read:?}");
-        assert_eq!(opened.read(0..UNIT).await, content.slice(..UNIT as usize));
+        assert_eq!(opened.read(0..FETCH_BYTES).await, content.slice(..FETCH_BYTES as usize));
         opened.cache.drop_object(&format!("s3://b/dataset/{}", key()), Instant::now());
     }
     assert!(opened.cache.take_warning().unwrap().contains("whose version the store does not tell"));
-    let short = opened.store.get_range(&key(), 0..UNIT * 5).await;
+    let short = opened.store.get_range(&key(), 0..FETCH_BYTES * 5).await;
     assert_eq!(short.unwrap(), content, "past the end the answer is the store's");
 }
 
@@ -347,8 +353,8 @@ proptest! {
     /// and the cache stays within its limit.
     #[test]
     fn bytes_are_right_and_the_bound_is_kept(
-        bytes in 1u64..UNIT * 11,
-        bound in 1u64..UNIT * 14,
+        bytes in 1u64..FETCH_BYTES * 11,
+        bound in 1u64..FETCH_BYTES * 14,
         requests in prop::collection::vec((0usize..3, any::<u32>(), any::<u32>(), any::<Option<u32>>()), 1..12),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -380,15 +386,15 @@ async fn many_ranges_of_many_objects() {
     let fixture = Fixture::new();
     let keys: Vec<Path> = (0..20).map(|i| Path::from(format!("data/{i}"))).collect();
     for (i, key) in keys.iter().enumerate() {
-        fixture.put(key, &content(UNIT * 3, i as u64)).await;
+        fixture.put(key, &content(FETCH_BYTES * 3, i as u64)).await;
     }
     let opened = fixture.open();
     for _ in 0..2 {
         let reads = futures::stream::iter(keys.iter().enumerate()).map(|(i, key)| {
             let store = Arc::clone(&opened.store);
             async move {
-                let found = store.get_range(key, 7..UNIT * 3 - 7).await.unwrap();
-                assert_eq!(found, content(UNIT * 3, i as u64).slice(7..UNIT as usize * 3 - 7));
+                let found = store.get_range(key, 7..FETCH_BYTES * 3 - 7).await.unwrap();
+                assert_eq!(found, content(FETCH_BYTES * 3, i as u64).slice(7..FETCH_BYTES as usize * 3 - 7));
             }
         });
         reads.buffer_unordered(8).collect::<Vec<()>>().await;
