@@ -570,5 +570,5 @@ pub(crate) async fn blocking<T: Send + 'static>(
     let (prepared, observer) = (Arc::clone(prepared), Arc::clone(observer));
     tokio::task::spawn_blocking(move || f(&prepared, observer.as_ref()))
         .await
-        .map_err(|e| PipelineError::caused(ErrorKind::Input, "a worker stopped", e))?
+        .map_err(PipelineError::worker_stopped(ErrorKind::Input))?
 }

@@ -18,7 +18,7 @@ use crate::storage::{endpoint_problem, split_url};
 pub fn all(job: &JobSpec) -> Vec<Problem> {
     let checks: [fn(&JobSpec, &mut Vec<Problem>); 15] = [
         engine_combinations,
-        written_paths,
+        path_syntax,
         store_urls,
         endpoints,
         input_combinations,
@@ -28,7 +28,7 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
         holdouts,
         pack_combinations,
         extract_combinations,
-        written_text,
+        generated_text,
         tokenizer_source,
         order_combinations,
         partition_combinations,
@@ -69,19 +69,19 @@ pub fn scheduler_problem(address: &str) -> Option<&'static str> {
 fn is_host_and_port(address: &str) -> bool {
     let Some((host, port)) = address.rsplit_once(':') else { return false };
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let in_host = |c: char| c.is_ascii_alphanumeric() || ".-:_".contains(c);
-    !host.is_empty() && host.chars().all(in_host) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    let is_host_char = |c: char| c.is_ascii_alphanumeric() || ".-:_".contains(c);
+    !host.is_empty() && host.chars().all(is_host_char) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 /// Checks that the keys of `orders` fit the kind of order.
 fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let orders = &job.orders;
-    let of = |kind: OrderKind| if orders.kind == kind { "" } else { kind.name() };
+    let unless_kind = |kind: OrderKind| if orders.kind == kind { "" } else { kind.name() };
     for (key, given, kind) in [
-        ("rho", orders.rho.is_some(), of(OrderKind::Progressive)),
-        ("schedule", orders.schedule.is_some(), of(OrderKind::Progressive)),
-        ("streams", !orders.streams.is_empty(), of(OrderKind::Strided)),
-        ("steps", orders.steps.is_some(), of(OrderKind::Random)),
+        ("rho", orders.rho.is_some(), unless_kind(OrderKind::Progressive)),
+        ("schedule", orders.schedule.is_some(), unless_kind(OrderKind::Progressive)),
+        ("streams", !orders.streams.is_empty(), unless_kind(OrderKind::Strided)),
+        ("steps", orders.steps.is_some(), unless_kind(OrderKind::Random)),
         ("epoch", orders.epoch > 0 && orders.kind == OrderKind::None, "progressive, strided or random"),
     ] {
         if given && !kind.is_empty() {
@@ -113,12 +113,12 @@ fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 /// Checks that the keys of `partitions` fit the level.
 fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(partitions) = &job.partitions else { return };
-    let block = partitions.level == PartitionLevel::Block;
+    let is_block = partitions.level == PartitionLevel::Block;
     match partitions.block_length {
-        None if block => {
+        None if is_block => {
             problems.push(Problem::missing("partitions.block_length", "is required for level block and missing"));
         }
-        Some(length) if !block => {
+        Some(length) if !is_block => {
             problems.push(Problem::new("partitions.block_length", length, "is for level block"));
         }
         _ => {}
@@ -147,10 +147,10 @@ fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 /// Checks the syntax of `~`, `${VAR}` and `{a,b}` in paths. Their values are checked later, where they are known.
-fn written_paths(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (field, path, purpose) in named_paths(job) {
+fn path_syntax(job: &JobSpec, problems: &mut Vec<Problem>) {
+    for (field, path, role) in job_paths(job) {
         let wrong = paths::parts(path).err();
-        let braces = || paths::alternatives(path).err().filter(|_| purpose == Purpose::Input);
+        let braces = || paths::alternatives(path).err().filter(|_| role == PathRole::Input);
         if let Some(message) = wrong.or_else(braces) {
             problems.push(Problem::missing(field, message));
         }
@@ -158,21 +158,21 @@ fn written_paths(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 /// Maximum number of paths that all braces of a job may expand to.
-const MOST_ALTERNATIVES: usize = 100_000;
+const MAX_ALTERNATIVES: usize = 100_000;
 
 /// Refuses braces that expand to an unreasonable number of paths, before expanding any.
 pub fn too_many_alternatives(job: &JobSpec) -> Option<Problem> {
     let all = job.input.all_paths().map(|(_, path)| paths::count(path)).fold(0, usize::saturating_add);
     // paths written without braces may be any number
-    (all > MOST_ALTERNATIVES.max(job.input.all_paths().count())).then(|| {
-        let message = format!("its braces stand for more than {MOST_ALTERNATIVES} paths; name a folder or use *");
+    (all > MAX_ALTERNATIVES.max(job.input.all_paths().count())).then(|| {
+        let message = format!("its braces stand for more than {MAX_ALTERNATIVES} paths; name a folder or use *");
         Problem::missing("input.paths", message)
     })
 }
 
 /// The role of a path in a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum PathRole {
     /// A path in `input.paths`, or in the paths of a table.
     Input,
     /// `output.path`.
@@ -184,38 +184,38 @@ pub enum Purpose {
 }
 
 /// Returns the paths of a job, with their fields.
-pub fn named_paths(job: &JobSpec) -> Vec<(String, &str, Purpose)> {
-    let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), Purpose::Input));
-    let mut named: Vec<_> = inputs.collect();
-    named.push(("output.path".into(), &job.output.path, Purpose::Output));
-    named.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, Purpose::Model)));
+pub fn job_paths(job: &JobSpec) -> Vec<(String, &str, PathRole)> {
+    let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), PathRole::Input));
+    let mut paths: Vec<_> = inputs.collect();
+    paths.push(("output.path".into(), &job.output.path, PathRole::Output));
+    paths.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, PathRole::Model)));
     let teacher = job.extract.as_ref().map(|e| e.teacher.path.as_str());
-    named.extend(teacher.map(|path| ("extract.teacher.path".into(), path, Purpose::Model)));
+    paths.extend(teacher.map(|path| ("extract.teacher.path".into(), path, PathRole::Model)));
     let permutation = job.subtokens.as_ref().and_then(|s| s.permutation_file());
-    named.extend(permutation.map(|path| ("subtokens.permutation".into(), path, Purpose::File)));
-    named
+    paths.extend(permutation.map(|path| ("subtokens.permutation".into(), path, PathRole::File)));
+    paths
 }
 
 /// Checks that each path is of a kind that its field allows.
 fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (field, path, purpose) in named_paths(job) {
+    for (field, path, role) in job_paths(job) {
         // paths with variables are checked once their values are known
         if !paths::is_plain(path) {
             continue;
         }
-        let alternatives = match purpose {
-            Purpose::Input => paths::alternatives(path).unwrap_or_default(),
+        let alternatives = match role {
+            PathRole::Input => paths::alternatives(path).unwrap_or_default(),
             _ => vec![path.to_owned()],
         };
-        problems.extend(alternatives.iter().find_map(|path| place_problem(&field, path, purpose)));
+        problems.extend(alternatives.iter().find_map(|path| path_problem(&field, path, role)));
     }
 }
 
 /// Returns why a path, after expansion of variables and braces, is invalid for its role. The problem shows only the
 /// scheme, since the rest may contain a credential.
-pub fn place_problem(field: &str, path: &str, purpose: Purpose) -> Option<Problem> {
-    let message = match (purpose, split_url(path)) {
-        (Purpose::Model, _) => {
+pub fn path_problem(field: &str, path: &str, role: PathRole) -> Option<Problem> {
+    let message = match (role, split_url(path)) {
+        (PathRole::Model, _) => {
             let (scheme, _) = path.split_once("://")?;
             if matches!(scheme, "file" | "hf") {
                 return None;
@@ -223,7 +223,7 @@ pub fn place_problem(field: &str, path: &str, purpose: Purpose) -> Option<Proble
             let valid = "a local path or hf://org/name[@revision]";
             format!("store URLs are not in this version of stillhouse yet; valid now: {valid}")
         }
-        (Purpose::File, _) => {
+        (PathRole::File, _) => {
             let (scheme, _) = path.split_once("://")?;
             if scheme == "file" {
                 return None;
@@ -231,10 +231,10 @@ pub fn place_problem(field: &str, path: &str, purpose: Purpose) -> Option<Proble
             "is a file of this machine in this version of stillhouse; valid: a local path".into()
         }
         (_, Some(Err(message))) => message,
-        (Purpose::Output, Some(Ok(parts))) if parts.scheme.is_web() => {
+        (PathRole::Output, Some(Ok(parts))) if parts.scheme.is_web() => {
             "plain HTTP has no multipart upload and no conditional commit; valid: s3://, gs://, az:// or a path".into()
         }
-        (Purpose::Output, Some(Ok(parts))) if parts.key.contains(['*', '?', '[']) => {
+        (PathRole::Output, Some(Ok(parts))) if parts.key.contains(['*', '?', '[']) => {
             "is one folder; valid: a key without *, ? and [".into()
         }
         _ => return None,
@@ -317,10 +317,10 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
         problems.push(Problem::missing("input.sql", "is required with `tables`: a query that makes documents of them"));
     }
     for name in input.tables.keys() {
-        let word = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-        let taken = name == INPUT_TABLE && !input.paths.is_empty();
-        if !word || !name.starts_with(|c: char| c.is_ascii_lowercase()) || taken {
-            let message = match taken {
+        let is_word = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        let is_taken = name == INPUT_TABLE && !input.paths.is_empty();
+        if !is_word || !name.starts_with(|c: char| c.is_ascii_lowercase()) || is_taken {
+            let message = match is_taken {
                 true => "is the table of `input.paths`; valid: another name",
                 false => "not a valid name of a table; valid: lower-case letters, digits and _, a letter first",
             };
@@ -375,9 +375,9 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 /// Checks a job whose text the teacher writes.
-fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
+fn generated_text(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(extract) = &job.extract else { return };
-    let Some(written) = job.sequential() else {
+    let Some(generated) = job.sequential() else {
         if extract.sequential.is_some() {
             problems.push(Problem::missing("extract.sequential", "is for `mode: sequential`"));
         }
@@ -400,19 +400,20 @@ fn written_text(job: &JobSpec, problems: &mut Vec<Problem>) {
             "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
         problems.push(Problem::missing("extract.noise", message));
     }
-    let (prompt, field) = (written.prompt_tokens, "extract.sequential.prompt_tokens");
-    let most = job.pack.length.saturating_sub(2);
+    let (prompt, field) = (generated.prompt_tokens, "extract.sequential.prompt_tokens");
+    let max_prompt_tokens = job.pack.length.saturating_sub(2);
     if job.input.format == Some(InputFormat::None) {
         if prompt > 0 {
             problems.push(Problem::new(field, prompt, "with input.format none there are no prompts; valid: 0"));
         }
     } else if prompt == 0 {
         let valid = format!(
-            "1 to {most}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos"
+            "1 to {max_prompt_tokens}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos"
         );
         problems.push(Problem::new(field, prompt, format!("nothing of the input would be used; valid: {valid}")));
-    } else if prompt > most {
-        let message = format!("leaves no room after bos for a token that the teacher writes; valid: 1 to {most}");
+    } else if prompt > max_prompt_tokens {
+        let message =
+            format!("leaves no room after bos for a token that the teacher writes; valid: 1 to {max_prompt_tokens}");
         problems.push(Problem::new(field, prompt, message));
     }
 }
@@ -421,8 +422,9 @@ fn holdouts(job: &JobSpec, problems: &mut Vec<Problem>) {
     let mut sum = 0.0;
     for (name, holdout) in &job.input.holdout {
         let field = format!("input.holdout.{name}");
-        let good = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-        if !good || name == "train" {
+        let is_valid_name =
+            !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        if !is_valid_name || name == "train" {
             problems.push(Problem::new(
                 field.clone(),
                 format!("{name:?}"),
@@ -483,10 +485,10 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     if let Some(extract) = &job.extract {
         let temperatures = extract.logz_temperatures.iter().map(f64::to_string);
         let candidates = extract.candidates.iter().map(u32::to_string);
-        unlike("extract.logz_temperatures", temperatures.collect(), problems);
-        unlike("extract.candidates", candidates.collect(), problems);
+        no_duplicates("extract.logz_temperatures", temperatures.collect(), problems);
+        no_duplicates("extract.candidates", candidates.collect(), problems);
         let layers = extract.hidden_states.iter().flat_map(|states| states.layers.iter().map(u32::to_string));
-        unlike("extract.hidden_states.layers", layers.collect(), problems);
+        no_duplicates("extract.hidden_states.layers", layers.collect(), problems);
     }
     let Some(noise) = job.extract.as_ref().and_then(|e| e.noise.as_ref()) else { return };
     if noise.codec == NoiseCodec::Dense && noise.draws > 1 && job.has_short_rows() {
@@ -498,7 +500,7 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
 }
 
 /// Checks that a list, each value of which becomes a column, has no duplicates.
-fn unlike(field: &str, values: Vec<String>, problems: &mut Vec<Problem>) {
+fn no_duplicates(field: &str, values: Vec<String>, problems: &mut Vec<Problem>) {
     let mut seen = std::collections::BTreeSet::new();
     for (i, value) in values.into_iter().enumerate() {
         if !seen.insert(value.clone()) {

@@ -423,7 +423,7 @@ pub enum Statistic {
 
 impl Statistic {
     /// Merges two values. For different kinds, the first value is kept.
-    fn and(self, other: Self) -> Self {
+    fn merge(self, other: Self) -> Self {
         match (self, other) {
             (Self::Sum(a), Self::Sum(b)) => Self::Sum(a + b),
             (Self::Max(a), Self::Max(b)) => Self::Max(a.max(b)),
@@ -462,7 +462,7 @@ impl Statistics {
     /// Merges a value into a statistic of an operator.
     pub fn count(&mut self, name: &str, more: Statistic) {
         match self.operators.get_mut(name) {
-            Some(sum) => *sum = sum.and(more),
+            Some(sum) => *sum = sum.merge(more),
             None => drop(self.operators.insert(name.to_owned(), more)),
         }
     }

@@ -48,7 +48,7 @@ pub fn parts(path: &str) -> Result<Vec<Part<'_>>, String> {
             continue;
         }
         let (name, after) = rest.split_once('}').ok_or_else(|| format!("has a ${{ without its }}; {VALID}"))?;
-        variable(name)?;
+        check_variable_name(name)?;
         parts.push(Part::Variable(name));
         rest = after;
     }
@@ -58,9 +58,9 @@ pub fn parts(path: &str) -> Result<Vec<Part<'_>>, String> {
     Ok(parts)
 }
 
-fn variable(name: &str) -> Result<(), String> {
-    let named = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    if name.is_empty() || !name.chars().all(named) || name.starts_with(|c: char| c.is_ascii_digit()) {
+fn check_variable_name(name: &str) -> Result<(), String> {
+    let is_name_char = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.is_empty() || !name.chars().all(is_name_char) || name.starts_with(|c: char| c.is_ascii_digit()) {
         return Err(format!("has no name of a variable in ${{}}; {VALID}"));
     }
     // paths are sent to stores and hubs, and shown in messages
@@ -77,10 +77,10 @@ pub fn is_plain(path: &str) -> bool {
 }
 
 /// Maximum number of paths that one path may expand to, and maximum bytes of all of them.
-const MOST_ALTERNATIVES: usize = 10_000;
-const MOST_BYTES: usize = 10_000_000;
+const MAX_ALTERNATIVES: usize = 10_000;
+const MAX_ALTERNATIVES_BYTES: usize = 10_000_000;
 /// Maximum nesting depth of braces.
-const DEEPEST: usize = 8;
+const MAX_BRACE_DEPTH: usize = 8;
 
 /// Expands `{a,b}` to all alternatives, in the order in which they are written.
 ///
@@ -96,13 +96,13 @@ pub fn alternatives(path: &str) -> Result<Vec<String>, String> {
 
 /// Returns the number of paths that a path expands to, without expanding it.
 pub fn count(path: &str) -> usize {
-    fn below(from: usize, to: usize, groups: &[Group]) -> usize {
+    fn count_between(from: usize, to: usize, groups: &[BraceGroup]) -> usize {
         let mut product = 1_usize;
         let mut at = from;
         let first = groups.partition_point(|group| group.start < from);
         for group in groups[first..].iter().take_while(|group| group.start < to) {
             if group.start >= at {
-                let options = group.options().map(|(from, to)| below(from, to, groups));
+                let options = group.options().map(|(from, to)| count_between(from, to, groups));
                 product = product.saturating_mul(options.fold(0, usize::saturating_add));
                 at = group.end + 1;
             }
@@ -112,17 +112,17 @@ pub fn count(path: &str) -> usize {
     if !path.contains('{') {
         return 1;
     }
-    groups(path).map_or(1, |groups| below(0, path.len(), &groups))
+    groups(path).map_or(1, |groups| count_between(0, path.len(), &groups))
 }
 
 /// A group `{a,b}`: offsets of its opening brace, its commas and its closing brace.
-struct Group {
+struct BraceGroup {
     start: usize,
     commas: Vec<usize>,
     end: usize,
 }
 
-impl Group {
+impl BraceGroup {
     /// Start and end offsets of the alternatives.
     fn options(&self) -> impl Iterator<Item = (usize, usize)> {
         let starts = std::iter::once(self.start).chain(self.commas.iter().copied());
@@ -132,8 +132,8 @@ impl Group {
 }
 
 /// The brace groups that are closed and contain commas, sorted by their start; outer groups come first.
-fn groups(path: &str) -> Result<Vec<Group>, String> {
-    let mut open: Vec<Group> = Vec::new();
+fn groups(path: &str) -> Result<Vec<BraceGroup>, String> {
+    let mut open: Vec<BraceGroup> = Vec::new();
     let mut found = Vec::new();
     // searched once: a repeated search for a missing bracket would scan the rest of the path each time
     let last = |c: char| path.rfind(c).unwrap_or(0);
@@ -144,9 +144,9 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
         at += match byte {
             b'$' if rest.starts_with("$${") => 3,
             b'$' if rest.starts_with("${") && at < last_brace => rest.find('}').map_or(2, |end| end + 1),
-            b'[' if at < last_bracket => class(rest),
+            b'[' if at < last_bracket => bracket_length(rest),
             b'{' => {
-                open.push(Group { start: at, commas: Vec::new(), end: at });
+                open.push(BraceGroup { start: at, commas: Vec::new(), end: at });
                 1
             }
             b',' => {
@@ -155,7 +155,7 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
             }
             b'}' => {
                 found.extend(
-                    open.pop().filter(|group| !group.commas.is_empty()).map(|group| Group { end: at, ..group }),
+                    open.pop().filter(|group| !group.commas.is_empty()).map(|group| BraceGroup { end: at, ..group }),
                 );
                 1
             }
@@ -168,23 +168,23 @@ fn groups(path: &str) -> Result<Vec<Group>, String> {
     for group in &found {
         ends.retain(|end| *end > group.start);
         ends.push(group.end);
-        if ends.len() > DEEPEST {
-            return Err(format!("has braces in braces more than {DEEPEST} deep"));
+        if ends.len() > MAX_BRACE_DEPTH {
+            return Err(format!("has braces in braces more than {MAX_BRACE_DEPTH} deep"));
         }
     }
     Ok(found)
 }
 
 /// Length of a `[..]` in bytes, in which braces are literal; 1 for a bracket without its partner.
-fn class(rest: &str) -> usize {
+fn bracket_length(rest: &str) -> usize {
     let inside = if rest.starts_with("[!") { 2 } else { 1 };
     // a ] right after the opening belongs to the class
     let from = inside + usize::from(rest[inside..].starts_with(']'));
     rest[from..].find(']').map_or(1, |end| from + end + 1)
 }
 
-fn expand(path: &str, from: usize, to: usize, groups: &[Group]) -> Result<Vec<String>, String> {
-    let mut made = vec![String::new()];
+fn expand(path: &str, from: usize, to: usize, groups: &[BraceGroup]) -> Result<Vec<String>, String> {
+    let mut expanded = vec![String::new()];
     let mut at = from;
     let first = groups.partition_point(|group| group.start < from);
     for group in groups[first..].iter().take_while(|group| group.start < to) {
@@ -196,10 +196,10 @@ fn expand(path: &str, from: usize, to: usize, groups: &[Group]) -> Result<Vec<St
         for (from, to) in group.options() {
             options.extend(expand(path, from, to, groups)?);
         }
-        made = joined(&made, &path[at..group.start], &options)?;
+        expanded = joined(&expanded, &path[at..group.start], &options)?;
         at = group.end + 1;
     }
-    joined(&made, &path[at..to], &[String::new()])
+    joined(&expanded, &path[at..to], &[String::new()])
 }
 
 fn joined(heads: &[String], between: &str, tails: &[String]) -> Result<Vec<String>, String> {
@@ -208,8 +208,8 @@ fn joined(heads: &[String], between: &str, tails: &[String]) -> Result<Vec<Strin
     let bytes = length(heads).saturating_mul(tails.len())
         + length(tails).saturating_mul(heads.len())
         + between.len().saturating_mul(count);
-    if count > MOST_ALTERNATIVES || bytes > MOST_BYTES {
-        return Err(format!("its braces stand for more than {MOST_ALTERNATIVES} paths; name a folder or use *"));
+    if count > MAX_ALTERNATIVES || bytes > MAX_ALTERNATIVES_BYTES {
+        return Err(format!("its braces stand for more than {MAX_ALTERNATIVES} paths; name a folder or use *"));
     }
     Ok(heads.iter().flat_map(|head| tails.iter().map(move |tail| [head, between, tail].concat())).collect())
 }

@@ -17,7 +17,7 @@ impl Position {
     pub(crate) const START: Self = Self { line: 1, column: 1 };
 
     /// Converts from numbers that count from 0.
-    pub(crate) fn from_zero(line: u64, column: u64) -> Self {
+    pub(crate) fn from_zero_based(line: u64, column: u64) -> Self {
         let number = |n: u64| u32::try_from(n.saturating_add(1)).unwrap_or(u32::MAX);
         Self { line: number(line), column: number(column) }
     }

@@ -87,11 +87,11 @@ pub struct RetryLimits {
     /// Maximum number of attempts of a request.
     pub max_attempts: u32,
     /// Maximum total time of a request, over all attempts.
-    pub longest: Duration,
+    pub max_elapsed: Duration,
     /// Maximum wait before the second attempt.
     pub first_backoff: Duration,
     /// Maximum wait between attempts.
-    pub largest_backoff: Duration,
+    pub max_backoff: Duration,
     /// Timeout of one attempt.
     pub request_timeout: Duration,
 }
@@ -128,9 +128,9 @@ impl Storage {
         let seconds = |value: Option<u32>, default| Duration::from_secs(value.unwrap_or(default).into());
         RetryLimits {
             max_attempts: retry.max_attempts.unwrap_or(10),
-            longest: seconds(retry.longest_seconds, 180),
+            max_elapsed: seconds(retry.longest_seconds, 180),
             first_backoff: milliseconds(retry.first_backoff_milliseconds, 100),
-            largest_backoff: milliseconds(retry.largest_backoff_milliseconds, 15_000),
+            max_backoff: milliseconds(retry.largest_backoff_milliseconds, 15_000),
             request_timeout: seconds(retry.request_timeout_seconds, 60),
         }
     }
@@ -256,17 +256,17 @@ fn check(scheme: Scheme, bucket: &str, key: &str) -> Result<(), String> {
         return Err("holds a fragment; leave out # and what follows (the glob ? finds a # in a name)".into());
     }
     if bucket.is_empty() {
-        return Err(format!("names no {}; valid: {scheme}://{}/key", noun(scheme), noun(scheme)));
+        return Err(format!("names no {}; valid: {scheme}://{}/key", location_noun(scheme), location_noun(scheme)));
     }
-    let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    let hosted = |b: u8| named(b) || matches!(b, b':' | b'[' | b']');
-    if !bucket.bytes().all(|b| if scheme.is_web() { hosted(b) } else { named(b) }) {
-        return Err(format!("its {} has characters that none can have", noun(scheme)));
+    let is_bucket_char = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let is_host_char = |b: u8| is_bucket_char(b) || matches!(b, b':' | b'[' | b']');
+    if !bucket.bytes().all(|b| if scheme.is_web() { is_host_char(b) } else { is_bucket_char(b) }) {
+        return Err(format!("its {} has characters that none can have", location_noun(scheme)));
     }
     Ok(())
 }
 
-fn noun(scheme: Scheme) -> &'static str {
+fn location_noun(scheme: Scheme) -> &'static str {
     if scheme.is_web() { "host" } else { "bucket" }
 }
 
@@ -341,7 +341,7 @@ mod tests {
         let both = own.over(&base);
         assert_eq!((both.region.as_deref(), both.anonymous), (Some("a"), Some(true)));
         let limits = both.retry_limits();
-        assert_eq!((limits.max_attempts, limits.longest.as_secs(), limits.request_timeout.as_secs()), (4, 5, 60));
+        assert_eq!((limits.max_attempts, limits.max_elapsed.as_secs(), limits.request_timeout.as_secs()), (4, 5, 60));
         assert_eq!(Storage { part_megabytes: Some(5), ..Storage::default() }.part_bytes(), 5 << 20);
     }
 }

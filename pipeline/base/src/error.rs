@@ -10,6 +10,7 @@ use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::parse::Positions;
 use stillhouse_schemas::problems::Problems;
+use tokio::task::JoinError;
 
 use crate::source_error::SourceError;
 use crate::storage::{self, StorageError};
@@ -74,20 +75,20 @@ pub struct PipelineError {
 
 /// Whether the file-system error is permanent, so that a retry fails in the same way: permissions, path names, limits
 /// on file size.
-fn lasts(error: &(dyn std::error::Error + 'static)) -> bool {
-    use std::io::ErrorKind as Of;
-    let lasting = [
-        Of::PermissionDenied,
-        Of::ReadOnlyFilesystem,
-        Of::FileTooLarge,
-        Of::NotADirectory,
-        Of::IsADirectory,
-        Of::InvalidFilename,
-        Of::InvalidInput,
+fn is_permanent(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::ErrorKind as IoErrorKind;
+    let permanent_kinds = [
+        IoErrorKind::PermissionDenied,
+        IoErrorKind::ReadOnlyFilesystem,
+        IoErrorKind::FileTooLarge,
+        IoErrorKind::NotADirectory,
+        IoErrorKind::IsADirectory,
+        IoErrorKind::InvalidFilename,
+        IoErrorKind::InvalidInput,
     ];
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if error.downcast_ref::<std::io::Error>().is_some_and(|e| lasting.contains(&e.kind())) {
+        if error.downcast_ref::<std::io::Error>().is_some_and(|e| permanent_kinds.contains(&e.kind())) {
             return true;
         }
         cause = error.source();
@@ -117,7 +118,7 @@ impl PipelineError {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
         let (message, source) = (message.into(), source.into());
-        if let Some(error) = of_a_store(source.as_ref()) {
+        if let Some(error) = find_store_error(source.as_ref()) {
             let reported = Self::new(kind, format!("{message}: {}", storage::explain_cause(error, &message)));
             return if storage::is_retryable(error) { reported.retryable() } else { reported };
         }
@@ -145,9 +146,9 @@ impl PipelineError {
 
     /// Adds line and column to the problems of the job file.
     #[must_use]
-    pub fn located(mut self, places: &Positions) -> Self {
+    pub fn located(mut self, positions: &Positions) -> Self {
         if let Some(problems) = &mut self.problems {
-            places.locate(problems);
+            positions.locate(problems);
             self.message = problems.to_string();
         }
         self
@@ -167,9 +168,9 @@ impl PipelineError {
         let context = context.into();
         move |e| {
             let cause: Box<dyn std::error::Error + Send + Sync> = e.into();
-            let lasts = lasts(cause.as_ref());
+            let is_permanent = is_permanent(cause.as_ref());
             let reported = Self::caused(ErrorKind::Output, context, cause);
-            if lasts { reported } else { reported.retryable() }
+            if is_permanent { reported } else { reported.retryable() }
         }
     }
 
@@ -181,9 +182,15 @@ impl PipelineError {
         move |e| Self::caused(ErrorKind::DataSet, context, e)
     }
 
+    /// For `map_err`: work on another thread panicked, or the shutdown of the runtime cancelled it. `kind` is the part of
+    /// the job that the work belongs to.
+    pub fn worker_stopped(kind: ErrorKind) -> impl FnOnce(JoinError) -> Self {
+        move |e| Self::caused(kind, "a worker stopped", e)
+    }
+
     /// Unwraps an error that a stage raised inside DataFusion, and classifies it by the stage's own error type.
     pub fn from_stage(context: impl Into<String>, error: DataFusionError) -> Self {
-        let cause = match unwrapped(error) {
+        let cause = match unwrap_wrappers(error) {
             DataFusionError::External(e) => e,
             other => Box::new(other),
         };
@@ -206,7 +213,7 @@ impl PipelineError {
 
     /// An error from executing the plan of a job: raised by one of our nodes, or by DataFusion.
     pub fn of_plan(error: DataFusionError) -> Self {
-        match unwrapped(error) {
+        match unwrap_wrappers(error) {
             DataFusionError::External(cause) => match cause.downcast::<Self>() {
                 Ok(own) => *own,
                 Err(other) => Self::from_stage("the plan of the job", DataFusionError::External(other)),
@@ -253,23 +260,23 @@ impl fmt::Display for PipelineError {
 }
 
 /// Removes the wrappers that DataFusion and Arrow put around errors of other crates.
-fn unwrapped(error: DataFusionError) -> DataFusionError {
+fn unwrap_wrappers(error: DataFusionError) -> DataFusionError {
     match error {
-        DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => unwrapped(*inner),
+        DataFusionError::Context(_, inner) | DataFusionError::Diagnostic(_, inner) => unwrap_wrappers(*inner),
         DataFusionError::ArrowError(inner, trace) => match *inner {
-            ArrowError::ExternalError(cause) => unwrapped(DataFusionError::External(cause)),
+            ArrowError::ExternalError(cause) => unwrap_wrappers(DataFusionError::External(cause)),
             other => DataFusionError::ArrowError(Box::new(other), trace),
         },
         DataFusionError::Shared(inner) => match Arc::try_unwrap(inner) {
-            Ok(inner) => unwrapped(inner),
+            Ok(inner) => unwrap_wrappers(inner),
             Err(shared) => DataFusionError::Shared(shared),
         },
         DataFusionError::Collection(errors) => match errors.into_iter().next() {
-            Some(first) => unwrapped(first),
+            Some(first) => unwrap_wrappers(first),
             None => DataFusionError::Internal("an error of several without one".into()),
         },
         DataFusionError::External(cause) => match cause.downcast::<DataFusionError>() {
-            Ok(inner) => unwrapped(*inner),
+            Ok(inner) => unwrap_wrappers(*inner),
             Err(other) => DataFusionError::External(other),
         },
         other => other,
@@ -278,7 +285,7 @@ fn unwrapped(error: DataFusionError) -> DataFusionError {
 
 /// Finds an `object_store` error among an error and its causes. The caller explains it, since its own text is not fit
 /// for users.
-fn of_a_store<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) -> Option<&'a object_store::Error> {
+fn find_store_error<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) -> Option<&'a object_store::Error> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {
         // `SourceError` has explained its store error already
@@ -296,13 +303,13 @@ fn of_a_store<'a>(error: &'a (dyn std::error::Error + Send + Sync + 'static)) ->
 /// Appends the causes to a message, on one line, and skips text that the message contains already.
 pub fn with_causes(mut text: String, mut cause: Option<&(dyn std::error::Error + 'static)>) -> String {
     while let Some(e) = cause {
-        let said = e.to_string();
-        let said = said.trim_end();
+        let cause_text = e.to_string();
+        let cause_text = cause_text.trim_end();
         // many errors repeat the text of their cause; some begin with the text so far
-        match said.strip_prefix(text.as_str()) {
+        match cause_text.strip_prefix(text.as_str()) {
             Some(more) => text += more,
-            None if text.contains(said) => {}
-            None => text = format!("{text}: {said}"),
+            None if text.contains(cause_text) => {}
+            None => text = format!("{text}: {cause_text}"),
         }
         cause = e.source();
     }
@@ -317,9 +324,10 @@ impl From<StorageError> for PipelineError {
     }
 }
 
-/// Work on another thread that panicked, or that the shutdown of the runtime cancelled.
-impl From<tokio::task::JoinError> for PipelineError {
-    fn from(error: tokio::task::JoinError) -> Self {
+/// File work of the output that panicked on another thread, or that the shutdown of the runtime cancelled: as
+/// [`storage::blocking`] returns it. Other work uses [`PipelineError::worker_stopped`].
+impl From<JoinError> for PipelineError {
+    fn from(error: JoinError) -> Self {
         Self::caused(ErrorKind::Output, "file work on a thread of its own did not end", error)
     }
 }
@@ -365,6 +373,23 @@ mod tests {
         assert_eq!(of_stage(data), ("input", false));
         let teacher = stillhouse_teacher::TeacherError::Io { path: "p".into(), source: disk() };
         assert_eq!(of_stage(OperatorError::Teacher(teacher)), ("model", false));
+    }
+
+    #[test]
+    fn work_that_panics_on_another_thread_has_the_kind_of_its_caller() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let panicked = || {
+            let work = runtime.spawn(async { panic!("of a library") });
+            runtime.block_on(work).unwrap_err()
+        };
+        for kind in [ErrorKind::Input, ErrorKind::Model] {
+            let error = PipelineError::worker_stopped(kind)(panicked());
+            assert_eq!((error.kind, error.retryable), (kind, false));
+            assert!(error.to_string().starts_with("a worker stopped: "), "{error}");
+        }
+        let error = PipelineError::from(panicked());
+        assert_eq!(error.kind, ErrorKind::Output);
+        assert!(error.to_string().starts_with("file work"), "{error}");
     }
 
     #[test]

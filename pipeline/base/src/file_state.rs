@@ -41,7 +41,7 @@ impl FileState {
 
     /// Whether `now` describes the same file. Compares only the fields that both states have.
     pub fn is_still(&self, now: &Self) -> bool {
-        self.is_as_on(now) && agree(&self.e_tag, &now.e_tag)
+        self.is_as_on(now) && equal_or_absent(&self.e_tag, &now.e_tag)
     }
 
     /// Like [`is_still`](Self::is_still), but `machine` is the state seen on another machine. Inodes differ between
@@ -49,14 +49,14 @@ impl FileState {
     pub fn is_as_on(&self, machine: &Self) -> bool {
         let has_times = self.modified_ns.is_some() && machine.modified_ns.is_some();
         self.bytes == machine.bytes
-            && agree(&self.modified_ns, &machine.modified_ns)
-            && agree(&self.version, &machine.version)
-            && (has_times || agree(&self.e_tag, &machine.e_tag))
+            && equal_or_absent(&self.modified_ns, &machine.modified_ns)
+            && equal_or_absent(&self.version, &machine.version)
+            && (has_times || equal_or_absent(&self.e_tag, &machine.e_tag))
     }
 }
 
 /// Whether two values are equal, or one of them is absent.
-fn agree<T: PartialEq>(was: &Option<T>, now: &Option<T>) -> bool {
+fn equal_or_absent<T: PartialEq>(was: &Option<T>, now: &Option<T>) -> bool {
     was.is_none() || now.is_none() || was == now
 }
 

@@ -9,7 +9,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use glob::Pattern;
-use stillhouse_schemas::checks::{Purpose, named_paths, place_problem};
+use stillhouse_schemas::checks::{PathRole, job_paths, path_problem};
 use stillhouse_schemas::paths::{Part, alternatives, is_plain, parts};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
@@ -28,21 +28,21 @@ const HOME: &str = "~";
 
 /// One of the paths that an input path expands to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct ExpandedPath {
     /// The path with only its braces expanded.
     pub written: String,
     /// The path with everything expanded. The value of a variable is a literal name, so globs in it are escaped.
     pub real: String,
     /// The part before the first glob, as written and as expanded, without a trailing slash; `None` if the two are
     /// equal.
-    heads: Option<(String, String)>,
+    prefixes: Option<(String, String)>,
 }
 
-impl Named {
+impl ExpandedPath {
     /// The name of a file found under `real`, as the manifest records it: the expanded part is replaced by the written
     /// one.
     pub fn shown(&self, found: String) -> String {
-        let Some((written, real)) = &self.heads else { return found };
+        let Some((written, real)) = &self.prefixes else { return found };
         match found.strip_prefix(real.as_str()) {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{written}{rest}"),
             _ => found,
@@ -53,7 +53,7 @@ impl Named {
 impl Names {
     /// Expands from the environment of this process.
     pub fn of_this_process() -> Self {
-        Self::with(of_this_process)
+        Self::with(process_variable)
     }
 
     /// Expands nothing: every `~` and every variable is an error.
@@ -71,41 +71,42 @@ impl Names {
     /// # Errors
     /// If a variable has no value, or if it may not be used.
     pub fn real(&self, path: &str) -> Result<String, String> {
-        self.replaced(path, &str::to_owned)
+        self.substitute(path, &str::to_owned)
     }
 
     /// Expands an input path to all its alternatives.
     ///
     /// # Errors
     /// If a variable has no value, or if it may not be used.
-    pub fn all(&self, path: &str) -> Result<Vec<Named>, String> {
-        alternatives(path)?.into_iter().map(|written| self.named(written)).collect()
+    pub fn all(&self, path: &str) -> Result<Vec<ExpandedPath>, String> {
+        alternatives(path)?.into_iter().map(|written| self.expand_one(written)).collect()
     }
 
-    fn named(&self, written: String) -> Result<Named, String> {
+    fn expand_one(&self, written: String) -> Result<ExpandedPath, String> {
         if !written.contains("${") && !written.starts_with('~') {
-            return Ok(Named { real: written.clone(), written, heads: None });
+            return Ok(ExpandedPath { real: written.clone(), written, prefixes: None });
         }
-        let real = self.replaced(&written, &escaped)?;
+        let real = self.substitute(&written, &escape_globs)?;
         let is_glob = |component: &&str| component.contains(['*', '?', '[']);
         let components: Vec<&str> = written.split('/').collect();
         let literal = components.iter().position(is_glob).unwrap_or(components.len());
-        let head = components[..literal].join("/");
-        let real_head = self.replaced(&head, &str::to_owned)?;
+        let prefix = components[..literal].join("/");
+        let real_prefix = self.substitute(&prefix, &str::to_owned)?;
         let trimmed = |text: &str| text.trim_end_matches('/').to_owned();
-        let heads = (head != real_head).then(|| (trimmed(&head), trimmed(real_head.trim_start_matches("file://"))));
-        Ok(Named { written, real, heads })
+        let prefixes =
+            (prefix != real_prefix).then(|| (trimmed(&prefix), trimmed(real_prefix.trim_start_matches("file://"))));
+        Ok(ExpandedPath { written, real, prefixes })
     }
 
-    fn replaced(&self, path: &str, value: &dyn Fn(&str) -> String) -> Result<String, String> {
+    fn substitute(&self, path: &str, value: &dyn Fn(&str) -> String) -> Result<String, String> {
         let mut real = String::new();
         for part in parts(path)? {
             match (part, &self.lookup) {
                 (Part::Text(text), _) => real.push_str(text),
                 (Part::Home, Some(lookup)) => real.push_str(&value(lookup(HOME)?.trim_end_matches('/'))),
                 (Part::Variable(name), Some(lookup)) => real.push_str(&value(&lookup(name)?)),
-                (Part::Home, None) => return Err(refused("begins with ~")),
-                (Part::Variable(name), None) => return Err(refused(&format!("names ${{{name}}}"))),
+                (Part::Home, None) => return Err(not_allowed("begins with ~")),
+                (Part::Variable(name), None) => return Err(not_allowed(&format!("names ${{{name}}}"))),
             }
         }
         Ok(real)
@@ -114,17 +115,17 @@ impl Names {
     /// Returns the problems that the paths of a job have because of their expansion.
     pub fn problems(&self, spec: &JobSpec) -> Vec<Problem> {
         let mut problems = Vec::new();
-        for (field, path, purpose) in named_paths(spec) {
-            let reals = match purpose {
-                Purpose::Input => self.all(path).map(|all| all.into_iter().map(|named| named.real).collect()),
+        for (field, path, role) in job_paths(spec) {
+            let expanded = match role {
+                PathRole::Input => self.all(path).map(|all| all.into_iter().map(|named| named.real).collect()),
                 _ => self.real(path).map(|real| vec![real]),
             };
-            match reals {
+            match expanded {
                 // the message leaves out the value, which may be private
                 Err(message) => problems.push(Problem::missing(field, message)),
                 // the parser of the job file has already reported its problems
                 Ok(_) if is_plain(path) => {}
-                Ok(reals) => problems.extend(reals.iter().find_map(|real| place_problem(&field, real, purpose))),
+                Ok(expanded) => problems.extend(expanded.iter().find_map(|real| path_problem(&field, real, role))),
             }
         }
         problems
@@ -134,9 +135,9 @@ impl Names {
     /// never write them to a file.
     pub fn used(&self, spec: &JobSpec) -> BTreeMap<String, String> {
         let Some(lookup) = &self.lookup else { return BTreeMap::new() };
-        let named = named_paths(spec);
+        let paths = job_paths(spec);
         let names =
-            named.iter().flat_map(|(_, path, _)| parts(path).unwrap_or_default()).filter_map(|part| match part {
+            paths.iter().flat_map(|(_, path, _)| parts(path).unwrap_or_default()).filter_map(|part| match part {
                 Part::Text(_) => None,
                 Part::Home => Some(HOME),
                 Part::Variable(name) => Some(name),
@@ -145,11 +146,11 @@ impl Names {
     }
 }
 
-fn refused(what: &str) -> String {
+fn not_allowed(what: &str) -> String {
     format!("{what}, which would be the server's own; valid in a job that is submitted: the path itself")
 }
 
-fn of_this_process(name: &str) -> Result<String, String> {
+fn process_variable(name: &str) -> Result<String, String> {
     if name == HOME {
         let home = env::home_dir().filter(|home| !home.as_os_str().is_empty());
         let home = home.ok_or("begins with ~, and this user has no home folder; write the folder out")?;
@@ -173,7 +174,7 @@ fn of_this_process(name: &str) -> Result<String, String> {
 }
 
 /// Turns a name into a glob pattern that matches only this name.
-fn escaped(value: &str) -> String {
+fn escape_globs(value: &str) -> String {
     if value.contains(['*', '?', '[', ']']) { Pattern::escape(value) } else { value.to_owned() }
 }
 

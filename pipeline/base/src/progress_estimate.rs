@@ -28,83 +28,83 @@ pub struct Reading {
 #[derive(Debug, Clone)]
 pub struct Estimator {
     start: Start,
-    pace: Pace,
+    recent_rate: DecayingRate,
     /// Tokens and finished fraction of the splits at the last commit. Between commits only the tokens advance.
     commit: Option<(u64, f64)>,
 }
 
 /// Seconds of work before the rate is meaningful.
-const SETTLED: f64 = 2.0;
+const MIN_WORK_SECONDS: f64 = 2.0;
 
 impl Estimator {
     /// Creates an estimator for a run that starts now.
     pub fn new(start: Start) -> Self {
-        Self { start, pace: Pace::default(), commit: None }
+        Self { start, recent_rate: DecayingRate::default(), commit: None }
     }
 
     /// Estimates from the counters. The first call marks the start of work, so loading a teacher does not count.
     pub fn read(&mut self, now: &Progress) -> Reading {
         let tokens = if self.start.teacher { now.teacher_tokens } else { now.tokens };
-        self.pace.read(now.seconds, tokens);
+        self.recent_rate.read(now.seconds, tokens);
         let Fractions { text, splits } = fractions(&self.start, now);
         if self.commit.is_none_or(|(_, at)| splits > at) {
             self.commit = Some((tokens, splits));
         }
-        let all = match self.commit {
+        let total_tokens = match self.commit {
             Some((then, part)) if part > text => then as f64 / part,
             _ if text > 0.0 => tokens as f64 / text,
             _ => 0.0,
         };
-        let settled = self.pace.worked() >= SETTLED;
-        let rate = self.pace.rate();
-        let moves = rate > 0.0 && all > 0.0 && !self.pace.is_stalled();
+        let has_worked = self.recent_rate.elapsed() >= MIN_WORK_SECONDS;
+        let rate = self.recent_rate.rate();
+        let is_moving = rate > 0.0 && total_tokens > 0.0 && !self.recent_rate.is_stalled();
         Reading {
             fraction: text.max(splits),
-            tokens_per_second: (settled && tokens > 0).then_some(rate),
-            seconds_left: (settled && moves).then(|| (all - tokens as f64).max(0.0) / rate),
+            tokens_per_second: (has_worked && tokens > 0).then_some(rate),
+            seconds_left: (has_worked && is_moving).then(|| (total_tokens - tokens as f64).max(0.0) / rate),
         }
     }
 }
 
 /// Tokens per second over recent time, with exponentially decaying weights.
 #[derive(Debug, Clone, Default)]
-struct Pace {
-    began: f64,
+struct DecayingRate {
+    started_at: f64,
     last: Option<(f64, u64)>,
     /// Tokens, and the seconds in which they came, both weighted.
     tokens: f64,
     seconds: f64,
     /// Time of the last token, and the longest wait for one.
-    moved: f64,
+    last_token_at: f64,
     longest_wait: f64,
 }
 
 /// Minimum time constant of the decay, in seconds. The time constant is at least a tenth of the run so far, and three
 /// times the longest wait, for teachers that emit tokens in bursts.
-const RECENT: f64 = 20.0;
+const MIN_DECAY_SECONDS: f64 = 20.0;
 /// Seconds without a token after which no remaining time is given. Three times the longest wait counts if it is longer.
-const STALLED: f64 = 60.0;
+const STALL_SECONDS: f64 = 60.0;
 
-impl Pace {
+impl DecayingRate {
     fn read(&mut self, seconds: f64, tokens: u64) {
-        let Some((then, had)) = self.last.replace((seconds, tokens)) else {
-            (self.began, self.moved) = (seconds, seconds);
+        let Some((then, previous_tokens)) = self.last.replace((seconds, tokens)) else {
+            (self.started_at, self.last_token_at) = (seconds, seconds);
             return;
         };
-        let gained = tokens.saturating_sub(had);
-        if gained > 0 {
-            self.longest_wait = self.longest_wait.max(seconds - self.moved);
-            self.moved = seconds;
+        let new_tokens = tokens.saturating_sub(previous_tokens);
+        if new_tokens > 0 {
+            self.longest_wait = self.longest_wait.max(seconds - self.last_token_at);
+            self.last_token_at = seconds;
         }
-        let recent = RECENT.max(self.worked() / 10.0).max(3.0 * self.longest_wait);
+        let decay_seconds = MIN_DECAY_SECONDS.max(self.elapsed() / 10.0).max(3.0 * self.longest_wait);
         let passed = (seconds - then).max(0.0);
-        let kept = (-passed / recent).exp();
-        self.tokens = self.tokens * kept + gained as f64;
-        self.seconds = self.seconds * kept + passed;
+        let decay = (-passed / decay_seconds).exp();
+        self.tokens = self.tokens * decay + new_tokens as f64;
+        self.seconds = self.seconds * decay + passed;
     }
 
-    fn worked(&self) -> f64 {
-        self.last.map_or(0.0, |(now, _)| now - self.began)
+    fn elapsed(&self) -> f64 {
+        self.last.map_or(0.0, |(now, _)| now - self.started_at)
     }
 
     fn rate(&self) -> f64 {
@@ -112,8 +112,8 @@ impl Pace {
     }
 
     fn is_stalled(&self) -> bool {
-        let waits = self.last.map_or(0.0, |(now, _)| now - self.moved);
-        waits > STALLED.max(3.0 * self.longest_wait)
+        let waits = self.last.map_or(0.0, |(now, _)| now - self.last_token_at);
+        waits > STALL_SECONDS.max(3.0 * self.longest_wait)
     }
 }
 

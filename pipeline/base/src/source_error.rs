@@ -1,5 +1,6 @@
 //! Errors of the input: the file, the line or row, the value found, what is valid, and whether a retry can help.
 
+use std::env;
 use std::fmt;
 use std::io;
 
@@ -93,7 +94,7 @@ pub enum SourceError {
     /// A temporary file could not be written or read.
     #[error("{path}: {source}; long documents and queries need room for temporary files")]
     Temporary {
-        /// The temporary file.
+        /// The temporary file; for a file without a name, its folder.
         path: String,
         /// Error of the operating system.
         source: io::Error,
@@ -153,9 +154,9 @@ impl SourceError {
         Self::Corrupt { file: file.into(), message: message.to_string() }
     }
 
-    /// A temporary file failed.
+    /// A temporary file without a name failed. The message names its folder, whose disk may be full.
     pub fn spool(source: io::Error) -> Self {
-        Self::Temporary { path: "temporary file of a long document".into(), source }
+        Self::Temporary { path: env::temp_dir().display().to_string(), source }
     }
 }
 
@@ -177,4 +178,19 @@ pub mod reason {
     pub const VALUE: &str = "value of another type";
     /// Too long for a query.
     pub const LONG: &str = "too long for a query";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_spool_names_the_folder_of_temporary_files() {
+        let error = SourceError::spool(io::Error::other("no space left"));
+        let expected = format!(
+            "{}: no space left; long documents and queries need room for temporary files",
+            env::temp_dir().display()
+        );
+        assert_eq!((error.to_string(), error.retryable()), (expected, true));
+    }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use arrow_array::RecordBatch;
 
-use crate::cache::Weigh;
+use crate::cache::MemorySize;
 use crate::columns::RowRef;
 
 /// Decoded rows in order, as pieces that end at row group and shard boundaries.
@@ -33,7 +33,7 @@ impl Block {
     }
 }
 
-impl Weigh for Block {
+impl MemorySize for Block {
     fn bytes(&self) -> usize {
         self.bytes
     }

@@ -8,7 +8,7 @@ use tokio::sync::OnceCell;
 use crate::Result;
 
 /// A value with a known memory size.
-pub(crate) trait Weigh {
+pub(crate) trait MemorySize {
     /// Memory size in bytes.
     fn bytes(&self) -> usize;
 }
@@ -38,7 +38,7 @@ struct Entry<V> {
     bytes: usize,
 }
 
-impl<V: Weigh> Cache<V> {
+impl<V: MemorySize> Cache<V> {
     /// Creates an empty cache that holds up to `limit` bytes.
     pub fn new(limit: usize) -> Self {
         let inner = Inner { entries: HashMap::new(), by_use: BTreeMap::new(), clock: 0, bytes: 0 };
@@ -46,14 +46,14 @@ impl<V: Weigh> Cache<V> {
     }
 
     /// Whether another value of the average size would fit.
-    pub fn has_room(&self) -> bool {
+    pub fn fits_another(&self) -> bool {
         let inner = self.lock();
-        let each = inner.bytes / inner.entries.len().max(1);
-        inner.bytes + each <= self.limit
+        let average_bytes = inner.bytes / inner.entries.len().max(1);
+        inner.bytes + average_bytes <= self.limit
     }
 
     /// Whether a value is cached or being loaded.
-    pub fn has(&self, key: u64) -> bool {
+    pub fn contains(&self, key: u64) -> bool {
         self.lock().entries.contains_key(&key)
     }
 
@@ -69,7 +69,7 @@ impl<V: Weigh> Cache<V> {
         let cell = self.lock().cell(key);
         match cell.get_or_try_init(|| async { load().await.map(Arc::new) }).await {
             Ok(value) => {
-                self.lock().count(key, &cell, value.bytes(), self.limit);
+                self.lock().record_size(key, &cell, value.bytes(), self.limit);
                 Ok(Arc::clone(value))
             }
             Err(e) => {
@@ -103,7 +103,7 @@ impl<V> Inner<V> {
 
     /// Counts the size of a loaded value, if the cache still holds its cell. Evicts the least recently used values
     /// until the rest fits. The new value stays, whatever its size.
-    fn count(&mut self, key: u64, cell: &Cell<V>, bytes: usize, limit: usize) {
+    fn record_size(&mut self, key: u64, cell: &Cell<V>, bytes: usize, limit: usize) {
         match self.entries.get_mut(&key) {
             Some(entry) if entry.bytes == 0 && Arc::ptr_eq(&entry.cell, cell) => entry.bytes = bytes.max(1),
             _ => return,
@@ -133,7 +133,7 @@ mod tests {
 
     struct Size(usize);
 
-    impl Weigh for Size {
+    impl MemorySize for Size {
         fn bytes(&self) -> usize {
             self.0
         }
@@ -151,9 +151,9 @@ mod tests {
         }
         put(&cache, 0, 99).await; // cached, so only marked as used
         put(&cache, 3, 4).await;
-        assert_eq!((0..4).map(|k| cache.has(k)).collect::<Vec<_>>(), [true, false, true, true]);
+        assert_eq!((0..4).map(|k| cache.contains(k)).collect::<Vec<_>>(), [true, false, true, true]);
         put(&cache, 4, 1000).await;
-        assert_eq!((0..5).map(|k| cache.has(k)).collect::<Vec<_>>(), [false, false, false, false, true]);
+        assert_eq!((0..5).map(|k| cache.contains(k)).collect::<Vec<_>>(), [false, false, false, false, true]);
         cache.release(4);
         assert_eq!(cache.lock().bytes, 0);
     }
@@ -166,14 +166,14 @@ mod tests {
             Ok(Size(5))
         };
         cache.get_or_load(1, load).await.unwrap();
-        assert_eq!((cache.has(1), cache.lock().bytes), (false, 0));
+        assert_eq!((cache.contains(1), cache.lock().bytes), (false, 0));
     }
 
     #[tokio::test]
     async fn a_failure_is_reported_and_tried_again() {
         let cache = Cache::new(10);
         let failed = cache.get_or_load(1, || async { Err::<Size, _>(ReadError::Usage("no".into())) }).await;
-        assert!(failed.is_err() && !cache.has(1));
+        assert!(failed.is_err() && !cache.contains(1));
         put(&cache, 1, 1).await;
     }
 

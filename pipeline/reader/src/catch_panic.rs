@@ -15,8 +15,8 @@ thread_local! {
 
 /// Returns the output of a future, or `None` if it panics. The panic message is not printed; those of other panics
 /// still are.
-pub(crate) async fn caught<T>(work: impl Future<Output = T>) -> Option<T> {
-    hush();
+pub(crate) async fn catch_panic<T>(work: impl Future<Output = T>) -> Option<T> {
+    install_quiet_hook();
     let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
     poll_fn(|context| {
         let before = QUIET.replace(true);
@@ -29,13 +29,13 @@ pub(crate) async fn caught<T>(work: impl Future<Output = T>) -> Option<T> {
 }
 
 /// Installs a hook in front of the current panic hook, once per process.
-fn hush() {
+fn install_quiet_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let reported = panic::take_hook();
+        let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if !QUIET.try_with(Cell::get).unwrap_or(false) {
-                reported(info);
+                previous(info);
             }
         }));
     });
@@ -57,8 +57,8 @@ mod tests {
         panic::set_hook(Box::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
         }));
-        assert_eq!(block_on(caught(async { 7 })), Some(7));
-        assert_eq!(block_on(caught::<()>(async { panic!("of a library") })), None);
+        assert_eq!(block_on(catch_panic(async { 7 })), Some(7));
+        assert_eq!(block_on(catch_panic::<()>(async { panic!("of a library") })), None);
         assert_eq!(reported.load(Ordering::Relaxed), 0);
         // the suppression ends with the call, and never affects other threads
         assert!(panic::catch_unwind(|| panic!("ours")).is_err());

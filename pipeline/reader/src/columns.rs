@@ -121,7 +121,7 @@ pub(crate) struct RowRef<'a> {
 pub(crate) fn gather(spec: &ColumnSpec, rows: &[RowRef<'_>]) -> Result<Column> {
     let arrays = rows
         .iter()
-        .map(|at| Slot::new(at, &spec.name))
+        .map(|at| RowValues::new(at, &spec.name))
         .collect::<Option<Vec<_>>>()
         .ok_or_else(|| ReadError::Column(format!("column {} is missing from a shard", spec.name)))?;
     let layout = layout(spec, &arrays)?;
@@ -146,13 +146,13 @@ pub(crate) fn gather(spec: &ColumnSpec, rows: &[RowRef<'_>]) -> Result<Column> {
 }
 
 /// The values of one row, as a range of an array.
-struct Slot<'a> {
+struct RowValues<'a> {
     values: &'a dyn Array,
     start: usize,
     end: usize,
 }
 
-impl<'a> Slot<'a> {
+impl<'a> RowValues<'a> {
     fn new(at: &RowRef<'a>, name: &str) -> Option<Self> {
         let array: &ArrayRef = at.batch.column_by_name(name)?;
         if let Some(list) = array.as_any().downcast_ref::<FixedSizeListArray>() {
@@ -172,24 +172,24 @@ impl<'a> Slot<'a> {
     }
 }
 
-fn layout(spec: &ColumnSpec, slots: &[Slot<'_>]) -> Result<Layout> {
+fn layout(spec: &ColumnSpec, rows: &[RowValues<'_>]) -> Result<Layout> {
     let Some(shape) = spec.dimensions() else {
-        let mut offsets = Vec::with_capacity(slots.len() + 1);
+        let mut offsets = Vec::with_capacity(rows.len() + 1);
         offsets.push(0);
         let mut end = 0;
-        for slot in slots {
-            end += slot.len() as i64;
+        for row in rows {
+            end += row.len() as i64;
             offsets.push(end);
         }
         return Ok(Layout::Ragged(offsets));
     };
     let width = shape.iter().product::<usize>();
-    match slots.iter().find(|slot| slot.len() != width) {
+    match rows.iter().find(|row| row.len() != width) {
         None => Ok(Layout::Dense(shape)),
-        Some(slot) => Err(ReadError::Column(format!(
+        Some(row) => Err(ReadError::Column(format!(
             "column {}: a row has {} values, the manifest says {width}; `stillhouse verify` says which shard is wrong",
             spec.name,
-            slot.len()
+            row.len()
         ))),
     }
 }
@@ -202,20 +202,20 @@ fn wrong_type(spec: &ColumnSpec, got: &DataType) -> ReadError {
     ))
 }
 
-fn primitives<T: ArrowPrimitiveType>(spec: &ColumnSpec, slots: &[Slot<'_>]) -> Result<Vec<T::Native>> {
-    let mut out = Vec::with_capacity(slots.iter().map(Slot::len).sum());
-    for slot in slots {
-        let array = slot.values.as_primitive_opt::<T>().ok_or_else(|| wrong_type(spec, slot.values.data_type()))?;
-        out.extend_from_slice(&array.values()[slot.start..slot.end]);
+fn primitives<T: ArrowPrimitiveType>(spec: &ColumnSpec, rows: &[RowValues<'_>]) -> Result<Vec<T::Native>> {
+    let mut out = Vec::with_capacity(rows.iter().map(RowValues::len).sum());
+    for row in rows {
+        let array = row.values.as_primitive_opt::<T>().ok_or_else(|| wrong_type(spec, row.values.data_type()))?;
+        out.extend_from_slice(&array.values()[row.start..row.end]);
     }
     Ok(out)
 }
 
-fn bools(spec: &ColumnSpec, slots: &[Slot<'_>]) -> Result<Vec<bool>> {
-    let mut out = Vec::with_capacity(slots.iter().map(Slot::len).sum());
-    for slot in slots {
-        let array = slot.values.as_boolean_opt().ok_or_else(|| wrong_type(spec, slot.values.data_type()))?;
-        unpack(array.values(), slot.start, slot.end, &mut out);
+fn bools(spec: &ColumnSpec, rows: &[RowValues<'_>]) -> Result<Vec<bool>> {
+    let mut out = Vec::with_capacity(rows.iter().map(RowValues::len).sum());
+    for row in rows {
+        let array = row.values.as_boolean_opt().ok_or_else(|| wrong_type(spec, row.values.data_type()))?;
+        unpack(array.values(), row.start, row.end, &mut out);
     }
     Ok(out)
 }

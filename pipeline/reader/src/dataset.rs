@@ -18,7 +18,7 @@ use stillhouse_storage::DiskCacheOptions;
 use tokio::sync::OnceCell;
 
 use crate::blocks::Block;
-use crate::cache::{Cache, Weigh};
+use crate::cache::{Cache, MemorySize};
 use crate::columns::{Column, ColumnSpec, RowRef, gather};
 use crate::process::PerProcess;
 use crate::shard::{Footer, Shard};
@@ -29,15 +29,15 @@ use crate::{ReadError, Result};
 /// block decodes the dictionaries of its columns again, so blocks of half the size cost half as much again.
 pub const BLOCK_TOKENS: u64 = 65_536;
 /// Maximum rows of a block.
-const BLOCK_ROWS: u64 = 4_096;
+const MAX_BLOCK_ROWS: u64 = 4_096;
 /// Memory for the footers of shards, in bytes.
 const FOOTER_CACHE_BYTES: usize = 256 << 20;
 /// Maximum blocks and shards read concurrently.
-const READS_AT_ONCE: usize = 16;
+const MAX_CONCURRENT_READS: usize = 16;
 /// Number of blocks that must fit into the cache before whole blocks are read.
-const BLOCKS_IN_CACHE: u64 = 8;
+const MIN_CACHED_BLOCKS: u64 = 8;
 /// Maximum number of blocks remembered because a single row of them was read.
-const TOUCHED: usize = 4_096;
+const MAX_RECENT_SINGLE_READS: usize = 4_096;
 
 /// Options for opening a data set.
 #[derive(Debug, Clone)]
@@ -66,8 +66,8 @@ struct Manifest {
     columns: Vec<ColumnSpec>,
     shards: Vec<Shard>,
     /// SHA-256 of further files, by name.
-    #[serde(default)]
-    beside: BTreeMap<String, String>,
+    #[serde(rename = "beside", default)]
+    sidecar_files: BTreeMap<String, String>,
     #[serde(default)]
     tokenizer: Tokenizer,
 }
@@ -113,26 +113,26 @@ pub struct DataSet {
     /// First row of each shard, followed by the total number of rows.
     starts: Arc<[u64]>,
     columns: Vec<ColumnSpec>,
-    live: PerProcess<Live>,
+    state: PerProcess<ProcessState>,
 }
 
 /// The state that a process has open.
 #[derive(Debug)]
-struct Live {
+struct ProcessState {
     source: Result<Source>,
     /// Why the disk cache is not used; taken when it is reported.
     warning: Mutex<Option<String>>,
-    footers: Cache<FooterOf>,
+    footers: Cache<CachedFooter>,
     blocks: Cache<Block>,
-    touched: Mutex<Touched>,
+    recent_single_reads: Mutex<RecentSingleReads>,
     /// Decoded size of the largest row of a sample, in bytes.
     row_bytes: OnceCell<usize>,
 }
 
 #[derive(Debug)]
-struct FooterOf(Footer);
+struct CachedFooter(Footer);
 
-impl Weigh for FooterOf {
+impl MemorySize for CachedFooter {
     fn bytes(&self) -> usize {
         self.0.size()
     }
@@ -146,19 +146,19 @@ impl DataSet {
     /// cache cannot be used.
     pub async fn open(url: &str, options: OpenOptions) -> Result<Self> {
         let source = Source::open(url, &options.storage)?;
-        let manifest = manifest(&source).await?;
-        let parsed = parse(&source, &manifest)?;
+        let manifest = read_manifest(&source).await?;
+        let parsed = parse_manifest(&source, &manifest)?;
         let splits: BTreeSet<&str> = parsed.shards.iter().map(|s| s.dataset_split.as_str()).collect();
         if !splits.contains(options.split.as_str()) {
             let valid = splits.into_iter().collect::<Vec<_>>().join(", ");
             return Err(ReadError::Usage(format!(
                 "{}: got split {:?}, valid: {valid}",
-                source.shown(""),
+                source.display_name(""),
                 options.split
             )));
         }
         if let Some(cache) = &options.disk_cache {
-            source.cached(cache, &parsed.job_hash)?;
+            source.with_disk_cache(cache, &parsed.job_hash)?;
         }
         let shards: Arc<[Shard]> =
             parsed.shards.into_iter().filter(|s| s.dataset_split == options.split && s.rows > 0).collect();
@@ -176,7 +176,7 @@ impl DataSet {
             shards,
             starts: starts.into(),
             columns: parsed.columns,
-            live: PerProcess::new(),
+            state: PerProcess::new(),
         })
     }
 
@@ -200,7 +200,7 @@ impl DataSet {
             shards: Arc::clone(&self.shards),
             starts: Arc::clone(&self.starts),
             columns: names.iter().map(find).collect::<Result<_>>()?,
-            live: PerProcess::new(),
+            state: PerProcess::new(),
         })
     }
 
@@ -216,7 +216,7 @@ impl DataSet {
 
     /// Number of rows of a block: a power of two that depends only on L.
     pub fn block_rows(&self) -> u64 {
-        let fit = (BLOCK_TOKENS / self.length).clamp(1, BLOCK_ROWS);
+        let fit = (BLOCK_TOKENS / self.length).clamp(1, MAX_BLOCK_ROWS);
         1 << fit.ilog2()
     }
 
@@ -258,19 +258,19 @@ impl DataSet {
         }
         let blocks = by_block.len() as u64;
         let fits =
-            reading != Reading::Rows && self.fit_in_cache(blocks.max(BLOCKS_IN_CACHE) * self.block_rows()).await?;
-        let (whole, single): (Vec<_>, Vec<_>) = by_block.into_iter().partition(|(block, rows)| {
-            fits && (reading == Reading::Blocks || self.is_worth_a_block(*block, rows.len()))
+            reading != Reading::Rows && self.fit_in_cache(blocks.max(MIN_CACHED_BLOCKS) * self.block_rows()).await?;
+        let (whole, single_rows): (Vec<_>, Vec<_>) = by_block.into_iter().partition(|(block, rows)| {
+            fits && (reading == Reading::Blocks || self.should_read_block(*block, rows.len()))
         });
-        let single = single.into_iter().flat_map(|(_, rows)| rows);
+        let single_rows = single_rows.into_iter().flat_map(|(_, rows)| rows);
 
         let blocks = futures::stream::iter(whole.into_iter().map(|(block, _)| self.spawn_block(block)));
-        let blocks = blocks.buffer_unordered(READS_AT_ONCE).try_collect::<HashMap<_, _>>();
-        let (blocks, single) = futures::try_join!(blocks, self.read_single(single))?;
+        let blocks = blocks.buffer_unordered(MAX_CONCURRENT_READS).try_collect::<HashMap<_, _>>();
+        let (blocks, single_rows) = futures::try_join!(blocks, self.read_single(single_rows))?;
 
         let find = |row: &u64| {
             let in_block = blocks.get(&(row / self.block_rows())).and_then(|block| block.row(*row));
-            in_block.or_else(|| single.get(row).map(|(batch, row)| RowRef { batch, row: *row })).ok_or_else(|| {
+            in_block.or_else(|| single_rows.get(row).map(|(batch, row)| RowRef { batch, row: *row })).ok_or_else(|| {
                 ReadError::DataSet(format!("{}: row {row} is in no shard; `stillhouse verify` checks them", self.url))
             })
         };
@@ -280,18 +280,18 @@ impl DataSet {
 
     /// Reads a block into the cache, in another task.
     pub(crate) fn prefetch(self: &Arc<Self>, block: u64) -> tokio::task::JoinHandle<Result<()>> {
-        let me = Arc::clone(self);
-        tokio::spawn(async move { me.block(block).await.map(|_| ()) })
+        let this = Arc::clone(self);
+        tokio::spawn(async move { this.block(block).await.map(|_| ()) })
     }
 
     /// Drops a block from the cache.
     pub(crate) fn release(&self, block: u64) {
-        self.live().blocks.release(block);
+        self.state().blocks.release(block);
     }
 
     /// Whether another block fits into the cache.
-    pub(crate) fn has_room(&self) -> bool {
-        self.live().blocks.has_room()
+    pub(crate) fn fits_another_block(&self) -> bool {
+        self.state().blocks.fits_another()
     }
 
     /// Whether `rows` rows fit into the cache, estimated from the largest row of a small sample.
@@ -307,7 +307,7 @@ impl DataSet {
         if self.rows() == 0 {
             return Ok(true);
         }
-        let each = *self.live().row_bytes.get_or_try_init(measure).await?;
+        let each = *self.state().row_bytes.get_or_try_init(measure).await?;
         Ok(rows.saturating_mul(each as u64) <= self.options.cache_bytes as u64)
     }
 
@@ -316,9 +316,9 @@ impl DataSet {
     /// # Errors
     /// For the first shard that does not match or cannot be read.
     pub async fn verify(&self) -> Result<()> {
-        let source = self.live().source.as_ref().map_err(Clone::clone)?;
+        let source = self.state().source.as_ref().map_err(Clone::clone)?;
         for shard in self.shards.iter() {
-            let failed = |e: &object_store::Error| source.failed(e, &shard.path);
+            let failed = |e: &object_store::Error| source.explain_error(e, &shard.path);
             let mut stream =
                 source.store.get(&Path::from(shard.path.as_str())).await.map_err(|e| failed(&e))?.into_stream();
             let (mut hash, mut bytes) = (Sha256::new(), 0u64);
@@ -330,7 +330,7 @@ impl DataSet {
             if bytes != shard.bytes || sum != shard.sha256 {
                 return Err(ReadError::DataSet(format!(
                     "{}: has {bytes} bytes and sha256 {sum}, the manifest says {} and {}; copy it again",
-                    source.shown(&shard.path),
+                    source.display_name(&shard.path),
                     shard.bytes,
                     shard.sha256
                 )));
@@ -339,15 +339,15 @@ impl DataSet {
         Ok(())
     }
 
-    fn live(&self) -> &Live {
-        self.live.get_or_init(|| {
+    fn state(&self) -> &ProcessState {
+        self.state.get_or_init(|| {
             let (source, warning) = self.source();
-            Live {
+            ProcessState {
                 source,
                 warning: Mutex::new(warning),
                 footers: Cache::new(FOOTER_CACHE_BYTES),
                 blocks: Cache::new(self.options.cache_bytes),
-                touched: Mutex::default(),
+                recent_single_reads: Mutex::default(),
                 row_bytes: OnceCell::new(),
             }
         })
@@ -358,7 +358,7 @@ impl DataSet {
     fn source(&self) -> (Result<Source>, Option<String>) {
         let source = Source::open(&self.url, &self.options.storage);
         let (Ok(source), Some(cache)) = (&source, &self.options.disk_cache) else { return (source, None) };
-        match source.clone().cached(cache, &self.job_hash) {
+        match source.clone().with_disk_cache(cache, &self.job_hash) {
             Ok(cached) => (Ok(cached), None),
             Err(e) => (Ok(source.clone()), Some(format!("{e}; reading goes on without it"))),
         }
@@ -367,30 +367,32 @@ impl DataSet {
     /// Returns the first failure of the disk cache. Returns it once. The data read is correct in any case.
     pub fn take_warning(&self) -> Option<String> {
         self.options.disk_cache.as_ref()?;
-        let live = self.live();
-        let reported = live.warning.lock().unwrap_or_else(PoisonError::into_inner).take();
-        reported.or_else(|| live.source.as_ref().ok()?.take_warning())
+        let state = self.state();
+        let reported = state.warning.lock().unwrap_or_else(PoisonError::into_inner).take();
+        reported.or_else(|| state.source.as_ref().ok()?.take_warning())
     }
 
-    fn is_worth_a_block(&self, block: u64, rows: usize) -> bool {
-        let live = self.live();
-        let many = rows as u64 * 4 >= self.block_rows();
-        many || live.blocks.has(block) || live.touched.lock().unwrap_or_else(PoisonError::into_inner).again(block)
+    fn should_read_block(&self, block: u64, rows: usize) -> bool {
+        let state = self.state();
+        let is_many = rows as u64 * 4 >= self.block_rows();
+        is_many
+            || state.blocks.contains(block)
+            || state.recent_single_reads.lock().unwrap_or_else(PoisonError::into_inner).record(block)
     }
 
     async fn spawn_block(self: &Arc<Self>, number: u64) -> Result<(u64, Arc<Block>)> {
-        let me = Arc::clone(self);
-        let task = tokio::spawn(async move { me.block(number).await });
+        let this = Arc::clone(self);
+        let task = tokio::spawn(async move { this.block(number).await });
         Ok((number, task.await.map_err(|e| ReadError::Usage(format!("reading stopped: {e}")))??))
     }
 
     async fn block(&self, number: u64) -> Result<Arc<Block>> {
-        self.live()
+        self.state()
             .blocks
             .get_or_load(number, || async move {
                 let (start, end) = (number * self.block_rows(), ((number + 1) * self.block_rows()).min(self.rows()));
                 let mut block = Block::default();
-                for (shard, local) in self.in_shards(start..end) {
+                for (shard, local) in self.split_by_shard(start..end) {
                     let first = self.starts[shard] + local.start;
                     block.push(first, self.read_shard(shard, &[local]).await?);
                 }
@@ -409,35 +411,38 @@ impl DataSet {
             let ranges: Vec<Range<u64>> =
                 rows.iter().map(|row| row - self.starts[shard]).map(|local| local..local + 1).collect();
             let batches = self.read_shard(shard, &ranges).await?;
-            let places = batches.into_iter().flat_map(|batch| (0..batch.num_rows()).map(move |i| (batch.clone(), i)));
-            Ok::<_, ReadError>(rows.into_iter().zip(places).collect::<Vec<_>>())
+            let batch_rows =
+                batches.into_iter().flat_map(|batch| (0..batch.num_rows()).map(move |i| (batch.clone(), i)));
+            Ok::<_, ReadError>(rows.into_iter().zip(batch_rows).collect::<Vec<_>>())
         };
-        let found: Vec<Vec<_>> =
-            futures::stream::iter(by_shard.into_iter().map(read)).buffer_unordered(READS_AT_ONCE).try_collect().await?;
+        let found: Vec<Vec<_>> = futures::stream::iter(by_shard.into_iter().map(read))
+            .buffer_unordered(MAX_CONCURRENT_READS)
+            .try_collect()
+            .await?;
         Ok(found.into_iter().flatten().collect())
     }
 
     async fn read_shard(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<RecordBatch>> {
-        let (live, start) = (self.live(), Instant::now());
+        let (state, start) = (self.state(), Instant::now());
         let read = self.read_shard_once(shard, ranges).await;
         // the disk cache has its own checksums, but its bytes may have been damaged before they were stored, or the
         // store's copy was repaired since
-        if let (Err(ReadError::DataSet(_)), Ok(source)) = (&read, &live.source)
+        if let (Err(ReadError::DataSet(_)), Ok(source)) = (&read, &state.source)
             && source.drop_cached(&self.shards[shard].path, start).await
         {
-            live.footers.release(shard as u64);
+            state.footers.release(shard as u64);
             return self.read_shard_once(shard, ranges).await;
         }
         read
     }
 
     async fn read_shard_once(&self, shard: usize, ranges: &[Range<u64>]) -> Result<Vec<RecordBatch>> {
-        let live = self.live();
-        let source = live.source.as_ref().map_err(Clone::clone)?;
+        let state = self.state();
+        let source = state.source.as_ref().map_err(Clone::clone)?;
         let record = &self.shards[shard];
-        let footer = live
+        let footer = state
             .footers
-            .get_or_load(shard as u64, || async { Footer::load(source, record).await.map(FooterOf) })
+            .get_or_load(shard as u64, || async { Footer::load(source, record).await.map(CachedFooter) })
             .await?;
         footer.0.read(source, record, &self.columns, ranges).await
     }
@@ -447,7 +452,7 @@ impl DataSet {
     }
 
     /// Splits a range of rows of the data set into ranges of rows of its shards.
-    fn in_shards(&self, rows: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
+    fn split_by_shard(&self, rows: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
         (self.shard_of(rows.start)..self.shards.len()).map_while(move |shard| {
             let (begin, end) = (self.starts[shard], self.starts[shard + 1]);
             let (from, to) = (rows.start.max(begin), rows.end.min(end));
@@ -458,22 +463,22 @@ impl DataSet {
 
 /// Blocks of which a single row was read recently.
 #[derive(Debug, Default)]
-struct Touched {
+struct RecentSingleReads {
     when: HashMap<u64, u64>,
     by_time: BTreeMap<u64, u64>,
     clock: u64,
 }
 
-impl Touched {
+impl RecentSingleReads {
     /// Records that a row of the block is read. Returns whether this happened before.
-    fn again(&mut self, block: u64) -> bool {
+    fn record(&mut self, block: u64) -> bool {
         self.clock += 1;
         let before = self.when.insert(block, self.clock);
         if let Some(before) = before {
             self.by_time.remove(&before);
         }
         self.by_time.insert(self.clock, block);
-        if self.by_time.len() > TOUCHED
+        if self.by_time.len() > MAX_RECENT_SINGLE_READS
             && let Some((_, oldest)) = self.by_time.pop_first()
         {
             self.when.remove(&oldest);
@@ -490,35 +495,35 @@ impl DataSet {
     /// If the manifest does not list the file, if it is missing, or if its checksum differs.
     pub async fn beside(&self, name: &str) -> Result<Bytes> {
         let source = Source::open(&self.url, &self.options.storage)?;
-        let parsed = parse(&source, &self.manifest)?;
-        let mut sums = parsed.beside;
+        let parsed = parse_manifest(&source, &self.manifest)?;
+        let mut sums = parsed.sidecar_files;
         // rows of numbers have no tokenizer
         if !parsed.tokenizer.sha256.is_empty() {
-            sums.insert(TOKENIZER.to_owned(), parsed.tokenizer.sha256);
+            sums.insert(TOKENIZER_FILE.to_owned(), parsed.tokenizer.sha256);
         }
-        let Some(should) = sums.get(name) else {
+        let Some(expected) = sums.get(name) else {
             let valid: Vec<&str> = sums.keys().map(String::as_str).collect();
             let valid =
                 if valid.is_empty() { "there is none".to_owned() } else { format!("valid: {}", valid.join(", ")) };
-            return Err(ReadError::Usage(format!("{}: got the file {name:?}, {valid}", source.shown(""))));
+            return Err(ReadError::Usage(format!("{}: got the file {name:?}, {valid}", source.display_name(""))));
         };
-        let shown = source.shown(name);
+        let shown = source.display_name(name);
         let bytes = source.get(name).await?.ok_or_else(|| {
             ReadError::DataSet(format!(
                 "{shown}: is missing, though the manifest lists it; copy the data set again (`stillhouse export`)"
             ))
         })?;
         let sum = hex::encode(Sha256::digest(&bytes));
-        if sum != *should {
+        if sum != *expected {
             return Err(ReadError::DataSet(format!(
-                "{shown}: is damaged: it has sha256 {sum}, the manifest says {should}; copy it again, or `stillhouse repair` the data set"
+                "{shown}: is damaged: it has sha256 {sum}, the manifest says {expected}; copy it again, or `stillhouse repair` the data set"
             )));
         }
         Ok(bytes)
     }
 }
 
-const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Memory size of the values themselves, in bytes.
 fn logical_bytes(batch: &RecordBatch) -> usize {
@@ -526,15 +531,15 @@ fn logical_bytes(batch: &RecordBatch) -> usize {
 }
 
 /// Reads the manifest of a finished data set, and checks that this version can read it.
-async fn manifest(source: &Source) -> Result<String> {
-    let shown = source.shown("manifest.json");
+async fn read_manifest(source: &Source) -> Result<String> {
+    let shown = source.display_name("manifest.json");
     let Some(bytes) = source.get("manifest.json").await? else {
         let unfinished = source.get("_stillhouse/plan.json").await?.is_some();
         let why = match unfinished {
             true => "the job is not finished; `stillhouse run` its job file again to go on",
             false => "not a Stillhouse data set (no manifest.json); give the folder that the job's output.path names",
         };
-        return Err(ReadError::DataSet(format!("{}: {why}", source.shown(""))));
+        return Err(ReadError::DataSet(format!("{}: {why}", source.display_name(""))));
     };
     let text = String::from_utf8(bytes.to_vec()).map_err(|e| ReadError::DataSet(format!("{shown}: {e}")))?;
     let json: serde_json::Value = serde_json::from_str(&text)
@@ -556,7 +561,7 @@ async fn manifest(source: &Source) -> Result<String> {
     let Some(success) = source.get("_SUCCESS").await? else {
         return Err(ReadError::DataSet(format!(
             "{}: has no _SUCCESS: the job or the copy is not finished; `stillhouse run` the job, or `stillhouse export`, again",
-            source.shown("")
+            source.display_name("")
         )));
     };
     let sha256 = hex::encode(Sha256::digest(&bytes));
@@ -569,8 +574,8 @@ async fn manifest(source: &Source) -> Result<String> {
     Ok(text)
 }
 
-fn parse(source: &Source, manifest: &str) -> Result<Manifest> {
+fn parse_manifest(source: &Source, manifest: &str) -> Result<Manifest> {
     serde_json::from_str(manifest).map_err(|e| {
-        ReadError::DataSet(format!("{}: {e}; it is damaged, copy it again", source.shown("manifest.json")))
+        ReadError::DataSet(format!("{}: {e}; it is damaged, copy it again", source.display_name("manifest.json")))
     })
 }

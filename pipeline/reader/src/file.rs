@@ -20,7 +20,7 @@ use crate::pages::Pages;
 
 /// Bytes of the first request for the end of a file whose footer length is not in the manifest. Covers the footer and
 /// the offset index of most shards.
-const FOOTER_BYTES: usize = 256 * 1024;
+const FOOTER_PREFETCH_BYTES: usize = 256 * 1024;
 
 /// Ranged reads of one shard.
 pub struct ShardFile {
@@ -62,7 +62,7 @@ impl ShardFile {
                 reader.finish()?
             }
             None => {
-                let prefetched = FOOTER_BYTES.min(self.bytes as usize);
+                let prefetched = FOOTER_PREFETCH_BYTES.min(self.bytes as usize);
                 let bytes = self.bytes;
                 reader.with_prefetch_hint(Some(prefetched)).load_and_finish(&mut *self, bytes).await?
             }
@@ -90,9 +90,9 @@ impl ShardFile {
         let bytes = self.store.get_range(&self.path, start..self.bytes).await.map_err(external)?;
         let sha256 = hex::encode(Sha256::digest(&bytes));
         if bytes.len() as u64 != footer.bytes || sha256 != footer.sha256 {
-            let (should, length) = (&footer.sha256, bytes.len());
+            let (expected, length) = (&footer.sha256, bytes.len());
             return Err(damage(format!(
-                "its footer (bytes {start} to {}) has {length} bytes and sha256 {sha256}, the manifest says {} and {should}",
+                "its footer (bytes {start} to {}) has {length} bytes and sha256 {sha256}, the manifest says {} and {expected}",
                 self.bytes.saturating_sub(1),
                 footer.bytes
             )));

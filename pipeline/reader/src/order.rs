@@ -99,8 +99,8 @@ impl Order {
         }
         let lanes: Vec<Vec<u64>> = (0..LANES)
             .map(|lane| {
-                let mine = blocks.iter().skip(lane as usize).step_by(LANES as usize);
-                let mut rows: Vec<u64> = mine.copied().flat_map(rows_of).collect();
+                let lane_blocks = blocks.iter().skip(lane as usize).step_by(LANES as usize);
+                let mut rows: Vec<u64> = lane_blocks.copied().flat_map(rows_of).collect();
                 keyed_uniforms(shuffle.seed, "order_lane", window * LANES + lane, self.epoch).shuffle(&mut rows);
                 rows
             })

@@ -58,13 +58,13 @@ impl Pages {
             }
             let inside = (start - range.start) as usize..(end - range.start) as usize;
             let Some(found) = bytes.get(inside) else {
-                return Err(format!("{} is cut short", self.place(page)));
+                return Err(format!("{} is cut short", self.describe_page(page)));
             };
-            let (crc32, should) = (crc32fast::hash(found), self.crc32[page]);
-            if crc32 != should {
+            let (crc32, expected) = (crc32fast::hash(found), self.crc32[page]);
+            if crc32 != expected {
                 return Err(format!(
-                    "{}: its CRC-32 is {crc32:08x}, it was written with {should:08x}",
-                    self.place(page)
+                    "{}: its CRC-32 is {crc32:08x}, it was written with {expected:08x}",
+                    self.describe_page(page)
                 ));
             }
             (at, page) = (end, page + 1);
@@ -73,7 +73,7 @@ impl Pages {
     }
 
     /// Row group, column and page number of a page, for a message.
-    fn place(&self, page: usize) -> String {
+    fn describe_page(&self, page: usize) -> String {
         let (start, end) = (self.bounds[page], self.bounds[page + 1]);
         let bytes = format!("bytes {start} to {}", end - 1);
         for (group, columns) in self.metadata.row_groups().iter().enumerate() {

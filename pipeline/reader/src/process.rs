@@ -53,7 +53,7 @@ impl<T> PerProcess<T> {
 }
 
 /// Maximum threads that read and decode. More would help little: a trainer's process shares its machine with others.
-const THREADS: usize = 4;
+const MAX_THREADS: usize = 4;
 
 /// The tokio runtime of this process.
 ///
@@ -62,7 +62,7 @@ const THREADS: usize = 4;
 pub fn runtime() -> Result<&'static Runtime> {
     static RUNTIMES: PerProcess<std::io::Result<Runtime>> = PerProcess::new();
     let made = RUNTIMES.get_or_init(|| {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
         Builder::new_multi_thread().worker_threads(threads).thread_name("stillhouse").enable_all().build()
     });
     made.as_ref().map_err(|e| ReadError::Usage(format!("cannot start threads for reading: {e}")))

@@ -12,7 +12,7 @@ use parquet::errors::ParquetError;
 use serde::Deserialize;
 use stillhouse_schemas::pages::FooterRecord;
 
-use crate::catch_panic::caught;
+use crate::catch_panic::catch_panic;
 use crate::columns::ColumnSpec;
 use crate::file::ShardFile;
 use crate::pages::Pages;
@@ -41,18 +41,18 @@ pub(crate) struct Footer {
 impl Footer {
     /// Loads the footer, and checks that the file is the shard that the manifest describes.
     pub async fn load(source: &Source, shard: &Shard) -> Result<Self> {
-        let mut file = file(source, shard);
-        let metadata = guarded(source, shard, file.load()).await?;
+        let mut file = open_file(source, shard);
+        let metadata = run_read(source, shard, file.load()).await?;
         let rows = metadata.file_metadata().num_rows();
         if u64::try_from(rows) != Ok(shard.rows) {
             return Err(ReadError::DataSet(format!(
                 "{}: has {rows} rows, the manifest says {}; it is not the shard of this data set, copy it again",
-                source.shown(&shard.path),
+                source.display_name(&shard.path),
                 shard.rows
             )));
         }
         let metadata = async { ArrowReaderMetadata::try_new(metadata, ArrowReaderOptions::new()) };
-        let metadata = guarded(source, shard, metadata).await?;
+        let metadata = run_read(source, shard, metadata).await?;
         Ok(Self { metadata, pages: file.pages() })
     }
 
@@ -78,13 +78,13 @@ impl Footer {
                 Err(_) => Err(format!("has no column {}, though the manifest lists it", column.name)),
             };
             checked.map_err(|what| {
-                let place = source.shown(&shard.path);
+                let place = source.display_name(&shard.path);
                 ReadError::Column(format!("{place}: {what}; it is not the shard of this data set, copy it again"))
             })?;
         }
         let rows: u64 = ranges.iter().map(|r| r.end - r.start).sum();
         let reading = async {
-            let file = file(source, shard).with_pages(self.pages.clone());
+            let file = open_file(source, shard).with_pages(self.pages.clone());
             ParquetRecordBatchStreamBuilder::new_with_metadata(file, self.metadata.clone())
                 .with_projection(mask)
                 .with_row_groups(groups)
@@ -94,7 +94,7 @@ impl Footer {
                 .try_collect()
                 .await
         };
-        guarded(source, shard, reading).await
+        run_read(source, shard, reading).await
     }
 
     /// The row groups that contain the ranges, and the selected rows in them.
@@ -120,31 +120,31 @@ impl Footer {
     }
 }
 
-fn file(source: &Source, shard: &Shard) -> ShardFile {
+fn open_file(source: &Source, shard: &Shard) -> ShardFile {
     ShardFile::new(&source.store, &shard.path, shard.bytes, shard.footer.as_ref())
 }
 
 /// Runs a read of parquet and arrow, which panic on some damage instead of returning an error.
-async fn guarded<T>(
+async fn run_read<T>(
     source: &Source,
     shard: &Shard,
     reading: impl Future<Output = Result<T, ParquetError>>,
 ) -> Result<T> {
-    match caught(reading).await {
-        Some(read) => read.map_err(|e| damaged(source, shard, e)),
-        None => Err(damaged(source, shard, ParquetError::General("its contents make no sense".into()))),
+    match catch_panic(reading).await {
+        Some(read) => read.map_err(|e| damage_error(source, shard, e)),
+        None => Err(damage_error(source, shard, ParquetError::General("its contents make no sense".into()))),
     }
 }
 
-fn damaged(source: &Source, shard: &Shard, error: ParquetError) -> ReadError {
+fn damage_error(source: &Source, shard: &Shard, error: ParquetError) -> ReadError {
     let error = match error {
         ParquetError::External(cause) => match cause.downcast::<object_store::Error>() {
-            Ok(cause) => return source.failed(&cause, &shard.path),
+            Ok(cause) => return source.explain_error(&cause, &shard.path),
             Err(other) => other.to_string(),
         },
         other => other.to_string(),
     };
-    let place = source.shown(&shard.path);
+    let place = source.display_name(&shard.path);
     ReadError::DataSet(format!(
         "{place}: is damaged: {error}; `stillhouse verify` checks every shard; copy this one again, or make it again with `stillhouse repair`"
     ))

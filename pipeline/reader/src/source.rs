@@ -17,7 +17,7 @@ use crate::{ReadError, Result};
 /// An open location, rooted at the data set.
 #[derive(Debug, Clone)]
 pub struct Source {
-    shown: String,
+    name: String,
     pub(crate) store: Arc<dyn ObjectStore>,
     on_disk: bool,
     cache: Option<Arc<DiskCache>>,
@@ -26,33 +26,33 @@ pub struct Source {
 impl Source {
     /// Opens a folder or URL. Sends no request to a store: the first read shows whether the data set exists.
     pub fn open(url: &str, storage: &Storage) -> Result<Self> {
-        let here = std::env::current_dir().unwrap_or_default();
-        let named =
-            Location::parse(&here, url).map_err(|e| ReadError::Usage(format!("the URL of the data set: {e}")))?;
-        let shown = named.to_string().trim_end_matches('/').to_owned();
-        match &named {
+        let current_dir = std::env::current_dir().unwrap_or_default();
+        let location = Location::parse(&current_dir, url)
+            .map_err(|e| ReadError::Usage(format!("the URL of the data set: {e}")))?;
+        let name = location.to_string().trim_end_matches('/').to_owned();
+        match &location {
             Location::Disk(folder) => {
                 if !folder.is_dir() {
-                    return Err(ReadError::DataSet(format!("{shown}: no such folder")));
+                    return Err(ReadError::DataSet(format!("{name}: no such folder")));
                 }
                 let store = LocalFileSystem::new_with_prefix(folder)
-                    .map_err(|e| ReadError::DataSet(format!("{shown}: cannot be opened: {e}")))?;
-                Ok(Self { shown, store: Arc::new(store), on_disk: true, cache: None })
+                    .map_err(|e| ReadError::DataSet(format!("{name}: cannot be opened: {e}")))?;
+                Ok(Self { name, store: Arc::new(store), on_disk: true, cache: None })
             }
             Location::Store(url) => {
                 let opened = Storages::new().open(url, storage).map_err(|e| ReadError::Usage(e.to_string()))?;
                 let store = PrefixStore::new(opened.store, url.path());
-                Ok(Self { shown, store: Arc::new(store), on_disk: false, cache: None })
+                Ok(Self { name, store: Arc::new(store), on_disk: false, cache: None })
             }
         }
     }
 
     /// Caches ranges of shards on the local disk, grouped by job. A local folder is read without a cache.
-    pub fn cached(mut self, options: &DiskCacheOptions, job_hash: &str) -> Result<Self> {
+    pub fn with_disk_cache(mut self, options: &DiskCacheOptions, job_hash: &str) -> Result<Self> {
         if !self.on_disk {
-            let cache = DiskCache::open(options, &format!("{} {job_hash}", self.shown))
+            let cache = DiskCache::open(options, &format!("{} {job_hash}", self.name))
                 .map_err(|e| ReadError::Usage(e.to_string()))?;
-            self.store = cache.wrap(self.store, &self.shown);
+            self.store = cache.wrap(self.store, &self.name);
             self.cache = Some(cache);
         }
         Ok(self)
@@ -62,7 +62,7 @@ impl Source {
     /// it again.
     pub async fn drop_cached(&self, name: &str, since: Instant) -> bool {
         let Some(cache) = self.cache.clone() else { return false };
-        let url = format!("{}/{}", self.shown, Path::from(name));
+        let url = format!("{}/{}", self.name, Path::from(name));
         tokio::task::spawn_blocking(move || cache.drop_object(&url, since)).await.unwrap_or(false)
     }
 
@@ -72,11 +72,11 @@ impl Source {
     }
 
     /// Full name of a file of the data set, for messages.
-    pub fn shown(&self, name: &str) -> String {
+    pub fn display_name(&self, file: &str) -> String {
         if self.on_disk {
-            return FsPath::new(&self.shown).join(name).display().to_string();
+            return FsPath::new(&self.name).join(file).display().to_string();
         }
-        if name.is_empty() { self.shown.clone() } else { format!("{}/{name}", self.shown) }
+        if file.is_empty() { self.name.clone() } else { format!("{}/{file}", self.name) }
     }
 
     /// Reads a small file; `None` if it does not exist.
@@ -88,22 +88,22 @@ impl Source {
         match answer {
             Ok(bytes) => Ok(Some(bytes)),
             Err(Error::NotFound { .. }) => Ok(None),
-            Err(e) => Err(self.failed(&e, name)),
+            Err(e) => Err(self.explain_error(&e, name)),
         }
     }
 
     /// Explains a failure in one line.
-    pub fn failed(&self, error: &Error, name: &str) -> ReadError {
-        let named = self.shown(name);
+    pub fn explain_error(&self, error: &Error, name: &str) -> ReadError {
+        let shown = self.display_name(name);
         match error {
             Error::NotFound { .. } => ReadError::DataSet(format!(
-                "{named}: is missing, though the manifest lists it; copy the data set again (`stillhouse export`)"
+                "{shown}: is missing, though the manifest lists it; copy the data set again (`stillhouse export`)"
             )),
             _ if self.on_disk => ReadError::DataSet(format!(
                 "{}; `stillhouse verify` says what is wrong, copy the data set again",
-                explain(error, "read", &named)
+                explain(error, "read", &shown)
             )),
-            _ => ReadError::Store(explain(error, "read", &named)),
+            _ => ReadError::Store(explain(error, "read", &shown)),
         }
     }
 }

@@ -23,9 +23,9 @@ use crate::process::runtime;
 use crate::{ReadError, Result};
 
 /// Maximum finished batches that wait for the trainer.
-const QUEUE: usize = 2;
+const MAX_QUEUED_BATCHES: usize = 2;
 /// Maximum blocks read ahead concurrently.
-const READ_AHEAD: usize = 16;
+const MAX_PREFETCHES: usize = 16;
 
 /// The part of an epoch that one worker of one trainer reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,15 +63,15 @@ impl Plan {
     /// Number of global batches left in the epoch.
     pub fn batches(&self) -> u64 {
         let left = self.order.rows().saturating_sub(self.start);
-        let global = self.global();
+        let global = self.global_batch_rows();
         if self.drop_last { left / global } else { left.div_ceil(global) }
     }
 
     /// Number of rows for this trainer, over all its workers.
     pub fn rows(&self) -> u64 {
         let left = self.order.rows().saturating_sub(self.start);
-        let full = left / self.global();
-        let rest = if self.drop_last { 0 } else { left % self.global() };
+        let full = left / self.global_batch_rows();
+        let rest = if self.drop_last { 0 } else { left % self.global_batch_rows() };
         full * self.batch_rows + (rest + self.world - 1).saturating_sub(self.rank) / self.world
     }
 
@@ -100,7 +100,7 @@ impl Plan {
         rows.div_ceil(a)
     }
 
-    fn global(&self) -> u64 {
+    fn global_batch_rows(&self) -> u64 {
         self.batch_rows.saturating_mul(self.world)
     }
 }
@@ -122,8 +122,8 @@ impl Iterator for Steps {
         if self.next >= plan.batches() {
             return None;
         }
-        let begin = plan.start + self.next * plan.global();
-        let end = begin.saturating_add(plan.global()).min(plan.order.rows());
+        let begin = plan.start + self.next * plan.global_batch_rows();
+        let end = begin.saturating_add(plan.global_batch_rows()).min(plan.order.rows());
         self.next += plan.workers;
         let mut rows = Vec::with_capacity(plan.batch_rows.min(end - begin) as usize);
         let mut position = begin + plan.rank;
@@ -188,18 +188,18 @@ impl Stream {
     /// # Errors
     /// If threads cannot be started, or the plan is invalid.
     pub fn start(dataset: &Arc<DataSet>, plan: Plan) -> Result<Self> {
-        let bad =
+        let invalid =
             |what: &str, got: u64, valid: String| Err(ReadError::Usage(format!("{what}: got {got}, valid: {valid}")));
         if plan.rank >= plan.world {
-            return bad("rank", plan.rank, format!("below world_size = {}", plan.world));
+            return invalid("rank", plan.rank, format!("below world_size = {}", plan.world));
         }
         if plan.batch_rows == 0 {
-            return bad("batch_size", 0, "1 or more".into());
+            return invalid("batch_size", 0, "1 or more".into());
         }
         if plan.worker >= plan.workers {
-            return bad("worker", plan.worker, format!("below num_workers = {}", plan.workers));
+            return invalid("worker", plan.worker, format!("below num_workers = {}", plan.workers));
         }
-        let (sender, batches) = mpsc::channel(QUEUE);
+        let (sender, batches) = mpsc::channel(MAX_QUEUED_BATCHES);
         runtime()?.spawn(produce(Arc::clone(dataset), plan, sender));
         Ok(Self { batches, process: std::process::id() })
     }
@@ -224,7 +224,7 @@ impl Stream {
 }
 
 async fn produce(dataset: Arc<DataSet>, plan: Plan, sender: mpsc::Sender<Result<Option<Batch>>>) {
-    let mut ahead = Ahead::new(&dataset, plan);
+    let mut prefetcher = Prefetcher::new(&dataset, plan);
     let mut window = None;
     let mut reading = Reading::Blocks;
     for step in plan.steps() {
@@ -240,30 +240,30 @@ async fn produce(dataset: Arc<DataSet>, plan: Plan, sender: mpsc::Sender<Result<
             };
         }
         if reading == Reading::Blocks {
-            ahead.move_to(step.window);
+            prefetcher.advance_to(step.window);
         }
         let columns = dataset.read(&step.rows, reading).await;
         let failed = columns.is_err();
         let batch = columns.map(|columns| Some(Batch { columns, rows: step.rows.len(), next: step.next }));
         if sender.send(batch).await.is_err() || failed {
-            ahead.release_all();
+            prefetcher.release_all();
             return; // the receiver was dropped, or reading failed
         }
     }
-    ahead.release_all();
+    prefetcher.release_all();
     let _ = sender.send(Ok(None)).await;
 }
 
 /// Reads the blocks of the next window ahead, and releases those of past windows.
-struct Ahead<'a> {
+struct Prefetcher<'a> {
     dataset: &'a Arc<DataSet>,
     /// Pairs of window and block, in the order in which they will be needed.
-    coming: std::iter::Peekable<Box<dyn Iterator<Item = (u64, u64)> + Send>>,
-    held: BTreeSet<(u64, u64)>,
+    upcoming: std::iter::Peekable<Box<dyn Iterator<Item = (u64, u64)> + Send>>,
+    held_blocks: BTreeSet<(u64, u64)>,
     reading: VecDeque<tokio::task::JoinHandle<Result<()>>>,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> Prefetcher<'a> {
     fn new(dataset: &'a Arc<DataSet>, plan: Plan) -> Self {
         let block_rows = dataset.block_rows();
         let mut window = u64::MAX;
@@ -281,32 +281,34 @@ impl<'a> Ahead<'a> {
             new
         });
         let boxed: Box<dyn Iterator<Item = (u64, u64)> + Send> = Box::new(needed);
-        Self { dataset, coming: boxed.peekable(), held: BTreeSet::new(), reading: VecDeque::new() }
+        Self { dataset, upcoming: boxed.peekable(), held_blocks: BTreeSet::new(), reading: VecDeque::new() }
     }
 
     /// Advances to the window that the trainer reads now.
-    fn move_to(&mut self, window: u64) {
-        while let Some(&(old, block)) = self.held.first()
+    fn advance_to(&mut self, window: u64) {
+        while let Some(&(old, block)) = self.held_blocks.first()
             && old < window
         {
-            self.held.pop_first();
+            self.held_blocks.pop_first();
             // a batch across two windows needs blocks of both
-            if old + 1 < window || !self.held.iter().any(|(_, other)| *other == block) {
+            if old + 1 < window || !self.held_blocks.iter().any(|(_, other)| *other == block) {
                 self.dataset.release(block);
             }
         }
         self.reading.retain(|task| !task.is_finished());
-        while self.reading.len() < READ_AHEAD && self.dataset.has_room() {
-            let Some((of, block)) = self.coming.next_if(|(of, _)| *of <= window + 1) else { return };
-            self.held.insert((of, block));
-            if of >= window {
+        while self.reading.len() < MAX_PREFETCHES && self.dataset.fits_another_block() {
+            let Some((of_window, block)) = self.upcoming.next_if(|(of_window, _)| *of_window <= window + 1) else {
+                return;
+            };
+            self.held_blocks.insert((of_window, block));
+            if of_window >= window {
                 self.reading.push_back(self.dataset.prefetch(block));
             }
         }
     }
 
     fn release_all(&self) {
-        for (_, block) in &self.held {
+        for (_, block) in &self.held_blocks {
             self.dataset.release(*block);
         }
     }

@@ -28,7 +28,7 @@ pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Re
         }
         devices.iter().find_map(|device| device.open().err()).map(|e| chain(&e))
     };
-    let why = tokio::task::spawn_blocking(look).await?;
+    let why = tokio::task::spawn_blocking(look).await.map_err(PipelineError::worker_stopped(ErrorKind::Model))?;
     let error = |why| PipelineError::new(ErrorKind::Model, format!("extract.teacher.device: {why}")).of_place();
     Ok(why.map(error))
 }

@@ -445,7 +445,7 @@ async fn prepared(order: &TaskSpec, place: &Place, observer: &Arc<dyn Observer>)
     }
     let (base, access, observer) = (order.base.clone(), place.access.clone(), Arc::clone(observer));
     let prepared = tokio::task::spawn_blocking(move || prepare(parsed, &base, &access, observer.as_ref()));
-    Ok(Arc::new(prepared.await??))
+    Ok(Arc::new(prepared.await.map_err(PipelineError::worker_stopped(ErrorKind::Input))??))
 }
 
 type Planned = (Vec<SplitRecord>, Arc<Vec<crate::source::InputFile>>, BTreeMap<String, u64>);

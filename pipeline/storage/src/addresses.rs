@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use ipnet::{Ipv4Net, Ipv6Net};
 
 /// IPv4 networks outside the public internet.
-const NOT_PUBLIC_V4: [&str; 17] = [
+const NON_PUBLIC_V4: [&str; 17] = [
     "0.0.0.0/8",        // this host
     "10.0.0.0/8",       // private
     "100.64.0.0/10",    // carrier-grade NAT, and metadata of some clouds
@@ -33,7 +33,7 @@ const NOT_PUBLIC_V4: [&str; 17] = [
 const GLOBAL_V6: &str = "2000::/3";
 
 /// Networks inside [`GLOBAL_V6`] but outside the public internet.
-const NOT_PUBLIC_V6: [&str; 5] = [
+const NON_PUBLIC_V6: [&str; 5] = [
     "2001::/23",         // protocol assignments: Teredo, benchmarks, ORCHID
     "2001:db8::/32",     // documentation
     "2002::/16",         // 6to4
@@ -45,16 +45,16 @@ const NOT_PUBLIC_V6: [&str; 5] = [
 const NAT64: &str = "64:ff9b::/96";
 
 struct Networks {
-    not_v4: Vec<Ipv4Net>,
+    non_public_v4: Vec<Ipv4Net>,
     global_v6: Option<Ipv6Net>,
-    not_v6: Vec<Ipv6Net>,
+    non_public_v6: Vec<Ipv6Net>,
     nat64: Option<Ipv6Net>,
 }
 
 static NETWORKS: LazyLock<Networks> = LazyLock::new(|| Networks {
-    not_v4: NOT_PUBLIC_V4.iter().filter_map(|n| n.parse().ok()).collect(),
+    non_public_v4: NON_PUBLIC_V4.iter().filter_map(|n| n.parse().ok()).collect(),
     global_v6: GLOBAL_V6.parse().ok(),
-    not_v6: NOT_PUBLIC_V6.iter().filter_map(|n| n.parse().ok()).collect(),
+    non_public_v6: NON_PUBLIC_V6.iter().filter_map(|n| n.parse().ok()).collect(),
     nat64: NAT64.parse().ok(),
 });
 
@@ -67,7 +67,7 @@ pub fn is_public(address: IpAddr) -> bool {
 }
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
-    !NETWORKS.not_v4.iter().any(|n| n.contains(&address))
+    !NETWORKS.non_public_v4.iter().any(|n| n.contains(&address))
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
@@ -78,7 +78,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         let [.., a, b, c, d] = address.octets();
         return is_public_v4(Ipv4Addr::new(a, b, c, d));
     }
-    NETWORKS.global_v6.is_some_and(|n| n.contains(&address)) && !NETWORKS.not_v6.iter().any(|n| n.contains(&address))
+    NETWORKS.global_v6.is_some_and(|n| n.contains(&address))
+        && !NETWORKS.non_public_v6.iter().any(|n| n.contains(&address))
 }
 
 #[cfg(test)]
@@ -87,8 +88,8 @@ mod tests {
 
     #[test]
     fn every_network_of_the_tables_is_one() {
-        assert_eq!(NETWORKS.not_v4.len(), NOT_PUBLIC_V4.len());
-        assert_eq!(NETWORKS.not_v6.len(), NOT_PUBLIC_V6.len());
+        assert_eq!(NETWORKS.non_public_v4.len(), NON_PUBLIC_V4.len());
+        assert_eq!(NETWORKS.non_public_v6.len(), NON_PUBLIC_V6.len());
         assert!(NETWORKS.global_v6.is_some() && NETWORKS.nat64.is_some());
     }
 

@@ -4,19 +4,14 @@ use std::io;
 
 use object_store::Error;
 
-use super::failure::{Asked, Breakage, Outcome, Refusal, TransportError, find_cause, find_failure};
+use super::failure::{Breakage, ErrorResponse, Outcome, RequestInfo, TransportError, find_cause, find_failure};
 use super::profile::{CredentialError, NO_CREDENTIALS};
 
 /// Explains an error, for example `cannot write s3://b/k: 403 AccessDenied: the credentials may not do this; …`.
 ///
 /// `action` follows "cannot"; `place` names the object or bucket.
 pub fn explain(error: &Error, action: &str, place: &str) -> String {
-    format!("cannot {action} {place}: {}", reason(error, place))
-}
-
-/// Like [`explain`], without the action and the place: for messages that already name them.
-pub fn explain_cause(error: &Error, place: &str) -> String {
-    reason(error, place)
+    format!("cannot {action} {place}: {}", explain_cause(error, place))
 }
 
 /// Whether the same call can succeed later: the retry limits were reached, or the local disk failed.
@@ -24,7 +19,7 @@ pub fn is_retryable(error: &Error) -> bool {
     match find_failure(error) {
         Some(failure) => failure.transient,
         None => {
-            let answers = matches!(
+            let is_answer = matches!(
                 error,
                 Error::NotFound { .. }
                     | Error::AlreadyExists { .. }
@@ -32,14 +27,15 @@ pub fn is_retryable(error: &Error) -> bool {
                     | Error::NotModified { .. }
                     | Error::PermissionDenied { .. }
             );
-            !answers && find_cause::<io::Error>(error).is_some()
+            !is_answer && find_cause::<io::Error>(error).is_some()
         }
     }
 }
 
-fn reason(error: &Error, place: &str) -> String {
+/// Like [`explain`], without the action and the place: for messages that already name them.
+pub fn explain_cause(error: &Error, place: &str) -> String {
     if let Some(failure) = find_failure(error) {
-        return of_failure(failure, place);
+        return explain_failure(failure, place);
     }
     if let Some(missing) = find_cause::<CredentialError>(error) {
         return missing.to_string();
@@ -57,12 +53,12 @@ fn reason(error: &Error, place: &str) -> String {
                 .into()
         }
         Error::NotImplemented { .. } | Error::NotSupported { .. } => "the store cannot do this".into(),
-        other => deepest(other),
+        other => innermost_text(other),
     }
 }
 
 /// The text of the innermost cause. The outer errors repeat it, with addresses.
-fn deepest(error: &Error) -> String {
+fn innermost_text(error: &Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(next) = cause.source() {
         cause = next;
@@ -72,46 +68,47 @@ fn deepest(error: &Error) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn of_failure(failure: &TransportError, place: &str) -> String {
-    let TransportError { asked, outcome, attempts, elapsed, .. } = failure;
-    let tried = match attempts {
+fn explain_failure(failure: &TransportError, place: &str) -> String {
+    let TransportError { request, outcome, attempts, elapsed, .. } = failure;
+    let attempts_note = match attempts {
         0 | 1 => String::new(),
         n => format!(" ({n} attempts in {:.1} s)", elapsed.as_secs_f64()),
     };
     match outcome {
-        _ if !asked.at_store => credentials(asked, outcome),
-        Outcome::Refused(refusal) => format!("{}{tried}", of_refusal(refusal, asked, place)),
-        Outcome::Broken(breakage, text) => format!("{}{tried}", of_breakage(*breakage, text, asked)),
+        _ if !request.at_store => explain_credentials(request, outcome),
+        Outcome::Refused(response) => format!("{}{attempts_note}", explain_response(response, request, place)),
+        Outcome::Broken(breakage, text) => format!("{}{attempts_note}", explain_no_response(*breakage, text, request)),
     }
 }
 
 /// Explains why a credential service returned no credentials.
-fn credentials(asked: &Asked, outcome: &Outcome) -> String {
-    let google = asked.service.contains("google");
-    let machine = asked.service.contains("169.254.") || asked.service.contains("metadata.google.internal");
-    if machine && google {
+fn explain_credentials(request: &RequestInfo, outcome: &Outcome) -> String {
+    let is_google = request.service.contains("google");
+    let is_metadata_service =
+        request.service.contains("169.254.") || request.service.contains("metadata.google.internal");
+    if is_metadata_service && is_google {
         return "no credentials were found; set GOOGLE_APPLICATION_CREDENTIALS, or for a public bucket `storage: {anonymous: true}`".into();
     }
-    if machine && asked.place.contains("/metadata/identity") {
+    if is_metadata_service && request.place.contains("/metadata/identity") {
         return "no credentials were found; set AZURE_STORAGE_ACCOUNT_KEY, or for a public container `storage: {anonymous: true}`".into();
     }
-    if machine {
+    if is_metadata_service {
         return NO_CREDENTIALS.into();
     }
     let what = match outcome {
-        Outcome::Refused(refusal) => refusal.to_string(),
+        Outcome::Refused(response) => response.to_string(),
         Outcome::Broken(_, text) => text.clone(),
     };
-    format!("{} gave no credentials: {what}; check the credentials that it was asked with", asked.service)
+    format!("{} gave no credentials: {what}; check the credentials that it was asked with", request.service)
 }
 
-fn of_refusal(refusal: &Refusal, asked: &Asked, place: &str) -> String {
-    let Asked { service, permission, .. } = asked;
-    let bucket = bucket(&asked.place);
-    let status = refusal.status.as_u16();
-    let word = refusal.code.as_deref().or(refusal.status.canonical_reason()).unwrap_or("unknown");
-    let short = format!("{status} {word}");
-    let advice = match (status, word) {
+fn explain_response(response: &ErrorResponse, request: &RequestInfo, place: &str) -> String {
+    let RequestInfo { service, permission, .. } = request;
+    let bucket = bucket_of(&request.place);
+    let status = response.status.as_u16();
+    let code = response.code.as_deref().or(response.status.canonical_reason()).unwrap_or("unknown");
+    let short = format!("{status} {code}");
+    let advice = match (status, code) {
         (_, "NoSuchBucket" | "ContainerNotFound") => {
             return format!("bucket {bucket} does not exist at {service}; check the name, the region and the endpoint");
         }
@@ -124,27 +121,27 @@ fn of_refusal(refusal: &Refusal, asked: &Asked, place: &str) -> String {
         (_, "InvalidToken") => "the session token is not valid; check AWS_SESSION_TOKEN or the AWS profile".into(),
         (_, "RequestTimeTooSkewed") => "the clock of this machine is wrong by more than 15 minutes; set it".into(),
         (_, "InvalidBucketName") => format!("{bucket} is no name that a bucket can have"),
-        (301 | 307 | 400, _) if refusal.region.is_some() => {
-            let region = refusal.region.as_deref().unwrap_or_default();
+        (301 | 307 | 400, _) if response.region.is_some() => {
+            let region = response.region.as_deref().unwrap_or_default();
             format!("bucket {bucket} is in the region {region}; set AWS_REGION={region} or `storage: {{region: {region}}}`")
         }
         (301..=308, _) => format!("bucket {bucket} is in another region or at another endpoint than {service}; set `storage: {{region: …}}`"),
         (401, _) => "the credentials are not accepted; check them, and that they are for this endpoint".into(),
         (403, "Forbidden") => format!("the credentials may not do this or are wrong; check them, and that the policy allows {permission} on {bucket}"),
         (403, _) => format!("the credentials may not do this; check that the policy allows {permission} on {bucket}"),
-        (405, _) if asked.method.as_str() == "PROPFIND" => "this web server lists no folders; name its files one by one".into(),
+        (405, _) if request.method.as_str() == "PROPFIND" => "this web server lists no folders; name its files one by one".into(),
         (501, _) => "the store cannot do this; a store for output must do multipart uploads and conditional writes".into(),
         (507, _) => "the store is full; make room".into(),
-        _ => refusal.message.clone().unwrap_or_else(|| match place == asked.place {
-            true => format!("{} was not done", asked.method),
-            false => format!("{} {} was not done", asked.method, asked.place),
+        _ => response.message.clone().unwrap_or_else(|| match place == request.place {
+            true => format!("{} was not done", request.method),
+            false => format!("{} {} was not done", request.method, request.place),
         }),
     };
     format!("{short}: {advice}")
 }
 
-fn of_breakage(breakage: Breakage, text: &str, asked: &Asked) -> String {
-    let service = &asked.service;
+fn explain_no_response(breakage: Breakage, text: &str, request: &RequestInfo) -> String {
+    let service = &request.service;
     match breakage {
         Breakage::UnknownHost => format!("no such host: {service}; check the endpoint, the bucket and the network"),
         Breakage::ConnectionRefused => {
@@ -155,13 +152,13 @@ fn of_breakage(breakage: Breakage, text: &str, asked: &Asked) -> String {
         Breakage::Timeout => {
             format!("{service} took too long: {text}; see `storage: {{retry: {{request_timeout_seconds: …}}}}`")
         }
-        Breakage::Connection | Breakage::TooLarge | Breakage::Unsendable | Breakage::Guarded => {
+        Breakage::Connection | Breakage::TooLarge | Breakage::Unsendable | Breakage::RefusedByGuard => {
             format!("{service}: {text}")
         }
     }
 }
 
 /// The bucket of `s3://b/k`, or the host of `https://h/k`.
-fn bucket(place: &str) -> &str {
+fn bucket_of(place: &str) -> &str {
     place.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or(place)
 }

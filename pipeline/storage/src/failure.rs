@@ -15,13 +15,13 @@ use rustls::InvalidMessage;
 use serde_json::Value;
 use stillhouse_schemas::storage::Scheme;
 
-const LONGEST_MESSAGE: usize = 300;
+const MAX_MESSAGE_CHARS: usize = 300;
 
 /// A request that failed permanently, or that exceeded the retry limits.
 #[derive(Debug, Clone)]
 pub struct TransportError {
     /// The request.
-    pub asked: Asked,
+    pub request: RequestInfo,
     /// Number of attempts.
     pub attempts: u32,
     /// Time since the first attempt.
@@ -34,7 +34,7 @@ pub struct TransportError {
 
 /// A description of a request without secrets.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct RequestInfo {
     /// HTTP method.
     pub method: Method,
     /// The object or bucket, such as `s3://b/k`; for a credential service, its URL.
@@ -51,14 +51,14 @@ pub struct Asked {
 #[derive(Debug, Clone)]
 pub enum Outcome {
     /// The service answered with an error.
-    Refused(Refusal),
+    Refused(ErrorResponse),
     /// No complete response arrived.
     Broken(Breakage, String),
 }
 
 /// An error response.
 #[derive(Debug, Clone)]
-pub struct Refusal {
+pub struct ErrorResponse {
     /// HTTP status.
     pub status: StatusCode,
     /// The store's error code, such as `SlowDown`.
@@ -89,7 +89,7 @@ pub enum Breakage {
     /// The request cannot be sent at all, for example as plain HTTP where only TLS is allowed.
     Unsendable,
     /// The guard refused the request: the address is not public, or a redirect is not allowed.
-    Guarded,
+    RefusedByGuard,
 }
 
 impl Breakage {
@@ -100,15 +100,15 @@ impl Breakage {
 
     /// Whether a retry can help.
     pub fn is_transient(self) -> bool {
-        !matches!(self, Self::Certificate | Self::TooLarge | Self::Unsendable | Self::Guarded)
+        !matches!(self, Self::Certificate | Self::TooLarge | Self::Unsendable | Self::RefusedByGuard)
     }
 }
 
 impl fmt::Display for TransportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: ", self.asked.method, self.asked.place)?;
+        write!(f, "{} {}: ", self.request.method, self.request.place)?;
         match &self.outcome {
-            Outcome::Refused(refusal) => refusal.fmt(f)?,
+            Outcome::Refused(response) => response.fmt(f)?,
             Outcome::Broken(_, text) => f.write_str(text)?,
         }
         if self.attempts > 1 {
@@ -120,7 +120,7 @@ impl fmt::Display for TransportError {
 
 impl Error for TransportError {}
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ErrorResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = self.code.as_deref().or(self.status.canonical_reason()).unwrap_or("unknown");
         write!(f, "{} {word}", self.status.as_u16())?;
@@ -157,7 +157,7 @@ pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
     }
     let last = texts.last().cloned().unwrap_or_else(|| error.to_string());
     let client = find_cause::<reqwest::Error>(error);
-    let (connects, late) = client.map_or((false, false), |e| (e.is_connect(), e.is_timeout()));
+    let (is_connect, is_timeout) = client.map_or((false, false), |e| (e.is_connect(), e.is_timeout()));
     let tls = find_cause::<rustls::Error>(error);
     let certificate =
         matches!(tls, Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented));
@@ -167,15 +167,15 @@ pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
         Some(rustls::Error::PeerIncompatible(_) | rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType))
     );
     // hyper's type for this error is private, so the text decides
-    let is_lookup = connects && texts.iter().any(|text| text.contains("dns error"));
+    let is_lookup = is_connect && texts.iter().any(|text| text.contains("dns error"));
     match find_cause::<io::Error>(error).map(io::Error::kind) {
         _ if certificate => (Breakage::Certificate, last),
         _ if no_tls => (Breakage::Unsendable, format!("no TLS can be spoken with it: {last}")),
         _ if is_lookup => (Breakage::UnknownHost, "no such host is known".into()),
         Some(io::ErrorKind::ConnectionRefused) => (Breakage::ConnectionRefused, "the connection is refused".into()),
-        _ if connects && late => (Breakage::NoConnection, "no connection: nobody answers there".into()),
-        _ if connects => (Breakage::NoConnection, format!("no connection: {last}")),
-        _ if late => (Breakage::Timeout, "no answer in time".into()),
+        _ if is_connect && is_timeout => (Breakage::NoConnection, "no connection: nobody answers there".into()),
+        _ if is_connect => (Breakage::NoConnection, format!("no connection: {last}")),
+        _ if is_timeout => (Breakage::Timeout, "no answer in time".into()),
         _ if client.is_some_and(reqwest::Error::is_builder) => {
             (Breakage::Unsendable, format!("cannot be sent: {last}"))
         }
@@ -194,7 +194,7 @@ pub(super) struct Target {
 
 impl Target {
     /// Describes a request without secrets.
-    pub fn asked(&self, method: &Method, uri: &Uri) -> Asked {
+    pub fn describe(&self, method: &Method, uri: &Uri) -> RequestInfo {
         let service = format!(
             "{}://{}",
             uri.scheme_str().unwrap_or("http"),
@@ -208,7 +208,7 @@ impl Target {
             None => format!("{service}{}", uri.path()),
         };
         let permission = permission(method, uri.query().unwrap_or_default());
-        Asked { method: method.clone(), place, service, at_store: key.is_some(), permission }
+        RequestInfo { method: method.clone(), place, service, at_store: key.is_some(), permission }
     }
 
     /// The object key of a URL; `None` if the URL is not in the bucket.
@@ -247,15 +247,15 @@ fn permission(method: &Method, query: &str) -> &'static str {
     }
 }
 
-impl Refusal {
+impl ErrorResponse {
     /// Parses an error response. `sent` are the headers of the request, whose secrets are redacted.
-    pub(super) fn read(status: StatusCode, headers: &HeaderMap, body: &[u8], sent: &HeaderMap) -> Self {
+    pub(super) fn parse(status: StatusCode, headers: &HeaderMap, body: &[u8], sent: &HeaderMap) -> Self {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let text = String::from_utf8_lossy(&body[..body.len().min(64 << 10)]);
         let json = || serde_json::from_slice::<Value>(body).ok().filter(|_| text.starts_with('{'));
         let (code, message) = match (element(&text, "Code"), json()) {
             (Some(code), _) => (Some(code), element(&text, "Message")),
-            (None, Some(value)) => in_json(&value),
+            (None, Some(value)) => parse_json_error(&value),
             (None, None) => (None, None),
         };
         let code = code.or_else(|| header("x-ms-error-code")).map(|code| {
@@ -302,7 +302,7 @@ pub(super) fn element(text: &str, name: &str) -> Option<String> {
 
 /// Parses `{"error": {"status", "message"}}` of Google's services, and `{"error", "error_description"}` of OAuth token
 /// services.
-fn in_json(value: &Value) -> (Option<String>, Option<String>) {
+fn parse_json_error(value: &Value) -> (Option<String>, Option<String>) {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let error = &value["error"];
     let code = text(error).or_else(|| text(&error["status"])).or_else(|| text(&value["code"]));
@@ -323,7 +323,7 @@ fn redacted(message: String, sent: &HeaderMap) -> String {
 
 fn one_line(text: &str) -> String {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match words.char_indices().nth(LONGEST_MESSAGE) {
+    match words.char_indices().nth(MAX_MESSAGE_CHARS) {
         Some((end, _)) => format!("{}…", &words[..end]),
         None => words,
     }
@@ -333,14 +333,14 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn read(body: &str) -> Refusal {
+    fn read(body: &str) -> ErrorResponse {
         let mut sent = HeaderMap::new();
         sent.insert(
             "authorization",
             "AWS4-HMAC-SHA256 Credential=AKIASECRETSECRET/20260101/r, Signature=abc".parse().unwrap(),
         );
         sent.insert("x-amz-security-token", "TOKENSECRET".parse().unwrap());
-        Refusal::read(StatusCode::FORBIDDEN, &HeaderMap::new(), body.as_bytes(), &sent)
+        ErrorResponse::parse(StatusCode::FORBIDDEN, &HeaderMap::new(), body.as_bytes(), &sent)
     }
 
     /// Wraps an I/O error as HTTP clients do.
@@ -366,12 +366,12 @@ mod tests {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let asked = |address: std::net::SocketAddr| client.get(format!("http://{address}")).send();
+        let send = |address: std::net::SocketAddr| client.get(format!("http://{address}")).send();
         let closes = async { drop(listener.accept().await.unwrap()) };
-        let (closed, ()) = tokio::join!(asked(address), closes);
+        let (closed, ()) = tokio::join!(send(address), closes);
         assert_eq!(breakage(&closed.unwrap_err()).0, Breakage::Connection);
         drop(listener);
-        let refused = breakage(&asked(address).await.unwrap_err());
+        let refused = breakage(&send(address).await.unwrap_err());
         assert_eq!(refused, (Breakage::ConnectionRefused, "the connection is refused".to_owned()));
         let odd = client.get("no scheme").send().await.unwrap_err();
         assert_eq!(breakage(&odd).0, Breakage::Unsendable);
@@ -395,8 +395,8 @@ mod tests {
     fn addresses_become_places() {
         let target = |base: Option<&str>| Target { scheme: Scheme::S3, bucket: "b".into(), base: base.map(Into::into) };
         let place = |base, uri: &str| {
-            let asked = target(base).asked(&Method::PUT, &uri.parse().unwrap());
-            (asked.place, asked.at_store)
+            let request = target(base).describe(&Method::PUT, &uri.parse().unwrap());
+            (request.place, request.at_store)
         };
         let base = Some("http://h:1/b");
         assert_eq!(place(base, "http://h:1/b/x%20y/k?uploadId=1"), ("s3://b/x y/k".into(), true));

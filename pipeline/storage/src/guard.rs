@@ -33,23 +33,23 @@ pub(super) const CLIENT_TIMEOUT_SECONDS: u64 = 3600;
 
 /// The value that object_store's own clients use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const MOST_REDIRECTS: usize = 10;
+const MAX_REDIRECTS: usize = 10;
 
 /// Why the guard refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Guarded {
+pub(super) enum GuardError {
     #[error("the server's configuration does not allow http input from private addresses")]
     Private,
     #[error("a redirect from https to http, which is not followed")]
     Downgrade,
-    #[error("more than {MOST_REDIRECTS} redirects")]
+    #[error("more than {MAX_REDIRECTS} redirects")]
     TooManyRedirects,
     #[error("a redirect to where the server's configuration does not allow reading")]
-    Elsewhere,
+    RedirectNotAllowed,
 }
 
 /// Returns whether a URL may be read.
-type Judge = Arc<dyn Fn(&Url) -> bool + Send + Sync>;
+type RedirectFilter = Arc<dyn Fn(&Url) -> bool + Send + Sync>;
 type Lookup = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> + Send + Sync>;
 
 /// Allows requests to public addresses only.
@@ -57,7 +57,7 @@ type Lookup = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<SocketAddr
 pub struct Guard {
     lookup: Lookup,
     permits: fn(IpAddr) -> bool,
-    allows: Judge,
+    allows_redirect: RedirectFilter,
 }
 
 impl fmt::Debug for Guard {
@@ -71,13 +71,13 @@ impl Guard {
     pub fn new() -> Self {
         let lookup: Lookup =
             Arc::new(|name| Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.collect()) }));
-        Self { lookup, permits: is_public, allows: Arc::new(|_| true) }
+        Self { lookup, permits: is_public, allows_redirect: Arc::new(|_| true) }
     }
 
-    /// Restricts redirects to URLs for which `allows` returns true.
+    /// Restricts redirects to URLs for which `allows_redirect` returns true.
     #[must_use]
-    pub fn redirecting(self, allows: impl Fn(&Url) -> bool + Send + Sync + 'static) -> Self {
-        Self { allows: Arc::new(allows), ..self }
+    pub fn redirecting(self, allows_redirect: impl Fn(&Url) -> bool + Send + Sync + 'static) -> Self {
+        Self { allows_redirect: Arc::new(allows_redirect), ..self }
     }
 
     /// Also permits addresses of private networks.
@@ -88,41 +88,41 @@ impl Guard {
 
     /// Creates a guard with the names and addresses of a test.
     #[cfg(test)]
-    pub(super) fn of_test(lookup: Lookup, permits: fn(IpAddr) -> bool) -> Self {
-        Self { lookup, permits, allows: Arc::new(|_| true) }
+    pub(super) fn for_test(lookup: Lookup, permits: fn(IpAddr) -> bool) -> Self {
+        Self { lookup, permits, allows_redirect: Arc::new(|_| true) }
     }
 
     /// Whether the host of a URL may be contacted, as far as that is known before its name is resolved.
-    fn check(&self, url: &Url) -> Result<(), Guarded> {
+    fn check(&self, url: &Url) -> Result<(), GuardError> {
         let address = match url.host() {
             Some(Host::Ipv4(address)) => IpAddr::V4(address),
             Some(Host::Ipv6(address)) => IpAddr::V6(address),
             Some(Host::Domain(_)) => return Ok(()),
-            None => return Err(Guarded::Private),
+            None => return Err(GuardError::Private),
         };
-        if (self.permits)(address) { Ok(()) } else { Err(Guarded::Private) }
+        if (self.permits)(address) { Ok(()) } else { Err(GuardError::Private) }
     }
 
     /// Whether to follow a redirect to `next`, after the URLs `previous`.
-    pub(super) fn follows(&self, next: &Url, previous: &[Url]) -> Result<(), Guarded> {
+    pub(super) fn check_redirect(&self, next: &Url, previous: &[Url]) -> Result<(), GuardError> {
         let from_tls = previous.last().is_some_and(|url| url.scheme() == "https");
         match self.check(next) {
-            _ if previous.len() > MOST_REDIRECTS => Err(Guarded::TooManyRedirects),
-            _ if from_tls && next.scheme() != "https" => Err(Guarded::Downgrade),
-            Ok(()) if !(self.allows)(next) => Err(Guarded::Elsewhere),
-            judged => judged,
+            _ if previous.len() > MAX_REDIRECTS => Err(GuardError::TooManyRedirects),
+            _ if from_tls && next.scheme() != "https" => Err(GuardError::Downgrade),
+            Ok(()) if !(self.allows_redirect)(next) => Err(GuardError::RedirectNotAllowed),
+            checked => checked,
         }
     }
 
     fn redirect(&self, attempt: Attempt<'_>) -> Action {
-        match self.follows(attempt.url(), attempt.previous()) {
+        match self.check_redirect(attempt.url(), attempt.previous()) {
             Ok(()) => attempt.follow(),
-            Err(guarded) => attempt.error(guarded),
+            Err(refused) => attempt.error(refused),
         }
     }
 
-    /// Builds a guarded client with the settings of object_store's clients. `plain` allows HTTP without TLS.
-    pub(super) fn client(&self, plain: bool) -> Result<HttpClient, reqwest::Error> {
+    /// Builds a guarded client with the settings of object_store's clients. `allow_http` allows HTTP without TLS.
+    pub(super) fn client(&self, allow_http: bool) -> Result<HttpClient, reqwest::Error> {
         let policy = self.clone();
         let client = reqwest::Client::builder()
             .user_agent(USER_AGENT)
@@ -135,13 +135,13 @@ impl Guard {
             .no_zstd()
             .no_deflate()
             .no_proxy()
-            .https_only(!plain)
-            .dns_resolver(Arc::new(Resolver(self.clone())))
+            .https_only(!allow_http)
+            .dns_resolver(Arc::new(GuardedResolver(self.clone())))
             // a referrer would tell the next server the URL of this request
             .referer(false)
             .redirect(Policy::custom(move |attempt| policy.redirect(attempt)))
             .build()?;
-        Ok(HttpClient::new(Service { client, guard: self.clone() }))
+        Ok(HttpClient::new(GuardedClient { client, guard: self.clone() }))
     }
 }
 
@@ -151,9 +151,9 @@ impl Default for Guard {
     }
 }
 
-struct Resolver(Guard);
+struct GuardedResolver(Guard);
 
-impl reqwest::dns::Resolve for Resolver {
+impl reqwest::dns::Resolve for GuardedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let guard = self.0.clone();
         Box::pin(async move {
@@ -161,7 +161,7 @@ impl reqwest::dns::Resolve for Resolver {
             let any = !found.is_empty();
             let permitted: Vec<_> = found.into_iter().filter(|a| (guard.permits)(a.ip())).collect();
             if any && permitted.is_empty() {
-                return Err(Box::new(Guarded::Private) as Box<dyn Error + Send + Sync>);
+                return Err(Box::new(GuardError::Private) as Box<dyn Error + Send + Sync>);
             }
             Ok(Box::new(permitted.into_iter()) as Addrs)
         })
@@ -170,13 +170,13 @@ impl reqwest::dns::Resolve for Resolver {
 
 /// Checks addresses in URLs before a request: the client connects to them without asking the resolver.
 #[derive(Debug)]
-struct Service {
+struct GuardedClient {
     client: reqwest::Client,
     guard: Guard,
 }
 
 #[async_trait]
-impl HttpService for Service {
+impl HttpService for GuardedClient {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let url = Url::parse(&request.uri().to_string()).map_err(|e| HttpError::new(HttpErrorKind::Unknown, e))?;
         self.guard.check(&url).map_err(|e| HttpError::new(HttpErrorKind::Unknown, e))?;

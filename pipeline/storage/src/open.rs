@@ -22,7 +22,7 @@ use super::explain::explain;
 use super::failure::Target;
 use super::guard::{CLIENT_TIMEOUT_SECONDS, Guard, USER_AGENT};
 use super::profile::{Environment, NoCredentials, Profile, ProfileProvider};
-use super::sealed::Sealed;
+use super::redacted_store::RedactedStore;
 use super::transport::{Connector, TransportStatistics};
 use super::uploads::{Signer, Uploads, XmlUploads};
 use super::url::{Scheme, StoreUrl};
@@ -75,7 +75,7 @@ pub struct Storages {
 impl Storages {
     /// Uses the credentials of this process.
     pub fn new() -> Self {
-        Self::with_environment(Environment::of_process())
+        Self::with_environment(Environment::from_process())
     }
 
     /// Uses other credentials, for tests.
@@ -109,12 +109,12 @@ impl Storages {
         if let Some(opened) = opened.get(&key) {
             return Ok(opened.clone());
         }
-        let opening = Opening::new(url, options, &self.environment, self.guard.as_ref());
+        let opener = StoreOpener::new(url, options, &self.environment, self.guard.as_ref());
         let made = match url.scheme {
-            Scheme::S3 => opening.s3()?,
-            Scheme::Gs => opening.google()?,
-            Scheme::Az => opening.azure()?,
-            Scheme::Http | Scheme::Https => opening.web()?,
+            Scheme::S3 => opener.s3()?,
+            Scheme::Gs => opener.google()?,
+            Scheme::Az => opener.azure()?,
+            Scheme::Http | Scheme::Https => opener.web()?,
         };
         opened.insert(key, made.clone());
         Ok(made)
@@ -127,7 +127,7 @@ impl Default for Storages {
     }
 }
 
-struct Opening<'a> {
+struct StoreOpener<'a> {
     name: String,
     url: &'a StoreUrl,
     options: &'a Storage,
@@ -136,7 +136,7 @@ struct Opening<'a> {
     statistics: Arc<TransportStatistics>,
 }
 
-impl<'a> Opening<'a> {
+impl<'a> StoreOpener<'a> {
     fn new(url: &'a StoreUrl, options: &'a Storage, environment: &'a Environment, guard: Option<&'a Guard>) -> Self {
         Self { name: url.root().to_string(), url, options, environment, guard, statistics: Arc::default() }
     }
@@ -144,34 +144,34 @@ impl<'a> Opening<'a> {
     fn s3(&self) -> Result<Opened> {
         let environment = self.environment;
         let anonymous = self.options.anonymous == Some(true);
-        let profile = Profile::load(environment).map_err(|message| self.usage(message))?;
-        let first = |options: Option<&String>, variables: &[&str], profile: Option<&str>| {
+        let profile = Profile::load(environment).map_err(|message| self.open_error(message))?;
+        let first_set = |options: Option<&String>, variables: &[&str], profile: Option<&str>| {
             let variable = || variables.iter().find_map(|name| environment.get(name)).map(str::to_owned);
             options.cloned().or_else(variable).or_else(|| profile.map(str::to_owned))
         };
-        let region = first(
+        let region = first_set(
             self.options.region.as_ref(),
             &["AWS_REGION", "AWS_DEFAULT_REGION"],
             profile.as_ref().and_then(Profile::region),
         );
         let region = region.unwrap_or_else(|| "us-east-1".to_owned());
-        let endpoint = first(
+        let endpoint = first_set(
             self.options.endpoint.as_ref(),
             &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
             profile.as_ref().and_then(Profile::endpoint),
         );
         if let Some(problem) = endpoint.as_deref().and_then(endpoint_problem) {
-            return Err(self.usage(format!("the endpoint {problem}")));
+            return Err(self.open_error(format!("the endpoint {problem}")));
         }
         let path_style = self.options.path_style.or_else(|| profile.as_ref().and_then(Profile::path_style));
-        let base = bucket_address(&self.url.bucket, endpoint.as_deref(), &region, path_style);
+        let base = bucket_url(&self.url.bucket, endpoint.as_deref(), &region, path_style);
 
         let mut builder = self.s3_builder(profile.as_ref());
         let anonymous =
             anonymous || builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
         let connector = self.connector(Some(base.clone()));
-        let plain = base.starts_with("http://");
-        for (key, value) in self.client_options(plain) {
+        let allow_http = base.starts_with("http://");
+        for (key, value) in self.client_options(allow_http) {
             builder = builder.with_config(AmazonS3ConfigKey::Client(key), value);
         }
         let store = builder
@@ -185,12 +185,12 @@ impl<'a> Opening<'a> {
             .with_retry(no_retries())
             .with_http_connector(connector.clone())
             .build()
-            .map_err(|e| self.refused(&e))?;
+            .map_err(|e| self.builder_error(&e))?;
         let signer = match anonymous {
-            true => Signer::Nobody,
+            true => Signer::Anonymous,
             false => Signer::Aws { credentials: store.credentials().clone(), region },
         };
-        let uploads = self.uploads(&connector, base, signer, plain)?;
+        let uploads = self.uploads(&connector, base, signer, allow_http)?;
         let store = Arc::new(store);
         Ok(self.opened(store.clone(), Some(store), Some(uploads)))
     }
@@ -234,14 +234,14 @@ impl<'a> Opening<'a> {
         }
         // object_store does not reveal the base URL that a service account's file sets
         let service = builder.get_config_value(&GoogleConfigKey::BaseUrl);
-        let known = service.is_some() || self.environment.get("GOOGLE_SERVICE_ACCOUNT_KEY").is_none();
+        let is_url_known = service.is_some() || self.environment.get("GOOGLE_SERVICE_ACCOUNT_KEY").is_none();
         let base = format!(
             "{}/{}",
             service.as_deref().unwrap_or("https://storage.googleapis.com").trim_end_matches('/'),
             self.url.bucket
         );
-        let plain = base.starts_with("http://");
-        for (key, value) in self.client_options(plain) {
+        let allow_http = base.starts_with("http://");
+        for (key, value) in self.client_options(allow_http) {
             builder = builder.with_config(GoogleConfigKey::Client(key), value);
         }
         let connector = self.connector(None);
@@ -254,9 +254,9 @@ impl<'a> Opening<'a> {
             .with_retry(no_retries())
             .with_http_connector(connector.clone())
             .build()
-            .map_err(|e| self.refused(&e))?;
-        let signer = if anonymous { Signer::Nobody } else { Signer::Google(store.credentials().clone()) };
-        let uploads = known.then(|| self.uploads(&connector, base, signer, plain)).transpose()?;
+            .map_err(|e| self.builder_error(&e))?;
+        let signer = if anonymous { Signer::Anonymous } else { Signer::Google(store.credentials().clone()) };
+        let uploads = is_url_known.then(|| self.uploads(&connector, base, signer, allow_http)).transpose()?;
         let store = Arc::new(store);
         Ok(self.opened(store.clone(), Some(store), uploads))
     }
@@ -280,14 +280,14 @@ impl<'a> Opening<'a> {
             .with_retry(no_retries())
             .with_http_connector(self.connector(None))
             .build()
-            .map_err(|e| self.refused(&e))?;
+            .map_err(|e| self.builder_error(&e))?;
         let store = Arc::new(store);
         Ok(self.opened(store.clone(), Some(store), None))
     }
 
     fn web(&self) -> Result<Opened> {
         // normalized as in requests: `http://h:80` becomes `http://h`
-        let base = Url::parse(&self.name).map_err(|e| self.usage(e))?.as_str().trim_end_matches('/').to_owned();
+        let base = Url::parse(&self.name).map_err(|e| self.open_error(e))?.as_str().trim_end_matches('/').to_owned();
         let mut builder = HttpBuilder::new();
         for (key, value) in self.client_options(self.url.scheme == Scheme::Http) {
             builder = builder.with_config(key, value);
@@ -297,7 +297,7 @@ impl<'a> Opening<'a> {
             .with_retry(no_retries())
             .with_http_connector(self.connector(Some(base)))
             .build()
-            .map_err(|e| self.refused(&e))?;
+            .map_err(|e| self.builder_error(&e))?;
         Ok(self.opened(Arc::new(store), None, None))
     }
 
@@ -308,19 +308,25 @@ impl<'a> Opening<'a> {
         Connector { target: Arc::new(target), limits, statistics: self.statistics.clone(), guard }
     }
 
-    fn client_options(&self, plain: bool) -> Vec<(ClientConfigKey, String)> {
+    fn client_options(&self, allow_http: bool) -> Vec<(ClientConfigKey, String)> {
         let timeout = format!("{CLIENT_TIMEOUT_SECONDS} seconds");
         let mut options = vec![(ClientConfigKey::UserAgent, USER_AGENT.into()), (ClientConfigKey::Timeout, timeout)];
-        if plain {
+        if allow_http {
             options.push((ClientConfigKey::AllowHttp, "true".into()));
         }
         options
     }
 
-    fn uploads(&self, connector: &Connector, base: String, signer: Signer, plain: bool) -> Result<Arc<dyn Uploads>> {
-        let options = self.client_options(plain);
+    fn uploads(
+        &self,
+        connector: &Connector,
+        base: String,
+        signer: Signer,
+        allow_http: bool,
+    ) -> Result<Arc<dyn Uploads>> {
+        let options = self.client_options(allow_http);
         let options = options.into_iter().fold(ClientOptions::new(), |all, (key, value)| all.with_config(key, value));
-        let client = connector.connect(&options).map_err(|e| self.refused(&e))?;
+        let client = connector.connect(&options).map_err(|e| self.builder_error(&e))?;
         Ok(Arc::new(XmlUploads { client, base, signer, name: self.name.clone() }))
     }
 
@@ -330,29 +336,29 @@ impl<'a> Opening<'a> {
         multipart: Option<Arc<dyn MultipartStore>>,
         uploads: Option<Arc<dyn Uploads>>,
     ) -> Opened {
-        let store = Arc::new(Sealed { store, name: self.name.clone() });
+        let store = Arc::new(RedactedStore { store, name: self.name.clone() });
         Opened { store, multipart, uploads, statistics: self.statistics.clone() }
     }
 
-    fn usage(&self, message: impl fmt::Display) -> StorageError {
+    fn open_error(&self, message: impl fmt::Display) -> StorageError {
         StorageError(format!("cannot open {}: {message}", self.name))
     }
 
-    fn refused(&self, error: &object_store::Error) -> StorageError {
+    fn builder_error(&self, error: &object_store::Error) -> StorageError {
         StorageError(explain(error, "open", &self.name))
     }
 }
 
 /// The URL of a bucket.
-fn bucket_address(bucket: &str, endpoint: Option<&str>, region: &str, path_style: Option<bool>) -> String {
+fn bucket_url(bucket: &str, endpoint: Option<&str>, region: &str, path_style: Option<bool>) -> String {
     // wildcard TLS certificates cover only one label before the dot
-    let nameable = !bucket.contains('.') && !bucket.contains('_') && !bucket.contains(char::is_uppercase);
+    let fits_host_name = !bucket.contains('.') && !bucket.contains('_') && !bucket.contains(char::is_uppercase);
     let aws = || {
         let country = if region.starts_with("cn-") { ".cn" } else { "" };
         format!("https://s3.{region}.amazonaws.com{country}")
     };
     let service = endpoint.map_or_else(aws, |e| e.trim_end_matches('/').to_owned());
-    match (path_style.unwrap_or(endpoint.is_some() || !nameable), service.split_once("://")) {
+    match (path_style.unwrap_or(endpoint.is_some() || !fits_host_name), service.split_once("://")) {
         (false, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{service}/{bucket}"),
     }
@@ -364,14 +370,14 @@ fn no_retries() -> RetryConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::bucket_address;
+    use super::bucket_url;
 
     #[test]
     fn buckets_have_addresses() {
         let endpoint = Some("http://h:1/");
-        assert_eq!(bucket_address("b", endpoint, "r", None), "http://h:1/b");
-        assert_eq!(bucket_address("b", endpoint, "r", Some(false)), "http://b.h:1");
-        assert_eq!(bucket_address("b", None, "eu-west-1", None), "https://b.s3.eu-west-1.amazonaws.com");
-        assert_eq!(bucket_address("b.c", None, "cn-north-1", None), "https://s3.cn-north-1.amazonaws.com.cn/b.c");
+        assert_eq!(bucket_url("b", endpoint, "r", None), "http://h:1/b");
+        assert_eq!(bucket_url("b", endpoint, "r", Some(false)), "http://b.h:1");
+        assert_eq!(bucket_url("b", None, "eu-west-1", None), "https://b.s3.eu-west-1.amazonaws.com");
+        assert_eq!(bucket_url("b.c", None, "cn-north-1", None), "https://s3.cn-north-1.amazonaws.com.cn/b.c");
     }
 }

@@ -29,7 +29,7 @@ pub(super) const NO_CREDENTIALS: &str = "no credentials were found; set AWS_ACCE
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Keys with a session token expire, and the tool that wrote them writes new ones, so they are read again after this
 /// time.
-const REREAD_AFTER: Duration = Duration::from_secs(300);
+const REREAD_INTERVAL: Duration = Duration::from_secs(300);
 
 /// A snapshot of the environment variables.
 #[derive(Clone, Default)]
@@ -37,7 +37,7 @@ pub struct Environment(BTreeMap<String, String>);
 
 impl Environment {
     /// The environment of this process.
-    pub fn of_process() -> Self {
+    pub fn from_process() -> Self {
         Self::from_iter(std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?))))
     }
 
@@ -105,22 +105,22 @@ impl Profile {
     /// # Errors
     /// If a file cannot be read, or AWS_PROFILE names a profile that does not exist.
     pub fn load(environment: &Environment) -> Result<Option<Self>, String> {
-        let chosen = environment.get("AWS_PROFILE").or_else(|| environment.get("AWS_DEFAULT_PROFILE"));
-        let name = chosen.unwrap_or("default");
-        let config = sections(environment.file("AWS_CONFIG_FILE", "config"))?;
-        let secrets = sections(environment.file("AWS_SHARED_CREDENTIALS_FILE", "credentials"))?;
-        let of_config =
+        let requested_name = environment.get("AWS_PROFILE").or_else(|| environment.get("AWS_DEFAULT_PROFILE"));
+        let name = requested_name.unwrap_or("default");
+        let config = read_sections(environment.file("AWS_CONFIG_FILE", "config"))?;
+        let credentials_file = read_sections(environment.file("AWS_SHARED_CREDENTIALS_FILE", "credentials"))?;
+        let in_config =
             config.get(&format!("profile {name}")).or_else(|| config.get(name).filter(|_| name == "default"));
-        let of_secrets = secrets.get(name);
-        if of_config.is_none() && of_secrets.is_none() {
-            return match chosen {
+        let in_credentials = credentials_file.get(name);
+        if in_config.is_none() && in_credentials.is_none() {
+            return match requested_name {
                 Some(_) => Err(format!("the AWS profile {name:?} (AWS_PROFILE) is in none of the AWS profile files")),
                 None => Ok(None),
             };
         }
         // the credentials file takes precedence over the config file
-        let mut keys = of_config.cloned().unwrap_or_default();
-        keys.extend(of_secrets.cloned().unwrap_or_default());
+        let mut keys = in_config.cloned().unwrap_or_default();
+        keys.extend(in_credentials.cloned().unwrap_or_default());
         let services = keys.get("services").and_then(|s| config.get(&format!("services {s}")));
         let s3_endpoint = services.and_then(|s| s.get("s3.endpoint_url")).or_else(|| keys.get("s3.endpoint_url"));
         Ok(Some(Self { name: name.to_owned(), s3_endpoint: s3_endpoint.cloned(), keys }))
@@ -168,10 +168,10 @@ impl Profile {
         match (self.get("aws_access_key_id"), self.get("aws_secret_access_key"), self.get("credential_process")) {
             (Some(key_id), Some(secret_key), _) => {
                 let token = self.get("aws_session_token").map(str::to_owned);
-                let until = token.as_ref().map(|_| Instant::now() + REREAD_AFTER);
+                let until = token.as_ref().map(|_| Instant::now() + REREAD_INTERVAL);
                 Ok((AwsCredential { key_id: key_id.to_owned(), secret_key: secret_key.to_owned(), token }, until))
             }
-            (_, _, Some(command)) => run(name, command).await,
+            (_, _, Some(command)) => run_credential_process(name, command).await,
             _ => Err(format!("the AWS profile {name:?} has only one of aws_access_key_id and aws_secret_access_key")),
         }
     }
@@ -180,7 +180,7 @@ impl Profile {
 type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
 #[expect(clippy::disallowed_methods, reason = "called through `blocking`, and once when a store is opened")]
-fn sections(file: Option<PathBuf>) -> Result<Sections, String> {
+fn read_sections(file: Option<PathBuf>) -> Result<Sections, String> {
     let Some(file) = file else { return Ok(Sections::new()) };
     match fs::read_to_string(&file) {
         Ok(text) => Ok(parse(&text)),
@@ -194,7 +194,7 @@ fn sections(file: Option<PathBuf>) -> Result<Sections, String> {
 fn parse(text: &str) -> Sections {
     let mut sections = Sections::new();
     let mut section: Option<String> = None;
-    let mut outer = String::new();
+    let mut parent_key = String::new();
     for line in text.trim_start_matches('\u{feff}').lines() {
         let indented = line.starts_with([' ', '\t']);
         let line = line.trim();
@@ -209,8 +209,8 @@ fn parse(text: &str) -> Sections {
         let (Some(section), Some((key, value))) = (&section, line.split_once('=')) else { continue };
         let mut key = key.trim().to_ascii_lowercase();
         match indented {
-            true => key = format!("{outer}.{key}"),
-            false => outer.clone_from(&key),
+            true => key = format!("{parent_key}.{key}"),
+            false => parent_key.clone_from(&key),
         }
         let comment = if key == "credential_process" { None } else { value.find(" #").or_else(|| value.find(" ;")) };
         let value = value[..comment.unwrap_or(value.len())].trim();
@@ -230,12 +230,12 @@ struct ProcessOutput {
 }
 
 /// Runs a `credential_process`. Errors show neither the command nor its output: both can contain secrets.
-async fn run(profile: &str, command: &str) -> Result<(AwsCredential, Option<Instant>), String> {
+async fn run_credential_process(profile: &str, command: &str) -> Result<(AwsCredential, Option<Instant>), String> {
     let failed = |why: String| {
         format!("the credential_process of the AWS profile {profile:?} {why}; run it by hand to see what is wrong")
     };
     let command = command.to_owned();
-    let output = tokio::task::spawn_blocking(move || output_of(&command, PROCESS_TIMEOUT)).await;
+    let output = tokio::task::spawn_blocking(move || run_with_timeout(&command, PROCESS_TIMEOUT)).await;
     let output = output.map_err(|_| failed("could not be waited for".into()))?.map_err(failed)?;
     let got: ProcessOutput = serde_json::from_slice(&output)
         .map_err(|_| failed("wrote something other than {\"Version\": 1, \"AccessKeyId\": …}".into()))?;
@@ -244,15 +244,16 @@ async fn run(profile: &str, command: &str) -> Result<(AwsCredential, Option<Inst
     }
     // renewed early, because requests take time: 5 minutes before expiration, or after half the remaining time if that
     // is later
-    let left = got.expiration.map(|at| (at - Utc::now()).to_std().unwrap_or_default());
-    let until = left.map(|left| Instant::now() + left.saturating_sub(Duration::from_secs(300)).max(left / 2));
+    let remaining = got.expiration.map(|at| (at - Utc::now()).to_std().unwrap_or_default());
+    let until = remaining
+        .map(|remaining| Instant::now() + remaining.saturating_sub(Duration::from_secs(300)).max(remaining / 2));
     let credential =
         AwsCredential { key_id: got.access_key_id, secret_key: got.secret_access_key, token: got.session_token };
     Ok((credential, until))
 }
 
 /// Returns the output of a shell command. Kills it at the timeout.
-fn output_of(command: &str, limit: Duration) -> Result<Vec<u8>, String> {
+fn run_with_timeout(command: &str, limit: Duration) -> Result<Vec<u8>, String> {
     let mut process = Command::new("sh");
     process.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = process.spawn().map_err(|e| format!("could not be started: {}", e.kind()))?;

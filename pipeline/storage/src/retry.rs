@@ -26,11 +26,11 @@ impl Backoff {
     }
 
     /// Returns the wait after `failures` consecutive failures: random, but at least as long as the service asked for.
-    pub fn wait(&self, failures: u32, asked: Option<Duration>) -> Duration {
+    pub fn wait(&self, failures: u32, requested: Option<Duration>) -> Duration {
         let limit = self.limit(failures);
         // the keys of a `RandomState` are random enough for jitter
         let random = RandomState::new().build_hasher().finish();
-        limit.mul_f64(random as f64 / u64::MAX as f64).max(asked.unwrap_or_default())
+        limit.mul_f64(random as f64 / u64::MAX as f64).max(requested.unwrap_or_default())
     }
 }
 
@@ -58,9 +58,9 @@ mod tests {
 
     #[test]
     fn services_ask_in_seconds_and_by_date() {
-        let asked = |text: &str| asked_wait(&HeaderMap::from_iter([(RETRY_AFTER, text.parse().unwrap())]));
-        assert_eq!(asked(" 7"), Some(Duration::from_secs(7)));
-        assert!(asked(&(Utc::now() + Duration::from_secs(90)).to_rfc2822()).unwrap() > Duration::from_secs(60));
-        assert_eq!((asked("soon"), asked("Wed, 21 Oct 2015 07:28:00 GMT")), (None, None));
+        let requested = |text: &str| asked_wait(&HeaderMap::from_iter([(RETRY_AFTER, text.parse().unwrap())]));
+        assert_eq!(requested(" 7"), Some(Duration::from_secs(7)));
+        assert!(requested(&(Utc::now() + Duration::from_secs(90)).to_rfc2822()).unwrap() > Duration::from_secs(60));
+        assert_eq!((requested("soon"), requested("Wed, 21 Oct 2015 07:28:00 GMT")), (None, None));
     }
 }

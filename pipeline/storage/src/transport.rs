@@ -35,15 +35,17 @@ use object_store::client::{
 };
 use stillhouse_schemas::storage::{RetryLimits, Scheme};
 
-use super::failure::{Asked, Breakage, Outcome, Refusal, Target, TransportError, breakage, element, find_cause};
-use super::guard::{Guard, Guarded};
+use super::failure::{
+    Breakage, ErrorResponse, Outcome, RequestInfo, Target, TransportError, breakage, element, find_cause,
+};
+use super::guard::{Guard, GuardError};
 use super::retry::{Backoff, asked_wait};
 
-const LARGEST_BODY: u64 = 1 << 30;
+const MAX_BODY_BYTES: u64 = 1 << 30;
 /// Maximum memory to allocate in advance, whatever `Content-Length` says.
-const LARGEST_RESERVE: u64 = 64 << 20;
+const MAX_PREALLOCATED_BYTES: u64 = 64 << 20;
 /// Attempts at a service that never answered, or at a metadata service of cloud machines.
-const FEW_ATTEMPTS: u32 = 3;
+const MAX_UNREACHED_ATTEMPTS: u32 = 3;
 
 /// Traffic counters, for logs.
 #[derive(Debug, Default)]
@@ -118,11 +120,11 @@ struct Transport {
 }
 
 /// A failed attempt.
-struct Fault {
+struct AttemptError {
     outcome: Outcome,
     transient: bool,
     /// Whether to send the same request again. A conflicting completion is transient, but its upload must begin anew.
-    again: bool,
+    resend: bool,
     /// The wait that the service asked for.
     wait: Option<Duration>,
 }
@@ -131,22 +133,22 @@ struct Fault {
 impl HttpService for Transport {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let started = Instant::now();
-        let asked = self.target.asked(request.method(), request.uri());
+        let info = self.target.describe(request.method(), request.uri());
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let fault = match self.attempt(&request, &asked, started).await {
+            let failed = match self.attempt(&request, &info, started).await {
                 Ok(response) => return Ok(response),
-                Err(fault) => fault,
+                Err(failed) => failed,
             };
-            let Some(wait) = self.wait(&fault, &asked, attempts, started) else {
-                let Fault { outcome, transient, .. } = fault;
-                let error = TransportError { asked, attempts, elapsed: started.elapsed(), outcome, transient };
+            let Some(wait) = self.wait(&failed, &info, attempts, started) else {
+                let AttemptError { outcome, transient, .. } = failed;
+                let error = TransportError { request: info, attempts, elapsed: started.elapsed(), outcome, transient };
                 // of a kind that object_store does not retry
                 return Err(HttpError::new(HttpErrorKind::Unknown, error));
             };
-            let Asked { method, place, .. } = &asked;
-            tracing::debug!(%method, place, attempts, ?wait, outcome = ?fault.outcome, "trying again");
+            let RequestInfo { method, place, .. } = &info;
+            tracing::debug!(%method, place, attempts, ?wait, outcome = ?failed.outcome, "trying again");
             self.statistics.retries.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(wait).await;
         }
@@ -154,30 +156,40 @@ impl HttpService for Transport {
 }
 
 impl Transport {
-    async fn attempt(&self, request: &HttpRequest, asked: &Asked, started: Instant) -> Result<HttpResponse, Fault> {
+    async fn attempt(
+        &self,
+        request: &HttpRequest,
+        info: &RequestInfo,
+        started: Instant,
+    ) -> Result<HttpResponse, AttemptError> {
         self.statistics.requests.fetch_add(1, Ordering::Relaxed);
         self.statistics.bytes_up.fetch_add(request.body().content_length() as u64, Ordering::Relaxed);
-        let left = self.limits.longest.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
+        let left = self.limits.max_elapsed.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
         // a large body gets more time, enough for 100 kB/s
-        let carrying = Duration::from_secs(request.body().content_length() as u64 / 100_000);
-        let limit = (self.limits.request_timeout + carrying).min(left);
+        let upload_time = Duration::from_secs(request.body().content_length() as u64 / 100_000);
+        let limit = (self.limits.request_timeout + upload_time).min(left);
         let exchange = tokio::time::timeout(limit, async {
             let response = self.client.execute(request.clone()).await?;
             self.answered.store(true, Ordering::Relaxed);
             let (parts, body) = response.into_parts();
             Ok(match read(&parts.headers, parts.status, request.method(), body).await? {
                 Ok(body) => Ok((parts, body)),
-                Err(fault) => Err(fault),
+                Err(failed) => Err(failed),
             })
         });
         let (mut parts, body) = match exchange.await {
             Ok(Ok(answer)) => answer?,
-            Ok(Err(error)) => return Err(broken(&error)),
-            Err(_) => return Err(Fault::broken(Breakage::Timeout, format!("no answer in {} s", limit.as_secs_f32()))),
+            Ok(Err(error)) => return Err(classify_error(&error)),
+            Err(_) => {
+                return Err(AttemptError::no_response(
+                    Breakage::Timeout,
+                    format!("no answer in {} s", limit.as_secs_f32()),
+                ));
+            }
         };
         self.statistics.bytes_down.fetch_add(body.len() as u64, Ordering::Relaxed);
         if parts.status.is_success() {
-            let Some(status) = status_inside(request, &body) else {
+            let Some(status) = status_in_body(request, &body) else {
                 return Ok(HttpResponse::from_parts(parts, body.into()));
             };
             parts.status = status;
@@ -185,40 +197,43 @@ impl Transport {
         if parts.status == StatusCode::NOT_MODIFIED {
             return Ok(HttpResponse::from_parts(parts, Bytes::new().into()));
         }
-        let refusal = Refusal::read(parts.status, &parts.headers, &body, request.headers());
-        match judge(&refusal, asked) {
-            Verdict::PassOn => {
+        let response = ErrorResponse::parse(parts.status, &parts.headers, &body, request.headers());
+        match classify(&response, info) {
+            Verdict::Return => {
                 parts.headers.remove(CONTENT_LENGTH);
-                Ok(HttpResponse::from_parts(parts, refusal.body().into()))
+                Ok(HttpResponse::from_parts(parts, response.body().into()))
             }
-            Verdict::Fail { transient, again } => {
-                Err(Fault { outcome: Outcome::Refused(refusal), transient, again, wait: asked_wait(&parts.headers) })
-            }
+            Verdict::Fail { transient, resend } => Err(AttemptError {
+                outcome: Outcome::Refused(response),
+                transient,
+                resend,
+                wait: asked_wait(&parts.headers),
+            }),
         }
     }
 
     /// Returns the wait before the next attempt; `None` to give up.
-    fn wait(&self, fault: &Fault, asked: &Asked, attempts: u32, started: Instant) -> Option<Duration> {
-        let unreached = matches!(&fault.outcome, Outcome::Broken(breakage, _) if breakage.is_unreached())
+    fn wait(&self, failed: &AttemptError, info: &RequestInfo, attempts: u32, started: Instant) -> Option<Duration> {
+        let is_unreached = matches!(&failed.outcome, Outcome::Broken(breakage, _) if breakage.is_unreached())
             && !self.answered.load(Ordering::Relaxed);
-        let most = match unreached || is_machine_service(&asked.service) {
-            true => self.limits.max_attempts.min(FEW_ATTEMPTS),
+        let max_attempts = match is_unreached || is_metadata_service(&info.service) {
+            true => self.limits.max_attempts.min(MAX_UNREACHED_ATTEMPTS),
             false => self.limits.max_attempts,
         };
-        if !fault.again || attempts >= most {
+        if !failed.resend || attempts >= max_attempts {
             return None;
         }
-        let backoff = Backoff { first: self.limits.first_backoff, largest: self.limits.largest_backoff };
-        let wait = backoff.wait(attempts, fault.wait);
+        let backoff = Backoff { first: self.limits.first_backoff, largest: self.limits.max_backoff };
+        let wait = backoff.wait(attempts, failed.wait);
         // a service may ask for any number of seconds
-        (started.elapsed().saturating_add(wait) < self.limits.longest).then_some(wait)
+        (started.elapsed().saturating_add(wait) < self.limits.max_elapsed).then_some(wait)
     }
 }
 
-impl Fault {
-    fn broken(breakage: Breakage, text: impl Into<String>) -> Self {
+impl AttemptError {
+    fn no_response(breakage: Breakage, text: impl Into<String>) -> Self {
         let transient = breakage.is_transient();
-        Self { outcome: Outcome::Broken(breakage, text.into()), transient, again: transient, wait: None }
+        Self { outcome: Outcome::Broken(breakage, text.into()), transient, resend: transient, wait: None }
     }
 }
 
@@ -228,31 +243,31 @@ async fn read(
     status: StatusCode,
     method: &Method,
     body: HttpResponseBody,
-) -> Result<Result<Bytes, Fault>, HttpError> {
+) -> Result<Result<Bytes, AttemptError>, HttpError> {
     // such responses announce a length, but send no body
     if method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED {
         return Ok(Ok(Bytes::new()));
     }
     let announced = headers.get(CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     let too_large = || {
-        let text = format!("the answer has more than {LARGEST_BODY} bytes, the most that is read at once");
-        Ok(Err(Fault::broken(Breakage::TooLarge, text)))
+        let text = format!("the answer has more than {MAX_BODY_BYTES} bytes, the most that is read at once");
+        Ok(Err(AttemptError::no_response(Breakage::TooLarge, text)))
     };
-    if announced.is_some_and(|n| n > LARGEST_BODY) {
+    if announced.is_some_and(|n| n > MAX_BODY_BYTES) {
         return too_large();
     }
-    let mut whole = BytesMut::with_capacity(announced.unwrap_or(0).min(LARGEST_RESERVE) as usize);
+    let mut whole = BytesMut::with_capacity(announced.unwrap_or(0).min(MAX_PREALLOCATED_BYTES) as usize);
     let mut chunks = body.bytes_stream();
     while let Some(chunk) = chunks.next().await {
         whole.extend_from_slice(&chunk?);
-        if whole.len() as u64 > LARGEST_BODY {
+        if whole.len() as u64 > MAX_BODY_BYTES {
             return too_large();
         }
     }
     let got = whole.len() as u64;
     Ok(match announced {
         Some(n) if n != got => {
-            Err(Fault::broken(Breakage::Connection, format!("the answer ended after {got} of {n} bytes")))
+            Err(AttemptError::no_response(Breakage::Connection, format!("the answer ended after {got} of {n} bytes")))
         }
         _ => Ok(whole.freeze()),
     })
@@ -261,28 +276,28 @@ async fn read(
 /// How an error response is handled.
 enum Verdict {
     /// Returns the response: it is about the object, and the caller decides.
-    PassOn,
+    Return,
     Fail {
         transient: bool,
-        again: bool,
+        resend: bool,
     },
 }
 
-fn judge(refusal: &Refusal, asked: &Asked) -> Verdict {
-    let again = Verdict::Fail { transient: true, again: true };
-    let never = Verdict::Fail { transient: false, again: false };
-    let code = refusal.code.as_deref().unwrap_or_default();
-    match refusal.status.as_u16() {
-        _ if is_transient_code(code) => again,
+fn classify(response: &ErrorResponse, info: &RequestInfo) -> Verdict {
+    let resend = Verdict::Fail { transient: true, resend: true };
+    let fail = Verdict::Fail { transient: false, resend: false };
+    let code = response.code.as_deref().unwrap_or_default();
+    match response.status.as_u16() {
+        _ if is_transient_code(code) => resend,
         409 if code == "ConditionalRequestConflict" => {
             // a PUT may be sent again as it is; a multipart upload must begin anew
-            Verdict::Fail { transient: true, again: asked.method == Method::PUT }
+            Verdict::Fail { transient: true, resend: info.method == Method::PUT }
         }
-        404 if matches!(code, "NoSuchBucket" | "ContainerNotFound") => never,
-        404 | 409 | 412 if asked.at_store => Verdict::PassOn,
-        501 | 505 | 507 => never,
-        408 | 425 | 429 | 500.. => again,
-        _ => never,
+        404 if matches!(code, "NoSuchBucket" | "ContainerNotFound") => fail,
+        404 | 409 | 412 if info.at_store => Verdict::Return,
+        501 | 505 | 507 => fail,
+        408 | 425 | 429 | 500.. => resend,
+        _ => fail,
     }
 }
 
@@ -303,19 +318,19 @@ fn is_transient_code(code: &str) -> bool {
 }
 
 /// Returns the status that an S3 response of 200 should have had: completions and copies respond before they finish.
-fn status_inside(request: &HttpRequest, body: &[u8]) -> Option<StatusCode> {
-    let copies = request.headers().contains_key("x-amz-copy-source");
-    if !(request.method() == Method::POST || copies) || body.len() > 1 << 20 {
+fn status_in_body(request: &HttpRequest, body: &[u8]) -> Option<StatusCode> {
+    let is_copy = request.headers().contains_key("x-amz-copy-source");
+    if !(request.method() == Method::POST || is_copy) || body.len() > 1 << 20 {
         return None;
     }
     let text = std::str::from_utf8(body).ok()?.trim_start();
-    let deletes = text.contains("<DeleteResult")
+    let has_transient_deletion_error = text.contains("<DeleteResult")
         && text.split("<Code>").skip(1).any(|rest| is_transient_code(rest.split('<').next().unwrap_or_default()));
     let root = match text.strip_prefix("<?xml") {
         Some(rest) => rest.split_once("?>")?.1.trim_start(),
         None => text,
     };
-    if !deletes && !root.starts_with("<Error>") && !root.starts_with("<Error ") {
+    if !has_transient_deletion_error && !root.starts_with("<Error>") && !root.starts_with("<Error ") {
         return None;
     }
     Some(match element(text, "Code").as_deref() {
@@ -329,16 +344,16 @@ fn status_inside(request: &HttpRequest, body: &[u8]) -> Option<StatusCode> {
 }
 
 /// Converts a request without a complete response. The text contains no addresses.
-fn broken(error: &HttpError) -> Fault {
-    if let Some(guarded) = find_cause::<Guarded>(error) {
-        return Fault::broken(Breakage::Guarded, guarded.to_string());
+fn classify_error(error: &HttpError) -> AttemptError {
+    if let Some(refused) = find_cause::<GuardError>(error) {
+        return AttemptError::no_response(Breakage::RefusedByGuard, refused.to_string());
     }
     let (why, text) = breakage(error);
-    Fault::broken(why, text)
+    AttemptError::no_response(why, text)
 }
 
 /// Whether only cloud machines have this service. On other machines nothing, or a proxy, answers.
-fn is_machine_service(service: &str) -> bool {
+fn is_metadata_service(service: &str) -> bool {
     let host = service.split("://").last().unwrap_or_default();
     ["169.254.", "[fd00:ec2::", "metadata.google.internal"].iter().any(|machine| host.starts_with(machine))
 }

@@ -59,7 +59,7 @@ pub trait Uploads: fmt::Debug + Send + Sync {
 pub(super) enum Signer {
     Aws { credentials: AwsCredentialProvider, region: String },
     Google(GcpCredentialProvider),
-    Nobody,
+    Anonymous,
 }
 
 /// Uploads of a store that uses S3's XML.
@@ -100,7 +100,7 @@ struct Entry {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Begun {
+struct UploadCreated {
     upload_id: String,
 }
 
@@ -147,7 +147,7 @@ impl Uploads for XmlUploads {
         let prefix = if matches!(self.signer, Signer::Google(_)) { "x-goog-meta-" } else { "x-amz-meta-" };
         let headers: Vec<_> = metadata.iter().map(|(name, value)| (format!("{prefix}{name}"), *value)).collect();
         let response = self.send(Method::POST, path, [("uploads", "")], &headers, String::new()).await?;
-        Ok(self.read::<Begun>(response).await?.upload_id)
+        Ok(self.read::<UploadCreated>(response).await?.upload_id)
     }
 
     async fn complete_if_absent(&self, path: &Path, id: &str, parts: &[PartId]) -> Result<Option<String>> {
@@ -191,7 +191,7 @@ impl XmlUploads {
                     value.set_sensitive(true);
                     request.headers_mut().insert(header::AUTHORIZATION, value);
                 }
-                Signer::Nobody => {}
+                Signer::Anonymous => {}
             }
             let response = self.client.execute(request).await.map_err(|e| self.error(e))?;
             let status = response.status();
@@ -219,10 +219,10 @@ impl XmlUploads {
         body: String,
     ) -> Result<HttpRequest> {
         // signatures cover the encoded path, so it is encoded exactly as they require
-        let folders = path.parts().map(|part| format!("/{}", encoded(part.as_ref())));
+        let folders = path.parts().map(|part| format!("/{}", percent_encode(part.as_ref())));
         let query = query.into_iter().map(|(name, value)| match value {
-            "" => encoded(name),
-            value => format!("{}={}", encoded(name), encoded(value)),
+            "" => percent_encode(name),
+            value => format!("{}={}", percent_encode(name), percent_encode(value)),
         });
         let url = format!("{}{}?{}", self.base, folders.collect::<String>(), query.collect::<Vec<_>>().join("&"));
         let mut request = http::Request::builder().method(method).uri(url);
@@ -249,7 +249,7 @@ impl XmlUploads {
 }
 
 /// Percent-encodes all but letters, digits, `-`, `.`, `_` and `~`, as signatures require.
-fn encoded(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let keep = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~');
     text.bytes().map(|b| if keep(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }

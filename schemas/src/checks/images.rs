@@ -13,8 +13,8 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
         (InputFormat::Images, "input.images", job.input.images.is_some()),
         (InputFormat::Codes, "input.codes", job.input.codes.is_some()),
     ];
-    for (of, field, there) in sections {
-        match (format == Some(of), there) {
+    for (of, field, is_present) in sections {
+        match (format == Some(of), is_present) {
             (true, false) => {
                 problems.push(Problem::missing(field, format!("is required with `format: {}`", of.name())));
             }
@@ -27,9 +27,9 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
         packing(job, problems);
     }
     if let (Some(InputFormat::Images), Some(images)) = (format, &job.input.images) {
-        of_images(job, images, problems);
+        image_keys(job, images, problems);
     }
-    if format == Some(InputFormat::Codes) && packed(job.input.compression) {
+    if format == Some(InputFormat::Codes) && is_compressed(job.input.compression) {
         let message = ".npy and Parquet files of codes are read as they lie; valid: auto, none";
         problems.push(Problem::missing("input.compression", message));
     }
@@ -47,10 +47,10 @@ fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
             problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {word}`")));
         }
     };
-    none("clean", job.clean != Clean::default(), "cleans text");
-    none("tokenizer", job.tokenizer != Tokenizer::default(), "makes tokens of text, and a number is its own token");
-    none("input.sql", job.input.sql.is_some(), "selects rows of text");
-    none("extract", job.extract.is_some(), "asks a teacher of text: none of our families predicts pixels or codes");
+    refuse("clean", job.clean != Clean::default(), "cleans text");
+    refuse("tokenizer", job.tokenizer != Tokenizer::default(), "makes tokens of text, and a number is its own token");
+    refuse("input.sql", job.input.sql.is_some(), "selects rows of text");
+    refuse("extract", job.extract.is_some(), "asks a teacher of text: none of our families predicts pixels or codes");
 }
 
 /// Checks that packing makes each image one row, without separators, boundaries or padding.
@@ -83,7 +83,7 @@ fn packing(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-fn of_images(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
+fn image_keys(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
     let (layout, labels) = (images.layout, images.labels());
     let valid: &[ImageLabels] = match layout {
         Layout::Files => &[ImageLabels::None, ImageLabels::Folder],
@@ -91,9 +91,9 @@ fn of_images(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
         _ => &[ImageLabels::None, ImageLabels::Stored],
     };
     if !valid.contains(&labels) {
-        let words: Vec<&str> = valid.iter().map(|labels| name(*labels)).collect();
+        let words: Vec<&str> = valid.iter().map(|labels| labels_name(*labels)).collect();
         let message = format!("the files of this layout have no such labels; valid: {}", words.join(", "));
-        problems.push(Problem::new("input.images.labels", name(labels), message));
+        problems.push(Problem::new("input.images.labels", labels_name(labels), message));
     }
     if labels != ImageLabels::Folder && !images.classes.is_empty() {
         problems.push(Problem::missing("input.images.classes", "is for `labels: folder` only"));
@@ -104,19 +104,19 @@ fn of_images(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
     }
     let mut sorted: Vec<&String> = images.classes.iter().collect();
     sorted.sort_unstable();
-    if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        problems.push(Problem::new("input.images.classes", format!("{:?}", twice[0]), "stands there twice"));
+    if let Some(duplicate) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        problems.push(Problem::new("input.images.classes", format!("{:?}", duplicate[0]), "stands there twice"));
     }
     if images.fit == Fit::Adm && images.height.is_some_and(|height| height != images.size) {
         problems.push(Problem::missing("input.images.height", "`fit: adm` makes squares; leave it out"));
     }
-    if packed(job.input.compression) && !matches!(layout, Layout::Tar | Layout::Idx) {
+    if is_compressed(job.input.compression) && !matches!(layout, Layout::Tar | Layout::Idx) {
         let message = "files of this layout are read as they lie; valid: auto, none";
         problems.push(Problem::missing("input.compression", message));
     }
 }
 
-fn name(labels: ImageLabels) -> &'static str {
+fn labels_name(labels: ImageLabels) -> &'static str {
     match labels {
         ImageLabels::None => "none",
         ImageLabels::Folder => "folder",

@@ -3,21 +3,22 @@
 use serde_json::{Number, Value};
 use struson::reader::{JsonReader, JsonStreamReader, ReaderError, ReaderSettings, ValueType};
 
-use super::{DEEPEST, Entry, Kind, Node, Position, Unreadable};
+use super::{Entry, Kind, MAX_DEPTH, Node, Position, SyntaxError};
 
 type Reader<'a> = JsonStreamReader<&'a [u8]>;
 
 /// Parses one value.
-pub(super) fn read(text: &str) -> Result<Node, Unreadable> {
+pub(super) fn read(text: &str) -> Result<Node, SyntaxError> {
     // serde_json has better error messages; the reader below knows positions
     if let Err(e) = serde_json::from_str::<Value>(text) {
-        let position = Position::from_zero((e.line() as u64).saturating_sub(1), (e.column() as u64).saturating_sub(1));
+        let position =
+            Position::from_zero_based((e.line() as u64).saturating_sub(1), (e.column() as u64).saturating_sub(1));
         let words = e.to_string();
         let words = words.split_once(" at line ").map_or(words.as_str(), |(words, _)| words);
-        return Err(Unreadable { position, message: format!("is not JSON: {words}") });
+        return Err(SyntaxError { position, message: format!("is not JSON: {words}") });
     }
     let settings = ReaderSettings {
-        max_nesting_depth: Some(DEEPEST as u32),
+        max_nesting_depth: Some(MAX_DEPTH as u32),
         restrict_number_values: false,
         track_path: false,
         ..ReaderSettings::default()
@@ -26,17 +27,17 @@ pub(super) fn read(text: &str) -> Result<Node, Unreadable> {
     node(&mut reader).map_err(|e| {
         let message = match e {
             ReaderError::MaxNestingDepthExceeded { .. } => {
-                format!("has more than {DEEPEST} levels, one inside of the other")
+                format!("has more than {MAX_DEPTH} levels, one inside of the other")
             }
             other => format!("is not JSON: {other}"),
         };
-        Unreadable { position: position(&reader), message }
+        SyntaxError { position: position(&reader), message }
     })
 }
 
 fn position(reader: &Reader<'_>) -> Position {
     let at = reader.current_position(false).line_pos;
-    at.map_or(Position::START, |at| Position::from_zero(at.line, at.column))
+    at.map_or(Position::START, |at| Position::from_zero_based(at.line, at.column))
 }
 
 fn node(reader: &mut Reader<'_>) -> Result<Node, ReaderError> {

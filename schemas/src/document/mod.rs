@@ -21,17 +21,17 @@ use serde_json::{Map, Value};
 use crate::problems::{Position, Problem};
 
 /// Maximum nesting depth. A job has five levels.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// The reason why a text cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Unreadable {
+struct SyntaxError {
     position: Position,
     message: String,
 }
 
-impl From<Unreadable> for Problem {
-    fn from(e: Unreadable) -> Self {
+impl From<SyntaxError> for Problem {
+    fn from(e: SyntaxError) -> Self {
         Problem::missing("", e.message).at(e.position)
     }
 }
@@ -72,7 +72,7 @@ impl Document {
     /// # Errors
     /// The syntax error, with its position.
     pub fn read(text: &str) -> Result<Self, Problem> {
-        let text = without_mark(text);
+        let text = without_bom(text);
         let braces = text.trim_start().strip_prefix('{');
         let Some(inside) = braces else { return Ok(Self { root: yaml::read(text)? }) };
         let root = json::read(text).or_else(|not_json| {
@@ -88,7 +88,7 @@ impl Document {
     /// # Errors
     /// As [`Document::read`].
     pub fn read_json(text: &str) -> Result<Self, Problem> {
-        Ok(Self { root: json::read(without_mark(text))? })
+        Ok(Self { root: json::read(without_bom(text))? })
     }
 
     /// The values. For a duplicate key, the first value.
@@ -96,10 +96,10 @@ impl Document {
         value(&self.root)
     }
 
-    /// Returns up to `most` keys that occur twice in one mapping, at any depth.
-    pub fn twice(&self, most: usize) -> Vec<Problem> {
+    /// Returns up to `max` keys that occur twice in one mapping, at any depth.
+    pub fn duplicate_keys(&self, max: usize) -> Vec<Problem> {
         let mut found = Vec::new();
-        twice(&self.root, "", most, &mut found);
+        collect_duplicate_keys(&self.root, "", max, &mut found);
         found
     }
 
@@ -124,7 +124,7 @@ impl Document {
 }
 
 /// Removes a byte order mark, which some editors write at the start of a file.
-fn without_mark(text: &str) -> &str {
+fn without_bom(text: &str) -> &str {
     text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
@@ -164,18 +164,18 @@ fn value(node: &Node) -> Value {
     }
 }
 
-fn twice(node: &Node, path: &str, most: usize, found: &mut Vec<Problem>) {
+fn collect_duplicate_keys(node: &Node, path: &str, max: usize, found: &mut Vec<Problem>) {
     match &node.kind {
         Kind::Scalar(_) => {}
         Kind::List(items) => {
             for (i, item) in items.iter().enumerate() {
-                twice(item, &format!("{path}[{i}]"), most, found);
+                collect_duplicate_keys(item, &format!("{path}[{i}]"), max, found);
             }
         }
         Kind::Map(entries) => {
             let mut seen: HashMap<&str, Position> = HashMap::with_capacity(entries.len());
             for entry in entries {
-                if found.len() >= most {
+                if found.len() >= max {
                     return;
                 }
                 let field = if path.is_empty() { entry.key.clone() } else { format!("{path}.{}", entry.key) };
@@ -192,7 +192,7 @@ fn twice(node: &Node, path: &str, most: usize, found: &mut Vec<Problem>) {
                         found.push(Problem::missing(&field, message).at(entry.position));
                     }
                 }
-                twice(&entry.node, &field, most, found);
+                collect_duplicate_keys(&entry.node, &field, max, found);
             }
         }
     }

@@ -140,7 +140,7 @@ proptest! {
         let pointer = which.get(&keys);
         let text = doubled(&value, pointer, String::new());
         let document = if json { Document::read_json(&text) } else { Document::read(&text) };
-        let found = document.unwrap().twice(10);
+        let found = document.unwrap().duplicate_keys(10);
         prop_assert_eq!(found.len(), 1, "{}", text);
         let first = text.lines().position(|line| line.contains("\"FIRST")).unwrap() + 1;
         let second = text.lines().position(|line| line.contains("\"SECOND")).unwrap() + 1;

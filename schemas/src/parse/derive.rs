@@ -11,16 +11,16 @@
 
 use serde_json::{Map, Value};
 
-use super::{JobFormat, MOST_PROBLEMS, Parsed, Positions};
+use super::{JobFormat, MAX_PROBLEMS, Parsed, Positions};
 use crate::document::Document;
 use crate::problems::{Problem, Problems};
 use crate::spec::{Dtype, JobSpec};
 use std::sync::Arc;
 
 /// Sections that replace those of the data set's job as a whole.
-const VIEWS: [&str; 3] = ["subtokens", "partitions", "orders"];
+const REPLACED_SECTIONS: [&str; 3] = ["subtokens", "partitions", "orders"];
 /// Keys that are never taken from the data set's job.
-const OWN: [&str; 5] = ["version", "name", "output", "storage", "engine"];
+const NEVER_INHERITED: [&str; 5] = ["version", "name", "output", "storage", "engine"];
 
 impl JobFormat {
     /// Parses the job that derives a data set from one with the job `source`.
@@ -41,24 +41,27 @@ impl JobFormat {
             Value::Object(given) => given,
             _ => return unreadable(Problem::missing("", "a job file is keys and values, such as `name: views`")),
         };
-        let whole = match serde_json::to_value(source) {
-            Ok(Value::Object(whole)) => whole,
+        let job = match serde_json::to_value(source) {
+            Ok(Value::Object(job)) => job,
             _ => return unreadable(Problem::missing("", "the job of the data set cannot be read")),
         };
-        let own = VIEWS.into_iter().filter(|view| given.get(*view).is_some_and(|section| !section.is_null())).collect();
-        let mut found = document.twice(MOST_PROBLEMS);
+        let own_sections = REPLACED_SECTIONS
+            .into_iter()
+            .filter(|view| given.get(*view).is_some_and(|section| !section.is_null()))
+            .collect();
+        let mut found = document.duplicate_keys(MAX_PROBLEMS);
         // a whole job file contains defaults and other spellings of numbers, so it is compared in normalized form if it
         // parses as a job
-        let (written, unread) = self.check(Value::Object(given.clone()), Vec::new());
-        let mut written = match written.and_then(|spec| serde_json::to_value(spec).ok()) {
-            Some(Value::Object(written)) => written,
+        let (normalized, unread) = self.check(Value::Object(given.clone()), Vec::new());
+        let mut normalized = match normalized.and_then(|spec| serde_json::to_value(spec).ok()) {
+            Some(Value::Object(normalized)) => normalized,
             _ => Map::new(),
         };
         for problem in &unread.0 {
-            written.remove(problem.field.split(['.', '[']).next().unwrap_or_default());
+            normalized.remove(problem.field.split(['.', '[']).next().unwrap_or_default());
         }
         let (spec, mut problems) = {
-            let mut merged = Value::Object(merged(whole, given, &written, &mut found));
+            let mut merged = Value::Object(merge_jobs(job, given, &normalized, &mut found));
             // jobs can no longer request this type, but nothing that is derived needs the teacher
             let dtype = merged.pointer_mut(DTYPE).filter(|_| dtype_of(source) == Some(Dtype::Int8));
             let is_retired = dtype.map(|dtype| *dtype = Dtype::F32.name().into()).is_some();
@@ -71,7 +74,7 @@ impl JobFormat {
         let positions = Positions(Some(Arc::new(document)));
         positions.locate(&mut problems);
         problems.sort();
-        (Parsed { spec, problems, positions }, own)
+        (Parsed { spec, problems, positions }, own_sections)
     }
 }
 
@@ -81,29 +84,29 @@ fn dtype_of(job: &JobSpec) -> Option<Dtype> {
     job.extract.as_ref().map(|extract| extract.teacher.dtype)
 }
 
-fn merged(
-    mut whole: Map<String, Value>,
+fn merge_jobs(
+    mut job: Map<String, Value>,
     given: Map<String, Value>,
-    written: &Map<String, Value>,
+    normalized: &Map<String, Value>,
     problems: &mut Vec<Problem>,
 ) -> Map<String, Value> {
-    for key in OWN {
-        whole.remove(key);
+    for key in NEVER_INHERITED {
+        job.remove(key);
     }
     for (key, value) in given {
         match key.as_str() {
-            key if OWN.contains(&key) || VIEWS.contains(&key) => {
-                whole.insert(key.to_owned(), value);
+            key if NEVER_INHERITED.contains(&key) || REPLACED_SECTIONS.contains(&key) => {
+                job.insert(key.to_owned(), value);
             }
-            "extract" => extract(&mut whole, &value, written.get("extract"), problems),
-            key => differences(key, &value, whole.get(key), written.get(key), problems),
+            "extract" => merge_extract(&mut job, &value, normalized.get("extract"), problems),
+            key => report_differences(key, &value, job.get(key), normalized.get(key), problems),
         }
     }
-    whole
+    job
 }
 
 /// Applies `extract: {noise: {tolerance: 1e-2}}`. All other keys of `extract` must match the data set's job.
-fn extract(whole: &mut Map<String, Value>, given: &Value, written: Option<&Value>, problems: &mut Vec<Problem>) {
+fn merge_extract(job: &mut Map<String, Value>, given: &Value, normalized: Option<&Value>, problems: &mut Vec<Problem>) {
     let tolerance = given.get("noise").and_then(|noise| noise.get("tolerance")).filter(|value| !value.is_null());
     let mut others = given.clone();
     if let Some(noise) = others.get_mut("noise").and_then(Value::as_object_mut) {
@@ -114,9 +117,9 @@ fn extract(whole: &mut Map<String, Value>, given: &Value, written: Option<&Value
     {
         others.remove("noise");
     }
-    differences("extract", &others, whole.get("extract"), written, problems);
+    report_differences("extract", &others, job.get("extract"), normalized, problems);
     let Some(tolerance) = tolerance else { return };
-    let stored = whole.get_mut("extract").and_then(|extract| extract.get_mut("noise"));
+    let stored = job.get_mut("extract").and_then(|extract| extract.get_mut("noise"));
     match stored.and_then(Value::as_object_mut) {
         Some(stored) => drop(stored.insert("tolerance".into(), tolerance.clone())),
         None => {
@@ -128,7 +131,13 @@ fn extract(whole: &mut Map<String, Value>, given: &Value, written: Option<&Value
 
 /// Reports keys whose values differ from the data set's job. `read` is the file's value as a job of its own parses it,
 /// with defaults and normalized; `None` if it does not parse.
-fn differences(field: &str, given: &Value, stored: Option<&Value>, read: Option<&Value>, problems: &mut Vec<Problem>) {
+fn report_differences(
+    field: &str,
+    given: &Value,
+    stored: Option<&Value>,
+    read: Option<&Value>,
+    problems: &mut Vec<Problem>,
+) {
     let stored = stored.unwrap_or(&Value::Null);
     if given == stored || given.is_null() || read == Some(stored) {
         return;
@@ -137,11 +146,11 @@ fn differences(field: &str, given: &Value, stored: Option<&Value>, read: Option<
         (Value::Object(given), Value::Object(of_data_set)) => {
             for (key, value) in given {
                 let read = read.and_then(|read| read.get(key));
-                differences(&format!("{field}.{key}"), value, of_data_set.get(key), read, problems);
+                report_differences(&format!("{field}.{key}"), value, of_data_set.get(key), read, problems);
             }
         }
         _ if same_number(given, stored) => {}
-        _ => problems.push(stays(field, given, stored)),
+        _ => problems.push(unchangeable(field, given, stored)),
     }
 }
 
@@ -150,7 +159,7 @@ fn same_number(a: &Value, b: &Value) -> bool {
     a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
-fn stays(field: &str, given: &Value, stored: &Value) -> Problem {
+fn unchangeable(field: &str, given: &Value, stored: &Value) -> Problem {
     let shown = |value: &Value| {
         let mut text = value.to_string();
         text.truncate(text.floor_char_boundary(80));

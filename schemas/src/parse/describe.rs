@@ -3,7 +3,7 @@
 use jsonschema::error::ValidationErrorKind;
 use serde_json::Value;
 
-use super::{JobFormat, MOST_PROBLEMS};
+use super::{JobFormat, MAX_PROBLEMS};
 use crate::problems::{Problem, Problems};
 
 /// Adds the problems of a schema error at a field.
@@ -16,16 +16,16 @@ pub(super) fn describe(
 ) {
     use ValidationErrorKind as K;
     // the value may contain a secret
-    let hidden = field.split('.').any(|part| part == "storage");
-    let problem = |field: String, got: String, message: String| match hidden {
+    let hides_value = field.split('.').any(|part| part == "storage");
+    let problem = |field: String, got: String, message: String| match hides_value {
         true => Problem::missing(field, message),
         false => Problem::new(field, got, message),
     };
-    let at = |message: String| problem(field.to_owned(), shown(got), message);
+    let problem_here = |message: String| problem(field.to_owned(), shown(got), message);
     match kind {
         K::AdditionalProperties { unexpected } => {
             let known = format.keys(field);
-            for key in unexpected.iter().take(MOST_PROBLEMS) {
+            for key in unexpected.iter().take(MAX_PROBLEMS) {
                 let value = got.get(key).map(shown).unwrap_or_default();
                 problems.push(problem(join(field, key), value, unknown_key(format, key, &known)));
             }
@@ -37,50 +37,50 @@ pub(super) fn describe(
         K::Enum { options } => {
             let valid: Vec<String> = options.as_array().into_iter().flatten().map(shown).collect();
             let names: Vec<&str> = options.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            let meant = got.as_str().and_then(|got| nearest(got, &names)).map(meant).unwrap_or_default();
-            problems.push(at(format!("not valid{meant}; valid: {}", valid.join(", "))));
+            let meant = got.as_str().and_then(|got| nearest(got, &names)).map(suggestion).unwrap_or_default();
+            problems.push(problem_here(format!("not valid{meant}; valid: {}", valid.join(", "))));
         }
         K::Type { kind } => {
             let wanted = match kind {
                 jsonschema::error::TypeKind::Single(t) => t.to_string(),
                 jsonschema::error::TypeKind::Multiple(_) => "another type".into(),
             };
-            problems.push(at(format!("has type {}; valid: {wanted}", type_name(got))));
+            problems.push(problem_here(format!("has type {}; valid: {wanted}", type_name(got))));
         }
-        K::Minimum { limit } => problems.push(at(format!("too small; valid: {limit} or more"))),
-        K::Maximum { limit } => problems.push(at(format!("too large; valid: {limit} or less"))),
-        K::MinItems { limit } => problems.push(at(format!("too few items; valid: {limit} or more"))),
-        K::MaxProperties { limit } => problems.push(at(format!("too many entries; valid: at most {limit}"))),
-        K::Pattern { pattern } => problems.push(at(format!("not valid; must match {pattern}"))),
-        _ => problems.push(at(kind.keyword().to_owned() + " does not hold")),
+        K::Minimum { limit } => problems.push(problem_here(format!("too small; valid: {limit} or more"))),
+        K::Maximum { limit } => problems.push(problem_here(format!("too large; valid: {limit} or less"))),
+        K::MinItems { limit } => problems.push(problem_here(format!("too few items; valid: {limit} or more"))),
+        K::MaxProperties { limit } => problems.push(problem_here(format!("too many entries; valid: at most {limit}"))),
+        K::Pattern { pattern } => problems.push(problem_here(format!("not valid; must match {pattern}"))),
+        _ => problems.push(problem_here(kind.keyword().to_owned() + " does not hold")),
     }
 }
 
 /// The message for an unknown key. Suggests a valid key with a similar name, or a field of another section with this
 /// name.
 fn unknown_key(format: &JobFormat, key: &str, known: &[&str]) -> String {
-    let elsewhere = || match format.fields_named(key).as_slice() {
+    let in_another_section = || match format.fields_named(key).as_slice() {
         [only] => Some(only.clone()),
         _ => None,
     };
-    let guess = nearest(key, known).map(str::to_owned).or_else(elsewhere);
-    let meant = guess.as_deref().map(meant).unwrap_or_default();
+    let guess = nearest(key, known).map(str::to_owned).or_else(in_another_section);
+    let meant = guess.as_deref().map(suggestion).unwrap_or_default();
     let valid = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     format!("unknown key{meant}; valid keys here: {valid}")
 }
 
-fn meant(guess: &str) -> String {
+fn suggestion(guess: &str) -> String {
     format!(", did you mean `{guess}`?")
 }
 
 /// Returns the name that was probably meant: at most one typing error per three letters, ignoring case and separators.
 pub(crate) fn nearest<'a>(got: &str, names: &[&'a str]) -> Option<&'a str> {
-    let plain = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
-    let got = plain(got);
+    let normalized = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
+    let got = normalized(got);
     let distance = |name: &str| strsim::damerau_levenshtein(&got, name);
     // names of very different length cannot be near
-    let near = |name: &&&str| name.len().abs_diff(got.len()) <= got.len().max(name.len()) / 3;
-    let best = names.iter().filter(near).min_by_key(|name| distance(name))?;
+    let has_similar_length = |name: &&&str| name.len().abs_diff(got.len()) <= got.len().max(name.len()) / 3;
+    let best = names.iter().filter(has_similar_length).min_by_key(|name| distance(name))?;
     (distance(best) <= (got.len().max(best.len()) / 3).max(1)).then_some(*best)
 }
 

@@ -84,7 +84,7 @@ pub fn did_you_mean(got: &str, names: &[&str]) -> String {
 }
 
 /// Converts floats such as `16.0` and `1e2` to integers: JSON Schema accepts them as integers, serde does not.
-fn whole_numbers(value: &mut Value) {
+fn convert_integral_floats(value: &mut Value) {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match value {
         Value::Number(number) if number.is_f64() => {
@@ -92,8 +92,8 @@ fn whole_numbers(value: &mut Value) {
                 *value = Value::from(whole as i64);
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(whole_numbers),
-        Value::Object(map) => map.values_mut().for_each(whole_numbers),
+        Value::Array(items) => items.iter_mut().for_each(convert_integral_floats),
+        Value::Object(map) => map.values_mut().for_each(convert_integral_floats),
         _ => {}
     }
 }
@@ -101,7 +101,7 @@ fn whole_numbers(value: &mut Value) {
 impl JobFormat {
     /// Creates the format with the sections of operators.
     pub fn new(sections: Vec<SectionKind>) -> Self {
-        let schema = schema::strict(&sections);
+        let schema = schema::plain_schema(&sections);
         let validator = jsonschema::validator_for(&schema).map_err(|e| e.to_string());
         Self { sections, schema, validator }
     }
@@ -132,7 +132,7 @@ impl JobFormat {
     /// also accepts one string.
     pub fn json_schema(&self) -> Value {
         let mut schema = self.schema.clone();
-        schema::one_or_more(&mut schema);
+        schema::allow_single_values(&mut schema);
         schema
     }
 
@@ -140,7 +140,7 @@ impl JobFormat {
         match read {
             Err(problem) => Parsed { spec: None, problems: Problems(vec![problem]), positions: Positions::default() },
             Ok(document) => {
-                let (spec, mut problems) = self.check(document.value(), document.twice(MOST_PROBLEMS));
+                let (spec, mut problems) = self.check(document.value(), document.duplicate_keys(MAX_PROBLEMS));
                 let positions = Positions(Some(Arc::new(document)));
                 positions.locate(&mut problems);
                 problems.sort();
@@ -152,14 +152,14 @@ impl JobFormat {
     /// Builds the job, if possible, and returns all problems after those `found` before.
     fn check(&self, mut value: Value, found: Vec<Problem>) -> (Option<JobSpec>, Problems) {
         drop_nulls(&mut value);
-        self.list_ones(&mut value);
+        self.wrap_single_values(&mut value);
         let mut problems = self.structural_problems(&value);
         for problem in &problems.0 {
-            remove(&mut value, whole(&problem.field));
+            remove(&mut value, enclosing_unit(&problem.field));
         }
         problems.0.splice(0..0, found);
         fill_required(&mut value);
-        whole_numbers(&mut value);
+        convert_integral_floats(&mut value);
         let (mut spec, unread) = match serde_json::from_value::<JobSpec>(value) {
             Ok(spec) => (Some(spec), None),
             Err(e) => (None, Some(e)),
@@ -171,10 +171,10 @@ impl JobFormat {
                 spec.input.paths.clear();
                 spec.input.tables.clear();
             }
-            for problem in self.problems_of(spec) {
-                if problems.0.len() >= MOST_PROBLEMS {
+            for problem in self.semantic_problems(spec) {
+                if problems.0.len() >= MAX_PROBLEMS {
                     if !problems.touches("") {
-                        problems.push(there_may_be_more());
+                        problems.push(too_many_problems());
                     }
                     break;
                 }
@@ -202,7 +202,7 @@ impl JobFormat {
         }
     }
 
-    fn problems_of(&self, spec: &JobSpec) -> Vec<Problem> {
+    fn semantic_problems(&self, spec: &JobSpec) -> Vec<Problem> {
         let mut problems = checks::all(spec);
         for kind in &self.sections {
             (kind.check)(spec, &mut problems);
@@ -222,14 +222,14 @@ impl JobFormat {
         for error in validator.iter_errors(value) {
             let field = field_path(error.instance_path().as_str());
             describe(self, &field, error.instance(), error.kind(), &mut problems);
-            if problems.0.len() >= MOST_PROBLEMS {
+            if problems.0.len() >= MAX_PROBLEMS {
                 break;
             }
         }
         problems.0.sort_by(|a, b| a.field.cmp(&b.field));
-        if problems.0.len() >= MOST_PROBLEMS {
-            problems.0.truncate(MOST_PROBLEMS);
-            problems.push(there_may_be_more());
+        if problems.0.len() >= MAX_PROBLEMS {
+            problems.0.truncate(MAX_PROBLEMS);
+            problems.push(too_many_problems());
         }
         problems
     }
@@ -247,15 +247,15 @@ fn drop_nulls(value: &mut Value) {
     }
 }
 
-fn there_may_be_more() -> Problem {
-    Problem::missing("", format!("there may be more than these {MOST_PROBLEMS} problems"))
+fn too_many_problems() -> Problem {
+    Problem::missing("", format!("there may be more than these {MAX_PROBLEMS} problems"))
 }
 
 /// Maximum number of problems reported: users do not fix more at once, and a hostile file can have one per byte.
-const MOST_PROBLEMS: usize = 100;
+const MAX_PROBLEMS: usize = 100;
 
 /// Returns the part of the tree that is invalid without the value at a field path: for a holdout, the whole holdout.
-fn whole(field: &str) -> &str {
+fn enclosing_unit(field: &str) -> &str {
     let Some(rest) = field.strip_prefix("input.holdout.") else { return field };
     let name = rest.find('.').unwrap_or(rest.len());
     &field[..field.len() - rest.len() + name]

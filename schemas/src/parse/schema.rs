@@ -8,7 +8,7 @@ use crate::sections::SectionKind;
 use crate::spec::JobSpec;
 
 /// Generates the schema of the built-in keys and of these sections, in the plain form.
-pub(super) fn strict(sections: &[SectionKind]) -> Value {
+pub(super) fn plain_schema(sections: &[SectionKind]) -> Value {
     let mut generator = SchemaGenerator::default();
     let sections: Vec<(&str, Value)> =
         sections.iter().map(|kind| (kind.key, Value::from((kind.schema)(&mut generator)))).collect();
@@ -66,18 +66,18 @@ impl JobFormat {
     }
 
     /// Wraps a single value in a list where the schema requires a list.
-    pub(super) fn list_ones(&self, value: &mut Value) {
-        self.list_ones_below(value, &self.schema);
+    pub(super) fn wrap_single_values(&self, value: &mut Value) {
+        self.wrap_single_values_below(value, &self.schema);
     }
 
-    fn list_ones_below(&self, value: &mut Value, schema: &Value) {
+    fn wrap_single_values_below(&self, value: &mut Value, schema: &Value) {
         match value {
             Value::String(text) if is_list_of(schema, "string") => *value = json!([text]),
             Value::Number(number) if is_list_of(schema, "integer") => *value = json!([number]),
             Value::Object(map) => {
                 for (key, value) in map {
                     if let Some(schema) = self.property(schema, key) {
-                        self.list_ones_below(value, schema);
+                        self.wrap_single_values_below(value, schema);
                     }
                 }
             }
@@ -90,10 +90,10 @@ fn is_list_of(schema: &Value, item: &str) -> bool {
     schema.get("type") == Some(&json!("array")) && schema.pointer("/items/type") == Some(&json!(item))
 }
 
-pub(super) fn one_or_more(schema: &mut Value) {
+pub(super) fn allow_single_values(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
-            map.values_mut().for_each(one_or_more);
+            map.values_mut().for_each(allow_single_values);
             let this = Value::Object(map.clone());
             if is_list_of(&this, "string") || is_list_of(&this, "integer") {
                 let list: Map<String, Value> = ["type", "items", "minItems", "maxItems"]
@@ -103,7 +103,7 @@ pub(super) fn one_or_more(schema: &mut Value) {
                 map.insert("anyOf".into(), json!([list.get("items"), list]));
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(one_or_more),
+        Value::Array(items) => items.iter_mut().for_each(allow_single_values),
         _ => {}
     }
 }

@@ -62,17 +62,17 @@ impl Permutation {
             return Err(format!("has {} numbers, and {first}; valid: one for each of {vocab_size} ids", numbers.len()));
         }
         let mut ids: Vec<Option<u32>> = vec![None; vocab_size];
-        let mut twice = None;
+        let mut duplicate = None;
         for (id, &number) in (0u32..).zip(numbers) {
             let Some(place) = usize::try_from(number).ok().and_then(|number| ids.get_mut(number)) else {
                 return Err(format!("id {id} has the number {number}; valid: 0 to {}", vocab_size.saturating_sub(1)));
             };
             match place {
-                Some(first) => twice = twice.or(Some((*first, id, number))),
+                Some(first) => duplicate = duplicate.or(Some((*first, id, number))),
                 None => *place = Some(id),
             }
         }
-        if let Some((first, second, number)) = twice {
+        if let Some((first, second, number)) = duplicate {
             let missing = ids.iter().position(Option::is_none).unwrap_or_default();
             return Err(format!(
                 "the ids {first} and {second} both have the number {number}, and no id has {missing}; valid: each number once"

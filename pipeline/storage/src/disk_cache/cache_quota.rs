@@ -22,29 +22,29 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::entry::{Entry, bytes_of, table_bytes, units_of};
 
 /// The folder below the configured one. The number is the format version, so that another format gets its own folder.
-const ROOT: &str = "stillhouse-1";
-const LOCK: &str = "lock";
-const CLAIMS: &str = "claims";
+const ROOT_FOLDER: &str = "stillhouse-1";
+const LOCK_FILE: &str = "lock";
+const CLAIMS_FOLDER: &str = "claims";
 /// The lock file of a data set, held by every process that has the data set open.
-const IN_USE: &str = "in-use";
+const IN_USE_FILE: &str = "in-use";
 /// Timeout for a lock that others hold for milliseconds.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time without further attempts to store, after one failed.
-const CLOSED_FOR: Duration = Duration::from_secs(10);
+const SUSPENSION: Duration = Duration::from_secs(10);
 /// Seconds after which a full cache is counted again. A killed process leaves at most one write too many in the count,
 /// so occasional recounts suffice.
-const RECOUNT_AFTER: u64 = 60;
+const RECOUNT_INTERVAL_SECONDS: u64 = 60;
 
 /// The cache folder, and the data set in it that this process reads.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct CacheFolder {
     root: PathBuf,
     dataset: PathBuf,
     limit: u64,
     /// Keeps the data set locked while this value lives.
     _in_use: File,
     /// Nothing is stored until this time, after the cache was full or not writable.
-    closed: Mutex<Option<Instant>>,
+    suspended_until: Mutex<Option<Instant>>,
 }
 
 /// Result of an attempt to store units.
@@ -56,25 +56,25 @@ pub(crate) enum Stored {
     Full,
 }
 
-impl Room {
+impl CacheFolder {
     /// Creates the folders of a data set, and evicts entries until the cache holds at most `limit` bytes.
     pub fn open(folder: &Path, dataset: &str, limit: u64) -> io::Result<Self> {
-        let root = folder.join(ROOT);
-        make_folder(&root.join(CLAIMS))?;
+        let root = folder.join(ROOT_FOLDER);
+        make_folder(&root.join(CLAIMS_FOLDER))?;
         let dataset = root.join(dataset);
         make_folder(&dataset)?;
-        let in_use = open_lock(&dataset.join(IN_USE))?;
-        patiently(|| in_use.try_lock_shared())?;
-        let room = Self { root, dataset, limit, _in_use: in_use, closed: Mutex::default() };
+        let in_use = open_lock(&dataset.join(IN_USE_FILE))?;
+        lock_with_timeout(|| in_use.try_lock_shared())?;
+        let cache = Self { root, dataset, limit, _in_use: in_use, suspended_until: Mutex::default() };
         // applies a lowered limit at once, and detects a folder that is not writable
-        if let Some(mut count) = room.lock()? {
+        if let Some(mut count) = cache.lock()? {
             if count.bytes > limit {
                 count.recount()?;
             }
-            room.evict(&mut count, limit, true)?;
+            cache.evict(&mut count, limit, true)?;
             count.write()?;
         }
-        Ok(room)
+        Ok(cache)
     }
 
     /// Path of the entry with this name.
@@ -84,17 +84,17 @@ impl Room {
 
     /// Path of one of the lock files that serialize fetches.
     pub fn claim(&self, number: u32) -> PathBuf {
-        self.root.join(CLAIMS).join(format!("{number:03x}"))
+        self.root.join(CLAIMS_FOLDER).join(format!("{number:03x}"))
     }
 
     /// Whether attempts to store are suspended.
-    pub fn is_closed(&self) -> bool {
-        self.closed.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| Instant::now() < until)
+    pub fn is_suspended(&self) -> bool {
+        self.suspended_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| Instant::now() < until)
     }
 
     /// Suspends attempts to store for a while.
-    pub fn close(&self) {
-        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + CLOSED_FOR);
+    pub fn suspend(&self) {
+        *self.suspended_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + SUSPENSION);
     }
 
     /// Stores whole units of an object of `bytes` bytes, beginning with unit `first`, if they fit or eviction can make
@@ -102,7 +102,7 @@ impl Room {
     pub fn store(&self, name: &str, bytes: u64, first: u64, data: &[u8]) -> io::Result<Stored> {
         let stored = self.store_units(name, bytes, first, data);
         if !matches!(stored, Ok(Stored::Yes)) {
-            self.close();
+            self.suspend();
         }
         stored
     }
@@ -124,10 +124,10 @@ impl Room {
             self.remove_versions(&mut count, name)?;
         }
         let cost = match &entry {
-            Some(entry) => entry.missing(&units)?,
+            Some(entry) => entry.missing_bytes(&units)?,
             None => table_bytes(bytes) + data.len() as u64,
         };
-        if !self.make_room(&mut count, cost)? {
+        if !self.evict_to_fit(&mut count, cost)? {
             count.write()?;
             return Ok(Stored::Full);
         }
@@ -145,8 +145,8 @@ impl Room {
         Ok(Stored::Yes)
     }
 
-    fn make_room(&self, count: &mut Count, cost: u64) -> io::Result<bool> {
-        let fits = |count: &Count| count.bytes.saturating_add(cost) <= self.limit;
+    fn evict_to_fit(&self, count: &mut ByteCount, cost: u64) -> io::Result<bool> {
+        let fits = |count: &ByteCount| count.bytes.saturating_add(cost) <= self.limit;
         if fits(count) || cost > self.limit {
             return Ok(cost <= self.limit);
         }
@@ -162,17 +162,17 @@ impl Room {
     }
 
     /// Evicts objects, the least recently used first, until the cache holds at most `limit` bytes: first those of data
-    /// sets that no process has open, then, with `others_too`, those in use.
-    fn evict(&self, count: &mut Count, limit: u64, others_too: bool) -> io::Result<()> {
+    /// sets that no process has open, then, with `include_in_use`, those in use.
+    fn evict(&self, count: &mut ByteCount, limit: u64, include_in_use: bool) -> io::Result<()> {
         if count.bytes <= limit {
             return Ok(());
         }
         let mut locks: BTreeMap<PathBuf, Option<File>> = BTreeMap::new();
         let mut by_use = Vec::new();
-        for dataset in folders(&self.root)? {
-            let lock = idle(&dataset)?;
+        for dataset in dataset_folders(&self.root)? {
+            let lock = lock_if_unused(&dataset)?;
             let is_in_use = lock.is_none();
-            if !is_in_use || others_too {
+            if !is_in_use || include_in_use {
                 by_use.extend(entries(&dataset)?.into_iter().map(|(path, used)| (is_in_use, used, path)));
                 locks.insert(dataset, lock);
             }
@@ -193,7 +193,7 @@ impl Room {
     }
 
     /// Removes the entries of an object for all versions but the one with this name.
-    fn remove_versions(&self, count: &mut Count, name: &str) -> io::Result<()> {
+    fn remove_versions(&self, count: &mut ByteCount, name: &str) -> io::Result<()> {
         let object = name.split_once('-').map_or(name, |(object, _)| object);
         for (path, _) in entries(&self.dataset)? {
             let is_version = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with(object));
@@ -205,10 +205,10 @@ impl Room {
     }
 
     /// Locks and reads the count; `None` if another process holds the lock for too long.
-    fn lock(&self) -> io::Result<Option<Count>> {
-        let file = open_lock(&self.root.join(LOCK))?;
-        match patiently(|| file.try_lock()) {
-            Ok(()) => Count::read(&self.root, file).map(Some),
+    fn lock(&self) -> io::Result<Option<ByteCount>> {
+        let file = open_lock(&self.root.join(LOCK_FILE))?;
+        match lock_with_timeout(|| file.try_lock()) {
+            Ok(()) => ByteCount::read(&self.root, file).map(Some),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(e) => Err(e),
         }
@@ -217,7 +217,7 @@ impl Room {
 
 /// The byte count of the cache, stored in the locked file.
 #[derive(Debug)]
-struct Count {
+struct ByteCount {
     root: PathBuf,
     file: File,
     bytes: u64,
@@ -225,20 +225,20 @@ struct Count {
     recounted: u64,
 }
 
-impl Count {
+impl ByteCount {
     fn read(root: &Path, file: File) -> io::Result<Self> {
         let mut count = Self { root: root.to_owned(), file, bytes: 0, recounted: 0 };
         let mut written = [0; 20];
-        let is_there = count.file.read_exact_at(&mut written, 0).is_ok();
+        let is_readable = count.file.read_exact_at(&mut written, 0).is_ok();
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| written[at + i]));
         (count.bytes, count.recounted) = (number(0), number(8));
-        if !is_there || count.written() != written {
+        if !is_readable || count.encoded() != written {
             count.recount()?;
         }
         Ok(count)
     }
 
-    fn written(&self) -> [u8; 20] {
+    fn encoded(&self) -> [u8; 20] {
         let mut written = [0; 20];
         written[..8].copy_from_slice(&self.bytes.to_le_bytes());
         written[8..16].copy_from_slice(&self.recounted.to_le_bytes());
@@ -248,37 +248,37 @@ impl Count {
     }
 
     fn write(&self) -> io::Result<()> {
-        self.file.write_all_at(&self.written(), 0)
+        self.file.write_all_at(&self.encoded(), 0)
     }
 
     fn is_old(&self) -> bool {
-        seconds().abs_diff(self.recounted) >= RECOUNT_AFTER
+        now_seconds().abs_diff(self.recounted) >= RECOUNT_INTERVAL_SECONDS
     }
 
     /// Recounts the bytes of all entries. Removes files that are not valid entries.
     fn recount(&mut self) -> io::Result<()> {
         self.bytes = 0;
-        for dataset in folders(&self.root)? {
+        for dataset in dataset_folders(&self.root)? {
             for (path, _) in entries(&dataset)? {
                 match Entry::open_any(&path)? {
-                    Some(entry) => self.bytes += entry.counted()?,
+                    Some(entry) => self.bytes += entry.counted_bytes()?,
                     None => remove(&path)?,
                 }
             }
         }
-        self.recounted = seconds();
+        self.recounted = now_seconds();
         Ok(())
     }
 
     fn remove(&mut self, path: &Path) -> io::Result<()> {
-        let counted = Entry::open_any(path)?.map_or(Ok(0), |entry| entry.counted())?;
+        let counted = Entry::open_any(path)?.map_or(Ok(0), |entry| entry.counted_bytes())?;
         remove(path)?;
         self.bytes = self.bytes.saturating_sub(counted);
         Ok(())
     }
 }
 
-fn seconds() -> u64 {
+fn now_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -292,12 +292,12 @@ pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
 }
 
 /// Retries a lock until it succeeds or the timeout passes.
-fn patiently(lock: impl Fn() -> Result<(), TryLockError>) -> io::Result<()> {
+fn lock_with_timeout(try_lock: impl Fn() -> Result<(), TryLockError>) -> io::Result<()> {
     let start = Instant::now();
     loop {
-        match lock() {
+        match try_lock() {
             Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_PATIENCE => {
+            Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_TIMEOUT => {
                 std::thread::sleep(Duration::from_micros(200));
             }
             Err(e) => return Err(e.into()),
@@ -306,8 +306,8 @@ fn patiently(lock: impl Fn() -> Result<(), TryLockError>) -> io::Result<()> {
 }
 
 /// Locks a data set that no process has open; `None` if one has.
-fn idle(dataset: &Path) -> io::Result<Option<File>> {
-    let file = open_lock(&dataset.join(IN_USE))?;
+fn lock_if_unused(dataset: &Path) -> io::Result<Option<File>> {
+    let file = open_lock(&dataset.join(IN_USE_FILE))?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Ok(None),
@@ -320,7 +320,7 @@ fn is_hash(name: &str) -> bool {
 }
 
 /// The folders of data sets. Other content of the cache folder is never touched.
-fn folders(root: &Path) -> io::Result<Vec<PathBuf>> {
+fn dataset_folders(root: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for folder in fs::read_dir(root)? {
         let folder = folder?;
@@ -358,7 +358,7 @@ fn remove(path: &Path) -> io::Result<()> {
 
 /// Removes the folder of a data set without entries.
 fn remove_dataset(dataset: &Path) -> io::Result<()> {
-    remove(&dataset.join(IN_USE))?;
+    remove(&dataset.join(IN_USE_FILE))?;
     match fs::remove_dir(dataset) {
         Err(e) if !matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => Err(e),
         _ => Ok(()),

@@ -10,15 +10,15 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::cache_quota::{Room, open_lock};
+use super::cache_quota::{CacheFolder, open_lock};
 use crate::blocking;
 
 /// Number of lock files. If two segments share a file, one waits needlessly.
-const CLAIMS: u32 = 4096;
+const CLAIM_FILES: u32 = 4096;
 /// Timeout for a claim whose holder may be stopped. After it, the segment is fetched twice.
-const PATIENCE: Duration = Duration::from_secs(10);
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A claim, held until it is dropped.
 #[derive(Debug)]
@@ -26,22 +26,22 @@ pub(crate) struct Claim(#[allow(dead_code)] File);
 
 impl Claim {
     /// Waits for a claim; `None` after a timeout or an error.
-    pub async fn take(room: &Room, number: u32) -> Option<Self> {
-        Self::take_within(room, number, PATIENCE).await
+    pub async fn acquire(cache_folder: &CacheFolder, number: u32) -> Option<Self> {
+        Self::acquire_within(cache_folder, number, CLAIM_TIMEOUT).await
     }
 
-    async fn take_within(room: &Room, number: u32, patience: Duration) -> Option<Self> {
-        let path = room.claim(number % CLAIMS);
+    async fn acquire_within(cache_folder: &CacheFolder, number: u32, timeout: Duration) -> Option<Self> {
+        let path = cache_folder.claim(number % CLAIM_FILES);
         let mut file = blocking(move || open_lock(&path)).await.ok()?;
-        let (start, mut pause) = (Instant::now(), FIRST_PAUSE);
+        let (start, mut poll_interval) = (Instant::now(), MIN_POLL_INTERVAL);
         loop {
             let tried = blocking(move || Ok::<_, io::Error>((file.try_lock(), file))).await.ok()?;
             file = tried.1;
             match tried.0 {
                 Ok(()) => return Some(Self(file)),
-                Err(TryLockError::WouldBlock) if start.elapsed() < patience => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                Err(TryLockError::WouldBlock) if start.elapsed() < timeout => {
+                    tokio::time::sleep(poll_interval).await;
+                    poll_interval = (poll_interval * 2).min(MAX_POLL_INTERVAL);
                 }
                 Err(_) => return None,
             }
@@ -57,12 +57,12 @@ mod tests {
     #[tokio::test]
     async fn nobody_waits_for_ever() {
         let folder = tempfile::tempdir().unwrap();
-        let room = Room::open(folder.path(), &"0".repeat(32), 1000).unwrap();
-        let first = Claim::take(&room, 7).await;
+        let cache_folder = CacheFolder::open(folder.path(), &"0".repeat(32), 1000).unwrap();
+        let first = Claim::acquire(&cache_folder, 7).await;
         assert!(first.is_some());
-        assert!(Claim::take(&room, 8).await.is_some());
-        assert!(Claim::take_within(&room, 7 + CLAIMS, Duration::from_millis(5)).await.is_none());
-        let waiting = Claim::take(&room, 7);
+        assert!(Claim::acquire(&cache_folder, 8).await.is_some());
+        assert!(Claim::acquire_within(&cache_folder, 7 + CLAIM_FILES, Duration::from_millis(5)).await.is_none());
+        let waiting = Claim::acquire(&cache_folder, 7);
         let ending = async {
             tokio::time::sleep(Duration::from_millis(5)).await;
             drop(first);

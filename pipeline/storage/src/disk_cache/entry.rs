@@ -20,16 +20,16 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 
 /// Bytes of a unit, which has one checksum and is read whole: about as long as the pages of one column of a block.
-pub(crate) const UNIT: u64 = 64 << 10;
+pub(crate) const UNIT_BYTES: u64 = 64 << 10;
 const MAGIC: [u8; 16] = *b"stillhouse-disk1";
 /// Bytes of the header: magic, size of the object, CRC-32 of both, zeros.
-const HEADER: u64 = 64;
-const HEADER_SUMMED: usize = 24;
-const SLOT: u64 = 8;
+const HEADER_BYTES: u64 = 64;
+const HEADER_CHECKSUMMED_BYTES: usize = 24;
+const SLOT_BYTES: u64 = 8;
 /// The data begin at a multiple of this.
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 /// Maximum error of the time of last use, so that not every read writes to the disk.
-const TOUCH_AFTER: Duration = Duration::from_secs(60);
+const TOUCH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An open entry file.
 #[derive(Debug)]
@@ -41,12 +41,12 @@ pub(crate) struct Entry {
 
 /// The units that contain a byte range.
 pub(crate) fn units_of(range: &Range<u64>) -> Range<u64> {
-    range.start / UNIT..range.end.div_ceil(UNIT)
+    range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES)
 }
 
 /// The byte range of a range of units, in an object of `bytes` bytes.
 pub(crate) fn bytes_of(units: &Range<u64>, bytes: u64) -> Range<u64> {
-    units.start * UNIT..(units.end * UNIT).min(bytes)
+    units.start * UNIT_BYTES..(units.end * UNIT_BYTES).min(bytes)
 }
 
 /// Groups ascending numbers into runs of consecutive ones.
@@ -63,7 +63,7 @@ pub(crate) fn runs(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
 
 /// Bytes of the header and the table, for an object of `bytes` bytes.
 pub(crate) fn table_bytes(bytes: u64) -> u64 {
-    (HEADER + bytes.div_ceil(UNIT) * SLOT).next_multiple_of(PAGE)
+    (HEADER_BYTES + bytes.div_ceil(UNIT_BYTES) * SLOT_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
 impl Entry {
@@ -79,7 +79,7 @@ impl Entry {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
-        let mut header = [0; HEADER as usize];
+        let mut header = [0; HEADER_BYTES as usize];
         match file.read_exact_at(&mut header, 0) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -100,28 +100,28 @@ impl Entry {
         Ok(Self { file, bytes })
     }
 
-    fn header(bytes: u64) -> [u8; HEADER as usize] {
-        let mut header = [0; HEADER as usize];
+    fn header(bytes: u64) -> [u8; HEADER_BYTES as usize] {
+        let mut header = [0; HEADER_BYTES as usize];
         header[..MAGIC.len()].copy_from_slice(&MAGIC);
-        header[MAGIC.len()..HEADER_SUMMED].copy_from_slice(&bytes.to_le_bytes());
-        let sum = crc32fast::hash(&header[..HEADER_SUMMED]);
-        header[HEADER_SUMMED..HEADER_SUMMED + 4].copy_from_slice(&sum.to_le_bytes());
+        header[MAGIC.len()..HEADER_CHECKSUMMED_BYTES].copy_from_slice(&bytes.to_le_bytes());
+        let sum = crc32fast::hash(&header[..HEADER_CHECKSUMMED_BYTES]);
+        header[HEADER_CHECKSUMMED_BYTES..HEADER_CHECKSUMMED_BYTES + 4].copy_from_slice(&sum.to_le_bytes());
         header
     }
 
     /// Reads the stored units of a range whose checksums match: runs of bytes in order, each with the offset of its
     /// first byte.
     pub fn read(&self, units: &Range<u64>) -> io::Result<Vec<(u64, Bytes)>> {
-        let sums = self.sums(units)?;
+        let checksums = self.checksums(units)?;
         let mut found = Vec::new();
-        for run in runs(units.clone().zip(&sums).filter(|(_, sum)| sum.is_some()).map(|(unit, _)| unit)) {
+        for run in runs(units.clone().zip(&checksums).filter(|(_, sum)| sum.is_some()).map(|(unit, _)| unit)) {
             let whole = bytes_of(&run, self.bytes);
             let mut data = vec![0; (whole.end - whole.start) as usize];
             self.file.read_exact_at(&mut data, table_bytes(self.bytes) + whole.start)?;
             let is_good = |unit: &u64| {
-                let at = ((unit - run.start) * UNIT) as usize;
-                let sum = crc32fast::hash(&data[at..data.len().min(at + UNIT as usize)]);
-                sums[(unit - units.start) as usize] == Some(sum)
+                let at = ((unit - run.start) * UNIT_BYTES) as usize;
+                let sum = crc32fast::hash(&data[at..data.len().min(at + UNIT_BYTES as usize)]);
+                checksums[(unit - units.start) as usize] == Some(sum)
             };
             let good = runs(run.clone().filter(is_good));
             let data = Bytes::from(data);
@@ -135,19 +135,19 @@ impl Entry {
 
     /// Writes whole units, beginning with unit `first`.
     pub fn write(&self, first: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, table_bytes(self.bytes) + first * UNIT)?;
-        let slots: Vec<u8> = data.chunks(UNIT as usize).flat_map(|unit| slot(crc32fast::hash(unit))).collect();
-        self.file.write_all_at(&slots, HEADER + first * SLOT)
+        self.file.write_all_at(data, table_bytes(self.bytes) + first * UNIT_BYTES)?;
+        let slots: Vec<u8> = data.chunks(UNIT_BYTES as usize).flat_map(|unit| slot(crc32fast::hash(unit))).collect();
+        self.file.write_all_at(&slots, HEADER_BYTES + first * SLOT_BYTES)
     }
 
     /// Bytes that count towards the limit: the table and the stored units.
-    pub fn counted(&self) -> io::Result<u64> {
-        let units = 0..self.bytes.div_ceil(UNIT);
+    pub fn counted_bytes(&self) -> io::Result<u64> {
+        let units = 0..self.bytes.div_ceil(UNIT_BYTES);
         Ok(table_bytes(self.bytes) + self.bytes_where(&units, |sum| sum.is_some())?)
     }
 
     /// Bytes that storing these units would add.
-    pub fn missing(&self, units: &Range<u64>) -> io::Result<u64> {
+    pub fn missing_bytes(&self, units: &Range<u64>) -> io::Result<u64> {
         self.bytes_where(units, |sum| sum.is_none())
     }
 
@@ -155,35 +155,35 @@ impl Entry {
     pub fn touch(&self) -> io::Result<()> {
         let now = SystemTime::now();
         let used = self.file.metadata()?.modified()?;
-        if now.duration_since(used).is_ok_and(|age| age < TOUCH_AFTER) {
+        if now.duration_since(used).is_ok_and(|age| age < TOUCH_INTERVAL) {
             return Ok(());
         }
         self.file.set_modified(now)
     }
 
-    fn bytes_where(&self, units: &Range<u64>, chosen: impl Fn(&Option<u32>) -> bool) -> io::Result<u64> {
-        let sums = self.sums(units)?;
+    fn bytes_where(&self, units: &Range<u64>, is_chosen: impl Fn(&Option<u32>) -> bool) -> io::Result<u64> {
+        let checksums = self.checksums(units)?;
         let size = |unit: u64| {
             let range = bytes_of(&(unit..unit + 1), self.bytes);
             range.end - range.start
         };
-        Ok(units.clone().zip(sums).filter(|(_, sum)| chosen(sum)).map(|(unit, _)| size(unit)).sum())
+        Ok(units.clone().zip(checksums).filter(|(_, sum)| is_chosen(sum)).map(|(unit, _)| size(unit)).sum())
     }
 
     /// The checksum of each unit; `None` for units that are not stored.
-    fn sums(&self, units: &Range<u64>) -> io::Result<Vec<Option<u32>>> {
-        let mut table = vec![0; ((units.end - units.start) * SLOT) as usize];
-        self.file.read_exact_at(&mut table, HEADER + units.start * SLOT)?;
-        let sum_of = |bytes: &[u8]| {
+    fn checksums(&self, units: &Range<u64>) -> io::Result<Vec<Option<u32>>> {
+        let mut table = vec![0; ((units.end - units.start) * SLOT_BYTES) as usize];
+        self.file.read_exact_at(&mut table, HEADER_BYTES + units.start * SLOT_BYTES)?;
+        let checksum_of = |bytes: &[u8]| {
             let sum = u32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
             (bytes == slot(sum)).then_some(sum)
         };
-        Ok(table.chunks_exact(SLOT as usize).map(sum_of).collect())
+        Ok(table.chunks_exact(SLOT_BYTES as usize).map(checksum_of).collect())
     }
 }
 
 /// A checksum and its complement, so that neither zeros nor a flipped bit form a valid slot.
-fn slot(sum: u32) -> [u8; SLOT as usize] {
+fn slot(sum: u32) -> [u8; SLOT_BYTES as usize] {
     (u64::from(sum) | u64::from(!sum) << 32).to_le_bytes()
 }
 
@@ -195,7 +195,7 @@ mod tests {
     fn units_are_there_when_they_were_written_and_are_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("entry");
-        let bytes = UNIT * 3 + 17;
+        let bytes = UNIT_BYTES * 3 + 17;
         let content: Vec<u8> = (0..bytes).map(|i| (i * i % 251) as u8).collect();
         let run = |range: Range<u64>| {
             (range.start, Bytes::copy_from_slice(&content[range.start as usize..range.end as usize]))
@@ -203,20 +203,23 @@ mod tests {
 
         assert!(Entry::open(&path, bytes).unwrap().is_none());
         let entry = Entry::create(&path, bytes).unwrap();
-        assert_eq!((entry.read(&(0..4)).unwrap(), entry.counted().unwrap()), (vec![], 4096));
-        entry.write(1, &content[UNIT as usize..2 * UNIT as usize]).unwrap();
-        entry.write(3, &content[3 * UNIT as usize..]).unwrap();
-        assert_eq!((entry.counted().unwrap(), entry.missing(&(0..4)).unwrap()), (4096 + UNIT + 17, 2 * UNIT));
+        assert_eq!((entry.read(&(0..4)).unwrap(), entry.counted_bytes().unwrap()), (vec![], 4096));
+        entry.write(1, &content[UNIT_BYTES as usize..2 * UNIT_BYTES as usize]).unwrap();
+        entry.write(3, &content[3 * UNIT_BYTES as usize..]).unwrap();
+        assert_eq!(
+            (entry.counted_bytes().unwrap(), entry.missing_bytes(&(0..4)).unwrap()),
+            (4096 + UNIT_BYTES + 17, 2 * UNIT_BYTES)
+        );
         let entry = Entry::open(&path, bytes).unwrap().unwrap();
-        assert_eq!(entry.read(&(0..4)).unwrap(), [run(UNIT..2 * UNIT), run(3 * UNIT..bytes)]);
-        assert_eq!(entry.read(&(3..4)).unwrap(), [run(3 * UNIT..bytes)]);
+        assert_eq!(entry.read(&(0..4)).unwrap(), [run(UNIT_BYTES..2 * UNIT_BYTES), run(3 * UNIT_BYTES..bytes)]);
+        assert_eq!(entry.read(&(3..4)).unwrap(), [run(3 * UNIT_BYTES..bytes)]);
         assert_eq!(entry.read(&(2..3)).unwrap(), []);
         assert!(Entry::open(&path, bytes + 1).unwrap().is_none(), "another object");
 
         // a damaged unit splits the run
-        entry.write(0, &content[..3 * UNIT as usize]).unwrap();
-        entry.file.write_all_at(&[1], table_bytes(bytes) + UNIT).unwrap();
-        assert_eq!(entry.read(&(0..4)).unwrap(), [run(0..UNIT), run(2 * UNIT..bytes)]);
+        entry.write(0, &content[..3 * UNIT_BYTES as usize]).unwrap();
+        entry.file.write_all_at(&[1], table_bytes(bytes) + UNIT_BYTES).unwrap();
+        assert_eq!(entry.read(&(0..4)).unwrap(), [run(0..UNIT_BYTES), run(2 * UNIT_BYTES..bytes)]);
     }
 
     /// Any single flipped bit, in the header, the table or the data, is detected or harmless.
@@ -227,7 +230,7 @@ mod tests {
         let content = [0xa5; 20];
         Entry::create(&path, 20).unwrap().write(0, &content).unwrap();
         let good = std::fs::read(&path).unwrap();
-        let meaningful = (0..HEADER as usize + SLOT as usize).chain(4096..good.len());
+        let meaningful = (0..HEADER_BYTES as usize + SLOT_BYTES as usize).chain(4096..good.len());
         for bit in meaningful.flat_map(|byte| (0..8).map(move |bit| byte * 8 + bit)) {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);

@@ -45,9 +45,9 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::{StorageError, blocking};
-use cache_quota::{Room, Stored};
+use cache_quota::{CacheFolder, Stored};
 use claim::Claim;
-use entry::{Entry, UNIT, bytes_of, runs, units_of};
+use entry::{Entry, UNIT_BYTES, bytes_of, runs, units_of};
 
 /// Units to which requests are rounded: 256 KiB. A larger value makes fewer requests; a smaller one fetches less that
 /// was not requested, which matters until the first window of an epoch is cached.
@@ -55,11 +55,11 @@ pub(crate) const FETCH_UNITS: u64 = 4;
 /// Maximum units of one request, and the units that one claim covers: 2 MiB.
 const SEGMENT_UNITS: u64 = 32;
 /// Maximum units in flight: 64 MiB.
-const UNITS_AT_ONCE: usize = 1024;
+const MAX_UNITS_IN_FLIGHT: usize = 1024;
 /// Maximum concurrent requests of one call.
-const REQUESTS_AT_ONCE: usize = 16;
+const MAX_CONCURRENT_REQUESTS: usize = 16;
 /// Attempts of one call if the object is replaced while it is read.
-const VERSIONS: usize = 3;
+const MAX_VERSION_ATTEMPTS: usize = 3;
 
 /// Location and size limit of the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,23 +75,23 @@ pub struct DiskCacheOptions {
 #[derive(Debug)]
 pub struct DiskCache {
     folder: PathBuf,
-    room: Room,
-    on_the_way: Semaphore,
-    objects: Mutex<HashMap<String, Version>>,
+    cache_folder: CacheFolder,
+    in_flight_units: Semaphore,
+    objects: Mutex<HashMap<String, CachedLookup>>,
     /// URLs whose entries were dropped because their bytes were damaged, with the time of the drop.
     dropped: Mutex<HashMap<String, Instant>>,
     warning: Mutex<Warning>,
 }
 
 /// What is known about an object: nothing yet (empty cell), that the store reports no version (`None`), or its version.
-type Version = Arc<OnceCell<Option<Arc<Object>>>>;
+type CachedLookup = Arc<OnceCell<Option<Arc<Object>>>>;
 
 #[derive(Debug, Default)]
 enum Warning {
     #[default]
     None,
-    Waiting(String),
-    Told,
+    Pending(String),
+    Reported,
 }
 
 /// An object, in the version that this process found.
@@ -110,7 +110,7 @@ impl DiskCache {
     /// # Errors
     /// If the folder cannot be created or written, or does not support locks.
     pub fn open(options: &DiskCacheOptions, dataset: &str) -> Result<Arc<Self>, StorageError> {
-        let room = Room::open(&options.folder, &hash(&[dataset]), options.bytes).map_err(|e| {
+        let cache_folder = CacheFolder::open(&options.folder, &hash(&[dataset]), options.bytes).map_err(|e| {
             StorageError(format!(
                 "disk cache: the folder {} cannot be used: {e}; valid: a folder of a local disk that this user may write to",
                 options.folder.display()
@@ -118,8 +118,8 @@ impl DiskCache {
         })?;
         Ok(Arc::new(Self {
             folder: options.folder.clone(),
-            room,
-            on_the_way: Semaphore::new(UNITS_AT_ONCE),
+            cache_folder,
+            in_flight_units: Semaphore::new(MAX_UNITS_IN_FLIGHT),
             objects: Mutex::default(),
             dropped: Mutex::default(),
             warning: Mutex::default(),
@@ -128,7 +128,7 @@ impl DiskCache {
 
     /// Wraps a store so that ranges are read through the cache. `url` is the URL of the store's root, without secrets.
     pub fn wrap(self: &Arc<Self>, store: Arc<dyn ObjectStore>, url: &str) -> Arc<dyn ObjectStore> {
-        Arc::new(Cached { store, url: url.to_owned(), cache: Arc::clone(self) })
+        Arc::new(CachedStore { store, url: url.to_owned(), cache: Arc::clone(self) })
     }
 
     /// Returns the first failure of the folder, in one line. Returns it once.
@@ -136,12 +136,12 @@ impl DiskCache {
         let mut warning = self.warning.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::take(&mut *warning) {
             Warning::None => None,
-            Warning::Waiting(text) => {
-                *warning = Warning::Told;
+            Warning::Pending(text) => {
+                *warning = Warning::Reported;
                 Some(text)
             }
-            Warning::Told => {
-                *warning = Warning::Told;
+            Warning::Reported => {
+                *warning = Warning::Reported;
                 None
             }
         }
@@ -158,7 +158,7 @@ impl DiskCache {
             // another reader dropped it; reading again helps if that was during this read
             hash_map::Entry::Occupied(dropped) => return *dropped.get() > since,
         }
-        match self.room.remove_object(&hash(&[url])) {
+        match self.cache_folder.remove_object(&hash(&[url])) {
             Ok(()) => {}
             Err(e) => self.warn("cannot be written", &e),
         }
@@ -174,24 +174,24 @@ impl DiskCache {
         let mut warning = self.warning.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*warning, Warning::None) {
             let folder = self.folder.display();
-            *warning = Warning::Waiting(format!("disk cache {folder}: {what}: {why}; reading goes on without it"));
+            *warning = Warning::Pending(format!("disk cache {folder}: {what}: {why}; reading goes on without it"));
         }
     }
 
     /// Reads ranges from an entry. If the folder cannot be read, all ranges are missing.
     fn read(&self, object: &Object, ranges: &[Range<u64>]) -> Vec<Option<Bytes>> {
         let read = || -> io::Result<Vec<Option<Bytes>>> {
-            let Some(entry) = Entry::open(&self.room.entry(&object.name), object.meta.size)? else {
+            let Some(entry) = Entry::open(&self.cache_folder.entry(&object.name), object.meta.size)? else {
                 return Ok(vec![None; ranges.len()]);
             };
             entry.touch()?;
             // adjacent pages share units
             let units: BTreeSet<u64> = ranges.iter().flat_map(units_of).collect();
-            let mut held = Vec::new();
+            let mut stored_runs = Vec::new();
             for run in runs(units.into_iter()) {
-                held.extend(entry.read(&run)?);
+                stored_runs.extend(entry.read(&run)?);
             }
-            Ok(ranges.iter().map(|range| inside(&held, range)).collect())
+            Ok(ranges.iter().map(|range| slice_of_runs(&stored_runs, range)).collect())
         };
         read().unwrap_or_else(|e| {
             self.warn("cannot be read", &e);
@@ -200,7 +200,7 @@ impl DiskCache {
     }
 
     fn store(&self, object: &Object, first: u64, data: &[u8]) {
-        match self.room.store(&object.name, object.meta.size, first, data) {
+        match self.cache_folder.store(&object.name, object.meta.size, first, data) {
             Ok(Stored::Yes | Stored::Full) => {}
             Err(e) => self.warn("cannot be written", &e),
         }
@@ -209,21 +209,21 @@ impl DiskCache {
 
 /// A store that reads ranges through the cache.
 #[derive(Debug)]
-struct Cached {
+struct CachedStore {
     store: Arc<dyn ObjectStore>,
     url: String,
     cache: Arc<DiskCache>,
 }
 
-impl Cached {
+impl CachedStore {
     /// Reads ranges; `None` if the object is not cacheable and the caller must ask the store.
     async fn ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Option<(Arc<Object>, Vec<Bytes>)>> {
-        for _ in 0..VERSIONS {
+        for _ in 0..MAX_VERSION_ATTEMPTS {
             let Some(object) = self.identify(location).await? else { return Ok(None) };
             if ranges.iter().any(|range| range.start >= range.end || range.end > object.meta.size) {
                 return Ok(None);
             }
-            match self.ranges_of(&object, ranges).await {
+            match self.read_ranges_of(&object, ranges).await {
                 // the object was replaced in the meantime
                 Err(Error::Precondition { .. }) => self.cache.forget(&self.url_of(location)),
                 other => return other.map(|bytes| Some((object, bytes))),
@@ -232,14 +232,14 @@ impl Cached {
         Ok(None)
     }
 
-    async fn ranges_of(&self, object: &Arc<Object>, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+    async fn read_ranges_of(&self, object: &Arc<Object>, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let found = self.read(object, ranges.to_vec()).await?;
         let absent: Vec<Range<u64>> =
             ranges.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(range, _)| range.clone()).collect();
         if absent.is_empty() {
             return Ok(found.into_iter().flatten().collect());
         }
-        let fetched = match self.cache.room.is_closed() {
+        let fetched = match self.cache.cache_folder.is_suspended() {
             true => self.fetch_exactly(object, &absent).await?,
             false => self.fetch_and_store(object, &absent).await?,
         };
@@ -253,14 +253,14 @@ impl Cached {
     }
 
     async fn fetch_and_store(&self, object: &Arc<Object>, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let last = object.meta.size.div_ceil(UNIT);
-        let rounded = |units: Range<u64>| {
+        let last = object.meta.size.div_ceil(UNIT_BYTES);
+        let round_out = |units: Range<u64>| {
             units.start / FETCH_UNITS * FETCH_UNITS..units.end.next_multiple_of(FETCH_UNITS).min(last)
         };
-        let units: BTreeSet<u64> = ranges.iter().map(units_of).flat_map(rounded).collect();
+        let units: BTreeSet<u64> = ranges.iter().map(units_of).flat_map(round_out).collect();
         let filled: Vec<Vec<(u64, Bytes)>> = futures::stream::iter(segments(units.into_iter()))
             .map(|run| self.fill(object, run))
-            .buffer_unordered(REQUESTS_AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .try_collect()
             .await?;
         let units: BTreeMap<u64, Bytes> = filled.into_iter().flatten().collect();
@@ -270,25 +270,25 @@ impl Cached {
     /// Fills consecutive units: takes those that another process has stored in the meantime, and fetches the others.
     async fn fill(&self, object: &Arc<Object>, run: Range<u64>) -> Result<Vec<(u64, Bytes)>> {
         let number = crc32fast::hash(format!("{} {}", object.name, run.start / SEGMENT_UNITS).as_bytes());
-        let claim = Claim::take(&self.cache.room, number).await;
+        let claim = Claim::acquire(&self.cache.cache_folder, number).await;
         let size = object.meta.size;
         let ranges: Vec<Range<u64>> = run.clone().map(|unit| bytes_of(&(unit..unit + 1), size)).collect();
         let stored = self.read(object, ranges).await?;
         let mut units: Vec<(u64, Bytes)> = run.clone().zip(stored).filter_map(|(u, b)| b.map(|b| (u, b))).collect();
-        let there: BTreeSet<u64> = units.iter().map(|(unit, _)| *unit).collect();
-        for part in runs(run.filter(|unit| !there.contains(unit))) {
+        let stored_units: BTreeSet<u64> = units.iter().map(|(unit, _)| *unit).collect();
+        for part in runs(run.filter(|unit| !stored_units.contains(unit))) {
             let permits = (part.end - part.start) as u32;
-            let _permit = self.cache.on_the_way.acquire_many(permits).await;
+            let _permit = self.cache.in_flight_units.acquire_many(permits).await;
             let bytes = self.fetch(object, bytes_of(&part, size)).await?;
-            let (cache, of, data, first) = (Arc::clone(&self.cache), Arc::clone(object), bytes.clone(), part.start);
+            let (cache, target, data, first) = (Arc::clone(&self.cache), Arc::clone(object), bytes.clone(), part.start);
             blocking(move || {
-                cache.store(&of, first, &data);
+                cache.store(&target, first, &data);
                 Ok::<_, Error>(())
             })
             .await?;
             units.extend(part.map(|unit| {
-                let start = ((unit - first) * UNIT) as usize;
-                (unit, bytes.slice(start..bytes.len().min(start + UNIT as usize)))
+                let start = ((unit - first) * UNIT_BYTES) as usize;
+                (unit, bytes.slice(start..bytes.len().min(start + UNIT_BYTES as usize)))
             }));
         }
         drop(claim);
@@ -304,10 +304,10 @@ impl Cached {
     async fn fetch(&self, object: &Object, range: Range<u64>) -> Result<Bytes> {
         let answer = self.store.get_opts(&object.location, GetOptions::new().with_range(Some(range.clone()))).await?;
         if version(&answer.meta) != version(&object.meta) || answer.range != range {
-            return Err(replaced(object));
+            return Err(replaced_error(object));
         }
         let bytes = answer.bytes().await?;
-        if bytes.len() as u64 != range.end - range.start { Err(replaced(object)) } else { Ok(bytes) }
+        if bytes.len() as u64 != range.end - range.start { Err(replaced_error(object)) } else { Ok(bytes) }
     }
 
     /// Finds the version of an object, once per process. `None` if the store reports none.
@@ -346,15 +346,15 @@ impl Cached {
 
 /// The identity of an object's version; `None` if the metadata does not identify it.
 fn version(meta: &ObjectMeta) -> Option<String> {
-    let said = match (&meta.version, &meta.e_tag) {
+    let identity = match (&meta.version, &meta.e_tag) {
         (None, None) if meta.last_modified.timestamp() == 0 => return None,
         (None, None) => meta.last_modified.to_rfc3339(),
         (version, e_tag) => format!("{version:?} {e_tag:?}"),
     };
-    Some(format!("{} {said}", meta.size))
+    Some(format!("{} {identity}", meta.size))
 }
 
-fn replaced(object: &Object) -> Error {
+fn replaced_error(object: &Object) -> Error {
     let source = "the object was replaced while it was read".into();
     Error::Precondition { path: object.location.to_string(), source }
 }
@@ -370,8 +370,9 @@ fn segments(units: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
 }
 
 /// Slices a range out of the run of bytes that contains it; `None` if no run does.
-fn inside(held: &[(u64, Bytes)], range: &Range<u64>) -> Option<Bytes> {
-    let (start, bytes) = held.get(held.partition_point(|(start, _)| *start <= range.start).checked_sub(1)?)?;
+fn slice_of_runs(stored_runs: &[(u64, Bytes)], range: &Range<u64>) -> Option<Bytes> {
+    let (start, bytes) =
+        stored_runs.get(stored_runs.partition_point(|(start, _)| *start <= range.start).checked_sub(1)?)?;
     let end = range.end - start;
     (end <= bytes.len() as u64).then(|| bytes.slice((range.start - start) as usize..end as usize))
 }
@@ -380,7 +381,7 @@ fn inside(held: &[(u64, Bytes)], range: &Range<u64>) -> Option<Bytes> {
 fn assemble(range: &Range<u64>, units: &BTreeMap<u64, Bytes>) -> Bytes {
     let mut parts = units_of(range).filter_map(|unit| {
         let bytes = units.get(&unit)?;
-        let inside = |at: u64| (at.saturating_sub(unit * UNIT) as usize).min(bytes.len());
+        let inside = |at: u64| (at.saturating_sub(unit * UNIT_BYTES) as usize).min(bytes.len());
         Some(bytes.slice(inside(range.start)..inside(range.end)))
     });
     let first = parts.next().unwrap_or_default();
@@ -397,14 +398,14 @@ fn hash(parts: &[&str]) -> String {
     sum.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-impl fmt::Display for Cached {
+impl fmt::Display for CachedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} through {}", self.store, self.cache.folder.display())
     }
 }
 
 #[async_trait]
-impl ObjectStore for Cached {
+impl ObjectStore for CachedStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         self.store.put_opts(location, payload, opts).await
     }

@@ -4,16 +4,16 @@ use bytes::Bytes;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use stillhouse_schemas::storage::Storage;
 
-use super::stand_in::{Answer, BODY, StandIn, xml};
+use super::fake_store::{Answer, BODY, FakeStore, xml};
 use super::{key, open, options, url};
-use crate::{Opened, Storages, explain, find_failure, is_retryable};
+use crate::{Opened, Storages, explain, explain_cause, find_failure, is_retryable};
 
 fn status(status: u16, code: &str) -> Answer {
     Answer::Status(status, "", if code.is_empty() { String::new() } else { xml(code) })
 }
 
 /// A 503 response with a `Retry-After` header.
-fn patient(header: &'static str) -> Answer {
+fn slow_down(header: &'static str) -> Answer {
     Answer::Status(503, header, xml("SlowDown"))
 }
 
@@ -36,12 +36,12 @@ async fn what_passes_is_tried_again() {
         status(400, "RequestTimeout"),
         status(409, "OperationAborted"),
         Answer::Reset,
-        Answer::Cut,
-        patient("retry-after: 0"),
-        patient("retry-after: Fri, 31 Dec 1999 23:59:59 GMT"),
+        Answer::Truncated,
+        slow_down("retry-after: 0"),
+        slow_down("retry-after: Fri, 31 Dec 1999 23:59:59 GMT"),
     ];
     for fault in faults {
-        let server = StandIn::new([fault.clone()]);
+        let server = FakeStore::new([fault.clone()]);
         let opened = open(&server);
         assert_eq!(get(&opened).await.unwrap(), BODY, "{fault:?}");
         assert_eq!((server.count(), opened.statistics.retries()), (2, 1), "{fault:?}");
@@ -50,7 +50,7 @@ async fn what_passes_is_tried_again() {
 
 #[tokio::test]
 async fn writes_are_sent_again_with_the_same_body() {
-    let server = StandIn::new([status(503, "SlowDown"), Answer::Reset, status(409, "ConditionalRequestConflict")]);
+    let server = FakeStore::new([status(503, "SlowDown"), Answer::Reset, status(409, "ConditionalRequestConflict")]);
     let opened = open(&server);
     create(&opened).await.unwrap();
     let requests = server.requests();
@@ -61,7 +61,7 @@ async fn writes_are_sent_again_with_the_same_body() {
 
 #[tokio::test]
 async fn a_timeout_is_tried_again() {
-    let server = StandIn::new([Answer::Silence]);
+    let server = FakeStore::new([Answer::Silence]);
     let mut options = options(&server.url);
     options.retry.as_mut().unwrap().request_timeout_seconds = Some(1);
     let opened = Storages::with_environment(super::environment()).open(&url("s3://b"), &options).unwrap();
@@ -87,10 +87,11 @@ async fn what_stays_ends_after_one_request() {
         (status(507, ""), "full"),
         (Answer::Status(301, "x-amz-bucket-region: eu-x", xml("PermanentRedirect")), "AWS_REGION=eu-x"),
     ] {
-        let server = StandIn::new([answer]);
+        let server = FakeStore::new([answer]);
         let error = get(&open(&server)).await.unwrap_err();
         let said = explain(&error, "read", "s3://b/folder/k");
         assert!(said.starts_with("cannot read s3://b/folder/k: ") && said.contains(text), "{said}");
+        assert_eq!(said, format!("cannot read s3://b/folder/k: {}", explain_cause(&error, "s3://b/folder/k")));
         assert!(!said.contains('<') && !is_retryable(&error), "{said}");
         assert_eq!(server.count(), 1, "{said}");
     }
@@ -99,7 +100,7 @@ async fn what_stays_ends_after_one_request() {
 #[tokio::test]
 async fn answers_about_the_object_are_passed_on() {
     let one = |answer| async move {
-        let server = StandIn::new([answer]);
+        let server = FakeStore::new([answer]);
         let opened = open(&server);
         let result = (create(&opened).await, server.count());
         assert_eq!(result.1, 1);
@@ -107,7 +108,7 @@ async fn answers_about_the_object_are_passed_on() {
     };
     assert!(matches!(one(status(412, "PreconditionFailed")).await, Error::AlreadyExists { .. }));
     assert!(matches!(one(status(409, "BucketNotEmpty")).await, Error::AlreadyExists { .. }));
-    let server = StandIn::new([status(404, "NoSuchKey"), status(404, "")]);
+    let server = FakeStore::new([status(404, "NoSuchKey"), status(404, "")]);
     let opened = open(&server);
     let error = get(&opened).await.unwrap_err();
     assert!(matches!(error, Error::NotFound { .. }) && !error.to_string().contains('<'), "{error}");
@@ -117,7 +118,7 @@ async fn answers_about_the_object_are_passed_on() {
 #[tokio::test]
 async fn answers_without_a_body_are_whole() {
     let server =
-        StandIn::new([Answer::Status(200, "etag: \"e\"", BODY.into()), Answer::Status(204, "", String::new())]);
+        FakeStore::new([Answer::Status(200, "etag: \"e\"", BODY.into()), Answer::Status(204, "", String::new())]);
     let opened = open(&server);
     assert_eq!(opened.store.head(&key()).await.unwrap().size, BODY.len() as u64);
     opened.multipart.as_ref().unwrap().abort_multipart(&key(), &"id".into()).await.unwrap();
@@ -129,12 +130,12 @@ async fn errors_inside_a_good_answer_are_errors() {
     let done = "<CompleteMultipartUploadResult><ETag>\"e\"</ETag></CompleteMultipartUploadResult>";
     let parts = || vec![object_store::multipart::PartId { content_id: "\"e\"".into() }];
     let server =
-        StandIn::new([status(200, "InternalError"), status(200, "SlowDown"), Answer::Status(200, "", done.into())]);
+        FakeStore::new([status(200, "InternalError"), status(200, "SlowDown"), Answer::Status(200, "", done.into())]);
     let multipart = open(&server).multipart.unwrap();
     multipart.complete_multipart(&key(), &"id".into(), parts()).await.unwrap();
     assert_eq!(server.count(), 3);
 
-    let server = StandIn::new([status(200, "AccessDenied"), status(200, "NoSuchUpload")]);
+    let server = FakeStore::new([status(200, "AccessDenied"), status(200, "NoSuchUpload")]);
     let multipart = open(&server).multipart.unwrap();
     let denied = multipart.complete_multipart(&key(), &"id".into(), parts()).await.unwrap_err();
     assert!(explain(&denied, "write", "s3://b").contains("s3:PutObject and s3:AbortMultipartUpload on b"));
@@ -145,7 +146,7 @@ async fn errors_inside_a_good_answer_are_errors() {
 
 #[tokio::test]
 async fn a_conflicting_completion_ends_at_once_but_can_begin_anew() {
-    let server = StandIn::new([status(409, "ConditionalRequestConflict")]);
+    let server = FakeStore::new([status(409, "ConditionalRequestConflict")]);
     let uploads = open(&server).uploads.unwrap();
     let error = uploads.complete_if_absent(&key(), "id", &[]).await.unwrap_err();
     assert!(is_retryable(&error) && !matches!(error, Error::AlreadyExists { .. }), "{error}");
@@ -154,7 +155,7 @@ async fn a_conflicting_completion_ends_at_once_but_can_begin_anew() {
 
 #[tokio::test]
 async fn truncated_bodies_never_arrive() {
-    let server = StandIn::new(vec![Answer::Cut; 10]);
+    let server = FakeStore::new(vec![Answer::Truncated; 10]);
     let opened = open(&server);
     let error = get(&opened).await.unwrap_err();
     assert_eq!((server.count(), opened.statistics.bytes_down()), (5, 0));
@@ -164,7 +165,7 @@ async fn truncated_bodies_never_arrive() {
 
 #[tokio::test]
 async fn the_limits_hold() {
-    let server = StandIn::new(vec![status(503, "SlowDown"); 20]);
+    let server = FakeStore::new(vec![status(503, "SlowDown"); 20]);
     let error = get(&open(&server)).await.unwrap_err();
     let text = find_failure(&error).unwrap().to_string();
     assert!(text.starts_with("GET s3://b/folder/k: 503 SlowDown: m (gave up after 5 attempts in "), "{text}");
@@ -172,7 +173,7 @@ async fn the_limits_hold() {
 
     // longer than the limit of 30 seconds, so waiting would be pointless
     for header in ["retry-after: 3600", "retry-after: 18446744073709551615"] {
-        let server = StandIn::new([patient(header)]);
+        let server = FakeStore::new([slow_down(header)]);
         assert!(is_retryable(&get(&open(&server)).await.unwrap_err()));
         assert_eq!(server.count(), 1);
     }
@@ -187,7 +188,7 @@ async fn a_wrong_host_ends_soon_and_a_lost_one_does_not() {
     assert_eq!(opened.statistics.requests(), 3);
     assert!(explain(&error, "read", "s3://b/k").contains(&format!("nobody listens at http://{nobody}; check")));
 
-    let server = StandIn::new([Answer::Last]);
+    let server = FakeStore::new([Answer::Last]);
     let opened = open(&server);
     get(&opened).await.unwrap();
     while std::net::TcpStream::connect(server.url.trim_start_matches("http://")).is_ok() {}
@@ -208,7 +209,7 @@ async fn a_store_is_opened_once() {
 
 #[tokio::test]
 async fn a_web_server_is_read() {
-    let server = StandIn::new([status(503, "")]);
+    let server = FakeStore::new([status(503, "")]);
     let opened = Storages::with_environment(super::environment());
     let opened = opened.open(&url(&server.url), &options("http://unused")).unwrap();
     assert_eq!(get(&opened).await.unwrap(), BODY);

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use object_store::ObjectStoreExt;
 use stillhouse_schemas::storage::Storage;
 
-use super::stand_in::{Answer, BODY, StandIn};
+use super::fake_store::{Answer, BODY, FakeStore};
 use super::{key, url};
 use crate::addresses::is_public;
 use crate::guard::Guard;
@@ -38,7 +38,7 @@ fn guard() -> Guard {
         };
         Box::pin(async move { Ok(addresses.into_iter().map(|a| (Ipv4Addr::from(a), 0).into()).collect()) })
     };
-    Guard::of_test(Arc::new(lookup), permits)
+    Guard::for_test(Arc::new(lookup), permits)
 }
 
 fn open(text: &str) -> Opened {
@@ -46,7 +46,7 @@ fn open(text: &str) -> Opened {
     storages.open(&url(text), &Storage::default()).unwrap()
 }
 
-fn port(server: &StandIn) -> &str {
+fn port(server: &FakeStore) -> &str {
     server.url.rsplit(':').next().unwrap()
 }
 
@@ -72,7 +72,7 @@ fn redirect(status: u16, to: &str) -> Answer {
 
 #[tokio::test]
 async fn addresses_are_refused_before_anybody_is_asked() {
-    let inside = StandIn::new([]);
+    let inside = FakeStore::new([]);
     for host in
         ["127.0.0.1", "127.1", "0x7f.1", "0177.0.0.1", "2130706433", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "0"]
     {
@@ -85,7 +85,7 @@ async fn addresses_are_refused_before_anybody_is_asked() {
 
 #[tokio::test]
 async fn names_that_lead_inside_are_refused() {
-    let inside = StandIn::new([]);
+    let inside = FakeStore::new([]);
     refused(&format!("http://inside.test:{}", port(&inside)), NOT_ALLOWED).await;
     refused("http://metadata.test", NOT_ALLOWED).await;
     assert_eq!(inside.count(), 0);
@@ -93,7 +93,7 @@ async fn names_that_lead_inside_are_refused() {
 
 #[tokio::test]
 async fn public_names_are_asked_at_their_public_addresses() {
-    let outside = StandIn::at("127.0.0.2", []);
+    let outside = FakeStore::at("127.0.0.2", []);
     for name in ["outside.test", "both.test"] {
         assert_eq!(get(&open(&format!("http://{name}:{}", port(&outside)))).await.unwrap(), BODY, "{name}");
     }
@@ -106,7 +106,7 @@ async fn public_names_are_asked_at_their_public_addresses() {
 
 #[tokio::test]
 async fn a_name_that_moves_inside_is_refused_then() {
-    let outside = StandIn::at("127.0.0.2", []);
+    let outside = FakeStore::at("127.0.0.2", []);
     let opened = open(&format!("http://moving.test:{}", port(&outside)));
     assert_eq!(get(&opened).await.unwrap(), BODY);
     let error = get(&opened).await.unwrap_err();
@@ -116,7 +116,7 @@ async fn a_name_that_moves_inside_is_refused_then() {
 
 #[tokio::test]
 async fn redirects_are_judged_as_well() {
-    let inside = StandIn::new([]);
+    let inside = FakeStore::new([]);
     let at = port(&inside);
     for target in [
         format!("http://127.0.0.1:{at}/x"),
@@ -128,7 +128,7 @@ async fn redirects_are_judged_as_well() {
         "http://169.254.169.254/latest/meta-data/".into(),
     ] {
         for status in [301, 302, 307, 308] {
-            let outside = StandIn::at("127.0.0.2", [redirect(status, &target)]);
+            let outside = FakeStore::at("127.0.0.2", [redirect(status, &target)]);
             refused(&format!("http://outside.test:{}", port(&outside)), NOT_ALLOWED).await;
             assert_eq!(outside.count(), 1, "{target}");
         }
@@ -138,13 +138,13 @@ async fn redirects_are_judged_as_well() {
 
 #[tokio::test]
 async fn redirects_within_the_public_internet_are_followed_ten_times() {
-    let other = StandIn::at("127.0.0.2", []);
+    let other = FakeStore::at("127.0.0.2", []);
     let there = format!("http://both.test:{}/there", port(&other));
-    let outside = StandIn::at("127.0.0.2", [redirect(302, &there)]);
+    let outside = FakeStore::at("127.0.0.2", [redirect(302, &there)]);
     assert_eq!(get(&open(&format!("http://outside.test:{}", port(&outside)))).await.unwrap(), BODY);
     assert_eq!(other.requests()[0].path, "/there");
 
-    let round = StandIn::at("127.0.0.2", std::iter::repeat_n(redirect(302, "/folder/k"), 50));
+    let round = FakeStore::at("127.0.0.2", std::iter::repeat_n(redirect(302, "/folder/k"), 50));
     refused(&format!("http://outside.test:{}", port(&round)), "more than 10 redirects").await;
     assert_eq!(round.count(), 11);
 }
@@ -155,9 +155,9 @@ fn tls_is_not_left() {
     // a redirect from https would need a server with a trusted certificate, so this calls the policy directly
     let https = ::url::Url::parse("https://outside.test/").unwrap();
     let http = ::url::Url::parse("http://outside.test/").unwrap();
-    assert_eq!(guard.follows(&http, std::slice::from_ref(&https)), Err(crate::guard::Guarded::Downgrade));
-    assert_eq!(guard.follows(&https, std::slice::from_ref(&http)), Ok(()));
-    assert_eq!(guard.follows(&http, &[https, http.clone()]), Ok(()));
+    assert_eq!(guard.check_redirect(&http, std::slice::from_ref(&https)), Err(crate::guard::GuardError::Downgrade));
+    assert_eq!(guard.check_redirect(&https, std::slice::from_ref(&http)), Ok(()));
+    assert_eq!(guard.check_redirect(&http, &[https, http.clone()]), Ok(()));
 }
 
 #[tokio::test]
@@ -168,7 +168,7 @@ async fn a_name_that_nobody_knows_is_no_matter_of_the_guard() {
 
 #[tokio::test]
 async fn without_a_guard_anybody_is_asked() {
-    let inside = StandIn::new([]);
+    let inside = FakeStore::new([]);
     let storages = Storages::with_environment(Environment::from_iter([("HOME", "/nonexistent")]));
     let opened = storages.open(&url(&inside.url), &Storage::default()).unwrap();
     assert_eq!(get(&opened).await.unwrap(), BODY);

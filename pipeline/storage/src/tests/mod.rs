@@ -3,19 +3,19 @@
 //!
 //! The tests count requests, and never measure time.
 
-mod counting;
+mod counting_store;
 mod disk_cache;
+mod fake_store;
 mod faults;
 mod guard;
 mod secrets;
-mod stand_in;
 mod uploads;
 
 use object_store::path::Path;
 use stillhouse_schemas::storage::{Retry, Storage};
 
 use super::{Environment, Opened, Storages, StoreUrl};
-use stand_in::StandIn;
+use fake_store::FakeStore;
 
 const SECRET: &str = "PLANTEDSECRET0123456789";
 const TOKEN: &str = "PLANTEDTOKEN0123456789";
@@ -46,7 +46,7 @@ fn url(text: &str) -> StoreUrl {
     StoreUrl::parse(text).unwrap().unwrap()
 }
 
-fn open(server: &StandIn) -> Opened {
+fn open(server: &FakeStore) -> Opened {
     Storages::with_environment(environment()).open(&url("s3://b"), &options(&server.url)).unwrap()
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use object_store::{ObjectStoreExt, PutPayload};
 
-use super::stand_in::{Answer, StandIn};
+use super::fake_store::{Answer, FakeStore};
 use super::{SECRET, TOKEN, environment, key, options, url};
 use crate::{Environment, Storages, explain};
 
@@ -50,7 +50,7 @@ async fn a_planted_secret_shows_up_nowhere() {
         repeating(404, "NoSuchKey"),
         repeating(412, "PreconditionFailed"),
     ];
-    let server = StandIn::new(answers);
+    let server = FakeStore::new(answers);
     let storages = Storages::with_environment(environment());
     let options = options(&server.url);
     let opened = storages.open(&url("s3://b"), &options).unwrap();

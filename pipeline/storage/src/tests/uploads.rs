@@ -5,7 +5,7 @@ use object_store::multipart::PartId;
 use object_store::path::Path;
 use stillhouse_schemas::storage::Storage;
 
-use super::stand_in::{Answer, StandIn, xml};
+use super::fake_store::{Answer, FakeStore, xml};
 use super::{environment, key, open, options, url};
 use crate::{Environment, Storages, explain};
 
@@ -28,7 +28,7 @@ fn page(uploads: &[(&str, &str)], next: Option<(&str, &str)>) -> Answer {
 
 #[tokio::test]
 async fn uploads_are_listed_page_by_page() {
-    let server = StandIn::new([
+    let server = FakeStore::new([
         Answer::Status(503, "", xml("SlowDown")),
         page(&[("a b/x&amp;y", "1"), ("a bc/z", "2")], Some(("a b/x&amp;y", "1"))),
         page(&[("/a b/z", "3")], None),
@@ -46,7 +46,7 @@ async fn uploads_are_listed_page_by_page() {
 async fn a_completion_can_be_conditional() {
     let begun = "<InitiateMultipartUploadResult><UploadId>u/1</UploadId></InitiateMultipartUploadResult>";
     let done = "<CompleteMultipartUploadResult><ETag>&quot;e-2&quot;</ETag></CompleteMultipartUploadResult>";
-    let server = StandIn::new([Answer::Status(200, "", begun.into()), Answer::Status(200, "", done.into())]);
+    let server = FakeStore::new([Answer::Status(200, "", begun.into()), Answer::Status(200, "", done.into())]);
     let uploads = open(&server).uploads.unwrap();
     let id = uploads.create(&key(), &[("sha256", "abc")]).await.unwrap();
     let parts = ["\"1\"", "\"2\""].map(|tag| PartId { content_id: tag.into() });
@@ -63,7 +63,7 @@ async fn a_completion_can_be_conditional() {
 
 #[tokio::test]
 async fn anonymous_requests_are_not_signed() {
-    let server = StandIn::new([page(&[], None)]);
+    let server = FakeStore::new([page(&[], None)]);
     let options = Storage { anonymous: Some(true), ..options(&server.url) };
     let opened = Storages::with_environment(environment()).open(&url("s3://b"), &options).unwrap();
     opened.uploads.unwrap().list(&Path::default()).await.unwrap();
@@ -73,7 +73,7 @@ async fn anonymous_requests_are_not_signed() {
 
 #[tokio::test]
 async fn google_is_asked_with_a_bearer_token() {
-    let server = StandIn::new([page(&[("a/x", "1")], None)]);
+    let server = FakeStore::new([page(&[("a/x", "1")], None)]);
     let key = format!(
         r#"{{"gcs_base_url": "{}", "disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}}"#,
         server.url
@@ -88,7 +88,7 @@ async fn google_is_asked_with_a_bearer_token() {
 #[tokio::test]
 async fn options_go_before_the_environment_and_that_before_the_profile() {
     let home = tempfile::tempdir().unwrap();
-    let server = StandIn::new([]);
+    let server = FakeStore::new([]);
     std::fs::create_dir(home.path().join(".aws")).unwrap();
     let config = format!("[default]\nregion = profile\nendpoint_url = {}\n", server.url);
     std::fs::write(home.path().join(".aws/config"), config).unwrap();

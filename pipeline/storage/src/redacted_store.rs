@@ -13,25 +13,25 @@ use object_store::{
     PutOptions, PutPayload, PutResult, RenameOptions, Result,
 };
 
-pub(super) struct Sealed {
+pub(super) struct RedactedStore {
     pub store: Arc<dyn ObjectStore>,
     pub name: String,
 }
 
-impl fmt::Debug for Sealed {
+impl fmt::Debug for RedactedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
 }
 
-impl fmt::Display for Sealed {
+impl fmt::Display for RedactedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
 }
 
 #[async_trait]
-impl ObjectStore for Sealed {
+impl ObjectStore for RedactedStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         self.store.put_opts(location, payload, opts).await
     }

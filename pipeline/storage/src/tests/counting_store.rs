@@ -26,7 +26,7 @@ pub(super) enum Fault {
 }
 
 #[derive(Debug)]
-pub(super) struct Counting {
+pub(super) struct CountingStore {
     store: InMemory,
     gets: AtomicU64,
     heads: AtomicU64,
@@ -34,7 +34,7 @@ pub(super) struct Counting {
     fault: Mutex<Option<Fault>>,
 }
 
-impl Counting {
+impl CountingStore {
     pub fn new(store: InMemory) -> Self {
         Self {
             store,
@@ -68,14 +68,14 @@ impl Counting {
     }
 }
 
-impl fmt::Display for Counting {
+impl fmt::Display for CountingStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Counting")
     }
 }
 
 #[async_trait]
-impl ObjectStore for Counting {
+impl ObjectStore for CountingStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let refused = |what: &str| Error::Generic { store: "Counting", source: what.into() };
         if options.head {

@@ -15,7 +15,7 @@ pub(super) enum Answer {
     /// Closes the connection without a response.
     Reset,
     /// Truncates the body.
-    Cut,
+    Truncated,
     /// Sends nothing, for longer than any client waits.
     Silence,
     /// Sends a valid response, then stops listening.
@@ -38,7 +38,7 @@ struct State {
 }
 
 #[derive(Clone)]
-pub(super) struct StandIn {
+pub(super) struct FakeStore {
     state: Arc<Mutex<State>>,
     pub url: String,
 }
@@ -50,7 +50,7 @@ pub(super) fn xml(code: &str) -> String {
     format!("<?xml version=\"1.0\"?>\n<Error><Code>{code}</Code><Message>m</Message></Error>")
 }
 
-impl StandIn {
+impl FakeStore {
     /// Returns these responses, then `BODY` for every further request.
     pub fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
         Self::at("127.0.0.1", answers)
@@ -61,8 +61,8 @@ impl StandIn {
         let listener = TcpListener::bind((address, 0)).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let state = State { answers: answers.into_iter().collect(), ..State::default() };
-        let stand_in = Self { state: Arc::new(Mutex::new(state)), url };
-        let serving = stand_in.clone();
+        let fake_store = Self { state: Arc::new(Mutex::new(state)), url };
+        let serving = fake_store.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let silence = serving.serve(stream);
@@ -76,7 +76,7 @@ impl StandIn {
                 });
             }
         });
-        stand_in
+        fake_store
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -106,7 +106,7 @@ impl StandIn {
                 let sent = body.len();
                 (status, headers, body, sent)
             }
-            Answer::Cut => (200, "etag: \"e\"", BODY.to_owned(), BODY.len() / 2),
+            Answer::Truncated => (200, "etag: \"e\"", BODY.to_owned(), BODY.len() / 2),
             Answer::Last => (200, "etag: \"e\"", BODY.to_owned(), BODY.len()),
         };
         let separator = if headers.is_empty() { "" } else { "\r\n" };
