@@ -1,7 +1,7 @@
 //! NVIDIA GPUs through the driver API and cuBLASLt. Both are loaded when a device is opened, so the program starts
 //! without them.
 
-mod libraries;
+mod cublaslt;
 mod products;
 
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::device::{Arg, Device, Element, Event, Launch, Memory, Product, Result, ScaledProduct, Stream};
 use crate::error::GpuError;
 use crate::machine::versions;
-use products::{Operation, Products};
+use products::{Matmul, Products};
 
 /// Machine code of the kernels; empty if the crate was built without a CUDA toolkit.
 const IMAGES: [&[u8]; 5] = [&NOISE.0, &FORWARD.0, &ATTENTION.0, &WIDEN.0, &FP8.0];
@@ -32,13 +32,13 @@ struct Aligned<B: ?Sized>(B);
 
 /// Events per stream, used in rotation. A reused event marks a later point of the same stream, so an earlier waiter
 /// waits longer than needed, but always for long enough.
-const EVENTS: usize = 64;
+const EVENTS_PER_STREAM: usize = 64;
 /// Compute capability 9 (Hopper): in CUDA 13, cuBLASLt scales rows of e4m3
 /// (`CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`) on this one only.
-const WITH_FP8: c_int = 9;
+const FP8_CAPABILITY: c_int = 9;
 /// Bytes of dynamic shared memory that a kernel gets without an opt-in. The driver's limit is 48 KiB, including static
 /// memory.
-const USUAL_SHARED_BYTES: u32 = 40 << 10;
+const DEFAULT_SHARED_BYTES: u32 = 40 << 10;
 
 /// A GPU.
 pub struct Cuda {
@@ -47,14 +47,14 @@ pub struct Cuda {
     arithmetic: String,
     multiprocessors: u32,
     /// Major number of the compute capability.
-    generation: c_int,
+    compute_major: c_int,
     /// Maximum shared memory of a block with an opt-in, in bytes.
-    most_shared_bytes: u32,
+    max_shared_bytes: u32,
     device: sys::CUdevice,
     context: sys::CUcontext,
     streams: [sys::CUstream; 2],
     events: [Vec<sys::CUevent>; 2],
-    next: [AtomicUsize; 2],
+    next_event: [AtomicUsize; 2],
     modules: Vec<sys::CUmodule>,
     functions: Mutex<HashMap<&'static str, Function>>,
     products: Mutex<Products>,
@@ -65,7 +65,7 @@ pub struct Cuda {
 struct Function {
     handle: sys::CUfunction,
     /// Static shared memory.
-    own_bytes: u32,
+    static_bytes: u32,
     /// Dynamic shared memory that it may use at present.
     shared_bytes: u32,
 }
@@ -89,7 +89,7 @@ impl fmt::Debug for Cuda {
 pub fn count() -> Result<usize> {
     let failed = |call: &str, error: DriverError| GpuError::Unavailable {
         device: "cuda".into(),
-        message: format!("{call}: {}, valid: a driver that begins, or cpu", words(error)),
+        message: format!("{call}: {}, valid: a driver that begins, or cpu", error_text(error)),
     };
     // SAFETY: only tries to open libcuda
     if !unsafe { sys::is_culib_present() } {
@@ -123,17 +123,17 @@ impl Cuda {
         if IMAGES.iter().any(|image| image.is_empty()) {
             return Err(unavailable("this binary was built without a CUDA toolkit, so without kernels".into()));
         }
-        let failed = |call: &str, error: DriverError| unavailable(format!("{call}: {}", words(error)));
+        let failed = |call: &str, error: DriverError| unavailable(format!("{call}: {}", error_text(error)));
         let mut driver = 0;
         // SAFETY: writes one number; every driver has this function, even one too old to initialise
         unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
         versions::check_driver(driver).map_err(&unavailable)?;
         let setting = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         versions::check_settings(setting).map_err(&unavailable)?;
-        let there = count()?;
-        let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < there);
+        let gpu_count = count()?;
+        let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < gpu_count);
         let number =
-            number.ok_or_else(|| unavailable(format!("there are {there} GPUs, valid: cpu, or cuda:N below")))?;
+            number.ok_or_else(|| unavailable(format!("there are {gpu_count} GPUs, valid: cpu, or cuda:N below")))?;
         let device = result::device::get(number).map_err(|e| failed("cuDeviceGet", e))?;
         let model = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
         let attribute = |what| {
@@ -146,9 +146,9 @@ impl Cuda {
         ];
         versions::check_capability(&model, capability).map_err(&unavailable)?;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
-        let most_shared_bytes =
+        let max_shared_bytes =
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.unsigned_abs();
-        let cublaslt = libraries::cublaslt().map_err(&unavailable)?;
+        let cublaslt = cublaslt::load().map_err(&unavailable)?;
         // SAFETY: the driver returned this device; `drop` releases the context
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
@@ -157,19 +157,19 @@ impl Cuda {
             model,
             arithmetic: String::new(),
             multiprocessors,
-            generation: capability[0],
-            most_shared_bytes,
+            compute_major: capability[0],
+            max_shared_bytes,
             device,
             context,
             streams: [std::ptr::null_mut(); 2],
             events: [Vec::new(), Vec::new()],
-            next: Default::default(),
+            next_event: Default::default(),
             modules: Vec::new(),
             functions: Mutex::default(),
             products: Mutex::default(),
             lost: AtomicBool::new(false),
         };
-        opened.set_up(cublaslt)?;
+        opened.initialise(cublaslt)?;
         let cublaslt = opened.products().version();
         let release = versions::driver_release();
         opened.arithmetic =
@@ -177,8 +177,8 @@ impl Cuda {
         Ok(opened)
     }
 
-    fn set_up(&mut self, cublaslt: &'static libraries::CublasLt) -> Result<()> {
-        self.current()?;
+    fn initialise(&mut self, cublaslt: &'static cublaslt::CublasLt) -> Result<()> {
+        self.make_current()?;
         let (least, greatest) = self.call("cuCtxGetStreamPriorityRange", result::stream::get_priority_range)?;
         for stream in 0..2 {
             // The extraction is short, and a slice waits for it: its blocks take priority over those of a product.
@@ -186,7 +186,7 @@ impl Cuda {
             let kind = result::stream::StreamKind::NonBlocking;
             self.streams[stream] =
                 self.call("cuStreamCreate", || result::stream::create_with_priority(kind, priority))?;
-            for _ in 0..EVENTS {
+            for _ in 0..EVENTS_PER_STREAM {
                 let event = self.call("cuEventCreate", make_event)?;
                 self.events[stream].push(event);
             }
@@ -201,7 +201,7 @@ impl Cuda {
     }
 
     /// Makes the context current on this thread.
-    fn current(&self) -> Result<()> {
+    fn make_current(&self) -> Result<()> {
         if self.lost.load(Ordering::Relaxed) {
             let message = "the device was lost before".into();
             return Err(GpuError::Failed { device: self.name.clone(), call: "any call".into(), message, lost: true });
@@ -210,21 +210,21 @@ impl Cuda {
         self.call("cuCtxSetCurrent", || unsafe { result::ctx::set_current(self.context) })
     }
 
-    fn call<T>(&self, call: &str, does: impl FnOnce() -> std::result::Result<T, DriverError>) -> Result<T> {
-        does().map_err(|error| {
+    fn call<T>(&self, call: &str, operation: impl FnOnce() -> std::result::Result<T, DriverError>) -> Result<T> {
+        operation().map_err(|error| {
             let lost = is_lost(error.0);
             self.lost.fetch_or(lost, Ordering::Relaxed);
-            GpuError::Failed { device: self.name.clone(), call: call.into(), message: words(error), lost }
+            GpuError::Failed { device: self.name.clone(), call: call.into(), message: error_text(error), lost }
         })
     }
 
     /// Turns an out-of-memory failure into [`GpuError::Memory`]. `bytes` is what the caller requested; 0 if a library
     /// or driver allocated at the first use of a kernel.
-    fn short_of_memory(&self, error: GpuError, bytes: usize) -> GpuError {
-        const SAID: [&str; 2] = ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"];
+    fn as_out_of_memory(&self, error: GpuError, bytes: usize) -> GpuError {
+        const MARKERS: [&str; 2] = ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"];
         match (&error, self.memory()) {
             (GpuError::Failed { message, .. }, Ok(Memory { free, total }))
-                if SAID.iter().any(|said| message.contains(said)) =>
+                if MARKERS.iter().any(|marker| message.contains(marker)) =>
             {
                 GpuError::Memory { device: self.name.clone(), bytes: bytes as u64, free, total }
             }
@@ -246,33 +246,33 @@ impl Cuda {
         let function = match functions.get(launch.kernel) {
             Some(function) => *function,
             None => {
-                let handle = self.find(launch.kernel)?;
-                let what = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+                let handle = self.find_kernel(launch.kernel)?;
+                let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
                 // SAFETY: the function belongs to a module that lives as long as this value
-                let own =
-                    self.call(launch.kernel, || unsafe { result::function::get_function_attribute(handle, what) })?;
-                Function { handle, own_bytes: own.unsigned_abs(), shared_bytes: USUAL_SHARED_BYTES }
+                let static_bytes = self
+                    .call(launch.kernel, || unsafe { result::function::get_function_attribute(handle, attribute) })?;
+                Function { handle, static_bytes: static_bytes.unsigned_abs(), shared_bytes: DEFAULT_SHARED_BYTES }
             }
         };
         let shared_bytes = launch.shared_bytes.max(function.shared_bytes);
-        if shared_bytes > function.shared_bytes && shared_bytes + function.own_bytes > self.most_shared_bytes {
-            let got = format!("{} bytes of shared memory for {}", shared_bytes + function.own_bytes, launch.kernel);
-            let valid = format!("at most {}, which {} has; bf16 and f16 take less", self.most_shared_bytes, self.model);
+        if shared_bytes > function.shared_bytes && shared_bytes + function.static_bytes > self.max_shared_bytes {
+            let got = format!("{} bytes of shared memory for {}", shared_bytes + function.static_bytes, launch.kernel);
+            let valid = format!("at most {}, which {} has; bf16 and f16 take less", self.max_shared_bytes, self.model);
             return Err(GpuError::Input { what: "a kernel's block", got, valid });
         }
         if shared_bytes > function.shared_bytes {
-            let what = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = c_int::try_from(shared_bytes).unwrap_or(c_int::MAX);
             // SAFETY: the function belongs to a module that lives as long as this value
             self.call(launch.kernel, || unsafe {
-                result::function::set_function_attribute(function.handle, what, bytes)
+                result::function::set_function_attribute(function.handle, attribute, bytes)
             })?;
         }
         functions.insert(launch.kernel, Function { shared_bytes, ..function });
         Ok(function.handle)
     }
 
-    fn find(&self, kernel: &'static str) -> Result<sys::CUfunction> {
+    fn find_kernel(&self, kernel: &'static str) -> Result<sys::CUfunction> {
         let missing = || GpuError::Failed {
             device: self.name.clone(),
             call: kernel.into(),
@@ -302,9 +302,9 @@ fn make_event() -> std::result::Result<sys::CUevent, DriverError> {
 }
 
 /// The name and description of a driver error.
-fn words(error: DriverError) -> String {
-    let text = |words: std::result::Result<&std::ffi::CStr, DriverError>| {
-        words.map_or_else(|_| format!("{:?}", error.0), |w| w.to_string_lossy().into_owned())
+fn error_text(error: DriverError) -> String {
+    let text = |part: std::result::Result<&std::ffi::CStr, DriverError>| {
+        part.map_or_else(|_| format!("{:?}", error.0), |w| w.to_string_lossy().into_owned())
     };
     format!("{}, {}", text(error.error_name()), text(error.error_string()))
 }
@@ -351,33 +351,33 @@ impl Device for Cuda {
     }
 
     fn memory(&self) -> Result<Memory> {
-        self.current()?;
+        self.make_current()?;
         let (free, total) = self.call("cuMemGetInfo", result::mem_get_info)?;
         Ok(Memory { free: free as u64, total: total as u64 })
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
-        self.current()?;
+        self.make_current()?;
         // SAFETY: the caller of `allocate` stays within the allocation
         let got = self.call("cuMemAlloc", || unsafe { result::malloc_sync(bytes) });
-        got.map_err(|error| self.short_of_memory(error, bytes))
+        got.map_err(|error| self.as_out_of_memory(error, bytes))
     }
 
     fn free(&self, pointer: u64) {
-        if self.current().is_ok() {
+        if self.make_current().is_ok() {
             // SAFETY: `allocate` returned it, and its owner is gone; the driver waits for work that still uses it
             let _ = unsafe { result::free_sync(pointer) };
         }
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
-        self.current()?;
+        self.make_current()?;
         // SAFETY: the caller of `allocate_pinned` stays within the allocation
         self.call("cuMemHostAlloc", || unsafe { result::malloc_host(bytes, 0) }).map(<*mut c_void>::cast)
     }
 
     fn free_pinned(&self, pointer: *mut u8, _: usize) {
-        if self.current().is_ok() {
+        if self.make_current().is_ok() {
             // SAFETY: `allocate_pinned` returned it, and its owner is gone
             let _ = unsafe { result::free_host(pointer.cast()) };
         }
@@ -387,7 +387,7 @@ impl Device for Cuda {
         if bytes == 0 {
             return Ok(());
         }
-        self.current()?;
+        self.make_current()?;
         // SAFETY: the caller guarantees both addresses
         self.call("cuMemcpyHtoDAsync", || unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream(stream)).result()
@@ -398,7 +398,7 @@ impl Device for Cuda {
         if bytes == 0 {
             return Ok(());
         }
-        self.current()?;
+        self.make_current()?;
         // SAFETY: the caller guarantees both addresses
         self.call("cuMemcpyDtoHAsync", || unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream(stream)).result()
@@ -406,8 +406,8 @@ impl Device for Cuda {
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
-        self.current()?;
-        let function = self.function(launch).map_err(|error| self.short_of_memory(error, 0))?;
+        self.make_current()?;
+        let function = self.function(launch).map_err(|error| self.as_out_of_memory(error, 0))?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         // Every kernel has fewer than 32 arguments. Some hundred launches a batch: this allocates nothing.
         let mut values = [Arg::U64(0); 32];
@@ -432,54 +432,55 @@ impl Device for Cuda {
         let launched = self.call(launch.kernel, || unsafe {
             result::launch_kernel(function, (gx, gy, gz), (bx, by, bz), launch.shared_bytes, stream, &mut pointers)
         });
-        launched.map_err(|error| self.short_of_memory(error, 0))
+        launched.map_err(|error| self.as_out_of_memory(error, 0))
     }
 
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
-        self.current()?;
+        self.make_current()?;
         // SAFETY: the caller guarantees the matrices
-        let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &Operation::of(product)?) };
+        let done =
+            unsafe { self.products().run(&self.name, stream, self.stream(stream), &Matmul::from_product(product)?) };
         // cuBLASLt also reports "execution failed" for a lost device; the driver reports the real error.
-        done.map_err(|error| self.check_stream(stream).err().unwrap_or_else(|| self.short_of_memory(error, 0)))
+        done.map_err(|error| self.check_stream(stream).err().unwrap_or_else(|| self.as_out_of_memory(error, 0)))
     }
 
-    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+    fn fuses_gelu(&self, product: &Product) -> Result<bool> {
         // The library does not document the accuracy of its tanh: use it for 16-bit results only.
-        if product.d.element == Element::F32 || product.add {
+        if product.d.element == Element::F32 || product.accumulate {
             return Ok(false);
         }
-        self.current()?;
-        self.products().has_plan(&self.name, &Operation::of(product)?)
+        self.make_current()?;
+        self.products().has_plan(&self.name, &Matmul::from_product(product)?)
     }
 
-    fn lacks_fp8(&self) -> Option<String> {
+    fn fp8_unsupported_reason(&self) -> Option<String> {
         let message = format!(
-            "{} is of compute capability {}, and cuBLASLt scales rows of e4m3 on {WITH_FP8} (Hopper) only",
-            self.model, self.generation
+            "{} is of compute capability {}, and cuBLASLt scales rows of e4m3 on {FP8_CAPABILITY} (Hopper) only",
+            self.model, self.compute_major
         );
-        (self.generation != WITH_FP8).then_some(message)
+        (self.compute_major != FP8_CAPABILITY).then_some(message)
     }
 
     unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
-        self.current()?;
-        let operation = Operation::of_scaled(product)?;
+        self.make_current()?;
+        let operation = Matmul::from_scaled_product(product)?;
         // SAFETY: the caller guarantees the matrices
         let done = unsafe { self.products().run(&self.name, stream, self.stream(stream), &operation) };
-        done.map_err(|error| self.check_stream(stream).err().unwrap_or_else(|| self.short_of_memory(error, 0)))
+        done.map_err(|error| self.check_stream(stream).err().unwrap_or_else(|| self.as_out_of_memory(error, 0)))
     }
 
     fn record(&self, stream: Stream) -> Result<Event> {
-        self.current()?;
-        let number = self.next[stream as usize].fetch_add(1, Ordering::Relaxed) % EVENTS;
+        self.make_current()?;
+        let number = self.next_event[stream as usize].fetch_add(1, Ordering::Relaxed) % EVENTS_PER_STREAM;
         // SAFETY: event and stream live as long as this value
         self.call("cuEventRecord", || unsafe {
             result::event::record(self.events[stream as usize][number], self.stream(stream))
         })?;
-        Ok(Event::new((stream as usize * EVENTS + number) as u64))
+        Ok(Event::new((stream as usize * EVENTS_PER_STREAM + number) as u64))
     }
 
     fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
-        self.current()?;
+        self.make_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         let event = self.event(event)?;
         // SAFETY: event and stream live as long as this value
@@ -487,7 +488,7 @@ impl Device for Cuda {
     }
 
     fn is_done(&self, event: Event) -> Result<bool> {
-        self.current()?;
+        self.make_current()?;
         let event = self.event(event)?;
         // SAFETY: the event lives as long as this value
         match unsafe { sys::cuEventQuery(event) } {
@@ -497,7 +498,7 @@ impl Device for Cuda {
     }
 
     fn wait(&self, event: Event) -> Result<()> {
-        self.current()?;
+        self.make_current()?;
         let event = self.event(event)?;
         // SAFETY: the event lives as long as this value
         self.call("cuEventSynchronize", || unsafe { result::event::synchronize(event) })
@@ -517,18 +518,19 @@ impl Cuda {
 
     fn event(&self, event: Event) -> Result<sys::CUevent> {
         let number = usize::try_from(event.number()).unwrap_or(usize::MAX);
-        let found = self.events.get(number / EVENTS).and_then(|events| events.get(number % EVENTS));
+        let found =
+            self.events.get(number / EVENTS_PER_STREAM).and_then(|events| events.get(number % EVENTS_PER_STREAM));
         found.copied().ok_or_else(|| GpuError::Input {
             what: "event",
             got: number.to_string(),
-            valid: format!("0 to {}", 2 * EVENTS - 1),
+            valid: format!("0 to {}", 2 * EVENTS_PER_STREAM - 1),
         })
     }
 }
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        let is_alive = self.current().is_ok();
+        let is_alive = self.make_current().is_ok();
         self.products().close(is_alive);
         if !is_alive {
             return;

@@ -114,16 +114,16 @@ pub struct Product {
     /// Address of the bias; 0 for none.
     pub bias: u64,
     /// Whether to add the product to the present contents of D.
-    pub add: bool,
-    /// Whether to apply the tanh approximation of GELU to the sum. Valid only if [`Device::ends_in_gelu`] returns true,
-    /// and never with `add`.
+    pub accumulate: bool,
+    /// Whether to apply the tanh approximation of GELU to the sum. Valid only if [`Device::fuses_gelu`] returns true,
+    /// and never with `accumulate`.
     pub gelu: bool,
 }
 
 /// A row-major e4m3 matrix with a scale per row. e4m3 is 8 bits: a sign, 4 of the exponent, 3 of the mantissa; finite
 /// up to 448.
 #[derive(Debug, Clone, Copy)]
-pub struct Scaled {
+pub struct ScaledMatrix {
     /// Address of the first element; rows are contiguous.
     pub pointer: u64,
     /// Address of the factors of the rows, f32 `[rows]`.
@@ -138,15 +138,15 @@ pub struct Scaled {
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledProduct {
     /// A.
-    pub a: Scaled,
+    pub a: ScaledMatrix,
     /// B; its number of rows is a multiple of 16.
-    pub b: Scaled,
+    pub b: ScaledMatrix,
     /// D, of a 16-bit dtype.
     pub d: Matrix,
     /// Address of the bias; 0 for none.
     pub bias: u64,
     /// Whether to add the product to the present contents of D.
-    pub add: bool,
+    pub accumulate: bool,
 }
 
 /// Memory of a device, in bytes.
@@ -268,10 +268,10 @@ pub trait Device: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If the shapes do not match, or the device fails.
-    fn ends_in_gelu(&self, product: &Product) -> Result<bool>;
+    fn fuses_gelu(&self, product: &Product) -> Result<bool>;
 
     /// The reason why this device has no 8-bit products, or `None` if it has them.
-    fn lacks_fp8(&self) -> Option<String> {
+    fn fp8_unsupported_reason(&self) -> Option<String> {
         Some("it has no products of e4m3".into())
     }
 
@@ -281,9 +281,9 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The matrices and their scales are within live buffers.
     ///
     /// # Errors
-    /// If the shapes do not match, the device has no such products ([`Device::lacks_fp8`]), or the device fails.
+    /// If the shapes do not match, the device has no such products ([`Device::fp8_unsupported_reason`]), or the device fails.
     unsafe fn scaled_product(&self, _: Stream, _: &ScaledProduct) -> Result<()> {
-        let (call, message) = ("product of e4m3".into(), self.lacks_fp8().unwrap_or_default());
+        let (call, message) = ("product of e4m3".into(), self.fp8_unsupported_reason().unwrap_or_default());
         Err(GpuError::Failed { device: self.name().into(), call, message, lost: false })
     }
 
@@ -377,7 +377,7 @@ impl Drop for Buffer {
 }
 
 /// Device bytes of buffers of these sizes; an empty buffer takes 1 byte.
-pub(crate) fn taken(sizes: &[usize]) -> u64 {
+pub(crate) fn allocated_bytes(sizes: &[usize]) -> u64 {
     sizes.iter().map(|bytes| (*bytes).max(1) as u64).sum()
 }
 

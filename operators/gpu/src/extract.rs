@@ -14,9 +14,9 @@
 //! Besides the logits, a row takes about 23 KiB of device memory per draw. [`Extractor::new`] allocates all memory.
 
 mod fallback;
+mod launches;
 mod signals;
 mod slots;
-mod work;
 
 use std::sync::Arc;
 
@@ -27,16 +27,16 @@ pub use stillhouse_noise::{NoiseForm as Noise, Observed as Positions};
 use crate::device::{Device, Event, Result, Stream};
 use crate::error::GpuError;
 use fallback::Fallback;
-use slots::{Slot, Wire};
-use work::Work;
+use launches::Scratch;
+use slots::{SliceResults, Slot};
 
 /// Maximum slices in flight.
 pub const SLICES: usize = 2;
 /// Maximum k of the top-k.
 pub const MOST_TOPK: usize = 2048;
 /// Maximum rows of a slice: blocks of a grid.
-const MOST_ROWS: usize = 65_535;
-const MOST_VOCAB: usize = (1 << 31) - 1;
+const MAX_ROWS: usize = 65_535;
+const MAX_VOCAB: usize = (1 << 31) - 1;
 
 /// The columns to extract.
 #[derive(Debug, Clone)]
@@ -84,19 +84,19 @@ pub struct Extracted {
 impl Asked {
     /// The columns to extract from rows that are contiguous.
     #[must_use]
-    pub fn of(asked: &Extraction) -> Self {
-        Self::of_rows(asked, asked.vocab)
+    pub fn of(request: &Extraction) -> Self {
+        Self::of_rows(request, request.vocab)
     }
 
     /// The columns to extract from rows that begin `stride` floats apart.
     #[must_use]
-    pub fn of_rows(asked: &Extraction, stride: usize) -> Self {
-        let (keys, signals) = (asked.keys.clone(), asked.signals.clone());
-        Self { vocab: asked.vocab, stride, keys, noise: asked.noise, topk: asked.topk, signals }
+    pub fn of_rows(request: &Extraction, stride: usize) -> Self {
+        let (keys, signals) = (request.keys.clone(), request.signals.clone());
+        Self { vocab: request.vocab, stride, keys, noise: request.noise, topk: request.topk, signals }
     }
 
     /// The number of most likely tokens that a kernel lists per row, for the top-k and the top-p.
-    fn listed(&self) -> usize {
+    fn top_count(&self) -> usize {
         self.topk.max(self.signals.top_p.map_or(0, |top_p| top_p.most)).min(self.vocab)
     }
 }
@@ -128,7 +128,7 @@ pub struct Pending {
     rows: usize,
     logits: u64,
     /// Corrections whose copy to the host is already enqueued.
-    copied: usize,
+    copied_corrections: usize,
     event: Event,
 }
 
@@ -136,16 +136,16 @@ pub struct Pending {
 #[derive(Debug)]
 pub struct Extractor {
     device: Arc<dyn Device>,
-    asked: Asked,
-    most_rows: usize,
-    work: Work,
+    request: Asked,
+    max_rows: usize,
+    scratch: Scratch,
     slots: Vec<Slot>,
     fallback: Fallback,
     /// Expected corrections per list: 1.25 times the last slice's. Their copy begins before the number is known.
-    expected: f64,
+    expected_per_list: f64,
 }
 
-fn check(what: &'static str, got: usize, valid: std::ops::RangeInclusive<usize>) -> Result<()> {
+fn check_range(what: &'static str, got: usize, valid: std::ops::RangeInclusive<usize>) -> Result<()> {
     if valid.contains(&got) {
         return Ok(());
     }
@@ -155,27 +155,27 @@ fn check(what: &'static str, got: usize, valid: std::ops::RangeInclusive<usize>)
 impl Extractor {
     /// Device bytes of an extractor, without the rounding of allocations.
     #[must_use]
-    pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
-        Work::bytes(asked, most_rows) + SLICES as u64 * Slot::bytes(asked, most_rows)
+    pub fn bytes(request: &Asked, max_rows: usize) -> u64 {
+        Scratch::bytes(request, max_rows) + SLICES as u64 * Slot::bytes(request, max_rows)
     }
 
-    /// Creates an extractor of slices of at most `most_rows` rows, and allocates all its memory.
+    /// Creates an extractor of slices of at most `max_rows` rows, and allocates all its memory.
     ///
     /// # Errors
     /// If the kernels do not support one of the sizes, or there is not enough memory.
-    pub fn new(device: &Arc<dyn Device>, asked: Asked, most_rows: usize) -> Result<Self> {
-        check("vocabulary size", asked.vocab, 1..=MOST_VOCAB)?;
-        check("stride of the logits", asked.stride, asked.vocab..=usize::MAX)?;
-        check("rows of a slice", most_rows, 1..=MOST_ROWS)?;
-        check("k of the top-k, or most of the top-p", asked.listed(), 0..=MOST_TOPK)?;
-        asked.signals.check(asked.vocab)?;
-        if asked.noise.is_some() {
-            check("draws", asked.keys.len(), 1..=MOST_ROWS)?;
+    pub fn new(device: &Arc<dyn Device>, request: Asked, max_rows: usize) -> Result<Self> {
+        check_range("vocabulary size", request.vocab, 1..=MAX_VOCAB)?;
+        check_range("stride of the logits", request.stride, request.vocab..=usize::MAX)?;
+        check_range("rows of a slice", max_rows, 1..=MAX_ROWS)?;
+        check_range("k of the top-k, or most of the top-p", request.top_count(), 0..=MOST_TOPK)?;
+        request.signals.check(request.vocab)?;
+        if request.noise.is_some() {
+            check_range("draws", request.keys.len(), 1..=MAX_ROWS)?;
         }
-        let work = Work::new(device, &asked, most_rows)?;
-        let slots = (0..SLICES).map(|_| Slot::new(device, &asked, most_rows)).collect::<Result<Vec<_>>>()?;
-        let fallback = Fallback::new(device, &asked)?;
-        Ok(Self { device: Arc::clone(device), asked, most_rows, work, slots, fallback, expected: 4.0 })
+        let scratch = Scratch::new(device, &request, max_rows)?;
+        let slots = (0..SLICES).map(|_| Slot::new(device, &request, max_rows)).collect::<Result<Vec<_>>>()?;
+        let fallback = Fallback::new(device, &request)?;
+        Ok(Self { device: Arc::clone(device), request, max_rows, scratch, slots, fallback, expected_per_list: 4.0 })
     }
 
     /// Starts the extraction from a slice of logits `[n, V]` (f32), and returns. The device begins it after the present
@@ -185,7 +185,7 @@ impl Extractor {
     /// `logits` is the device address of that many rows. They stay unchanged until the slice is collected.
     ///
     /// # Errors
-    /// If there are more than `most_rows` rows, the lists have different lengths, two slices are already in flight, or
+    /// If there are more than `max_rows` rows, the lists have different lengths, two slices are already in flight, or
     /// the device fails.
     pub unsafe fn begin(&mut self, logits: u64, positions: &Positions<'_>) -> Result<Pending> {
         let ready = self.device.record(Stream::Pass)?;
@@ -200,20 +200,20 @@ impl Extractor {
     /// As [`Extractor::begin`].
     pub fn begin_slice(&mut self, logits: DeviceSlice, positions: &Positions<'_>) -> Result<Pending> {
         let rows = positions.tokens.len();
-        check("rows of a slice", rows, 0..=self.most_rows)?;
-        check("positions of a slice", positions.positions.len(), rows..=rows)?;
-        check("sequence ids of a slice", positions.sequence_ids.len(), rows..=rows)?;
-        let Some(at) = self.slots.iter().position(|slot| !slot.busy) else {
+        check_range("rows of a slice", rows, 0..=self.max_rows)?;
+        check_range("positions of a slice", positions.positions.len(), rows..=rows)?;
+        check_range("sequence ids of a slice", positions.sequence_ids.len(), rows..=rows)?;
+        let Some(index) = self.slots.iter().position(|slot| !slot.busy) else {
             let (got, valid) = (SLICES + 1, SLICES.to_string());
             return Err(GpuError::Input { what: "slices in flight", got: got.to_string(), valid });
         };
-        let slot = &mut self.slots[at];
-        let copied = ((self.expected * (rows * self.work.draws()) as f64) as usize + 64).min(slot.room);
-        // SAFETY: the creator of the slice guarantees its rows; all buffers hold `most_rows` rows and live as long as
+        let slot = &mut self.slots[index];
+        let copied = ((self.expected_per_list * (rows * self.scratch.draws()) as f64) as usize + 64).min(slot.capacity);
+        // SAFETY: the creator of the slice guarantees its rows; all buffers hold `max_rows` rows and live as long as
         // this value
-        let event = unsafe { self.work.launch(&self.device, &self.asked, logits, positions, slot, copied)? };
+        let event = unsafe { self.scratch.launch(&self.device, &self.request, logits, positions, slot, copied)? };
         slot.busy = true;
-        Ok(Pending { slot: at, rows, logits: logits.pointer, copied, event })
+        Ok(Pending { slot: index, rows, logits: logits.pointer, copied_corrections: copied, event })
     }
 
     /// Waits for a slice, computes the rows that are left to the CPU, and returns the columns.
@@ -224,11 +224,11 @@ impl Extractor {
         let slot = &mut self.slots[pending.slot];
         slot.busy = false;
         self.device.wait(pending.event)?;
-        let wire = slot.wire(&self.device, &self.asked, pending.rows, pending.copied)?;
-        let lists = (pending.rows * self.work.draws()).max(1) as f64;
-        self.expected = 1.25 * wire.total as f64 / lists;
+        let results = slot.results(&self.device, &self.request, pending.rows, pending.copied_corrections)?;
+        let lists = (pending.rows * self.scratch.draws()).max(1) as f64;
+        self.expected_per_list = 1.25 * results.total as f64 / lists;
         // SAFETY: the caller of `begin` keeps the logits until now
-        unsafe { assemble(&mut self.fallback, &self.asked, &wire, pending.logits) }
+        unsafe { assemble(&mut self.fallback, &self.request, &results, pending.logits) }
     }
 }
 
@@ -260,28 +260,36 @@ impl Extract for Extractor {
 ///
 /// # Safety
 /// The logits are those that [`Extractor::begin`] received.
-unsafe fn assemble(fallback: &mut Fallback, asked: &Asked, wire: &Wire<'_>, logits: u64) -> Result<Extracted> {
+unsafe fn assemble(
+    fallback: &mut Fallback,
+    request: &Asked,
+    results: &SliceResults<'_>,
+    logits: u64,
+) -> Result<Extracted> {
     let mut out = Extracted {
-        logprob: wire.logprob.clone(),
+        logprob: results.logprob.clone(),
         replay: None,
-        topk: wire.topk(),
-        dense: wire.dense(),
-        signals: wire.signals(),
+        topk: results.topk(),
+        dense: results.dense(),
+        signals: results.signals(),
         fallbacks: 0,
     };
-    let mut replay = matches!(asked.noise, Some(Noise::Replay { .. })).then(|| slots::Lists::new(asked.keys.len()));
-    for row in 0..wire.rows {
-        if !wire.left_to_cpu(row) {
+    let mut replay =
+        matches!(request.noise, Some(Noise::Replay { .. })).then(|| slots::CorrectionLists::new(request.keys.len()));
+    for row in 0..results.rows {
+        if !results.needs_fallback(row) {
             if let Some(lists) = &mut replay {
-                lists.take(wire, row);
+                lists.push_row(results, row);
             }
             continue;
         }
         out.fallbacks += 1;
-        let stride = (asked.stride * size_of::<f32>()) as u64;
+        let stride = (request.stride * size_of::<f32>()) as u64;
         // SAFETY: the row is within the slice
-        unsafe { fallback.row(asked, logits + row as u64 * stride, wire, row, &mut out, replay.as_mut())? };
+        unsafe {
+            fallback.recompute_row(request, logits + row as u64 * stride, results, row, &mut out, replay.as_mut())?
+        };
     }
-    out.replay = replay.map(slots::Lists::finish);
+    out.replay = replay.map(slots::CorrectionLists::finish);
     Ok(out)
 }

@@ -20,11 +20,12 @@ mod machine;
 pub mod net;
 
 pub use device::{
-    Arg, Buffer, Device, Element, Event, Launch, Matrix, Memory, Pinned, Product, Result, Scaled, ScaledProduct, Stream,
+    Arg, Buffer, Device, Element, Event, Launch, Matrix, Memory, Pinned, Product, Result, ScaledMatrix, ScaledProduct,
+    Stream,
 };
 pub use error::GpuError;
 #[cfg(feature = "cuda")]
-pub use machine::places::folders as library_folders;
+pub use machine::library_folders::folders as library_folders;
 
 /// The stride between two rows of logits, in f32 elements: every row begins at a multiple of 32 bytes.
 ///

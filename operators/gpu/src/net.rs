@@ -15,10 +15,10 @@
 //!
 //! Cost per token and layer: 2 flops per weight, and 2 L heads · D for attention.
 
-mod kept;
+mod hidden_states;
 pub mod kernels;
-mod made;
-mod numbers;
+mod number_format;
+mod random_weights;
 mod shape;
 mod upload;
 mod weights;
@@ -26,18 +26,18 @@ mod widen;
 
 use std::sync::Arc;
 
-pub use made::MadeUp;
-pub use numbers::Numbers;
+pub use number_format::Numbers;
+pub use random_weights::RandomWeights;
 pub use shape::{Activation, Kind, Shape};
 pub use weights::Source;
 pub use widen::{Format, Order, STAGES_BYTES, Stored};
 
-use crate::device::{Buffer, Device, Element, Matrix, Pinned, Product, Result, Scaled, ScaledProduct, Stream};
+use crate::device::{Buffer, Device, Element, Matrix, Pinned, Product, Result, ScaledMatrix, ScaledProduct, Stream};
 use crate::error::GpuError;
-use kept::Kept;
-use kernels::{ITEM_BYTES, Kernels, Rotation, Scale, query_rows, work_items};
+use hidden_states::HiddenStates;
+use kernels::{ITEM_BYTES, Kernels, NormParams, RopeInputs, query_rows, work_items};
 use shape::{INPUT_BYTES, ROW_BYTES};
-use upload::{Upload, put};
+use upload::{UploadRing, write_words};
 use weights::{Layer, Linear, Loader, Norm, Weights};
 
 /// Alignment in bytes of every matrix that a product reads. Libraries assume it when they choose an algorithm.
@@ -65,7 +65,7 @@ struct Workspace {
     inputs: Buffer,
     rows: Buffer,
     /// The e4m3 input of an 8-bit product, and the scales of its rows.
-    eight: Option<[Buffer; 2]>,
+    fp8_input: Option<[Buffer; 2]>,
 }
 
 /// Device addresses of a pass's inputs.
@@ -86,45 +86,45 @@ pub struct Net {
     shape: Shape,
     element: Element,
     weights: Weights,
-    angles: Option<[Buffer; 2]>,
+    rope_tables: Option<[Buffer; 2]>,
     work: Workspace,
-    input_upload: Upload,
-    row_upload: Upload,
-    most_tokens: usize,
+    input_upload: UploadRing,
+    row_upload: UploadRing,
+    max_tokens: usize,
     /// Tokens of the last pass.
     tokens: usize,
     /// Pinned memory for hidden states, reused between passes.
-    kept: Option<Pinned>,
+    states_memory: Option<Pinned>,
 }
 
-fn input(what: &'static str, got: impl ToString, valid: impl Into<String>) -> GpuError {
+fn invalid(what: &'static str, got: impl ToString, valid: impl Into<String>) -> GpuError {
     GpuError::Input { what, got: got.to_string(), valid: valid.into() }
 }
 
 impl Net {
-    /// Loads a net and allocates buffers for passes over at most `most_tokens` tokens.
+    /// Loads a net and allocates buffers for passes over at most `max_tokens` tokens.
     ///
     /// # Errors
-    /// If the device cannot compute this shape in these numbers, if the weights do not match the shape, or if memory
+    /// If the device cannot compute this shape in this number format, if the weights do not match the shape, or if memory
     /// runs out.
     pub fn load(
         device: &Arc<dyn Device>,
         shape: Shape,
-        numbers: impl Into<Numbers>,
+        number_format: impl Into<Numbers>,
         rope: Option<Rope<'_>>,
         source: &mut dyn Source,
-        most_tokens: usize,
+        max_tokens: usize,
     ) -> Result<Self> {
-        let numbers = numbers.into();
-        numbers.check(device, &shape)?;
+        let number_format = number_format.into();
+        number_format.check(device, &shape)?;
         check_rope(&shape, rope)?;
-        Self::of(device, shape, numbers, most_tokens, || {
-            let mut loader = Loader::new(device, &shape, numbers, source)?;
-            let angles = match rope.filter(|_| shape.rotates()) {
-                Some(Rope { cos, sin }) => Some([loader.table_of_angles(cos)?, loader.table_of_angles(sin)?]),
+        Self::allocate_and_load(device, shape, number_format, max_tokens, || {
+            let mut loader = Loader::new(device, &shape, number_format, source)?;
+            let rope_tables = match rope.filter(|_| shape.rotates()) {
+                Some(Rope { cos, sin }) => Some([loader.rope_table(cos)?, loader.rope_table(sin)?]),
                 None => None,
             };
-            Ok((angles, loader.load()?))
+            Ok((rope_tables, loader.load()?))
         })
     }
 
@@ -132,42 +132,42 @@ impl Net {
     ///
     /// The buffers come first because the caller chooses their size: a caller that asks for too much gets the error
     /// before the weights are read.
-    fn of(
+    fn allocate_and_load(
         device: &Arc<dyn Device>,
         shape: Shape,
-        numbers: Numbers,
-        most_tokens: usize,
+        number_format: Numbers,
+        max_tokens: usize,
         load: impl FnOnce() -> Result<(Option<[Buffer; 2]>, Weights)>,
     ) -> Result<Self> {
-        if most_tokens == 0 || u32::try_from(most_tokens).is_err() {
-            return Err(input("tokens of a pass", most_tokens, "at least 1, below 2^32"));
+        if max_tokens == 0 || u32::try_from(max_tokens).is_err() {
+            return Err(invalid("tokens of a pass", max_tokens, "at least 1, below 2^32"));
         }
-        let (element, fp8) = (numbers.element(), numbers == Numbers::Fp8);
-        let bytes = |per_row: usize| Buffer::new(device, per_row * numbers.rows(most_tokens));
+        let (element, fp8) = (number_format.element(), number_format == Numbers::Fp8);
+        let bytes = |per_row: usize| Buffer::new(device, per_row * number_format.padded_rows(max_tokens));
         let [wide, narrow] = shape.work_widths().map(|width| width * element.bytes());
         let work = Workspace {
             x: bytes(shape.width * element.bytes())?,
             n: bytes(shape.width * element.bytes())?,
             wide: bytes(wide)?,
             narrow: bytes(narrow)?,
-            inputs: Buffer::new(device, INPUT_BYTES * most_tokens)?,
-            rows: Buffer::new(device, ROW_BYTES * most_tokens)?,
-            eight: if fp8 { Some([bytes(shape.fp8_inputs())?, bytes(Element::F32.bytes())?]) } else { None },
+            inputs: Buffer::new(device, INPUT_BYTES * max_tokens)?,
+            rows: Buffer::new(device, ROW_BYTES * max_tokens)?,
+            fp8_input: if fp8 { Some([bytes(shape.widest_input())?, bytes(Element::F32.bytes())?]) } else { None },
         };
-        let (angles, weights) = load()?;
+        let (rope_tables, weights) = load()?;
         Ok(Self {
             device: Arc::clone(device),
             kernels: Kernels::new(device, element),
             shape,
             element,
             weights,
-            angles,
+            rope_tables,
             work,
-            input_upload: Upload::new(device, INPUT_BYTES * most_tokens)?,
-            row_upload: Upload::new(device, ROW_BYTES * most_tokens)?,
-            most_tokens,
+            input_upload: UploadRing::new(device, INPUT_BYTES * max_tokens)?,
+            row_upload: UploadRing::new(device, ROW_BYTES * max_tokens)?,
+            max_tokens,
             tokens: 0,
-            kept: None,
+            states_memory: None,
         })
     }
 
@@ -185,8 +185,8 @@ impl Net {
 
     /// The largest number of tokens in a pass.
     #[must_use]
-    pub fn most_tokens(&self) -> usize {
-        self.most_tokens
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens
     }
 
     /// The normalised hidden states of the last pass. They are valid once [`Stream::Pass`] has finished that pass,
@@ -203,9 +203,9 @@ impl Net {
     ///
     /// # Errors
     /// If a token is outside the vocabulary, a run is longer than the net's positions, there are more than
-    /// [`Net::most_tokens`] tokens, or the device fails.
+    /// [`Net::max_tokens`] tokens, or the device fails.
     pub fn hidden(&mut self, tokens: &[u32], offsets: &[u32]) -> Result<()> {
-        self.pass(tokens, offsets, &mut Kept::default())
+        self.pass(tokens, offsets, &mut HiddenStates::default())
     }
 
     /// As [`Net::hidden`], and returns the hidden states of these layers, f32 `[tokens, layers, H]`. Waits for the
@@ -218,43 +218,43 @@ impl Net {
     /// As [`Net::hidden`], and if a layer does not exist.
     pub fn hidden_keeping(&mut self, tokens: &[u32], offsets: &[u32], layers: &[usize]) -> Result<Vec<f32>> {
         if let Some(layer) = layers.iter().find(|layer| **layer > self.shape.layers) {
-            return Err(input("layer of hidden states", layer, format!("0 to {}", self.shape.layers)));
+            return Err(invalid("layer of hidden states", layer, format!("0 to {}", self.shape.layers)));
         }
         let width = self.shape.width;
         let bytes = tokens.len() * width * self.element.bytes();
-        let mut kept = Kept::new(&self.device, layers, bytes, self.kept.take())?;
-        let ran = self.pass(tokens, offsets, &mut kept);
+        let mut hidden_states = HiddenStates::new(&self.device, layers, bytes, self.states_memory.take())?;
+        let ran = self.pass(tokens, offsets, &mut hidden_states);
         // Waits even after a failure: the stream may still write to this memory.
-        let there = self.device.record(Stream::Pass).and_then(|event| self.device.wait(event));
-        ran.and(there)?;
-        let states = kept.widened(self.element, tokens.len(), width);
-        self.kept = kept.memory;
+        let finished = self.device.record(Stream::Pass).and_then(|event| self.device.wait(event));
+        ran.and(finished)?;
+        let states = hidden_states.to_f32(self.element, tokens.len(), width);
+        self.states_memory = hidden_states.memory;
         Ok(states)
     }
 
-    fn pass(&mut self, tokens: &[u32], offsets: &[u32], kept: &mut Kept<'_>) -> Result<()> {
+    fn pass(&mut self, tokens: &[u32], offsets: &[u32], hidden_states: &mut HiddenStates<'_>) -> Result<()> {
         self.check_runs(tokens, offsets)?;
         self.tokens = 0;
         if tokens.is_empty() {
             return Ok(());
         }
-        let inputs = self.send(tokens, offsets)?;
+        let inputs = self.upload_inputs(tokens, offsets)?;
         let (kernels, work, width) = (&self.kernels, &self.work, self.shape.width);
         let (x, rows) = (work.x.pointer(), [inputs.count, width]);
-        let wpe = self.weights.positions.as_ref().map(Buffer::pointer);
-        let wte = self.weights.tokens.matrix(self.element).pointer;
-        // SAFETY: the buffers hold `most_tokens` rows; `check_runs` checked tokens and positions
+        let wpe = self.weights.position_embedding.as_ref().map(Buffer::pointer);
+        let wte = self.weights.token_embedding.matrix(self.element).pointer;
+        // SAFETY: the buffers hold `max_tokens` rows; `check_runs` checked tokens and positions
         unsafe { kernels.embed([inputs.tokens, inputs.positions], wte, wpe, x, rows)? };
         let states = |buffer| self.activations(buffer, inputs.count, width);
         for (i, layer) in self.weights.layers.iter().enumerate() {
-            kept.take(self.device.as_ref(), i, states(&work.x))?;
+            hidden_states.copy_layer(self.device.as_ref(), i, states(&work.x))?;
             self.norm(&layer.before_attention, inputs.count)?;
             self.attention(i, layer, &inputs)?;
             self.norm(&layer.before_mlp, inputs.count)?;
             self.feed_forward(layer, inputs.count)?;
         }
-        self.norm(&self.weights.last, inputs.count)?;
-        kept.take(self.device.as_ref(), self.shape.layers, states(&work.n))?;
+        self.norm(&self.weights.final_norm, inputs.count)?;
+        hidden_states.copy_layer(self.device.as_ref(), self.shape.layers, states(&work.n))?;
         self.tokens = inputs.count;
         Ok(())
     }
@@ -281,62 +281,64 @@ impl Net {
     /// As [`Net::logits`], and if the stride is shorter than a row.
     pub unsafe fn logits_into(&mut self, rows: &[u32], to: u64, stride: usize) -> Result<()> {
         if stride < self.shape.vocab {
-            return Err(input("stride of logits", stride, format!("at least {}", self.shape.vocab)));
+            return Err(invalid("stride of logits", stride, format!("at least {}", self.shape.vocab)));
         }
-        if rows.len() > self.most_tokens {
-            return Err(input("rows of the head", rows.len(), format!("at most {}", self.most_tokens)));
+        if rows.len() > self.max_tokens {
+            return Err(invalid("rows of the head", rows.len(), format!("at most {}", self.max_tokens)));
         }
         if let Some(row) = rows.iter().find(|row| **row as usize >= self.tokens) {
-            return Err(input("row of the head", row, format!("below {}, the tokens of the last pass", self.tokens)));
+            return Err(invalid("row of the head", row, format!("below {}, the tokens of the last pass", self.tokens)));
         }
         let Some(first) = rows.first() else { return Ok(()) };
         let width = self.shape.width;
         let in_place = self.work.n.pointer() + u64::from(*first) * (width * self.element.bytes()) as u64;
-        let neighbours = rows.iter().zip(*first..).all(|(row, i)| *row == i);
+        let is_contiguous = rows.iter().zip(*first..).all(|(row, i)| *row == i);
         let mut states = self.activations(&self.work.narrow, rows.len(), width);
-        if neighbours && in_place.is_multiple_of(PRODUCT_ALIGN) {
+        if is_contiguous && in_place.is_multiple_of(PRODUCT_ALIGN) {
             states.pointer = in_place;
         } else {
-            let numbers = self.work.rows.pointer();
-            // SAFETY: the buffers hold `most_tokens` rows and row numbers; both were checked above
+            let row_numbers = self.work.rows.pointer();
+            // SAFETY: the buffers hold `max_tokens` rows and row numbers; both were checked above
             unsafe {
-                self.row_upload.send(numbers, rows.len() * ROW_BYTES, |memory| put(rows, memory, u32::to_ne_bytes))?;
-                self.kernels.gather(self.work.n.pointer(), numbers, states.pointer, [rows.len(), width])?;
+                self.row_upload
+                    .send(row_numbers, rows.len() * ROW_BYTES, |memory| write_words(rows, memory, u32::to_ne_bytes))?;
+                self.kernels.gather(self.work.n.pointer(), row_numbers, states.pointer, [rows.len(), width])?;
             }
         }
-        let head = self.weights.head.as_ref().unwrap_or(&self.weights.tokens).matrix(self.element);
+        let head = self.weights.lm_head.as_ref().unwrap_or(&self.weights.token_embedding).matrix(self.element);
         let vocab = self.shape.vocab;
         let d = Matrix { pointer: to, element: Element::F32, rows: rows.len(), columns: vocab, stride };
         // SAFETY: the net owns the states and the head; the caller guarantees the memory of the logits
         unsafe {
-            self.device.product(Stream::Pass, &Product { a: states, b: head, d, bias: 0, add: false, gelu: false })
+            self.device
+                .product(Stream::Pass, &Product { a: states, b: head, d, bias: 0, accumulate: false, gelu: false })
         }
     }
 
     fn check_runs(&self, tokens: &[u32], offsets: &[u32]) -> Result<()> {
         let Shape { vocab, positions, .. } = self.shape;
-        if tokens.len() > self.most_tokens {
-            return Err(input("tokens of a pass", tokens.len(), format!("at most {}", self.most_tokens)));
+        if tokens.len() > self.max_tokens {
+            return Err(invalid("tokens of a pass", tokens.len(), format!("at most {}", self.max_tokens)));
         }
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
-            return Err(input("token", token, format!("below {vocab}, the size of the vocabulary")));
+            return Err(invalid("token", token, format!("below {vocab}, the size of the vocabulary")));
         }
         let ends = (offsets.first().copied(), offsets.last().map(|end| *end as usize));
         if ends != (Some(0), Some(tokens.len())) || !offsets.is_sorted() {
             let got = format!("{} from {:?} to {:?}", offsets.len(), offsets.first(), offsets.last());
-            return Err(input("offsets of runs", got, format!("ascending, from 0 to {}", tokens.len())));
+            return Err(invalid("offsets of runs", got, format!("ascending, from 0 to {}", tokens.len())));
         }
         let longest = offsets.windows(2).map(|run| run.iter().rev().fold(0, |end, x| x.abs_diff(end))).max();
         match longest {
             Some(longest) if longest as usize > positions => {
-                Err(input("tokens of a run", longest, format!("at most {positions}")))
+                Err(invalid("tokens of a run", longest, format!("at most {positions}")))
             }
             _ => Ok(()),
         }
     }
 
     /// Uploads the inputs of a pass in one copy: work items of attention, tokens, positions.
-    fn send(&mut self, tokens: &[u32], offsets: &[u32]) -> Result<Inputs> {
+    fn upload_inputs(&mut self, tokens: &[u32], offsets: &[u32]) -> Result<Inputs> {
         let items = work_items(offsets, query_rows(self.element, self.shape.heads().dim));
         let (count, token_bytes) = (tokens.len(), size_of_val(tokens));
         let start = self.work.inputs.pointer();
@@ -344,15 +346,15 @@ impl Net {
         let fill = |memory: &mut [u8]| {
             let (item_memory, memory) = memory.split_at_mut(item_bytes);
             let (token_memory, memory) = memory.split_at_mut(token_bytes);
-            put(items.as_flattened(), item_memory, u32::to_ne_bytes);
-            put(tokens, token_memory, u32::to_ne_bytes);
+            write_words(items.as_flattened(), item_memory, u32::to_ne_bytes);
+            write_words(tokens, token_memory, u32::to_ne_bytes);
             let positions = offsets.windows(2).flat_map(|run| run.iter().skip(1).zip(run).flat_map(|(e, s)| 0..e - s));
             for (to, position) in memory.chunks_exact_mut(size_of::<u32>()).zip(positions) {
                 to.copy_from_slice(&position.to_ne_bytes());
             }
         };
         // SAFETY: every item has at least one token, so items never outnumber tokens; the buffer is sized for
-        // `most_tokens`
+        // `max_tokens`
         unsafe { self.input_upload.send(start, item_bytes + 2 * token_bytes, fill)? };
         let first_token = start + item_bytes as u64;
         Ok(Inputs {
@@ -366,10 +368,10 @@ impl Net {
 
     fn norm(&self, norm: &Norm, tokens: usize) -> Result<()> {
         let bias = norm.bias.as_ref().map(Buffer::pointer);
-        let scale = Scale { weight: norm.weight.pointer(), bias, eps: self.shape.eps };
+        let params = NormParams { weight: norm.weight.pointer(), bias, eps: self.shape.eps };
         let (x, n) = (self.work.x.pointer(), self.work.n.pointer());
-        // SAFETY: both buffers hold `most_tokens` rows
-        unsafe { self.kernels.add_norm(x, None, &scale, n, [tokens, self.shape.width]) }
+        // SAFETY: both buffers hold `max_tokens` rows
+        unsafe { self.kernels.add_norm(x, None, &params, n, [tokens, self.shape.width]) }
     }
 
     /// Adds attention to the residual stream: x += the output projection of attention over n.
@@ -379,17 +381,17 @@ impl Net {
         let out = self.activations(&self.work.narrow, inputs.count, out_width);
         let n = self.activations(&self.work.n, inputs.count, self.shape.width);
         self.linear(n, &layer.qkv, qkv, false)?;
-        if let Some([cos, sin]) = &self.angles {
+        if let Some([cos, sin]) = &self.rope_tables {
             let norms = layer.head_norms.as_ref().map(|[q, k]| [q.pointer(), k.pointer()]);
             let (cos, sin, eps) = (cos.pointer(), sin.pointer(), self.shape.eps);
-            let rotation = Rotation { cos, sin, positions: inputs.positions, norms, eps };
+            let rotation = RopeInputs { cos, sin, positions: inputs.positions, norms, eps };
             // SAFETY: the buffer holds `inputs.count` fused rows; `check_runs` checked that positions are within the
             // tables
             unsafe { self.kernels.rope(qkv.pointer, &rotation, &heads, inputs.count)? };
         }
         let items = [inputs.items, inputs.item_count as u64];
         let scale = self.shape.score_scale(number);
-        // SAFETY: the items refer to these rows, and the output buffer holds `most_tokens` rows
+        // SAFETY: the items refer to these rows, and the output buffer holds `max_tokens` rows
         unsafe { self.kernels.attention(qkv.pointer, out.pointer, items, scale, &heads)? };
         self.linear(out, &layer.attention_out, self.activations(&self.work.x, inputs.count, self.shape.width), true)
     }
@@ -406,7 +408,7 @@ impl Net {
         } else {
             self.linear(n, &layer.up, up, false)?;
         }
-        // SAFETY: `up` holds `most_tokens` rows of one inner width, or of two if the activation is gated; `narrow`
+        // SAFETY: `up` holds `max_tokens` rows of one inner width, or of two if the activation is gated; `narrow`
         // holds rows of one
         unsafe {
             match self.shape.activation {
@@ -416,7 +418,7 @@ impl Net {
                 Activation::Gelu => self.kernels.gelu(up.pointer, size)?,
             }
         }
-        let activated = if self.shape.gated() { narrow } else { up };
+        let activated = if self.shape.is_gated() { narrow } else { up };
         self.linear(activated, &layer.down, self.activations(&self.work.x, tokens, width), true)
     }
 
@@ -424,33 +426,40 @@ impl Net {
         Matrix { pointer: buffer.pointer(), element: self.element, rows, columns, stride: columns }
     }
 
-    fn linear(&self, from: Matrix, linear: &Linear, to: Matrix, add: bool) -> Result<()> {
-        if let (Some(b), Some([rows, scales])) = (linear.scaled(), &self.work.eight) {
-            let (padded, columns) = (Numbers::Fp8.rows(from.rows), from.columns);
-            let a = Scaled { pointer: rows.pointer(), scales: scales.pointer(), rows: padded, columns };
-            let product = ScaledProduct { a, b, d: Matrix { rows: padded, ..to }, bias: linear.bias(), add };
-            // SAFETY: the buffers hold `most_tokens` rows of the widest input; activations and weights as below
+    fn linear(&self, from: Matrix, linear: &Linear, to: Matrix, accumulate: bool) -> Result<()> {
+        if let (Some(b), Some([rows, scales])) = (linear.scaled(), &self.work.fp8_input) {
+            let (padded, columns) = (Numbers::Fp8.padded_rows(from.rows), from.columns);
+            let a = ScaledMatrix { pointer: rows.pointer(), scales: scales.pointer(), rows: padded, columns };
+            let product = ScaledProduct { a, b, d: Matrix { rows: padded, ..to }, bias: linear.bias(), accumulate };
+            // SAFETY: the buffers hold `max_tokens` rows of the widest input; activations and weights as below
             return unsafe {
                 self.kernels.quantise(from.pointer, a.pointer, a.scales, [from.rows, columns])?;
                 self.device.scaled_product(Stream::Pass, &product)
             };
         }
-        let product = Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), add, gelu: false };
-        // SAFETY: activations hold `most_tokens` rows, and weights have the sizes of their shapes
+        let product =
+            Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), accumulate, gelu: false };
+        // SAFETY: activations hold `max_tokens` rows, and weights have the sizes of their shapes
         unsafe { self.device.product(Stream::Pass, &product) }
     }
 
     /// Computes to = GELU(linear(from)). The product applies GELU itself if the device supports that; otherwise a
     /// kernel does it afterwards.
     fn linear_with_gelu(&self, from: Matrix, linear: &Linear, to: Matrix) -> Result<()> {
-        let product =
-            Product { a: from, b: linear.matrix(self.element), d: to, bias: linear.bias(), add: false, gelu: true };
-        if linear.scaled().is_none() && self.device.ends_in_gelu(&product)? {
-            // SAFETY: activations hold `most_tokens` rows, and weights have the sizes of their shapes
+        let product = Product {
+            a: from,
+            b: linear.matrix(self.element),
+            d: to,
+            bias: linear.bias(),
+            accumulate: false,
+            gelu: true,
+        };
+        if linear.scaled().is_none() && self.device.fuses_gelu(&product)? {
+            // SAFETY: activations hold `max_tokens` rows, and weights have the sizes of their shapes
             return unsafe { self.device.product(Stream::Pass, &product) };
         }
         self.linear(from, linear, to, false)?;
-        // SAFETY: the buffer holds `most_tokens` rows of this width
+        // SAFETY: the buffer holds `max_tokens` rows of this width
         unsafe { self.kernels.gelu_new(to.pointer, [to.rows, to.columns]) }
     }
 }
@@ -469,12 +478,12 @@ fn check_rope(shape: &Shape, rope: Option<Rope<'_>>) -> Result<()> {
         return Ok(());
     }
     let Some(Rope { cos, sin }) = rope else {
-        return Err(input("rotary positions", "none", "tables of cosines and sines"));
+        return Err(invalid("rotary positions", "none", "tables of cosines and sines"));
     };
     let count = shape.positions * shape.head_dim / 2;
     if cos.len() == count && sin.len() == count {
         return Ok(());
     }
     let valid = format!("{count}: {} positions, half of {} each", shape.positions, shape.head_dim);
-    Err(input("rotary positions", format!("{} and {}", cos.len(), sin.len()), valid))
+    Err(invalid("rotary positions", format!("{} and {}", cos.len(), sin.len()), valid))
 }

@@ -5,22 +5,22 @@
 mod checks;
 #[path = "../../noise/tests/common/mod.rs"]
 mod common;
-#[path = "conformance/ways.rs"]
-mod ways;
+#[path = "conformance/extraction.rs"]
+mod extraction;
 #[path = "conformance/words.rs"]
 mod words;
 
 use std::sync::Arc;
 
 use checks::check;
+use extraction::{ExtractFn, MutantHost, Slice, on_cpu, on_device, on_host, upload};
 use stillhouse_gpu::Device;
 use stillhouse_gpu::extract::{Asked, Extractor, Noise};
 use stillhouse_gpu::net::{Activation, Kind, Net, Numbers, Shape, Source};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, TopP, ValueType};
-use ways::{Broken, Slice, Way, on_cpu, on_device, on_host, upload};
 
-fn asked(vocab: usize, noise: Option<Noise>, draws: u32, topk: usize) -> Asked {
+fn request(vocab: usize, noise: Option<Noise>, draws: u32, topk: usize) -> Asked {
     Asked { vocab, stride: vocab, keys: DrawKey::draws(0x5EED, draws), noise, topk, signals: Signals::default() }
 }
 
@@ -29,7 +29,7 @@ fn replay(tolerance: f64, value_type: ValueType, condition: bool) -> Option<Nois
 }
 
 /// Rows of every shape, with tokens from likely to nearly impossible.
-fn mixed(vocab: usize, rows: u32, seed: u64) -> Slice {
+fn mixed_rows(vocab: usize, rows: u32, seed: u64) -> Slice {
     let mut slice = Slice::new(vocab);
     for i in 0..rows {
         let logits = match i % 12 {
@@ -54,13 +54,13 @@ fn teacher_like(vocab: usize, rows: u64) -> Slice {
 }
 
 /// Small and odd vocabularies, both value types, both conditions, several tolerances and numbers of draws.
-fn small_suite(way: Way<'_>) -> Result<(), String> {
+fn small_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     for (i, vocab) in [2usize, 3, 5, 31, 257, 1000, 1031].into_iter().enumerate() {
-        let slice = mixed(vocab, 24, 100 * i as u64);
+        let slice = mixed_rows(vocab, 24, 100 * i as u64);
         for (j, tolerance) in [1e-3, 1e-5, 1e-4, 0.1].into_iter().enumerate() {
             let value_type = if (i + j) % 2 == 0 { ValueType::F16 } else { ValueType::F32 };
             let draws = if j == 0 { 3 } else { 1 };
-            check(way, &slice, &asked(vocab, replay(tolerance, value_type, j != 2), draws, 0))
+            check(extract, &slice, &request(vocab, replay(tolerance, value_type, j != 2), draws, 0))
                 .map_err(|e| format!("V = {vocab}: {e}"))?;
         }
     }
@@ -69,7 +69,7 @@ fn small_suite(way: Way<'_>) -> Result<(), String> {
 
 /// Ties, zeros of both signs, k beyond the vocabulary, padded rows, and rising rows, in which every entry is the
 /// largest so far.
-fn topk_suite(way: Way<'_>) -> Result<(), String> {
+fn topk_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     for (vocab, levels) in [(1usize, 3u32), (5, 2), (64, 4), (130, 1), (5000, 40), (9000, 1 << 30)] {
         let mut uniforms = stillhouse_noise::keyed_uniforms(3, "top-k", vocab as u64, 0);
         let mut slice = Slice::new(vocab);
@@ -80,19 +80,20 @@ fn topk_suite(way: Way<'_>) -> Result<(), String> {
             slice.push(&logits, 0);
         }
         for k in [1, 7, 64, 1024, 2048] {
-            let asked = Asked { stride: vocab + 3, ..asked(vocab, None, 1, k) };
-            check(way, &slice, &asked).map_err(|e| format!("V = {vocab}, k = {k}: {e}"))?;
+            let request = Asked { stride: vocab + 3, ..request(vocab, None, 1, k) };
+            check(extract, &slice, &request).map_err(|e| format!("V = {vocab}, k = {k}: {e}"))?;
         }
     }
     Ok(())
 }
 
-fn dense_suite(way: Way<'_>) -> Result<(), String> {
+fn dense_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     for vocab in [2usize, 5, 257, 1031, 5000] {
-        let slice = mixed(vocab, 24, 900 + vocab as u64);
+        let slice = mixed_rows(vocab, 24, 900 + vocab as u64);
         for (value_type, condition) in [(ValueType::F16, true), (ValueType::F32, true), (ValueType::F16, false)] {
             let noise = Some(Noise::Dense { value_type, condition });
-            check(way, &slice, &asked(vocab, noise, 2, 0)).map_err(|e| format!("V = {vocab}, {value_type}: {e}"))?;
+            check(extract, &slice, &request(vocab, noise, 2, 0))
+                .map_err(|e| format!("V = {vocab}, {value_type}: {e}"))?;
         }
     }
     Ok(())
@@ -110,14 +111,14 @@ fn signals(vocab: usize, power: f64, mass: f64, most: usize) -> Signals {
 
 /// Rows of every shape, also near-certain ones and ties. Vocabularies below, at and above a block of sums. Signals with
 /// top-k and noise, and each alone.
-fn signals_suite(way: Way<'_>) -> Result<(), String> {
+fn signals_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     for (i, vocab) in [1usize, 2, 5, 257, 1024, 1031, 5000].into_iter().enumerate() {
-        let slice = if vocab == 1 { sure(1) } else { mixed(vocab, 24, 500 * i as u64) };
+        let slice = if vocab == 1 { near_certain(1) } else { mixed_rows(vocab, 24, 500 * i as u64) };
         for (power, mass, most, topk) in [(1.0, 0.9, 64, 0), (0.7, 0.999, 2048, 5), (1.5, 1.0, 3, 20)] {
             let all = signals(vocab, power, mass, most);
             let noise = if topk == 5 { replay(1e-3, ValueType::F16, true) } else { None };
-            let all = Asked { stride: vocab + 3, signals: all, ..asked(vocab, noise, 1, topk) };
-            check(way, &slice, &all).map_err(|e| format!("V = {vocab}, power {power}: {e}"))?;
+            let all = Asked { stride: vocab + 3, signals: all, ..request(vocab, noise, 1, topk) };
+            check(extract, &slice, &all).map_err(|e| format!("V = {vocab}, power {power}: {e}"))?;
         }
         let Signals { temperatures, entropy, candidates, sampling, top_p } = signals(vocab, 1.0, 0.95, 100);
         for one in [
@@ -127,15 +128,15 @@ fn signals_suite(way: Way<'_>) -> Result<(), String> {
             Signals { sampling, ..Signals::default() },
             Signals { top_p, ..Signals::default() },
         ] {
-            let one = Asked { signals: one, ..asked(vocab, None, 1, 0) };
-            check(way, &slice, &one).map_err(|e| format!("V = {vocab}, {:?}: {e}", one.signals))?;
+            let one = Asked { signals: one, ..request(vocab, None, 1, 0) };
+            check(extract, &slice, &one).map_err(|e| format!("V = {vocab}, {:?}: {e}", one.signals))?;
         }
     }
     Ok(())
 }
 
 /// Two rows: one with nearly all probability on one entry, one whose other entries are too small to count.
-fn sure(vocab: usize) -> Slice {
+fn near_certain(vocab: usize) -> Slice {
     let mut slice = Slice::new(vocab);
     for lead in [20.0, 100.0] {
         let logits: Vec<f32> = (0..vocab).map(|k| if k == vocab / 2 { lead } else { -(k as f32) * 1e-3 }).collect();
@@ -148,8 +149,8 @@ fn sure(vocab: usize) -> Slice {
 fn other_signals_on_the_host() {
     signals_suite(&on_host(5)).unwrap();
     for vocab in [130, 3000] {
-        let asked = Asked { signals: signals(vocab, 0.8, 0.99999, 200), ..asked(vocab, None, 1, 0) };
-        check(&on_host(6), &sure(vocab), &asked).unwrap();
+        let request = Asked { signals: signals(vocab, 0.8, 0.99999, 200), ..request(vocab, None, 1, 0) };
+        check(&on_host(6), &near_certain(vocab), &request).unwrap();
     }
 }
 
@@ -158,11 +159,11 @@ fn other_signals_on_the_host() {
 fn signals_that_no_kernel_computes_are_refused() {
     let device: Arc<dyn Device> = Arc::new(Host::new(0));
     let refused = |signals: Signals| {
-        let asked = Asked { signals, ..asked(5000, None, 1, 0) };
-        Extractor::new(&device, asked, 4).unwrap_err().to_string()
+        let request = Asked { signals, ..request(5000, None, 1, 0) };
+        Extractor::new(&device, request, 4).unwrap_err().to_string()
     };
-    let of_most = refused(Signals { top_p: Some(TopP { mass: 0.9, most: 2049 }), ..Signals::default() });
-    assert!(of_most.contains("most of the top-p") && of_most.contains("2049"), "{of_most}");
+    let too_many = refused(Signals { top_p: Some(TopP { mass: 0.9, most: 2049 }), ..Signals::default() });
+    assert!(too_many.contains("most of the top-p") && too_many.contains("2049"), "{too_many}");
     let outside = refused(Signals { candidates: vec![1, 5000], ..Signals::default() });
     assert!(outside.contains("5000"), "{outside}");
 }
@@ -184,16 +185,16 @@ fn errors_are_those_of_the_cpu() {
         [None, replay(1e-3, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })]
     {
         for (bad, at) in [(f32::NAN, 1030), (f32::NEG_INFINITY, 0), (f32::INFINITY, 513)] {
-            let mut slice = mixed(vocab, 6, 77);
+            let mut slice = mixed_rows(vocab, 6, 77);
             slice.logits[4 * vocab + at] = bad;
             slice.logits[5 * vocab] = f32::NAN;
-            let error = check(&on_host(1), &slice, &asked(vocab, noise, 2, 3)).unwrap_err();
+            let error = check(&on_host(1), &slice, &request(vocab, noise, 2, 3)).unwrap_err();
             assert!(error.contains(&format!("the logit of token {at} is {bad}")), "{error}");
         }
     }
-    let mut slice = mixed(vocab, 4, 78);
+    let mut slice = mixed_rows(vocab, 4, 78);
     slice.tokens[2] = vocab as u32;
-    let error = check(&on_host(1), &slice, &asked(vocab, replay(1e-3, ValueType::F16, true), 2, 0)).unwrap_err();
+    let error = check(&on_host(1), &slice, &request(vocab, replay(1e-3, ValueType::F16, true), 2, 0)).unwrap_err();
     assert!(error.contains("token 1031 is not below the vocabulary size 1031"), "{error}");
 }
 
@@ -208,7 +209,7 @@ fn what_the_kernels_cannot_do_the_cpu_does() {
         slice.push(&logits, i * 7);
     }
     for value_type in [ValueType::F16, ValueType::F32] {
-        let got = check(&on_host(2), &slice, &asked(vocab, replay(1e-5, value_type, true), 2, 0)).unwrap();
+        let got = check(&on_host(2), &slice, &request(vocab, replay(1e-5, value_type, true), 2, 0)).unwrap();
         assert!((3..=6).contains(&got.fallbacks), "{}", got.fallbacks);
     }
 }
@@ -240,17 +241,17 @@ fn a_device_without_fp8_refuses_it() {
         attention_bias: true,
         mlp_bias: true,
     };
-    let broken = Broken { host: Host::new(0), prefix: "broken", kernels: "noise_" };
-    let device: Arc<dyn Device> = Arc::new(broken);
-    let said = Net::load(&device, shape, Numbers::Fp8, None, &mut Nothing, 4).unwrap_err().to_string();
-    assert_eq!(said, "products in fp8: got broken, but it has no products of e4m3, valid: f32, bf16, f16");
+    let mutant = MutantHost { host: Host::new(0), prefix: "broken", kernels: "noise_" };
+    let device: Arc<dyn Device> = Arc::new(mutant);
+    let message = Net::load(&device, shape, Numbers::Fp8, None, &mut Nothing, 4).unwrap_err().to_string();
+    assert_eq!(message, "products in fp8: got broken, but it has no products of e4m3, valid: f32, bf16, f16");
 }
 
 /// The host receives 16 bytes per row and the corrections, with index and value as short as possible. The copy is sized
 /// for 1.25 times the corrections of the slice before.
 #[test]
 fn few_bytes_come_to_the_host() {
-    for (vocab, value_type, of_one) in [
+    for (vocab, value_type, correction_bytes) in [
         (50_257, ValueType::F16, 4),
         (65_536, ValueType::F16, 4),
         (65_537, ValueType::F16, 6),
@@ -259,11 +260,11 @@ fn few_bytes_come_to_the_host() {
     ] {
         let rows = 6;
         let slice = teacher_like(vocab, rows);
-        let asked = asked(vocab, replay(1e-3, value_type, true), 1, 0);
+        let request = request(vocab, replay(1e-3, value_type, true), 1, 0);
         let host = Arc::new(Host::new(0));
         let device: Arc<dyn Device> = host.clone();
         let logits = upload(&device, &slice, vocab);
-        let mut extractor = Extractor::new(&device, asked, rows as usize).unwrap();
+        let mut extractor = Extractor::new(&device, request, rows as usize).unwrap();
         let mut bytes = || {
             let before = host.copied_out();
             // SAFETY: the buffer holds these rows, and lives until they are collected
@@ -276,7 +277,10 @@ fn few_bytes_come_to_the_host() {
         assert_eq!(again, found);
         // The 64 extra corrections allow for more in the next slice.
         let ahead = (1.25 * found as f64) as u64 + 64;
-        assert!(copied <= rows * 16 + ahead * of_one && copied >= rows * 16 + found * of_one, "V = {vocab}: {copied}");
+        assert!(
+            copied <= rows * 16 + ahead * correction_bytes && copied >= rows * 16 + found * correction_bytes,
+            "V = {vocab}: {copied}"
+        );
         println!("V = {vocab}, {value_type}: {found} corrections of {rows} rows, {copied} bytes");
     }
 }
@@ -284,9 +288,9 @@ fn few_bytes_come_to_the_host() {
 /// [`Extractor::bytes`] is exact: jobs choose their batch size by it.
 #[test]
 fn an_extractor_takes_as_much_memory_as_was_said() {
-    let all = |noise, draws, topk, signals| Asked { signals, stride: 264, ..asked(257, noise, draws, topk) };
+    let all = |noise, draws, topk, signals| Asked { signals, stride: 264, ..request(257, noise, draws, topk) };
     let dense = |value_type| Some(Noise::Dense { value_type, condition: true });
-    for asked in [
+    for request in [
         all(None, 1, 0, Signals::default()),
         all(replay(1e-3, ValueType::F16, true), 1, 5, Signals::default()),
         all(replay(1e-3, ValueType::F16, true), 4, 0, signals(257, 1.0, 0.9, 64)),
@@ -296,8 +300,8 @@ fn an_extractor_takes_as_much_memory_as_was_said() {
         for rows in [1, 9] {
             let host = Arc::new(Host::new(0));
             let device: Arc<dyn Device> = host.clone();
-            let extractor = Extractor::new(&device, asked.clone(), rows).unwrap();
-            assert_eq!(Extractor::bytes(&asked, rows), host.used(), "{rows} rows of {asked:?}");
+            let extractor = Extractor::new(&device, request.clone(), rows).unwrap();
+            assert_eq!(Extractor::bytes(&request, rows), host.used(), "{rows} rows of {request:?}");
             drop(extractor);
             assert_eq!((host.used(), host.used_pinned()), (0, 0));
         }
@@ -308,11 +312,11 @@ fn an_extractor_takes_as_much_memory_as_was_said() {
 fn slices_follow_each_other_without_allocations() {
     let host = Arc::new(Host::new(9));
     let device: Arc<dyn Device> = host.clone();
-    let asked = Asked { stride: 264, ..asked(257, replay(1e-3, ValueType::F16, true), 2, 5) };
-    let slices: Vec<Slice> = [7, 3, 7, 0].into_iter().map(|rows| mixed(257, rows, 40 + u64::from(rows))).collect();
-    let expected: Vec<_> = slices.iter().map(|slice| on_device(&device, slice, &asked).unwrap()).collect();
+    let request = Asked { stride: 264, ..request(257, replay(1e-3, ValueType::F16, true), 2, 5) };
+    let slices: Vec<Slice> = [7, 3, 7, 0].into_iter().map(|rows| mixed_rows(257, rows, 40 + u64::from(rows))).collect();
+    let expected: Vec<_> = slices.iter().map(|slice| on_device(&device, slice, &request).unwrap()).collect();
     let logits: Vec<_> = slices.iter().map(|slice| upload(&device, slice, 264)).collect();
-    let mut extractor = Extractor::new(&device, asked, 7).unwrap();
+    let mut extractor = Extractor::new(&device, request, 7).unwrap();
     let before = host.allocations();
     // SAFETY: the buffers outlive the extractor's work
     let begin =
@@ -326,7 +330,7 @@ fn slices_follow_each_other_without_allocations() {
     }
     assert!(extractor.collect(ahead).unwrap() == expected[3]);
     assert_eq!(host.allocations(), before);
-    let large = mixed(257, 8, 1);
+    let large = mixed_rows(257, 8, 1);
     // SAFETY: the extractor refuses the slice
     let refused = unsafe { extractor.begin(logits[0].pointer(), &large.positions()) };
     assert!(refused.unwrap_err().to_string().contains("rows of a slice"));
@@ -338,9 +342,9 @@ fn slices_follow_each_other_without_allocations() {
 fn the_suite_sees_mistakes() {
     for prefix in ["broken_reduction_", "broken_tail_", "broken_race_"] {
         let seen = (1..4).filter(|&seed| {
-            let device: Arc<dyn Device> = Arc::new(Broken { host: Host::new(seed), prefix, kernels: "noise_" });
-            let way = move |slice: &Slice, asked: &Asked| on_device(&device, slice, asked);
-            let result = small_suite(&way);
+            let device: Arc<dyn Device> = Arc::new(MutantHost { host: Host::new(seed), prefix, kernels: "noise_" });
+            let extract = move |slice: &Slice, request: &Asked| on_device(&device, slice, request);
+            let result = small_suite(&extract);
             println!("{prefix} {seed}: {result:?}");
             result.is_err()
         });
@@ -358,9 +362,9 @@ fn the_suite_sees_mistakes_in_signals() {
         ("broken_tail_", "noise_drawn"),
         ("broken_tail_", "noise_trimmed"),
     ] {
-        let device: Arc<dyn Device> = Arc::new(Broken { host: Host::new(1), prefix, kernels });
-        let way = move |slice: &Slice, asked: &Asked| on_device(&device, slice, asked);
-        let result = signals_suite(&way);
+        let device: Arc<dyn Device> = Arc::new(MutantHost { host: Host::new(1), prefix, kernels });
+        let extract = move |slice: &Slice, request: &Asked| on_device(&device, slice, request);
+        let result = signals_suite(&extract);
         assert!(result.is_err(), "{prefix} in {kernels}");
         println!("{kernels} {prefix}: {result:?}");
     }
@@ -381,14 +385,14 @@ fn small_vocabularies_on_the_host() {
 
 #[test]
 fn every_schedule_gives_the_same_bytes() {
-    let slice = mixed(1031, 12, 5);
+    let slice = mixed_rows(1031, 12, 5);
     for noise in
         [replay(1e-4, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })]
     {
-        let asked = Asked { signals: signals(1031, 0.9, 0.9, 64), ..asked(1031, noise, 2, 20) };
-        let first = on_host(0)(&slice, &asked).unwrap();
+        let request = Asked { signals: signals(1031, 0.9, 0.9, 64), ..request(1031, noise, 2, 20) };
+        let first = on_host(0)(&slice, &request).unwrap();
         for seed in 1..5 {
-            assert!(on_host(seed)(&slice, &asked).unwrap() == first, "schedule {seed}");
+            assert!(on_host(seed)(&slice, &request).unwrap() == first, "schedule {seed}");
         }
     }
 }
@@ -396,13 +400,13 @@ fn every_schedule_gives_the_same_bytes() {
 /// Compares the number of corrections with the CPU's, and returns the ratio and the number of rows left to the CPU.
 fn compare(vocab: usize, rows: u64, tolerance: f64, value_type: ValueType) -> (f64, u64) {
     let slice = teacher_like(vocab, rows);
-    let asked = asked(vocab, replay(tolerance, value_type, true), 1, 0);
-    let got = check(&on_host(0), &slice, &asked).unwrap();
-    let of_cpu = on_cpu(&slice, &asked).unwrap().replay.unwrap().indices.len();
-    let own = got.replay.as_ref().unwrap().indices.len();
-    let ratio = own as f64 / of_cpu as f64;
+    let request = request(vocab, replay(tolerance, value_type, true), 1, 0);
+    let got = check(&on_host(0), &slice, &request).unwrap();
+    let from_cpu = on_cpu(&slice, &request).unwrap().replay.unwrap().indices.len();
+    let device_count = got.replay.as_ref().unwrap().indices.len();
+    let ratio = device_count as f64 / from_cpu as f64;
     println!(
-        "V = {vocab}, {tolerance}, {value_type}: {own} corrections, the CPU {of_cpu} ({ratio:.3}), {} of {rows} rows left to it",
+        "V = {vocab}, {tolerance}, {value_type}: {device_count} corrections, the CPU {from_cpu} ({ratio:.3}), {} of {rows} rows left to it",
         got.fallbacks
     );
     (ratio, got.fallbacks)

@@ -98,19 +98,19 @@ fn it_ends_with_0_only_where_every_part_has_checked() {
             "WRONG",
         ),
     ];
-    for (what, parts, code, said) in cases {
-        let (got, words, _) = ends_with(parts);
-        assert_eq!(got, code, "{what}: {words}");
-        assert!(words.contains(said), "{what}: {words}");
-        assert_eq!(words.trim_end().ends_with("gpu-check: right"), code == 0, "{what}: {words}");
+    for (what, parts, code, expected_stderr) in cases {
+        let (got, stderr, _) = ends_with(parts);
+        assert_eq!(got, code, "{what}: {stderr}");
+        assert!(stderr.contains(expected_stderr), "{what}: {stderr}");
+        assert_eq!(stderr.trim_end().ends_with("gpu-check: right"), code == 0, "{what}: {stderr}");
     }
 }
 
 #[test]
 fn the_environment_of_the_named_python_is_where_libraries_are_looked_for() {
     for named in [true, false] {
-        let (code, said, folder) = ends_with(Parts { named, ..GOOD });
-        assert_eq!(code, 0, "{said}");
+        let (code, stderr, folder) = ends_with(Parts { named, ..GOOD });
+        assert_eq!(code, 0, "{stderr}");
         assert_eq!(fs::read_to_string(folder.path().join("environment")).unwrap(), "/an/environment\n");
     }
 }

@@ -5,13 +5,13 @@
 #[macro_use]
 #[path = "forward/common.rs"]
 mod common;
-#[path = "order/careless.rs"]
-mod careless;
+#[path = "order/drops_waits.rs"]
+mod drops_waits;
 
 use std::sync::Arc;
 
-use careless::{Careless, Forgets};
-use common::{below, numbers};
+use common::{random_below, random_values};
+use drops_waits::{DroppedWait, DropsWaits};
 use stillhouse_gpu::extract::{Asked, DeviceSlice, Extracted, Extractor, Noise, Positions};
 use stillhouse_gpu::net::{Activation, Kind, Net, Shape, Source};
 use stillhouse_gpu::{Buffer, Device, Element, GpuError, Result, Stream, logits_stride};
@@ -28,7 +28,7 @@ struct Random;
 impl Source for Random {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let key = name.bytes().fold(7u64, |key, b| key.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
-        Ok(numbers(key, shape.iter().product()))
+        Ok(random_values(key, shape.iter().product()))
     }
 }
 
@@ -54,7 +54,7 @@ fn load(device: &Arc<dyn Device>) -> Result<Net> {
     Net::load(device, shape, Element::Bf16, None, &mut Random, TOKENS)
 }
 
-fn asked() -> Asked {
+fn request() -> Asked {
     let noise = Noise::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
     let sampling = Some(LogitSampling { draws: 5, power: 1.0, seed: 9 });
     let signals = Signals { sampling, entropy: true, ..Signals::default() };
@@ -71,11 +71,11 @@ fn extracted(device: &Arc<dyn Device>, buffers: usize) -> Result<Vec<Extracted>>
     let mut net = load(device)?;
     let logits = logits(device, buffers)?;
     // Dropped before the logits, which slices in flight still read.
-    let mut extractor = Extractor::new(device, asked(), ROWS)?;
+    let mut extractor = Extractor::new(device, request(), ROWS)?;
     let (mut found, mut ahead) = (Vec::new(), None);
     for slice in 0..8u32 {
         if slice % 2 == 0 {
-            net.hidden(&below(u64::from(slice), TOKENS, VOCAB as u32), &[0, 10, TOKENS as u32])?;
+            net.hidden(&random_below(u64::from(slice), TOKENS, VOCAB as u32), &[0, 10, TOKENS as u32])?;
         }
         // Contiguous rows, and rows that must be gathered.
         let rows: Vec<u32> = (0..ROWS as u32).map(|row| if slice % 2 == 0 { row } else { 2 * row + 1 }).collect();
@@ -83,7 +83,7 @@ fn extracted(device: &Arc<dyn Device>, buffers: usize) -> Result<Vec<Extracted>>
         // SAFETY: the buffer holds these rows
         unsafe { net.logits_into(&rows, to, logits_stride(VOCAB))? };
         let ready = device.record(Stream::Pass)?;
-        let (tokens, ids) = (below(99, ROWS, VOCAB as u32), [u64::from(slice); ROWS]);
+        let (tokens, ids) = (random_below(99, ROWS, VOCAB as u32), [u64::from(slice); ROWS]);
         let observed = Positions { tokens: &tokens, positions: &rows, sequence_ids: &ids };
         // SAFETY: with two or more buffers, this slice is collected before its buffer is rewritten
         let begun = extractor.begin_slice(unsafe { DeviceSlice::new(to, ready) }, &observed)?;
@@ -99,7 +99,7 @@ fn extracted(device: &Arc<dyn Device>, buffers: usize) -> Result<Vec<Extracted>>
 fn passes(device: &Arc<dyn Device>, net: &mut Net) -> Result<Vec<Vec<u8>>> {
     let logits = logits(device, 7)?;
     for (pass, logits) in logits.iter().enumerate() {
-        net.hidden(&below(pass as u64, TOKENS, VOCAB as u32), &[0, TOKENS as u32])?;
+        net.hidden(&random_below(pass as u64, TOKENS, VOCAB as u32), &[0, TOKENS as u32])?;
         // SAFETY: the buffer holds these rows
         unsafe { net.logits_into(&[1, 3, 8 + pass as u32], logits.pointer(), logits_stride(VOCAB))? };
     }
@@ -107,25 +107,25 @@ fn passes(device: &Arc<dyn Device>, net: &mut Net) -> Result<Vec<Vec<u8>>> {
     logits.iter().map(|logits| Ok(logits.to_host(Stream::Pass)?[..used].to_vec())).collect()
 }
 
-/// Returns the result on a careless device, and the faults that the host found.
-fn on_careless<T>(
+/// Returns the result on a device that drops these waits, and the faults that the host found.
+fn with_dropped_waits<T>(
     seed: u64,
-    forgets: Forgets,
-    does: impl FnOnce(&Arc<dyn Device>, &Careless) -> Result<T>,
+    dropped: DroppedWait,
+    run: impl FnOnce(&Arc<dyn Device>, &DropsWaits) -> Result<T>,
 ) -> (Result<T>, Vec<String>) {
-    let careless = Arc::new(Careless::new(seed, forgets));
-    let device: Arc<dyn Device> = careless.clone();
-    let given = does(&device, &careless);
-    (given, careless.host.faults())
+    let drops_waits = Arc::new(DropsWaits::new(seed, dropped));
+    let device: Arc<dyn Device> = drops_waits.clone();
+    let result = run(&device, &drops_waits);
+    (result, drops_waits.host.faults())
 }
 
 /// The seeds with an error, a fault or wrong values.
-fn seen<T: PartialEq>(expected: &T, run: impl Fn(u64) -> (Result<T>, Vec<String>)) -> Vec<u64> {
+fn failing_seeds<T: PartialEq>(expected: &T, run: impl Fn(u64) -> (Result<T>, Vec<String>)) -> Vec<u64> {
     let wrong = |seed: &u64| {
-        let (given, faults) = run(*seed);
-        let same = given.as_ref().is_ok_and(|given| given == expected);
-        let said = given.err().map(|e: GpuError| e.to_string());
-        println!("seed {seed}: same {same}, {said:?}, {faults:?}");
+        let (result, faults) = run(*seed);
+        let same = result.as_ref().is_ok_and(|result| result == expected);
+        let error = result.err().map(|e: GpuError| e.to_string());
+        println!("seed {seed}: same {same}, {error:?}, {faults:?}");
         !same || !faults.is_empty()
     };
     (0..SEEDS).filter(wrong).collect()
@@ -133,37 +133,43 @@ fn seen<T: PartialEq>(expected: &T, run: impl Fn(u64) -> (Result<T>, Vec<String>
 
 #[test]
 fn columns_are_the_same_however_early_or_late_streams_are() {
-    let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
+    let (expected, _) = with_dropped_waits(0, DroppedWait::Nothing, |device, _| extracted(device, 2));
     let expected = expected.unwrap();
     assert!(expected.iter().all(|columns| columns.fallbacks == 0));
     assert!(expected.windows(2).all(|pair| pair[0] != pair[1]), "slices that are alike would hide what is overwritten");
     for buffers in [2, 3] {
-        let wrong = seen(&expected, |seed| on_careless(seed, Forgets::Nothing, |device, _| extracted(device, buffers)));
+        let wrong = failing_seeds(&expected, |seed| {
+            with_dropped_waits(seed, DroppedWait::Nothing, |device, _| extracted(device, buffers))
+        });
         assert!(wrong.is_empty(), "{buffers} buffers: {wrong:?}");
     }
 }
 
 #[test]
 fn an_extraction_that_does_not_wait_for_the_pass_is_seen() {
-    let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
-    let wrong = seen(&expected.unwrap(), |seed| on_careless(seed, Forgets::WaitIn, |device, _| extracted(device, 2)));
+    let (expected, _) = with_dropped_waits(0, DroppedWait::Nothing, |device, _| extracted(device, 2));
+    let wrong = failing_seeds(&expected.unwrap(), |seed| {
+        with_dropped_waits(seed, DroppedWait::WaitIn, |device, _| extracted(device, 2))
+    });
     assert!(wrong.contains(&0) && wrong.contains(&2), "{wrong:?}");
 }
 
 #[test]
 fn a_slice_that_is_overwritten_before_it_was_read_is_seen() {
-    let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
-    let wrong = seen(&expected.unwrap(), |seed| on_careless(seed, Forgets::Nothing, |device, _| extracted(device, 1)));
+    let (expected, _) = with_dropped_waits(0, DroppedWait::Nothing, |device, _| extracted(device, 2));
+    let wrong = failing_seeds(&expected.unwrap(), |seed| {
+        with_dropped_waits(seed, DroppedWait::Nothing, |device, _| extracted(device, 1))
+    });
     assert!(wrong.contains(&1), "{wrong:?}");
 }
 
 #[test]
 fn columns_that_are_read_before_they_came_are_seen() {
-    let (expected, _) = on_careless(0, Forgets::Nothing, |device, _| extracted(device, 2));
-    let wrong = seen(&expected.unwrap(), |seed| {
-        on_careless(seed, Forgets::Nothing, |device, careless| {
+    let (expected, _) = with_dropped_waits(0, DroppedWait::Nothing, |device, _| extracted(device, 2));
+    let wrong = failing_seeds(&expected.unwrap(), |seed| {
+        with_dropped_waits(seed, DroppedWait::Nothing, |device, drops_waits| {
             // Waits during loading still work.
-            careless.forget_from_now_on(Forgets::WaitFor(Stream::Extract));
+            drops_waits.set_dropped(DroppedWait::WaitFor(Stream::Extract));
             extracted(device, 2)
         })
     });
@@ -172,34 +178,34 @@ fn columns_that_are_read_before_they_came_are_seen() {
 
 #[test]
 fn uploads_are_the_same_however_late_the_pass_is() {
-    let run = |seed| on_careless(seed, Forgets::Nothing, |device, _| passes(device, &mut load(device)?));
+    let run = |seed| with_dropped_waits(seed, DroppedWait::Nothing, |device, _| passes(device, &mut load(device)?));
     let expected = run(0).0.unwrap();
-    let wrong = seen(&expected, run);
+    let wrong = failing_seeds(&expected, run);
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
 #[test]
 fn pinned_memory_that_is_written_again_too_early_is_seen() {
-    let run = |seed, forgets| {
-        on_careless(seed, Forgets::Nothing, |device, careless| {
+    let run = |seed, dropped| {
+        with_dropped_waits(seed, DroppedWait::Nothing, |device, drops_waits| {
             let mut net = load(device)?;
-            careless.forget_from_now_on(forgets);
+            drops_waits.set_dropped(dropped);
             let logits = passes(device, &mut net);
-            careless.forget_from_now_on(Forgets::Nothing);
+            drops_waits.set_dropped(DroppedWait::Nothing);
             logits
         })
     };
-    let expected = run(0, Forgets::Nothing).0.unwrap();
-    let (_, faults) = run(0, Forgets::WaitFor(Stream::Pass));
+    let expected = run(0, DroppedWait::Nothing).0.unwrap();
+    let (_, faults) = run(0, DroppedWait::WaitFor(Stream::Pass));
     assert!(faults.iter().any(|fault| fault.contains("changed before its copy was done")), "{faults:?}");
-    let wrong = seen(&expected, |seed| run(seed, Forgets::WaitFor(Stream::Pass)));
+    let wrong = failing_seeds(&expected, |seed| run(seed, DroppedWait::WaitFor(Stream::Pass)));
     assert!(wrong.contains(&0) && wrong.contains(&2), "{wrong:?}");
 }
 
 #[test]
 fn pinned_memory_that_is_given_back_too_early_is_seen() {
     // Weights pass through pinned memory on one stream, and the other stream waits for it.
-    let (_, faults) = on_careless(0, Forgets::AnyWait, |device, _| load(device).map(drop));
+    let (_, faults) = with_dropped_waits(0, DroppedWait::AnyWait, |device, _| load(device).map(drop));
     assert!(faults.iter().any(|fault| fault.contains("given back with a copy on its way")), "{faults:?}");
 }
 
@@ -207,14 +213,14 @@ fn pinned_memory_that_is_given_back_too_early_is_seen() {
 #[test]
 fn what_nobody_collects_does_no_harm() {
     for seed in 0..SEEDS {
-        let (given, faults) = on_careless(seed, Forgets::Nothing, |device, _| {
+        let (result, faults) = with_dropped_waits(seed, DroppedWait::Nothing, |device, _| {
             let logits = Buffer::of(device, &[0; 256])?;
-            let mut extractor = Extractor::new(device, asked(), 1)?;
+            let mut extractor = Extractor::new(device, request(), 1)?;
             let observed = Positions { tokens: &[1], positions: &[0], sequence_ids: &[5] };
             // SAFETY: the row outlives the extractor
             unsafe { extractor.begin(logits.pointer(), &observed) }.map(drop)
         });
-        given.unwrap();
+        result.unwrap();
         assert_eq!(faults, [""; 0], "seed {seed}");
     }
 }

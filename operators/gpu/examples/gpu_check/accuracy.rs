@@ -6,7 +6,7 @@ use stillhouse_gpu::{Buffer, Element, Stream};
 use stillhouse_noise::keyed_uniforms;
 
 use crate::conformance;
-use crate::nets::{Angles, GPT2, TINY, Weights, shape};
+use crate::nets::{GPT2, RopeTables, TINY_SHAPES, Weights, shape};
 use crate::{Check, Outcome};
 
 /// Distances between distributions, over all rows.
@@ -14,9 +14,9 @@ use crate::{Check, Outcome};
 pub struct Distance {
     /// KL(a ‖ b) in nats; mean, then maximum below.
     pub mean_kl: f64,
-    pub most_kl: f64,
+    pub max_kl: f64,
     /// Largest |ln p_a − ln p_b|.
-    pub most: f64,
+    pub max_logprob_difference: f64,
 }
 
 /// The distance between rows of logits.
@@ -25,24 +25,25 @@ pub fn distance(a: &[f64], b: &[f64], vocab: usize) -> Distance {
     let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
     let count = rows.len() as f64;
     for (a, b) in rows {
-        let (norm_a, norm_b) = (ln_sum(a), ln_sum(b));
-        let (mut kl, mut most) = (0.0, 0.0f64);
+        let (norm_a, norm_b) = (log_sum_exp(a), log_sum_exp(b));
+        let (mut kl, mut largest) = (0.0, 0.0f64);
         for (a, b) in a.iter().zip(b) {
             let (a, b) = (a - norm_a, b - norm_b);
             kl += a.exp() * (a - b);
             // `max` would hide a NaN.
-            most = if (a - b).abs() <= most { most } else { (a - b).abs() };
+            largest = if (a - b).abs() <= largest { largest } else { (a - b).abs() };
         }
         out.mean_kl += kl / count;
-        out.most_kl = if kl <= out.most_kl { out.most_kl } else { kl };
-        out.most = if most <= out.most { out.most } else { most };
+        out.max_kl = if kl <= out.max_kl { out.max_kl } else { kl };
+        out.max_logprob_difference =
+            if largest <= out.max_logprob_difference { out.max_logprob_difference } else { largest };
     }
     out
 }
 
-fn ln_sum(row: &[f64]) -> f64 {
-    let most = row.iter().copied().fold(f64::MIN, f64::max);
-    most + row.iter().map(|l| (l - most).exp()).sum::<f64>().ln()
+fn log_sum_exp(row: &[f64]) -> f64 {
+    let largest = row.iter().copied().fold(f64::MIN, f64::max);
+    largest + row.iter().map(|l| (l - largest).exp()).sum::<f64>().ln()
 }
 
 /// Random tokens from a seed.
@@ -55,14 +56,14 @@ pub fn tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
 pub fn logits(
     check: &Check,
     shape: &Shape,
-    numbers: impl Into<Numbers>,
+    number_format: impl Into<Numbers>,
     tokens: &[u32],
     offsets: &[u32],
 ) -> Outcome<Vec<f64>> {
-    let angles = Angles::of(shape);
-    let rope = angles.as_ref().map(Angles::rope);
+    let rope_tables = RopeTables::of(shape);
+    let rope = rope_tables.as_ref().map(RopeTables::rope);
     let mut weights = Weights::of(shape);
-    let mut net = Net::load(&check.device, *shape, numbers, rope, &mut weights, tokens.len())?;
+    let mut net = Net::load(&check.device, *shape, number_format, rope, &mut weights, tokens.len())?;
     let out = Buffer::new(&check.device, tokens.len() * shape.vocab * 4)?;
     net.hidden(tokens, offsets)?;
     // Even rows first: rows that are not contiguous must be gathered.
@@ -89,54 +90,61 @@ pub fn run(check: &mut Check) -> Outcome<()> {
 fn against_the_cpu(check: &mut Check) -> Outcome<()> {
     let small = shape(Kind::Gpt2, 2003, 256, 4, [4, 4, 64], 1024);
     let (name, shape, length) =
-        if check.host { (TINY[0].0, TINY[0].1, 40) } else { ("GPT-2 of 4 layers, H = 256", small, 96) };
+        if check.host { (TINY_SHAPES[0].0, TINY_SHAPES[0].1, 40) } else { ("GPT-2 of 4 layers, H = 256", small, 96) };
     let (tokens, offsets) = (tokens(4, length, shape.vocab), [0, length as u32]);
     let exact = conformance::exact(&shape, Element::F32, &tokens, &offsets)?;
-    for numbers in [Element::F32, Element::Bf16, Element::F16].map(Numbers::Of).into_iter().chain([Numbers::Fp8]) {
-        let what = format!("{name}, L = {length}, {} against the CPU", numbers.name());
-        if lacks(check, numbers, &what) {
+    for number_format in [Element::F32, Element::Bf16, Element::F16].map(Numbers::Of).into_iter().chain([Numbers::Fp8])
+    {
+        let what = format!("{name}, L = {length}, {} against the CPU", number_format.name());
+        if skip_unsupported(check, number_format, &what) {
             continue;
         }
         if !check.has_time(3.0) {
             check.report.skipped(what, "out of time");
             continue;
         }
-        let got = logits(check, &shape, numbers, &tokens, &offsets)?;
-        figures(check, &what, distance(&exact, &got, shape.vocab));
+        let got = logits(check, &shape, number_format, &tokens, &offsets)?;
+        report_distance(check, &what, distance(&exact, &got, shape.vocab));
     }
     Ok(())
 }
 
 fn against_itself(check: &mut Check) -> Outcome<()> {
-    let (name, shape, length) = if check.host { (TINY[0].0, TINY[0].1, 40) } else { ("GPT-2 124M", GPT2, 256) };
+    let (name, shape, length) =
+        if check.host { (TINY_SHAPES[0].0, TINY_SHAPES[0].1, 40) } else { ("GPT-2 124M", GPT2, 256) };
     let (tokens, offsets) = (tokens(3, length, shape.vocab), [0, length as u32]);
     let exact = logits(check, &shape, Element::F32, &tokens, &offsets)?;
-    for numbers in [Numbers::Of(Element::Bf16), Numbers::Of(Element::F16), Numbers::Fp8] {
-        let what = format!("{name}, L = {length}, {} against f32", numbers.name());
-        if lacks(check, numbers, &what) {
+    for number_format in [Numbers::Of(Element::Bf16), Numbers::Of(Element::F16), Numbers::Fp8] {
+        let what = format!("{name}, L = {length}, {} against f32", number_format.name());
+        if skip_unsupported(check, number_format, &what) {
             continue;
         }
         if !check.has_time(5.0) {
             check.report.skipped(what, "out of time");
             continue;
         }
-        let got = logits(check, &shape, numbers, &tokens, &offsets)?;
-        figures(check, &what, distance(&exact, &got, shape.vocab));
+        let got = logits(check, &shape, number_format, &tokens, &offsets)?;
+        report_distance(check, &what, distance(&exact, &got, shape.vocab));
     }
     Ok(())
 }
 
-/// Whether the device lacks products in these numbers; reports them as skipped.
-pub fn lacks(check: &mut Check, numbers: Numbers, what: &str) -> bool {
-    let why = if numbers == Numbers::Fp8 { check.device.lacks_fp8() } else { None };
-    if let Some(why) = &why {
-        check.report.skipped(what, why);
+/// Whether the device lacks products in this number format; reports them as skipped.
+pub fn skip_unsupported(check: &mut Check, number_format: Numbers, what: &str) -> bool {
+    let reason = if number_format == Numbers::Fp8 { check.device.fp8_unsupported_reason() } else { None };
+    if let Some(reason) = &reason {
+        check.report.skipped(what, reason);
     }
-    why.is_some()
+    reason.is_some()
 }
 
-fn figures(check: &mut Check, what: &str, far: Distance) {
-    check.report.figure(format!("{what}: mean KL"), far.mean_kl, "nats", "");
-    check.report.figure(format!("{what}: largest KL"), far.most_kl, "nats", "");
-    check.report.figure(format!("{what}: largest |Δ ln p|"), far.most, "nats", "over all of the vocabulary");
+fn report_distance(check: &mut Check, what: &str, distance: Distance) {
+    check.report.figure(format!("{what}: mean KL"), distance.mean_kl, "nats", "");
+    check.report.figure(format!("{what}: largest KL"), distance.max_kl, "nats", "");
+    check.report.figure(
+        format!("{what}: largest |Δ ln p|"),
+        distance.max_logprob_difference,
+        "nats",
+        "over all of the vocabulary",
+    );
 }

@@ -6,12 +6,12 @@ use stillhouse_gpu::net::{Kind, Shape};
 use stillhouse_gpu::{Arg, Buffer, Element, Launch, Stream};
 use stillhouse_noise::{DrawKey, NoiseStream, exponentials};
 
-use crate::job::{Job, Way};
-use crate::nets::{GPT2, TINY, shape};
+use crate::job::{Job, Schedule};
+use crate::nets::{GPT2, TINY_SHAPES, shape};
 use crate::{Check, Outcome};
 
 /// Maximum difference between exponentials of the device and the CPU, in units in the last place of f32.
-const MOST_STEPS: u32 = 4;
+const MAX_ULPS: u32 = 4;
 
 /// Checks words, exponentials and repeated batches.
 pub fn run(check: &mut Check) -> Outcome<()> {
@@ -19,16 +19,16 @@ pub fn run(check: &mut Check) -> Outcome<()> {
     for (seed, draw, sequence, position) in [(0, 0, 0, 0), (u64::MAX, 3, u64::MAX, u32::MAX), (42, 1, 7 << 40, 1023)] {
         let what = format!("words, seed {seed}, sequence {sequence}, V = {vocab}");
         let stream = NoiseStream::new(DrawKey::new(seed, draw), sequence, position);
-        match words(check, &stream, vocab) {
+        match check_words(check, &stream, vocab) {
             Ok(note) => check.report.verdict(what, true, &note),
             Err(error) => check.report.verdict(what, false, &error.to_string()),
         }
     }
-    again(check)
+    check_repeatability(check)
 }
 
-/// Checks the words of a stream bit for bit, and its exponentials within [`MOST_STEPS`].
-fn words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<String> {
+/// Checks the words of a stream bit for bit, and its exponentials within [`MAX_ULPS`].
+fn check_words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<String> {
     let (e, words) = (Buffer::new(&check.device, vocab * 4 + 4)?, Buffer::new(&check.device, vocab * 4)?);
     let [key0, key1] = stream.key.words();
     let args = [
@@ -50,24 +50,24 @@ fn words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<String> {
     if let Some(at) = (0..vocab).find(|at| words[*at] != stream.word(*at as u32)) {
         return Err(format!("word {at} is {:#x}, on the CPU {:#x}", words[at], stream.word(at as u32)).into());
     }
-    let mut right = vec![0f32; vocab];
-    let e0 = exponentials(stream, &mut right);
-    right.push(e0);
+    let mut expected = vec![0f32; vocab];
+    let e0 = exponentials(stream, &mut expected);
+    expected.push(e0);
     // Both are positive, so their bits are ordered like their values.
-    let steps = |at: usize| e[at].abs_diff(right[at].to_bits());
-    let most = (0..=vocab).max_by_key(|at| steps(*at)).unwrap_or_default();
-    if steps(most) > MOST_STEPS {
-        return Err(format!("e {most} is {:e}, on the CPU {:e}", f32::from_bits(e[most]), right[most]).into());
+    let ulps = |at: usize| e[at].abs_diff(expected[at].to_bits());
+    let worst = (0..=vocab).max_by_key(|at| ulps(*at)).unwrap_or_default();
+    if ulps(worst) > MAX_ULPS {
+        return Err(format!("e {worst} is {:e}, on the CPU {:e}", f32::from_bits(e[worst]), expected[worst]).into());
     }
-    let other = (0..=vocab).filter(|at| steps(*at) > 0).count();
-    Ok(format!("e: {other} of {} differ, by {} steps at most", vocab + 1, steps(most)))
+    let other = (0..=vocab).filter(|at| ulps(*at) > 0).count();
+    Ok(format!("e: {other} of {} differ, by {} steps at most", vocab + 1, ulps(worst)))
 }
 
 /// Runs a job's batch repeatedly: twice as a job does, with two slices in flight, and with a wait after every call.
-fn again(check: &mut Check) -> Outcome<()> {
+fn check_repeatability(check: &mut Check) -> Outcome<()> {
     let wide = Shape { tied: false, ..shape(Kind::Llama, 128_256, 1024, 4, [16, 8, 64], 2816) };
     let shapes = if check.host {
-        [(TINY[0].0, TINY[0].1, 16, 48), (TINY[1].0, TINY[1].1, 24, 48)]
+        [(TINY_SHAPES[0].0, TINY_SHAPES[0].1, 16, 48), (TINY_SHAPES[1].0, TINY_SHAPES[1].1, 24, 48)]
     } else {
         [("GPT-2 124M", GPT2, 1024, 4096), ("Llama of 4 layers", wide, 1024, 4096)]
     };
@@ -78,21 +78,23 @@ fn again(check: &mut Check) -> Outcome<()> {
                 check.report.unchecked(what);
                 continue;
             }
-            let mut job = Job::load(&check.device, &check.counted, &shape, element, batch)?;
+            let mut job = Job::load(&check.device, &check.counting, &shape, element, batch)?;
             job.prepare(length)?;
-            let first = job.columns(Way::Helper)?;
-            let mut others =
-                vec![("again", job.columns(Way::Helper)?), ("two slices in flight", job.columns(Way::Ahead)?)];
-            check.counted.restart(true);
-            others.push(("a wait after everything", job.columns(Way::Ahead)?));
-            check.counted.restart(false);
+            let first = job.columns(Schedule::HelperThread)?;
+            let mut others = vec![
+                ("again", job.columns(Schedule::HelperThread)?),
+                ("two slices in flight", job.columns(Schedule::TwoInFlight)?),
+            ];
+            check.counting.reset(true);
+            others.push(("a wait after everything", job.columns(Schedule::TwoInFlight)?));
+            check.counting.reset(false);
             let different: Vec<&str> =
-                others.iter().filter(|(_, other)| !same(&first, other)).map(|(way, _)| *way).collect();
+                others.iter().filter(|(_, other)| !same(&first, other)).map(|(schedule, _)| *schedule).collect();
             let note = match different.is_empty() {
                 true => format!(
                     "{} slices, also {}",
                     first.len(),
-                    others.iter().map(|(way, _)| *way).collect::<Vec<_>>().join(", ")
+                    others.iter().map(|(schedule, _)| *schedule).collect::<Vec<_>>().join(", ")
                 ),
                 false => format!("not the same: {}", different.join(", ")),
             };

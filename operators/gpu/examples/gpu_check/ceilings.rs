@@ -6,29 +6,29 @@ use std::time::Instant;
 use stillhouse_gpu::net::kernels::Kernels;
 use stillhouse_gpu::{Buffer, Device, Element, Matrix, Pinned, Product, Stream};
 
-use crate::counted::Counted;
+use crate::counting_device::CountingDevice;
 use crate::{Check, Outcome};
 
 /// Mean seconds of a call, over about a third of a second, after two warm-up calls.
-fn seconds_of(counted: &Counted, mut does: impl FnMut() -> stillhouse_gpu::Result<()>) -> Outcome<f64> {
-    does()?;
-    does()?;
-    counted.settle()?;
+fn seconds_of(counting: &CountingDevice, mut operation: impl FnMut() -> stillhouse_gpu::Result<()>) -> Outcome<f64> {
+    operation()?;
+    operation()?;
+    counting.synchronize()?;
     let began = Instant::now();
-    does()?;
-    counted.settle()?;
+    operation()?;
+    counting.synchronize()?;
     let once = began.elapsed().as_secs_f64().max(1e-6);
     let times = ((0.3 / once) as usize).clamp(3, 2000);
     let began = Instant::now();
     for _ in 0..times {
-        does()?;
+        operation()?;
     }
-    counted.settle()?;
+    counting.synchronize()?;
     Ok(began.elapsed().as_secs_f64() / times as f64)
 }
 
 /// A buffer of small non-zero numbers: products of zeros would be faster.
-fn numbers(device: &Arc<dyn Device>, count: usize, element: Element) -> Outcome<Buffer> {
+fn random_buffer(device: &Arc<dyn Device>, count: usize, element: Element) -> Outcome<Buffer> {
     let mut state = 1u32;
     let mut word = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -46,7 +46,7 @@ fn numbers(device: &Arc<dyn Device>, count: usize, element: Element) -> Outcome<
 }
 
 fn product(check: &Check, element: Element, out: Element, [m, n, k]: [usize; 3]) -> Outcome<f64> {
-    let (a, b) = (numbers(&check.device, m * k, element)?, numbers(&check.device, n * k, element)?);
+    let (a, b) = (random_buffer(&check.device, m * k, element)?, random_buffer(&check.device, n * k, element)?);
     let d = Buffer::new(&check.device, m * n * out.bytes())?;
     let matrix = |buffer: &Buffer, element, rows, columns| Matrix {
         pointer: buffer.pointer(),
@@ -60,11 +60,11 @@ fn product(check: &Check, element: Element, out: Element, [m, n, k]: [usize; 3])
         b: matrix(&b, element, n, k),
         d: matrix(&d, out, m, n),
         bias: 0,
-        add: false,
+        accumulate: false,
         gelu: false,
     };
     // SAFETY: the buffers have these shapes
-    let seconds = seconds_of(&check.counted, || unsafe { check.device.product(Stream::Pass, &product) })?;
+    let seconds = seconds_of(&check.counting, || unsafe { check.device.product(Stream::Pass, &product) })?;
     Ok(2.0 * m as f64 * n as f64 * k as f64 / seconds)
 }
 
@@ -82,7 +82,7 @@ pub fn run(check: &mut Check) -> Outcome<()> {
         if check.has_time(3.0) {
             let rate = product(check, element, out, shape)?;
             if element == Element::Bf16 {
-                check.ceiling = Some(check.ceiling.map_or(rate, |most| most.max(rate)));
+                check.ceiling = Some(check.ceiling.map_or(rate, |best| best.max(rate)));
             }
             check.report.figure(what, rate / 1e12, "TFLOP/s", "");
         } else {
@@ -94,27 +94,27 @@ pub fn run(check: &mut Check) -> Outcome<()> {
 
 fn copies(check: &mut Check) -> Outcome<()> {
     let bytes = if check.host { 1 << 16 } else { 256 << 20 };
-    let (device, counted) = (Arc::clone(&check.device), Arc::clone(&check.counted));
-    let there = numbers(&device, bytes / 4, Element::F32)?;
-    let mut here = Pinned::new(&device, bytes)?;
+    let (device, counting) = (Arc::clone(&check.device), Arc::clone(&check.counting));
+    let buffer = random_buffer(&device, bytes / 4, Element::F32)?;
+    let mut pinned = Pinned::new(&device, bytes)?;
     // SAFETY: both have this length; nothing reads while the copies run
-    let out = seconds_of(&counted, || unsafe {
-        device.copy_out(Stream::Extract, here.as_mut_ptr(), there.pointer(), bytes)
+    let out = seconds_of(&counting, || unsafe {
+        device.copy_out(Stream::Extract, pinned.as_mut_ptr(), buffer.pointer(), bytes)
     })?;
     check.report.figure("copy to pinned memory of the host", bytes as f64 / out / 1e9, "GB/s", "");
     // SAFETY: as above
-    let into =
-        seconds_of(&counted, || unsafe { device.copy_in(Stream::Extract, there.pointer(), here.as_ptr(), bytes) })?;
-    check.report.figure("copy from pinned memory of the host", bytes as f64 / into / 1e9, "GB/s", "");
+    let copy_in_seconds =
+        seconds_of(&counting, || unsafe { device.copy_in(Stream::Extract, buffer.pointer(), pinned.as_ptr(), bytes) })?;
+    check.report.figure("copy from pinned memory of the host", bytes as f64 / copy_in_seconds / 1e9, "GB/s", "");
 
     let (width, rows) = if check.host { (64, 64) } else { (8192, 1 << 16) };
     let (from, to) = (Buffer::new(&device, rows * width * 2)?, Buffer::new(&device, rows * width * 2)?);
-    let numbers: Vec<u8> = (0..rows as u32).flat_map(u32::to_ne_bytes).collect();
-    let numbers = Buffer::of(&device, &numbers)?;
+    let row_numbers: Vec<u8> = (0..rows as u32).flat_map(u32::to_ne_bytes).collect();
+    let row_numbers = Buffer::of(&device, &row_numbers)?;
     let kernels = Kernels::new(&device, Element::Bf16);
     // SAFETY: both buffers hold these rows
-    let seconds = seconds_of(&counted, || unsafe {
-        kernels.gather(from.pointer(), numbers.pointer(), to.pointer(), [rows, width])
+    let seconds = seconds_of(&counting, || unsafe {
+        kernels.gather(from.pointer(), row_numbers.pointer(), to.pointer(), [rows, width])
     })?;
     let moved = 2.0 * (rows * width * 2) as f64;
     check.report.figure("device memory, read and written (gather_rows)", moved / seconds / 1e9, "GB/s", "");

@@ -11,9 +11,9 @@ use stillhouse_noise::{
     RowSignals, Signals, StoredToken, Tolerance, TopP, ValueType, judge, keyed_uniforms,
 };
 
-use crate::accuracy::{distance, lacks, logits, tokens};
+use crate::accuracy::{distance, logits, skip_unsupported, tokens};
 use crate::job::extract_once;
-use crate::nets::{Angles, Weights, shape};
+use crate::nets::{RopeTables, Weights, shape};
 use crate::{Check, Outcome, bits, reference};
 
 /// Offsets of runs shorter and longer than a block of attention; some end within a block.
@@ -22,10 +22,10 @@ const SMALL_RUNS: [u32; 4] = [0, 1, 38, 105];
 
 /// Runs the part `conformance`.
 pub fn run(check: &mut Check) -> Outcome<()> {
-    check.counted.restart(false);
-    let done = noise(check).and_then(|()| nets(check)).and_then(|()| rows_of_fp8(check));
+    check.counting.reset(false);
+    let done = noise(check).and_then(|()| nets(check)).and_then(|()| fp8_rows(check));
     let kernels = |prefix: &str| {
-        let names: BTreeSet<String> = check.counted.counts().calls.into_keys().collect();
+        let names: BTreeSet<String> = check.counting.snapshot().calls.into_keys().collect();
         names.iter().filter(|name| name.starts_with(prefix)).count()
     };
     let (attention, noise) = (kernels("attention_"), kernels("noise_"));
@@ -70,8 +70,8 @@ fn noise(check: &mut Check) -> Outcome<()> {
             // Dense noise of a few long rows proves as much as that of many.
             let rows = if matches!(form, Some(NoiseForm::Dense { .. })) { rows.min(16) } else { rows };
             let signals = if form.is_none() { every_signal(vocab) } else { Signals::default() };
-            let asked = Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals };
-            match one_noise(check, &asked, rows) {
+            let request = Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals };
+            match check_noise(check, &request, rows) {
                 Ok(note) => check.report.verdict(what, true, &note),
                 Err(error) => check.report.verdict(what, false, &error.to_string()),
             }
@@ -109,10 +109,10 @@ fn every_signal(vocab: usize) -> Signals {
 
 /// Checks signals against twice the bound of their definitions. Few draws may differ: those whose uniform is at the
 /// edge of an entry.
-fn near_signals(draws: u32, got: &[RowSignals], right: &[RowSignals]) -> Outcome<()> {
-    holds("rows of signals", got.len() == right.len())?;
+fn near_signals(draws: u32, got: &[RowSignals], expected: &[RowSignals]) -> Outcome<()> {
+    holds("rows of signals", got.len() == expected.len())?;
     let close = |a: f32, b: f32| a == b || (a - b).abs() <= 2e-5 + 2.0 * f32::EPSILON * b.abs();
-    for (a, b) in got.iter().zip(right) {
+    for (a, b) in got.iter().zip(expected) {
         let all = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| close(*a, *b));
         holds("logz", all(&a.logz, &b.logz))?;
         holds("entropy", close(a.entropy, b.entropy))?;
@@ -127,36 +127,36 @@ fn near_signals(draws: u32, got: &[RowSignals], right: &[RowSignals]) -> Outcome
 
 /// Checks that the device's columns equal the CPU's up to the last bit of f32, and that stored corrections keep the
 /// tolerance.
-fn one_noise(check: &Check, asked: &Extraction, rows: usize) -> Outcome<String> {
-    let vocab = asked.vocab;
+fn check_noise(check: &Check, request: &Extraction, rows: usize) -> Outcome<String> {
+    let vocab = request.vocab;
     let (logits, tokens) = noise_logits(rows, vocab);
     let positions: Vec<u32> = (0..rows as u32).map(|i| i * 3 + 1).collect();
     let sequence_ids: Vec<u64> = (0..rows as u64).map(|i| i / 3 + (1 << 33)).collect();
     let observed = Observed { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
-    let got = extract_once(&check.device, asked, &logits, &observed)?;
-    let right = RowExtractor::new(asked.clone())?.extract(&logits, &observed)?;
+    let got = extract_once(&check.device, request, &logits, &observed)?;
+    let expected = RowExtractor::new(request.clone())?.extract(&logits, &observed)?;
 
-    near("ln p_x", &got.logprob, &right.logprob, 1)?;
-    if let (Some((indices, logprobs)), Some((right_indices, right_logprobs))) = (&got.topk, &right.topk) {
-        holds("indices of the top-k", indices == right_indices)?;
-        near("ln p of the top-k", logprobs, right_logprobs, 1)?;
+    near("ln p_x", &got.logprob, &expected.logprob, 1)?;
+    if let (Some((indices, logprobs)), Some((expected_indices, expected_logprobs))) = (&got.topk, &expected.topk) {
+        holds("indices of the top-k", indices == expected_indices)?;
+        near("ln p of the top-k", logprobs, expected_logprobs, 1)?;
     }
-    near_signals(asked.signals.sampling.map_or(0, |s| s.draws), &got.signals, &right.signals)?;
+    near_signals(request.signals.sampling.map_or(0, |s| s.draws), &got.signals, &expected.signals)?;
     let mut note = String::new();
-    match (asked.noise, &right.dense, &right.replay) {
-        (Some(NoiseForm::Dense { .. }), Some(right), _) => match got.dense.as_ref().ok_or("no dense noise")? {
-            Dense::F32(values) => near("ξ", values, right, 4)?,
+    match (request.noise, &expected.dense, &expected.replay) {
+        (Some(NoiseForm::Dense { .. }), Some(expected), _) => match got.dense.as_ref().ok_or("no dense noise")? {
+            Dense::F32(values) => near("ξ", values, expected, 4)?,
             Dense::F16(values) => {
                 let close = |(a, b): (&f16, &f32)| (a.to_f32() - b).abs() <= 2e-3 * b.abs().max(1e-3);
-                holds("ξ", values.len() == right.len() && values.iter().zip(right).all(close))?;
+                holds("ξ", values.len() == expected.len() && values.iter().zip(expected).all(close))?;
             }
         },
-        (Some(NoiseForm::Replay { tolerance, condition, .. }), _, Some(right)) => {
+        (Some(NoiseForm::Replay { tolerance, condition, .. }), _, Some(expected)) => {
             let replay = got.replay.as_ref().ok_or("no corrections")?;
-            let (mut most, mut same) = (0f64, 0);
-            for (row, draw) in (0..rows).flat_map(|row| (0..asked.keys.len()).map(move |draw| (row, draw))) {
+            let (mut largest, mut same) = (0f64, 0);
+            for (row, draw) in (0..rows).flat_map(|row| (0..request.keys.len()).map(move |draw| (row, draw))) {
                 let list = replay.corrections(row, draw);
-                same += usize::from(list == right.corrections(row, draw));
+                same += usize::from(list == expected.corrections(row, draw));
                 // The judge is slow: only some of the long rows.
                 if vocab > 2000 && row % 16 != 1 {
                     continue;
@@ -165,14 +165,14 @@ fn one_noise(check: &Check, asked: &Extraction, rows: usize) -> Outcome<String> 
                 let corrections: Vec<Correction> =
                     corrections.map(|(&index, &logprob)| Correction { index, logprob }).collect();
                 let stored = StoredToken { token: tokens[row], logprob: got.logprob[row], corrections: &corrections };
-                let stream = NoiseStream::new(asked.keys[draw], sequence_ids[row], positions[row]);
+                let stream = NoiseStream::new(request.keys[draw], sequence_ids[row], positions[row]);
                 let judged = judge(&logits[row * vocab..][..vocab], &stored, &stream)?;
-                most = most.max(judged.total_variation);
+                largest = largest.max(judged.total_variation);
                 holds("total variation", judged.total_variation <= tolerance.get())?;
                 holds("the winner", !condition || judged.lead >= 0.9 * tolerance.lead())?;
             }
-            let lists = rows * asked.keys.len();
-            note = format!("total variation up to {most:.1e}, {same} of {lists} lists are the CPU's; ");
+            let lists = rows * request.keys.len();
+            note = format!("total variation up to {largest:.1e}, {same} of {lists} lists are the CPU's; ");
         }
         _ => {}
     }
@@ -183,20 +183,20 @@ fn holds(what: &str, holds: bool) -> Outcome<()> {
     if holds { Ok(()) } else { Err(format!("{what}: not as on the CPU").into()) }
 }
 
-/// Checks that values are at most `most` f32 units in the last place apart, or nearly equal in absolute terms: where
+/// Checks that values are at most `max_ulps` f32 units in the last place apart, or nearly equal in absolute terms: where
 /// p_x is close to 1, ln Z itself is not more precise.
-fn near(what: &str, got: &[f32], right: &[f32], most: u32) -> Outcome<()> {
+fn near(what: &str, got: &[f32], expected: &[f32], max_ulps: u32) -> Outcome<()> {
     let ordered = |v: f32| {
         let bits = v.to_bits().cast_signed();
         if bits < 0 { i32::MIN.wrapping_sub(bits) } else { bits }
     };
-    let slack = if most > 1 { 1e-6 } else { 1e-15 };
-    let close = |a: f32, b: f32| ordered(a).abs_diff(ordered(b)) <= most || (a - b).abs() < slack;
-    match got.iter().zip(right).position(|(a, b)| !close(*a, *b)) {
-        _ if got.len() != right.len() => {
-            Err(format!("{what}: {} values, the CPU has {}", got.len(), right.len()).into())
+    let slack = if max_ulps > 1 { 1e-6 } else { 1e-15 };
+    let close = |a: f32, b: f32| ordered(a).abs_diff(ordered(b)) <= max_ulps || (a - b).abs() < slack;
+    match got.iter().zip(expected).position(|(a, b)| !close(*a, *b)) {
+        _ if got.len() != expected.len() => {
+            Err(format!("{what}: {} values, the CPU has {}", got.len(), expected.len()).into())
         }
-        Some(at) => Err(format!("{what}: value {at} is {:e}, on the CPU {:e}", got[at], right[at]).into()),
+        Some(at) => Err(format!("{what}: value {at} is {:e}, on the CPU {:e}", got[at], expected[at]).into()),
         None => Ok(()),
     }
 }
@@ -247,17 +247,17 @@ fn nets(check: &mut Check) -> Outcome<()> {
                 continue;
             }
             let tokens = tokens(2, offsets.last().copied().unwrap_or(0) as usize, shape.vocab);
-            let far = logits(check, &shape, element, &tokens, offsets)
+            let difference = logits(check, &shape, element, &tokens, offsets)
                 .and_then(|got| Ok(distance(&exact(&shape, element, &tokens, offsets)?, &got, shape.vocab)));
-            match far {
-                Ok(far) => {
+            match difference {
+                Ok(difference) => {
                     let note = format!(
                         "mean KL {:.1e}, largest |Δ ln p| {:.1e} of {:.1e}",
-                        far.mean_kl,
-                        far.most,
+                        difference.mean_kl,
+                        difference.max_logprob_difference,
                         allowed(element)
                     );
-                    check.report.verdict(what, far.most <= allowed(element), &note);
+                    check.report.verdict(what, difference.max_logprob_difference <= allowed(element), &note);
                 }
                 Err(error) => check.report.verdict(what, false, &error.to_string()),
             }
@@ -271,11 +271,11 @@ const ROWS: [u32; 6] = [1, 15, 17, 127, 256, 257];
 /// Maximum mean KL of fp8 against f64, in nats: about three times that seen on the host.
 const FP8_KL: f64 = 0.1;
 
-fn rows_of_fp8(check: &mut Check) -> Outcome<()> {
+fn fp8_rows(check: &mut Check) -> Outcome<()> {
     let shape = shape(Kind::Llama, 211, 96, 2, [4, 2, 32], 160);
     for rows in ROWS.into_iter().take(if check.host { 3 } else { ROWS.len() }) {
         let what = format!("net Llama, fp8, a pass of {rows}");
-        if lacks(check, Numbers::Fp8, &what) {
+        if skip_unsupported(check, Numbers::Fp8, &what) {
             return Ok(());
         }
         if !check.has_time(5.0) {
@@ -283,13 +283,13 @@ fn rows_of_fp8(check: &mut Check) -> Outcome<()> {
             continue;
         }
         let (tokens, offsets) = (tokens(6, rows as usize, shape.vocab), [0, rows]);
-        let far = logits(check, &shape, Numbers::Fp8, &tokens, &offsets)
+        let difference = logits(check, &shape, Numbers::Fp8, &tokens, &offsets)
             .and_then(|got| Ok(distance(&exact(&shape, Element::F32, &tokens, &offsets)?, &got, shape.vocab)));
-        match far {
-            Ok(far) => check.report.verdict(
+        match difference {
+            Ok(difference) => check.report.verdict(
                 what,
-                far.mean_kl <= FP8_KL,
-                &format!("mean KL {:.1e} of {FP8_KL:.0e}", far.mean_kl),
+                difference.mean_kl <= FP8_KL,
+                &format!("mean KL {:.1e} of {FP8_KL:.0e}", difference.mean_kl),
             ),
             Err(error) => check.report.verdict(what, false, &error.to_string()),
         }
@@ -303,12 +303,18 @@ fn lengths(offsets: &[u32]) -> Vec<u32> {
 
 /// Logits of runs, computed in f64.
 pub fn exact(shape: &Shape, element: Element, tokens: &[u32], offsets: &[u32]) -> Outcome<Vec<f64>> {
-    let angles = Angles::of(shape);
+    let rope_tables = RopeTables::of(shape);
     let mut weights = Weights::of(shape);
     let mut out = Vec::new();
     for run in offsets.windows(2) {
         let tokens = &tokens[run[0] as usize..run[1] as usize];
-        out.extend(reference::logits(shape, element, angles.as_ref().map(Angles::rope), &mut weights, tokens)?);
+        out.extend(reference::logits(
+            shape,
+            element,
+            rope_tables.as_ref().map(RopeTables::rope),
+            &mut weights,
+            tokens,
+        )?);
     }
     Ok(out)
 }

@@ -7,30 +7,30 @@ use std::time::Instant;
 use std::{mem, thread};
 
 use stillhouse_gpu::extract::{Asked, DeviceSlice, Extracted, Extractor, Pending, SLICES};
-use stillhouse_gpu::net::{MadeUp, Net, Numbers, Shape};
+use stillhouse_gpu::net::{Net, Numbers, RandomWeights, Shape};
 use stillhouse_gpu::{Buffer, Device, GpuError, Stream, logits_stride};
 use stillhouse_noise::{DrawKey, Extraction, NoiseForm, Observed, Tolerance, ValueType, keyed_uniforms};
 
 use crate::Outcome;
 use crate::accuracy::tokens;
-use crate::counted::Counted;
-use crate::nets::{Angles, LOGITS};
+use crate::counting_device::CountingDevice;
+use crate::nets::{LOGITS_STD, RopeTables};
 
 /// Maximum logits of a slice, as in `stillhouse-teacher`.
 const SLICE_VALUES: usize = 32 << 20;
 /// Number of most likely tokens from which the observed tokens are drawn.
-const LIKELY: usize = 64;
+const LIKELY_TOKENS: usize = 64;
 
 /// Uploads one slice of logits and extracts its columns.
 pub fn extract_once(
     device: &Arc<dyn Device>,
-    asked: &Extraction,
+    request: &Extraction,
     logits: &[f32],
     observed: &Observed<'_>,
 ) -> Outcome<Extracted> {
     let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_ne_bytes()).collect();
     let logits = Buffer::of(device, &bytes)?;
-    let mut extractor = Extractor::new(device, Asked::of(asked), observed.tokens.len())?;
+    let mut extractor = Extractor::new(device, Asked::of(request), observed.tokens.len())?;
     // SAFETY: the buffer holds these rows until the slice is collected
     let pending = unsafe { extractor.begin(logits.pointer(), observed)? };
     Ok(extractor.collect(pending)?)
@@ -38,14 +38,14 @@ pub fn extract_once(
 
 /// The schedule of forward pass and extraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Schedule {
     /// As in a job (`pipeline/engine/src/device.rs`): one thread computes logits, a helper extracts one slice after
     /// another.
-    Helper,
+    HelperThread,
     /// One thread with two slices in flight.
-    Ahead,
+    TwoInFlight,
     /// No extraction: the logits stay on the device.
-    Logits,
+    LogitsOnly,
 }
 
 /// A batch: the input tokens, and the observed tokens with their positions.
@@ -75,7 +75,7 @@ impl Run {
 /// A net with an extractor for its logits.
 pub struct Job {
     device: Arc<dyn Device>,
-    counted: Arc<Counted>,
+    counting: Arc<CountingDevice>,
     net: Net,
     extractor: Extractor,
     slices: [Buffer; SLICES],
@@ -84,7 +84,7 @@ pub struct Job {
 }
 
 /// The default codec of a job: corrections in half precision, one draw.
-fn usual(vocab: usize) -> Outcome<Extraction> {
+fn default_extraction(vocab: usize) -> Outcome<Extraction> {
     let noise = NoiseForm::Replay { tolerance: Tolerance::new(1e-3)?, value_type: ValueType::F16, condition: true };
     Ok(Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0, signals: Default::default() })
 }
@@ -98,20 +98,22 @@ impl Job {
     /// Loads a net with random weights, for batches of at most `batch_tokens` tokens.
     pub fn load(
         device: &Arc<dyn Device>,
-        counted: &Arc<Counted>,
+        counting: &Arc<CountingDevice>,
         shape: &Shape,
-        numbers: impl Into<Numbers>,
+        number_format: impl Into<Numbers>,
         batch_tokens: usize,
     ) -> Outcome<Self> {
-        let angles = Angles::of(shape);
-        let rope = angles.as_ref().map(Angles::rope);
-        let made = MadeUp { key: 1, logits: LOGITS as f32 };
-        let net = Net::made_up(device, *shape, numbers, rope, made, batch_tokens)?;
+        let rope_tables = RopeTables::of(shape);
+        let rope = rope_tables.as_ref().map(RopeTables::rope);
+        let random = RandomWeights { seed: 1, logits_std: LOGITS_STD as f32 };
+        let net = Net::with_random_weights(device, *shape, number_format, rope, random, batch_tokens)?;
         let slice_rows = slice_rows(shape.vocab, batch_tokens);
         let stride = logits_stride(shape.vocab);
         let slice = || Buffer::new(device, slice_rows * stride * 4);
-        let (slices, extractor) =
-            ([slice()?, slice()?], Extractor::new(device, Asked::of_rows(&usual(shape.vocab)?, stride), slice_rows)?);
+        let (slices, extractor) = (
+            [slice()?, slice()?],
+            Extractor::new(device, Asked::of_rows(&default_extraction(shape.vocab)?, stride), slice_rows)?,
+        );
         let batch = Batch {
             inputs: Vec::new(),
             offsets: Vec::new(),
@@ -119,14 +121,22 @@ impl Job {
             positions: Vec::new(),
             sequence_ids: Vec::new(),
         };
-        Ok(Self { device: Arc::clone(device), counted: Arc::clone(counted), net, extractor, slices, slice_rows, batch })
+        Ok(Self {
+            device: Arc::clone(device),
+            counting: Arc::clone(counting),
+            net,
+            extractor,
+            slices,
+            slice_rows,
+            batch,
+        })
     }
 
     /// Makes the batch: as many runs of this length as fit. Draws the observed tokens from the net's distribution,
     /// because the noise of tokens that a teacher does not expect is cheap.
     pub fn prepare(&mut self, length: usize) -> Outcome<()> {
         let vocab = self.net.shape().vocab;
-        let runs = (self.net.most_tokens() / length).max(1);
+        let runs = (self.net.max_tokens() / length).max(1);
         let count = runs * length;
         self.batch = Batch {
             inputs: tokens(7, count, vocab),
@@ -135,9 +145,10 @@ impl Job {
             positions: (0..count).map(|i| (i % length) as u32 + 1).collect(),
             sequence_ids: (0..count).map(|i| (i / length) as u64).collect(),
         };
-        let topk = LIKELY.min(vocab);
-        let asked = Extraction { vocab, keys: Vec::new(), noise: None, topk, signals: Default::default() };
-        let mut likely = Extractor::new(&self.device, Asked::of_rows(&asked, logits_stride(vocab)), self.slice_rows)?;
+        let topk = LIKELY_TOKENS.min(vocab);
+        let request = Extraction { vocab, keys: Vec::new(), noise: None, topk, signals: Default::default() };
+        let mut top_extractor =
+            Extractor::new(&self.device, Asked::of_rows(&request, logits_stride(vocab)), self.slice_rows)?;
         let mut uniforms = keyed_uniforms(9, "observed tokens of a check", 0, 0);
         self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;
         let mut observed = Vec::with_capacity(count);
@@ -145,14 +156,15 @@ impl Job {
             // SAFETY: the slice holds this many rows, and stays unchanged until it is collected below
             let pending = unsafe {
                 self.net.logits_into(&rows, self.slices[0].pointer(), logits_stride(vocab))?;
-                likely.begin(self.slices[0].pointer(), &self.batch.of(&rows))?
+                top_extractor.begin(self.slices[0].pointer(), &self.batch.observed_rows(&rows))?
             };
-            let (indices, logprobs) = likely.collect(pending)?.topk.ok_or("no top-k, though it was asked for")?;
+            let (indices, logprobs) =
+                top_extractor.collect(pending)?.topk.ok_or("no top-k, though it was asked for")?;
             for (indices, logprobs) in indices.chunks_exact(topk).zip(logprobs.chunks_exact(topk)) {
-                let mut left = uniforms.next_f64();
+                let mut remaining = uniforms.next_f64();
                 let drawn = indices.iter().zip(logprobs).find(|(_, logprob)| {
-                    left -= f64::from(**logprob).exp();
-                    left < 0.0
+                    remaining -= f64::from(**logprob).exp();
+                    remaining < 0.0
                 });
                 observed.push(drawn.map_or_else(|| uniforms.below(vocab as u32), |(index, _)| *index));
             }
@@ -167,36 +179,46 @@ impl Job {
     }
 
     /// Runs the batch `batches` times, from token ids to columns on the host.
-    pub fn run(&mut self, batches: usize, way: Way) -> Outcome<Run> {
-        self.counted.settle()?;
+    pub fn run(&mut self, batches: usize, schedule: Schedule) -> Outcome<Run> {
+        self.counting.synchronize()?;
         let began = Instant::now();
         let mut run = Run { tokens: (batches * self.batch_tokens()) as u64, ..Run::default() };
         let (mut corrections, mut fallbacks) = (0, 0);
-        self.pass(batches, way, &mut |columns| {
+        self.pass(batches, schedule, &mut |columns| {
             corrections += columns.replay.map_or(0, |replay| replay.indices.len() as u64);
             fallbacks += columns.fallbacks;
         })?;
-        self.counted.settle()?;
+        self.counting.synchronize()?;
         run.seconds = began.elapsed().as_secs_f64();
         (run.corrections, run.fallbacks) = (corrections, fallbacks);
         Ok(run)
     }
 
     /// Returns all columns of the batch.
-    pub fn columns(&mut self, way: Way) -> Outcome<Vec<Extracted>> {
+    pub fn columns(&mut self, schedule: Schedule) -> Outcome<Vec<Extracted>> {
         let mut all = Vec::new();
-        self.pass(1, way, &mut |columns| all.push(columns))?;
+        self.pass(1, schedule, &mut |columns| all.push(columns))?;
         Ok(all)
     }
 
-    fn pass(&mut self, batches: usize, way: Way, each: &mut (dyn FnMut(Extracted) + Send)) -> Outcome<()> {
-        match way {
-            Way::Helper => Ok(self.with_helper(batches, each)?),
-            Way::Ahead | Way::Logits => self.alone(batches, way, each),
+    fn pass(
+        &mut self,
+        batches: usize,
+        schedule: Schedule,
+        on_columns: &mut (dyn FnMut(Extracted) + Send),
+    ) -> Outcome<()> {
+        match schedule {
+            Schedule::HelperThread => Ok(self.run_with_helper(batches, on_columns)?),
+            Schedule::TwoInFlight | Schedule::LogitsOnly => self.run_single_threaded(batches, schedule, on_columns),
         }
     }
 
-    fn alone(&mut self, batches: usize, way: Way, each: &mut (dyn FnMut(Extracted) + Send)) -> Outcome<()> {
+    fn run_single_threaded(
+        &mut self,
+        batches: usize,
+        schedule: Schedule,
+        on_columns: &mut (dyn FnMut(Extracted) + Send),
+    ) -> Outcome<()> {
         let mut pending: VecDeque<Pending> = VecDeque::new();
         let mut slice = 0;
         let stride = logits_stride(self.net.shape().vocab);
@@ -206,47 +228,51 @@ impl Job {
                 if pending.len() == SLICES
                     && let Some(oldest) = pending.pop_front()
                 {
-                    each(self.extractor.collect(oldest)?);
+                    on_columns(self.extractor.collect(oldest)?);
                 }
                 let to = self.slices[slice % SLICES].pointer();
                 slice += 1;
                 // SAFETY: the slice holds these rows; its former contents have been collected
                 unsafe {
                     self.net.logits_into(&rows, to, stride)?;
-                    if way == Way::Ahead {
-                        pending.push_back(self.extractor.begin(to, &self.batch.of(&rows))?);
+                    if schedule == Schedule::TwoInFlight {
+                        pending.push_back(self.extractor.begin(to, &self.batch.observed_rows(&rows))?);
                     }
                 }
             }
         }
         for slice in pending {
-            each(self.extractor.collect(slice)?);
+            on_columns(self.extractor.collect(slice)?);
         }
         Ok(())
     }
 
-    fn with_helper(&mut self, batches: usize, each: &mut (dyn FnMut(Extracted) + Send)) -> Result<(), GpuError> {
+    fn run_with_helper(
+        &mut self,
+        batches: usize,
+        on_columns: &mut (dyn FnMut(Extracted) + Send),
+    ) -> Result<(), GpuError> {
         let Self { device, net, extractor, slices, slice_rows, batch, .. } = self;
         let stride = logits_stride(net.shape().vocab);
-        let [own, other] = slices.each_ref().map(Buffer::pointer);
+        let [first_buffer, second_buffer] = slices.each_ref().map(Buffer::pointer);
         let (to_helper, parts) = sync_channel::<(u64, DeviceSlice, Vec<u32>)>(1);
-        let (give_back, free) = sync_channel(SLICES);
+        let (return_buffer, free) = sync_channel(SLICES);
         let batch = &*batch;
         thread::scope(|scope| {
-            let _ = give_back.send(other);
+            let _ = return_buffer.send(second_buffer);
             let helper = scope.spawn(move || -> Result<(), GpuError> {
                 for (pointer, slice, rows) in parts {
-                    let pending = extractor.begin_slice(slice, &batch.of(&rows))?;
+                    let pending = extractor.begin_slice(slice, &batch.observed_rows(&rows))?;
                     let columns = extractor.collect(pending)?;
                     // Return the buffer before processing the columns. The sender may have failed, so errors are
                     // ignored.
-                    let _ = give_back.send(pointer);
-                    each(columns);
+                    let _ = return_buffer.send(pointer);
+                    on_columns(columns);
                 }
                 Ok(())
             });
             let mut pass = || -> Result<(), GpuError> {
-                let mut to = own;
+                let mut to = first_buffer;
                 for _ in 0..batches {
                     net.hidden(&batch.inputs, &batch.offsets)?;
                     for rows in slices_of(batch.inputs.len(), *slice_rows) {
@@ -281,7 +307,7 @@ fn slices_of(count: usize, slice_rows: usize) -> impl Iterator<Item = Vec<u32>> 
 
 impl Batch {
     /// The observed tokens of contiguous rows.
-    fn of(&self, rows: &[u32]) -> Observed<'_> {
+    fn observed_rows(&self, rows: &[u32]) -> Observed<'_> {
         let first = rows.first().map_or(0, |row| *row as usize);
         let range = first..first + rows.len();
         Observed {

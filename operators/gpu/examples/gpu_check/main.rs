@@ -30,7 +30,7 @@ mod accuracy;
 mod bits;
 mod ceilings;
 mod conformance;
-mod counted;
+mod counting_device;
 mod job;
 mod nets;
 mod reference;
@@ -45,7 +45,7 @@ use std::{env, io};
 use stillhouse_gpu::Device;
 use stillhouse_gpu_host::Host;
 
-use counted::Counted;
+use counting_device::CountingDevice;
 use report::Report;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -53,19 +53,19 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 /// The state that every part gets.
 struct Check {
     device: Arc<dyn Device>,
-    counted: Arc<Counted>,
+    counting: Arc<CountingDevice>,
     host: bool,
     report: Report,
     /// Operations per second of the fastest bf16 product, once measured.
     ceiling: Option<f64>,
     /// The end of the part's time.
-    until: Instant,
+    deadline: Instant,
 }
 
 impl Check {
     /// Whether there is time for work of about `seconds` seconds. Always true on the host, where nothing is measured.
     fn has_time(&self, seconds: f64) -> bool {
-        self.host || Instant::now() + Duration::from_secs_f64(seconds) < self.until
+        self.host || Instant::now() + Duration::from_secs_f64(seconds) < self.deadline
     }
 }
 
@@ -93,8 +93,8 @@ struct Options {
 
 fn main() -> ExitCode {
     match check() {
-        Ok(Verdict::Right) => ExitCode::SUCCESS,
-        Ok(Verdict::Wrong) => ExitCode::from(1),
+        Ok(Verdict::Passed) => ExitCode::SUCCESS,
+        Ok(Verdict::Failed) => ExitCode::from(1),
         Ok(Verdict::Unchecked) => ExitCode::from(3),
         Err(error) => {
             eprintln!("gpu_check: {error}");
@@ -105,45 +105,45 @@ fn main() -> ExitCode {
 
 /// The result of all checks.
 enum Verdict {
-    Right,
-    Wrong,
+    Passed,
+    Failed,
     Unchecked,
 }
 
 fn check() -> Outcome<Verdict> {
     let options = options(env::args().skip(1))?;
-    let (opened, driver): (Arc<dyn Device>, String) =
+    let (device, driver): (Arc<dyn Device>, String) =
         if options.host { (Arc::new(Host::with_memory(0, 16 << 30)), "none".into()) } else { open(options.device)? };
-    let counted = Arc::new(Counted::new(opened));
-    let device: Arc<dyn Device> = Arc::clone(&counted) as Arc<dyn Device>;
+    let counting = Arc::new(CountingDevice::new(device));
+    let device: Arc<dyn Device> = Arc::clone(&counting) as Arc<dyn Device>;
     let began = Instant::now();
     let driver = format!("{} {driver}", options.driver);
     let report = Report::new(&device, driver.trim(), options.json);
-    let mut check = Check { device, counted, host: options.host, report, ceiling: None, until: began };
+    let mut check = Check { device, counting, host: options.host, report, ceiling: None, deadline: began };
     if let Some(shape) = options.turns {
-        throughput::turns(&check, &shape, &mut io::stdin().lines(), &mut io::stdout())?;
-        return Ok(Verdict::Right);
+        throughput::measure_turns(&check, &shape, &mut io::stdin().lines(), &mut io::stdout())?;
+        return Ok(Verdict::Passed);
     }
     check.report.begin();
     let mut end = 0.0;
     for (name, share, part) in PARTS {
         end += share;
-        if !(options.parts.is_empty() || options.parts.iter().any(|asked| asked == name)) {
+        if !(options.parts.is_empty() || options.parts.iter().any(|requested| requested == name)) {
             continue;
         }
         // A single part gets all of the time.
         let end = if options.parts.len() == 1 { 1.0 } else { end };
-        check.until = began + Duration::from_secs_f64(options.seconds * end);
+        check.deadline = began + Duration::from_secs_f64(options.seconds * end);
         check.report.part = name;
         if let Err(error) = part(&mut check) {
             check.report.verdict("error", false, &error.to_string());
         }
         check.report.write()?;
     }
-    Ok(match (check.report.all_right(), check.report.all_checked()) {
-        (false, _) => Verdict::Wrong,
+    Ok(match (check.report.all_passed(), check.report.all_checked()) {
+        (false, _) => Verdict::Failed,
         (true, false) => Verdict::Unchecked,
-        (true, true) => Verdict::Right,
+        (true, true) => Verdict::Passed,
     })
 }
 

@@ -13,7 +13,7 @@ struct Linear {
 }
 
 impl Linear {
-    fn of(&self, rows: &[f64]) -> Vec<f64> {
+    fn apply(&self, rows: &[f64]) -> Vec<f64> {
         let mut out = Vec::new();
         for row in rows.chunks_exact(self.inputs) {
             for (weight, bias) in self.weight.chunks_exact(self.inputs).zip(&self.bias) {
@@ -25,12 +25,12 @@ impl Linear {
 }
 
 /// Reads weights from a source and rounds them.
-struct Rounded<'a> {
+struct RoundedWeights<'a> {
     source: &'a mut dyn Source,
     element: Element,
 }
 
-impl Rounded<'_> {
+impl RoundedWeights<'_> {
     fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f64>> {
         let round = |v: f32| match self.element {
             Element::F32 => v,
@@ -90,12 +90,12 @@ fn rotate(rows: &mut [f64], heads: usize, dim: usize, rope: Rope<'_>) {
 }
 
 /// The divisor of a layer's attention scores.
-fn divisor(shape: &Shape, layer: usize) -> f64 {
+fn score_divisor(shape: &Shape, layer: usize) -> f64 {
     let root = if shape.scaled { (shape.head_dim as f64).sqrt() } else { 1.0 };
     if shape.scaled_by_layer { root * (layer + 1) as f64 } else { root }
 }
 
-fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape, divisor: f64) -> Vec<f64> {
+fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape, score_divisor: f64) -> Vec<f64> {
     let (dim, shared) = (shape.head_dim, shape.heads / shape.kv_heads);
     let (width, kv_width) = (shape.heads * dim, shape.kv_heads * dim);
     let mut out = vec![0.0; q.len()];
@@ -103,10 +103,10 @@ fn attention(q: &[f64], k: &[f64], v: &[f64], shape: &Shape, divisor: f64) -> Ve
         for (head, to) in to.chunks_exact_mut(dim).enumerate() {
             let at = |position: usize| position * kv_width + head / shared * dim;
             let query = &q[row * width + head * dim..][..dim];
-            let score = |p: usize| query.iter().zip(&k[at(p)..]).map(|(q, k)| q * k).sum::<f64>() / divisor;
+            let score = |p: usize| query.iter().zip(&k[at(p)..]).map(|(q, k)| q * k).sum::<f64>() / score_divisor;
             let scores: Vec<f64> = (0..=row).map(score).collect();
-            let most = scores.iter().copied().fold(f64::MIN, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
             for (position, weight) in weights.iter().enumerate() {
                 to.iter_mut().zip(&v[at(position)..]).for_each(|(to, v)| *to += weight / sum * v);
@@ -129,7 +129,7 @@ fn gelu(x: f64) -> f64 {
 }
 
 /// The activation of a number, or of a gate.
-fn curved(activation: Activation, x: f64) -> f64 {
+fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::SwiGlu => x / (1.0 + (-x).exp()),
         Activation::Gelu => gelu(x),
@@ -152,7 +152,7 @@ pub fn logits(
     tokens: &[u32],
 ) -> Result<Vec<f64>> {
     let gpt2 = shape.kind == Kind::Gpt2;
-    let mut weights = Rounded { source, element };
+    let mut weights = RoundedWeights { source, element };
     let (vocab, width) = (shape.vocab, shape.width);
     let [table, last] = if gpt2 { ["wte.weight", "ln_f"] } else { ["embed_tokens.weight", "norm"] };
     let table = weights.values(table, &[vocab, width])?;
@@ -169,30 +169,30 @@ pub fn logits(
     }
     let n = weights.norm(last, &x, shape)?;
     let weight = if shape.tied { table } else { weights.values("lm_head.weight", &[vocab, width])? };
-    Ok(Linear { weight, bias: vec![0.0; vocab], inputs: width }.of(&n))
+    Ok(Linear { weight, bias: vec![0.0; vocab], inputs: width }.apply(&n))
 }
 
-fn gpt2_layer(shape: &Shape, weights: &mut Rounded<'_>, layer: usize, x: &mut [f64]) -> Result<()> {
+fn gpt2_layer(shape: &Shape, weights: &mut RoundedWeights<'_>, layer: usize, x: &mut [f64]) -> Result<()> {
     let at = format!("h.{layer}.");
     let (width, all) = (shape.width, shape.heads * shape.head_dim);
     let n = weights.norm(&format!("{at}ln_1"), x, shape)?;
-    let qkv = weights.conv1d(&format!("{at}attn.c_attn"), 3 * all, width)?.of(&n);
+    let qkv = weights.conv1d(&format!("{at}attn.c_attn"), 3 * all, width)?.apply(&n);
     let part = |i: usize| -> Vec<f64> {
         qkv.chunks_exact(3 * all).flat_map(|row| &row[i * all..(i + 1) * all]).copied().collect()
     };
-    let out = attention(&part(0), &part(1), &part(2), shape, divisor(shape, layer));
-    add(x, &weights.conv1d(&format!("{at}attn.c_proj"), width, all)?.of(&out));
+    let out = attention(&part(0), &part(1), &part(2), shape, score_divisor(shape, layer));
+    add(x, &weights.conv1d(&format!("{at}attn.c_proj"), width, all)?.apply(&out));
     let n = weights.norm(&format!("{at}ln_2"), x, shape)?;
-    let mut inner = weights.conv1d(&format!("{at}mlp.c_fc"), shape.inner, width)?.of(&n);
-    inner.iter_mut().for_each(|x| *x = curved(shape.activation, *x));
-    add(x, &weights.conv1d(&format!("{at}mlp.c_proj"), width, shape.inner)?.of(&inner));
+    let mut inner = weights.conv1d(&format!("{at}mlp.c_fc"), shape.inner, width)?.apply(&n);
+    inner.iter_mut().for_each(|x| *x = activate(shape.activation, *x));
+    add(x, &weights.conv1d(&format!("{at}mlp.c_proj"), width, shape.inner)?.apply(&inner));
     Ok(())
 }
 
 fn llama_layer(
     shape: &Shape,
     rope: Option<Rope<'_>>,
-    weights: &mut Rounded<'_>,
+    weights: &mut RoundedWeights<'_>,
     layer: usize,
     x: &mut [f64],
 ) -> Result<()> {
@@ -201,7 +201,7 @@ fn llama_layer(
     let (all, kv) = (shape.heads * dim, shape.kv_heads * dim);
     let n = weights.norm(&format!("{at}input_layernorm"), x, shape)?;
     let mut project = |name: &str, outputs: usize, inputs: usize, rows: &[f64], bias: bool| -> Result<Vec<f64>> {
-        Ok(weights.linear(&format!("{at}{name}"), outputs, inputs, bias)?.of(rows))
+        Ok(weights.linear(&format!("{at}{name}"), outputs, inputs, bias)?.apply(rows))
     };
     let mut q = project("self_attn.q_proj", all, width, &n, shape.attention_bias)?;
     let mut k = project("self_attn.k_proj", kv, width, &n, shape.attention_bias)?;
@@ -216,13 +216,13 @@ fn llama_layer(
         rotate(&mut q, shape.heads, dim, rope);
         rotate(&mut k, shape.kv_heads, dim, rope);
     }
-    let out = attention(&q, &k, &v, shape, divisor(shape, layer));
-    add(x, &weights.linear(&format!("{at}self_attn.o_proj"), width, all, shape.attention_bias)?.of(&out));
+    let out = attention(&q, &k, &v, shape, score_divisor(shape, layer));
+    add(x, &weights.linear(&format!("{at}self_attn.o_proj"), width, all, shape.attention_bias)?.apply(&out));
     let n = weights.norm(&format!("{at}post_attention_layernorm"), x, shape)?;
     let inner = shape.inner;
-    let gate = weights.linear(&format!("{at}mlp.gate_proj"), inner, width, shape.mlp_bias)?.of(&n);
-    let mut up = weights.linear(&format!("{at}mlp.up_proj"), inner, width, shape.mlp_bias)?.of(&n);
-    up.iter_mut().zip(&gate).for_each(|(up, gate)| *up *= curved(shape.activation, *gate));
-    add(x, &weights.linear(&format!("{at}mlp.down_proj"), width, inner, shape.mlp_bias)?.of(&up));
+    let gate = weights.linear(&format!("{at}mlp.gate_proj"), inner, width, shape.mlp_bias)?.apply(&n);
+    let mut up = weights.linear(&format!("{at}mlp.up_proj"), inner, width, shape.mlp_bias)?.apply(&n);
+    up.iter_mut().zip(&gate).for_each(|(up, gate)| *up *= activate(shape.activation, *gate));
+    add(x, &weights.linear(&format!("{at}mlp.down_proj"), width, inner, shape.mlp_bias)?.apply(&up));
     Ok(())
 }

@@ -11,9 +11,9 @@ use crate::Outcome;
 
 /// The rows so far.
 pub struct Report {
-    head: Value,
+    header: Value,
     rows: Vec<Value>,
-    right: bool,
+    passed: bool,
     checked: bool,
     file: Option<String>,
     /// The part that new rows belong to.
@@ -22,37 +22,37 @@ pub struct Report {
 
 impl Report {
     pub fn new(device: &Arc<dyn Device>, driver: &str, file: Option<String>) -> Self {
-        let head = json!({ "device": device.model(), "arithmetic": device.arithmetic(), "driver": driver, "date": date(), "program": env!("CARGO_PKG_VERSION") });
-        Self { head, rows: Vec::new(), right: true, checked: true, file, part: "" }
+        let header = json!({ "device": device.model(), "arithmetic": device.arithmetic(), "driver": driver, "date": date(), "program": env!("CARGO_PKG_VERSION") });
+        Self { header, rows: Vec::new(), passed: true, checked: true, file, part: "" }
     }
 
     /// Prints the head of the table.
     pub fn begin(&self) {
         let [device, driver, date] =
-            ["device", "driver", "date"].map(|key| self.head[key].as_str().unwrap_or_default());
+            ["device", "driver", "date"].map(|key| self.header[key].as_str().unwrap_or_default());
         println!("device {device} · driver {driver} · {date}");
-        line("part", "what", "value", "unit", "");
+        print_row("part", "what", "value", "unit", "");
     }
 
     /// Adds a measured value.
     pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &'static str, note: &str) {
         let what = what.into();
-        line(self.part, &what, &written(value), unit, note);
+        print_row(self.part, &what, &format_value(value), unit, note);
         self.rows.push(json!({ "part": self.part, "what": what, "value": value, "unit": unit, "note": note }));
     }
 
     /// Adds the result of a check.
     pub fn verdict(&mut self, what: impl Into<String>, right: bool, note: &str) {
         let what = what.into();
-        line(self.part, &what, if right { "right" } else { "WRONG" }, "", note);
+        print_row(self.part, &what, if right { "right" } else { "WRONG" }, "", note);
         self.rows.push(json!({ "part": self.part, "what": what, "right": right, "note": note }));
-        self.right &= right;
+        self.passed &= right;
     }
 
     /// Adds a skipped measurement with the reason.
     pub fn skipped(&mut self, what: impl Into<String>, why: &str) {
         let what = what.into();
-        line(self.part, &what, "skipped", "", why);
+        print_row(self.part, &what, "skipped", "", why);
         self.rows.push(json!({ "part": self.part, "what": what, "skipped": why }));
     }
 
@@ -63,8 +63,8 @@ impl Report {
     }
 
     /// Whether no check failed.
-    pub fn all_right(&self) -> bool {
-        self.right
+    pub fn all_passed(&self) -> bool {
+        self.passed
     }
 
     /// Whether no check was skipped for lack of time.
@@ -75,20 +75,20 @@ impl Report {
     /// Writes all rows to the file, if there is one.
     pub fn write(&self) -> Outcome<()> {
         let Some(file) = &self.file else { return Ok(()) };
-        let mut all = self.head.clone();
-        all["right"] = json!(self.right);
+        let mut all = self.header.clone();
+        all["right"] = json!(self.passed);
         all["checked"] = json!(self.checked);
         all["rows"] = json!(self.rows);
         fs::write(file, serde_json::to_string_pretty(&all)?).map_err(|error| format!("{file}: {error}").into())
     }
 }
 
-fn line(part: &str, what: &str, value: &str, unit: &str, note: &str) {
+fn print_row(part: &str, what: &str, value: &str, unit: &str, note: &str) {
     println!("{}", format!("{part:<12} {what:<52} {value:>12} {unit:<9} {note}").trim_end());
 }
 
 /// Formats a number with four digits, or with all digits before the decimal point.
-fn written(value: f64) -> String {
+fn format_value(value: f64) -> String {
     let size = value.abs();
     match size {
         _ if value == 0.0 => "0".into(),

@@ -14,23 +14,23 @@
 //! | a later call returns the error of a kernel | the next wait returns it |
 
 mod memory;
+mod products;
 mod queue;
-mod values;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use stillhouse_gpu::{Arg, Device, Element, Event, GpuError, Launch, Memory, Product, Result, ScaledProduct, Stream};
 
-use memory::Blocks;
+use memory::Allocations;
+pub use products::e4m3;
 use queue::{Queues, Work};
-pub use values::e4m3;
 
 const NAME: &str = "host";
 /// Default size of the device's memory.
-const MEMORY_BYTES: u64 = 4 << 30;
+const DEFAULT_MEMORY_BYTES: u64 = 4 << 30;
 /// An environment variable with a number that is added to the seed of the streams' order, to run all tests in another
 /// order.
-const OTHER_ORDER: &str = "STILLHOUSE_HOST_STREAMS";
+const SEED_OFFSET_VARIABLE: &str = "STILLHOUSE_HOST_STREAMS";
 
 /// The host as a device, in place of a GPU.
 #[derive(Debug)]
@@ -44,11 +44,11 @@ pub struct Host {
 /// The state that calls from all threads share.
 #[derive(Debug)]
 struct State {
-    blocks: Blocks,
-    pinned: Blocks,
+    device_memory: Allocations,
+    pinned_memory: Allocations,
     allocations: u64,
     /// Peak of the allocated device bytes.
-    most: u64,
+    peak_bytes: u64,
     /// Bytes copied to the host.
     copied_out: u64,
     queues: Queues,
@@ -65,7 +65,7 @@ impl Host {
     /// - 3: both run at random points in between.
     #[must_use]
     pub fn new(schedule_seed: u64) -> Self {
-        Self::with_memory(schedule_seed, MEMORY_BYTES)
+        Self::with_memory(schedule_seed, DEFAULT_MEMORY_BYTES)
     }
 
     /// As [`Host::new`], with `total` bytes of device memory.
@@ -78,30 +78,31 @@ impl Host {
     /// shared device.
     #[must_use]
     pub fn fragmented(schedule_seed: u64, total: u64, unusable: u64) -> Self {
-        let other = std::env::var(OTHER_ORDER).unwrap_or_default();
-        let other = other.bytes().fold(0u64, |n, b| n.wrapping_mul(10).wrapping_add(u64::from(b.wrapping_sub(b'0'))));
-        let queues = Queues::new(schedule_seed, schedule_seed.wrapping_add(other));
-        let (blocks, pinned) = (Blocks::default(), Blocks::default());
-        let state = State { blocks, pinned, allocations: 0, most: 0, copied_out: 0, queues };
+        let seed_offset = std::env::var(SEED_OFFSET_VARIABLE).unwrap_or_default();
+        let seed_offset =
+            seed_offset.bytes().fold(0u64, |n, b| n.wrapping_mul(10).wrapping_add(u64::from(b.wrapping_sub(b'0'))));
+        let queues = Queues::new(schedule_seed, schedule_seed.wrapping_add(seed_offset));
+        let (device_memory, pinned_memory) = (Allocations::default(), Allocations::default());
+        let state = State { device_memory, pinned_memory, allocations: 0, peak_bytes: 0, copied_out: 0, queues };
         Self { total, unusable, state: Mutex::new(state) }
     }
 
     /// Device bytes allocated at present.
     #[must_use]
     pub fn used(&self) -> u64 {
-        self.state().blocks.held()
+        self.state().device_memory.total_bytes()
     }
 
     /// Peak of the allocated device bytes.
     #[must_use]
     pub fn most_used(&self) -> u64 {
-        self.state().most
+        self.state().peak_bytes
     }
 
     /// Bytes of pinned memory allocated at present.
     #[must_use]
     pub fn used_pinned(&self) -> u64 {
-        self.state().pinned.held()
+        self.state().pinned_memory.total_bytes()
     }
 
     /// Bytes copied from the device so far.
@@ -134,7 +135,7 @@ impl Host {
         if let Some(work) = work(&mut state)? {
             state.queues.push(stream, work);
         }
-        state.drift();
+        state.run_ahead();
         Ok(())
     }
 }
@@ -167,58 +168,59 @@ impl Device for Host {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let Memory { free, total } = self.memory()?;
-        if memory::size(bytes).is_none_or(|size| size > free.saturating_sub(self.unusable)) {
+        if memory::allocated_size(bytes).is_none_or(|size| size > free.saturating_sub(self.unusable)) {
             return Err(GpuError::Memory { device: NAME.into(), bytes: bytes as u64, free, total });
         }
         let mut state = self.state();
         state.allocations += 1;
-        let pointer = state.blocks.take(bytes)?;
-        state.most = state.most.max(state.blocks.held());
+        let pointer = state.device_memory.allocate(bytes)?;
+        state.peak_bytes = state.peak_bytes.max(state.device_memory.total_bytes());
         Ok(pointer)
     }
 
     fn free(&self, pointer: u64) {
         let mut state = self.state();
-        if let Some(block) = state.blocks.of(pointer) {
-            state.run_past(block);
+        if let Some(allocation) = state.device_memory.get(pointer) {
+            state.run_uses_of(allocation);
         }
-        state.blocks.give_back(pointer);
+        state.device_memory.free(pointer);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
         let mut state = self.state();
         state.allocations += 1;
-        state.pinned.take(bytes).map(|pointer| pointer as *mut u8)
+        state.pinned_memory.allocate(bytes).map(|pointer| pointer as *mut u8)
     }
 
     fn free_pinned(&self, pointer: *mut u8, _: usize) {
         let mut state = self.state();
-        let Some(block) = state.pinned.of(pointer as u64) else { return };
-        if state.queues.uses(block) {
-            state
-                .queues
-                .fault(format!("{} bytes of pinned memory were given back with a copy on its way", block.bytes));
-            state.pinned.set_aside(pointer as u64);
+        let Some(allocation) = state.pinned_memory.get(pointer as u64) else { return };
+        if state.queues.uses(allocation) {
+            state.queues.add_fault(format!(
+                "{} bytes of pinned memory were given back with a copy on its way",
+                allocation.bytes
+            ));
+            state.pinned_memory.quarantine(pointer as u64);
         } else {
-            state.pinned.give_back(pointer as u64);
+            state.pinned_memory.free(pointer as u64);
         }
     }
 
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         self.enqueue(stream, |state| {
-            state.blocks.check("copy_in", to, bytes)?;
+            state.device_memory.check("copy_in", to, bytes)?;
             // SAFETY: the caller guarantees `bytes` bytes
-            let seen = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
-            let pinned = state.pinned.holds(from as u64, bytes).then_some(from as u64);
-            Ok((bytes > 0).then_some(Work::CopyIn { to, pinned, seen }))
+            let snapshot = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
+            let pinned = state.pinned_memory.contains_range(from as u64, bytes).then_some(from as u64);
+            Ok((bytes > 0).then_some(Work::CopyIn { to, pinned, snapshot }))
         })
     }
 
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         let mut is_pinned = true;
         self.enqueue(stream, |state| {
-            state.blocks.check("copy_out", from, bytes)?;
-            is_pinned = state.pinned.holds(to as u64, bytes);
+            state.device_memory.check("copy_out", from, bytes)?;
+            is_pinned = state.pinned_memory.contains_range(to as u64, bytes);
             state.copied_out += bytes as u64;
             Ok((bytes > 0).then_some(Work::CopyOut { to: to as u64, from, bytes }))
         })?;
@@ -231,44 +233,45 @@ impl Device for Host {
             for (at, arg) in args.iter().enumerate() {
                 if let Arg::Pointer(pointer) = *arg
                     && pointer != 0
-                    && !state.blocks.touches(pointer)
+                    && !state.device_memory.touches(pointer)
                 {
                     return Err(failed(launch.kernel, format!("argument {at}, {pointer:#x}, points to no buffer")));
                 }
             }
-            Ok(Some(Work::Launch(state.queues.launched(launch, args)?)))
+            Ok(Some(Work::Launch(state.queues.queue_launch(launch, args)?)))
         })
     }
 
     unsafe fn product(&self, stream: Stream, product: &Product) -> Result<()> {
         self.enqueue(stream, |state| {
-            values::check(product)?;
-            values::matrices(product).try_for_each(|(what, at, bytes)| state.blocks.check(what, at, bytes))?;
+            products::check_shapes(product)?;
+            products::regions(product).try_for_each(|(what, at, bytes)| state.device_memory.check(what, at, bytes))?;
             Ok(Some(Work::Product(*product)))
         })
     }
 
-    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
+    fn fuses_gelu(&self, product: &Product) -> Result<bool> {
         // As cuBLASLt, which does not document the accuracy of its tanh.
-        Ok(product.d.element != Element::F32 && !product.add)
+        Ok(product.d.element != Element::F32 && !product.accumulate)
     }
 
-    fn lacks_fp8(&self) -> Option<String> {
+    fn fp8_unsupported_reason(&self) -> Option<String> {
         None
     }
 
     unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {
         self.enqueue(stream, |state| {
-            values::check_scaled(product)?;
-            values::scaled_matrices(product).try_for_each(|(what, at, bytes)| state.blocks.check(what, at, bytes))?;
+            products::check_scaled_shapes(product)?;
+            products::scaled_regions(product)
+                .try_for_each(|(what, at, bytes)| state.device_memory.check(what, at, bytes))?;
             Ok(Some(Work::ScaledProduct(*product)))
         })
     }
 
     fn record(&self, stream: Stream) -> Result<Event> {
         let mut state = self.state();
-        state.drift();
-        Ok(state.queues.here(stream))
+        state.run_ahead();
+        Ok(state.queues.end(stream))
     }
 
     fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
@@ -277,7 +280,7 @@ impl Device for Host {
 
     fn is_done(&self, event: Event) -> Result<bool> {
         let mut state = self.state();
-        state.drift();
+        state.run_ahead();
         Ok(state.queues.is_done(event))
     }
 

@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use stillhouse_gpu::{Arg, Event, GpuError, Launch, Product, Result, ScaledProduct, Stream};
 
-use crate::memory::Block;
-use crate::{State, failed, values};
+use crate::memory::Allocation;
+use crate::{State, failed, products};
 
 unsafe extern "C" {
     fn stillhouse_host_launch(
@@ -23,13 +23,13 @@ unsafe extern "C" {
 
 /// Initial capacity of a queue: more than a batch has in flight, so that tests which measure memory do not measure
 /// queue growth.
-const USUAL: usize = 1024;
+const INITIAL_CAPACITY: usize = 1024;
 
 const STREAMS: [Stream; 2] = [Stream::Pass, Stream::Extract];
 
 /// The arguments of a kernel launch.
 #[derive(Debug)]
-pub struct Launched {
+pub struct QueuedLaunch {
     kernel: CString,
     grid: [u32; 3],
     block: [u32; 3],
@@ -41,35 +41,37 @@ pub struct Launched {
 /// A piece of work of a stream.
 #[derive(Debug)]
 pub enum Work {
-    /// `seen` holds the source bytes at the time of the call. It is the source, unless the memory is `pinned`: pinned
+    /// `snapshot` holds the source bytes at the time of the call. It is the source, unless the memory is `pinned`: pinned
     /// memory is read later, and must still be equal.
     CopyIn {
         to: u64,
         pinned: Option<u64>,
-        seen: Vec<u8>,
+        snapshot: Vec<u8>,
     },
     CopyOut {
         to: u64,
         from: u64,
         bytes: usize,
     },
-    Launch(Launched),
+    Launch(QueuedLaunch),
     Product(Product),
     ScaledProduct(ScaledProduct),
     Wait(Event),
 }
 
 impl Work {
-    /// Whether it accesses memory of this block.
-    fn uses(&self, block: Block) -> bool {
+    /// Whether it accesses memory of this allocation.
+    fn uses(&self, allocation: Allocation) -> bool {
         match self {
-            Self::CopyIn { to, pinned, .. } => block.touches(*to) || pinned.is_some_and(|from| block.touches(from)),
-            Self::CopyOut { to, from, .. } => block.touches(*to) || block.touches(*from),
-            Self::Launch(launched) => {
-                launched.args.iter().any(|arg| matches!(arg, Arg::Pointer(pointer) if block.touches(*pointer)))
+            Self::CopyIn { to, pinned, .. } => {
+                allocation.touches(*to) || pinned.is_some_and(|from| allocation.touches(from))
             }
-            Self::Product(product) => values::matrices(product).any(|(_, at, _)| block.touches(at)),
-            Self::ScaledProduct(product) => values::scaled_matrices(product).any(|(_, at, _)| block.touches(at)),
+            Self::CopyOut { to, from, .. } => allocation.touches(*to) || allocation.touches(*from),
+            Self::Launch(launch) => {
+                launch.args.iter().any(|arg| matches!(arg, Arg::Pointer(pointer) if allocation.touches(*pointer)))
+            }
+            Self::Product(product) => products::regions(product).any(|(_, at, _)| allocation.touches(at)),
+            Self::ScaledProduct(product) => products::scaled_regions(product).any(|(_, at, _)| allocation.touches(at)),
             Self::Wait(_) => false,
         }
     }
@@ -83,7 +85,7 @@ enum Pace {
     /// At once.
     Early,
     /// At random.
-    Drawn,
+    Random,
 }
 
 /// The queues of the streams.
@@ -92,7 +94,7 @@ pub struct Queues {
     schedule_seed: u64,
     launches: u64,
     paces: [Pace; 2],
-    drawn: u64,
+    random_state: u64,
     queues: [VecDeque<Work>; 2],
     /// Pieces of work that each stream has completed.
     done: [u64; 2],
@@ -109,7 +111,7 @@ fn mix(value: u64) -> u64 {
 }
 
 /// The stream of an event, and the number of pieces of work before it.
-fn place(event: Event) -> (usize, u64) {
+fn stream_and_position(event: Event) -> (usize, u64) {
     ((event.number() % 2) as usize, event.number() / 2)
 }
 
@@ -128,11 +130,11 @@ impl Queues {
             0 => [Pace::Late, Pace::Late],
             1 => [Pace::Early, Pace::Late],
             2 => [Pace::Late, Pace::Early],
-            _ => [Pace::Drawn, Pace::Drawn],
+            _ => [Pace::Random, Pace::Random],
         };
-        let drawn = mix(stream_seed);
-        let (queues, done) = ([(); 2].map(|()| VecDeque::with_capacity(USUAL)), [0; 2]);
-        Self { schedule_seed, launches: 0, paces, drawn, queues, done, error: None, faults: Vec::new() }
+        let random_state = mix(stream_seed);
+        let (queues, done) = ([(); 2].map(|()| VecDeque::with_capacity(INITIAL_CAPACITY)), [0; 2]);
+        Self { schedule_seed, launches: 0, paces, random_state, queues, done, error: None, faults: Vec::new() }
     }
 
     pub fn push(&mut self, stream: Stream, work: Work) {
@@ -141,7 +143,7 @@ impl Queues {
 
     /// Records a launch with the order of its threads. The order differs between launches, and repeats in every run of
     /// the program.
-    pub fn launched(&mut self, launch: &Launch, args: &[Arg]) -> Result<Launched> {
+    pub fn queue_launch(&mut self, launch: &Launch, args: &[Arg]) -> Result<QueuedLaunch> {
         let Launch { kernel, grid, block, shared_bytes } = *launch;
         if !kernels().contains(kernel.as_bytes()) {
             return Err(failed(kernel, "there is no such kernel"));
@@ -149,33 +151,33 @@ impl Queues {
         let name = CString::new(kernel).map_err(|e| failed(kernel, e.to_string()))?;
         let seed = if self.schedule_seed == 0 { 0 } else { self.schedule_seed.wrapping_add(self.launches).max(1) };
         self.launches += 1;
-        Ok(Launched { kernel: name, grid, block, shared_bytes, args: args.to_vec(), schedule_seed: seed })
+        Ok(QueuedLaunch { kernel: name, grid, block, shared_bytes, args: args.to_vec(), schedule_seed: seed })
     }
 
     /// The event at the present end of a stream's queue.
-    pub fn here(&self, stream: Stream) -> Event {
+    pub fn end(&self, stream: Stream) -> Event {
         let at = stream as usize;
         Event::new((self.done[at] + self.queues[at].len() as u64) * 2 + at as u64)
     }
 
     pub fn is_done(&self, event: Event) -> bool {
-        let (stream, position) = place(event);
+        let (stream, position) = stream_and_position(event);
         self.done[stream] >= position
     }
 
-    /// Whether unfinished work uses this block.
-    pub fn uses(&self, block: Block) -> bool {
-        self.queues.iter().flatten().any(|work| work.uses(block))
+    /// Whether unfinished work uses this allocation.
+    pub fn uses(&self, allocation: Allocation) -> bool {
+        self.queues.iter().flatten().any(|work| work.uses(allocation))
     }
 
-    /// The event after the last unfinished work of a stream that uses this block.
-    fn behind(&self, stream: Stream, block: Block) -> Option<Event> {
+    /// The event after the last unfinished work of a stream that uses this allocation.
+    fn last_use(&self, stream: Stream, allocation: Allocation) -> Option<Event> {
         let at = stream as usize;
-        let last = self.queues[at].iter().rposition(|work| work.uses(block))?;
+        let last = self.queues[at].iter().rposition(|work| work.uses(allocation))?;
         Some(Event::new((self.done[at] + last as u64 + 1) * 2 + at as u64))
     }
 
-    pub fn fault(&mut self, message: String) {
+    pub fn add_fault(&mut self, message: String) {
         self.error.get_or_insert(failed("memory", message.clone()));
         self.faults.push(message);
     }
@@ -188,23 +190,25 @@ impl Queues {
         self.error.take()
     }
 
-    fn draw(&mut self) -> u64 {
-        self.drawn = mix(self.drawn);
-        self.drawn
+    fn next_random(&mut self) -> u64 {
+        self.random_state = mix(self.random_state);
+        self.random_state
     }
 
-    fn goes_on(&mut self, stream: usize) -> bool {
+    fn runs_ahead(&mut self, stream: usize) -> bool {
         match self.paces[stream] {
             Pace::Late => false,
             Pace::Early => true,
-            Pace::Drawn => self.draw() & 1 == 0,
+            Pace::Random => self.next_random() & 1 == 0,
         }
     }
 
     /// The event that a stream waits for, if the other stream has not reached it.
-    fn awaited(&self, stream: usize) -> Option<(usize, u64)> {
+    fn pending_wait(&self, stream: usize) -> Option<(usize, u64)> {
         match self.queues[stream].front() {
-            Some(Work::Wait(event)) => Some(place(*event)).filter(|(other, position)| self.done[*other] < *position),
+            Some(Work::Wait(event)) => {
+                Some(stream_and_position(*event)).filter(|(other, position)| self.done[*other] < *position)
+            }
             _ => None,
         }
     }
@@ -212,33 +216,33 @@ impl Queues {
 
 impl State {
     /// Lets the streams run ahead, as far as their paces say.
-    pub fn drift(&mut self) {
-        let first = (self.queues.draw() & 1) as usize;
+    pub fn run_ahead(&mut self) {
+        let first = (self.queues.next_random() & 1) as usize;
         for stream in [first, 1 - first, first] {
-            while self.queues.goes_on(stream) && self.step(stream) {}
+            while self.queues.runs_ahead(stream) && self.step(stream) {}
         }
     }
 
     /// Runs all work before an event, and the work that it depends on.
     pub fn run_to(&mut self, event: Event) {
-        let (stream, position) = place(event);
+        let (stream, position) = stream_and_position(event);
         while self.queues.done[stream] < position {
             let mut needed = stream;
             // Events only refer to earlier work, so there is no cycle.
-            while let Some((other, _)) = self.queues.awaited(needed) {
+            while let Some((other, _)) = self.queues.pending_wait(needed) {
                 needed = other;
             }
             if !self.step(needed) {
                 return;
             }
-            self.drift();
+            self.run_ahead();
         }
     }
 
-    /// Runs all work that uses a block.
-    pub fn run_past(&mut self, block: Block) {
+    /// Runs all work that uses an allocation.
+    pub fn run_uses_of(&mut self, allocation: Allocation) {
         for stream in STREAMS {
-            if let Some(event) = self.queues.behind(stream, block) {
+            if let Some(event) = self.queues.last_use(stream, allocation) {
                 self.run_to(event);
             }
         }
@@ -246,13 +250,13 @@ impl State {
 
     pub fn finish(&mut self) {
         for stream in STREAMS {
-            self.run_to(self.queues.here(stream));
+            self.run_to(self.queues.end(stream));
         }
     }
 
     /// Runs the next work of a stream. Returns false if there is none, or it waits for the other stream.
     fn step(&mut self, stream: usize) -> bool {
-        if self.queues.awaited(stream).is_some() {
+        if self.queues.pending_wait(stream).is_some() {
             return false;
         }
         let Some(work) = self.queues.queues[stream].pop_front() else { return false };
@@ -265,14 +269,14 @@ impl State {
 
     fn execute(&mut self, work: Work) -> Result<()> {
         match work {
-            Work::CopyIn { to, pinned, seen } => {
+            Work::CopyIn { to, pinned, snapshot } => {
                 if let Some(at) = pinned {
-                    self.compare(at, &seen);
+                    self.check_unchanged(at, &snapshot);
                 }
-                let from = pinned.unwrap_or(seen.as_ptr() as u64) as *const u8;
+                let from = pinned.unwrap_or(snapshot.as_ptr() as u64) as *const u8;
                 // SAFETY: device memory lives until its work is done, pinned memory until the host is dropped; both
                 // were checked
-                unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, seen.len()) };
+                unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, snapshot.len()) };
                 Ok(())
             }
             Work::CopyOut { to, from, bytes } => {
@@ -280,15 +284,15 @@ impl State {
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
                 Ok(())
             }
-            Work::Launch(launched) => run(launched),
+            Work::Launch(launch) => run_launch(launch),
             Work::Product(product) => {
                 // SAFETY: device memory lives until its work is done; the matrices were checked
-                unsafe { values::multiply(&product) };
+                unsafe { products::multiply(&product) };
                 Ok(())
             }
             Work::ScaledProduct(product) => {
                 // SAFETY: as above, for 8-bit matrices
-                unsafe { values::multiply_scaled(&product) };
+                unsafe { products::multiply_scaled(&product) };
                 Ok(())
             }
             Work::Wait(_) => Ok(()),
@@ -296,18 +300,18 @@ impl State {
     }
 
     /// Reports a fault if pinned memory changed since its copy was called.
-    fn compare(&mut self, at: u64, seen: &[u8]) {
+    fn check_unchanged(&mut self, at: u64, snapshot: &[u8]) {
         // SAFETY: pinned memory of this length lives until the host is dropped
-        let now = unsafe { std::slice::from_raw_parts(at as *const u8, seen.len()) };
-        if let Some(byte) = now.iter().zip(seen).position(|(now, seen)| now != seen) {
-            let bytes = seen.len();
-            self.queues.fault(format!("byte {byte} of {bytes} of pinned memory changed before its copy was done"));
+        let now = unsafe { std::slice::from_raw_parts(at as *const u8, snapshot.len()) };
+        if let Some(byte) = now.iter().zip(snapshot).position(|(now, snapshot)| now != snapshot) {
+            let bytes = snapshot.len();
+            self.queues.add_fault(format!("byte {byte} of {bytes} of pinned memory changed before its copy was done"));
         }
     }
 }
 
-fn run(launched: Launched) -> Result<()> {
-    let Launched { kernel, grid, block, shared_bytes, mut args, schedule_seed } = launched;
+fn run_launch(launch: QueuedLaunch) -> Result<()> {
+    let QueuedLaunch { kernel, grid, block, shared_bytes, mut args, schedule_seed } = launch;
     let mut pointers: Vec<*mut c_void> = args
         .iter_mut()
         .map(|arg| match arg {

@@ -39,9 +39,9 @@ fn wait(device: &dyn Device, stream: Stream) {
 fn what_is_enqueued_is_not_done_before_it_is_waited_for() {
     let (_, device) = host(0);
     let (from, mut to) = (pinned(&device, 7), pinned(&device, 1));
-    let there = Buffer::new(&device, BYTES).unwrap();
-    send(device.as_ref(), Stream::Pass, &from, &there);
-    fetch(device.as_ref(), Stream::Pass, &there, &mut to);
+    let buffer = Buffer::new(&device, BYTES).unwrap();
+    send(device.as_ref(), Stream::Pass, &from, &buffer);
+    fetch(device.as_ref(), Stream::Pass, &buffer, &mut to);
     assert_eq!(*to, [1; BYTES]);
     // Waiting for the other stream does not run it.
     wait(device.as_ref(), Stream::Extract);
@@ -52,17 +52,17 @@ fn what_is_enqueued_is_not_done_before_it_is_waited_for() {
 
 /// Passes bytes from one stream to the other, several times. Without the events that order them, they arrive too early
 /// or too late for some seeds.
-fn handed_over(device: &dyn Device, shared: &Arc<dyn Device>, in_order: bool) -> bool {
-    let there = Buffer::of(shared, &[0; BYTES]).unwrap();
+fn transfer_between_streams(device: &dyn Device, shared: &Arc<dyn Device>, in_order: bool) -> bool {
+    let buffer = Buffer::of(shared, &[0; BYTES]).unwrap();
     let mut right = true;
     for byte in 1..5u8 {
         let (from, mut to) = (pinned(shared, byte), pinned(shared, 0));
-        send(device, Stream::Pass, &from, &there);
+        send(device, Stream::Pass, &from, &buffer);
         let written = device.record(Stream::Pass).unwrap();
         if in_order {
             device.wait_in(Stream::Extract, written).unwrap();
         }
-        fetch(device, Stream::Extract, &there, &mut to);
+        fetch(device, Stream::Extract, &buffer, &mut to);
         let read = device.record(Stream::Extract).unwrap();
         if in_order {
             device.wait_in(Stream::Pass, read).unwrap();
@@ -78,11 +78,11 @@ fn handed_over(device: &dyn Device, shared: &Arc<dyn Device>, in_order: bool) ->
 fn streams_wait_for_each_other_through_events_only() {
     for seed in 0..SEEDS {
         let (_, device) = host(seed);
-        assert!(handed_over(device.as_ref(), &device, true), "seed {seed}");
+        assert!(transfer_between_streams(device.as_ref(), &device, true), "seed {seed}");
     }
     let wrong = (0..SEEDS).filter(|seed| {
         let (_, device) = host(*seed);
-        !handed_over(device.as_ref(), &device, false)
+        !transfer_between_streams(device.as_ref(), &device, false)
     });
     let wrong: Vec<u64> = wrong.collect();
     println!("without events: wrong for the seeds {wrong:?}");
@@ -92,10 +92,10 @@ fn streams_wait_for_each_other_through_events_only() {
 
 #[test]
 fn pinned_memory_that_changes_before_its_copy_is_told() {
-    let told = (0..SEEDS).filter(|seed| {
+    let reporting = (0..SEEDS).filter(|seed| {
         let (host, device) = host(*seed);
-        let (mut from, there) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
-        send(device.as_ref(), Stream::Pass, &from, &there);
+        let (mut from, buffer) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
+        send(device.as_ref(), Stream::Pass, &from, &buffer);
         from[5] = 8;
         let waited = device.wait(device.record(Stream::Pass).unwrap());
         let faults = host.faults();
@@ -103,21 +103,21 @@ fn pinned_memory_that_changes_before_its_copy_is_told() {
         if let [fault] = faults.as_slice() {
             assert_eq!(fault, "byte 5 of 64 of pinned memory changed before its copy was done");
             // The device gets the bytes at the time when the stream reaches the copy.
-            assert_eq!(there.to_host(Stream::Pass).unwrap()[5], 8);
+            assert_eq!(buffer.to_host(Stream::Pass).unwrap()[5], 8);
         }
         !faults.is_empty()
     });
-    let told: Vec<u64> = told.collect();
+    let reporting: Vec<u64> = reporting.collect();
     // Only a stream that copies at once is faster than the host's write.
-    assert!(told.contains(&0) && told.contains(&2) && !told.contains(&1), "{told:?}");
+    assert!(reporting.contains(&0) && reporting.contains(&2) && !reporting.contains(&1), "{reporting:?}");
 }
 
 #[test]
 fn pinned_memory_that_is_given_back_with_a_copy_on_its_way_is_told() {
     for stream in [Stream::Pass, Stream::Extract] {
         let (host, device) = host(0);
-        let (from, there) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
-        send(device.as_ref(), stream, &from, &there);
+        let (from, buffer) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
+        send(device.as_ref(), stream, &from, &buffer);
         drop(from);
         let error = device.wait(device.record(stream).unwrap()).unwrap_err().to_string();
         assert!(error.contains("64 bytes of pinned memory were given back"), "{error}");
@@ -133,23 +133,23 @@ fn pinned_memory_that_is_given_back_with_a_copy_on_its_way_is_told() {
 #[should_panic(expected = "given back with a copy on its way")]
 fn a_fault_that_nobody_asks_for_ends_the_test() {
     let (host, device) = host(0);
-    let (from, there) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
-    send(device.as_ref(), Stream::Pass, &from, &there);
+    let (from, buffer) = (pinned(&device, 7), Buffer::new(&device, BYTES).unwrap());
+    send(device.as_ref(), Stream::Pass, &from, &buffer);
     drop(from);
-    drop((there, device, host));
+    drop((buffer, device, host));
 }
 
 #[test]
 fn other_memory_is_copied_as_it_was_at_the_call() {
     let (_, device) = host(0);
-    let there = Buffer::new(&device, BYTES).unwrap();
+    let buffer = Buffer::new(&device, BYTES).unwrap();
     let mut from = vec![7; BYTES];
-    send(device.as_ref(), Stream::Pass, &from, &there);
+    send(device.as_ref(), Stream::Pass, &from, &buffer);
     from.fill(8);
     drop(from);
     // A copy to such memory is complete when the call returns.
     let mut to = vec![0; BYTES];
-    fetch(device.as_ref(), Stream::Pass, &there, &mut to);
+    fetch(device.as_ref(), Stream::Pass, &buffer, &mut to);
     assert_eq!(to, [7; BYTES]);
 }
 
@@ -158,12 +158,12 @@ fn device_memory_is_freed_once_what_uses_it_is_done() {
     for seed in 0..SEEDS {
         let (host, device) = host(seed);
         let (from, mut to) = (pinned(&device, 7), pinned(&device, 0));
-        let there = Buffer::new(&device, BYTES).unwrap();
-        send(device.as_ref(), Stream::Pass, &from, &there);
+        let buffer = Buffer::new(&device, BYTES).unwrap();
+        send(device.as_ref(), Stream::Pass, &from, &buffer);
         let written = device.record(Stream::Pass).unwrap();
         device.wait_in(Stream::Extract, written).unwrap();
-        fetch(device.as_ref(), Stream::Extract, &there, &mut to);
-        drop(there);
+        fetch(device.as_ref(), Stream::Extract, &buffer, &mut to);
+        drop(buffer);
         assert_eq!((host.used(), to[0]), (0, 7));
     }
 }

@@ -21,8 +21,8 @@
 #ifdef STILLHOUSE_SELFTEST
 #include "selftest.cu"
 #endif
-#ifdef STILLHOUSE_MISTAKES
-#include "mistakes.cu"
+#ifdef STILLHOUSE_MUTANTS
+#include "mutants.cu"
 #endif
 
 namespace stillhouse_host {

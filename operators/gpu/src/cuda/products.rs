@@ -13,34 +13,34 @@ use cudarc::cublaslt::sys;
 use cudarc::driver::result::{free_sync, malloc_sync};
 use cudarc::driver::sys::CUstream;
 
-use super::libraries::{CublasLt, Multiply};
-use crate::device::{Element, Matrix, Product, Result, Scaled, ScaledProduct, Stream};
+use super::cublaslt::{CublasLt, MatmulArgs};
+use crate::device::{Element, Matrix, Product, Result, ScaledMatrix, ScaledProduct, Stream};
 use crate::error::GpuError;
 
 /// NVIDIA's recommendation for Hopper. Each stream has its own workspace, because products of both streams may run at
 /// once.
 const WORKSPACE_BYTES: usize = 32 << 20;
 /// cuBLASLt of CUDA 13, the toolkit that compiles the kernels.
-const OLDEST_VERSION: usize = 130_000;
+const MIN_VERSION: usize = 130_000;
 /// Maximum cached plans. Passes of different lengths need different plans.
-const MOST_PLANS: usize = 4096;
+const MAX_PLANS: usize = 4096;
 /// Values of `cublasOperation_t`, which the bindings of cuBLASLt lack.
-const AS_IT_IS: i32 = 0;
-const TRANSPOSED: i32 = 1;
+const NO_TRANSPOSE: i32 = 0;
+const TRANSPOSE: i32 = 1;
 
 /// The cuBLASLt handle, its workspaces and the cached plans.
 #[derive(Default)]
 pub(super) struct Products {
-    library: Option<Opened>,
+    library: Option<OpenLibrary>,
     version: usize,
     workspaces: [u64; 2],
     /// `None` if the library has no algorithm.
-    plans: HashMap<Key, Option<Plan>>,
+    plans: HashMap<PlanKey, Option<Plan>>,
 }
 
 /// The library and its handle.
 #[derive(Clone, Copy)]
-struct Opened {
+struct OpenLibrary {
     library: &'static CublasLt,
     handle: sys::cublasLtHandle_t,
 }
@@ -49,39 +49,39 @@ struct Opened {
 #[derive(Clone, Copy)]
 struct Operand {
     pointer: u64,
-    kind: sys::cudaDataType,
+    data_type: sys::cudaDataType,
     rows: usize,
     columns: usize,
     stride: usize,
 }
 
 /// A product in any number format.
-pub(super) struct Operation {
+pub(super) struct Matmul {
     a: Operand,
     b: Operand,
     d: Operand,
     bias: u64,
-    add: bool,
+    accumulate: bool,
     gelu: bool,
     /// Scales of the rows of A and of B.
     scales: Option<[u64; 2]>,
 }
 
-impl Operation {
-    pub fn of(product: &Product) -> Result<Self> {
-        let Product { a, b, d, bias, add, gelu } = *product;
+impl Matmul {
+    pub fn from_product(product: &Product) -> Result<Self> {
+        let Product { a, b, d, bias, accumulate, gelu } = *product;
         let [a, b, d] = [a, b, d].map(|matrix| operand(&matrix));
-        Self { a, b, d, bias, add, gelu, scales: None }.checked()
+        Self { a, b, d, bias, accumulate, gelu, scales: None }.checked()
     }
 
-    pub fn of_scaled(product: &ScaledProduct) -> Result<Self> {
-        let ScaledProduct { a, b, d, bias, add } = *product;
-        let eight = |Scaled { pointer, rows, columns, .. }: Scaled| {
-            let kind = sys::cudaDataType::CUDA_R_8F_E4M3;
-            Operand { pointer, kind, rows, columns, stride: columns }
+    pub fn from_scaled_product(product: &ScaledProduct) -> Result<Self> {
+        let ScaledProduct { a, b, d, bias, accumulate } = *product;
+        let fp8_operand = |ScaledMatrix { pointer, rows, columns, .. }: ScaledMatrix| {
+            let data_type = sys::cudaDataType::CUDA_R_8F_E4M3;
+            Operand { pointer, data_type, rows, columns, stride: columns }
         };
         let scales = Some([a.scales, b.scales]);
-        Self { a: eight(a), b: eight(b), d: operand(&d), bias, add, gelu: false, scales }.checked()
+        Self { a: fp8_operand(a), b: fp8_operand(b), d: operand(&d), bias, accumulate, gelu: false, scales }.checked()
     }
 
     fn checked(self) -> Result<Self> {
@@ -97,14 +97,14 @@ impl Operation {
         })
     }
 
-    fn key(&self) -> Key {
-        let Self { a, b, d, bias, add, gelu, .. } = *self;
-        Key {
+    fn key(&self) -> PlanKey {
+        let Self { a, b, d, bias, accumulate, gelu, .. } = *self;
+        PlanKey {
             shape: [a.rows, b.rows, a.columns],
             strides: [a.stride, b.stride, d.stride],
-            kinds: [a.kind, b.kind, d.kind].map(|kind| kind as u32),
+            data_types: [a.data_type, b.data_type, d.data_type].map(|data_type| data_type as u32),
             has_bias: bias != 0,
-            add,
+            accumulate,
             gelu,
         }
     }
@@ -122,12 +122,12 @@ impl Operation {
 
 /// Everything that the choice of an algorithm may depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+struct PlanKey {
     shape: [usize; 3],
     strides: [usize; 3],
-    kinds: [u32; 3],
+    data_types: [u32; 3],
     has_bias: bool,
-    add: bool,
+    accumulate: bool,
     gelu: bool,
 }
 
@@ -150,7 +150,7 @@ impl Drop for Plan {
     }
 }
 
-fn kind(element: Element) -> sys::cudaDataType {
+fn data_type(element: Element) -> sys::cudaDataType {
     match element {
         Element::F32 => sys::cudaDataType::CUDA_R_32F,
         Element::Bf16 => sys::cudaDataType::CUDA_R_16BF,
@@ -160,12 +160,12 @@ fn kind(element: Element) -> sys::cudaDataType {
 
 fn operand(matrix: &Matrix) -> Operand {
     let Matrix { pointer, element, rows, columns, stride } = *matrix;
-    Operand { pointer, kind: kind(element), rows, columns, stride }
+    Operand { pointer, data_type: data_type(element), rows, columns, stride }
 }
 
 fn layout(library: &CublasLt, matrix: &Operand) -> std::result::Result<sys::cublasLtMatrixLayout_t, CublasError> {
     let stride = i64::try_from(matrix.stride).unwrap_or(i64::MAX);
-    library.create_layout(matrix.kind, matrix.columns as u64, matrix.rows as u64, stride)
+    library.create_layout(matrix.data_type, matrix.columns as u64, matrix.rows as u64, stride)
 }
 
 /// Sets the scales of the rows. cuBLASLt's A is B in this crate.
@@ -186,7 +186,7 @@ unsafe fn set_scales(
     }
 }
 
-fn plan(Opened { library, handle }: Opened, product: &Operation) -> std::result::Result<Plan, CublasError> {
+fn make_plan(OpenLibrary { library, handle }: OpenLibrary, product: &Matmul) -> std::result::Result<Plan, CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
     let description = library.create_description(compute, sys::cudaDataType::CUDA_R_32F)?;
@@ -195,12 +195,16 @@ fn plan(Opened { library, handle }: Opened, product: &Operation) -> std::result:
     let mut plan = Plan { library, description, layouts, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
     // SAFETY: everything was just created, and the attributes have these types
     unsafe {
-        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &AS_IT_IS)?;
+        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSE)?;
+        library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &NO_TRANSPOSE)?;
         library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &product.epilogue())?;
         if product.bias != 0 {
             library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &product.bias)?;
-            library.set_description(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &product.d.kind)?;
+            library.set_description(
+                description,
+                Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                &product.d.data_type,
+            )?;
         }
         if product.scales.is_some() {
             let rows = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
@@ -210,8 +214,8 @@ fn plan(Opened { library, handle }: Opened, product: &Operation) -> std::result:
         }
         let preference = library.create_preference()?;
         let [b, a, d] = layouts;
-        let found =
-            prefer(library, preference).and_then(|()| library.algorithm(handle, description, [b, a, d, d], preference));
+        let found = set_preferences(library, preference)
+            .and_then(|()| library.best_algorithm(handle, description, [b, a, d, d], preference));
         library.destroy_preference(preference)?;
         plan.algorithm = found?;
     }
@@ -223,7 +227,7 @@ fn plan(Opened { library, handle }: Opened, product: &Operation) -> std::result:
 ///
 /// # Safety
 /// The preference is live.
-unsafe fn prefer(
+unsafe fn set_preferences(
     library: &CublasLt,
     preference: sys::cublasLtMatmulPreference_t,
 ) -> std::result::Result<(), CublasError> {
@@ -245,10 +249,10 @@ impl Products {
     /// Creates a handle and workspaces. The device's context must be current.
     pub fn open(&mut self, library: &'static CublasLt, device: &str) -> Result<()> {
         let handle = library.create_handle().map_err(|error| failed(device, "cublasLtCreate", error))?;
-        self.library = Some(Opened { library, handle });
+        self.library = Some(OpenLibrary { library, handle });
         self.version = library.version();
-        if self.version < OLDEST_VERSION {
-            let message = format!("cuBLASLt {}, valid: {OLDEST_VERSION} (CUDA 13) or later", self.version);
+        if self.version < MIN_VERSION {
+            let message = format!("cuBLASLt {}, valid: {MIN_VERSION} (CUDA 13) or later", self.version);
             return Err(GpuError::Unavailable { device: device.into(), message });
         }
         for workspace in &mut self.workspaces {
@@ -274,73 +278,73 @@ impl Products {
             for workspace in self.workspaces.iter_mut().filter(|w| **w != 0) {
                 let _ = free_sync(std::mem::take(workspace));
             }
-            if let Some(Opened { library, handle }) = self.library.take() {
+            if let Some(OpenLibrary { library, handle }) = self.library.take() {
                 let _ = library.destroy_handle(handle);
             }
         }
     }
 
     /// Returns the cached plan of a product, or makes it; `None` if the library has no algorithm.
-    fn plan_of(&mut self, device: &str, product: &Operation) -> Result<(sys::cublasLtHandle_t, Option<&mut Plan>)> {
-        let opened = self.library.ok_or_else(|| failed_with(device, "cublasLtMatmul", "the library is not open"))?;
+    fn cached_plan(&mut self, device: &str, product: &Matmul) -> Result<(sys::cublasLtHandle_t, Option<&mut Plan>)> {
+        let open = self.library.ok_or_else(|| failed_with(device, "cublasLtMatmul", "the library is not open"))?;
         let key = product.key();
-        if self.plans.len() >= MOST_PLANS && !self.plans.contains_key(&key) {
+        if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&key) {
             // Products already launched have copied everything they need from their plans.
             self.plans.clear();
         }
         let plan = match self.plans.entry(key) {
-            Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(free) => match plan(opened, product) {
-                Ok(made) => free.insert(Some(made)),
-                Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => free.insert(None),
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => match make_plan(open, product) {
+                Ok(made) => entry.insert(Some(made)),
+                Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => entry.insert(None),
                 Err(error) => return Err(failed(device, "cublasLtMatmulAlgoGetHeuristic", error)),
             },
         };
-        Ok((opened.handle, plan.as_mut()))
+        Ok((open.handle, plan.as_mut()))
     }
 
     /// Whether the library has an algorithm for a product. The device's context must be current.
-    pub fn has_plan(&mut self, device: &str, product: &Operation) -> Result<bool> {
-        self.plan_of(device, product).map(|(_, plan)| plan.is_some())
+    pub fn has_plan(&mut self, device: &str, product: &Matmul) -> Result<bool> {
+        self.cached_plan(device, product).map(|(_, plan)| plan.is_some())
     }
 
-    /// Enqueues the product on the stream `on`.
+    /// Enqueues the product on the stream `cuda_stream`.
     ///
     /// # Safety
     /// The matrices are within live buffers of the device, whose context is current.
-    pub unsafe fn run(&mut self, device: &str, stream: Stream, on: CUstream, product: &Operation) -> Result<()> {
-        let Operation { a, b, d, bias, add, scales, .. } = *product;
+    pub unsafe fn run(&mut self, device: &str, stream: Stream, cuda_stream: CUstream, product: &Matmul) -> Result<()> {
+        let Matmul { a, b, d, bias, accumulate, scales, .. } = *product;
         let workspace = self.workspaces[stream as usize];
-        let (handle, Some(plan)) = self.plan_of(device, product)? else {
-            let kinds = [a, b, d].map(|operand| format!("{:?}", operand.kind)).join(", ");
+        let (handle, Some(plan)) = self.cached_plan(device, product)? else {
+            let data_types = [a, b, d].map(|operand| format!("{:?}", operand.data_type)).join(", ");
             let shape = format!("[{}, {}] · [{}, {}]ᵀ", a.rows, a.columns, b.rows, b.columns);
-            let message = format!("{shape} of {kinds}: the library has no algorithm");
+            let message = format!("{shape} of {data_types}: the library has no algorithm");
             return Err(failed_with(device, "cublasLtMatmulAlgoGetHeuristic", &message));
         };
-        let named = |call: &'static str| move |error| failed(device, call, error);
+        let call_failed = |call: &'static str| move |error| failed(device, call, error);
         let (one, zero) = (1f32, 0f32);
-        let beta = if add { &one } else { &zero };
+        let beta = if accumulate { &one } else { &zero };
         let library = plan.library;
-        let multiply = Multiply {
+        let multiply = MatmulArgs {
             alpha: &one,
             beta,
             pointers: [b.pointer, a.pointer, d.pointer],
             layouts: plan.layouts,
             algorithm: &plan.algorithm,
             workspace: (workspace, WORKSPACE_BYTES),
-            stream: if on.is_null() { null_mut() } else { on.cast() },
+            stream: if cuda_stream.is_null() { null_mut() } else { cuda_stream.cast() },
         };
         // SAFETY: the plan fits these shapes; the caller guarantees the memory. Bias and scales of this call are set
         // first, under the lock of `Products`
         unsafe {
             if bias != 0 {
-                let what = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+                let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
                 library
-                    .set_description(plan.description, what, &bias)
-                    .map_err(named("cublasLtMatmulDescSetAttribute"))?;
+                    .set_description(plan.description, attribute, &bias)
+                    .map_err(call_failed("cublasLtMatmulDescSetAttribute"))?;
             }
-            set_scales(library, plan.description, scales).map_err(named("cublasLtMatmulDescSetAttribute"))?;
-            library.multiply(handle, plan.description, &multiply).map_err(named("cublasLtMatmul"))
+            set_scales(library, plan.description, scales).map_err(call_failed("cublasLtMatmulDescSetAttribute"))?;
+            library.matmul(handle, plan.description, &multiply).map_err(call_failed("cublasLtMatmul"))
         }
     }
 }

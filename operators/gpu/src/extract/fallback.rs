@@ -8,14 +8,14 @@ use stillhouse_noise::{
     signals_of_loaded, top_k_of_loaded,
 };
 
-use super::slots::{Lists, Wire};
+use super::slots::{CorrectionLists, SliceResults};
 use super::{Asked, Dense, Extracted, Noise};
 use crate::device::{Device, Pinned, Result, Stream};
 
 #[derive(Debug)]
 pub(super) struct Fallback {
     device: Arc<dyn Device>,
-    row: Pinned,
+    row_memory: Pinned,
     logits: Vec<f32>,
     encoder: Option<Encoder>,
     softmax: Softmax,
@@ -24,18 +24,18 @@ pub(super) struct Fallback {
 }
 
 impl Fallback {
-    pub fn new(device: &Arc<dyn Device>, asked: &Asked) -> Result<Self> {
-        let vocab = asked.vocab;
-        let encoder = match asked.noise {
+    pub fn new(device: &Arc<dyn Device>, request: &Asked) -> Result<Self> {
+        let vocab = request.vocab;
+        let encoder = match request.noise {
             Some(Noise::Replay { tolerance, value_type, condition }) => {
                 Some(Encoder::new(vocab, tolerance, value_type)?.with_condition(condition))
             }
             _ => None,
         };
-        let dense = matches!(asked.noise, Some(Noise::Dense { .. }));
+        let dense = matches!(request.noise, Some(Noise::Dense { .. }));
         Ok(Self {
             device: Arc::clone(device),
-            row: Pinned::new(device, vocab * size_of::<f32>())?,
+            row_memory: Pinned::new(device, vocab * size_of::<f32>())?,
             logits: vec![0.0; vocab],
             encoder,
             softmax: Softmax::new(vocab)?,
@@ -48,65 +48,65 @@ impl Fallback {
     ///
     /// # Safety
     /// `pointer` is the device address of a row of logits.
-    pub unsafe fn row(
+    pub unsafe fn recompute_row(
         &mut self,
-        asked: &Asked,
+        request: &Asked,
         pointer: u64,
-        wire: &Wire<'_>,
+        results: &SliceResults<'_>,
         row: usize,
         out: &mut Extracted,
-        lists: Option<&mut Lists>,
+        lists: Option<&mut CorrectionLists>,
     ) -> Result<()> {
-        let bytes = self.row.len();
+        let bytes = self.row_memory.len();
         // SAFETY: row and target have this length; the copy is waited for
-        unsafe { self.device.copy_out(Stream::Extract, self.row.as_mut_ptr(), pointer, bytes)? };
+        unsafe { self.device.copy_out(Stream::Extract, self.row_memory.as_mut_ptr(), pointer, bytes)? };
         self.device.wait(self.device.record(Stream::Extract)?)?;
-        for (to, from) in self.logits.iter_mut().zip(self.row.as_chunks::<4>().0) {
+        for (to, from) in self.logits.iter_mut().zip(self.row_memory.as_chunks::<4>().0) {
             *to = f32::from_ne_bytes(*from);
         }
-        let token = wire.token(row);
-        let stream = |key| NoiseStream::new(key, wire.sequence_id(row), wire.position(row));
-        let any = stream(DrawKey::new(0, 0));
-        self.softmax.load(&self.logits).map_err(|e| e.at(&any))?;
+        let token = results.token(row);
+        let stream = |key| NoiseStream::new(key, results.sequence_id(row), results.position(row));
+        let any_stream = stream(DrawKey::new(0, 0));
+        self.softmax.load(&self.logits).map_err(|e| e.at(&any_stream))?;
         let Some(&logit) = self.logits.get(token as usize) else {
-            let (sequence_id, position) = (any.sequence_id, any.position);
-            return Err(NoiseError::Token { sequence_id, position, token, vocab: asked.vocab }.into());
+            let (sequence_id, position) = (any_stream.sequence_id, any_stream.position);
+            return Err(NoiseError::Token { sequence_id, position, token, vocab: request.vocab }.into());
         };
         out.logprob[row] = self.softmax.stored_logprob(logit);
         if let (Some(lists), Some(encoder)) = (lists, &mut self.encoder) {
-            encoder.load(&self.logits, &any)?;
-            for &key in &asked.keys {
+            encoder.load(&self.logits, &any_stream)?;
+            for &key in &request.keys {
                 self.corrections.clear();
                 let encoded = encoder.encode_loaded(&self.logits, token, &stream(key), &mut self.corrections)?;
-                lists.push(&self.corrections, encoded.total_variation);
+                lists.push_draw(&self.corrections, encoded.total_variation);
             }
             lists.end_row(out.logprob[row]);
         }
-        if let (Some(Noise::Dense { value_type, condition }), Some(dense)) = (asked.noise, &mut out.dense) {
-            for (draw, &key) in asked.keys.iter().enumerate() {
+        if let (Some(Noise::Dense { value_type, condition }), Some(dense)) = (request.noise, &mut out.dense) {
+            for (draw, &key) in request.keys.iter().enumerate() {
                 let (xi, stream) = (&mut self.xi, stream(key));
                 dense_noise_of_loaded(&self.softmax, &self.logits, token, &stream, xi)?;
                 round_dense(&self.logits, token, value_type, condition, &stream, xi)?;
-                put(dense, (row * asked.keys.len() + draw) * asked.vocab, xi);
+                write_dense(dense, (row * request.keys.len() + draw) * request.vocab, xi);
             }
         }
         if let Some((indices, logprobs)) = &mut out.topk {
-            let first = row * asked.topk.min(asked.vocab);
+            let first = row * request.topk.min(request.vocab);
             for (i, (index, logprob)) in
-                top_k_of_loaded(&self.softmax, &self.logits, asked.topk).into_iter().enumerate()
+                top_k_of_loaded(&self.softmax, &self.logits, request.topk).into_iter().enumerate()
             {
                 (indices[first + i], logprobs[first + i]) = (index, logprob);
             }
         }
         if let Some(signals) = out.signals.get_mut(row) {
-            let (sequence_id, position) = (any.sequence_id, any.position);
-            *signals = signals_of_loaded(&asked.signals, &self.softmax, &self.logits, sequence_id, position);
+            let (sequence_id, position) = (any_stream.sequence_id, any_stream.position);
+            *signals = signals_of_loaded(&request.signals, &self.softmax, &self.logits, sequence_id, position);
         }
         Ok(())
     }
 }
 
-fn put(dense: &mut Dense, first: usize, xi: &[f32]) {
+fn write_dense(dense: &mut Dense, first: usize, xi: &[f32]) {
     match dense {
         Dense::F16(values) => {
             for (to, from) in values[first..].iter_mut().zip(xi) {

@@ -7,12 +7,12 @@ use stillhouse_noise::{Correction, RowSignals, RowsEncoded, ValueType};
 
 use super::signals::SignalSlot;
 use super::{Asked, Dense, Noise, Positions};
-use crate::device::{Buffer, Device, Pinned, Result, Stream, taken};
+use crate::device::{Buffer, Device, Pinned, Result, Stream, allocated_bytes};
 
 /// Average corrections per list that a slot has space for. Rows of a slice that exceed it are left to the CPU.
-const ROOM: usize = 128;
+const CORRECTIONS_PER_LIST: usize = 128;
 /// Flag in a list's count: the CPU must compute the row.
-const FALL_BACK: u32 = 1 << 31;
+const FALLBACK_FLAG: u32 = 1 << 31;
 
 /// A region of device memory with its copy on the host.
 #[derive(Debug)]
@@ -46,32 +46,32 @@ pub(super) struct Slot {
     /// Total variations (f64) per list, ln p_x (f32) per row, counts (u32) per list.
     pub columns: Mirrored,
     /// Corrections of all lists, contiguous.
-    pub pairs: Mirrored,
-    pub correction: Packed,
+    pub corrections: Mirrored,
+    pub correction_layout: CorrectionLayout,
     /// Indices, then ln p.
     pub topk: Mirrored,
     /// Dense noise ξ.
     pub dense: Mirrored,
     pub signals: SignalSlot,
-    /// Maximum corrections in `pairs`.
-    pub room: usize,
+    /// Maximum corrections in `corrections`.
+    pub capacity: usize,
     pub busy: bool,
     /// Lists per row: the number of draws, or 0 without noise.
-    lists_of_row: usize,
+    lists_per_row: usize,
 }
 
 /// The wire format of a correction: its index, then its value in the stored type.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Packed {
+pub(super) struct CorrectionLayout {
     /// Whether the index has 16 bits, which suffices for vocabularies up to 65,536; otherwise it has 32.
     pub short_index: bool,
-    pub half: bool,
+    pub f16_value: bool,
 }
 
-impl Packed {
-    fn of(asked: &Asked) -> Self {
-        let half = matches!(asked.noise, Some(Noise::Replay { value_type: ValueType::F16, .. }));
-        Self { short_index: asked.vocab <= 1 << 16, half }
+impl CorrectionLayout {
+    fn for_request(request: &Asked) -> Self {
+        let f16_value = matches!(request.noise, Some(Noise::Replay { value_type: ValueType::F16, .. }));
+        Self { short_index: request.vocab <= 1 << 16, f16_value }
     }
 
     fn index_bytes(self) -> usize {
@@ -79,14 +79,14 @@ impl Packed {
     }
 
     pub fn bytes(self) -> usize {
-        self.index_bytes() + if self.half { 2 } else { 4 }
+        self.index_bytes() + if self.f16_value { 2 } else { 4 }
     }
 
     /// Decodes a correction.
-    fn read(self, bytes: &[u8]) -> (u32, f32) {
+    fn decode(self, bytes: &[u8]) -> (u32, f32) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0u32, |word, byte| (word << 8) | u32::from(*byte));
         let (index, value) = bytes.split_at(self.index_bytes());
-        let value = match self.half {
+        let value = match self.f16_value {
             true => f16::from_bits(word(value) as u16).to_f32(),
             false => f32::from_bits(word(value)),
         };
@@ -96,12 +96,12 @@ impl Packed {
 
 /// Byte offsets of the parts of a slice, from its number of rows and lists.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct SliceLayout {
     pub rows: usize,
     pub lists: usize,
 }
 
-impl Layout {
+impl SliceLayout {
     pub fn tokens(self) -> usize {
         self.rows * 8
     }
@@ -123,97 +123,115 @@ impl Layout {
 }
 
 impl Slot {
-    fn most(asked: &Asked, most_rows: usize) -> Layout {
-        let lists_of_row = if asked.noise.is_some() { asked.keys.len() } else { 0 };
-        Layout { rows: most_rows, lists: most_rows * lists_of_row }
+    fn max_layout(request: &Asked, max_rows: usize) -> SliceLayout {
+        let lists_per_row = if request.noise.is_some() { request.keys.len() } else { 0 };
+        SliceLayout { rows: max_rows, lists: max_rows * lists_per_row }
     }
 
     /// Maximum corrections of a slice.
-    fn room(asked: &Asked, most_rows: usize) -> usize {
-        match asked.noise {
-            Some(Noise::Replay { .. }) => Self::most(asked, most_rows).lists * ROOM + 512,
+    fn capacity(request: &Asked, max_rows: usize) -> usize {
+        match request.noise {
+            Some(Noise::Replay { .. }) => Self::max_layout(request, max_rows).lists * CORRECTIONS_PER_LIST + 512,
             Some(Noise::Dense { .. }) | None => 0,
         }
     }
 
     /// Bytes of the inputs, the columns, the corrections, the top-k and the dense noise.
-    fn sizes(asked: &Asked, most_rows: usize) -> [usize; 5] {
-        let layout = Self::most(asked, most_rows);
-        let dense = match asked.noise {
-            Some(Noise::Dense { value_type, .. }) => layout.lists * asked.vocab * bytes_of(value_type),
+    fn sizes(request: &Asked, max_rows: usize) -> [usize; 5] {
+        let layout = Self::max_layout(request, max_rows);
+        let dense = match request.noise {
+            Some(Noise::Dense { value_type, .. }) => layout.lists * request.vocab * value_bytes(value_type),
             Some(Noise::Replay { .. }) | None => 0,
         };
-        let pairs = Self::room(asked, most_rows) * Packed::of(asked).bytes();
-        let topk = most_rows * asked.listed() * 8;
-        [layout.inputs(), layout.columns(), pairs, topk, dense]
+        let corrections = Self::capacity(request, max_rows) * CorrectionLayout::for_request(request).bytes();
+        let topk = max_rows * request.top_count() * 8;
+        [layout.inputs(), layout.columns(), corrections, topk, dense]
     }
 
     /// Device bytes of a slot.
-    pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
-        taken(&Self::sizes(asked, most_rows)) + taken(&SignalSlot::sizes(asked, most_rows))
+    pub fn bytes(request: &Asked, max_rows: usize) -> u64 {
+        allocated_bytes(&Self::sizes(request, max_rows)) + allocated_bytes(&SignalSlot::sizes(request, max_rows))
     }
 
-    pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
-        let [inputs, columns, pairs, topk, dense] = Self::sizes(asked, most_rows);
+    pub fn new(device: &Arc<dyn Device>, request: &Asked, max_rows: usize) -> Result<Self> {
+        let [inputs, columns, corrections, topk, dense] = Self::sizes(request, max_rows);
         Ok(Self {
             inputs: Mirrored::new(device, inputs)?,
             columns: Mirrored::new(device, columns)?,
-            pairs: Mirrored::new(device, pairs)?,
-            correction: Packed::of(asked),
+            corrections: Mirrored::new(device, corrections)?,
+            correction_layout: CorrectionLayout::for_request(request),
             topk: Mirrored::new(device, topk)?,
             dense: Mirrored::new(device, dense)?,
-            signals: SignalSlot::new(device, asked, most_rows)?,
-            room: Self::room(asked, most_rows),
+            signals: SignalSlot::new(device, request, max_rows)?,
+            capacity: Self::capacity(request, max_rows),
             busy: false,
-            lists_of_row: Self::most(asked, 1).lists,
+            lists_per_row: Self::max_layout(request, 1).lists,
         })
     }
 
-    pub fn layout(&self, rows: usize) -> Layout {
-        Layout { rows, lists: rows * self.lists_of_row }
+    pub fn layout(&self, rows: usize) -> SliceLayout {
+        SliceLayout { rows, lists: rows * self.lists_per_row }
     }
 
     /// Writes the inputs to the pinned memory from which they are copied.
-    pub fn stage(&mut self, at: &Positions<'_>) {
-        let layout = self.layout(at.tokens.len());
+    pub fn stage(&mut self, observed: &Positions<'_>) {
+        let layout = self.layout(observed.tokens.len());
         let (sequences, rest) = self.inputs.host[..layout.inputs()].split_at_mut(layout.tokens());
         let (tokens, positions) = rest.split_at_mut(layout.positions() - layout.tokens());
-        for (to, from) in sequences.as_chunks_mut::<8>().0.iter_mut().zip(at.sequence_ids) {
+        for (to, from) in sequences.as_chunks_mut::<8>().0.iter_mut().zip(observed.sequence_ids) {
             *to = from.to_ne_bytes();
         }
-        for (to, from) in tokens.as_chunks_mut::<4>().0.iter_mut().zip(at.tokens) {
+        for (to, from) in tokens.as_chunks_mut::<4>().0.iter_mut().zip(observed.tokens) {
             *to = from.to_ne_bytes();
         }
-        for (to, from) in positions.as_chunks_mut::<4>().0.iter_mut().zip(at.positions) {
+        for (to, from) in positions.as_chunks_mut::<4>().0.iter_mut().zip(observed.positions) {
             *to = from.to_ne_bytes();
         }
     }
 
     /// Reads the results on the host, and fetches corrections that were not copied yet.
-    pub fn wire(&mut self, device: &Arc<dyn Device>, asked: &Asked, rows: usize, copied: usize) -> Result<Wire<'_>> {
+    pub fn results(
+        &mut self,
+        device: &Arc<dyn Device>,
+        request: &Asked,
+        rows: usize,
+        copied: usize,
+    ) -> Result<SliceResults<'_>> {
         let layout = self.layout(rows);
         let columns = &self.columns.host;
         let logprob = f32s(&columns[layout.logprobs()..layout.counts()]);
         let counts = u32s(&columns[layout.counts()..layout.columns()]);
-        let variations = f64s(&columns[..layout.logprobs()]);
+        let total_variations = f64s(&columns[..layout.logprobs()]);
         let mut offsets = Vec::with_capacity(counts.len());
         let mut total = 0;
-        let replay = matches!(asked.noise, Some(Noise::Replay { .. }));
+        let replay = matches!(request.noise, Some(Noise::Replay { .. }));
         for &count in counts.iter().filter(|_| replay) {
             offsets.push(total);
-            total += if count & FALL_BACK == 0 { count as usize } else { 0 };
+            total += if count & FALLBACK_FLAG == 0 { count as usize } else { 0 };
         }
-        if total.min(self.room) > copied {
-            let of_one = self.correction.bytes();
+        if total.min(self.capacity) > copied {
+            let correction_bytes = self.correction_layout.bytes();
             // SAFETY: the copy is waited for
-            unsafe { self.pairs.fetch(device, copied * of_one..total.min(self.room) * of_one)? };
+            unsafe {
+                self.corrections
+                    .fetch(device, copied * correction_bytes..total.min(self.capacity) * correction_bytes)?
+            };
             device.wait(device.record(Stream::Extract)?)?;
         }
-        Ok(Wire { slot: self, asked: asked.clone(), rows, logprob, counts, variations, offsets, total })
+        Ok(SliceResults {
+            slot: self,
+            request: request.clone(),
+            rows,
+            logprob,
+            counts,
+            total_variations,
+            offsets,
+            total,
+        })
     }
 }
 
-pub(super) fn bytes_of(value_type: ValueType) -> usize {
+pub(super) fn value_bytes(value_type: ValueType) -> usize {
     match value_type {
         ValueType::F16 => 2,
         ValueType::F32 => 4,
@@ -234,30 +252,30 @@ fn f64s(bytes: &[u8]) -> Vec<f64> {
 
 /// The results of a slice as the host received them.
 #[derive(Debug)]
-pub(super) struct Wire<'a> {
+pub(super) struct SliceResults<'a> {
     slot: &'a Slot,
-    asked: Asked,
+    request: Asked,
     pub rows: usize,
     /// ln p_x per row; NaN if the row is left to the CPU.
     pub logprob: Vec<f32>,
     counts: Vec<u32>,
-    variations: Vec<f64>,
+    total_variations: Vec<f64>,
     offsets: Vec<usize>,
     /// Number of corrections of the slice.
     pub total: usize,
 }
 
-impl Wire<'_> {
+impl SliceResults<'_> {
     fn lists(&self, row: usize) -> std::ops::Range<usize> {
-        row * self.slot.lists_of_row..(row + 1) * self.slot.lists_of_row
+        row * self.slot.lists_per_row..(row + 1) * self.slot.lists_per_row
     }
 
     /// Whether the CPU must compute this row.
-    pub fn left_to_cpu(&self, row: usize) -> bool {
+    pub fn needs_fallback(&self, row: usize) -> bool {
         self.logprob[row].is_nan()
             || self.lists(row).any(|list| {
-                let beyond = |offset: &usize| offset + self.counts[list] as usize > self.slot.room;
-                self.counts[list] & FALL_BACK != 0 || self.offsets.get(list).is_some_and(beyond)
+                let beyond = |offset: &usize| offset + self.counts[list] as usize > self.slot.capacity;
+                self.counts[list] & FALLBACK_FLAG != 0 || self.offsets.get(list).is_some_and(beyond)
             })
     }
 
@@ -277,21 +295,21 @@ impl Wire<'_> {
     }
 
     /// The most likely tokens of every row, as many as the kernel listed.
-    fn listed(&self) -> (Vec<u32>, Vec<f32>) {
-        let (values, host) = (self.rows * self.asked.listed(), &self.slot.topk.host);
+    fn top_tokens(&self) -> (Vec<u32>, Vec<f32>) {
+        let (values, host) = (self.rows * self.request.top_count(), &self.slot.topk.host);
         (u32s(&host[..values * 4]), f32s(&host[values * 4..values * 8]))
     }
 
     pub fn topk(&self) -> Option<(Vec<u32>, Vec<f32>)> {
-        let (listed, k) = (self.asked.listed(), self.asked.topk.min(self.asked.vocab));
+        let (top_count, k) = (self.request.top_count(), self.request.topk.min(self.request.vocab));
         if k == 0 {
             return None;
         }
-        let (indices, logprobs) = self.listed();
-        if k == listed {
+        let (indices, logprobs) = self.top_tokens();
+        if k == top_count {
             return Some((indices, logprobs));
         }
-        let firsts = |row: usize| row * listed..row * listed + k;
+        let firsts = |row: usize| row * top_count..row * top_count + k;
         Some((
             (0..self.rows).flat_map(|row| &indices[firsts(row)]).copied().collect(),
             (0..self.rows).flat_map(|row| &logprobs[firsts(row)]).copied().collect(),
@@ -299,17 +317,17 @@ impl Wire<'_> {
     }
 
     pub fn signals(&self) -> Vec<RowSignals> {
-        if self.asked.signals.is_none() {
+        if self.request.signals.is_none() {
             Vec::new()
         } else {
-            self.slot.signals.rows(&self.asked, self.rows, self.listed())
+            self.slot.signals.row_signals(&self.request, self.rows, self.top_tokens())
         }
     }
 
     pub fn dense(&self) -> Option<Dense> {
-        let Some(Noise::Dense { value_type, .. }) = self.asked.noise else { return None };
-        let values = self.rows * self.slot.lists_of_row * self.asked.vocab;
-        let bytes = &self.slot.dense.host[..values * bytes_of(value_type)];
+        let Some(Noise::Dense { value_type, .. }) = self.request.noise else { return None };
+        let values = self.rows * self.slot.lists_per_row * self.request.vocab;
+        let bytes = &self.slot.dense.host[..values * value_bytes(value_type)];
         Some(match value_type {
             ValueType::F16 => Dense::F16(bytes.as_chunks::<2>().0.iter().map(|b| f16::from_ne_bytes(*b)).collect()),
             ValueType::F32 => Dense::F32(f32s(bytes)),
@@ -319,44 +337,44 @@ impl Wire<'_> {
 
 /// Collects the lists of corrections, row by row.
 #[derive(Debug)]
-pub(super) struct Lists {
+pub(super) struct CorrectionLists {
     out: RowsEncoded,
     sum: f64,
 }
 
-impl Lists {
+impl CorrectionLists {
     pub fn new(draws: usize) -> Self {
         Self { out: RowsEncoded { draws, offsets: vec![0], ..RowsEncoded::default() }, sum: 0.0 }
     }
 
     /// Adds a row that the kernels computed.
-    pub fn take(&mut self, wire: &Wire<'_>, row: usize) {
-        for list in wire.lists(row) {
-            let (first, count) = (wire.offsets[list], wire.counts[list] as usize);
-            let packed = wire.slot.correction;
-            let corrections = &wire.slot.pairs.host[first * packed.bytes()..(first + count) * packed.bytes()];
-            let corrections = corrections.chunks_exact(packed.bytes()).map(|bytes| packed.read(bytes));
+    pub fn push_row(&mut self, results: &SliceResults<'_>, row: usize) {
+        for list in results.lists(row) {
+            let (first, count) = (results.offsets[list], results.counts[list] as usize);
+            let layout = results.slot.correction_layout;
+            let corrections = &results.slot.corrections.host[first * layout.bytes()..(first + count) * layout.bytes()];
+            let corrections = corrections.chunks_exact(layout.bytes()).map(|bytes| layout.decode(bytes));
             corrections.for_each(|(index, logprob)| {
                 self.out.indices.push(index);
                 self.out.logprobs.push(logprob);
             });
-            self.close(count, wire.variations[list]);
+            self.end_list(count, results.total_variations[list]);
         }
-        self.out.logprob.push(wire.logprob[row]);
+        self.out.logprob.push(results.logprob[row]);
     }
 
-    /// Adds a draw that the CPU encoded. Call [`Lists::end_row`] after the last draw of a row.
-    pub fn push(&mut self, corrections: &[Correction], total_variation: f64) {
+    /// Adds a draw that the CPU encoded. Call [`CorrectionLists::end_row`] after the last draw of a row.
+    pub fn push_draw(&mut self, corrections: &[Correction], total_variation: f64) {
         self.out.indices.extend(corrections.iter().map(|c| c.index));
         self.out.logprobs.extend(corrections.iter().map(|c| c.logprob));
-        self.close(corrections.len(), total_variation);
+        self.end_list(corrections.len(), total_variation);
     }
 
     pub fn end_row(&mut self, logprob: f32) {
         self.out.logprob.push(logprob);
     }
 
-    fn close(&mut self, count: usize, total_variation: f64) {
+    fn end_list(&mut self, count: usize, total_variation: f64) {
         self.out.counts.push(count as u32);
         self.out.offsets.push(self.out.indices.len());
         self.out.max_total_variation = self.out.max_total_variation.max(total_variation);

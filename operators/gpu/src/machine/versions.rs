@@ -3,33 +3,33 @@
 use std::fs;
 
 /// Oldest CUDA version of a driver, in the numbering of `cuDriverGetVersion`: that of the kernels and cuBLASLt.
-const OLDEST_DRIVER: i32 = 13_000;
+const MIN_DRIVER_VERSION: i32 = 13_000;
 /// Ampere, the oldest architecture that the kernels are compiled for.
-const LEAST_CAPABILITY: [i32; 2] = [8, 0];
+const MIN_CAPABILITY: [i32; 2] = [8, 0];
 /// Major compute capabilities that have machine code. For later ones, the driver compiles PTX.
-const COMPILED: [i32; 2] = [8, 9];
+const COMPILED_MAJORS: [i32; 2] = [8, 9];
 
 /// Checks that the driver is new enough.
 pub fn check_driver(version: i32) -> Result<(), String> {
-    if version >= OLDEST_DRIVER {
+    if version >= MIN_DRIVER_VERSION {
         return Ok(());
     }
-    let [found, valid] = [version, OLDEST_DRIVER].map(of_driver);
+    let [found, valid] = [version, MIN_DRIVER_VERSION].map(driver_text);
     Err(format!("the NVIDIA driver is one for CUDA {found}, valid: one for CUDA {valid} or later, or cpu"))
 }
 
 /// Checks that the GPU can run the kernels.
 pub fn check_capability(model: &str, found: [i32; 2]) -> Result<(), String> {
-    if found >= LEAST_CAPABILITY {
+    if found >= MIN_CAPABILITY {
         return Ok(());
     }
-    let [major, minor] = LEAST_CAPABILITY;
+    let [major, minor] = MIN_CAPABILITY;
     Err(format!("{model} has compute capability {}.{}, valid: {major}.{minor} or later, or cpu", found[0], found[1]))
 }
 
 /// Environment variables of NVIDIA's libraries that change the last bits of results, and their effect if neither empty
 /// nor 0.
-const SETTINGS: [(&str, &str); 5] = [
+const RESULT_SETTINGS: [(&str, &str); 5] = [
     ("CUBLAS_EMULATE_SINGLE_PRECISION", "lets cuBLASLt compute f32 products in other types"),
     ("NVIDIA_TF32_OVERRIDE", "lets cuBLASLt compute f32 products in other types"),
     ("CUBLASLT_HEURISTICS_LUT_FILE", "lets cuBLASLt choose other algorithms"),
@@ -40,9 +40,9 @@ const SETTINGS: [(&str, &str); 5] = [
 /// Checks that no environment variable replaces the products or kernels that [`arithmetic`] names.
 pub fn check_settings(environment: impl Fn(&str) -> Option<String>) -> Result<(), String> {
     let set = |name: &str| environment(name).filter(|value| !value.is_empty() && value != "0");
-    match SETTINGS.iter().find_map(|(name, does)| set(name).map(|value| (name, value, does))) {
+    match RESULT_SETTINGS.iter().find_map(|(name, effect)| set(name).map(|value| (name, value, effect))) {
         None => Ok(()),
-        Some((name, value, does)) => Err(format!("{name}={value} {does}, valid: without it, or 0")),
+        Some((name, value, effect)) => Err(format!("{name}={value} {effect}, valid: without it, or 0")),
     }
 }
 
@@ -57,29 +57,29 @@ pub fn arithmetic(
     cublaslt: usize,
 ) -> String {
     let [major, minor] = capability;
-    let compiles = !COMPILED.contains(&major);
+    let compiles = !COMPILED_MAJORS.contains(&major);
     let release = release.filter(|_| compiles).map(|release| format!(" {release}")).unwrap_or_default();
     format!(
         "{model} ({multiprocessors} multiprocessors, compute capability {major}.{minor}), driver{release} for CUDA {}, cuBLASLt {}",
-        of_driver(driver),
-        of_cublaslt(cublaslt)
+        driver_text(driver),
+        cublaslt_text(cublaslt)
     )
 }
 
-fn of_driver(version: i32) -> String {
+fn driver_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-fn of_cublaslt(version: usize) -> String {
+fn cublaslt_text(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// The version of the driver's kernel module, such as 580.82.07, if the system reports it.
 pub fn driver_release() -> Option<String> {
-    release_in(&fs::read_to_string("/proc/driver/nvidia/version").ok()?)
+    parse_release(&fs::read_to_string("/proc/driver/nvidia/version").ok()?)
 }
 
-fn release_in(text: &str) -> Option<String> {
+fn parse_release(text: &str) -> Option<String> {
     let words = text.lines().next()?.split_whitespace();
     let is_release = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
     words.filter(is_release).map(str::to_owned).next()
@@ -92,48 +92,50 @@ mod tests {
     #[test]
     fn what_is_too_old_is_told_with_both_numbers() {
         assert!(check_driver(13_000).is_ok() && check_driver(13_020).is_ok());
-        let said = check_driver(12_080).unwrap_err();
-        assert_eq!(said, "the NVIDIA driver is one for CUDA 12.8, valid: one for CUDA 13.0 or later, or cpu");
+        let message = check_driver(12_080).unwrap_err();
+        assert_eq!(message, "the NVIDIA driver is one for CUDA 12.8, valid: one for CUDA 13.0 or later, or cpu");
         assert!([[8, 0], [8, 6], [9, 0], [12, 1]].into_iter().all(|found| check_capability("A GPU", found).is_ok()));
-        let said = check_capability("Tesla T4", [7, 5]).unwrap_err();
-        assert_eq!(said, "Tesla T4 has compute capability 7.5, valid: 8.0 or later, or cpu");
+        let message = check_capability("Tesla T4", [7, 5]).unwrap_err();
+        assert_eq!(message, "Tesla T4 has compute capability 7.5, valid: 8.0 or later, or cpu");
     }
 
     #[test]
     fn settings_that_change_products_are_refused() {
-        let with =
-            |name: &'static str, value: &'static str| move |asked: &str| (asked == name).then(|| value.to_owned());
+        let with = |name: &'static str, value: &'static str| {
+            move |requested: &str| (requested == name).then(|| value.to_owned())
+        };
         assert_eq!(check_settings(|_| None), Ok(()));
         assert_eq!(check_settings(with("NVIDIA_TF32_OVERRIDE", "0")), Ok(()));
         assert_eq!(check_settings(with("CUBLAS_EMULATE_SINGLE_PRECISION", "")), Ok(()));
-        let said = check_settings(with("CUBLAS_EMULATE_SINGLE_PRECISION", "1")).unwrap_err();
-        assert!(said.starts_with("CUBLAS_EMULATE_SINGLE_PRECISION=1 lets"), "{said}");
+        let message = check_settings(with("CUBLAS_EMULATE_SINGLE_PRECISION", "1")).unwrap_err();
+        assert!(message.starts_with("CUBLAS_EMULATE_SINGLE_PRECISION=1 lets"), "{message}");
         assert!(check_settings(with("NVIDIA_TF32_OVERRIDE", "1")).is_err());
-        let said = check_settings(with("CUDA_FORCE_PTX_JIT", "1")).unwrap_err();
-        assert_eq!(said, "CUDA_FORCE_PTX_JIT=1 lets the driver compile the kernels anew, valid: without it, or 0");
+        let message = check_settings(with("CUDA_FORCE_PTX_JIT", "1")).unwrap_err();
+        assert_eq!(message, "CUDA_FORCE_PTX_JIT=1 lets the driver compile the kernels anew, valid: without it, or 0");
         assert!(check_settings(with("CUBLASLT_HEURISTICS_LUT_FILE", "/a/table")).is_err());
     }
 
     #[test]
     fn arithmetic_names_what_the_bytes_depend_on() {
-        let of =
+        let describe =
             |capability, driver, cublaslt| arithmetic("A GPU", 132, capability, driver, Some("580.82.07"), cublaslt);
         assert_eq!(
-            of([9, 0], 13_000, 130_002),
+            describe([9, 0], 13_000, 130_002),
             "A GPU (132 multiprocessors, compute capability 9.0), driver for CUDA 13.0, cuBLASLt 13.0.2"
         );
         // The driver compiles the machine code itself.
-        assert!(of([10, 0], 13_000, 130_002).contains("driver 580.82.07 for CUDA 13.0"));
-        let others = [of([9, 0], 13_010, 130_002), of([9, 0], 13_000, 130_102), of([8, 6], 13_000, 130_002)];
-        assert!(others.iter().all(|other| *other != of([9, 0], 13_000, 130_002)), "{others:?}");
+        assert!(describe([10, 0], 13_000, 130_002).contains("driver 580.82.07 for CUDA 13.0"));
+        let others =
+            [describe([9, 0], 13_010, 130_002), describe([9, 0], 13_000, 130_102), describe([8, 6], 13_000, 130_002)];
+        assert!(others.iter().all(|other| *other != describe([9, 0], 13_000, 130_002)), "{others:?}");
     }
 
     #[test]
     fn the_release_is_found_in_what_the_kernel_says() {
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (user@host)\nGCC version: 13.3.0";
-        assert_eq!(release_in(open).as_deref(), Some("580.82.07"));
+        assert_eq!(parse_release(open).as_deref(), Some("580.82.07"));
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Sat May 24 07:25:52 UTC 2025\n";
-        assert_eq!(release_in(closed).as_deref(), Some("575.57.08"));
-        assert_eq!(release_in(""), None);
+        assert_eq!(parse_release(closed).as_deref(), Some("575.57.08"));
+        assert_eq!(parse_release(""), None);
     }
 }

@@ -11,12 +11,12 @@ use crate::device::{Arg, Device, Element, Launch, Result, Stream};
 /// Threads of a block that processes one row.
 const ROW_THREADS: usize = 256;
 /// Threads of a block of an activation kernel: 1,024 elements of 16 bits, which divides most widths.
-const PIECE_THREADS: usize = 128;
+const ELEMENTWISE_THREADS: usize = 128;
 const ATTENTION_THREADS: u32 = 128;
 /// Maximum blocks of a fill: several per multiprocessor.
 const FILL_BLOCKS: usize = 2048;
 /// Head dimensions that attention is compiled for; other heads are padded with zeros.
-const DIMS: [usize; 8] = [16, 32, 64, 80, 96, 128, 192, 256];
+const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 128, 192, 256];
 /// Bytes of a work item of attention: first row of the run, length of the run, first query row, 0.
 pub(super) const ITEM_BYTES: usize = 16;
 
@@ -36,12 +36,12 @@ pub struct Heads {
     /// Elements of a head in memory.
     pub dim: usize,
     /// Elements of a head in the model; the rest are 0.
-    pub own_dim: usize,
+    pub model_dim: usize,
 }
 
 /// The inputs of a rotary embedding.
 #[derive(Debug, Clone, Copy)]
-pub struct Rotation {
+pub struct RopeInputs {
     /// Cosines, f32 `[positions, dim / 2]`.
     pub cos: u64,
     /// Sines.
@@ -56,7 +56,7 @@ pub struct Rotation {
 
 /// The parameters of a norm: LayerNorm with a bias, RMSNorm without one.
 #[derive(Debug, Clone, Copy)]
-pub struct Scale {
+pub struct NormParams {
     /// Weight `[width]`.
     pub weight: u64,
     /// Bias `[width]`, or none.
@@ -107,8 +107,8 @@ pub struct Kernels {
 
 /// The padded dimension in memory of heads of `dim` elements, or `None` if attention does not support them.
 #[must_use]
-pub fn memory_dim(dim: usize) -> Option<usize> {
-    DIMS.into_iter().find(|d| *d >= dim)
+pub fn padded_dim(dim: usize) -> Option<usize> {
+    HEAD_DIMS.into_iter().find(|d| *d >= dim)
 }
 
 /// Query rows of a work item of attention. `kernels/attention.cu` is compiled for these values.
@@ -138,7 +138,7 @@ pub fn work_items(offsets: &[u32], rows: usize) -> Vec<[u32; 4]> {
     items
 }
 
-fn attention_name(element: Element, dim: usize) -> Option<&'static str> {
+fn attention_kernel(element: Element, dim: usize) -> Option<&'static str> {
     let names = match dim {
         16 => names!("attention_16"),
         32 => names!("attention_32"),
@@ -150,10 +150,10 @@ fn attention_name(element: Element, dim: usize) -> Option<&'static str> {
         256 => names!("attention_256"),
         _ => return None,
     };
-    Some(of(element, names))
+    Some(kernel_name(element, names))
 }
 
-fn of(element: Element, names: [&'static str; 3]) -> &'static str {
+fn kernel_name(element: Element, names: [&'static str; 3]) -> &'static str {
     let [f32, bf16, f16] = names;
     match element {
         Element::F32 => f32,
@@ -163,7 +163,7 @@ fn of(element: Element, names: [&'static str; 3]) -> &'static str {
 }
 
 /// Bytes of shared memory of attention, in the kernels' layout.
-fn attention_bytes(element: Element, dim: usize) -> usize {
+fn attention_shared_bytes(element: Element, dim: usize) -> usize {
     match element {
         Element::F32 => 3 * 32 * (dim + 4) * 4,
         _ => (query_rows(element, dim) + 2 * 64) * (dim + 8) * 2,
@@ -193,9 +193,9 @@ impl Kernels {
         [rows, width]: [usize; 2],
     ) -> Result<()> {
         let args = [tokens, positions, wte, wpe.unwrap_or(0), x].map(Arg::Pointer);
-        let launch = self.rows(names!("embed"), rows, width, 0);
+        let launch = self.row_launch(names!("embed"), rows, width, 0);
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory
-        unsafe { self.launch(&launch, &args, &[size(width)]) }
+        unsafe { self.launch(&launch, &args, &[u32_arg(width)]) }
     }
 
     /// to`[i]` = from`[rows[i]]`, for `count` rows.
@@ -203,9 +203,9 @@ impl Kernels {
     /// # Safety
     /// All addresses are within live buffers, including the rows that `rows` selects.
     pub unsafe fn gather(&self, from: u64, rows: u64, to: u64, [count, width]: [usize; 2]) -> Result<()> {
-        let launch = self.rows(names!("gather_rows"), count, width, 0);
+        let launch = self.row_launch(names!("gather_rows"), count, width, 0);
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory
-        unsafe { self.launch(&launch, &[from, rows, to].map(Arg::Pointer), &[size(width)]) }
+        unsafe { self.launch(&launch, &[from, rows, to].map(Arg::Pointer), &[u32_arg(width)]) }
     }
 
     /// x += y if there is a y; then out = norm(x).
@@ -216,23 +216,23 @@ impl Kernels {
         &self,
         x: u64,
         y: Option<u64>,
-        scale: &Scale,
+        norm: &NormParams,
         out: u64,
         [rows, width]: [usize; 2],
     ) -> Result<()> {
         let y = y.unwrap_or(0);
-        let last = [size(width), Arg::F32(scale.eps)];
+        let last = [u32_arg(width), Arg::F32(norm.eps)];
         let shared = width * self.element.bytes();
         // SAFETY: these are the kernels' arguments; the caller guarantees the memory
         unsafe {
-            match scale.bias {
+            match norm.bias {
                 Some(bias) => {
-                    let launch = self.rows(names!("add_layer_norm"), rows, width, shared);
-                    self.launch(&launch, &[x, y, scale.weight, bias, out].map(Arg::Pointer), &last)
+                    let launch = self.row_launch(names!("add_layer_norm"), rows, width, shared);
+                    self.launch(&launch, &[x, y, norm.weight, bias, out].map(Arg::Pointer), &last)
                 }
                 None => {
-                    let launch = self.rows(names!("add_rms_norm"), rows, width, shared);
-                    self.launch(&launch, &[x, y, scale.weight, out].map(Arg::Pointer), &last)
+                    let launch = self.row_launch(names!("add_rms_norm"), rows, width, shared);
+                    self.launch(&launch, &[x, y, norm.weight, out].map(Arg::Pointer), &last)
                 }
             }
         }
@@ -241,14 +241,14 @@ impl Kernels {
     /// Rotates the queries and keys of `tokens` fused rows.
     ///
     /// # Safety
-    /// All addresses are within live buffers, including the rows that positions select; [`memory_dim`] returned
+    /// All addresses are within live buffers, including the rows that positions select; [`padded_dim`] returned
     /// `heads.dim`.
-    pub unsafe fn rope(&self, qkv: u64, rotation: &Rotation, heads: &Heads, tokens: usize) -> Result<()> {
+    pub unsafe fn rope(&self, qkv: u64, rotation: &RopeInputs, heads: &Heads, tokens: usize) -> Result<()> {
         // Each thread of a head takes 16 bytes of either half.
         let lanes = (heads.dim / 2 * self.element.bytes() / 16).next_power_of_two();
         let blocks = (tokens * (heads.heads + heads.kv_heads)).div_ceil(ROW_THREADS / lanes);
         let launch = Launch {
-            kernel: of(self.element, names!("rope")),
+            kernel: kernel_name(self.element, names!("rope")),
             grid: [blocks as u32, 1, 1],
             block: [ROW_THREADS as u32, 1, 1],
             shared_bytes: 0,
@@ -256,12 +256,12 @@ impl Kernels {
         let [q_norm, k_norm] = rotation.norms.unwrap_or_default();
         let pointers = [qkv, rotation.cos, rotation.sin, rotation.positions, q_norm, k_norm].map(Arg::Pointer);
         let last = [
-            size(tokens),
-            size(heads.heads),
-            size(heads.kv_heads),
-            size(heads.dim),
-            size(heads.own_dim),
-            size(lanes),
+            u32_arg(tokens),
+            u32_arg(heads.heads),
+            u32_arg(heads.kv_heads),
+            u32_arg(heads.dim),
+            u32_arg(heads.model_dim),
+            u32_arg(lanes),
             Arg::F32(rotation.eps),
         ];
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory
@@ -272,7 +272,7 @@ impl Kernels {
     ///
     /// # Safety
     /// All addresses are within live buffers. The items come from [`work_items`] with [`query_rows`], and `heads.dim`
-    /// from [`memory_dim`].
+    /// from [`padded_dim`].
     pub unsafe fn attention(
         &self,
         qkv: u64,
@@ -285,12 +285,12 @@ impl Kernels {
         let scale = std::f64::consts::LOG2_E * scale;
         let launch = Launch {
             // No kernel is named "attention": the device reports the unknown name.
-            kernel: attention_name(self.element, dim).unwrap_or("attention"),
+            kernel: attention_kernel(self.element, dim).unwrap_or("attention"),
             grid: [(count as usize * heads) as u32, 1, 1],
             block: [ATTENTION_THREADS, 1, 1],
-            shared_bytes: attention_bytes(self.element, dim) as u32,
+            shared_bytes: attention_shared_bytes(self.element, dim) as u32,
         };
-        let last = [size(heads), size(kv_heads), Arg::F32(scale as f32)];
+        let last = [u32_arg(heads), u32_arg(kv_heads), Arg::F32(scale as f32)];
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &[qkv, out, items].map(Arg::Pointer), &last) }
     }
@@ -301,7 +301,7 @@ impl Kernels {
     /// All addresses are within live buffers.
     pub unsafe fn swiglu(&self, gate_up: u64, out: u64, size: [usize; 2]) -> Result<()> {
         // SAFETY: the caller upholds the safety contract
-        unsafe { self.gated(names!("swiglu"), gate_up, out, size) }
+        unsafe { self.activate_gated(names!("swiglu"), gate_up, out, size) }
     }
 
     /// As [`Kernels::swiglu`], with the tanh approximation of GELU instead of silu.
@@ -310,15 +310,21 @@ impl Kernels {
     /// All addresses are within live buffers.
     pub unsafe fn geglu(&self, gate_up: u64, out: u64, size: [usize; 2]) -> Result<()> {
         // SAFETY: the caller upholds the safety contract
-        unsafe { self.gated(names!("geglu"), gate_up, out, size) }
+        unsafe { self.activate_gated(names!("geglu"), gate_up, out, size) }
     }
 
     /// # Safety
     /// As [`Kernels::swiglu`].
-    unsafe fn gated(&self, names: [&'static str; 3], gate_up: u64, out: u64, [rows, inner]: [usize; 2]) -> Result<()> {
-        let launch = self.pieces(names, rows, inner);
+    unsafe fn activate_gated(
+        &self,
+        names: [&'static str; 3],
+        gate_up: u64,
+        out: u64,
+        [rows, inner]: [usize; 2],
+    ) -> Result<()> {
+        let launch = self.elementwise_launch(names, rows, inner);
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory
-        unsafe { self.launch(&launch, &[gate_up, out].map(Arg::Pointer), &[size(inner)]) }
+        unsafe { self.launch(&launch, &[gate_up, out].map(Arg::Pointer), &[u32_arg(inner)]) }
     }
 
     /// The tanh approximation of GELU, in place.
@@ -327,7 +333,7 @@ impl Kernels {
     /// All addresses are within live buffers.
     pub unsafe fn gelu_new(&self, x: u64, size: [usize; 2]) -> Result<()> {
         // SAFETY: the caller upholds the safety contract
-        unsafe { self.curved(names!("gelu_new"), x, size) }
+        unsafe { self.activate(names!("gelu_new"), x, size) }
     }
 
     /// GELU, in place.
@@ -336,15 +342,15 @@ impl Kernels {
     /// All addresses are within live buffers.
     pub unsafe fn gelu(&self, x: u64, size: [usize; 2]) -> Result<()> {
         // SAFETY: the caller upholds the safety contract
-        unsafe { self.curved(names!("gelu"), x, size) }
+        unsafe { self.activate(names!("gelu"), x, size) }
     }
 
     /// # Safety
     /// As [`Kernels::gelu`].
-    unsafe fn curved(&self, names: [&'static str; 3], x: u64, [rows, inner]: [usize; 2]) -> Result<()> {
-        let launch = self.pieces(names, rows, inner);
+    unsafe fn activate(&self, names: [&'static str; 3], x: u64, [rows, inner]: [usize; 2]) -> Result<()> {
+        let launch = self.elementwise_launch(names, rows, inner);
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory
-        unsafe { self.launch(&launch, &[Arg::Pointer(x)], &[size(inner)]) }
+        unsafe { self.launch(&launch, &[Arg::Pointer(x)], &[u32_arg(inner)]) }
     }
 
     /// Widens stored elements and writes them to their places in the weight.
@@ -352,19 +358,20 @@ impl Kernels {
     /// # Safety
     /// All addresses are within live buffers, including the targets of the elements.
     pub unsafe fn widen(&self, widening: &Widening) -> Result<()> {
-        let Widening { from, format, count, to, first, columns, axes: [rows, across], neighbours, strides } = *widening;
+        let Widening { from, format, count, to, first, columns, axes: [row_axis, column_axis], neighbours, strides } =
+            *widening;
         let launch = Launch {
-            kernel: of(self.element, names!("widen")),
+            kernel: kernel_name(self.element, names!("widen")),
             grid: [count.div_ceil(ROW_THREADS) as u32, 1, 1],
             block: [ROW_THREADS as u32, 1, 1],
             shared_bytes: 0,
         };
-        let head = [Arg::Pointer(from), Arg::U32(format.number()), size(count), Arg::Pointer(to)];
+        let head = [Arg::Pointer(from), Arg::U32(format.number()), u32_arg(count), Arg::Pointer(to)];
         let [[first_row, first_column], [row_stride, column_stride]] = [first, strides];
-        let sizes = [first_row, first_column, columns, rows.own, rows.dim, usize::from(neighbours)];
-        let sizes = sizes.into_iter().chain([across.own, across.dim, row_stride, column_stride]);
+        let sizes = [first_row, first_column, columns, row_axis.own, row_axis.dim, usize::from(neighbours)];
+        let sizes = sizes.into_iter().chain([column_axis.own, column_axis.dim, row_stride, column_stride]);
         let mut last = [Arg::U32(0); 10];
-        last.iter_mut().zip(sizes).for_each(|(arg, value)| *arg = size(value));
+        last.iter_mut().zip(sizes).for_each(|(arg, value)| *arg = u32_arg(value));
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory
         unsafe { self.launch(&launch, &head, &last) }
     }
@@ -375,9 +382,9 @@ impl Kernels {
     /// # Safety
     /// All addresses are within live buffers; the width is a multiple of 16.
     pub unsafe fn quantise(&self, x: u64, to: u64, scales: u64, [rows, width]: [usize; 2]) -> Result<()> {
-        let launch = self.rows(names!("quantise_rows"), rows, width, 0);
+        let launch = self.row_launch(names!("quantise_rows"), rows, width, 0);
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory
-        unsafe { self.launch(&launch, &[x, to, scales].map(Arg::Pointer), &[size(width)]) }
+        unsafe { self.launch(&launch, &[x, to, scales].map(Arg::Pointer), &[u32_arg(width)]) }
     }
 
     /// Sets `bytes` bytes, an even number, to zero.
@@ -403,7 +410,7 @@ impl Kernels {
     pub unsafe fn fill(&self, to: u64, count: usize, key: u64, [factor, term]: [f32; 2]) -> Result<()> {
         let blocks = count.div_ceil(ROW_THREADS).clamp(1, FILL_BLOCKS);
         let launch = Launch {
-            kernel: of(self.element, names!("fill")),
+            kernel: kernel_name(self.element, names!("fill")),
             grid: [blocks as u32, 1, 1],
             block: [ROW_THREADS as u32, 1, 1],
             shared_bytes: 0,
@@ -414,27 +421,27 @@ impl Kernels {
     }
 
     /// Elements that a thread loads at once: 16 bytes, or one element if rows do not begin at multiples of 16 bytes.
-    fn vector(&self, width: usize) -> usize {
+    fn vector_elements(&self, width: usize) -> usize {
         let vector = 16 / self.element.bytes();
         if width.is_multiple_of(vector) { vector } else { 1 }
     }
 
-    fn rows(&self, names: [&'static str; 3], rows: usize, width: usize, shared_bytes: usize) -> Launch {
-        let threads = width.div_ceil(self.vector(width)).next_multiple_of(32).min(ROW_THREADS);
+    fn row_launch(&self, names: [&'static str; 3], rows: usize, width: usize, shared_bytes: usize) -> Launch {
+        let threads = width.div_ceil(self.vector_elements(width)).next_multiple_of(32).min(ROW_THREADS);
         Launch {
-            kernel: of(self.element, names),
+            kernel: kernel_name(self.element, names),
             grid: [rows as u32, 1, 1],
             block: [threads as u32, 1, 1],
             shared_bytes: shared_bytes as u32,
         }
     }
 
-    fn pieces(&self, names: [&'static str; 3], rows: usize, width: usize) -> Launch {
-        let pieces = width.div_ceil(self.vector(width) * PIECE_THREADS);
+    fn elementwise_launch(&self, names: [&'static str; 3], rows: usize, width: usize) -> Launch {
+        let pieces = width.div_ceil(self.vector_elements(width) * ELEMENTWISE_THREADS);
         Launch {
-            kernel: of(self.element, names),
+            kernel: kernel_name(self.element, names),
             grid: [rows as u32, pieces as u32, 1],
-            block: [PIECE_THREADS as u32, 1, 1],
+            block: [ELEMENTWISE_THREADS as u32, 1, 1],
             shared_bytes: 0,
         }
     }
@@ -450,6 +457,6 @@ impl Kernels {
     }
 }
 
-fn size(value: usize) -> Arg {
+fn u32_arg(value: usize) -> Arg {
     Arg::U32(value as u32)
 }

@@ -1,7 +1,7 @@
 //! The shape of a net, and the memory it needs.
 
 use super::Numbers;
-use super::kernels::{Heads, ITEM_BYTES, memory_dim};
+use super::kernels::{Heads, ITEM_BYTES, padded_dim};
 use crate::device::{Element, Result};
 use crate::error::GpuError;
 
@@ -32,7 +32,7 @@ pub enum Activation {
 impl Activation {
     /// Whether the input consists of a gate and a value.
     #[must_use]
-    pub const fn gated(self) -> bool {
+    pub const fn is_gated(self) -> bool {
         matches!(self, Self::SwiGlu | Self::GeGlu)
     }
 }
@@ -101,7 +101,7 @@ impl Shape {
             let valid = format!("a divisor of the {} heads", self.heads);
             return Err(invalid("key and value heads", self.kv_heads, valid));
         }
-        if self.head_dim == 0 || memory_dim(self.head_dim).is_none() {
+        if self.head_dim == 0 || padded_dim(self.head_dim).is_none() {
             return Err(invalid("dimension of a head", self.head_dim, "1 to 256"));
         }
         if self.rotates() && !self.head_dim.is_multiple_of(2) {
@@ -110,7 +110,7 @@ impl Shape {
         if !self.rotates() && self.kv_heads != self.heads {
             return Err(invalid("key and value heads", self.kv_heads, format!("{}, as many as heads", self.heads)));
         }
-        if self.gated() != self.rotates() {
+        if self.is_gated() != self.rotates() {
             let valid = if self.rotates() { "SwiGlu, GeGlu" } else { "GeluTanh, Gelu" };
             return Err(invalid("activation", format!("{:?}", self.activation), valid));
         }
@@ -124,8 +124,8 @@ impl Shape {
     }
 
     /// Whether the first product of the feed-forward block computes gate ‖ up.
-    pub(super) fn gated(&self) -> bool {
-        self.activation.gated()
+    pub(super) fn is_gated(&self) -> bool {
+        self.activation.is_gated()
     }
 
     /// The factor of the attention scores of a layer; layers count from 0.
@@ -135,8 +135,8 @@ impl Shape {
     }
 
     pub(super) fn heads(&self) -> Heads {
-        let dim = memory_dim(self.head_dim).unwrap_or(self.head_dim);
-        Heads { heads: self.heads, kv_heads: self.kv_heads, dim, own_dim: self.head_dim }
+        let dim = padded_dim(self.head_dim).unwrap_or(self.head_dim);
+        Heads { heads: self.heads, kv_heads: self.kv_heads, dim, model_dim: self.head_dim }
     }
 
     /// Elements of a fused row of q, k and v, and of an output row of attention.
@@ -147,13 +147,13 @@ impl Shape {
 
     /// Outputs of the first product of the feed-forward block.
     pub(super) fn up_width(&self) -> usize {
-        if self.gated() { 2 * self.inner } else { self.inner }
+        if self.is_gated() { 2 * self.inner } else { self.inner }
     }
 
     /// Bytes of the weights on the device, without the rounding of allocations.
     #[must_use]
-    pub fn weight_bytes(&self, numbers: impl Into<Numbers>) -> u64 {
-        match numbers.into() {
+    pub fn weight_bytes(&self, number_format: impl Into<Numbers>) -> u64 {
+        match number_format.into() {
             Numbers::Of(element) => self.plain_weight_bytes(element),
             Numbers::Fp8 => self.fp8_weight_bytes(),
         }
@@ -203,27 +203,27 @@ impl Shape {
 
     /// Extra bytes while an 8-bit weight is made from a 16-bit one: the largest 16-bit weight.
     #[must_use]
-    pub fn loading_bytes(&self, numbers: Numbers) -> u64 {
-        if numbers != Numbers::Fp8 {
+    pub fn loading_bytes(&self, number_format: Numbers) -> u64 {
+        if number_format != Numbers::Fp8 {
             return 0;
         }
         let [qkv, _] = self.attention_widths();
-        (qkv.max(self.up_width()) * self.width * numbers.element().bytes()) as u64
+        (qkv.max(self.up_width()) * self.width * number_format.element().bytes()) as u64
     }
 
     /// Inputs of the widest product of a layer.
-    pub(super) fn fp8_inputs(&self) -> usize {
+    pub(super) fn widest_input(&self) -> usize {
         let [_, attention] = self.attention_widths();
         self.width.max(attention).max(self.inner)
     }
 
-    /// Bytes of a pass's buffers for at most `most_tokens` tokens.
+    /// Bytes of a pass's buffers for at most `max_tokens` tokens.
     #[must_use]
-    pub fn workspace_bytes(&self, numbers: impl Into<Numbers>, most_tokens: usize) -> u64 {
-        let (numbers, [wide, narrow]) = (numbers.into(), self.work_widths());
-        let eight = if numbers == Numbers::Fp8 { self.fp8_inputs() + Element::F32.bytes() } else { 0 };
-        let row = (2 * self.width + wide + narrow) * numbers.element().bytes() + eight;
-        (row * numbers.rows(most_tokens) + (INPUT_BYTES + ROW_BYTES) * most_tokens) as u64
+    pub fn workspace_bytes(&self, number_format: impl Into<Numbers>, max_tokens: usize) -> u64 {
+        let (number_format, [wide, narrow]) = (number_format.into(), self.work_widths());
+        let fp8_bytes = if number_format == Numbers::Fp8 { self.widest_input() + Element::F32.bytes() } else { 0 };
+        let row = (2 * self.width + wide + narrow) * number_format.element().bytes() + fp8_bytes;
+        (row * number_format.padded_rows(max_tokens) + (INPUT_BYTES + ROW_BYTES) * max_tokens) as u64
     }
 
     /// Elements per token of the two buffers that the steps between residual sums share.
@@ -232,7 +232,7 @@ impl Shape {
     /// - The second holds attention's output, the inner activations, or gathered rows for the LM head.
     pub(super) fn work_widths(&self) -> [usize; 2] {
         let [qkv, attention] = self.attention_widths();
-        let inner = if self.gated() { self.inner } else { 0 };
+        let inner = if self.is_gated() { self.inner } else { 0 };
         [qkv.max(self.up_width()), attention.max(inner).max(self.width)]
     }
 }

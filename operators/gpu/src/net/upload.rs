@@ -12,21 +12,21 @@ const SLOTS: usize = 4;
 struct Slot {
     memory: Pinned,
     /// The event after the copy out of this memory.
-    read: Option<Event>,
+    copied: Option<Event>,
 }
 
 /// A ring of pinned memory, for copies on [`Stream::Pass`].
 #[derive(Debug)]
-pub(super) struct Upload {
+pub(super) struct UploadRing {
     device: Arc<dyn Device>,
     slots: [Slot; SLOTS],
     next: usize,
 }
 
-impl Upload {
+impl UploadRing {
     /// A ring for uploads of at most `bytes` bytes each.
     pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
-        let slot = || Ok::<_, GpuError>(Slot { memory: Pinned::new(device, bytes)?, read: None });
+        let slot = || Ok::<_, GpuError>(Slot { memory: Pinned::new(device, bytes)?, copied: None });
         Ok(Self { device: Arc::clone(device), slots: [slot()?, slot()?, slot()?, slot()?], next: 0 })
     }
 
@@ -37,26 +37,26 @@ impl Upload {
     pub unsafe fn send(&mut self, to: u64, bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         self.next = (self.next + 1) % SLOTS;
         let slot = &mut self.slots[self.next];
-        if let Some(event) = slot.read.take() {
+        if let Some(event) = slot.copied.take() {
             self.device.wait(event)?;
         }
-        let room = slot.memory.len();
+        let capacity = slot.memory.len();
         let Some(memory) = slot.memory.get_mut(..bytes) else {
-            let valid = format!("at most {room}");
+            let valid = format!("at most {capacity}");
             return Err(GpuError::Input { what: "bytes of an upload", got: bytes.to_string(), valid });
         };
         fill(memory);
-        // SAFETY: the caller guarantees the target; nothing writes the source until `read` has been waited for, above
+        // SAFETY: the caller guarantees the target; nothing writes the source until `copied` has been waited for, above
         // or in `drop`
         unsafe { self.device.copy_in(Stream::Pass, to, memory.as_ptr(), bytes)? };
-        slot.read = Some(self.device.record(Stream::Pass)?);
+        slot.copied = Some(self.device.record(Stream::Pass)?);
         Ok(())
     }
 }
 
-impl Drop for Upload {
+impl Drop for UploadRing {
     fn drop(&mut self) {
-        for event in self.slots.iter_mut().filter_map(|slot| slot.read.take()) {
+        for event in self.slots.iter_mut().filter_map(|slot| slot.copied.take()) {
             // A device that fails no longer reads the memory.
             let _ = self.device.wait(event);
         }
@@ -64,7 +64,7 @@ impl Drop for Upload {
 }
 
 /// Writes the bytes of `words`, one word after another.
-pub(super) fn put<T: Copy, const N: usize>(words: &[T], memory: &mut [u8], bytes: impl Fn(T) -> [u8; N]) {
+pub(super) fn write_words<T: Copy, const N: usize>(words: &[T], memory: &mut [u8], bytes: impl Fn(T) -> [u8; N]) {
     for (to, word) in memory.chunks_exact_mut(N).zip(words) {
         to.copy_from_slice(&bytes(*word));
     }

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use super::kernels::{Axis, Kernels, Widening};
-use super::upload::put;
+use super::upload::write_words;
 use crate::device::{Buffer, Device, Element, Event, Pinned, Result, Stream};
 use crate::error::GpuError;
 
@@ -94,7 +94,7 @@ impl Format {
         self as u32
     }
 
-    fn is(self, element: Element) -> bool {
+    fn matches_element(self, element: Element) -> bool {
         matches!((self, element), (Self::F32, Element::F32) | (Self::Bf16, Element::Bf16) | (Self::F16, Element::F16))
     }
 }
@@ -141,7 +141,7 @@ struct Stage {
     pinned: Pinned,
     memory: Buffer,
     /// The event on [`Stream::Pass`] after which both may be written again.
-    free: Option<Event>,
+    reusable_after: Option<Event>,
 }
 
 /// Two stages, and the kernels that widen them.
@@ -157,7 +157,7 @@ impl Stages {
     pub fn new(device: &Arc<dyn Device>, element: Element) -> Result<Self> {
         let stage = || {
             let (pinned, memory) = (Pinned::new(device, STAGE_BYTES)?, Buffer::new(device, STAGE_BYTES)?);
-            Ok::<_, GpuError>(Stage { pinned, memory, free: None })
+            Ok::<_, GpuError>(Stage { pinned, memory, reusable_after: None })
         };
         let (device, kernels) = (Arc::clone(device), Kernels::new(device, element));
         Ok(Self { stages: [stage()?, stage()?], device, kernels, element, next: 0 })
@@ -181,7 +181,7 @@ impl Stages {
     ///
     /// # Errors
     /// If the number of bytes does not match the number of elements, or the device fails.
-    pub unsafe fn send(&mut self, name: &str, stored: &Stored<'_>, target: &Target) -> Result<()> {
+    pub unsafe fn load(&mut self, name: &str, stored: &Stored<'_>, target: &Target) -> Result<()> {
         let [rows, columns] = target.size;
         let count = rows * columns;
         let (format, order) = match stored {
@@ -199,12 +199,13 @@ impl Stages {
             return Err(GpuError::Input { what: "size of a weight", got: format!("{got} of {name}"), valid });
         }
         let target = target.in_order(order);
-        let is_plain = format.is(self.element) && order != Order::Neighbours && target.is_whole();
+        let is_contiguous_copy =
+            format.matches_element(self.element) && order != Order::Neighbours && target.is_contiguous();
         let step = STAGE_BYTES / bytes * elements;
         for first in (0..count).step_by(step) {
             let part = step.min(count - first);
             let fill = |memory: &mut [u8]| match stored {
-                Stored::Numbers(numbers) => put(&numbers[first..first + part], memory, f32::to_ne_bytes),
+                Stored::Numbers(numbers) => write_words(&numbers[first..first + part], memory, f32::to_ne_bytes),
                 Stored::Bytes { bytes: stored, .. } => {
                     let at = first / elements * bytes;
                     memory.copy_from_slice(&stored[at..at + memory.len()]);
@@ -213,7 +214,7 @@ impl Stages {
             let length = part / elements * bytes;
             // SAFETY: the caller guarantees the target; plain elements are contiguous there, in their stored form
             unsafe {
-                match is_plain {
+                match is_contiguous_copy {
                     true => self.copy(target.to + (first * bytes) as u64, length, fill)?,
                     false => {
                         let widening = target.widening(format, first, part, order == Order::Neighbours);
@@ -226,10 +227,10 @@ impl Stages {
     }
 
     /// Waits for a free stage, and lets `fill` write its pinned memory.
-    fn filled(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<&mut Stage> {
+    fn fill_next_stage(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<&mut Stage> {
         self.next = (self.next + 1) % self.stages.len();
         let stage = &mut self.stages[self.next];
-        if let Some(event) = stage.free.take() {
+        if let Some(event) = stage.reusable_after.take() {
             self.device.wait(event)?;
         }
         fill(&mut stage.pinned[..length]);
@@ -240,10 +241,10 @@ impl Stages {
     /// The `length` bytes from `to` on are within a live buffer.
     unsafe fn copy(&mut self, to: u64, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         let device = Arc::clone(&self.device);
-        let stage = self.filled(length, fill)?;
+        let stage = self.fill_next_stage(length, fill)?;
         // SAFETY: the caller guarantees the target; nothing writes the pinned memory before the event below
         unsafe { device.copy_in(Stream::Pass, to, stage.pinned.as_ptr(), length)? };
-        stage.free = Some(device.record(Stream::Pass)?);
+        stage.reusable_after = Some(device.record(Stream::Pass)?);
         Ok(())
     }
 
@@ -251,7 +252,7 @@ impl Stages {
     /// All elements are within a live buffer.
     unsafe fn widen(&mut self, widening: Widening, length: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         let (device, kernels) = (Arc::clone(&self.device), self.kernels.clone());
-        let stage = self.filled(length, fill)?;
+        let stage = self.fill_next_stage(length, fill)?;
         let from = stage.memory.pointer();
         // SAFETY: the stage holds `length` bytes and stays unchanged until the event below; the caller guarantees the
         // rest
@@ -261,7 +262,7 @@ impl Stages {
             device.wait_in(Stream::Pass, device.record(Stream::Extract)?)?;
             kernels.widen(&Widening { from, ..widening })?;
         }
-        stage.free = Some(device.record(Stream::Pass)?);
+        stage.reusable_after = Some(device.record(Stream::Pass)?);
         Ok(())
     }
 }
@@ -281,20 +282,23 @@ impl Drop for Stages {
 impl Target {
     /// The target for a tensor stored in this order.
     fn in_order(&self, order: Order) -> Self {
-        let Self { to, size: [rows, columns], axes: [of_rows, across], strides: [down, right] } = *self;
+        let Self { to, size: [rows, columns], axes: [row_axis, column_axis], strides: [row_stride, column_stride] } =
+            *self;
         match order {
-            Order::Transposed => Self { to, size: [columns, rows], axes: [across, of_rows], strides: [right, down] },
+            Order::Transposed => {
+                Self { to, size: [columns, rows], axes: [column_axis, row_axis], strides: [column_stride, row_stride] }
+            }
             Order::AsAsked | Order::Neighbours => *self,
         }
     }
 
     /// Whether the elements are contiguous.
-    fn is_whole(&self) -> bool {
+    fn is_contiguous(&self) -> bool {
         let [_, columns] = self.size;
         self.axes.iter().all(|axis| axis.own == axis.dim) && self.strides == [columns, 1]
     }
 
-    fn widening(&self, format: Format, first: usize, count: usize, neighbours: bool) -> Widening {
+    fn widening(&self, format: Format, first: usize, count: usize, interleaved: bool) -> Widening {
         let [_, columns] = self.size;
         Widening {
             from: 0,
@@ -304,7 +308,7 @@ impl Target {
             first: [first / columns, first % columns],
             columns,
             axes: self.axes,
-            neighbours,
+            neighbours: interleaved,
             strides: self.strides,
         }
     }

@@ -3,10 +3,10 @@
 use stillhouse_gpu::extract::{Asked, Dense, Extracted, Noise};
 use stillhouse_noise::{Correction, NoiseStream, RowSignals, StoredToken, ValueType, judge, judge_dense};
 
-use crate::ways::{Slice, Way, on_cpu};
+use crate::extraction::{ExtractFn, Slice, on_cpu};
 
 /// Distance in units in the last place of f32.
-fn steps(a: f32, b: f32) -> u32 {
+fn ulp_distance(a: f32, b: f32) -> u32 {
     let ordered = |v: f32| {
         let bits = v.to_bits() as i32;
         if bits < 0 { i32::MIN.wrapping_sub(bits) } else { bits }
@@ -20,7 +20,7 @@ fn steps(a: f32, b: f32) -> u32 {
 /// 1.2e-7 on either side. Added to 1, that sum has only the precision of f64.
 fn same_logprob(a: f32, b: f32) -> bool {
     let others = -f64::from(b).exp_m1();
-    steps(a, b) <= 1 || f64::from(a - b).abs() <= 2.4e-7 * others + 1e-15
+    ulp_distance(a, b) <= 1 || f64::from(a - b).abs() <= 2.4e-7 * others + 1e-15
 }
 
 macro_rules! holds {
@@ -33,9 +33,9 @@ macro_rules! holds {
 }
 
 /// Extracts the columns of a slice, checks them against the specification, and returns them.
-pub fn check(way: Way<'_>, slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
-    let expected = on_cpu(slice, asked);
-    let got = match (way(slice, asked), expected.as_ref()) {
+pub fn check(extract: ExtractFn<'_>, slice: &Slice, request: &Asked) -> Result<Extracted, String> {
+    let expected = on_cpu(slice, request);
+    let got = match (extract(slice, request), expected.as_ref()) {
         (Ok(got), Ok(_)) => got,
         (Err(got), Err(expected)) if got == *expected => return Err(got),
         (got, expected) => return Err(format!("got {:?}, the CPU {:?}", got.err(), expected.err())),
@@ -48,11 +48,11 @@ pub fn check(way: Way<'_>, slice: &Slice, asked: &Asked) -> Result<Extracted, St
     check_topk(&got, &expected)?;
     holds!(got.signals.len() == expected.signals.len(), "{} rows of signals", got.signals.len());
     for (row, (a, b)) in got.signals.iter().zip(&expected.signals).enumerate() {
-        check_signals(asked, a, b).map_err(|e| format!("row {row}: {e}"))?;
+        check_signals(request, a, b).map_err(|e| format!("row {row}: {e}"))?;
     }
-    match asked.noise {
-        Some(Noise::Replay { .. }) => check_replay(slice, asked, &got)?,
-        Some(Noise::Dense { .. }) => check_dense(slice, asked, &got, &expected)?,
+    match request.noise {
+        Some(Noise::Replay { .. }) => check_replay(slice, request, &got)?,
+        Some(Noise::Dense { .. }) => check_dense(slice, request, &got, &expected)?,
         None => {}
     }
     Ok(got)
@@ -60,34 +60,37 @@ pub fn check(way: Way<'_>, slice: &Slice, asked: &Asked) -> Result<Extracted, St
 
 fn check_topk(got: &Extracted, expected: &Extracted) -> Result<(), String> {
     holds!(got.topk.is_some() == expected.topk.is_some(), "top-k is missing, or not asked for");
-    let (Some((indices, logprobs)), Some((exact, of_cpu))) = (&got.topk, &expected.topk) else { return Ok(()) };
+    let (Some((indices, logprobs)), Some((exact, from_cpu))) = (&got.topk, &expected.topk) else { return Ok(()) };
     holds!(indices == exact, "top-k differs");
-    let far = logprobs.iter().zip(of_cpu).position(|(a, b)| !same_logprob(*a, *b));
-    holds!(far.is_none() && logprobs.len() == of_cpu.len(), "ln p of the top-k differ at {far:?}");
+    let first_difference = logprobs.iter().zip(from_cpu).position(|(a, b)| !same_logprob(*a, *b));
+    holds!(
+        first_difference.is_none() && logprobs.len() == from_cpu.len(),
+        "ln p of the top-k differ at {first_difference:?}"
+    );
     Ok(())
 }
 
 /// Checks against twice the bounds of `stillhouse_noise::Signals`.
-fn check_signals(asked: &Asked, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
-    let near = |a: f32, b: f32| a == b || steps(a, b) <= 1 || (a - b).abs() <= 2e-5;
+fn check_signals(request: &Asked, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
+    let near = |a: f32, b: f32| a == b || ulp_distance(a, b) <= 1 || (a - b).abs() <= 2e-5;
     let all_near = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b));
     holds!(all_near(&got.logz, &expected.logz), "logz {:?}, the CPU has {:?}", got.logz, expected.logz);
     holds!(near(got.entropy, expected.entropy), "entropy {}, the CPU has {}", got.entropy, expected.entropy);
     let exact = got.candidates.iter().zip(&expected.candidates).all(|(a, b)| same_logprob(*a, *b));
     holds!(exact && got.candidates.len() == expected.candidates.len(), "candidates {:?}", got.candidates);
-    if let Some(sampling) = &asked.signals.sampling {
+    if let Some(sampling) = &request.signals.sampling {
         let times = |row: &RowSignals| row.sampled.iter().map(|s| s.times).sum::<u32>();
         holds!(times(got) == sampling.draws, "{} draws", times(got));
         holds!(got.sampled.is_sorted_by(|a, b| a.index < b.index), "draws do not ascend");
-        let of_cpu = |index: u32| expected.sampled.iter().find(|s| s.index == index);
+        let from_cpu = |index: u32| expected.sampled.iter().find(|s| s.index == index);
         // A uniform at the edge of an entry may select the entry next to it.
         let moved: u32 =
-            got.sampled.iter().map(|s| s.times.saturating_sub(of_cpu(s.index).map_or(0, |e| e.times))).sum();
+            got.sampled.iter().map(|s| s.times.saturating_sub(from_cpu(s.index).map_or(0, |e| e.times))).sum();
         holds!(moved <= 1 + sampling.draws / 64, "{moved} of {} draws fell elsewhere", sampling.draws);
         for drawn in &got.sampled {
-            let Some(exact) = of_cpu(drawn.index) else { continue };
-            let far = (drawn.ratio / exact.ratio - 1.0).abs() > 1e-5;
-            holds!(!far, "entry {}: ratio {}, the CPU has {}", drawn.index, drawn.ratio, exact.ratio);
+            let Some(exact) = from_cpu(drawn.index) else { continue };
+            let is_far = (drawn.ratio / exact.ratio - 1.0).abs() > 1e-5;
+            holds!(!is_far, "entry {}: ratio {}, the CPU has {}", drawn.index, drawn.ratio, exact.ratio);
         }
     }
     let indices = |row: &RowSignals| row.top_p.iter().map(|entry| entry.0).collect::<Vec<_>>();
@@ -97,13 +100,13 @@ fn check_signals(asked: &Asked, got: &RowSignals, expected: &RowSignals) -> Resu
     Ok(())
 }
 
-fn check_replay(slice: &Slice, asked: &Asked, got: &Extracted) -> Result<(), String> {
-    let Some(Noise::Replay { tolerance, value_type, condition }) = asked.noise else { return Ok(()) };
+fn check_replay(slice: &Slice, request: &Asked, got: &Extracted) -> Result<(), String> {
+    let Some(Noise::Replay { tolerance, value_type, condition }) = request.noise else { return Ok(()) };
     let replay = got.replay.as_ref().ok_or("no corrections")?;
-    holds!(replay.logprob == got.logprob && replay.draws == asked.keys.len(), "columns do not belong together");
+    holds!(replay.logprob == got.logprob && replay.draws == request.keys.len(), "columns do not belong together");
     let (mut sum, mut largest) = (0.0, 0f64);
     for row in 0..slice.rows() {
-        for (draw, &key) in asked.keys.iter().enumerate() {
+        for (draw, &key) in request.keys.iter().enumerate() {
             let at = format!("row {row}, draw {draw}, {tolerance:?}, {value_type}, x = {}", slice.tokens[row]);
             let (indices, values) = replay.corrections(row, draw);
             let corrections: Vec<Correction> =
@@ -125,7 +128,7 @@ fn check_replay(slice: &Slice, asked: &Asked, got: &Extracted) -> Result<(), Str
             largest = largest.max(judged.total_variation);
         }
     }
-    let lists = (slice.rows() * asked.keys.len()).max(1) as f64;
+    let lists = (slice.rows() * request.keys.len()).max(1) as f64;
     let (mean, max) = (replay.mean_total_variation, replay.max_total_variation);
     holds!(max >= largest - 2e-6 && max <= tolerance.get(), "says {max:e} at most, judged {largest:e}");
     holds!(mean >= sum / lists - 2e-6, "says {mean:e} on average, judged {:e}", sum / lists);
@@ -139,23 +142,28 @@ fn widened(dense: &Dense) -> Vec<f32> {
     }
 }
 
-fn check_dense(slice: &Slice, asked: &Asked, got: &Extracted, expected: &Extracted) -> Result<(), String> {
-    let Some(Noise::Dense { value_type, condition }) = asked.noise else { return Ok(()) };
+fn check_dense(slice: &Slice, request: &Asked, got: &Extracted, expected: &Extracted) -> Result<(), String> {
+    let Some(Noise::Dense { value_type, condition }) = request.noise else { return Ok(()) };
     let (got, expected) = (got.dense.as_ref().ok_or("no noise")?, expected.dense.as_ref().ok_or("no noise")?);
     let (got, expected) = (widened(got), widened(expected));
     holds!(got.len() == expected.len(), "{} values", got.len());
     // In half precision, a difference in the last bit of f32 may round to the neighbouring value.
     let near = |a: f32, b: f32| match value_type {
         ValueType::F16 => (a - b).abs() <= 2e-3 * b.abs().max(1e-3),
-        ValueType::F32 => steps(a, b) <= 4 || (a - b).abs() < 1e-6,
+        ValueType::F32 => ulp_distance(a, b) <= 4 || (a - b).abs() < 1e-6,
     };
-    let far = got.iter().zip(&expected).position(|(a, b)| !near(*a, *b));
-    holds!(far.is_none(), "ξ differs at {far:?}: {:?} and {:?}", far.map(|i| got[i]), far.map(|i| expected[i]));
+    let first_difference = got.iter().zip(&expected).position(|(a, b)| !near(*a, *b));
+    holds!(
+        first_difference.is_none(),
+        "ξ differs at {first_difference:?}: {:?} and {:?}",
+        first_difference.map(|i| got[i]),
+        first_difference.map(|i| expected[i])
+    );
     let other = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
     let few = value_type == ValueType::F32 || other <= 2 + got.len() / 500;
     holds!(few, "{other} of {} values differ", got.len());
     for (list, xi) in got.chunks(slice.vocab).enumerate() {
-        let (row, key) = (list / asked.keys.len(), asked.keys[list % asked.keys.len()]);
+        let (row, key) = (list / request.keys.len(), request.keys[list % request.keys.len()]);
         let stream = NoiseStream::new(key, slice.sequence_ids[row], slice.positions[row]);
         let judged = judge_dense(slice.row(row), slice.tokens[row], xi, &stream).map_err(|e| e.to_string())?;
         holds!(!condition || judged.lead > 0.0, "list {list}: {judged:?}");

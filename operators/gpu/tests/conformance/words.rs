@@ -8,7 +8,7 @@ use stillhouse_gpu::{Arg, Buffer, Device, Launch, Stream};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, NoiseStream, Tolerance, ValueType, exponentials};
 
-use crate::ways::{Slice, on_device};
+use crate::extraction::{Slice, on_device};
 
 /// The exponentials e, the separate exponential e_0, and the random words, from the kernel.
 fn on_kernel(device: &Arc<dyn Device>, stream: &NoiseStream, vocab: usize) -> (Vec<f32>, f32, Vec<u32>) {
@@ -59,7 +59,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 fn the_reference_values_of_the_format() {
     let device: Arc<dyn Device> = Arc::new(Host::new(0));
     let vectors: Value = serde_json::from_str(include_str!("../../../noise/testdata/noise_vectors.json")).unwrap();
-    let mut whole = 0;
+    let mut complete = 0;
     for t in vectors["tokens"].as_array().unwrap() {
         let integer = |key: &str| t[key].as_u64().unwrap();
         let (vocab, key) = (integer("vocab") as usize, DrawKey::new(integer("noise_seed"), integer("draw") as u32));
@@ -74,13 +74,13 @@ fn the_reference_values_of_the_format() {
         if logits.len() != vocab {
             continue; // the file has no logits for the large rows
         }
-        whole += 1;
+        complete += 1;
         let mut slice = Slice::new(vocab);
         slice.push(&logits, integer("token") as u32);
         (slice.positions[0], slice.sequence_ids[0]) = (stream.position, stream.sequence_id);
         let noise = Some(Noise::Dense { value_type: ValueType::F32, condition: false });
-        let asked = Asked { vocab, stride: vocab, keys: vec![key], noise, topk: 0, signals: Default::default() };
-        let got = on_device(&device, &slice, &asked).unwrap();
+        let request = Asked { vocab, stride: vocab, keys: vec![key], noise, topk: 0, signals: Default::default() };
+        let got = on_device(&device, &slice, &request).unwrap();
         assert!((f64::from(got.logprob[0]) - t["logprob"].as_f64().unwrap()).abs() < 1e-6);
         let Some(Dense::F32(xi)) = got.dense else { panic!("32-bit noise was asked for") };
         for (&k, exact) in entries.iter().zip(numbers(&t["xi"])) {
@@ -88,7 +88,7 @@ fn the_reference_values_of_the_format() {
         }
         let tolerance = Tolerance::new(1e-3).unwrap();
         let noise = Some(Noise::Replay { tolerance, value_type: ValueType::F16, condition: true });
-        crate::checks::check(&|s, a| on_device(&device, s, a), &slice, &Asked { noise, ..asked }).unwrap();
+        crate::checks::check(&|s, a| on_device(&device, s, a), &slice, &Asked { noise, ..request }).unwrap();
     }
-    assert!(whole > 0);
+    assert!(complete > 0);
 }

@@ -10,7 +10,7 @@ use stillhouse_gpu_host::Host;
 pub const ELEMENTS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
 
 /// The largest relative rounding error of a dtype.
-pub fn unit(element: Element) -> f64 {
+pub fn rounding_unit(element: Element) -> f64 {
     match element {
         Element::F32 => 2f64.powi(-24),
         Element::Bf16 => 2f64.powi(-8),
@@ -19,7 +19,7 @@ pub fn unit(element: Element) -> f64 {
 }
 
 /// Forwards device methods to a test device's `host`, except launches and waits, which each test device defines.
-macro_rules! as_the_host {
+macro_rules! forward_to_host {
     () => {
         fn name(&self) -> &str {
             self.host.name()
@@ -70,11 +70,11 @@ macro_rules! as_the_host {
         ) -> stillhouse_gpu::Result<()> {
             unsafe { self.host.product(stream, product) }
         }
-        fn ends_in_gelu(&self, product: &stillhouse_gpu::Product) -> stillhouse_gpu::Result<bool> {
-            self.host.ends_in_gelu(product)
+        fn fuses_gelu(&self, product: &stillhouse_gpu::Product) -> stillhouse_gpu::Result<bool> {
+            self.host.fuses_gelu(product)
         }
-        fn lacks_fp8(&self) -> Option<String> {
-            self.host.lacks_fp8()
+        fn fp8_unsupported_reason(&self) -> Option<String> {
+            self.host.fp8_unsupported_reason()
         }
         unsafe fn scaled_product(
             &self,
@@ -91,33 +91,33 @@ macro_rules! as_the_host {
 
 thread_local! {
     /// The bug of the kernels in this test, and the kernels that have it.
-    static MISTAKE: Cell<Option<(&'static str, &'static [&'static str])>> = const { Cell::new(None) };
+    static MUTANT: Cell<Option<(&'static str, &'static [&'static str])>> = const { Cell::new(None) };
 }
 
-/// The host; inside [`with_mistake`], with the faulty kernels.
+/// The host; inside [`with_mutant`], with the faulty kernels.
 pub fn host(seed: u64) -> Arc<dyn Device> {
-    match MISTAKE.get() {
+    match MUTANT.get() {
         None => Arc::new(Host::new(seed)),
-        Some((prefix, kernels)) => Arc::new(Mistaken { host: Host::new(seed), prefix, kernels }),
+        Some((prefix, kernels)) => Arc::new(MutantHost { host: Host::new(seed), prefix, kernels }),
     }
 }
 
 /// Runs a test whose hosts launch `prefix_kernel` in place of each of these kernels.
-pub fn with_mistake(prefix: &'static str, kernels: &'static [&'static str], test: impl FnOnce()) {
-    MISTAKE.set(Some((prefix, kernels)));
+pub fn with_mutant(prefix: &'static str, kernels: &'static [&'static str], test: impl FnOnce()) {
+    MUTANT.set(Some((prefix, kernels)));
     test();
-    MISTAKE.set(None);
+    MUTANT.set(None);
 }
 
 #[derive(Debug)]
-struct Mistaken {
+struct MutantHost {
     host: Host,
     prefix: &'static str,
     kernels: &'static [&'static str],
 }
 
-impl Device for Mistaken {
-    as_the_host!();
+impl Device for MutantHost {
+    forward_to_host!();
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
         let kernel = match self.kernels.contains(&launch.kernel) {
@@ -142,11 +142,11 @@ fn mix(value: u64) -> u64 {
 }
 
 /// Pseudo-random numbers in -1..1.
-pub fn numbers(key: u64, count: usize) -> Vec<f32> {
+pub fn random_values(key: u64, count: usize) -> Vec<f32> {
     (0..count as u64).map(|i| (mix(mix(key) ^ i) >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
-pub fn below(key: u64, count: usize, bound: u32) -> Vec<u32> {
+pub fn random_below(key: u64, count: usize, bound: u32) -> Vec<u32> {
     (0..count as u64).map(|i| (mix(mix(key) ^ i) % u64::from(bound)) as u32).collect()
 }
 
@@ -169,11 +169,11 @@ pub fn upload(device: &Arc<dyn Device>, values: &[f32], element: Element) -> Buf
     Buffer::of(device, &bytes).unwrap()
 }
 
-pub fn upload_words(device: &Arc<dyn Device>, words: &[u32]) -> Buffer {
+pub fn upload_u32s(device: &Arc<dyn Device>, words: &[u32]) -> Buffer {
     Buffer::of(device, &words.iter().flat_map(|v| v.to_ne_bytes()).collect::<Vec<_>>()).unwrap()
 }
 
-pub fn empty(device: &Arc<dyn Device>, count: usize, element: Element) -> Buffer {
+pub fn empty_buffer(device: &Arc<dyn Device>, count: usize, element: Element) -> Buffer {
     Buffer::new(device, count * element.bytes()).unwrap()
 }
 
@@ -203,7 +203,7 @@ pub fn largest(values: &[f64]) -> f64 {
 pub fn assert_near(what: &str, got: &[f64], want: &[f64], element: Element, units: f64, scale: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let bound = units * unit(element) * want.abs().max(scale);
+        let bound = units * rounding_unit(element) * want.abs().max(scale);
         assert!((got - want).abs() <= bound, "{what} in {element:?}: number {i} is {got}, not {want} within {bound:e}");
     }
 }

@@ -66,8 +66,8 @@ pub fn scaled_attention(qkv: &[f64], [heads, kv, dim]: [usize; 3], scale: f64) -
             let (q, group) = (part(row, head), head / (heads / kv));
             let score = |s: &[f64]| dot(&q, &part(s, heads + group)) * scale;
             let scores: Vec<f64> = rows[..=t].iter().map(|s| score(s)).collect();
-            let most = scores.iter().copied().fold(f64::MIN, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let total: f64 = weights.iter().sum();
             let mut sum = vec![0.0; dim];
             for (weight, row) in weights.iter().zip(&rows) {
@@ -107,7 +107,7 @@ pub struct Naive<'a> {
 }
 
 impl Naive<'_> {
-    fn map(&self, x: &[f64], name: &str) -> Vec<f64> {
+    fn project(&self, x: &[f64], name: &str) -> Vec<f64> {
         let weight = &self.weights[&format!("{name}.weight")];
         let bias = self.weights.get(&format!("{name}.bias"));
         match (self.shape.kind, bias) {
@@ -176,22 +176,25 @@ impl Naive<'_> {
 
     fn gpt2_attention(&self, x: &[f64], i: usize) -> Vec<f64> {
         let Shape { heads, head_dim, .. } = self.shape;
-        let qkv = self.map(&self.norm(x, &format!("h.{i}.ln_1")), &format!("h.{i}.attn.c_attn"));
-        self.map(&scaled_attention(&qkv, [heads, heads, head_dim], self.score_scale(i)), &format!("h.{i}.attn.c_proj"))
+        let qkv = self.project(&self.norm(x, &format!("h.{i}.ln_1")), &format!("h.{i}.attn.c_attn"));
+        self.project(
+            &scaled_attention(&qkv, [heads, heads, head_dim], self.score_scale(i)),
+            &format!("h.{i}.attn.c_proj"),
+        )
     }
 
     fn gpt2_mlp(&self, x: &[f64], i: usize) -> Vec<f64> {
-        let inner = self.map(&self.norm(x, &format!("h.{i}.ln_2")), &format!("h.{i}.mlp.c_fc"));
+        let inner = self.project(&self.norm(x, &format!("h.{i}.ln_2")), &format!("h.{i}.mlp.c_fc"));
         let exact = self.shape.activation == Activation::Gelu;
         let inner: Vec<f64> = inner.into_iter().map(if exact { gelu } else { gelu_new }).collect();
-        self.map(&inner, &format!("h.{i}.mlp.c_proj"))
+        self.project(&inner, &format!("h.{i}.mlp.c_proj"))
     }
 
     fn llama_attention(&self, x: &[f64], i: usize) -> Vec<f64> {
         let Shape { kind, heads, kv_heads, head_dim, .. } = self.shape;
         let n = self.norm(x, &format!("layers.{i}.input_layernorm"));
         let at = |name: &str| format!("layers.{i}.self_attn.{name}");
-        let mut parts = ["q", "k", "v"].map(|part| self.map(&n, &at(&format!("{part}_proj"))));
+        let mut parts = ["q", "k", "v"].map(|part| self.project(&n, &at(&format!("{part}_proj"))));
         for (part, count, norm) in [(0, heads, "q_norm"), (1, kv_heads, "k_norm")] {
             if kind == Kind::Qwen3 {
                 parts[part] = self.norm(&parts[part], &at(norm));
@@ -205,14 +208,14 @@ impl Naive<'_> {
         let rows = q.chunks_exact(heads * head_dim).zip(k.chunks_exact(kv_heads * head_dim));
         let rows = rows.zip(v.chunks_exact(kv_heads * head_dim));
         let qkv: Vec<f64> = rows.flat_map(|((q, k), v)| [q, k, v].concat()).collect();
-        self.map(&scaled_attention(&qkv, [heads, kv_heads, head_dim], self.score_scale(i)), &at("o_proj"))
+        self.project(&scaled_attention(&qkv, [heads, kv_heads, head_dim], self.score_scale(i)), &at("o_proj"))
     }
 
     fn llama_mlp(&self, x: &[f64], i: usize) -> Vec<f64> {
         let m = self.norm(x, &format!("layers.{i}.post_attention_layernorm"));
-        let [gate, up] = ["gate", "up"].map(|part| self.map(&m, &format!("layers.{i}.mlp.{part}_proj")));
+        let [gate, up] = ["gate", "up"].map(|part| self.project(&m, &format!("layers.{i}.mlp.{part}_proj")));
         let of = if self.shape.activation == Activation::GeGlu { gelu_new } else { silu };
         let inner: Vec<f64> = gate.iter().zip(up).map(|(g, u)| of(*g) * u).collect();
-        self.map(&inner, &format!("layers.{i}.mlp.down_proj"))
+        self.project(&inner, &format!("layers.{i}.mlp.down_proj"))
     }
 }

@@ -2,37 +2,37 @@
 
 use std::sync::Arc;
 
-use stillhouse_gpu::net::{Activation, Kind, MadeUp, Net, Rope, Shape, Source};
+use stillhouse_gpu::net::{Activation, Kind, Net, RandomWeights, Rope, Shape, Source};
 use stillhouse_gpu::{Buffer, Device, Element, Result, Stream};
 use stillhouse_gpu_host::Host;
 
 use crate::common::*;
 use crate::naive::{Naive, Weights};
-use crate::{angles, offsets};
+use crate::{offsets, rope_tables};
 
 /// Random weights, seeded by their names, recorded as the net stores them.
-pub struct Random {
+pub struct RandomSource {
     element: Element,
-    pub given: Weights,
+    pub loaded: Weights,
 }
 
-impl Random {
+impl RandomSource {
     pub fn new(element: Element) -> Self {
-        Self { element, given: Weights::new() }
+        Self { element, loaded: Weights::new() }
     }
 }
 
-impl Source for Random {
+impl Source for RandomSource {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let key = name.bytes().fold(7u64, |key, b| key.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
         let count = shape.iter().product();
-        let mut values = numbers(key, count);
+        let mut values = random_values(key, count);
         match shape {
             [_] if name.ends_with("weight") => values.iter_mut().for_each(|v| *v = 1.0 + 0.2 * *v),
             [_] => values.iter_mut().for_each(|v| *v *= 0.2),
             _ => values.iter_mut().for_each(|v| *v *= (3.0 / shape[shape.len() - 1] as f32).sqrt()),
         }
-        assert!(self.given.insert(name.into(), rounded(&values, self.element)).is_none(), "{name} is asked for twice");
+        assert!(self.loaded.insert(name.into(), rounded(&values, self.element)).is_none(), "{name} is asked for twice");
         Ok(values)
     }
 }
@@ -58,7 +58,7 @@ pub fn shapes() -> [Shape; 6] {
         attention_bias: false,
         mlp_bias: false,
     };
-    let curved = Shape { activation: Activation::Gelu, scaled: false, scaled_by_layer: true, inner: 72, ..gpt2 };
+    let gelu_exact = Shape { activation: Activation::Gelu, scaled: false, scaled_by_layer: true, inner: 72, ..gpt2 };
     let llama = Shape {
         kind: Kind::Llama,
         heads: 4,
@@ -74,17 +74,17 @@ pub fn shapes() -> [Shape; 6] {
         Shape { attention_bias: true, mlp_bias: true, head_dim: 32, heads: 2, kv_heads: 1, tied: true, ..llama };
     let qwen3 = Shape { kind: Kind::Qwen3, kv_heads: 1, head_dim: 32, width: 40, inner: 56, ..llama };
     let geglu = Shape { activation: Activation::GeGlu, scaled_by_layer: true, ..llama };
-    [gpt2, llama, biased, qwen3, curved, geglu]
+    [gpt2, llama, biased, qwen3, gelu_exact, geglu]
 }
 
 pub const LENGTHS: [u32; 5] = [1, 66, 2, 10, 17];
 
 fn load(device: &Arc<dyn Device>, shape: Shape, element: Element) -> (Net, Weights) {
-    let mut source = Random::new(element);
-    let [cos, sin] = angles(shape.positions, shape.head_dim / 2);
+    let mut source = RandomSource::new(element);
+    let [cos, sin] = rope_tables(shape.positions, shape.head_dim / 2);
     let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
     let net = Net::load(device, shape, element, rope, &mut source, 96).unwrap();
-    (net, source.given)
+    (net, source.loaded)
 }
 
 pub fn states(device: &Arc<dyn Device>, net: &Net) -> Vec<u8> {
@@ -105,21 +105,21 @@ pub fn logits(device: &Arc<dyn Device>, net: &mut Net, rows: &[u32]) -> Vec<u8> 
 fn check(shape: Shape, element: Element, bound: f64) {
     let device = host(1);
     let (mut net, weights) = load(&device, shape, element);
-    let [cos, sin] = angles(shape.positions, shape.head_dim / 2).map(|t| rounded(&t, Element::F32));
+    let [cos, sin] = rope_tables(shape.positions, shape.head_dim / 2).map(|t| rounded(&t, Element::F32));
     let reference = Naive { shape, weights: &weights, cos: &cos, sin: &sin };
     let offsets = offsets(&LENGTHS);
-    let tokens = below(11, 96, shape.vocab as u32);
+    let tokens = random_below(11, 96, shape.vocab as u32);
     net.hidden(&tokens, &offsets).unwrap();
     let runs = offsets.windows(2).map(|run| &tokens[run[0] as usize..run[1] as usize]);
     let want: Vec<f64> = runs.flat_map(|run| reference.hidden(run)).collect();
     let got = values(&states(&device, &net), element);
-    let far = difference(&got, &want) / largest(&want);
-    assert!(far <= bound, "{shape:?} {element:?}: hidden {far:e} away, {} units", far / unit(element));
+    let error = difference(&got, &want) / largest(&want);
+    assert!(error <= bound, "{shape:?} {element:?}: hidden {error:e} away, {} units", error / rounding_unit(element));
     // From the stored states, the product is close to f64 in every dtype. The bound covers the whole forward pass.
     let want = reference.logits(&want);
     let got = values(&logits(&device, &mut net, &(0..96).collect::<Vec<_>>()), Element::F32);
-    let far = difference(&got, &want) / largest(&want);
-    assert!(far <= bound, "{shape:?} {element:?}: logits {far:e} away, {} units", far / unit(element));
+    let error = difference(&got, &want) / largest(&want);
+    assert!(error <= bound, "{shape:?} {element:?}: logits {error:e} away, {} units", error / rounding_unit(element));
 }
 
 #[test]
@@ -130,12 +130,12 @@ fn nets_in_f32_are_those_of_f64() {
 // A number passes some eight roundings in each of two layers. The test looks at the worst of thousands of numbers.
 #[test]
 fn nets_in_bf16_are_those_of_f64_but_for_roundings() {
-    shapes().into_iter().for_each(|shape| check(shape, Element::Bf16, 8.0 * unit(Element::Bf16)));
+    shapes().into_iter().for_each(|shape| check(shape, Element::Bf16, 8.0 * rounding_unit(Element::Bf16)));
 }
 
 #[test]
 fn nets_in_f16_are_those_of_f64_but_for_roundings() {
-    shapes().into_iter().for_each(|shape| check(shape, Element::F16, 8.0 * unit(Element::F16)));
+    shapes().into_iter().for_each(|shape| check(shape, Element::F16, 8.0 * rounding_unit(Element::F16)));
 }
 
 #[test]
@@ -144,18 +144,18 @@ fn runs_in_one_pass_are_those_one_by_one() {
         let device = host(2);
         let (mut net, _) = load(&device, shape, element);
         let offsets = offsets(&LENGTHS);
-        let tokens = below(12, 96, shape.vocab as u32);
+        let tokens = random_below(12, 96, shape.vocab as u32);
         net.hidden(&tokens, &offsets).unwrap();
         let together = states(&device, &net);
         let rows: Vec<u32> = (0..96).collect();
         let all = logits(&device, &mut net, &rows);
-        let mut apart = (Vec::new(), Vec::new());
+        let mut separate = (Vec::new(), Vec::new());
         for run in offsets.windows(2) {
             net.hidden(&tokens[run[0] as usize..run[1] as usize], &[0, run[1] - run[0]]).unwrap();
-            apart.0.extend(states(&device, &net));
-            apart.1.extend(logits(&device, &mut net, &rows[..(run[1] - run[0]) as usize]));
+            separate.0.extend(states(&device, &net));
+            separate.1.extend(logits(&device, &mut net, &rows[..(run[1] - run[0]) as usize]));
         }
-        assert!(together == apart.0 && all == apart.1, "{shape:?} {element:?}");
+        assert!(together == separate.0 && all == separate.1, "{shape:?} {element:?}");
     }
 }
 
@@ -165,7 +165,7 @@ fn nets_have_the_same_bits_in_every_order_of_threads() {
         let bits = |seed: u64| {
             let device = host(seed);
             let (mut net, _) = load(&device, shape, element);
-            net.hidden(&below(13, 40, 41), &[0, 3, 3, 40]).unwrap();
+            net.hidden(&random_below(13, 40, 41), &[0, 3, 3, 40]).unwrap();
             states(&device, &net)
         };
         let first = bits(0);
@@ -178,7 +178,7 @@ fn logits_are_of_the_rows_asked_for() {
     let device = host(0);
     let [_, _, _, shape, ..] = shapes();
     let (mut net, _) = load(&device, shape, Element::Bf16);
-    net.hidden(&below(14, 60, 41), &[0, 60]).unwrap();
+    net.hidden(&random_below(14, 60, 41), &[0, 60]).unwrap();
     let row = shape.vocab * 4;
     let all = logits(&device, &mut net, &(0..60).collect::<Vec<_>>());
     let of = |rows: &[u32]| rows.iter().flat_map(|r| all[*r as usize * row..][..row].to_vec()).collect::<Vec<u8>>();
@@ -214,16 +214,16 @@ fn what_does_not_fit_is_said() {
     let device = host(0);
     let [gpt2, llama, ..] = shapes();
     let (mut net, _) = load(&device, gpt2, Element::F32);
-    let mut said = |tokens: &[u32], offsets: &[u32]| net.hidden(tokens, offsets).unwrap_err().to_string();
-    assert_eq!(said(&[0, 41], &[0, 2]), "token: got 41, valid: below 41, the size of the vocabulary");
-    assert_eq!(said(&[0; 81], &[0, 81]), "tokens of a run: got 81, valid: at most 80");
-    assert_eq!(said(&[0; 97], &[0, 40, 97]), "tokens of a pass: got 97, valid: at most 96");
-    assert!(said(&[0; 4], &[0, 3, 2, 4]).starts_with("offsets of runs: got 4 "));
-    assert!(said(&[0; 4], &[0, 3]).contains("valid: ascending, from 0 to 4"));
-    assert!(said(&[0; 4], &[]).starts_with("offsets of runs: got 0 "));
+    let mut error_text = |tokens: &[u32], offsets: &[u32]| net.hidden(tokens, offsets).unwrap_err().to_string();
+    assert_eq!(error_text(&[0, 41], &[0, 2]), "token: got 41, valid: below 41, the size of the vocabulary");
+    assert_eq!(error_text(&[0; 81], &[0, 81]), "tokens of a run: got 81, valid: at most 80");
+    assert_eq!(error_text(&[0; 97], &[0, 40, 97]), "tokens of a pass: got 97, valid: at most 96");
+    assert!(error_text(&[0; 4], &[0, 3, 2, 4]).starts_with("offsets of runs: got 4 "));
+    assert!(error_text(&[0; 4], &[0, 3]).contains("valid: ascending, from 0 to 4"));
+    assert!(error_text(&[0; 4], &[]).starts_with("offsets of runs: got 0 "));
     net.hidden(&[], &[0]).unwrap();
     assert_eq!(net.states().rows, 0);
-    let mut source = Random::new(Element::F32);
+    let mut source = RandomSource::new(Element::F32);
     let mut load =
         |shape: Shape, rope| Net::load(&device, shape, Element::F32, rope, &mut source, 8).unwrap_err().to_string();
     assert_eq!(load(llama, None), "rotary positions: got none, valid: tables of cosines and sines");
@@ -241,12 +241,12 @@ fn made_up_nets_are_as_large_as_loaded_ones_and_their_logits_are_as_asked() {
         let logits_of = |seed: u64, key: u64| {
             let host = Arc::new(Host::new(seed));
             let device: Arc<dyn Device> = Arc::clone(&host) as Arc<dyn Device>;
-            let [cos, sin] = angles(shape.positions, shape.head_dim / 2);
+            let [cos, sin] = rope_tables(shape.positions, shape.head_dim / 2);
             let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
-            let made = MadeUp { key, logits: 3.0 };
-            let mut net = Net::made_up(&device, shape, element, rope, made, 24).unwrap();
+            let random = RandomWeights { seed: key, logits_std: 3.0 };
+            let mut net = Net::with_random_weights(&device, shape, element, rope, random, 24).unwrap();
             assert_eq!(host.used(), shape.weight_bytes(element) + shape.workspace_bytes(element, 24), "{shape:?}");
-            net.hidden(&below(21, 24, 331), &[0, 24]).unwrap();
+            net.hidden(&random_below(21, 24, 331), &[0, 24]).unwrap();
             values(&logits(&device, &mut net, &(0..24).collect::<Vec<_>>()), Element::F32)
         };
         let got = logits_of(0, 1);
@@ -256,8 +256,8 @@ fn made_up_nets_are_as_large_as_loaded_ones_and_their_logits_are_as_asked() {
         assert!(got == logits_of(9, 1) && got != logits_of(0, 2), "{shape:?}");
     }
     let [_, llama, ..] = shapes();
-    let [cos, sin] = angles(llama.positions, llama.head_dim / 2);
-    let (rope, made) = (Some(Rope { cos: &cos, sin: &sin }), MadeUp { key: 1, logits: 3.0 });
-    let said = Net::made_up(&host(0), llama, Element::F32, rope, made, 8).unwrap_err().to_string();
-    assert!(said.contains("got 20, valid: a dimension that needs no zeros, such as 32"), "{said}");
+    let [cos, sin] = rope_tables(llama.positions, llama.head_dim / 2);
+    let (rope, random) = (Some(Rope { cos: &cos, sin: &sin }), RandomWeights { seed: 1, logits_std: 3.0 });
+    let error_text = Net::with_random_weights(&host(0), llama, Element::F32, rope, random, 8).unwrap_err().to_string();
+    assert!(error_text.contains("got 20, valid: a dimension that needs no zeros, such as 32"), "{error_text}");
 }

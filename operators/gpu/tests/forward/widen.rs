@@ -8,13 +8,13 @@ use stillhouse_gpu::net::{Format, Net, Order, Rope, Shape, Source, Stored};
 use stillhouse_gpu::{Buffer, Device, Element, Result, Stream};
 use stillhouse_gpu_host::Host;
 
-use crate::angles;
 use crate::common::*;
-use crate::nets::{Random, shapes, states};
+use crate::nets::{RandomSource, shapes, states};
+use crate::rope_tables;
 
 /// The target index of each model element, built piece by piece: each head's first half, then its second half from
 /// `dim / 2` on.
-fn places(axis: Axis, size: usize, neighbours: bool) -> Vec<usize> {
+fn target_indices(axis: Axis, size: usize, interleaved: bool) -> Vec<usize> {
     let Axis { own, dim } = axis;
     let mut all = vec![0; size];
     for head in 0..size / own {
@@ -22,7 +22,7 @@ fn places(axis: Axis, size: usize, neighbours: bool) -> Vec<usize> {
         for at in 0..own {
             let to = if at < half { at } else { dim / 2 + at - half };
             let to = if own == dim { at } else { to };
-            let stored = match (neighbours, at < half) {
+            let stored = match (interleaved, at < half) {
                 (false, _) => at,
                 (true, true) => 2 * at,
                 (true, false) => 2 * (at - half) + 1,
@@ -48,15 +48,15 @@ fn elements_go_where_the_weight_has_them() {
         ([10, 9], [heads(5, 16), whole(9)], false, true),
         ([20, 1], [heads(10, 16), whole(1)], true, false),
     ];
-    for (size, axes, neighbours, turned) in cases {
+    for (size, axes, interleaved, is_transposed) in cases {
         let [rows, columns] = size;
-        let numbers = numbers(rows as u64, rows * columns);
+        let numbers = random_values(rows as u64, rows * columns);
         let all = [0, 1].map(|i| size[i] / axes[i].own * axes[i].dim);
-        let strides = if turned { [1, all[0]] } else { [all[1], 1] };
-        let at = [places(axes[0], rows, neighbours), places(axes[1], columns, false)];
+        let strides = if is_transposed { [1, all[0]] } else { [all[1], 1] };
+        let at = [target_indices(axes[0], rows, interleaved), target_indices(axes[1], columns, false)];
         for element in ELEMENTS {
             let device = host(4);
-            let (kernels, to) = (Kernels::new(&device, element), empty(&device, all[0] * all[1], element));
+            let (kernels, to) = (Kernels::new(&device, element), empty_buffer(&device, all[0] * all[1], element));
             unsafe { kernels.clear(to.pointer(), to.bytes()) }.unwrap();
             let mut want = vec![0.0; all[0] * all[1]];
             for (i, number) in rounded(&numbers, element).into_iter().enumerate() {
@@ -74,26 +74,26 @@ fn elements_go_where_the_weight_has_them() {
                     first: [first / columns, first % columns],
                     columns,
                     axes,
-                    neighbours,
+                    neighbours: interleaved,
                     strides,
                 };
                 unsafe { kernels.widen(&widening) }.unwrap();
             }
-            assert_eq!(download(&to, element), want, "{size:?} {axes:?} {neighbours} {turned} {element:?}");
+            assert_eq!(download(&to, element), want, "{size:?} {axes:?} {interleaved} {is_transposed} {element:?}");
         }
     }
 }
 
 /// The numbers of another source, as a file of `format` stores them; in another order where the tensor allows one.
-struct Filed {
-    random: Random,
+struct FileSource {
+    random: RandomSource,
     format: Format,
-    moved: bool,
+    reordered: bool,
     bytes: Vec<u8>,
     head_dim: usize,
 }
 
-impl Filed {
+impl FileSource {
     fn rounded(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let numbers = self.random.tensor(name, shape)?;
         Ok(numbers
@@ -108,15 +108,15 @@ impl Filed {
 }
 
 /// The same numbers, already widened to f32.
-struct Plain(Filed);
+struct F32Source(FileSource);
 
-impl Source for Plain {
+impl Source for F32Source {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         self.0.rounded(name, shape)
     }
 }
 
-impl Source for Filed {
+impl Source for FileSource {
     fn tensor(&mut self, name: &str, _: &[usize]) -> Result<Vec<f32>> {
         panic!("the numbers of {name} are asked for");
     }
@@ -125,7 +125,7 @@ impl Source for Filed {
         let mut numbers = self.rounded(name, shape)?;
         let is_conv1d = name.contains(".c_") && shape.len() == 2;
         let is_rotated = name.contains("q_proj") || name.contains("k_proj");
-        let order = match (self.moved, is_conv1d, is_rotated) {
+        let order = match (self.reordered, is_conv1d, is_rotated) {
             (true, true, _) => Order::Transposed,
             (true, _, true) => Order::Neighbours,
             _ => Order::AsAsked,
@@ -154,7 +154,7 @@ impl Source for Filed {
 #[test]
 fn stored_weights_make_the_net_of_their_numbers() {
     for shape in shapes() {
-        for (element, format, moved) in [
+        for (element, format, reordered) in [
             (Element::Bf16, Format::Bf16, false),
             (Element::Bf16, Format::Bf16, true),
             (Element::F32, Format::F16, true),
@@ -162,23 +162,31 @@ fn stored_weights_make_the_net_of_their_numbers() {
             (Element::F32, Format::F32, false),
         ] {
             let device = host(6);
-            let filed =
-                || Filed { random: Random::new(element), format, moved, bytes: Vec::new(), head_dim: shape.head_dim };
-            let [cos, sin] = angles(shape.positions, shape.head_dim / 2);
+            let file_source = || FileSource {
+                random: RandomSource::new(element),
+                format,
+                reordered,
+                bytes: Vec::new(),
+                head_dim: shape.head_dim,
+            };
+            let [cos, sin] = rope_tables(shape.positions, shape.head_dim / 2);
             let load = |source: &mut dyn Source| {
                 let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
                 let mut net = Net::load(&device, shape, element, rope, source, 40).unwrap();
-                net.hidden(&below(17, 40, 41), &[0, 3, 40]).unwrap();
+                net.hidden(&random_below(17, 40, 41), &[0, 3, 40]).unwrap();
                 states(&device, &net)
             };
-            assert!(load(&mut filed()) == load(&mut Plain(filed())), "{shape:?} {element:?} {format:?} {moved}");
+            assert!(
+                load(&mut file_source()) == load(&mut F32Source(file_source())),
+                "{shape:?} {element:?} {format:?} {reordered}"
+            );
         }
     }
 }
 
-struct Wrong(Vec<u8>);
+struct WrongSizeSource(Vec<u8>);
 
-impl Source for Wrong {
+impl Source for WrongSizeSource {
     fn tensor(&mut self, _: &str, shape: &[usize]) -> Result<Vec<f32>> {
         Ok(vec![0.0; shape.iter().product::<usize>() + 1])
     }
@@ -195,12 +203,16 @@ impl Source for Wrong {
 fn weights_of_another_size_are_refused() {
     let device = host(0);
     let [shape, ..] = shapes();
-    let said = |bytes: usize| {
-        Net::load(&device, shape, Element::F32, None, &mut Wrong(vec![0; bytes]), 8).unwrap_err().to_string()
+    let error_text = |bytes: usize| {
+        Net::load(&device, shape, Element::F32, None, &mut WrongSizeSource(vec![0; bytes]), 8).unwrap_err().to_string()
     };
     let (got, valid) = ("got 1969 of wte.weight", "valid: 1968 numbers of F32 for [41, 48], whole blocks");
-    assert_eq!(said(0), format!("size of a weight: {got}, {valid}"));
-    assert!(said(7 * 144).contains("got 1008 of wte.weight, valid: 1008 bytes of Q4K"), "{}", said(7 * 144));
+    assert_eq!(error_text(0), format!("size of a weight: {got}, {valid}"));
+    assert!(
+        error_text(7 * 144).contains("got 1008 of wte.weight, valid: 1008 bytes of Q4K"),
+        "{}",
+        error_text(7 * 144)
+    );
 }
 
 /// A weight larger than one stage loads completely: its last rows are as correct as its first.
@@ -218,12 +230,16 @@ fn a_weight_of_several_pieces_is_whole() {
             values(&states(&device, &net), element)
         };
         let head_dim = shape.head_dim;
-        let mut filed = Filed { random: Random::new(element), format, moved: true, bytes: Vec::new(), head_dim };
-        let got = load(&mut filed);
-        let reference = crate::naive::Naive { shape, weights: &filed.random.given, cos: &[], sin: &[] };
+        let mut file_source =
+            FileSource { random: RandomSource::new(element), format, reordered: true, bytes: Vec::new(), head_dim };
+        let got = load(&mut file_source);
+        let reference = crate::naive::Naive { shape, weights: &file_source.random.loaded, cos: &[], sin: &[] };
         let want = reference.hidden(&tokens);
-        let far = difference(&got, &want) / largest(&want);
-        assert!(far <= if element == Element::F32 { 1e-5 } else { 8.0 * unit(element) }, "{element:?}: {far:e}");
+        let error = difference(&got, &want) / largest(&want);
+        assert!(
+            error <= if element == Element::F32 { 1e-5 } else { 8.0 * rounding_unit(element) },
+            "{element:?}: {error:e}"
+        );
     }
 }
 
@@ -235,7 +251,7 @@ fn loading_takes_two_stages_of_memory() {
     let bytes = shape.weight_bytes(Element::F32) + shape.workspace_bytes(Element::F32, 8);
     let load = |spare: u64| {
         let device: Arc<dyn Device> = Arc::new(Host::with_memory(0, bytes + spare));
-        let mut source = Random::new(Element::F32);
+        let mut source = RandomSource::new(Element::F32);
         Net::load(&device, shape, Element::F32, None, &mut source, 8).map(|_| ()).map_err(|e| e.to_string())
     };
     // A little more, because allocations are rounded up.

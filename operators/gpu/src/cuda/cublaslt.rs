@@ -1,4 +1,4 @@
-//! Loads cuBLASLt from the loader's path or the folders of [`crate::machine::places`].
+//! Loads cuBLASLt from the loader's path or the folders of [`crate::machine::library_folders`].
 //!
 //! All functions come from the file that was opened. cudarc's bindings have their own loader, which tries
 //! `libcublasLt.so` before `libcublasLt.so.13`. That loader could call an older toolkit instead of the library found
@@ -13,7 +13,7 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::machine::places::folders;
+use crate::machine::library_folders::folders;
 
 const NAME: &str = "libcublasLt.so.13";
 
@@ -22,7 +22,7 @@ type Handle = sys::cublasLtHandle_t;
 type Description = sys::cublasLtMatmulDesc_t;
 type Layout = sys::cublasLtMatrixLayout_t;
 type Preference = sys::cublasLtMatmulPreference_t;
-type Done<T = ()> = Result<T, CublasError>;
+type CublasResult<T = ()> = Result<T, CublasError>;
 
 macro_rules! functions {
     ($($field:ident = $name:literal: fn($($argument:ty),* $(,)?) -> $result:ty;)*) => {
@@ -34,7 +34,7 @@ macro_rules! functions {
         impl CublasLt {
             /// # Safety
             /// The library is cuBLASLt, and is never closed.
-            unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
+            unsafe fn from_library(library: &Library) -> Result<Self, libloading::Error> {
                 // SAFETY: the functions have these types in cublasLt.h
                 unsafe { Ok(Self { $($field: *library.get(concat!($name, "\0").as_bytes())?,)* }) }
             }
@@ -66,7 +66,7 @@ functions! {
 }
 
 /// Opens cuBLASLt once, for the rest of the process.
-pub(super) fn cublaslt() -> Result<&'static CublasLt, String> {
+pub(super) fn load() -> Result<&'static CublasLt, String> {
     static LOADED: OnceLock<Result<CublasLt, String>> = OnceLock::new();
     LOADED.get_or_init(open).as_ref().map_err(Clone::clone)
 }
@@ -78,15 +78,15 @@ fn open() -> Result<CublasLt, String> {
         // SAFETY: cuBLASLt's own initialisers run, as in every program that links it
         let Ok(library) = (unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }) else { continue };
         // SAFETY: by its name, this is cuBLASLt; `forget` below keeps it open
-        let functions = unsafe { CublasLt::of(&library) }.map_err(|e| format!("{}: {e}", path.display()));
+        let functions = unsafe { CublasLt::from_library(&library) }.map_err(|e| format!("{}: {e}", path.display()));
         std::mem::forget(library);
         return functions;
     }
-    let looked: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    let searched: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     Err(format!(
         "no {NAME} (CUDA 13) on the loader's path or in {}; valid: a toolkit in CUDA_HOME, or an environment with PyTorch for \
          CUDA 13 in VIRTUAL_ENV",
-        if looked.is_empty() { "any known folder".into() } else { looked.join(", ") }
+        if searched.is_empty() { "any known folder".into() } else { searched.join(", ") }
     ))
 }
 
@@ -94,11 +94,11 @@ fn open() -> Result<CublasLt, String> {
 ///
 /// # Safety
 /// On success, the function writes a whole value.
-unsafe fn written<T>(make: impl FnOnce(*mut T) -> Status) -> Done<T> {
-    let mut made = MaybeUninit::uninit();
-    make(made.as_mut_ptr()).result()?;
+unsafe fn call_with_output<T>(make: impl FnOnce(*mut T) -> Status) -> CublasResult<T> {
+    let mut output = MaybeUninit::uninit();
+    make(output.as_mut_ptr()).result()?;
     // SAFETY: the call succeeded, so the caller guarantees a whole value
-    Ok(unsafe { made.assume_init() })
+    Ok(unsafe { output.assume_init() })
 }
 
 /// For all unsafe methods: handles, descriptions, layouts and preferences are live, attributes have their documented
@@ -109,74 +109,86 @@ impl CublasLt {
         unsafe { (self.version)() }
     }
 
-    pub fn create_handle(&self) -> Done<Handle> {
+    pub fn create_handle(&self) -> CublasResult<Handle> {
         // SAFETY: on success, the function writes a whole value
-        unsafe { written(|to| (self.create)(to)) }
+        unsafe { call_with_output(|to| (self.create)(to)) }
     }
 
-    pub unsafe fn destroy_handle(&self, handle: Handle) -> Done {
+    pub unsafe fn destroy_handle(&self, handle: Handle) -> CublasResult {
         // SAFETY: see the `impl` block; the same holds for all methods below
         unsafe { (self.destroy)(handle) }.result()
     }
 
-    pub fn create_description(&self, compute: sys::cublasComputeType_t, scale: sys::cudaDataType) -> Done<Description> {
+    pub fn create_description(
+        &self,
+        compute: sys::cublasComputeType_t,
+        scale: sys::cudaDataType,
+    ) -> CublasResult<Description> {
         // SAFETY: on success, the function writes a whole value
-        unsafe { written(|to| (self.description_create)(to, compute, scale)) }
+        unsafe { call_with_output(|to| (self.description_create)(to, compute, scale)) }
     }
 
     pub unsafe fn set_description<T>(
         &self,
         description: Description,
-        what: sys::cublasLtMatmulDescAttributes_t,
+        attribute: sys::cublasLtMatmulDescAttributes_t,
         value: &T,
-    ) -> Done {
+    ) -> CublasResult {
         // SAFETY: as above; the value is copied
-        unsafe { (self.description_set)(description, what, std::ptr::from_ref(value).cast(), size_of::<T>()) }.result()
+        unsafe { (self.description_set)(description, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+            .result()
     }
 
-    pub unsafe fn destroy_description(&self, description: Description) -> Done {
+    pub unsafe fn destroy_description(&self, description: Description) -> CublasResult {
         // SAFETY: as above
         unsafe { (self.description_destroy)(description) }.result()
     }
 
-    pub fn create_layout(&self, kind: sys::cudaDataType, rows: u64, columns: u64, stride: i64) -> Done<Layout> {
+    pub fn create_layout(
+        &self,
+        data_type: sys::cudaDataType,
+        rows: u64,
+        columns: u64,
+        stride: i64,
+    ) -> CublasResult<Layout> {
         // SAFETY: on success, the function writes a whole value
-        unsafe { written(|to| (self.layout_create)(to, kind, rows, columns, stride)) }
+        unsafe { call_with_output(|to| (self.layout_create)(to, data_type, rows, columns, stride)) }
     }
 
-    pub unsafe fn destroy_layout(&self, layout: Layout) -> Done {
+    pub unsafe fn destroy_layout(&self, layout: Layout) -> CublasResult {
         // SAFETY: as above
         unsafe { (self.layout_destroy)(layout) }.result()
     }
 
-    pub fn create_preference(&self) -> Done<Preference> {
+    pub fn create_preference(&self) -> CublasResult<Preference> {
         // SAFETY: on success, the function writes a whole value
-        unsafe { written(|to| (self.preference_create)(to)) }
+        unsafe { call_with_output(|to| (self.preference_create)(to)) }
     }
 
     pub unsafe fn set_preference<T>(
         &self,
         preference: Preference,
-        what: sys::cublasLtMatmulPreferenceAttributes_t,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
         value: &T,
-    ) -> Done {
+    ) -> CublasResult {
         // SAFETY: as above; the value is copied
-        unsafe { (self.preference_set)(preference, what, std::ptr::from_ref(value).cast(), size_of::<T>()) }.result()
+        unsafe { (self.preference_set)(preference, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+            .result()
     }
 
-    pub unsafe fn destroy_preference(&self, preference: Preference) -> Done {
+    pub unsafe fn destroy_preference(&self, preference: Preference) -> CublasResult {
         // SAFETY: as above
         unsafe { (self.preference_destroy)(preference) }.result()
     }
 
     /// Returns the algorithm that the library expects to be fastest, or `NOT_SUPPORTED` if it has none.
-    pub unsafe fn algorithm(
+    pub unsafe fn best_algorithm(
         &self,
         handle: Handle,
         description: Description,
         [a, b, c, d]: [Layout; 4],
         preference: Preference,
-    ) -> Done<sys::cublasLtMatmulAlgo_t> {
+    ) -> CublasResult<sys::cublasLtMatmulAlgo_t> {
         let (mut found, mut count) = (MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed(), 0);
         // SAFETY: as above; `found` has space for the one result requested
         unsafe {
@@ -192,9 +204,16 @@ impl CublasLt {
     }
 
     /// D = alpha · A · B + beta · D, enqueued on the stream.
-    pub unsafe fn multiply(&self, handle: Handle, description: Description, product: &Multiply) -> Done {
-        let Multiply { alpha, beta, pointers: [a, b, d], layouts: [of_a, of_b, of_d], algorithm, workspace, stream } =
-            *product;
+    pub unsafe fn matmul(&self, handle: Handle, description: Description, product: &MatmulArgs) -> CublasResult {
+        let MatmulArgs {
+            alpha,
+            beta,
+            pointers: [a, b, d],
+            layouts: [layout_a, layout_b, layout_d],
+            algorithm,
+            workspace,
+            stream,
+        } = *product;
         let address = |pointer: u64| pointer as *mut c_void;
         let number = |of: &f32| std::ptr::from_ref(of).cast::<c_void>();
         let (alpha, beta) = (number(alpha), number(beta));
@@ -207,14 +226,14 @@ impl CublasLt {
                 description,
                 alpha,
                 a,
-                of_a,
+                layout_a,
                 b,
-                of_b,
+                layout_b,
                 beta,
                 d,
-                of_d,
+                layout_d,
                 d,
-                of_d,
+                layout_d,
                 algorithm,
                 work,
                 bytes,
@@ -226,7 +245,7 @@ impl CublasLt {
 }
 
 /// The arguments of a product in cuBLASLt's column-major terms.
-pub(super) struct Multiply<'a> {
+pub(super) struct MatmulArgs<'a> {
     pub alpha: &'a f32,
     pub beta: &'a f32,
     /// A, B, D.
@@ -246,7 +265,7 @@ mod tests {
     /// scripts/cuda-build has one), the test checks the error message.
     #[test]
     fn the_functions_are_those_of_the_file_that_was_found() {
-        match cublaslt() {
+        match load() {
             Ok(library) => assert!(library.version() / 10_000 == 13, "{}", library.version()),
             Err(message) => assert!(message.starts_with("no libcublasLt.so.13 (CUDA 13)"), "{message}"),
         }

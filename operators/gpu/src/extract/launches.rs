@@ -5,42 +5,42 @@ use std::sync::Arc;
 
 use stillhouse_noise::{Tolerance, ValueType};
 
-use super::signals::Constants;
-use super::slots::{Layout, Slot};
+use super::signals::SharedBuffers;
+use super::slots::{SliceLayout, Slot};
 use super::{Asked, DeviceSlice, Noise, Positions};
-use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream, taken};
+use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream, allocated_bytes};
 
 /// Threads of a block, as in kernels/noise/block.cuh.
 pub(super) const THREADS: u32 = 512;
 /// Bytes of a draw's key, of `RowState`, of `Found`, and of a list's values.
-const KEY: usize = 8;
-const ROW_STATE: usize = 24;
-const FOUND: usize = 24 + 2 * 64 * 8 + 1024 * 12;
-const VALUES: usize = 1024 * 8;
+const KEY_BYTES: usize = 8;
+const ROW_STATE_BYTES: usize = 24;
+const FOUND_BYTES: usize = 24 + 2 * 64 * 8 + 1024 * 12;
+const LIST_VALUE_BYTES: usize = 1024 * 8;
 /// Bytes of a candidate in the shared memory of the search, and the ranges of list lengths that get a launch each.
 ///
 /// Most lists are short, and a launch for short lists lets more of them run at once.
-const CANDIDATE: u32 = 4 * 8 + 9 * 4;
-const SEARCHES: [(u32, u32); 3] = [(0, 64), (65, 256), (257, 1024)];
+const CANDIDATE_BYTES: u32 = 4 * 8 + 9 * 4;
+const SEARCH_RANGES: [(u32, u32); 3] = [(0, 64), (65, 256), (257, 1024)];
 
 /// Device memory that only the launches use.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct Scratch {
     keys: Buffer,
     states: Buffer,
     found: Buffer,
     corrections: Buffer,
     offsets: Buffer,
-    signals: Constants,
+    signals: SharedBuffers,
     draws: usize,
 }
 
 /// Values that all launches of a slice use.
-pub(super) struct Slice<'a> {
+pub(super) struct SliceLaunch<'a> {
     pub device: &'a Arc<dyn Device>,
-    pub asked: &'a Asked,
-    work: &'a Work,
-    pub layout: Layout,
+    pub request: &'a Asked,
+    scratch: &'a Scratch,
+    pub layout: SliceLayout,
     logits: u64,
     inputs: u64,
     columns: u64,
@@ -48,33 +48,40 @@ pub(super) struct Slice<'a> {
 
 /// The total variation that the encoder aims for: the tolerance less the margin for readers, as in
 /// `stillhouse_noise::Tolerance`.
-fn target(tolerance: Tolerance) -> f64 {
+fn target_total_variation(tolerance: Tolerance) -> f64 {
     tolerance.get() * 0.999 - 1e-6
 }
 
-impl Work {
+impl Scratch {
     /// Bytes of the keys, row states, `Found` records, corrections and their offsets.
-    fn sizes(asked: &Asked, most_rows: usize) -> [usize; 5] {
-        let replay = if matches!(asked.noise, Some(Noise::Replay { .. })) { most_rows * asked.keys.len() } else { 0 };
-        [asked.keys.len() * KEY, most_rows * ROW_STATE, replay * FOUND, replay * VALUES, replay * 4]
+    fn sizes(request: &Asked, max_rows: usize) -> [usize; 5] {
+        let replay =
+            if matches!(request.noise, Some(Noise::Replay { .. })) { max_rows * request.keys.len() } else { 0 };
+        [
+            request.keys.len() * KEY_BYTES,
+            max_rows * ROW_STATE_BYTES,
+            replay * FOUND_BYTES,
+            replay * LIST_VALUE_BYTES,
+            replay * 4,
+        ]
     }
 
-    /// Device bytes, including the [`Constants`].
-    pub fn bytes(asked: &Asked, most_rows: usize) -> u64 {
-        taken(&Self::sizes(asked, most_rows)) + Constants::bytes(asked, most_rows)
+    /// Device bytes, including the [`SharedBuffers`].
+    pub fn bytes(request: &Asked, max_rows: usize) -> u64 {
+        allocated_bytes(&Self::sizes(request, max_rows)) + SharedBuffers::bytes(request, max_rows)
     }
 
-    pub fn new(device: &Arc<dyn Device>, asked: &Asked, most_rows: usize) -> Result<Self> {
-        let [_, states, found, corrections, offsets] = Self::sizes(asked, most_rows);
-        let keys: Vec<u8> = asked.keys.iter().flat_map(|key| key.words()).flat_map(u32::to_ne_bytes).collect();
+    pub fn new(device: &Arc<dyn Device>, request: &Asked, max_rows: usize) -> Result<Self> {
+        let [_, states, found, corrections, offsets] = Self::sizes(request, max_rows);
+        let keys: Vec<u8> = request.keys.iter().flat_map(|key| key.words()).flat_map(u32::to_ne_bytes).collect();
         Ok(Self {
             keys: Buffer::of(device, &keys)?,
             states: Buffer::new(device, states)?,
             found: Buffer::new(device, found)?,
             corrections: Buffer::new(device, corrections)?,
             offsets: Buffer::new(device, offsets)?,
-            signals: Constants::new(device, asked, most_rows)?,
-            draws: if asked.noise.is_some() { asked.keys.len() } else { 0 },
+            signals: SharedBuffers::new(device, request, max_rows)?,
+            draws: if request.noise.is_some() { request.keys.len() } else { 0 },
         })
     }
 
@@ -89,7 +96,7 @@ impl Work {
     pub unsafe fn launch(
         &self,
         device: &Arc<dyn Device>,
-        asked: &Asked,
+        request: &Asked,
         logits: DeviceSlice,
         positions: &Positions<'_>,
         slot: &mut Slot,
@@ -101,32 +108,33 @@ impl Work {
         }
         slot.stage(positions);
         let (inputs, columns) = (slot.inputs.device.pointer(), slot.columns.device.pointer());
-        let slice = Slice { device, asked, work: self, layout, logits: logits.pointer, inputs, columns };
+        let slice_launch =
+            SliceLaunch { device, request, scratch: self, layout, logits: logits.pointer, inputs, columns };
         device.wait_in(Stream::Extract, logits.ready)?;
-        // SAFETY: slot and logits stay valid until the event, as the caller guarantees; `Slot::new` and `Work::new`
+        // SAFETY: slot and logits stay valid until the event, as the caller guarantees; `Slot::new` and `Scratch::new`
         // chose the sizes
         unsafe {
             device.copy_in(Stream::Extract, inputs, slot.inputs.host.as_ptr(), layout.inputs())?;
-            slice.softmax()?;
-            match asked.noise {
+            slice_launch.softmax()?;
+            match request.noise {
                 Some(Noise::Replay { .. }) => {
-                    slice.replay(slot)?;
-                    slot.pairs.fetch(device, 0..copied * slot.correction.bytes())?;
+                    slice_launch.replay(slot)?;
+                    slot.corrections.fetch(device, 0..copied * slot.correction_layout.bytes())?;
                 }
                 Some(Noise::Dense { value_type, condition }) => {
-                    slice.dense(slot.dense.device.pointer(), value_type, condition)?;
-                    let bytes = layout.lists * asked.vocab * super::slots::bytes_of(value_type);
+                    slice_launch.dense(slot.dense.device.pointer(), value_type, condition)?;
+                    let bytes = layout.lists * request.vocab * super::slots::value_bytes(value_type);
                     slot.dense.fetch(device, 0..bytes)?;
                 }
                 None => {}
             }
-            let k = asked.listed();
+            let k = request.top_count();
             if k > 0 {
-                slice.topk(slot.topk.device.pointer(), k)?;
+                slice_launch.topk(slot.topk.device.pointer(), k)?;
                 slot.topk.fetch(device, 0..layout.rows * k * 8)?;
             }
-            if !asked.signals.is_none() {
-                slice.signals(slot, positions)?;
+            if !request.signals.is_none() {
+                slice_launch.signals(slot, positions)?;
             }
             slot.columns.fetch(device, 0..layout.columns())?;
         }
@@ -134,7 +142,7 @@ impl Work {
     }
 }
 
-impl Slice<'_> {
+impl SliceLaunch<'_> {
     /// # Safety
     /// As [`Device::launch`].
     pub unsafe fn run(
@@ -150,63 +158,63 @@ impl Slice<'_> {
         unsafe { self.device.launch(Stream::Extract, &launch, args) }
     }
 
-    pub fn at_logits(&self) -> [Arg; 3] {
-        let vocab = Arg::U32(self.asked.vocab as u32);
-        [Arg::Pointer(self.logits), Arg::U64(self.asked.stride as u64), vocab]
+    pub fn logits_args(&self) -> [Arg; 3] {
+        let vocab = Arg::U32(self.request.vocab as u32);
+        [Arg::Pointer(self.logits), Arg::U64(self.request.stride as u64), vocab]
     }
 
-    fn tokens(&self) -> Arg {
+    fn tokens_arg(&self) -> Arg {
         Arg::Pointer(self.inputs + self.layout.tokens() as u64)
     }
 
     /// The arguments that select a noise stream: positions, sequences, keys.
-    fn stream(&self) -> [Arg; 3] {
+    fn noise_stream_args(&self) -> [Arg; 3] {
         let positions = Arg::Pointer(self.inputs + self.layout.positions() as u64);
-        [positions, Arg::Pointer(self.inputs), Arg::Pointer(self.work.keys.pointer())]
+        [positions, Arg::Pointer(self.inputs), Arg::Pointer(self.scratch.keys.pointer())]
     }
 
-    pub fn states(&self) -> Arg {
-        Arg::Pointer(self.work.states.pointer())
+    pub fn states_arg(&self) -> Arg {
+        Arg::Pointer(self.scratch.states.pointer())
     }
 
-    fn logprobs(&self) -> Arg {
+    fn logprobs_arg(&self) -> Arg {
         Arg::Pointer(self.columns + self.layout.logprobs() as u64)
     }
 
-    fn counts(&self) -> Arg {
+    fn counts_arg(&self) -> Arg {
         Arg::Pointer(self.columns + self.layout.counts() as u64)
     }
 
-    pub fn constants(&self) -> &Constants {
-        &self.work.signals
+    pub fn shared_buffers(&self) -> &SharedBuffers {
+        &self.scratch.signals
     }
 
-    fn lists(&self) -> [u32; 3] {
-        [self.work.draws as u32, self.layout.rows as u32, 1]
+    fn list_grid(&self) -> [u32; 3] {
+        [self.scratch.draws as u32, self.layout.rows as u32, 1]
     }
 
     unsafe fn softmax(&self) -> Result<()> {
-        let [logits, stride, vocab] = self.at_logits();
-        let args = [logits, stride, vocab, self.tokens(), self.states(), self.logprobs()];
+        let [logits, stride, vocab] = self.logits_args();
+        let args = [logits, stride, vocab, self.tokens_arg(), self.states_arg(), self.logprobs_arg()];
         // SAFETY: the arguments are the kernel's; the buffers hold this many rows
         unsafe { self.run("noise_softmax", [self.layout.rows as u32, 1, 1], THREADS, 0, &args) }
     }
 
     unsafe fn replay(&self, slot: &Slot) -> Result<()> {
-        let Some(Noise::Replay { tolerance, value_type, condition }) = self.asked.noise else { return Ok(()) };
-        let [logits, stride, vocab] = self.at_logits();
-        let [positions, sequences, keys] = self.stream();
-        let (states, logprobs, counts) = (self.states(), self.logprobs(), self.counts());
-        let (target, lead) = (Arg::F64(target(tolerance)), Arg::F64(tolerance.lead()));
+        let Some(Noise::Replay { tolerance, value_type, condition }) = self.request.noise else { return Ok(()) };
+        let [logits, stride, vocab] = self.logits_args();
+        let [positions, sequences, keys] = self.noise_stream_args();
+        let (states, logprobs, counts) = (self.states_arg(), self.logprobs_arg(), self.counts_arg());
+        let (target, lead) = (Arg::F64(target_total_variation(tolerance)), Arg::F64(tolerance.lead()));
         let condition = Arg::U32(u32::from(condition));
         let half = Arg::U32(u32::from(value_type == ValueType::F16));
-        let found = Arg::Pointer(self.work.found.pointer());
-        let corrections = Arg::Pointer(self.work.corrections.pointer());
+        let found = Arg::Pointer(self.scratch.found.pointer());
+        let corrections = Arg::Pointer(self.scratch.corrections.pointer());
         let args = [
             logits,
             stride,
             vocab,
-            self.tokens(),
+            self.tokens_arg(),
             positions,
             sequences,
             keys,
@@ -218,13 +226,13 @@ impl Slice<'_> {
             found,
         ];
         // SAFETY: the arguments are the kernels'; the buffers hold this many rows and draws
-        unsafe { self.run("noise_candidates", self.lists(), THREADS, 0, &args)? };
-        for (low, high) in SEARCHES {
+        unsafe { self.run("noise_candidates", self.list_grid(), THREADS, 0, &args)? };
+        for (low, high) in SEARCH_RANGES {
             let args = [
                 positions,
                 sequences,
                 keys,
-                self.tokens(),
+                self.tokens_arg(),
                 logits,
                 stride,
                 states,
@@ -241,7 +249,7 @@ impl Slice<'_> {
                 corrections,
             ];
             // SAFETY: as above
-            unsafe { self.run("noise_search", self.lists(), 32, high * CANDIDATE, &args)? };
+            unsafe { self.run("noise_search", self.list_grid(), 32, high * CANDIDATE_BYTES, &args)? };
         }
         // SAFETY: as above
         unsafe { self.pack(slot) }
@@ -249,12 +257,13 @@ impl Slice<'_> {
 
     /// Packs the lists one after another.
     unsafe fn pack(&self, slot: &Slot) -> Result<()> {
-        let corrections = Arg::Pointer(self.work.corrections.pointer());
-        let (counts, offsets) = (self.counts(), Arg::Pointer(self.work.offsets.pointer()));
-        let (lists, room) = (self.layout.lists as u32, slot.room.min(u32::MAX as usize) as u32);
-        let [short_index, half] = [slot.correction.short_index, slot.correction.half].map(|on| Arg::U32(u32::from(on)));
-        let out = Arg::Pointer(slot.pairs.device.pointer());
-        let gather = [counts, offsets, corrections, Arg::U32(lists), Arg::U32(room), short_index, half, out];
+        let corrections = Arg::Pointer(self.scratch.corrections.pointer());
+        let (counts, offsets) = (self.counts_arg(), Arg::Pointer(self.scratch.offsets.pointer()));
+        let (lists, capacity) = (self.layout.lists as u32, slot.capacity.min(u32::MAX as usize) as u32);
+        let [short_index, half] =
+            [slot.correction_layout.short_index, slot.correction_layout.f16_value].map(|on| Arg::U32(u32::from(on)));
+        let out = Arg::Pointer(slot.corrections.device.pointer());
+        let gather = [counts, offsets, corrections, Arg::U32(lists), Arg::U32(capacity), short_index, half, out];
         // SAFETY: the arguments are the kernels'; the buffers hold this many lists
         unsafe {
             self.run("noise_offsets", [1, 1, 1], 1024, 0, &[counts, Arg::U32(lists), offsets])?;
@@ -267,31 +276,38 @@ impl Slice<'_> {
             ValueType::F16 => "noise_dense_f16",
             ValueType::F32 => "noise_dense_f32",
         };
-        let [logits, stride, vocab] = self.at_logits();
-        let [positions, sequences, keys] = self.stream();
+        let [logits, stride, vocab] = self.logits_args();
+        let [positions, sequences, keys] = self.noise_stream_args();
         let (condition, out) = (Arg::U32(u32::from(condition)), Arg::Pointer(out));
         let args = [
             logits,
             stride,
             vocab,
-            self.tokens(),
+            self.tokens_arg(),
             positions,
             sequences,
             keys,
-            self.states(),
+            self.states_arg(),
             condition,
             out,
-            self.counts(),
+            self.counts_arg(),
         ];
         // SAFETY: the arguments are the kernel's; the buffers hold this many rows and draws
-        unsafe { self.run(kernel, self.lists(), THREADS, 0, &args) }
+        unsafe { self.run(kernel, self.list_grid(), THREADS, 0, &args) }
     }
 
     unsafe fn topk(&self, out: u64, k: usize) -> Result<()> {
-        let [logits, stride, vocab] = self.at_logits();
+        let [logits, stride, vocab] = self.logits_args();
         let values = (self.layout.rows * k * 4) as u64;
-        let args =
-            [logits, stride, vocab, Arg::U32(k as u32), self.states(), Arg::Pointer(out), Arg::Pointer(out + values)];
+        let args = [
+            logits,
+            stride,
+            vocab,
+            Arg::U32(k as u32),
+            self.states_arg(),
+            Arg::Pointer(out),
+            Arg::Pointer(out + values),
+        ];
         // SAFETY: the arguments are the kernel's; the buffers hold this many rows
         unsafe { self.run("noise_topk", [self.layout.rows as u32, 1, 1], THREADS, 0, &args) }
     }

@@ -1,12 +1,12 @@
 //! Matrices in memory, and their products.
 
 use half::{bf16, f16};
-use stillhouse_gpu::{Element, Matrix, Product, Result, Scaled, ScaledProduct};
+use stillhouse_gpu::{Element, Matrix, Product, Result, ScaledMatrix, ScaledProduct};
 
 use crate::failed;
 
 /// Checks that the shapes of a product match.
-pub fn check(product: &Product) -> Result<()> {
+pub fn check_shapes(product: &Product) -> Result<()> {
     let Product { a, b, d, .. } = product;
     if let Some(narrow) = [a, b, d].into_iter().find(|matrix| matrix.stride < matrix.columns) {
         return Err(failed("product", format!("a stride of {} for {} columns", narrow.stride, narrow.columns)));
@@ -19,20 +19,20 @@ pub fn check(product: &Product) -> Result<()> {
 }
 
 /// The memory regions of a product: name, address, bytes.
-pub fn matrices(product: &Product) -> impl Iterator<Item = (&'static str, u64, usize)> + use<> {
+pub fn regions(product: &Product) -> impl Iterator<Item = (&'static str, u64, usize)> + use<> {
     let Product { a, b, d, bias, .. } = *product;
     let named = [("A of a product", a), ("B of a product", b), ("D of a product", d)];
     let bias = (bias != 0).then_some(("bias of a product", bias, d.columns * d.element.bytes()));
-    named.into_iter().map(move |(what, matrix)| (what, matrix.pointer, bytes_of(matrix))).chain(bias)
+    named.into_iter().map(move |(what, matrix)| (what, matrix.pointer, matrix_bytes(matrix))).chain(bias)
 }
 
-fn bytes_of(Matrix { element, rows, columns, stride, .. }: Matrix) -> usize {
+fn matrix_bytes(Matrix { element, rows, columns, stride, .. }: Matrix) -> usize {
     let elements = if rows == 0 { 0 } else { (rows - 1) * stride + columns };
     elements * element.bytes()
 }
 
 /// Checks that the shapes of an 8-bit product match.
-pub fn check_scaled(product: &ScaledProduct) -> Result<()> {
+pub fn check_scaled_shapes(product: &ScaledProduct) -> Result<()> {
     let ScaledProduct { a, b, d, .. } = product;
     let fits = a.columns == b.columns && (d.rows, d.columns) == (a.rows, b.rows) && d.stride >= d.columns;
     if !fits || d.element == Element::F32 || !a.columns.is_multiple_of(16) || !b.rows.is_multiple_of(16) {
@@ -44,39 +44,39 @@ pub fn check_scaled(product: &ScaledProduct) -> Result<()> {
     Ok(())
 }
 
-/// The memory regions of an 8-bit product, as [`matrices`].
-pub fn scaled_matrices(product: &ScaledProduct) -> impl Iterator<Item = (&'static str, u64, usize)> + use<> {
+/// The memory regions of an 8-bit product, as [`regions`].
+pub fn scaled_regions(product: &ScaledProduct) -> impl Iterator<Item = (&'static str, u64, usize)> + use<> {
     let ScaledProduct { a, b, d, bias, .. } = *product;
-    let of_scaled = |what, scales, m: Scaled| {
+    let matrix_regions = |what, scales, m: ScaledMatrix| {
         [(what, m.pointer, m.rows * m.columns), (scales, m.scales, m.rows * size_of::<f32>())]
     };
     let bias = (bias != 0).then_some(("bias of a product", bias, d.columns * d.element.bytes()));
-    of_scaled("A of a product", "scales of A of a product", a)
+    matrix_regions("A of a product", "scales of A of a product", a)
         .into_iter()
-        .chain(of_scaled("B of a product", "scales of B of a product", b))
-        .chain([("D of a product", d.pointer, bytes_of(d))])
+        .chain(matrix_regions("B of a product", "scales of B of a product", b))
+        .chain([("D of a product", d.pointer, matrix_bytes(d))])
         .chain(bias)
 }
 
 /// # Safety
-/// All regions of [`matrices`] are live memory, and [`check`] returned no error.
+/// All regions of [`regions`] are live memory, and [`check_shapes`] returned no error.
 pub unsafe fn multiply(product: &Product) {
-    let Product { a, b, d, bias, add, gelu } = product;
+    let Product { a, b, d, bias, accumulate, gelu } = product;
     let (mut rows, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new());
     for m in 0..a.rows {
         // SAFETY: A is live memory
-        unsafe { row(a, m, &mut x) };
+        unsafe { read_row(a, m, &mut x) };
         rows.push(x.clone());
     }
     for n in 0..b.rows {
         // SAFETY: B, D and the bias are live memory
         unsafe {
-            row(b, n, &mut y);
+            read_row(b, n, &mut y);
             let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
             for (m, x) in rows.iter().enumerate() {
                 let sum = x.iter().zip(&y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() as f32;
                 let at = m * d.stride + n;
-                let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
+                let before = if *accumulate { read(d.pointer, d.element, at) } else { 0.0 };
                 let sum = sum + bias + before;
                 write(d.pointer, d.element, at, if *gelu { gelu_new(sum) } else { sum });
             }
@@ -85,13 +85,13 @@ pub unsafe fn multiply(product: &Product) {
 }
 
 /// # Safety
-/// All regions of [`scaled_matrices`] are live memory, and [`check_scaled`] returned no error.
+/// All regions of [`scaled_regions`] are live memory, and [`check_scaled_shapes`] returned no error.
 pub unsafe fn multiply_scaled(product: &ScaledProduct) {
-    let ScaledProduct { a, b, d, bias, add } = product;
-    let number: Vec<f64> = (0..=u8::MAX).map(|byte| f64::from(e4m3(byte))).collect();
+    let ScaledProduct { a, b, d, bias, accumulate } = product;
+    let e4m3_values: Vec<f64> = (0..=u8::MAX).map(|byte| f64::from(e4m3(byte))).collect();
     // SAFETY: the caller guarantees the matrices
-    let rows = |m: &Scaled| unsafe { std::slice::from_raw_parts(m.pointer as *const u8, m.rows * m.columns) };
-    let rows = [rows(a), rows(b)].map(|all| all.iter().map(|byte| number[usize::from(*byte)]).collect::<Vec<_>>());
+    let rows = |m: &ScaledMatrix| unsafe { std::slice::from_raw_parts(m.pointer as *const u8, m.rows * m.columns) };
+    let rows = [rows(a), rows(b)].map(|all| all.iter().map(|byte| e4m3_values[usize::from(*byte)]).collect::<Vec<_>>());
     for (m, x) in rows[0].chunks_exact(a.columns).enumerate() {
         for (n, y) in rows[1].chunks_exact(a.columns).enumerate() {
             let sum = x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>() as f32;
@@ -100,7 +100,7 @@ pub unsafe fn multiply_scaled(product: &ScaledProduct) {
             unsafe {
                 let scale = [(a.scales, m), (b.scales, n)].map(|(scales, i)| read(scales, Element::F32, i));
                 let bias = if *bias == 0 { 0.0 } else { read(*bias, d.element, n) };
-                let before = if *add { read(d.pointer, d.element, at) } else { 0.0 };
+                let before = if *accumulate { read(d.pointer, d.element, at) } else { 0.0 };
                 write(d.pointer, d.element, at, sum * scale[0] * scale[1] + bias + before);
             }
         }
@@ -155,7 +155,7 @@ unsafe fn write(pointer: u64, element: Element, at: usize, value: f32) {
 ///
 /// # Safety
 /// The matrix is readable memory.
-unsafe fn row(matrix: &Matrix, row: usize, out: &mut Vec<f32>) {
+unsafe fn read_row(matrix: &Matrix, row: usize, out: &mut Vec<f32>) {
     out.clear();
     // SAFETY: the caller upholds the safety contract
     out.extend((0..matrix.columns).map(|c| unsafe { read(matrix.pointer, matrix.element, row * matrix.stride + c) }));

@@ -17,76 +17,76 @@ pub struct Calls {
     pub flops: f64,
 }
 
-/// Counts since the last [`Counted::restart`]; `allocated` counts since the beginning.
+/// Counts since the last [`CountingDevice::reset`]; `allocated` counts since the beginning.
 #[derive(Debug, Clone, Default)]
-pub struct Tally {
+pub struct Counts {
     pub allocated: u64,
-    pub most_allocated: u64,
+    pub peak_allocated: u64,
     pub to_host: u64,
     pub calls: BTreeMap<String, Calls>,
     sizes: HashMap<u64, u64>,
 }
 
 /// The device wrapper.
-pub struct Counted {
+pub struct CountingDevice {
     device: Arc<dyn Device>,
-    tally: Mutex<Tally>,
+    counts: Mutex<Counts>,
     timed: AtomicBool,
 }
 
-impl fmt::Debug for Counted {
+impl fmt::Debug for CountingDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.device.fmt(f)
     }
 }
 
-impl Counted {
+impl CountingDevice {
     pub fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, tally: Mutex::default(), timed: AtomicBool::new(false) }
+        Self { device, counts: Mutex::default(), timed: AtomicBool::new(false) }
     }
 
-    fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A copy of the counts.
-    pub fn counts(&self) -> Tally {
-        self.tally().clone()
+    pub fn snapshot(&self) -> Counts {
+        self.counts().clone()
     }
 
     /// Resets the counts. If `timed`, every call waits for all work before and after it, so nothing overlaps.
-    pub fn restart(&self, timed: bool) {
+    pub fn reset(&self, timed: bool) {
         self.timed.store(timed, Ordering::Relaxed);
-        let mut tally = self.tally();
-        tally.to_host = 0;
-        tally.calls.clear();
-        tally.most_allocated = tally.allocated;
+        let mut counts = self.counts();
+        counts.to_host = 0;
+        counts.calls.clear();
+        counts.peak_allocated = counts.allocated;
     }
 
     /// Waits for both streams.
-    pub fn settle(&self) -> Result<()> {
+    pub fn synchronize(&self) -> Result<()> {
         for stream in [Stream::Pass, Stream::Extract] {
             self.device.wait(self.device.record(stream)?)?;
         }
         Ok(())
     }
 
-    fn count(&self, name: &str, stream: Stream, flops: f64, does: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn count(&self, name: &str, stream: Stream, flops: f64, operation: impl FnOnce() -> Result<()>) -> Result<()> {
         let timed = self.timed.load(Ordering::Relaxed);
         if timed {
-            self.settle()?;
+            self.synchronize()?;
         }
         let began = Instant::now();
-        does()?;
+        operation()?;
         if timed {
             self.device.wait(self.device.record(stream)?)?;
         }
         let seconds = if timed { began.elapsed().as_secs_f64() } else { 0.0 };
-        let mut tally = self.tally();
-        if !tally.calls.contains_key(name) {
-            tally.calls.insert(name.into(), Calls::default());
+        let mut counts = self.counts();
+        if !counts.calls.contains_key(name) {
+            counts.calls.insert(name.into(), Calls::default());
         }
-        if let Some(calls) = tally.calls.get_mut(name) {
+        if let Some(calls) = counts.calls.get_mut(name) {
             calls.count += 1;
             calls.seconds += seconds;
             calls.flops += flops;
@@ -95,7 +95,7 @@ impl Counted {
     }
 }
 
-impl Device for Counted {
+impl Device for CountingDevice {
     fn name(&self) -> &str {
         self.device.name()
     }
@@ -118,18 +118,18 @@ impl Device for Counted {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         let pointer = self.device.allocate(bytes)?;
-        let mut tally = self.tally();
-        tally.sizes.insert(pointer, bytes as u64);
-        tally.allocated += bytes as u64;
-        tally.most_allocated = tally.most_allocated.max(tally.allocated);
+        let mut counts = self.counts();
+        counts.sizes.insert(pointer, bytes as u64);
+        counts.allocated += bytes as u64;
+        counts.peak_allocated = counts.peak_allocated.max(counts.allocated);
         Ok(pointer)
     }
 
     fn free(&self, pointer: u64) {
         self.device.free(pointer);
-        let mut tally = self.tally();
-        let bytes = tally.sizes.remove(&pointer).unwrap_or_default();
-        tally.allocated -= bytes;
+        let mut counts = self.counts();
+        let bytes = counts.sizes.remove(&pointer).unwrap_or_default();
+        counts.allocated -= bytes;
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
@@ -146,7 +146,7 @@ impl Device for Counted {
     }
 
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
-        self.tally().to_host += bytes as u64;
+        self.counts().to_host += bytes as u64;
         // SAFETY: the caller keeps the contract of `copy_out`
         self.count("copy to the host", stream, 0.0, || unsafe { self.device.copy_out(stream, to, from, bytes) })
     }
@@ -164,12 +164,12 @@ impl Device for Counted {
         self.count(&name, stream, flops, || unsafe { self.device.product(stream, product) })
     }
 
-    fn ends_in_gelu(&self, product: &Product) -> Result<bool> {
-        self.device.ends_in_gelu(product)
+    fn fuses_gelu(&self, product: &Product) -> Result<bool> {
+        self.device.fuses_gelu(product)
     }
 
-    fn lacks_fp8(&self) -> Option<String> {
-        self.device.lacks_fp8()
+    fn fp8_unsupported_reason(&self) -> Option<String> {
+        self.device.fp8_unsupported_reason()
     }
 
     unsafe fn scaled_product(&self, stream: Stream, product: &ScaledProduct) -> Result<()> {

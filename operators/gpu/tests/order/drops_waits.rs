@@ -7,7 +7,7 @@ use stillhouse_gpu_host::Host;
 
 /// The waits that are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forgets {
+pub enum DroppedWait {
     Nothing,
     /// A stream's wait for the other stream.
     WaitIn,
@@ -18,22 +18,22 @@ pub enum Forgets {
 }
 
 #[derive(Debug)]
-pub struct Careless {
+pub struct DropsWaits {
     pub host: Host,
-    forgets: Mutex<Forgets>,
+    dropped: Mutex<DroppedWait>,
 }
 
-impl Careless {
-    pub fn new(seed: u64, forgets: Forgets) -> Self {
-        Self { host: Host::new(seed), forgets: Mutex::new(forgets) }
+impl DropsWaits {
+    pub fn new(seed: u64, dropped: DroppedWait) -> Self {
+        Self { host: Host::new(seed), dropped: Mutex::new(dropped) }
     }
 
-    pub fn forget_from_now_on(&self, forgets: Forgets) {
-        *self.forgets.lock().unwrap() = forgets;
+    pub fn set_dropped(&self, dropped: DroppedWait) {
+        *self.dropped.lock().unwrap() = dropped;
     }
 
-    fn forgets(&self) -> Forgets {
-        *self.forgets.lock().unwrap()
+    fn dropped(&self) -> DroppedWait {
+        *self.dropped.lock().unwrap()
     }
 }
 
@@ -42,17 +42,17 @@ fn stream(event: Event) -> Stream {
     if event.number().is_multiple_of(2) { Stream::Pass } else { Stream::Extract }
 }
 
-impl Device for Careless {
-    as_the_host!();
+impl Device for DropsWaits {
+    forward_to_host!();
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
         unsafe { self.host.launch(stream, launch, args) }
     }
     fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
-        if self.forgets() == Forgets::WaitIn { Ok(()) } else { self.host.wait_in(stream, event) }
+        if self.dropped() == DroppedWait::WaitIn { Ok(()) } else { self.host.wait_in(stream, event) }
     }
     fn wait(&self, event: Event) -> Result<()> {
-        let forgotten = [Forgets::WaitFor(stream(event)), Forgets::AnyWait].contains(&self.forgets());
-        if forgotten { Ok(()) } else { self.host.wait(event) }
+        let is_dropped = [DroppedWait::WaitFor(stream(event)), DroppedWait::AnyWait].contains(&self.dropped());
+        if is_dropped { Ok(()) } else { self.host.wait(event) }
     }
 }

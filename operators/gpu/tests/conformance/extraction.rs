@@ -46,15 +46,15 @@ impl Slice {
 }
 
 /// Extracts the columns of a slice; an error is its message.
-pub type Way<'a> = &'a dyn Fn(&Slice, &Asked) -> Result<Extracted, String>;
+pub type ExtractFn<'a> = &'a dyn Fn(&Slice, &Asked) -> Result<Extracted, String>;
 
 /// Extraction by `stillhouse_noise` on the CPU.
-pub fn on_cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
-    cpu(slice, asked).map_err(|e| GpuError::from(e).to_string())
+pub fn on_cpu(slice: &Slice, request: &Asked) -> Result<Extracted, String> {
+    cpu(slice, request).map_err(|e| GpuError::from(e).to_string())
 }
 
-fn cpu(slice: &Slice, asked: &Asked) -> Result<Extracted, stillhouse_noise::NoiseError> {
-    let Asked { vocab, keys, noise, topk, signals, .. } = asked.clone();
+fn cpu(slice: &Slice, request: &Asked) -> Result<Extracted, stillhouse_noise::NoiseError> {
+    let Asked { vocab, keys, noise, topk, signals, .. } = request.clone();
     let mut extractor = RowExtractor::new(Extraction { vocab, keys, noise, topk, signals })?;
     let stillhouse_noise::Extracted { logprob, replay, dense, topk, signals, fallbacks } =
         extractor.extract(&slice.logits, &slice.positions())?;
@@ -78,9 +78,9 @@ pub fn upload(device: &Arc<dyn Device>, slice: &Slice, stride: usize) -> Buffer 
 }
 
 /// Extraction by the kernels.
-pub fn on_device(device: &Arc<dyn Device>, slice: &Slice, asked: &Asked) -> Result<Extracted, String> {
-    let logits = upload(device, slice, asked.stride);
-    let mut extractor = Extractor::new(device, asked.clone(), slice.rows().max(1)).map_err(|e| e.to_string())?;
+pub fn on_device(device: &Arc<dyn Device>, slice: &Slice, request: &Asked) -> Result<Extracted, String> {
+    let logits = upload(device, slice, request.stride);
+    let mut extractor = Extractor::new(device, request.clone(), slice.rows().max(1)).map_err(|e| e.to_string())?;
     // SAFETY: the buffer holds these rows, and lives until they are collected
     let pending = unsafe { extractor.begin(logits.pointer(), &slice.positions()) }.map_err(|e| e.to_string())?;
     extractor.collect(pending).map_err(|e| e.to_string())
@@ -88,18 +88,18 @@ pub fn on_device(device: &Arc<dyn Device>, slice: &Slice, asked: &Asked) -> Resu
 
 pub fn on_host(seed: u64) -> impl Fn(&Slice, &Asked) -> Result<Extracted, String> {
     let device: Arc<dyn Device> = Arc::new(Host::new(seed));
-    move |slice, asked| on_device(&device, slice, asked)
+    move |slice, request| on_device(&device, slice, request)
 }
 
 /// The host with a bug in the kernels whose names begin with `kernels`: `noise_x` becomes `broken_…_x`.
 #[derive(Debug)]
-pub struct Broken {
+pub struct MutantHost {
     pub host: Host,
     pub prefix: &'static str,
     pub kernels: &'static str,
 }
 
-impl Device for Broken {
+impl Device for MutantHost {
     fn name(&self) -> &str {
         self.prefix
     }
@@ -140,8 +140,8 @@ impl Device for Broken {
     unsafe fn product(&self, stream: Stream, product: &Product) -> stillhouse_gpu::Result<()> {
         unsafe { self.host.product(stream, product) }
     }
-    fn ends_in_gelu(&self, product: &Product) -> stillhouse_gpu::Result<bool> {
-        self.host.ends_in_gelu(product)
+    fn fuses_gelu(&self, product: &Product) -> stillhouse_gpu::Result<bool> {
+        self.host.fuses_gelu(product)
     }
     fn record(&self, stream: Stream) -> stillhouse_gpu::Result<Event> {
         self.host.record(stream)

@@ -10,21 +10,21 @@ use std::sync::OnceLock;
 /// Existing folders, the most specific first. The search runs once, so a process that confines itself to these folders
 /// gets the same list afterwards.
 pub fn folders() -> &'static [PathBuf] {
-    static FOUND: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    FOUND.get_or_init(found)
+    static FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    FOLDERS.get_or_init(search)
 }
 
-fn found() -> Vec<PathBuf> {
-    let named = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(named);
+fn search() -> Vec<PathBuf> {
+    let env_path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env_path);
     let mut folders: Vec<PathBuf> = toolkits.flat_map(|home| [home.join("lib64"), home.join("lib")]).collect();
-    let on_path = env::var_os("PATH").map(|path| python_on(&path)).unwrap_or_default();
+    let on_path = env::var_os("PATH").map(|path| python_prefixes(&path)).unwrap_or_default();
     // Packages of conda itself are in `lib` of the prefix, not inside Python.
-    folders.extend(named("CONDA_PREFIX").map(|prefix| prefix.join("lib")));
-    let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(named).chain(on_path);
-    let pythons = pythons.chain(named("HOME").map(|home| home.join(".local")));
+    folders.extend(env_path("CONDA_PREFIX").map(|prefix| prefix.join("lib")));
+    let pythons = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env_path).chain(on_path);
+    let pythons = pythons.chain(env_path("HOME").map(|home| home.join(".local")));
     let pythons = pythons.chain(["/usr/local", "/usr"].map(PathBuf::from));
-    folders.extend(pythons.flat_map(|prefix| of_python(&prefix)));
+    folders.extend(pythons.flat_map(|prefix| nvidia_folders(&prefix)));
     folders.extend(["/usr/local/cuda/lib64", "/usr/local/cuda-13/lib64"].map(PathBuf::from));
     folders.retain(|folder| folder.is_dir());
     folders.dedup();
@@ -33,7 +33,7 @@ fn found() -> Vec<PathBuf> {
 
 /// Prefixes of the first `python3` on a `PATH`: of the path itself, which is in the environment's folder, and of its
 /// target.
-fn python_on(path: &OsStr) -> Vec<PathBuf> {
+fn python_prefixes(path: &OsStr) -> Vec<PathBuf> {
     let Some(found) = env::split_paths(path).map(|folder| folder.join("python3")).find(|python| python.is_file())
     else {
         return Vec::new();
@@ -44,7 +44,7 @@ fn python_on(path: &OsStr) -> Vec<PathBuf> {
 }
 
 /// The folders `nvidia/cu13/lib` of the Python packages under a prefix.
-fn of_python(prefix: &Path) -> Vec<PathBuf> {
+fn nvidia_folders(prefix: &Path) -> Vec<PathBuf> {
     let Ok(entries) = read_dir(prefix.join("lib")) else { return Vec::new() };
     let is_python = |name: &OsStr| name.to_string_lossy().starts_with("python3");
     let mut versions: Vec<PathBuf> =
@@ -64,8 +64,8 @@ mod tests {
         let lib = prefix.path().join("lib/python3.11/site-packages/nvidia/cu13/lib");
         std::fs::create_dir_all(&lib).unwrap();
         std::fs::create_dir_all(prefix.path().join("lib/python3.12/site-packages")).unwrap();
-        assert_eq!(of_python(prefix.path()), [lib]);
-        assert!(of_python(Path::new("/nowhere")).is_empty());
+        assert_eq!(nvidia_folders(prefix.path()), [lib]);
+        assert!(nvidia_folders(Path::new("/nowhere")).is_empty());
     }
 
     #[test]
@@ -79,7 +79,7 @@ mod tests {
         std::os::unix::fs::symlink(&real, environment.path().join("bin/python3")).unwrap();
         let path = env::join_paths([Path::new("/nowhere"), &environment.path().join("bin")]).unwrap();
         let want = [environment.path().to_path_buf(), system.path().canonicalize().unwrap()];
-        assert_eq!(python_on(&path), want);
-        assert!(python_on(OsStr::new("/nowhere")).is_empty());
+        assert_eq!(python_prefixes(&path), want);
+        assert!(python_prefixes(OsStr::new("/nowhere")).is_empty());
     }
 }

@@ -6,8 +6,8 @@ use super::Shape;
 use crate::device::{Device, Element, Result};
 use crate::error::GpuError;
 
-const FEWEST_ROWS: usize = 272;
-const ROWS_OF_FP8: usize = 16;
+const MIN_FP8_ROWS: usize = 272;
+const FP8_ROW_MULTIPLE: usize = 16;
 
 /// The number format of weights and products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Numbers {
     /// e4m3 products in the layers: one scale per output of a weight, and one per token for the activations.
     ///
     /// Everything else, including the LM head, is bfloat16 with f32 sums. Widths must be multiples of 16, and few
-    /// devices support such products ([`Device::lacks_fp8`]).
+    /// devices support such products ([`Device::fp8_unsupported_reason`]).
     Fp8,
 }
 
@@ -52,21 +52,21 @@ impl Numbers {
     /// to 256 rows of 9,216 on an H100), so there are at least 272. The contents of the padding rows are undefined, and
     /// nothing reads them.
     #[must_use]
-    pub const fn rows(self, tokens: usize) -> usize {
+    pub const fn padded_rows(self, tokens: usize) -> usize {
         match self {
             Self::Of(_) => tokens,
-            Self::Fp8 if tokens < FEWEST_ROWS => FEWEST_ROWS,
-            Self::Fp8 => tokens.next_multiple_of(ROWS_OF_FP8),
+            Self::Fp8 if tokens < MIN_FP8_ROWS => MIN_FP8_ROWS,
+            Self::Fp8 => tokens.next_multiple_of(FP8_ROW_MULTIPLE),
         }
     }
 
-    /// Checks that the device can compute a net of this shape in these numbers.
+    /// Checks that the device can compute a net of this shape in this number format.
     pub(super) fn check(self, device: &Arc<dyn Device>, shape: &Shape) -> Result<()> {
         shape.check()?;
         if self != Self::Fp8 {
             return Ok(());
         }
-        if let Some(message) = device.lacks_fp8() {
+        if let Some(message) = device.fp8_unsupported_reason() {
             let (got, valid) = (format!("{}, but {message}", device.name()), "f32, bf16, f16".into());
             return Err(GpuError::Input { what: "products in fp8", got, valid });
         }
