@@ -29,7 +29,7 @@ pub(super) struct Collector {
     /// Positions of each row, padding included; `starts` says where each row begins in a column of shape `[L]`.
     lengths: Vec<usize>,
     starts: Vec<usize>,
-    asked: Extraction,
+    extraction: Extraction,
     logprob: Vec<f32>,
     replay: Option<Replay>,
     dense: Option<Vec<f32>>,
@@ -68,7 +68,7 @@ impl Collector {
             config: Arc::clone(config),
             sequences: Arc::clone(sequences),
             starts,
-            asked: config.asked()?,
+            extraction: config.extraction()?,
             logprob: vec![0.0; positions],
             replay: None,
             dense: None,
@@ -79,8 +79,8 @@ impl Collector {
             meter: Arc::clone(meter),
             lengths,
         };
-        let lists = positions * collector.asked.keys.len();
-        match collector.asked.noise {
+        let lists = positions * collector.extraction.keys.len();
+        match collector.extraction.noise {
             Some(NoiseForm::Replay { .. }) => {
                 collector.replay =
                     Some(Replay { lists: vec![(0, 0); lists], indices: Vec::new(), logprobs: Vec::new() });
@@ -91,7 +91,7 @@ impl Collector {
         if config.topk > 0 {
             collector.topk = Some((vec![0; positions * config.topk], vec![0.0; positions * config.topk]));
         }
-        if !collector.asked.signals.is_none() {
+        if !collector.extraction.signals.is_none() {
             collector.signals = vec![RowSignals::default(); positions];
         }
         collector.fill_certain()?;
@@ -105,7 +105,7 @@ impl Collector {
                 let token = self.token(row, position);
                 let at = self.starts[row] + position;
                 if let Some(signals) = self.signals.get_mut(at) {
-                    *signals = self.asked.signals.certain(token);
+                    *signals = self.extraction.signals.certain(token);
                 }
                 if let Some((indices, logprobs)) = &mut self.topk {
                     let k = self.config.topk;
@@ -138,8 +138,8 @@ impl Collector {
 
     fn fill_prior(&mut self, row: usize, position: usize) -> Result<(), OperatorError> {
         let token = self.token(row, position);
-        for draw in 0..self.asked.keys.len() {
-            let stream = NoiseStream::new(self.asked.keys[draw], self.sequences[row].id, position as u32);
+        for draw in 0..self.extraction.keys.len() {
+            let stream = NoiseStream::new(self.extraction.keys[draw], self.sequences[row].id, position as u32);
             let at = self.dense_start(row, draw, position);
             if let Some(dense) = &mut self.dense {
                 prior_noise(token, &stream, &mut dense[at..at + self.config.vocab_size]).map_err(noise_error)?;
@@ -154,7 +154,7 @@ impl Collector {
 
     /// Index of (row, draw, position) in a column of shape [D, L], counted in lists.
     fn list(&self, row: usize, draw: usize, position: usize) -> usize {
-        self.starts[row] * self.asked.keys.len() + draw * self.lengths[row] + position
+        self.starts[row] * self.extraction.keys.len() + draw * self.lengths[row] + position
     }
 
     fn dense_start(&self, row: usize, draw: usize, position: usize) -> usize {
@@ -169,7 +169,7 @@ impl Collector {
         let places: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
         let ids: Vec<u64> = positions.iter().map(|p| self.sequences[p.row].id).collect();
         let observed = Observed { tokens: &tokens, positions: &places, sequence_ids: &ids };
-        let extracted = workspace.extract(&self.asked, &slice.logits, &observed);
+        let extracted = workspace.extract(&self.extraction, &slice.logits, &observed);
         self.meter.add_since(Measure::ExtractNanos, began);
         extracted
     }
@@ -184,7 +184,7 @@ impl Collector {
         let began = Instant::now();
         self.place_states(positions, states)?;
         self.statistics.predicted_tokens += positions.len() as u64;
-        let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.asked.keys.len());
+        let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.extraction.keys.len());
         for (n, p) in positions.iter().enumerate() {
             let at = self.starts[p.row] + p.position;
             self.logprob[at] = extracted.logprob[n];
@@ -277,7 +277,7 @@ impl Collector {
         let logprob = Arc::new(Float32Array::from(std::mem::take(&mut self.logprob)));
         arrays.push(list_column(next()?, logprob, &self.lengths).map_err(&error)?);
         if let Some(replay) = self.replay.take() {
-            let draws = self.asked.keys.len();
+            let draws = self.extraction.keys.len();
             let (count, index, logprob) = (next()?, next()?, next()?);
             let scaled: Vec<usize> = self.lengths.iter().map(|l| l * draws).collect();
             let counts: Vec<u32> = replay.lists.iter().map(|list| list.1).collect();
@@ -288,7 +288,7 @@ impl Collector {
         }
         if let Some(dense) = self.dense.take() {
             let field = next()?;
-            let width = self.asked.keys.len() * self.config.vocab_size;
+            let width = self.extraction.keys.len() * self.config.vocab_size;
             let per_row: Vec<usize> = self.lengths.iter().map(|l| l * width).collect();
             arrays.push(list_column(field, floats(field, dense), &per_row).map_err(&error)?);
         }
@@ -313,13 +313,16 @@ impl Collector {
 
 impl ExtractConfig {
     /// Returns what to extract from every row of logits.
-    pub(crate) fn asked(&self) -> Result<Extraction, OperatorError> {
+    ///
+    /// # Errors
+    /// Fails if the noise cannot be stored.
+    pub fn extraction(&self) -> Result<Extraction, OperatorError> {
         let (signals, topk) = (self.signals.asked(), self.topk);
-        let mut asked = Extraction { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
+        let mut extraction = Extraction { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
         if let Some(noise) = &self.noise {
             let (value_type, condition) = (noise.stored(), noise.condition);
-            asked.keys = DrawKey::draws(noise.seed, noise.draws);
-            asked.noise = Some(match noise.codec {
+            extraction.keys = DrawKey::draws(noise.seed, noise.draws);
+            extraction.noise = Some(match noise.codec {
                 NoiseCodec::Replay => {
                     let tolerance = Tolerance::new(noise.tolerance).map_err(noise_error)?;
                     NoiseForm::Replay { tolerance, value_type, condition }
@@ -327,7 +330,7 @@ impl ExtractConfig {
                 NoiseCodec::Dense => NoiseForm::Dense { value_type, condition },
             });
         }
-        Ok(asked)
+        Ok(extraction)
     }
 }
 

@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
-use stillhouse_noise::{Extracted, Extraction, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
+use stillhouse_noise::{Extracted, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
@@ -193,14 +193,6 @@ impl ExtractConfig {
             logits: None,
             workspace: Workspace::default(),
         })
-    }
-
-    /// Returns what to extract from every row of logits.
-    ///
-    /// # Errors
-    /// Fails if the noise cannot be stored.
-    pub fn extraction(&self) -> Result<Extraction, OperatorError> {
-        self.asked()
     }
 
     /// Returns the rows to process at once: a whole batch, or with dense noise or hidden states as many as fit 64 MB.

@@ -68,7 +68,7 @@ impl<'t, T> Writer<'t, T> {
         let sampler = Sampler::new(vocab, sampling(&config.written)).map_err(noise_error)?;
         Ok(Self {
             decoding: teacher.decoding(slots, config.length(), config.extract.hidden_layers())?,
-            extractor: RowExtractor::new(config.extract.asked()?).map_err(noise_error)?,
+            extractor: RowExtractor::new(config.extract.extraction()?).map_err(noise_error)?,
             slots: (0..slots).map(|_| Slot { text: None, sampler: sampler.clone() }).collect(),
             waiting: VecDeque::new(),
             batches: Vec::new(),
