@@ -360,12 +360,16 @@ fn item_type(field: &Field) -> DataType {
 }
 
 pub(super) fn unsigned(field: &Field, values: Vec<u32>) -> Result<ArrayRef, OperatorError> {
+    let item = item_type(field);
+    // a looser tolerance shortens only the lists of corrections
+    let remedy =
+        if field.name() == columns::NOISE_COUNT { "raise extract.noise.tolerance" } else { "a fault of this program" };
     let too_large = |v: u32| OperatorError::Data {
         operator: NAME,
         place: format!("column {}", field.name()),
-        message: format!("value {v} does not fit its type; raise extract.noise.tolerance"),
+        message: format!("value {v} does not fit its type, {item}: {remedy}"),
     };
-    Ok(match item_type(field) {
+    Ok(match item {
         DataType::UInt8 => {
             let values: Result<Vec<u8>, _> =
                 values.into_iter().map(|v| u8::try_from(v).map_err(|_| too_large(v))).collect();
@@ -384,5 +388,27 @@ pub(super) fn floats(field: &Field, values: Vec<f32>) -> ArrayRef {
     match item_type(field) {
         DataType::Float16 => Arc::new(values.into_iter().map(|v| Some(f16::from_f32(v))).collect::<Float16Array>()),
         _ => Arc::new(Float32Array::from(values)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_error_about_corrections_names_the_tolerance() {
+        let message = |name: &str, item: DataType| {
+            unsigned(&columns::list_field(name, item), vec![1, 70_000]).unwrap_err().to_string()
+        };
+        assert_eq!(
+            message(columns::NOISE_COUNT, DataType::UInt16),
+            "extract: column noise_count: value 70000 does not fit its type, UInt16: raise extract.noise.tolerance"
+        );
+        assert_eq!(
+            message(columns::SAMPLED_TIMES, DataType::UInt8),
+            "extract: column sampled_times: value 70000 does not fit its type, UInt8: a fault of this program"
+        );
+        let index = columns::list_field(columns::NOISE_INDEX, DataType::UInt32);
+        assert_eq!(unsigned(&index, vec![1, 70_000]).unwrap().len(), 2);
     }
 }
