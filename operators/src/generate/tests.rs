@@ -452,9 +452,16 @@ fn a_text_that_goes_wrong_takes_its_batch_along_and_no_other() {
     }
     let short = Short(Chain::new());
     let mut writer = Writer::new(&short, config).unwrap();
-    writer.push((), &third, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
-    let failed = std::iter::repeat_with(|| writer.step().pop()).find_map(|step| step).unwrap().1.unwrap_err();
-    assert!(failed.to_string().contains("tokens seen"), "{failed}");
+    for batch in [&first, &third] {
+        writer.push((), batch, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
+    }
+    let failed = std::iter::repeat_with(|| writer.step()).find(|ended| !ended.is_empty()).unwrap();
+    assert_eq!(failed.len(), 2);
+    for ((), written) in failed {
+        let error = written.unwrap_err();
+        assert!(matches!(error.root(), OperatorError::Teacher(_)), "{error:?}");
+        assert!(error.to_string().contains("tokens seen"), "{error}");
+    }
     assert!(writer.is_idle());
     let no_prompts = writer.push((), &documents(&[(1, "x", true)]), Arc::new(Counters::default()));
     assert!(matches!(no_prompts, Err(((), OperatorError::Arrow { .. }))));

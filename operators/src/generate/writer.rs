@@ -134,14 +134,14 @@ impl<'t, T> Writer<'t, T> {
                 slot.text = Some(text);
             }
         }
-        if let Err(message) = self.tokens() {
+        if let Err(error) = self.tokens() {
             // if the teacher fails, every batch fails
             let batches = std::mem::take(&mut self.batches);
             self.waiting.clear();
             self.slots.iter_mut().for_each(|slot| slot.text = None);
-            let mut first = Some(message);
-            let error = || first.take().unwrap_or(OperatorError::Stopped);
-            return batches.into_iter().map(|batch| batch.ticket).zip(std::iter::repeat_with(error).map(Err)).collect();
+            let error = Arc::new(error);
+            let shared = |batch: Batch<T>| (batch.ticket, Err(OperatorError::Shared(Arc::clone(&error))));
+            return batches.into_iter().map(shared).collect();
         }
         self.whole()
     }
