@@ -111,7 +111,7 @@ pub trait Operator: Send {
     }
 }
 
-pub(crate) fn extended(input: &Schema, fields: Vec<Field>) -> SchemaRef {
+pub(crate) fn extend_schema(input: &Schema, fields: Vec<Field>) -> SchemaRef {
     let all: Vec<Field> = input.fields().iter().map(|f| f.as_ref().clone()).chain(fields).collect();
     Arc::new(Schema::new_with_metadata(all, input.metadata().clone()))
 }

@@ -170,7 +170,7 @@ impl BoundedText {
         Ok(())
     }
 
-    fn hand_on(&mut self, out: &mut String) {
+    fn move_to(&mut self, out: &mut String) {
         out.push_str(&self.text);
         self.text.clear();
     }
@@ -389,7 +389,7 @@ impl Stripped {
         }
         let decided = content.trim_end_matches(is_python_space);
         if !decided.is_empty() {
-            self.held.hand_on(out);
+            self.held.move_to(out);
             out.push_str(decided);
         }
         self.held.push(&content[decided.len()..])
@@ -484,7 +484,7 @@ impl Strip {
         let decided = text.trim_end_matches(is_python_space);
         if !decided.is_empty() {
             self.has_text = true;
-            self.held.hand_on(out);
+            self.held.move_to(out);
             out.push_str(decided);
         }
         self.held.push(&text[decided.len()..])

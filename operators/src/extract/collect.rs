@@ -16,9 +16,9 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::NoiseCodec;
 
-use super::hidden::States;
+use super::hidden::HiddenStatesBuilder;
 use super::pass::{Predicted, Sequence, Slice};
-use super::{ExtractConfig, NAME, Workspace, noise_error, unfit};
+use super::{ExtractConfig, NAME, Workspace, hidden_state_error, noise_error};
 use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::list_column;
 
@@ -36,7 +36,7 @@ pub(super) struct Collector {
     topk: Option<(Vec<i32>, Vec<f32>)>,
     /// Other signals of each position; empty if the job wants none.
     signals: Vec<RowSignals>,
-    hidden: Option<States>,
+    hidden: Option<HiddenStatesBuilder>,
     statistics: Statistics,
     meter: Arc<dyn Meter>,
 }
@@ -74,7 +74,7 @@ impl Collector {
             dense: None,
             topk: None,
             signals: Vec::new(),
-            hidden: config.hidden.clone().map(|hidden| States::new(hidden, positions)),
+            hidden: config.hidden.clone().map(|hidden| HiddenStatesBuilder::new(hidden, positions)),
             statistics: Statistics::default(),
             meter: Arc::clone(meter),
             lengths,
@@ -153,12 +153,12 @@ impl Collector {
     }
 
     /// Index of (row, draw, position) in a column of shape [D, L], counted in lists.
-    fn list(&self, row: usize, draw: usize, position: usize) -> usize {
+    fn list_index(&self, row: usize, draw: usize, position: usize) -> usize {
         self.starts[row] * self.extraction.keys.len() + draw * self.lengths[row] + position
     }
 
     fn dense_start(&self, row: usize, draw: usize, position: usize) -> usize {
-        self.list(row, draw, position) * self.config.vocab_size
+        self.list_index(row, draw, position) * self.config.vocab_size
     }
 
     /// Extracts the values of a slice.
@@ -166,23 +166,23 @@ impl Collector {
         let began = Instant::now();
         let positions = &slice.positions;
         let tokens: Vec<u32> = positions.iter().map(|p| self.token(p.row, p.position)).collect();
-        let places: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
+        let sequence_positions: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
         let ids: Vec<u64> = positions.iter().map(|p| self.sequences[p.row].id).collect();
-        let observed = Observed { tokens: &tokens, positions: &places, sequence_ids: &ids };
+        let observed = Observed { tokens: &tokens, positions: &sequence_positions, sequence_ids: &ids };
         let extracted = workspace.extract(&self.extraction, &slice.logits, &observed);
         self.meter.add_since(Measure::ExtractNanos, began);
         extracted
     }
 
     /// Stores the values of a slice at their positions.
-    pub(super) fn place(
+    pub(super) fn store(
         &mut self,
         positions: &[Predicted],
         extracted: &Extracted,
         states: &[f32],
     ) -> Result<(), OperatorError> {
         let began = Instant::now();
-        self.place_states(positions, states)?;
+        self.store_states(positions, states)?;
         self.statistics.predicted_tokens += positions.len() as u64;
         let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.extraction.keys.len());
         for (n, p) in positions.iter().enumerate() {
@@ -193,14 +193,14 @@ impl Collector {
             }
             if let (Some((indices, logprobs)), Some((found, values))) = (&mut self.topk, &extracted.topk) {
                 // fewer than k if the vocabulary has fewer entries
-                let found_here = found.len() / positions.len();
-                for i in 0..found_here.min(k) {
-                    indices[at * k + i] = found[n * found_here + i] as i32;
-                    logprobs[at * k + i] = values[n * found_here + i];
+                let entries = found.len() / positions.len();
+                for i in 0..entries.min(k) {
+                    indices[at * k + i] = found[n * entries + i] as i32;
+                    logprobs[at * k + i] = values[n * entries + i];
                 }
             }
             for draw in 0..draws {
-                let list = self.list(p.row, draw, p.position);
+                let list = self.list_index(p.row, draw, p.position);
                 if let Some(encoded) = &extracted.replay {
                     let (indices, logprobs) = encoded.corrections(n, draw);
                     self.check_count(p, indices.len())?;
@@ -225,16 +225,16 @@ impl Collector {
         Ok(())
     }
 
-    fn place_states(&mut self, positions: &[Predicted], states: &[f32]) -> Result<(), OperatorError> {
+    fn store_states(&mut self, positions: &[Predicted], states: &[f32]) -> Result<(), OperatorError> {
         let Some(hidden) = &mut self.hidden else { return Ok(()) };
-        let (got, expected) = (states.len(), positions.len() * hidden.values());
+        let (got, expected) = (states.len(), positions.len() * hidden.values_per_position());
         if got != expected {
             let message = format!("{got} values of hidden states, expected {expected}: a fault of this program");
             return Err(OperatorError::Config { operator: NAME, message });
         }
-        for (p, states) in positions.iter().zip(states.chunks_exact(hidden.values())) {
+        for (p, states) in positions.iter().zip(states.chunks_exact(hidden.values_per_position())) {
             let at = (self.sequences[p.row].id, p.position);
-            hidden.place(self.starts[p.row] + p.position, states).map_err(|message| unfit(at, message))?;
+            hidden.set(self.starts[p.row] + p.position, states).map_err(|message| hidden_state_error(at, message))?;
         }
         Ok(())
     }
@@ -242,18 +242,18 @@ impl Collector {
     /// Fails if `noise_count` cannot hold `count`. `columns::noise_count_type` picks a type that should always fit.
     fn check_count(&self, p: &Predicted, count: usize) -> Result<(), OperatorError> {
         let Some(noise) = &self.config.noise else { return Ok(()) };
-        let most = match columns::noise_count_type(self.config.vocab_size, noise.tolerance) {
+        let max = match columns::noise_count_type(self.config.vocab_size, noise.tolerance) {
             DataType::UInt8 => usize::from(u8::MAX),
             DataType::UInt16 => usize::from(u16::MAX),
             _ => u32::MAX as usize,
         };
-        if count <= most {
+        if count <= max {
             return Ok(());
         }
         Err(OperatorError::Data {
             operator: NAME,
             place: format!("sequence {}, position {}", self.sequences[p.row].id, p.position),
-            message: format!("{count} corrections, more than {most}; raise extract.noise.tolerance"),
+            message: format!("{count} corrections, more than {max}; raise extract.noise.tolerance"),
         })
     }
 
@@ -281,7 +281,7 @@ impl Collector {
             let (count, index, logprob) = (next()?, next()?, next()?);
             let scaled: Vec<usize> = self.lengths.iter().map(|l| l * draws).collect();
             let counts: Vec<u32> = replay.lists.iter().map(|list| list.1).collect();
-            let (indices, logprobs, per_row) = in_order(&replay, &scaled);
+            let (indices, logprobs, per_row) = corrections_in_list_order(&replay, &scaled);
             arrays.push(list_column(count, unsigned(count, counts)?, &scaled).map_err(&error)?);
             arrays.push(list_column(index, unsigned(index, indices)?, &per_row).map_err(&error)?);
             arrays.push(list_column(logprob, floats(logprob, logprobs), &per_row).map_err(&error)?);
@@ -305,7 +305,7 @@ impl Collector {
         };
         arrays.extend(self.config.signals.arrays(&per_row, &mut next)?);
         if let Some(hidden) = self.hidden.take() {
-            arrays.push(hidden.array(next()?, &self.lengths)?);
+            arrays.push(hidden.into_array(next()?, &self.lengths)?);
         }
         Ok((arrays, self.statistics))
     }
@@ -320,7 +320,7 @@ impl ExtractConfig {
         let (signals, topk) = (self.signals.asked(), self.topk);
         let mut extraction = Extraction { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
         if let Some(noise) = &self.noise {
-            let (value_type, condition) = (noise.stored(), noise.condition);
+            let (value_type, condition) = (noise.value_type(), noise.condition);
             extraction.keys = DrawKey::draws(noise.seed, noise.draws);
             extraction.noise = Some(match noise.codec {
                 NoiseCodec::Replay => {
@@ -335,7 +335,7 @@ impl ExtractConfig {
 }
 
 /// Returns the corrections in the order of the lists, and the number that each row has.
-fn in_order(replay: &Replay, lists_per_row: &[usize]) -> (Vec<u32>, Vec<f32>, Vec<usize>) {
+fn corrections_in_list_order(replay: &Replay, lists_per_row: &[usize]) -> (Vec<u32>, Vec<f32>, Vec<usize>) {
     let mut indices = Vec::with_capacity(replay.indices.len());
     let mut logprobs = Vec::with_capacity(replay.logprobs.len());
     let mut per_row = Vec::with_capacity(lists_per_row.len());

@@ -50,7 +50,7 @@ fn asking(
     }
     let token = |(role, id): (&str, u32)| (role.to_owned(), SpecialToken { token: role.into(), id });
     let special_ids =
-        SpecialIds::recorded(&[("bos", bos), ("eos", eos), ("pad", eos)].map(token).into(), SpecialTokens::Text);
+        SpecialIds::from_manifest(&[("bos", bos), ("eos", eos), ("pad", eos)].map(token).into(), SpecialTokens::Text);
     GenerateConfig::of_job(&JobFacts { spec: &spec, vocab_size, special_ids }).unwrap().unwrap()
 }
 
@@ -582,6 +582,6 @@ fn rows_that_no_teacher_writes_are_found() {
     let other_eos = GenerateConfig { eos: 4, ..config.clone() };
     assert!(messages(&good, &other_eos).contains("valid: up to its first eos"));
     let endless =
-        GenerateConfig { written: Sequential { stop: Stop::Length, ..config.written.clone() }, ..config.clone() };
+        GenerateConfig { sequential: Sequential { stop: Stop::Length, ..config.sequential.clone() }, ..config.clone() };
     assert!(messages(&good, &endless).contains("as it does not stop at eos"));
 }

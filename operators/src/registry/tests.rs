@@ -43,7 +43,7 @@ fn job(patch: &str) -> Vec<OperatorSpec> {
         states.width = Some(3);
     }
     let token = |role: &str| (role.to_owned(), SpecialToken { token: "<|endoftext|>".into(), id: 50_256 });
-    let special_ids = SpecialIds::recorded(&["bos", "eos", "pad"].map(token).into(), SpecialTokens::Text);
+    let special_ids = SpecialIds::from_manifest(&["bos", "eos", "pad"].map(token).into(), SpecialTokens::Text);
     of_job(&JobFacts { spec: &spec, vocab_size: 50_257, special_ids }).unwrap()
 }
 

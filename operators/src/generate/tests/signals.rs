@@ -55,7 +55,7 @@ fn signals_are_of_the_distribution_before_anything_is_cut_away() {
                         let logits = chain_logits(before);
                         softmax.load(&logits).unwrap();
                         let signals = signals_of_loaded(&asked, &softmax, &logits, sequence.id, position as u32);
-                        wide += usize::from(config.written.top_k == 2 && signals.entropy > 2f32.ln());
+                        wide += usize::from(config.sequential.top_k == 2 && signals.entropy > 2f32.ln());
                         (signals, chain_states(&[1, 0], before, position))
                     } else {
                         (asked.certain(*token), vec![0.0; 2 * WIDTH])
