@@ -134,12 +134,12 @@ pub struct OperatorView {
     /// A text per token; empty for none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<String>,
-    /// Pictures for the web page; the facts say the same in words.
+    /// Charts for the web page; the facts say the same in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pictures: Vec<Chart>,
 }
 
-/// A picture of a row, as numbers. The viewer chooses size and colours.
+/// A chart of a row, as numbers. The viewer chooses size and colours.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Chart {

@@ -16,7 +16,7 @@ const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 pub(crate) fn strip_chart(title: &str, values: Vec<Option<f64>>, (low, high): (f64, f64)) -> (Chart, (String, String)) {
     let line = format!("{}   {title}, {} to {}", bars(&values, (low, high)), format_bound(low), format_bound(high));
     let values = values.into_iter().map(|value| value.filter(|v| v.is_finite()).map(|v| v as f32)).collect();
-    // the line of a picture has no name
+    // the line of a chart has no name
     (Chart::Strip { title: title.into(), low: low as f32, high: high as f32, values }, (String::new(), line))
 }
 

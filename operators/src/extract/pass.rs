@@ -34,7 +34,7 @@ pub struct Sequence {
 
 impl Sequence {
     /// Returns the sequence's first `length` tokens.
-    fn cut(&self, length: usize) -> Self {
+    fn prefix(&self, length: usize) -> Self {
         let offsets = self.offsets.iter().copied().filter(|&offset| offset < length).collect();
         Self { id: self.id, tokens: self.tokens[..length].to_vec(), valid: length.min(self.valid), offsets }
     }
@@ -184,7 +184,7 @@ impl TeacherPass<'_> {
 
     /// Returns an error for the last position with a non-finite logit among the first `length` of a sequence, if any.
     fn last_not_finite(&self, sequence: &Sequence, length: usize) -> Result<Option<OperatorError>, OperatorError> {
-        let mut prefix = sequence.cut(length);
+        let mut prefix = sequence.prefix(length);
         // In a run that begins with BOS, the last token is an input that predicts nothing but could spoil other
         // positions.
         if let Some(run) = self.runs(std::slice::from_ref(&prefix)).last()

@@ -19,7 +19,7 @@ struct StoredValues {
 }
 
 impl StoredValues {
-    fn of(config: &GenerateConfig, batch: &RecordBatch) -> Result<Self, ArrowError> {
+    fn read(config: &GenerateConfig, batch: &RecordBatch) -> Result<Self, ArrowError> {
         let (signals, hidden) = (&config.extract.signals, config.extract.hidden.as_ref());
         let signals = if signals.is_none() { None } else { Some(StoredSignals::of(signals, batch)?) };
         Ok(Self { signals, states: StoredStates::of(hidden, batch)? })
@@ -37,7 +37,7 @@ pub(super) fn check(config: &GenerateConfig, batch: &RecordBatch, broken: &mut V
     let prompt_lengths = given_column(batch)?;
     let lists = ListRows::of(batch, columns::LOGPROB)?;
     let logprobs = lists.values::<Float32Array>(columns::LOGPROB)?.values();
-    let stored = StoredValues::of(config, batch)?;
+    let stored = StoredValues::read(config, batch)?;
     for (row, sequence) in sequences(batch)?.iter().enumerate() {
         let mut wrong = |message: String| broken.push(Broken::new(row, message));
         let (prompt_length, valid) = (prompt_lengths.value(row), sequence.valid);

@@ -127,14 +127,14 @@ fn text_is_that_of_an_independent_program() {
             let given = made.column_by_name(GIVEN).unwrap().as_primitive::<Int32Type>();
             assert!(given.values().iter().all(|n| *n as usize == 1 + golden.prompt.len()));
             if slots == 3 {
-                of_one_pass(teacher.as_ref(), &config, &made);
+                check_against_pass(teacher.as_ref(), &config, &made);
             }
         }
     }
 }
 
 /// Checks the teacher's columns against `extract` over the written rows.
-fn of_one_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatch) {
+fn check_against_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatch) {
     let meter: Arc<dyn Meter> = Arc::new(Counters::default());
     let forward = Forward::new(&Arc::new(config.extract.clone()), made, meter).unwrap();
     let packed = made.project(&(0..made.num_columns() - 3).collect::<Vec<_>>()).unwrap();

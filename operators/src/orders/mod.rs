@@ -119,15 +119,15 @@ pub fn generation_order(config: &OrdersConfig, sequence_id: u64, index: u64, len
                 Shuffled::Rho(rho) => *rho,
                 Shuffled::Schedule(schedule) => schedule.rho(index),
             };
-            let mut lottery = uniforms("armd_places");
-            let mut places = sort_by_uniform(0..valid as u32, |_| lottery.next_f64());
-            places.truncate(rho as usize);
-            places.sort_unstable();
+            let mut selection = uniforms("armd_places");
+            let mut chosen = sort_by_uniform(0..valid as u32, |_| selection.next_f64());
+            chosen.truncate(rho as usize);
+            chosen.sort_unstable();
             let mut drawn = uniforms("armd_shuffle");
             let drawn: Vec<f64> = (0..valid).map(|_| drawn.next_f64()).collect();
-            let shuffled = sort_by_uniform(places.iter().copied(), |position| drawn[position as usize]);
-            for (place, position) in places.into_iter().zip(shuffled) {
-                found.order[place as usize] = position;
+            let shuffled = sort_by_uniform(chosen.iter().copied(), |position| drawn[position as usize]);
+            for (index, position) in chosen.into_iter().zip(shuffled) {
+                found.order[index as usize] = position;
             }
         }
         OrderRule::Strided(streams) => {

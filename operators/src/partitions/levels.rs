@@ -55,8 +55,8 @@ impl PartitionsConfig {
         }
     }
 
-    /// Draws views with `times` times each. A view has `positions.0` groups; the first `positions.1` of them are not padding.
-    /// `block_of` maps a place to the index of its time.
+    /// Draws views with `times` times each. A view has `positions.0` groups; the first `positions.1` of them are not
+    /// padding. `block_of` maps a position to the index of its time.
     fn draw_level(
         &self,
         id: u64,

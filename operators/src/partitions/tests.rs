@@ -292,7 +292,7 @@ fn groups_of_blocks_and_digits_have_their_share() {
     }
 }
 
-/// Pictures show the stored values: a share per block, a cell per digit, of at most four views.
+/// Charts show the stored values: a share per block, a cell per digit, of at most four views.
 #[test]
 fn pictures_of_blocks_and_digits() {
     let row = |config: &PartitionsConfig| {

@@ -1,4 +1,4 @@
-//! What `inspect` and the web page show of a row with block times or digit groups: facts in words, and pictures.
+//! What `inspect` and the web page show of a row with block times or digit groups: facts in words, and charts.
 
 use arrow::array::{BooleanArray, RecordBatch};
 use arrow::error::ArrowError;

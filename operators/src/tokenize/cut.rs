@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  text:  … the quick brown│ fox jumps over …            head │ tail
-//!             └─ CONTEXT ─┘ └─ CONTEXT ─┘            encode(both) = encode(head) ++ encode(tail) ?
+//!         └ CONTEXT_BYTES ┘ └ CONTEXT_BYTES ┘        encode(both) = encode(head) ++ encode(tail) ?
 //! ```
 //!
 //! Candidates are tried from the end of the text backwards, likely kinds first: before a single space between two
@@ -17,9 +17,9 @@
 //!   It holds for BERT, which breaks at every space. If the normalizer leaves nothing of one side, the check rejects
 //!   the cut.
 //! - It is not a proof for a tokenizer without such words. A BPE without a pre-tokenizer could merge a run of one
-//!   letter in pairs from its start. Then a start more than [`CONTEXT_BYTES`] bytes away would decide the tokens at its end.
-//!   No tokenizer known to us has merges that show this at a cut between words. Tests compare cut and uncut texts with
-//!   long runs of every kind.
+//!   letter in pairs from its start. Then a start more than [`CONTEXT_BYTES`] bytes away would decide the tokens at its
+//!   end. No tokenizer known to us has merges that show this at a cut between words. Tests compare cut and uncut texts
+//!   with long runs of every kind.
 //!
 //! Tokenizers that put a prefix before every text (Llama 2: `▁`) would see one space too many in the tail. For them the
 //! cut leaves out the space, with the same check.

@@ -30,7 +30,8 @@ use crate::vocabulary::{Vocabulary, VocabularyError};
 
 const NAME: &str = "tokenize";
 
-/// Bound on the buffered text of a document without a good place to cut, in pieces; at least [`MIN_BUFFER_BYTES`] bytes.
+/// Bound on the buffered text of a document without a good place to cut, in pieces; at least [`MIN_BUFFER_BYTES`]
+/// bytes.
 const MAX_BUFFERED_PIECES: usize = 4;
 const MIN_BUFFER_BYTES: usize = 64 * 1024;
 
