@@ -18,7 +18,7 @@ use stillhouse_schemas::sections::{Section, SectionKind};
 use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 
 use crate::invariants::{Broken, Limits};
-use crate::operator::{Operator, OperatorError, SplitContext, extended};
+use crate::operator::{Operator, OperatorError, SplitContext, extend_schema};
 use crate::vocabulary::{Role, Vocabulary};
 
 /// Names of the files that operators may write beside the shards.
@@ -55,7 +55,7 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
 
     /// Returns the schema of the output for this schema of the input.
     fn output_schema(&self, input: &Schema) -> SchemaRef {
-        extended(input, self.fields())
+        extend_schema(input, self.fields())
     }
 
     /// Checks the operator's columns and adds every row that breaks a rule to `broken`. `verify` calls this on the rows
@@ -134,15 +134,15 @@ pub struct OperatorView {
     /// A text per token; empty for none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<String>,
-    /// Pictures for the web page; the facts say the same in words.
+    /// Charts for the web page; the facts say the same in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub pictures: Vec<Picture>,
+    pub pictures: Vec<Chart>,
 }
 
-/// A picture of a row, as numbers. The viewer chooses size and colours.
+/// A chart of a row, as numbers. The viewer chooses size and colours.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Picture {
+pub enum Chart {
     /// An attention mask over the tokens in generation order: token n may attend to the first `sees[n]` of them.
     Mask {
         /// Title.
@@ -187,11 +187,11 @@ pub enum Picture {
 /// Fails if an array does not match its field or the batch.
 pub fn with_columns(batch: &RecordBatch, fields: Vec<Field>, arrays: Vec<ArrayRef>) -> Result<RecordBatch, ArrowError> {
     let arrays = batch.columns().iter().cloned().chain(arrays).collect();
-    RecordBatch::try_new(extended(&batch.schema(), fields), arrays)
+    RecordBatch::try_new(extend_schema(&batch.schema(), fields), arrays)
 }
 
 /// Bits needed for a token id, log2 V; used in estimates.
-pub fn bits(vocab_size: usize) -> f64 {
+pub fn token_id_bits(vocab_size: usize) -> f64 {
     (vocab_size.max(2) as f64).log2()
 }
 
@@ -209,7 +209,7 @@ pub struct JobFacts<'a> {
 impl JobFacts<'_> {
     /// Returns the row length of the job: fixed, or up to a maximum.
     pub fn rows(&self) -> Rows {
-        rows(self.spec)
+        row_length(self.spec)
     }
 
     /// Returns the job's section of type `T`, or `None` if the job has none.
@@ -250,7 +250,7 @@ impl SpecialIds {
 
     /// Reads the ids of a finished data set from its manifest, by role. The manifest does not record which special
     /// tokens the tokenizer finds in text. So with `SpecialTokens::Parse` every token may occur.
-    pub fn recorded(tokens: &BTreeMap<String, SpecialToken>, mode: SpecialTokens) -> Self {
+    pub fn from_manifest(tokens: &BTreeMap<String, SpecialToken>, mode: SpecialTokens) -> Self {
         let ids = |role: Role| tokens.get(role.name()).map(|token| (role, token.id));
         let ids: BTreeMap<Role, u32> = Role::ALL.into_iter().filter_map(ids).collect();
         let parsed = if mode == SpecialTokens::Parse { ids.keys().copied().collect() } else { BTreeSet::new() };
@@ -269,7 +269,7 @@ impl SpecialIds {
 }
 
 /// Returns the row length of a job: fixed, or up to a maximum.
-pub fn rows(spec: &JobSpec) -> Rows {
+pub fn row_length(spec: &JobSpec) -> Rows {
     let length = spec.pack.length as usize;
     if spec.has_short_rows() { Rows::UpTo(length) } else { Rows::Fixed(length) }
 }

@@ -19,7 +19,7 @@ use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::problems::Problem;
 
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, bits};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, token_id_bits};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::pack;
@@ -109,7 +109,7 @@ impl OperatorConfig for GridConfig {
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
-        before + bits(vocab_size) / 8.0
+        before + token_id_bits(vocab_size) / 8.0
     }
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
@@ -125,7 +125,7 @@ impl OperatorConfig for GridConfig {
         Ok(Box::new(Grid {
             config: self.clone(),
             split: context.split,
-            written: 0,
+            row_count: 0,
             statistics: context.statistics.clone(),
             meter: context.meter.clone(),
         }))
@@ -152,7 +152,7 @@ struct Grid {
     config: GridConfig,
     split: SplitId,
     /// Rows emitted so far.
-    written: u64,
+    row_count: u64,
     statistics: SharedStatistics,
     meter: Arc<dyn Meter>,
 }
@@ -166,7 +166,7 @@ impl Grid {
         let tokens = rows.values::<UInt32Array>("tokens").map_err(&arrow)?.values();
         let wrong = |row: usize, message: String| OperatorError::Data {
             operator: NAME,
-            place: format!("split {}, row {}", self.split.0, self.written + row as u64),
+            place: format!("split {}, row {}", self.split.0, self.row_count + row as u64),
             message,
         };
         let mut ids = Vec::with_capacity(rows.len() * self.config.length);
@@ -194,8 +194,8 @@ impl Operator for Grid {
         let arrow = OperatorError::arrow(NAME);
         let (ids, lengths) = self.ids(batch)?;
         let tokens = ids.len() as u64;
-        let first = u32::try_from(self.written);
-        let last = u32::try_from(self.written + rows as u64 - 1);
+        let first = u32::try_from(self.row_count);
+        let last = u32::try_from(self.row_count + rows as u64 - 1);
         let (Ok(first), Ok(last)) = (first, last) else {
             return Err(OperatorError::Data {
                 operator: NAME,
@@ -203,7 +203,7 @@ impl Operator for Grid {
                 message: "got more than 2^32 rows, valid: up to 2^32 rows in a split".into(),
             });
         };
-        self.written += rows as u64;
+        self.row_count += rows as u64;
         let sequence_ids = UInt64Array::from_iter_values((first..=last).map(|row| self.split.sequence(row).0));
         let documents = column(batch, "document_id").map_err(&arrow)?.clone();
         let schema = self.config.output_schema(&batch.schema());

@@ -56,7 +56,7 @@ pub fn check(batch: &RecordBatch, limits: &Limits) -> Result<Vec<Broken>, ArrowE
 }
 
 /// Widens unsigned values of 8, 16 or 32 bits.
-fn unsigned(array: &ArrayRef) -> Option<Vec<u32>> {
+fn widen_unsigned(array: &ArrayRef) -> Option<Vec<u32>> {
     Some(match array.data_type() {
         DataType::UInt8 => array.as_primitive::<UInt8Type>().values().iter().map(|&v| u32::from(v)).collect(),
         DataType::UInt16 => array.as_primitive::<UInt16Type>().values().iter().map(|&v| u32::from(v)).collect(),
@@ -66,7 +66,7 @@ fn unsigned(array: &ArrayRef) -> Option<Vec<u32>> {
 }
 
 /// Widens f16 or f32 values.
-fn floats(array: &ArrayRef) -> Option<Vec<f32>> {
+fn widen_floats(array: &ArrayRef) -> Option<Vec<f32>> {
     Some(match array.data_type() {
         DataType::Float16 => array.as_primitive::<Float16Type>().values().iter().map(|v| v.to_f32()).collect(),
         DataType::Float32 => array.as_any().downcast_ref::<Float32Array>()?.values().to_vec(),
@@ -101,7 +101,7 @@ impl<T> Widened<T> {
 /// # Errors
 /// Fails if it is missing or has another type.
 pub fn unsigned_column(batch: &RecordBatch, name: &str) -> Result<Widened<u32>, ArrowError> {
-    Widened::new(batch, name, unsigned)
+    Widened::new(batch, name, widen_unsigned)
 }
 
 /// Reads a column of lists of f16 or f32 values.
@@ -109,5 +109,5 @@ pub fn unsigned_column(batch: &RecordBatch, name: &str) -> Result<Widened<u32>, 
 /// # Errors
 /// Fails if it is missing or has another type.
 pub fn float_column(batch: &RecordBatch, name: &str) -> Result<Widened<f32>, ArrowError> {
-    Widened::new(batch, name, floats)
+    Widened::new(batch, name, widen_floats)
 }

@@ -13,6 +13,7 @@
 
 pub mod clean;
 pub mod config;
+mod document_pieces;
 pub mod extract;
 pub mod generate;
 pub mod grid;
@@ -22,7 +23,6 @@ pub mod operator;
 pub mod orders;
 pub mod pack;
 pub mod partitions;
-mod pieces;
 pub mod registry;
 pub mod rows;
 mod sparkline;

@@ -67,6 +67,9 @@ pub enum OperatorError {
     /// The teacher failed.
     #[error("extract: {0}")]
     Teacher(#[from] stillhouse_teacher::TeacherError),
+    /// An error that ended several batches, for each of them.
+    #[error("{0}")]
+    Shared(Arc<OperatorError>),
     /// The consumer stopped: the job was cancelled or another stage failed.
     #[error("the next stage stopped")]
     Stopped,
@@ -76,6 +79,14 @@ impl OperatorError {
     /// Returns a function for `map_err` on Arrow results.
     pub fn arrow(operator: &'static str) -> impl Fn(ArrowError) -> Self {
         move |source| Self::Arrow { operator, source }
+    }
+
+    /// Returns the error itself, also where several batches share it.
+    pub fn root(&self) -> &Self {
+        match self {
+            Self::Shared(error) => error.root(),
+            error => error,
+        }
     }
 }
 
@@ -100,7 +111,7 @@ pub trait Operator: Send {
     }
 }
 
-pub(crate) fn extended(input: &Schema, fields: Vec<Field>) -> SchemaRef {
+pub(crate) fn extend_schema(input: &Schema, fields: Vec<Field>) -> SchemaRef {
     let all: Vec<Field> = input.fields().iter().map(|f| f.as_ref().clone()).chain(fields).collect();
     Arc::new(Schema::new_with_metadata(all, input.metadata().clone()))
 }

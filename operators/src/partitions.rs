@@ -49,11 +49,11 @@ use stillhouse_schemas::spec::{self, PartitionLevel, Sampling, Schedule};
 use crate::config::{Column, JobFacts, OperatorConfig, OperatorView};
 use crate::extract::sequences;
 use crate::invariants::{Broken, Limits, float_column};
-use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
+use crate::operator::{Emit, Operator, OperatorError, SplitContext, extend_schema};
 use crate::rows::{ListRows, list_column};
 
 mod levels;
-mod picture;
+mod view;
 
 const NAME: &str = "partitions";
 
@@ -196,7 +196,7 @@ impl OperatorConfig for PartitionsConfig {
         let times = float_column(batch, columns::PARTITION_T)?;
         for (row, sequence) in sequences(batch)?.iter().enumerate() {
             let stored: Vec<bool> = groups.range(row).map(|i| group_values.value(i)).collect();
-            let expected = self.views_of(sequence);
+            let expected = self.draw_views(sequence);
             if expected.groups != stored || expected.times != times.row(row) {
                 broken.push(Broken::new(row, "partitions are not those of the seed"));
             }
@@ -220,8 +220,8 @@ impl OperatorConfig for PartitionsConfig {
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
         match self.level {
             PartitionLevel::Token => Ok(None),
-            PartitionLevel::Block => self.view_of_blocks(row).map(Some),
-            PartitionLevel::Subtoken => self.view_of_digits(row).map(Some),
+            PartitionLevel::Block => self.block_view(row).map(Some),
+            PartitionLevel::Subtoken => self.digit_view(row).map(Some),
         }
     }
 
@@ -307,20 +307,20 @@ impl Operator for Partitions {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let arrow = OperatorError::arrow(NAME);
         let (mut groups, mut times) = (Vec::new(), Vec::new());
-        let (mut groups_of_rows, mut times_of_rows) = (Vec::new(), Vec::new());
+        let (mut groups_per_row, mut times_per_row) = (Vec::new(), Vec::new());
         for sequence in sequences(batch).map_err(&arrow)? {
-            let views = self.config.views_of(&sequence);
-            groups_of_rows.push(views.groups.len());
-            times_of_rows.push(views.times.len());
+            let views = self.config.draw_views(&sequence);
+            groups_per_row.push(views.groups.len());
+            times_per_row.push(views.times.len());
             groups.extend(views.groups);
             times.extend(views.times);
         }
         let (partition, t) = (self.config.partition_field(), self.config.t_field());
         let groups: ArrayRef = Arc::new(BooleanArray::from(groups));
-        let groups = list_column(&partition, groups, &groups_of_rows).map_err(&arrow)?;
-        let ts = list_column(&t, Arc::new(Float32Array::from(times)), &times_of_rows).map_err(&arrow)?;
+        let groups = list_column(&partition, groups, &groups_per_row).map_err(&arrow)?;
+        let ts = list_column(&t, Arc::new(Float32Array::from(times)), &times_per_row).map_err(&arrow)?;
         let arrays = batch.columns().iter().cloned().chain([groups, ts]).collect();
-        emit(RecordBatch::try_new(extended(&batch.schema(), self.config.fields()), arrays).map_err(arrow)?)
+        emit(RecordBatch::try_new(extend_schema(&batch.schema(), self.config.fields()), arrays).map_err(arrow)?)
     }
 }
 

@@ -42,12 +42,12 @@ pub const OPERATORS: &[&dyn OperatorFactory] = &[
 /// # Errors
 /// Returns every problem, if the job asks for something that its vocabulary does not support.
 pub fn of_job(facts: &JobFacts<'_>) -> Result<Vec<OperatorSpec>, Vec<Problem>> {
-    let (specs, problems) = resolved(facts);
+    let (specs, problems) = resolve_operators(facts);
     if problems.is_empty() { Ok(specs) } else { Err(problems) }
 }
 
 /// Returns the operators whose configs can be built, in order, and the problems of the others.
-pub fn resolved(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
+pub fn resolve_operators(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
     let (mut specs, mut problems) = (Vec::new(), Vec::new());
     for operator in operators() {
         match operator.of_job(facts) {
@@ -77,29 +77,29 @@ pub fn limits(
     special_tokens: &BTreeMap<String, SpecialToken>,
     (split, place): (SplitId, Option<SequenceRange>),
 ) -> Limits {
-    let (operators, _) = recorded(job, vocab_size, special_tokens);
+    let (operators, _) = operators_of_manifest(job, vocab_size, special_tokens);
     Limits { vocab_size, length: job.pack.length as usize, split, place, operators }
 }
 
 /// The operators that made a data set, as far as its manifest describes them, and why the others are unknown.
 pub fn of_manifest(manifest: &Manifest) -> (Vec<OperatorSpec>, Vec<Problem>) {
-    recorded(&manifest.job, manifest.vocab_size as usize, &manifest.tokenizer.special_tokens)
+    operators_of_manifest(&manifest.job, manifest.vocab_size as usize, &manifest.tokenizer.special_tokens)
 }
 
-fn recorded(
+fn operators_of_manifest(
     spec: &JobSpec,
     vocab_size: usize,
     special_tokens: &BTreeMap<String, SpecialToken>,
 ) -> (Vec<OperatorSpec>, Vec<Problem>) {
-    let special_ids = SpecialIds::recorded(special_tokens, spec.tokenizer.special_tokens);
-    resolved(&JobFacts { spec, vocab_size, special_ids })
+    let special_ids = SpecialIds::from_manifest(special_tokens, spec.tokenizer.special_tokens);
+    resolve_operators(&JobFacts { spec, vocab_size, special_ids })
 }
 
-static IN_USE: OnceLock<Vec<&'static dyn OperatorFactory>> = OnceLock::new();
+static INSTALLED: OnceLock<Vec<&'static dyn OperatorFactory>> = OnceLock::new();
 
 /// Returns all operators in the order in which they run: [`OPERATORS`], then those added by [`install`].
 pub fn operators() -> &'static [&'static dyn OperatorFactory] {
-    IN_USE.get_or_init(|| OPERATORS.to_vec())
+    INSTALLED.get_or_init(|| OPERATORS.to_vec())
 }
 
 /// Adds operators of a program that uses these crates as a library; they run after those of the registry.
@@ -108,7 +108,7 @@ pub fn operators() -> &'static [&'static dyn OperatorFactory] {
 /// Returns the names of the operators in use if [`operators`] or [`install`] was called before.
 pub fn install(more: &[&'static dyn OperatorFactory]) -> Result<(), Vec<&'static str>> {
     let in_use = |_| operators().iter().map(|operator| operator.name()).collect();
-    IN_USE.set(OPERATORS.iter().chain(more).copied().collect()).map_err(in_use)
+    INSTALLED.set(OPERATORS.iter().chain(more).copied().collect()).map_err(in_use)
 }
 
 /// Returns the format of the job file, including the sections of all operators.
@@ -201,10 +201,10 @@ impl<T: OperatorConfig> OperatorFactory for Factory<T> {
 
 /// An operator with its config.
 #[derive(Clone)]
-pub struct OperatorSpec(Arc<dyn Config>);
+pub struct OperatorSpec(Arc<dyn ErasedConfig>);
 
 /// A config of erased type.
-trait Config: fmt::Debug + Send + Sync {
+trait ErasedConfig: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn output_schema(&self, input: &Schema) -> SchemaRef;
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError>;
@@ -212,11 +212,11 @@ trait Config: fmt::Debug + Send + Sync {
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
-    fn equals(&self, other: &dyn Config) -> bool;
+    fn equals(&self, other: &dyn ErasedConfig) -> bool;
     fn as_any(&self) -> &dyn Any;
 }
 
-impl<T: OperatorConfig> Config for T {
+impl<T: OperatorConfig> ErasedConfig for T {
     fn name(&self) -> &'static str {
         T::NAME
     }
@@ -245,7 +245,7 @@ impl<T: OperatorConfig> Config for T {
         OperatorConfig::operator(self, context)
     }
 
-    fn equals(&self, other: &dyn Config) -> bool {
+    fn equals(&self, other: &dyn ErasedConfig) -> bool {
         other.as_any().downcast_ref::<T>() == Some(self)
     }
 

@@ -27,14 +27,14 @@ use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Permutation, SHIPPED};
 
-use crate::config::{Column, JobFacts, OperatorConfig, bits};
+use crate::config::{Column, JobFacts, OperatorConfig, token_id_bits};
 use crate::invariants::{Broken, Limits, unsigned_column};
-use crate::operator::{Emit, Operator, OperatorError, SplitContext, extended};
+use crate::operator::{Emit, Operator, OperatorError, SplitContext, extend_schema};
 use crate::rows::{ListRows, list_column, sequence_ids};
 
 mod files;
 
-pub use files::{FILTER_TABLE, PERMUTATION, numbers_of, shipped};
+pub use files::{FILTER_TABLE, PERMUTATION, numbers_of, shipped_permutation};
 
 const NAME: &str = "subtokens";
 
@@ -160,7 +160,7 @@ impl OperatorConfig for SubtokensConfig {
         let permutation = match (section.permutation.as_deref(), &section.numbers) {
             (None, _) => None,
             (Some(SHIPPED), _) => {
-                let made = files::shipped(facts.vocab_size);
+                let made = files::shipped_permutation(facts.vocab_size);
                 Some(made.map_err(|e| Problem::new("subtokens.permutation", SHIPPED, e))?)
             }
             (Some(_), Some(read)) => Some(read.clone()),
@@ -170,8 +170,8 @@ impl OperatorConfig for SubtokensConfig {
             }
         };
         let made = Self { permutation, filter_table: section.filter_table, ..made };
-        match made.table_bytes() {
-            bytes if section.filter_table && bytes > files::MOST_TABLE => Err(Problem::new(
+        match made.filter_table_bytes() {
+            bytes if section.filter_table && bytes > files::MAX_FILTER_TABLE_BYTES => Err(Problem::new(
                 "subtokens.filter_table",
                 true,
                 format!(
@@ -179,7 +179,7 @@ impl OperatorConfig for SubtokensConfig {
                     made.length,
                     u64::from(made.base) + 1,
                     made.vocab_size,
-                    files::MOST_TABLE
+                    files::MAX_FILTER_TABLE_BYTES
                 ),
             )),
             _ => Ok(Some(made)),
@@ -214,7 +214,7 @@ impl OperatorConfig for SubtokensConfig {
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
-        before + bits(vocab_size) / 8.0
+        before + token_id_bits(vocab_size) / 8.0
     }
 
     fn operator(&self, _: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
@@ -257,7 +257,7 @@ impl SubtokensConfig {
     }
 
     /// Returns the size of the filter table in bytes.
-    fn table_bytes(&self) -> u64 {
+    fn filter_table_bytes(&self) -> u64 {
         (self.length as u64) * (u64::from(self.base) + 1) * self.vocab_size as u64
     }
 
@@ -335,7 +335,7 @@ impl Subtokens {
 impl Operator for Subtokens {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let arrays = batch.columns().iter().cloned().chain([self.column(batch)?]).collect();
-        let output = RecordBatch::try_new(extended(&batch.schema(), self.config.fields()), arrays);
+        let output = RecordBatch::try_new(extend_schema(&batch.schema(), self.config.fields()), arrays);
         emit(output.map_err(OperatorError::arrow(NAME))?)
     }
 }

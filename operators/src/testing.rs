@@ -104,7 +104,7 @@ pub fn joined(batches: &[RecordBatch]) -> Vec<(u64, String)> {
     let mut documents: Vec<(u64, String)> = Vec::new();
     let mut open = false;
     for batch in batches {
-        for piece in crate::pieces::pieces(batch, "test").unwrap() {
+        for piece in crate::document_pieces::document_pieces(batch, "test").unwrap() {
             match documents.last_mut() {
                 Some(last) if open => {
                     assert_eq!(last.0, piece.id);

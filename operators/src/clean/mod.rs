@@ -29,17 +29,17 @@ use stillhouse_schemas::spec::Detokenizer;
 pub use rules::detokenize;
 
 use crate::config::{JobFacts, OperatorConfig};
+use crate::document_pieces::{document_name, document_pieces, unfinished_document};
 use crate::operator::{
     Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema,
 };
-use crate::pieces::{pieces, place, unfinished};
 use stream::{Stream, TooLong};
 
 const NAME: &str = "clean";
 
-/// Bound on the text that a rule buffers of a long document, in pieces; at least [`SMALLEST_LIMIT`] bytes.
-const LIMIT_PIECES: usize = 4;
-const SMALLEST_LIMIT: usize = 4_000_000;
+/// Bound on the text that a rule buffers of a long document, in pieces; at least [`MIN_BUFFER_BYTES`] bytes.
+const MAX_BUFFERED_PIECES: usize = 4;
+const MIN_BUFFER_BYTES: usize = 4_000_000;
 
 /// Configuration of `clean`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl CleanConfig {
     pub fn build(&self, context: &SplitContext) -> Clean {
         Clean {
             config: self.clone(),
-            carried: None,
+            open_document: None,
             statistics: context.statistics.clone(),
             meter: context.meter.clone(),
         }
@@ -84,14 +84,14 @@ impl CleanConfig {
 #[derive(Debug)]
 pub struct Clean {
     config: CleanConfig,
-    carried: Option<Carried>,
+    open_document: Option<OpenDocument>,
     statistics: SharedStatistics,
     meter: Arc<dyn Meter>,
 }
 
 /// A document that has not ended yet.
 #[derive(Debug)]
-struct Carried {
+struct OpenDocument {
     id: u64,
     state: State,
 }
@@ -115,11 +115,17 @@ struct Task<'a> {
 
 impl Clean {
     /// Adds a piece; pushes what can be emitted now to `tasks`.
-    fn take<'a>(&mut self, id: u64, text: &'a str, end: bool, tasks: &mut Vec<Task<'a>>) -> Result<(), OperatorError> {
+    fn add_piece<'a>(
+        &mut self,
+        id: u64,
+        text: &'a str,
+        end: bool,
+        tasks: &mut Vec<Task<'a>>,
+    ) -> Result<(), OperatorError> {
         let limit = self.config.piece_bytes;
-        let mut state = match self.carried.take() {
-            Some(carried) if carried.id != id => return Err(unfinished(NAME, carried.id)),
-            Some(carried) => carried.state,
+        let mut state = match self.open_document.take() {
+            Some(open_document) if open_document.id != id => return Err(unfinished_document(NAME, open_document.id)),
+            Some(open_document) => open_document.state,
             None if end && text.len() <= limit => {
                 tasks.push(Task { id, text: text.into(), whole: true, end });
                 return Ok(());
@@ -150,7 +156,7 @@ impl Clean {
                 if !cleaned.is_empty() {
                     tasks.push(Task { id, text: cleaned.into(), whole: false, end });
                 }
-                self.carried = Some(Carried { id, state });
+                self.open_document = Some(OpenDocument { id, state });
             }
         }
         Ok(())
@@ -161,7 +167,7 @@ impl Clean {
     }
 
     fn stream(&self) -> Result<Stream, OperatorError> {
-        let limit = (LIMIT_PIECES * self.config.piece_bytes).max(SMALLEST_LIMIT);
+        let limit = (MAX_BUFFERED_PIECES * self.config.piece_bytes).max(MIN_BUFFER_BYTES);
         Stream::new(self.config.detokenizer, limit)
             .map_err(|e| OperatorError::Config { operator: NAME, message: e.to_string() })
     }
@@ -170,7 +176,7 @@ impl Clean {
 fn too_long(id: u64, error: &TooLong) -> OperatorError {
     OperatorError::Data {
         operator: NAME,
-        place: place(id),
+        place: document_name(id),
         message: format!(
             "{error}, and how the text is to be cleaned is only known there; valid: text whose brackets and quotation marks close, or an \
              input.piece_kilobytes that holds the whole document"
@@ -182,11 +188,11 @@ impl Operator for Clean {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let mut tasks = Vec::with_capacity(batch.num_rows());
         let (mut documents, mut bytes_in) = (0, 0);
-        for piece in pieces(batch, NAME)? {
+        for piece in document_pieces(batch, NAME)? {
             documents += u64::from(piece.end);
             bytes_in += piece.text.len() as u64;
             if self.config.detokenizer != Detokenizer::None {
-                self.take(piece.id, piece.text, piece.end, &mut tasks)?;
+                self.add_piece(piece.id, piece.text, piece.end, &mut tasks)?;
             }
         }
         self.meter.add(Measure::Documents, documents);
@@ -220,7 +226,7 @@ impl Operator for Clean {
     }
 
     fn finish(&mut self, _emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        self.carried.take().map_or(Ok(()), |carried| Err(unfinished(NAME, carried.id)))
+        self.open_document.take().map_or(Ok(()), |open_document| Err(unfinished_document(NAME, open_document.id)))
     }
 }
 

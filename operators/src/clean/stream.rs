@@ -91,10 +91,10 @@ fn compiled(pattern: &'static str) -> Result<Regex, regex::Error> {
 enum Pass {
     Window(Window),
     WordStop(WordStop),
-    Tail(Tail),
+    SpacedAtEnd(SpacedAtEnd),
     Stripped(Stripped),
     Spaced(Spaced),
-    Strip(Strip),
+    NewlineThenStripped(NewlineThenStripped),
 }
 
 impl Pass {
@@ -108,18 +108,18 @@ impl Pass {
             }
             Rule::WordStop => Self::WordStop(WordStop::new(false)?),
             Rule::WordStopAtEnd => Self::WordStop(WordStop::new(true)?),
-            Rule::SpacedAtEnd(mark) => Self::Tail(Tail { mark, held: String::new() }),
+            Rule::SpacedAtEnd(mark) => Self::SpacedAtEnd(SpacedAtEnd { mark, held: String::new() }),
             Rule::Stripped(open, close) => {
                 let what = format!("after a {open} and white space with no {close} yet");
-                Self::Stripped(Stripped { open, close, held: BoundedText::new(limit, what), at: Bracket::Outside })
+                Self::Stripped(Stripped { open, close, held: BoundedText::new(limit, what), state: Bracket::Outside })
             }
             Rule::Spaced(open, close) => {
                 let what = format!("after a {open} and a space with no {close} yet");
-                Self::Spaced(Spaced { open, close, held: BoundedText::new(limit, what), at: Quote::Outside })
+                Self::Spaced(Spaced { open, close, held: BoundedText::new(limit, what), state: Quote::Outside })
             }
             Rule::NewlineThenStripped => {
                 let held = BoundedText::new(limit, "of white space with no text yet".into());
-                Self::Strip(Strip { begun: false, has_text: false, held })
+                Self::NewlineThenStripped(NewlineThenStripped { begun: false, has_text: false, held })
             }
         })
     }
@@ -128,10 +128,10 @@ impl Pass {
         match self {
             Self::Window(pass) => pass.feed(text, out),
             Self::WordStop(pass) => text.chars().for_each(|c| pass.step(c, out)),
-            Self::Tail(pass) => pass.feed(text, out),
+            Self::SpacedAtEnd(pass) => pass.feed(text, out),
             Self::Stripped(pass) => pass.feed(text, out)?,
             Self::Spaced(pass) => pass.feed(text, out)?,
-            Self::Strip(pass) => pass.feed(text, out)?,
+            Self::NewlineThenStripped(pass) => pass.feed(text, out)?,
         }
         Ok(())
     }
@@ -140,10 +140,10 @@ impl Pass {
         match self {
             Self::Window(pass) => out.push_str(&pass.held),
             Self::WordStop(pass) => pass.finish(out),
-            Self::Tail(pass) => pass.finish(out),
+            Self::SpacedAtEnd(pass) => pass.finish(out),
             Self::Stripped(pass) => out.push_str(&pass.held.text),
             Self::Spaced(pass) => out.push_str(&pass.held.text),
-            Self::Strip(pass) => pass.begin(out),
+            Self::NewlineThenStripped(pass) => pass.begin(out),
         }
     }
 }
@@ -170,7 +170,7 @@ impl BoundedText {
         Ok(())
     }
 
-    fn hand_on(&mut self, out: &mut String) {
+    fn move_to(&mut self, out: &mut String) {
         out.push_str(&self.text);
         self.text.clear();
     }
@@ -227,7 +227,7 @@ impl Window {
 struct WordStop {
     at_end: bool,
     word: Regex,
-    at: Word,
+    state: Word,
 }
 
 /// What was read last. The part in brackets is buffered.
@@ -248,7 +248,7 @@ enum Word {
 
 impl WordStop {
     fn new(at_end: bool) -> Result<Self, regex::Error> {
-        Ok(Self { at_end, word: compiled(r"[\p{L}\p{N}_]")?, at: Word::Other })
+        Ok(Self { at_end, word: compiled(r"[\p{L}\p{N}_]")?, state: Word::Other })
     }
 
     fn is_word(&self, c: char) -> bool {
@@ -260,7 +260,7 @@ impl WordStop {
     }
 
     fn step(&mut self, c: char, out: &mut String) {
-        self.at = match (self.at, c) {
+        self.state = match (self.state, c) {
             (Word::Letters, ' ') => Word::Gap,
             (Word::Gap, '.') => Word::Stop,
             (Word::Stop, ' ') if !self.at_end => {
@@ -289,7 +289,7 @@ impl WordStop {
     }
 
     fn finish(&self, out: &mut String) {
-        out.push_str(match (self.at, self.at_end) {
+        out.push_str(match (self.state, self.at_end) {
             (Word::Gap, _) => " ",
             (Word::Stop, false) => " .",
             (Word::Stop, true) => ".",
@@ -301,12 +301,12 @@ impl WordStop {
 
 /// Replaces ` ?` by `?` at the end of the document, also before a final newline.
 #[derive(Debug)]
-struct Tail {
+struct SpacedAtEnd {
     mark: char,
     held: String,
 }
 
-impl Tail {
+impl SpacedAtEnd {
     fn feed(&mut self, text: &str, out: &mut String) {
         self.held.push_str(text);
         let marked = self.held.strip_suffix('\n').unwrap_or(&self.held);
@@ -328,7 +328,7 @@ struct Stripped {
     open: char,
     close: char,
     held: BoundedText,
-    at: Bracket,
+    state: Bracket,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -345,14 +345,14 @@ enum Bracket {
 impl Stripped {
     fn feed(&mut self, mut text: &str, out: &mut String) -> Result<(), TooLong> {
         while let Some(next) = text.chars().next() {
-            match self.at {
+            match self.state {
                 Bracket::Outside => {
                     let end = text.find(self.open).map(|at| at + self.open.len_utf8());
                     let (decided, rest) = text.split_at(end.unwrap_or(text.len()));
                     out.push_str(decided);
                     text = rest;
                     if end.is_some() {
-                        self.at = Bracket::Opened;
+                        self.state = Bracket::Opened;
                     }
                 }
                 Bracket::Opened if is_python_space(next) => {
@@ -362,11 +362,11 @@ impl Stripped {
                 }
                 Bracket::Opened if next == self.close => {
                     self.held.text.clear();
-                    self.at = Bracket::Inside;
+                    self.state = Bracket::Inside;
                 }
                 Bracket::Opened => {
                     let spaces = self.held.text.len();
-                    self.at = if spaces == 0 { Bracket::Inside } else { Bracket::Waiting(spaces) };
+                    self.state = if spaces == 0 { Bracket::Inside } else { Bracket::Waiting(spaces) };
                 }
                 Bracket::Inside | Bracket::Waiting(_) => {
                     let end = text.find(self.close);
@@ -384,24 +384,24 @@ impl Stripped {
     }
 
     fn take(&mut self, content: &str, out: &mut String) -> Result<(), TooLong> {
-        if let Bracket::Waiting(_) = self.at {
+        if let Bracket::Waiting(_) = self.state {
             return self.held.push(content);
         }
         let decided = content.trim_end_matches(is_python_space);
         if !decided.is_empty() {
-            self.held.hand_on(out);
+            self.held.move_to(out);
             out.push_str(decided);
         }
         self.held.push(&content[decided.len()..])
     }
 
     fn close(&mut self, out: &mut String) {
-        if let Bracket::Waiting(spaces) = self.at {
+        if let Bracket::Waiting(spaces) = self.state {
             out.push_str(self.held.text[spaces..].trim_end_matches(is_python_space));
         }
         self.held.text.clear();
         out.push(self.close);
-        self.at = Bracket::Outside;
+        self.state = Bracket::Outside;
     }
 }
 
@@ -411,7 +411,7 @@ struct Spaced {
     open: char,
     close: char,
     held: BoundedText,
-    at: Quote,
+    state: Quote,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -425,17 +425,17 @@ enum Quote {
 impl Spaced {
     fn feed(&mut self, mut text: &str, out: &mut String) -> Result<(), TooLong> {
         while let Some(next) = text.chars().next() {
-            match self.at {
+            match self.state {
                 Quote::Outside => {
                     let end = text.find(self.open).map(|at| at + self.open.len_utf8());
                     let (decided, rest) = text.split_at(end.unwrap_or(text.len()));
                     out.push_str(decided);
                     text = rest;
                     if end.is_some() {
-                        self.at = Quote::Opened;
+                        self.state = Quote::Opened;
                     }
                 }
-                Quote::Opened => self.at = if next == ' ' { Quote::Inside } else { Quote::Outside },
+                Quote::Opened => self.state = if next == ' ' { Quote::Inside } else { Quote::Outside },
                 Quote::Inside => {
                     let end = text.find([self.open, self.close]);
                     let (content, rest) = text.split_at(end.unwrap_or(text.len()));
@@ -457,20 +457,20 @@ impl Spaced {
         out.push_str(inner.unwrap_or(&self.held.text));
         out.push(mark);
         // a mark that closes no pair may open one
-        self.at = if inner.is_none() && mark == self.open { Quote::Opened } else { Quote::Outside };
+        self.state = if inner.is_none() && mark == self.open { Quote::Opened } else { Quote::Outside };
         self.held.text.clear();
     }
 }
 
 /// Prepends a newline and strips white space from both ends of the text.
 #[derive(Debug)]
-struct Strip {
+struct NewlineThenStripped {
     begun: bool,
     has_text: bool,
     held: BoundedText,
 }
 
-impl Strip {
+impl NewlineThenStripped {
     fn begin(&mut self, out: &mut String) {
         if !self.begun {
             out.push('\n');
@@ -484,7 +484,7 @@ impl Strip {
         let decided = text.trim_end_matches(is_python_space);
         if !decided.is_empty() {
             self.has_text = true;
-            self.held.hand_on(out);
+            self.held.move_to(out);
             out.push_str(decided);
         }
         self.held.push(&text[decided.len()..])

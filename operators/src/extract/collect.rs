@@ -16,9 +16,9 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::NoiseCodec;
 
-use super::hidden::States;
+use super::hidden::HiddenStatesBuilder;
 use super::pass::{Predicted, Sequence, Slice};
-use super::{ExtractConfig, NAME, Workspace, noise_error, unfit};
+use super::{ExtractConfig, NAME, Workspace, hidden_state_error, noise_error};
 use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::list_column;
 
@@ -29,14 +29,14 @@ pub(super) struct Collector {
     /// Positions of each row, padding included; `starts` says where each row begins in a column of shape `[L]`.
     lengths: Vec<usize>,
     starts: Vec<usize>,
-    asked: Extraction,
+    extraction: Extraction,
     logprob: Vec<f32>,
     replay: Option<Replay>,
     dense: Option<Vec<f32>>,
     topk: Option<(Vec<i32>, Vec<f32>)>,
     /// Other signals of each position; empty if the job wants none.
     signals: Vec<RowSignals>,
-    hidden: Option<States>,
+    hidden: Option<HiddenStatesBuilder>,
     statistics: Statistics,
     meter: Arc<dyn Meter>,
 }
@@ -68,19 +68,19 @@ impl Collector {
             config: Arc::clone(config),
             sequences: Arc::clone(sequences),
             starts,
-            asked: config.asked()?,
+            extraction: config.extraction()?,
             logprob: vec![0.0; positions],
             replay: None,
             dense: None,
             topk: None,
             signals: Vec::new(),
-            hidden: config.hidden.clone().map(|hidden| States::new(hidden, positions)),
+            hidden: config.hidden.clone().map(|hidden| HiddenStatesBuilder::new(hidden, positions)),
             statistics: Statistics::default(),
             meter: Arc::clone(meter),
             lengths,
         };
-        let lists = positions * collector.asked.keys.len();
-        match collector.asked.noise {
+        let lists = positions * collector.extraction.keys.len();
+        match collector.extraction.noise {
             Some(NoiseForm::Replay { .. }) => {
                 collector.replay =
                     Some(Replay { lists: vec![(0, 0); lists], indices: Vec::new(), logprobs: Vec::new() });
@@ -91,7 +91,7 @@ impl Collector {
         if config.topk > 0 {
             collector.topk = Some((vec![0; positions * config.topk], vec![0.0; positions * config.topk]));
         }
-        if !collector.asked.signals.is_none() {
+        if !collector.extraction.signals.is_none() {
             collector.signals = vec![RowSignals::default(); positions];
         }
         collector.fill_certain()?;
@@ -105,7 +105,7 @@ impl Collector {
                 let token = self.token(row, position);
                 let at = self.starts[row] + position;
                 if let Some(signals) = self.signals.get_mut(at) {
-                    *signals = self.asked.signals.certain(token);
+                    *signals = self.extraction.signals.certain(token);
                 }
                 if let Some((indices, logprobs)) = &mut self.topk {
                     let k = self.config.topk;
@@ -138,8 +138,8 @@ impl Collector {
 
     fn fill_prior(&mut self, row: usize, position: usize) -> Result<(), OperatorError> {
         let token = self.token(row, position);
-        for draw in 0..self.asked.keys.len() {
-            let stream = NoiseStream::new(self.asked.keys[draw], self.sequences[row].id, position as u32);
+        for draw in 0..self.extraction.keys.len() {
+            let stream = NoiseStream::new(self.extraction.keys[draw], self.sequences[row].id, position as u32);
             let at = self.dense_start(row, draw, position);
             if let Some(dense) = &mut self.dense {
                 prior_noise(token, &stream, &mut dense[at..at + self.config.vocab_size]).map_err(noise_error)?;
@@ -153,12 +153,12 @@ impl Collector {
     }
 
     /// Index of (row, draw, position) in a column of shape [D, L], counted in lists.
-    fn list(&self, row: usize, draw: usize, position: usize) -> usize {
-        self.starts[row] * self.asked.keys.len() + draw * self.lengths[row] + position
+    fn list_index(&self, row: usize, draw: usize, position: usize) -> usize {
+        self.starts[row] * self.extraction.keys.len() + draw * self.lengths[row] + position
     }
 
     fn dense_start(&self, row: usize, draw: usize, position: usize) -> usize {
-        self.list(row, draw, position) * self.config.vocab_size
+        self.list_index(row, draw, position) * self.config.vocab_size
     }
 
     /// Extracts the values of a slice.
@@ -166,25 +166,25 @@ impl Collector {
         let began = Instant::now();
         let positions = &slice.positions;
         let tokens: Vec<u32> = positions.iter().map(|p| self.token(p.row, p.position)).collect();
-        let places: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
+        let sequence_positions: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
         let ids: Vec<u64> = positions.iter().map(|p| self.sequences[p.row].id).collect();
-        let observed = Observed { tokens: &tokens, positions: &places, sequence_ids: &ids };
-        let extracted = workspace.extract(&self.asked, &slice.logits, &observed);
+        let observed = Observed { tokens: &tokens, positions: &sequence_positions, sequence_ids: &ids };
+        let extracted = workspace.extract(&self.extraction, &slice.logits, &observed);
         self.meter.add_since(Measure::ExtractNanos, began);
         extracted
     }
 
     /// Stores the values of a slice at their positions.
-    pub(super) fn place(
+    pub(super) fn store(
         &mut self,
         positions: &[Predicted],
         extracted: &Extracted,
         states: &[f32],
     ) -> Result<(), OperatorError> {
         let began = Instant::now();
-        self.place_states(positions, states)?;
+        self.store_states(positions, states)?;
         self.statistics.predicted_tokens += positions.len() as u64;
-        let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.asked.keys.len());
+        let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.extraction.keys.len());
         for (n, p) in positions.iter().enumerate() {
             let at = self.starts[p.row] + p.position;
             self.logprob[at] = extracted.logprob[n];
@@ -193,14 +193,14 @@ impl Collector {
             }
             if let (Some((indices, logprobs)), Some((found, values))) = (&mut self.topk, &extracted.topk) {
                 // fewer than k if the vocabulary has fewer entries
-                let found_here = found.len() / positions.len();
-                for i in 0..found_here.min(k) {
-                    indices[at * k + i] = found[n * found_here + i] as i32;
-                    logprobs[at * k + i] = values[n * found_here + i];
+                let entries = found.len() / positions.len();
+                for i in 0..entries.min(k) {
+                    indices[at * k + i] = found[n * entries + i] as i32;
+                    logprobs[at * k + i] = values[n * entries + i];
                 }
             }
             for draw in 0..draws {
-                let list = self.list(p.row, draw, p.position);
+                let list = self.list_index(p.row, draw, p.position);
                 if let Some(encoded) = &extracted.replay {
                     let (indices, logprobs) = encoded.corrections(n, draw);
                     self.check_count(p, indices.len())?;
@@ -225,16 +225,16 @@ impl Collector {
         Ok(())
     }
 
-    fn place_states(&mut self, positions: &[Predicted], states: &[f32]) -> Result<(), OperatorError> {
+    fn store_states(&mut self, positions: &[Predicted], states: &[f32]) -> Result<(), OperatorError> {
         let Some(hidden) = &mut self.hidden else { return Ok(()) };
-        let (got, expected) = (states.len(), positions.len() * hidden.values());
+        let (got, expected) = (states.len(), positions.len() * hidden.values_per_position());
         if got != expected {
             let message = format!("{got} values of hidden states, expected {expected}: a fault of this program");
             return Err(OperatorError::Config { operator: NAME, message });
         }
-        for (p, states) in positions.iter().zip(states.chunks_exact(hidden.values())) {
+        for (p, states) in positions.iter().zip(states.chunks_exact(hidden.values_per_position())) {
             let at = (self.sequences[p.row].id, p.position);
-            hidden.place(self.starts[p.row] + p.position, states).map_err(|message| unfit(at, message))?;
+            hidden.set(self.starts[p.row] + p.position, states).map_err(|message| hidden_state_error(at, message))?;
         }
         Ok(())
     }
@@ -242,18 +242,18 @@ impl Collector {
     /// Fails if `noise_count` cannot hold `count`. `columns::noise_count_type` picks a type that should always fit.
     fn check_count(&self, p: &Predicted, count: usize) -> Result<(), OperatorError> {
         let Some(noise) = &self.config.noise else { return Ok(()) };
-        let most = match columns::noise_count_type(self.config.vocab_size, noise.tolerance) {
+        let max = match columns::noise_count_type(self.config.vocab_size, noise.tolerance) {
             DataType::UInt8 => usize::from(u8::MAX),
             DataType::UInt16 => usize::from(u16::MAX),
             _ => u32::MAX as usize,
         };
-        if count <= most {
+        if count <= max {
             return Ok(());
         }
         Err(OperatorError::Data {
             operator: NAME,
             place: format!("sequence {}, position {}", self.sequences[p.row].id, p.position),
-            message: format!("{count} corrections, more than {most}; raise extract.noise.tolerance"),
+            message: format!("{count} corrections, more than {max}; raise extract.noise.tolerance"),
         })
     }
 
@@ -277,18 +277,18 @@ impl Collector {
         let logprob = Arc::new(Float32Array::from(std::mem::take(&mut self.logprob)));
         arrays.push(list_column(next()?, logprob, &self.lengths).map_err(&error)?);
         if let Some(replay) = self.replay.take() {
-            let draws = self.asked.keys.len();
+            let draws = self.extraction.keys.len();
             let (count, index, logprob) = (next()?, next()?, next()?);
             let scaled: Vec<usize> = self.lengths.iter().map(|l| l * draws).collect();
             let counts: Vec<u32> = replay.lists.iter().map(|list| list.1).collect();
-            let (indices, logprobs, per_row) = in_order(&replay, &scaled);
+            let (indices, logprobs, per_row) = corrections_in_list_order(&replay, &scaled);
             arrays.push(list_column(count, unsigned(count, counts)?, &scaled).map_err(&error)?);
             arrays.push(list_column(index, unsigned(index, indices)?, &per_row).map_err(&error)?);
             arrays.push(list_column(logprob, floats(logprob, logprobs), &per_row).map_err(&error)?);
         }
         if let Some(dense) = self.dense.take() {
             let field = next()?;
-            let width = self.asked.keys.len() * self.config.vocab_size;
+            let width = self.extraction.keys.len() * self.config.vocab_size;
             let per_row: Vec<usize> = self.lengths.iter().map(|l| l * width).collect();
             arrays.push(list_column(field, floats(field, dense), &per_row).map_err(&error)?);
         }
@@ -305,7 +305,7 @@ impl Collector {
         };
         arrays.extend(self.config.signals.arrays(&per_row, &mut next)?);
         if let Some(hidden) = self.hidden.take() {
-            arrays.push(hidden.array(next()?, &self.lengths)?);
+            arrays.push(hidden.into_array(next()?, &self.lengths)?);
         }
         Ok((arrays, self.statistics))
     }
@@ -313,13 +313,16 @@ impl Collector {
 
 impl ExtractConfig {
     /// Returns what to extract from every row of logits.
-    pub(crate) fn asked(&self) -> Result<Extraction, OperatorError> {
+    ///
+    /// # Errors
+    /// Fails if the noise cannot be stored.
+    pub fn extraction(&self) -> Result<Extraction, OperatorError> {
         let (signals, topk) = (self.signals.asked(), self.topk);
-        let mut asked = Extraction { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
+        let mut extraction = Extraction { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
         if let Some(noise) = &self.noise {
-            let (value_type, condition) = (noise.stored(), noise.condition);
-            asked.keys = DrawKey::draws(noise.seed, noise.draws);
-            asked.noise = Some(match noise.codec {
+            let (value_type, condition) = (noise.value_type(), noise.condition);
+            extraction.keys = DrawKey::draws(noise.seed, noise.draws);
+            extraction.noise = Some(match noise.codec {
                 NoiseCodec::Replay => {
                     let tolerance = Tolerance::new(noise.tolerance).map_err(noise_error)?;
                     NoiseForm::Replay { tolerance, value_type, condition }
@@ -327,12 +330,12 @@ impl ExtractConfig {
                 NoiseCodec::Dense => NoiseForm::Dense { value_type, condition },
             });
         }
-        Ok(asked)
+        Ok(extraction)
     }
 }
 
 /// Returns the corrections in the order of the lists, and the number that each row has.
-fn in_order(replay: &Replay, lists_per_row: &[usize]) -> (Vec<u32>, Vec<f32>, Vec<usize>) {
+fn corrections_in_list_order(replay: &Replay, lists_per_row: &[usize]) -> (Vec<u32>, Vec<f32>, Vec<usize>) {
     let mut indices = Vec::with_capacity(replay.indices.len());
     let mut logprobs = Vec::with_capacity(replay.logprobs.len());
     let mut per_row = Vec::with_capacity(lists_per_row.len());
@@ -357,12 +360,16 @@ fn item_type(field: &Field) -> DataType {
 }
 
 pub(super) fn unsigned(field: &Field, values: Vec<u32>) -> Result<ArrayRef, OperatorError> {
+    let item = item_type(field);
+    // a looser tolerance shortens only the lists of corrections
+    let remedy =
+        if field.name() == columns::NOISE_COUNT { "raise extract.noise.tolerance" } else { "a fault of this program" };
     let too_large = |v: u32| OperatorError::Data {
         operator: NAME,
         place: format!("column {}", field.name()),
-        message: format!("value {v} does not fit its type; raise extract.noise.tolerance"),
+        message: format!("value {v} does not fit its type, {item}: {remedy}"),
     };
-    Ok(match item_type(field) {
+    Ok(match item {
         DataType::UInt8 => {
             let values: Result<Vec<u8>, _> =
                 values.into_iter().map(|v| u8::try_from(v).map_err(|_| too_large(v))).collect();
@@ -381,5 +388,27 @@ pub(super) fn floats(field: &Field, values: Vec<f32>) -> ArrayRef {
     match item_type(field) {
         DataType::Float16 => Arc::new(values.into_iter().map(|v| Some(f16::from_f32(v))).collect::<Float16Array>()),
         _ => Arc::new(Float32Array::from(values)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_error_about_corrections_names_the_tolerance() {
+        let message = |name: &str, item: DataType| {
+            unsigned(&columns::list_field(name, item), vec![1, 70_000]).unwrap_err().to_string()
+        };
+        assert_eq!(
+            message(columns::NOISE_COUNT, DataType::UInt16),
+            "extract: column noise_count: value 70000 does not fit its type, UInt16: raise extract.noise.tolerance"
+        );
+        assert_eq!(
+            message(columns::SAMPLED_TIMES, DataType::UInt8),
+            "extract: column sampled_times: value 70000 does not fit its type, UInt8: a fault of this program"
+        );
+        let index = columns::list_field(columns::NOISE_INDEX, DataType::UInt32);
+        assert_eq!(unsigned(&index, vec![1, 70_000]).unwrap().len(), 2);
     }
 }

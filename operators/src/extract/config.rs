@@ -8,7 +8,7 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision};
 
 use super::{ExtractConfig, HiddenConfig, NAME, NoiseConfig, SignalsConfig, invariants, predicted, sequences, view};
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, bits};
+use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, token_id_bits};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::vocabulary::Role;
@@ -172,7 +172,7 @@ impl OperatorConfig for ExtractConfig {
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
         // `generate` makes the columns if the teacher writes the text
-        if facts.spec.sequential().is_some() { Ok(None) } else { Self::of_facts(facts) }
+        if facts.spec.sequential().is_some() { Ok(None) } else { Self::resolve(facts) }
     }
 
     fn fields(&self) -> Vec<Field> {
@@ -184,20 +184,20 @@ impl OperatorConfig for ExtractConfig {
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
-        let bits = bits(vocab_size);
+        let bits = token_id_bits(vocab_size);
         let mut bytes = before + (3.6 + self.topk as f64 * (bits / 8.0 + 3.6));
         if let Some(noise) = &self.noise {
             let width = match noise.precision {
                 NoisePrecision::F16 => 2.0,
                 NoisePrecision::F32 => 4.0,
             };
-            let of_a_draw = match noise.codec {
+            let bytes_per_draw = match noise.codec {
                 NoiseCodec::Dense => vocab_size as f64 * width,
                 NoiseCodec::Replay => 0.5 + (1e-3 / noise.tolerance).powf(1.2) * (bits / 8.0 + width),
             };
-            bytes += f64::from(noise.draws) * of_a_draw;
+            bytes += f64::from(noise.draws) * bytes_per_draw;
         }
-        let states = self.hidden.as_ref().map_or(0, HiddenConfig::bytes);
+        let states = self.hidden.as_ref().map_or(0, HiddenConfig::bytes_per_token);
         bytes + self.signals.bytes_per_token(bits) + states as f64
     }
 
@@ -214,7 +214,7 @@ impl OperatorConfig for ExtractConfig {
 
 impl ExtractConfig {
     /// Returns the config of a job with a teacher.
-    pub(crate) fn of_facts(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+    pub(crate) fn resolve(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
         let Some(extract) = &facts.spec.extract else { return Ok(None) };
         let eos = facts.special_ids.id(Role::Eos);
         let bos = facts.require(Role::Bos, "the teacher").or_else(|missing| eos.ok_or(missing))?;
@@ -233,7 +233,7 @@ impl ExtractConfig {
             }),
             topk: extract.topk as usize,
             signals: SignalsConfig::of(extract, facts.spec.seed),
-            hidden: extract.hidden_states.as_ref().map(HiddenConfig::of_job).transpose()?,
+            hidden: extract.hidden_states.as_ref().map(HiddenConfig::from_job).transpose()?,
             rows: facts.rows(),
         }))
     }

@@ -14,13 +14,13 @@ use crate::operator::OperatorError;
 #[derive(Default)]
 pub struct Workspace {
     host: Option<RowExtractor>,
-    device: Option<OnDevice>,
+    device: Option<DeviceExtractor>,
 }
 
 /// An extractor on a device, and the parameters that it was built for.
-struct OnDevice {
+struct DeviceExtractor {
     device: Arc<dyn Device>,
-    asked: Extraction,
+    extraction: Extraction,
     rows: usize,
     extractor: Extractor,
 }
@@ -28,34 +28,34 @@ struct OnDevice {
 impl Workspace {
     pub(super) fn extract(
         &mut self,
-        asked: &Extraction,
+        extraction: &Extraction,
         logits: &Logits,
         observed: &Observed<'_>,
     ) -> Result<Extracted, OperatorError> {
         match logits {
             Logits::Host(logits) => {
-                let extractor = match self.host.take().filter(|extractor| extractor.asked() == asked) {
+                let extractor = match self.host.take().filter(|extractor| extractor.asked() == extraction) {
                     Some(extractor) => extractor,
-                    None => RowExtractor::new(asked.clone()).map_err(noise_error)?,
+                    None => RowExtractor::new(extraction.clone()).map_err(noise_error)?,
                 };
                 self.host.insert(extractor).extract(logits, observed).map_err(noise_error)
             }
             Logits::Device(logits) => {
-                let fits = |kept: &OnDevice| {
-                    kept.asked == *asked
-                        && Arc::ptr_eq(&kept.device, logits.device())
-                        && observed.tokens.len() <= kept.rows
+                let fits = |cached: &DeviceExtractor| {
+                    cached.extraction == *extraction
+                        && Arc::ptr_eq(&cached.device, logits.device())
+                        && observed.tokens.len() <= cached.rows
                 };
-                let kept = match self.device.take().filter(fits) {
-                    Some(kept) => kept,
-                    None => OnDevice::new(asked, logits).map_err(device_error)?,
+                let cached = match self.device.take().filter(fits) {
+                    Some(cached) => cached,
+                    None => DeviceExtractor::new(extraction, logits).map_err(device_error)?,
                 };
                 // SAFETY: the results are copied back before this returns
                 let slice = unsafe { logits.slice() }.ok_or_else(|| OperatorError::Config {
                     operator: super::NAME,
                     message: "logits that were never computed: a fault of this program".into(),
                 })?;
-                self.device.insert(kept).extractor.extract(&slice, observed).map_err(device_error)
+                self.device.insert(cached).extractor.extract(&slice, observed).map_err(device_error)
             }
         }
     }
@@ -68,10 +68,10 @@ fn device_error(error: GpuError) -> OperatorError {
     }
 }
 
-impl OnDevice {
-    fn new(asked: &Extraction, logits: &DeviceLogits) -> Result<Self, GpuError> {
+impl DeviceExtractor {
+    fn new(extraction: &Extraction, logits: &DeviceLogits) -> Result<Self, GpuError> {
         let (rows, device) = (logits.room(), logits.device());
-        let extractor = Extractor::new(device, Asked::of_rows(asked, logits.stride()), rows)?;
-        Ok(Self { device: Arc::clone(device), asked: asked.clone(), rows, extractor })
+        let extractor = Extractor::new(device, Asked::of_rows(extraction, logits.stride()), rows)?;
+        Ok(Self { device: Arc::clone(device), extraction: extraction.clone(), rows, extractor })
     }
 }

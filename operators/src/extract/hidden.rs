@@ -41,7 +41,7 @@ pub struct HiddenConfig {
 }
 
 impl HiddenConfig {
-    pub(super) fn of_job(states: &HiddenStates) -> Result<Self, Problem> {
+    pub(super) fn from_job(states: &HiddenStates) -> Result<Self, Problem> {
         let unknown = || Problem::missing("extract.hidden_states", "the width of the teacher's states is not known");
         let width = states.width.ok_or_else(unknown)? as usize;
         let layers = states.layers.iter().map(|layer| *layer as usize).collect();
@@ -49,13 +49,13 @@ impl HiddenConfig {
     }
 
     /// Number of values per token.
-    pub(super) fn values(&self) -> usize {
+    pub(super) fn values_per_token(&self) -> usize {
         self.layers.len() * self.width
     }
 
     /// Stored bytes per token.
-    pub(super) fn bytes(&self) -> usize {
-        self.values() * if self.precision == NoisePrecision::F16 { 2 } else { 4 }
+    pub(super) fn bytes_per_token(&self) -> usize {
+        self.values_per_token() * if self.precision == NoisePrecision::F16 { 2 } else { 4 }
     }
 
     pub(super) fn field(&self, rows: Rows) -> Field {
@@ -65,7 +65,7 @@ impl HiddenConfig {
 }
 
 /// The values of an unfinished column: of a batch, or of one text that is still being written.
-pub(crate) struct States {
+pub(crate) struct HiddenStatesBuilder {
     config: HiddenConfig,
     values: Values,
 }
@@ -75,10 +75,10 @@ enum Values {
     F32(Vec<f32>),
 }
 
-impl States {
+impl HiddenStatesBuilder {
     /// Creates the states of `positions` positions, all certain until they are set.
     pub(crate) fn new(config: HiddenConfig, positions: usize) -> Self {
-        let count = positions * config.values();
+        let count = positions * config.values_per_token();
         let values = match config.precision {
             NoisePrecision::F16 => Values::F16(vec![f16::ZERO; count]),
             NoisePrecision::F32 => Values::F32(vec![0.0; count]),
@@ -87,23 +87,23 @@ impl States {
     }
 
     /// Number of values per position.
-    pub(super) fn values(&self) -> usize {
-        self.config.values()
+    pub(super) fn values_per_position(&self) -> usize {
+        self.config.values_per_token()
     }
 
     /// Appends a position with the states it is predicted from, \[layers, H\]. The error names a value that the type
     /// cannot hold.
     pub(crate) fn push(&mut self, states: &[f32]) -> Result<(), String> {
-        let of_a_position = self.config.values();
+        let values_per_position = self.config.values_per_token();
         let at = match &mut self.values {
-            Values::F16(values) => (values.len(), values.resize(values.len() + of_a_position, f16::ZERO)).0,
-            Values::F32(values) => (values.len(), values.resize(values.len() + of_a_position, 0.0)).0,
+            Values::F16(values) => (values.len(), values.resize(values.len() + values_per_position, f16::ZERO)).0,
+            Values::F32(values) => (values.len(), values.resize(values.len() + values_per_position, 0.0)).0,
         };
-        self.place(at / of_a_position.max(1), states)
+        self.set(at / values_per_position.max(1), states)
     }
 
     /// Returns all values, as stored, in f32.
-    pub(crate) fn widened(&self) -> Vec<f32> {
+    pub(crate) fn to_f32_vec(&self) -> Vec<f32> {
         match &self.values {
             Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
             Values::F32(values) => values.clone(),
@@ -111,8 +111,8 @@ impl States {
     }
 
     /// Stores the states of position `at`, \[layers, H\]. The error names a value that the type cannot hold.
-    pub(super) fn place(&mut self, at: usize, states: &[f32]) -> Result<(), String> {
-        let values = self.config.values();
+    pub(super) fn set(&mut self, at: usize, states: &[f32]) -> Result<(), String> {
+        let values = self.config.values_per_token();
         let range = at * values..(at + 1) * values;
         let unfit = |i: usize, value: f32, what: &str| {
             let (layer, component) = (self.config.layers[i / self.config.width], i % self.config.width);
@@ -139,8 +139,8 @@ impl States {
         Ok(())
     }
 
-    pub(super) fn array(self, field: &Field, lengths: &[usize]) -> Result<ArrayRef, OperatorError> {
-        let per_row: Vec<usize> = lengths.iter().map(|length| length * self.config.values()).collect();
+    pub(super) fn into_array(self, field: &Field, lengths: &[usize]) -> Result<ArrayRef, OperatorError> {
+        let per_row: Vec<usize> = lengths.iter().map(|length| length * self.config.values_per_token()).collect();
         let values: ArrayRef = match self.values {
             Values::F16(values) => Arc::new(Float16Array::from(values)),
             Values::F32(values) => Arc::new(Float32Array::from(values)),
@@ -180,7 +180,7 @@ impl StoredStates {
     /// Returns the states of a position, \[layers, H\]; empty if the row is too short, which `check` reports.
     #[must_use]
     pub fn at(&self, row: usize, position: usize) -> &[f32] {
-        let values = self.config.values();
+        let values = self.config.values_per_token();
         self.row(row).get(position * values..(position + 1) * values).unwrap_or_default()
     }
 }
@@ -190,12 +190,12 @@ pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Ve
     let Some(stored) = StoredStates::of(config.hidden.as_ref(), batch)? else { return Ok(()) };
     let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
     for row in 0..batch.num_rows() {
-        let (got, expected) = (stored.row(row), tokens.range(row).len() * stored.config.values());
+        let (got, expected) = (stored.row(row), tokens.range(row).len() * stored.config.values_per_token());
         if got.len() != expected {
             let of = columns::HIDDEN_STATES;
             broken.push(Broken::new(row, format!("{of} has {} values, valid: {expected}", got.len())));
         } else if let Some(i) = got.iter().position(|value| !value.is_finite()) {
-            let (position, value) = (i / stored.config.values(), got[i]);
+            let (position, value) = (i / stored.config.values_per_token(), got[i]);
             broken.push(Broken::new(row, format!("hidden_states at position {position}: {value}, valid: finite")));
         }
     }

@@ -27,10 +27,10 @@ pub struct Loosen {
 
 /// The new noise of one row.
 #[derive(Default)]
-struct Row {
+struct LoosenedRow {
     counts: Vec<u32>,
     corrections: Vec<Correction>,
-    moved: f64,
+    added_variation: f64,
 }
 
 impl Loosen {
@@ -44,7 +44,7 @@ impl Loosen {
         let tolerance = |noise: &NoiseConfig| Tolerance::new(noise.tolerance).map_err(noise_error);
         let tolerances = (tolerance(stored)?, tolerance(noise)?);
         let loosener =
-            Loosener::new(to.vocab_size, tolerances, noise.condition, noise.stored()).map_err(noise_error)?;
+            Loosener::new(to.vocab_size, tolerances, noise.condition, noise.value_type()).map_err(noise_error)?;
         Ok(loosener.map(|loosener| Self { to: to.clone(), noise: noise.clone(), loosener }))
     }
 
@@ -64,7 +64,7 @@ impl Loosen {
         let sequences = sequences(batch).map_err(&arrow)?;
         let rows = self.rows(batch, &sequences)?;
         for row in &rows {
-            statistics.total_variation_max = statistics.total_variation_max.max(stored_variation + row.moved);
+            statistics.total_variation_max = statistics.total_variation_max.max(stored_variation + row.added_variation);
         }
         for count in rows.iter().flat_map(|row| &row.counts).filter(|count| **count > 0) {
             statistics.count_corrections(u64::from(*count));
@@ -88,14 +88,14 @@ impl Loosen {
         ])
     }
 
-    fn rows(&self, batch: &RecordBatch, sequences: &[Sequence]) -> Result<Vec<Row>, OperatorError> {
+    fn rows(&self, batch: &RecordBatch, sequences: &[Sequence]) -> Result<Vec<LoosenedRow>, OperatorError> {
         let arrow = OperatorError::arrow(NAME);
         let logprobs = float_column(batch, columns::LOGPROB).map_err(&arrow)?;
         let counts = unsigned_column(batch, columns::NOISE_COUNT).map_err(&arrow)?;
         let indices = unsigned_column(batch, columns::NOISE_INDEX).map_err(&arrow)?;
         let values = float_column(batch, columns::NOISE_LOGPROB).map_err(&arrow)?;
         let keys = DrawKey::draws(self.noise.seed, self.noise.draws);
-        let row = |(number, sequence): (usize, &Sequence)| -> Result<Row, OperatorError> {
+        let row = |(number, sequence): (usize, &Sequence)| -> Result<LoosenedRow, OperatorError> {
             let (counts, indices, values) = (counts.row(number), indices.row(number), values.row(number));
             let (logprobs, length) = (logprobs.row(number), sequence.tokens.len());
             let sum: usize = counts.iter().map(|count| *count as usize).sum();
@@ -107,23 +107,25 @@ impl Loosen {
                 let message = format!("sequence {}: the lists of its noise do not fit each other", sequence.id);
                 return Err(arrow(ArrowError::InvalidArgumentError(message)));
             }
-            let (mut made, mut loosener) = (Row::default(), self.loosener.clone());
+            let (mut loosened, mut loosener) = (LoosenedRow::default(), self.loosener.clone());
             let (mut first, mut stored) = (0, Vec::new());
             for (list, count) in counts.iter().enumerate() {
                 let (key, position) = (keys[list / length], list % length);
-                let here = first..first + *count as usize;
-                first = here.end;
+                let range = first..first + *count as usize;
+                first = range.end;
                 stored.clear();
-                let pairs = indices[here.clone()].iter().zip(&values[here]);
+                let pairs = indices[range.clone()].iter().zip(&values[range]);
                 stored.extend(pairs.map(|(&index, &logprob)| Correction { index, logprob }));
                 let (token, logprob) = (sequence.tokens[position], logprobs[position]);
                 let token = StoredToken { token, logprob, corrections: &stored };
-                let (stream, before) = (NoiseStream::new(key, sequence.id, position as u32), made.corrections.len());
-                let moved = loosener.loosen(&token, &stream, &mut made.corrections).map_err(noise_error)?;
-                made.moved = made.moved.max(moved);
-                made.counts.push((made.corrections.len() - before) as u32);
+                let (stream, before) =
+                    (NoiseStream::new(key, sequence.id, position as u32), loosened.corrections.len());
+                let added_variation =
+                    loosener.loosen(&token, &stream, &mut loosened.corrections).map_err(noise_error)?;
+                loosened.added_variation = loosened.added_variation.max(added_variation);
+                loosened.counts.push((loosened.corrections.len() - before) as u32);
             }
-            Ok(made)
+            Ok(loosened)
         };
         sequences.par_iter().enumerate().map(row).collect()
     }

@@ -30,10 +30,10 @@ mod tests;
 mod view;
 
 pub use extractor::Workspace;
-pub(crate) use hidden::States;
+pub(crate) use hidden::HiddenStatesBuilder;
 pub use hidden::{HiddenConfig, StoredStates};
 pub use loosen::{LOOSENED, Loosen};
-pub use pass::{Predicted, Sequence, Slice, Visit};
+pub use pass::{Predicted, Sequence, Slice, SliceVisitor};
 pub use signals::{SamplesConfig, SignalsConfig, StoredSignals, TopPConfig};
 pub use stillhouse_teacher::stillhouse_gpu::extract::MOST_TOPK as MOST_LISTED_ON_A_GPU;
 
@@ -41,20 +41,20 @@ use std::sync::Arc;
 
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
-use stillhouse_noise::{Extracted, Extraction, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
+use stillhouse_noise::{Extracted, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
 use stillhouse_schemas::columns::{self, Rows};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
 use stillhouse_teacher::{Logits, Teacher, TeacherInfo};
 
-use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext, extended};
+use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext, extend_schema};
 use crate::rows::{ListRows, sequence_ids};
 use collect::Collector;
 use pass::{TeacherPass, predicted};
 
 const NAME: &str = "extract";
 /// Bound on the bytes of dense noise and hidden states in memory at once. One row is always allowed.
-const HELD_BYTES: usize = 64 << 20;
+const MAX_BUFFERED_BYTES: usize = 64 << 20;
 
 /// Configuration of the operator.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,14 +97,14 @@ pub struct NoiseConfig {
 }
 
 impl NoiseConfig {
-    fn value_type(&self) -> DataType {
+    fn arrow_type(&self) -> DataType {
         match self.precision {
             NoisePrecision::F16 => DataType::Float16,
             NoisePrecision::F32 => DataType::Float32,
         }
     }
 
-    fn stored(&self) -> ValueType {
+    fn value_type(&self) -> ValueType {
         match self.precision {
             NoisePrecision::F16 => ValueType::F16,
             NoisePrecision::F32 => ValueType::F32,
@@ -123,7 +123,7 @@ impl ExtractConfig {
                     let count = columns::noise_count_type(self.vocab_size, noise.tolerance);
                     fields.push(self.rows.field(columns::NOISE_COUNT, count, Some(draws), None));
                     fields.push(columns::list_field(columns::NOISE_INDEX, columns::noise_index_type(self.vocab_size)));
-                    fields.push(columns::list_field(columns::NOISE_LOGPROB, noise.value_type()));
+                    fields.push(columns::list_field(columns::NOISE_LOGPROB, noise.arrow_type()));
                 }
                 NoiseCodec::Dense => {
                     let length = match self.rows {
@@ -132,7 +132,7 @@ impl ExtractConfig {
                     };
                     let shape = format!("[{draws},{length},{}]", self.vocab_size);
                     fields.push(
-                        columns::list_field(columns::NOISE, noise.value_type())
+                        columns::list_field(columns::NOISE, noise.arrow_type())
                             .with_metadata([(columns::SHAPE.to_owned(), shape)].into()),
                     );
                 }
@@ -195,30 +195,22 @@ impl ExtractConfig {
         })
     }
 
-    /// Returns what to extract from every row of logits.
-    ///
-    /// # Errors
-    /// Fails if the noise cannot be stored.
-    pub fn extraction(&self) -> Result<Extraction, OperatorError> {
-        self.asked()
-    }
-
     /// Returns the rows to process at once: a whole batch, or with dense noise or hidden states as many as fit 64 MB.
     pub fn rows_at_once(&self) -> usize {
         let dense = match &self.noise {
             Some(noise) if noise.codec == NoiseCodec::Dense => noise.draws as usize * self.vocab_size * 4,
             _ => 0,
         };
-        let states = self.hidden.as_ref().map_or(0, |hidden| hidden.values() * 4);
-        (HELD_BYTES.checked_div((dense + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
+        let states = self.hidden.as_ref().map_or(0, |hidden| hidden.values_per_token() * 4);
+        (MAX_BUFFERED_BYTES.checked_div((dense + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
     }
 
     /// Returns the rows of generated text to process at once. A batch stays in memory until its last text ends, so its
     /// signals and hidden states must fit 64 MB.
-    pub fn written_at_once(&self) -> usize {
+    pub fn max_generated_rows(&self) -> usize {
         let signals = if self.signals.is_none() { 0 } else { self.signal_bytes() };
-        let states = self.hidden.as_ref().map_or(0, HiddenConfig::bytes);
-        (HELD_BYTES.checked_div((signals + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
+        let states = self.hidden.as_ref().map_or(0, HiddenConfig::bytes_per_token);
+        (MAX_BUFFERED_BYTES.checked_div((signals + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
     }
 
     /// Returns an upper bound on the bytes of one position's signals before they become columns.
@@ -239,10 +231,10 @@ impl ExtractConfig {
     }
 }
 
-/// Splits a batch, in order, into parts of `rows_at_once` rows.
-pub fn parts(batch: &RecordBatch, rows_at_once: usize) -> impl Iterator<Item = RecordBatch> + use<> {
+/// Splits a batch, in order, into parts of at most `max_rows` rows.
+pub fn parts(batch: &RecordBatch, max_rows: usize) -> impl Iterator<Item = RecordBatch> + use<> {
     let (batch, rows) = (batch.clone(), batch.num_rows());
-    let step = rows_at_once.min(rows).max(1);
+    let step = max_rows.min(rows).max(1);
     (0..rows).step_by(step).map(move |start| batch.slice(start, step.min(rows - start)))
 }
 
@@ -318,7 +310,12 @@ impl Forward {
     ///
     /// # Errors
     /// Fails if the teacher or `visit` does.
-    pub fn run(&self, teacher: &dyn Teacher, logits: &mut Logits, visit: &mut Visit<'_>) -> Result<(), OperatorError> {
+    pub fn run(
+        &self,
+        teacher: &dyn Teacher,
+        logits: &mut Logits,
+        visit: &mut SliceVisitor<'_>,
+    ) -> Result<(), OperatorError> {
         self.pass(teacher).run(&self.sequences, logits, visit)
     }
 
@@ -366,7 +363,7 @@ impl Columns {
         extracted: &Extracted,
         states: &[f32],
     ) -> Result<(), OperatorError> {
-        self.collector.place(positions, extracted, states)
+        self.collector.store(positions, extracted, states)
     }
 
     /// Returns the batch with its new columns, after the last slice, and the numbers to add to the split's statistics.
@@ -376,13 +373,13 @@ impl Columns {
     pub fn finish(self) -> Result<(RecordBatch, Statistics), OperatorError> {
         let (arrays, statistics) = self.collector.finish()?;
         let columns = self.batch.columns().iter().cloned().chain(arrays).collect();
-        let schema = extended(&self.batch.schema(), self.config.fields());
+        let schema = extend_schema(&self.batch.schema(), self.config.fields());
         Ok((RecordBatch::try_new(schema, columns).map_err(OperatorError::arrow(NAME))?, statistics))
     }
 }
 
 /// The error for a position whose hidden states cannot be stored.
-pub(crate) fn unfit((sequence, position): (u64, usize), message: String) -> OperatorError {
+pub(crate) fn hidden_state_error((sequence, position): (u64, usize), message: String) -> OperatorError {
     OperatorError::Data { operator: NAME, place: format!("sequence {sequence}, position {position}"), message }
 }
 

@@ -34,7 +34,7 @@ pub struct Sequence {
 
 impl Sequence {
     /// Returns the sequence's first `length` tokens.
-    fn cut(&self, length: usize) -> Self {
+    fn prefix(&self, length: usize) -> Self {
         let offsets = self.offsets.iter().copied().filter(|&offset| offset < length).collect();
         Self { id: self.id, tokens: self.tokens[..length].to_vec(), valid: length.min(self.valid), offsets }
     }
@@ -61,7 +61,7 @@ pub struct Slice {
 }
 
 /// Takes a slice and returns a buffer for the next slice's logits. The buffer's content does not matter.
-pub type Visit<'a> = dyn FnMut(Slice) -> Result<Logits, OperatorError> + 'a;
+pub type SliceVisitor<'a> = dyn FnMut(Slice) -> Result<Logits, OperatorError> + 'a;
 
 /// Settings of a teacher pass.
 pub struct TeacherPass<'a> {
@@ -88,7 +88,7 @@ struct Run {
 }
 
 /// Returns the runs of a sequence, in order.
-fn runs_of(sequence: &Sequence, row: usize, context: TeacherContext) -> Vec<Run> {
+fn sequence_runs(sequence: &Sequence, row: usize, context: TeacherContext) -> Vec<Run> {
     let end = sequence.valid;
     let mut runs = Vec::new();
     match context {
@@ -110,7 +110,7 @@ fn runs_of(sequence: &Sequence, row: usize, context: TeacherContext) -> Vec<Run>
 /// BOS.
 pub(crate) fn predicted(sequence: &Sequence, context: TeacherContext, bos: u32) -> Vec<bool> {
     let mut predicted = vec![false; sequence.tokens.len()];
-    for Run { start, length, .. } in runs_of(sequence, 0, context) {
+    for Run { start, length, .. } in sequence_runs(sequence, 0, context) {
         let given = usize::from(sequence.tokens[start] == bos);
         predicted[start + given..start + length].fill(true);
     }
@@ -125,7 +125,12 @@ impl TeacherPass<'_> {
     ///
     /// # Errors
     /// Fails if the teacher or `visit` does.
-    pub fn run(&self, sequences: &[Sequence], logits: &mut Logits, visit: &mut Visit<'_>) -> Result<(), OperatorError> {
+    pub fn run(
+        &self,
+        sequences: &[Sequence],
+        logits: &mut Logits,
+        visit: &mut SliceVisitor<'_>,
+    ) -> Result<(), OperatorError> {
         let mut runs = self.runs(sequences);
         if self.context == TeacherContext::Document {
             // Documents of similar length share a forward pass, which keeps padding low.
@@ -137,7 +142,7 @@ impl TeacherPass<'_> {
                 TeacherContext::Sequence => rest.len(),
                 TeacherContext::Document => (self.batch_tokens / first.length.max(1)).clamp(1, rest.len()),
             };
-            let (group, after) = rest.split_at(self.with_room(&rest[..most]));
+            let (group, after) = rest.split_at(self.count_fitting(&rest[..most]));
             self.forward(sequences, group, logits, visit)?;
             rest = after;
         }
@@ -145,7 +150,7 @@ impl TeacherPass<'_> {
     }
 
     /// Returns how many of the first runs, at least one, fit one forward pass of the teacher.
-    fn with_room(&self, runs: &[Run]) -> usize {
+    fn count_fitting(&self, runs: &[Run]) -> usize {
         let most = self.teacher.pass_tokens();
         let mut tokens = 0usize;
         let fitting = runs.iter().take_while(|run| {
@@ -179,18 +184,18 @@ impl TeacherPass<'_> {
 
     /// Returns an error for the last position with a non-finite logit among the first `length` of a sequence, if any.
     fn last_not_finite(&self, sequence: &Sequence, length: usize) -> Result<Option<OperatorError>, OperatorError> {
-        let mut piece = sequence.cut(length);
+        let mut prefix = sequence.prefix(length);
         // In a run that begins with BOS, the last token is an input that predicts nothing but could spoil other
         // positions.
-        if let Some(run) = self.runs(std::slice::from_ref(&piece)).last()
+        if let Some(run) = self.runs(std::slice::from_ref(&prefix)).last()
             && run.length > 1
-            && piece.tokens[run.start] == self.bos
+            && prefix.tokens[run.start] == self.bos
         {
-            piece.tokens[run.start + run.length - 1] = self.bos;
+            prefix.tokens[run.start + run.length - 1] = self.bos;
         }
         let vocab = self.teacher.info().vocab_size;
         let mut found: Option<(u32, usize, f32)> = None;
-        self.run(&[piece], &mut self.teacher.buffer()?, &mut |Slice { positions, logits, .. }| {
+        self.run(&[prefix], &mut self.teacher.buffer()?, &mut |Slice { positions, logits, .. }| {
             for (p, row) in positions.iter().zip(logits.on_host()?.chunks_exact(vocab)) {
                 if found.is_none_or(|(position, ..)| position < p.position as u32)
                     && let Some(token) = row.iter().position(|l| !l.is_finite())
@@ -209,8 +214,8 @@ impl TeacherPass<'_> {
     }
 
     fn runs(&self, sequences: &[Sequence]) -> Vec<Run> {
-        let of = |(row, sequence)| runs_of(sequence, row, self.context);
-        sequences.iter().enumerate().flat_map(of).collect()
+        let runs_of_row = |(row, sequence)| sequence_runs(sequence, row, self.context);
+        sequences.iter().enumerate().flat_map(runs_of_row).collect()
     }
 
     fn forward(
@@ -218,20 +223,20 @@ impl TeacherPass<'_> {
         sequences: &[Sequence],
         group: &[Run],
         logits: &mut Logits,
-        visit: &mut Visit<'_>,
+        visit: &mut SliceVisitor<'_>,
     ) -> Result<(), OperatorError> {
-        let (inputs, wanted) = self.inputs(sequences, group);
+        let (inputs, targets) = self.inputs(sequences, group);
         let began = Instant::now();
         let (hidden, kept) = self.teacher.pass_keeping(&inputs, self.hidden_layers)?;
-        let of_a_token = self.hidden_layers.len() * self.teacher.info().hidden_size;
+        let values_per_token = self.hidden_layers.len() * self.teacher.info().hidden_size;
         self.meter.add_since(Measure::TeacherNanos, began);
-        for wanted in wanted.chunks(self.teacher.slice_rows().max(1)) {
+        for targets in targets.chunks(self.teacher.slice_rows().max(1)) {
             let began = Instant::now();
-            let tokens: Vec<u32> = wanted.iter().map(|(token, _)| *token).collect();
+            let tokens: Vec<u32> = targets.iter().map(|(token, _)| *token).collect();
             self.teacher.slice(&hidden, &tokens, logits)?;
             self.meter.add_since(Measure::TeacherNanos, began);
-            let positions = wanted.iter().map(|(_, position)| *position).collect();
-            let states = match of_a_token {
+            let positions = targets.iter().map(|(_, position)| *position).collect();
+            let states = match values_per_token {
                 0 => Vec::new(),
                 n => tokens.iter().flat_map(|token| &kept[*token as usize * n..][..n]).copied().collect(),
             };
@@ -242,18 +247,18 @@ impl TeacherPass<'_> {
 
     /// Returns the teacher's inputs, and which input predicts which position.
     fn inputs(&self, sequences: &[Sequence], group: &[Run]) -> (Runs, Vec<(u32, Predicted)>) {
-        let (mut inputs, mut wanted) = (Runs::new(), Vec::new());
+        let (mut inputs, mut targets) = (Runs::new(), Vec::new());
         for run in group {
             let tokens = &sequences[run.row].tokens[run.start..run.start + run.length];
             let given = usize::from(tokens.first() == Some(&self.bos));
             let first = inputs.tokens().len();
             let shown = tokens[..tokens.len() - (1 - given)].iter().copied();
             inputs.push((given == 0).then_some(self.bos).into_iter().chain(shown));
-            wanted.extend(
+            targets.extend(
                 (given..run.length)
                     .map(|i| ((first + i - given) as u32, Predicted { row: run.row, position: run.start + i })),
             );
         }
-        (inputs, wanted)
+        (inputs, targets)
     }
 }

@@ -12,7 +12,7 @@ use stillhouse_teacher::{
 };
 
 use super::*;
-use crate::config::Picture;
+use crate::config::Chart;
 use crate::invariants::{float_column, unsigned_column};
 use crate::rows::list_column;
 

@@ -10,10 +10,10 @@ use stillhouse_schemas::columns;
 use super::hidden::StoredStates;
 use super::signals::{SignalsConfig, StoredSignals};
 use super::{ExtractConfig, NAME};
-use crate::config::{OperatorView, Picture};
+use crate::config::{Chart, OperatorView};
 use crate::invariants::float_column;
 use crate::rows::ListRows;
-use crate::sparkline::{span, strip};
+use crate::sparkline::{strip_chart, value_range};
 
 /// Builds the view of a batch's only row; `predicted` marks the predicted positions. Returns `None` if the row has no
 /// signals.
@@ -25,23 +25,23 @@ pub(crate) fn view(
     row: &RecordBatch,
     predicted: &[bool],
 ) -> Result<Option<OperatorView>, ArrowError> {
-    let mut shown =
-        Shown { predicted, facts: Vec::new(), pictures: Vec::new(), tokens: vec![Vec::new(); predicted.len()] };
-    shown.topk(config, row)?;
-    shown.signals(config, row)?;
-    shown.states(config, row)?;
-    Ok((!shown.facts.is_empty()).then(|| shown.done()))
+    let mut builder =
+        ViewBuilder { predicted, facts: Vec::new(), pictures: Vec::new(), tokens: vec![Vec::new(); predicted.len()] };
+    builder.topk(config, row)?;
+    builder.signals(config, row)?;
+    builder.states(config, row)?;
+    Ok((!builder.facts.is_empty()).then(|| builder.build()))
 }
 
-struct Shown<'a> {
+struct ViewBuilder<'a> {
     predicted: &'a [bool],
     facts: Vec<(String, String)>,
-    pictures: Vec<Picture>,
+    pictures: Vec<Chart>,
     tokens: Vec<Vec<String>>,
 }
 
-impl Shown<'_> {
-    fn done(self) -> OperatorView {
+impl ViewBuilder<'_> {
+    fn build(self) -> OperatorView {
         let count = self.predicted.iter().filter(|predicted| **predicted).count();
         let of = ("predicted by the teacher".to_owned(), format!("{count} of {} positions", self.predicted.len()));
         let facts = std::iter::once(of).chain(self.facts).collect();
@@ -55,22 +55,22 @@ impl Shown<'_> {
     }
 
     /// Adds the mean over predicted positions and the strip of a column.
-    fn column(
+    fn add_column(
         &mut self,
         title: &str,
         values: Vec<Option<f64>>,
         bounds: (f64, f64),
         fact: impl FnOnce(f64) -> (String, String),
     ) {
-        let there: Vec<f64> = values.iter().flatten().copied().collect();
-        let mean = there.iter().sum::<f64>() / there.len().max(1) as f64;
-        let (picture, line) = strip(title, values, bounds);
-        self.facts.push(if there.is_empty() { (title.into(), "of no position".into()) } else { fact(mean) });
+        let present: Vec<f64> = values.iter().flatten().copied().collect();
+        let mean = present.iter().sum::<f64>() / present.len().max(1) as f64;
+        let (chart, line) = strip_chart(title, values, bounds);
+        self.facts.push(if present.is_empty() { (title.into(), "of no position".into()) } else { fact(mean) });
         self.facts.push(line);
-        self.pictures.push(picture);
+        self.pictures.push(chart);
     }
 
-    fn token(&mut self, of: impl Fn(usize) -> String) {
+    fn add_token_text(&mut self, of: impl Fn(usize) -> String) {
         for (i, parts) in self.tokens.iter_mut().enumerate() {
             parts.push(of(i));
         }
@@ -85,12 +85,12 @@ impl Shown<'_> {
         let ids = &indices.values::<Int32Array>(columns::TOPK_INDEX)?.values()[indices.range(0)];
         let logprobs = float_column(row, columns::TOPK_LOGPROB)?;
         let logprobs = logprobs.row(0);
-        fits(columns::TOPK_INDEX, ids.len(), self.predicted.len() * k)?;
-        fits(columns::TOPK_LOGPROB, logprobs.len(), self.predicted.len() * k)?;
+        check_length(columns::TOPK_INDEX, ids.len(), self.predicted.len() * k)?;
+        check_length(columns::TOPK_LOGPROB, logprobs.len(), self.predicted.len() * k)?;
         let mass = |i: usize| logprobs[i * k..(i + 1) * k].iter().map(|v| f64::from(*v).exp()).sum::<f64>();
-        let said = |mean: f64| ("top-k".into(), format!("{k} tokens hold {mean:.4} of the mass on average"));
-        self.column(&format!("mass of the {k} likeliest"), self.values(mass), (0.0, 1.0), said);
-        self.token(|i| format!("likeliest {} with {:.3}", ids[i * k], f64::from(logprobs[i * k]).exp()));
+        let to_fact = |mean: f64| ("top-k".into(), format!("{k} tokens hold {mean:.4} of the mass on average"));
+        self.add_column(&format!("mass of the {k} likeliest"), self.values(mass), (0.0, 1.0), to_fact);
+        self.add_token_text(|i| format!("likeliest {} with {:.3}", ids[i * k], f64::from(logprobs[i * k]).exp()));
         Ok(())
     }
 
@@ -106,46 +106,46 @@ impl Shown<'_> {
         let all: Vec<RowSignals> = (0..self.predicted.len()).map(|i| stored.at(0, i)).collect();
         for (n, temperature) in asked.logz_temperatures.iter().enumerate() {
             let values = self.values(|i| f64::from(all[i].logz[n]));
-            let bounds = span(values.iter());
+            let bounds = value_range(values.iter());
             let title = format!("ln Σ exp(l/{temperature})");
-            self.column(&title, values, bounds, |mean| (format!("mean of {title}"), format!("{mean:.3}")));
+            self.add_column(&title, values, bounds, |mean| (format!("mean of {title}"), format!("{mean:.3}")));
         }
         if asked.entropy {
-            let said = |nats: f64| {
+            let to_fact = |nats: f64| {
                 let value = format!("{nats:.3} nat, as of {:.1} equally likely tokens", nats.exp());
                 ("mean entropy".into(), value)
             };
             let most = (config.vocab_size.max(2) as f64).ln();
-            self.column("entropy in nat", self.values(|i| f64::from(all[i].entropy)), (0.0, most), said);
+            self.add_column("entropy in nat", self.values(|i| f64::from(all[i].entropy)), (0.0, most), to_fact);
         }
         for (n, id) in asked.candidates.iter().enumerate() {
             let values = self.values(|i| f64::from(all[i].candidates[n]).exp());
-            let said = |mean: f64| (format!("mean probability of candidate {id}"), format!("{mean:.5}"));
-            let bounds = (0.0, span(values.iter()).1);
-            self.column(&format!("probability of candidate {id}"), values, bounds, said);
+            let to_fact = |mean: f64| (format!("mean probability of candidate {id}"), format!("{mean:.5}"));
+            let bounds = (0.0, value_range(values.iter()).1);
+            self.add_column(&format!("probability of candidate {id}"), values, bounds, to_fact);
         }
         if let Some(samples) = &asked.samples {
-            let said = |mean: f64| {
+            let to_fact = |mean: f64| {
                 let value = format!("{} draws, {mean:.1} distinct on average", samples.draws);
                 ("sampled logits".into(), value)
             };
             let bounds = (0.0, f64::from(samples.draws));
-            self.column("distinct tokens drawn", self.values(|i| all[i].sampled.len() as f64), bounds, said);
+            self.add_column("distinct tokens drawn", self.values(|i| all[i].sampled.len() as f64), bounds, to_fact);
         }
         if let Some(top_p) = &asked.top_p {
-            let said = |kept: f64| {
+            let to_fact = |kept: f64| {
                 let value = format!("{kept:.1} tokens on average for {} of the mass", top_p.mass);
                 ("top-p".into(), value)
             };
             let bounds = (0.0, top_p.most as f64);
-            self.column("tokens kept by top-p", self.values(|i| all[i].top_p.len() as f64), bounds, said);
+            self.add_column("tokens kept by top-p", self.values(|i| all[i].top_p.len() as f64), bounds, to_fact);
             let tails = self.values(|i| f64::from(all[i].tail).exp());
-            let bounds = (0.0, span(tails.iter()).1);
-            self.column("mass outside of top-p", tails, bounds, |mean| {
+            let bounds = (0.0, value_range(tails.iter()).1);
+            self.add_column("mass outside of top-p", tails, bounds, |mean| {
                 ("mass outside of top-p".into(), format!("{mean:.4} on average"))
             });
         }
-        self.token(|i| line(asked, &all[i]));
+        self.add_token_text(|i| token_line(asked, &all[i]));
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl Shown<'_> {
     fn states(&mut self, config: &ExtractConfig, row: &RecordBatch) -> Result<(), ArrowError> {
         let Some(stored) = StoredStates::of(config.hidden.as_ref(), row)? else { return Ok(()) };
         let (layers, width) = (&stored.config().layers, stored.config().width);
-        fits(columns::HIDDEN_STATES, stored.row(0).len(), self.predicted.len() * layers.len() * width)?;
+        check_length(columns::HIDDEN_STATES, stored.row(0).len(), self.predicted.len() * layers.len() * width)?;
         let length = |state: &[f32]| state.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
         let lengths: Vec<Vec<f64>> = (0..self.predicted.len())
             .map(|i| stored.at(0, i).chunks_exact(width.max(1)).map(length).collect())
@@ -161,11 +161,11 @@ impl Shown<'_> {
         self.facts.push(("hidden states".into(), format!("{} of width {width}", layers.len())));
         for (n, layer) in layers.iter().enumerate() {
             let values = self.values(|i| lengths[i][n]);
-            let bounds = (0.0, span(values.iter()).1);
-            let said = |mean: f64| (format!("mean length of the state of layer {layer}"), format!("{mean:.2}"));
-            self.column(&format!("length of the state of layer {layer}"), values, bounds, said);
+            let bounds = (0.0, value_range(values.iter()).1);
+            let to_fact = |mean: f64| (format!("mean length of the state of layer {layer}"), format!("{mean:.2}"));
+            self.add_column(&format!("length of the state of layer {layer}"), values, bounds, to_fact);
         }
-        self.token(|i| {
+        self.add_token_text(|i| {
             let each = layers.iter().zip(&lengths[i]).map(|(layer, length)| format!("|h{layer}| {length:.1}"));
             each.collect::<Vec<_>>().join(" ")
         });
@@ -173,13 +173,13 @@ impl Shown<'_> {
     }
 }
 
-fn fits(name: &str, got: usize, valid: usize) -> Result<(), ArrowError> {
+fn check_length(name: &str, got: usize, valid: usize) -> Result<(), ArrowError> {
     let wrong = || ArrowError::InvalidArgumentError(format!("{name} has {got} values, valid: {valid}"));
     if got == valid { Ok(()) } else { Err(wrong()) }
 }
 
 /// Formats the signals of one token in short form.
-fn line(config: &SignalsConfig, signals: &RowSignals) -> String {
+fn token_line(config: &SignalsConfig, signals: &RowSignals) -> String {
     let mut parts = Vec::new();
     if !signals.logz.is_empty() {
         let values: Vec<String> = signals.logz.iter().map(|v| format!("{v:.2}")).collect();

@@ -9,7 +9,7 @@ use super::{GIVEN, GenerateConfig, NAME, invariants};
 use crate::config::{Column, JobFacts, OperatorConfig, OperatorView};
 use crate::extract::{ExtractConfig, sequences};
 use crate::invariants::{Broken, Limits};
-use crate::operator::{Operator, OperatorError, SplitContext, extended};
+use crate::operator::{Operator, OperatorError, SplitContext, extend_schema};
 use crate::pack::PackConfig;
 use crate::rows::column;
 use crate::vocabulary::Role;
@@ -26,13 +26,13 @@ impl OperatorConfig for GenerateConfig {
     }];
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let Some(written) = facts.spec.sequential() else { return Ok(None) };
-        let Some(extract) = ExtractConfig::of_facts(facts)? else { return Ok(None) };
+        let Some(sequential) = facts.spec.sequential() else { return Ok(None) };
+        let Some(extract) = ExtractConfig::resolve(facts)? else { return Ok(None) };
         Ok(Some(Self {
-            pack: PackConfig::of_facts(facts)?,
+            pack: PackConfig::resolve(facts)?,
             extract,
             eos: facts.require(Role::Eos, "the end of a text")?,
-            written,
+            sequential,
             seed: facts.spec.noise_seed(),
         }))
     }
@@ -43,7 +43,7 @@ impl OperatorConfig for GenerateConfig {
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
-        extended(&self.pack.schema(), OperatorConfig::fields(self))
+        extend_schema(&self.pack.schema(), OperatorConfig::fields(self))
     }
 
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
@@ -57,14 +57,17 @@ impl OperatorConfig for GenerateConfig {
     }
 
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-        let given = given(row)?.value(0);
+        let prompt_length = given_column(row)?.value(0);
         let (valid, length) = sequences(row)?.first().map_or((0, 0), |s| (s.valid as i32, s.tokens.len() as i32));
-        let facts = vec![(GIVEN.to_owned(), given.to_string()), ("written".to_owned(), (valid - given).to_string())];
-        let by = |i: i32| if i < given { GIVEN } else { "written" };
+        let facts = vec![
+            (GIVEN.to_owned(), prompt_length.to_string()),
+            ("written".to_owned(), (valid - prompt_length).to_string()),
+        ];
+        let by = |i: i32| if i < prompt_length { GIVEN } else { "written" };
         let tokens = (0..length).map(|i| if i < valid { by(i).to_owned() } else { String::new() }).collect();
         let own = OperatorView { operator: NAME.into(), facts, tokens, ..OperatorView::default() };
         Ok(Some(match OperatorConfig::view(&self.extract, row)? {
-            Some(of_teacher) => joined(own, of_teacher),
+            Some(teacher_view) => merge_views(own, teacher_view),
             None => own,
         }))
     }
@@ -75,10 +78,10 @@ impl OperatorConfig for GenerateConfig {
 }
 
 /// Combines both views: for each token whether it was given or written, and the teacher's signals if it was written.
-fn joined(mut own: OperatorView, of_teacher: OperatorView) -> OperatorView {
-    own.facts.extend(of_teacher.facts);
-    own.pictures.extend(of_teacher.pictures);
-    for (token, more) in own.tokens.iter_mut().zip(of_teacher.tokens) {
+fn merge_views(mut own: OperatorView, teacher_view: OperatorView) -> OperatorView {
+    own.facts.extend(teacher_view.facts);
+    own.pictures.extend(teacher_view.pictures);
+    for (token, more) in own.tokens.iter_mut().zip(teacher_view.tokens) {
         if token == "written" && !more.is_empty() {
             *token = format!("{token} · {more}");
         }
@@ -87,7 +90,7 @@ fn joined(mut own: OperatorView, of_teacher: OperatorView) -> OperatorView {
 }
 
 /// Returns the column `given`.
-pub(super) fn given(batch: &RecordBatch) -> Result<&Int32Array, ArrowError> {
+pub(super) fn given_column(batch: &RecordBatch) -> Result<&Int32Array, ArrowError> {
     let typed = column(batch, GIVEN)?;
     typed
         .as_any()

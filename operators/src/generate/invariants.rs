@@ -6,27 +6,27 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::spec::Stop;
 
 use super::GenerateConfig;
-use super::config::given;
+use super::config::given_column;
 use crate::extract::{StoredSignals, StoredStates, sequences};
 use crate::invariants::Broken;
 use crate::rows::ListRows;
 
 /// The stored signals and hidden states of a batch, besides log-probabilities.
-struct Certain {
+struct StoredValues {
     /// Signals, and the rows whose lists do not match; `extract` reports those rows.
     signals: Option<(StoredSignals, Vec<Broken>)>,
     states: Option<StoredStates>,
 }
 
-impl Certain {
-    fn of(config: &GenerateConfig, batch: &RecordBatch) -> Result<Self, ArrowError> {
+impl StoredValues {
+    fn read(config: &GenerateConfig, batch: &RecordBatch) -> Result<Self, ArrowError> {
         let (signals, hidden) = (&config.extract.signals, config.extract.hidden.as_ref());
         let signals = if signals.is_none() { None } else { Some(StoredSignals::of(signals, batch)?) };
         Ok(Self { signals, states: StoredStates::of(hidden, batch)? })
     }
 
     /// Whether a position's stored values are those of a certain token.
-    fn holds(&self, row: usize, position: usize, token: u32) -> bool {
+    fn is_certain(&self, row: usize, position: usize, token: u32) -> bool {
         let signals = self.signals.as_ref().filter(|(_, misfits)| misfits.iter().all(|misfit| misfit.row != row));
         signals.is_none_or(|(stored, _)| stored.at(row, position) == stored.asked().certain(token))
             && self.states.as_ref().is_none_or(|states| states.at(row, position).iter().all(|value| *value == 0.0))
@@ -34,16 +34,16 @@ impl Certain {
 }
 
 pub(super) fn check(config: &GenerateConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-    let given = given(batch)?;
+    let prompt_lengths = given_column(batch)?;
     let lists = ListRows::of(batch, columns::LOGPROB)?;
     let logprobs = lists.values::<Float32Array>(columns::LOGPROB)?.values();
-    let certain = Certain::of(config, batch)?;
+    let stored = StoredValues::read(config, batch)?;
     for (row, sequence) in sequences(batch)?.iter().enumerate() {
         let mut wrong = |message: String| broken.push(Broken::new(row, message));
-        let (given, valid) = (given.value(row), sequence.valid);
-        let Some(first) = usize::try_from(given).ok().filter(|given| (1..valid).contains(given)) else {
+        let (prompt_length, valid) = (prompt_lengths.value(row), sequence.valid);
+        let Some(first) = usize::try_from(prompt_length).ok().filter(|length| (1..valid).contains(length)) else {
             wrong(format!(
-                "given is {given}, valid: 1 to {}, before the first token that was written",
+                "given is {prompt_length}, valid: 1 to {}, before the first token that was written",
                 valid.max(1) - 1
             ));
             continue;
@@ -57,12 +57,14 @@ pub(super) fn check(config: &GenerateConfig, batch: &RecordBatch, broken: &mut V
             wrong(format!("logprob of a position that is given or padding is {other}, valid: 0"));
         }
         let mut positions = (0..first).chain(valid..sequence.tokens.len());
-        if let Some(position) = positions.find(|position| !certain.holds(row, *position, sequence.tokens[*position])) {
+        if let Some(position) =
+            positions.find(|position| !stored.is_certain(row, *position, sequence.tokens[*position]))
+        {
             wrong(format!(
                 "position {position} is given or padding, but its signals or hidden states are not those of its token alone"
             ));
         }
-        if config.written.stop == Stop::Eos {
+        if config.sequential.stop == Stop::Eos {
             let written = &sequence.tokens[first..valid];
             let ended = written.iter().position(|token| *token == config.eos).map(|at| first + at + 1);
             if ended.unwrap_or(sequence.tokens.len()) != valid {

@@ -42,7 +42,7 @@ use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, Sp
 use crate::pack::PackConfig;
 
 pub use prompts::PromptsConfig;
-pub use rows::Written;
+pub use rows::GeneratedBatch;
 pub use writer::Writer;
 
 const NAME: &str = "generate";
@@ -59,14 +59,14 @@ pub struct GenerateConfig {
     /// Token that ends a text.
     pub eos: u32,
     /// How to choose tokens.
-    pub written: Sequential,
+    pub sequential: Sequential,
     /// Seed of the noise.
     pub seed: u64,
 }
 
 /// Returns the sampling settings in the noise crate's form.
-pub fn sampling(written: &Sequential) -> Sampling {
-    Sampling { temperature: written.temperature, top_k: written.top_k as usize, top_p: written.top_p }
+pub fn sampling(sequential: &Sequential) -> Sampling {
+    Sampling { temperature: sequential.temperature, top_k: sequential.top_k as usize, top_p: sequential.top_p }
 }
 
 impl GenerateConfig {
@@ -85,17 +85,17 @@ impl GenerateConfig {
 
     /// Returns the largest number of rows in a batch of prompts.
     pub fn rows_at_once(&self) -> usize {
-        self.extract.written_at_once().min(prompts::ROWS)
+        self.extract.max_generated_rows().min(prompts::ROWS_PER_BATCH)
     }
 
     /// Returns the number of batches of prompts that keeps all slots busy, even while the first batch waits for its
     /// last text.
     pub fn batches_at_once(&self) -> usize {
-        1 + (self.written.slots as usize).div_ceil(self.rows_at_once())
+        1 + (self.sequential.slots as usize).div_ceil(self.rows_at_once())
     }
 
-    fn ends(&self, token: u32) -> bool {
-        self.written.stop == Stop::Eos && token == self.eos
+    fn is_end(&self, token: u32) -> bool {
+        self.sequential.stop == Stop::Eos && token == self.eos
     }
 
     fn build(&self, context: &SplitContext) -> Result<Generate, OperatorError> {
@@ -122,7 +122,7 @@ impl Operator for Generate {
             writer.push((), &part, Arc::clone(&self.meter)).map_err(|((), error)| error)?;
             while !writer.is_idle() {
                 for ((), written) in writer.step() {
-                    let Written { batch, statistics, .. } = written?;
+                    let GeneratedBatch { batch, statistics, .. } = written?;
                     self.statistics.lock().add(&statistics);
                     emit(batch)?;
                 }

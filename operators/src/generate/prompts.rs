@@ -12,14 +12,14 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::problems::Problem;
 
 use crate::config::{JobFacts, OperatorConfig};
+use crate::document_pieces::unfinished_document;
 use crate::operator::{Emit, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::pack::{TokenPiece, token_pieces};
-use crate::pieces::unfinished;
 use crate::rows::list_column;
 
 const NAME: &str = "prompts";
 /// Rows per batch; a device has two batches per split.
-pub(super) const ROWS: usize = 64;
+pub(super) const ROWS_PER_BATCH: usize = 64;
 
 /// Configuration of `prompts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl OperatorConfig for PromptsConfig {
     const NAME: &'static str = NAME;
 
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        Ok(facts.spec.sequential().map(|written| Self { tokens: written.prompt_tokens as usize }))
+        Ok(facts.spec.sequential().map(|sequential| Self { tokens: sequential.prompt_tokens as usize }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
@@ -43,7 +43,7 @@ impl OperatorConfig for PromptsConfig {
         Ok(Box::new(Prompts {
             tokens: self.tokens,
             split: context.split,
-            written: 0,
+            row_count: 0,
             document: None,
             ids: Vec::new(),
             prompts: Vec::new(),
@@ -66,7 +66,7 @@ struct Prompts {
     tokens: usize,
     split: SplitId,
     /// Rows so far, including those not yet emitted.
-    written: u64,
+    row_count: u64,
     /// The document that has not ended yet.
     document: Option<u64>,
     /// Document ids of the rows not yet emitted; `prompts` holds their prompts, concatenated, and `lengths` the length
@@ -78,9 +78,9 @@ struct Prompts {
 }
 
 impl Prompts {
-    fn take(&mut self, piece: &TokenPiece<'_>) -> Result<(), OperatorError> {
+    fn add_piece(&mut self, piece: &TokenPiece<'_>) -> Result<(), OperatorError> {
         match self.document.replace(piece.id) {
-            Some(open) if open != piece.id => return Err(unfinished(NAME, open)),
+            Some(open) if open != piece.id => return Err(unfinished_document(NAME, open)),
             Some(_) => {}
             None => {
                 self.ids.push(piece.id);
@@ -100,7 +100,7 @@ impl Prompts {
                 self.lengths.pop();
                 self.statistics.lock().empty_documents += 1;
             } else {
-                self.written += 1;
+                self.row_count += 1;
             }
         }
         Ok(())
@@ -111,10 +111,10 @@ impl Prompts {
         if rows == 0 {
             return Ok(());
         }
-        let last = u32::try_from(self.written - 1).map_err(|_| OperatorError::Data {
+        let last = u32::try_from(self.row_count - 1).map_err(|_| OperatorError::Data {
             operator: NAME,
             place: format!("split {}", self.split.0),
-            message: format!("got {} rows, valid: up to 2^32 rows in a split", self.written),
+            message: format!("got {} rows, valid: up to 2^32 rows in a split", self.row_count),
         })?;
         let numbers = (last - (rows - 1) as u32)..=last;
         let arrow = OperatorError::arrow(NAME);
@@ -135,8 +135,8 @@ impl Prompts {
 impl Operator for Prompts {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         for piece in token_pieces(batch)? {
-            self.take(&piece)?;
-            if self.document.is_none() && self.lengths.len() >= ROWS {
+            self.add_piece(&piece)?;
+            if self.document.is_none() && self.lengths.len() >= ROWS_PER_BATCH {
                 self.flush(emit)?;
             }
         }
@@ -145,7 +145,7 @@ impl Operator for Prompts {
 
     fn finish(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         match self.document {
-            Some(open) => Err(unfinished(NAME, open)),
+            Some(open) => Err(unfinished_document(NAME, open)),
             None => self.flush(emit),
         }
     }

@@ -50,7 +50,7 @@ fn asking(
     }
     let token = |(role, id): (&str, u32)| (role.to_owned(), SpecialToken { token: role.into(), id });
     let special_ids =
-        SpecialIds::recorded(&[("bos", bos), ("eos", eos), ("pad", eos)].map(token).into(), SpecialTokens::Text);
+        SpecialIds::from_manifest(&[("bos", bos), ("eos", eos), ("pad", eos)].map(token).into(), SpecialTokens::Text);
     GenerateConfig::of_job(&JobFacts { spec: &spec, vocab_size, special_ids }).unwrap().unwrap()
 }
 
@@ -127,14 +127,14 @@ fn text_is_that_of_an_independent_program() {
             let given = made.column_by_name(GIVEN).unwrap().as_primitive::<Int32Type>();
             assert!(given.values().iter().all(|n| *n as usize == 1 + golden.prompt.len()));
             if slots == 3 {
-                of_one_pass(teacher.as_ref(), &config, &made);
+                check_against_pass(teacher.as_ref(), &config, &made);
             }
         }
     }
 }
 
 /// Checks the teacher's columns against `extract` over the written rows.
-fn of_one_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatch) {
+fn check_against_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatch) {
     let meter: Arc<dyn Meter> = Arc::new(Counters::default());
     let forward = Forward::new(&Arc::new(config.extract.clone()), made, meter).unwrap();
     let packed = made.project(&(0..made.num_columns() - 3).collect::<Vec<_>>()).unwrap();
@@ -452,9 +452,16 @@ fn a_text_that_goes_wrong_takes_its_batch_along_and_no_other() {
     }
     let short = Short(Chain::new());
     let mut writer = Writer::new(&short, config).unwrap();
-    writer.push((), &third, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
-    let failed = std::iter::repeat_with(|| writer.step().pop()).find_map(|step| step).unwrap().1.unwrap_err();
-    assert!(failed.to_string().contains("tokens seen"), "{failed}");
+    for batch in [&first, &third] {
+        writer.push((), batch, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
+    }
+    let failed = std::iter::repeat_with(|| writer.step()).find(|ended| !ended.is_empty()).unwrap();
+    assert_eq!(failed.len(), 2);
+    for ((), written) in failed {
+        let error = written.unwrap_err();
+        assert!(matches!(error.root(), OperatorError::Teacher(_)), "{error:?}");
+        assert!(error.to_string().contains("tokens seen"), "{error}");
+    }
     assert!(writer.is_idle());
     let no_prompts = writer.push((), &documents(&[(1, "x", true)]), Arc::new(Counters::default()));
     assert!(matches!(no_prompts, Err(((), OperatorError::Arrow { .. }))));
@@ -575,6 +582,6 @@ fn rows_that_no_teacher_writes_are_found() {
     let other_eos = GenerateConfig { eos: 4, ..config.clone() };
     assert!(messages(&good, &other_eos).contains("valid: up to its first eos"));
     let endless =
-        GenerateConfig { written: Sequential { stop: Stop::Length, ..config.written.clone() }, ..config.clone() };
+        GenerateConfig { sequential: Sequential { stop: Stop::Length, ..config.sequential.clone() }, ..config.clone() };
     assert!(messages(&good, &endless).contains("as it does not stop at eos"));
 }

@@ -21,7 +21,7 @@ use rayon::prelude::*;
 use stillhouse_noise::{DrawKey, Extract, Extracted, NoiseError, NoiseStream, Observed, RowExtractor, Sampler};
 use stillhouse_teacher::{Decoding, Stepped, Teacher};
 
-use super::rows::{self, Text, Written};
+use super::rows::{self, GeneratedBatch, Text};
 use super::{GenerateConfig, NAME, sampling};
 use crate::extract::noise_error;
 use crate::operator::{Measure, Meter, OperatorError};
@@ -50,9 +50,9 @@ struct Slot {
 struct Batch<T> {
     ticket: T,
     number: usize,
-    ended: Vec<Text>,
+    finished: Vec<Text>,
     /// Number of texts that have not ended.
-    left: usize,
+    remaining: usize,
     busy: Duration,
     meter: Arc<dyn Meter>,
 }
@@ -64,11 +64,11 @@ impl<'t, T> Writer<'t, T> {
     /// Fails if the teacher cannot decode (as on a GPU), supports no texts of this length, or lacks one of the layers.
     pub fn new(teacher: &'t dyn Teacher, config: Arc<GenerateConfig>) -> Result<Self, OperatorError> {
         let vocab = teacher.info().vocab_size;
-        let slots = config.written.slots as usize;
-        let sampler = Sampler::new(vocab, sampling(&config.written)).map_err(noise_error)?;
+        let slots = config.sequential.slots as usize;
+        let sampler = Sampler::new(vocab, sampling(&config.sequential)).map_err(noise_error)?;
         Ok(Self {
             decoding: teacher.decoding(slots, config.length(), config.extract.hidden_layers())?,
-            extractor: RowExtractor::new(config.extract.asked()?).map_err(noise_error)?,
+            extractor: RowExtractor::new(config.extract.extraction()?).map_err(noise_error)?,
             slots: (0..slots).map(|_| Slot { text: None, sampler: sampler.clone() }).collect(),
             waiting: VecDeque::new(),
             batches: Vec::new(),
@@ -99,34 +99,34 @@ impl<'t, T> Writer<'t, T> {
     /// Returns the ticket and an error if `batch` is not a batch of prompts.
     pub fn push(&mut self, ticket: T, batch: &RecordBatch, meter: Arc<dyn Meter>) -> Result<(), (T, OperatorError)> {
         let number = self.pushed;
-        let texts = match texts(batch, number, &self.config) {
+        let texts = match read_prompts(batch, number, &self.config) {
             Ok(texts) => texts,
             Err(error) => return Err((ticket, OperatorError::Arrow { operator: NAME, source: error })),
         };
         self.pushed += 1;
         self.waiting.extend(texts);
-        let (ended, left) = (Vec::new(), batch.num_rows());
-        self.batches.push(Batch { ticket, number, ended, left, busy: Duration::ZERO, meter });
+        let (finished, remaining) = (Vec::new(), batch.num_rows());
+        self.batches.push(Batch { ticket, number, finished, remaining, busy: Duration::ZERO, meter });
         Ok(())
     }
 
-    /// Drops the batches for which `is_over` is true; returns their tickets.
-    pub fn forget(&mut self, is_over: impl Fn(&T) -> bool) -> Vec<T> {
-        let gone = self.batches.extract_if(.., |batch| is_over(&batch.ticket)).collect::<Vec<_>>();
-        gone.iter().for_each(|batch| self.drop_texts(batch.number));
-        gone.into_iter().map(|batch| batch.ticket).collect()
+    /// Drops the batches for which `is_cancelled` is true; returns their tickets.
+    pub fn forget(&mut self, is_cancelled: impl Fn(&T) -> bool) -> Vec<T> {
+        let dropped = self.batches.extract_if(.., |batch| is_cancelled(&batch.ticket)).collect::<Vec<_>>();
+        dropped.iter().for_each(|batch| self.drop_texts(batch.number));
+        dropped.into_iter().map(|batch| batch.ticket).collect()
     }
 
     fn drop_texts(&mut self, number: usize) {
-        self.waiting.retain(|text| text.place.0 != number);
+        self.waiting.retain(|text| text.batch_and_row.0 != number);
         let slots = self.slots.iter_mut();
         slots
-            .filter(|slot| slot.text.as_ref().is_some_and(|text| text.place.0 == number))
+            .filter(|slot| slot.text.as_ref().is_some_and(|text| text.batch_and_row.0 == number))
             .for_each(|slot| slot.text = None);
     }
 
     /// Adds a token to the text of every slot. Returns the batches that are now complete or have failed.
-    pub fn step(&mut self) -> Vec<(T, Result<Written, OperatorError>)> {
+    pub fn step(&mut self) -> Vec<(T, Result<GeneratedBatch, OperatorError>)> {
         for (number, slot) in self.slots.iter_mut().enumerate() {
             if slot.text.is_none() {
                 let Some(text) = self.waiting.pop_front() else { break };
@@ -134,39 +134,39 @@ impl<'t, T> Writer<'t, T> {
                 slot.text = Some(text);
             }
         }
-        if let Err(message) = self.tokens() {
+        if let Err(error) = self.generate_tokens() {
             // if the teacher fails, every batch fails
             let batches = std::mem::take(&mut self.batches);
             self.waiting.clear();
             self.slots.iter_mut().for_each(|slot| slot.text = None);
-            let mut first = Some(message);
-            let error = || first.take().unwrap_or(OperatorError::Stopped);
-            return batches.into_iter().map(|batch| batch.ticket).zip(std::iter::repeat_with(error).map(Err)).collect();
+            let error = Arc::new(error);
+            let shared = |batch: Batch<T>| (batch.ticket, Err(OperatorError::Shared(Arc::clone(&error))));
+            return batches.into_iter().map(shared).collect();
         }
-        self.whole()
+        self.take_completed()
     }
 
     /// Adds the next token to the text of every slot. A text with non-finite logits gets an error instead.
-    fn tokens(&mut self) -> Result<(), OperatorError> {
+    fn generate_tokens(&mut self) -> Result<(), OperatorError> {
         let began = Instant::now();
         let inputs: Vec<(usize, &[u32])> = (self.slots.iter().enumerate())
-            .filter_map(|(number, slot)| slot.text.as_ref().map(|text| (number, text.unseen())))
+            .filter_map(|(number, slot)| slot.text.as_ref().map(|text| (number, text.unprocessed())))
             .collect();
         if inputs.is_empty() {
             return Ok(());
         }
         self.decoding.step(&inputs, &mut self.stepped)?;
-        let writes = began.elapsed();
+        let decode_time = began.elapsed();
         let began = Instant::now();
         let (key, vocab) = (DrawKey::new(self.config.seed, 0), self.extractor.asked().vocab);
-        let at_work: Vec<(&mut Text, &mut Sampler)> = (self.slots.iter_mut())
+        let active: Vec<(&mut Text, &mut Sampler)> = (self.slots.iter_mut())
             .filter_map(|Slot { text, sampler }| text.as_mut().map(|text| (text, sampler)))
             .collect();
-        let chosen: Vec<Result<u32, NoiseError>> = at_work
+        let chosen: Vec<Result<u32, NoiseError>> = active
             .into_par_iter()
             .zip(self.stepped.logits.par_chunks_exact_mut(vocab))
             .map(|((text, sampler), logits)| {
-                text.see();
+                text.mark_processed();
                 let stream = NoiseStream::new(key, text.id, text.tokens.len() as u32);
                 let chosen = sampler.sample(logits, &stream).map(|(token, _)| token);
                 if chosen.is_err() {
@@ -182,64 +182,65 @@ impl<'t, T> Writer<'t, T> {
         let sequence_ids: Vec<u64> = texts().map(|text| text.id).collect();
         let observed = Observed { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
         let extracted = self.extractor.extract(&self.stepped.logits, &observed).map_err(noise_error)?;
-        self.count(writes, began.elapsed());
-        self.take(chosen, &extracted);
+        self.record_times(decode_time, began.elapsed());
+        self.append_tokens(chosen, &extracted);
         Ok(())
     }
 
     /// Divides the time of a step among the batches by the number of their texts in it.
-    fn count(&mut self, writes: Duration, extracts: Duration) {
-        let of = |number: usize| {
+    fn record_times(&mut self, decode_time: Duration, extract_time: Duration) {
+        let texts_in = |number: usize| {
             let texts = self.slots.iter().filter_map(|slot| slot.text.as_ref());
-            texts.filter(|text| text.place.0 == number).count() as u32
+            texts.filter(|text| text.batch_and_row.0 == number).count() as u32
         };
         let all = self.slots.iter().filter(|slot| slot.text.is_some()).count().max(1) as u32;
         let nanos = |time: Duration, texts: u32| u64::try_from((time * texts / all).as_nanos()).unwrap_or(u64::MAX);
         for batch in &mut self.batches {
-            let texts = of(batch.number);
-            batch.busy += (writes + extracts) * texts / all;
-            batch.meter.add(Measure::TeacherNanos, nanos(writes, texts));
-            batch.meter.add(Measure::ExtractNanos, nanos(extracts, texts));
+            let texts = texts_in(batch.number);
+            batch.busy += (decode_time + extract_time) * texts / all;
+            batch.meter.add(Measure::TeacherNanos, nanos(decode_time, texts));
+            batch.meter.add(Measure::ExtractNanos, nanos(extract_time, texts));
             batch.meter.add(Measure::TeacherTokens, u64::from(texts));
         }
     }
 
     /// Appends its token to every text; frees the slots of texts that have ended.
-    fn take(&mut self, chosen: Vec<Result<u32, NoiseError>>, extracted: &Extracted) {
-        let states_of_a_row = self.stepped.states.len() / chosen.len().max(1);
+    fn append_tokens(&mut self, chosen: Vec<Result<u32, NoiseError>>, extracted: &Extracted) {
+        let states_per_text = self.stepped.states.len() / chosen.len().max(1);
         let mut chosen = chosen.into_iter().enumerate();
         for slot in &mut self.slots {
             let Some(text) = &mut slot.text else { continue };
             let Some((row, token)) = chosen.next() else { return };
-            let states = &self.stepped.states[row * states_of_a_row..][..states_of_a_row];
+            let states = &self.stepped.states[row * states_per_text..][..states_per_text];
             let written = token.map_err(noise_error).and_then(|token| {
-                text.write(token, row, extracted, states)?;
-                Ok(self.config.ends(token) || text.tokens.len() == self.config.length())
+                text.push_token(token, row, extracted, states)?;
+                Ok(self.config.is_end(token) || text.tokens.len() == self.config.length())
             });
             match written {
                 Ok(false) => continue,
                 Ok(true) => {}
-                Err(error) => text.failed = Some(error),
+                Err(error) => text.error = Some(error),
             }
             if let Some(text) = slot.text.take()
-                && let Some(batch) = self.batches.iter_mut().find(|batch| batch.number == text.place.0)
+                && let Some(batch) = self.batches.iter_mut().find(|batch| batch.number == text.batch_and_row.0)
             {
-                batch.left -= 1;
+                batch.remaining -= 1;
                 batch.meter.add(Measure::Sequences, 1);
-                batch.ended.push(text);
+                batch.finished.push(text);
             }
         }
     }
 
-    fn whole(&mut self) -> Vec<(T, Result<Written, OperatorError>)> {
-        let is_over = |batch: &mut Batch<T>| batch.left == 0 || batch.ended.iter().any(|text| text.failed.is_some());
-        let over: Vec<Batch<T>> = self.batches.extract_if(.., is_over).collect();
+    fn take_completed(&mut self) -> Vec<(T, Result<GeneratedBatch, OperatorError>)> {
+        let is_completed =
+            |batch: &mut Batch<T>| batch.remaining == 0 || batch.finished.iter().any(|text| text.error.is_some());
+        let completed: Vec<Batch<T>> = self.batches.extract_if(.., is_completed).collect();
         let mut done = Vec::new();
-        for mut batch in over {
+        for mut batch in completed {
             self.drop_texts(batch.number);
-            batch.ended.sort_by_key(|text| text.place);
-            let failed = batch.ended.iter_mut().find_map(|text| text.failed.take());
-            let made = failed.map_or_else(|| rows::made(&self.config, &batch.ended, batch.busy), Err);
+            batch.finished.sort_by_key(|text| text.batch_and_row);
+            let failed = batch.finished.iter_mut().find_map(|text| text.error.take());
+            let made = failed.map_or_else(|| rows::build_rows(&self.config, &batch.finished, batch.busy), Err);
             done.push((batch.ticket, made));
         }
         done
@@ -247,7 +248,7 @@ impl<'t, T> Writer<'t, T> {
 }
 
 /// Returns the texts of a batch of prompts.
-fn texts(batch: &RecordBatch, number: usize, config: &GenerateConfig) -> Result<Vec<Text>, ArrowError> {
+fn read_prompts(batch: &RecordBatch, number: usize, config: &GenerateConfig) -> Result<Vec<Text>, ArrowError> {
     let ids = sequence_ids(batch)?;
     let lists = ListRows::of(batch, "prompt")?;
     let prompts = lists.values::<UInt32Array>("prompt")?.values();
@@ -256,8 +257,8 @@ fn texts(batch: &RecordBatch, number: usize, config: &GenerateConfig) -> Result<
         documents.ok_or_else(|| ArrowError::SchemaError("column document_id has not type uint64".into()))?;
     let text = |row: usize| {
         let key = (ids.value(row), documents.value(row));
-        let given = std::iter::once(config.extract.bos).chain(prompts[lists.range(row)].iter().copied());
-        Text::new((number, row), key, given, config.extract.hidden.as_ref())
+        let prompt = std::iter::once(config.extract.bos).chain(prompts[lists.range(row)].iter().copied());
+        Text::new((number, row), key, prompt, config.extract.hidden.as_ref())
     };
     Ok((0..batch.num_rows()).map(text).collect())
 }

@@ -28,7 +28,7 @@ use super::resize::Picture;
 use super::{Bad, bad, profile, reason, scans};
 
 /// First bytes of files that hold images of other formats.
-const OTHERS: [(&[u8], &str); 9] = [
+const OTHER_FORMATS: [(&[u8], &str); 9] = [
     (b"GIF8", "GIF"),
     (b"BM", "BMP"),
     (b"II*\0", "TIFF"),
@@ -41,14 +41,14 @@ const OTHERS: [(&[u8], &str); 9] = [
 ];
 
 /// Decodes an image to three channels, or to one if it is grey.
-pub(super) fn decoded(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
+pub(super) fn decode(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
-        return of_png(bytes, images);
+        return decode_png(bytes, images);
     }
     if bytes.starts_with(b"\xff\xd8\xff") {
-        return of_jpeg(bytes, images);
+        return decode_jpeg(bytes, images);
     }
-    let other = OTHERS.iter().find(|(magic, _)| bytes.starts_with(magic)).map(|(_, name)| *name);
+    let other = OTHER_FORMATS.iter().find(|(magic, _)| bytes.starts_with(magic)).map(|(_, name)| *name);
     let boxed = match (bytes.get(..4), bytes.get(4..12)) {
         (Some(b"RIFF"), Some(rest)) if rest.ends_with(b"WEBP") => Some("WebP"),
         (_, Some(rest)) if rest.starts_with(b"ftyp") => Some("AVIF or HEIF"),
@@ -62,19 +62,19 @@ pub(super) fn decoded(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
 }
 
 /// Refuses an image with more pixels than the job allows.
-pub(super) fn within(width: u64, height: u64, images: &Images) -> Result<(), Bad> {
-    let most = u64::from(images.max_pixels);
+pub(super) fn check_size(width: u64, height: u64, images: &Images) -> Result<(), Bad> {
+    let max = u64::from(images.max_pixels);
     match width.saturating_mul(height) {
         0 => bad(reason::BROKEN, format!("has {width}×{height} pixels; valid: one or more")),
-        pixels if pixels > most => bad(
+        pixels if pixels > max => bad(
             reason::LARGE,
-            format!("has {width}×{height} = {pixels} pixels; valid: at most {most} (`input.images.max_pixels`)"),
+            format!("has {width}×{height} = {pixels} pixels; valid: at most {max} (`input.images.max_pixels`)"),
         ),
         _ => Ok(()),
     }
 }
 
-fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
+fn decode_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     let broken = |e: DecodingError| match e {
         DecodingError::LimitsExceeded => {
             Bad { reason: reason::LARGE, message: "needs more memory than its pixels account for".into() }
@@ -89,7 +89,7 @@ fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     let info = decoder.read_header_info().map_err(broken)?;
     let (width, height) = (info.width as usize, info.height as usize);
     let is_palette = info.color_type == ColorType::Indexed;
-    within(width as u64, height as u64, images)?;
+    check_size(width as u64, height as u64, images)?;
     if info.bit_depth == BitDepth::Sixteen {
         return bad(reason::DEPTH, "has 16 bits per channel; valid: up to 8");
     }
@@ -99,7 +99,7 @@ fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     if reader.info().animation_control.is_some() {
         return bad(reason::ANIMATED, "is animated; valid: one image");
     }
-    let orientation = reader.info().exif_metadata.as_deref().and_then(orientation_of);
+    let orientation = reader.info().exif_metadata.as_deref().and_then(read_orientation);
     let mut channels = match reader.output_color_type().0 {
         ColorType::Grayscale | ColorType::Indexed => 1,
         ColorType::GrayscaleAlpha => 2,
@@ -114,16 +114,16 @@ fn of_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     reader.next_frame(&mut values).map_err(broken)?;
     reader.finish().map_err(broken)?;
     if is_palette {
-        (channels, values) = of_palette(&values, (width, bits), reader.info())?;
+        (channels, values) = expand_palette(&values, (width, bits), reader.info())?;
     }
     let colours = channels - (channels + 1) % 2;
-    let picture = without_alpha(Picture { width, height, channels, values }, images)?;
-    of_srgb(bytes, colours, images)?;
-    Ok(turned(picture, orientation, images))
+    let picture = remove_alpha(Picture { width, height, channels, values }, images)?;
+    check_colour_profile(bytes, colours, images)?;
+    Ok(apply_orientation(picture, orientation, images))
 }
 
 /// Looks up the colours of palette indices of `bits` bits each: RGB, or RGBA if the palette has transparency.
-fn of_palette(rows: &[u8], (width, bits): (usize, usize), info: &png::Info<'_>) -> Result<(usize, Vec<u8>), Bad> {
+fn expand_palette(rows: &[u8], (width, bits): (usize, usize), info: &png::Info<'_>) -> Result<(usize, Vec<u8>), Bad> {
     let palette = info.palette.as_deref().unwrap_or_default();
     let all = palette.len() / 3;
     // ignore a tRNS chunk with more entries than colours
@@ -154,15 +154,15 @@ fn of_palette(rows: &[u8], (width, bits): (usize, usize), info: &png::Info<'_>) 
 }
 
 /// With `profile: srgb`, refuses an image whose profile is not sRGB.
-fn of_srgb(bytes: &[u8], channels: usize, images: &Images) -> Result<(), Bad> {
-    let judged = if images.profile == Profile::Srgb { profile::is_srgb(bytes, channels) } else { Ok(()) };
-    judged.or_else(|why| {
+fn check_colour_profile(bytes: &[u8], channels: usize, images: &Images) -> Result<(), Bad> {
+    let checked = if images.profile == Profile::Srgb { profile::check_profile(bytes, channels) } else { Ok(()) };
+    checked.or_else(|why| {
         bad(reason::PROFILE, format!("has a colour profile that {why}; valid: sRGB, or none (`input.images.profile`)"))
     })
 }
 
 /// Removes alpha: drops it if every pixel is opaque, else blends with the background.
-fn without_alpha(picture: Picture, images: &Images) -> Result<Picture, Bad> {
+fn remove_alpha(picture: Picture, images: &Images) -> Result<Picture, Bad> {
     let Picture { width, height, channels, values } = picture;
     if channels % 2 == 1 {
         return Ok(Picture { width, height, channels, values });
@@ -185,18 +185,18 @@ fn without_alpha(picture: Picture, images: &Images) -> Result<Picture, Bad> {
     Ok(Picture { width, height, channels: colours, values })
 }
 
-fn of_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
+fn decode_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
     let broken = |e: DecodeErrors| Bad { reason: reason::BROKEN, message: format!("cannot be decoded as JPEG: {e}") };
     let side = 1 << 16;
     let options = DecoderOptions::new_safe().set_strict_mode(true).set_max_width(side).set_max_height(side);
-    if !bytes.trim_ascii_end().ends_with(b"\xff\xd9") && !ends(bytes) {
+    if !bytes.trim_ascii_end().ends_with(b"\xff\xd9") && !has_end_marker(bytes) {
         return bad(reason::BROKEN, "is cut off: the marker of its end is missing");
     }
     let mut decoder = JpegDecoder::new_with_options(Cursor::new(bytes), options);
     decoder.decode_headers().map_err(broken)?;
     let Some(info) = decoder.info() else { return bad(reason::BROKEN, "has no header") };
     let (width, height) = (usize::from(info.width), usize::from(info.height));
-    within(width as u64, height as u64, images)?;
+    check_size(width as u64, height as u64, images)?;
     let wanted = match decoder.input_colorspace() {
         Some(ColorSpace::Luma) => ColorSpace::Luma,
         Some(ColorSpace::YCbCr | ColorSpace::RGB) => ColorSpace::RGB,
@@ -205,30 +205,30 @@ fn of_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
         }
         other => return bad(reason::KIND, format!("has colours of kind {other:?}; valid: RGB or grey")),
     };
-    let orientation = decoder.exif().and_then(|exif| orientation_of(exif));
+    let orientation = decoder.exif().and_then(|exif| read_orientation(exif));
     decoder.set_options(options.jpeg_set_out_colorspace(wanted));
     let channels = wanted.num_components();
     let values = decoder.decode().map_err(broken)?;
     if values.len() != width * height * channels {
         return bad(reason::BROKEN, "does not have the size that its header tells");
     }
-    if let Some(missing) = scans::missing(bytes) {
-        return bad(reason::BROKEN, missing.words());
+    if let Some(missing) = scans::find_missing(bytes) {
+        return bad(reason::BROKEN, missing.to_string());
     }
-    of_srgb(bytes, channels, images)?;
-    Ok(turned(Picture { width, height, channels, values }, orientation, images))
+    check_colour_profile(bytes, channels, images)?;
+    Ok(apply_orientation(Picture { width, height, channels, values }, orientation, images))
 }
 
 /// Whether the last 64 KiB contain the end marker: cameras and web servers append data after it.
-fn ends(bytes: &[u8]) -> bool {
+fn has_end_marker(bytes: &[u8]) -> bool {
     let tail = &bytes[bytes.len().saturating_sub(1 << 16)..];
     tail.windows(2).any(|pair| pair == b"\xff\xd9")
 }
 
 /// Converts to the channels that the job wants.
-pub(super) fn coloured(picture: Picture, channels: Channels) -> Picture {
-    let Picture { width, height, channels: had, values } = picture;
-    let values = match (had, channels) {
+pub(super) fn convert_channels(picture: Picture, channels: Channels) -> Picture {
+    let Picture { width, height, channels: source_channels, values } = picture;
+    let values = match (source_channels, channels) {
         (1, Channels::Rgb) => values.iter().flat_map(|v| [*v; 3]).collect(),
         (3, Channels::Grey) => values.chunks_exact(3).map(luminance).collect(),
         _ => values,
@@ -242,23 +242,23 @@ fn luminance(pixel: &[u8]) -> u8 {
 }
 
 /// Turns the image as its EXIF orientation says: values 2 to 8 of TIFF's tag 274.
-fn turned(picture: Picture, orientation: Option<u16>, images: &Images) -> Picture {
+fn apply_orientation(picture: Picture, orientation: Option<u16>, images: &Images) -> Picture {
     let orientation = orientation.filter(|_| images.orientation == Orientation::Apply).unwrap_or(1);
     let (w, h) = (picture.width, picture.height);
     match orientation {
-        2 => picture.rearranged(w, h, |x, y| (w - 1 - x, y)),
-        3 => picture.rearranged(w, h, |x, y| (w - 1 - x, h - 1 - y)),
-        4 => picture.rearranged(w, h, |x, y| (x, h - 1 - y)),
-        5 => picture.rearranged(h, w, |x, y| (y, x)),
-        6 => picture.rearranged(h, w, |x, y| (y, h - 1 - x)),
-        7 => picture.rearranged(h, w, |x, y| (w - 1 - y, h - 1 - x)),
-        8 => picture.rearranged(h, w, |x, y| (w - 1 - y, x)),
+        2 => picture.rearrange(w, h, |x, y| (w - 1 - x, y)),
+        3 => picture.rearrange(w, h, |x, y| (w - 1 - x, h - 1 - y)),
+        4 => picture.rearrange(w, h, |x, y| (x, h - 1 - y)),
+        5 => picture.rearrange(h, w, |x, y| (y, x)),
+        6 => picture.rearrange(h, w, |x, y| (y, h - 1 - x)),
+        7 => picture.rearrange(h, w, |x, y| (w - 1 - y, h - 1 - x)),
+        8 => picture.rearrange(h, w, |x, y| (w - 1 - y, x)),
         _ => picture,
     }
 }
 
 /// Reads tag 274 in the first directory of a TIFF, the format of EXIF; `None` if it is missing or unreadable.
-fn orientation_of(exif: &[u8]) -> Option<u16> {
+fn read_orientation(exif: &[u8]) -> Option<u16> {
     let little = match exif.get(..4)? {
         b"II*\0" => true,
         b"MM\0*" => false,

@@ -61,7 +61,7 @@ pub mod reason {
 /// # Errors
 /// Fails if the image is a bad record; says why.
 pub fn pixels_of(bytes: &[u8], images: &Images) -> Result<Vec<u8>, Bad> {
-    pixels(decode::decoded(bytes, images)?, images)
+    pixels(decode::decode(bytes, images)?, images)
 }
 
 /// Converts a decoded image of one or three channels to the numbers of a row.
@@ -69,19 +69,19 @@ pub fn pixels_of(bytes: &[u8], images: &Images) -> Result<Vec<u8>, Bad> {
 /// # Errors
 /// Fails if the image is a bad record; says why.
 pub fn pixels(picture: Picture, images: &Images) -> Result<Vec<u8>, Bad> {
-    decode::within(picture.width as u64, picture.height as u64, images)?;
-    let (had, to) = ((picture.width, picture.height), images.height_width());
+    decode::check_size(picture.width as u64, picture.height as u64, images)?;
+    let (size, to) = ((picture.width, picture.height), images.height_width());
     if images.fit != Fit::Exact {
-        resize::bounded(had, images.fit, to, images.max_pixels as usize)?;
+        resize::check_intermediate_size(size, images.fit, to, images.max_pixels as usize)?;
     }
-    let picture = decode::coloured(picture, images.channels);
-    match resize::fitted(picture, images.fit, images.filter, to) {
+    let picture = decode::convert_channels(picture, images.channels);
+    match resize::fit_to_rows(picture, images.fit, images.filter, to) {
         Some(picture) => Ok(picture.values),
         None => bad(
             reason::SIZE,
             format!(
                 "has {}×{} pixels; valid: {}×{} (or say how it gets there: `input.images.fit`)",
-                had.0, had.1, to.1, to.0
+                size.0, size.1, to.1, to.0
             ),
         ),
     }

@@ -13,27 +13,27 @@ use std::io::Read;
 use flate2::read::ZlibDecoder;
 
 /// Largest profile in bytes that is read.
-const MOST: u64 = 4 << 20;
+const MAX_PROFILE_BYTES: u64 = 4 << 20;
 /// Largest number of tags in a profile.
-const MOST_TAGS: usize = 1024;
+const MAX_TAGS: usize = 1024;
 /// Red, green and blue of sRGB, adapted to D50 as in profiles.
 const SRGB: [(&[u8; 4], [f64; 3]); 3] =
     [(b"rXYZ", [0.4361, 0.2225, 0.0139]), (b"gXYZ", [0.3851, 0.7169, 0.0971]), (b"bXYZ", [0.1431, 0.0606, 0.7141])];
 const CURVES: [&[u8; 4]; 3] = [b"rTRC", b"gTRC", b"bTRC"];
 /// Largest difference of primaries from sRGB's: writers adapt the white point in different ways.
-const PRIMARIES_APART: f64 = 0.01;
+const MAX_PRIMARY_DIFFERENCE: f64 = 0.01;
 /// Largest difference of curves from sRGB's. A gamma of 2.2 differs by at most 0.008.
-const CURVES_APART: f64 = 0.03;
+const MAX_CURVE_DIFFERENCE: f64 = 0.03;
 
 /// Checks that an image of `channels` channels is in sRGB according to its profile. `Ok` if it has none; else the
 /// reason why not.
-pub(super) fn is_srgb(bytes: &[u8], channels: usize) -> Result<(), String> {
-    let found = if bytes.starts_with(b"\xff\xd8") { of_jpeg(bytes)? } else { of_png(bytes)? };
-    found.map_or(Ok(()), |profile| judged(&profile, channels))
+pub(super) fn check_profile(bytes: &[u8], channels: usize) -> Result<(), String> {
+    let found = if bytes.starts_with(b"\xff\xd8") { jpeg_profile(bytes)? } else { png_profile(bytes)? };
+    found.map_or(Ok(()), |profile| check_srgb(&profile, channels))
 }
 
 /// Returns the profile of a JPEG, joined from its numbered parts.
-fn of_jpeg(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
+fn jpeg_profile(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
     let mut parts: Vec<(u8, u8, &[u8])> = Vec::new();
     let mut at = 2;
     while let (Some(0xff), Some(&marker)) = (bytes.get(at).copied(), bytes.get(at + 1)) {
@@ -67,7 +67,7 @@ fn of_jpeg(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
 }
 
 /// Returns the inflated profile of a PNG.
-fn of_png(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
+fn png_profile(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
     let mut at = 8;
     while let Some(head) = bytes.get(at..at + 8) {
         let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
@@ -77,9 +77,13 @@ fn of_png(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
                 let name = body.iter().take(80).position(|b| *b == 0).unwrap_or(body.len());
                 let Some([0, packed @ ..]) = body.get(name + 1..) else { return Err("is damaged: no deflate".into()) };
                 let mut profile = Vec::new();
-                let read = ZlibDecoder::new(packed).take(MOST + 1).read_to_end(&mut profile);
+                let read = ZlibDecoder::new(packed).take(MAX_PROFILE_BYTES + 1).read_to_end(&mut profile);
                 read.map_err(|e| format!("is damaged: {e}"))?;
-                return if profile.len() as u64 > MOST { Err(large()) } else { Ok(Some(profile)) };
+                return if profile.len() as u64 > MAX_PROFILE_BYTES {
+                    Err(too_large_error())
+                } else {
+                    Ok(Some(profile))
+                };
             }
             b"IDAT" => break,
             _ => at += 12 + length,
@@ -88,8 +92,8 @@ fn of_png(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
     Ok(None)
 }
 
-fn large() -> String {
-    format!("has more than {MOST} bytes")
+fn too_large_error() -> String {
+    format!("has more than {MAX_PROFILE_BYTES} bytes")
 }
 
 /// A profile with bounds-checked access.
@@ -101,96 +105,97 @@ struct Profile<'a> {
 type Tag<'a> = (&'a [u8], &'a [u8]);
 
 impl<'a> Profile<'a> {
-    fn number(&self, at: usize) -> Option<usize> {
+    fn u32_at(&self, at: usize) -> Option<usize> {
         let four = self.bytes.get(at..at.checked_add(4)?)?;
         Some(u32::from_be_bytes([four[0], four[1], four[2], four[3]]) as usize)
     }
 
-    fn four(&self, at: usize) -> &'a [u8] {
+    fn tag_at(&self, at: usize) -> &'a [u8] {
         self.bytes.get(at..at + 4).unwrap_or_default()
     }
 
     fn tags(&self) -> Result<Vec<Tag<'a>>, String> {
-        let count = self.number(128).unwrap_or(0);
+        let count = self.u32_at(128).unwrap_or(0);
         let damaged = || "is damaged: its tags lie outside of it".to_owned();
-        if count > MOST_TAGS {
+        if count > MAX_TAGS {
             return Err(damaged());
         }
         let tag = |n: usize| {
             let at = 132 + 12 * n;
-            let (start, length) = (self.number(at + 4)?, self.number(at + 8)?);
-            Some((self.four(at), self.bytes.get(start..start.checked_add(length)?)?))
+            let (start, length) = (self.u32_at(at + 4)?, self.u32_at(at + 8)?);
+            Some((self.tag_at(at), self.bytes.get(start..start.checked_add(length)?)?))
         };
         (0..count).map(tag).collect::<Option<Vec<_>>>().ok_or_else(damaged)
     }
 }
 
-fn judged(bytes: &[u8], channels: usize) -> Result<(), String> {
+fn check_srgb(bytes: &[u8], channels: usize) -> Result<(), String> {
     let profile = Profile { bytes };
-    let size = profile.number(0).unwrap_or(0);
-    if bytes.len() as u64 > MOST {
-        return Err(large());
+    let size = profile.u32_at(0).unwrap_or(0);
+    if bytes.len() as u64 > MAX_PROFILE_BYTES {
+        return Err(too_large_error());
     }
-    if bytes.len() < 132 || profile.four(36) != b"acsp" || size < 132 || size > bytes.len() {
+    if bytes.len() < 132 || profile.tag_at(36) != b"acsp" || size < 132 || size > bytes.len() {
         return Err(format!("is damaged: {} bytes that are no ICC profile", bytes.len()));
     }
-    let (space, expected) = (profile.four(16), if channels == 1 { b"GRAY" } else { b"RGB " });
+    let (space, expected) = (profile.tag_at(16), if channels == 1 { b"GRAY" } else { b"RGB " });
     if space != expected {
-        return Err(format!("is of {}, and the image is {}", named(space), named(expected)));
+        return Err(format!("is of {}, and the image is {}", printable(space), printable(expected)));
     }
     let tags = profile.tags()?;
     let tag = |name: &[u8; 4]| tags.iter().find(|tag| tag.0 == name).map(|tag| tag.1);
     let curves: &[&[u8; 4]] = if channels == 1 { &[b"kTRC"] } else { &CURVES };
     for (name, expected) in SRGB.iter().filter(|_| channels != 1) {
-        let missing = || format!("has no {}: it goes by tables, which are not read here", named(*name));
+        let missing = || format!("has no {}: it goes by tables, which are not read here", printable(*name));
         let found = tag(name).ok_or_else(missing)?;
-        let found = xyz(found).ok_or_else(|| format!("is damaged: its {} is no colour", named(*name)))?;
-        if found.iter().zip(expected).any(|(a, b)| (a - b).abs() > PRIMARIES_APART) {
+        let found = xyz(found).ok_or_else(|| format!("is damaged: its {} is no colour", printable(*name)))?;
+        if found.iter().zip(expected).any(|(a, b)| (a - b).abs() > MAX_PRIMARY_DIFFERENCE) {
             let [x, y, z] = found;
-            return Err(format!("has other colours than sRGB: {} at {x:.3} {y:.3} {z:.3}", named(*name)));
+            return Err(format!("has other colours than sRGB: {} at {x:.3} {y:.3} {z:.3}", printable(*name)));
         }
     }
     for name in curves {
-        let found = tag(name).ok_or_else(|| format!("has no {}", named(*name)))?;
-        let apart = apart_from_srgb(found).ok_or_else(|| format!("is damaged: its {} is no curve", named(*name)))?;
-        if apart.is_nan() || apart > CURVES_APART {
-            return Err(format!("has another curve than sRGB: {} is {apart:.3} from it", named(*name)));
+        let found = tag(name).ok_or_else(|| format!("has no {}", printable(*name)))?;
+        let apart = max_difference_from_srgb(found)
+            .ok_or_else(|| format!("is damaged: its {} is no curve", printable(*name)))?;
+        if apart.is_nan() || apart > MAX_CURVE_DIFFERENCE {
+            return Err(format!("has another curve than sRGB: {} is {apart:.3} from it", printable(*name)));
         }
     }
     Ok(())
 }
 
 /// Makes a name of four characters printable.
-fn named(four: &[u8]) -> String {
+fn printable(four: &[u8]) -> String {
     String::from_utf8_lossy(four).chars().filter(char::is_ascii_graphic).collect()
 }
 
 /// Reads a fixed-point number with 16 fractional bits.
-fn fixed(bytes: &[u8], at: usize) -> Option<f64> {
+fn read_fixed_point(bytes: &[u8], at: usize) -> Option<f64> {
     let four = bytes.get(at..at + 4)?;
     Some(f64::from(i32::from_be_bytes([four[0], four[1], four[2], four[3]])) / 65_536.0)
 }
 
 fn xyz(tag: &[u8]) -> Option<[f64; 3]> {
     tag.starts_with(b"XYZ ").then_some(())?;
-    Some([fixed(tag, 8)?, fixed(tag, 12)?, fixed(tag, 16)?])
+    Some([read_fixed_point(tag, 8)?, read_fixed_point(tag, 12)?, read_fixed_point(tag, 16)?])
 }
 
 /// Returns the largest difference of a curve from sRGB's over 33 points; `None` if the tag is not a curve.
-fn apart_from_srgb(tag: &[u8]) -> Option<f64> {
-    let curve = curve(tag)?;
-    let apart = |n: u32| (curve(f64::from(n) / 32.0) - srgb(f64::from(n) / 32.0)).abs();
-    Some((0..=32).map(apart).fold(0.0, |most: f64, one| if one.is_nan() { f64::NAN } else { most.max(one) }))
+fn max_difference_from_srgb(tag: &[u8]) -> Option<f64> {
+    let curve = parse_curve(tag)?;
+    let difference = |n: u32| (curve(f64::from(n) / 32.0) - srgb_curve(f64::from(n) / 32.0)).abs();
+    Some((0..=32).map(difference).fold(0.0, |max: f64, one| if one.is_nan() { f64::NAN } else { max.max(one) }))
 }
 
-fn srgb(x: f64) -> f64 {
+fn srgb_curve(x: f64) -> f64 {
     if x <= 0.04045 { x / 12.92 } else { libm::pow((x + 0.055) / 1.055, 2.4) }
 }
 
 /// Parses `curv` (a gamma, or values joined by lines) and `para` (one of five formulas).
-fn curve(tag: &[u8]) -> Option<Box<dyn Fn(f64) -> f64 + '_>> {
+fn parse_curve(tag: &[u8]) -> Option<Box<dyn Fn(f64) -> f64 + '_>> {
     if let Some(rest) = tag.strip_prefix(b"curv\0\0\0\0") {
-        let count = Profile { bytes: rest }.number(0)?;
+        let count = Profile { bytes: rest }.u32_at(0)?;
         let values = rest.get(4..)?;
         let value = move |n: usize| values.get(2 * n..2 * n + 2).map(|two| u16::from_be_bytes([two[0], two[1]]));
         return match count {
@@ -213,7 +218,7 @@ fn curve(tag: &[u8]) -> Option<Box<dyn Fn(f64) -> f64 + '_>> {
     let rest = tag.strip_prefix(b"para\0\0\0\0")?;
     let kind = rest.get(..2).map(|two| u16::from_be_bytes([two[0], two[1]]))?;
     let count = *[1, 3, 4, 5, 7].get(usize::from(kind))?;
-    let p: Vec<f64> = (0..count).map(|n| fixed(rest, 4 + 4 * n)).collect::<Option<_>>()?;
+    let p: Vec<f64> = (0..count).map(|n| read_fixed_point(rest, 4 + 4 * n)).collect::<Option<_>>()?;
     let of = move |n: usize| p.get(n).copied().unwrap_or(0.0);
     Some(Box::new(move |x| {
         let (gamma, a, b, c, d, e, f) = (of(0), of(1), of(2), of(3), of(4), of(5), of(6));
@@ -239,7 +244,7 @@ pub(super) mod tests {
     use super::*;
 
     /// Builds a profile with these tags.
-    fn made(space: &[u8; 4], tags: &[(&[u8; 4], Vec<u8>)]) -> Vec<u8> {
+    fn build_profile(space: &[u8; 4], tags: &[(&[u8; 4], Vec<u8>)]) -> Vec<u8> {
         let mut bytes = vec![0; 128];
         bytes[12..16].copy_from_slice(b"mntr");
         bytes[16..20].copy_from_slice(space);
@@ -285,7 +290,7 @@ pub(super) mod tests {
         let [(_, _), (_, green), (_, blue)] = SRGB;
         let colours = [(b"rXYZ", point(red)), (b"gXYZ", point(green)), (b"bXYZ", point(blue))];
         let curves = CURVES.map(|name| (name, curve.to_vec()));
-        made(b"RGB ", &[&colours[..], &curves[..]].concat())
+        build_profile(b"RGB ", &[&colours[..], &curves[..]].concat())
     }
 
     /// sRGB as Little CMS writes it (a formula with five parameters), as in HP's profile (a table), and as cameras
@@ -293,7 +298,7 @@ pub(super) mod tests {
     fn good() -> Vec<Vec<u8>> {
         let red = SRGB[0].1;
         let five = formula(3, &[2.4, 1.0 / 1.055, 0.055 / 1.055, 1.0 / 12.92, 0.04045]);
-        vec![rgb(red, &five), rgb(red, &table(1024, srgb)), rgb(red, &gamma(2.2)), rgb(red, &formula(0, &[2.2]))]
+        vec![rgb(red, &five), rgb(red, &table(1024, srgb_curve)), rgb(red, &gamma(2.2)), rgb(red, &formula(0, &[2.2]))]
     }
 
     /// Puts this profile into a JPEG, in parts of `part` bytes.
@@ -337,10 +342,10 @@ pub(super) mod tests {
     #[test]
     fn srgb_is_known_however_it_is_written() {
         for (n, profile) in good().iter().enumerate() {
-            assert_eq!(judged(profile, 3), Ok(()), "{n}");
+            assert_eq!(check_srgb(profile, 3), Ok(()), "{n}");
         }
         for curve in [gamma(2.2), formula(4, &[2.4, 1.0 / 1.055, 0.055 / 1.055, 1.0 / 12.92, 0.04045, 0.0, 0.0])] {
-            assert_eq!(judged(&made(b"GRAY", &[(b"kTRC", curve)]), 1), Ok(()));
+            assert_eq!(check_srgb(&build_profile(b"GRAY", &[(b"kTRC", curve)]), 1), Ok(()));
         }
     }
 
@@ -364,10 +369,10 @@ pub(super) mod tests {
             (rgb(red, b"curv\0\0\0\0\xff\xff\xff\xff\0\0"), 3, "is damaged: its rTRC is no curve"),
             (rgb(red, &formula(9, &[2.4])), 3, "is damaged: its rTRC is no curve"),
             (rgb(red, b"para"), 3, "is damaged: its rTRC is no curve"),
-            (made(b"RGB ", &[(b"A2B0", vec![0; 64])]), 3, "has no rXYZ: it goes by tables"),
-            (made(b"RGB ", &[(b"rXYZ", b"XYZ".to_vec())]), 3, "is damaged: its rXYZ is no colour"),
-            (made(b"GRAY", &[]), 1, "has no kTRC"),
-            (made(b"GRAY", &[(b"kTRC", gamma(2.2))]), 3, "is of GRAY, and the image is RGB"),
+            (build_profile(b"RGB ", &[(b"A2B0", vec![0; 64])]), 3, "has no rXYZ: it goes by tables"),
+            (build_profile(b"RGB ", &[(b"rXYZ", b"XYZ".to_vec())]), 3, "is damaged: its rXYZ is no colour"),
+            (build_profile(b"GRAY", &[]), 1, "has no kTRC"),
+            (build_profile(b"GRAY", &[(b"kTRC", gamma(2.2))]), 3, "is of GRAY, and the image is RGB"),
             (good().remove(0), 1, "is of RGB, and the image is GRAY"),
             (cmyk, 3, "is of CMYK, and the image is RGB"),
             (outside, 3, "is damaged: its tags lie outside of it"),
@@ -375,7 +380,7 @@ pub(super) mod tests {
             (bigger, 3, "is damaged: "),
             (b"none".to_vec(), 3, "is damaged: 4 bytes that are no ICC profile"),
         ] {
-            let why = judged(&profile, channels).unwrap_err();
+            let why = check_srgb(&profile, channels).unwrap_err();
             assert!(why.starts_with(says), "{why}, expected: {says}");
         }
     }
@@ -385,13 +390,13 @@ pub(super) mod tests {
     fn damaged_profiles_have_an_answer() {
         for good in good() {
             for end in 0..good.len() {
-                assert!(judged(&good[..end], 3).is_err(), "{end}");
+                assert!(check_srgb(&good[..end], 3).is_err(), "{end}");
             }
             for at in 0..good.len() {
                 for flip in [0x01, 0x80, 0xff] {
                     let mut bytes = good.clone();
                     bytes[at] ^= flip;
-                    let _ = (judged(&bytes, 3), judged(&bytes, 1));
+                    let _ = (check_srgb(&bytes, 3), check_srgb(&bytes, 1));
                 }
             }
         }

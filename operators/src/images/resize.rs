@@ -17,7 +17,7 @@ use stillhouse_schemas::spec::{Filter, Fit};
 use super::{Bad, bad, reason};
 
 /// Fractional bits of a weight: 32 minus 8 for a pixel and 2 for the overshoot of Lanczos.
-const PRECISION: u32 = 32 - 8 - 2;
+const FRACTION_BITS: u32 = 32 - 8 - 2;
 
 /// An image with 8 bits per channel, channel last, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Picture {
 
 impl Picture {
     /// Returns a rectangle of the image.
-    pub(super) fn cropped(&self, left: usize, top: usize, width: usize, height: usize) -> Self {
+    pub(super) fn crop(&self, left: usize, top: usize, width: usize, height: usize) -> Self {
         let row = |y: usize| {
             let start = ((top + y) * self.width + left) * self.channels;
             &self.values[start..start + width * self.channels]
@@ -44,12 +44,7 @@ impl Picture {
     }
 
     /// Returns an image of a new size; `from(x, y)` is the source position of pixel (x, y).
-    pub(super) fn rearranged(
-        &self,
-        width: usize,
-        height: usize,
-        from: impl Fn(usize, usize) -> (usize, usize),
-    ) -> Self {
+    pub(super) fn rearrange(&self, width: usize, height: usize, from: impl Fn(usize, usize) -> (usize, usize)) -> Self {
         let mut values = Vec::with_capacity(self.values.len());
         for y in 0..height {
             for x in 0..width {
@@ -63,18 +58,28 @@ impl Picture {
 }
 
 /// Fits an image to the size of the rows. Returns `None` if `exact` requires that size and the image has another.
-pub(super) fn fitted(picture: Picture, fit: Fit, filter: Filter, (height, width): (usize, usize)) -> Option<Picture> {
+pub(super) fn fit_to_rows(
+    picture: Picture,
+    fit: Fit,
+    filter: Filter,
+    (height, width): (usize, usize),
+) -> Option<Picture> {
     let is = picture.height == height && picture.width == width;
     match fit {
         Fit::Exact => is.then_some(picture),
-        Fit::Stretch => Some(resized(picture, filter, (height, width))),
-        Fit::CenterCrop => Some(torchvision(picture, filter, (height, width))),
-        Fit::Adm => Some(adm(picture, filter, height.min(width))),
+        Fit::Stretch => Some(resize(picture, filter, (height, width))),
+        Fit::CenterCrop => Some(resize_and_center_crop(picture, filter, (height, width))),
+        Fit::Adm => Some(adm_center_crop(picture, filter, height.min(width))),
     }
 }
 
 /// Refuses, before any allocation, an image so long and thin that it would become huge between the passes.
-pub(super) fn bounded((w, h): (usize, usize), fit: Fit, to: (usize, usize), most: usize) -> Result<(), Bad> {
+pub(super) fn check_intermediate_size(
+    (w, h): (usize, usize),
+    fit: Fit,
+    to: (usize, usize),
+    max: usize,
+) -> Result<(), Bad> {
     let (to_h, to_w) = match fit {
         Fit::Exact | Fit::Stretch => to,
         Fit::CenterCrop => shorter_side((h, w), to),
@@ -82,12 +87,12 @@ pub(super) fn bounded((w, h): (usize, usize), fit: Fit, to: (usize, usize), most
         Fit::Adm => (h.saturating_mul(2 * to.0) / h.min(w), w.saturating_mul(2 * to.0) / h.min(w)),
     };
     let pixels = to_w.saturating_mul(h.max(to_h));
-    match pixels <= most.max(to.0 * to.1) {
+    match pixels <= max.max(to.0 * to.1) {
         true => Ok(()),
         false => bad(
             reason::LARGE,
             format!(
-                "has {w}×{h} pixels, {pixels} while it is resized; valid: at most {most} (`input.images.max_pixels`)"
+                "has {w}×{h} pixels, {pixels} while it is resized; valid: at most {max} (`input.images.max_pixels`)"
             ),
         ),
     }
@@ -103,10 +108,10 @@ fn shorter_side((h, w): (usize, usize), (height, width): (usize, usize)) -> (usi
 }
 
 /// Applies `Resize` to the shorter side so that the crop fits (for squares: to its side), then `CenterCrop`.
-fn torchvision(picture: Picture, filter: Filter, (height, width): (usize, usize)) -> Picture {
+fn resize_and_center_crop(picture: Picture, filter: Filter, (height, width): (usize, usize)) -> Picture {
     let (to_h, to_w) = shorter_side((picture.height, picture.width), (height, width));
-    let picture = resized(picture, filter, (to_h, to_w));
-    picture.cropped(half_even(to_w - width), half_even(to_h - height), width, height)
+    let picture = resize(picture, filter, (to_h, to_w));
+    picture.crop(half_even(to_w - width), half_even(to_h - height), width, height)
 }
 
 /// Returns n/2, with halves rounded to the even neighbour, as in Python.
@@ -115,23 +120,23 @@ fn half_even(n: usize) -> usize {
 }
 
 /// `center_crop_arr` of guided-diffusion (Dhariwal & Nichol), which DiT and others use.
-fn adm(mut picture: Picture, filter: Filter, size: usize) -> Picture {
+fn adm_center_crop(mut picture: Picture, filter: Filter, size: usize) -> Picture {
     while picture.width.min(picture.height) >= 2 * size {
         let half = (picture.height / 2, picture.width / 2);
-        picture = resized(picture, Filter::Box, half);
+        picture = resize(picture, Filter::Box, half);
     }
     let scale = size as f64 / picture.width.min(picture.height) as f64;
     let scaled = |n: usize| ((n as f64 * scale).round_ties_even() as usize).max(size);
     let to = (scaled(picture.height), scaled(picture.width));
-    let picture = resized(picture, filter, to);
+    let picture = resize(picture, filter, to);
     let (left, top) = ((picture.width - size) / 2, (picture.height - size) / 2);
-    picture.cropped(left, top, size, size)
+    picture.crop(left, top, size, size)
 }
 
 /// Equals Pillow's `Image.resize((width, height), filter)`.
-pub(super) fn resized(picture: Picture, filter: Filter, (height, width): (usize, usize)) -> Picture {
-    let picture = if picture.width == width { picture } else { horizontal(&picture, filter, width) };
-    if picture.height == height { picture } else { vertical(&picture, filter, height) }
+pub(super) fn resize(picture: Picture, filter: Filter, (height, width): (usize, usize)) -> Picture {
+    let picture = if picture.width == width { picture } else { resize_horizontally(&picture, filter, width) };
+    if picture.height == height { picture } else { resize_vertically(&picture, filter, height) }
 }
 
 /// Inputs of an output pixel: pixels from `first` on, each with its weight.
@@ -191,35 +196,35 @@ fn windows(filter: Filter, from: usize, to: usize) -> Vec<Window> {
         let raw: Vec<f64> =
             (first..last).map(|i| weight(filter, ((i - first) as f64 + first as f64 - center + 0.5) * step)).collect();
         let sum: f64 = raw.iter().fold(0.0, |sum, w| sum + w);
-        let weights = raw.iter().map(|w| fixed(if sum == 0.0 { *w } else { w / sum })).collect();
+        let weights = raw.iter().map(|w| to_fixed_point(if sum == 0.0 { *w } else { w / sum })).collect();
         Window { first, weights }
     };
     (0..to).map(window).collect()
 }
 
-/// Converts a weight to fixed point with [`PRECISION`] fractional bits, rounding half away from zero.
-fn fixed(weight: f64) -> i32 {
-    let scaled = weight * f64::from(1u32 << PRECISION);
+/// Converts a weight to fixed point with [`FRACTION_BITS`] fractional bits, rounding half away from zero.
+fn to_fixed_point(weight: f64) -> i32 {
+    let scaled = weight * f64::from(1u32 << FRACTION_BITS);
     (if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i32
 }
 
-fn clamped(sum: i32) -> u8 {
-    (sum >> PRECISION).clamp(0, 255) as u8
+fn to_u8(sum: i32) -> u8 {
+    (sum >> FRACTION_BITS).clamp(0, 255) as u8
 }
 
-const HALF: i32 = 1 << (PRECISION - 1);
+const HALF: i32 = 1 << (FRACTION_BITS - 1);
 
-fn horizontal(picture: &Picture, filter: Filter, width: usize) -> Picture {
+fn resize_horizontally(picture: &Picture, filter: Filter, width: usize) -> Picture {
     let windows = windows(filter, picture.width, width);
     let values = match picture.channels {
-        3 => across::<3>(picture, &windows),
-        _ => across::<1>(picture, &windows),
+        3 => resize_rows::<3>(picture, &windows),
+        _ => resize_rows::<1>(picture, &windows),
     };
     Picture { width, height: picture.height, channels: picture.channels, values }
 }
 
 /// Resizes each row of an image with `CHANNELS` channels.
-fn across<const CHANNELS: usize>(picture: &Picture, windows: &[Window]) -> Vec<u8> {
+fn resize_rows<const CHANNELS: usize>(picture: &Picture, windows: &[Window]) -> Vec<u8> {
     let mut values = Vec::with_capacity(picture.height * windows.len() * CHANNELS);
     for row in picture.values.chunks_exact(picture.width * CHANNELS) {
         for window in windows {
@@ -228,13 +233,13 @@ fn across<const CHANNELS: usize>(picture: &Picture, windows: &[Window]) -> Vec<u
             for (w, pixel) in window.weights.iter().zip(pixels) {
                 sums.iter_mut().zip(pixel).for_each(|(sum, v)| *sum += w * i32::from(*v));
             }
-            values.extend(sums.map(clamped));
+            values.extend(sums.map(to_u8));
         }
     }
     values
 }
 
-fn vertical(picture: &Picture, filter: Filter, height: usize) -> Picture {
+fn resize_vertically(picture: &Picture, filter: Filter, height: usize) -> Picture {
     let row = picture.width * picture.channels;
     let mut values = Vec::with_capacity(height * row);
     let mut sums = vec![0i32; row];
@@ -244,7 +249,7 @@ fn vertical(picture: &Picture, filter: Filter, height: usize) -> Picture {
         for (w, from) in window.weights.iter().zip(rows) {
             sums.iter_mut().zip(from).for_each(|(sum, v)| *sum += w * i32::from(*v));
         }
-        values.extend(sums.iter().copied().map(clamped));
+        values.extend(sums.iter().copied().map(to_u8));
     }
     Picture { width: picture.width, height, channels: picture.channels, values }
 }

@@ -13,24 +13,25 @@
 //!
 //! Cost: one Huffman decoding of the file. Memory: 8 bytes per block of 8×8 of a progressive file.
 
+use std::fmt;
+
 /// The part of a JPEG that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Missing {
     /// Scan number, from 1; blocks (or units of several components) that it has; blocks that it needs.
-    Blocks { scan: usize, there: u64, all: u64 },
+    Blocks { scan: usize, present: u64, all: u64 },
     /// Component number, from 0. Some of its coefficients were never coded, or not to their last bit.
     Scans { component: usize },
 }
 
-impl Missing {
-    /// Describes the missing part for a message.
-    pub fn words(&self) -> String {
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Blocks { scan, there, all } => {
-                format!("is cut off and closed with an end marker: scan {scan} has {there} of its {all} blocks")
+            Self::Blocks { scan, present, all } => {
+                write!(f, "is cut off and closed with an end marker: scan {scan} has {present} of its {all} blocks")
             }
             Self::Scans { component } => {
-                format!("lacks its last scans: component {component} is not there in full")
+                write!(f, "lacks its last scans: component {component} is not there in full")
             }
         }
     }
@@ -44,8 +45,8 @@ enum Stop {
 }
 
 /// Returns the missing part of a JPEG, if any.
-pub(super) fn missing(bytes: &[u8]) -> Option<Missing> {
-    match Walk::default().run(bytes) {
+pub(super) fn find_missing(bytes: &[u8]) -> Option<Missing> {
+    match Walker::default().run(bytes) {
         Ok(missing) => missing,
         Err(Stop::Missing(missing)) => Some(missing),
         Err(Stop::Unknown) => None,
@@ -78,7 +79,7 @@ struct Frame {
 /// A Huffman code: a table for short codes, by their first bits, and the longer codes by length.
 #[derive(Clone)]
 struct Huffman {
-    /// For each value of [`Huffman::FIRST`] bits: length and symbol of the code they begin with, or 0.
+    /// For each value of [`Huffman::LOOKUP_BITS`] bits: length and symbol of the code they begin with, or 0.
     first: Vec<u16>,
     /// For each length: its last code plus one, and the offset from a code to the index of its symbol.
     ends: [(u32, i32); 17],
@@ -86,18 +87,18 @@ struct Huffman {
 }
 
 impl Huffman {
-    const FIRST: u32 = 9;
+    const LOOKUP_BITS: u32 = 9;
 
     fn new(counts: &[u8], symbols: &[u8]) -> Option<Self> {
-        let mut first = vec![0; 1 << Self::FIRST];
+        let mut first = vec![0; 1 << Self::LOOKUP_BITS];
         let mut ends = [(0, 0); 17];
         let (mut code, mut at) = (0u32, 0usize);
         for (length, count) in (1..=16u32).zip(counts) {
             let count = usize::from(*count);
             let place = at as i32 - code as i32;
             for symbol in symbols.get(at..at + count)? {
-                if length <= Self::FIRST {
-                    let shift = Self::FIRST - length;
+                if length <= Self::LOOKUP_BITS {
+                    let shift = Self::LOOKUP_BITS - length;
                     let from = (code as usize) << shift;
                     let entry = (length as u16) << 8 | u16::from(*symbol);
                     first.get_mut(from..from + (1 << shift))?.fill(entry);
@@ -116,7 +117,7 @@ impl Huffman {
 }
 
 /// Reads the bits of an entropy-coded segment.
-struct Bits<'a> {
+struct BitReader<'a> {
     bytes: &'a [u8],
     at: usize,
     buffer: u64,
@@ -124,9 +125,9 @@ struct Bits<'a> {
 }
 
 /// The error at the end of a segment.
-struct Ended;
+struct EndOfSegment;
 
-impl Bits<'_> {
+impl BitReader<'_> {
     /// Fills the buffer with bytes up to the next marker.
     fn fill(&mut self) {
         while self.count <= 56 {
@@ -153,7 +154,7 @@ impl Bits<'_> {
     }
 
     /// Reads up to 16 bits.
-    fn take(&mut self, n: u32) -> Result<u32, Ended> {
+    fn take(&mut self, n: u32) -> Result<u32, EndOfSegment> {
         if n == 0 {
             return Ok(0);
         }
@@ -161,38 +162,38 @@ impl Bits<'_> {
             self.fill();
         }
         let bits = self.peek(n) as u32;
-        self.count = self.count.checked_sub(n).ok_or(Ended)?;
+        self.count = self.count.checked_sub(n).ok_or(EndOfSegment)?;
         Ok(bits)
     }
 
     /// Reads the next symbol; `None` if the bits are not a code, which can happen with the zeros after the end.
-    fn symbol(&mut self, code: &Huffman) -> Result<Option<u8>, Ended> {
+    fn symbol(&mut self, code: &Huffman) -> Result<Option<u8>, EndOfSegment> {
         if self.count < 16 {
             self.fill();
         }
-        let entry = code.first.get(self.peek(Huffman::FIRST)).copied().unwrap_or(0);
+        let entry = code.first.get(self.peek(Huffman::LOOKUP_BITS)).copied().unwrap_or(0);
         if entry != 0 {
-            self.count = self.count.checked_sub(u32::from(entry >> 8)).ok_or(Ended)?;
+            self.count = self.count.checked_sub(u32::from(entry >> 8)).ok_or(EndOfSegment)?;
             return Ok(Some(entry as u8));
         }
-        for length in Huffman::FIRST + 1..=16 {
+        for length in Huffman::LOOKUP_BITS + 1..=16 {
             let bits = self.peek(length) as u32;
             let (end, place) = code.ends.get(length as usize).copied().unwrap_or_default();
             if bits < end {
-                self.count = self.count.checked_sub(length).ok_or(Ended)?;
+                self.count = self.count.checked_sub(length).ok_or(EndOfSegment)?;
                 let symbol = usize::try_from(bits as i32 + place).ok().and_then(|at| code.symbols.get(at));
                 return Ok(symbol.copied());
             }
         }
-        if self.count < 16 { Err(Ended) } else { Ok(None) }
+        if self.count < 16 { Err(EndOfSegment) } else { Ok(None) }
     }
 
     /// Moves past the restart marker that must follow.
-    fn restart(&mut self) -> Result<(), Ended> {
+    fn restart(&mut self) -> Result<(), EndOfSegment> {
         (self.buffer, self.count) = (0, 0);
-        let marker = next_marker(self.bytes, self.at).ok_or(Ended)?;
+        let marker = next_marker(self.bytes, self.at).ok_or(EndOfSegment)?;
         if !matches!(self.bytes.get(marker), Some(0xd0..=0xd7)) {
-            return Err(Ended);
+            return Err(EndOfSegment);
         }
         self.at = marker + 1;
         Ok(())
@@ -221,7 +222,7 @@ struct Band {
 }
 
 #[derive(Default)]
-struct Walk {
+struct Walker {
     dc: [Option<Huffman>; 4],
     ac: [Option<Huffman>; 4],
     restart: u64,
@@ -233,7 +234,7 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
     Some(usize::from(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
 }
 
-impl Walk {
+impl Walker {
     fn run(mut self, bytes: &[u8]) -> Result<Option<Missing>, Stop> {
         let mut at = 2;
         while let Some(marker) = next_marker(bytes, at) {
@@ -260,8 +261,8 @@ impl Walk {
             }
         }
         let frame = self.frame.ok_or(Stop::Unknown)?;
-        let in_full = |component: &Component| component.lowest.iter().all(|lowest| *lowest == Some(0));
-        let missing = frame.components.iter().position(|component| !in_full(component));
+        let is_complete = |component: &Component| component.lowest.iter().all(|lowest| *lowest == Some(0));
+        let missing = frame.components.iter().position(|component| !is_complete(component));
         Ok(missing.map(|component| Missing::Scans { component }))
     }
 
@@ -286,7 +287,7 @@ impl Walk {
             _ => (frame.units, false),
         };
         let all = units.0 as u64 * units.1 as u64;
-        let mut bits = Bits { bytes, at, buffer: 0, count: 0 };
+        let mut bits = BitReader { bytes, at, buffer: 0, count: 0 };
         let mut run = 0;
         for unit in 0..all {
             let mut walked = Ok(true);
@@ -296,12 +297,14 @@ impl Walk {
             }
             if walked.is_ok() {
                 let place = ((unit % units.0 as u64) as usize, (unit / units.0 as u64) as usize);
-                walked = scan.unit(frame, place, single, &mut bits, &mut run);
+                walked = scan.walk_unit(frame, place, single, &mut bits, &mut run);
             }
             match walked {
                 Ok(true) => {}
                 Ok(false) => return Err(Stop::Unknown),
-                Err(Ended) => return Err(Stop::Missing(Missing::Blocks { scan: self.scans, there: unit, all })),
+                Err(EndOfSegment) => {
+                    return Err(Stop::Missing(Missing::Blocks { scan: self.scans, present: unit, all }));
+                }
             }
         }
         for part in &scan.parts {
@@ -325,10 +328,10 @@ impl Frame {
         if height == 0 || width == 0 || !parts.iter().all(|(_, h, v)| is_sampling(h) && is_sampling(v)) {
             return None;
         }
-        let most = (parts.iter().map(|part| part.1).max()?, parts.iter().map(|part| part.2).max()?);
-        let units = (width.div_ceil(8 * most.0), height.div_ceil(8 * most.1));
+        let max = (parts.iter().map(|part| part.1).max()?, parts.iter().map(|part| part.2).max()?);
+        let units = (width.div_ceil(8 * max.0), height.div_ceil(8 * max.1));
         let component = |(id, across, down): (u8, usize, usize)| {
-            let blocks = ((width * across).div_ceil(most.0).div_ceil(8), (height * down).div_ceil(most.1).div_ceil(8));
+            let blocks = ((width * across).div_ceil(max.0).div_ceil(8), (height * down).div_ceil(max.1).div_ceil(8));
             let stride = units.0 * across;
             let all = if is_progressive { stride * units.1 * down } else { 0 };
             Component { id, across, down, blocks, stride, lowest: [None; 64], nonzero: vec![0; all] }
@@ -375,25 +378,25 @@ impl<'a> Scan<'a> {
     }
 
     /// Walks a unit: a block of the only component, or the blocks of several. False if bits are not a code.
-    fn unit(
+    fn walk_unit(
         &self,
         frame: &mut Frame,
         (x, y): (usize, usize),
         single: bool,
-        bits: &mut Bits<'_>,
+        bits: &mut BitReader<'_>,
         run: &mut u32,
-    ) -> Result<bool, Ended> {
+    ) -> Result<bool, EndOfSegment> {
         for part in &self.parts {
             let component = &mut frame.components[part.component];
             let (across, down) = if single { (1, 1) } else { (component.across, component.down) };
             for block in 0..across * down {
                 let (x, y) = (x * across + block % across, y * down + block / across);
                 let walked = match self.is_progressive {
-                    false => sequential(part, bits)?,
+                    false => walk_sequential_block(part, bits)?,
                     true => {
                         let place = y * component.stride + x;
                         let Some(nonzero) = component.nonzero.get_mut(place) else { return Ok(false) };
-                        self.progressive(part, nonzero, bits, run)?
+                        self.walk_progressive_block(part, nonzero, bits, run)?
                     }
                 };
                 if !walked {
@@ -405,18 +408,18 @@ impl<'a> Scan<'a> {
     }
 
     /// G.1.2 and G.2, with the leniency of decoders: a run past the end of the block ends it.
-    fn progressive(
+    fn walk_progressive_block(
         &self,
         part: &Part<'_>,
         nonzero: &mut u64,
-        bits: &mut Bits<'_>,
+        bits: &mut BitReader<'_>,
         run: &mut u32,
-    ) -> Result<bool, Ended> {
+    ) -> Result<bool, EndOfSegment> {
         let Band { from, to, high, .. } = self.band;
         if from == 0 {
             return match part.dc {
                 _ if high > 0 => bits.take(1).map(|_| true),
-                Some(code) => difference(code, bits),
+                Some(code) => skip_dc_difference(code, bits),
                 None => Ok(false),
             };
         }
@@ -465,7 +468,7 @@ impl<'a> Scan<'a> {
 }
 
 /// Reads the difference of a DC coefficient.
-fn difference(code: &Huffman, bits: &mut Bits<'_>) -> Result<bool, Ended> {
+fn skip_dc_difference(code: &Huffman, bits: &mut BitReader<'_>) -> Result<bool, EndOfSegment> {
     match bits.symbol(code)? {
         Some(size @ 0..=16) => bits.take(size.into()).map(|_| true),
         _ => Ok(false),
@@ -473,9 +476,9 @@ fn difference(code: &Huffman, bits: &mut Bits<'_>) -> Result<bool, Ended> {
 }
 
 /// Walks a block of a sequential scan.
-fn sequential(part: &Part<'_>, bits: &mut Bits<'_>) -> Result<bool, Ended> {
+fn walk_sequential_block(part: &Part<'_>, bits: &mut BitReader<'_>) -> Result<bool, EndOfSegment> {
     let (Some(dc), Some(ac)) = (part.dc, part.ac) else { return Ok(false) };
-    if !difference(dc, bits)? {
+    if !skip_dc_difference(dc, bits)? {
         return Ok(false);
     }
     let mut k = 1;

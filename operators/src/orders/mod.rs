@@ -28,7 +28,7 @@
 //!
 //! Cost: one Philox block per two tokens, and a sort.
 
-mod picture;
+mod view;
 
 use std::sync::Arc;
 
@@ -98,41 +98,41 @@ impl Order {
     }
 }
 
-/// Returns the order of a sequence of `length` positions, of which the first `valid` are not padding. `place` is the
+/// Returns the order of a sequence of `length` positions, of which the first `valid` are not padding. `index` is the
 /// sequence's index in the data set; only a schedule uses it.
 ///
 /// ```
-/// use stillhouse_operators::orders::{OrderRule, OrdersConfig, order_of};
+/// use stillhouse_operators::orders::{OrderRule, OrdersConfig, generation_order};
 /// use stillhouse_schemas::columns::Rows;
 ///
 /// let config = OrdersConfig { rule: OrderRule::Strided(vec![2]), seed: 0, rows: Rows::Fixed(8) };
-/// let found = order_of(&config, 0, 0, 8, 8);
+/// let found = generation_order(&config, 0, 0, 8, 8);
 /// assert_eq!(found.order, [0, 4, 1, 5, 2, 6, 3, 7]);
 /// assert_eq!(found.block, [1, 2, 3, 3, 4, 4, 5, 5]);
 /// ```
-pub fn order_of(config: &OrdersConfig, sequence_id: u64, place: u64, length: usize, valid: usize) -> Order {
+pub fn generation_order(config: &OrdersConfig, sequence_id: u64, index: u64, length: usize, valid: usize) -> Order {
     let uniforms = |purpose| keyed_uniforms(config.seed, purpose, sequence_id, 0);
     let mut found = Order::left_to_right(length, valid);
     match &config.rule {
         OrderRule::Progressive(shuffled) => {
             let rho = match shuffled {
                 Shuffled::Rho(rho) => *rho,
-                Shuffled::Schedule(schedule) => schedule.rho(place),
+                Shuffled::Schedule(schedule) => schedule.rho(index),
             };
-            let mut lottery = uniforms("armd_places");
-            let mut places = by_uniform(0..valid as u32, |_| lottery.next_f64());
-            places.truncate(rho as usize);
-            places.sort_unstable();
+            let mut selection = uniforms("armd_places");
+            let mut chosen = sort_by_uniform(0..valid as u32, |_| selection.next_f64());
+            chosen.truncate(rho as usize);
+            chosen.sort_unstable();
             let mut drawn = uniforms("armd_shuffle");
             let drawn: Vec<f64> = (0..valid).map(|_| drawn.next_f64()).collect();
-            let shuffled = by_uniform(places.iter().copied(), |position| drawn[position as usize]);
-            for (place, position) in places.into_iter().zip(shuffled) {
-                found.order[place as usize] = position;
+            let shuffled = sort_by_uniform(chosen.iter().copied(), |position| drawn[position as usize]);
+            for (index, position) in chosen.into_iter().zip(shuffled) {
+                found.order[index as usize] = position;
             }
         }
         OrderRule::Strided(streams) => {
             let choice = uniforms("armd_streams").below(streams.len() as u32) as usize;
-            stride(&mut found, valid, streams.get(choice).copied().unwrap_or(1) as usize);
+            interleave_streams(&mut found, valid, streams.get(choice).copied().unwrap_or(1) as usize);
         }
         OrderRule::Random(steps) => {
             let mut drawn = uniforms("armd_steps");
@@ -147,7 +147,7 @@ pub fn order_of(config: &OrdersConfig, sequence_id: u64, place: u64, length: usi
 }
 
 /// Sorts positions by their uniforms, ascending; for equal ones the earlier position comes first.
-fn by_uniform(positions: impl Iterator<Item = u32>, mut uniform: impl FnMut(u32) -> f64) -> Vec<u32> {
+fn sort_by_uniform(positions: impl Iterator<Item = u32>, mut uniform: impl FnMut(u32) -> f64) -> Vec<u32> {
     let mut drawn: Vec<(f64, u32)> = positions.map(|position| (uniform(position), position)).collect();
     drawn.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     drawn.into_iter().map(|(_, position)| position).collect()
@@ -155,7 +155,7 @@ fn by_uniform(positions: impl Iterator<Item = u32>, mut uniform: impl FnMut(u32)
 
 /// Arranges the first `valid` positions in `streams` streams. If `valid` is not a multiple of `streams`, the first
 /// streams are one token longer.
-fn stride(found: &mut Order, valid: usize, streams: usize) {
+fn interleave_streams(found: &mut Order, valid: usize, streams: usize) {
     let streams = streams.min(valid).max(1);
     let (short, longer) = (valid / streams, valid % streams);
     let start = |stream: usize| stream * short + stream.min(longer);
@@ -212,13 +212,13 @@ impl OperatorConfig for OrdersConfig {
     }
 
     fn fields(&self) -> Vec<Field> {
-        [columns::ORDER, columns::BLOCK].map(|name| self.rows.field(name, self.item(), None, None)).into()
+        [columns::ORDER, columns::BLOCK].map(|name| self.rows.field(name, self.item_type(), None, None)).into()
     }
 
     fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
         let (order, block) = (unsigned_column(batch, columns::ORDER)?, unsigned_column(batch, columns::BLOCK)?);
         for (row, sequence) in sequences(batch)?.iter().enumerate() {
-            let Some(expected) = self.of(sequence, limits.place) else {
+            let Some(expected) = self.sequence_order(sequence, limits.place) else {
                 broken.push(Broken::new(row, "nothing says where its split stands in the data set, by which ρ goes"));
                 continue;
             };
@@ -238,34 +238,34 @@ impl OperatorConfig for OrdersConfig {
         let (order, block) = (unsigned_column(row, columns::ORDER)?, unsigned_column(row, columns::BLOCK)?);
         let valid = sequences(row)?.first().map_or(0, |sequence| sequence.valid);
         let (order, block) = (&order.row(0)[..valid], &block.row(0)[..valid]);
-        let (facts, pictures) = (picture::facts(order, block), picture::masks(block));
+        let (facts, pictures) = (view::facts(order, block), view::masks(block));
         Ok(Some(OperatorView { operator: NAME.into(), facts, pictures, ..OperatorView::default() }))
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
-        Ok(Box::new(Orders { config: self.clone(), place: context.place }))
+        Ok(Box::new(Orders { config: self.clone(), sequence_range: context.place }))
     }
 }
 
 impl OrdersConfig {
     /// Returns the order of a sequence; `None` if it depends on the index in the data set and that is unknown.
-    fn of(&self, sequence: &Sequence, split: Option<SequenceRange>) -> Option<Order> {
-        let place = match &self.rule {
+    fn sequence_order(&self, sequence: &Sequence, split: Option<SequenceRange>) -> Option<Order> {
+        let index = match &self.rule {
             OrderRule::Progressive(Shuffled::Schedule(schedule)) => schedule.place(sequence.id, split)?,
             _ => 0,
         };
-        Some(order_of(self, sequence.id, place, sequence.tokens.len(), sequence.valid))
+        Some(generation_order(self, sequence.id, index, sequence.tokens.len(), sequence.valid))
     }
 
     /// Type of the values: must hold the block of padding, one more than the last block.
-    fn item(&self) -> DataType {
+    fn item_type(&self) -> DataType {
         let steps = if let OrderRule::Random(steps) = self.rule { steps as usize } else { 0 };
         let largest = self.rows.length().max(steps) + 1;
         if largest <= usize::from(u16::MAX) { DataType::UInt16 } else { DataType::UInt32 }
     }
 
     fn array(&self, values: Vec<u32>) -> ArrayRef {
-        match self.item() {
+        match self.item_type() {
             DataType::UInt16 => Arc::new(UInt16Array::from_iter_values(values.into_iter().map(|v| v as u16))),
             _ => Arc::new(UInt32Array::from(values)),
         }
@@ -275,7 +275,7 @@ impl OrdersConfig {
 /// The operator.
 struct Orders {
     config: OrdersConfig,
-    place: Option<SequenceRange>,
+    sequence_range: Option<SequenceRange>,
 }
 
 impl Operator for Orders {
@@ -283,12 +283,13 @@ impl Operator for Orders {
         let arrow = OperatorError::arrow(NAME);
         let (mut orders, mut blocks, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for sequence in sequences(batch).map_err(&arrow)? {
-            let found = self.config.of(&sequence, self.place).ok_or_else(|| OperatorError::Config {
-                operator: NAME,
-                message:
-                    "schedule: nothing says where the split stands in the data set; valid: a split that was planned"
-                        .into(),
-            })?;
+            let found =
+                self.config.sequence_order(&sequence, self.sequence_range).ok_or_else(|| OperatorError::Config {
+                    operator: NAME,
+                    message:
+                        "schedule: nothing says where the split stands in the data set; valid: a split that was planned"
+                            .into(),
+                })?;
             lengths.push(found.order.len());
             orders.extend(found.order);
             blocks.extend(found.block);

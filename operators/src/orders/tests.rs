@@ -23,15 +23,15 @@ fn rules() -> Vec<OrderRule> {
 /// The example of METHODS.md §5, which counts from 1; this test counts from 0.
 #[test]
 fn strided_orders_are_those_of_the_paper() {
-    let found = order_of(&config(OrderRule::Strided(vec![2])), 9, 0, 8, 8);
+    let found = generation_order(&config(OrderRule::Strided(vec![2])), 9, 0, 8, 8);
     assert_eq!(found.order, [0, 4, 1, 5, 2, 6, 3, 7]);
     assert_eq!(found.block, [1, 2, 3, 3, 4, 4, 5, 5]);
     // streams of unequal length, and padding
-    let found = order_of(&config(OrderRule::Strided(vec![3])), 9, 0, 10, 8);
+    let found = generation_order(&config(OrderRule::Strided(vec![3])), 9, 0, 10, 8);
     assert_eq!(found.order, [0, 3, 6, 1, 4, 7, 2, 5, 8, 9]);
     assert_eq!(found.block, [1, 2, 3, 4, 4, 4, 5, 5, 6, 6]);
     // more streams than tokens: one token at a time
-    let found = order_of(&config(OrderRule::Strided(vec![9])), 9, 0, 4, 3);
+    let found = generation_order(&config(OrderRule::Strided(vec![9])), 9, 0, 4, 3);
     assert_eq!((found.order, found.block), (vec![0, 1, 2, 3], vec![1, 2, 3, 4]));
 }
 
@@ -39,7 +39,7 @@ fn strided_orders_are_those_of_the_paper() {
 #[test]
 fn random_masking_sorts_by_step() {
     for id in 0..200 {
-        let found = order_of(&config(OrderRule::Random(3)), id, 0, 8, 6);
+        let found = generation_order(&config(OrderRule::Random(3)), id, 0, 8, 6);
         assert_eq!((&found.order[6..], &found.block[6..]), (&[6, 7][..], &[4, 4][..]));
         for n in 1..6 {
             let (before, here) = (found.block[n - 1], found.block[n]);
@@ -55,7 +55,7 @@ fn the_strictly_causal_property_by_brute_force() {
     for rule in rules() {
         for (length, valid) in [(1, 1), (2, 1), (5, 0), (8, 8), (8, 5), (7, 7)] {
             for id in [0, 3, 17, (4 << 32) | 2, (9 << 32) | 7] {
-                let found = order_of(&config(rule.clone()), id, (id >> 32) * 10 + (id & 0xFFFF), length, valid);
+                let found = generation_order(&config(rule.clone()), id, (id >> 32) * 10 + (id & 0xFFFF), length, valid);
                 let mut positions = found.order.clone();
                 positions.sort_unstable();
                 assert_eq!(positions, (0..length as u32).collect::<Vec<_>>(), "a permutation");
@@ -97,7 +97,7 @@ fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
     let id = |split: u64, row: u64| split << 32 | row;
     let config = config(OrderRule::Progressive(Shuffled::Schedule(schedule)));
     let moved = |id, place| {
-        let found = order_of(&config, id, place, 1024, 1024);
+        let found = generation_order(&config, id, place, 1024, 1024);
         found.order.iter().enumerate().filter(|(n, p)| *n != **p as usize).count()
     };
     assert_eq!(moved(id(0, 5), 5), 0);
@@ -119,7 +119,7 @@ fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
 #[test]
 fn a_growing_rho_adds_places() {
     for id in 0..50 {
-        let of = |rho| order_of(&config(OrderRule::Progressive(Shuffled::Rho(rho))), id, 0, 64, 60);
+        let of = |rho| generation_order(&config(OrderRule::Progressive(Shuffled::Rho(rho))), id, 0, 64, 60);
         assert_eq!(of(1), of(0));
         let places = |rho| -> Vec<usize> {
             of(rho).order.iter().enumerate().filter(|(n, p)| *n != **p as usize).map(|(n, _)| n).collect()
@@ -145,7 +145,7 @@ fn choices_are_uniform() {
         let config = config(rule);
         let mut counts = std::collections::BTreeMap::<Vec<u32>, u32>::new();
         for id in 0..u64::from(draws) {
-            *counts.entry(key(&order_of(&config, id, 0, length, length))).or_default() += 1;
+            *counts.entry(key(&generation_order(&config, id, 0, length, length))).or_default() += 1;
         }
         counts.into_values().collect::<Vec<_>>()
     };
@@ -185,14 +185,14 @@ fn stored_orders_are_those_that_the_package_draws() {
         let config =
             OrdersConfig { seed: epoch_seed(config.seed, case["epoch"].as_u64().unwrap_or(0) as u32), ..config };
         let (id, valid) = (case["sequence_id"].as_u64().unwrap(), case["valid"].as_u64().unwrap() as usize);
-        let found = order_of(&config, id, 0, 12, valid);
+        let found = generation_order(&config, id, 0, 12, valid);
         assert_eq!((found.order, found.block), (numbers(&case["order"]), numbers(&case["block"])), "{case}");
     }
 }
 
 #[test]
 fn long_sequences_have_wide_numbers() {
-    let of = |rule, length| OrdersConfig { rule, seed: 0, rows: Rows::Fixed(length) }.item();
+    let of = |rule, length| OrdersConfig { rule, seed: 0, rows: Rows::Fixed(length) }.item_type();
     assert_eq!(of(OrderRule::Strided(vec![2]), 65_534), DataType::UInt16);
     assert_eq!(of(OrderRule::Strided(vec![2]), 65_535), DataType::UInt32);
     assert_eq!(of(OrderRule::Random(70_000), 8), DataType::UInt32);

@@ -37,13 +37,19 @@ pub(crate) fn check_ids(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<B
 pub(crate) fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
     let rows = ListRows::of(batch, columns::INPUT_IDS)?;
     let values = rows.values::<Int32Array>(columns::INPUT_IDS)?.values();
-    let short = matches!(batch.column_by_name(columns::INPUT_IDS).map(|c| c.data_type()), Some(DataType::List(_)));
+    let has_short_rows =
+        matches!(batch.column_by_name(columns::INPUT_IDS).map(|c| c.data_type()), Some(DataType::List(_)));
     for row in 0..rows.len() {
         let tokens = &values[rows.range(row)];
-        if tokens.len() > limits.length || (tokens.len() < limits.length && !short) || tokens.is_empty() {
+        if tokens.len() > limits.length || (tokens.len() < limits.length && !has_short_rows) || tokens.is_empty() {
             broken.push(Broken::new(
                 row,
-                format!("{} tokens, valid: {}{}", tokens.len(), limits.length, if short { " or fewer" } else { "" }),
+                format!(
+                    "{} tokens, valid: {}{}",
+                    tokens.len(),
+                    limits.length,
+                    if has_short_rows { " or fewer" } else { "" }
+                ),
             ));
         }
         if let Some(id) = tokens.iter().find(|&&id| id < 0 || id as usize >= limits.vocab_size) {
@@ -99,7 +105,9 @@ fn check_documents(config: &PackConfig, batch: &RecordBatch, broken: &mut Vec<Br
         let ids = &token_values[tokens.range(row)];
         let starts = row_offsets.iter().skip(1).filter_map(|&start| usize::try_from(start).ok());
         let same = row_ids.windows(2).map(|pair| pair[0] == pair[1]);
-        if let Some((start, _)) = starts.zip(same).find(|(start, same)| *same && !config.breaks.is_at(ids, *start)) {
+        if let Some((start, _)) =
+            starts.zip(same).find(|(start, same)| *same && !config.segment_breaks.is_at(ids, *start))
+        {
             broken
                 .push(Broken::new(row, format!("a document is cut at {start}, where no special token of its text is")));
         }

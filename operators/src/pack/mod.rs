@@ -20,14 +20,14 @@
 //! The offsets begin with 0 and cut the row into segments. BOS belongs to the first document of the row, the last EOS
 //! and the padding to the last, and a separator to the document before it. A row does not list documents of which it
 //! has no token. Special tokens parsed from a text cut its document into several segments with the same id
-//! (`breaks.rs`).
+//! (`segment_breaks.rs`).
 //!
 //! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, for documents of any length.
 
-mod breaks;
 mod invariants;
 mod pad;
 mod rows;
+mod segment_breaks;
 mod wrap;
 
 use std::collections::BTreeMap;
@@ -41,16 +41,16 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
 
-use crate::config::{Column, JobFacts, OperatorConfig, SpecialIds, bits, rows_per_batch};
+use crate::config::{Column, JobFacts, OperatorConfig, SpecialIds, rows_per_batch, token_id_bits};
+use crate::document_pieces::{document_name, typed_column, unfinished_document};
 use crate::invariants::{Broken, Limits};
 use crate::operator::{Operator, OperatorError, SplitContext};
-use crate::pieces::{place, typed, unfinished};
 use crate::rows::ListRows;
 use crate::vocabulary::Role;
 
 pub(crate) use self::invariants::{check_ids, check_tokens};
 
-pub use breaks::Breaks;
+pub use segment_breaks::SegmentBreaks;
 
 const NAME: &str = "pack";
 
@@ -74,9 +74,9 @@ pub struct PackConfig {
     /// Treatment of the last tokens of a split (mode `wrap`).
     pub remainder: Remainder,
     /// The same for holdouts whose rule differs from `remainder`, by name.
-    pub holdout_remainders: BTreeMap<String, Remainder>,
+    pub remainder_by_holdout: BTreeMap<String, Remainder>,
     /// Special tokens in the text that cut a document into segments.
-    pub breaks: Breaks,
+    pub segment_breaks: SegmentBreaks,
     /// Row length: fixed, or up to a maximum.
     pub rows: Rows,
     /// Whether the data set has the column `attention_mask`.
@@ -102,22 +102,22 @@ impl PackConfig {
         let needed = |role, by: &'static str, needed: bool| {
             needed.then(|| special_ids.id(role).ok_or(MissingToken { role, by })).transpose()
         };
-        let ends = pack.boundary == Boundary::BosEos;
+        let has_boundary = pack.boundary == Boundary::BosEos;
         let holdouts = holdouts.into_iter().filter(|(_, remainder)| *remainder != pack.remainder);
-        let holdout_remainders: BTreeMap<String, Remainder> = holdouts.collect();
+        let remainder_by_holdout: BTreeMap<String, Remainder> = holdouts.collect();
         let some_rows_are_padded = pack.mode == PackMode::Pad
-            || holdout_remainders.values().chain([&pack.remainder]).any(|remainder| *remainder == Remainder::Pad);
+            || remainder_by_holdout.values().chain([&pack.remainder]).any(|remainder| *remainder == Remainder::Pad);
         Ok(Self {
             mode: pack.mode,
             length: pack.length as usize,
             separator: needed(Role::Eos, "pack.separator eos", pack.separator == Separator::Eos)?,
             boundary: pack.boundary,
-            bos: needed(Role::Bos, "pack.boundary bos_eos", ends)?,
-            eos: needed(Role::Eos, "pack.boundary bos_eos", ends)?,
+            bos: needed(Role::Bos, "pack.boundary bos_eos", has_boundary)?,
+            eos: needed(Role::Eos, "pack.boundary bos_eos", has_boundary)?,
             pad: needed(Role::Pad, "padding", some_rows_are_padded)?,
             remainder: pack.remainder,
-            holdout_remainders,
-            breaks: Breaks::of(special_ids),
+            remainder_by_holdout,
+            segment_breaks: SegmentBreaks::from_special_ids(special_ids),
             rows,
             has_mask,
             rows_per_batch,
@@ -128,7 +128,7 @@ impl PackConfig {
     ///
     /// # Errors
     /// See [`PackConfig::new`].
-    pub(crate) fn of_facts(facts: &JobFacts<'_>) -> Result<Self, Problem> {
+    pub(crate) fn resolve(facts: &JobFacts<'_>) -> Result<Self, Problem> {
         let spec = facts.spec;
         let holdouts = spec.input.holdout.keys().map(|name| (name.clone(), spec.remainder_of(name)));
         let batch = rows_per_batch(spec);
@@ -138,7 +138,7 @@ impl PackConfig {
 
     /// Returns the remainder rule of a data set split: `train`, or the name of a holdout.
     pub fn remainder_of(&self, dataset_split: &str) -> Remainder {
-        self.holdout_remainders.get(dataset_split).copied().unwrap_or(self.remainder)
+        self.remainder_by_holdout.get(dataset_split).copied().unwrap_or(self.remainder)
     }
 
     /// Returns the schema of the output.
@@ -162,7 +162,7 @@ impl PackConfig {
     /// Fails if the fields of the config contradict each other.
     pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
         let writer = rows::RowWriter::new(self, context);
-        let ends = self.ends()?;
+        let boundary = self.boundary_tokens()?;
         let remainder = self.remainder_of(&context.dataset_split);
         let padded = self.mode == PackMode::Pad || remainder == Remainder::Pad;
         if padded && !self.has_mask {
@@ -178,15 +178,17 @@ impl PackConfig {
         let pad = if padded { Some(required("pad", self.pad)?) } else { None };
         let separator = self.separator.map(|id| int32("separator", id)).transpose()?;
         Ok(match (self.mode, pad) {
-            (PackMode::Pad, Some(pad)) => Box::new(pad::Pad::new(self, ends, separator, pad, writer)?),
-            _ => Box::new(wrap::Wrap::new(self, remainder, ends, separator, pad.unwrap_or(0), writer)?),
+            (PackMode::Pad, Some(pad)) => Box::new(pad::Pad::new(self, boundary, separator, pad, writer)?),
+            _ => Box::new(wrap::Wrap::new(self, remainder, boundary, separator, pad.unwrap_or(0), writer)?),
         })
     }
 
-    fn ends(&self) -> Result<Option<Ends>, OperatorError> {
+    fn boundary_tokens(&self) -> Result<Option<BoundaryTokens>, OperatorError> {
         match self.boundary {
             Boundary::None => Ok(None),
-            Boundary::BosEos => Ok(Some(Ends { bos: required("bos", self.bos)?, eos: required("eos", self.eos)? })),
+            Boundary::BosEos => {
+                Ok(Some(BoundaryTokens { bos: required("bos", self.bos)?, eos: required("eos", self.eos)? }))
+            }
         }
     }
 }
@@ -239,7 +241,7 @@ impl OperatorConfig for PackConfig {
     fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
         // `grid` makes the rows of images and codes, and `generate` makes those of text that the teacher writes
         let spec = facts.spec;
-        if spec.input.is_rows() || spec.sequential().is_some() { Ok(None) } else { Self::of_facts(facts).map(Some) }
+        if spec.input.is_rows() || spec.sequential().is_some() { Ok(None) } else { Self::resolve(facts).map(Some) }
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
@@ -251,7 +253,7 @@ impl OperatorConfig for PackConfig {
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
-        before + bits(vocab_size) / 8.0
+        before + token_id_bits(vocab_size) / 8.0
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
@@ -271,7 +273,7 @@ pub struct MissingToken {
 
 /// Special tokens at both ends of a row.
 #[derive(Debug, Clone, Copy)]
-struct Ends {
+struct BoundaryTokens {
     bos: i32,
     eos: i32,
 }
@@ -297,8 +299,8 @@ pub(crate) struct TokenPiece<'a> {
 
 pub(crate) fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = TokenPiece<'_>>, OperatorError> {
     let arrow = OperatorError::arrow(NAME);
-    let ids: &UInt64Array = typed(batch, "document_id", NAME)?;
-    let ends: &BooleanArray = typed(batch, "end", NAME)?;
+    let ids: &UInt64Array = typed_column(batch, "document_id", NAME)?;
+    let ends: &BooleanArray = typed_column(batch, "end", NAME)?;
     let lists = ListRows::of(batch, "tokens").map_err(&arrow)?;
     let tokens: &UInt32Array = lists.values("tokens").map_err(&arrow)?;
     let tokens: &[u32] = tokens.values();
@@ -310,12 +312,12 @@ pub(crate) fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = T
 }
 
 /// Appends token ids to a row.
-fn extend(row: &mut Vec<i32>, tokens: &[u32], document: u64) -> Result<(), OperatorError> {
+fn push_tokens(row: &mut Vec<i32>, tokens: &[u32], document: u64) -> Result<(), OperatorError> {
     row.reserve(tokens.len());
     for &token in tokens {
         row.push(i32::try_from(token).map_err(|_| OperatorError::Data {
             operator: NAME,
-            place: place(document),
+            place: document_name(document),
             message: format!("got token id {token}, valid: ids up to {}", i32::MAX),
         })?);
     }

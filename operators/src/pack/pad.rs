@@ -3,24 +3,24 @@
 use arrow::array::RecordBatch;
 
 use super::rows::{RowWriter, Segment};
-use super::{Breaks, Ends, PackConfig, config_error, extend, token_pieces, unfinished};
+use super::{BoundaryTokens, PackConfig, SegmentBreaks, config_error, push_tokens, token_pieces, unfinished_document};
 use crate::operator::{Emit, Operator, OperatorError};
 
 /// State of mode `pad`.
 #[derive(Debug)]
 pub(super) struct Pad {
     length: usize,
-    ends: Option<Ends>,
-    /// Token after the document; only without `ends`.
+    boundary: Option<BoundaryTokens>,
+    /// Token after the document; only without `boundary`.
     separator: Option<i32>,
     pad: i32,
     /// Maximum tokens of a document in a row.
-    room: usize,
-    breaks: Breaks,
+    max_document_tokens: usize,
+    segment_breaks: SegmentBreaks,
     row: Vec<i32>,
     segments: Vec<Segment>,
     /// Whether the next token continues the last segment.
-    listed: bool,
+    continues_segment: bool,
     document: Option<u64>,
     /// Tokens of the document that did not fit.
     truncated: u64,
@@ -30,43 +30,43 @@ pub(super) struct Pad {
 impl Pad {
     pub(super) fn new(
         config: &PackConfig,
-        ends: Option<Ends>,
+        boundary: Option<BoundaryTokens>,
         separator: Option<i32>,
         pad: i32,
         writer: RowWriter,
     ) -> Result<Self, OperatorError> {
         let length = config.length;
-        let separator = if ends.is_some() { None } else { separator };
-        let taken = 2 * usize::from(ends.is_some()) + usize::from(separator.is_some());
-        if length <= taken {
-            return Err(config_error(format!("length: got {length}, valid: {} or more", taken + 1)));
+        let separator = if boundary.is_some() { None } else { separator };
+        let reserved = 2 * usize::from(boundary.is_some()) + usize::from(separator.is_some());
+        if length <= reserved {
+            return Err(config_error(format!("length: got {length}, valid: {} or more", reserved + 1)));
         }
         Ok(Self {
             length,
-            ends,
+            boundary,
             separator,
             pad,
-            room: length - taken,
-            breaks: config.breaks,
+            max_document_tokens: length - reserved,
+            segment_breaks: config.segment_breaks,
             row: Vec::with_capacity(length),
             segments: Vec::new(),
-            listed: false,
+            continues_segment: false,
             document: None,
             truncated: 0,
             writer,
         })
     }
 
-    fn held(&self) -> usize {
-        self.row.len() - usize::from(self.ends.is_some())
+    fn token_count(&self) -> usize {
+        self.row.len() - usize::from(self.boundary.is_some())
     }
 
     fn end_document(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        if self.held() == 0 {
+        if self.token_count() == 0 {
             self.writer.statistics().lock().empty_documents += 1;
             return Ok(());
         }
-        self.row.extend(self.ends.map(|ends| ends.eos).or(self.separator));
+        self.row.extend(self.boundary.map(|boundary| boundary.eos).or(self.separator));
         let valid = self.row.len();
         self.row.resize(self.length, self.pad);
         self.writer.statistics().lock().dropped_tokens += self.truncated;
@@ -74,14 +74,14 @@ impl Pad {
     }
 
     fn feed(&mut self, document: u64, tokens: &[u32]) -> Result<(), OperatorError> {
-        let taken = tokens.len().min(self.room - self.held());
-        for stretch in self.breaks.stretches(&tokens[..taken]) {
-            if !self.listed || stretch.begins {
+        let taken = tokens.len().min(self.max_document_tokens - self.token_count());
+        for run in self.segment_breaks.segment_runs(&tokens[..taken]) {
+            if !self.continues_segment || run.begins_segment {
                 let offset = if self.segments.is_empty() { 0 } else { self.row.len() };
                 self.segments.push(Segment { offset, document });
             }
-            extend(&mut self.row, stretch.tokens, document)?;
-            self.listed = !stretch.ends;
+            push_tokens(&mut self.row, run.tokens, document)?;
+            self.continues_segment = !run.ends_segment;
         }
         self.truncated += (tokens.len() - taken) as u64;
         Ok(())
@@ -92,13 +92,13 @@ impl Operator for Pad {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         for piece in token_pieces(batch)? {
             match self.document {
-                Some(open) if open != piece.id => return Err(unfinished(super::NAME, open)),
+                Some(open) if open != piece.id => return Err(unfinished_document(super::NAME, open)),
                 Some(_) => {}
                 None => {
                     self.row.clear();
-                    self.row.extend(self.ends.map(|ends| ends.bos));
+                    self.row.extend(self.boundary.map(|boundary| boundary.bos));
                     self.segments.clear();
-                    self.listed = false;
+                    self.continues_segment = false;
                     self.truncated = 0;
                     self.document = Some(piece.id);
                 }
@@ -114,7 +114,7 @@ impl Operator for Pad {
 
     fn finish(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         match self.document {
-            Some(open) => Err(unfinished(super::NAME, open)),
+            Some(open) => Err(unfinished_document(super::NAME, open)),
             None => self.writer.flush(emit),
         }
     }

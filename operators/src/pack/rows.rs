@@ -25,7 +25,7 @@ pub(super) struct RowWriter {
     rows_per_batch: usize,
     split: SplitId,
     /// Rows so far, including those not yet emitted.
-    written: u64,
+    row_count: u64,
     ids: Vec<i32>,
     lengths: Vec<usize>,
     /// Tokens of each row that are not padding.
@@ -42,7 +42,7 @@ impl RowWriter {
             schema: config.schema(),
             rows_per_batch: config.rows_per_batch.max(1),
             split: context.split,
-            written: 0,
+            row_count: 0,
             ids: Vec::new(),
             lengths: Vec::new(),
             valid: Vec::new(),
@@ -70,7 +70,7 @@ impl RowWriter {
         self.valid.push(valid);
         self.segments.extend_from_slice(segments);
         self.segment_counts.push(segments.len());
-        self.written += 1;
+        self.row_count += 1;
         if self.lengths.len() < self.rows_per_batch { Ok(()) } else { self.flush(emit) }
     }
 
@@ -80,10 +80,10 @@ impl RowWriter {
         if rows == 0 {
             return Ok(());
         }
-        let last = u32::try_from(self.written - 1).map_err(|_| OperatorError::Data {
+        let last = u32::try_from(self.row_count - 1).map_err(|_| OperatorError::Data {
             operator: NAME,
             place: format!("split {}", self.split.0),
-            message: format!("got {} rows, valid: up to 2^32 rows in a split", self.written),
+            message: format!("got {} rows, valid: up to 2^32 rows in a split", self.row_count),
         })?;
         let first = last - (rows - 1) as u32;
         self.meter.add(Measure::Sequences, rows);

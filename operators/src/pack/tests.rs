@@ -18,8 +18,8 @@ fn config(mode: PackMode, length: usize, boundary: Boundary, remainder: Remainde
         eos: Some(901),
         pad: Some(902),
         remainder,
-        holdout_remainders: BTreeMap::new(),
-        breaks: Breaks::default(),
+        remainder_by_holdout: BTreeMap::new(),
+        segment_breaks: SegmentBreaks::default(),
         rows: if keep { Rows::UpTo(length) } else { Rows::Fixed(length) },
         has_mask: mode == PackMode::Pad || remainder == Remainder::Pad,
         rows_per_batch: 3,
@@ -214,7 +214,7 @@ fn special_tokens_are_required_where_they_are_used() {
 #[test]
 fn each_data_set_split_has_its_own_rule_for_the_remainder() {
     let config = PackConfig {
-        holdout_remainders: [("validation".to_owned(), Remainder::Pad)].into(),
+        remainder_by_holdout: [("validation".to_owned(), Remainder::Pad)].into(),
         has_mask: true,
         ..config(PackMode::Wrap, 5, Boundary::BosEos, Remainder::Drop)
     };
@@ -386,7 +386,7 @@ proptest! {
         let boundary = if ends { Boundary::BosEos } else { Boundary::None };
         let config = PackConfig {
             separator: separated.then_some(901),
-            breaks: Breaks { before: Some(1), after: Some(2) },
+            segment_breaks: SegmentBreaks { before: Some(1), after: Some(2) },
             ..config(mode, length, boundary, Remainder::Keep)
         };
         let mut cut = Vec::new();

@@ -4,7 +4,7 @@ use arrow::array::RecordBatch;
 use stillhouse_schemas::spec::Remainder;
 
 use super::rows::{RowWriter, Segment};
-use super::{Breaks, Ends, PackConfig, config_error, extend, token_pieces, unfinished};
+use super::{BoundaryTokens, PackConfig, SegmentBreaks, config_error, push_tokens, token_pieces, unfinished_document};
 use crate::operator::{Emit, Operator, OperatorError};
 
 /// State of mode `wrap`.
@@ -12,20 +12,20 @@ use crate::operator::{Emit, Operator, OperatorError};
 pub(super) struct Wrap {
     length: usize,
     /// Length of a full row without its EOS.
-    full: usize,
-    ends: Option<Ends>,
+    full_length: usize,
+    boundary: Option<BoundaryTokens>,
     separator: Option<i32>,
     remainder: Remainder,
     pad: i32,
-    breaks: Breaks,
+    segment_breaks: SegmentBreaks,
     row: Vec<i32>,
     segments: Vec<Segment>,
     /// The document that has not ended yet.
     document: Option<u64>,
     /// Whether that document has had a token yet.
-    filled: bool,
+    has_tokens: bool,
     /// Whether the next token continues the row's last segment.
-    listed: bool,
+    continues_segment: bool,
     writer: RowWriter,
 }
 
@@ -33,29 +33,29 @@ impl Wrap {
     pub(super) fn new(
         config: &PackConfig,
         remainder: Remainder,
-        ends: Option<Ends>,
+        boundary: Option<BoundaryTokens>,
         separator: Option<i32>,
         pad: i32,
         writer: RowWriter,
     ) -> Result<Self, OperatorError> {
         let length = config.length;
-        let least = if ends.is_some() { 3 } else { 1 };
+        let least = if boundary.is_some() { 3 } else { 1 };
         if length < least {
             return Err(config_error(format!("length: got {length}, valid: {least} or more")));
         }
         let mut wrap = Self {
             length,
-            full: length - usize::from(ends.is_some()),
-            ends,
+            full_length: length - usize::from(boundary.is_some()),
+            boundary,
             separator,
             remainder,
             pad,
-            breaks: config.breaks,
+            segment_breaks: config.segment_breaks,
             row: Vec::with_capacity(length),
             segments: Vec::new(),
             document: None,
-            filled: false,
-            listed: false,
+            has_tokens: false,
+            continues_segment: false,
             writer,
         };
         wrap.begin_row();
@@ -64,38 +64,38 @@ impl Wrap {
 
     fn begin_row(&mut self) {
         self.row.clear();
-        self.row.extend(self.ends.map(|ends| ends.bos));
+        self.row.extend(self.boundary.map(|boundary| boundary.bos));
         self.segments.clear();
-        self.listed = false;
+        self.continues_segment = false;
     }
 
     /// Number of the stream's tokens in the current row.
-    fn held(&self) -> usize {
-        self.row.len() - usize::from(self.ends.is_some())
+    fn token_count(&self) -> usize {
+        self.row.len() - usize::from(self.boundary.is_some())
     }
 
-    fn list(&mut self, document: u64) {
-        if !self.listed {
+    fn ensure_segment(&mut self, document: u64) {
+        if !self.continues_segment {
             let offset = if self.segments.is_empty() { 0 } else { self.row.len() };
             self.segments.push(Segment { offset, document });
-            self.listed = true;
+            self.continues_segment = true;
         }
     }
 
     fn feed(&mut self, document: u64, tokens: &[u32], emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        for stretch in self.breaks.stretches(tokens) {
-            self.listed &= !stretch.begins;
-            self.feed_segment(document, stretch.tokens, emit)?;
-            self.listed &= !stretch.ends;
+        for run in self.segment_breaks.segment_runs(tokens) {
+            self.continues_segment &= !run.begins_segment;
+            self.feed_segment(document, run.tokens, emit)?;
+            self.continues_segment &= !run.ends_segment;
         }
         Ok(())
     }
 
     fn feed_segment(&mut self, document: u64, mut tokens: &[u32], emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         while !tokens.is_empty() {
-            self.list(document);
-            let (now, later) = tokens.split_at(tokens.len().min(self.full - self.row.len()));
-            extend(&mut self.row, now, document)?;
+            self.ensure_segment(document);
+            let (now, later) = tokens.split_at(tokens.len().min(self.full_length - self.row.len()));
+            push_tokens(&mut self.row, now, document)?;
             self.end_full_row(emit)?;
             tokens = later;
         }
@@ -103,10 +103,10 @@ impl Wrap {
     }
 
     fn end_full_row(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        if self.row.len() < self.full {
+        if self.row.len() < self.full_length {
             return Ok(());
         }
-        self.row.extend(self.ends.map(|ends| ends.eos));
+        self.row.extend(self.boundary.map(|boundary| boundary.eos));
         self.writer.push(&self.row, self.length, &self.segments, emit)?;
         self.begin_row();
         Ok(())
@@ -117,25 +117,25 @@ impl Operator for Wrap {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         for piece in token_pieces(batch)? {
             if let Some(open) = self.document.filter(|&open| open != piece.id) {
-                return Err(unfinished(super::NAME, open));
+                return Err(unfinished_document(super::NAME, open));
             }
             self.document = Some(piece.id);
-            self.filled |= !piece.tokens.is_empty();
+            self.has_tokens |= !piece.tokens.is_empty();
             self.feed(piece.id, piece.tokens, emit)?;
             if piece.end {
                 if let Some(separator) = self.separator {
                     // a separator never begins a segment, even after a parsed special token at the end of the text
-                    self.listed |= self.segments.last().is_some_and(|last| last.document == piece.id);
-                    self.list(piece.id);
+                    self.continues_segment |= self.segments.last().is_some_and(|last| last.document == piece.id);
+                    self.ensure_segment(piece.id);
                     self.row.push(separator);
                     self.end_full_row(emit)?;
                 }
-                if !self.filled {
+                if !self.has_tokens {
                     self.writer.statistics().lock().empty_documents += 1;
                 }
                 self.document = None;
-                self.filled = false;
-                self.listed = false;
+                self.has_tokens = false;
+                self.continues_segment = false;
             }
         }
         Ok(())
@@ -143,14 +143,14 @@ impl Operator for Wrap {
 
     fn finish(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         if let Some(open) = self.document {
-            return Err(unfinished(super::NAME, open));
+            return Err(unfinished_document(super::NAME, open));
         }
-        let held = self.held();
+        let held = self.token_count();
         if held > 0 {
             if self.remainder == Remainder::Drop {
                 self.writer.statistics().lock().dropped_tokens += held as u64;
             } else {
-                self.row.extend(self.ends.map(|ends| ends.eos));
+                self.row.extend(self.boundary.map(|boundary| boundary.eos));
                 let valid = self.row.len();
                 if self.remainder == Remainder::Pad {
                     self.row.resize(self.length, self.pad);

@@ -33,7 +33,7 @@ pub(super) struct Views {
 }
 
 impl PartitionsConfig {
-    pub(super) fn views_of(&self, sequence: &Sequence) -> Views {
+    pub(super) fn draw_views(&self, sequence: &Sequence) -> Views {
         let (length, valid) = (sequence.tokens.len(), sequence.valid);
         match self.level {
             PartitionLevel::Token => {
@@ -46,23 +46,23 @@ impl PartitionsConfig {
             }
             PartitionLevel::Block => {
                 let size = self.block_length.max(1) as usize;
-                self.drawn(sequence.id, ("bd3lm_t", "bd3lm_mask"), self.blocks(), (length, valid), |i| i / size)
+                self.draw_level(sequence.id, ("bd3lm_t", "bd3lm_mask"), self.blocks(), (length, valid), |i| i / size)
             }
             PartitionLevel::Subtoken => {
                 let digits = self.digits as usize;
-                self.drawn(sequence.id, ("prime_t", "prime_mask"), 1, (length * digits, valid * digits), |_| 0)
+                self.draw_level(sequence.id, ("prime_t", "prime_mask"), 1, (length * digits, valid * digits), |_| 0)
             }
         }
     }
 
-    /// Draws views with `times` times each. A view has `places.0` groups; the first `places.1` of them are not padding.
-    /// `block_of` maps a place to the index of its time.
-    fn drawn(
+    /// Draws views with `times` times each. A view has `positions.0` groups; the first `positions.1` of them are not
+    /// padding. `block_of` maps a position to the index of its time.
+    fn draw_level(
         &self,
         id: u64,
         (time, mask): (&'static str, &'static str),
         times: usize,
-        places: (usize, usize),
+        positions: (usize, usize),
         block_of: impl Fn(usize) -> usize,
     ) -> Views {
         let mut strata: Vec<u32> = (0..self.views).collect();
@@ -74,7 +74,7 @@ impl PartitionsConfig {
                 .map(|block| {
                     let u = uniforms.next_f64();
                     let stratum = strata[(view as usize + block) % strata.len()];
-                    self.time(match self.sampling {
+                    self.time_at(match self.sampling {
                         Sampling::Independent => u,
                         Sampling::Stratified => (f64::from(stratum) + u) / f64::from(self.views),
                     })
@@ -83,7 +83,7 @@ impl PartitionsConfig {
             let share = |t: f32| group_share(self.schedule, self.power, f64::from(t));
             let shares: Vec<f64> = drawn.iter().map(|&t| share(t)).collect();
             let mut uniforms = keyed_uniforms(self.seed, mask, id, view);
-            let groups = (0..places.0).map(|i| (uniforms.next_f64() < shares[block_of(i)]) & (i < places.1));
+            let groups = (0..positions.0).map(|i| (uniforms.next_f64() < shares[block_of(i)]) & (i < positions.1));
             views.groups.extend(groups);
             views.times.extend(drawn);
         }
@@ -92,7 +92,7 @@ impl PartitionsConfig {
 
     /// Returns the time at fraction `part` of \[eps, 1 − eps\] or of `t_range`, as an f32 inside these bounds. The
     /// order of operations is that of the Python package's `times`.
-    fn time(&self, part: f64) -> f32 {
+    fn time_at(&self, part: f64) -> f32 {
         let [low, high] = self.t_range.unwrap_or([self.eps, 1.0 - self.eps]);
         let stored = (low + (high - low) * part) as f32;
         let inside = if f64::from(stored) < low {

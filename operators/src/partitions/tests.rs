@@ -238,7 +238,7 @@ fn stored_blocks_and_digits_are_those_that_the_package_draws() {
             ..PartitionsConfig::new(&spec, case["seed"].as_u64().unwrap(), Rows::Fixed(12))
         };
         let valid = case["valid"].as_u64().unwrap() as usize;
-        let views = config.views_of(&sequence(case["sequence_id"].as_u64().unwrap(), 12, valid));
+        let views = config.draw_views(&sequence(case["sequence_id"].as_u64().unwrap(), 12, valid));
         let times: Vec<f64> = views.times.iter().map(|&t| f64::from(t)).collect();
         assert_eq!(serde_json::json!(times), case["t"], "{case}");
         let groups: Vec<u8> = views.groups.iter().map(|&group| u8::from(group)).collect();
@@ -253,7 +253,7 @@ fn blocks_have_times_of_their_own_in_all_strata() {
     assert_eq!((config.blocks(), config.t_field().metadata()[columns::SHAPE].as_str()), (3, "[4,3]"));
     let mut all = Vec::new();
     for id in 0..SEQUENCES {
-        let views = config.views_of(&sequence(id, 8, 8));
+        let views = config.draw_views(&sequence(id, 8, 8));
         for block in 0..3 {
             let of_block = (0..4).map(|view| to_unit(views.times[view * 3 + block], config.eps));
             let mut strata: Vec<usize> = of_block.clone().map(|u| ((u * 4.0) as usize).min(3)).collect();
@@ -274,7 +274,7 @@ fn groups_of_blocks_and_digits_have_their_share() {
         // Σ (g − p) has the variance Σ p(1 − p); allow 4 standard deviations
         let (mut sum, mut variance) = (0.0, 0.0);
         for id in 0..SEQUENCES {
-            let views = config.views_of(&sequence(id, 16, 13));
+            let views = config.draw_views(&sequence(id, 16, 13));
             assert_eq!(views.groups.len(), 2 * 16 * per_token);
             for (place, &group) in views.groups.iter().enumerate() {
                 let (view, i) = (place / (16 * per_token), place % (16 * per_token) / per_token);
@@ -292,11 +292,11 @@ fn groups_of_blocks_and_digits_have_their_share() {
     }
 }
 
-/// Pictures show the stored values: a share per block, a cell per digit, of at most four views.
+/// Charts show the stored values: a share per block, a cell per digit, of at most four views.
 #[test]
 fn pictures_of_blocks_and_digits() {
     let row = |config: &PartitionsConfig| {
-        let views = config.views_of(&sequence(7, 6, 6));
+        let views = config.draw_views(&sequence(7, 6, 6));
         let (partition, t) = (config.partition_field(), config.t_field());
         let (groups, times) = (views.groups.len(), views.times.len());
         let arrays = [
@@ -312,7 +312,7 @@ fn pictures_of_blocks_and_digits() {
         (stored, config.view(&row).unwrap())
     };
     let (stored, view) = of(PartitionLevel::Block, Some(4), 2);
-    let share = |view: usize| crate::config::Picture::Shares {
+    let share = |view: usize| crate::config::Chart::Shares {
         title: format!("t of each block in view {view}"),
         length: 4,
         values: stored.times[2 * view..2 * view + 2].to_vec(),
@@ -323,6 +323,6 @@ fn pictures_of_blocks_and_digits() {
     assert_eq!(pictures.len(), 4);
     let cells: String = stored.groups[18..36].iter().map(|&g| if g { '1' } else { '0' }).collect();
     let title = "digits in group 1 of view 1".to_owned();
-    assert_eq!(pictures[1], crate::config::Picture::Grid { title, height: 3, cells });
+    assert_eq!(pictures[1], crate::config::Chart::Grid { title, height: 3, cells });
     assert_eq!(of(PartitionLevel::Token, None, 2).1, None);
 }

@@ -43,7 +43,7 @@ fn job(patch: &str) -> Vec<OperatorSpec> {
         states.width = Some(3);
     }
     let token = |role: &str| (role.to_owned(), SpecialToken { token: "<|endoftext|>".into(), id: 50_256 });
-    let special_ids = SpecialIds::recorded(&["bos", "eos", "pad"].map(token).into(), SpecialTokens::Text);
+    let special_ids = SpecialIds::from_manifest(&["bos", "eos", "pad"].map(token).into(), SpecialTokens::Text);
     of_job(&JobFacts { spec: &spec, vocab_size: 50_257, special_ids }).unwrap()
 }
 
@@ -150,15 +150,17 @@ fn rows() -> (Vec<OperatorSpec>, RecordBatch) {
                 list_column(field, Arc::new(counts), &vec![width; n]).unwrap()
             }
             (names::SAMPLED_COUNT | names::TOP_P_COUNT, _) => {
-                of_each(field, Arc::new(UInt16Array::from(vec![1; n * 8])), n)
+                repeat_over_rows(field, Arc::new(UInt16Array::from(vec![1; n * 8])), n)
             }
             (names::SAMPLED_INDEX | names::TOP_P_INDEX, _) => {
-                of_each(field, Arc::new(UInt16Array::from(vec![0; n * 8])), n)
+                repeat_over_rows(field, Arc::new(UInt16Array::from(vec![0; n * 8])), n)
             }
-            (names::SAMPLED_TIMES, _) => of_each(field, Arc::new(UInt16Array::from(vec![4; n * 8])), n),
-            (names::SAMPLED_RATIO, _) => of_each(field, Arc::new(Float32Array::from(vec![1.0; n * 8])), n),
-            (names::TOP_P_LOGPROB, _) => of_each(field, Arc::new(Float32Array::from(vec![0.0; n * 8])), n),
-            (names::TOP_P_TAIL, _) => of_each(field, Arc::new(Float32Array::from(vec![f32::NEG_INFINITY; n * 8])), n),
+            (names::SAMPLED_TIMES, _) => repeat_over_rows(field, Arc::new(UInt16Array::from(vec![4; n * 8])), n),
+            (names::SAMPLED_RATIO, _) => repeat_over_rows(field, Arc::new(Float32Array::from(vec![1.0; n * 8])), n),
+            (names::TOP_P_LOGPROB, _) => repeat_over_rows(field, Arc::new(Float32Array::from(vec![0.0; n * 8])), n),
+            (names::TOP_P_TAIL, _) => {
+                repeat_over_rows(field, Arc::new(Float32Array::from(vec![f32::NEG_INFINITY; n * 8])), n)
+            }
             (names::HIDDEN_STATES, DataType::FixedSizeList(_, width)) => {
                 let width = *width as usize;
                 list_column(field, Arc::new(Float16Array::from(vec![half::f16::ONE; n * width])), &vec![width; n])
@@ -179,7 +181,7 @@ fn empty(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {
 }
 
 /// Builds a list of 8 values per row, one per position.
-fn of_each(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {
+fn repeat_over_rows(field: &Field, values: ArrayRef, rows: usize) -> ArrayRef {
     list_column(field, values, &vec![8; rows]).unwrap()
 }
 

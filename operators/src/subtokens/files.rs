@@ -20,20 +20,20 @@ pub const PERMUTATION: &str = "permutation.npy";
 pub const FILTER_TABLE: &str = "filter_table.npy";
 
 /// Largest filter table in bytes: 256 MiB.
-pub(super) const MOST_TABLE: u64 = 1 << 28;
+pub(super) const MAX_FILTER_TABLE_BYTES: u64 = 1 << 28;
 
 /// Returns the built-in permutation: 0 … V − 1 shuffled with seed 0. It is the same in every job with this vocabulary,
 /// so one model can read the data of all of them.
 ///
 /// ```
-/// let shipped = stillhouse_operators::subtokens::shipped(5)?;
-/// assert_eq!(shipped, stillhouse_operators::subtokens::shipped(5)?);
+/// let shipped = stillhouse_operators::subtokens::shipped_permutation(5)?;
+/// assert_eq!(shipped, stillhouse_operators::subtokens::shipped_permutation(5)?);
 /// # Ok::<(), String>(())
 /// ```
 ///
 /// # Errors
 /// Never fails: a shuffle of 0 … V − 1 is a permutation.
-pub fn shipped(vocab_size: usize) -> Result<Permutation, String> {
+pub fn shipped_permutation(vocab_size: usize) -> Result<Permutation, String> {
     let mut numbers: Vec<i64> = (0..vocab_size as i64).collect();
     keyed_uniforms(0, "subtoken_permutation", 0, 0).shuffle(&mut numbers);
     Permutation::try_from(numbers)
@@ -45,7 +45,7 @@ pub fn shipped(vocab_size: usize) -> Result<Permutation, String> {
 /// Fails if the bytes are neither; the message says what they are and what is valid.
 pub fn numbers_of(bytes: &[u8]) -> Result<Vec<i64>, String> {
     if bytes.starts_with(MAGIC) {
-        return of_npy(bytes);
+        return parse_npy(bytes);
     }
     let valid = "valid: a .npy file of integers with one axis, or a JSON list of integers";
     let value: Value = serde_json::from_slice(bytes).map_err(|e| format!("is no JSON ({e}); {valid}"))?;
@@ -56,7 +56,7 @@ pub fn numbers_of(bytes: &[u8]) -> Result<Vec<i64>, String> {
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-fn of_npy(bytes: &[u8]) -> Result<Vec<i64>, String> {
+fn parse_npy(bytes: &[u8]) -> Result<Vec<i64>, String> {
     let cut = || "is a .npy file that is cut off".to_owned();
     let header = match bytes.get(6) {
         Some(1) => bytes.get(8..10).map(|b| (10, usize::from(u16::from_le_bytes([b[0], b[1]])))),
@@ -92,11 +92,11 @@ fn of_npy(bytes: &[u8]) -> Result<Vec<i64>, String> {
         return Err(format!("is a .npy file of {count} numbers with {} bytes for them; it is damaged", values.len()));
     }
     let signed = kind.starts_with('i');
-    Ok(values.chunks_exact(width).map(|chunk| integer(chunk, signed)).collect())
+    Ok(values.chunks_exact(width).map(|chunk| parse_integer(chunk, signed)).collect())
 }
 
 /// Converts little-endian bytes to a number. Saturates at `i64::MAX`, which is too large for any vocabulary.
-fn integer(bytes: &[u8], signed: bool) -> i64 {
+fn parse_integer(bytes: &[u8], signed: bool) -> i64 {
     let fill = if signed && bytes.last().is_some_and(|high| *high >= 128) { 255 } else { 0 };
     let mut all = [fill; 8];
     all[..bytes.len()].copy_from_slice(bytes);
@@ -104,7 +104,7 @@ fn integer(bytes: &[u8], signed: bool) -> i64 {
 }
 
 /// Builds a `.npy` file, version 1.0, in C order. Its header is a multiple of 64 bytes.
-fn npy(descr: &str, shape: &str, values: Vec<u8>) -> Vec<u8> {
+fn write_npy(descr: &str, shape: &str, values: Vec<u8>) -> Vec<u8> {
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
     let rest = (MAGIC.len() + 4 + header.len() + 1).next_multiple_of(64) - (MAGIC.len() + 4 + header.len() + 1);
     header += &" ".repeat(rest);
@@ -115,7 +115,11 @@ fn npy(descr: &str, shape: &str, values: Vec<u8>) -> Vec<u8> {
 
 pub(super) fn permutation_npy(permutation: &Permutation) -> Vec<u8> {
     let numbers = permutation.numbers();
-    npy("<i4", &format!("{},", numbers.len()), numbers.iter().flat_map(|n| n.cast_signed().to_le_bytes()).collect())
+    write_npy(
+        "<i4",
+        &format!("{},", numbers.len()),
+        numbers.iter().flat_map(|n| n.cast_signed().to_le_bytes()).collect(),
+    )
 }
 
 pub(super) fn filter_table_npy(config: &SubtokensConfig) -> Vec<u8> {
@@ -130,5 +134,5 @@ pub(super) fn filter_table_npy(config: &SubtokensConfig) -> Vec<u8> {
             table[row(rows - 1)] = 1;
         }
     }
-    npy("|b1", &format!("{length}, {rows}, {vocab}"), table)
+    write_npy("|b1", &format!("{length}, {rows}, {vocab}"), table)
 }

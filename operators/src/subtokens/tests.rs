@@ -274,8 +274,8 @@ fn permutations_are_read_as_numpy_and_json_write_them() {
 /// (python/tests/test_views_prime.py has the same numbers.)
 #[test]
 fn the_shipped_permutation_never_changes() {
-    let small = shipped(8).unwrap();
-    let large = shipped(50_257).unwrap();
+    let small = shipped_permutation(8).unwrap();
+    let large = shipped_permutation(50_257).unwrap();
     assert_eq!(small.numbers(), SHIPPED_OF_8);
     assert_eq!(large.numbers()[..6], SHIPPED_OF_50257);
     let fixed = (0..50_257).filter(|&id| large.number(id) == Some(id)).count();

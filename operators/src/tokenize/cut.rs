@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!  text:  … the quick brown│ fox jumps over …            head │ tail
-//!             └─ CONTEXT ─┘ └─ CONTEXT ─┘            encode(both) = encode(head) ++ encode(tail) ?
+//!         └ CONTEXT_BYTES ┘ └ CONTEXT_BYTES ┘        encode(both) = encode(head) ++ encode(tail) ?
 //! ```
 //!
 //! Candidates are tried from the end of the text backwards, likely kinds first: before a single space between two
 //! letters, before a space between other characters, before and after a line break, between a letter and another
-//! character. The tokenizer checks each of them on up to [`CONTEXT`] bytes to both sides.
+//! character. The tokenizer checks each of them on up to [`CONTEXT_BYTES`] bytes to both sides.
 //!
 //! The strength of this check depends on the tokenizer:
 //!
@@ -17,23 +17,23 @@
 //!   It holds for BERT, which breaks at every space. If the normalizer leaves nothing of one side, the check rejects
 //!   the cut.
 //! - It is not a proof for a tokenizer without such words. A BPE without a pre-tokenizer could merge a run of one
-//!   letter in pairs from its start. Then a start more than [`CONTEXT`] bytes away would decide the tokens at its end.
-//!   No tokenizer known to us has merges that show this at a cut between words. Tests compare cut and uncut texts with
-//!   long runs of every kind.
+//!   letter in pairs from its start. Then a start more than [`CONTEXT_BYTES`] bytes away would decide the tokens at its
+//!   end. No tokenizer known to us has merges that show this at a cut between words. Tests compare cut and uncut texts
+//!   with long runs of every kind.
 //!
 //! Tokenizers that put a prefix before every text (Llama 2: `▁`) would see one space too many in the tail. For them the
 //! cut leaves out the space, with the same check.
 //!
-//! Cost: two encodings of 2 · [`CONTEXT`] bytes per candidate; usually the first one passes.
+//! Cost: two encodings of 2 · [`CONTEXT_BYTES`] bytes per candidate; usually the first one passes.
 
 use crate::vocabulary::{Vocabulary, VocabularyError};
 
 /// Maximum bytes on each side of a cut that the check encodes.
-const CONTEXT: usize = 4096;
+const CONTEXT_BYTES: usize = 4096;
 /// Bytes that must follow a cut, so that the check sees the text after it.
-pub(super) const CONTEXT_AFTER: usize = 1024;
+pub(super) const MIN_BYTES_AFTER_CUT: usize = 1024;
 /// Candidates of each kind to check before giving up.
-const TRIES: usize = 64;
+const MAX_CANDIDATES: usize = 64;
 
 /// A place to cut: the head is `..head` and the tail is `tail..`; a single space may lie between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,9 +44,9 @@ pub(super) struct Cut {
 
 /// Returns the last cut of a text that passes the check; `None` if no candidate does.
 pub(super) fn find(text: &str, vocabulary: &Vocabulary) -> Result<Option<Cut>, VocabularyError> {
-    let limit = text.floor_char_boundary(text.len().saturating_sub(CONTEXT_AFTER));
-    for kind in [spaces_between_letters, spaces, before_lines, after_lines, edges_of_letters] {
-        for at in candidates(text, limit, kind).take(TRIES) {
+    let limit = text.floor_char_boundary(text.len().saturating_sub(MIN_BYTES_AFTER_CUT));
+    for kind in [spaces_between_letters, spaces, before_lines, after_lines, letter_boundaries] {
+        for at in candidates(text, limit, kind).take(MAX_CANDIDATES) {
             if let Some(cut) = verify(text, at, vocabulary)? {
                 return Ok(Some(cut));
             }
@@ -55,7 +55,7 @@ pub(super) fn find(text: &str, vocabulary: &Vocabulary) -> Result<Option<Cut>, V
     Ok(None)
 }
 
-type Kind = fn(before: char, after: char, next: Option<char>) -> bool;
+type CutRule = fn(before: char, after: char, next: Option<char>) -> bool;
 
 fn spaces_between_letters(before: char, after: char, next: Option<char>) -> bool {
     after == ' ' && before.is_alphabetic() && next.is_some_and(char::is_alphabetic)
@@ -73,12 +73,12 @@ fn after_lines(before: char, after: char, _: Option<char>) -> bool {
     before == '\n' && !after.is_whitespace()
 }
 
-fn edges_of_letters(before: char, after: char, _: Option<char>) -> bool {
+fn letter_boundaries(before: char, after: char, _: Option<char>) -> bool {
     before.is_alphabetic() != after.is_alphabetic() && !before.is_whitespace() && !after.is_whitespace()
 }
 
 /// Returns the places of a kind in `1..=limit`, last first.
-fn candidates(text: &str, limit: usize, kind: Kind) -> impl Iterator<Item = usize> {
+fn candidates(text: &str, limit: usize, kind: CutRule) -> impl Iterator<Item = usize> {
     let head = &text[..limit];
     let mut after = text[limit..].chars().next();
     let mut next = text[limit..].chars().nth(1);
@@ -94,8 +94,8 @@ fn candidates(text: &str, limit: usize, kind: Kind) -> impl Iterator<Item = usiz
 }
 
 fn verify(text: &str, at: usize, vocabulary: &Vocabulary) -> Result<Option<Cut>, VocabularyError> {
-    let start = text.floor_char_boundary(at.saturating_sub(CONTEXT));
-    let end = text.floor_char_boundary((at + CONTEXT).min(text.len()));
+    let start = text.floor_char_boundary(at.saturating_sub(CONTEXT_BYTES));
+    let end = text.floor_char_boundary((at + CONTEXT_BYTES).min(text.len()));
     let whole = vocabulary.encode(&text[start..end])?;
     let head = vocabulary.encode(&text[start..at])?;
     // if the normalizer leaves nothing of a side, the check cannot see its neighbour: BERT joins letters across
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
     use crate::testing::bert;
 
-    fn all(text: &str, kind: Kind) -> Vec<usize> {
+    fn all(text: &str, kind: CutRule) -> Vec<usize> {
         candidates(text, text.floor_char_boundary(text.len() - 1), kind).collect()
     }
 
@@ -131,7 +131,7 @@ mod tests {
         assert!(all("a  b", spaces).is_empty());
         assert_eq!(all("é\n\nö\nx", before_lines), [6, 2]);
         assert_eq!(all("é\n\nö\nx", after_lines), [7, 4]);
-        assert_eq!(all("ab12 é", edges_of_letters), [2]);
+        assert_eq!(all("ab12 é", letter_boundaries), [2]);
     }
 
     /// BERT's normalizer removes combining marks, so `abc` and `def` are one word for any number of marks between them.

@@ -23,16 +23,17 @@ use rayon::prelude::*;
 use stillhouse_schemas::problems::Problem;
 
 use crate::config::{JobFacts, OperatorConfig};
+use crate::document_pieces::{document_name, document_pieces, unfinished_document};
 use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
-use crate::pieces::{pieces, place, unfinished};
 use crate::rows::list_column;
 use crate::vocabulary::{Vocabulary, VocabularyError};
 
 const NAME: &str = "tokenize";
 
-/// Bound on the buffered text of a document without a good place to cut, in pieces; at least [`SMALLEST_LIMIT`] bytes.
-const LIMIT_PIECES: usize = 4;
-const SMALLEST_LIMIT: usize = 64 * 1024;
+/// Bound on the buffered text of a document without a good place to cut, in pieces; at least [`MIN_BUFFER_BYTES`]
+/// bytes.
+const MAX_BUFFERED_PIECES: usize = 4;
+const MIN_BUFFER_BYTES: usize = 64 * 1024;
 
 /// Configuration of `tokenize`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +75,7 @@ impl TokenizeConfig {
         Ok(Tokenize {
             piece_bytes: self.piece_bytes,
             vocabulary: context.vocabulary.clone(),
-            carried: None,
+            buffered: None,
             statistics: context.statistics.clone(),
             meter: context.meter.clone(),
         })
@@ -86,14 +87,14 @@ impl TokenizeConfig {
 pub struct Tokenize {
     piece_bytes: usize,
     vocabulary: Arc<Vocabulary>,
-    carried: Option<Carried>,
+    buffered: Option<BufferedDocument>,
     statistics: SharedStatistics,
     meter: Arc<dyn Meter>,
 }
 
 /// The buffered text of a document: not encoded yet, and more pieces follow.
 #[derive(Debug)]
-struct Carried {
+struct BufferedDocument {
     id: u64,
     text: String,
     /// Length in bytes at which to try the next cut.
@@ -109,44 +110,50 @@ struct Task<'a> {
 
 impl Tokenize {
     /// Adds a piece to the buffer; pushes what can be encoded now to `tasks`.
-    fn take<'a>(&mut self, id: u64, text: &'a str, end: bool, tasks: &mut Vec<Task<'a>>) -> Result<(), OperatorError> {
-        let first_try = self.piece_bytes + cut::CONTEXT_AFTER;
-        let mut carried = match self.carried.take() {
-            Some(carried) if carried.id != id => return Err(unfinished(NAME, carried.id)),
-            Some(carried) => carried,
+    fn add_piece<'a>(
+        &mut self,
+        id: u64,
+        text: &'a str,
+        end: bool,
+        tasks: &mut Vec<Task<'a>>,
+    ) -> Result<(), OperatorError> {
+        let first_try = self.piece_bytes + cut::MIN_BYTES_AFTER_CUT;
+        let mut buffered = match self.buffered.take() {
+            Some(buffered) if buffered.id != id => return Err(unfinished_document(NAME, buffered.id)),
+            Some(buffered) => buffered,
             None if end => {
                 tasks.push(Task { id, text: text.into(), end });
                 return Ok(());
             }
-            None => Carried { id, text: String::new(), try_at: first_try },
+            None => BufferedDocument { id, text: String::new(), try_at: first_try },
         };
-        carried.text.push_str(text);
+        buffered.text.push_str(text);
         if end {
-            tasks.push(Task { id, text: carried.text.into(), end });
+            tasks.push(Task { id, text: buffered.text.into(), end });
             return Ok(());
         }
-        if carried.text.len() >= carried.try_at {
-            if let Some(cut) = cut::find(&carried.text, &self.vocabulary).map_err(|e| encode_error(id, &e))? {
-                let tail = carried.text[cut.tail..].to_owned();
-                carried.text.truncate(cut.head);
-                tasks.push(Task { id, text: carried.text.into(), end: false });
-                carried = Carried { id, text: tail, try_at: first_try };
+        if buffered.text.len() >= buffered.try_at {
+            if let Some(cut) = cut::find(&buffered.text, &self.vocabulary).map_err(|e| encode_error(id, &e))? {
+                let tail = buffered.text[cut.tail..].to_owned();
+                buffered.text.truncate(cut.head);
+                tasks.push(Task { id, text: buffered.text.into(), end: false });
+                buffered = BufferedDocument { id, text: tail, try_at: first_try };
             } else {
-                let held = carried.text.len();
-                if held >= (LIMIT_PIECES * self.piece_bytes).max(SMALLEST_LIMIT) {
+                let held = buffered.text.len();
+                if held >= (MAX_BUFFERED_PIECES * self.piece_bytes).max(MIN_BUFFER_BYTES) {
                     return Err(OperatorError::Data {
                         operator: NAME,
-                        place: place(id),
+                        place: document_name(id),
                         message: format!(
                             "got {held} bytes with no place where a cut leaves the tokens as they are; valid: text with \
                              words or lines, or an input.piece_kilobytes that holds the whole document"
                         ),
                     });
                 }
-                carried.try_at = 2 * held;
+                buffered.try_at = 2 * held;
             }
         }
-        self.carried = Some(carried);
+        self.buffered = Some(buffered);
         Ok(())
     }
 }
@@ -171,14 +178,14 @@ fn encode_all(vocabulary: &Vocabulary, tasks: &[Task<'_>]) -> Result<(Vec<u32>, 
 }
 
 fn encode_error(id: u64, error: &VocabularyError) -> OperatorError {
-    OperatorError::Data { operator: NAME, place: place(id), message: error.to_string() }
+    OperatorError::Data { operator: NAME, place: document_name(id), message: error.to_string() }
 }
 
 impl Operator for Tokenize {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let mut tasks = Vec::with_capacity(batch.num_rows());
-        for piece in pieces(batch, NAME)? {
-            self.take(piece.id, piece.text, piece.end, &mut tasks)?;
+        for piece in document_pieces(batch, NAME)? {
+            self.add_piece(piece.id, piece.text, piece.end, &mut tasks)?;
         }
         if tasks.is_empty() {
             return Ok(());
@@ -203,7 +210,7 @@ impl Operator for Tokenize {
     }
 
     fn finish(&mut self, _emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        self.carried.take().map_or(Ok(()), |carried| Err(unfinished(NAME, carried.id)))
+        self.buffered.take().map_or(Ok(()), |buffered| Err(unfinished_document(NAME, buffered.id)))
     }
 }
 

@@ -27,17 +27,17 @@
 //! are the same, and [`Vocabulary::way`] tells which one is used. The fast one rejects single texts, such as a megabyte
 //! of spaces; `tokenizers` encodes those.
 //!
-//! Loading refuses a `tokenizer.json` with a key that would be ignored or that makes ids random; `honoured` has the
+//! Loading refuses a `tokenizer.json` with a key that would be ignored or that makes ids random; `json_keys` has the
 //! table.
 //!
 //! Ids are u32; `vocab_size` is the largest id + 1, added tokens included.
 
 mod byte_level;
-mod fit;
-mod honoured;
+mod json_keys;
 mod specials;
+mod teacher_vocabulary;
 
-pub use fit::TeacherVocabulary;
+pub use teacher_vocabulary::TeacherVocabulary;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -181,7 +181,7 @@ pub struct Vocabulary {
     /// Free scratch memory for threads that encode.
     scratches: Mutex<Vec<Scratch>>,
     /// For each id, whether encoding must not produce it.
-    refused: Vec<bool>,
+    is_forbidden: Vec<bool>,
     special_tokens: SpecialTokens,
     source: String,
     specials: BTreeMap<Role, SpecialToken>,
@@ -261,12 +261,12 @@ impl Vocabulary {
         let vocab_size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let specials = specials::resolve(&tokenizer, source, spec, hints)?;
         let byte_level = tokenizer.get_decoder().is_some_and(has_byte_level);
-        let (mut encoder, mut refused) = (None, Vec::new());
+        let (mut encoder, mut is_forbidden) = (None, Vec::new());
         if spec.special_tokens == SpecialTokens::Text {
             tokenizer.set_encode_special_tokens(true);
-            encoder = with_roles_special(&tokenizer, specials.values())
+            encoder = mark_roles_special(&tokenizer, specials.values())
                 .map_err(|e| VocabularyError::Damaged { path: source.into(), message: e.to_string() })?;
-            refused = of_no_text(encoder.as_deref().unwrap_or(&tokenizer), &specials, vocab_size);
+            is_forbidden = forbidden_ids(encoder.as_deref().unwrap_or(&tokenizer), &specials, vocab_size);
         }
         let source = source.to_owned();
         let special_tokens = spec.special_tokens;
@@ -276,7 +276,7 @@ impl Vocabulary {
             encoder,
             fast,
             scratches,
-            refused,
+            is_forbidden,
             special_tokens,
             source,
             specials,
@@ -348,7 +348,7 @@ impl Vocabulary {
                 .map_err(|e| VocabularyError::Encode { tokenizer: self.source.clone(), message: e.to_string() })?;
             ids.extend_from_slice(encoding.get_ids());
         }
-        match ids[first..].iter().find(|&&id| self.refused.get(id as usize) == Some(&true)) {
+        match ids[first..].iter().find(|&&id| self.is_forbidden.get(id as usize) == Some(&true)) {
             Some(&id) => {
                 let token = self.tokenizer.id_to_token(id).unwrap_or_default();
                 Err(VocabularyError::SpecialOfText { tokenizer: self.source.clone(), token, id })
@@ -396,8 +396,8 @@ impl Vocabulary {
         let Some(token) = self.tokenizer.id_to_token(id) else {
             return format!("<id {id}>");
         };
-        let bytes = if self.byte_level { byte_level::bytes(&token) } else { None };
-        byte_level::shown(bytes.as_deref().unwrap_or(token.as_bytes()))
+        let bytes = if self.byte_level { byte_level::decode_token(&token) } else { None };
+        byte_level::escape(bytes.as_deref().unwrap_or(token.as_bytes()))
     }
 
     /// Serializes the tokenizer as a `tokenizer.json`, without truncation and padding. The same tokenizer always gives
@@ -419,7 +419,7 @@ fn is_added(tokenizer: &Tokenizer, token: &str) -> bool {
 }
 
 /// Returns a tokenizer for encoding if the token of a role is an added token that is not marked as special.
-fn with_roles_special<'a>(
+fn mark_roles_special<'a>(
     tokenizer: &Tokenizer,
     roles: impl Iterator<Item = &'a SpecialToken>,
 ) -> tokenizers::Result<Option<Box<Tokenizer>>> {
@@ -438,16 +438,16 @@ fn with_roles_special<'a>(
 
 /// For each id, whether it is a special token that text must not become. The unknown token may occur, unless it is bos
 /// or eos.
-fn of_no_text(encoder: &Tokenizer, roles: &BTreeMap<Role, SpecialToken>, vocab_size: usize) -> Vec<bool> {
-    let mut refused = vec![false; vocab_size];
+fn forbidden_ids(encoder: &Tokenizer, roles: &BTreeMap<Role, SpecialToken>, vocab_size: usize) -> Vec<bool> {
+    let mut is_forbidden = vec![false; vocab_size];
     let unknown = unknown_token(encoder);
     for (id, token) in encoder.get_added_tokens_decoder() {
         let bounds = [Role::Bos, Role::Eos].iter().any(|role| roles.get(role).is_some_and(|t| t.id == id));
-        if let Some(refused) = refused.get_mut(id as usize) {
-            *refused = token.special && (bounds || unknown.as_ref() != Some(&token.content));
+        if let Some(is_forbidden) = is_forbidden.get_mut(id as usize) {
+            *is_forbidden = token.special && (bounds || unknown.as_ref() != Some(&token.content));
         }
     }
-    refused
+    is_forbidden
 }
 
 /// Returns the token that a model emits for text outside its vocabulary.
@@ -467,13 +467,14 @@ fn unknown_token(tokenizer: &Tokenizer) -> Option<String> {
 fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
     let bytes = std::fs::read(path).map_err(|source| VocabularyError::Io { path: path.into(), source })?;
     let damaged = |message: String| VocabularyError::Damaged { path: path.into(), message };
-    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
+    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|e| damaged(parse_error_message(e.to_string())))?;
     // The library renumbers tokens that its model does not have consecutively and ignores the ids in the file.
-    let written: AddedTokens = serde_json::from_slice(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
-    let keys: honoured::WrittenTokenizer =
-        serde_json::from_slice(&bytes).map_err(|e| damaged(not_understood(e.to_string())))?;
-    if let Some(refusal) = keys.refusal(&tokenizer) {
-        return Err(damaged(refusal));
+    let written: AddedTokensJson =
+        serde_json::from_slice(&bytes).map_err(|e| damaged(parse_error_message(e.to_string())))?;
+    let keys: json_keys::TokenizerJson =
+        serde_json::from_slice(&bytes).map_err(|e| damaged(parse_error_message(e.to_string())))?;
+    if let Some(refusal_reason) = keys.refusal_reason(&tokenizer) {
+        return Err(damaged(refusal_reason));
     }
     for token in written.added_tokens {
         let id = tokenizer.token_to_id(&token.content);
@@ -490,7 +491,7 @@ fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
 }
 
 /// Returns the parser's message in a form that users understand.
-fn not_understood(said: String) -> String {
+fn parse_error_message(said: String) -> String {
     let known = "valid: a file of Hugging Face's tokenizers, with a model BPE, Unigram, WordPiece or WordLevel";
     match said.contains("untagged enum") {
         true => format!("is not a tokenizer.json: a part of it is of a kind that is not known; {known}"),
@@ -500,13 +501,13 @@ fn not_understood(said: String) -> String {
 
 /// The added tokens of a `tokenizer.json`.
 #[derive(serde::Deserialize)]
-struct AddedTokens {
+struct AddedTokensJson {
     #[serde(default)]
-    added_tokens: Vec<WrittenToken>,
+    added_tokens: Vec<AddedTokenJson>,
 }
 
 #[derive(serde::Deserialize)]
-struct WrittenToken {
+struct AddedTokenJson {
     id: u32,
     content: String,
 }

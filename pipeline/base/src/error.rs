@@ -198,7 +198,7 @@ impl PipelineError {
             Ok(source) => return Self::source(context, *source),
             Err(other) => other,
         };
-        let kind = match cause.downcast_ref() {
+        let kind = match cause.downcast_ref().map(OperatorError::root) {
             Some(OperatorError::Teacher(_) | OperatorError::NotFinite { .. }) => ErrorKind::Model,
             _ => ErrorKind::Input,
         };
@@ -372,6 +372,9 @@ mod tests {
         let data = OperatorError::Data { operator: "pack", place: "p".into(), message: String::new() };
         assert_eq!(of_stage(data), ("input", false));
         let teacher = stillhouse_teacher::TeacherError::Io { path: "p".into(), source: disk() };
+        let teacher = OperatorError::Teacher(teacher);
+        assert_eq!(of_stage(OperatorError::Shared(Arc::new(teacher))), ("model", false));
+        let teacher = stillhouse_teacher::TeacherError::Compute("no memory".into());
         assert_eq!(of_stage(OperatorError::Teacher(teacher)), ("model", false));
     }
 

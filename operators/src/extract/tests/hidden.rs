@@ -109,7 +109,7 @@ fn a_position_has_the_states_that_it_is_predicted_from() {
         assert!(shown.tokens[1].starts_with("|h2| 2008."), "{:?}", shown.tokens);
         // means exclude given positions and padding: in row 0 only the first position is given, in both contexts
         let shown = crate::config::OperatorConfig::view(&config, &out.slice(0, 1)).unwrap().unwrap();
-        let Picture::Strip { values, .. } = &shown.pictures[0] else { panic!("{:?}", shown.pictures) };
+        let Chart::Strip { values, .. } = &shown.pictures[0] else { panic!("{:?}", shown.pictures) };
         assert_eq!(values.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, true, true, true, true, true]);
         let mean = values.iter().flatten().map(|v| f64::from(*v)).sum::<f64>() / 6.0;
         let fact = ("mean length of the state of layer 2".to_owned(), format!("{mean:.2}"));

@@ -118,7 +118,7 @@ fn means_and_strips_are_of_predicted_positions() {
     assert_eq!(view.pictures.len(), expected);
     assert_eq!(view.facts.iter().filter(|(name, _)| name.is_empty()).count(), expected);
     for picture in &view.pictures {
-        let Picture::Strip { title, low, high, values } = picture else { panic!("{picture:?}") };
+        let Chart::Strip { title, low, high, values } = picture else { panic!("{picture:?}") };
         assert_eq!(
             values.iter().map(Option::is_some).collect::<Vec<_>>(),
             [false, true, true, false, false],

@@ -55,7 +55,7 @@ fn signals_are_of_the_distribution_before_anything_is_cut_away() {
                         let logits = chain_logits(before);
                         softmax.load(&logits).unwrap();
                         let signals = signals_of_loaded(&asked, &softmax, &logits, sequence.id, position as u32);
-                        wide += usize::from(config.written.top_k == 2 && signals.entropy > 2f32.ln());
+                        wide += usize::from(config.sequential.top_k == 2 && signals.entropy > 2f32.ln());
                         (signals, chain_states(&[1, 0], before, position))
                     } else {
                         (asked.certain(*token), vec![0.0; 2 * WIDTH])
@@ -70,7 +70,7 @@ fn signals_are_of_the_distribution_before_anything_is_cut_away() {
 }
 
 /// Computes the columns of a parallel job over the written rows, with the operator `extract`.
-fn of_a_parallel_job(teacher: &Arc<dyn Teacher>, config: &GenerateConfig, made: &RecordBatch) -> RecordBatch {
+fn extract_in_parallel(teacher: &Arc<dyn Teacher>, config: &GenerateConfig, made: &RecordBatch) -> RecordBatch {
     let packed = made.project(&(0..made.schema().index_of(GIVEN).unwrap()).collect::<Vec<_>>()).unwrap();
     let context = SplitContext { teacher: Some(Arc::clone(teacher)), ..context(&gpt2()) };
     drive(&mut config.extract.build(&context).unwrap(), &[packed]).unwrap().remove(0)
@@ -95,7 +95,7 @@ fn a_parallel_job_over_the_written_rows_has_the_same_columns_to_the_bit() {
             let mut made = write(teacher.as_ref(), &config, &prompts);
             made.sort_by_key(|(number, _)| *number);
             for (_, made) in &made {
-                let (here, there) = (stored(&config, made), of_a_parallel_job(&teacher, &config, made));
+                let (here, there) = (stored(&config, made), extract_in_parallel(&teacher, &config, made));
                 let (other, given) = (stored(&config, &there), given(made));
                 for (row, sequence) in sequences(made).unwrap().iter().enumerate() {
                     let asked = config.extract.signals.asked();

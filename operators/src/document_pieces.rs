@@ -9,7 +9,7 @@ use crate::rows::column;
 
 /// A piece of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct DocumentPiece<'a> {
     pub id: u64,
     pub text: &'a str,
     /// Whether this is the document's last piece.
@@ -17,18 +17,18 @@ pub(crate) struct Piece<'a> {
 }
 
 /// Returns the pieces of a batch, in order.
-pub(crate) fn pieces<'a>(
+pub(crate) fn document_pieces<'a>(
     batch: &'a RecordBatch,
     operator: &'static str,
-) -> Result<impl Iterator<Item = Piece<'a>>, OperatorError> {
-    let ids: &UInt64Array = typed(batch, "document_id", operator)?;
-    let texts: &StringArray = typed(batch, "text", operator)?;
-    let ends: &BooleanArray = typed(batch, "end", operator)?;
-    Ok((0..batch.num_rows()).map(|i| Piece { id: ids.value(i), text: texts.value(i), end: ends.value(i) }))
+) -> Result<impl Iterator<Item = DocumentPiece<'a>>, OperatorError> {
+    let ids: &UInt64Array = typed_column(batch, "document_id", operator)?;
+    let texts: &StringArray = typed_column(batch, "text", operator)?;
+    let ends: &BooleanArray = typed_column(batch, "end", operator)?;
+    Ok((0..batch.num_rows()).map(|i| DocumentPiece { id: ids.value(i), text: texts.value(i), end: ends.value(i) }))
 }
 
 /// Returns a column of a batch as type `A`.
-pub(crate) fn typed<'a, A: Array + 'static>(
+pub(crate) fn typed_column<'a, A: Array + 'static>(
     batch: &'a RecordBatch,
     name: &str,
     operator: &'static str,
@@ -41,16 +41,16 @@ pub(crate) fn typed<'a, A: Array + 'static>(
 }
 
 /// Names a document for a message.
-pub(crate) fn place(id: u64) -> String {
+pub(crate) fn document_name(id: u64) -> String {
     let (split, ordinal) = DocumentId(id).parts();
     format!("document {ordinal} of split {}", split.0)
 }
 
 /// The error for a document without a last piece: the reader broke its contract.
-pub(crate) fn unfinished(operator: &'static str, id: u64) -> OperatorError {
+pub(crate) fn unfinished_document(operator: &'static str, id: u64) -> OperatorError {
     OperatorError::Data {
         operator,
-        place: place(id),
+        place: document_name(id),
         message: "got no last piece; valid: pieces that follow one another, the last one with `end` true".into(),
     }
 }

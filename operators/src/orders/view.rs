@@ -5,52 +5,58 @@
 //!   ·               ·   █ · …             a cell is a part of the sequence: · none of it visible, ░ ▒ ▓ some, █ all
 //! ```
 
-use crate::config::Picture;
+use crate::config::Chart;
 
 /// Maximum cells per side.
-const CELLS: usize = 16;
+const MAX_CELLS: usize = 16;
 /// Maximum positions and blocks listed.
-const LISTED: usize = 16;
+const MAX_LISTED: usize = 16;
 
 /// Returns the facts about an order, without padding.
 pub(super) fn facts(order: &[u32], block: &[u32]) -> Vec<(String, String)> {
     let listed = |values: &[u32]| {
-        let shown: Vec<String> = values.iter().take(LISTED).map(ToString::to_string).collect();
-        shown.join(" ") + if values.len() > LISTED { " …" } else { "" }
+        let shown: Vec<String> = values.iter().take(MAX_LISTED).map(ToString::to_string).collect();
+        shown.join(" ") + if values.len() > MAX_LISTED { " …" } else { "" }
     };
     let mut facts = vec![("order".to_owned(), listed(order)), ("block".to_owned(), listed(block))];
-    let width = CELLS.min(block.len());
+    let width = MAX_CELLS.min(block.len());
     if width == 0 {
         return facts;
     }
     facts.push(("sees".to_owned(), format!("{:<1$}   causal", "strictly causal", 2 * width - 1)));
-    let (strict, causal) = (raster(block, width, false), raster(block, width, true));
+    let (strict, causal) = (draw_mask(block, width, false), draw_mask(block, width, true));
     facts
         .extend(strict.into_iter().zip(causal).map(|(strict, causal)| (String::new(), format!("{strict}   {causal}"))));
     facts
 }
 
 /// Returns both masks, for the web page.
-pub(super) fn masks(block: &[u32]) -> Vec<Picture> {
-    let sees = |own: bool| block.iter().map(|&query| seen(block, query, own) as u32).collect();
-    let mask = |(title, own): (&str, bool)| Picture::Mask { title: title.into(), sees: sees(own) };
+pub(super) fn masks(block: &[u32]) -> Vec<Chart> {
+    let sees = |includes_own_block: bool| {
+        block.iter().map(|&query| visible_count(block, query, includes_own_block) as u32).collect()
+    };
+    let mask =
+        |(title, includes_own_block): (&str, bool)| Chart::Mask { title: title.into(), sees: sees(includes_own_block) };
     [("strictly causal", false), ("causal", true)].map(mask).into()
 }
 
 /// Returns how many tokens a token of block `query` may attend to. Blocks never fall, so these are the first ones.
-fn seen(block: &[u32], query: u32, own: bool) -> usize {
-    block.partition_point(|&key| if own { key <= query } else { key < query })
+fn visible_count(block: &[u32], query: u32, includes_own_block: bool) -> usize {
+    block.partition_point(|&key| if includes_own_block { key <= query } else { key < query })
 }
 
 /// Draws the mask in `width` × `width` cells, a line per group of queries.
-fn raster(block: &[u32], width: usize, own: bool) -> Vec<String> {
+fn draw_mask(block: &[u32], width: usize, includes_own_block: bool) -> Vec<String> {
     let part = |cell: usize| cell * block.len() / width;
     (0..width)
         .map(|row| {
             let queries = &block[part(row)..part(row + 1)];
             let cell = |column: usize| {
                 let (from, to) = (part(column), part(column + 1));
-                let pairs: usize = queries.iter().map(|&query| seen(block, query, own).clamp(from, to) - from).sum();
+                let pairs: usize = queries
+                    .iter()
+                    .map(|&query| visible_count(block, query, includes_own_block).clamp(from, to) - from)
+                    .sum();
                 shade(pairs as f64 / (queries.len() * (to - from)).max(1) as f64)
             };
             (0..width).map(cell).collect::<Vec<_>>().join(" ")
@@ -97,7 +103,7 @@ mod tests {
     #[test]
     fn the_page_gets_the_same_masks_as_numbers() {
         let masks = masks(&[1, 2, 3, 3, 4, 4, 5, 5]);
-        let mask = |title: &str, sees: &[u32]| Picture::Mask { title: title.into(), sees: sees.into() };
+        let mask = |title: &str, sees: &[u32]| Chart::Mask { title: title.into(), sees: sees.into() };
         assert_eq!(
             masks,
             [mask("strictly causal", &[0, 1, 2, 2, 4, 4, 6, 6]), mask("causal", &[1, 2, 4, 4, 6, 6, 8, 8])]
@@ -109,8 +115,8 @@ mod tests {
     #[test]
     fn long_sequences_are_drawn_in_parts() {
         let block: Vec<u32> = (1..=1000).collect();
-        let drawn = raster(&block, CELLS, true);
-        assert_eq!(drawn.len(), CELLS);
+        let drawn = draw_mask(&block, MAX_CELLS, true);
+        assert_eq!(drawn.len(), MAX_CELLS);
         assert!(drawn[0].starts_with("▒ ·") && drawn[15].ends_with("█ ▒"), "{drawn:?}");
         assert_eq!(facts(&[], &[]).len(), 2);
     }

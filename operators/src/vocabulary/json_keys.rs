@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
 /// Keys that `tokenizers` reads, by type of model.
-const OF_MODELS: [(&str, &[&str]); 4] = [
+const MODEL_KEYS: [(&str, &[&str]); 4] = [
     (
         "BPE",
         &[
@@ -42,13 +42,13 @@ const OF_MODELS: [(&str, &[&str]); 4] = [
     ("WordPiece", &["unk_token", "continuing_subword_prefix", "max_input_chars_per_word"]),
     ("WordLevel", &["unk_token"]),
 ];
-const OF_ADDED_TOKENS: [&str; 7] = ["id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"];
+const ADDED_TOKEN_KEYS: [&str; 7] = ["id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"];
 /// Keys of `Metaspace` from older versions: `tokenizers` reads them, but writes `prepend_scheme`.
-const OLDER: [&str; 2] = ["add_prefix_space", "str_rep"];
+const LEGACY_METASPACE_KEYS: [&str; 2] = ["add_prefix_space", "str_rep"];
 
 /// The keys of a `tokenizer.json`, without its vocabulary.
 #[derive(serde::Deserialize)]
-pub(super) struct WrittenTokenizer {
+pub(super) struct TokenizerJson {
     #[serde(default, rename = "version")]
     _version: Option<IgnoredAny>,
     #[serde(default, rename = "truncation")]
@@ -65,13 +65,13 @@ pub(super) struct WrittenTokenizer {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
-    model: WrittenModel,
+    model: ModelJson,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
 
 #[derive(serde::Deserialize)]
-struct WrittenModel {
+struct ModelJson {
     #[serde(default, rename = "vocab")]
     _vocab: Option<IgnoredAny>,
     #[serde(default, rename = "merges")]
@@ -80,9 +80,9 @@ struct WrittenModel {
     others: Map<String, Value>,
 }
 
-impl WrittenTokenizer {
+impl TokenizerJson {
     /// Returns a message about the first key that would be ignored or makes ids random.
-    pub(super) fn refusal(&self, loaded: &Tokenizer) -> Option<String> {
+    pub(super) fn refusal_reason(&self, loaded: &Tokenizer) -> Option<String> {
         if let Some(dropout) = self.model.others.get("dropout").filter(|value| value.as_f64().is_some_and(|d| d != 0.0))
         {
             return Some(format!(
@@ -90,7 +90,7 @@ impl WrittenTokenizer {
                  (dropout is for training: remove the key)"
             ));
         }
-        let unread = |place: String, value: &Value, valid: &str| {
+        let ignored_key = |place: String, value: &Value, valid: &str| {
             let mut got = value.to_string();
             got.truncate(got.floor_char_boundary(80));
             format!(
@@ -101,10 +101,10 @@ impl WrittenTokenizer {
         if let Some((key, value)) = self.others.iter().find(|(_, value)| is_set(value)) {
             let valid =
                 "version, truncation, padding, added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model";
-            return Some(unread(key.clone(), value, valid));
+            return Some(ignored_key(key.clone(), value, valid));
         }
         let kind = self.model.others.get("type").and_then(Value::as_str);
-        let known: Vec<&str> = OF_MODELS
+        let known: Vec<&str> = MODEL_KEYS
             .iter()
             .filter(|(name, _)| kind.is_none_or(|kind| kind == *name))
             .flat_map(|(_, keys)| keys.iter().copied())
@@ -115,12 +115,16 @@ impl WrittenTokenizer {
             .iter()
             .find(|(key, value)| is_set(value) && key.as_str() != "type" && !known.contains(&key.as_str()));
         if let Some((key, value)) = of_model {
-            return Some(unread(format!("model.{key}"), value, &format!("type, vocab, merges, {}", known.join(", "))));
+            return Some(ignored_key(
+                format!("model.{key}"),
+                value,
+                &format!("type, vocab, merges, {}", known.join(", ")),
+            ));
         }
         for (n, token) in self.added_tokens.iter().enumerate() {
-            let other = token.iter().find(|(key, value)| is_set(value) && !OF_ADDED_TOKENS.contains(&key.as_str()));
+            let other = token.iter().find(|(key, value)| is_set(value) && !ADDED_TOKEN_KEYS.contains(&key.as_str()));
             if let Some((key, value)) = other {
-                return Some(unread(format!("added_tokens[{n}].{key}"), value, &OF_ADDED_TOKENS.join(", ")));
+                return Some(ignored_key(format!("added_tokens[{n}].{key}"), value, &ADDED_TOKEN_KEYS.join(", ")));
             }
         }
         // `tokenizers` writes back every key of a part that it has read
@@ -131,20 +135,20 @@ impl WrittenTokenizer {
             ("decoder", &self.decoder, serde_json::to_value(loaded.get_decoder())),
         ];
         parts.into_iter().find_map(|(name, written, read)| {
-            let (place, value) = first_unread(name.to_owned(), written, &read.ok()?)?;
-            Some(unread(place, value, "the keys that tokenizers has for this type"))
+            let (place, value) = first_ignored_key(name.to_owned(), written, &read.ok()?)?;
+            Some(ignored_key(place, value, "the keys that tokenizers has for this type"))
         })
     }
 }
 
 /// Returns the first key of `written` that `read` lacks.
-fn first_unread<'a>(place: String, written: &'a Value, read: &Value) -> Option<(String, &'a Value)> {
+fn first_ignored_key<'a>(place: String, written: &'a Value, read: &Value) -> Option<(String, &'a Value)> {
     match (written, read) {
         (Value::Object(written), Value::Object(read)) => written.iter().find_map(|(key, value)| {
             let place = format!("{place}.{key}");
             match read.get(key) {
-                Some(read) => first_unread(place, value, read),
-                None if value.is_null() || OLDER.contains(&key.as_str()) => None,
+                Some(read) => first_ignored_key(place, value, read),
+                None if value.is_null() || LEGACY_METASPACE_KEYS.contains(&key.as_str()) => None,
                 None => Some((place, value)),
             }
         }),
@@ -152,7 +156,7 @@ fn first_unread<'a>(place: String, written: &'a Value, read: &Value) -> Option<(
             .iter()
             .zip(read)
             .enumerate()
-            .find_map(|(n, (written, read))| first_unread(format!("{place}[{n}]"), written, read)),
+            .find_map(|(n, (written, read))| first_ignored_key(format!("{place}[{n}]"), written, read)),
         _ => None,
     }
 }

@@ -18,7 +18,7 @@ use stillhouse_schemas::spec;
 use super::{Role, TeacherSpecials, Vocabulary, VocabularyError};
 
 /// Maximum ids named in one message.
-const NAMED: usize = 3;
+const MAX_NAMED_IDS: usize = 3;
 
 /// The tokens of a teacher's ids, from its own tokenizer.
 #[derive(Debug)]
@@ -37,11 +37,11 @@ impl TeacherVocabulary {
     pub fn of(path: &Path, specials: TeacherSpecials) -> Result<Option<Self>, VocabularyError> {
         if !path.is_dir() {
             let Some(gguf) = stillhouse_teacher::gguf_vocabulary(path)? else { return Ok(None) };
-            let named = |id: Option<u32>| {
+            let to_special = |id: Option<u32>| {
                 let id = id?;
                 Some(SpecialToken { token: gguf.tokens.get(id as usize)?.clone(), id })
             };
-            let roles = [(Role::Bos, named(gguf.bos_token_id)), (Role::Eos, named(gguf.eos_token_id))];
+            let roles = [(Role::Bos, to_special(gguf.bos_token_id)), (Role::Eos, to_special(gguf.eos_token_id))];
             let specials = roles.into_iter().filter_map(|(role, token)| Some((role, token?))).collect();
             let tokens = by_id((0..).zip(gguf.tokens).map(|(id, token)| (token, id)));
             return Ok(Some(Self { tokens, specials }));
@@ -71,18 +71,18 @@ impl TeacherVocabulary {
             .into_iter()
             .map(|id| (id, tokens.get(&id).unwrap_or(&nothing), self.tokens.get(&id).unwrap_or(&nothing)))
             .filter(|(_, got, own)| got != own)
-            .map(|(id, got, own)| format!("id {id} is {}, the teacher's {}", named(got), named(own)))
+            .map(|(id, got, own)| format!("id {id} is {}, the teacher's {}", quote_tokens(got), quote_tokens(own)))
             .collect();
         if differ.is_empty() {
-            return self.other_ends(tokenizer, spec);
+            return self.special_token_difference(tokenizer, spec);
         }
-        let more = differ.len().saturating_sub(NAMED);
-        let shown = differ.into_iter().take(NAMED).collect::<Vec<_>>().join("; ");
+        let more = differ.len().saturating_sub(MAX_NAMED_IDS);
+        let shown = differ.into_iter().take(MAX_NAMED_IDS).collect::<Vec<_>>().join("; ");
         Some(if more > 0 { format!("{shown}; and {more} more ids") } else { shown })
     }
 
     /// Compares bos and eos if both tokenizers name one and the job does not.
-    fn other_ends(&self, tokenizer: &Vocabulary, spec: &spec::Tokenizer) -> Option<String> {
+    fn special_token_difference(&self, tokenizer: &Vocabulary, spec: &spec::Tokenizer) -> Option<String> {
         [(Role::Bos, &spec.bos), (Role::Eos, &spec.eos)].into_iter().find_map(|(role, named)| {
             let (got, own) = (tokenizer.special(role)?, self.specials.get(&role)?);
             (named.is_none() && got.id != own.id).then(|| {
@@ -118,7 +118,7 @@ fn by_id(tokens: impl IntoIterator<Item = (String, u32)>) -> BTreeMap<u32, Vec<S
     by_id
 }
 
-fn named(tokens: &[String]) -> String {
+fn quote_tokens(tokens: &[String]) -> String {
     match tokens {
         [] => "nothing".into(),
         [one] => format!("{one:?}"),

@@ -9,7 +9,7 @@ use crate::vocabulary::Role;
 
 /// The special tokens that cut a document into segments. Without any, a document is one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Breaks {
+pub struct SegmentBreaks {
     /// A segment begins before this token: bos, unless it is also eos.
     pub before: Option<u32>,
     /// A segment begins after this token: eos.
@@ -18,17 +18,17 @@ pub struct Breaks {
 
 /// A run of tokens within one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stretch<'a> {
+pub(crate) struct SegmentRun<'a> {
     pub tokens: &'a [u32],
     /// Whether a segment begins at the first token.
-    pub begins: bool,
+    pub begins_segment: bool,
     /// Whether the next token begins another segment.
-    pub ends: bool,
+    pub ends_segment: bool,
 }
 
-impl Breaks {
+impl SegmentBreaks {
     /// Returns the breaks of a tokenizer; none if it does not parse special tokens from text.
-    pub fn of(special_ids: &SpecialIds) -> Self {
+    pub fn from_special_ids(special_ids: &SpecialIds) -> Self {
         let after = special_ids.parsed(Role::Eos);
         Self { before: special_ids.parsed(Role::Bos).filter(|bos| Some(*bos) != after), after }
     }
@@ -39,16 +39,20 @@ impl Breaks {
         is(self.before, start) || (start > 0 && is(self.after, start - 1))
     }
 
-    /// Cuts tokens into stretches, none of which crosses a segment boundary.
-    pub(crate) fn stretches<'a>(self, mut tokens: &'a [u32]) -> impl Iterator<Item = Stretch<'a>> {
+    /// Cuts tokens into runs, none of which crosses a segment boundary.
+    pub(crate) fn segment_runs<'a>(self, mut tokens: &'a [u32]) -> impl Iterator<Item = SegmentRun<'a>> {
         std::iter::from_fn(move || {
             let first = *tokens.first()?;
             let ending = tokens.iter().position(|&id| Some(id) == self.after).map(|at| at + 1);
             let inside = tokens.iter().skip(1).position(|&id| Some(id) == self.before).map(|at| at + 1);
             let length = ending.unwrap_or(tokens.len()).min(inside.unwrap_or(tokens.len()));
-            let (stretch, rest) = tokens.split_at(length);
+            let (run, rest) = tokens.split_at(length);
             tokens = rest;
-            Some(Stretch { tokens: stretch, begins: Some(first) == self.before, ends: ending == Some(length) })
+            Some(SegmentRun {
+                tokens: run,
+                begins_segment: Some(first) == self.before,
+                ends_segment: ending == Some(length),
+            })
         })
     }
 }
@@ -65,22 +69,23 @@ mod tests {
         let recorded = |mode, bos, eos| {
             let token = |id| SpecialToken { token: String::new(), id };
             let tokens = [("bos".to_owned(), token(bos)), ("eos".to_owned(), token(eos))].into();
-            Breaks::of(&SpecialIds::recorded(&tokens, mode))
+            SegmentBreaks::from_special_ids(&SpecialIds::from_manifest(&tokens, mode))
         };
         let text = recorded(SpecialTokens::Text, 1, 2);
         let parsed = recorded(SpecialTokens::Parse, 1, 2);
         let one = recorded(SpecialTokens::Parse, 2, 2);
         let tokens = [7, 2, 5, 1, 6];
-        let places = |breaks: Breaks| (0..=tokens.len()).filter(|&at| breaks.is_at(&tokens, at)).collect::<Vec<_>>();
+        let places =
+            |breaks: SegmentBreaks| (0..=tokens.len()).filter(|&at| breaks.is_at(&tokens, at)).collect::<Vec<_>>();
         assert_eq!((places(text), places(parsed), places(one)), (vec![], vec![2, 3], vec![2]));
     }
 
     #[test]
     fn stretches_end_after_eos_and_begin_before_bos() {
-        let cut = |breaks: Breaks, tokens: &[u32]| -> Vec<(Vec<u32>, bool, bool)> {
-            breaks.stretches(tokens).map(|s| (s.tokens.to_vec(), s.begins, s.ends)).collect()
+        let cut = |breaks: SegmentBreaks, tokens: &[u32]| -> Vec<(Vec<u32>, bool, bool)> {
+            breaks.segment_runs(tokens).map(|s| (s.tokens.to_vec(), s.begins_segment, s.ends_segment)).collect()
         };
-        let breaks = Breaks { before: Some(1), after: Some(2) };
+        let breaks = SegmentBreaks { before: Some(1), after: Some(2) };
         assert_eq!(
             cut(breaks, &[1, 5, 2, 2, 6, 1, 1, 7]),
             [
@@ -92,10 +97,10 @@ mod tests {
             ]
         );
         assert_eq!(
-            cut(Breaks { before: None, after: Some(2) }, &[2, 1]),
+            cut(SegmentBreaks { before: None, after: Some(2) }, &[2, 1]),
             [(vec![2], false, true), (vec![1], false, false)]
         );
-        assert_eq!(cut(Breaks::default(), &[1, 2]), [(vec![1, 2], false, false)]);
+        assert_eq!(cut(SegmentBreaks::default(), &[1, 2]), [(vec![1, 2], false, false)]);
         assert!(cut(breaks, &[]).is_empty());
     }
 }
