@@ -19,10 +19,10 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod api;
-mod ask;
 pub mod bounds;
 pub mod client;
 pub mod config;
+mod dataset_query;
 mod disk_space;
 mod drain_body;
 mod logs;

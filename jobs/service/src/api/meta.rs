@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 use super::App;
 use super::auth::Caller;
-use super::problem::{Answer, ProblemDetails};
+use super::problem::{ApiResult, ProblemDetails};
 use super::query::{Nothing, Params};
 use crate::disk_space;
 use crate::store::jobs;
@@ -40,7 +40,7 @@ pub struct Version {
 }
 
 /// How long an answer of the database counts as recent.
-const ANSWERED: Duration = Duration::from_millis(250);
+const ANSWER_TTL: Duration = Duration::from_millis(250);
 
 /// Check whether the process is alive
 #[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "It is", body = Status)))]
@@ -53,7 +53,7 @@ pub async fn health(_: Params<Nothing>) -> Json<Status> {
     (status = 200, description = "It does", body = Status),
     (status = 503, description = "It is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<Status>> {
+pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> ApiResult<Json<Status>> {
     let refused = |detail: &str| ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail);
     if *app.service.stopping.borrow() {
         return Err(refused("the service is stopping"));
@@ -61,18 +61,18 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<St
     if app.service.store.is_corrupt() {
         return Err(refused("the service's database is damaged; its log says how to mend it"));
     }
-    if app.service.store.room.is_full() {
-        return Err(refused(disk_space::FULL));
+    if app.service.store.disk_space.is_full() {
+        return Err(refused(disk_space::FULL_MESSAGE));
     }
     // one query for all concurrent requests, because nothing limits the number of these
-    let mut answered = app.answered.lock().await;
-    if answered.is_none_or(|at| at.elapsed() > ANSWERED) {
-        *answered = None;
+    let mut last_answer = app.last_answer.lock().await;
+    if last_answer.is_none_or(|at| at.elapsed() > ANSWER_TTL) {
+        *last_answer = None;
         app.service.store.read(jobs::counts).await.map_err(|e| {
             tracing::error!("not ready: {e}");
             refused("the service's database does not answer")
         })?;
-        *answered = Some(Instant::now());
+        *last_answer = Some(Instant::now());
     }
     Ok(Json(Status { status: "ready".into() }))
 }
@@ -104,8 +104,8 @@ pub async fn schema(_: Params<Nothing>) -> Json<Value> {
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "service", responses(
     (status = 200, description = "Figures, in the text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
 ))]
-pub async fn metrics(State(app): State<App>, caller: Caller) -> Answer<Response> {
-    caller.must(Scope::Read)?;
+pub async fn metrics(State(app): State<App>, caller: Caller) -> ApiResult<Response> {
+    caller.require(Scope::Read)?;
     let text = crate::metrics::render(&app.service).await?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"))], text).into_response())
 }

@@ -121,9 +121,9 @@ pub fn holder(connection: &Connection, text: &str, now: Time) -> Result<Option<H
     )?;
     let found: Option<(String, String, Vec<u8>)> =
         statement.query_row(params![id, now.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
-    let Some((user, scopes, kept)) = found else { return Ok(None) };
-    let same: bool = kept.as_slice().ct_eq(&hash(secret)).into();
-    Ok(if same { Some(Holder { user, scopes: parse_scopes(&scopes)?, token: Some(id.to_owned()) }) } else { None })
+    let Some((user, scopes, stored_hash)) = found else { return Ok(None) };
+    let is_valid: bool = stored_hash.as_slice().ct_eq(&hash(secret)).into();
+    Ok(if is_valid { Some(Holder { user, scopes: parse_scopes(&scopes)?, token: Some(id.to_owned()) }) } else { None })
 }
 
 /// Whether the token with this id exists and is neither revoked nor expired.
