@@ -387,7 +387,6 @@ fn check_blocking(
         problems.push(problem);
         spec.input.paths.clear();
         spec.input.tables.clear();
-        spec.input.tables.clear();
     }
     let name = Some(spec.name.clone());
     let access_problems = config.job_access().problems_while(&spec, folder, should_continue)?;
