@@ -52,10 +52,10 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// With `Accept: text/event-stream` the answer is a live stream that begins with the past events. `Last-Event-ID`
 /// resumes it after a lost connection. The stream ends with an event `end` when the job has ended.
 #[utoipa::path(get, path = "/jobs/{id}/events", operation_id = "listJobEvents", tag = "events", params(Id, EventsQuery,
-    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: what follows is sent", minimum = 0)), responses(
-    (status = 200, description = "Events", content((EventList = "application/json"), (String = "text/event-stream"))),
-    (status = 409, description = "This service never gave that number: ask again without it", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that the client received; the answer begins with the next one", minimum = 0)), responses(
+    (status = 200, description = "The events", content((EventList = "application/json"), (String = "text/event-stream"))),
+    (status = 409, description = "This service has no event with that number; repeat the request without it", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 429, description = "Too many live streams, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn job_events(
     State(app): State<App>,
@@ -98,10 +98,10 @@ pub async fn job_events(
 /// the changes of state since that event, which may come from this stream or a job's. A token with the scope `submit`
 /// alone sees only its user's jobs.
 #[utoipa::path(get, path = "/events", operation_id = "watchEvents", tag = "events", params(
-    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: the changes of state since then are sent first", minimum = 0)), responses(
-    (status = 200, description = "Events", content((String = "text/event-stream"))),
-    (status = 409, description = "The changes since then are not all here: open the stream without the header, then list the jobs", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that the client received; the stream begins with the changes of state since then", minimum = 0)), responses(
+    (status = 200, description = "The events", content((String = "text/event-stream"))),
+    (status = 409, description = "Some changes since that event are no longer stored; open the stream without the header, then list the jobs", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 429, description = "Too many live streams, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn all_events(
     State(app): State<App>,

@@ -141,9 +141,9 @@ pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
 /// retry continues from them. While the disk of the data folder is full, the cancel of a waiting job takes effect when
 /// there is space.
 #[utoipa::path(post, path = "/jobs/{id}/cancel", operation_id = "cancelJob", tag = "jobs", params(Id), responses(
-    (status = 200, description = "It is cancelled", body = Job),
-    (status = 202, description = "Its worker is being stopped, or there is no room to store the cancel yet", body = Job),
-    (status = 409, description = "It is over", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The job is cancelled", body = Job),
+    (status = 202, description = "The worker of the job is being stopped, or the cancel cannot be stored yet because the disk is full", body = Job),
+    (status = 409, description = "The job has already ended", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<Response> {
     owned_job(&app, &caller, &id).await?;
@@ -158,8 +158,8 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
 ///
 /// Queues a failed or cancelled job again, under the same id. It continues after its committed splits.
 #[utoipa::path(post, path = "/jobs/{id}/retry", operation_id = "retryJob", tag = "jobs", params(Id), responses(
-    (status = 202, description = "It waits for a slot", body = Job),
-    (status = 409, description = "It is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 202, description = "The job waits for its next attempt", body = Job),
+    (status = 409, description = "The job is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<Response> {
     owned_job(&app, &caller, &id).await?;
@@ -178,8 +178,8 @@ pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params
 ///
 /// Deletes a finished job with its events and its log. The data set stays at its output.
 #[utoipa::path(delete, path = "/jobs/{id}", operation_id = "deleteJob", tag = "jobs", params(Id), responses(
-    (status = 204, description = "It is forgotten"),
-    (status = 409, description = "It is not over", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 204, description = "The job is deleted"),
+    (status = 409, description = "The job has not ended", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<StatusCode> {
     owned_job(&app, &caller, &id).await?;
@@ -212,7 +212,7 @@ pub struct RateList {
 
 /// Get the rate of a job over time
 #[utoipa::path(get, path = "/jobs/{id}/rates", operation_id = "listJobRates", tag = "jobs", params(Id), responses(
-    (status = 200, description = "Its points", body = RateList),
+    (status = 200, description = "The points of the plot", body = RateList),
 ))]
 pub async fn rates(
     State(app): State<App>,

@@ -43,15 +43,15 @@ pub struct Version {
 const ANSWER_TTL: Duration = Duration::from_millis(250);
 
 /// Check whether the process is alive
-#[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "It is", body = Status)))]
+#[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "The process is alive", body = Status)))]
 pub async fn health(_: Params<Nothing>) -> Json<Status> {
     Json(Status { status: "ok".into() })
 }
 
 /// Check whether the service accepts jobs
 #[utoipa::path(get, path = "/ready", operation_id = "getReadiness", tag = "service", security(()), responses(
-    (status = 200, description = "It does", body = Status),
-    (status = 503, description = "It is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The service accepts jobs", body = Status),
+    (status = 503, description = "The service is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> ApiResult<Json<Status>> {
     let refused = |detail: &str| ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail);
@@ -78,7 +78,7 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> ApiResult<Json
 }
 
 /// Get the version, and the caller
-#[utoipa::path(get, path = "/version", operation_id = "getVersion", tag = "service", security((), ("token" = [])), responses((status = 200, description = "Version", body = Version)))]
+#[utoipa::path(get, path = "/version", operation_id = "getVersion", tag = "service", security((), ("token" = [])), responses((status = 200, description = "The version, and the caller", body = Version)))]
 pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>) -> Json<Version> {
     let auth = if app.service.config.needs_token() { "token" } else { "open" };
     let (user, scopes) = caller.holder.map_or((None, Vec::new()), |h| (Some(h.user), h.scopes));
@@ -102,7 +102,7 @@ pub async fn schema(_: Params<Nothing>) -> Json<Value> {
 /// Gauges, counters and histograms of the service and its jobs. `/metrics`, outside the API, returns the same, because
 /// Prometheus looks there by default.
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "service", responses(
-    (status = 200, description = "Figures, in the text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
+    (status = 200, description = "The metrics, in the Prometheus text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
 ))]
 pub async fn metrics(State(app): State<App>, caller: Caller) -> ApiResult<Response> {
     caller.require(Scope::Read)?;

@@ -60,8 +60,8 @@ pub struct ReportQuery {
 ///
 /// Lines of all attempts, each with its time. The oldest lines are removed when the log reaches its limit.
 #[utoipa::path(get, path = "/jobs/{id}/logs", operation_id = "getJobLogs", tag = "results", params(Id, LogsQuery), responses(
-    (status = 200, description = "Lines", content((String = "text/plain; charset=utf-8"))),
-    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The lines of the log", content((String = "text/plain; charset=utf-8"))),
+    (status = 429, description = "Too many live streams, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn logs(
     State(app): State<App>,
@@ -180,10 +180,10 @@ impl LogStream {
 
 /// Get the manifest of a job's data set
 #[utoipa::path(get, path = "/jobs/{id}/manifest", operation_id = "getJobManifest", tag = "results", params(Id), responses(
-    (status = 200, description = "`manifest.json`", body = Value),
-    (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 503, description = "Others' reports took too long", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The content of `manifest.json`", body = Value),
+    (status = 409, description = "The job has not succeeded, or its output now holds the data set of another job", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "The request waited longer than `limits.report_seconds` for reports of other callers", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 504, description = "The data set could not be read within `limits.report_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<Response> {
@@ -195,10 +195,10 @@ pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Par
 ///
 /// Totals, statistics, perplexity, bytes per token by column, and one decoded row. The report may be some seconds old.
 #[utoipa::path(get, path = "/jobs/{id}/report", operation_id = "getJobReport", tag = "results", params(Id, ReportQuery), responses(
-    (status = 200, description = "What `stillhouse inspect --json` gives", body = Value),
-    (status = 409, description = "The job has not succeeded, or the data set at its output is another job's by now", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 503, description = "Others' reports took too long", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 504, description = "Reading it took too long", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The report, as `stillhouse inspect --json` prints it", body = Value),
+    (status = 409, description = "The job has not succeeded, or its output now holds the data set of another job", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "The request waited longer than `limits.report_seconds` for reports of other callers", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 504, description = "The data set could not be read within `limits.report_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn report(

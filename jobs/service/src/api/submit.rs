@@ -102,13 +102,13 @@ struct Upload {
     ("Idempotency-Key" = Option<String>, Header, description = "1 to 200 visible ASCII characters that name this submission", pattern = "^[!-~]{1,200}$")),
     request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
     responses(
-    (status = 201, description = "It is queued", body = Job, headers(("location" = String, description = "Where it is"))),
-    (status = 200, description = "The key was used before with the same request: that job", body = Job),
-    (status = 408, description = "The body did not come in time", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 201, description = "The job is queued", body = Job, headers(("location" = String, description = "Path of the job"))),
+    (status = 200, description = "The job of an earlier request with the same key and content", body = Job),
+    (status = 408, description = "The body did not arrive within `limits.body_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 413, description = "The job file is too large", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 415, description = "Neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 415, description = "The media type is neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 422, description = "The job file has problems, or the key was used for another request", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 503, description = "Checking it took longer than the server allows", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "The checks of the job file took longer than `limits.check_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn submit(
     State(app): State<App>,
@@ -176,11 +176,11 @@ pub async fn submit(
 #[utoipa::path(post, path = "/validate", operation_id = "validateJob", tag = "jobs", params(ValidateQuery),
     request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
     responses(
-    (status = 200, description = "What was found", body = Validation),
-    (status = 408, description = "The body did not come in time", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The result of the checks", body = Validation),
+    (status = 408, description = "The body did not arrive within `limits.body_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 413, description = "The job file is too large", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 415, description = "Neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 503, description = "Checking it took longer than the server allows", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 415, description = "The media type is neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "The checks of the job file took longer than `limits.check_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn validate(
     State(app): State<App>,
