@@ -230,7 +230,7 @@ impl SubmittedJob<'_> {
                 }
                 Some(JobState::Queued(_) | JobState::Running(_)) => {
                     commits.poll_if_due(work, events).await?;
-                    if commits.is_settled(work) {
+                    if commits.is_settled() {
                         commits.check_complete(work, events)?;
                         return Ok(JobEnd::Observed);
                     }
@@ -261,6 +261,8 @@ impl SubmittedJob<'_> {
 /// The commits of a run, as the output shows them.
 struct CommitWatcher {
     remaining: BTreeSet<SplitId>,
+    /// Splits whose shards are made again: their records exist from the start, so no new commit shows.
+    remade: BTreeSet<SplitId>,
     /// Splits reported as begun, each with the executor reported at that time.
     started: BTreeMap<SplitId, Option<String>>,
     dataset_splits: BTreeMap<SplitId, String>,
@@ -270,6 +272,8 @@ struct CommitWatcher {
     /// Duration of the last look.
     list_duration: Duration,
     last_commit: Instant,
+    /// When an executor last reported work on one of the `remade` splits.
+    last_remake: Instant,
     warn_after: Duration,
     /// Number of the last warning read from each report.
     last_warnings: BTreeMap<String, u64>,
@@ -282,18 +286,22 @@ struct CommitWatcher {
 
 impl CommitWatcher {
     fn new(work: &Work) -> Self {
-        let fresh = work.splits.iter().filter(|task| task.was.is_none());
+        let splits = |is_remade: bool| {
+            let tasks = work.splits.iter().filter(move |task| task.was.is_some() == is_remade);
+            tasks.map(|task| task.split).collect()
+        };
         let now = Instant::now();
-        let remaining = fresh.map(|task| task.split).collect();
         let dataset_splits = work.splits.iter().map(|task| (task.split, task.dataset_split.clone())).collect();
         Self {
-            remaining,
+            remaining: splits(false),
+            remade: splits(true),
             started: BTreeMap::new(),
             dataset_splits,
             last_reports: BTreeMap::new(),
             last_listed: now,
             list_duration: Duration::ZERO,
             last_commit: now,
+            last_remake: now,
             warn_after: FIRST_WARNING_AFTER,
             last_warnings: BTreeMap::new(),
             warnings: BTreeSet::new(),
@@ -304,9 +312,8 @@ impl CommitWatcher {
 
     /// Whether every split has had its record for [`SETTLE_TIME`]. Never true when shards are made again: their records
     /// exist from the start.
-    fn is_settled(&self, work: &Work) -> bool {
-        let remakes = work.splits.iter().any(|task| task.was.is_some());
-        self.remaining.is_empty() && !remakes && self.last_commit.elapsed() >= SETTLE_TIME
+    fn is_settled(&self) -> bool {
+        self.remaining.is_empty() && self.remade.is_empty() && self.last_commit.elapsed() >= SETTLE_TIME
     }
 
     async fn poll_if_due(&mut self, work: &Work, events: EventSink<'_>) -> Result<()> {
@@ -314,19 +321,22 @@ impl CommitWatcher {
             self.poll(work, events).await?;
         }
         // the run itself reports splits that make no progress
-        let at_work = self
-            .last_reports
-            .values()
-            .any(|(report, _)| report.splits.iter().any(|at| self.remaining.contains(&at.split)));
-        if !at_work && self.last_commit.elapsed() >= self.warn_after {
-            let seconds = self.last_commit.elapsed().as_secs();
+        let is_any_made = |of: &BTreeSet<SplitId>| {
+            self.last_reports.values().any(|(report, _)| report.splits.iter().any(|at| of.contains(&at.split)))
+        };
+        let at_work = is_any_made(&self.remaining);
+        if is_any_made(&self.remade) {
+            self.last_remake = Instant::now();
+        }
+        let idle = self.last_commit.max(self.last_remake).elapsed();
+        if !at_work && idle >= self.warn_after {
+            let seconds = idle.as_secs();
             events(Step::Warning(format!(
                 "no executor has made a split of this job for {seconds} s: none may have a free slot (`stillhouse executor` starts one), or all get ready"
             )))?;
             self.warn_after *= 2;
         }
-        if self.last_reports.is_empty() && self.started.is_empty() && self.last_commit.elapsed() >= NO_EXECUTOR_TIMEOUT
-        {
+        if self.last_reports.is_empty() && self.started.is_empty() && idle >= NO_EXECUTOR_TIMEOUT {
             let message = format!(
                 "no executor has told of this job within {} minutes; valid: executors of this scheduler (`stillhouse executor`) with a free \
                  slot, then the same command again",
@@ -474,7 +484,8 @@ mod tests {
     use std::sync::Mutex;
 
     use stillhouse_pipeline::events::Progress;
-    use stillhouse_pipeline::output::Output;
+    use stillhouse_pipeline::output::{Output, SplitAtWork, SplitCounts};
+    use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
     use super::*;
 
@@ -508,11 +519,11 @@ mod tests {
         let fresh = work(folder.path(), vec![task(None)]);
         let mut commits = CommitWatcher::new(&fresh);
         commits.last_commit = ago(SETTLE_TIME);
-        assert!(!commits.is_settled(&fresh));
+        assert!(!commits.is_settled());
         commits.remaining.clear();
-        assert!(commits.is_settled(&fresh));
+        assert!(commits.is_settled());
         commits.last_commit = Instant::now();
-        assert!(!commits.is_settled(&fresh));
+        assert!(!commits.is_settled());
     }
 
     #[test]
@@ -545,6 +556,7 @@ mod tests {
         let mut commits = CommitWatcher::new(&work);
         let events = |_: Step| Ok(());
         commits.last_listed = Instant::now() + Duration::from_hours(1);
+        commits.last_remake = ago(NO_EXECUTOR_TIMEOUT);
         commits.last_commit = ago(NO_EXECUTOR_TIMEOUT / 2);
         commits.poll_if_due(&work, &events).await.unwrap();
         commits.last_commit = ago(NO_EXECUTOR_TIMEOUT);
@@ -552,6 +564,40 @@ mod tests {
         assert!(error.retryable && error.to_string().contains("within 60 minutes"), "{error}");
         commits.last_reports.insert("1".into(), (report("one", &[]), Instant::now()));
         commits.poll_if_due(&work, &events).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_run_that_makes_all_its_shards_again_warns_only_while_no_executor_works() {
+        let folder = tempfile::tempdir().unwrap();
+        let record: ShardRecord = serde_json::from_value(serde_json::json!({
+            "path": "", "dataset_split": "train", "split": 3, "rows": 1, "tokens": 1, "bytes": 1, "sha256": "", "column_bytes": {},
+            "statistics": Statistics::default(),
+        }))
+        .unwrap();
+        let task = SplitTask { split: SplitId(3), dataset_split: "train".into(), was: Some(record) };
+        let work = work(folder.path(), vec![task]);
+        let mut commits = CommitWatcher::new(&work);
+        commits.last_listed = Instant::now() + Duration::from_hours(1);
+        let warned = Mutex::new(0);
+        let events = |step: Step| {
+            assert!(matches!(step, Step::Warning(_)), "{step:?}");
+            *warned.lock().unwrap() += 1;
+            Ok(())
+        };
+        let split =
+            SplitAtWork { split: SplitId(3), reads: String::new(), stages: Vec::new(), counts: SplitCounts::default() };
+        let at_work = AtWork { splits: vec![split], ..report("one", &[]) };
+        commits.last_reports.insert("1".into(), (at_work, Instant::now()));
+        (commits.last_commit, commits.last_remake) = (ago(NO_EXECUTOR_TIMEOUT), ago(NO_EXECUTOR_TIMEOUT));
+        commits.poll_if_due(&work, &events).await.unwrap();
+        assert_eq!(*warned.lock().unwrap(), 0);
+        // the executor has left a moment ago
+        commits.last_reports.clear();
+        commits.poll_if_due(&work, &events).await.unwrap();
+        assert_eq!(*warned.lock().unwrap(), 0);
+        commits.last_remake = ago(FIRST_WARNING_AFTER);
+        commits.poll_if_due(&work, &events).await.unwrap();
+        assert_eq!(*warned.lock().unwrap(), 1);
     }
 
     #[test]
