@@ -27,6 +27,7 @@ use datafusion::prelude::SessionConfig;
 use futures::TryStreamExt;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use stillhouse_pipeline::run::worker::Place;
+use stillhouse_pipeline::storage::Backoff;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::codec::Codec;
@@ -43,8 +44,9 @@ const RETURN_DELAY: Duration = Duration::from_secs(5);
 /// How long a stopping executor may take to tell the scheduler, and to finish splits that are about to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Interval between two tries to reach a scheduler that does not answer yet.
-const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Waits between the tries to reach a scheduler that does not answer yet; random, so that the executors of a cluster do
+/// not call at once.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), largest: Duration::from_secs(2) };
 
 /// Options of an executor.
 pub struct Options {
@@ -150,6 +152,7 @@ async fn unregister(scheduler: &Scheduler, token: &Token, executor_id: String) -
 /// Checks that there is a scheduler and that it accepts this executor: Ballista's own loop would poll forever.
 async fn check_scheduler(scheduler: &Scheduler, token: &Token, patience: Duration) -> Result<()> {
     let began = std::time::Instant::now();
+    let mut failures = 0;
     loop {
         let check = async {
             let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await?);
@@ -158,7 +161,10 @@ async fn check_scheduler(scheduler: &Scheduler, token: &Token, patience: Duratio
         };
         match check.await {
             Ok(_) => return Ok(()),
-            Err(e) if e.retryable && began.elapsed() < patience => tokio::time::sleep(RETRY_INTERVAL).await,
+            Err(e) if e.retryable && began.elapsed() < patience => {
+                failures += 1;
+                tokio::time::sleep(BACKOFF.wait(failures, None)).await;
+            }
             Err(e) => return Err(e),
         }
     }
