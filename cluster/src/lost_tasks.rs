@@ -87,7 +87,7 @@ impl<S> LostTaskDetector<S> {
 }
 
 /// The executor that polls, and how many tasks it runs.
-fn running(params: &PollWorkParams) -> Option<(String, usize)> {
+fn executor_and_running(params: &PollWorkParams) -> Option<(String, usize)> {
     let metadata = params.metadata.as_ref()?;
     let ExecutorSpecification { vcores, .. } = metadata.specification.clone()?.into();
     Some((metadata.id.clone(), vcores.saturating_sub(params.num_free_vcores) as usize))
@@ -112,7 +112,7 @@ forward_calls! {
         type ExecuteQueryPushStream = S::ExecuteQueryPushStream;
 
         async fn poll_work(&self, request: Request<PollWorkParams>) -> Result<Response<PollWorkResult>, Status> {
-            let Some((executor_id, running)) = running(request.get_ref()) else {
+            let Some((executor_id, running)) = executor_and_running(request.get_ref()) else {
                 return self.scheduler.poll_work(request).await;
             };
             let ended = request.get_ref().task_status.len();

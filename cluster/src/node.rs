@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Ballista cuts a plan into tasks at the leaves that it knows, and an in-memory source is one of them. So a task
-//! carries the task spec and its own row, whatever the number of splits. Each executor builds the pipeline's plan of all
-//! splits once.
+//! carries the task spec and its own row, whatever the number of splits. Each executor builds the pipeline's plan of
+//! all splits once.
 
 use std::fmt;
 use std::sync::Arc;

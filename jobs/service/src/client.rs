@@ -104,9 +104,9 @@ impl ServiceOptions {
     /// When the address or the token is not valid.
     pub fn client(&self) -> Result<Client> {
         let usage = |message: &str| ClientError::Usage(message.to_owned());
-        let given = self.url.clone().unwrap_or_else(|| format!("http://127.0.0.1:{DEFAULT_PORT}"));
+        let address = self.url.clone().unwrap_or_else(|| format!("http://127.0.0.1:{DEFAULT_PORT}"));
         let url =
-            Url::parse(&given).map_err(|e| usage(&format!("--url: {e}; valid: http://host:port, https://host")))?;
+            Url::parse(&address).map_err(|e| usage(&format!("--url: {e}; valid: http://host:port, https://host")))?;
         // the message must not repeat parts that may hold a secret
         if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
             return Err(usage(
@@ -325,12 +325,13 @@ impl Client {
     }
 
     fn send(&self, ask: &Ask<'_>) -> Result<Response> {
-        let wrong = |what: &dyn std::fmt::Display| ClientError::Usage(format!("the request cannot be sent: {what}"));
-        let mut url = Url::parse(&format!("{}{}", self.base, ask.path)).map_err(|e| wrong(&e))?;
+        let usage_error =
+            |what: &dyn std::fmt::Display| ClientError::Usage(format!("the request cannot be sent: {what}"));
+        let mut url = Url::parse(&format!("{}{}", self.base, ask.path)).map_err(|e| usage_error(&e))?;
         if !ask.query.is_empty() {
             url.query_pairs_mut().extend_pairs(&ask.query);
         }
-        let method = Method::from_bytes(ask.method.as_bytes()).map_err(|e| wrong(&e))?;
+        let method = Method::from_bytes(ask.method.as_bytes()).map_err(|e| usage_error(&e))?;
         let mut request = self.http.request(method, url);
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));

@@ -45,7 +45,7 @@ const RESERVE_BYTES: usize = 256 << 10;
 
 impl ReserveFile {
     /// The reserve of a data folder.
-    pub fn of(folder: &Path) -> Self {
+    pub fn in_folder(folder: &Path) -> Self {
         Self(folder.join("reserve"))
     }
 

@@ -35,7 +35,7 @@ use super::api::limits::{AddressCount, AddressCounts};
 use super::config::{Config, Limits};
 use super::drain_body::{self, UnreadBody};
 use super::proxies::Proxies;
-use super::{process, until};
+use super::{process, wait_until_set};
 
 /// How long a client may leave sent data unacknowledged; a live stream sends something every 15 seconds.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut s
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            () = until(&mut stopping) => break,
+            () = wait_until_set(&mut stopping) => break,
             Some(_) = connections.join_next() => continue,
             accepted = accept(&listener) => accepted,
         };
@@ -150,7 +150,7 @@ async fn answer_requests(
     );
     let result = tokio::select! {
         result = connection.as_mut() => result,
-        () = until(&mut stopping) => {
+        () = wait_until_set(&mut stopping) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

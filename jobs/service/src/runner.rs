@@ -61,7 +61,7 @@ pub async fn run_attempt(service: Arc<Service>, task: Task, gpu: Option<u32>, st
         if !matches!(e, StoreError::DiskFull(_)) {
             tracing::error!(job = %id, "cannot store how an attempt ended: {e}");
         }
-        if matches!(e, StoreError::Damaged(_) | StoreError::NoJob(_)) {
+        if matches!(e, StoreError::Inconsistent(_) | StoreError::NoJob(_)) {
             break;
         }
         tokio::time::sleep(DISK_RETRY_INTERVAL).await;
@@ -143,8 +143,8 @@ impl Attempt {
             Err(e) => tracing::error!(job = %id, "cannot write its log: {e}"),
         }
         // the job may have been cancelled before its attempt could be stopped
-        let (own, store) = (id.clone(), Arc::clone(&self.service.store));
-        let state = store.read(move |c| jobs::get(c, &own)).await.map_err(|e| e.to_string())?.state;
+        let (job_id, store) = (id.clone(), Arc::clone(&self.service.store));
+        let state = store.read(move |c| jobs::get(c, &job_id)).await.map_err(|e| e.to_string())?.state;
         if state == JobState::Cancelling {
             return Ok(Outcome::Cancelled);
         }
@@ -172,8 +172,8 @@ impl Attempt {
             }
         }
         // the order comes only now, so that a service that dies earlier leaves no worker at work
-        let given = tokio::task::spawn_blocking(move || worker.send_request(&request).map(|()| worker));
-        let worker = given.await.map_err(|e| e.to_string())?.map_err(failed)?;
+        let sent = tokio::task::spawn_blocking(move || worker.send_request(&request).map(|()| worker));
+        let worker = sent.await.map_err(|e| e.to_string())?.map_err(failed)?;
         tracing::info!(job = %id, attempt, process, gpu = self.gpu, user = self.task.user, "attempt began");
         let mut outcome = self.supervise(worker).await;
         if let Ok(ended) = &outcome
@@ -230,8 +230,8 @@ impl Attempt {
 
     async fn load_rates(&self) -> Rates {
         let id = self.task.job_ref.id.clone();
-        let kept = self.service.store.read(move |c| jobs::rates(c, &id)).await.ok().flatten();
-        kept.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+        let stored = self.service.store.read(move |c| jobs::rates(c, &id)).await.ok().flatten();
+        stored.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
 
     /// Reads the worker's output to its end, and stops the worker if needed.

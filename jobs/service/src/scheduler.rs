@@ -20,7 +20,7 @@ use super::model::{EventType, JobId, JobState, ResultView, Slot, Time};
 use super::runner::{self, Stop};
 use super::store::jobs::{self, Report, Task};
 use super::store::{self, Result, StoreError, attempts, events};
-use super::{Service, dataset_query, pending_cancels, until, worker};
+use super::{Service, dataset_query, pending_cancels, wait_until_set, worker};
 
 /// The running attempts.
 #[derive(Default)]
@@ -176,7 +176,7 @@ pub async fn run(service: Arc<Service>, mut leftovers: Leftovers, mut shutdown: 
             Duration::from_millis((due.0 - Time::now().0).clamp(10, MAX_SLEEP.as_millis() as i64) as u64)
         });
         tokio::select! {
-            () = until(&mut shutdown) => break,
+            () = wait_until_set(&mut shutdown) => break,
             () = service.wake.notified() => {}
             () = tokio::time::sleep(sleep) => {}
             _ = minutes.tick() => delete_old(&service).await,
@@ -267,17 +267,17 @@ pub struct Leftovers(VecDeque<i64>);
 /// When a worker of the earlier service does not end: its job must not run twice.
 pub async fn recover(service: &Arc<Service>) -> Result<Leftovers, String> {
     let open = service.store.read(attempts::open).await.map_err(|e| e.to_string())?;
-    let mut left = Leftovers(VecDeque::new());
+    let mut leftovers = Leftovers(VecDeque::new());
     for attempt in open {
         if let Some((process, start_time)) = attempt.process {
             let removed = tokio::task::spawn_blocking(move || worker::kill_leftover(process, start_time));
             removed.await.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
         }
-        left.0.push_back(attempt.job);
+        leftovers.0.push_back(attempt.job);
     }
     service.clear_scratch().await;
-    match left.store(service).await {
-        Ok(()) | Err(StoreError::DiskFull(_)) => Ok(left),
+    match leftovers.store(service).await {
+        Ok(()) | Err(StoreError::DiskFull(_)) => Ok(leftovers),
         Err(e) => Err(e.to_string()),
     }
 }

@@ -165,7 +165,7 @@ fn split_host(host: &str) -> (&str, Option<u16>) {
 mod tests {
     use super::*;
 
-    fn asked(config: &Config, pairs: &[(&'static str, &str)]) -> u16 {
+    fn status_of(config: &Config, pairs: &[(&'static str, &str)]) -> u16 {
         let mut headers = HeaderMap::new();
         for (name, value) in pairs {
             headers.append(*name, value.parse().unwrap());
@@ -194,7 +194,7 @@ mod tests {
             (200, &[("host", "localhost:7373"), ("sec-fetch-site", "same-origin")]),
             (200, &[("host", "localhost:7373"), ("sec-fetch-site", "none")]),
         ] {
-            assert_eq!(asked(&config, headers), expected, "{headers:?}");
+            assert_eq!(status_of(&config, headers), expected, "{headers:?}");
         }
     }
 

@@ -21,7 +21,7 @@ use super::limits::Watcher;
 use crate::model::{EventType, EventView, JobId};
 use crate::store::events::{self, Position};
 use crate::store::{Store, StoreError, jobs};
-use crate::{Service, until};
+use crate::{Service, wait_until_set};
 
 fn to_sse(event: &EventView) -> SseEvent {
     let message = SseEvent::default().event(event.kind.name());
@@ -47,7 +47,7 @@ impl LiveInput {
         let received = tokio::select! {
             biased;
             () = self.watcher.token_ended() => return None,
-            () = until(&mut self.stopping) => return None,
+            () = wait_until_set(&mut self.stopping) => return None,
             received = self.receiver.recv() => received,
         };
         match received {
@@ -256,8 +256,8 @@ impl AllJobsStream {
                 AllJobsStage::Live => match self.feed.live_input.next().await? {
                     Ok(event) => {
                         let is_new = event.seq.is_none_or(|seq| seq > self.feed.after);
-                        let is_told = matches!(event.kind, EventType::State | EventType::Progress);
-                        if is_new && is_told && self.is_own(&event.job).await? {
+                        let is_shown = matches!(event.kind, EventType::State | EventType::Progress);
+                        if is_new && is_shown && self.is_own(&event.job).await? {
                             self.feed.ready.push_back(event.as_ref().clone());
                         }
                     }

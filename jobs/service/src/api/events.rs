@@ -16,7 +16,7 @@ use super::auth::Caller;
 use super::event_streams::{AllJobsStream, JobStream};
 use super::limits::{ReachedLimit, Watcher};
 use super::problem::{ApiResult, ProblemDetails};
-use super::query::{Id, Nothing, Params};
+use super::query::{Id, NoQuery, Params};
 use super::{App, require_visible};
 use crate::model::EventView;
 use crate::store::events::{self, Position};
@@ -77,9 +77,9 @@ pub async fn job_events(
     let is_live = wants_stream(&headers);
     let watcher = if is_live { Some(open_stream(&app, &caller)?) } else { None };
     // subscribe before the history is read, so that no event falls between the two
-    let receiver = app.service.store.watch();
-    let found = id.clone();
-    let newest = app.service.store.read(move |c| jobs::get(c, &found).and_then(|_| events::newest_seq(c))).await?;
+    let receiver = app.service.store.subscribe();
+    let job_id = id.clone();
+    let newest = app.service.store.read(move |c| jobs::get(c, &job_id).and_then(|_| events::newest_seq(c))).await?;
     if after > newest && (is_live || last_id.is_some()) {
         return Err(unknown_event(after, newest, "ask again without it, and everything of the job is sent"));
     }
@@ -106,29 +106,29 @@ pub async fn job_events(
 pub async fn all_events(
     State(app): State<App>,
     caller: Caller,
-    _: Params<Nothing>,
+    _: Params<NoQuery>,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     const RESUBSCRIBE: &str = "open the stream without Last-Event-ID, then list the jobs (GET /api/v1/jobs)";
     let user = caller.visible_user()?.map(str::to_owned);
     let last_id = last_event_id(&headers)?;
     let watcher = open_stream(&app, &caller)?;
-    let receiver = app.service.store.watch();
+    let receiver = app.service.store.subscribe();
     let query = app.service.store.read(move |c| {
         let newest = events::newest_seq(c)?;
         Ok((newest, last_id.map(|last| events::position(c, last)).transpose()?))
     });
     let (newest, position) = query.await?;
     let after = last_id.unwrap_or(newest);
-    let gone = |what: String| Err(ProblemDetails::new(StatusCode::CONFLICT, format!("{what}; {RESUBSCRIBE}")));
+    let conflict = |what: String| Err(ProblemDetails::new(StatusCode::CONFLICT, format!("{what}; {RESUBSCRIBE}")));
     match position {
         None | Some(Position::Complete) => {}
         Some(Position::Unknown(newest)) => return Err(unknown_event(after, newest, RESUBSCRIBE)),
         Some(Position::Deleted) => {
-            return gone(format!("not all events after {after} are here: jobs were deleted since"));
+            return conflict(format!("not all events after {after} are here: jobs were deleted since"));
         }
         Some(Position::TooOld) => {
-            return gone(format!(
+            return conflict(format!(
                 "{} events came after {after}, more than are sent again",
                 newest.saturating_sub(after)
             ));

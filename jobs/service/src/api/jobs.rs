@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::auth::{Caller, not_own_job};
 use super::problem::{ApiResult, ProblemDetails};
-use super::query::{Id, Nothing, Params};
+use super::query::{Id, NoQuery, Params};
 use super::{App, require_visible, run_uncancelled};
 use crate::model::{Job, JobState, RatePoint, Time};
 use crate::pending_cancels;
@@ -117,7 +117,7 @@ pub async fn list(
 #[utoipa::path(get, path = "/jobs/{id}", operation_id = "getJob", tag = "jobs", params(Id), responses(
     (status = 200, description = "The job", body = Job),
 ))]
-pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<Json<Job>> {
+pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Json<Job>> {
     require_visible(&app, &caller, &id).await?;
     let mut job = app.service.store.read(move |c| jobs::get_with_position(c, &id)).await?;
     app.service.pending_cancels.apply(&mut job);
@@ -128,7 +128,7 @@ pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
 #[utoipa::path(get, path = "/jobs/{id}/file", operation_id = "getJobFile", tag = "jobs", params(Id), responses(
     (status = 200, description = "The job file", content((String = "application/yaml"), (serde_json::Value = "application/json"))),
 ))]
-pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<Response> {
+pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Response> {
     require_visible(&app, &caller, &id).await?;
     let (media_type, text) = app.service.store.read(move |c| jobs::file(c, &id)).await?;
     let media_type = if media_type == super::submit::JSON { super::submit::JSON } else { super::submit::YAML };
@@ -145,7 +145,7 @@ pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
     (status = 202, description = "The worker of the job is being stopped, or the cancel cannot be stored yet because the disk is full", body = Job),
     (status = 409, description = "The job has already ended", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<Response> {
+pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Response> {
     owned_job(&app, &caller, &id).await?;
     let by = caller.require(Scope::Submit)?.user.clone();
     let service = Arc::clone(&app.service);
@@ -161,7 +161,7 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
     (status = 202, description = "The job waits for its next attempt", body = Job),
     (status = 409, description = "The job is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<Response> {
+pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Response> {
     owned_job(&app, &caller, &id).await?;
     let by = caller.require(Scope::Submit)?.user.clone();
     let service = Arc::clone(&app.service);
@@ -181,7 +181,7 @@ pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params
     (status = 204, description = "The job is deleted"),
     (status = 409, description = "The job has not ended", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<StatusCode> {
+pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<StatusCode> {
     owned_job(&app, &caller, &id).await?;
     let service = Arc::clone(&app.service);
     run_uncancelled(async move {
@@ -218,7 +218,7 @@ pub async fn rates(
     State(app): State<App>,
     caller: Caller,
     Id(id): Id,
-    _: Params<Nothing>,
+    _: Params<NoQuery>,
 ) -> ApiResult<Json<RateList>> {
     require_visible(&app, &caller, &id).await?;
     let stored = app.service.store.read(move |c| jobs::rates(c, &id)).await?;

@@ -10,7 +10,7 @@ use metrics::gauge;
 use tokio::sync::watch;
 
 use crate::store::tokens::Holder;
-use crate::until;
+use crate::wait_until_set;
 
 /// Most clients to remember. Beyond this number, those with a full bucket are dropped.
 const MAX_CLIENTS: usize = 10_000;
@@ -152,7 +152,7 @@ impl Watcher {
     /// Waits until the token is revoked or expires; forever without a token.
     pub async fn token_ended(&mut self) {
         match &mut self.ended {
-            Some(ended) => until(ended).await,
+            Some(ended) => wait_until_set(ended).await,
             None => std::future::pending().await,
         }
     }

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::App;
 use super::auth::Caller;
 use super::problem::{ApiResult, ProblemDetails};
-use super::query::{Nothing, Params};
+use super::query::{NoQuery, Params};
 use crate::disk_space;
 use crate::store::jobs;
 use crate::store::tokens::Scope;
@@ -44,7 +44,7 @@ const ANSWER_TTL: Duration = Duration::from_millis(250);
 
 /// Check whether the process is alive
 #[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "The process is alive", body = Status)))]
-pub async fn health(_: Params<Nothing>) -> Json<Status> {
+pub async fn health(_: Params<NoQuery>) -> Json<Status> {
     Json(Status { status: "ok".into() })
 }
 
@@ -53,7 +53,7 @@ pub async fn health(_: Params<Nothing>) -> Json<Status> {
     (status = 200, description = "The service accepts jobs", body = Status),
     (status = 503, description = "The service is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> ApiResult<Json<Status>> {
+pub async fn ready(State(app): State<App>, _: Params<NoQuery>) -> ApiResult<Json<Status>> {
     let refused = |detail: &str| ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail);
     if *app.service.stopping.borrow() {
         return Err(refused("the service is stopping"));
@@ -79,7 +79,7 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> ApiResult<Json
 
 /// Get the version, and the caller
 #[utoipa::path(get, path = "/version", operation_id = "getVersion", tag = "service", security((), ("token" = [])), responses((status = 200, description = "The version, and the caller", body = Version)))]
-pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>) -> Json<Version> {
+pub async fn version(State(app): State<App>, caller: Caller, _: Params<NoQuery>) -> Json<Version> {
     let auth = if app.service.config.needs_token() { "token" } else { "open" };
     let (user, scopes) = caller.holder.map_or((None, Vec::new()), |h| (Some(h.user), h.scopes));
     Json(Version { version: env!("CARGO_PKG_VERSION").into(), auth: auth.into(), user, scopes })
@@ -87,13 +87,13 @@ pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>)
 
 /// Get this document
 #[utoipa::path(get, path = "/openapi.json", operation_id = "getOpenApi", tag = "service", security(()), responses((status = 200, description = "OpenAPI 3.1", body = Value)))]
-pub async fn openapi(_: Params<Nothing>) -> Json<Value> {
+pub async fn openapi(_: Params<NoQuery>) -> Json<Value> {
     Json(super::openapi::document())
 }
 
 /// Get the JSON Schema of job files
 #[utoipa::path(get, path = "/schema", operation_id = "getJobSchema", tag = "service", security(()), responses((status = 200, description = "JSON Schema, draft 2020-12", body = Value)))]
-pub async fn schema(_: Params<Nothing>) -> Json<Value> {
+pub async fn schema(_: Params<NoQuery>) -> Json<Value> {
     Json(job_format().json_schema())
 }
 

@@ -22,7 +22,7 @@ use super::auth::Caller;
 use super::fair_semaphore::Requester;
 use super::limits::Watcher;
 use super::problem::{ApiResult, ProblemDetails};
-use super::query::{Id, Nothing, Params};
+use super::query::{Id, NoQuery, Params};
 use super::report_cache::DatasetQuery;
 use super::submit::JSON;
 use super::{App, require_visible};
@@ -31,7 +31,7 @@ use crate::logs::LogReader;
 use crate::model::{EventType, EventView, JobId, JobState};
 use crate::order::Work;
 use crate::store::{Store, events, jobs};
-use crate::until;
+use crate::wait_until_set;
 
 /// Which lines to return, and whether to follow the log.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -70,9 +70,9 @@ pub async fn logs(
     Params(query): Params<LogsQuery>,
 ) -> ApiResult<Response> {
     require_visible(&app, &caller, &id).await?;
-    let receiver = app.service.store.watch();
-    let found = id.clone();
-    let job = app.service.store.read(move |c| jobs::get(c, &found)).await?;
+    let receiver = app.service.store.subscribe();
+    let job_id = id.clone();
+    let job = app.service.store.read(move |c| jobs::get(c, &job_id)).await?;
     let follow = query.follow.unwrap_or(false);
     let watcher = if follow { Some(super::events::open_stream(&app, &caller)?) } else { None };
     let mut reader = app.service.logs.read(&id);
@@ -151,7 +151,7 @@ impl LogStream {
                 biased;
                 () = over => return None,
                 () = &mut pause => return Some(()),
-                () = until(&mut self.stopping) => return None,
+                () = wait_until_set(&mut self.stopping) => return None,
                 event = self.receiver.recv() => event,
             };
             match event {
@@ -186,7 +186,7 @@ impl LogStream {
     (status = 504, description = "The data set could not be read within `limits.report_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 502, description = "The data set cannot be read", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> ApiResult<Response> {
+pub async fn manifest(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Response> {
     require_visible(&app, &caller, &id).await?;
     cached_or_query(&app, &caller, id, DatasetQuery::Manifest).await
 }

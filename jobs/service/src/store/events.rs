@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
-use super::{Result, damaged};
+use super::{Result, inconsistent};
 use crate::model::{EventType, EventView, JobId, Time};
 
 /// A job as events refer to it: row number, id and current attempt.
@@ -58,8 +58,8 @@ pub fn position(connection: &Connection, after: i64) -> Result<Position> {
         return Ok(Position::TooOld);
     }
     let sql = "SELECT COUNT(*) FROM events WHERE seq > ?";
-    let there: i64 = connection.prepare_cached(sql)?.query_row([after], |row| row.get(0))?;
-    Ok(if there == lag { Position::Complete } else { Position::Deleted })
+    let stored: i64 = connection.prepare_cached(sql)?.query_row([after], |row| row.get(0))?;
+    Ok(if stored == lag { Position::Complete } else { Position::Deleted })
 }
 
 /// Changes of state after a number, of all jobs or of one user's, oldest first.
@@ -71,7 +71,7 @@ pub fn state_changes(connection: &Connection, user: Option<&str>, after: i64, li
     let rows = statement.query_map(params![after, user, limit], |row| Ok((raw(row)?, row.get::<_, String>(5)?)))?;
     rows.map(|row| {
         let (raw, id) = row?;
-        to_view(raw, &id.parse().map_err(|()| damaged("a job's id"))?)
+        to_view(raw, &id.parse().map_err(|()| inconsistent("a job's id"))?)
     })
     .collect()
 }
@@ -92,8 +92,8 @@ fn to_view((seq, time, attempt, kind, data): Raw, id: &JobId) -> Result<EventVie
         job: id.clone(),
         time: Time(time),
         attempt,
-        kind: kind.parse().map_err(|()| damaged(format!("event {seq} of kind {kind:?}")))?,
-        data: serde_json::from_str(&data).map_err(damaged)?,
+        kind: kind.parse().map_err(|()| inconsistent(format!("event {seq} of kind {kind:?}")))?,
+        data: serde_json::from_str(&data).map_err(inconsistent)?,
     })
 }
 

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::events::{self, JobRef};
-use super::{Result, StoreError, attempts, damaged};
+use super::{Result, StoreError, attempts, inconsistent};
 use crate::model::{Device, EventType, EventView, Job, JobId, JobState, ResultView, Slot, Time};
 
 /// A job to submit.
@@ -200,7 +200,7 @@ pub fn existing_submission(connection: &Connection, user: &str, key: &Idempotenc
     match found {
         None => Ok(None),
         Some((request, _)) if request != key.request => Err(StoreError::KeyReused),
-        Some((_, id)) => get(connection, &id.parse().map_err(|()| damaged("a job's id"))?).map(Some),
+        Some((_, id)) => get(connection, &id.parse().map_err(|()| inconsistent("a job's id"))?).map(Some),
     }
 }
 
@@ -325,7 +325,7 @@ pub fn job_ref_by_row(connection: &Connection, seq: i64) -> Result<(JobRef, JobS
             Ok((JobRef { seq, id: parse_column(row, 0)?, attempt: row.get(1)? }, parse_column(row, 2)?))
         })
         .optional()?;
-    found.ok_or_else(|| damaged(format!("an attempt at job {seq}, which is not there")))
+    found.ok_or_else(|| inconsistent(format!("an attempt at job {seq}, which is not there")))
 }
 
 /// Number of jobs in each state.
@@ -348,7 +348,8 @@ pub fn queued_by_slot(connection: &Connection) -> Result<Vec<(Slot, u64)>> {
 /// Moves a job to another state. A job that goes from running to queued keeps its position in the queue.
 ///
 /// # Errors
-/// [`StoreError::Damaged`] when the diagram of [`JobState`] has no such arrow, or the job is no longer in state `from`.
+/// [`StoreError::Inconsistent`] when the diagram of [`JobState`] has no such arrow, or the job is no longer in state
+/// `from`.
 pub fn transition(
     connection: &Connection,
     job_ref: &JobRef,
@@ -359,7 +360,7 @@ pub fn transition(
     appended: &mut Vec<EventView>,
 ) -> Result<()> {
     if !from.can_transition_to(to) {
-        return Err(damaged(format!("job {} cannot go from {from} to {to}", job_ref.id)));
+        return Err(inconsistent(format!("job {} cannot go from {from} to {to}", job_ref.id)));
     }
     let finished = to.is_final().then_some(now.0);
     let changed = connection
@@ -372,7 +373,7 @@ pub fn transition(
         )?
         .execute(params![to.name(), reason, now.0, finished, job_ref.seq, from.name()])?;
     if changed != 1 {
-        return Err(damaged(format!("job {} is not {from} any more", job_ref.id)));
+        return Err(inconsistent(format!("job {} is not {from} any more", job_ref.id)));
     }
     let data = json!({"from": from, "to": to, "reason": reason});
     appended.push(events::add(connection, job_ref, EventType::State, data, now)?);
@@ -498,7 +499,7 @@ pub struct Report {
 /// Stores a worker's report.
 pub fn report(connection: &Connection, seq: i64, report: &Report, now: Time) -> Result<()> {
     let text = |value: &Option<Value>| value.as_ref().map(Value::to_string);
-    let result = report.result.as_ref().map(serde_json::to_string).transpose().map_err(damaged)?;
+    let result = report.result.as_ref().map(serde_json::to_string).transpose().map_err(inconsistent)?;
     connection
         .prepare_cached(
             "UPDATE jobs SET updated_at = ?, gpu = COALESCE(?, gpu), teacher = COALESCE(?, teacher),

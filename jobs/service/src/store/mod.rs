@@ -73,9 +73,9 @@ pub enum StoreError {
     /// SQLite failed for another reason.
     #[error("the service's database: {0}")]
     Sqlite(#[source] rusqlite::Error),
-    /// A stored value cannot be read back.
+    /// A stored value cannot be read back, or two of them contradict each other.
     #[error("the service's database holds what it cannot: {0}")]
-    Damaged(String),
+    Inconsistent(String),
     /// A thread panicked or was cancelled, or the database is busy.
     #[error("a thread of the service stopped")]
     Stopped,
@@ -120,7 +120,7 @@ impl Store {
     /// When the file cannot be opened, is damaged, or was written by a newer program.
     pub fn open(folder: &Path) -> Result<Arc<Self>> {
         match Self::open_once(folder) {
-            Err(StoreError::DiskFull(_)) if ReserveFile::of(folder).release() => Self::open_once(folder),
+            Err(StoreError::DiskFull(_)) if ReserveFile::in_folder(folder).release() => Self::open_once(folder),
             opened => opened,
         }
     }
@@ -139,7 +139,7 @@ impl Store {
             reader_returned: Condvar::new(),
             bus: broadcast::channel(BUS_CAPACITY).0,
             disk_space: DiskSpace::default(),
-            reserve: ReserveFile::of(folder),
+            reserve: ReserveFile::in_folder(folder),
             corrupt: AtomicBool::new(false),
         }))
     }
@@ -250,7 +250,7 @@ impl Store {
     }
 
     /// Receives all later events.
-    pub fn watch(&self) -> broadcast::Receiver<Arc<EventView>> {
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<EventView>> {
         self.bus.subscribe()
     }
 
@@ -292,8 +292,8 @@ fn check_integrity(connection: &Connection) -> Result<()> {
     if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt(found)) }
 }
 
-fn damaged(what: impl std::fmt::Display) -> StoreError {
-    StoreError::Damaged(what.to_string())
+fn inconsistent(what: impl std::fmt::Display) -> StoreError {
+    StoreError::Inconsistent(what.to_string())
 }
 
 #[cfg(test)]

@@ -153,7 +153,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
 #[test]
 fn every_change_is_an_event_in_order() {
     let (_folder, store) = open();
-    let mut watcher = store.watch();
+    let mut watcher = store.subscribe();
     let id = submit(&store, "a", 0, Slot::Cpu, 1);
     take(&store, &[Slot::Cpu], 2).unwrap();
     store.write_now(|t, appended| jobs::cancel(t, &id, "bob", Time(3), appended)).unwrap();
@@ -176,7 +176,7 @@ fn what_the_diagram_has_not_changes_nothing() {
         let (job_ref, state) = jobs::job_ref(t, &id)?;
         jobs::transition(t, &job_ref, state, JobState::Succeeded, None, Time(2), appended)
     });
-    assert!(matches!(wrong, Err(StoreError::Damaged(_))), "{wrong:?}");
+    assert!(matches!(wrong, Err(StoreError::Inconsistent(_))), "{wrong:?}");
     assert_eq!(get(&store, &id).state, JobState::Queued);
     assert!(matches!(store.write_now(|t, _| jobs::delete(t, &id)), Err(StoreError::WrongState { .. })));
     let retried = store.write_now(|t, appended| jobs::retry(t, &id, "a", Time(2), appended));
@@ -403,7 +403,7 @@ async fn a_store_without_room_changes_nothing_and_goes_on_when_there_is_some() {
             Ok(())
         })
     };
-    let mut watcher = store.watch();
+    let mut watcher = store.subscribe();
     pages(None);
     for _ in 0..2 {
         assert!(matches!(report(), Err(StoreError::DiskFull(_))));

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use utoipa::ToSchema;
 
-use super::{Result, damaged};
+use super::{Result, inconsistent};
 use crate::model::Time;
 
 /// What a token allows.
@@ -156,7 +156,7 @@ pub fn revoke(connection: &Connection, id: &str, now: Time) -> Result<bool> {
 }
 
 fn parse_scopes(text: &str) -> Result<Vec<Scope>> {
-    text.split(',').map(|s| s.parse().map_err(|()| damaged(format!("scope {s:?}")))).collect()
+    text.split(',').map(|s| s.parse().map_err(|()| inconsistent(format!("scope {s:?}")))).collect()
 }
 
 fn hash(secret: &str) -> [u8; 32] {
