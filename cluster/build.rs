@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 /// Folders whose sources decide the bytes of a shard.
 const FOLDERS: [&str; 4] = ["schemas", "operators", "pipeline", "cluster"];
 /// Subfolders that do not.
-const LEFT_OUT: [&str; 6] = ["tests", "benches", "examples", "testdata", "proptest-regressions", "target"];
+const EXCLUDED: [&str; 6] = ["tests", "benches", "examples", "testdata", "proptest-regressions", "target"];
 /// Files that decide the versions of the libraries and how they are built.
-const WORKSPACE: [&str; 2] = ["Cargo.lock", "Cargo.toml"];
+const WORKSPACE_FILES: [&str; 2] = ["Cargo.lock", "Cargo.toml"];
 /// Hexadecimal digits of the hash in the name.
-const DIGITS: usize = 12;
+const HASH_DIGITS: usize = 12;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -31,7 +31,7 @@ fn main() {
 fn name(has_cuda: bool) -> Result<String, Box<dyn std::error::Error>> {
     let crate_folder = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?);
     let root = crate_folder.parent().ok_or("the crate is in no workspace")?;
-    let mut files: Vec<PathBuf> = WORKSPACE.iter().map(PathBuf::from).collect();
+    let mut files: Vec<PathBuf> = WORKSPACE_FILES.iter().map(PathBuf::from).collect();
     for folder in FOLDERS {
         collect(root, Path::new(folder), &mut files)?;
     }
@@ -51,7 +51,7 @@ fn name(has_cuda: bool) -> Result<String, Box<dyn std::error::Error>> {
     }
     let digits = format!("{:032x}", hash.0);
     let features = if has_cuda { ".cuda" } else { "" };
-    Ok(format!("{}+{}{features}", std::env::var("CARGO_PKG_VERSION")?, &digits[..DIGITS]))
+    Ok(format!("{}+{}{features}", std::env::var("CARGO_PKG_VERSION")?, &digits[..HASH_DIGITS]))
 }
 
 fn collect(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
@@ -60,7 +60,7 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Res
         let name = entry.file_name();
         let shown = name.to_string_lossy();
         let kind = entry.file_type()?;
-        if shown.starts_with('.') || (kind.is_dir() && LEFT_OUT.contains(&shown.as_ref())) {
+        if shown.starts_with('.') || (kind.is_dir() && EXCLUDED.contains(&shown.as_ref())) {
             continue;
         }
         let path = folder.join(&name);

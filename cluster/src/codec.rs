@@ -9,29 +9,29 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 
+use crate::executor_jobs::ExecutorJobs;
 use crate::failure;
 use crate::node::{Job, JobExec};
-use crate::order;
-use crate::place::Workplace;
+use crate::sealed_spec;
 use crate::token::Token;
 
-/// The codec of a driver, a scheduler or an executor; only an executor's has a place.
+/// The codec of a driver, a scheduler or an executor; only an executor's has jobs.
 #[derive(Debug)]
 pub struct Codec {
     ballista: BallistaPhysicalExtensionCodec,
     token: Token,
-    place: Option<Arc<Workplace>>,
+    executor_jobs: Option<Arc<ExecutorJobs>>,
 }
 
 impl Codec {
     /// Creates the codec of a process that owns this token.
-    pub fn new(token: Token, place: Option<Arc<Workplace>>) -> Self {
-        Self { ballista: BallistaPhysicalExtensionCodec::default(), token, place }
+    pub fn new(token: Token, executor_jobs: Option<Arc<ExecutorJobs>>) -> Self {
+        Self { ballista: BallistaPhysicalExtensionCodec::default(), token, executor_jobs }
     }
 }
 
-fn refused(why: String) -> DataFusionError {
-    failure::of_task(&PipelineError::new(ErrorKind::Usage, why))
+fn usage_error(why: String) -> DataFusionError {
+    failure::to_task_error(&PipelineError::new(ErrorKind::Usage, why))
 }
 
 impl PhysicalExtensionCodec for Codec {
@@ -42,12 +42,15 @@ impl PhysicalExtensionCodec for Codec {
         context: &TaskContext,
         converter: &dyn PhysicalProtoConverterExtension,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        if !order::is_order(bytes) {
+        if !sealed_spec::is_sealed_spec(bytes) {
             return self.ballista.try_decode(bytes, inputs, context, converter);
         }
-        let order = order::from_bytes(bytes, &self.token).map_err(refused)?;
-        let [input] = inputs else { return Err(refused(format!("a job over {} inputs; valid: one", inputs.len()))) };
-        let job = Job { bytes: bytes.to_vec(), order, token: self.token.clone(), place: self.place.clone() };
+        let spec = sealed_spec::from_bytes(bytes, &self.token).map_err(usage_error)?;
+        let [input] = inputs else {
+            return Err(usage_error(format!("a job over {} inputs; valid: one", inputs.len())));
+        };
+        let job =
+            Job { bytes: bytes.to_vec(), spec, token: self.token.clone(), executor_jobs: self.executor_jobs.clone() };
         Ok(Arc::new(JobExec::new(Arc::new(job), Arc::clone(input))))
     }
 

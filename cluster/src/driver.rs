@@ -41,34 +41,34 @@ use crate::codec::Codec;
 use crate::node::{self, Job};
 use crate::token::Token;
 use crate::wire::{self, Scheduler};
-use crate::{failure, order};
+use crate::{failure, sealed_spec};
 
 /// Interval between two status requests to the scheduler.
-const ASKS: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The run gives up on a scheduler that has not answered for this long.
-const GONE: Duration = Duration::from_secs(20);
+const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Shortest interval between two looks at the output.
-const LOOKS: Duration = Duration::from_secs(1);
+const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
 /// After a look the run waits at least this many times as long as the look took.
-const SHARE: u32 = 3;
+const WAIT_FACTOR: u32 = 3;
 /// Commit records that are read concurrently.
-const RECORDS: usize = 16;
+const CONCURRENT_READS: usize = 16;
 /// How long the run waits for another executor when all active ones report that they cannot make its splits.
-const OTHERS: Duration = Duration::from_mins(2);
+const UNABLE_TIMEOUT: Duration = Duration::from_mins(2);
 /// Most distinct executor warnings that a run passes on.
-const MOST_WARNINGS: usize = 1_000;
+const MAX_WARNINGS: usize = 1_000;
 /// Most executors that the run names one by one as unable to make its splits.
-const MOST_NAMED: usize = 8;
+const MAX_NAMED: usize = 8;
 /// Time without a commit after which the run warns of possible reasons. It doubles with each warning.
-const QUIET: Duration = Duration::from_secs(30);
+const FIRST_WARNING_AFTER: Duration = Duration::from_secs(30);
 /// The run fails when no executor has reported on its job for this long.
-const NOBODY: Duration = Duration::from_hours(1);
+const NO_EXECUTOR_TIMEOUT: Duration = Duration::from_hours(1);
 /// How long the run waits for the scheduler once every split has its record. An executor that lost its connection may
 /// report the end of a task late or never.
-const SETTLES: Duration = Duration::from_secs(30);
+const SETTLE_TIME: Duration = Duration::from_secs(30);
 
 /// The cluster behind a scheduler.
-struct Cluster {
+struct ClusterDriver {
     scheduler: Scheduler,
     token: Token,
 }
@@ -80,32 +80,32 @@ struct Cluster {
 pub fn connect(engine: &Engine) -> Result<Arc<dyn Driver>> {
     let missing = || PipelineError::new(ErrorKind::Usage, "engine.scheduler: is required and missing");
     let scheduler = Scheduler::find(engine.scheduler.as_deref().ok_or_else(missing)?)?;
-    Ok(Arc::new(Cluster { scheduler, token: Token::find(None)? }))
+    Ok(Arc::new(ClusterDriver { scheduler, token: Token::find(None)? }))
 }
 
-impl Driver for Cluster {
-    fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>> {
+impl Driver for ClusterDriver {
+    fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, events: EventSink<'a>) -> BoxFuture<'a, Result<()>> {
         async move {
             if work.splits.is_empty() {
                 return Ok(());
             }
-            is_wanted(work)?;
+            check_not_stopped(work)?;
             let mut submitted = self.submit(spec, work).await?;
-            let ended = submitted.watch(work, tell).await;
-            if ended.is_err() {
+            let result = submitted.watch(work, events).await;
+            if result.is_err() {
                 work.stop.store(true, Ordering::Relaxed);
             }
-            if !matches!(ended, Ok(End::Told)) {
+            if !matches!(result, Ok(JobEnd::Reported)) {
                 submitted.cancel().await;
             }
-            ended.map(drop)
+            result.map(drop)
         }
         .boxed()
     }
 }
 
 /// Returns an error once the run has to stop; the caller then cancels the job.
-fn is_wanted(work: &Work) -> Result<()> {
+fn check_not_stopped(work: &Work) -> Result<()> {
     match work.stop.load(Ordering::Relaxed) {
         false => Ok(()),
         true => Err(PipelineError::new(ErrorKind::Cancelled, "the run was told to stop")),
@@ -115,26 +115,27 @@ fn is_wanted(work: &Work) -> Result<()> {
 type Client = SchedulerGrpcClient<Channel>;
 
 /// How a job ended.
-enum End {
+enum JobEnd {
     /// The scheduler reported it.
-    Told,
+    Reported,
     /// Every split has its record, but the scheduler still reports the job as running.
-    Seen,
+    Observed,
 }
 
 /// A job submitted to a scheduler.
-struct Submitted<'a> {
+struct SubmittedJob<'a> {
     scheduler: &'a Scheduler,
     client: Client,
-    job: String,
+    job_id: String,
 }
 
-impl Cluster {
-    async fn submit(&self, spec: &TaskSpec, work: &Work) -> Result<Submitted<'_>> {
+impl ClusterDriver {
+    async fn submit(&self, spec: &TaskSpec, work: &Work) -> Result<SubmittedJob<'_>> {
         let channel = self.scheduler.connect(&self.token).await?;
         let client = SchedulerGrpcClient::new(channel);
-        let mut client =
-            client.max_encoding_message_size(wire::LARGEST_MESSAGE).max_decoding_message_size(wire::LARGEST_MESSAGE);
+        let mut client = client
+            .max_encoding_message_size(wire::MAX_MESSAGE_BYTES)
+            .max_decoding_message_size(wire::MAX_MESSAGE_BYTES);
         let plan = self.plan(spec, work).map_err(PipelineError::of_plan)?;
         let setting = |key: &str, value: &str| KeyValuePair { key: key.into(), value: Some(value.into()) };
         let (session, operation) = (uuid::Uuid::new_v4().to_string(), uuid::Uuid::new_v4().to_string());
@@ -153,20 +154,20 @@ impl Cluster {
         };
         let mut request = Request::new(query);
         insert_version_header(request.metadata_mut());
-        let answer = client.execute_query(request).await.map_err(|e| self.refused(&e))?.into_inner();
-        match answer.result {
+        let response = client.execute_query(request).await.map_err(|e| self.scheduler_error(&e))?.into_inner();
+        match response.result {
             Some(execute_query_result::Result::Success(success)) => {
-                Ok(Submitted { scheduler: &self.scheduler, client, job: success.job_id })
+                Ok(SubmittedJob { scheduler: &self.scheduler, client, job_id: success.job_id })
             }
-            Some(execute_query_result::Result::Failure(failed)) => Err(failure::of_job(&format!("{failed:?}"))),
-            None => Err(failure::of_job("the scheduler has answered nothing")),
+            Some(execute_query_result::Result::Failure(failed)) => Err(failure::from_job_error(&format!("{failed:?}"))),
+            None => Err(failure::from_job_error("the scheduler has answered nothing")),
         }
     }
 
     fn plan(&self, spec: &TaskSpec, work: &Work) -> Result<Vec<u8>, DataFusionError> {
-        let other = |e: String| DataFusionError::Internal(e);
-        let bytes = order::to_bytes(spec, &self.token).map_err(other)?;
-        let job = Job { bytes, order: spec.clone(), token: self.token.clone(), place: None };
+        let internal = |e: String| DataFusionError::Internal(e);
+        let bytes = sealed_spec::to_bytes(spec, &self.token).map_err(internal)?;
+        let job = Job { bytes, spec: spec.clone(), token: self.token.clone(), executor_jobs: None };
         let plan = node::plan(job, &work.splits)?;
         let codec = Codec::new(self.token.clone(), None);
         let mut encoded = Vec::new();
@@ -174,14 +175,14 @@ impl Cluster {
         Ok(encoded)
     }
 
-    fn refused(&self, status: &Status) -> PipelineError {
-        refused(&self.scheduler, status)
+    fn scheduler_error(&self, status: &Status) -> PipelineError {
+        scheduler_error(&self.scheduler, status)
     }
 }
 
 /// Turns a scheduler's status into an error. The message of a missing token or another build comes from the scheduler
 /// itself.
-pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
+pub(crate) fn scheduler_error(scheduler: &Scheduler, status: &Status) -> PipelineError {
     let (kind, retryable) = match status.code() {
         Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => (ErrorKind::Usage, false),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => (ErrorKind::Output, true),
@@ -189,7 +190,7 @@ pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
     };
     // a source means that the scheduler did not answer: the connection broke, or the answer was of another protocol
     let is_broken = std::error::Error::source(status).is_some() && status.code() != Code::Unavailable;
-    let hint = match is_broken && !scheduler.speaks_tls() {
+    let hint = match is_broken && !scheduler.uses_tls() {
         true => "; valid: https://host:port where it speaks TLS",
         false => "",
     };
@@ -197,50 +198,50 @@ pub(crate) fn refused(scheduler: &Scheduler, status: &Status) -> PipelineError {
     if retryable { error.retryable() } else { error }
 }
 
-impl Submitted<'_> {
-    async fn watch(&mut self, work: &Work, tell: EventSink<'_>) -> Result<End> {
-        let mut commits = Commits::new(work);
-        let mut answered = Instant::now();
+impl SubmittedJob<'_> {
+    async fn watch(&mut self, work: &Work, events: EventSink<'_>) -> Result<JobEnd> {
+        let mut commits = CommitWatcher::new(work);
+        let mut last_answer = Instant::now();
         loop {
-            tokio::time::sleep(ASKS).await;
-            is_wanted(work)?;
-            let asked = GetJobStatusParams { job_id: self.job.clone() };
-            let state = match self.client.get_job_status(asked).await {
-                Ok(answer) => answer.into_inner().status.and_then(|status| status.status),
-                Err(e) if answered.elapsed() < GONE => {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            check_not_stopped(work)?;
+            let params = GetJobStatusParams { job_id: self.job_id.clone() };
+            let state = match self.client.get_job_status(params).await {
+                Ok(response) => response.into_inner().status.and_then(|status| status.status),
+                Err(e) if last_answer.elapsed() < SCHEDULER_TIMEOUT => {
                     tracing::debug!("{e}");
                     continue;
                 }
-                Err(e) => return Err(self.gone(e.message())),
+                Err(e) => return Err(self.scheduler_lost(e.message())),
             };
-            answered = Instant::now();
+            last_answer = Instant::now();
             match state {
                 Some(JobState::Successful(_)) => {
-                    commits.look(work, tell).await?;
-                    commits.all_there(work, tell)?;
-                    return Ok(End::Told);
+                    commits.poll(work, events).await?;
+                    commits.check_complete(work, events)?;
+                    return Ok(JobEnd::Reported);
                 }
                 Some(JobState::Failed(failed)) => {
                     // report earlier commits before the run fails
-                    if let Err(e) = commits.look(work, tell).await {
+                    if let Err(e) = commits.poll(work, events).await {
                         tracing::debug!("{e}");
                     }
-                    return Err(failure::of_job(&failed.error));
+                    return Err(failure::from_job_error(&failed.error));
                 }
                 Some(JobState::Queued(_) | JobState::Running(_)) => {
-                    commits.look_if_due(work, tell).await?;
-                    if commits.are_settled(work) {
-                        commits.all_there(work, tell)?;
-                        return Ok(End::Seen);
+                    commits.poll_if_due(work, events).await?;
+                    if commits.is_settled() {
+                        commits.check_complete(work, events)?;
+                        return Ok(JobEnd::Observed);
                     }
                 }
                 // the scheduler restarted; Ballista's keeps no state on disk
-                None => return Err(self.gone("it does not know this job any more")),
+                None => return Err(self.scheduler_lost("it does not know this job any more")),
             }
         }
     }
 
-    fn gone(&self, why: &str) -> PipelineError {
+    fn scheduler_lost(&self, why: &str) -> PipelineError {
         let message = format!(
             "the scheduler at {} was lost: {why}; what is committed stays: run the same command again to go on",
             self.scheduler
@@ -249,8 +250,8 @@ impl Submitted<'_> {
     }
 
     async fn cancel(&mut self) {
-        let asked = CancelJobParams { job_id: self.job.clone() };
-        if let Err(e) = self.client.cancel_job(asked).await {
+        let params = CancelJobParams { job_id: self.job_id.clone() };
+        if let Err(e) = self.client.cancel_job(params).await {
             // the executors notice it themselves, because the run releases the output
             tracing::debug!("the job at the scheduler was not cancelled: {e}");
         }
@@ -258,74 +259,88 @@ impl Submitted<'_> {
 }
 
 /// The commits of a run, as the output shows them.
-struct Commits {
-    left: BTreeSet<SplitId>,
+struct CommitWatcher {
+    remaining: BTreeSet<SplitId>,
+    /// Splits whose shards are made again: their records exist from the start, so no new commit shows.
+    remade: BTreeSet<SplitId>,
     /// Splits reported as begun, each with the executor reported at that time.
-    begun: BTreeMap<SplitId, Option<String>>,
-    of: BTreeMap<SplitId, String>,
+    started: BTreeMap<SplitId, Option<String>>,
+    dataset_splits: BTreeMap<SplitId, String>,
     /// Latest report by name, and when it last changed. The report of a dead executor stays the same.
-    heard: BTreeMap<String, (AtWork, Instant)>,
-    looked: Instant,
+    last_reports: BTreeMap<String, (AtWork, Instant)>,
+    last_listed: Instant,
     /// Duration of the last look.
-    took: Duration,
-    moved: Instant,
-    patience: Duration,
+    list_duration: Duration,
+    last_commit: Instant,
+    /// When an executor last reported work on one of the `remade` splits.
+    last_remake: Instant,
+    warn_after: Duration,
     /// Number of the last warning read from each report.
-    warned: BTreeMap<String, u64>,
+    last_warnings: BTreeMap<String, u64>,
     /// Warnings passed on, from any executor.
     warnings: BTreeSet<String>,
     /// Executors reported as unable to make these splits, with the reason.
-    passed_over: BTreeMap<String, String>,
-    last_passed: Instant,
+    unable_executors: BTreeMap<String, String>,
+    last_unable: Instant,
 }
 
-impl Commits {
+impl CommitWatcher {
     fn new(work: &Work) -> Self {
-        let fresh = work.splits.iter().filter(|wanted| wanted.was.is_none());
+        let splits = |is_remade: bool| {
+            let tasks = work.splits.iter().filter(move |task| task.was.is_some() == is_remade);
+            tasks.map(|task| task.split).collect()
+        };
         let now = Instant::now();
-        let left = fresh.map(|wanted| wanted.split).collect();
-        let of = work.splits.iter().map(|wanted| (wanted.split, wanted.dataset_split.clone())).collect();
+        let dataset_splits = work.splits.iter().map(|task| (task.split, task.dataset_split.clone())).collect();
         Self {
-            left,
-            begun: BTreeMap::new(),
-            of,
-            heard: BTreeMap::new(),
-            looked: now,
-            took: Duration::ZERO,
-            moved: now,
-            patience: QUIET,
-            warned: BTreeMap::new(),
+            remaining: splits(false),
+            remade: splits(true),
+            started: BTreeMap::new(),
+            dataset_splits,
+            last_reports: BTreeMap::new(),
+            last_listed: now,
+            list_duration: Duration::ZERO,
+            last_commit: now,
+            last_remake: now,
+            warn_after: FIRST_WARNING_AFTER,
+            last_warnings: BTreeMap::new(),
             warnings: BTreeSet::new(),
-            passed_over: BTreeMap::new(),
-            last_passed: now,
+            unable_executors: BTreeMap::new(),
+            last_unable: now,
         }
     }
 
-    /// Whether every split has had its record for [`SETTLES`]. Never true when shards are made again: their records
+    /// Whether every split has had its record for [`SETTLE_TIME`]. Never true when shards are made again: their records
     /// exist from the start.
-    fn are_settled(&self, work: &Work) -> bool {
-        let makes_again = work.splits.iter().any(|wanted| wanted.was.is_some());
-        self.left.is_empty() && !makes_again && self.moved.elapsed() >= SETTLES
+    fn is_settled(&self) -> bool {
+        self.remaining.is_empty() && self.remade.is_empty() && self.last_commit.elapsed() >= SETTLE_TIME
     }
 
-    async fn look_if_due(&mut self, work: &Work, tell: EventSink<'_>) -> Result<()> {
-        if self.looked.elapsed() >= LOOKS.max(self.took * SHARE) {
-            self.look(work, tell).await?;
+    async fn poll_if_due(&mut self, work: &Work, events: EventSink<'_>) -> Result<()> {
+        if self.last_listed.elapsed() >= MIN_LIST_INTERVAL.max(self.list_duration * WAIT_FACTOR) {
+            self.poll(work, events).await?;
         }
         // the run itself reports splits that make no progress
-        let at_work = self.heard.values().any(|(at, _)| at.splits.iter().any(|at| self.left.contains(&at.split)));
-        if !at_work && self.moved.elapsed() >= self.patience {
-            let seconds = self.moved.elapsed().as_secs();
-            tell(Step::Warning(format!(
+        let is_any_made = |of: &BTreeSet<SplitId>| {
+            self.last_reports.values().any(|(report, _)| report.splits.iter().any(|at| of.contains(&at.split)))
+        };
+        let at_work = is_any_made(&self.remaining);
+        if is_any_made(&self.remade) {
+            self.last_remake = Instant::now();
+        }
+        let idle = self.last_commit.max(self.last_remake).elapsed();
+        if !at_work && idle >= self.warn_after {
+            let seconds = idle.as_secs();
+            events(Step::Warning(format!(
                 "no executor has made a split of this job for {seconds} s: none may have a free slot (`stillhouse executor` starts one), or all get ready"
             )))?;
-            self.patience *= 2;
+            self.warn_after *= 2;
         }
-        if self.heard.is_empty() && self.begun.is_empty() && self.moved.elapsed() >= NOBODY {
+        if self.last_reports.is_empty() && self.started.is_empty() && idle >= NO_EXECUTOR_TIMEOUT {
             let message = format!(
                 "no executor has told of this job within {} minutes; valid: executors of this scheduler (`stillhouse executor`) with a free \
                  slot, then the same command again",
-                NOBODY.as_secs() / 60
+                NO_EXECUTOR_TIMEOUT.as_secs() / 60
             );
             return Err(PipelineError::new(ErrorKind::Output, message).retryable());
         }
@@ -333,56 +348,56 @@ impl Commits {
     }
 
     /// Reports that a split began: once, and again for each other executor that takes it over.
-    fn begins(&mut self, split: SplitId, executor: Option<String>, tell: EventSink<'_>) -> Result<()> {
-        let Some(dataset_split) = self.of.get(&split) else { return Ok(()) };
-        let is_new = match (self.begun.get(&split), &executor) {
+    fn report_start(&mut self, split: SplitId, executor: Option<String>, events: EventSink<'_>) -> Result<()> {
+        let Some(dataset_split) = self.dataset_splits.get(&split) else { return Ok(()) };
+        let is_new = match (self.started.get(&split), &executor) {
             (None, _) => true,
-            (Some(told), Some(now)) => told.as_ref() != Some(now),
+            (Some(known), Some(now)) => known.as_ref() != Some(now),
             (Some(_), None) => false,
         };
         if is_new {
-            self.begun.insert(split, executor.clone());
-            tell(Step::Begun { split, dataset_split: dataset_split.clone(), executor })?;
+            self.started.insert(split, executor.clone());
+            events(Step::Begun { split, dataset_split: dataset_split.clone(), executor })?;
         }
         Ok(())
     }
 
     /// Reads the reports of executors. Where several name a split, the one whose report changed last makes it.
-    fn hear(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
+    fn read_reports(&mut self, reports: &BTreeMap<String, AtWork>, events: EventSink<'_>) -> Result<()> {
         let now = Instant::now();
-        for (name, at) in reports {
-            match self.heard.get(name) {
-                Some((before, _)) if before == at => {}
-                _ => drop(self.heard.insert(name.clone(), (at.clone(), now))),
+        for (name, report) in reports {
+            match self.last_reports.get(name) {
+                Some((previous, _)) if previous == report => {}
+                _ => drop(self.last_reports.insert(name.clone(), (report.clone(), now))),
             }
         }
-        self.heard.retain(|name, _| reports.contains_key(name));
+        self.last_reports.retain(|name, _| reports.contains_key(name));
         let mut makers: BTreeMap<SplitId, (Instant, &str)> = BTreeMap::new();
-        for (at, heard) in self.heard.values() {
-            for split in at.splits.iter().map(|at| at.split).filter(|split| self.left.contains(split)) {
-                let maker = makers.entry(split).or_insert((*heard, &at.worker));
-                *maker = (*maker).max((*heard, &at.worker));
+        for (report, changed_at) in self.last_reports.values() {
+            for split in report.splits.iter().map(|at| at.split).filter(|split| self.remaining.contains(split)) {
+                let maker = makers.entry(split).or_insert((*changed_at, &report.worker));
+                *maker = (*maker).max((*changed_at, &report.worker));
             }
         }
         let makers: Vec<_> = makers.into_iter().map(|(split, (_, maker))| (split, maker.to_owned())).collect();
-        makers.into_iter().try_for_each(|(split, maker)| self.begins(split, Some(maker), tell))
+        makers.into_iter().try_for_each(|(split, maker)| self.report_start(split, Some(maker), events))
     }
 
     /// Passes on the warnings of executors, each text once.
-    fn warn(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
-        for (name, at) in reports {
-            let last = self.warned.entry(name.clone()).or_default();
+    fn report_warnings(&mut self, reports: &BTreeMap<String, AtWork>, events: EventSink<'_>) -> Result<()> {
+        for (name, report) in reports {
+            let last = self.last_warnings.entry(name.clone()).or_default();
             let known = *last;
-            for Warning { number, message } in at.warnings.iter().filter(|warning| warning.number > known) {
+            for Warning { number, message } in report.warnings.iter().filter(|warning| warning.number > known) {
                 if *number > *last + 1 {
                     let left_out = number - *last - 1;
-                    tell(Step::Warning(format!("executor {}: {left_out} more warnings, in its log", at.worker)))?;
+                    events(Step::Warning(format!("executor {}: {left_out} more warnings, in its log", report.worker)))?;
                 }
                 *last = *number;
-                if self.warnings.len() < MOST_WARNINGS && self.warnings.insert(message.clone()) {
-                    tell(Step::Warning(format!("executor {}: {message}", at.worker)))?;
-                    if self.warnings.len() == MOST_WARNINGS {
-                        tell(Step::Warning("what executors warn of from here on is in their logs only".into()))?;
+                if self.warnings.len() < MAX_WARNINGS && self.warnings.insert(message.clone()) {
+                    events(Step::Warning(format!("executor {}: {message}", report.worker)))?;
+                    if self.warnings.len() == MAX_WARNINGS {
+                        events(Step::Warning("what executors warn of from here on is in their logs only".into()))?;
                     }
                 }
             }
@@ -391,33 +406,36 @@ impl Commits {
     }
 
     /// Reports the executors that pass the splits on. Fails once only such executors are active.
-    fn pass_over(&mut self, reports: &BTreeMap<String, AtWork>, tell: EventSink<'_>) -> Result<()> {
-        for at in reports.values() {
-            let Some(why) = &at.cannot else { continue };
-            if self.passed_over.insert(at.worker.clone(), why.clone()).is_some() {
+    fn report_unable_executors(&mut self, reports: &BTreeMap<String, AtWork>, events: EventSink<'_>) -> Result<()> {
+        for report in reports.values() {
+            let Some(why) = &report.cannot else { continue };
+            if self.unable_executors.insert(report.worker.clone(), why.clone()).is_some() {
                 continue;
             }
-            self.last_passed = Instant::now();
-            match self.passed_over.len() {
-                n if n <= MOST_NAMED => {
-                    tell(Step::Warning(format!("executor {} passes the splits of this job on: {why}", at.worker)))?;
+            self.last_unable = Instant::now();
+            match self.unable_executors.len() {
+                n if n <= MAX_NAMED => {
+                    events(Step::Warning(format!(
+                        "executor {} passes the splits of this job on: {why}",
+                        report.worker
+                    )))?;
                 }
-                n if n == MOST_NAMED + 1 => tell(Step::Warning("other executors pass them on too".into()))?,
+                n if n == MAX_NAMED + 1 => events(Step::Warning("other executors pass them on too".into()))?,
                 _ => {}
             }
         }
         // an unchanged report belongs to an executor that died, left, or works on other jobs
-        let fresh = self.heard.values().filter(|(_, heard)| heard.elapsed() < OTHERS);
-        let others = fresh.filter(|(at, _)| at.cannot.is_none()).count();
-        if self.passed_over.is_empty() || others > 0 || self.last_passed.elapsed() < OTHERS {
+        let fresh = self.last_reports.values().filter(|(_, changed_at)| changed_at.elapsed() < UNABLE_TIMEOUT);
+        let others = fresh.filter(|(report, _)| report.cannot.is_none()).count();
+        if self.unable_executors.is_empty() || others > 0 || self.last_unable.elapsed() < UNABLE_TIMEOUT {
             return Ok(());
         }
-        let (name, why) = self.passed_over.first_key_value().unzip();
+        let (name, why) = self.unable_executors.first_key_value().unzip();
         let message = format!(
             "no executor can make the splits of this job: {} have said so, and for {} s nobody else was at them; of executor {}: {}; valid: \
              an executor that can and has a free slot, then the same command again",
-            self.passed_over.len(),
-            OTHERS.as_secs(),
+            self.unable_executors.len(),
+            UNABLE_TIMEOUT.as_secs(),
             name.map_or("", String::as_str),
             why.map_or("", String::as_str)
         );
@@ -425,39 +443,39 @@ impl Commits {
     }
 
     /// Looks at the output. Cost: two listings, one small request per executor, and two per new commit.
-    async fn look(&mut self, work: &Work, tell: EventSink<'_>) -> Result<()> {
-        let began = Instant::now();
+    async fn poll(&mut self, work: &Work, events: EventSink<'_>) -> Result<()> {
+        let started_at = Instant::now();
         let reports = work.output.reports().await?;
-        self.hear(&reports, tell)?;
-        self.warn(&reports, tell)?;
-        self.pass_over(&reports, tell)?;
-        tell(Step::AtWork(reports))?;
-        let there = work.output.committed_splits().await?;
-        let new: Vec<SplitId> = self.left.intersection(&there).copied().collect();
-        let mut records = futures::stream::iter(new).map(|split| work.output.seen(split)).buffered(RECORDS);
+        self.read_reports(&reports, events)?;
+        self.report_warnings(&reports, events)?;
+        self.report_unable_executors(&reports, events)?;
+        events(Step::AtWork(reports))?;
+        let committed = work.output.committed_splits().await?;
+        let new: Vec<SplitId> = self.remaining.intersection(&committed).copied().collect();
+        let mut records = futures::stream::iter(new).map(|split| work.output.seen(split)).buffered(CONCURRENT_READS);
         while let Some(record) = records.next().await {
             // a record whose upload is still being completed shows at the next look
             let Some(record) = record? else { continue };
-            self.left.remove(&record.split);
-            self.begins(record.split, None, tell)?;
-            (self.moved, self.patience) = (Instant::now(), QUIET);
-            tell(Step::Made(Box::new(record)))?;
+            self.remaining.remove(&record.split);
+            self.report_start(record.split, None, events)?;
+            (self.last_commit, self.warn_after) = (Instant::now(), FIRST_WARNING_AFTER);
+            events(Step::Made(Box::new(record)))?;
         }
-        (self.looked, self.took) = (Instant::now(), began.elapsed());
+        (self.last_listed, self.list_duration) = (Instant::now(), started_at.elapsed());
         Ok(())
     }
 
     /// Fails if a split has no record, then reports the shards that were made again.
-    fn all_there(&self, work: &Work, tell: EventSink<'_>) -> Result<()> {
-        if let Some(split) = self.left.first() {
+    fn check_complete(&self, work: &Work, events: EventSink<'_>) -> Result<()> {
+        if let Some(split) = self.remaining.first() {
             let message = format!(
                 "{}: the cluster says that all is done, and split {} is not there; valid: an output that all executors and this machine share",
                 work.output, split.0
             );
             return Err(PipelineError::new(ErrorKind::Output, message));
         }
-        let made_again = |wanted: &SplitTask| wanted.was.clone();
-        work.splits.iter().filter_map(made_again).try_for_each(|record| tell(Step::Made(Box::new(record))))
+        let remade_record = |task: &SplitTask| task.was.clone();
+        work.splits.iter().filter_map(remade_record).try_for_each(|record| events(Step::Made(Box::new(record))))
     }
 }
 
@@ -466,7 +484,8 @@ mod tests {
     use std::sync::Mutex;
 
     use stillhouse_pipeline::events::Progress;
-    use stillhouse_pipeline::output::Output;
+    use stillhouse_pipeline::output::{Output, SplitAtWork, SplitCounts};
+    use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
     use super::*;
 
@@ -489,44 +508,44 @@ mod tests {
     }
 
     /// The instant that long ago.
-    fn before(time: Duration) -> Instant {
+    fn ago(time: Duration) -> Instant {
         Instant::now().checked_sub(time).unwrap()
     }
 
     #[test]
     fn a_run_whose_splits_are_all_there_does_not_wait_for_a_scheduler_that_has_lost_an_end() {
         let folder = tempfile::tempdir().unwrap();
-        let wanted = |was| SplitTask { split: SplitId(3), dataset_split: "train".into(), was };
-        let fresh = work(folder.path(), vec![wanted(None)]);
-        let mut commits = Commits::new(&fresh);
-        commits.moved = before(SETTLES);
-        assert!(!commits.are_settled(&fresh));
-        commits.left.clear();
-        assert!(commits.are_settled(&fresh));
-        commits.moved = Instant::now();
-        assert!(!commits.are_settled(&fresh));
+        let task = |was| SplitTask { split: SplitId(3), dataset_split: "train".into(), was };
+        let fresh = work(folder.path(), vec![task(None)]);
+        let mut commits = CommitWatcher::new(&fresh);
+        commits.last_commit = ago(SETTLE_TIME);
+        assert!(!commits.is_settled());
+        commits.remaining.clear();
+        assert!(commits.is_settled());
+        commits.last_commit = Instant::now();
+        assert!(!commits.is_settled());
     }
 
     #[test]
     fn a_run_that_only_such_tell_of_as_cannot_make_it_ends_whoever_else_was_there_before() {
         let folder = tempfile::tempdir().unwrap();
         let work = work(folder.path(), Vec::new());
-        let tell = |_: Step| Ok(());
+        let events = |_: Step| Ok(());
         let able = report("able", &[]);
         let unable = AtWork { cannot: Some("no room".into()), ..report("unable", &[]) };
         let reports = BTreeMap::from([("1".to_owned(), able), ("2".to_owned(), unable)]);
-        let mut commits = Commits::new(&work);
+        let mut commits = CommitWatcher::new(&work);
         let mut ends = |able: Duration, passed: Duration| {
-            commits.hear(&reports, &tell).unwrap();
-            commits.pass_over(&reports, &tell).unwrap();
-            commits.heard.get_mut("1").unwrap().1 = before(able);
-            commits.last_passed = before(passed);
-            commits.pass_over(&reports, &tell).err().map(|e| (e.retryable, e.to_string()))
+            commits.read_reports(&reports, &events).unwrap();
+            commits.report_unable_executors(&reports, &events).unwrap();
+            commits.last_reports.get_mut("1").unwrap().1 = ago(able);
+            commits.last_unable = ago(passed);
+            commits.report_unable_executors(&reports, &events).err().map(|e| (e.retryable, e.to_string()))
         };
         // another executor is still getting ready, or the last refusal is too recent
-        assert_eq!(ends(Duration::ZERO, OTHERS * 2), None);
-        assert_eq!(ends(OTHERS, Duration::ZERO), None);
-        let (retryable, told) = ends(OTHERS, OTHERS).unwrap();
+        assert_eq!(ends(Duration::ZERO, UNABLE_TIMEOUT * 2), None);
+        assert_eq!(ends(UNABLE_TIMEOUT, Duration::ZERO), None);
+        let (retryable, told) = ends(UNABLE_TIMEOUT, UNABLE_TIMEOUT).unwrap();
         assert!(retryable && told.contains("1 have said so") && told.contains("of executor unable: no room"), "{told}");
     }
 
@@ -534,38 +553,73 @@ mod tests {
     async fn a_run_that_nobody_tells_of_ends() {
         let folder = tempfile::tempdir().unwrap();
         let work = work(folder.path(), Vec::new());
-        let mut commits = Commits::new(&work);
-        let tell = |_: Step| Ok(());
-        commits.looked = Instant::now() + Duration::from_hours(1);
-        commits.moved = before(NOBODY / 2);
-        commits.look_if_due(&work, &tell).await.unwrap();
-        commits.moved = before(NOBODY);
-        let ended = commits.look_if_due(&work, &tell).await.unwrap_err();
-        assert!(ended.retryable && ended.to_string().contains("within 60 minutes"), "{ended}");
-        commits.heard.insert("1".into(), (report("one", &[]), Instant::now()));
-        commits.look_if_due(&work, &tell).await.unwrap();
+        let mut commits = CommitWatcher::new(&work);
+        let events = |_: Step| Ok(());
+        commits.last_listed = Instant::now() + Duration::from_hours(1);
+        commits.last_remake = ago(NO_EXECUTOR_TIMEOUT);
+        commits.last_commit = ago(NO_EXECUTOR_TIMEOUT / 2);
+        commits.poll_if_due(&work, &events).await.unwrap();
+        commits.last_commit = ago(NO_EXECUTOR_TIMEOUT);
+        let error = commits.poll_if_due(&work, &events).await.unwrap_err();
+        assert!(error.retryable && error.to_string().contains("within 60 minutes"), "{error}");
+        commits.last_reports.insert("1".into(), (report("one", &[]), Instant::now()));
+        commits.poll_if_due(&work, &events).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_run_that_makes_all_its_shards_again_warns_only_while_no_executor_works() {
+        let folder = tempfile::tempdir().unwrap();
+        let record: ShardRecord = serde_json::from_value(serde_json::json!({
+            "path": "", "dataset_split": "train", "split": 3, "rows": 1, "tokens": 1, "bytes": 1, "sha256": "", "column_bytes": {},
+            "statistics": Statistics::default(),
+        }))
+        .unwrap();
+        let task = SplitTask { split: SplitId(3), dataset_split: "train".into(), was: Some(record) };
+        let work = work(folder.path(), vec![task]);
+        let mut commits = CommitWatcher::new(&work);
+        commits.last_listed = Instant::now() + Duration::from_hours(1);
+        let warned = Mutex::new(0);
+        let events = |step: Step| {
+            assert!(matches!(step, Step::Warning(_)), "{step:?}");
+            *warned.lock().unwrap() += 1;
+            Ok(())
+        };
+        let split =
+            SplitAtWork { split: SplitId(3), reads: String::new(), stages: Vec::new(), counts: SplitCounts::default() };
+        let at_work = AtWork { splits: vec![split], ..report("one", &[]) };
+        commits.last_reports.insert("1".into(), (at_work, Instant::now()));
+        (commits.last_commit, commits.last_remake) = (ago(NO_EXECUTOR_TIMEOUT), ago(NO_EXECUTOR_TIMEOUT));
+        commits.poll_if_due(&work, &events).await.unwrap();
+        assert_eq!(*warned.lock().unwrap(), 0);
+        // the executor has left a moment ago
+        commits.last_reports.clear();
+        commits.poll_if_due(&work, &events).await.unwrap();
+        assert_eq!(*warned.lock().unwrap(), 0);
+        commits.last_remake = ago(FIRST_WARNING_AFTER);
+        commits.poll_if_due(&work, &events).await.unwrap();
+        assert_eq!(*warned.lock().unwrap(), 1);
     }
 
     #[test]
     fn each_warning_of_executors_is_told_once() {
         let folder = tempfile::tempdir().unwrap();
         let work = work(folder.path(), Vec::new());
-        let (mut commits, told) = (Commits::new(&work), Mutex::new(Vec::new()));
-        let tell = |step: Step| {
+        let (mut commits, told) = (CommitWatcher::new(&work), Mutex::new(Vec::new()));
+        let events = |step: Step| {
             let Step::Warning(message) = step else { panic!("{step:?}") };
             told.lock().unwrap().push(message);
             Ok(())
         };
-        let mut hear = |one: &[(u64, &str)], two: &[(u64, &str)]| {
+        let mut new_warnings = |one: &[(u64, &str)], two: &[(u64, &str)]| {
             let reports = [("1".to_owned(), report("one", one)), ("2".to_owned(), report("two", two))];
-            commits.warn(&reports.into(), &tell).unwrap();
+            commits.report_warnings(&reports.into(), &events).unwrap();
             std::mem::take(&mut *told.lock().unwrap())
         };
-        assert_eq!(hear(&[(1, "a device is lost")], &[]), ["executor one: a device is lost"]);
+        assert_eq!(new_warnings(&[(1, "a device is lost")], &[]), ["executor one: a device is lost"]);
         // a report that is read again adds nothing, and a warning of several executors is reported once
-        assert!(hear(&[(1, "a device is lost")], &[(1, "a device is lost")]).is_empty());
+        assert!(new_warnings(&[(1, "a device is lost")], &[(1, "a device is lost")]).is_empty());
         // warnings that did not fit in a report are counted
-        let said = hear(&[(4, "d"), (5, "e")], &[(2, "e")]);
+        let said = new_warnings(&[(4, "d"), (5, "e")], &[(2, "e")]);
         assert_eq!(said, ["executor one: 2 more warnings, in its log", "executor one: d", "executor one: e"]);
     }
 }

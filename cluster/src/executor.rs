@@ -27,24 +27,26 @@ use datafusion::prelude::SessionConfig;
 use futures::TryStreamExt;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
 use stillhouse_pipeline::run::worker::Place;
+use stillhouse_pipeline::storage::Backoff;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::codec::Codec;
-use crate::folder::OwnFolder;
+use crate::executor_jobs::ExecutorJobs;
 use crate::node::JobExec;
-use crate::place::Workplace;
 use crate::token::Token;
 use crate::wire::{self, Scheduler};
+use crate::work_folder::WorkFolder;
 use crate::{driver, failure};
 
 /// How long the executor waits before it returns a task that it cannot make.
-const GIVES_BACK: Duration = Duration::from_secs(5);
+const RETURN_DELAY: Duration = Duration::from_secs(5);
 
 /// How long a stopping executor may take to tell the scheduler, and to finish splits that are about to end.
-const ENDS: Duration = Duration::from_secs(3);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Interval between two tries to reach a scheduler that does not answer yet.
-const AGAIN: Duration = Duration::from_millis(250);
+/// Waits between the tries to reach a scheduler that does not answer yet; random, so that the executors of a cluster do
+/// not call at once.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), largest: Duration::from_secs(2) };
 
 /// Options of an executor.
 pub struct Options {
@@ -58,24 +60,25 @@ pub struct Options {
     pub token: Token,
 }
 
-/// Works until SIGTERM or Ctrl-C. Calls `ready` with the executor's name once the scheduler accepts it.
+/// Works until SIGTERM or Ctrl-C. Calls `on_ready` with the executor's name once the scheduler accepts it.
 ///
 /// # Errors
 /// When the scheduler cannot be reached or refuses the executor.
-pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
+pub async fn work(options: Options, on_ready: impl FnOnce(&str)) -> Result<()> {
     let Options { scheduler, patience, place, token } = options;
-    greet(&scheduler, &token, patience).await?;
+    check_scheduler(&scheduler, &token, patience).await?;
     let host = hostname();
     let (name, slots) = (place.name.clone(), place.slots);
-    let workplace = Workplace::new(place);
-    let work_dir =
-        OwnFolder::new(&std::env::temp_dir()).map_err(PipelineError::output("no temporary folder for the executor"))?;
+    let executor_jobs = ExecutorJobs::new(place);
+    let work_dir = WorkFolder::new(&std::env::temp_dir())
+        .map_err(PipelineError::output("no temporary folder for the executor"))?;
     let (scheduler_host, scheduler_port) = scheduler.host_and_port();
-    let failed = |e: &dyn std::fmt::Display| PipelineError::new(ErrorKind::Output, format!("the executor: {e}"));
-    let largest = u32::try_from(wire::LARGEST_MESSAGE).unwrap_or(u32::MAX);
-    let (called, signer) = (scheduler.clone(), token.clone());
+    let executor_error =
+        |e: &dyn std::fmt::Display| PipelineError::new(ErrorKind::Output, format!("the executor: {e}"));
+    let max_message_bytes = u32::try_from(wire::MAX_MESSAGE_BYTES).unwrap_or(u32::MAX);
+    let (endpoint_scheduler, endpoint_token) = (scheduler.clone(), token.clone());
     let executor_id = uuid::Uuid::new_v4().to_string();
-    let stopped = told_to_stop()?;
+    let stop_signal = stop_signal()?;
     let config = ExecutorProcessConfig {
         executor_id: executor_id.clone(),
         external_host: Some(host),
@@ -87,13 +90,15 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
         vcores: slots,
         task_scheduling_policy: TaskSchedulingPolicy::PullStaged,
         work_dir: Some(work_dir.path().display().to_string()),
-        grpc_max_decoding_message_size: largest,
-        grpc_max_encoding_message_size: largest,
+        grpc_max_decoding_message_size: max_message_bytes,
+        grpc_max_encoding_message_size: max_message_bytes,
         // jobs bound their own memory
         memory_pool_size: Some(0),
-        override_execution_engine: Some(Arc::new(OwnJobsOnly)),
-        override_physical_codec: Some(Arc::new(Codec::new(token.clone(), Some(workplace)))),
-        override_create_grpc_client_endpoint: Some(Arc::new(move |_| Ok(called.endpoint(&signer)?))),
+        override_execution_engine: Some(Arc::new(StillhouseEngine)),
+        override_physical_codec: Some(Arc::new(Codec::new(token.clone(), Some(executor_jobs)))),
+        override_create_grpc_client_endpoint: Some(Arc::new(
+            move |_| Ok(endpoint_scheduler.endpoint(&endpoint_token)?),
+        )),
         // nothing fetches data from an executor, so it serves no Flight
         override_arrow_flight_service: Some(Arc::new(|_, _, mut shutdown, _| {
             tokio::spawn(async move {
@@ -103,22 +108,22 @@ pub async fn work(options: Options, ready: impl FnOnce(&str)) -> Result<()> {
         })),
         ..ExecutorProcessConfig::default()
     };
-    ready(&name);
+    on_ready(&name);
     let process = start_executor_process(Arc::new(config));
     tokio::pin!(process);
     tokio::select! {
-        ended = &mut process => return ended.map_err(|e| failed(&e)),
-        () = stopped => tracing::info!("told to stop: what is at work goes to other executors"),
+        ended = &mut process => return ended.map_err(|e| executor_error(&e)),
+        () = stop_signal => tracing::info!("told to stop: what is at work goes to other executors"),
     }
     // Ballista's own shutdown also tells the scheduler, but waits for the running splits and polls for others meanwhile
-    match tokio::time::timeout(ENDS, process).await {
-        Ok(ended) => ended.map_err(|e| failed(&e)),
-        Err(_) => leave(&scheduler, &token, executor_id).await,
+    match tokio::time::timeout(SHUTDOWN_TIMEOUT, process).await {
+        Ok(ended) => ended.map_err(|e| executor_error(&e)),
+        Err(_) => unregister(&scheduler, &token, executor_id).await,
     }
 }
 
 /// Returns a future that ends with SIGTERM or Ctrl-C.
-fn told_to_stop() -> Result<impl Future<Output = ()>> {
+fn stop_signal() -> Result<impl Future<Output = ()>> {
     let no_signals = PipelineError::output("no signals can be waited for");
     let terminate =
         signal(SignalKind::terminate()).and_then(|terminate| Ok((terminate, signal(SignalKind::interrupt())?)));
@@ -132,30 +137,34 @@ fn told_to_stop() -> Result<impl Future<Output = ()>> {
 }
 
 /// Tells the scheduler that this executor leaves. A scheduler that cannot be reached notices by its timeout.
-async fn leave(scheduler: &Scheduler, token: &Token, executor_id: String) -> Result<()> {
-    let told = async {
+async fn unregister(scheduler: &Scheduler, token: &Token, executor_id: String) -> Result<()> {
+    let unregister = async {
         let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await?);
         let stopped = ExecutorStoppedParams { executor_id, reason: "told to stop".into() };
-        client.executor_stopped(stopped).await.map_err(|e| driver::refused(scheduler, &e))
+        client.executor_stopped(stopped).await.map_err(|e| driver::scheduler_error(scheduler, &e))
     };
-    if let Ok(Err(e)) = tokio::time::timeout(ENDS, told).await {
+    if let Ok(Err(e)) = tokio::time::timeout(SHUTDOWN_TIMEOUT, unregister).await {
         tracing::debug!("{e}");
     }
     Ok(())
 }
 
 /// Checks that there is a scheduler and that it accepts this executor: Ballista's own loop would poll forever.
-async fn greet(scheduler: &Scheduler, token: &Token, patience: Duration) -> Result<()> {
+async fn check_scheduler(scheduler: &Scheduler, token: &Token, patience: Duration) -> Result<()> {
     let began = std::time::Instant::now();
+    let mut failures = 0;
     loop {
-        let greeted = async {
+        let check = async {
             let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await?);
-            let asked = GetJobStatusParams { job_id: "none: an executor greets".into() };
-            client.get_job_status(asked).await.map_err(|e| driver::refused(scheduler, &e))
+            let request = GetJobStatusParams { job_id: "none: an executor greets".into() };
+            client.get_job_status(request).await.map_err(|e| driver::scheduler_error(scheduler, &e))
         };
-        match greeted.await {
+        match check.await {
             Ok(_) => return Ok(()),
-            Err(e) if e.retryable && began.elapsed() < patience => tokio::time::sleep(AGAIN).await,
+            Err(e) if e.retryable && began.elapsed() < patience => {
+                failures += 1;
+                tokio::time::sleep(BACKOFF.wait(failures, None)).await;
+            }
             Err(e) => return Err(e),
         }
     }
@@ -174,9 +183,9 @@ fn hostname() -> String {
 
 /// Ballista's execution engine, restricted to plans that are one of our jobs: it reads no files and runs no queries for
 /// strangers.
-struct OwnJobsOnly;
+struct StillhouseEngine;
 
-impl ExecutionEngine for OwnJobsOnly {
+impl ExecutionEngine for StillhouseEngine {
     fn create_query_stage_exec(
         &self,
         _: JobId,
@@ -187,11 +196,11 @@ impl ExecutionEngine for OwnJobsOnly {
         _: &str,
         _: &SessionConfig,
     ) -> DataResult<Arc<dyn QueryStageExecutor>> {
-        match job_of(plan.as_ref()) {
-            Some(job) => Ok(Arc::new(Splits(job))),
+        match job_in(plan.as_ref()) {
+            Some(job) => Ok(Arc::new(SplitStage(job))),
             None => {
                 let message = "an executor of stillhouse makes its jobs and executes no other plans";
-                Err(failure::of_task(&PipelineError::new(ErrorKind::Usage, message)))
+                Err(failure::to_task_error(&PipelineError::new(ErrorKind::Usage, message)))
             }
         }
     }
@@ -200,15 +209,15 @@ impl ExecutionEngine for OwnJobsOnly {
 /// The splits of a task. They are committed at the output, where the run finds them, so the task writes no shuffle data
 /// and reports only that it is done. If this executor cannot make them, the task goes back to the scheduler.
 #[derive(Debug)]
-struct Splits(Arc<dyn ExecutionPlan>);
+struct SplitStage(Arc<dyn ExecutionPlan>);
 
-impl fmt::Display for Splits {
+impl fmt::Display for SplitStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())
     }
 }
 
-impl Splits {
+impl SplitStage {
     async fn make(&self, context: &Arc<TaskContext>) -> DataResult<()> {
         for partition in 0..self.0.output_partitioning().partition_count() {
             let records = self.0.execute(partition, Arc::clone(context))?;
@@ -219,12 +228,12 @@ impl Splits {
 }
 
 #[async_trait]
-impl QueryStageExecutor for Splits {
+impl QueryStageExecutor for SplitStage {
     async fn execute_query_stage(&self, _: usize, context: Arc<TaskContext>) -> DataResult<Vec<ShuffleWritePartition>> {
         match self.make(&context).await {
-            Err(e) if failure::is_of_place(&format!("{e:?}")) => {
+            Err(e) if failure::is_local_to_executor(&format!("{e:?}")) => {
                 // holding the slot for a while lets other executors poll first
-                tokio::time::sleep(GIVES_BACK).await;
+                tokio::time::sleep(RETURN_DELAY).await;
                 Err(DataFusionError::External(Box::new(BallistaError::Cancelled)))
             }
             made => made.map(|()| Vec::new()),
@@ -239,10 +248,10 @@ impl QueryStageExecutor for Splits {
 }
 
 /// The job in a task's plan, if the plan is only that and Ballista's shuffle writer above it.
-fn job_of(plan: &dyn ExecutionPlan) -> Option<Arc<dyn ExecutionPlan>> {
+fn job_in(plan: &dyn ExecutionPlan) -> Option<Arc<dyn ExecutionPlan>> {
     match plan.children().as_slice() {
         [job] if plan.is::<ShuffleWriterExec>() => {
-            job.downcast_ref::<JobExec>().is_some_and(JobExec::is_whole).then(|| Arc::clone(job))
+            job.downcast_ref::<JobExec>().is_some_and(JobExec::has_split_rows).then(|| Arc::clone(job))
         }
         _ => None,
     }

@@ -13,7 +13,7 @@ const END: char = ']';
 
 /// The error of a task. A retryable error becomes an I/O error, which Ballista retries; an executor makes the fourth
 /// failure of a split permanent.
-pub fn of_task(error: &PipelineError) -> DataFusionError {
+pub fn to_task_error(error: &PipelineError) -> DataFusionError {
     let failure = serde_json::to_vec(&Failure::from(error)).unwrap_or_default();
     let text = format!("{BEGIN}{}{END} {error}", hex::encode(failure));
     match error.retryable {
@@ -23,19 +23,19 @@ pub fn of_task(error: &PipelineError) -> DataFusionError {
 }
 
 /// The failure that a task reported, found in text that may quote it.
-fn told(text: &str) -> Option<Failure> {
+fn decode(text: &str) -> Option<Failure> {
     let (digits, _) = text.split_once(BEGIN)?.1.split_once(END)?;
     serde_json::from_slice(&hex::decode(digits).ok()?).ok()
 }
 
 /// Whether the error concerns this executor alone, so that another executor should take the task.
-pub fn is_of_place(text: &str) -> bool {
-    told(text).is_some_and(|failure| failure.of_place)
+pub fn is_local_to_executor(text: &str) -> bool {
+    decode(text).is_some_and(|failure| failure.of_place)
 }
 
 /// The error of a failed job: the failure that a task reported, or else Ballista's own text.
-pub fn of_job(text: &str) -> PipelineError {
-    match told(text) {
+pub fn from_job_error(text: &str) -> PipelineError {
+    match decode(text) {
         Some(failure) => failure.into(),
         None => PipelineError::new(ErrorKind::Output, format!("the cluster: {text}")),
     }
@@ -50,16 +50,16 @@ mod tests {
         for retryable in [false, true] {
             let error = PipelineError::new(ErrorKind::Model, "teacher: \"x\" computes\n [f32], not bf16");
             let error = if retryable { error.retryable() } else { error };
-            let told = of_task(&error);
-            assert_eq!(matches!(told, DataFusionError::IoError(_)), retryable);
-            let quoted = format!("Job x failed: {:?}", format!("Task failed: {told:?}"));
-            let back = of_job(&quoted);
+            let task_error = to_task_error(&error);
+            assert_eq!(matches!(task_error, DataFusionError::IoError(_)), retryable);
+            let quoted = format!("Job x failed: {:?}", format!("Task failed: {task_error:?}"));
+            let back = from_job_error(&quoted);
             assert_eq!((back.kind, back.retryable, back.to_string()), (error.kind, retryable, error.to_string()));
         }
-        let here = |error: PipelineError| is_of_place(&format!("{:?}", of_task(&error)));
+        let is_local = |error: PipelineError| is_local_to_executor(&format!("{:?}", to_task_error(&error)));
         let error = || PipelineError::new(ErrorKind::Model, "no room");
-        assert!(here(error().of_place()) && !here(error()) && !is_of_place("no room"));
-        let other = of_job("no such job");
+        assert!(is_local(error().of_place()) && !is_local(error()) && !is_local_to_executor("no room"));
+        let other = from_job_error("no such job");
         assert_eq!((other.kind, other.to_string().as_str()), (ErrorKind::Output, "the cluster: no such job"));
     }
 }

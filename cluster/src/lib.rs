@@ -9,12 +9,12 @@
 //! ```
 //!
 //! The scheduler, the executors and the protocol between them are Ballista's; this crate plugs its codec and its
-//! execution engine into Ballista's hooks. A task carries an `order` (the job, not a plan of how to run it) and the
+//! execution engine into Ballista's hooks. A task carries a `TaskSpec` (the job, not a plan of how to run it) and the
 //! number of a split. Executors write shards and records straight to the output, where the run reads them. An executor
 //! listens on no port: it polls the scheduler for work.
 //!
 //! Authentication: driver, scheduler and executors share a `token`. Each call to the scheduler carries the build of the
-//! program and a proof that only an owner of the token can compute. Each order is sealed with the token, so an executor
+//! program and a proof that only an owner of the token can compute. Each spec is sealed with the token, so an executor
 //! refuses jobs of strangers even behind a forged scheduler. An executor prepares a job under its own access rules.
 //!
 //! Calls on loopback are not encrypted. On other addresses the scheduler presents a certificate (`tls`) and callers use
@@ -28,18 +28,18 @@
 mod codec;
 mod driver;
 pub mod executor;
+mod executor_jobs;
 mod failure;
-mod folder;
-mod ledger;
 pub mod log;
+mod lost_tasks;
 pub mod memory;
 mod node;
-mod order;
-mod place;
 pub mod scheduler;
+mod sealed_spec;
 pub mod tls;
 pub mod token;
 pub mod wire;
+mod work_folder;
 
 pub use driver::connect;
-pub use order::BUILD;
+pub use sealed_spec::BUILD;

@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 
 use ::log::{LevelFilter, Log, Metadata, Record};
 
-const QUIET: Duration = Duration::from_secs(10);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// Bytes of a message that identify it; numbers and names come later.
-const KNOWN_BY: usize = 40;
+const KEY_BYTES: usize = 40;
 /// Most messages to remember at a time.
-const MOST: usize = 100;
+const MAX_REMEMBERED: usize = 100;
 
 /// First words of warnings about intended conditions: executors send metrics to the run, so the scheduler has none.
-const MEANT: [&str; 1] = ["The metrics for stage"];
+const EXPECTED: [&str; 1] = ["The metrics for stage"];
 
-static SAID: LazyLock<Mutex<HashMap<String, Instant>>> = LazyLock::new(Mutex::default);
+static LAST_LOGGED: LazyLock<Mutex<HashMap<String, Instant>>> = LazyLock::new(Mutex::default);
 
 /// Whether to log the text: it is not an intended condition and was not logged in the last ten seconds.
-fn is_news(text: &str, now: Instant) -> bool {
-    if MEANT.iter().any(|start| text.starts_with(start)) {
+fn should_log(text: &str, now: Instant) -> bool {
+    if EXPECTED.iter().any(|start| text.starts_with(start)) {
         return false;
     }
-    let key = &text[..text.floor_char_boundary(KNOWN_BY)];
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if said.len() >= MOST {
-        said.retain(|_, at| now.duration_since(*at) < QUIET);
+    let key = &text[..text.floor_char_boundary(KEY_BYTES)];
+    let mut last_logged = LAST_LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if last_logged.len() >= MAX_REMEMBERED {
+        last_logged.retain(|_, at| now.duration_since(*at) < REPEAT_INTERVAL);
     }
-    match said.get(key) {
-        Some(at) if now.duration_since(*at) < QUIET => false,
-        _ => said.insert(key.to_owned(), now).is_none_or(|at| now.duration_since(at) >= QUIET),
+    match last_logged.get(key) {
+        Some(at) if now.duration_since(*at) < REPEAT_INTERVAL => false,
+        _ => last_logged.insert(key.to_owned(), now).is_none_or(|at| now.duration_since(at) >= REPEAT_INTERVAL),
     }
 }
 
@@ -46,8 +46,8 @@ impl Log for Bridge {
     fn log(&self, record: &Record) {
         let (from, text) = (record.target(), record.args().to_string());
         match record.level() {
-            ::log::Level::Error if is_news(&text, Instant::now()) => tracing::error!(from, "{text}"),
-            ::log::Level::Warn if is_news(&text, Instant::now()) => tracing::warn!(from, "{text}"),
+            ::log::Level::Error if should_log(&text, Instant::now()) => tracing::error!(from, "{text}"),
+            ::log::Level::Warn if should_log(&text, Instant::now()) => tracing::warn!(from, "{text}"),
             _ => tracing::debug!(from, "{text}"),
         }
     }
@@ -70,11 +70,20 @@ mod tests {
     #[test]
     fn what_is_said_again_and_again_is_said_every_ten_seconds() {
         let now = Instant::now();
-        let ask = |n: u32, later: u64| {
-            is_news(&format!("the poll loop has failed and goes on asking: {n}"), now + Duration::from_secs(later))
+        let should_log_failure = |n: u32, later: u64| {
+            should_log(&format!("the poll loop has failed and goes on asking: {n}"), now + Duration::from_secs(later))
         };
-        assert_eq!([ask(1, 0), ask(2, 1), ask(3, 9), ask(4, 10), ask(5, 11)], [true, false, false, true, false]);
-        assert!(is_news("another thing", now));
-        assert!(!is_news("The metrics for stage 1 should not be none", now));
+        assert_eq!(
+            [
+                should_log_failure(1, 0),
+                should_log_failure(2, 1),
+                should_log_failure(3, 9),
+                should_log_failure(4, 10),
+                should_log_failure(5, 11)
+            ],
+            [true, false, false, true, false]
+        );
+        assert!(should_log("another thing", now));
+        assert!(!should_log("The metrics for stage 1 should not be none", now));
     }
 }

@@ -5,14 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The share of the memory for jobs; the rest is for the program, the system and allocator overhead.
-const PART: f64 = 0.9;
+const JOB_SHARE: f64 = 0.9;
 
 /// Default memory limit for jobs in bytes; `None` if the system does not report its memory.
 pub fn usual() -> Option<u64> {
     let total = total(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let least = limits(&groups, Path::new("/sys/fs/cgroup")).into_iter().fold(total, u64::min);
-    Some((least as f64 * PART) as u64)
+    let lowest = limits(&groups, Path::new("/sys/fs/cgroup")).into_iter().fold(total, u64::min);
+    Some((lowest as f64 * JOB_SHARE) as u64)
 }
 
 fn total(meminfo: &str) -> Option<u64> {
@@ -31,8 +31,8 @@ fn limits(groups: &str, root: &Path) -> Vec<u64> {
             all if all.split(',').any(|one| one == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        let inside = Path::new(group.trim_start_matches('/'));
-        files.extend(inside.ancestors().map(|group| folder.join(group).join(name)));
+        let relative = Path::new(group.trim_start_matches('/'));
+        files.extend(relative.ancestors().map(|group| folder.join(group).join(name)));
     }
     // "max" does not parse: it means no limit
     files.iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).collect()

@@ -1,13 +1,13 @@
 //! The one plan node of ours that Ballista runs: a job over one row per split.
 //!
 //! ```text
-//!   JobExec { order }                       column record: the record of the shard, JSON
+//!   JobExec { spec }                        column record: the record of the shard, JSON
 //!     DataSourceExec (rows in memory)       columns wanted (JSON), seal; one partition and one row for each split
 //! ```
 //!
 //! Ballista cuts a plan into tasks at the leaves that it knows, and an in-memory source is one of them. So a task
-//! carries the order and its own row, whatever the number of splits. Each executor builds the pipeline's plan of all
-//! splits once.
+//! carries the task spec and its own row, whatever the number of splits. Each executor builds the pipeline's plan of
+//! all splits once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use stillhouse_engine::driver::{SplitTask, TaskSpec};
 use stillhouse_engine::node_metrics::properties;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 
+use crate::executor_jobs::ExecutorJobs;
 use crate::failure;
-use crate::order::{seal_of, wanted_to_text};
-use crate::place::Workplace;
+use crate::sealed_spec::{split_seal, split_to_json};
 use crate::token::Token;
 
 /// A job over its splits.
@@ -42,17 +42,17 @@ pub struct JobExec {
 /// What all splits of a job share.
 #[derive(Debug)]
 pub struct Job {
-    /// The encoded order.
+    /// The encoded and sealed task spec.
     pub bytes: Vec<u8>,
-    /// The decoded order.
-    pub order: TaskSpec,
-    /// The token that sealed the order.
+    /// The decoded task spec.
+    pub spec: TaskSpec,
+    /// The token that sealed the task spec.
     pub token: Token,
-    /// The place that runs the job; `None` outside executors.
-    pub place: Option<Arc<Workplace>>,
+    /// The jobs of this executor; `None` outside executors.
+    pub executor_jobs: Option<Arc<ExecutorJobs>>,
 }
 
-fn wanted_schema() -> SchemaRef {
+fn split_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new("wanted", DataType::Utf8, false),
         Field::new("seal", DataType::Binary, false),
@@ -65,15 +65,15 @@ fn record_schema() -> SchemaRef {
 
 /// The plan of a job, with one partition per split.
 pub fn plan(job: Job, splits: &[SplitTask]) -> Result<Arc<dyn ExecutionPlan>> {
-    let partition = |wanted: &SplitTask| {
-        let text = wanted_to_text(wanted).map_err(|e| DataFusionError::External(e.into()))?;
-        let seal = seal_of(&job.bytes, &text, &job.token);
+    let partition = |task: &SplitTask| {
+        let text = split_to_json(task).map_err(|e| DataFusionError::External(e.into()))?;
+        let seal = split_seal(&job.bytes, &text, &job.token);
         let columns: Vec<Arc<dyn Array>> =
             vec![Arc::new(StringArray::from(vec![text])), Arc::new(BinaryArray::from_vec(vec![seal.as_slice()]))];
-        Ok(vec![RecordBatch::try_new(wanted_schema(), columns)?])
+        Ok(vec![RecordBatch::try_new(split_schema(), columns)?])
     };
     let rows = splits.iter().map(partition).collect::<Result<Vec<_>>>()?;
-    let rows = DataSourceExec::from_data_source(MemorySourceConfig::try_new(&rows, wanted_schema(), None)?);
+    let rows = DataSourceExec::from_data_source(MemorySourceConfig::try_new(&rows, split_schema(), None)?);
     Ok(Arc::new(JobExec::new(Arc::new(job), rows)))
 }
 
@@ -85,38 +85,38 @@ impl JobExec {
         Self { job, input, properties }
     }
 
-    /// The encoded order.
+    /// The encoded and sealed task spec.
     pub fn bytes(&self) -> &[u8] {
         &self.job.bytes
     }
 
     /// Whether the input is in-memory rows of splits, the only valid input.
-    pub fn is_whole(&self) -> bool {
+    pub fn has_split_rows(&self) -> bool {
         let rows = self.input.downcast_ref::<DataSourceExec>();
         rows.is_some_and(|rows| {
             let source: &dyn std::any::Any = rows.data_source().as_ref();
             source.is::<MemorySourceConfig>()
-        }) && self.input.schema() == wanted_schema()
+        }) && self.input.schema() == split_schema()
     }
 }
 
 impl DisplayAs for JobExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hash = &self.job.order.ticket.job_hash;
+        let hash = &self.job.spec.ticket.job_hash;
         write!(f, "JobExec: job={}", &hash[..12.min(hash.len())])
     }
 }
 
 /// The splits of a batch. Fails if the seal of one does not match.
-fn wanted(batch: &RecordBatch, job: &Job) -> Result<Vec<SplitTask>> {
+fn split_tasks(batch: &RecordBatch, job: &Job) -> Result<Vec<SplitTask>> {
     let texts = batch.column(0).as_any().downcast_ref::<StringArray>();
     let seals = batch.column(1).as_any().downcast_ref::<BinaryArray>();
     let (Some(texts), Some(seals)) = (texts, seals) else { return internal_err!("rows of a job of other types") };
     let read = |(text, seal): (Option<&str>, Option<&[u8]>)| {
         let text = text.unwrap_or_default();
-        if !job.token.sealed(&[&job.bytes, text.as_bytes()], seal.unwrap_or_default()) {
+        if !job.token.verify(&[&job.bytes, text.as_bytes()], seal.unwrap_or_default()) {
             let message = "a split was not sent by somebody with this cluster's token; it is not made";
-            return Err(failure::of_task(&PipelineError::new(ErrorKind::Usage, message)));
+            return Err(failure::to_task_error(&PipelineError::new(ErrorKind::Usage, message)));
         }
         serde_json::from_str(text).map_err(|e| DataFusionError::External(Box::new(e)))
     };
@@ -147,22 +147,23 @@ impl ExecutionPlan for JobExec {
     }
 
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        let Some(place) = self.job.place.clone() else {
+        let Some(executor_jobs) = self.job.executor_jobs.clone() else {
             return internal_err!("a job of a cluster is executed by executors only");
         };
         let job = Arc::clone(&self.job);
         let rows = self.input.execute(partition, context)?;
-        let made = rows.and_then(move |batch| {
-            let (job, place) = (Arc::clone(&job), Arc::clone(&place));
+        let records_stream = rows.and_then(move |batch| {
+            let (job, executor_jobs) = (Arc::clone(&job), Arc::clone(&executor_jobs));
             async move {
                 let mut records = Vec::new();
-                for wanted in wanted(&batch, &job)? {
-                    let record = place.make(&job.order, wanted).await.map_err(|e| failure::of_task(&e))?;
+                for task in split_tasks(&batch, &job)? {
+                    let record =
+                        executor_jobs.make_split(&job.spec, task).await.map_err(|e| failure::to_task_error(&e))?;
                     records.push(serde_json::to_string(&record).map_err(|e| DataFusionError::External(Box::new(e)))?);
                 }
                 Ok(RecordBatch::try_new(record_schema(), vec![Arc::new(StringArray::from(records))])?)
             }
         });
-        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), made.boxed())))
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), records_stream.boxed())))
     }
 }

@@ -18,14 +18,14 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::codec::Codec;
-use crate::ledger::Reconciled;
+use crate::lost_tasks::LostTaskDetector;
 use crate::token::Token;
 use crate::{tls, wire};
 
 /// Checks for dead executors within one `dead_after`.
-const LOOKS: u64 = 4;
+const CHECKS_PER_TIMEOUT: u64 = 4;
 /// Seconds that a job waits for an executor after the last one is gone.
-const WAITS_SECONDS: u64 = 300;
+const NO_EXECUTOR_GRACE_SECONDS: u64 = 300;
 
 /// Where a scheduler listens, and which callers it accepts.
 pub struct Options {
@@ -42,11 +42,11 @@ pub struct Options {
     pub token: Token,
 }
 
-/// Serves until it is dropped; calls `listening` with the address.
+/// Serves until it is dropped; calls `on_listening` with the address.
 ///
 /// # Errors
 /// When it cannot or must not listen on the address, or when the TLS files are not valid.
-pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Result<()> {
+pub async fn serve(options: Options, on_listening: impl FnOnce(SocketAddr)) -> Result<()> {
     let Options { listen, tls, trusted_network, dead_after, token } = options;
     if !listen.ip().is_loopback() && !trusted_network && tls.is_none() {
         let message = format!(
@@ -60,16 +60,16 @@ pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Resu
             PipelineError::new(ErrorKind::Output, format!("the scheduler cannot {what}: {e}"))
         }
     };
-    let largest = u32::try_from(wire::LARGEST_MESSAGE).unwrap_or(u32::MAX);
+    let max_message_bytes = u32::try_from(wire::MAX_MESSAGE_BYTES).unwrap_or(u32::MAX);
     let config = SchedulerConfig {
         bind_host: listen.ip().to_string(),
         bind_port: listen.port(),
         scheduling_policy: TaskSchedulingPolicy::PullStaged,
         executor_timeout_seconds: dead_after,
-        expire_dead_executor_interval_seconds: (dead_after / LOOKS).max(1),
-        no_executors_grace_period_seconds: WAITS_SECONDS.max(dead_after),
-        grpc_server_max_decoding_message_size: largest,
-        grpc_server_max_encoding_message_size: largest,
+        expire_dead_executor_interval_seconds: (dead_after / CHECKS_PER_TIMEOUT).max(1),
+        no_executors_grace_period_seconds: NO_EXECUTOR_GRACE_SECONDS.max(dead_after),
+        grpc_server_max_decoding_message_size: max_message_bytes,
+        grpc_server_max_encoding_message_size: max_message_bytes,
         // no limit: Ballista also counts splits that an executor returns; executors count real failures
         task_max_failures: usize::MAX,
         // executors listen on no port, so the scheduler never calls one, nor waits for one that is gone
@@ -79,21 +79,22 @@ pub async fn serve(options: Options, listening: impl FnOnce(SocketAddr)) -> Resu
     };
     let cluster = BallistaCluster::new_from_config(&config).await.map_err(failed("begin"))?;
     let scheduler = create_scheduler::<LogicalPlanNode, PhysicalPlanNode>(cluster, Arc::new(config));
-    let service = SchedulerGrpcServer::new(Reconciled::new(scheduler.await.map_err(failed("begin"))?))
-        .max_decoding_message_size(wire::LARGEST_MESSAGE)
-        .max_encoding_message_size(wire::LARGEST_MESSAGE);
+    let service = SchedulerGrpcServer::new(LostTaskDetector::new(scheduler.await.map_err(failed("begin"))?))
+        .max_decoding_message_size(wire::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(wire::MAX_MESSAGE_BYTES);
     let proof = token.proof();
-    let guarded = InterceptedService::new(service, move |request| wire::admit(request, &proof));
-    let cannot = |e: &dyn std::error::Error| {
+    let authenticated = InterceptedService::new(service, move |request| wire::check_caller(request, &proof));
+    let listen_error = |e: &dyn std::error::Error| {
         let message = format!("the scheduler cannot listen on {listen}: {}", stillhouse_pipeline::job::chain(e));
         PipelineError::new(ErrorKind::Output, message)
     };
     let mut server = Server::builder();
     if let Some(files) = &tls {
-        let shown = files.of_server()?;
-        server = server.tls_config(shown).map_err(|e| files.refused(&stillhouse_pipeline::job::chain(&e)))?;
+        let tls_config = files.server_config()?;
+        server =
+            server.tls_config(tls_config).map_err(|e| files.mismatch_error(&stillhouse_pipeline::job::chain(&e)))?;
     }
-    let incoming = TcpIncoming::bind(listen).map_err(|e| cannot(&e))?;
-    listening(incoming.local_addr().map_err(|e| cannot(&e))?);
-    server.add_service(guarded).serve_with_incoming(incoming).await.map_err(|e| cannot(&e))
+    let incoming = TcpIncoming::bind(listen).map_err(|e| listen_error(&e))?;
+    on_listening(incoming.local_addr().map_err(|e| listen_error(&e))?);
+    server.add_service(authenticated).serve_with_incoming(incoming).await.map_err(|e| listen_error(&e))
 }

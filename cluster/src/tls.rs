@@ -13,9 +13,9 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 /// machine's.
 pub const CA_FILE: &str = "STILLHOUSE_CLUSTER_CA_FILE";
 
-const SHAKES_HANDS: Duration = Duration::from_secs(10);
-const OF_A_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
-const OF_A_KEY: &str = "PRIVATE KEY-----";
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const CERTIFICATE_MARK: &str = "-----BEGIN CERTIFICATE-----";
+const KEY_MARK: &str = "PRIVATE KEY-----";
 
 /// The files of a scheduler that serves TLS, both PEM.
 #[derive(Debug, Clone)]
@@ -26,14 +26,14 @@ pub struct Files {
     pub key: PathBuf,
 }
 
-fn usage(message: String) -> PipelineError {
+fn usage_error(message: String) -> PipelineError {
     PipelineError::new(ErrorKind::Usage, message)
 }
 
 fn read(file: &Path, what: &str, mark: &str, valid: &str) -> Result<String> {
-    let text = std::fs::read_to_string(file).map_err(|e| usage(format!("{what}: cannot be read: {e}")))?;
+    let text = std::fs::read_to_string(file).map_err(|e| usage_error(format!("{what}: cannot be read: {e}")))?;
     if !text.contains(mark) {
-        return Err(usage(format!("{what}: holds none; valid: a file of {valid} (PEM, {mark}…)")));
+        return Err(usage_error(format!("{what}: holds none; valid: a file of {valid} (PEM, {mark}…)")));
     }
     Ok(text)
 }
@@ -43,17 +43,17 @@ impl Files {
     ///
     /// # Errors
     /// Names the file that cannot be read or does not hold what it should.
-    pub fn of_server(&self) -> Result<ServerTlsConfig> {
+    pub fn server_config(&self) -> Result<ServerTlsConfig> {
         let named = |option: &str, file: &Path| format!("{option} {}", file.display());
         let what = named("--tls-certificate", &self.certificate);
-        let certificate = read(&self.certificate, &what, OF_A_CERTIFICATE, "certificates")?;
-        let key = read(&self.key, &named("--tls-key", &self.key), OF_A_KEY, "one private key without a password")?;
-        Ok(ServerTlsConfig::new().identity(Identity::from_pem(certificate, key)).timeout(SHAKES_HANDS))
+        let certificate = read(&self.certificate, &what, CERTIFICATE_MARK, "certificates")?;
+        let key = read(&self.key, &named("--tls-key", &self.key), KEY_MARK, "one private key without a password")?;
+        Ok(ServerTlsConfig::new().identity(Identity::from_pem(certificate, key)).timeout(HANDSHAKE_TIMEOUT))
     }
 
     /// The error of a certificate and a key that do not fit together.
-    pub(crate) fn refused(&self, why: &str) -> PipelineError {
-        usage(format!(
+    pub(crate) fn mismatch_error(&self, why: &str) -> PipelineError {
+        usage_error(format!(
             "--tls-certificate {}, --tls-key {}: {why}; valid: a certificate and its own key",
             self.certificate.display(),
             self.key.display()
@@ -66,13 +66,13 @@ impl Files {
 /// # Errors
 /// When the file cannot be read or holds no certificate. The error hides its path, because all users of a service can
 /// read the errors of its jobs.
-pub fn of_client() -> Result<ClientTlsConfig> {
-    let config = ClientTlsConfig::new().timeout(SHAKES_HANDS);
+pub fn client_config() -> Result<ClientTlsConfig> {
+    let config = ClientTlsConfig::new().timeout(HANDSHAKE_TIMEOUT);
     Ok(match std::env::var_os(CA_FILE).filter(|file| !file.is_empty()) {
         None => config.with_native_roots(),
         Some(file) => {
             let what = format!("the file of {CA_FILE}");
-            let certificates = read(Path::new(&file), &what, OF_A_CERTIFICATE, "certificates")?;
+            let certificates = read(Path::new(&file), &what, CERTIFICATE_MARK, "certificates")?;
             config.ca_certificate(Certificate::from_pem(certificates))
         }
     })
@@ -90,11 +90,11 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path
         };
-        let certificate = file("certificate.pem", OF_A_CERTIFICATE);
+        let certificate = file("certificate.pem", CERTIFICATE_MARK);
         let key = file("key.pem", "-----BEGIN PRIVATE KEY-----");
         let said = |certificate: &Path, key: &Path| {
             let files = Files { certificate: certificate.to_owned(), key: key.to_owned() };
-            files.of_server().map(drop).map_err(|e| e.to_string())
+            files.server_config().map(drop).map_err(|e| e.to_string())
         };
         assert_eq!(said(&certificate, &key), Ok(()));
         for (certificate, key, says) in [

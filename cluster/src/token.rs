@@ -19,12 +19,12 @@ pub const TOKEN: &str = "STILLHOUSE_CLUSTER_TOKEN";
 pub const TOKEN_FILE: &str = "STILLHOUSE_CLUSTER_TOKEN_FILE";
 
 /// Fewest characters of a token, so that it cannot be guessed: 128 bits in hexadecimal.
-const FEWEST: usize = 32;
-const BLOCK: usize = 64;
+const MIN_CHARS: usize = 32;
+const BLOCK_BYTES: usize = 64;
 
 /// The secret of a cluster, as an HMAC key.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token([u8; BLOCK]);
+pub struct Token([u8; BLOCK_BYTES]);
 
 /// The HMAC of some bytes under a token.
 pub type Seal = [u8; 32];
@@ -38,9 +38,9 @@ impl Token {
         let usage = |message: String| PipelineError::new(ErrorKind::Usage, message);
         // the error hides a path from the environment, because all users of a service can read the errors of its jobs
         let named = file.map(|file| (file.to_owned(), file.display().to_string()));
-        let of_environment =
+        let from_environment =
             || std::env::var_os(TOKEN_FILE).map(|file| (PathBuf::from(file), format!("the file of {TOKEN_FILE}")));
-        let (text, from) = match (named.or_else(of_environment), std::env::var(TOKEN)) {
+        let (text, from) = match (named.or_else(from_environment), std::env::var(TOKEN)) {
             (Some((file, shown)), _) => {
                 let text = std::fs::read_to_string(&file);
                 (text.map_err(|e| usage(format!("cannot read the cluster's token from {shown}: {e}")))?, shown)
@@ -54,8 +54,9 @@ impl Token {
             }
         };
         let text = text.trim();
-        if text.len() < FEWEST {
-            let message = format!("{from}: the cluster's token has {} characters; valid: {FEWEST} or more", text.len());
+        if text.len() < MIN_CHARS {
+            let message =
+                format!("{from}: the cluster's token has {} characters; valid: {MIN_CHARS} or more", text.len());
             return Err(usage(message));
         }
         Ok(Self::new(text))
@@ -63,8 +64,8 @@ impl Token {
 
     /// Makes a token of this text, without a check of its length.
     pub fn new(text: &str) -> Self {
-        let mut key = [0; BLOCK];
-        match text.len() > BLOCK {
+        let mut key = [0; BLOCK_BYTES];
+        match text.len() > BLOCK_BYTES {
             true => key[..32].copy_from_slice(&Sha256::digest(text)),
             false => key[..text.len()].copy_from_slice(text.as_bytes()),
         }
@@ -78,7 +79,7 @@ impl Token {
     }
 
     /// Whether this token sealed these parts. Compares in constant time.
-    pub fn sealed(&self, parts: &[&[u8]], seal: &[u8]) -> bool {
+    pub fn verify(&self, parts: &[&[u8]], seal: &[u8]) -> bool {
         self.seal(parts).ct_eq(seal).into()
     }
 
@@ -104,7 +105,7 @@ mod tests {
         let jefe = Token::new("Jefe").seal(&[b"what do ya want ", b"for nothing?"]);
         assert_eq!(hex::encode(jefe), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
         // 131 bytes of 0xaa are not valid text, so the test builds the key that `new` would make of them
-        let mut key = [0; BLOCK];
+        let mut key = [0; BLOCK_BYTES];
         key[..32].copy_from_slice(&Sha256::digest([0xaa; 131]));
         let long = Token(key).seal(&[b"Test Using Larger Than Block-Size Key - Hash Key First"]);
         assert_eq!(hex::encode(long), "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
@@ -115,8 +116,8 @@ mod tests {
     fn another_token_or_another_byte_is_seen() {
         let (token, other) = (Token::new(&"a".repeat(32)), Token::new(&"b".repeat(32)));
         let seal = token.seal(&[b"x"]);
-        assert!(token.sealed(&[b"x"], &seal));
-        assert!(!other.sealed(&[b"x"], &seal) && !token.sealed(&[b"y"], &seal) && !token.sealed(&[b"x"], &seal[1..]));
+        assert!(token.verify(&[b"x"], &seal));
+        assert!(!other.verify(&[b"x"], &seal) && !token.verify(&[b"y"], &seal) && !token.verify(&[b"x"], &seal[1..]));
     }
 
     #[test]

@@ -14,21 +14,21 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
-use crate::order::BUILD;
+use crate::sealed_spec::BUILD;
 use crate::tls;
 use crate::token::Token;
 
 /// The largest message in bytes. The rows of 100,000 splits take about 40 MB.
-pub const LARGEST_MESSAGE: usize = 512 << 20;
+pub const MAX_MESSAGE_BYTES: usize = 512 << 20;
 
-const CONNECTS: Duration = Duration::from_secs(10);
-const KEEPS: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The address of a scheduler, and how callers connect to it.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
     /// The address as the user wrote it.
-    named: String,
+    address: String,
     host_and_port: String,
     /// The certificates to trust; `None` without TLS.
     tls: Option<ClientTlsConfig>,
@@ -38,14 +38,14 @@ impl Scheduler {
     /// The scheduler at `host:port`, without TLS, or at `https://host:port`. The address must already be validated.
     ///
     /// # Errors
-    /// Those of [`tls::of_client`].
-    pub fn find(named: &str) -> Result<Self> {
-        let (host_and_port, tls) = match named.split_once("://") {
-            Some(("https", address)) => (address, Some(tls::of_client()?)),
-            Some((_, address)) => (address, None),
-            None => (named, None),
+    /// Those of [`tls::client_config`].
+    pub fn find(address: &str) -> Result<Self> {
+        let (host_and_port, tls) = match address.split_once("://") {
+            Some(("https", host_and_port)) => (host_and_port, Some(tls::client_config()?)),
+            Some((_, host_and_port)) => (host_and_port, None),
+            None => (address, None),
         };
-        Ok(Self { named: named.into(), host_and_port: host_and_port.into(), tls })
+        Ok(Self { address: address.into(), host_and_port: host_and_port.into(), tls })
     }
 
     /// Host and port as separate values.
@@ -55,7 +55,7 @@ impl Scheduler {
     }
 
     /// Whether callers use TLS.
-    pub fn speaks_tls(&self) -> bool {
+    pub fn uses_tls(&self) -> bool {
         self.tls.is_some()
     }
 
@@ -67,7 +67,10 @@ impl Scheduler {
             Some(tls) => endpoint.tls_config(tls.clone())?,
             None => endpoint,
         };
-        let endpoint = endpoint.connect_timeout(CONNECTS).http2_keep_alive_interval(KEEPS).keep_alive_timeout(KEEPS);
+        let endpoint = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_INTERVAL);
         endpoint.keep_alive_while_idle(true).user_agent(format!("stillhouse/{BUILD} {}", token.proof()))
     }
 
@@ -76,11 +79,11 @@ impl Scheduler {
     /// # Errors
     /// When nothing answers at the address, or its certificate is not trusted.
     pub async fn connect(&self, token: &Token) -> Result<Channel> {
-        let endpoint = self.endpoint(token).map_err(|e| self.unreached(&e))?;
-        endpoint.connect().await.map_err(|e| self.unreached(&e))
+        let endpoint = self.endpoint(token).map_err(|e| self.connect_error(&e))?;
+        endpoint.connect().await.map_err(|e| self.connect_error(&e))
     }
 
-    fn unreached(&self, e: &(dyn Error + 'static)) -> PipelineError {
+    fn connect_error(&self, e: &(dyn Error + 'static)) -> PipelineError {
         let why = chain(e);
         // a retry does not fix a certificate
         let distrusted = std::iter::successors(Some(e), |e| (*e).source())
@@ -100,7 +103,7 @@ impl Scheduler {
 
 impl fmt::Display for Scheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.named)
+        f.write_str(&self.address)
     }
 }
 
@@ -108,8 +111,8 @@ impl fmt::Display for Scheduler {
 ///
 /// # Errors
 /// The status names what is missing or differs.
-pub fn admit<T>(request: Request<T>, proof: &str) -> Result<Request<T>, Status> {
-    let (build, got) = caller(request.metadata());
+pub fn check_caller<T>(request: Request<T>, proof: &str) -> Result<Request<T>, Status> {
+    let (build, got) = build_and_proof(request.metadata());
     match (build, got) {
         (None, _) | (_, None) => Err(Status::unauthenticated(
             "this scheduler serves stillhouse only, and the call does not say that it comes from one with this cluster's token",
@@ -117,20 +120,20 @@ pub fn admit<T>(request: Request<T>, proof: &str) -> Result<Request<T>, Status> 
         (Some(build), Some(_)) if build != BUILD => Err(Status::failed_precondition(format!(
             "the scheduler is stillhouse {BUILD}, the caller {build}; valid: one build throughout a cluster"
         ))),
-        (_, Some(got)) if !same(got, proof) => {
+        (_, Some(got)) if !is_same(got, proof) => {
             Err(Status::unauthenticated("the caller has another token than this cluster's scheduler"))
         }
         _ => Ok(request),
     }
 }
 
-fn caller(metadata: &MetadataMap) -> (Option<&str>, Option<&str>) {
+fn build_and_proof(metadata: &MetadataMap) -> (Option<&str>, Option<&str>) {
     let agent = metadata.get("user-agent").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let mut words = agent.split(' ');
     (words.next().and_then(|word| word.strip_prefix("stillhouse/")), words.next())
 }
 
-fn same(a: &str, b: &str) -> bool {
+fn is_same(a: &str, b: &str) -> bool {
     subtle::ConstantTimeEq::ct_eq(a.as_bytes(), b.as_bytes()).into()
 }
 
@@ -146,7 +149,7 @@ mod tests {
             if let Some(agent) = agent {
                 request.metadata_mut().insert("user-agent", agent.parse().unwrap());
             }
-            admit(request, &token.proof()).map(drop)
+            check_caller(request, &token.proof()).map(drop)
         };
         assert!(call(Some(format!("stillhouse/{BUILD} {} tonic/0.14.9", token.proof()))).is_ok());
         for (agent, says) in [

@@ -35,7 +35,7 @@ use tonic::Request;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn of_scheduler(token: &Token) -> scheduler::Options {
+fn scheduler_options(token: &Token) -> scheduler::Options {
     scheduler::Options {
         listen: "127.0.0.1:0".parse().unwrap(),
         tls: None,
@@ -45,7 +45,7 @@ fn of_scheduler(token: &Token) -> scheduler::Options {
     }
 }
 
-fn of_executor(scheduler: &Scheduler, token: &Token) -> executor::Options {
+fn executor_options(scheduler: &Scheduler, token: &Token) -> executor::Options {
     let place = Place {
         name: "the executor".into(),
         access: Access::everything(),
@@ -57,7 +57,7 @@ fn of_executor(scheduler: &Scheduler, token: &Token) -> executor::Options {
 }
 
 /// The final state of a plan that a client with the token sends.
-async fn end_of(plan: PhysicalPlanNode, scheduler: &Scheduler, token: &Token) -> JobState {
+async fn final_state(plan: PhysicalPlanNode, scheduler: &Scheduler, token: &Token) -> JobState {
     let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await.unwrap());
     let mut encoded = Vec::new();
     plan.try_encode(&mut encoded).unwrap();
@@ -95,11 +95,11 @@ fn encoded(plan: Arc<dyn ExecutionPlan>) -> PhysicalPlanNode {
     PhysicalPlanNode::try_from_physical_plan(plan, &BallistaPhysicalExtensionCodec::default()).unwrap()
 }
 
-/// A Stillhouse job, sealed as `order` seals it, over an input that is not rows of splits.
+/// A Stillhouse job, sealed as `sealed_spec` seals it, over an input that is not rows of splits.
 fn job_over(input: Arc<dyn ExecutionPlan>, token: &Token) -> PhysicalPlanNode {
-    let order = json!({"spec": "{}", "base": "/", "ticket": {"job_hash": "abc", "holder": "x"}});
+    let spec = json!({"spec": "{}", "base": "/", "ticket": {"job_hash": "abc", "holder": "x"}});
     let mut body = Vec::new();
-    ciborium::into_writer(&json!({"build": BUILD, "order": order}), &mut body).unwrap();
+    ciborium::into_writer(&json!({"build": BUILD, "order": spec}), &mut body).unwrap();
     let node = [&b"\0stillhouse job 2\0"[..], &token.seal(&[&body]), &body].concat();
     let extension = PhysicalExtensionNode { node, inputs: vec![encoded(input)] };
     PhysicalPlanNode { physical_plan_type: Some(PhysicalPlanType::Extension(extension)) }
@@ -113,7 +113,7 @@ async fn sends_plans(scheduler: &Scheduler, token: &Token) {
         ("a job over other rows", job_over(rows(), token)),
     ];
     for (what, plan) in plans {
-        match end_of(plan, scheduler, token).await {
+        match final_state(plan, scheduler, token).await {
             JobState::Failed(failed) => {
                 let says = "makes its jobs and executes no other plans";
                 assert!(failed.error.contains(says), "{what}: {}", failed.error);
@@ -129,11 +129,11 @@ fn a_plan_that_is_no_job_is_refused_whoever_sends_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let (tell, told) = tokio::sync::oneshot::channel();
-        let serves = scheduler::serve(of_scheduler(&token), |address| tell.send(address).unwrap());
+        let serves = scheduler::serve(scheduler_options(&token), |address| tell.send(address).unwrap());
         let asks = async {
             let scheduler = Scheduler::find(&told.await.unwrap().to_string()).unwrap();
             tokio::select! {
-                ended = executor::work(of_executor(&scheduler, &token), |_| ()) => panic!("the executor: {ended:?}"),
+                ended = executor::work(executor_options(&scheduler, &token), |_| ()) => panic!("the executor: {ended:?}"),
                 () = sends_plans(&scheduler, &token) => {}
             }
         };

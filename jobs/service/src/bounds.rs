@@ -11,17 +11,17 @@ use super::model::FieldProblem;
 use stillhouse_pipeline::units;
 
 /// Most problems to report one by one; only the number of the others is reported.
-pub const PROBLEMS: usize = 100;
+pub const MAX_PROBLEMS: usize = 100;
 /// Most characters of a failure's message.
-const MESSAGE: usize = 4000;
+const MAX_MESSAGE_CHARS: usize = 4000;
 /// Most characters of any other text.
-const TEXT: usize = 1000;
+const MAX_TEXT_CHARS: usize = 1000;
 /// Most entries of a list or an object in an event.
-const ENTRIES: usize = 200;
+const MAX_ENTRIES: usize = 200;
 
-/// Truncates a text after `most` characters and marks the cut with an ellipsis.
-pub fn text(text: &mut String, most: usize) {
-    if let Some((at, _)) = text.char_indices().nth(most) {
+/// Truncates a text after `max_chars` characters and marks the cut with an ellipsis.
+pub fn truncate_text(text: &mut String, max_chars: usize) {
+    if let Some((at, _)) = text.char_indices().nth(max_chars) {
         text.truncate(at);
         text.push('…');
     }
@@ -29,14 +29,14 @@ pub fn text(text: &mut String, most: usize) {
 
 /// Truncates a failure's message.
 pub fn message(mut message: String) -> String {
-    text(&mut message, MESSAGE);
+    truncate_text(&mut message, MAX_MESSAGE_CHARS);
     message
 }
 
 /// The first hundred problems, with truncated texts, and the number of the others.
 pub fn problems(all: impl IntoIterator<Item = FieldProblem>) -> Vec<FieldProblem> {
     let mut all = all.into_iter();
-    let mut kept: Vec<FieldProblem> = all.by_ref().take(PROBLEMS).collect();
+    let mut kept: Vec<FieldProblem> = all.by_ref().take(MAX_PROBLEMS).collect();
     if let Some(next) = all.next() {
         // keep a single extra problem: if the list was already bounded, that one holds the number of the others
         kept.push(match 1 + all.count() {
@@ -48,27 +48,27 @@ pub fn problems(all: impl IntoIterator<Item = FieldProblem>) -> Vec<FieldProblem
         });
     }
     for problem in &mut kept {
-        text(&mut problem.field, TEXT);
-        text(&mut problem.message, TEXT);
-        problem.got.iter_mut().for_each(|got| text(got, TEXT));
+        truncate_text(&mut problem.field, MAX_TEXT_CHARS);
+        truncate_text(&mut problem.message, MAX_TEXT_CHARS);
+        problem.got.iter_mut().for_each(|got| truncate_text(got, MAX_TEXT_CHARS));
     }
     kept
 }
 
 /// Truncates the texts and lists of an event's data.
-pub fn event(data: &mut Value) {
+pub fn truncate_event(data: &mut Value) {
     match data {
-        Value::String(s) => text(s, TEXT),
+        Value::String(s) => truncate_text(s, MAX_TEXT_CHARS),
         Value::Array(items) => {
-            items.truncate(ENTRIES);
-            items.iter_mut().for_each(event);
+            items.truncate(MAX_ENTRIES);
+            items.iter_mut().for_each(truncate_event);
         }
         Value::Object(fields) => {
-            while fields.len() > ENTRIES {
+            while fields.len() > MAX_ENTRIES {
                 let Some(last) = fields.keys().next_back().cloned() else { return };
                 fields.remove(&last);
             }
-            fields.values_mut().for_each(event);
+            fields.values_mut().for_each(truncate_event);
         }
         _ => {}
     }
@@ -101,7 +101,7 @@ mod tests {
                     .iter()
                     .flat_map(|p| [Some(&p.message), p.got.as_ref()])
                     .flatten()
-                    .all(|t| t.chars().count() <= TEXT + 1)
+                    .all(|t| t.chars().count() <= MAX_TEXT_CHARS + 1)
             );
             // a second call changes nothing
             assert_eq!(problems(bounded.clone()), bounded);
@@ -114,13 +114,13 @@ mod tests {
     fn texts_and_lists_of_events_are_cut() {
         let mut data =
             json!({"what": "ü".repeat(1_000_000), "stages": vec![json!({"name": "x".repeat(3000)}); 5000], "n": 7});
-        event(&mut data);
-        assert_eq!(data["what"].as_str().unwrap().chars().count(), TEXT + 1);
-        assert_eq!((data["stages"].as_array().unwrap().len(), &data["n"]), (ENTRIES, &json!(7)));
+        truncate_event(&mut data);
+        assert_eq!(data["what"].as_str().unwrap().chars().count(), MAX_TEXT_CHARS + 1);
+        assert_eq!((data["stages"].as_array().unwrap().len(), &data["n"]), (MAX_ENTRIES, &json!(7)));
         assert!(data.to_string().len() < 250 * 1100);
         let mut short = json!({"a": "b", "c": [1, 2]});
-        event(&mut short);
+        truncate_event(&mut short);
         assert_eq!(short, json!({"a": "b", "c": [1, 2]}));
-        assert_eq!(message("m".repeat(9000)).chars().count(), MESSAGE + 1);
+        assert_eq!(message("m".repeat(9000)).chars().count(), MAX_MESSAGE_CHARS + 1);
     }
 }

@@ -92,10 +92,10 @@ pub struct Client {
     http: HttpClient,
 }
 
-const CONNECT: Duration = Duration::from_secs(10);
-const ANSWER: Duration = Duration::from_secs(120);
-const LARGEST_ANSWER: u64 = 256 << 20;
-const LONGEST_LINE: u64 = 64 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+const MAX_ANSWER_BYTES: u64 = 256 << 20;
+const MAX_LINE_BYTES: u64 = 64 << 20;
 
 impl ServiceOptions {
     /// Creates the client of the chosen service.
@@ -104,9 +104,9 @@ impl ServiceOptions {
     /// When the address or the token is not valid.
     pub fn client(&self) -> Result<Client> {
         let usage = |message: &str| ClientError::Usage(message.to_owned());
-        let given = self.url.clone().unwrap_or_else(|| format!("http://127.0.0.1:{DEFAULT_PORT}"));
+        let address = self.url.clone().unwrap_or_else(|| format!("http://127.0.0.1:{DEFAULT_PORT}"));
         let url =
-            Url::parse(&given).map_err(|e| usage(&format!("--url: {e}; valid: http://host:port, https://host")))?;
+            Url::parse(&address).map_err(|e| usage(&format!("--url: {e}; valid: http://host:port, https://host")))?;
         // the message must not repeat parts that may hold a secret
         if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
             return Err(usage(
@@ -120,13 +120,13 @@ impl ServiceOptions {
         if token.as_ref().is_some_and(|t| !t.bytes().all(|b| b.is_ascii_graphic())) {
             return Err(usage("STILLHOUSE_TOKEN holds no token"));
         }
-        let http = http(is_here(&url), ANSWER)?;
+        let http = http_client(is_this_machine(&url), ANSWER_TIMEOUT)?;
         Ok(Client { base: format!("{}{BASE}", url.as_str().trim_end_matches('/')), token, http })
     }
 }
 
 /// Whether a URL points to this machine, which needs no proxy.
-fn is_here(url: &Url) -> bool {
+fn is_this_machine(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
         Some(Host::Ipv4(address)) => address.is_loopback(),
@@ -135,21 +135,21 @@ fn is_here(url: &Url) -> bool {
     }
 }
 
-/// Creates an HTTP client. `answer` limits the wait for the head of an answer, and each read.
-fn http(here: bool, answer: Duration) -> Result<HttpClient> {
+/// Creates an HTTP client. `timeout` limits the wait for the head of an answer, and each read.
+fn http_client(is_local: bool, timeout: Duration) -> Result<HttpClient> {
     let settings = HttpClient::builder()
         .redirect(Policy::none())
         .user_agent(concat!("stillhouse/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(CONNECT)
-        .timeout(answer);
-    let settings = if here { settings.no_proxy() } else { settings };
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(timeout);
+    let settings = if is_local { settings.no_proxy() } else { settings };
     settings.build().map_err(|e| ClientError::Usage(format!("no connection can be made: {}", breakage(&e).1)))
 }
 
 /// A body that may be silent for any time: a read that times out is repeated.
-struct Patient<R>(R);
+struct RetryTimeouts<R>(R);
 
-impl<R: Read> Read for Patient<R> {
+impl<R: Read> Read for RetryTimeouts<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         loop {
             match self.0.read(buffer) {
@@ -161,9 +161,9 @@ impl<R: Read> Read for Patient<R> {
 }
 
 /// Reads a body of at most `limit` bytes to its end.
-fn read_text(answer: Response, limit: u64) -> std::io::Result<String> {
+fn read_text(response: Response, limit: u64) -> std::io::Result<String> {
     let mut text = String::new();
-    answer.take(limit + 1).read_to_string(&mut text)?;
+    response.take(limit + 1).read_to_string(&mut text)?;
     match text.len() as u64 > limit {
         true => Err(std::io::Error::other(format!("the answer has more than {limit} bytes"))),
         false => Ok(text),
@@ -222,7 +222,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn text(&self, ask: &Ask<'_>) -> Result<String> {
-        read_text(self.send(ask)?, LARGEST_ANSWER).map_err(|e| self.broken(&e))
+        read_text(self.send(ask)?, MAX_ANSWER_BYTES).map_err(|e| self.connection_error(&e))
     }
 
     /// Sends a request and returns the answer's body as it arrives. The body may be silent for any time.
@@ -230,7 +230,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn stream(&self, ask: &Ask<'_>) -> Result<impl Read + use<>> {
-        Ok(Patient(self.send(ask)?))
+        Ok(RetryTimeouts(self.send(ask)?))
     }
 
     /// Opens a stream of events.
@@ -246,43 +246,45 @@ impl Client {
     /// Follows a stream of events to its end, across lost connections and restarts of the service. Each new connection
     /// resumes after the last event.
     ///
-    /// `patient`: retry even if the first connection fails.
+    /// `retry_first`: retry even if the first connection fails.
     ///
     /// # Errors
-    /// Those of `take`; a refusal by the service; no service for ten minutes.
+    /// Those of `on_item`; a refusal by the service; no service for ten minutes.
     pub fn follow<E: From<ClientError>>(
         &self,
         path: &str,
-        patient: bool,
-        mut take: impl FnMut(Followed<'_>) -> Result<(), E>,
+        retry_first: bool,
+        mut on_item: impl FnMut(Followed<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut at = Cursor { last_id: None, connected: patient, warned: false, lost: None, failures: 0 };
+        let mut cursor = Cursor { last_id: None, connected: retry_first, opened: false, lost_since: None, failures: 0 };
         loop {
-            match self.follow_once(path, &mut at, &mut take) {
+            match self.follow_once(path, &mut cursor, &mut on_item) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                Err(Broken::Take(e)) => return Err(e),
-                Err(Broken::Client(lost @ (ClientError::Connection(_) | ClientError::NobodyListens(_))))
-                    if at.connected =>
+                Err(FollowError::Callback(e)) => return Err(e),
+                Err(FollowError::Client(lost @ (ClientError::Connection(_) | ClientError::NobodyListens(_))))
+                    if cursor.connected =>
                 {
                     let now = Instant::now();
-                    if at.lost.is_none() {
-                        take(Followed::Note(&format!("{lost}; trying again")))?;
+                    if cursor.lost_since.is_none() {
+                        on_item(Followed::Note(&format!("{lost}; trying again")))?;
                     }
-                    if at.lost.get_or_insert(now).elapsed() > PATIENCE {
+                    if cursor.lost_since.get_or_insert(now).elapsed() > OUTAGE_TIMEOUT {
                         return Err(lost.into());
                     }
                 }
                 // the event numbers belong to another service, or their events were deleted
-                Err(Broken::Client(ClientError::Refused(refusal))) if refusal.status == 409 && at.last_id.is_some() => {
-                    take(Followed::Note(&format!("some events may be missing: {}", refusal.detail)))?;
-                    at.last_id = None;
+                Err(FollowError::Client(ClientError::Refused(refusal)))
+                    if refusal.status == 409 && cursor.last_id.is_some() =>
+                {
+                    on_item(Followed::Note(&format!("some events may be missing: {}", refusal.detail)))?;
+                    cursor.last_id = None;
                     continue;
                 }
-                Err(Broken::Client(e)) => return Err(e.into()),
+                Err(FollowError::Client(e)) => return Err(e.into()),
             }
-            at.failures += 1;
-            std::thread::sleep(BACKOFF.wait(at.failures, None));
+            cursor.failures += 1;
+            std::thread::sleep(BACKOFF.wait(cursor.failures, None));
         }
     }
 
@@ -290,31 +292,31 @@ impl Client {
     fn follow_once<E>(
         &self,
         path: &str,
-        at: &mut Cursor,
-        take: &mut impl FnMut(Followed<'_>) -> Result<(), E>,
-    ) -> Result<bool, Broken<E>> {
+        cursor: &mut Cursor,
+        on_item: &mut impl FnMut(Followed<'_>) -> Result<(), E>,
+    ) -> Result<bool, FollowError<E>> {
         let mut ask = Ask::new("GET", path);
-        if let Some(last_id) = &at.last_id {
+        if let Some(last_id) = &cursor.last_id {
             ask = ask.header("last-event-id", last_id);
         }
-        let mut events = self.events(ask).map_err(Broken::Client)?;
-        (at.connected, at.failures) = (true, 0);
-        if !std::mem::replace(&mut at.warned, true) {
-            take(Followed::Open).map_err(Broken::Take)?;
+        let mut events = self.events(ask).map_err(FollowError::Client)?;
+        (cursor.connected, cursor.failures) = (true, 0);
+        if !std::mem::replace(&mut cursor.opened, true) {
+            on_item(Followed::Open).map_err(FollowError::Callback)?;
         }
-        if at.lost.take().is_some() {
-            take(Followed::Note("the service is back")).map_err(Broken::Take)?;
+        if cursor.lost_since.take().is_some() {
+            on_item(Followed::Note("the service is back")).map_err(FollowError::Callback)?;
         }
         loop {
             let received = events.receive();
             if let Some(last_id) = events.last_id.take() {
-                at.last_id = Some(last_id);
+                cursor.last_id = Some(last_id);
             }
-            match received.map_err(Broken::Client)? {
-                Some(Received::Event(event)) => take(Followed::Event(&event)).map_err(Broken::Take)?,
+            match received.map_err(FollowError::Client)? {
+                Some(Received::Event(event)) => on_item(Followed::Event(&event)).map_err(FollowError::Callback)?,
                 Some(Received::Missed) => {
                     let text = "some changes were missed; `stillhouse jobs list` shows where things are";
-                    take(Followed::Note(text)).map_err(Broken::Take)?;
+                    on_item(Followed::Note(text)).map_err(FollowError::Callback)?;
                 }
                 Some(Received::End) => return Ok(true),
                 None => return Ok(false),
@@ -323,12 +325,13 @@ impl Client {
     }
 
     fn send(&self, ask: &Ask<'_>) -> Result<Response> {
-        let wrong = |what: &dyn std::fmt::Display| ClientError::Usage(format!("the request cannot be sent: {what}"));
-        let mut url = Url::parse(&format!("{}{}", self.base, ask.path)).map_err(|e| wrong(&e))?;
+        let usage_error =
+            |what: &dyn std::fmt::Display| ClientError::Usage(format!("the request cannot be sent: {what}"));
+        let mut url = Url::parse(&format!("{}{}", self.base, ask.path)).map_err(|e| usage_error(&e))?;
         if !ask.query.is_empty() {
             url.query_pairs_mut().extend_pairs(&ask.query);
         }
-        let method = Method::from_bytes(ask.method.as_bytes()).map_err(|e| wrong(&e))?;
+        let method = Method::from_bytes(ask.method.as_bytes()).map_err(|e| usage_error(&e))?;
         let mut request = self.http.request(method, url);
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
@@ -339,12 +342,12 @@ impl Client {
         if let Some(body) = &ask.body {
             request = request.body(body.clone());
         }
-        let answer = request.send().map_err(|e| self.broken(&e))?;
-        if answer.status().is_success() {
-            return Ok(answer);
+        let response = request.send().map_err(|e| self.connection_error(&e))?;
+        if response.status().is_success() {
+            return Ok(response);
         }
-        let status = answer.status();
-        let text = read_text(answer, 1 << 20).unwrap_or_default();
+        let status = response.status();
+        let text = read_text(response, 1 << 20).unwrap_or_default();
         let refusal: Refusal = serde_json::from_str(&text).unwrap_or_default();
         Err(self.refused(status, refusal))
     }
@@ -367,7 +370,7 @@ impl Client {
         ClientError::Refused(Box::new(refusal))
     }
 
-    fn broken(&self, error: &(dyn Error + 'static)) -> ClientError {
+    fn connection_error(&self, error: &(dyn Error + 'static)) -> ClientError {
         let service = self.base.strip_suffix(BASE).unwrap_or(&self.base);
         match breakage(error) {
             (Breakage::ConnectionRefused, _) => ClientError::NobodyListens(format!(
@@ -394,20 +397,20 @@ struct Cursor {
     /// Id of the last event that had one.
     last_id: Option<String>,
     connected: bool,
-    warned: bool,
-    lost: Option<Instant>,
+    opened: bool,
+    lost_since: Option<Instant>,
     /// Consecutive failed connections.
     failures: u32,
 }
 
 /// Why a connection is no longer followed.
-enum Broken<E> {
+enum FollowError<E> {
     Client(ClientError),
-    Take(E),
+    Callback(E),
 }
 
 /// How long a service may be unreachable before a follower gives up.
-const PATIENCE: Duration = Duration::from_secs(600);
+const OUTAGE_TIMEOUT: Duration = Duration::from_secs(600);
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), largest: Duration::from_secs(15) };
 
 /// A reader of server-sent events.
@@ -436,9 +439,9 @@ impl<R: Read> Events<R> {
         let (mut kind, mut data) = (String::new(), String::new());
         loop {
             let mut line = Vec::new();
-            let broken =
+            let connection_error =
                 |e: std::io::Error| ClientError::Connection(format!("the stream broke off: {}", breakage(&e).1));
-            if (&mut self.lines).take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(broken)? == 0 {
+            if (&mut self.lines).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).map_err(connection_error)? == 0 {
                 return Ok(None);
             }
             let line = String::from_utf8_lossy(&line);
@@ -505,7 +508,7 @@ mod tests {
             std::thread::sleep(silence);
             let _ = stream.write_all(b"line");
         });
-        Client { base, token: None, http: http(true, silence / 3).unwrap() }
+        Client { base, token: None, http: http_client(true, silence / 3).unwrap() }
     }
 
     #[test]

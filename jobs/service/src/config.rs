@@ -57,7 +57,7 @@ pub struct Config {
     /// When a failed attempt is retried.
     pub retry: Retry,
     /// How long finished jobs are stored.
-    pub keep: Keep,
+    pub keep: Retention,
     /// Longest wait for workers when the service stops, in seconds.
     pub shutdown_seconds: u32,
     /// Run jobs even if the kernel cannot confine them (Landlock: Linux 5.13 and newer).
@@ -184,7 +184,7 @@ pub struct Retry {
 /// How long the service stores finished jobs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Keep {
+pub struct Retention {
     /// Days after which a finished job is deleted with its log and events, but never its data set. Default: never.
     pub finished_days: Option<NonZeroU32>,
 }
@@ -196,7 +196,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)),
-            data: default_data(),
+            data: default_data_folder(),
             auth: Auth::Auto,
             hosts: Vec::new(),
             trusted_proxies: Vec::new(),
@@ -208,7 +208,7 @@ impl Default for Config {
             capacity: Capacity::default(),
             limits: Limits::default(),
             retry: Retry::default(),
-            keep: Keep::default(),
+            keep: Retention::default(),
             shutdown_seconds: 10,
             allow_unconfined: false,
         }
@@ -289,12 +289,12 @@ impl Limits {
     }
 
     /// `time_limit_hours` in seconds.
-    pub fn longest_job_seconds(&self) -> u64 {
+    pub fn max_job_seconds(&self) -> u64 {
         u64::from(self.time_limit_hours) * 3600
     }
 
     /// `output_limit_gigabytes` in bytes.
-    pub fn largest_output_bytes(&self) -> u64 {
+    pub fn max_output_bytes(&self) -> u64 {
         u64::from(self.output_limit_gigabytes) * 1_000_000_000
     }
 }
@@ -328,8 +328,8 @@ impl Config {
     /// Whether requests need a token. If `hosts` is set or a proxy is trusted, requests arrive through a proxy, and
     /// loopback does not identify the client.
     pub fn needs_token(&self) -> bool {
-        let behind_a_proxy = !self.hosts.is_empty() || !self.trusted_proxies.is_empty();
-        self.auth == Auth::Token || !is_loopback(self.listen.ip()) || behind_a_proxy
+        let is_behind_proxy = !self.hosts.is_empty() || !self.trusted_proxies.is_empty();
+        self.auth == Auth::Token || !is_loopback(self.listen.ip()) || is_behind_proxy
     }
 
     /// The access rules of jobs: those configured, plus the service's cluster, minus the data folder.
@@ -345,7 +345,7 @@ impl Config {
         let mut problems = self.access.check();
         problems.iter_mut().for_each(|p| p.field.insert_str(0, "access."));
         problems.extend(
-            self.numbers()
+            self.nonzero_values()
                 .into_iter()
                 .filter(|(_, got)| *got == 0)
                 .map(|(field, got)| Problem::new(field, got, "too small; valid: 1 or more")),
@@ -367,14 +367,14 @@ impl Config {
     }
 
     /// Values that must be at least 1.
-    fn numbers(&self) -> Vec<(&'static str, u32)> {
+    fn nonzero_values(&self) -> Vec<(&'static str, u32)> {
         let (capacity, limits) = (&self.capacity, &self.limits);
-        let mut numbers =
+        let mut nonzero_values =
             vec![("capacity.running_jobs", capacity.running_jobs), ("capacity.jobs_per_gpu", capacity.jobs_per_gpu)];
         if capacity.gpus.is_empty() {
-            numbers.push(("capacity.cpu_slots", capacity.cpu_slots));
+            nonzero_values.push(("capacity.cpu_slots", capacity.cpu_slots));
         }
-        numbers.extend([
+        nonzero_values.extend([
             ("limits.connections", limits.connections),
             ("limits.connections_kept", limits.connections_kept),
             ("limits.connections_per_address", limits.connections_per_address),
@@ -400,7 +400,7 @@ impl Config {
             ("capacity.worker_gigabytes", capacity.worker_gigabytes.unwrap_or(1)),
             ("retry.largest_backoff_seconds", self.retry.largest_backoff_seconds),
         ]);
-        numbers
+        nonzero_values
     }
 
     #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
@@ -435,7 +435,7 @@ impl Config {
             }
         }
         for (i, proxy) in self.trusted_proxies.iter().enumerate() {
-            if proxies::network(proxy).is_none() {
+            if proxies::parse_network(proxy).is_none() {
                 let message = "is no address and no network; valid: such as 10.1.2.3, 10.0.0.0/8, fd00::/8";
                 problems.push(Problem::new(format!("trusted_proxies[{i}]"), format!("{proxy:?}"), message));
             }
@@ -449,7 +449,7 @@ pub fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-fn default_data() -> PathBuf {
+fn default_data_folder() -> PathBuf {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = variable("XDG_STATE_HOME").or_else(|| Some(std::env::home_dir()?.join(".local/state")));
     state.unwrap_or_else(std::env::temp_dir).join("stillhouse")

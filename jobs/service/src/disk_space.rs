@@ -20,32 +20,32 @@ use super::{Service, process};
 
 /// What is known about the free space of a data folder.
 #[derive(Debug, Default)]
-pub struct Room(Mutex<Known>);
+pub struct DiskSpace(Mutex<State>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct State {
     /// A write failed for lack of space, and no trial write has succeeded since.
-    refused: bool,
+    write_failed: bool,
     /// Less space is free than `limits.disk_reserve_megabytes`.
-    short: bool,
+    below_reserve: bool,
 }
 
-impl Known {
+impl State {
     fn is_full(&self) -> bool {
-        self.refused || self.short
+        self.write_failed || self.below_reserve
     }
 }
 
 /// The file that reserves space.
 #[derive(Debug)]
-pub struct Reserve(PathBuf);
+pub struct ReserveFile(PathBuf);
 
 /// Space for the write-ahead log of a few changes and the shared-memory file of its index (32 KiB).
 const RESERVE_BYTES: usize = 256 << 10;
 
-impl Reserve {
+impl ReserveFile {
     /// The reserve of a data folder.
-    pub fn of(folder: &Path) -> Self {
+    pub fn in_folder(folder: &Path) -> Self {
         Self(folder.join("reserve"))
     }
 
@@ -54,7 +54,7 @@ impl Reserve {
     /// # Errors
     /// When there is no space for it.
     #[expect(clippy::disallowed_methods, reason = "called through `blocking`")]
-    fn make(&self) -> io::Result<()> {
+    fn create(&self) -> io::Result<()> {
         if std::fs::metadata(&self.0).is_ok_and(|m| m.len() == RESERVE_BYTES as u64) {
             return Ok(());
         }
@@ -63,7 +63,7 @@ impl Reserve {
         getrandom::fill(&mut bytes).map_err(io::Error::other)?;
         let written = std::fs::write(&self.0, &bytes).and_then(|()| std::fs::File::open(&self.0)?.sync_all());
         if written.is_err() {
-            self.give();
+            self.release();
         }
         written
     }
@@ -73,48 +73,48 @@ impl Reserve {
         clippy::disallowed_methods,
         reason = "called where the database is written, which waits for the disk as well"
     )]
-    pub fn give(&self) -> bool {
+    pub fn release(&self) -> bool {
         std::fs::remove_file(&self.0).is_ok()
     }
 }
 
 /// Interval between two checks of the disk.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The message for users; only the log names the folder.
-pub const FULL: &str = "the disk of the service's data folder is full: submissions are refused until there is room; running jobs go on, and what \
+pub const FULL_MESSAGE: &str = "the disk of the service's data folder is full: submissions are refused until there is room; running jobs go on, and what \
     they report is kept";
 
-impl Room {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+impl DiskSpace {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, why: &dyn std::fmt::Display, change: impl FnOnce(&mut Known)) {
-        let mut known = self.lock();
-        let before = known.is_full();
-        change(&mut known);
-        match (before, known.is_full()) {
-            (false, true) => tracing::error!("{FULL} ({why})"),
+    fn change(&self, why: &dyn std::fmt::Display, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        let before = state.is_full();
+        change(&mut state);
+        match (before, state.is_full()) {
+            (false, true) => tracing::error!("{FULL_MESSAGE} ({why})"),
             (true, false) => tracing::info!("there is room in the data folder again"),
             _ => {}
         }
     }
 
     /// Records that a write failed for lack of space.
-    pub fn refuse(&self, why: &dyn std::fmt::Display) {
-        self.change(why, |known| known.refused = true);
+    pub fn record_full(&self, why: &dyn std::fmt::Display) {
+        self.change(why, |state| state.write_failed = true);
     }
 
     /// Records that a trial write succeeded.
-    pub fn accept(&self) {
-        self.change(&"", |known| known.refused = false);
+    pub fn record_writable(&self) {
+        self.change(&"", |state| state.write_failed = false);
     }
 
     /// Records the free bytes of the disk; full if fewer than `reserve`.
-    pub fn free(&self, bytes: u64, reserve: u64) {
+    pub fn record_free(&self, bytes: u64, reserve: u64) {
         let why = format!("{bytes} bytes are free, less than limits.disk_reserve_megabytes");
-        self.change(&why, |known| known.short = bytes < reserve);
+        self.change(&why, |state| state.below_reserve = bytes < reserve);
     }
 
     /// Whether the disk is full.
@@ -122,28 +122,28 @@ impl Room {
         self.lock().is_full()
     }
 
-    fn was_refused(&self) -> bool {
-        self.lock().refused
+    fn has_failed_write(&self) -> bool {
+        self.lock().write_failed
     }
 }
 
 /// Checks the disk for as long as the service runs.
 pub async fn watch(service: Arc<Service>) {
     let reserve = u64::from(service.config.limits.disk_reserve_megabytes) * 1_000_000;
-    let mut looks = tokio::time::interval(LOOK);
+    let mut interval = tokio::time::interval(CHECK_INTERVAL);
     loop {
-        looks.tick().await;
+        interval.tick().await;
         let data = service.config.data.clone();
         match blocking(move || process::free_bytes(&data)).await {
-            Ok(free) => service.store.room.free(free, reserve),
+            Ok(free) => service.store.disk_space.record_free(free, reserve),
             Err(e) => tracing::debug!("the disk of the data folder: {e}"),
         }
-        if service.store.room.was_refused() && service.store.try_room().await.is_ok() {
-            service.store.room.accept();
+        if service.store.disk_space.has_failed_write() && service.store.try_write().await.is_ok() {
+            service.store.disk_space.record_writable();
         }
-        if !service.store.room.is_full() {
+        if !service.store.disk_space.is_full() {
             let store = Arc::clone(&service.store);
-            if let Err(e) = blocking(move || store.reserve.make()).await {
+            if let Err(e) = blocking(move || store.reserve.create()).await {
                 tracing::debug!("no room is kept: {e}");
             }
         }
@@ -156,18 +156,18 @@ mod tests {
 
     #[test]
     fn it_is_full_while_either_says_so() {
-        let room = Room::default();
-        assert!(!room.is_full());
-        room.refuse(&"no");
-        room.free(10, 100);
-        room.accept();
-        assert!(room.is_full());
-        room.free(100, 100);
-        assert!(!room.is_full());
-        room.refuse(&"no");
-        room.free(100, 100);
-        assert!(room.is_full() && room.was_refused());
-        room.accept();
-        assert!(!room.is_full());
+        let disk_space = DiskSpace::default();
+        assert!(!disk_space.is_full());
+        disk_space.record_full(&"no");
+        disk_space.record_free(10, 100);
+        disk_space.record_writable();
+        assert!(disk_space.is_full());
+        disk_space.record_free(100, 100);
+        assert!(!disk_space.is_full());
+        disk_space.record_full(&"no");
+        disk_space.record_free(100, 100);
+        assert!(disk_space.is_full() && disk_space.has_failed_write());
+        disk_space.record_writable();
+        assert!(!disk_space.is_full());
     }
 }

@@ -25,43 +25,43 @@ use tokio::time::timeout;
 use super::config::Limits;
 
 /// Most bytes to discard of one request; about 60 job files of the default limit.
-const MOST_BYTES: usize = 64_000_000;
-const PIECE_BYTES: usize = 16 << 10;
+const MAX_BYTES: usize = 64_000_000;
+const BUFFER_BYTES: usize = 16 << 10;
 
 /// Whether part of a connection's last request is unread.
 #[derive(Debug, Clone, Default)]
-pub struct Unread(Arc<AtomicBool>);
+pub struct UnreadBody(Arc<AtomicBool>);
 
-impl Unread {
+impl UnreadBody {
     /// Tracks how far the body of a request is read.
-    pub fn watch<B>(&self, request: Request<B>) -> Request<Body>
+    pub fn track<B>(&self, request: Request<B>) -> Request<Body>
     where
         B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         self.0.store(!request.body().is_end_stream(), Ordering::Relaxed);
-        request.map(|body| Body::new(Watched { body, unread: self.clone() }))
+        request.map(|body| Body::new(TrackedBody { body, unread: self.clone() }))
     }
 
     /// Whether the end of the body has not been read.
-    pub fn is_left(&self) -> bool {
+    pub fn is_unread(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
     /// Adds `Connection: close` to the answer if part of the request is unread.
-    pub fn close(&self, mut answer: Response<Body>) -> Response<Body> {
-        if self.is_left() {
+    pub fn close_if_unread(&self, mut answer: Response<Body>) -> Response<Body> {
+        if self.is_unread() {
             answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         answer
     }
 }
 
-struct Watched<B> {
+struct TrackedBody<B> {
     body: B,
-    unread: Unread,
+    unread: UnreadBody,
 }
 
-impl<B: HttpBody + Unpin> HttpBody for Watched<B> {
+impl<B: HttpBody + Unpin> HttpBody for TrackedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -87,24 +87,24 @@ impl<B: HttpBody + Unpin> HttpBody for Watched<B> {
 
 /// Ends the connection's answers and discards incoming data. Stops when the client closes, sends nothing for
 /// `limits.header_seconds`, or has used `limits.body_seconds` or 64 MB.
-pub async fn throw_away(stream: &mut TcpStream, limits: &Limits) {
-    let silence = Duration::from_secs(limits.header_seconds.into());
-    let whole = Duration::from_secs(limits.body_seconds.into());
+pub async fn discard_rest(stream: &mut TcpStream, limits: &Limits) {
+    let idle = Duration::from_secs(limits.header_seconds.into());
+    let total = Duration::from_secs(limits.body_seconds.into());
     // a client that has gone sends nothing more
     if stream.shutdown().await.is_err() {
         return;
     }
-    let mut piece = vec![0; PIECE_BYTES];
-    let mut left = MOST_BYTES;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut remaining = MAX_BYTES;
     let all = async {
-        while left > 0
-            && let Ok(Ok(taken @ 1..)) = timeout(silence, stream.read(&mut piece)).await
+        while remaining > 0
+            && let Ok(Ok(read @ 1..)) = timeout(idle, stream.read(&mut buffer)).await
         {
-            left = left.saturating_sub(taken);
+            remaining = remaining.saturating_sub(read);
         }
     };
     // the connection closes now in either case
-    let _ = timeout(whole, all).await;
+    let _ = timeout(total, all).await;
 }
 
 #[cfg(test)]
@@ -113,29 +113,29 @@ mod tests {
 
     use super::*;
 
-    fn watched(unread: &Unread, text: &'static str) -> Body {
-        unread.watch(Request::new(Full::from(text))).into_body()
+    fn tracked(unread: &UnreadBody, text: &'static str) -> Body {
+        unread.track(Request::new(Full::from(text))).into_body()
     }
 
-    fn says_close(unread: &Unread) -> bool {
-        unread.close(Response::default()).headers().contains_key(header::CONNECTION)
+    fn says_close(unread: &UnreadBody) -> bool {
+        unread.close_if_unread(Response::default()).headers().contains_key(header::CONNECTION)
     }
 
     #[tokio::test]
     async fn a_body_is_unread_until_its_end() {
-        let unread = Unread::default();
-        assert!(!unread.is_left() && !says_close(&unread));
-        let body = watched(&unread, "twelve bytes");
+        let unread = UnreadBody::default();
+        assert!(!unread.is_unread() && !says_close(&unread));
+        let body = tracked(&unread, "twelve bytes");
         assert_eq!(body.size_hint().exact(), Some(12));
-        assert!(unread.is_left() && says_close(&unread));
+        assert!(unread.is_unread() && says_close(&unread));
         assert_eq!(body.collect().await.unwrap().to_bytes(), "twelve bytes");
-        assert!(!unread.is_left() && !says_close(&unread));
+        assert!(!unread.is_unread() && !says_close(&unread));
         // a body refused halfway, and a body that was never read
-        assert!(Limited::new(watched(&unread, "twelve bytes"), 11).collect().await.is_err());
-        assert!(unread.is_left());
-        drop(watched(&unread, ""));
-        assert!(!unread.is_left());
-        drop(watched(&unread, "twelve bytes"));
-        assert!(unread.is_left());
+        assert!(Limited::new(tracked(&unread, "twelve bytes"), 11).collect().await.is_err());
+        assert!(unread.is_unread());
+        drop(tracked(&unread, ""));
+        assert!(!unread.is_unread());
+        drop(tracked(&unread, "twelve bytes"));
+        assert!(unread.is_unread());
     }
 }

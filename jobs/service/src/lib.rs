@@ -19,10 +19,10 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod api;
-mod ask;
 pub mod bounds;
 pub mod client;
 pub mod config;
+mod dataset_query;
 mod disk_space;
 mod drain_body;
 mod logs;
@@ -91,8 +91,8 @@ impl Service {
         let lock = lock(&config.data)?;
         let shown = config.data.display();
         let store = Store::open(&config.data).map_err(|e| format!("{shown}: {e}"))?;
-        let most = u64::from(config.limits.log_megabytes) * 1_000_000;
-        let logs = Logs::new(&config.data, most).map_err(|e| format!("{shown}: {e}"))?;
+        let max_bytes = u64::from(config.limits.log_megabytes) * 1_000_000;
+        let logs = Logs::new(&config.data, max_bytes).map_err(|e| format!("{shown}: {e}"))?;
         let program = std::env::current_exe().map_err(|e| format!("this program does not find itself: {e}"))?;
         Ok(Arc::new(Self {
             config,
@@ -131,11 +131,11 @@ const SCRATCH: &str = "scratch";
 /// When it cannot be created.
 #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
 pub fn make_data_folder(path: &Path) -> Result<(), String> {
-    let said = |e: io::Error| format!("cannot make the data folder {}: {e}", path.display());
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(said)?;
-    let permissions = fs::metadata(path).map_err(said)?.permissions();
+    let io_error = |e: io::Error| format!("cannot make the data folder {}: {e}", path.display());
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io_error)?;
+    let permissions = fs::metadata(path).map_err(io_error)?.permissions();
     if permissions.mode() & 0o077 != 0 {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(said)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(io_error)?;
     }
     Ok(())
 }
@@ -144,18 +144,18 @@ pub fn make_data_folder(path: &Path) -> Result<(), String> {
 fn lock(data: &Path) -> Result<File, String> {
     make_data_folder(data)?;
     let path = data.join("lock");
-    let said = |e: io::Error| format!("cannot lock {}: {e}", path.display());
-    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(said)?;
+    let io_error = |e: io::Error| format!("cannot lock {}: {e}", path.display());
+    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(io_error)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => {
             Err(format!("another server is using the data folder {}; stop it, or name another one", data.display()))
         }
-        Err(fs::TryLockError::Error(e)) => Err(said(e)),
+        Err(fs::TryLockError::Error(e)) => Err(io_error(e)),
     }
 }
 
 /// Waits until the flag is true or its sender is dropped.
-pub async fn until(flag: &mut watch::Receiver<bool>) {
+pub async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
     let _ = flag.wait_for(|up| *up).await;
 }

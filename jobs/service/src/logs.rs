@@ -20,14 +20,14 @@ use stillhouse_pipeline::storage::blocking;
 use super::model::{JobId, Time};
 
 /// Longest line in bytes that is not split.
-pub const LONGEST_LINE: usize = 16 << 10;
+pub const MAX_LINE_BYTES: usize = 16 << 10;
 
 /// The folder of the logs.
 #[derive(Debug, Clone)]
 pub struct Logs {
     folder: PathBuf,
     /// Most bytes of both files of a job.
-    most: u64,
+    max_bytes: u64,
 }
 
 impl Logs {
@@ -35,10 +35,10 @@ impl Logs {
     ///
     /// # Errors
     /// When the folder cannot be created.
-    pub fn new(data: &Path, most: u64) -> io::Result<Self> {
+    pub fn new(data: &Path, max_bytes: u64) -> io::Result<Self> {
         let folder = data.join("logs");
         fs::create_dir_all(&folder)?;
-        Ok(Self { folder, most })
+        Ok(Self { folder, max_bytes })
     }
 
     fn newer(&self, id: &JobId) -> PathBuf {
@@ -53,19 +53,19 @@ impl Logs {
     ///
     /// # Errors
     /// When the file cannot be opened.
-    pub async fn write_to(&self, id: &JobId, attempt: u32) -> io::Result<LogWriter> {
-        let (newer, older, most) = (self.newer(id), self.older(id), self.most / 2);
+    pub async fn open_writer(&self, id: &JobId, attempt: u32) -> io::Result<LogWriter> {
+        let (newer, older, max_bytes) = (self.newer(id), self.older(id), self.max_bytes / 2);
         blocking(move || {
-            let file = append(&newer)?;
+            let file = open_append(&newer)?;
             let size = file.metadata()?.len();
-            Ok(LogWriter { newer, older, file, size, most, attempt, lost: 0 })
+            Ok(LogWriter { newer, older, file, size, max_bytes, attempt, lost_lines: 0 })
         })
         .await
     }
 
     /// Reads a job's log from its oldest line, in pieces.
     pub fn read(&self, id: &JobId) -> LogReader {
-        LogReader { newer: self.newer(id), older: self.older(id), at: None, began: false }
+        LogReader { newer: self.newer(id), older: self.older(id), open_file: None, has_started: false }
     }
 
     /// Removes a job's log.
@@ -81,7 +81,7 @@ impl Logs {
     }
 }
 
-fn append(path: &Path) -> io::Result<File> {
+fn open_append(path: &Path) -> io::Result<File> {
     File::options().create(true).append(true).mode(0o600).open(path)
 }
 
@@ -91,10 +91,10 @@ pub struct LogWriter {
     older: PathBuf,
     file: File,
     size: u64,
-    most: u64,
+    max_bytes: u64,
     attempt: u32,
     /// Lines lost since the last one that was written.
-    lost: u64,
+    lost_lines: u64,
 }
 
 impl LogWriter {
@@ -106,30 +106,31 @@ impl LogWriter {
     /// lost.
     pub async fn add(mut self, text: Vec<u8>, now: Time) -> io::Result<(Self, io::Result<()>)> {
         blocking(move || {
-            let added = self.line(&text, now);
+            let added = self.add_line(&text, now);
             Ok((self, added))
         })
         .await
     }
 
-    fn line(&mut self, text: &[u8], now: Time) -> io::Result<()> {
-        let missing = (self.lost > 0).then(|| format!("{} lines are missing: they could not be written", self.lost));
+    fn add_line(&mut self, text: &[u8], now: Time) -> io::Result<()> {
+        let missing =
+            (self.lost_lines > 0).then(|| format!("{} lines are missing: they could not be written", self.lost_lines));
         let written = match missing {
-            Some(missing) => self.write(missing.as_bytes(), now).and_then(|()| self.write(text, now)),
-            None => self.write(text, now),
+            Some(missing) => self.write_line(missing.as_bytes(), now).and_then(|()| self.write_line(text, now)),
+            None => self.write_line(text, now),
         };
         match written {
-            Ok(()) => self.lost = 0,
-            Err(e) if self.lost == 0 => {
-                self.lost = 1;
+            Ok(()) => self.lost_lines = 0,
+            Err(e) if self.lost_lines == 0 => {
+                self.lost_lines = 1;
                 return Err(e);
             }
-            Err(_) => self.lost += 1,
+            Err(_) => self.lost_lines += 1,
         }
         Ok(())
     }
 
-    fn write(&mut self, text: &[u8], now: Time) -> io::Result<()> {
+    fn write_line(&mut self, text: &[u8], now: Time) -> io::Result<()> {
         let text = String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(text));
         let mut line = format!("{now} attempt {}: ", self.attempt);
         for c in text.chars() {
@@ -144,9 +145,9 @@ impl LogWriter {
             }
         }
         line.push('\n');
-        if self.size > 0 && self.size + line.len() as u64 > self.most {
+        if self.size > 0 && self.size + line.len() as u64 > self.max_bytes {
             fs::rename(&self.newer, &self.older)?;
-            self.file = append(&self.newer)?;
+            self.file = open_append(&self.newer)?;
             self.size = 0;
         }
         if let Err(e) = self.file.write_all(line.as_bytes()) {
@@ -164,11 +165,11 @@ pub struct LogReader {
     newer: PathBuf,
     older: PathBuf,
     /// The open file and its inode.
-    at: Option<(File, u64)>,
-    began: bool,
+    open_file: Option<(File, u64)>,
+    has_started: bool,
 }
 
-const PIECE: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 impl LogReader {
     /// The next piece; empty if there is nothing more for now.
@@ -177,29 +178,29 @@ impl LogReader {
     /// When a file cannot be read.
     pub fn next(&mut self) -> io::Result<Vec<u8>> {
         loop {
-            if self.at.is_none() && !self.open()? {
+            if self.open_file.is_none() && !self.open_next()? {
                 return Ok(Vec::new());
             }
-            let Some((file, inode)) = &mut self.at else { return Ok(Vec::new()) };
-            let mut piece = vec![0; PIECE];
-            let n = file.read(&mut piece)?;
-            piece.truncate(n);
+            let Some((file, inode)) = &mut self.open_file else { return Ok(Vec::new()) };
+            let mut chunk = vec![0; CHUNK_BYTES];
+            let n = file.read(&mut chunk)?;
+            chunk.truncate(n);
             if n > 0 {
-                return Ok(piece);
+                return Ok(chunk);
             }
             // at the end of this file: is it still the newer one?
             match fs::metadata(&self.newer) {
                 Ok(now) if now.ino() != *inode => {
                     // lines that were added between the last read and the rotation
-                    let mut rest = vec![0; PIECE];
+                    let mut rest = vec![0; CHUNK_BYTES];
                     let n = file.read(&mut rest)?;
                     rest.truncate(n);
                     if n > 0 {
                         return Ok(rest);
                     }
-                    self.at = None;
+                    self.open_file = None;
                 }
-                _ => return Ok(piece),
+                _ => return Ok(chunk),
             }
         }
     }
@@ -208,8 +209,8 @@ impl LogReader {
     ///
     /// # Errors
     /// When a file cannot be read.
-    pub fn tail(&mut self, lines: usize) -> io::Result<()> {
-        let mut wanted = lines;
+    pub fn skip_to_tail(&mut self, lines: usize) -> io::Result<()> {
+        let mut needed = lines;
         for path in [self.newer.clone(), self.older.clone()] {
             let mut file = match File::open(&path) {
                 Ok(file) => file,
@@ -219,30 +220,30 @@ impl LogReader {
             let mut text = Vec::new();
             file.read_to_end(&mut text)?;
             let ends: Vec<usize> = memchr::memchr_iter(b'\n', &text).collect();
-            let from = match ends.len().checked_sub(wanted) {
+            let from = match ends.len().checked_sub(needed) {
                 Some(0) | None => 0,
                 Some(before) => ends.get(before - 1).map_or(0, |end| end + 1),
             };
             file.seek(SeekFrom::Start(from as u64))?;
-            self.began = true;
+            self.has_started = true;
             let inode = file.metadata()?.ino();
-            self.at = Some((file, inode));
-            if ends.len() >= wanted {
+            self.open_file = Some((file, inode));
+            if ends.len() >= needed {
                 return Ok(());
             }
-            wanted -= ends.len();
+            needed -= ends.len();
         }
         Ok(())
     }
 
-    fn open(&mut self) -> io::Result<bool> {
-        let first = !std::mem::replace(&mut self.began, true);
+    fn open_next(&mut self) -> io::Result<bool> {
+        let first = !std::mem::replace(&mut self.has_started, true);
         let candidates = [first.then_some(&self.older), Some(&self.newer)];
         for path in candidates.into_iter().flatten() {
             match File::open(path) {
                 Ok(file) => {
                     let inode = file.metadata()?.ino();
-                    self.at = Some((file, inode));
+                    self.open_file = Some((file, inode));
                     return Ok(true);
                 }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -260,11 +261,11 @@ mod tests {
     fn all(reader: &mut LogReader) -> String {
         let mut text = Vec::new();
         loop {
-            let piece = reader.next().unwrap();
-            if piece.is_empty() {
+            let chunk = reader.next().unwrap();
+            if chunk.is_empty() {
                 return String::from_utf8(text).unwrap();
             }
-            text.extend(piece);
+            text.extend(chunk);
         }
     }
 
@@ -275,11 +276,11 @@ mod tests {
         let id = JobId::new().unwrap();
         let mut reader = logs.read(&id);
         assert_eq!(all(&mut reader), "");
-        let mut writer = logs.write_to(&id, 2).await.unwrap();
-        writer.line(b"first\nforged\x1b[2J\n", Time(0)).unwrap();
+        let mut writer = logs.open_writer(&id, 2).await.unwrap();
+        writer.add_line(b"first\nforged\x1b[2J\n", Time(0)).unwrap();
         assert_eq!(all(&mut reader), "1970-01-01T00:00:00.000Z attempt 2: first\\u{a}forged\\u{1b}[2J\n");
         for n in 0..200 {
-            writer.line(format!("line {n}").as_bytes(), Time(0)).unwrap();
+            writer.add_line(format!("line {n}").as_bytes(), Time(0)).unwrap();
             // a reader that follows sees every line, even across a rotation
             let seen = all(&mut reader);
             assert!(seen.ends_with(&format!(": line {n}\n")) && seen.lines().count() == 1, "{n}: {seen:?}");
@@ -289,7 +290,7 @@ mod tests {
         let count = kept.lines().count();
         for lines in [0, 1, 7, count - 1, count, count + 1] {
             let mut reader = logs.read(&id);
-            reader.tail(lines).unwrap();
+            reader.skip_to_tail(lines).unwrap();
             let tail = all(&mut reader);
             let expected: Vec<&str> = kept.lines().skip(count.saturating_sub(lines)).collect();
             assert_eq!(tail.lines().collect::<Vec<_>>(), expected, "{lines}");
@@ -303,14 +304,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let logs = Logs::new(folder.path(), 4000).unwrap();
         let id = JobId::new().unwrap();
-        let mut writer = logs.write_to(&id, 1).await.unwrap();
-        writer.line(b"first", Time(0)).unwrap();
+        let mut writer = logs.open_writer(&id, 1).await.unwrap();
+        writer.add_line(b"first", Time(0)).unwrap();
         let whole = std::mem::replace(&mut writer.file, File::options().write(true).open("/dev/full").unwrap());
-        assert!(writer.line(b"lost", Time(0)).is_err());
+        assert!(writer.add_line(b"lost", Time(0)).is_err());
         // an error is reported once
-        writer.line(b"lost too", Time(0)).unwrap();
+        writer.add_line(b"lost too", Time(0)).unwrap();
         writer.file = whole;
-        writer.line(b"last", Time(0)).unwrap();
+        writer.add_line(b"last", Time(0)).unwrap();
         let text = all(&mut logs.read(&id));
         let lines: Vec<&str> = text.lines().map(|line| line.split_once(": ").unwrap().1).collect();
         assert_eq!(lines, ["first", "2 lines are missing: they could not be written", "last"]);

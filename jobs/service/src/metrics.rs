@@ -32,18 +32,18 @@ use super::store::{Result, jobs};
 use super::{Service, process};
 
 /// Seconds to the head of an answer.
-pub const HTTP: &str = "stillhouse_http_seconds";
+pub const HTTP_SECONDS: &str = "stillhouse_http_seconds";
 /// Seconds from queued to running.
-pub const QUEUE_WAIT: &str = "stillhouse_queue_wait_seconds";
+pub const QUEUE_WAIT_SECONDS: &str = "stillhouse_queue_wait_seconds";
 /// Seconds from the start of a worker to its end.
-pub const ATTEMPT: &str = "stillhouse_attempt_seconds";
+pub const ATTEMPT_SECONDS: &str = "stillhouse_attempt_seconds";
 /// Seconds from the first start of a job to its final state.
-pub const JOB: &str = "stillhouse_job_seconds";
+pub const JOB_SECONDS: &str = "stillhouse_job_seconds";
 
 /// Bucket bounds in seconds for durations of milliseconds to seconds: a read of the store, a worker's report.
-const SHORT: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+const SHORT_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Bucket bounds in seconds for durations of minutes to days.
-const LONG: [f64; 13] =
+const LONG_BUCKETS: [f64; 13] =
     [1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 7200.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 1_209_600.0];
 
 /// Installs the metrics recorder of this process.
@@ -52,7 +52,12 @@ const LONG: [f64; 13] =
 /// When a recorder is already installed.
 pub fn install() -> Result<PrometheusHandle, String> {
     let mut builder = PrometheusBuilder::new();
-    for (name, buckets) in [(HTTP, &SHORT[..]), (QUEUE_WAIT, &LONG), (ATTEMPT, &LONG), (JOB, &LONG)] {
+    for (name, buckets) in [
+        (HTTP_SECONDS, &SHORT_BUCKETS[..]),
+        (QUEUE_WAIT_SECONDS, &LONG_BUCKETS),
+        (ATTEMPT_SECONDS, &LONG_BUCKETS),
+        (JOB_SECONDS, &LONG_BUCKETS),
+    ] {
         let matcher = Matcher::Full(name.to_owned());
         builder = builder.set_buckets_for_metric(matcher, buckets).map_err(|e| e.to_string())?;
     }
@@ -62,9 +67,9 @@ pub fn install() -> Result<PrometheusHandle, String> {
     describe_gauge!("stillhouse_slots", "Jobs that may run at once, by kind of slot");
     describe_gauge!("stillhouse_slots_used", "Slots in which a job runs");
     describe_gauge!("stillhouse_slots_free", "Slots in which another job could begin now");
-    describe_histogram!(QUEUE_WAIT, "Seconds from queued to running");
-    describe_histogram!(ATTEMPT, "Seconds from the start of a worker to its end, by outcome");
-    describe_histogram!(JOB, "Seconds from the first start of a job to its final state");
+    describe_histogram!(QUEUE_WAIT_SECONDS, "Seconds from queued to running");
+    describe_histogram!(ATTEMPT_SECONDS, "Seconds from the start of a worker to its end, by outcome");
+    describe_histogram!(JOB_SECONDS, "Seconds from the first start of a job to its final state");
     describe_counter!("stillhouse_attempts_total", "Attempts by how they ended");
     describe_counter!("stillhouse_documents_total", "Documents read");
     describe_counter!("stillhouse_text_bytes_total", "Bytes of text read");
@@ -83,7 +88,7 @@ pub fn install() -> Result<PrometheusHandle, String> {
         "Requests to object stores that were sent again after an error"
     );
     describe_counter!("stillhouse_http_requests_total", "Requests to the service");
-    describe_histogram!(HTTP, "Seconds until the head of an answer, by class of status");
+    describe_histogram!(HTTP_SECONDS, "Seconds until the head of an answer, by class of status");
     describe_gauge!("stillhouse_watchers", "Live streams of events and logs");
     describe_gauge!(
         "stillhouse_data_folder_full",
@@ -98,15 +103,15 @@ pub fn install() -> Result<PrometheusHandle, String> {
 }
 
 /// Adds a job's progress since its last reading.
-pub fn count(last: &Progress, now: &Progress) {
-    let more = |name: &'static str, last: u64, now: u64| counter!(name).increment(now.saturating_sub(last));
-    more("stillhouse_documents_total", last.documents, now.documents);
-    more("stillhouse_text_bytes_total", last.text_bytes, now.text_bytes);
-    more("stillhouse_tokens_total", last.tokens, now.tokens);
-    more("stillhouse_sequences_total", last.sequences, now.sequences);
-    more("stillhouse_teacher_tokens_total", last.teacher_tokens, now.teacher_tokens);
-    more("stillhouse_store_requests_total", last.store_requests, now.store_requests);
-    more("stillhouse_store_retries_total", last.store_retries, now.store_retries);
+pub fn count_progress(last: &Progress, now: &Progress) {
+    let add = |name: &'static str, last: u64, now: u64| counter!(name).increment(now.saturating_sub(last));
+    add("stillhouse_documents_total", last.documents, now.documents);
+    add("stillhouse_text_bytes_total", last.text_bytes, now.text_bytes);
+    add("stillhouse_tokens_total", last.tokens, now.tokens);
+    add("stillhouse_sequences_total", last.sequences, now.sequences);
+    add("stillhouse_teacher_tokens_total", last.teacher_tokens, now.teacher_tokens);
+    add("stillhouse_store_requests_total", last.store_requests, now.store_requests);
+    add("stillhouse_store_retries_total", last.store_retries, now.store_retries);
     for stage in &now.stages {
         let before = last.stages.iter().find(|s| s.name == stage.name);
         let (rows, seconds) = before.map_or((0, 0.0), |s| (s.rows, s.busy_seconds));
@@ -118,7 +123,7 @@ pub fn count(last: &Progress, now: &Progress) {
 }
 
 /// Aggregates the recorded measurements periodically, so that they do not accumulate when nothing scrapes them.
-pub async fn upkeep(service: Arc<Service>) {
+pub async fn run_upkeep(service: Arc<Service>) {
     let Some(handle) = service.metrics.clone() else { return };
     let mut ticks = tokio::time::interval(std::time::Duration::from_secs(5));
     loop {
@@ -132,11 +137,11 @@ pub async fn upkeep(service: Arc<Service>) {
 /// # Errors
 /// When the store fails.
 pub async fn render(service: &Arc<Service>) -> Result<String> {
-    let (states, waiting) = service.store.read(|c| Ok((jobs::counts(c)?, jobs::waiting(c)?))).await?;
+    let (states, waiting) = service.store.read(|c| Ok((jobs::counts(c)?, jobs::queued_by_slot(c)?))).await?;
     for (state, n) in states {
         gauge!("stillhouse_jobs", "state" => state.name()).set(n as f64);
     }
-    gauge!("stillhouse_data_folder_full").set(f64::from(u8::from(service.store.room.is_full())));
+    gauge!("stillhouse_data_folder_full").set(f64::from(u8::from(service.store.disk_space.is_full())));
     let wait_for =
         |gpu: bool| waiting.iter().filter(|(slot, _)| (*slot != Slot::Cpu) == gpu).map(|(_, n)| *n).sum::<u64>();
     for (kind, gpu) in [("cpu", false), ("gpu", true)] {

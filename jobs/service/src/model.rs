@@ -369,13 +369,13 @@ pub struct ResultView {
 }
 
 /// Most skip reasons of a worker's report that the service stores.
-const MOST_REASONS: usize = 100;
+const MAX_REASONS: usize = 100;
 
 impl ResultView {
     /// The result of a successful attempt.
     pub fn new([rows, tokens, bytes]: [u64; 3], seconds: f64, already_done: bool, went_in: WentIn) -> Self {
         let WentIn { documents, empty_documents, skipped, text_tokens, dropped_tokens } = went_in;
-        let skipped = skipped.into_iter().take(MOST_REASONS).collect();
+        let skipped = skipped.into_iter().take(MAX_REASONS).collect();
         Self {
             rows,
             tokens,

@@ -30,18 +30,18 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
-use super::api::Ends;
-use super::api::limits::{Address, Addresses};
+use super::api::ConnectionInfo;
+use super::api::limits::{AddressCount, AddressCounts};
 use super::config::{Config, Limits};
-use super::drain_body::{self, Unread};
+use super::drain_body::{self, UnreadBody};
 use super::proxies::Proxies;
-use super::{process, until};
+use super::{process, wait_until_set};
 
 /// How long a client may leave sent data unacknowledged; a live stream sends something every 15 seconds.
-const STUCK: Duration = Duration::from_secs(60);
-const HEAD_BYTES: usize = 64 << 10;
+const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Longest time for unfinished answers once the service stops.
-const LAST_ANSWERS: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves until `stopping` is true, then lets running answers finish.
 pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut stopping: watch::Receiver<bool>) {
@@ -50,7 +50,7 @@ pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut s
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            () = until(&mut stopping) => break,
+            () = wait_until_set(&mut stopping) => break,
             Some(_) = connections.join_next() => continue,
             accepted = accept(&listener) => accepted,
         };
@@ -66,53 +66,53 @@ pub async fn serve(listener: TcpListener, router: Router, config: &Config, mut s
         let Ok((local, peer)) = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?))) else {
             continue;
         };
-        let Some(slot) = slots.enter(peer.ip()) else { continue };
-        let kept = match &slot {
-            ConnectionSlot::Kept(guest) => Some(Arc::clone(&guest.welcome)),
+        let Some(slot) = slots.acquire(peer.ip()) else { continue };
+        let reserved = match &slot {
+            ConnectionSlot::Reserved(reserved) => Some(Arc::clone(&reserved.privileged)),
             ConnectionSlot::Ordinary { .. } => None,
         };
-        let ends = Ends { local, peer, kept };
-        connections.spawn(connection(stream, ends, router.clone(), Arc::clone(&limits), stopping.clone(), slot));
+        let info = ConnectionInfo { local, peer, reserved };
+        connections.spawn(serve_connection(stream, info, router.clone(), Arc::clone(&limits), stopping.clone(), slot));
     }
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
-    let _ = tokio::time::timeout(LAST_ANSWERS, all).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, all).await;
 }
 
 async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
-    process::close_when_stuck(&stream, STUCK)?;
+    process::set_user_timeout(&stream, UNACKNOWLEDGED_TIMEOUT)?;
     Ok(stream)
 }
 
-async fn connection(
+async fn serve_connection(
     mut stream: TcpStream,
-    ends: Ends,
+    info: ConnectionInfo,
     router: Router,
     limits: Arc<Limits>,
     stopping: watch::Receiver<bool>,
     slot: ConnectionSlot,
 ) {
-    let gives_way = match &slot {
-        ConnectionSlot::Kept(guest) => Some(Arc::clone(&guest.gives_way)),
+    let evicted = match &slot {
+        ConnectionSlot::Reserved(reserved) => Some(Arc::clone(&reserved.evicted)),
         ConnectionSlot::Ordinary { .. } => None,
     };
     let stopped = async {
-        match &gives_way {
-            Some(gives_way) => gives_way.notified().await,
+        match &evicted {
+            Some(evicted) => evicted.notified().await,
             None => std::future::pending().await,
         }
     };
     let served = async {
         // a reserved slot serves one request
-        let keep_alive = gives_way.is_none();
-        let more = requests(&mut stream, ends, router, keep_alive, &limits, stopping).await;
-        if more {
-            if let ConnectionSlot::Kept(guest) = &slot {
-                guest.welcome.store(false, Ordering::Relaxed);
+        let keep_alive = evicted.is_none();
+        let is_data_left = answer_requests(&mut stream, info, router, keep_alive, &limits, stopping).await;
+        if is_data_left {
+            if let ConnectionSlot::Reserved(reserved) = &slot {
+                reserved.privileged.store(false, Ordering::Relaxed);
             }
-            drain_body::throw_away(&mut stream, &limits).await;
+            drain_body::discard_rest(&mut stream, &limits).await;
         }
     };
     tokio::select! {
@@ -122,138 +122,138 @@ async fn connection(
 }
 
 /// Answers requests until the connection ends. Returns whether the client may still send data that nothing reads.
-async fn requests(
+async fn answer_requests(
     stream: &mut TcpStream,
-    ends: Ends,
+    info: ConnectionInfo,
     router: Router,
     keep_alive: bool,
     limits: &Limits,
     mut stopping: watch::Receiver<bool>,
 ) -> bool {
-    let peer = ends.peer;
-    let unread = Unread::default();
+    let peer = info.peer;
+    let unread = UnreadBody::default();
     let handler = service_fn(|mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(ends.clone()));
+        request.extensions_mut().insert(ConnectInfo(info.clone()));
         let (router, unread) = (router.clone(), unread.clone());
         async move {
-            let answer = router.oneshot(unread.watch(request)).await.unwrap_or_else(|never| match never {});
-            Ok::<_, Infallible>(unread.close(answer))
+            let answer = router.oneshot(unread.track(request)).await.unwrap_or_else(|never| match never {});
+            Ok::<_, Infallible>(unread.close_if_unread(answer))
         }
     });
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(Duration::from_secs(limits.header_seconds.into()))
-            .max_buf_size(HEAD_BYTES)
+            .max_buf_size(MAX_HEAD_BYTES)
             .keep_alive(keep_alive)
             .serve_connection(TokioIo::new(stream), handler)
     );
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = until(&mut stopping) => {
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = wait_until_set(&mut stopping) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
     };
-    if let Err(e) = &ended {
+    if let Err(e) = &result {
         tracing::debug!(address = %peer.ip(), "a connection ended: {e}");
     }
     // hyper also answers an invalid head
-    unread.is_left() || ended.is_err_and(|e| e.is_parse())
+    unread.is_unread() || result.is_err_and(|e| e.is_parse())
 }
 
 /// The slot that a connection occupies.
 enum ConnectionSlot {
-    Ordinary { _permit: OwnedSemaphorePermit, _of_address: Option<Address> },
-    Kept(Guest),
+    Ordinary { _permit: OwnedSemaphorePermit, _address_count: Option<AddressCount> },
+    Reserved(ReservedSlot),
 }
 
 struct ConnectionSlots {
     ordinary: Arc<Semaphore>,
-    addresses: Addresses,
+    addresses: AddressCounts,
     proxies: Proxies,
-    kept: Kept,
+    reserved: ReservedSlots,
     warned: Option<Instant>,
 }
 
 /// Shortest interval between two warnings about too many connections of an address.
-const WARN_EVERY: Duration = Duration::from_secs(60);
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 impl ConnectionSlots {
     fn new(config: &Config) -> Self {
         let limits = &config.limits;
         Self {
             ordinary: Arc::new(Semaphore::new(limits.connections as usize)),
-            addresses: Addresses::new(limits.connections_per_address),
-            proxies: Proxies::of(config),
-            kept: Kept { guests: Arc::default(), next: 0, most: limits.connections_kept as usize },
+            addresses: AddressCounts::new(limits.connections_per_address),
+            proxies: Proxies::from_config(config),
+            reserved: ReservedSlots { entries: Arc::default(), next: 0, max: limits.connections_kept as usize },
             warned: None,
         }
     }
 
     /// A slot for a connection; `None` when all reserved slots serve privileged requests.
-    fn enter(&mut self, peer: std::net::IpAddr) -> Option<ConnectionSlot> {
+    fn acquire(&mut self, peer: std::net::IpAddr) -> Option<ConnectionSlot> {
         let peer = peer.to_canonical();
         // the clients of a proxy are counted by request
-        let of_address = match self.proxies.trusts(peer) {
+        let address_count = match self.proxies.trusts(peer) {
             true => Some(None),
-            false => self.addresses.enter(peer).map(Some),
+            false => self.addresses.acquire(peer).map(Some),
         };
-        if of_address.is_none() && self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
+        if address_count.is_none() && self.warned.is_none_or(|warned| warned.elapsed() > WARNING_INTERVAL) {
             self.warned = Some(Instant::now());
             tracing::warn!(address = %peer, "more connections than one address may have");
         }
         let permit = Arc::clone(&self.ordinary).try_acquire_owned();
-        match (permit, of_address) {
-            (Ok(permit), Some(of_address)) => {
-                Some(ConnectionSlot::Ordinary { _permit: permit, _of_address: of_address })
+        match (permit, address_count) {
+            (Ok(permit), Some(address_count)) => {
+                Some(ConnectionSlot::Ordinary { _permit: permit, _address_count: address_count })
             }
-            _ => self.kept.enter().map(ConnectionSlot::Kept),
+            _ => self.reserved.acquire().map(ConnectionSlot::Reserved),
         }
     }
 }
 
 /// The reserved slots, in the order in which they were taken.
-struct Kept {
-    guests: Arc<Mutex<VecDeque<Seat>>>,
+struct ReservedSlots {
+    entries: Arc<Mutex<VecDeque<Entry>>>,
     next: u64,
-    most: usize,
+    max: usize,
 }
 
-struct Seat {
+struct Entry {
     number: u64,
-    welcome: Arc<AtomicBool>,
-    gives_way: Arc<Notify>,
+    privileged: Arc<AtomicBool>,
+    evicted: Arc<Notify>,
 }
 
 /// The holder of a reserved slot.
-struct Guest {
+struct ReservedSlot {
     number: u64,
-    guests: Arc<Mutex<VecDeque<Seat>>>,
+    entries: Arc<Mutex<VecDeque<Entry>>>,
     /// Whether its request is one that the reserved slots are for.
-    welcome: Arc<AtomicBool>,
-    gives_way: Arc<Notify>,
+    privileged: Arc<AtomicBool>,
+    evicted: Arc<Notify>,
 }
 
-impl Kept {
-    fn enter(&mut self) -> Option<Guest> {
-        let mut guests = lock(&self.guests);
-        if guests.len() >= self.most {
-            let stays = |seat: &Seat| seat.welcome.load(Ordering::Relaxed);
-            let oldest = guests.iter().position(|seat| !stays(seat))?;
-            guests.remove(oldest)?.gives_way.notify_one();
+impl ReservedSlots {
+    fn acquire(&mut self) -> Option<ReservedSlot> {
+        let mut entries = lock(&self.entries);
+        if entries.len() >= self.max {
+            let is_privileged = |entry: &Entry| entry.privileged.load(Ordering::Relaxed);
+            let oldest = entries.iter().position(|entry| !is_privileged(entry))?;
+            entries.remove(oldest)?.evicted.notify_one();
         }
         self.next += 1;
-        let (welcome, gives_way): (Arc<AtomicBool>, Arc<Notify>) = Default::default();
-        let seat = Seat { number: self.next, welcome: Arc::clone(&welcome), gives_way: Arc::clone(&gives_way) };
-        guests.push_back(seat);
-        Some(Guest { number: self.next, guests: Arc::clone(&self.guests), welcome, gives_way })
+        let (privileged, evicted): (Arc<AtomicBool>, Arc<Notify>) = Default::default();
+        let entry = Entry { number: self.next, privileged: Arc::clone(&privileged), evicted: Arc::clone(&evicted) };
+        entries.push_back(entry);
+        Some(ReservedSlot { number: self.next, entries: Arc::clone(&self.entries), privileged, evicted })
     }
 }
 
-impl Drop for Guest {
+impl Drop for ReservedSlot {
     fn drop(&mut self) {
-        lock(&self.guests).retain(|seat| seat.number != self.number);
+        lock(&self.entries).retain(|entry| entry.number != self.number);
     }
 }
 
@@ -265,8 +265,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn is_kept(slot: &Option<ConnectionSlot>) -> Option<bool> {
-        slot.as_ref().map(|slot| matches!(slot, ConnectionSlot::Kept(_)))
+    fn is_reserved(slot: &Option<ConnectionSlot>) -> Option<bool> {
+        slot.as_ref().map(|slot| matches!(slot, ConnectionSlot::Reserved(_)))
     }
 
     #[tokio::test]
@@ -275,26 +275,28 @@ mod tests {
         let mut slots =
             ConnectionSlots::new(&Config { limits, trusted_proxies: vec!["10.0.0.1".into()], ..Config::default() });
         let (one, two) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
-        let ordinary: Vec<_> = [one, one, two].map(|address| slots.enter(address)).into();
-        assert!(ordinary.iter().all(|slot| is_kept(slot) == Some(false)));
+        let ordinary: Vec<_> = [one, one, two].map(|address| slots.acquire(address)).into();
+        assert!(ordinary.iter().all(|slot| is_reserved(slot) == Some(false)));
         // address `one` exceeds its own limit, `two` the limit of all connections
-        let first = slots.enter(one);
-        let second = slots.enter(two);
-        assert_eq!((is_kept(&first), is_kept(&second)), (Some(true), Some(true)));
-        let (Some(ConnectionSlot::Kept(first)), Some(ConnectionSlot::Kept(second))) = (first, second) else { panic!() };
+        let first = slots.acquire(one);
+        let second = slots.acquire(two);
+        assert_eq!((is_reserved(&first), is_reserved(&second)), (Some(true), Some(true)));
+        let (Some(ConnectionSlot::Reserved(first)), Some(ConnectionSlot::Reserved(second))) = (first, second) else {
+            panic!()
+        };
         // the first sends a privileged request, so a third connection replaces the second
-        first.welcome.store(true, Ordering::Relaxed);
-        let third = slots.enter(one);
-        second.gives_way.notified().await;
-        assert_eq!(is_kept(&third), Some(true));
-        let Some(ConnectionSlot::Kept(third)) = third else { panic!() };
-        third.welcome.store(true, Ordering::Relaxed);
-        assert_eq!(is_kept(&slots.enter(one)), None);
+        first.privileged.store(true, Ordering::Relaxed);
+        let third = slots.acquire(one);
+        second.evicted.notified().await;
+        assert_eq!(is_reserved(&third), Some(true));
+        let Some(ConnectionSlot::Reserved(third)) = third else { panic!() };
+        third.privileged.store(true, Ordering::Relaxed);
+        assert_eq!(is_reserved(&slots.acquire(one)), None);
         drop((first, second, third));
-        assert!(lock(&slots.kept.guests).is_empty());
+        assert!(lock(&slots.reserved.entries).is_empty());
         drop(ordinary);
         // all clients of a proxy share its address
-        let many: Vec<_> = (0..3).map(|_| slots.enter("10.0.0.1".parse().unwrap())).collect();
-        assert!(many.iter().all(|slot| is_kept(slot) == Some(false)));
+        let many: Vec<_> = (0..3).map(|_| slots.acquire("10.0.0.1".parse().unwrap())).collect();
+        assert!(many.iter().all(|slot| is_reserved(slot) == Some(false)));
     }
 }

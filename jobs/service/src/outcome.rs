@@ -14,7 +14,7 @@ pub enum Outcome {
     /// The worker reported an error.
     Failed { message: String, problems: Vec<FieldProblem>, retryable: bool },
     /// Another run holds the job's output. That run may use another path to it, or run outside the service.
-    Waits(String),
+    OutputBusy(String),
     /// The worker ended without a report.
     Crashed(String),
     /// A limit on time, output or memory stopped the attempt.
@@ -26,7 +26,7 @@ pub enum Outcome {
 }
 
 /// The next state of a job.
-pub struct Next {
+pub struct NextState {
     pub state: JobState,
     /// The name of the outcome.
     pub outcome: &'static str,
@@ -59,7 +59,7 @@ impl Outcome {
         match self {
             Self::Succeeded => "succeeded",
             Self::Failed { .. } => "failed",
-            Self::Waits(_) => "waits",
+            Self::OutputBusy(_) => "waits",
             Self::Crashed(_) => "crashed",
             Self::OverLimit(_) => "limit",
             Self::Cancelled => "cancelled",
@@ -68,53 +68,56 @@ impl Outcome {
     }
 
     /// The job's next state. `stopping`: whether the service stops.
-    pub fn next(&self, task: &Task, retry: &Retry, stopping: bool) -> Next {
+    pub fn next(&self, task: &Task, retry: &Retry, stopping: bool) -> NextState {
         let failure = |kind, message: &str, problems: &[FieldProblem]| Failure {
             kind,
             message: message.to_owned(),
             problems: problems.to_vec(),
         };
-        let of = |state, reason: Option<String>, failure, not_before| Next {
+        let next_state = |state, reason: Option<String>, failure, not_before| NextState {
             state,
             outcome: self.name(),
             reason,
             failure,
             not_before,
         };
-        let again = |failure: Failure| {
+        let retry_or_fail = |failure: Failure| {
             let failures = task.failures + 1;
             let first = failure.message.lines().next().unwrap_or_default().to_owned();
             if failures >= task.max_attempts {
                 let reason = format!("{first} (attempt {failures} of {})", task.max_attempts);
-                return of(JobState::Failed, Some(reason), Some(failure), None);
+                return next_state(JobState::Failed, Some(reason), Some(failure), None);
             }
             let wait = retry.backoff(failures);
             let reason =
                 format!("{first} (attempt {failures} of {}; the next in {} s)", task.max_attempts, wait.as_secs());
-            of(JobState::Retrying, Some(reason), Some(failure), Some(Time::now().after(wait)))
+            next_state(JobState::Retrying, Some(reason), Some(failure), Some(Time::now().after(wait)))
         };
         match self {
-            Self::Succeeded => of(JobState::Succeeded, None, None, None),
+            Self::Succeeded => next_state(JobState::Succeeded, None, None, None),
             Self::Failed { message, problems, retryable: true } => {
-                again(failure(FailureKind::Machine, message, problems))
+                retry_or_fail(failure(FailureKind::Machine, message, problems))
             }
-            Self::Waits(message) => {
-                let wait = retry.backoff(task.whose.attempt);
+            Self::OutputBusy(message) => {
+                let wait = retry.backoff(task.job_ref.attempt);
                 let reason = format!("{message} (looked at again in {} s)", wait.as_secs());
-                of(JobState::Retrying, Some(reason), None, Some(Time::now().after(wait)))
+                next_state(JobState::Retrying, Some(reason), None, Some(Time::now().after(wait)))
             }
-            Self::Crashed(message) => again(failure(FailureKind::Machine, message, &[])),
+            Self::Crashed(message) => retry_or_fail(failure(FailureKind::Machine, message, &[])),
             Self::Failed { message, problems, retryable: false } => {
                 let reason = message.lines().next().unwrap_or_default().to_owned();
-                of(JobState::Failed, Some(reason), Some(failure(FailureKind::Job, message, problems)), None)
+                next_state(JobState::Failed, Some(reason), Some(failure(FailureKind::Job, message, problems)), None)
             }
-            Self::OverLimit(message) => {
-                of(JobState::Failed, Some(message.clone()), Some(failure(FailureKind::Limit, message, &[])), None)
-            }
-            Self::Cancelled => of(JobState::Cancelled, None, None, None),
+            Self::OverLimit(message) => next_state(
+                JobState::Failed,
+                Some(message.clone()),
+                Some(failure(FailureKind::Limit, message, &[])),
+                None,
+            ),
+            Self::Cancelled => next_state(JobState::Cancelled, None, None, None),
             Self::Interrupted => {
-                let who = if stopping { "the service stopped" } else { "its worker was told to stop" };
-                of(JobState::Queued, Some(who.into()), None, None)
+                let reason = if stopping { "the service stopped" } else { "its worker was told to stop" };
+                next_state(JobState::Queued, Some(reason.into()), None, None)
             }
         }
     }

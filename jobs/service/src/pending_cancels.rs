@@ -34,7 +34,7 @@ impl PendingCancels {
     }
 
     /// Sets the state of a job that has a pending cancel to `cancelling`.
-    pub fn show(&self, job: &mut Job) {
+    pub fn apply(&self, job: &mut Job) {
         if let Some(cancel) = self.lock().get(&job.id)
             && !job.state.is_final()
         {
@@ -50,11 +50,11 @@ impl PendingCancels {
 /// [`StoreError::NoJob`], [`StoreError::WrongState`]; a full disk is never an error.
 pub async fn cancel(service: &Service, id: JobId, by: String) -> Result<Job> {
     let cancel = Cancel { by, at: Time::now() };
-    let mut stored = store(service, id.clone(), cancel.clone()).await;
-    if matches!(stored, Err(StoreError::NoRoom(_))) && service.store.reserve.give() {
-        stored = store(service, id.clone(), cancel.clone()).await;
+    let mut stored = store_cancel(service, id.clone(), cancel.clone()).await;
+    if matches!(stored, Err(StoreError::DiskFull(_))) && service.store.reserve.release() {
+        stored = store_cancel(service, id.clone(), cancel.clone()).await;
     }
-    if !matches!(stored, Err(StoreError::NoRoom(_))) {
+    if !matches!(stored, Err(StoreError::DiskFull(_))) {
         return stored;
     }
     let found = id.clone();
@@ -66,7 +66,7 @@ pub async fn cancel(service: &Service, id: JobId, by: String) -> Result<Job> {
     service.pending_cancels.lock().entry(id).or_insert(cancel);
     service.running.stop(&job.id, job.attempt, Stop::Cancel);
     service.wake.notify_one();
-    service.pending_cancels.show(&mut job);
+    service.pending_cancels.apply(&mut job);
     Ok(job)
 }
 
@@ -88,7 +88,7 @@ pub async fn store_pending(service: &Service) -> Result<()> {
 /// The store's errors; the cancel stays pending.
 pub async fn store_pending_of(service: &Service, id: &JobId) -> Result<()> {
     let Some(cancel) = service.pending_cancels.lock().get(id).cloned() else { return Ok(()) };
-    match store(service, id.clone(), cancel).await {
+    match store_cancel(service, id.clone(), cancel).await {
         // the job has ended or was deleted meanwhile
         Ok(_) | Err(StoreError::WrongState { .. } | StoreError::NoJob(_)) => {
             service.pending_cancels.lock().remove(id);
@@ -98,7 +98,7 @@ pub async fn store_pending_of(service: &Service, id: &JobId) -> Result<()> {
     }
 }
 
-async fn store(service: &Service, id: JobId, Cancel { by, at }: Cancel) -> Result<Job> {
+async fn store_cancel(service: &Service, id: JobId, Cancel { by, at }: Cancel) -> Result<Job> {
     let cancel = move |t: &_, appended: &mut _| jobs::cancel(t, &id, &by, at, appended);
     let job = service.store.write(move |t, appended| cancel(t, appended)).await?;
     if job.state == JobState::Cancelling {

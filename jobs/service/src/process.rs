@@ -16,12 +16,12 @@ pub const KILL: i32 = libc::SIGKILL;
 ///
 /// # Errors
 /// When the group belongs to another user.
-pub fn signal_group(leader: i32, signal: i32) -> io::Result<()> {
-    if leader <= 1 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{leader} leads no group of ours")));
+pub fn signal_group(group: i32, signal: i32) -> io::Result<()> {
+    if group <= 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{group} leads no group of ours")));
     }
     // SAFETY: a system call that touches no memory of ours.
-    match unsafe { libc::kill(-leader, signal) } {
+    match unsafe { libc::kill(-group, signal) } {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {
             e if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
@@ -33,7 +33,7 @@ pub fn signal_group(leader: i32, signal: i32) -> io::Result<()> {
 /// The kernel's start time of a process, in ticks since boot; `None` if the process does not exist or is a zombie.
 /// Together with the process id it identifies a process: the kernel reuses ids alone.
 #[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory")]
-pub fn began(process: i32) -> Option<u64> {
+pub fn start_time(process: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // the name may contain any character, including brackets and spaces
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -48,7 +48,7 @@ pub fn began(process: i32) -> Option<u64> {
 ///
 /// # Errors
 /// When the system call fails.
-pub fn raise_open_files() -> io::Result<u64> {
+pub fn raise_open_file_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the struct lives through the calls; the first only writes it and the second only reads it.
     unsafe {
@@ -63,12 +63,12 @@ pub fn raise_open_files() -> io::Result<u64> {
     Ok(limit.rlim_cur)
 }
 
-/// Makes the kernel close a connection whose peer acknowledges no data for `patience` (`TCP_USER_TIMEOUT`).
+/// Makes the kernel close a connection whose peer acknowledges no data for `timeout` (`TCP_USER_TIMEOUT`).
 ///
 /// # Errors
 /// When the system refuses.
-pub fn close_when_stuck(connection: &impl AsRawFd, patience: Duration) -> io::Result<()> {
-    let milliseconds = libc::c_uint::try_from(patience.as_millis()).unwrap_or(libc::c_uint::MAX);
+pub fn set_user_timeout(connection: &impl AsRawFd, timeout: Duration) -> io::Result<()> {
+    let milliseconds = libc::c_uint::try_from(timeout.as_millis()).unwrap_or(libc::c_uint::MAX);
     let length = size_of_val(&milliseconds) as libc::socklen_t;
     // SAFETY: the borrow keeps the descriptor open; the number lives through the call, which only reads it.
     let set = unsafe {
@@ -108,7 +108,7 @@ pub fn survive_file_limits() {
 }
 
 /// Succeeds if this user may create files in a folder.
-pub fn may_write_in(folder: &Path) -> io::Result<()> {
+pub fn check_writable(folder: &Path) -> io::Result<()> {
     let folder = CString::new(folder.as_os_str().as_bytes())?;
     // SAFETY: the path lives through the call, which only reads it.
     match unsafe { libc::faccessat(libc::AT_FDCWD, folder.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS) } {
@@ -128,28 +128,28 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(free_bytes(folder.path()).unwrap() > 0);
         assert!(free_bytes(&folder.path().join("none")).is_err());
-        may_write_in(folder.path()).unwrap();
+        check_writable(folder.path()).unwrap();
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let closed = folder.path().join("closed");
         std::fs::DirBuilder::new().mode(0o555).create(&closed).unwrap();
         // root may write anywhere; nextest runs each test in its own process
         // SAFETY: a system call that touches no memory of ours.
         unsafe { libc::seteuid(65534) };
-        assert_eq!(may_write_in(&closed).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(check_writable(&closed).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         // SAFETY: as above; it fails without effect if this process never was root.
         unsafe { libc::seteuid(0) };
     }
 
     #[test]
     fn a_process_is_known_by_when_it_began() {
-        let own = began(std::process::id().cast_signed()).unwrap();
+        let own = start_time(std::process::id().cast_signed()).unwrap();
         assert!(own > 0);
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let id = child.id().cast_signed();
-        assert!(began(id).unwrap() >= own);
+        assert!(start_time(id).unwrap() >= own);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(began(id), None);
+        assert_eq!(start_time(id), None);
         assert!(signal_group(0, KILL).is_err() && signal_group(1, KILL).is_err() && signal_group(-1, KILL).is_err());
     }
 }

@@ -23,14 +23,14 @@ pub struct Proxies {
 }
 
 /// Parses a network, or an address as a network of one.
-pub fn network(text: &str) -> Option<IpNet> {
+pub fn parse_network(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 impl Proxies {
     /// The proxies of a valid configuration.
-    pub fn of(config: &Config) -> Self {
-        let trusted = config.trusted_proxies.iter().filter_map(|text| network(text)).collect();
+    pub fn from_config(config: &Config) -> Self {
+        let trusted = config.trusted_proxies.iter().filter_map(|text| parse_network(text)).collect();
         Self { trusted, header: config.proxy_header }
     }
 
@@ -42,7 +42,7 @@ impl Proxies {
 
     /// The client's address: the nearest one that is not a trusted proxy. If a trusted proxy names no valid address,
     /// the proxy's own.
-    pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    pub fn client_address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut nearest = peer.to_canonical();
         let name = match self.header {
             ProxyHeader::XForwardedFor => "x-forwarded-for",
@@ -56,11 +56,11 @@ impl Proxies {
                 if !self.trusts(nearest) {
                     return nearest;
                 }
-                let said = match self.header {
+                let entry_address = match self.header {
                     ProxyHeader::XForwardedFor => Some(entry),
                     ProxyHeader::Forwarded => forwarded_for(entry),
                 };
-                let Some(address) = said.and_then(address) else { return nearest };
+                let Some(address) = entry_address.and_then(parse_address) else { return nearest };
                 nearest = address;
             }
         }
@@ -76,7 +76,7 @@ fn forwarded_for(entry: &str) -> Option<&str> {
 }
 
 /// `192.0.2.7`, `192.0.2.7:1234`, `2001:db8::7`, `[2001:db8::7]`, `[2001:db8::7]:1234`.
-fn address(text: &str) -> Option<IpAddr> {
+fn parse_address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let with_port = || text.parse::<SocketAddr>().ok().map(|a| a.ip());
     let in_brackets = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
@@ -89,12 +89,12 @@ mod tests {
 
     fn client(header: ProxyHeader, peer: &str, lines: &[(&'static str, &str)]) -> String {
         let trusted_proxies = vec!["10.0.0.0/8".into(), "fd00::1".into(), "127.0.0.1".into()];
-        let proxies = Proxies::of(&Config { trusted_proxies, proxy_header: header, ..Config::default() });
+        let proxies = Proxies::from_config(&Config { trusted_proxies, proxy_header: header, ..Config::default() });
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             headers.append(*name, value.parse().unwrap());
         }
-        proxies.client(peer.parse().unwrap(), &headers).to_string()
+        proxies.client_address(peer.parse().unwrap(), &headers).to_string()
     }
 
     #[test]

@@ -27,10 +27,10 @@ use landlock::{
 use stillhouse_pipeline::access::Access;
 
 /// The newest rules that this program knows; an older kernel enforces those that it supports.
-const RULES: ABI = ABI::V6;
+const NEWEST_ABI: ABI = ABI::V6;
 
 /// System files that programs need.
-const SYSTEM: [&str; 23] = [
+const SYSTEM_PATHS: [&str; 23] = [
     "/usr",
     "/lib",
     "/lib64",
@@ -58,7 +58,7 @@ const SYSTEM: [&str; 23] = [
 
 /// Variables with paths of credentials of stores, or of files that lead to them. Jobs use the service's own
 /// credentials.
-const CREDENTIALS: [&str; 7] = [
+const CREDENTIAL_VARIABLES: [&str; 7] = [
     "AWS_CONFIG_FILE",
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -69,7 +69,7 @@ const CREDENTIALS: [&str; 7] = [
 ];
 
 /// Variables with paths of a cluster's files: its token, and the CA certificates of its scheduler.
-const CLUSTER: [&str; 2] = ["STILLHOUSE_CLUSTER_TOKEN_FILE", "STILLHOUSE_CLUSTER_CA_FILE"];
+const CLUSTER_VARIABLES: [&str; 2] = ["STILLHOUSE_CLUSTER_TOKEN_FILE", "STILLHOUSE_CLUSTER_CA_FILE"];
 
 /// Services beyond local files that a worker uses.
 #[derive(Debug, Clone, Copy)]
@@ -97,39 +97,39 @@ pub enum Confined {
 /// # Errors
 /// When the kernel refuses a rule.
 pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, String> {
-    let said = |e: &dyn std::fmt::Display| format!("cannot confine the worker: {e}");
-    let all = AccessFs::from_all(RULES);
-    let read = AccessFs::from_read(RULES);
+    let confine_error = |e: &dyn std::fmt::Display| format!("cannot confine the worker: {e}");
+    let all = AccessFs::from_all(NEWEST_ABI);
+    let read = AccessFs::from_read(NEWEST_ABI);
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)
         // the worker must not signal the service, which runs as the same user
-        .and_then(|rules| rules.scope(Scope::from_all(RULES)))
+        .and_then(|rules| rules.scope(Scope::from_all(NEWEST_ABI)))
         .and_then(Ruleset::create)
-        .map_err(|e| said(&e))?;
+        .map_err(|e| confine_error(&e))?;
     let hub = std::env::var_os("HF_TOKEN_PATH").map(PathBuf::from).filter(|_| !access.hub.is_empty());
-    let of_cluster = CLUSTER.into_iter().filter_map(variable).filter(|_| asks.cluster);
-    let of_stores = credentials().filter(|_| asks.stores);
-    let system = SYSTEM.iter().map(PathBuf::from);
-    let gpus = gpus();
+    let cluster_files = CLUSTER_VARIABLES.into_iter().filter_map(path_variable).filter(|_| asks.cluster);
+    let store_credentials = credentials().filter(|_| asks.stores);
+    let system = SYSTEM_PATHS.iter().map(PathBuf::from);
+    let gpus = gpu_devices();
     // find the libraries now; the rules may block the search later
     let libraries = if gpus.is_empty() { &[] } else { stillhouse_teacher::library_folders() };
-    let readable = system.chain(hub).chain(of_stores).chain(of_cluster).chain(disk(&access.read));
+    let readable = system.chain(hub).chain(store_credentials).chain(cluster_files).chain(local_paths(&access.read));
     let readable = readable.chain(libraries.iter().cloned());
     for cache in caches() {
         // a cache folder that cannot be created causes an error where it is used
         let _ = std::fs::create_dir_all(cache);
     }
-    let writable = disk(&access.write).chain([scratch.to_path_buf()]).chain(caches()).chain(gpus);
+    let writable = local_paths(&access.write).chain([scratch.to_path_buf()]).chain(caches()).chain(gpus);
     for (paths, rights) in [(readable.collect::<Vec<_>>(), read), (writable.collect(), all)] {
         for path in paths {
             // a path that does not exist needs no rule
             let Ok(opened) = PathFd::new(&path) else { continue };
-            let rights = if path.is_dir() { rights } else { rights & AccessFs::from_file(RULES) };
-            rules = rules.add_rule(PathBeneath::new(opened, rights)).map_err(|e| said(&e))?;
+            let rights = if path.is_dir() { rights } else { rights & AccessFs::from_file(NEWEST_ABI) };
+            rules = rules.add_rule(PathBeneath::new(opened, rights)).map_err(|e| confine_error(&e))?;
         }
     }
-    let status = rules.restrict_self().map_err(|e| said(&e))?;
+    let status = rules.restrict_self().map_err(|e| confine_error(&e))?;
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => Confined::Fully,
         RulesetStatus::PartiallyEnforced => Confined::Partly,
@@ -145,7 +145,7 @@ pub fn is_known() -> bool {
 }
 
 /// The local paths among paths and URLs.
-fn disk(named: &[String]) -> impl Iterator<Item = PathBuf> {
+fn local_paths(named: &[String]) -> impl Iterator<Item = PathBuf> {
     let path = |n: &String| match n.strip_prefix("file://").unwrap_or(n) {
         "*" => Some("/".into()),
         n => (!n.contains("://")).then(|| n.into()),
@@ -153,7 +153,7 @@ fn disk(named: &[String]) -> impl Iterator<Item = PathBuf> {
     named.iter().filter_map(path)
 }
 
-fn variable(name: &str) -> Option<PathBuf> {
+fn path_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
 }
 
@@ -163,17 +163,17 @@ fn home() -> PathBuf {
 
 fn credentials() -> impl Iterator<Item = PathBuf> {
     let folders = [".aws", ".config/gcloud", ".azure"].map(|folder| home().join(folder));
-    CREDENTIALS.into_iter().filter_map(variable).chain(folders)
+    CREDENTIAL_VARIABLES.into_iter().filter_map(path_variable).chain(folders)
 }
 
 fn caches() -> impl Iterator<Item = PathBuf> {
-    let cache = variable("XDG_CACHE_HOME").unwrap_or_else(|| home().join(".cache"));
-    let hub = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"].into_iter().filter_map(variable);
+    let cache = path_variable("XDG_CACHE_HOME").unwrap_or_else(|| home().join(".cache"));
+    let hub = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"].into_iter().filter_map(path_variable);
     hub.chain(["huggingface", "stillhouse"].map(|folder| cache.join(folder)))
 }
 
 /// The GPU devices, and files that the driver needs; the driver defines their names.
-fn gpus() -> Vec<PathBuf> {
+fn gpu_devices() -> Vec<PathBuf> {
     let named =
         |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("nvidia").then(|| entry.path());
     let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named);

@@ -29,7 +29,7 @@ pub async fn serve(mut config: Config, announce: impl FnOnce(&Config)) -> Result
     let net = net::serve(listener, router, &service.config, stopping.subscribe());
     let jobs = scheduler::run(Arc::clone(&service), leftovers, stopping.subscribe());
     let signals = until_signalled(stopping.clone());
-    let upkeep = tokio::spawn(metrics::upkeep(Arc::clone(&service)));
+    let upkeep = tokio::spawn(metrics::run_upkeep(Arc::clone(&service)));
     let disk_space = tokio::spawn(disk_space::watch(Arc::clone(&service)));
     let (_, _, received) = tokio::join!(net, jobs, signals);
     upkeep.abort();
@@ -50,7 +50,7 @@ pub async fn serve(mut config: Config, announce: impl FnOnce(&Config)) -> Result
 fn warn_of_few_open_files(config: &Config) {
     let limits = &config.limits;
     let wanted = u64::from(limits.connections) + u64::from(limits.connections_kept) + u64::from(limits.watchers) + 256;
-    match process::raise_open_files() {
+    match process::raise_open_file_limit() {
         Ok(files) if files < wanted => tracing::warn!(
             files,
             wanted,

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::logs::LONGEST_LINE;
+use super::logs::MAX_LINE_BYTES;
 use super::order::{Message, Order};
 use super::process;
 
 /// Longest message of a worker in bytes: a report with a decoded sequence.
-const LONGEST_MESSAGE: u64 = 64 << 20;
+const MAX_MESSAGE_BYTES: u64 = 64 << 20;
 /// Messages in the queue between a worker and the service.
-const MESSAGES: usize = 64;
+const QUEUE_LENGTH: usize = 64;
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Exit {
 }
 
 /// Whether a log line is the message of Rust's allocator before it aborts, or reports a thread that got no stack.
-pub fn says_no_memory(line: &[u8]) -> bool {
+pub fn reports_no_memory(line: &[u8]) -> bool {
     let has = |what: &[u8]| memchr::memmem::find(line, what).is_some();
     line.starts_with(b"memory allocation of ") && has(b" bytes failed")
         || has(b"thread") && has(b"Resource temporarily unavailable")
@@ -49,28 +49,28 @@ pub fn says_no_memory(line: &[u8]) -> bool {
 
 /// An item read from a worker.
 #[derive(Debug)]
-pub enum FromWorker {
+pub enum WorkerOutput {
     /// A message.
     Message(Box<Message>),
     /// A line of its log.
     Log(Vec<u8>),
     /// A line that is not a valid message; the error.
-    Garbled(String),
+    Invalid(String),
 }
 
 /// A worker process. If dropped, it loses the pipe of its order and ends by itself.
 pub struct Worker {
     child: Child,
     /// The worker's stdin. The worker ends when this closes, also when the whole service process dies.
-    leash: ChildStdin,
+    stdin: ChildStdin,
     /// Messages and log lines; closed when the worker closes its pipes.
-    pub said: mpsc::Receiver<FromWorker>,
+    pub output: mpsc::Receiver<WorkerOutput>,
 }
 
 /// How to start a worker.
-pub struct Start {
+pub struct WorkerStart {
     pub program: PathBuf,
-    pub order: Order,
+    pub request: Order,
     /// Value of `CUDA_VISIBLE_DEVICES`; `None` leaves it unset.
     pub visible_gpus: Option<String>,
     /// The S3-compatible service for jobs that name none.
@@ -83,14 +83,14 @@ impl Worker {
     /// # Errors
     /// When the system cannot start the process or its reader threads.
     #[expect(clippy::disallowed_methods, reason = "called through `spawn_blocking`, as it starts a process")]
-    pub fn start(start: &Start) -> io::Result<Self> {
-        std::fs::create_dir_all(&start.order.scratch)?;
+    pub fn start(start: &WorkerStart) -> io::Result<Self> {
+        std::fs::create_dir_all(&start.request.scratch)?;
         let mut command = Command::new(&start.program);
         command
             .arg("--color=never")
             .arg("work")
-            .current_dir(&start.order.scratch)
-            .env("TMPDIR", &start.order.scratch)
+            .current_dir(&start.request.scratch)
+            .env("TMPDIR", &start.request.scratch)
             .env_remove("STILLHOUSE_TOKEN")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -107,34 +107,34 @@ impl Worker {
             command.env("AWS_ENDPOINT_URL_S3", endpoint);
         }
         let mut child = command.spawn()?;
-        let (Some(leash), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             return Err(io::Error::other("a worker without pipes"));
         };
-        let (sender, said) = mpsc::channel(MESSAGES);
+        let (sender, output) = mpsc::channel(QUEUE_LENGTH);
         let log_sender = sender.clone();
-        thread("worker-messages", move || messages(stdout, &sender))?;
-        thread("worker-log", move || log(stderr, &log_sender))?;
-        Ok(Self { child, leash, said })
+        spawn_thread("worker-messages", move || read_messages(stdout, &sender))?;
+        spawn_thread("worker-log", move || read_log(stderr, &log_sender))?;
+        Ok(Self { child, stdin, output })
     }
 
     /// Sends the order. If the worker has already ended, this succeeds and its exit tells why.
     ///
     /// # Errors
     /// When the order cannot be written as JSON, or the pipe fails for another reason.
-    pub fn give(&mut self, order: &Order) -> io::Result<()> {
-        let mut line = serde_json::to_vec(order)?;
+    pub fn send_request(&mut self, request: &Order) -> io::Result<()> {
+        let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
-        match self.leash.write_all(&line).and_then(|()| self.leash.flush()) {
+        match self.stdin.write_all(&line).and_then(|()| self.stdin.flush()) {
             Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e),
             _ => Ok(()),
         }
     }
 
     /// Its process id, and the kernel's start time of the process.
-    pub fn process(&self) -> (i32, u64) {
+    pub fn process_id_and_start(&self) -> (i32, u64) {
         let id = self.child.id().cast_signed();
-        (id, process::began(id).unwrap_or_default())
+        (id, process::start_time(id).unwrap_or_default())
     }
 
     /// Asks the worker and its children to stop.
@@ -159,11 +159,11 @@ impl Worker {
     /// # Errors
     /// When the system call fails.
     pub async fn wait(self) -> io::Result<Exit> {
-        let Self { mut child, leash, said } = self;
-        drop(said);
+        let Self { mut child, stdin, output } = self;
+        drop(output);
         let ended = tokio::task::spawn_blocking(move || {
             let status = child.wait();
-            drop(leash);
+            drop(stdin);
             status
         });
         Ok(exit(ended.await.map_err(io::Error::other)??))
@@ -171,7 +171,7 @@ impl Worker {
 
     /// Whether the worker has ended. Does not reap it, so its process id and group stay reserved.
     pub fn has_ended(&self) -> bool {
-        process::began(self.child.id().cast_signed()).is_none()
+        process::start_time(self.child.id().cast_signed()).is_none()
     }
 }
 
@@ -182,39 +182,39 @@ fn exit(status: ExitStatus) -> Exit {
     }
 }
 
-fn thread(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
+fn spawn_thread(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.into()).spawn(f).map(drop)
 }
 
-fn messages(stdout: impl Read, sender: &mpsc::Sender<FromWorker>) {
+fn read_messages(stdout: impl Read, sender: &mpsc::Sender<WorkerOutput>) {
     let mut reader = BufReader::new(stdout);
     let mut line = Vec::new();
     loop {
         line.clear();
-        match (&mut reader).take(LONGEST_MESSAGE).read_until(b'\n', &mut line) {
+        match (&mut reader).take(MAX_MESSAGE_BYTES).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        let said = match serde_json::from_slice(&line) {
-            Ok(message) => FromWorker::Message(Box::new(message)),
-            Err(e) => FromWorker::Garbled(e.to_string()),
+        let output = match serde_json::from_slice(&line) {
+            Ok(message) => WorkerOutput::Message(Box::new(message)),
+            Err(e) => WorkerOutput::Invalid(e.to_string()),
         };
-        if sender.blocking_send(said).is_err() {
+        if sender.blocking_send(output).is_err() {
             return;
         }
     }
 }
 
 /// Forwards the lines of the log; splits lines that are too long.
-fn log(stderr: impl Read, sender: &mpsc::Sender<FromWorker>) {
+fn read_log(stderr: impl Read, sender: &mpsc::Sender<WorkerOutput>) {
     let mut reader = BufReader::new(stderr);
     loop {
         let mut line = Vec::new();
-        match (&mut reader).take(LONGEST_LINE as u64).read_until(b'\n', &mut line) {
+        match (&mut reader).take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        if sender.blocking_send(FromWorker::Log(line)).is_err() {
+        if sender.blocking_send(WorkerOutput::Log(line)).is_err() {
             return;
         }
     }
@@ -224,9 +224,9 @@ fn log(stderr: impl Read, sender: &mpsc::Sender<FromWorker>) {
 ///
 /// # Errors
 /// When it cannot be killed, or does not end within 30 seconds.
-pub fn remove_leftover(process: i32, process_began: u64) -> io::Result<()> {
+pub fn kill_leftover(process: i32, start_time: u64) -> io::Result<()> {
     for _ in 0..600 {
-        if process::began(process) != Some(process_began) {
+        if process::start_time(process) != Some(start_time) {
             return Ok(());
         }
         process::signal_group(process, process::KILL)?;

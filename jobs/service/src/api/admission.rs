@@ -22,7 +22,7 @@ use crate::config::{Config, Limits};
 use crate::process;
 
 /// How long to skip a hub that did not answer; otherwise each submission would wait for it.
-const HUB_SILENCE: Duration = Duration::from_secs(60);
+const HUB_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// State shared by all submissions.
 #[derive(Debug, Default)]
@@ -31,62 +31,62 @@ pub struct Admission {
 }
 
 /// A client waits for an answer. The request owns this, so a client that disconnects drops it.
-pub struct Waiting {
-    gone: Arc<AtomicBool>,
+pub struct CancelOnDrop {
+    cancelled: Arc<AtomicBool>,
     deadline: Instant,
 }
 
-impl Waiting {
-    pub fn until(deadline: Instant) -> Self {
-        Self { gone: Arc::default(), deadline }
+impl CancelOnDrop {
+    pub fn with_deadline(deadline: Instant) -> Self {
+        Self { cancelled: Arc::default(), deadline }
     }
 
     /// Returns a check for the worker thread: whether to continue.
-    pub fn go_on(&self) -> impl Fn() -> bool + Send + 'static {
-        let (gone, deadline) = (Arc::clone(&self.gone), self.deadline);
-        move || !gone.load(Ordering::Relaxed) && Instant::now() < deadline
+    pub fn should_continue(&self) -> impl Fn() -> bool + Send + 'static {
+        let (cancelled, deadline) = (Arc::clone(&self.cancelled), self.deadline);
+        move || !cancelled.load(Ordering::Relaxed) && Instant::now() < deadline
     }
 }
 
-impl Drop for Waiting {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        self.gone.store(true, Ordering::Relaxed);
+        self.cancelled.store(true, Ordering::Relaxed);
     }
 }
 
 /// Refuses a job with more paths than it may have, because each is checked on its own.
-pub fn too_many_paths(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
+pub fn path_count_problem(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
     // a path with braces stands for several
     let got = spec.input.all_paths().map(|(_, path)| count(path)).fold(0, usize::saturating_add);
-    let most = limits.paths_per_job as usize;
-    (got > most).then(|| {
+    let max = limits.paths_per_job as usize;
+    (got > max).then(|| {
         let message = format!(
             "more than this server takes; valid: at most {} (limits.paths_per_job); a glob or a folder stands for any number of files",
-            units::count(most as u64)
+            units::count(max as u64)
         );
         Problem::new("input.paths", format!("{} paths", units::count(got as u64)), message)
     })
 }
 
 impl Admission {
-    /// Problems of models that the hub lacks and of an output that cannot work; skips fields that `known` already
+    /// Problems of models that the hub lacks and of an output that cannot work; skips fields that `existing` already
     /// reports.
-    pub fn problems(&self, config: &Config, spec: &JobSpec, base: &Path, known: &Problems) -> Vec<Problem> {
+    pub fn problems(&self, config: &Config, spec: &JobSpec, base: &Path, existing: &Problems) -> Vec<Problem> {
         let mut problems = Vec::new();
         let models = [
             ("tokenizer.path", spec.tokenizer.path.as_ref(), Wanted::Tokenizer),
             ("extract.teacher.path", spec.extract.as_ref().map(|e| &e.teacher.path), Wanted::Teacher),
         ];
         for (field, path, wanted) in models {
-            let Some(path) = path.filter(|_| !known.touches(field)) else { continue };
-            let wrong = match HubRef::parse(&real(path)) {
+            let Some(path) = path.filter(|_| !existing.touches(field)) else { continue };
+            let wrong = match HubRef::parse(&unescape(path)) {
                 Ok(None) => None,
-                Ok(Some(reference)) => self.lacks(config, &reference, wanted),
+                Ok(Some(reference)) => self.missing_model(config, &reference, wanted),
                 Err(message) => Some(message),
             };
             problems.extend(wrong.map(|message| Problem::new(field, format!("{path:?}"), message)));
         }
-        if !known.touches("output.path") && !known.touches("storage") && !known.touches("output.storage") {
+        if !existing.touches("output.path") && !existing.touches("storage") && !existing.touches("output.storage") {
             let wrong = output_problem(spec, base);
             problems.extend(wrong.map(|m| Problem::new("output.path", format!("{:?}", spec.output.path), m)));
         }
@@ -95,7 +95,7 @@ impl Admission {
 
     /// Why the hub cannot provide a model, if it says so. If the hub does not answer, the worker tries later, with more
     /// patience.
-    fn lacks(&self, config: &Config, reference: &HubRef, wanted: Wanted) -> Option<String> {
+    fn missing_model(&self, config: &Config, reference: &HubRef, wanted: Wanted) -> Option<String> {
         let seconds = config.limits.hub_seconds;
         let silent = |until: &Option<Instant>| until.is_some_and(|until| Instant::now() < until);
         if seconds == 0 || silent(&self.hub_silent_until.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -112,7 +112,7 @@ impl Admission {
             Err(e) if e.kind == ErrorKind::Usage => Some(e.to_string()),
             Err(e) => {
                 tracing::warn!("the hub was not asked for {reference}: {e}");
-                let until = Instant::now() + HUB_SILENCE;
+                let until = Instant::now() + HUB_RETRY_INTERVAL;
                 *self.hub_silent_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
                 None
             }
@@ -122,13 +122,13 @@ impl Admission {
 }
 
 /// The path without its escapes. An earlier check refuses variables of the server.
-fn real(path: &str) -> String {
+fn unescape(path: &str) -> String {
     Names::none().real(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Why a data set cannot be created at the output.
 fn output_problem(spec: &JobSpec, base: &Path) -> Option<String> {
-    match Location::parse(base, &real(&spec.output.path)) {
+    match Location::parse(base, &unescape(&spec.output.path)) {
         Ok(Location::Disk(root)) => folder_problem(&root),
         Ok(place) => Output::at(&place, &spec.output_storage(), &Storages::new()).err().map(|e| e.to_string()),
         Err(message) => Some(message),
@@ -152,7 +152,7 @@ fn folder_problem(root: &Path) -> Option<String> {
                 return Some(format!("{shown} is a file, so there can be no folder below it"));
             }
             Ok(_) => {
-                let written = process::may_write_in(at);
+                let written = process::check_writable(at);
                 return written.err().map(|e| format!("the service's user cannot write in {shown}: {e}"));
             }
         }
@@ -174,15 +174,15 @@ mod tests {
     #[test]
     fn paths_are_counted() {
         let limits = |paths_per_job| Limits { paths_per_job, ..Limits::default() };
-        assert_eq!(too_many_paths(&limits(3), &spec("o")), None);
-        let problem = too_many_paths(&limits(2), &spec("o")).unwrap();
+        assert_eq!(path_count_problem(&limits(3), &spec("o")), None);
+        let problem = path_count_problem(&limits(2), &spec("o")).unwrap();
         assert_eq!((problem.field.as_str(), problem.got.as_deref()), ("input.paths", Some("3 paths")));
         assert!(problem.message.contains("at most 2 (limits.paths_per_job)"), "{problem}");
         // paths of tables count too
         let mut with_table = spec("o");
         let table = r#"{"t": {"format": "text", "paths": ["d", "e"]}}"#;
         with_table.input.tables = serde_json::from_str(table).unwrap();
-        assert_eq!(too_many_paths(&limits(4), &with_table).unwrap().got.as_deref(), Some("5 paths"));
+        assert_eq!(path_count_problem(&limits(4), &with_table).unwrap().got.as_deref(), Some("5 paths"));
     }
 
     #[test]
@@ -202,11 +202,11 @@ mod tests {
 
     #[test]
     fn who_waits_no_more_is_not_worked_for() {
-        let waiting = Waiting::until(Instant::now() + Duration::from_secs(3600));
-        let go_on = waiting.go_on();
-        assert!(go_on());
-        drop(waiting);
-        assert!(!go_on());
-        assert!(!Waiting::until(Instant::now()).go_on()());
+        let cancel_on_drop = CancelOnDrop::with_deadline(Instant::now() + Duration::from_secs(3600));
+        let should_continue = cancel_on_drop.should_continue();
+        assert!(should_continue());
+        drop(cancel_on_drop);
+        assert!(!should_continue());
+        assert!(!CancelOnDrop::with_deadline(Instant::now()).should_continue()());
     }
 }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use axum::http::{HeaderMap, HeaderName, StatusCode, Uri, header};
 
-use super::problem::{Answer, ProblemDetails};
+use super::problem::{ApiResult, ProblemDetails};
 use crate::config::{Config, is_loopback};
 use crate::store::tokens::{Holder, Scope};
 
@@ -19,20 +19,20 @@ pub struct Caller {
     /// The user; `None` if the request has no token but needs one.
     pub holder: Option<Holder>,
     /// The name under which the rate limits count requests.
-    pub counted_as: String,
+    pub rate_key: String,
     /// Whether the connection has a slot reserved for administrators.
-    pub kept: bool,
+    pub has_reserved_slot: bool,
 }
 
 /// The user on loopback without a token.
-pub const LOCAL: &str = "local";
+pub const LOCAL_USER: &str = "local";
 
 impl Caller {
     /// The user, if they have this scope.
     ///
     /// # Errors
     /// 401 without a valid token, 403 without the scope.
-    pub fn must(&self, scope: Scope) -> Answer<&Holder> {
+    pub fn require(&self, scope: Scope) -> ApiResult<&Holder> {
         let Some(holder) = &self.holder else {
             let detail = "this needs a token: Authorization: Bearer sh_… (`stillhouse token create` makes one)";
             return Err(ProblemDetails::new(StatusCode::UNAUTHORIZED, detail));
@@ -48,9 +48,9 @@ impl Caller {
     /// The user whose jobs the caller may see: `None` for all jobs, with `read`; the caller with `submit` alone.
     ///
     /// # Errors
-    /// As [`Caller::must`].
-    pub fn sight(&self) -> Answer<Option<&str>> {
-        match (self.must(Scope::Read), &self.holder) {
+    /// As [`Caller::require`].
+    pub fn visible_user(&self) -> ApiResult<Option<&str>> {
+        match (self.require(Scope::Read), &self.holder) {
             (Ok(_), _) => Ok(None),
             (Err(_), Some(holder)) if holder.scopes.contains(&Scope::Submit) => Ok(Some(&holder.user)),
             (Err(problem), _) => Err(problem),
@@ -60,12 +60,12 @@ impl Caller {
     /// The user, if they may change a job of `owner`.
     ///
     /// # Errors
-    /// As [`Caller::must`].
-    pub fn must_own(&self, owner: &str) -> Answer<&Holder> {
-        let holder = self.must(Scope::Submit)?;
+    /// As [`Caller::require`].
+    pub fn require_owner(&self, owner: &str) -> ApiResult<&Holder> {
+        let holder = self.require(Scope::Submit)?;
         if holder.user != owner && !holder.scopes.contains(&Scope::Admin) {
-            if self.sight()?.is_some() {
-                return Err(not_own());
+            if self.visible_user()?.is_some() {
+                return Err(not_own_job());
             }
             let detail = format!("the job is {owner}'s; this needs the scope admin");
             return Err(ProblemDetails::new(StatusCode::FORBIDDEN, detail));
@@ -75,22 +75,22 @@ impl Caller {
 }
 
 /// The refusal of a caller who may see only their own jobs; the same whether the job exists or not.
-pub fn not_own() -> ProblemDetails {
+pub fn not_own_job() -> ProblemDetails {
     let detail =
         "with the scope submit alone a token reaches the jobs of its own user; for others this needs the scope read";
     ProblemDetails::new(StatusCode::FORBIDDEN, detail)
 }
 
 /// The user on loopback, with every scope.
-pub fn local() -> Holder {
-    Holder { user: LOCAL.to_owned(), scopes: vec![Scope::Read, Scope::Submit, Scope::Admin], token: None }
+pub fn local_user() -> Holder {
+    Holder { user: LOCAL_USER.to_owned(), scopes: vec![Scope::Read, Scope::Submit, Scope::Admin], token: None }
 }
 
 /// The token of a request.
 ///
 /// # Errors
 /// 401 when the `Authorization` header holds no bearer token.
-pub fn bearer(headers: &HeaderMap) -> Answer<Option<&str>> {
+pub fn bearer_token(headers: &HeaderMap) -> ApiResult<Option<&str>> {
     let refused = || ProblemDetails::new(StatusCode::UNAUTHORIZED, "the Authorization header holds no bearer token");
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
     let Some(value) = given.next() else { return Ok(None) };
@@ -113,7 +113,7 @@ const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 ///
 /// # Errors
 /// 421 for a foreign `Host`, 403 for another site, 400 without a `Host` or with several.
-pub fn refuse_other_sites(config: &Config, local: SocketAddr, headers: &HeaderMap, page: bool) -> Answer<()> {
+pub fn check_origin(config: &Config, local: SocketAddr, headers: &HeaderMap, page: bool) -> ApiResult<()> {
     let text = |name: HeaderName| headers.get(name).map(|v: &axum::http::HeaderValue| v.to_str().unwrap_or("?"));
     let Some(host) = text(header::HOST) else {
         return Err(ProblemDetails::bad_request("the request has no Host header"));
@@ -127,15 +127,15 @@ pub fn refuse_other_sites(config: &Config, local: SocketAddr, headers: &HeaderMa
             "the Host header names another server; names of this one are listed under `hosts` in its configuration";
         return Err(ProblemDetails::new(StatusCode::MISDIRECTED_REQUEST, detail));
     }
-    let elsewhere = || ProblemDetails::new(StatusCode::FORBIDDEN, "requests from other web sites are refused");
+    let cross_site = || ProblemDetails::new(StatusCode::FORBIDDEN, "requests from other web sites are refused");
     let followed = page && text(SEC_FETCH_MODE) == Some("navigate");
     if matches!(text(SEC_FETCH_SITE), Some("cross-site" | "same-site")) && !followed {
-        return Err(elsewhere());
+        return Err(cross_site());
     }
     if let Some(origin) = text(header::ORIGIN) {
-        let origin: Uri = origin.parse().map_err(|_| elsewhere())?;
+        let origin: Uri = origin.parse().map_err(|_| cross_site())?;
         if !origin.authority().is_some_and(|a| a.as_str().eq_ignore_ascii_case(host)) {
-            return Err(elsewhere());
+            return Err(cross_site());
         }
     }
     Ok(())
@@ -165,13 +165,13 @@ fn split_host(host: &str) -> (&str, Option<u16>) {
 mod tests {
     use super::*;
 
-    fn asked(config: &Config, pairs: &[(&'static str, &str)]) -> u16 {
+    fn status_of(config: &Config, pairs: &[(&'static str, &str)]) -> u16 {
         let mut headers = HeaderMap::new();
         for (name, value) in pairs {
             headers.append(*name, value.parse().unwrap());
         }
         let local = "127.0.0.1:7373".parse().unwrap();
-        refuse_other_sites(config, local, &headers, false).map_or_else(|p| p.status, |()| 200)
+        check_origin(config, local, &headers, false).map_or_else(|p| p.status, |()| 200)
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
             (200, &[("host", "localhost:7373"), ("sec-fetch-site", "same-origin")]),
             (200, &[("host", "localhost:7373"), ("sec-fetch-site", "none")]),
         ] {
-            assert_eq!(asked(&config, headers), expected, "{headers:?}");
+            assert_eq!(status_of(&config, headers), expected, "{headers:?}");
         }
     }
 
@@ -205,7 +205,7 @@ mod tests {
             for value in values {
                 headers.append(header::AUTHORIZATION, value.parse().unwrap());
             }
-            bearer(&headers).map(|t| t.map(str::to_owned)).map_err(|p| p.status)
+            bearer_token(&headers).map(|t| t.map(str::to_owned)).map_err(|p| p.status)
         };
         assert_eq!(token(&[]), Ok(None));
         assert_eq!(token(&["Bearer sh_a_b"]), Ok(Some("sh_a_b".into())));
@@ -219,26 +219,26 @@ mod tests {
     fn scopes_and_owners() {
         let caller = |user: &str, scopes: &[Scope]| Caller {
             holder: Some(Holder { user: user.into(), scopes: scopes.to_vec(), token: None }),
-            counted_as: user.into(),
-            kept: false,
+            rate_key: user.into(),
+            has_reserved_slot: false,
         };
-        let status = |answer: Answer<&Holder>| answer.map_or_else(|p| p.status, |_| 200);
-        let nobody = Caller { holder: None, counted_as: "1.2.3.4".into(), kept: false };
-        assert_eq!(status(nobody.must(Scope::Read)), 401);
+        let status = |answer: ApiResult<&Holder>| answer.map_or_else(|p| p.status, |_| 200);
+        let nobody = Caller { holder: None, rate_key: "1.2.3.4".into(), has_reserved_slot: false };
+        assert_eq!(status(nobody.require(Scope::Read)), 401);
         let reader = caller("r", &[Scope::Read]);
-        assert_eq!((status(reader.must(Scope::Read)), status(reader.must(Scope::Submit))), (200, 403));
+        assert_eq!((status(reader.require(Scope::Read)), status(reader.require(Scope::Submit))), (200, 403));
         let user = caller("u", &[Scope::Read, Scope::Submit]);
         assert_eq!(
-            (status(user.must_own("u")), status(user.must_own("v")), status(reader.must_own("r"))),
+            (status(user.require_owner("u")), status(user.require_owner("v")), status(reader.require_owner("r"))),
             (200, 403, 403)
         );
-        assert_eq!(status(caller("a", &[Scope::Submit, Scope::Admin]).must_own("v")), 200);
+        assert_eq!(status(caller("a", &[Scope::Submit, Scope::Admin]).require_owner("v")), 200);
         // with submit alone a user sees their own jobs, and does not even learn the owner of others
-        let sight = |caller: &Caller| caller.sight().map(|s| s.map(str::to_owned)).map_err(|p| p.status);
+        let visible_user = |caller: &Caller| caller.visible_user().map(|s| s.map(str::to_owned)).map_err(|p| p.status);
         let writer = caller("w", &[Scope::Submit]);
-        assert_eq!((sight(&nobody), sight(&reader), sight(&user)), (Err(401), Ok(None), Ok(None)));
-        assert_eq!(sight(&writer), Ok(Some("w".into())));
-        assert_eq!(sight(&caller("a", &[Scope::Admin])), Ok(None));
-        assert_eq!(writer.must_own("victor").unwrap_err().detail, not_own().detail);
+        assert_eq!((visible_user(&nobody), visible_user(&reader), visible_user(&user)), (Err(401), Ok(None), Ok(None)));
+        assert_eq!(visible_user(&writer), Ok(Some("w".into())));
+        assert_eq!(visible_user(&caller("a", &[Scope::Admin])), Ok(None));
+        assert_eq!(writer.require_owner("victor").unwrap_err().detail, not_own_job().detail);
     }
 }

@@ -1,4 +1,4 @@
-//! Events: history, and live streams (server-sent events); [`super::follow`] implements the streams.
+//! Events: history, and live streams (server-sent events); [`super::event_streams`] implements the streams.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -6,18 +6,18 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::sse::{Event as Sent, KeepAlive, Sse};
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Caller;
-use super::follow::{Everything, Follower};
-use super::limits::{Crowd, Watcher};
-use super::problem::{Answer, ProblemDetails};
-use super::query::{Id, Nothing, Params};
-use super::{App, must_see};
+use super::event_streams::{AllJobsStream, JobStream};
+use super::limits::{ReachedLimit, Watcher};
+use super::problem::{ApiResult, ProblemDetails};
+use super::query::{Id, NoQuery, Params};
+use super::{App, require_visible};
 use crate::model::EventView;
 use crate::store::events::{self, Position};
 use crate::store::jobs;
@@ -44,48 +44,48 @@ pub struct EventList {
     pub next_after: Option<i64>,
 }
 
-pub const LARGEST_PAGE: u32 = 1000;
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+pub const MAX_PAGE: u32 = 1000;
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// List or watch the events of a job
 ///
 /// With `Accept: text/event-stream` the answer is a live stream that begins with the past events. `Last-Event-ID`
 /// resumes it after a lost connection. The stream ends with an event `end` when the job has ended.
 #[utoipa::path(get, path = "/jobs/{id}/events", operation_id = "listJobEvents", tag = "events", params(Id, EventsQuery,
-    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: what follows is sent", minimum = 0)), responses(
-    (status = 200, description = "Events", content((EventList = "application/json"), (String = "text/event-stream"))),
-    (status = 409, description = "This service never gave that number: ask again without it", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that the client received; the answer begins with the next one", minimum = 0)), responses(
+    (status = 200, description = "The events", content((EventList = "application/json"), (String = "text/event-stream"))),
+    (status = 409, description = "This service has no event with that number; repeat the request without it", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 429, description = "Too many live streams, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn of_job(
+pub async fn job_events(
     State(app): State<App>,
     caller: Caller,
     Id(id): Id,
     Params(query): Params<EventsQuery>,
     headers: HeaderMap,
-) -> Answer<Response> {
-    must_see(&app, &caller, &id).await?;
+) -> ApiResult<Response> {
+    require_visible(&app, &caller, &id).await?;
     let limit = query.limit.unwrap_or(500);
-    if !(1..=LARGEST_PAGE).contains(&limit) {
-        return Err(ProblemDetails::bad_request(format!("limit: got {limit}; valid: 1 to {LARGEST_PAGE}")));
+    if !(1..=MAX_PAGE).contains(&limit) {
+        return Err(ProblemDetails::bad_request(format!("limit: got {limit}; valid: 1 to {MAX_PAGE}")));
     }
     if let Some(after) = query.after.filter(|after| *after < 0) {
         return Err(ProblemDetails::bad_request(format!("after: got {after}; valid: 0 or more")));
     }
     let last_id = last_event_id(&headers)?;
     let after = last_id.or(query.after).unwrap_or(0);
-    let live = wants_stream(&headers);
-    let watcher = if live { Some(enter(&app, &caller)?) } else { None };
+    let is_live = wants_stream(&headers);
+    let watcher = if is_live { Some(open_stream(&app, &caller)?) } else { None };
     // subscribe before the history is read, so that no event falls between the two
-    let receiver = app.service.store.watch();
-    let found = id.clone();
-    let newest = app.service.store.read(move |c| jobs::get(c, &found).and_then(|_| events::newest(c))).await?;
-    if after > newest && (live || last_id.is_some()) {
-        return Err(never_given(after, newest, "ask again without it, and everything of the job is sent"));
+    let receiver = app.service.store.subscribe();
+    let job_id = id.clone();
+    let newest = app.service.store.read(move |c| jobs::get(c, &job_id).and_then(|_| events::newest_seq(c))).await?;
+    if after > newest && (is_live || last_id.is_some()) {
+        return Err(unknown_event(after, newest, "ask again without it, and everything of the job is sent"));
     }
     if let Some(watcher) = watcher {
-        let follower = Follower::new(&app.service, receiver, watcher, id, after);
-        return Ok(streamed(stream::unfold(follower, |mut f| async move { Some((Ok(f.next().await?), f)) })));
+        let follower = JobStream::new(&app.service, receiver, watcher, id, after);
+        return Ok(sse_response(stream::unfold(follower, |mut f| async move { Some((Ok(f.next().await?), f)) })));
     }
     let events = app.service.store.read(move |c| events::history(c, &id, after, limit)).await?;
     let next_after = events.last().filter(|_| events.len() == limit as usize).and_then(|e| e.seq);
@@ -98,45 +98,47 @@ pub async fn of_job(
 /// the changes of state since that event, which may come from this stream or a job's. A token with the scope `submit`
 /// alone sees only its user's jobs.
 #[utoipa::path(get, path = "/events", operation_id = "watchEvents", tag = "events", params(
-    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that came: the changes of state since then are sent first", minimum = 0)), responses(
-    (status = 200, description = "Events", content((String = "text/event-stream"))),
-    (status = 409, description = "The changes since then are not all here: open the stream without the header, then list the jobs", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 429, description = "As many streams as there may be, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
+    ("Last-Event-ID" = Option<i64>, Header, description = "Number of the last event that the client received; the stream begins with the changes of state since then", minimum = 0)), responses(
+    (status = 200, description = "The events", content((String = "text/event-stream"))),
+    (status = 409, description = "Some changes since that event are no longer stored; open the stream without the header, then list the jobs", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 429, description = "Too many live streams, or too many requests", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn of_all(
+pub async fn all_events(
     State(app): State<App>,
     caller: Caller,
-    _: Params<Nothing>,
+    _: Params<NoQuery>,
     headers: HeaderMap,
-) -> Answer<Response> {
-    const ANEW: &str = "open the stream without Last-Event-ID, then list the jobs (GET /api/v1/jobs)";
-    let user = caller.sight()?.map(str::to_owned);
+) -> ApiResult<Response> {
+    const RESUBSCRIBE: &str = "open the stream without Last-Event-ID, then list the jobs (GET /api/v1/jobs)";
+    let user = caller.visible_user()?.map(str::to_owned);
     let last_id = last_event_id(&headers)?;
-    let watcher = enter(&app, &caller)?;
-    let receiver = app.service.store.watch();
-    let look = app.service.store.read(move |c| {
-        let newest = events::newest(c)?;
+    let watcher = open_stream(&app, &caller)?;
+    let receiver = app.service.store.subscribe();
+    let query = app.service.store.read(move |c| {
+        let newest = events::newest_seq(c)?;
         Ok((newest, last_id.map(|last| events::position(c, last)).transpose()?))
     });
-    let (newest, position) = look.await?;
+    let (newest, position) = query.await?;
     let after = last_id.unwrap_or(newest);
-    let gone = |what: String| Err(ProblemDetails::new(StatusCode::CONFLICT, format!("{what}; {ANEW}")));
+    let conflict = |what: String| Err(ProblemDetails::new(StatusCode::CONFLICT, format!("{what}; {RESUBSCRIBE}")));
     match position {
-        None | Some(Position::Here) => {}
-        Some(Position::NeverGiven(newest)) => return Err(never_given(after, newest, ANEW)),
-        Some(Position::Gone) => return gone(format!("not all events after {after} are here: jobs were deleted since")),
-        Some(Position::TooFar) => {
-            return gone(format!(
+        None | Some(Position::Complete) => {}
+        Some(Position::Unknown(newest)) => return Err(unknown_event(after, newest, RESUBSCRIBE)),
+        Some(Position::Deleted) => {
+            return conflict(format!("not all events after {after} are here: jobs were deleted since"));
+        }
+        Some(Position::TooOld) => {
+            return conflict(format!(
                 "{} events came after {after}, more than are sent again",
                 newest.saturating_sub(after)
             ));
         }
     }
-    let all = Everything::new(&app.service, receiver, watcher, user, after);
-    Ok(streamed(stream::unfold(all, |mut all| async move { Some((Ok(all.next().await?), all)) })))
+    let all = AllJobsStream::new(&app.service, receiver, watcher, user, after);
+    Ok(sse_response(stream::unfold(all, |mut all| async move { Some((Ok(all.next().await?), all)) })))
 }
 
-fn last_event_id(headers: &HeaderMap) -> Answer<Option<i64>> {
+fn last_event_id(headers: &HeaderMap) -> ApiResult<Option<i64>> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|n| *n >= 0);
     let refused = || {
@@ -145,7 +147,7 @@ fn last_event_id(headers: &HeaderMap) -> Answer<Option<i64>> {
     number.map(Some).ok_or_else(refused)
 }
 
-fn never_given(after: i64, newest: i64, what_to_do: &str) -> ProblemDetails {
+fn unknown_event(after: i64, newest: i64, what_to_do: &str) -> ProblemDetails {
     let detail = format!(
         "this service never gave an event the number {after} (its newest has {newest}): it is another service's, or its data was set back; {what_to_do}"
     );
@@ -157,32 +159,34 @@ fn wants_stream(headers: &HeaderMap) -> bool {
 }
 
 /// Opens one more live stream, within the caller's limits.
-pub fn enter(app: &App, caller: &Caller) -> Answer<Watcher> {
+pub fn open_stream(app: &App, caller: &Caller) -> ApiResult<Watcher> {
     let holder = caller.holder.as_ref().ok_or_else(|| ProblemDetails::internal(&"a stream of nobody"))?;
-    if caller.kept {
+    if caller.has_reserved_slot {
         let detail = "the connections that are left are not for live streams; try again soon";
-        return Err(ProblemDetails::too_many(detail, 10));
+        return Err(ProblemDetails::too_many_requests(detail, 10));
     }
-    app.watchers.enter(holder).map_err(|crowd| {
+    app.watchers.open(holder).map_err(|reached| {
         let most = app.service.config.limits.streams();
         let one = "one stream of all jobs (GET /api/v1/events) takes the place of many";
-        let detail = match crowd {
-            Crowd::Token => {
+        let detail = match reached {
+            ReachedLimit::Token => {
                 format!(
                     "{} live streams of this token are open, as many as it may have; close some: {one}",
                     most.per_token
                 )
             }
-            Crowd::User => format!(
+            ReachedLimit::User => format!(
                 "{} live streams of {} are open, as many as one user may have; close some: {one}",
                 most.per_user, holder.user
             ),
-            Crowd::All => format!("{} live streams are open, as many as there may be; try again later", most.all),
+            ReachedLimit::All => {
+                format!("{} live streams are open, as many as there may be; try again later", most.all)
+            }
         };
-        ProblemDetails::too_many(detail, 10)
+        ProblemDetails::too_many_requests(detail, 10)
     })
 }
 
-fn streamed(events: impl Stream<Item = Result<Sent, Infallible>> + Send + 'static) -> Response {
-    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+fn sse_response(events: impl Stream<Item = Result<SseEvent, Infallible>> + Send + 'static) -> Response {
+    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)).into_response()
 }

@@ -27,14 +27,14 @@ pub struct Requester {
 
 impl Requester {
     /// A request of this caller that reads no store.
-    pub fn of(caller: &Caller) -> Self {
+    pub fn from_caller(caller: &Caller) -> Self {
         let token = caller.holder.as_ref().and_then(|h| h.token.clone());
-        Self { user: caller.counted_as.clone(), token, store: None }
+        Self { user: caller.rate_key.clone(), token, store: None }
     }
 
     /// The same request, reading this store.
     #[must_use]
-    pub fn at(self, store: Option<String>) -> Self {
+    pub fn reading(self, store: Option<String>) -> Self {
         Self { store, ..self }
     }
 }
@@ -51,23 +51,23 @@ pub struct Permit {
 }
 
 struct Queue {
-    most: usize,
+    permits: usize,
     next: u64,
     /// The number and the requester of each granted request.
     holders: Vec<(u64, Requester)>,
     /// Requests that wait, oldest first.
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingRequest>,
 }
 
-struct Waiting {
+struct WaitingRequest {
     number: u64,
     requester: Requester,
-    begin: oneshot::Sender<()>,
+    grant: oneshot::Sender<()>,
 }
 
 impl FairSemaphore {
-    pub fn new(most: usize) -> Self {
-        let queue = Queue { most: most.max(1), next: 0, holders: Vec::new(), waiting: Vec::new() };
+    pub fn new(permits: usize) -> Self {
+        let queue = Queue { permits: permits.max(1), next: 0, holders: Vec::new(), waiting: Vec::new() };
         Self { queue: Arc::new(Mutex::new(queue)) }
     }
 
@@ -75,64 +75,64 @@ impl FairSemaphore {
     ///
     /// Cancel safe: dropping the future leaves the queue.
     pub async fn acquire(&self, requester: Requester) -> Permit {
-        let (permit, begun) = self.enter(requester);
+        let (permit, granted) = self.enter(requester);
         // the sender lives in the queue, which `permit` keeps alive
-        let _ = begun.await;
+        let _ = granted.await;
         permit
     }
 
     fn enter(&self, requester: Requester) -> (Permit, oneshot::Receiver<()>) {
-        let (begin, begun) = oneshot::channel();
+        let (grant, granted) = oneshot::channel();
         let mut queue = lock(&self.queue);
         let number = queue.next;
         queue.next += 1;
-        queue.waiting.push(Waiting { number, requester, begin });
+        queue.waiting.push(WaitingRequest { number, requester, grant });
         queue.grant_next();
         drop(queue);
-        (Permit { queue: Arc::clone(&self.queue), number }, begun)
+        (Permit { queue: Arc::clone(&self.queue), number }, granted)
     }
 }
 
 impl Queue {
     fn grant_next(&mut self) {
         while let Some(index) = self.next_index() {
-            let Waiting { number, requester, begin } = self.waiting.remove(index);
+            let WaitingRequest { number, requester, grant } = self.waiting.remove(index);
             self.holders.push((number, requester));
             // a permit whose receiver is gone was dropped or is about to be, and returns itself
-            let _ = begin.send(());
+            let _ = grant.send(());
         }
     }
 
     fn next_index(&self) -> Option<usize> {
-        if self.holders.len() >= self.most {
+        if self.holders.len() >= self.permits {
             return None;
         }
-        let begin = self.waiting.iter().enumerate().filter(|(_, w)| self.may_hold(&w.requester));
-        begin
-            .min_by_key(|(_, w)| (self.of_user(&w.requester), self.of_token(&w.requester), w.number))
+        let grantable = self.waiting.iter().enumerate().filter(|(_, w)| self.may_hold(&w.requester));
+        grantable
+            .min_by_key(|(_, w)| (self.held_by_user(&w.requester), self.held_by_token(&w.requester), w.number))
             .map(|(index, _)| index)
     }
 
     fn may_hold(&self, requester: &Requester) -> bool {
-        let but = |n: usize| self.most.saturating_sub(n).max(1);
-        self.of_user(requester) < but(1)
-            && self.of_token(requester) < but(2)
-            && self.of_store(requester) < (self.most / 2).max(1)
+        let all_but = |n: usize| self.permits.saturating_sub(n).max(1);
+        self.held_by_user(requester) < all_but(1)
+            && self.held_by_token(requester) < all_but(2)
+            && self.held_from_store(requester) < (self.permits / 2).max(1)
     }
 
     fn count(&self, is: impl Fn(&Requester) -> bool) -> usize {
         self.holders.iter().filter(|(_, holders)| is(holders)).count()
     }
 
-    fn of_user(&self, requester: &Requester) -> usize {
+    fn held_by_user(&self, requester: &Requester) -> usize {
         self.count(|a| a.user == requester.user)
     }
 
-    fn of_token(&self, requester: &Requester) -> usize {
+    fn held_by_token(&self, requester: &Requester) -> usize {
         self.count(|a| a.user == requester.user && a.token == requester.token)
     }
 
-    fn of_store(&self, requester: &Requester) -> usize {
+    fn held_from_store(&self, requester: &Requester) -> usize {
         self.count(|a| a.store.is_some() && a.store == requester.store)
     }
 }
@@ -159,70 +159,72 @@ mod tests {
     }
 
     /// A request for a permit.
-    struct Asked {
+    struct PendingPermit {
         permit: Permit,
-        begun: oneshot::Receiver<()>,
+        granted: oneshot::Receiver<()>,
     }
 
-    impl Asked {
-        fn has_begun(&mut self) -> bool {
-            self.begun.try_recv().is_ok()
+    impl PendingPermit {
+        fn is_granted(&mut self) -> bool {
+            self.granted.try_recv().is_ok()
         }
     }
 
-    fn ask(semaphore: &FairSemaphore, requester: Requester) -> Asked {
-        let (permit, begun) = semaphore.enter(requester);
-        Asked { permit, begun }
+    fn request_permit(semaphore: &FairSemaphore, requester: Requester) -> PendingPermit {
+        let (permit, granted) = semaphore.enter(requester);
+        PendingPermit { permit, granted }
     }
 
-    fn begun(asked: &mut [Asked]) -> Vec<bool> {
-        asked.iter_mut().map(Asked::has_begun).collect()
+    fn granted(pending: &mut [PendingPermit]) -> Vec<bool> {
+        pending.iter_mut().map(PendingPermit::is_granted).collect()
     }
 
     #[test]
     fn no_user_and_no_token_holds_every_permit() {
         let semaphore = FairSemaphore::new(4);
-        let mut first = [0; 5].map(|_| ask(&semaphore, requester("a", "a1", None)));
-        assert_eq!(begun(&mut first), [true, true, false, false, false]);
+        let mut first = [0; 5].map(|_| request_permit(&semaphore, requester("a", "a1", None)));
+        assert_eq!(granted(&mut first), [true, true, false, false, false]);
         // another token of the user gets the third permit, and another user the last
-        let mut second = [0; 3].map(|_| ask(&semaphore, requester("a", "a2", None)));
-        assert_eq!(begun(&mut second), [true, false, false]);
-        let mut other = ask(&semaphore, requester("b", "b1", None));
-        assert!(other.has_begun());
+        let mut second = [0; 3].map(|_| request_permit(&semaphore, requester("a", "a2", None)));
+        assert_eq!(granted(&mut second), [true, false, false]);
+        let mut other = request_permit(&semaphore, requester("b", "b1", None));
+        assert!(other.is_granted());
         // the user with the fewest permits is next, however long the others wait
-        let mut late = ask(&semaphore, requester("c", "c1", None));
-        assert!(!late.has_begun());
+        let mut late = request_permit(&semaphore, requester("c", "c1", None));
+        assert!(!late.is_granted());
         let [one, _two, mut third, ..] = first;
         drop(one);
-        assert!(late.has_begun() && begun(&mut second[1..]) == [false, false]);
+        assert!(late.is_granted() && granted(&mut second[1..]) == [false, false]);
         // the last permit stays free although more requests of the same users wait
         drop((other.permit, late.permit));
-        assert!(third.has_begun() && begun(&mut second[1..]) == [false, false]);
+        assert!(third.is_granted() && granted(&mut second[1..]) == [false, false]);
     }
 
     #[test]
     fn one_store_does_not_block_the_others() {
         let semaphore = FairSemaphore::new(4);
-        let mut hanging = ["a", "b", "c"].map(|user| ask(&semaphore, requester(user, "t", Some("s3://hangs"))));
-        assert_eq!(begun(&mut hanging), [true, true, false]);
-        let mut others = ["s3://b", "s3://c"].map(|place| ask(&semaphore, requester("c", "t", Some(place))));
-        assert_eq!(begun(&mut others), [true, true]);
+        let mut hanging =
+            ["a", "b", "c"].map(|user| request_permit(&semaphore, requester(user, "t", Some("s3://hangs"))));
+        assert_eq!(granted(&mut hanging), [true, true, false]);
+        let mut others = ["s3://b", "s3://c"].map(|place| request_permit(&semaphore, requester("c", "t", Some(place))));
+        assert_eq!(granted(&mut others), [true, true]);
         drop(hanging);
     }
 
     #[test]
     fn a_single_permit_goes_from_user_to_user() {
         let semaphore = FairSemaphore::new(1);
-        let mut asked = ["a", "a", "a", "b"].map(|user| ask(&semaphore, requester(user, "t", Some("s3://a"))));
-        assert_eq!(begun(&mut asked), [true, false, false, false]);
-        let [first, mut second, third, mut other] = asked;
+        let mut pending =
+            ["a", "a", "a", "b"].map(|user| request_permit(&semaphore, requester(user, "t", Some("s3://a"))));
+        assert_eq!(granted(&mut pending), [true, false, false, false]);
+        let [first, mut second, third, mut other] = pending;
         drop(first);
         // with equal shares the oldest request is next
-        assert!(second.has_begun() && !other.has_begun());
+        assert!(second.is_granted() && !other.is_granted());
         // a dropped request leaves the queue
         drop(third);
         drop(second);
-        assert!(other.has_begun());
+        assert!(other.is_granted());
         drop(other);
         let queue = lock(&semaphore.queue);
         assert!(queue.holders.is_empty() && queue.waiting.is_empty());

@@ -9,10 +9,10 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::auth::{Caller, not_own};
-use super::problem::{Answer, ProblemDetails};
-use super::query::{Id, Nothing, Params};
-use super::{App, must_see, to_the_end};
+use super::auth::{Caller, not_own_job};
+use super::problem::{ApiResult, ProblemDetails};
+use super::query::{Id, NoQuery, Params};
+use super::{App, require_visible, run_uncancelled};
 use crate::model::{Job, JobState, RatePoint, Time};
 use crate::pending_cancels;
 use crate::rates::Rates;
@@ -53,33 +53,33 @@ pub struct JobList {
     pub next_cursor: Option<String>,
 }
 
-const LARGEST_PAGE: u32 = 500;
+const MAX_PAGE: u32 = 500;
 
 impl ListQuery {
-    fn filter(self) -> Answer<Filter> {
-        let bad = |what: String| ProblemDetails::bad_request(what);
+    fn filter(self) -> ApiResult<Filter> {
+        let bad_request = |what: String| ProblemDetails::bad_request(what);
         let states = self.state.iter().flat_map(|s| s.split(',')).map(|s| {
             s.parse().map_err(|()| {
                 let valid: Vec<&str> = JobState::ALL.iter().map(|s| s.name()).collect();
-                bad(format!("state: got {s:?}; valid: {}", valid.join(", ")))
+                bad_request(format!("state: got {s:?}; valid: {}", valid.join(", ")))
             })
         });
         let limit = self.limit.unwrap_or(50);
-        if !(1..=LARGEST_PAGE).contains(&limit) {
-            return Err(bad(format!("limit: got {limit}; valid: 1 to {LARGEST_PAGE}")));
+        if !(1..=MAX_PAGE).contains(&limit) {
+            return Err(bad_request(format!("limit: got {limit}; valid: 1 to {MAX_PAGE}")));
         }
         for (key, text) in [("user", &self.user), ("name", &self.name)] {
             if text.as_ref().is_some_and(|t| t.chars().count() > 100) {
-                return Err(bad(format!("{key}: longer than 100 characters")));
+                return Err(bad_request(format!("{key}: longer than 100 characters")));
             }
         }
         let before = self.cursor.map(|cursor| {
             let number =
                 i64::from_str_radix(&cursor, 16).ok().filter(|_| cursor.bytes().all(|b| b.is_ascii_hexdigit()));
-            number.ok_or_else(|| bad("cursor: not one that this service gave".into()))
+            number.ok_or_else(|| bad_request("cursor: not one that this service gave".into()))
         });
         Ok(Filter {
-            states: states.collect::<Answer<_>>()?,
+            states: states.collect::<ApiResult<_>>()?,
             user: self.user,
             name: self.name,
             before: before.transpose()?,
@@ -95,17 +95,21 @@ impl ListQuery {
 #[utoipa::path(get, path = "/jobs", operation_id = "listJobs", tag = "jobs", params(ListQuery), responses(
     (status = 200, description = "A page of jobs", body = JobList),
 ))]
-pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<ListQuery>) -> Answer<Json<JobList>> {
-    let own = caller.sight()?.map(str::to_owned);
+pub async fn list(
+    State(app): State<App>,
+    caller: Caller,
+    Params(query): Params<ListQuery>,
+) -> ApiResult<Json<JobList>> {
+    let own = caller.visible_user()?.map(str::to_owned);
     let mut filter = query.filter()?;
     if let Some(own) = own {
         if filter.user.as_ref().is_some_and(|asked| *asked != own) {
-            return Err(not_own());
+            return Err(not_own_job());
         }
         filter.user = Some(own);
     }
     let (mut jobs, next) = app.service.store.read(move |c| jobs::list(c, &filter)).await?;
-    jobs.iter_mut().for_each(|job| app.service.pending_cancels.show(job));
+    jobs.iter_mut().for_each(|job| app.service.pending_cancels.apply(job));
     Ok(Json(JobList { jobs, next_cursor: next.map(|n| format!("{n:x}")) }))
 }
 
@@ -113,10 +117,10 @@ pub async fn list(State(app): State<App>, caller: Caller, Params(query): Params<
 #[utoipa::path(get, path = "/jobs/{id}", operation_id = "getJob", tag = "jobs", params(Id), responses(
     (status = 200, description = "The job", body = Job),
 ))]
-pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<Job>> {
-    must_see(&app, &caller, &id).await?;
-    let mut job = app.service.store.read(move |c| jobs::show(c, &id)).await?;
-    app.service.pending_cancels.show(&mut job);
+pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Json<Job>> {
+    require_visible(&app, &caller, &id).await?;
+    let mut job = app.service.store.read(move |c| jobs::get_with_position(c, &id)).await?;
+    app.service.pending_cancels.apply(&mut job);
     Ok(Json(job))
 }
 
@@ -124,8 +128,8 @@ pub async fn show(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
 #[utoipa::path(get, path = "/jobs/{id}/file", operation_id = "getJobFile", tag = "jobs", params(Id), responses(
     (status = 200, description = "The job file", content((String = "application/yaml"), (serde_json::Value = "application/json"))),
 ))]
-pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
-    must_see(&app, &caller, &id).await?;
+pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Response> {
+    require_visible(&app, &caller, &id).await?;
     let (media_type, text) = app.service.store.read(move |c| jobs::file(c, &id)).await?;
     let media_type = if media_type == super::submit::JSON { super::submit::JSON } else { super::submit::YAML };
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(media_type))], text).into_response())
@@ -137,15 +141,15 @@ pub async fn file(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<
 /// retry continues from them. While the disk of the data folder is full, the cancel of a waiting job takes effect when
 /// there is space.
 #[utoipa::path(post, path = "/jobs/{id}/cancel", operation_id = "cancelJob", tag = "jobs", params(Id), responses(
-    (status = 200, description = "It is cancelled", body = Job),
-    (status = 202, description = "Its worker is being stopped, or there is no room to store the cancel yet", body = Job),
-    (status = 409, description = "It is over", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The job is cancelled", body = Job),
+    (status = 202, description = "The worker of the job is being stopped, or the cancel cannot be stored yet because the disk is full", body = Job),
+    (status = 409, description = "The job has already ended", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
-    owned(&app, &caller, &id).await?;
-    let by = caller.must(Scope::Submit)?.user.clone();
+pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Response> {
+    owned_job(&app, &caller, &id).await?;
+    let by = caller.require(Scope::Submit)?.user.clone();
     let service = Arc::clone(&app.service);
-    let job = to_the_end(async move { Ok(pending_cancels::cancel(&service, id, by).await?) }).await?;
+    let job = run_uncancelled(async move { Ok(pending_cancels::cancel(&service, id, by).await?) }).await?;
     let status = if job.state == JobState::Cancelled { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(job)).into_response())
 }
@@ -154,14 +158,14 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
 ///
 /// Queues a failed or cancelled job again, under the same id. It continues after its committed splits.
 #[utoipa::path(post, path = "/jobs/{id}/retry", operation_id = "retryJob", tag = "jobs", params(Id), responses(
-    (status = 202, description = "It waits for a slot", body = Job),
-    (status = 409, description = "It is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 202, description = "The job waits for its next attempt", body = Job),
+    (status = 409, description = "The job is neither failed nor cancelled", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Response> {
-    owned(&app, &caller, &id).await?;
-    let by = caller.must(Scope::Submit)?.user.clone();
+pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<Response> {
+    owned_job(&app, &caller, &id).await?;
+    let by = caller.require(Scope::Submit)?.user.clone();
     let service = Arc::clone(&app.service);
-    let job = to_the_end(async move {
+    let job = run_uncancelled(async move {
         let job = service.store.write(move |t, appended| jobs::retry(t, &id, &by, Time::now(), appended)).await?;
         service.wake.notify_one();
         Ok(job)
@@ -174,13 +178,13 @@ pub async fn retry(State(app): State<App>, caller: Caller, Id(id): Id, _: Params
 ///
 /// Deletes a finished job with its events and its log. The data set stays at its output.
 #[utoipa::path(delete, path = "/jobs/{id}", operation_id = "deleteJob", tag = "jobs", params(Id), responses(
-    (status = 204, description = "It is forgotten"),
-    (status = 409, description = "It is not over", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 204, description = "The job is deleted"),
+    (status = 409, description = "The job has not ended", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<StatusCode> {
-    owned(&app, &caller, &id).await?;
+pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<NoQuery>) -> ApiResult<StatusCode> {
+    owned_job(&app, &caller, &id).await?;
     let service = Arc::clone(&app.service);
-    to_the_end(async move {
+    run_uncancelled(async move {
         let job_id = id.clone();
         service.store.write(move |t, _| jobs::delete(t, &job_id)).await?;
         service.logs.remove(&id).await;
@@ -190,12 +194,12 @@ pub async fn delete(State(app): State<App>, caller: Caller, Id(id): Id, _: Param
 }
 
 /// The job, if the caller may change it.
-async fn owned(app: &App, caller: &Caller, id: &crate::model::JobId) -> Answer<Job> {
-    caller.must(Scope::Submit)?;
-    must_see(app, caller, id).await?;
+async fn owned_job(app: &App, caller: &Caller, id: &crate::model::JobId) -> ApiResult<Job> {
+    caller.require(Scope::Submit)?;
+    require_visible(app, caller, id).await?;
     let id = id.clone();
     let job = app.service.store.read(move |c| jobs::get(c, &id)).await?;
-    caller.must_own(&job.user)?;
+    caller.require_owner(&job.user)?;
     Ok(job)
 }
 
@@ -208,12 +212,17 @@ pub struct RateList {
 
 /// Get the rate of a job over time
 #[utoipa::path(get, path = "/jobs/{id}/rates", operation_id = "listJobRates", tag = "jobs", params(Id), responses(
-    (status = 200, description = "Its points", body = RateList),
+    (status = 200, description = "The points of the plot", body = RateList),
 ))]
-pub async fn rates(State(app): State<App>, caller: Caller, Id(id): Id, _: Params<Nothing>) -> Answer<Json<RateList>> {
-    must_see(&app, &caller, &id).await?;
-    let kept = app.service.store.read(move |c| jobs::rates(c, &id)).await?;
-    let rates: Rates = match kept {
+pub async fn rates(
+    State(app): State<App>,
+    caller: Caller,
+    Id(id): Id,
+    _: Params<NoQuery>,
+) -> ApiResult<Json<RateList>> {
+    require_visible(&app, &caller, &id).await?;
+    let stored = app.service.store.read(move |c| jobs::rates(c, &id)).await?;
+    let rates: Rates = match stored {
         Some(text) => serde_json::from_str(&text).map_err(|e| ProblemDetails::internal(&e))?,
         None => Rates::default(),
     };

@@ -10,24 +10,24 @@ use metrics::gauge;
 use tokio::sync::watch;
 
 use crate::store::tokens::Holder;
-use crate::until;
+use crate::wait_until_set;
 
 /// Most clients to remember. Beyond this number, those with a full bucket are dropped.
-const CLIENTS: usize = 10_000;
+const MAX_CLIENTS: usize = 10_000;
 
 /// A rate limit of requests per minute, with a burst of one minute's requests.
-pub struct Rate {
+pub struct RateLimit {
     per_minute: f64,
     buckets: Mutex<HashMap<String, Bucket>>,
 }
 
 #[derive(Clone, Copy)]
 struct Bucket {
-    left: f64,
-    at: Instant,
+    tokens: f64,
+    updated: Instant,
 }
 
-impl Rate {
+impl RateLimit {
     pub fn new(per_minute: u32) -> Self {
         Self { per_minute: f64::from(per_minute), buckets: Mutex::default() }
     }
@@ -39,20 +39,21 @@ impl Rate {
     pub fn take(&self, client: &str, now: Instant) -> Result<(), u64> {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let full = self.per_minute;
-        let filled = |b: &Bucket| (b.left + now.saturating_duration_since(b.at).as_secs_f64() * full / 60.0).min(full);
-        if buckets.len() >= CLIENTS && !buckets.contains_key(client) {
+        let filled =
+            |b: &Bucket| (b.tokens + now.saturating_duration_since(b.updated).as_secs_f64() * full / 60.0).min(full);
+        if buckets.len() >= MAX_CLIENTS && !buckets.contains_key(client) {
             buckets.retain(|_, b| filled(b) < full);
-            if buckets.len() >= CLIENTS {
+            if buckets.len() >= MAX_CLIENTS {
                 return Err(1);
             }
         }
-        let bucket = buckets.entry(client.to_owned()).or_insert(Bucket { left: full, at: now });
-        let left = filled(bucket);
-        *bucket = Bucket { left, at: now };
-        if left < 1.0 {
-            return Err(((1.0 - left) * 60.0 / full).ceil() as u64);
+        let bucket = buckets.entry(client.to_owned()).or_insert(Bucket { tokens: full, updated: now });
+        let tokens = filled(bucket);
+        *bucket = Bucket { tokens, updated: now };
+        if tokens < 1.0 {
+            return Err(((1.0 - tokens) * 60.0 / full).ceil() as u64);
         }
-        bucket.left = left - 1.0;
+        bucket.tokens = tokens - 1.0;
         Ok(())
     }
 }
@@ -67,7 +68,7 @@ pub struct StreamLimits {
 
 /// Which limit of streams is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Crowd {
+pub enum ReachedLimit {
     All,
     User,
     Token,
@@ -75,63 +76,63 @@ pub enum Crowd {
 
 /// Live streams, counted in total, by user and by token. The streams of a token end with it.
 pub struct Watchers {
-    open: Arc<Mutex<Open>>,
-    most: StreamLimits,
+    open: Arc<Mutex<OpenStreams>>,
+    limits: StreamLimits,
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenStreams {
     all: u32,
     users: HashMap<String, u32>,
-    tokens: HashMap<String, OfToken>,
+    tokens: HashMap<String, TokenStreams>,
 }
 
-struct OfToken {
+struct TokenStreams {
     streams: u32,
-    over: watch::Sender<bool>,
+    ended: watch::Sender<bool>,
 }
 
 /// An open live stream; dropping it frees its place.
 pub struct Watcher {
-    open: Arc<Mutex<Open>>,
+    open: Arc<Mutex<OpenStreams>>,
     user: String,
     token: Option<String>,
-    over: Option<watch::Receiver<bool>>,
+    ended: Option<watch::Receiver<bool>>,
 }
 
 impl Watchers {
-    pub fn new(most: StreamLimits) -> Self {
-        Self { open: Arc::default(), most }
+    pub fn new(limits: StreamLimits) -> Self {
+        Self { open: Arc::default(), limits }
     }
 
     /// Opens a stream.
     ///
     /// # Errors
     /// The limit that is reached.
-    pub fn enter(&self, holder: &Holder) -> Result<Watcher, Crowd> {
+    pub fn open(&self, holder: &Holder) -> Result<Watcher, ReachedLimit> {
         let mut open = lock(&self.open);
         let of_user = open.users.get(&holder.user).copied().unwrap_or_default();
         let of_token = holder.token.as_ref().and_then(|t| open.tokens.get(t)).map_or(0, |t| t.streams);
         // report the narrowest limit first: its holder can do something about it
-        if holder.token.is_some() && of_token >= self.most.per_token {
-            return Err(Crowd::Token);
+        if holder.token.is_some() && of_token >= self.limits.per_token {
+            return Err(ReachedLimit::Token);
         }
-        if of_user >= self.most.per_user {
-            return Err(Crowd::User);
+        if of_user >= self.limits.per_user {
+            return Err(ReachedLimit::User);
         }
-        if open.all >= self.most.all {
-            return Err(Crowd::All);
+        if open.all >= self.limits.all {
+            return Err(ReachedLimit::All);
         }
         open.all += 1;
         *open.users.entry(holder.user.clone()).or_default() += 1;
-        let over = holder.token.as_ref().map(|token| {
-            let fresh = || OfToken { streams: 0, over: watch::channel(false).0 };
-            let kept = open.tokens.entry(token.clone()).or_insert_with(fresh);
-            kept.streams += 1;
-            kept.over.subscribe()
+        let ended = holder.token.as_ref().map(|token| {
+            let fresh = || TokenStreams { streams: 0, ended: watch::channel(false).0 };
+            let of_token = open.tokens.entry(token.clone()).or_insert_with(fresh);
+            of_token.streams += 1;
+            of_token.ended.subscribe()
         });
-        show(open.all);
-        Ok(Watcher { open: Arc::clone(&self.open), user: holder.user.clone(), token: holder.token.clone(), over })
+        set_gauge(open.all);
+        Ok(Watcher { open: Arc::clone(&self.open), user: holder.user.clone(), token: holder.token.clone(), ended })
     }
 
     /// Ids of the tokens with open streams.
@@ -142,16 +143,16 @@ impl Watchers {
     /// Ends the streams of a token.
     pub fn end(&self, token: &str) {
         if let Some(of_token) = lock(&self.open).tokens.get(token) {
-            of_token.over.send_replace(true);
+            of_token.ended.send_replace(true);
         }
     }
 }
 
 impl Watcher {
     /// Waits until the token is revoked or expires; forever without a token.
-    pub async fn over(&mut self) {
-        match &mut self.over {
-            Some(over) => until(over).await,
+    pub async fn token_ended(&mut self) {
+        match &mut self.ended {
+            Some(ended) => wait_until_set(ended).await,
             None => std::future::pending().await,
         }
     }
@@ -168,14 +169,14 @@ impl Drop for Watcher {
             }
         }
         if let Some(token) = &self.token
-            && let Some(kept) = open.tokens.get_mut(token)
+            && let Some(of_token) = open.tokens.get_mut(token)
         {
-            kept.streams -= 1;
-            if kept.streams == 0 {
+            of_token.streams -= 1;
+            if of_token.streams == 0 {
                 open.tokens.remove(token);
             }
         }
-        show(open.all);
+        set_gauge(open.all);
     }
 }
 
@@ -183,47 +184,47 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn show(streams: u32) {
+fn set_gauge(streams: u32) {
     gauge!("stillhouse_watchers").set(f64::from(streams));
 }
 
 /// Concurrent connections, or requests through a proxy, by client address.
 #[derive(Clone)]
-pub struct Addresses {
-    now: Arc<Mutex<HashMap<IpAddr, u32>>>,
-    most: u32,
+pub struct AddressCounts {
+    counts: Arc<Mutex<HashMap<IpAddr, u32>>>,
+    max_per_address: u32,
 }
 
 /// One connection or request of an address; dropping it ends the count.
-pub struct Address {
-    all: Arc<Mutex<HashMap<IpAddr, u32>>>,
+pub struct AddressCount {
+    counts: Arc<Mutex<HashMap<IpAddr, u32>>>,
     address: IpAddr,
 }
 
-impl Addresses {
-    pub fn new(most: u32) -> Self {
-        Self { now: Arc::default(), most }
+impl AddressCounts {
+    pub fn new(max_per_address: u32) -> Self {
+        Self { counts: Arc::default(), max_per_address }
     }
 
     /// Counts one more; `None` if the address has reached its limit.
-    pub fn enter(&self, address: IpAddr) -> Option<Address> {
-        let mut now = lock(&self.now);
-        let n = now.entry(address).or_default();
-        if *n >= self.most {
+    pub fn acquire(&self, address: IpAddr) -> Option<AddressCount> {
+        let mut counts = lock(&self.counts);
+        let n = counts.entry(address).or_default();
+        if *n >= self.max_per_address {
             return None;
         }
         *n += 1;
-        Some(Address { all: Arc::clone(&self.now), address })
+        Some(AddressCount { counts: Arc::clone(&self.counts), address })
     }
 }
 
-impl Drop for Address {
+impl Drop for AddressCount {
     fn drop(&mut self) {
-        let mut all = lock(&self.all);
-        if let Some(n) = all.get_mut(&self.address) {
+        let mut counts = lock(&self.counts);
+        if let Some(n) = counts.get_mut(&self.address) {
             *n -= 1;
             if *n == 0 {
-                all.remove(&self.address);
+                counts.remove(&self.address);
             }
         }
     }
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_minutes_worth_at_once_and_then_at_the_rate() {
-        let rate = Rate::new(60);
+        let rate = RateLimit::new(60);
         let start = Instant::now();
         assert_eq!((0..60).filter(|_| rate.take("a", start).is_ok()).count(), 60);
         assert_eq!(rate.take("a", start), Err(1));
@@ -248,9 +249,9 @@ mod tests {
 
     #[test]
     fn clients_that_are_remembered_are_bounded() {
-        let rate = Rate::new(60);
+        let rate = RateLimit::new(60);
         let start = Instant::now();
-        for n in 0..CLIENTS {
+        for n in 0..MAX_CLIENTS {
             rate.take(&n.to_string(), start).unwrap();
         }
         assert_eq!(rate.take("one more", start), Err(1));
@@ -267,19 +268,19 @@ mod tests {
     fn streams_are_counted_by_token_by_user_and_in_all() {
         let watchers = Watchers::new(StreamLimits { all: 4, per_user: 3, per_token: 2 });
         let (a1, a2, b1) = (holder("a", Some("a1")), holder("a", Some("a2")), holder("b", Some("b1")));
-        let enter = |of: &Holder| watchers.enter(of);
-        let first = enter(&a1).unwrap();
-        let _second = enter(&a1).unwrap();
-        assert_eq!(enter(&a1).err(), Some(Crowd::Token));
-        let third = enter(&a2).unwrap();
-        assert_eq!(enter(&a2).err(), Some(Crowd::User));
-        let _fourth = enter(&b1).unwrap();
-        assert_eq!(enter(&b1).err(), Some(Crowd::All));
+        let open = |holder: &Holder| watchers.open(holder);
+        let first = open(&a1).unwrap();
+        let _second = open(&a1).unwrap();
+        assert_eq!(open(&a1).err(), Some(ReachedLimit::Token));
+        let third = open(&a2).unwrap();
+        assert_eq!(open(&a2).err(), Some(ReachedLimit::User));
+        let _fourth = open(&b1).unwrap();
+        assert_eq!(open(&b1).err(), Some(ReachedLimit::All));
         drop(third);
-        assert_eq!(enter(&a1).err(), Some(Crowd::Token));
-        let _fifth = enter(&a2).unwrap();
+        assert_eq!(open(&a1).err(), Some(ReachedLimit::Token));
+        let _fifth = open(&a2).unwrap();
         drop(first);
-        let _sixth = enter(&a1).unwrap();
+        let _sixth = open(&a1).unwrap();
         // users without streams are not remembered
         assert_eq!(lock(&watchers.open).users.len(), 2);
     }
@@ -287,17 +288,17 @@ mod tests {
     #[tokio::test]
     async fn the_streams_of_a_token_end_with_it() {
         let watchers = Watchers::new(StreamLimits { all: 9, per_user: 9, per_token: 9 });
-        let mut ended = watchers.enter(&holder("a", Some("a1"))).unwrap();
-        let mut other = watchers.enter(&holder("a", Some("a2"))).unwrap();
-        let mut open = watchers.enter(&holder("local", None)).unwrap();
+        let mut ended = watchers.open(&holder("a", Some("a1"))).unwrap();
+        let mut other = watchers.open(&holder("a", Some("a2"))).unwrap();
+        let mut open = watchers.open(&holder("local", None)).unwrap();
         let mut tokens = watchers.tokens();
         tokens.sort();
         assert_eq!(tokens, ["a1", "a2"]);
         watchers.end("a1");
         watchers.end("nobody");
-        ended.over().await;
+        ended.token_ended().await;
         let still = tokio::time::timeout(std::time::Duration::ZERO, async {
-            tokio::select! { () = other.over() => {}, () = open.over() => {} }
+            tokio::select! { () = other.token_ended() => {}, () = open.token_ended() => {} }
         });
         assert!(still.await.is_err());
         drop(ended);

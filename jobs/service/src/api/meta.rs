@@ -13,8 +13,8 @@ use utoipa::ToSchema;
 
 use super::App;
 use super::auth::Caller;
-use super::problem::{Answer, ProblemDetails};
-use super::query::{Nothing, Params};
+use super::problem::{ApiResult, ProblemDetails};
+use super::query::{NoQuery, Params};
 use crate::disk_space;
 use crate::store::jobs;
 use crate::store::tokens::Scope;
@@ -40,20 +40,20 @@ pub struct Version {
 }
 
 /// How long an answer of the database counts as recent.
-const ANSWERED: Duration = Duration::from_millis(250);
+const ANSWER_TTL: Duration = Duration::from_millis(250);
 
 /// Check whether the process is alive
-#[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "It is", body = Status)))]
-pub async fn health(_: Params<Nothing>) -> Json<Status> {
+#[utoipa::path(get, path = "/health", operation_id = "getHealth", tag = "service", security(()), responses((status = 200, description = "The process is alive", body = Status)))]
+pub async fn health(_: Params<NoQuery>) -> Json<Status> {
     Json(Status { status: "ok".into() })
 }
 
 /// Check whether the service accepts jobs
 #[utoipa::path(get, path = "/ready", operation_id = "getReadiness", tag = "service", security(()), responses(
-    (status = 200, description = "It does", body = Status),
-    (status = 503, description = "It is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The service accepts jobs", body = Status),
+    (status = 503, description = "The service is stopping, its database does not answer or is damaged, or its disk is full", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
-pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<Status>> {
+pub async fn ready(State(app): State<App>, _: Params<NoQuery>) -> ApiResult<Json<Status>> {
     let refused = |detail: &str| ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail);
     if *app.service.stopping.borrow() {
         return Err(refused("the service is stopping"));
@@ -61,25 +61,25 @@ pub async fn ready(State(app): State<App>, _: Params<Nothing>) -> Answer<Json<St
     if app.service.store.is_corrupt() {
         return Err(refused("the service's database is damaged; its log says how to mend it"));
     }
-    if app.service.store.room.is_full() {
-        return Err(refused(disk_space::FULL));
+    if app.service.store.disk_space.is_full() {
+        return Err(refused(disk_space::FULL_MESSAGE));
     }
     // one query for all concurrent requests, because nothing limits the number of these
-    let mut answered = app.answered.lock().await;
-    if answered.is_none_or(|at| at.elapsed() > ANSWERED) {
-        *answered = None;
+    let mut last_answer = app.last_answer.lock().await;
+    if last_answer.is_none_or(|at| at.elapsed() > ANSWER_TTL) {
+        *last_answer = None;
         app.service.store.read(jobs::counts).await.map_err(|e| {
             tracing::error!("not ready: {e}");
             refused("the service's database does not answer")
         })?;
-        *answered = Some(Instant::now());
+        *last_answer = Some(Instant::now());
     }
     Ok(Json(Status { status: "ready".into() }))
 }
 
 /// Get the version, and the caller
-#[utoipa::path(get, path = "/version", operation_id = "getVersion", tag = "service", security((), ("token" = [])), responses((status = 200, description = "Version", body = Version)))]
-pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>) -> Json<Version> {
+#[utoipa::path(get, path = "/version", operation_id = "getVersion", tag = "service", security((), ("token" = [])), responses((status = 200, description = "The version, and the caller", body = Version)))]
+pub async fn version(State(app): State<App>, caller: Caller, _: Params<NoQuery>) -> Json<Version> {
     let auth = if app.service.config.needs_token() { "token" } else { "open" };
     let (user, scopes) = caller.holder.map_or((None, Vec::new()), |h| (Some(h.user), h.scopes));
     Json(Version { version: env!("CARGO_PKG_VERSION").into(), auth: auth.into(), user, scopes })
@@ -87,13 +87,13 @@ pub async fn version(State(app): State<App>, caller: Caller, _: Params<Nothing>)
 
 /// Get this document
 #[utoipa::path(get, path = "/openapi.json", operation_id = "getOpenApi", tag = "service", security(()), responses((status = 200, description = "OpenAPI 3.1", body = Value)))]
-pub async fn openapi(_: Params<Nothing>) -> Json<Value> {
+pub async fn openapi(_: Params<NoQuery>) -> Json<Value> {
     Json(super::openapi::document())
 }
 
 /// Get the JSON Schema of job files
 #[utoipa::path(get, path = "/schema", operation_id = "getJobSchema", tag = "service", security(()), responses((status = 200, description = "JSON Schema, draft 2020-12", body = Value)))]
-pub async fn schema(_: Params<Nothing>) -> Json<Value> {
+pub async fn schema(_: Params<NoQuery>) -> Json<Value> {
     Json(job_format().json_schema())
 }
 
@@ -102,10 +102,10 @@ pub async fn schema(_: Params<Nothing>) -> Json<Value> {
 /// Gauges, counters and histograms of the service and its jobs. `/metrics`, outside the API, returns the same, because
 /// Prometheus looks there by default.
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "service", responses(
-    (status = 200, description = "Figures, in the text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
+    (status = 200, description = "The metrics, in the Prometheus text format 0.0.4", body = String, content_type = "text/plain; version=0.0.4"),
 ))]
-pub async fn metrics(State(app): State<App>, caller: Caller) -> Answer<Response> {
-    caller.must(Scope::Read)?;
+pub async fn metrics(State(app): State<App>, caller: Caller) -> ApiResult<Response> {
+    caller.require(Scope::Read)?;
     let text = crate::metrics::render(&app.service).await?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"))], text).into_response())
 }

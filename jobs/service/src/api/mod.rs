@@ -9,9 +9,9 @@
 
 mod admission;
 pub mod auth;
+mod event_streams;
 mod events;
 mod fair_semaphore;
-mod follow;
 mod jobs;
 pub mod limits;
 mod meta;
@@ -43,13 +43,13 @@ use utoipa_axum::routes;
 use self::admission::Admission;
 use self::auth::Caller;
 use self::fair_semaphore::FairSemaphore;
-use self::limits::{Address, Addresses, Rate, Watchers};
-use self::problem::{Answer, ProblemDetails};
+use self::limits::{AddressCount, AddressCounts, RateLimit, Watchers};
+use self::problem::{ApiResult, ProblemDetails};
 use self::report_cache::ReportCache;
 use super::Service;
 use super::model::{JobId, Time};
 use super::proxies::Proxies;
-use super::store::{StoreError, jobs as stored, tokens};
+use super::store::{StoreError, jobs as job_store, tokens};
 
 /// Path prefix of the API.
 pub const BASE: &str = "/api/v1";
@@ -64,35 +64,35 @@ pub struct Shared {
     store_reports: FairSemaphore,
     reports: ReportCache,
     /// Permits for checks of job files, and for searches of a log's last lines: both use a CPU for a while.
-    checks: FairSemaphore,
-    tails: FairSemaphore,
+    check_permits: FairSemaphore,
+    tail_permits: FairSemaphore,
     admission: Arc<Admission>,
     /// When the database last answered.
-    answered: tokio::sync::Mutex<Option<Instant>>,
+    last_answer: tokio::sync::Mutex<Option<Instant>>,
     proxies: Proxies,
     /// Concurrent requests by client address, for clients behind a trusted proxy.
-    passed_on: Addresses,
-    requests: Rate,
+    proxied: AddressCounts,
+    requests: RateLimit,
     /// Separate rate limit for admin tokens and metrics, so that other requests never exhaust it.
-    kept_requests: Rate,
-    submissions: Rate,
+    privileged_requests: RateLimit,
+    submissions: RateLimit,
 }
 
 pub type App = Arc<Shared>;
 
-const CHECKS: usize = 4;
-const TAILS: usize = 4;
+const MAX_CHECKS: usize = 4;
+const MAX_TAILS: usize = 4;
 
 /// Longest time between the revocation of a token and the end of its streams.
-const LOOK_AT_TOKENS: Duration = Duration::from_millis(200);
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The two ends of a connection.
 #[derive(Debug, Clone)]
-pub struct Ends {
+pub struct ConnectionInfo {
     pub local: SocketAddr,
     pub peer: SocketAddr,
     /// Set if the connection has a reserved slot. A request of the kind that these slots are for makes it true.
-    pub kept: Option<Arc<AtomicBool>>,
+    pub reserved: Option<Arc<AtomicBool>>,
 }
 
 /// The id of a request.
@@ -114,8 +114,8 @@ pub fn documented() -> OpenApiRouter<App> {
         .routes(routes!(jobs::file))
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::retry))
-        .routes(routes!(events::of_job))
-        .routes(routes!(events::of_all))
+        .routes(routes!(events::job_events))
+        .routes(routes!(events::all_events))
         .routes(routes!(jobs::rates))
         .routes(routes!(results::logs))
         .routes(routes!(results::manifest))
@@ -127,18 +127,18 @@ pub fn router(service: Arc<Service>) -> Router {
     let limits = &service.config.limits;
     let shared: App = Arc::new(Shared {
         watchers: Watchers::new(limits.streams()),
-        answered: tokio::sync::Mutex::default(),
-        proxies: Proxies::of(&service.config),
-        passed_on: Addresses::new(limits.connections_per_address),
+        last_answer: tokio::sync::Mutex::default(),
+        proxies: Proxies::from_config(&service.config),
+        proxied: AddressCounts::new(limits.connections_per_address),
         disk_reports: FairSemaphore::new(limits.reports_at_once as usize),
         store_reports: FairSemaphore::new(limits.reports_at_once as usize),
         reports: ReportCache::default(),
-        checks: FairSemaphore::new(CHECKS),
-        tails: FairSemaphore::new(TAILS),
+        check_permits: FairSemaphore::new(MAX_CHECKS),
+        tail_permits: FairSemaphore::new(MAX_TAILS),
         admission: Arc::default(),
-        requests: Rate::new(limits.requests_per_minute),
-        kept_requests: Rate::new(limits.requests_per_minute),
-        submissions: Rate::new(limits.submissions_per_minute),
+        requests: RateLimit::new(limits.requests_per_minute),
+        privileged_requests: RateLimit::new(limits.requests_per_minute),
+        submissions: RateLimit::new(limits.submissions_per_minute),
         service,
     });
     tokio::spawn(end_streams(Arc::downgrade(&shared)));
@@ -153,32 +153,32 @@ pub fn router(service: Arc<Service>) -> Router {
         .method_not_allowed_fallback(|| async {
             ProblemDetails::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here; see the header Allow")
         })
-        .layer(middleware::from_fn_with_state(Arc::clone(&shared), around))
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), request_middleware))
         .with_state(shared)
 }
 
 /// Ends the streams of tokens that were revoked or expired. Another process revokes them, so this polls the store.
 async fn end_streams(shared: Weak<Shared>) {
-    let mut looks = tokio::time::interval(LOOK_AT_TOKENS);
+    let mut interval = tokio::time::interval(TOKEN_CHECK_INTERVAL);
     loop {
-        looks.tick().await;
+        interval.tick().await;
         let Some(shared) = shared.upgrade() else { return };
         let tokens = shared.watchers.tokens();
         if tokens.is_empty() {
             continue;
         }
-        let bad = shared.service.store.read(move |c| {
+        let invalid = shared.service.store.read(move |c| {
             let now = Time::now();
-            let mut bad = Vec::new();
+            let mut invalid = Vec::new();
             for token in tokens {
                 if !tokens::is_good(c, &token, now)? {
-                    bad.push(token);
+                    invalid.push(token);
                 }
             }
-            Ok(bad)
+            Ok(invalid)
         });
-        match bad.await {
-            Ok(bad) => bad.iter().for_each(|token| shared.watchers.end(token)),
+        match invalid.await {
+            Ok(invalid) => invalid.iter().for_each(|token| shared.watchers.end(token)),
             Err(e) => tracing::warn!("the tokens of live streams: {e}"),
         }
     }
@@ -188,35 +188,35 @@ async fn end_streams(shared: Weak<Shared>) {
 ///
 /// # Errors
 /// 401 or 403; the answer for another user's job is the same whether it exists or not.
-async fn must_see(app: &App, caller: &Caller, id: &JobId) -> Answer<()> {
-    let Some(user) = caller.sight()? else { return Ok(()) };
+async fn require_visible(app: &App, caller: &Caller, id: &JobId) -> ApiResult<()> {
+    let Some(user) = caller.visible_user()? else { return Ok(()) };
     let id = id.clone();
-    match app.service.store.read(move |c| stored::owner(c, &id)).await {
+    match app.service.store.read(move |c| job_store::owner(c, &id)).await {
         Ok(owner) if owner == user => Ok(()),
-        Ok(_) | Err(StoreError::NoJob(_)) => Err(auth::not_own()),
+        Ok(_) | Err(StoreError::NoJob(_)) => Err(auth::not_own_job()),
         Err(e) => Err(e.into()),
     }
 }
 
 /// Paths that check whether the service runs; never limited by other requests.
-fn is_vital(path: &str) -> bool {
+fn is_health_path(path: &str) -> bool {
     matches!(path, "/api/v1/health" | "/api/v1/ready")
 }
 
 /// Paths of the metrics.
-fn is_figures(path: &str) -> bool {
+fn is_metrics_path(path: &str) -> bool {
     matches!(path, "/metrics" | "/api/v1/metrics")
 }
 
 /// Paths that need no token, because they reveal nothing about jobs.
-fn is_public(path: &str) -> bool {
+fn is_public_path(path: &str) -> bool {
     matches!(
         path,
         "/" | "/api/v1/health" | "/api/v1/ready" | "/api/v1/version" | "/api/v1/openapi.json" | "/api/v1/schema"
     ) || path.starts_with("/page/")
 }
 
-async fn around(State(shared): State<App>, mut request: Request, next: Next) -> Response {
+async fn request_middleware(State(shared): State<App>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = match super::model::JobId::new() {
         Ok(id) => RequestId(id.as_str().to_owned()),
@@ -226,16 +226,16 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let span = tracing::info_span!("request", request_id = %id.0, method = %method, path = %path);
     request.extensions_mut().insert(id.clone());
-    let ends = request.extensions().get::<ConnectInfo<Ends>>().map(|c| c.0.clone());
+    let info = request.extensions().get::<ConnectInfo<ConnectionInfo>>().map(|c| c.0.clone());
     let headers = request.headers().clone();
-    let address = ends.as_ref().map(|ends| shared.proxies.client(ends.peer.ip(), &headers));
+    let address = info.as_ref().map(|info| shared.proxies.client_address(info.peer.ip(), &headers));
     let mut user = String::new();
     let response = async {
-        match admit(&shared, ends, address, &headers, &path).await {
-            Ok((caller, held)) => {
-                user.clone_from(&caller.counted_as);
+        match admit(&shared, info, address, &headers, &path).await {
+            Ok((caller, address_count)) => {
+                user.clone_from(&caller.rate_key);
                 request.extensions_mut().insert(caller);
-                held_by_body(next.run(request).await, held)
+                count_until_sent(next.run(request).await, address_count)
             }
             Err(problem) => problem.into_response(),
         }
@@ -250,12 +250,12 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
         response = (status, Json(&problem)).into_response();
         *response.headers_mut() = headers;
     }
-    secure(response.headers_mut(), &id, &path);
+    set_headers(response.headers_mut(), &id, &path);
     counter!("stillhouse_http_requests_total", "method" => method_name(&method), "route" => route.clone(), "status" => status.as_str().to_owned())
         .increment(1);
     let seconds = began.elapsed().as_secs_f64();
     let class = format!("{}xx", status.as_u16() / 100);
-    histogram!(super::metrics::HTTP, "route" => route, "status" => class).record(seconds);
+    histogram!(super::metrics::HTTP_SECONDS, "route" => route, "status" => class).record(seconds);
     let _entered = span.enter();
     let address = address.map(tracing::field::display);
     // a full disk or a stopping service is logged once, where it is found
@@ -268,11 +268,11 @@ async fn around(State(shared): State<App>, mut request: Request, next: Next) -> 
 }
 
 /// Counts a request against its address until the body of its answer is sent or dropped.
-fn held_by_body(response: Response, held: Option<Address>) -> Response {
-    match held {
-        Some(held) => response.map(|body| {
+fn count_until_sent(response: Response, address_count: Option<AddressCount>) -> Response {
+    match address_count {
+        Some(address_count) => response.map(|body| {
             Body::new(body.map_frame(move |frame| {
-                let _ = &held;
+                let _ = &address_count;
                 frame
             }))
         }),
@@ -281,7 +281,9 @@ fn held_by_body(response: Response, held: Option<Address>) -> Response {
 }
 
 /// Runs a change and its consequences to the end, even if the client disconnects meanwhile.
-pub async fn to_the_end<T: Send + 'static>(change: impl Future<Output = Answer<T>> + Send + 'static) -> Answer<T> {
+pub async fn run_uncancelled<T: Send + 'static>(
+    change: impl Future<Output = ApiResult<T>> + Send + 'static,
+) -> ApiResult<T> {
     tokio::spawn(change).await.map_err(|e| ProblemDetails::internal(&e))?
 }
 
@@ -299,81 +301,81 @@ fn method_name(method: &axum::http::Method) -> &'static str {
 /// Decides whether to accept a request, and returns its caller.
 async fn admit(
     shared: &App,
-    ends: Option<Ends>,
+    info: Option<ConnectionInfo>,
     address: Option<IpAddr>,
     headers: &HeaderMap,
     path: &str,
-) -> Answer<(Caller, Option<Address>)> {
+) -> ApiResult<(Caller, Option<AddressCount>)> {
     let config = &shared.service.config;
-    let (Some(ends), Some(address)) = (ends, address) else {
+    let (Some(info), Some(address)) = (info, address) else {
         return Err(ProblemDetails::internal(&"a request without a connection"));
     };
-    auth::refuse_other_sites(config, ends.local, headers, !path.starts_with("/api/"))?;
-    let is_kept = ends.kept.is_some();
-    let welcome = || ends.kept.iter().for_each(|kept| kept.store(true, Ordering::Relaxed));
-    if is_vital(path) {
-        welcome();
-        return Ok((Caller { holder: None, counted_as: address.to_string(), kept: is_kept }, None));
+    auth::check_origin(config, info.local, headers, !path.starts_with("/api/"))?;
+    let has_reserved_slot = info.reserved.is_some();
+    let mark_privileged = || info.reserved.iter().for_each(|privileged| privileged.store(true, Ordering::Relaxed));
+    if is_health_path(path) {
+        mark_privileged();
+        return Ok((Caller { holder: None, rate_key: address.to_string(), has_reserved_slot }, None));
     }
-    let public = is_public(path);
-    let holder = match auth::bearer(headers) {
+    let public = is_public_path(path);
+    let holder = match auth::bearer_token(headers) {
         Ok(Some(token)) => {
             let token = token.to_owned();
             shared.service.store.read(move |c| tokens::holder(c, &token, Time::now())).await?
         }
-        Ok(None) if !config.needs_token() => Some(auth::local()),
+        Ok(None) if !config.needs_token() => Some(auth::local_user()),
         Ok(None) => None,
         Err(problem) if !public => return Err(problem),
         Err(_) => None,
     };
     let admin = holder.as_ref().is_some_and(|h| h.token.is_some() && h.scopes.contains(&tokens::Scope::Admin));
-    let looks_after = admin || (is_figures(path) && holder.is_some());
-    if is_kept {
-        if !looks_after {
-            return Err(crowded(config.limits.connections));
+    let is_privileged = admin || (is_metrics_path(path) && holder.is_some());
+    if has_reserved_slot {
+        if !is_privileged {
+            return Err(no_slot_left(config.limits.connections));
         }
-        welcome();
+        mark_privileged();
     }
-    let counted_as = holder.as_ref().map_or_else(|| address.to_string(), |h| h.user.clone());
-    let requests = if looks_after { &shared.kept_requests } else { &shared.requests };
-    requests.take(&counted_as, Instant::now()).map_err(|seconds| {
+    let rate_key = holder.as_ref().map_or_else(|| address.to_string(), |h| h.user.clone());
+    let requests = if is_privileged { &shared.privileged_requests } else { &shared.requests };
+    requests.take(&rate_key, Instant::now()).map_err(|seconds| {
         let most = config.limits.requests_per_minute;
-        ProblemDetails::too_many(format!("more than {most} requests in a minute"), seconds)
+        ProblemDetails::too_many_requests(format!("more than {most} requests in a minute"), seconds)
     })?;
-    let mut held = None;
-    if shared.proxies.trusts(ends.peer.ip()) && !looks_after {
-        held = Some(shared.passed_on.enter(address).ok_or_else(|| {
+    let mut address_count = None;
+    if shared.proxies.trusts(info.peer.ip()) && !is_privileged {
+        address_count = Some(shared.proxied.acquire(address).ok_or_else(|| {
             let most = config.limits.connections_per_address;
             let detail =
                 format!("{most} requests of {address} are being answered, as many as one address may have; close some");
-            ProblemDetails::too_many(detail, 5)
+            ProblemDetails::too_many_requests(detail, 5)
         })?);
     }
-    let caller = Caller { holder, counted_as, kept: is_kept };
+    let caller = Caller { holder, rate_key, has_reserved_slot };
     if !public {
-        caller.sight()?;
+        caller.visible_user()?;
     }
-    Ok((caller, held))
+    Ok((caller, address_count))
 }
 
-fn crowded(most: u32) -> ProblemDetails {
+fn no_slot_left(most: u32) -> ProblemDetails {
     let detail = format!(
         "all {most} connections of this server, or of your address, are taken; the last ones are kept for /api/v1/health, /api/v1/ready, \
          /metrics and tokens with the scope admin. Close connections that you do not need, or try again soon"
     );
-    ProblemDetails::too_many(detail, 5)
+    ProblemDetails::too_many_requests(detail, 5)
 }
 
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
     form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
-const ELSE_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
+const API_POLICY: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
 
-fn secure(headers: &mut HeaderMap, id: &RequestId, path: &str) {
+fn set_headers(headers: &mut HeaderMap, id: &RequestId, path: &str) {
     let page = path == "/" || path.starts_with("/page/");
     let mut set = |name: &'static str, value: &'static str| {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     };
-    set("content-security-policy", if page { PAGE_POLICY } else { ELSE_POLICY });
+    set("content-security-policy", if page { PAGE_POLICY } else { API_POLICY });
     set("x-content-type-options", "nosniff");
     set("x-frame-options", "DENY");
     set("referrer-policy", "no-referrer");

@@ -89,8 +89,8 @@ fn common_answers(document: &mut Value) {
             let mut add = |status: &str, description: &str| {
                 answers.entry(status).or_insert_with(|| problem(description));
             };
-            add("400", "The request makes no sense");
-            add("403", "It comes from another web site, or the token lacks the scope");
+            add("400", "The request is not valid");
+            add("403", "The request comes from another web site, or the token lacks the scope");
             add("421", "The Host header names another server");
             add("429", "Too many requests in a minute");
             answers
@@ -99,12 +99,12 @@ fn common_answers(document: &mut Value) {
             let mut add = |status: &str, description: &str| {
                 answers.entry(status).or_insert_with(|| problem(description));
             };
-            add("500", "The service failed; its log tells more");
+            add("500", "The service failed; its log has the reason");
             if method != "get" && path != "/validate" {
-                add("507", "The disk of the service's data folder is full: nothing was changed");
+                add("507", "The disk of the data folder is full; nothing was changed");
             }
             if !public {
-                add("401", "No token, or not a good one");
+                add("401", "The request has no valid token");
             }
             if path.contains("{id}") {
                 add("404", "There is no such job");

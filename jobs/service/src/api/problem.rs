@@ -51,7 +51,7 @@ impl ProblemDetails {
     }
 
     /// A job file with problems.
-    pub fn of_file(problems: &Problems) -> Self {
+    pub fn from_file_problems(problems: &Problems) -> Self {
         let n = problems.0.len();
         let detail = format!("the job file has {n} problem{}", if n == 1 { "" } else { "s" });
         Self {
@@ -64,7 +64,7 @@ impl ProblemDetails {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    pub fn too_many(detail: impl Into<String>, retry_after_seconds: u64) -> Self {
+    pub fn too_many_requests(detail: impl Into<String>, retry_after_seconds: u64) -> Self {
         Self {
             retry_after_seconds: Some(u32::try_from(retry_after_seconds).unwrap_or(u32::MAX).max(1)),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
@@ -72,8 +72,8 @@ impl ProblemDetails {
     }
 
     /// The disk is full; `disk_space` logs that once.
-    pub fn no_room() -> Self {
-        Self { retry_after_seconds: Some(60), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, disk_space::FULL) }
+    pub fn disk_full() -> Self {
+        Self { retry_after_seconds: Some(60), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, disk_space::FULL_MESSAGE) }
     }
 
     /// Logs the error; the client learns only that the service failed.
@@ -88,8 +88,8 @@ impl From<StoreError> for ProblemDetails {
         match e {
             StoreError::NoJob(_) => Self::new(StatusCode::NOT_FOUND, e.to_string()),
             StoreError::WrongState { .. } => Self::new(StatusCode::CONFLICT, e.to_string()),
-            StoreError::Full(message) => Self::too_many(message, 60),
-            StoreError::NoRoom(_) => Self::no_room(),
+            StoreError::Full(message) => Self::too_many_requests(message, 60),
+            StoreError::DiskFull(_) => Self::disk_full(),
             StoreError::KeyReused => Self::new(StatusCode::UNPROCESSABLE_ENTITY, e.to_string()),
             other => Self::internal(&other),
         }
@@ -115,4 +115,4 @@ impl IntoResponse for ProblemDetails {
     }
 }
 
-pub type Answer<T> = Result<T, ProblemDetails>;
+pub type ApiResult<T> = Result<T, ProblemDetails>;

@@ -56,4 +56,4 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 /// A query without keys.
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Nothing {}
+pub struct NoQuery {}

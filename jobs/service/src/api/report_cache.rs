@@ -10,24 +10,24 @@ use std::time::Duration;
 use axum::body::Bytes;
 use moka::future::Cache;
 
-use super::problem::Answer;
+use super::problem::ApiResult;
 use crate::model::JobId;
 
 /// Age at which an entry expires.
 const TIME_TO_LIVE: Duration = Duration::from_secs(5);
 /// Size of the cache; one entry may fill it.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// What a request reads of a job's data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Query {
+pub enum DatasetQuery {
     Manifest,
     /// With this row decoded.
     Report(u64),
 }
 
 /// The job, the query, and the number of attempts that had begun or ended when the request came.
-type Key = (JobId, Query, u64);
+type Key = (JobId, DatasetQuery, u64);
 
 /// Answers as JSON.
 pub struct ReportCache(Cache<Key, Bytes>);
@@ -35,7 +35,7 @@ pub struct ReportCache(Cache<Key, Bytes>);
 impl Default for ReportCache {
     fn default() -> Self {
         let weight = |_: &Key, answer: &Bytes| u32::try_from(answer.len()).unwrap_or(u32::MAX).saturating_add(256);
-        Self(Cache::builder().max_capacity(MOST_BYTES).weigher(weight).time_to_live(TIME_TO_LIVE).build())
+        Self(Cache::builder().max_capacity(MAX_BYTES).weigher(weight).time_to_live(TIME_TO_LIVE).build())
     }
 }
 
@@ -49,7 +49,7 @@ impl ReportCache {
     ///
     /// # Errors
     /// The error of `make`; the cache does not store errors.
-    pub async fn get_or_make(&self, key: Key, make: impl Future<Output = Answer<Bytes>>) -> Answer<Bytes> {
+    pub async fn get_or_make(&self, key: Key, make: impl Future<Output = ApiResult<Bytes>>) -> ApiResult<Bytes> {
         self.0.try_get_with(key, make).await.map_err(Arc::unwrap_or_clone)
     }
 }
@@ -66,7 +66,7 @@ mod tests {
         let (cache, id, made) = (ReportCache::default(), JobId::new().unwrap(), AtomicU32::new(0));
         let ask = |row, attempts, works: bool| {
             let made = &made;
-            cache.get_or_make((id.clone(), Query::Report(row), attempts), async move {
+            cache.get_or_make((id.clone(), DatasetQuery::Report(row), attempts), async move {
                 tokio::task::yield_now().await;
                 let nth = made.fetch_add(1, Ordering::Relaxed);
                 if works { Ok(nth.to_string().into()) } else { Err(ProblemDetails::bad_request("no")) }
@@ -79,7 +79,7 @@ mod tests {
         // another row, and the same one after an attempt
         assert_eq!(ask(1, 0, true).await.unwrap(), "2");
         assert_eq!(ask(0, 1, true).await.unwrap(), "3");
-        assert_eq!(cache.get(&(id.clone(), Query::Report(0), 1)).await.unwrap(), "3");
-        assert_eq!(cache.get(&(id.clone(), Query::Manifest, 1)).await, None);
+        assert_eq!(cache.get(&(id.clone(), DatasetQuery::Report(0), 1)).await.unwrap(), "3");
+        assert_eq!(cache.get(&(id.clone(), DatasetQuery::Manifest, 1)).await, None);
     }
 }

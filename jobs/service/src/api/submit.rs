@@ -25,15 +25,15 @@ use stillhouse_teacher::DeviceChoice;
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
-use super::admission::{self, Admission, Waiting};
+use super::admission::{self, Admission, CancelOnDrop};
 use super::auth::Caller;
 use super::fair_semaphore::Requester;
-use super::problem::{Answer, ProblemDetails};
+use super::problem::{ApiResult, ProblemDetails};
 use super::query::Params;
 use crate::bounds;
 use crate::config::Config;
 use crate::model::{FieldProblem, Job, JobId, Slot, Time};
-use crate::store::jobs::{self, Key, NewJob, QueueLimits, Submitted};
+use crate::store::jobs::{self, IdempotencyKey, NewJob, QueueLimits, Submitted};
 use crate::store::tokens::Scope;
 
 pub const YAML: &str = "application/yaml";
@@ -102,13 +102,13 @@ struct Upload {
     ("Idempotency-Key" = Option<String>, Header, description = "1 to 200 visible ASCII characters that name this submission", pattern = "^[!-~]{1,200}$")),
     request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
     responses(
-    (status = 201, description = "It is queued", body = Job, headers(("location" = String, description = "Where it is"))),
-    (status = 200, description = "The key was used before with the same request: that job", body = Job),
-    (status = 408, description = "The body did not come in time", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 201, description = "The job is queued", body = Job, headers(("location" = String, description = "Path of the job"))),
+    (status = 200, description = "The job of an earlier request with the same key and content", body = Job),
+    (status = 408, description = "The body did not arrive within `limits.body_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 413, description = "The job file is too large", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 415, description = "Neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 415, description = "The media type is neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 422, description = "The job file has problems, or the key was used for another request", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 503, description = "Checking it took longer than the server allows", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "The checks of the job file took longer than `limits.check_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn submit(
     State(app): State<App>,
@@ -116,21 +116,21 @@ pub async fn submit(
     Params(query): Params<SubmitQuery>,
     headers: HeaderMap,
     body: Body,
-) -> Answer<Response> {
-    let user = caller.must(Scope::Submit)?.user.clone();
-    slow_down(&app, &caller)?;
-    if app.service.store.room.is_full() {
-        return Err(ProblemDetails::no_room());
+) -> ApiResult<Response> {
+    let user = caller.require(Scope::Submit)?.user.clone();
+    check_rate(&app, &caller)?;
+    if app.service.store.disk_space.is_full() {
+        return Err(ProblemDetails::disk_full());
     }
     let config = &app.service.config;
-    let folder = folder(config, query.folder.as_deref())?;
-    let options = Options::of(config, &query)?;
+    let folder = base_folder(config, query.folder.as_deref())?;
+    let options = Options::from_query(config, &query)?;
     let key = idempotency_key(&headers)?;
-    let upload = read(config, &headers, body).await?;
-    let key = key.map(|text| Key { request: fingerprint(&upload, &folder, &options), text });
+    let upload = read_upload(config, &headers, body).await?;
+    let key = key.map(|text| IdempotencyKey { request: fingerprint(&upload, &folder, &options), text });
     let text = upload.text.clone();
     let (checked, upload_folder) = check(&app, &caller, upload, folder).await?;
-    let (spec, slot) = checked.outcome.map_err(|problems| ProblemDetails::of_file(&problems))?;
+    let (spec, slot) = checked.outcome.map_err(|problems| ProblemDetails::from_file_problems(&problems))?;
     let new = NewJob {
         id: JobId::new().map_err(|e| ProblemDetails::internal(&e))?,
         name: spec.name.clone(),
@@ -139,7 +139,7 @@ pub async fn submit(
         slot,
         media_type: if is_json(&headers) { JSON } else { YAML }.to_owned(),
         file: text,
-        output: shown_output(&spec, &upload_folder),
+        output: output_location(&spec, &upload_folder),
         folder: upload_folder.to_string_lossy().into_owned(),
         max_attempts: options.max_attempts,
         time_limit_seconds: options.time_limit_seconds,
@@ -149,7 +149,7 @@ pub async fn submit(
     };
     let limits = QueueLimits { all: config.limits.queued_jobs, per_user: config.limits.queued_jobs_per_user };
     let service = Arc::clone(&app.service);
-    let submitted = super::to_the_end(async move {
+    let submitted = super::run_uncancelled(async move {
         let queue = move |t: &_, appended: &mut _| jobs::submit(t, &new, key.as_ref(), limits, Time::now(), appended);
         let submitted = service.store.write(move |t, appended| queue(t, appended)).await?;
         service.wake.notify_one();
@@ -157,7 +157,7 @@ pub async fn submit(
     });
     let submitted = submitted.await?;
     match submitted {
-        Submitted::Before(job) => Ok((StatusCode::OK, Json(job)).into_response()),
+        Submitted::Existing(job) => Ok((StatusCode::OK, Json(job)).into_response()),
         Submitted::New(job) => {
             tracing::info!(job = %job.id, user = job.user, name = job.name, "submitted");
             let location = HeaderValue::from_str(&format!("{}/jobs/{}", super::BASE, job.id));
@@ -176,11 +176,11 @@ pub async fn submit(
 #[utoipa::path(post, path = "/validate", operation_id = "validateJob", tag = "jobs", params(ValidateQuery),
     request_body(content((JobFile = "application/json"), (String = "application/yaml")), description = "The job file"),
     responses(
-    (status = 200, description = "What was found", body = Validation),
-    (status = 408, description = "The body did not come in time", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 200, description = "The result of the checks", body = Validation),
+    (status = 408, description = "The body did not arrive within `limits.body_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
     (status = 413, description = "The job file is too large", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 415, description = "Neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
-    (status = 503, description = "Checking it took longer than the server allows", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 415, description = "The media type is neither YAML nor JSON", body = ProblemDetails, content_type = "application/problem+json"),
+    (status = 503, description = "The checks of the job file took longer than `limits.check_seconds`", body = ProblemDetails, content_type = "application/problem+json"),
 ))]
 pub async fn validate(
     State(app): State<App>,
@@ -188,11 +188,11 @@ pub async fn validate(
     Params(query): Params<ValidateQuery>,
     headers: HeaderMap,
     body: Body,
-) -> Answer<Json<Validation>> {
-    caller.must(Scope::Submit)?;
-    slow_down(&app, &caller)?;
-    let folder = folder(&app.service.config, query.folder.as_deref())?;
-    let upload = read(&app.service.config, &headers, body).await?;
+) -> ApiResult<Json<Validation>> {
+    caller.require(Scope::Submit)?;
+    check_rate(&app, &caller)?;
+    let folder = base_folder(&app.service.config, query.folder.as_deref())?;
+    let upload = read_upload(&app.service.config, &headers, body).await?;
     let (checked, _) = check(&app, &caller, upload, folder).await?;
     let (name, problems) = match checked.outcome {
         Ok(_) => (checked.name, Vec::new()),
@@ -209,10 +209,10 @@ pub async fn validate(
 #[derive(ToSchema)]
 pub struct JobFile {}
 
-fn slow_down(app: &App, caller: &Caller) -> Answer<()> {
-    let most = app.service.config.limits.submissions_per_minute;
-    app.submissions.take(&caller.counted_as, Instant::now()).map_err(|seconds| {
-        ProblemDetails::too_many(format!("more than {most} submissions and validations in a minute"), seconds)
+fn check_rate(app: &App, caller: &Caller) -> ApiResult<()> {
+    let max = app.service.config.limits.submissions_per_minute;
+    app.submissions.take(&caller.rate_key, Instant::now()).map_err(|seconds| {
+        ProblemDetails::too_many_requests(format!("more than {max} submissions and validations in a minute"), seconds)
     })
 }
 
@@ -227,7 +227,7 @@ struct Options {
 }
 
 impl Options {
-    fn of(config: &Config, query: &SubmitQuery) -> Answer<Self> {
+    fn from_query(config: &Config, query: &SubmitQuery) -> ApiResult<Self> {
         let limits = &config.limits;
         let priority = query.priority.unwrap_or(0);
         if !(-100..=100).contains(&priority) {
@@ -237,25 +237,25 @@ impl Options {
         if overwrite && append {
             return Err(ProblemDetails::bad_request("append: got true with overwrite true; valid: one of the two"));
         }
-        let within = |key: &str, asked: Option<u64>, most: u64| match asked {
-            None => Ok(most),
-            Some(n) if (1..=most).contains(&n) => Ok(n),
-            Some(n) => Err(ProblemDetails::bad_request(format!("{key}: got {n}; valid on this server: 1 to {most}"))),
+        let within = |key: &str, requested: Option<u64>, max: u64| match requested {
+            None => Ok(max),
+            Some(n) if (1..=max).contains(&n) => Ok(n),
+            Some(n) => Err(ProblemDetails::bad_request(format!("{key}: got {n}; valid on this server: 1 to {max}"))),
         };
         let attempts = within("max_attempts", query.max_attempts.map(u64::from), limits.max_attempts.into())?;
         Ok(Self {
             priority,
             max_attempts: u32::try_from(attempts).unwrap_or(limits.max_attempts),
-            time_limit_seconds: within("time_limit_seconds", query.time_limit_seconds, limits.longest_job_seconds())?,
-            output_limit_bytes: within("output_limit_bytes", query.output_limit_bytes, limits.largest_output_bytes())?,
+            time_limit_seconds: within("time_limit_seconds", query.time_limit_seconds, limits.max_job_seconds())?,
+            output_limit_bytes: within("output_limit_bytes", query.output_limit_bytes, limits.max_output_bytes())?,
             overwrite,
             append,
         })
     }
 }
 
-fn folder(config: &Config, asked: Option<&str>) -> Answer<PathBuf> {
-    match asked {
+fn base_folder(config: &Config, requested: Option<&str>) -> ApiResult<PathBuf> {
+    match requested {
         None => Ok(config.folder.clone()),
         Some(text) if text.len() <= 4096 && Path::new(text).is_absolute() && !text.contains('\0') => Ok(text.into()),
         Some(_) => {
@@ -264,7 +264,7 @@ fn folder(config: &Config, asked: Option<&str>) -> Answer<PathBuf> {
     }
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Answer<Option<String>> {
+fn idempotency_key(headers: &HeaderMap) -> ApiResult<Option<String>> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     let text = value.to_str().ok().filter(|t| (1..=200).contains(&t.len()) && t.bytes().all(|b| b.is_ascii_graphic()));
     match text {
@@ -297,7 +297,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     media_type(headers).as_deref() == Some(JSON)
 }
 
-async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload> {
+async fn read_upload(config: &Config, headers: &HeaderMap, body: Body) -> ApiResult<Upload> {
     let media_type = media_type(headers).unwrap_or_default();
     let json = match media_type.as_str() {
         JSON => true,
@@ -311,19 +311,19 @@ async fn read(config: &Config, headers: &HeaderMap, body: Body) -> Answer<Upload
         let detail = "Content-Encoding: valid: none";
         return Err(ProblemDetails::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
     }
-    let most = config.limits.body_bytes();
+    let max = config.limits.body_bytes();
     let too_large = || {
         let kilobytes = config.limits.body_kilobytes;
         let detail = format!("the job file is larger than {kilobytes} kB, the most that this server takes");
         ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     };
     // refuse before the body arrives
-    if body.size_hint().lower() > most as u64 {
+    if body.size_hint().lower() > max as u64 {
         return Err(too_large());
     }
     let seconds = config.limits.body_seconds;
-    let whole = tokio::time::timeout(Duration::from_secs(seconds.into()), Limited::new(body, most).collect()).await;
-    let bytes = match whole {
+    let collected = tokio::time::timeout(Duration::from_secs(seconds.into()), Limited::new(body, max).collect()).await;
+    let bytes = match collected {
         Err(_) => {
             let detail = format!("the body did not come in {seconds} s");
             return Err(ProblemDetails::new(StatusCode::REQUEST_TIMEOUT, detail));
@@ -347,60 +347,60 @@ struct Checked {
 /// Checks a file against the schema, the named checks, the server's configuration, and what is known of models and
 /// output. It reads the disk and asks the hub, so it may block; it stops at the time limit or when the client
 /// disconnects.
-async fn check(app: &App, caller: &Caller, upload: Upload, folder: PathBuf) -> Answer<(Checked, PathBuf)> {
+async fn check(app: &App, caller: &Caller, upload: Upload, folder: PathBuf) -> ApiResult<(Checked, PathBuf)> {
     let seconds = app.service.config.limits.check_seconds;
     let deadline = Instant::now() + Duration::from_secs(seconds.into());
-    let late = || {
+    let timed_out = || {
         let detail =
             format!("checking the job file took longer than {seconds} s (limits.check_seconds); try again later");
         ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
-    let turn = tokio::time::timeout_at(deadline.into(), app.checks.acquire(Requester::of(caller)));
-    let turn = turn.await.map_err(|_| late())?;
-    let waiting = Waiting::until(deadline);
-    let (service, admission, go_on) = (Arc::clone(&app.service), Arc::clone(&app.admission), waiting.go_on());
+    let permit = tokio::time::timeout_at(deadline.into(), app.check_permits.acquire(Requester::from_caller(caller)));
+    let permit = permit.await.map_err(|_| timed_out())?;
+    let cancel_on_drop = CancelOnDrop::with_deadline(deadline);
+    let (service, admission, should_continue) =
+        (Arc::clone(&app.service), Arc::clone(&app.admission), cancel_on_drop.should_continue());
     let work = tokio::task::spawn_blocking(move || {
-        let checked = check_now(&service.config, &admission, &upload, &folder, &go_on);
+        let checked = check_blocking(&service.config, &admission, &upload, &folder, &should_continue);
         // the permit ends with the work, even if the client no longer waits
-        drop(turn);
+        drop(permit);
         (checked, folder)
     });
-    let work = tokio::time::timeout_at(deadline.into(), work).await.map_err(|_| late())?;
+    let work = tokio::time::timeout_at(deadline.into(), work).await.map_err(|_| timed_out())?;
     let (checked, folder) = work.map_err(|e| ProblemDetails::internal(&e))?;
-    Ok((checked.ok_or_else(late)?, folder))
+    Ok((checked.ok_or_else(timed_out)?, folder))
 }
 
-/// `None` if `go_on` returned false before the end.
-fn check_now(
+/// `None` if `should_continue` returned false before the end.
+fn check_blocking(
     config: &Config,
     admission: &Admission,
     upload: &Upload,
     folder: &Path,
-    go_on: &dyn Fn() -> bool,
+    should_continue: &dyn Fn() -> bool,
 ) -> Option<Checked> {
     let format = job_format();
     let parsed = if upload.json { format.parse_json(&upload.text) } else { format.parse(&upload.text) };
     let Parsed { spec, mut problems, positions } = parsed;
     let Some(mut spec) = spec else { return Some(Checked { name: None, outcome: Err(problems) }) };
-    if let Some(problem) = admission::too_many_paths(&config.limits, &spec) {
+    if let Some(problem) = admission::path_count_problem(&config.limits, &spec) {
         problems.push(problem);
         spec.input.paths.clear();
         spec.input.tables.clear();
-        spec.input.tables.clear();
     }
     let name = Some(spec.name.clone());
-    let allowed = config.job_access().problems_while(&spec, folder, go_on)?;
-    add(&mut problems, allowed);
-    let foreseen = admission.problems(config, &spec, folder, &problems);
-    add(&mut problems, foreseen);
-    let outcome = slotted(config, spec, problems).map_err(|mut problems| {
+    let access_problems = config.job_access().problems_while(&spec, folder, should_continue)?;
+    add_new(&mut problems, access_problems);
+    let admission_problems = admission.problems(config, &spec, folder, &problems);
+    add_new(&mut problems, admission_problems);
+    let outcome = with_slot(config, spec, problems).map_err(|mut problems| {
         positions.locate(&mut problems);
         problems
     });
     Some(Checked { name, outcome })
 }
 
-fn add(problems: &mut Problems, found: Vec<Problem>) {
+fn add_new(problems: &mut Problems, found: Vec<Problem>) {
     for problem in found {
         if !problems.touches(&problem.field) {
             problems.push(problem);
@@ -408,8 +408,8 @@ fn add(problems: &mut Problems, found: Vec<Problem>) {
     }
 }
 
-fn slotted(config: &Config, spec: JobSpec, mut problems: Problems) -> Result<(JobSpec, Slot), Problems> {
-    let slot = match slot(config, &spec) {
+fn with_slot(config: &Config, spec: JobSpec, mut problems: Problems) -> Result<(JobSpec, Slot), Problems> {
+    let slot = match required_slot(config, &spec) {
         Ok(slot) => slot,
         Err(problem) => {
             if !problems.touches(&problem.field) {
@@ -422,10 +422,10 @@ fn slotted(config: &Config, spec: JobSpec, mut problems: Problems) -> Result<(Jo
 }
 
 /// The slot that the job needs: the teacher's device decides; `auto` takes a GPU if the server has one.
-fn slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
+fn required_slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
     const FIELD: &str = "extract.teacher.device";
     let capacity = &config.capacity;
-    let Some(extract) = &spec.extract else { return cpu(capacity.cpu_slots, FIELD) };
+    let Some(extract) = &spec.extract else { return cpu_slot(capacity.cpu_slots, FIELD) };
     let device = &extract.teacher.device;
     let gpus: Vec<String> = capacity.gpus.iter().map(|n| format!("cuda:{n}")).collect();
     let valid = || match gpus.is_empty() {
@@ -439,8 +439,8 @@ fn slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
     match (device.as_str(), device.parse::<DeviceChoice>()) {
         // the checks of the job file report it
         (_, Err(_)) => Ok(Slot::Cpu),
-        (_, Ok(DeviceChoice::Cpu)) => cpu(capacity.cpu_slots, FIELD),
-        (_, Ok(DeviceChoice::Auto)) if capacity.gpus.is_empty() => cpu(capacity.cpu_slots, FIELD),
+        (_, Ok(DeviceChoice::Cpu)) => cpu_slot(capacity.cpu_slots, FIELD),
+        (_, Ok(DeviceChoice::Auto)) if capacity.gpus.is_empty() => cpu_slot(capacity.cpu_slots, FIELD),
         (_, Ok(DeviceChoice::Auto)) => Ok(Slot::AnyGpu),
         ("cuda", _) if !capacity.gpus.is_empty() => Ok(Slot::AnyGpu),
         (_, Ok(DeviceChoice::Cuda(n))) => match u32::try_from(n).ok().filter(|n| capacity.gpus.contains(n)) {
@@ -450,7 +450,7 @@ fn slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
     }
 }
 
-fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
+fn cpu_slot(slots: u32, field: &str) -> Result<Slot, Problem> {
     if slots > 0 {
         Ok(Slot::Cpu)
     } else {
@@ -459,7 +459,7 @@ fn cpu(slots: u32, field: &str) -> Result<Slot, Problem> {
 }
 
 /// The output's path or URL, as it is known before the job runs.
-fn shown_output(spec: &JobSpec, folder: &Path) -> String {
+fn output_location(spec: &JobSpec, folder: &Path) -> String {
     // expands no variables, only removes escapes
     let path = Names::none().real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
     Location::parse(folder, &path).map_or(path, |place| place.to_string())
@@ -478,7 +478,7 @@ mod tests {
                 "version: 1\nname: x\ninput: {{format: text, paths: [a]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n{extract}"
             );
             let capacity = Capacity { gpus: gpus.to_vec(), ..Capacity::default() };
-            slot(&Config { capacity, ..Config::default() }, &job_format().parse(&text).spec.unwrap())
+            required_slot(&Config { capacity, ..Config::default() }, &job_format().parse(&text).spec.unwrap())
                 .map_err(|p| p.to_string())
         };
         assert_eq!(with(&[0], None), Ok(Slot::Cpu));

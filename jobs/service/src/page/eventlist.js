@@ -3,8 +3,8 @@
 import { h, icon, setText } from './dom.js';
 import { bytes, clock, count, counted, duration, fullTime } from './format.js';
 
-const MOST = 500;
-const EVERY = 200; // ms between two writes: a history comes in bursts
+const MAX_EVENTS = 500;
+const RENDER_INTERVAL_MS = 200; // a history comes in bursts
 
 export function eventList(signal) {
   let waiting = [];
@@ -12,16 +12,16 @@ export function eventList(signal) {
   const list = h('ol.events', { testid: 'events', reversed: true });
   const status = h('p.muted', null, 'No events yet.');
   const element = h('div', null, status, h('div.scroll.tall', { tabindex: 0, role: 'region', 'aria-label': 'Events, newest first' }, list));
-  const timer = setInterval(flush, EVERY);
+  const timer = setInterval(flush, RENDER_INTERVAL_MS);
   signal.addEventListener('abort', () => clearInterval(timer));
 
   function flush() {
     if (!waiting.length) return;
     all += waiting.length;
-    list.prepend(...waiting.slice(-MOST).map(line).reverse());
+    list.prepend(...waiting.slice(-MAX_EVENTS).map(line).reverse());
     waiting = [];
-    while (list.children.length > MOST) list.lastChild.remove();
-    setText(status, `${counted(all, 'event')}, newest first${all > MOST ? `; the last ${count(MOST)} are shown` : ''}.`);
+    while (list.children.length > MAX_EVENTS) list.lastChild.remove();
+    setText(status, `${counted(all, 'event')}, newest first${all > MAX_EVENTS ? `; the last ${count(MAX_EVENTS)} are shown` : ''}.`);
   }
 
   function clear() {

@@ -3,9 +3,9 @@
 import { h, setText, show, table } from './dom.js';
 import { count, counted } from './format.js';
 
-const EVERY = 200; // ms between two writes: a history comes in bursts
-const MOST = 12; // splits that are named for an executor
-const ROWS = 100; // executors that are shown: those at work first
+const RENDER_INTERVAL_MS = 200; // a history comes in bursts
+const MAX_NAMED_SPLITS = 12; // splits that are named for an executor
+const MAX_ROWS = 100; // executors that are shown: those at work first
 
 export function executorList(signal) {
   let at = new Map(); // split → executor
@@ -15,7 +15,7 @@ export function executorList(signal) {
   const status = h('p.muted', { testid: 'executors-text' });
   const box = h('div');
   const element = h('div', { testid: 'executors', hidden: true }, status, box);
-  const timer = setInterval(flush, EVERY);
+  const timer = setInterval(flush, RENDER_INTERVAL_MS);
   signal.addEventListener('abort', () => clearInterval(timer));
 
   function flush() {
@@ -25,14 +25,14 @@ export function executorList(signal) {
     for (const [split, executor] of at) splits.get(executor).push(split);
     const rows = [...splits].sort(([a, x], [b, y]) => (y.length > 0) - (x.length > 0) || a.localeCompare(b));
     show(element, rows.length > 0);
-    setText(status, `${counted(rows.length, 'executor')}, ${counted(at.size, 'split')} at work${rows.length > ROWS ? `; the first ${ROWS} are shown` : ''}${unnamed ? `; ${counted(unnamed, 'split')} made too soon to be named` : ''}.`);
+    setText(status, `${counted(rows.length, 'executor')}, ${counted(at.size, 'split')} at work${rows.length > MAX_ROWS ? `; the first ${MAX_ROWS} are shown` : ''}${unnamed ? `; ${counted(unnamed, 'split')} made too soon to be named` : ''}.`);
     box.replaceChildren(table('Executors', ['Executor', 'Splits at work', '#Splits made'],
-      rows.slice(0, ROWS).map(([name, now]) => [name, named(now), count(done.get(name))])));
+      rows.slice(0, MAX_ROWS).map(([name, now]) => [name, named(now), count(done.get(name))])));
   }
 
   function named(splits) {
-    const first = splits.sort((a, b) => a - b).slice(0, MOST).join(', ');
-    return splits.length > MOST ? `${first} and ${count(splits.length - MOST)} more` : first;
+    const first = splits.sort((a, b) => a - b).slice(0, MAX_NAMED_SPLITS).join(', ');
+    return splits.length > MAX_NAMED_SPLITS ? `${first} and ${count(splits.length - MAX_NAMED_SPLITS)} more` : first;
   }
 
   function clear() {

@@ -1,6 +1,6 @@
 // Numbers, sizes and times as a person reads them.
 
-const THIN = '\u202f'; // narrow and no-break: a number never wraps
+const THIN_SPACE = '\u202f'; // narrow and no-break: a number never wraps
 
 /** Added to this machine's clock to get the server's: ages stay right when the clocks differ. */
 let skew = 0;
@@ -15,7 +15,7 @@ export const now = () => Date.now() + skew;
 
 export function count(n) {
   if (n == null || !Number.isFinite(n)) return '–';
-  return String(Math.round(n)).replace('-', '−').replace(/\B(?=(\d{3})+$)/g, THIN);
+  return String(Math.round(n)).replace('-', '−').replace(/\B(?=(\d{3})+$)/g, THIN_SPACE);
 }
 
 export const counted = (n, thing) => `${count(n)} ${thing}${n === 1 ? '' : 's'}`;
@@ -33,7 +33,7 @@ function scaled(n, units) {
     value /= 1000;
     i += 1;
   }
-  return i === 0 ? `${count(n)}${THIN}${units[0]}` : `${fixed(value, value < 10 ? 2 : 1)}${THIN}${units[i]}`;
+  return i === 0 ? `${count(n)}${THIN_SPACE}${units[0]}` : `${fixed(value, value < 10 ? 2 : 1)}${THIN_SPACE}${units[i]}`;
 }
 
 export const bytes = (n) => (n == null ? '–' : scaled(n, ['B', 'kB', 'MB', 'GB', 'TB', 'PB']));
@@ -53,8 +53,8 @@ export function rate(n) {
 
 export function share(part) {
   if (!Number.isFinite(part)) return '–';
-  if (part > 0 && part < 5e-6) return `<${THIN}0.001${THIN}%`;
-  return `${fixed(part * 100, part > 0 && part < 0.001 ? 3 : 1)}${THIN}%`;
+  if (part > 0 && part < 5e-6) return `<${THIN_SPACE}0.001${THIN_SPACE}%`;
+  return `${fixed(part * 100, part > 0 && part < 0.001 ? 3 : 1)}${THIN_SPACE}%`;
 }
 
 const two = (n) => String(n).padStart(2, '0');

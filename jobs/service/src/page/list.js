@@ -5,7 +5,7 @@ import { ago, badge, debounce, elapsed, h, icon, problemBox, setBadge, setText, 
 import { count, counted, duration, plainLine, rate } from './format.js';
 import { events } from './stream.js';
 
-const PAGE = 50;
+const PAGE_SIZE = 50;
 
 export function jobsView({ query, signal, onConnection, navigate }) {
   const filter = { states: new Set((query.get('state') ?? '').split(',').filter((s) => STATES.includes(s))), name: query.get('name') ?? '', user: query.get('user') ?? '' };
@@ -72,7 +72,7 @@ export function jobsView({ query, signal, onConnection, navigate }) {
     request = new AbortController();
     const mine = request;
     try {
-      const page = await json('jobs', { query: { state: [...filter.states].join(','), name: filter.name, user: filter.user, limit: PAGE, cursor }, signal: mine.signal });
+      const page = await json('jobs', { query: { state: [...filter.states].join(','), name: filter.name, user: filter.user, limit: PAGE_SIZE, cursor }, signal: mine.signal });
       if (signal.aborted || mine !== request) return;
       problem.replaceChildren();
       fill(page.jobs);

@@ -5,13 +5,13 @@ import { h, icon, problemBox, setText } from './dom.js';
 import { count, counted } from './format.js';
 import { follow } from './stream.js';
 
-const MOST_LINES = 5000;
-const EVERY = 150; // ms between two writes to the page
+const MAX_LINES = 5000;
+const RENDER_INTERVAL_MS = 150;
 
 export function logView({ id, stateOf, signal }) {
-  let half = ''; // a line that has not ended yet
+  let partialLine = ''; // a line that has not ended yet
   let waiting = []; // read, not shown yet
-  let anew = false; // what is shown goes when more is
+  let clearOnNext = false; // what is shown goes when more is
   let paused = false;
   let running = false;
 
@@ -37,11 +37,11 @@ export function logView({ id, stateOf, signal }) {
   function flush() {
     if (!paused && waiting.length) {
       const stay = tail.checked;
-      if (anew) box.replaceChildren();
-      anew = false;
+      if (clearOnNext) box.replaceChildren();
+      clearOnNext = false;
       box.append(...waiting.map(lineElement));
       waiting = [];
-      while (box.childElementCount > MOST_LINES) box.firstChild.remove();
+      while (box.childElementCount > MAX_LINES) box.firstChild.remove();
       if (stay) toEnd();
     }
     tell();
@@ -52,37 +52,37 @@ export function logView({ id, stateOf, signal }) {
     const parts = [connection];
     if (paused) parts.push(`paused, ${counted(waiting.length, 'new line')}`);
     const lines = box.childElementCount;
-    parts.push(lines === MOST_LINES ? `the last ${count(lines)} lines` : lines || waiting.length ? counted(lines, 'line') : 'no lines yet');
+    parts.push(lines === MAX_LINES ? `the last ${count(lines)} lines` : lines || waiting.length ? counted(lines, 'line') : 'no lines yet');
     setText(status, parts.filter(Boolean).join(' · '));
   }
 
-  const timer = setInterval(() => { if (waiting.length) flush(); }, EVERY);
+  const timer = setInterval(() => { if (waiting.length) flush(); }, RENDER_INTERVAL_MS);
   signal.addEventListener('abort', () => clearInterval(timer));
 
   async function start() {
     if (running) return;
     running = true;
     await follow(jobPath(id, '/logs'), {
-      signal, tail: MOST_LINES,
+      signal, tail: MAX_LINES,
       isOver: () => FINAL.includes(stateOf()),
       onStart: () => {
-        half = '';
+        partialLine = '';
         waiting = [];
-        anew = true;
+        clearOnNext = true;
       },
       onText: (text) => {
-        const fresh = (half + text).split(/\r?\n/);
-        half = fresh.pop();
+        const fresh = (partialLine + text).split(/\r?\n/);
+        partialLine = fresh.pop();
         for (const line of fresh) waiting.push(line);
-        if (waiting.length > 2 * MOST_LINES) waiting = waiting.slice(-MOST_LINES);
+        if (waiting.length > 2 * MAX_LINES) waiting = waiting.slice(-MAX_LINES);
       },
       onStatus: ({ state, error }) => {
         connection = { connecting: 'connecting', live: FINAL.includes(stateOf()) ? '' : 'live', lost: 'connection lost, trying again', paused: 'waiting for this tab to be looked at', ended: '', failed: 'stopped' }[state];
         problem.replaceChildren();
         if (state === 'failed') problem.append(problemBox(error, { again: () => { problem.replaceChildren(); start(); } }));
-        if (state === 'ended' && half) {
-          waiting.push(half);
-          half = '';
+        if (state === 'ended' && partialLine) {
+          waiting.push(partialLine);
+          partialLine = '';
         }
         flush();
       },

@@ -3,8 +3,8 @@
 import { counted } from './format.js';
 import { h } from './dom.js';
 
-const MOST_CELLS = 256; // of a mask's side
-const MOST_BARS = 512;
+const MAX_CELLS = 256; // of a mask's side
+const MAX_BARS = 512;
 const EMPTY = [242, 240, 236];
 const FULL = [27, 90, 140];
 
@@ -56,7 +56,7 @@ function figure(testid, canvas, title, sentence) {
 // Rows are tokens in the order of generation, columns what they may see. Of a long sequence a cell is the mean of its part.
 function mask({ title, sees }) {
   const n = sees.length;
-  const side = Math.min(n, MOST_CELLS);
+  const side = Math.min(n, MAX_CELLS);
   const part = (cell) => Math.floor(cell * n / side);
   const shade = (x, y) => {
     const [from, to, first, last] = [part(x), part(x + 1), part(y), part(y + 1)];
@@ -89,7 +89,7 @@ const bound = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : String(Num
 // A bar for each token, filled up from the lower to the upper end; a token without a value has no bar. Of a long row a bar is the mean of its part.
 function strip({ title, low, high, values }) {
   const height = 24;
-  const width = Math.min(values.length, MOST_BARS);
+  const width = Math.min(values.length, MAX_BARS);
   const part = (bar) => Math.floor(bar * values.length / width);
   const bars = Array.from({ length: width }, (_, n) => {
     const there = values.slice(part(n), part(n + 1)).filter((value) => value !== null);

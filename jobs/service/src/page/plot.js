@@ -3,7 +3,7 @@
 import { counted, count, duration, rate, share, short } from './format.js';
 import { bar, h, svg, table } from './dom.js';
 
-const MOST_POINTS = 600;
+const MAX_POINTS = 600;
 const HEIGHT = 190;
 const LEFT = 52;
 const RIGHT = 12;
@@ -26,7 +26,7 @@ function timeUnit(seconds) {
   return seconds < 259200 ? [3600, 'h'] : [86400, 'days'];
 }
 
-/** The rate of one job over time: at most `MOST_POINTS` points, neighbours averaged when more come. */
+/** The rate of one job over time: at most `MAX_POINTS` points, neighbours averaged when more come. */
 export class RatePlot {
   constructor() {
     this.points = []; // {t: ms, attempt, rate}
@@ -61,7 +61,7 @@ export class RatePlot {
   }
 
   thin() {
-    while (this.points.length > MOST_POINTS) {
+    while (this.points.length > MAX_POINTS) {
       const out = [];
       for (let i = 0; i < this.points.length; i += 1) {
         const [a, b] = [this.points[i], this.points[i + 1]];

@@ -6,7 +6,7 @@ import { bytes, count, counted, duration, fixed, share } from './format.js';
 import { inWords, picture, pictures } from './picture.js';
 import { correctionsHistogram } from './plot.js';
 
-const MOST_TOKENS = 4096; // shown at once
+const MAX_TOKENS = 4096; // shown at once
 
 export function resultView({ job, signal }) {
   const overview = h('div', null, h('p.muted', null, 'Reading the data set…'));
@@ -148,9 +148,9 @@ function sequenceView(report) {
     role: 'option', tabindex: i === 0 ? 0 : -1, 'data-i': i, 'data-group': groupOf(t), 'data-by': writer?.[i] || null, 'data-invalid': t.valid === false,
     'aria-label': `${JSON.stringify(t.text)}, id ${t.id}${writer?.[i] ? `, ${writer[i]}` : ''}${grouped ? `, group ${groupOf(t)}` : ''}${t.logprob == null ? '' : `, log-probability ${t.logprob.toFixed(2)}`}${t.corrections == null ? '' : `, ${counted(t.corrections, 'correction')}`}`,
   }, visible(t.text));
-  box.append(...tokens.slice(0, MOST_TOKENS).map(option));
-  const more = tokens.length > MOST_TOKENS && h('button', { type: 'button', onclick: (e) => {
-    box.append(...tokens.slice(MOST_TOKENS).map((t, i) => option(t, i + MOST_TOKENS)));
+  box.append(...tokens.slice(0, MAX_TOKENS).map(option));
+  const more = tokens.length > MAX_TOKENS && h('button', { type: 'button', onclick: (e) => {
+    box.append(...tokens.slice(MAX_TOKENS).map((t, i) => option(t, i + MAX_TOKENS)));
     e.currentTarget.remove();
   } }, `Show all ${count(tokens.length)} tokens`);
   describe(null);

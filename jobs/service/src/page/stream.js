@@ -2,19 +2,19 @@
 
 import { aborted, request } from './api.js';
 
-const FIRST_WAIT = 1000;
-const LONGEST_WAIT = 30000;
+const FIRST_BACKOFF_MS = 1000;
+const MAX_BACKOFF_MS = 30000;
 // The server writes a comment every 15 s; silence for three of them means that the connection is dead.
-const SILENCE = 50000;
+const SILENCE_TIMEOUT_MS = 50000;
 // A browser opens six connections to an HTTP/1.1 server: tabs that nobody looks at give theirs back.
-const HIDDEN = 30000;
+const HIDDEN_TIMEOUT_MS = 30000;
 
 /**
  * Calls `once(signal, alive)` again and again until it returns true or `signal` ends it.
  * `onStatus({state: 'connecting' | 'live' | 'lost' | 'paused' | 'ended' | 'failed', error?, retryAt?, retryNow?})`
  */
-async function keepOpen(once, { signal, onStatus = () => {}, patience = SILENCE }) {
-  let wait = FIRST_WAIT;
+async function keepOpen(once, { signal, onStatus = () => {}, silenceTimeout = SILENCE_TIMEOUT_MS }) {
+  let wait = FIRST_BACKOFF_MS;
   while (!signal.aborted) {
     const attempt = new AbortController();
     const stop = () => attempt.abort();
@@ -24,11 +24,11 @@ async function keepOpen(once, { signal, onStatus = () => {}, patience = SILENCE 
     let why = null;
     const alive = () => {
       clearTimeout(silence);
-      if (patience) silence = setTimeout(() => { why = new Error('Nothing was heard from the server'); attempt.abort(); }, patience);
+      if (silenceTimeout) silence = setTimeout(() => { why = new Error('Nothing was heard from the server'); attempt.abort(); }, silenceTimeout);
     };
     const watch = () => {
       clearTimeout(hidden);
-      if (document.hidden) hidden = setTimeout(() => { why = 'hidden'; attempt.abort(); }, HIDDEN);
+      if (document.hidden) hidden = setTimeout(() => { why = 'hidden'; attempt.abort(); }, HIDDEN_TIMEOUT_MS);
     };
     document.addEventListener('visibilitychange', watch);
     watch();
@@ -37,7 +37,7 @@ async function keepOpen(once, { signal, onStatus = () => {}, patience = SILENCE 
       alive();
       onStatus({ state: 'connecting' });
       const over = await once(attempt.signal, () => {
-        wait = FIRST_WAIT;
+        wait = FIRST_BACKOFF_MS;
         alive();
       }, () => onStatus({ state: 'live' }));
       if (signal.aborted) return;
@@ -55,13 +55,13 @@ async function keepOpen(once, { signal, onStatus = () => {}, patience = SILENCE 
     }
     if (error === 'hidden') {
       onStatus({ state: 'paused' });
-      await shown(signal);
+      await untilVisible(signal);
       continue;
     }
     // What the server refuses it will refuse again.
     if (error?.status >= 400 && error.status < 500 && ![408, 425, 429].includes(error.status)) return void onStatus({ state: 'failed', error });
     const pause = wait * (0.75 + Math.random() / 2);
-    wait = Math.min(LONGEST_WAIT, wait * 2);
+    wait = Math.min(MAX_BACKOFF_MS, wait * 2);
     await new Promise((resolve) => {
       const timer = setTimeout(resolve, pause);
       const retryNow = () => { clearTimeout(timer); resolve(); };
@@ -71,7 +71,7 @@ async function keepOpen(once, { signal, onStatus = () => {}, patience = SILENCE 
   }
 }
 
-function shown(signal) {
+function untilVisible(signal) {
   return new Promise((resolve) => {
     const look = () => {
       if (document.hidden && !signal.aborted) return;
@@ -163,5 +163,5 @@ export function follow(path, { signal, tail, onStart, onText, onStatus, isOver }
     // The log of a job ends a moment before the page hears of the job's end.
     if (!over && !isOver()) await new Promise((resolve) => { setTimeout(resolve, 1500); });
     return over || isOver();
-  }, { signal, onStatus, patience: null }); // a quiet job writes nothing
+  }, { signal, onStatus, silenceTimeout: null }); // a quiet job writes nothing
 }

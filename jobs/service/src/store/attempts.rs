@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, params};
 
-use super::{Result, damaged};
+use super::{Result, inconsistent};
 use crate::model::{Failure, Time};
 
 /// An attempt without a stored end.
@@ -40,7 +40,7 @@ pub fn end(connection: &Connection, job: i64, outcome: &str, reason: Option<&str
 
 /// Counts a failed attempt, and stores its failure and the time of the next one.
 pub fn fail(connection: &Connection, seq: i64, failure: &Failure, not_before: Option<Time>) -> Result<()> {
-    let text = serde_json::to_string(failure).map_err(damaged)?;
+    let text = serde_json::to_string(failure).map_err(inconsistent)?;
     connection
         .prepare_cached("UPDATE jobs SET failures = failures + 1, failure = ?, not_before = ? WHERE seq = ?")?
         .execute(params![text, not_before.map(|t| t.0), seq])?;

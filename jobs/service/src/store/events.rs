@@ -3,29 +3,29 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::Value;
 
-use super::{Result, damaged};
+use super::{Result, inconsistent};
 use crate::model::{EventType, EventView, JobId, Time};
 
 /// A job as events refer to it: row number, id and current attempt.
 #[derive(Debug, Clone)]
-pub struct Whose {
+pub struct JobRef {
     pub seq: i64,
     pub id: JobId,
     pub attempt: u32,
 }
 
 /// Adds an event.
-pub fn add(connection: &Connection, whose: &Whose, kind: EventType, data: Value, now: Time) -> Result<EventView> {
+pub fn add(connection: &Connection, job_ref: &JobRef, kind: EventType, data: Value, now: Time) -> Result<EventView> {
     connection
         .prepare_cached("INSERT INTO events (job, time, attempt, kind, data) VALUES (?, ?, ?, ?, ?)")?
-        .execute(params![whose.seq, now.0, whose.attempt, kind.name(), data.to_string()])?;
+        .execute(params![job_ref.seq, now.0, job_ref.attempt, kind.name(), data.to_string()])?;
     let seq = connection.last_insert_rowid();
-    connection.prepare_cached("UPDATE jobs SET event_count = event_count + 1 WHERE seq = ?")?.execute([whose.seq])?;
-    Ok(EventView { seq: Some(seq), job: whose.id.clone(), time: now, attempt: whose.attempt, kind, data })
+    connection.prepare_cached("UPDATE jobs SET event_count = event_count + 1 WHERE seq = ?")?.execute([job_ref.seq])?;
+    Ok(EventView { seq: Some(seq), job: job_ref.id.clone(), time: now, attempt: job_ref.attempt, kind, data })
 }
 
 /// The number of the newest event ever, including deleted ones.
-pub fn newest(connection: &Connection) -> Result<i64> {
+pub fn newest_seq(connection: &Connection) -> Result<i64> {
     let sql = "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'events'";
     Ok(connection.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
@@ -34,36 +34,36 @@ pub fn newest(connection: &Connection) -> Result<i64> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
     /// It has all of them.
-    Here,
+    Complete,
     /// This service never used that number; holds the newest number that it used.
-    NeverGiven(i64),
+    Unknown(i64),
     /// Some were deleted with their jobs.
-    Gone,
+    Deleted,
     /// There are too many.
-    TooFar,
+    TooOld,
 }
 
 /// Most events that a watcher of all jobs may lag behind.
-pub const BEHIND: i64 = 100_000;
+pub const MAX_LAG: i64 = 100_000;
 
 /// The position of a watcher of all jobs that has seen everything up to `after`. Only deleted jobs leave gaps in the
 /// numbers.
 pub fn position(connection: &Connection, after: i64) -> Result<Position> {
-    let newest = newest(connection)?;
-    let behind = newest.saturating_sub(after);
-    if behind < 0 {
-        return Ok(Position::NeverGiven(newest));
+    let newest = newest_seq(connection)?;
+    let lag = newest.saturating_sub(after);
+    if lag < 0 {
+        return Ok(Position::Unknown(newest));
     }
-    if behind > BEHIND {
-        return Ok(Position::TooFar);
+    if lag > MAX_LAG {
+        return Ok(Position::TooOld);
     }
     let sql = "SELECT COUNT(*) FROM events WHERE seq > ?";
-    let there: i64 = connection.prepare_cached(sql)?.query_row([after], |row| row.get(0))?;
-    Ok(if there == behind { Position::Here } else { Position::Gone })
+    let stored: i64 = connection.prepare_cached(sql)?.query_row([after], |row| row.get(0))?;
+    Ok(if stored == lag { Position::Complete } else { Position::Deleted })
 }
 
 /// Changes of state after a number, of all jobs or of one user's, oldest first.
-pub fn changes(connection: &Connection, user: Option<&str>, after: i64, limit: u32) -> Result<Vec<EventView>> {
+pub fn state_changes(connection: &Connection, user: Option<&str>, after: i64, limit: u32) -> Result<Vec<EventView>> {
     let mut statement = connection.prepare_cached(
         "SELECT e.seq, e.time, e.attempt, e.kind, e.data, j.id FROM events e JOIN jobs j ON j.seq = e.job
          WHERE e.seq > ?1 AND e.kind = 'state' AND (?2 IS NULL OR j.user = ?2) ORDER BY e.seq LIMIT ?3",
@@ -71,7 +71,7 @@ pub fn changes(connection: &Connection, user: Option<&str>, after: i64, limit: u
     let rows = statement.query_map(params![after, user, limit], |row| Ok((raw(row)?, row.get::<_, String>(5)?)))?;
     rows.map(|row| {
         let (raw, id) = row?;
-        view(raw, &id.parse().map_err(|()| damaged("a job's id"))?)
+        to_view(raw, &id.parse().map_err(|()| inconsistent("a job's id"))?)
     })
     .collect()
 }
@@ -83,17 +83,17 @@ pub fn history(connection: &Connection, id: &JobId, after: i64, limit: u32) -> R
          WHERE j.id = ? AND e.seq > ? ORDER BY e.seq LIMIT ?",
     )?;
     let rows = statement.query_map(params![id.as_str(), after, limit], raw)?;
-    rows.map(|row| view(row?, id)).collect()
+    rows.map(|row| to_view(row?, id)).collect()
 }
 
-fn view((seq, time, attempt, kind, data): Raw, id: &JobId) -> Result<EventView> {
+fn to_view((seq, time, attempt, kind, data): Raw, id: &JobId) -> Result<EventView> {
     Ok(EventView {
         seq: Some(seq),
         job: id.clone(),
         time: Time(time),
         attempt,
-        kind: kind.parse().map_err(|()| damaged(format!("event {seq} of kind {kind:?}")))?,
-        data: serde_json::from_str(&data).map_err(damaged)?,
+        kind: kind.parse().map_err(|()| inconsistent(format!("event {seq} of kind {kind:?}")))?,
+        data: serde_json::from_str(&data).map_err(inconsistent)?,
     })
 }
 

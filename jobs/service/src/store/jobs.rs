@@ -7,8 +7,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::events::{self, Whose};
-use super::{Result, StoreError, attempts, damaged};
+use super::events::{self, JobRef};
+use super::{Result, StoreError, attempts, inconsistent};
 use crate::model::{Device, EventType, EventView, Job, JobId, JobState, ResultView, Slot, Time};
 
 /// A job to submit.
@@ -32,7 +32,7 @@ pub struct NewJob {
 
 /// An idempotency key, and a hash of the request that came with it.
 #[derive(Debug, Clone)]
-pub struct Key {
+pub struct IdempotencyKey {
     pub text: String,
     pub request: [u8; 32],
 }
@@ -50,13 +50,13 @@ pub enum Submitted {
     /// A new job.
     New(Job),
     /// The existing job of an earlier request with the same key and content.
-    Before(Job),
+    Existing(Job),
 }
 
 /// A job that a worker is about to run.
 #[derive(Debug, Clone)]
 pub struct Task {
-    pub whose: Whose,
+    pub job_ref: JobRef,
     pub user: String,
     pub slot: Slot,
     pub file: String,
@@ -68,22 +68,22 @@ pub struct Task {
     pub time_limit_seconds: u64,
     pub output_limit_bytes: u64,
     /// Milliseconds in the queue.
-    pub waited: i64,
+    pub waited_ms: i64,
 }
 
 const COLUMNS: &str = "id, name, state, user, priority, slot, gpu, created_at, updated_at, started_at, finished_at, \
     not_before, attempt, failures, max_attempts, time_limit, output_limit, overwrite, output, reason, failure, teacher, \
     progress, result, append";
 
-fn job(row: &Row<'_>) -> rusqlite::Result<Job> {
+fn from_row(row: &Row<'_>) -> rusqlite::Result<Job> {
     let time = |i| row.get::<_, Option<i64>>(i).map(|t| t.map(Time));
     Ok(Job {
-        id: parsed(row, 0)?,
+        id: parse_column(row, 0)?,
         name: row.get(1)?,
-        state: parsed(row, 2)?,
+        state: parse_column(row, 2)?,
         user: row.get(3)?,
         priority: row.get(4)?,
-        device: if parsed::<Slot>(row, 5)? == Slot::Cpu { Device::Cpu } else { Device::Gpu },
+        device: if parse_column::<Slot>(row, 5)? == Slot::Cpu { Device::Cpu } else { Device::Gpu },
         gpu: row.get(6)?,
         created_at: Time(row.get(7)?),
         updated_at: Time(row.get(8)?),
@@ -99,15 +99,15 @@ fn job(row: &Row<'_>) -> rusqlite::Result<Job> {
         overwrite: row.get(17)?,
         output: row.get(18)?,
         reason: row.get(19)?,
-        failure: from_json(row, 20)?,
+        failure: parse_json_column(row, 20)?,
         teacher: row.get(21)?,
-        progress: from_json(row, 22)?,
-        result: from_json(row, 23)?,
+        progress: parse_json_column(row, 22)?,
+        result: parse_json_column(row, 23)?,
         append: row.get(24)?,
     })
 }
 
-fn parsed<T: std::str::FromStr>(row: &Row<'_>, i: usize) -> rusqlite::Result<T> {
+fn parse_column<T: std::str::FromStr>(row: &Row<'_>, i: usize) -> rusqlite::Result<T> {
     let text: String = row.get(i)?;
     text.parse().map_err(|_| {
         let what = format!("{text:?} is not valid in column {i}");
@@ -117,7 +117,7 @@ fn parsed<T: std::str::FromStr>(row: &Row<'_>, i: usize) -> rusqlite::Result<T> 
 
 /// Parses JSON that is only displayed. If it cannot be parsed, perhaps because another version wrote it, the field is
 /// `None` and the job stays readable.
-fn from_json<T: DeserializeOwned>(row: &Row<'_>, i: usize) -> rusqlite::Result<Option<T>> {
+fn parse_json_column<T: DeserializeOwned>(row: &Row<'_>, i: usize) -> rusqlite::Result<Option<T>> {
     let text: Option<String> = row.get(i)?;
     Ok(text.and_then(|t| serde_json::from_str(&t).map_err(|e| tracing::warn!("column {i} of a job: {e}")).ok()))
 }
@@ -129,15 +129,15 @@ fn from_json<T: DeserializeOwned>(row: &Row<'_>, i: usize) -> rusqlite::Result<O
 pub fn submit(
     connection: &Connection,
     new: &NewJob,
-    key: Option<&Key>,
+    key: Option<&IdempotencyKey>,
     limits: QueueLimits,
     now: Time,
     appended: &mut Vec<EventView>,
 ) -> Result<Submitted> {
     if let Some(key) = key
-        && let Some(job) = before(connection, &new.user, key)?
+        && let Some(job) = existing_submission(connection, &new.user, key)?
     {
-        return Ok(Submitted::Before(job));
+        return Ok(Submitted::Existing(job));
     }
     let waiting = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'retrying')";
     let all: u32 = connection.prepare_cached(waiting)?.query_row([], |r| r.get(0))?;
@@ -175,14 +175,14 @@ pub fn submit(
             new.output,
             new.append,
         ])?;
-    let whose = Whose { seq: connection.last_insert_rowid(), id: new.id.clone(), attempt: 0 };
+    let job_ref = JobRef { seq: connection.last_insert_rowid(), id: new.id.clone(), attempt: 0 };
     if let Some(key) = key {
         connection
             .prepare_cached("INSERT INTO submissions (user, key, request, job, created_at) VALUES (?, ?, ?, ?, ?)")?
-            .execute(params![new.user, key.text, key.request, whose.seq, now.0])?;
+            .execute(params![new.user, key.text, key.request, job_ref.seq, now.0])?;
     }
     let data = json!({"from": null, "to": JobState::Queued, "reason": "submitted"});
-    appended.push(events::add(connection, &whose, EventType::State, data, now)?);
+    appended.push(events::add(connection, &job_ref, EventType::State, data, now)?);
     Ok(Submitted::New(get(connection, &new.id)?))
 }
 
@@ -190,7 +190,7 @@ pub fn submit(
 ///
 /// # Errors
 /// [`StoreError::KeyReused`].
-pub fn before(connection: &Connection, user: &str, key: &Key) -> Result<Option<Job>> {
+pub fn existing_submission(connection: &Connection, user: &str, key: &IdempotencyKey) -> Result<Option<Job>> {
     let found: Option<(Vec<u8>, String)> = connection
         .prepare_cached(
             "SELECT s.request, j.id FROM submissions s JOIN jobs j ON j.seq = s.job WHERE s.user = ? AND s.key = ?",
@@ -200,7 +200,7 @@ pub fn before(connection: &Connection, user: &str, key: &Key) -> Result<Option<J
     match found {
         None => Ok(None),
         Some((request, _)) if request != key.request => Err(StoreError::KeyReused),
-        Some((_, id)) => get(connection, &id.parse().map_err(|()| damaged("a job's id"))?).map(Some),
+        Some((_, id)) => get(connection, &id.parse().map_err(|()| inconsistent("a job's id"))?).map(Some),
     }
 }
 
@@ -211,7 +211,7 @@ pub fn before(connection: &Connection, user: &str, key: &Key) -> Result<Option<J
 pub fn get(connection: &Connection, id: &JobId) -> Result<Job> {
     connection
         .prepare_cached(&format!("SELECT {COLUMNS} FROM jobs WHERE id = ?"))?
-        .query_row([id.as_str()], job)
+        .query_row([id.as_str()], from_row)
         .optional()?
         .ok_or_else(|| StoreError::NoJob(id.clone()))
 }
@@ -220,7 +220,7 @@ pub fn get(connection: &Connection, id: &JobId) -> Result<Job> {
 ///
 /// # Errors
 /// [`StoreError::NoJob`].
-pub fn show(connection: &Connection, id: &JobId) -> Result<Job> {
+pub fn get_with_position(connection: &Connection, id: &JobId) -> Result<Job> {
     let mut job = get(connection, id)?;
     if job.state == JobState::Queued {
         let before =
@@ -268,11 +268,11 @@ pub fn list(connection: &Connection, filter: &Filter) -> Result<(Vec<Job>, Optio
     sql += " ORDER BY seq DESC LIMIT ?";
     values.push(i64::from(filter.limit + 1).into());
     let mut statement = connection.prepare_cached(&sql)?;
-    let rows = statement.query_map(params_from_iter(values), |row| Ok((job(row)?, row.get::<_, i64>(25)?)))?;
+    let rows = statement.query_map(params_from_iter(values), |row| Ok((from_row(row)?, row.get::<_, i64>(25)?)))?;
     let mut rows: Vec<(Job, i64)> = rows.collect::<rusqlite::Result<_>>()?;
-    let more = rows.len() > filter.limit as usize;
+    let has_more = rows.len() > filter.limit as usize;
     rows.truncate(filter.limit as usize);
-    let next = rows.last().filter(|_| more).map(|(_, seq)| *seq);
+    let next = rows.last().filter(|_| has_more).map(|(_, seq)| *seq);
     let short = |(mut job, _): (Job, i64)| {
         if let Some(failure) = &mut job.failure {
             failure.message.truncate(failure.message.find('\n').unwrap_or(failure.message.len()));
@@ -284,20 +284,20 @@ pub fn list(connection: &Connection, filter: &Filter) -> Result<(Vec<Job>, Optio
 
 /// The submitted job file: media type and text.
 pub fn file(connection: &Connection, id: &JobId) -> Result<(String, String)> {
-    one(connection, id, "media_type, file", |row| Ok((row.get(0)?, row.get(1)?)))
+    query_one(connection, id, "media_type, file", |row| Ok((row.get(0)?, row.get(1)?)))
 }
 
 /// The user of a job.
 pub fn owner(connection: &Connection, id: &JobId) -> Result<String> {
-    one(connection, id, "user", |row| row.get(0))
+    query_one(connection, id, "user", |row| row.get(0))
 }
 
 /// The points of the rate plot, as JSON.
 pub fn rates(connection: &Connection, id: &JobId) -> Result<Option<String>> {
-    one(connection, id, "rates", |row| row.get(0))
+    query_one(connection, id, "rates", |row| row.get(0))
 }
 
-fn one<T>(
+fn query_one<T>(
     connection: &Connection,
     id: &JobId,
     columns: &str,
@@ -311,45 +311,48 @@ fn one<T>(
 }
 
 /// The row number, current attempt and state of a job.
-pub fn whose(connection: &Connection, id: &JobId) -> Result<(Whose, JobState)> {
-    one(connection, id, "seq, attempt, state", |row| {
-        Ok((Whose { seq: row.get(0)?, id: id.clone(), attempt: row.get(1)? }, parsed(row, 2)?))
+pub fn job_ref(connection: &Connection, id: &JobId) -> Result<(JobRef, JobState)> {
+    query_one(connection, id, "seq, attempt, state", |row| {
+        Ok((JobRef { seq: row.get(0)?, id: id.clone(), attempt: row.get(1)? }, parse_column(row, 2)?))
     })
 }
 
 /// A job by its row number.
-pub fn by_row(connection: &Connection, seq: i64) -> Result<(Whose, JobState)> {
+pub fn job_ref_by_row(connection: &Connection, seq: i64) -> Result<(JobRef, JobState)> {
     let found = connection
         .prepare_cached("SELECT id, attempt, state FROM jobs WHERE seq = ?")?
-        .query_row([seq], |row| Ok((Whose { seq, id: parsed(row, 0)?, attempt: row.get(1)? }, parsed(row, 2)?)))
+        .query_row([seq], |row| {
+            Ok((JobRef { seq, id: parse_column(row, 0)?, attempt: row.get(1)? }, parse_column(row, 2)?))
+        })
         .optional()?;
-    found.ok_or_else(|| damaged(format!("an attempt at job {seq}, which is not there")))
+    found.ok_or_else(|| inconsistent(format!("an attempt at job {seq}, which is not there")))
 }
 
 /// Number of jobs in each state.
 pub fn counts(connection: &Connection) -> Result<Vec<(JobState, u64)>> {
     let mut statement = connection.prepare_cached("SELECT state, COUNT(*) FROM jobs GROUP BY state")?;
-    let rows = statement.query_map([], |row| Ok((parsed(row, 0)?, row.get::<_, i64>(1)?.cast_unsigned())))?;
+    let rows = statement.query_map([], |row| Ok((parse_column(row, 0)?, row.get::<_, i64>(1)?.cast_unsigned())))?;
     let found: Vec<(JobState, u64)> = rows.collect::<rusqlite::Result<_>>()?;
     let count = |state| found.iter().find(|(s, _)| *s == state).map_or(0, |(_, n)| *n);
     Ok(JobState::ALL.into_iter().map(|state| (state, count(state))).collect())
 }
 
 /// Number of queued jobs for each kind of slot.
-pub fn waiting(connection: &Connection) -> Result<Vec<(Slot, u64)>> {
+pub fn queued_by_slot(connection: &Connection) -> Result<Vec<(Slot, u64)>> {
     let mut statement =
         connection.prepare_cached("SELECT slot, COUNT(*) FROM jobs WHERE state = 'queued' GROUP BY slot")?;
-    let rows = statement.query_map([], |row| Ok((parsed(row, 0)?, row.get::<_, i64>(1)?.cast_unsigned())))?;
+    let rows = statement.query_map([], |row| Ok((parse_column(row, 0)?, row.get::<_, i64>(1)?.cast_unsigned())))?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
 /// Moves a job to another state. A job that goes from running to queued keeps its position in the queue.
 ///
 /// # Errors
-/// [`StoreError::Damaged`] when the diagram of [`JobState`] has no such arrow, or the job is no longer in state `from`.
+/// [`StoreError::Inconsistent`] when the diagram of [`JobState`] has no such arrow, or the job is no longer in state
+/// `from`.
 pub fn transition(
     connection: &Connection,
-    whose: &Whose,
+    job_ref: &JobRef,
     from: JobState,
     to: JobState,
     reason: Option<&str>,
@@ -357,7 +360,7 @@ pub fn transition(
     appended: &mut Vec<EventView>,
 ) -> Result<()> {
     if !from.can_transition_to(to) {
-        return Err(damaged(format!("job {} cannot go from {from} to {to}", whose.id)));
+        return Err(inconsistent(format!("job {} cannot go from {from} to {to}", job_ref.id)));
     }
     let finished = to.is_final().then_some(now.0);
     let changed = connection
@@ -368,12 +371,12 @@ pub fn transition(
                  queued_at = CASE WHEN ?1 = 'queued' AND ?6 <> 'running' THEN ?3 ELSE queued_at END
              WHERE seq = ?5 AND state = ?6",
         )?
-        .execute(params![to.name(), reason, now.0, finished, whose.seq, from.name()])?;
+        .execute(params![to.name(), reason, now.0, finished, job_ref.seq, from.name()])?;
     if changed != 1 {
-        return Err(damaged(format!("job {} is not {from} any more", whose.id)));
+        return Err(inconsistent(format!("job {} is not {from} any more", job_ref.id)));
     }
     let data = json!({"from": from, "to": to, "reason": reason});
-    appended.push(events::add(connection, whose, EventType::State, data, now)?);
+    appended.push(events::add(connection, job_ref, EventType::State, data, now)?);
     Ok(())
 }
 
@@ -411,7 +414,7 @@ pub fn take_next(
     let twice = names.iter().chain(&names);
     let users = statement.query_map(params_from_iter(twice), |row| row.get::<_, String>(0))?;
     let users: Vec<String> = users.collect::<rusqlite::Result<_>>()?;
-    let Some(user) = fairest(connection, users, Time(now.0 - DAY), now)? else { return Ok(None) };
+    let Some(user) = pick_user(connection, users, Time(now.0 - DAY), now)? else { return Ok(None) };
     let mut statement = connection.prepare_cached(&format!(
         "SELECT seq, id, attempt, slot, file, folder, overwrite, max_attempts, failures, time_limit, output_limit, updated_at, append
          FROM jobs WHERE {ready} AND user = ? ORDER BY priority DESC, queued_at, seq LIMIT 1"
@@ -419,8 +422,8 @@ pub fn take_next(
     let values = names.iter().cloned().chain([user.clone()]);
     let mut task = statement.query_row(params_from_iter(values), |row| {
         Ok(Task {
-            whose: Whose { seq: row.get(0)?, id: parsed(row, 1)?, attempt: row.get::<_, u32>(2)? },
-            slot: parsed(row, 3)?,
+            job_ref: JobRef { seq: row.get(0)?, id: parse_column(row, 1)?, attempt: row.get::<_, u32>(2)? },
+            slot: parse_column(row, 3)?,
             file: row.get(4)?,
             folder: row.get(5)?,
             overwrite: row.get(6)?,
@@ -428,23 +431,23 @@ pub fn take_next(
             failures: row.get(8)?,
             time_limit_seconds: row.get::<_, i64>(9)?.cast_unsigned(),
             output_limit_bytes: row.get::<_, i64>(10)?.cast_unsigned(),
-            waited: now.0 - row.get::<_, i64>(11)?,
+            waited_ms: now.0 - row.get::<_, i64>(11)?,
             append: row.get(12)?,
             user,
         })
     })?;
-    task.whose.attempt += 1;
-    transition(connection, &task.whose, JobState::Queued, JobState::Running, None, now, appended)?;
+    task.job_ref.attempt += 1;
+    transition(connection, &task.job_ref, JobState::Queued, JobState::Running, None, now, appended)?;
     connection
         .prepare_cached(
             "UPDATE jobs SET attempt = ?, started_at = COALESCE(started_at, ?), failure = NULL, progress = NULL WHERE seq = ?",
         )?
-        .execute(params![task.whose.attempt, now.0, task.whose.seq])?;
-    attempts::begin(connection, task.whose.seq, task.whose.attempt, &task.user, now)?;
+        .execute(params![task.job_ref.attempt, now.0, task.job_ref.seq])?;
+    attempts::begin(connection, task.job_ref.seq, task.job_ref.attempt, &task.user, now)?;
     Ok(Some(task))
 }
 
-fn fairest(connection: &Connection, users: Vec<String>, since: Time, now: Time) -> Result<Option<String>> {
+fn pick_user(connection: &Connection, users: Vec<String>, since: Time, now: Time) -> Result<Option<String>> {
     if users.len() < 2 {
         return Ok(users.into_iter().next());
     }
@@ -474,8 +477,8 @@ pub fn requeue_due(
         connection.prepare_cached("SELECT seq FROM jobs WHERE state = 'retrying' AND not_before <= ? ORDER BY seq")?;
     let due: Vec<i64> = statement.query_map([now.0], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     for seq in due {
-        let (whose, state) = by_row(connection, seq)?;
-        transition(connection, &whose, state, JobState::Queued, Some("the wait is over"), now, appended)?;
+        let (job_ref, state) = job_ref_by_row(connection, seq)?;
+        transition(connection, &job_ref, state, JobState::Queued, Some("the wait is over"), now, appended)?;
     }
     let next = "SELECT MIN(not_before) FROM jobs WHERE state = 'retrying'";
     let next: Option<i64> = connection.prepare_cached(next)?.query_row([], |row| row.get(0))?;
@@ -496,7 +499,7 @@ pub struct Report {
 /// Stores a worker's report.
 pub fn report(connection: &Connection, seq: i64, report: &Report, now: Time) -> Result<()> {
     let text = |value: &Option<Value>| value.as_ref().map(Value::to_string);
-    let result = report.result.as_ref().map(serde_json::to_string).transpose().map_err(damaged)?;
+    let result = report.result.as_ref().map(serde_json::to_string).transpose().map_err(inconsistent)?;
     connection
         .prepare_cached(
             "UPDATE jobs SET updated_at = ?, gpu = COALESCE(?, gpu), teacher = COALESCE(?, teacher),
@@ -518,17 +521,17 @@ pub fn report(connection: &Connection, seq: i64, report: &Report, now: Time) -> 
 
 /// Retries a failed or cancelled job at once, with its failures reset.
 pub fn retry(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
-    let (whose, state) = whose(connection, id)?;
+    let (job_ref, state) = job_ref(connection, id)?;
     if !state.can_transition_to(JobState::Retrying) || state == JobState::Running {
         return Err(StoreError::WrongState { state, valid: "failed or cancelled" });
     }
     let reason = format!("retried by {by}");
-    transition(connection, &whose, state, JobState::Retrying, Some(&reason), now, appended)?;
+    transition(connection, &job_ref, state, JobState::Retrying, Some(&reason), now, appended)?;
     connection
         .prepare_cached(
             "UPDATE jobs SET failures = 0, interruptions = 0, not_before = ?, failure = NULL WHERE seq = ?",
         )?
-        .execute(params![now.0, whose.seq])?;
+        .execute(params![now.0, job_ref.seq])?;
     get(connection, id)
 }
 
@@ -542,14 +545,14 @@ pub fn cancelled_by(user: &str) -> String {
 
 /// Cancels a waiting job, or sets a running one to `cancelling`; the caller then stops its worker.
 pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, appended: &mut Vec<EventView>) -> Result<Job> {
-    let (whose, state) = whose(connection, id)?;
+    let (job_ref, state) = job_ref(connection, id)?;
     let reason = cancelled_by(by);
     match state {
         JobState::Queued | JobState::Retrying => {
-            transition(connection, &whose, state, JobState::Cancelled, Some(&reason), now, appended)?;
+            transition(connection, &job_ref, state, JobState::Cancelled, Some(&reason), now, appended)?;
         }
         JobState::Running => {
-            transition(connection, &whose, state, JobState::Cancelling, Some(&reason), now, appended)?;
+            transition(connection, &job_ref, state, JobState::Cancelling, Some(&reason), now, appended)?;
         }
         // a repeated cancel changes nothing
         JobState::Cancelling => {}
@@ -560,11 +563,11 @@ pub fn cancel(connection: &Connection, id: &JobId, by: &str, now: Time, appended
 
 /// Deletes a finished job.
 pub fn delete(connection: &Connection, id: &JobId) -> Result<()> {
-    let (whose, state) = whose(connection, id)?;
+    let (job_ref, state) = job_ref(connection, id)?;
     if !state.is_final() {
         return Err(StoreError::WrongState { state, valid: "succeeded, failed or cancelled (cancel it first)" });
     }
-    connection.prepare_cached("DELETE FROM jobs WHERE seq = ?")?.execute([whose.seq])?;
+    connection.prepare_cached("DELETE FROM jobs WHERE seq = ?")?.execute([job_ref.seq])?;
     Ok(())
 }
 
@@ -572,7 +575,7 @@ pub fn delete(connection: &Connection, id: &JobId) -> Result<()> {
 pub fn finished_before(connection: &Connection, time: Time) -> Result<Vec<JobId>> {
     let sql = "SELECT id FROM jobs WHERE finished_at < ? LIMIT 100";
     let mut statement = connection.prepare_cached(sql)?;
-    let rows = statement.query_map([time.0], |row| parsed(row, 0))?;
+    let rows = statement.query_map([time.0], |row| parse_column(row, 0))?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
@@ -587,5 +590,5 @@ pub fn event_count(connection: &Connection, seq: i64) -> Result<u32> {
 
 /// The job file, and the base folder of its relative paths.
 pub fn file_and_folder(connection: &Connection, id: &JobId) -> Result<(String, String)> {
-    one(connection, id, "file, folder", |row| Ok((row.get(0)?, row.get(1)?)))
+    query_one(connection, id, "file, folder", |row| Ok((row.get(0)?, row.get(1)?)))
 }

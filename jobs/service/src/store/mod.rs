@@ -24,17 +24,17 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, ffi};
 use tokio::sync::broadcast;
 
-use super::disk_space::{Reserve, Room};
+use super::disk_space::{DiskSpace, ReserveFile};
 use super::model::{EventView, JobId, JobState};
 
 /// Name of the database file in the data folder.
 pub const FILE: &str = "service.sqlite";
-const READERS: usize = 4;
+const READER_COUNT: usize = 4;
 /// Events that a watcher may lag behind before it must read them from the store.
-const BUS: usize = 4096;
+const BUS_CAPACITY: usize = 4096;
 /// Bytes of a trial write: several times what a transaction writes.
 const TRIAL_BYTES: usize = 256 << 10;
-const BUSY: Duration = Duration::from_secs(30);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why an operation of the store failed.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +64,7 @@ pub enum StoreError {
     Random(#[from] getrandom::Error),
     /// There is no space on the disk.
     #[error("the service's database cannot grow: {0}")]
-    NoRoom(#[source] rusqlite::Error),
+    DiskFull(#[source] rusqlite::Error),
     /// The file contains pages that SQLite did not write.
     #[error(
         "the service's database ({FILE} in its data folder) is damaged: {0}; stop the service and put a copy in its place, or what `sqlite3 {FILE} .recover` saves of it"
@@ -73,9 +73,9 @@ pub enum StoreError {
     /// SQLite failed for another reason.
     #[error("the service's database: {0}")]
     Sqlite(#[source] rusqlite::Error),
-    /// A stored value cannot be read back.
+    /// A stored value cannot be read back, or two of them contradict each other.
     #[error("the service's database holds what it cannot: {0}")]
-    Damaged(String),
+    Inconsistent(String),
     /// A thread panicked or was cancelled, or the database is busy.
     #[error("a thread of the service stopped")]
     Stopped,
@@ -85,11 +85,11 @@ impl From<rusqlite::Error> for StoreError {
     fn from(e: rusqlite::Error) -> Self {
         // an exceeded quota or file size limit appears as an I/O error of the write
         let writes = [ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_SHMSIZE];
-        let no_room =
+        let disk_full =
             e.sqlite_error().is_some_and(|e| e.code == ErrorCode::DiskFull || writes.contains(&e.extended_code));
         let damaged = [Some(ErrorCode::DatabaseCorrupt), Some(ErrorCode::NotADatabase)];
         match () {
-            () if no_room => Self::NoRoom(e),
+            () if disk_full => Self::DiskFull(e),
             () if damaged.contains(&e.sqlite_error_code()) => Self::Corrupt(e.to_string()),
             () => Self::Sqlite(e),
         }
@@ -103,12 +103,12 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 pub struct Store {
     writer: Mutex<Connection>,
     readers: Mutex<Vec<Connection>>,
-    reader_back: Condvar,
+    reader_returned: Condvar,
     bus: broadcast::Sender<Arc<EventView>>,
     /// Whether the disk has space.
-    pub room: Room,
+    pub disk_space: DiskSpace,
     /// Reserved space for operations that must work on a full disk.
-    pub reserve: Reserve,
+    pub reserve: ReserveFile,
     /// Whether a damaged page was found.
     corrupt: AtomicBool,
 }
@@ -120,7 +120,7 @@ impl Store {
     /// When the file cannot be opened, is damaged, or was written by a newer program.
     pub fn open(folder: &Path) -> Result<Arc<Self>> {
         match Self::open_once(folder) {
-            Err(StoreError::NoRoom(_)) if Reserve::of(folder).give() => Self::open_once(folder),
+            Err(StoreError::DiskFull(_)) if ReserveFile::in_folder(folder).release() => Self::open_once(folder),
             opened => opened,
         }
     }
@@ -129,17 +129,17 @@ impl Store {
         let path = folder.join(FILE);
         let mut writer = connect(&path, OpenFlags::default())?;
         writer.pragma_update(None, "journal_mode", "wal")?;
-        whole(&writer)?;
+        check_integrity(&writer)?;
         migrations::run(&mut writer)?;
-        let only_read = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let readers = (0..READERS).map(|_| connect(&path, only_read)).collect::<Result<Vec<_>>>()?;
+        let read_only = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let readers = (0..READER_COUNT).map(|_| connect(&path, read_only)).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self {
             writer: Mutex::new(writer),
             readers: Mutex::new(readers),
-            reader_back: Condvar::new(),
-            bus: broadcast::channel(BUS).0,
-            room: Room::default(),
-            reserve: Reserve::of(folder),
+            reader_returned: Condvar::new(),
+            bus: broadcast::channel(BUS_CAPACITY).0,
+            disk_space: DiskSpace::default(),
+            reserve: ReserveFile::in_folder(folder),
             corrupt: AtomicBool::new(false),
         }))
     }
@@ -149,7 +149,7 @@ impl Store {
         self.corrupt.load(Ordering::Relaxed)
     }
 
-    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+    fn record_corruption<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(StoreError::Corrupt(e)) = &result
             && !self.corrupt.swap(true, Ordering::Relaxed)
         {
@@ -185,9 +185,9 @@ impl Store {
     /// # Errors
     /// As [`Store::write`].
     pub fn write_now<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
-        let written = self.noted(self.transact(f));
-        if let Err(StoreError::NoRoom(e)) = &written {
-            self.room.refuse(e);
+        let written = self.record_corruption(self.transact(f));
+        if let Err(StoreError::DiskFull(e)) = &written {
+            self.disk_space.record_full(e);
         }
         written
     }
@@ -209,7 +209,7 @@ impl Store {
     ///
     /// # Errors
     /// When there is no space for it.
-    pub async fn try_room(self: &Arc<Self>) -> Result<()> {
+    pub async fn try_write(self: &Arc<Self>) -> Result<()> {
         const REMOVE: &str = "DROP TABLE IF EXISTS trial";
         // a transaction of its own: SQLite never writes rows that are removed before the commit
         let keep = format!("{REMOVE}; CREATE TABLE trial AS SELECT zeroblob({TRIAL_BYTES}) AS bytes");
@@ -238,19 +238,19 @@ impl Store {
         let reader = loop {
             match readers.pop() {
                 Some(reader) => break reader,
-                None => readers = self.reader_back.wait(readers).unwrap_or_else(PoisonError::into_inner),
+                None => readers = self.reader_returned.wait(readers).unwrap_or_else(PoisonError::into_inner),
             }
         };
         drop(readers);
-        let borrowed = Borrowed { store: self, reader: Some(reader) };
-        match &borrowed.reader {
-            Some(reader) => self.noted(f(reader)),
+        let reader_guard = ReaderGuard { store: self, reader: Some(reader) };
+        match &reader_guard.reader {
+            Some(reader) => self.record_corruption(f(reader)),
             None => Err(StoreError::Stopped),
         }
     }
 
     /// Receives all later events.
-    pub fn watch(&self) -> broadcast::Receiver<Arc<EventView>> {
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<EventView>> {
         self.bus.subscribe()
     }
 
@@ -261,23 +261,23 @@ impl Store {
 }
 
 /// A borrowed reading connection, returned even after a panic.
-struct Borrowed<'a> {
+struct ReaderGuard<'a> {
     store: &'a Store,
     reader: Option<Connection>,
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for ReaderGuard<'_> {
     fn drop(&mut self) {
         if let Some(reader) = self.reader.take() {
             self.store.readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
-            self.store.reader_back.notify_one();
+            self.store.reader_returned.notify_one();
         }
     }
 }
 
 fn connect(path: &Path, flags: OpenFlags) -> Result<Connection> {
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     // shrinks the write-ahead log after readers made it grow
@@ -287,13 +287,13 @@ fn connect(path: &Path, flags: OpenFlags) -> Result<Connection> {
 }
 
 /// Checks every page; reads a few hundred megabytes a second.
-fn whole(connection: &Connection) -> Result<()> {
+fn check_integrity(connection: &Connection) -> Result<()> {
     let found: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
     if found == "ok" { Ok(()) } else { Err(StoreError::Corrupt(found)) }
 }
 
-fn damaged(what: impl std::fmt::Display) -> StoreError {
-    StoreError::Damaged(what.to_string())
+fn inconsistent(what: impl std::fmt::Display) -> StoreError {
+    StoreError::Inconsistent(what.to_string())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::events::Position;
-use super::jobs::{self, Filter, Key, NewJob, QueueLimits, Submitted};
+use super::jobs::{self, Filter, IdempotencyKey, NewJob, QueueLimits, Submitted};
 use super::tokens::{self, Scope};
 use super::*;
 use crate::model::{EventType, Failure, FailureKind, Job, Slot, Time};
@@ -42,21 +42,21 @@ fn submit(store: &Store, user: &str, priority: i32, slot: Slot, at: i64) -> JobI
 }
 
 fn take(store: &Store, free: &[Slot], at: i64) -> Option<JobId> {
-    store.write_now(|t, appended| jobs::take_next(t, free, Time(at), appended)).unwrap().map(|task| task.whose.id)
+    store.write_now(|t, appended| jobs::take_next(t, free, Time(at), appended)).unwrap().map(|task| task.job_ref.id)
 }
 
 fn end(store: &Store, id: &JobId, to: JobState, at: i64) {
     store
         .write_now(|t, appended| {
-            let (whose, state) = jobs::whose(t, id)?;
-            attempts::end(t, whose.seq, "x", None, Time(at))?;
-            jobs::transition(t, &whose, state, to, Some("because"), Time(at), appended)
+            let (job_ref, state) = jobs::job_ref(t, id)?;
+            attempts::end(t, job_ref.seq, "x", None, Time(at))?;
+            jobs::transition(t, &job_ref, state, to, Some("because"), Time(at), appended)
         })
         .unwrap();
 }
 
 fn get(store: &Store, id: &JobId) -> Job {
-    store.read_now(|c| jobs::show(c, id)).unwrap()
+    store.read_now(|c| jobs::get_with_position(c, id)).unwrap()
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
     let id = submit(&store, "a", 0, Slot::Cpu, 0);
     take(&store, &[Slot::Cpu], 1).unwrap();
     let failure = Failure { kind: FailureKind::Machine, message: "crashed".into(), problems: Vec::new() };
-    let seq = store.read_now(|c| jobs::whose(c, &id)).unwrap().0.seq;
+    let seq = store.read_now(|c| jobs::job_ref(c, &id)).unwrap().0.seq;
     store.write_now(|t, _| attempts::fail(t, seq, &failure, Some(Time(500)))).unwrap();
     end(&store, &id, JobState::Retrying, 2);
     let job = get(&store, &id);
@@ -153,7 +153,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
 #[test]
 fn every_change_is_an_event_in_order() {
     let (_folder, store) = open();
-    let mut watcher = store.watch();
+    let mut watcher = store.subscribe();
     let id = submit(&store, "a", 0, Slot::Cpu, 1);
     take(&store, &[Slot::Cpu], 2).unwrap();
     store.write_now(|t, appended| jobs::cancel(t, &id, "bob", Time(3), appended)).unwrap();
@@ -173,10 +173,10 @@ fn what_the_diagram_has_not_changes_nothing() {
     let (_folder, store) = open();
     let id = submit(&store, "a", 0, Slot::Cpu, 1);
     let wrong = store.write_now(|t, appended| {
-        let (whose, state) = jobs::whose(t, &id)?;
-        jobs::transition(t, &whose, state, JobState::Succeeded, None, Time(2), appended)
+        let (job_ref, state) = jobs::job_ref(t, &id)?;
+        jobs::transition(t, &job_ref, state, JobState::Succeeded, None, Time(2), appended)
     });
-    assert!(matches!(wrong, Err(StoreError::Damaged(_))), "{wrong:?}");
+    assert!(matches!(wrong, Err(StoreError::Inconsistent(_))), "{wrong:?}");
     assert_eq!(get(&store, &id).state, JobState::Queued);
     assert!(matches!(store.write_now(|t, _| jobs::delete(t, &id)), Err(StoreError::WrongState { .. })));
     let retried = store.write_now(|t, appended| jobs::retry(t, &id, "a", Time(2), appended));
@@ -186,13 +186,13 @@ fn what_the_diagram_has_not_changes_nothing() {
 #[test]
 fn a_key_gives_one_job() {
     let (_folder, store) = open();
-    let key = |request| Key { text: "k".into(), request: [request; 32] };
+    let key = |request| IdempotencyKey { text: "k".into(), request: [request; 32] };
     let send = |user: &str, request| {
         let job = new(user, 0, Slot::Cpu);
         store.write_now(|t, appended| jobs::submit(t, &job, Some(&key(request)), LIMITS, Time(1), appended))
     };
     let Submitted::New(first) = send("a", 1).unwrap() else { panic!() };
-    let Submitted::Before(same) = send("a", 1).unwrap() else { panic!() };
+    let Submitted::Existing(same) = send("a", 1).unwrap() else { panic!() };
     assert_eq!(same, first);
     assert!(matches!(send("a", 2), Err(StoreError::KeyReused)));
     assert!(matches!(send("b", 2).unwrap(), Submitted::New(_)), "a key is the user's own");
@@ -308,7 +308,7 @@ fn a_store_of_an_earlier_version_goes_on() {
     let submitted = store.write_now(|t, appended| jobs::submit(t, &grown, None, LIMITS, Time(2), appended)).unwrap();
     assert!(matches!(submitted, Submitted::New(job) if job.append));
     let taken = store.write_now(|t, appended| jobs::take_next(t, &[Slot::Cpu], Time(3), appended)).unwrap().unwrap();
-    assert!(taken.whose.id == grown.id && taken.append);
+    assert!(taken.job_ref.id == grown.id && taken.append);
     let filter = Filter { limit: 1, ..Filter::default() };
     let (page, next) = store.read_now(|c| jobs::list(c, &filter)).unwrap();
     assert!(page[0].append && next.is_some());
@@ -352,14 +352,14 @@ fn a_watcher_of_all_jobs_is_reported_what_it_missed_or_that_it_is_gone() {
     take(&store, &[Slot::Cpu], 3).unwrap();
     store
         .write_now(|t, appended| {
-            let (whose, _) = jobs::whose(t, &a)?;
-            appended.push(events::add(t, &whose, EventType::Preparing, serde_json::json!({"what": "x"}), Time(4))?);
+            let (job_ref, _) = jobs::job_ref(t, &a)?;
+            appended.push(events::add(t, &job_ref, EventType::Preparing, serde_json::json!({"what": "x"}), Time(4))?);
             Ok(())
         })
         .unwrap();
     end(&store, &a, JobState::Succeeded, 5);
     let changes = |user: Option<&str>, after, limit| {
-        let read = store.read_now(|c| events::changes(c, user, after, limit)).unwrap();
+        let read = store.read_now(|c| events::state_changes(c, user, after, limit)).unwrap();
         read.into_iter().map(|e| (e.seq.unwrap(), e.job)).collect::<Vec<_>>()
     };
     let of = |seq, job: &JobId| (seq, job.clone());
@@ -367,23 +367,23 @@ fn a_watcher_of_all_jobs_is_reported_what_it_missed_or_that_it_is_gone() {
     assert_eq!(changes(None, 1, 2), [of(2, &b), of(3, &a)]);
     assert_eq!(changes(Some("b"), 0, 9), [of(2, &b)]);
     let position = |after| store.read_now(|c| events::position(c, after)).unwrap();
-    assert_eq!((position(0), position(5), position(6)), (Position::Here, Position::Here, Position::NeverGiven(5)));
+    assert_eq!((position(0), position(5), position(6)), (Position::Complete, Position::Complete, Position::Unknown(5)));
     // a rolled-back event leaves no gap
     let failed: Result<()> = store.write_now(|t, appended| {
-        let (whose, _) = jobs::whose(t, &b)?;
-        appended.push(events::add(t, &whose, EventType::Warning, serde_json::json!({}), Time(6))?);
+        let (job_ref, _) = jobs::job_ref(t, &b)?;
+        appended.push(events::add(t, &job_ref, EventType::Warning, serde_json::json!({}), Time(6))?);
         Err(StoreError::Stopped)
     });
     assert!(failed.is_err());
     take(&store, &[Slot::Cpu], 7).unwrap();
-    assert_eq!((changes(None, 5, 9), position(0)), (vec![of(6, &b)], Position::Here));
+    assert_eq!((changes(None, 5, 9), position(0)), (vec![of(6, &b)], Position::Complete));
     // a deleted job leaves a gap
     store.write_now(|t, _| jobs::delete(t, &a)).unwrap();
-    assert_eq!((position(0), position(4), position(5)), (Position::Gone, Position::Gone, Position::Here));
+    assert_eq!((position(0), position(4), position(5)), (Position::Deleted, Position::Deleted, Position::Complete));
     store
         .write_now(|t, _| Ok(t.execute("UPDATE sqlite_sequence SET seq = 200000 WHERE name = 'events'", [])?))
         .unwrap();
-    assert_eq!(position(5), Position::TooFar);
+    assert_eq!(position(5), Position::TooOld);
 }
 
 #[tokio::test]
@@ -397,26 +397,26 @@ async fn a_store_without_room_changes_nothing_and_goes_on_when_there_is_some() {
     };
     let report = || {
         store.write_now(|t, appended| {
-            let (whose, _) = jobs::whose(t, &id)?;
+            let (job_ref, _) = jobs::job_ref(t, &id)?;
             let data = serde_json::json!({"what": "x".repeat(100_000)});
-            appended.push(events::add(t, &whose, EventType::Preparing, data, Time(2))?);
+            appended.push(events::add(t, &job_ref, EventType::Preparing, data, Time(2))?);
             Ok(())
         })
     };
-    let mut watcher = store.watch();
+    let mut watcher = store.subscribe();
     pages(None);
     for _ in 0..2 {
-        assert!(matches!(report(), Err(StoreError::NoRoom(_))));
-        assert!(matches!(store.try_room().await, Err(StoreError::NoRoom(_))));
+        assert!(matches!(report(), Err(StoreError::DiskFull(_))));
+        assert!(matches!(store.try_write().await, Err(StoreError::DiskFull(_))));
     }
-    assert!(store.room.is_full() && watcher.try_recv().is_err());
+    assert!(store.disk_space.is_full() && watcher.try_recv().is_err());
     assert_eq!(store.read_now(|c| events::history(c, &id, 0, 9)).unwrap().len(), 1);
     pages(Some(1_000_000));
-    store.try_room().await.unwrap();
+    store.try_write().await.unwrap();
     report().unwrap();
     let history = store.read_now(|c| events::history(c, &id, 0, 9)).unwrap();
     assert_eq!((history.len(), history[1].seq), (2, Some(2)));
-    assert_eq!(store.read_now(|c| events::position(c, 0)).unwrap(), Position::Here);
+    assert_eq!(store.read_now(|c| events::position(c, 0)).unwrap(), Position::Complete);
 }
 
 #[test]

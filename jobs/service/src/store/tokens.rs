@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use utoipa::ToSchema;
 
-use super::{Result, damaged};
+use super::{Result, inconsistent};
 use crate::model::Time;
 
 /// What a token allows.
@@ -121,9 +121,9 @@ pub fn holder(connection: &Connection, text: &str, now: Time) -> Result<Option<H
     )?;
     let found: Option<(String, String, Vec<u8>)> =
         statement.query_row(params![id, now.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
-    let Some((user, scopes, kept)) = found else { return Ok(None) };
-    let same: bool = kept.as_slice().ct_eq(&hash(secret)).into();
-    Ok(if same { Some(Holder { user, scopes: parse_scopes(&scopes)?, token: Some(id.to_owned()) }) } else { None })
+    let Some((user, scopes, stored_hash)) = found else { return Ok(None) };
+    let is_valid: bool = stored_hash.as_slice().ct_eq(&hash(secret)).into();
+    Ok(if is_valid { Some(Holder { user, scopes: parse_scopes(&scopes)?, token: Some(id.to_owned()) }) } else { None })
 }
 
 /// Whether the token with this id exists and is neither revoked nor expired.
@@ -156,7 +156,7 @@ pub fn revoke(connection: &Connection, id: &str, now: Time) -> Result<bool> {
 }
 
 fn parse_scopes(text: &str) -> Result<Vec<Scope>> {
-    text.split(',').map(|s| s.parse().map_err(|()| damaged(format!("scope {s:?}")))).collect()
+    text.split(',').map(|s| s.parse().map_err(|()| inconsistent(format!("scope {s:?}")))).collect()
 }
 
 fn hash(secret: &str) -> [u8; 32] {

@@ -10,70 +10,70 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use axum::response::sse::Event as Sent;
+use axum::response::sse::Event as SseEvent;
 use rusqlite::Connection;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 
-use super::events::LARGEST_PAGE;
+use super::events::MAX_PAGE;
 use super::limits::Watcher;
 use crate::model::{EventType, EventView, JobId};
 use crate::store::events::{self, Position};
 use crate::store::{Store, StoreError, jobs};
-use crate::{Service, until};
+use crate::{Service, wait_until_set};
 
-fn sent(event: &EventView) -> Sent {
-    let made = Sent::default().event(event.kind.name());
-    let made = event.seq.map_or(made.clone(), |seq| made.id(seq.to_string()));
+fn to_sse(event: &EventView) -> SseEvent {
+    let message = SseEvent::default().event(event.kind.name());
+    let message = event.seq.map_or(message.clone(), |seq| message.id(seq.to_string()));
     // these are our own types, which always serialize
-    made.json_data(event).unwrap_or_default()
+    message.json_data(event).unwrap_or_default()
 }
 
 /// The live inputs of a stream.
-struct Ear {
+struct LiveInput {
     receiver: Receiver<Arc<EventView>>,
     stopping: watch::Receiver<bool>,
     watcher: Watcher,
 }
 
-impl Ear {
+impl LiveInput {
     fn new(service: &Service, receiver: Receiver<Arc<EventView>>, watcher: Watcher) -> Self {
         Self { receiver, stopping: service.stopping.subscribe(), watcher }
     }
 
     /// The next event; `None` when the stream has to end.
-    async fn hear(&mut self) -> Option<Result<Arc<EventView>, Behind>> {
-        let heard = tokio::select! {
+    async fn next(&mut self) -> Option<Result<Arc<EventView>, Lagged>> {
+        let received = tokio::select! {
             biased;
-            () = self.watcher.over() => return None,
-            () = until(&mut self.stopping) => return None,
-            heard = self.receiver.recv() => heard,
+            () = self.watcher.token_ended() => return None,
+            () = wait_until_set(&mut self.stopping) => return None,
+            received = self.receiver.recv() => received,
         };
-        match heard {
+        match received {
             Ok(event) => Some(Ok(event)),
-            Err(RecvError::Lagged(_)) => Some(Err(Behind)),
+            Err(RecvError::Lagged(_)) => Some(Err(Lagged)),
             Err(RecvError::Closed) => None,
         }
     }
 
     /// Whether the token was revoked or expired. A stream that reads its history checks this too.
-    async fn is_over(&mut self) -> bool {
+    async fn has_ended(&mut self) -> bool {
         tokio::select! {
             biased;
-            () = self.watcher.over() => true,
+            () = self.watcher.token_ended() => true,
             () = std::future::ready(()) => false,
         }
     }
 }
 
 /// The stream fell behind the bus, which dropped events.
-struct Behind;
+struct Lagged;
 
 /// State of both kinds of stream: the live input, the events ready to send, and the last event sent.
 struct Feed {
     store: Arc<Store>,
-    ear: Ear,
+    live_input: LiveInput,
     ready: VecDeque<EventView>,
     /// Number of the last event sent.
     after: i64,
@@ -81,22 +81,22 @@ struct Feed {
 
 impl Feed {
     fn new(service: &Service, receiver: Receiver<Arc<EventView>>, watcher: Watcher, after: i64) -> Self {
-        let ear = Ear::new(service, receiver, watcher);
-        Self { store: Arc::clone(&service.store), ear, ready: VecDeque::new(), after }
+        let live_input = LiveInput::new(service, receiver, watcher);
+        Self { store: Arc::clone(&service.store), live_input, ready: VecDeque::new(), after }
     }
 
     /// What precedes all other work: the end of the stream (`Some(None)`), or a ready event.
-    async fn first(&mut self) -> Option<Option<Sent>> {
-        if self.ear.is_over().await {
+    async fn next_ready(&mut self) -> Option<Option<SseEvent>> {
+        if self.live_input.has_ended().await {
             return Some(None);
         }
         let event = self.ready.pop_front()?;
         self.after = event.seq.unwrap_or(self.after);
-        Some(Some(sent(&event)))
+        Some(Some(to_sse(&event)))
     }
 
     /// Reads more history; `false` when there is none left, `None` when the store fails.
-    async fn fill(
+    async fn read_history(
         &mut self,
         read: impl FnOnce(&Connection, i64) -> Result<Vec<EventView>, StoreError> + Send + 'static,
     ) -> Option<bool> {
@@ -115,22 +115,22 @@ enum Stage {
 }
 
 /// The events of one job after a number.
-pub struct Follower {
+pub struct JobStream {
     feed: Feed,
     id: JobId,
     stage: Stage,
 }
 
-impl Follower {
+impl JobStream {
     /// `receiver` must have been created before the caller read the store.
     pub fn new(service: &Service, receiver: Receiver<Arc<EventView>>, watcher: Watcher, id: JobId, after: i64) -> Self {
         Self { feed: Feed::new(service, receiver, watcher, after), id, stage: Stage::History }
     }
 
     /// The next event to send; `None` at the end.
-    pub async fn next(&mut self) -> Option<Sent> {
+    pub async fn next(&mut self) -> Option<SseEvent> {
         loop {
-            if let Some(first) = self.feed.first().await {
+            if let Some(first) = self.feed.next_ready().await {
                 return first;
             }
             match self.stage {
@@ -138,19 +138,19 @@ impl Follower {
                 Stage::History => {
                     let id = self.id.clone();
                     // if the store fails the stream ends, and the client reconnects after its last event
-                    if !self.feed.fill(move |c, after| events::history(c, &id, after, LARGEST_PAGE)).await? {
+                    if !self.feed.read_history(move |c, after| events::history(c, &id, after, MAX_PAGE)).await? {
                         self.stage = Stage::MayHaveEnded;
                     }
                 }
                 Stage::MayHaveEnded => {
-                    if let Some(end) = self.end().await {
+                    if let Some(end) = self.end_message().await {
                         self.stage = Stage::Ended;
                         return Some(end);
                     }
                     self.stage = Stage::Live;
                 }
                 Stage::Live => {
-                    if !self.wait().await {
+                    if !self.wait_for_event().await {
                         return None;
                     }
                 }
@@ -159,26 +159,26 @@ impl Follower {
     }
 
     /// The final message of the stream, once the job has ended and all its events are sent.
-    async fn end(&self) -> Option<Sent> {
+    async fn end_message(&self) -> Option<SseEvent> {
         let (id, after) = (self.id.clone(), self.feed.after);
-        let look = self.feed.store.read(move |c| {
+        let query = self.feed.store.read(move |c| {
             let job = jobs::get(c, &id)?;
             Ok((job.state, events::history(c, &id, after, 1)?.is_empty()))
         });
-        match look.await {
+        match query.await {
             Ok((state, true)) if state.is_final() => {
-                Some(Sent::default().event("end").data(format!("{{\"state\":\"{state}\"}}")))
+                Some(SseEvent::default().event("end").data(format!("{{\"state\":\"{state}\"}}")))
             }
             Ok(_) => None,
             // the job was deleted
-            Err(_) => Some(Sent::default().event("end").data("{\"state\":null}")),
+            Err(_) => Some(SseEvent::default().event("end").data("{\"state\":null}")),
         }
     }
 
     /// Waits for a new event; `false` when the stream has to end.
-    async fn wait(&mut self) -> bool {
+    async fn wait_for_event(&mut self) -> bool {
         loop {
-            match self.feed.ear.hear().await {
+            match self.feed.live_input.next().await {
                 None => return false,
                 Some(Ok(event)) if event.job != self.id => {}
                 Some(Ok(event)) if event.seq.is_some_and(|seq| seq <= self.feed.after) => {}
@@ -189,7 +189,7 @@ impl Follower {
                     self.feed.ready.push_back(event.as_ref().clone());
                     return true;
                 }
-                Some(Err(Behind)) => {
+                Some(Err(Lagged)) => {
                     self.stage = Stage::History;
                     return true;
                 }
@@ -199,9 +199,9 @@ impl Follower {
 }
 
 /// Most jobs whose owner a stream remembers.
-const REMEMBERED: usize = 10_000;
+const MAX_REMEMBERED_OWNERS: usize = 10_000;
 
-enum Part {
+enum AllJobsStage {
     /// No event was sent yet.
     Begin,
     /// Reads earlier events from the store.
@@ -210,14 +210,14 @@ enum Part {
 }
 
 /// Changes of all jobs, or of one user's jobs.
-pub struct Everything {
+pub struct AllJobsStream {
     feed: Feed,
     user: Option<String>,
-    own: HashMap<JobId, bool>,
-    part: Part,
+    own_jobs: HashMap<JobId, bool>,
+    stage: AllJobsStage,
 }
 
-impl Everything {
+impl AllJobsStream {
     /// `receiver` must have been created before the caller read the store.
     pub fn new(
         service: &Service,
@@ -226,46 +226,52 @@ impl Everything {
         user: Option<String>,
         after: i64,
     ) -> Self {
-        Self { feed: Feed::new(service, receiver, watcher, after), user, own: HashMap::new(), part: Part::Begin }
+        Self {
+            feed: Feed::new(service, receiver, watcher, after),
+            user,
+            own_jobs: HashMap::new(),
+            stage: AllJobsStage::Begin,
+        }
     }
 
     /// The next event to send; `None` at the end.
-    pub async fn next(&mut self) -> Option<Sent> {
+    pub async fn next(&mut self) -> Option<SseEvent> {
         loop {
-            if let Some(first) = self.feed.first().await {
+            if let Some(first) = self.feed.next_ready().await {
                 return first;
             }
-            match self.part {
+            match self.stage {
                 // an id without an event: a client that disconnects before the first event can resume without a gap
-                Part::Begin => {
-                    self.part = Part::Missed;
-                    return Some(Sent::default().id(self.feed.after.to_string()));
+                AllJobsStage::Begin => {
+                    self.stage = AllJobsStage::Missed;
+                    return Some(SseEvent::default().id(self.feed.after.to_string()));
                 }
-                Part::Missed => {
+                AllJobsStage::Missed => {
                     let user = self.user.clone();
-                    let fill = move |c: &Connection, after| events::changes(c, user.as_deref(), after, LARGEST_PAGE);
-                    if !self.feed.fill(fill).await? {
-                        self.part = Part::Live;
+                    let read = move |c: &Connection, after| events::state_changes(c, user.as_deref(), after, MAX_PAGE);
+                    if !self.feed.read_history(read).await? {
+                        self.stage = AllJobsStage::Live;
                     }
                 }
-                Part::Live => match self.feed.ear.hear().await? {
+                AllJobsStage::Live => match self.feed.live_input.next().await? {
                     Ok(event) => {
                         let is_new = event.seq.is_none_or(|seq| seq > self.feed.after);
-                        let is_told = matches!(event.kind, EventType::State | EventType::Progress);
-                        if is_new && is_told && self.is_own(&event.job).await? {
+                        let is_shown = matches!(event.kind, EventType::State | EventType::Progress);
+                        if is_new && is_shown && self.is_own(&event.job).await? {
                             self.feed.ready.push_back(event.as_ref().clone());
                         }
                     }
-                    Err(Behind) => {
+                    Err(Lagged) => {
                         let after = self.feed.after;
-                        let read = self.feed.store.read(move |c| Ok((events::position(c, after)?, events::newest(c)?)));
+                        let read =
+                            self.feed.store.read(move |c| Ok((events::position(c, after)?, events::newest_seq(c)?)));
                         let (position, newest) = read.await.map_err(|e| tracing::error!("a stream: {e}")).ok()?;
-                        if position != Position::Here {
+                        if position != Position::Complete {
                             // the client must list the jobs again after `missed`
                             self.feed.after = newest;
-                            return Some(Sent::default().event("missed").data("{}").id(newest.to_string()));
+                            return Some(SseEvent::default().event("missed").data("{}").id(newest.to_string()));
                         }
-                        self.part = Part::Missed;
+                        self.stage = AllJobsStage::Missed;
                     }
                 },
             }
@@ -275,7 +281,7 @@ impl Everything {
     /// Whether the stream may show the job; `None` when the store fails.
     async fn is_own(&mut self, job: &JobId) -> Option<bool> {
         let Some(user) = &self.user else { return Some(true) };
-        if let Some(own) = self.own.get(job) {
+        if let Some(own) = self.own_jobs.get(job) {
             return Some(*own);
         }
         let id = job.clone();
@@ -287,10 +293,10 @@ impl Everything {
                 return None;
             }
         };
-        if self.own.len() >= REMEMBERED {
-            self.own.clear();
+        if self.own_jobs.len() >= MAX_REMEMBERED_OWNERS {
+            self.own_jobs.clear();
         }
-        self.own.insert(job.clone(), own);
+        self.own_jobs.insert(job.clone(), own);
         Some(own)
     }
 }

@@ -26,98 +26,98 @@ use ballista_core::serde::scheduler::ExecutorSpecification;
 use tonic::{Request, Response, Status};
 
 /// A difference that lasts this long is not a request in flight. Executors poll every 50 ms while a slot is free.
-const LASTS: Duration = Duration::from_secs(10);
-/// The ledger drops executors that have not polled for this long.
-const FORGETS: Duration = Duration::from_hours(24);
+const MISMATCH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Drops the counts of an executor that has not polled for this long.
+const COUNTS_RETENTION: Duration = Duration::from_hours(24);
 
-/// The accounts of all executors.
+/// The task counts of all executors.
 #[derive(Debug, Default)]
-struct Ledger(HashMap<String, Account>);
+struct TaskCounts(HashMap<String, ExecutorTasks>);
 
 #[derive(Debug)]
-struct Account {
+struct ExecutorTasks {
     /// Tasks handed out, minus those that ended.
     open: usize,
     /// Since when `open` exceeds the number of running tasks.
-    differs: Option<Instant>,
-    asked: Instant,
+    mismatch_since: Option<Instant>,
+    last_poll: Instant,
 }
 
-impl Ledger {
-    /// Records a poll of an executor that runs `at_work` tasks and reports `ended` ones. Returns the number of lost
-    /// tasks, once a difference has lasted [`LASTS`].
-    fn asks(&mut self, executor: &str, at_work: usize, ended: usize, now: Instant) -> Option<usize> {
-        self.0.retain(|_, account| now.duration_since(account.asked) < FORGETS);
-        let new = || Account { open: 0, differs: None, asked: now };
-        let account = self.0.entry(executor.to_owned()).or_insert_with(new);
-        account.asked = now;
+impl TaskCounts {
+    /// Records a poll of an executor that runs `running` tasks and reports `ended` ones. Returns the number of lost
+    /// tasks, once a difference has lasted [`MISMATCH_TIMEOUT`].
+    fn record_poll(&mut self, executor: &str, running: usize, ended: usize, now: Instant) -> Option<usize> {
+        self.0.retain(|_, executor| now.duration_since(executor.last_poll) < COUNTS_RETENTION);
+        let new = || ExecutorTasks { open: 0, mismatch_since: None, last_poll: now };
+        let executor = self.0.entry(executor.to_owned()).or_insert_with(new);
+        executor.last_poll = now;
         // it may also report tasks of an earlier scheduler
-        account.open = account.open.saturating_sub(ended);
-        if account.open <= at_work {
-            account.differs = None;
+        executor.open = executor.open.saturating_sub(ended);
+        if executor.open <= running {
+            executor.mismatch_since = None;
             return None;
         }
-        let since = *account.differs.get_or_insert(now);
-        if now.duration_since(since) < LASTS {
+        let since = *executor.mismatch_since.get_or_insert(now);
+        if now.duration_since(since) < MISMATCH_TIMEOUT {
             return None;
         }
-        let lost = account.open - at_work;
-        (account.open, account.differs) = (at_work, None);
+        let lost = executor.open - running;
+        (executor.open, executor.mismatch_since) = (running, None);
         Some(lost)
     }
 
     /// Records that the executor got this many tasks.
-    fn gives(&mut self, executor: &str, tasks: usize) {
-        if let Some(account) = self.0.get_mut(executor) {
-            account.open += tasks;
+    fn record_tasks(&mut self, executor: &str, tasks: usize) {
+        if let Some(executor) = self.0.get_mut(executor) {
+            executor.open += tasks;
         }
     }
 }
 
-/// A scheduler that keeps a ledger of the tasks of its executors.
-pub(crate) struct Reconciled<S> {
+/// A scheduler that counts the tasks of its executors, and so detects lost ones.
+pub(crate) struct LostTaskDetector<S> {
     scheduler: S,
-    ledger: Mutex<Ledger>,
+    counts: Mutex<TaskCounts>,
 }
 
-impl<S> Reconciled<S> {
+impl<S> LostTaskDetector<S> {
     pub fn new(scheduler: S) -> Self {
-        Self { scheduler, ledger: Mutex::default() }
+        Self { scheduler, counts: Mutex::default() }
     }
 }
 
 /// The executor that polls, and how many tasks it runs.
-fn at_work(asked: &PollWorkParams) -> Option<(String, usize)> {
-    let metadata = asked.metadata.as_ref()?;
+fn executor_and_running(params: &PollWorkParams) -> Option<(String, usize)> {
+    let metadata = params.metadata.as_ref()?;
     let ExecutorSpecification { vcores, .. } = metadata.specification.clone()?.into();
-    Some((metadata.id.clone(), vcores.saturating_sub(asked.num_free_vcores) as usize))
+    Some((metadata.id.clone(), vcores.saturating_sub(params.num_free_vcores) as usize))
 }
 
 /// Implements the calls in braces here and forwards the listed ones to the inner scheduler.
-macro_rules! answers {
-    ({ $($own:tt)* } $($call:ident($asked:ty) -> $answer:ty;)*) => {
+macro_rules! forward_calls {
+    ({ $($own:tt)* } $($call:ident($params:ty) -> $response:ty;)*) => {
         #[tonic::async_trait]
-        impl<S: SchedulerGrpc> SchedulerGrpc for Reconciled<S> {
+        impl<S: SchedulerGrpc> SchedulerGrpc for LostTaskDetector<S> {
             $($own)*
 
-            $(async fn $call(&self, request: Request<$asked>) -> Result<Response<$answer>, Status> {
+            $(async fn $call(&self, request: Request<$params>) -> Result<Response<$response>, Status> {
                 self.scheduler.$call(request).await
             })*
         }
     };
 }
 
-answers! {
+forward_calls! {
     {
         type ExecuteQueryPushStream = S::ExecuteQueryPushStream;
 
         async fn poll_work(&self, request: Request<PollWorkParams>) -> Result<Response<PollWorkResult>, Status> {
-            let Some((executor_id, at_work)) = at_work(request.get_ref()) else {
+            let Some((executor_id, running)) = executor_and_running(request.get_ref()) else {
                 return self.scheduler.poll_work(request).await;
             };
             let ended = request.get_ref().task_status.len();
-            let ledger = || self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-            let lost = ledger().asks(&executor_id, at_work, ended, Instant::now());
+            let counts = || self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let lost = counts().record_poll(&executor_id, running, ended, Instant::now());
             if let Some(lost) = lost {
                 let reason =
                     format!("{lost} of its tasks were lost on their way, or their ends were; they are handed out again");
@@ -125,9 +125,9 @@ answers! {
                 let stopped = ExecutorStoppedParams { executor_id: executor_id.clone(), reason };
                 self.scheduler.executor_stopped(Request::new(stopped)).await?;
             }
-            let answer = self.scheduler.poll_work(request).await?;
-            ledger().gives(&executor_id, answer.get_ref().tasks.len());
-            Ok(answer)
+            let response = self.scheduler.poll_work(request).await?;
+            counts().record_tasks(&executor_id, response.get_ref().tasks.len());
+            Ok(response)
         }
     }
     register_executor(RegisterExecutorParams) -> RegisterExecutorResult;
@@ -150,28 +150,28 @@ mod tests {
 
     #[test]
     fn what_is_lost_on_its_way_is_found_and_what_is_under_way_is_not() {
-        let (mut ledger, began) = (Ledger::default(), Instant::now());
-        let at = |tenths: u32| began + LASTS * tenths / 10;
-        assert_eq!(ledger.asks("a", 0, 0, at(0)), None);
-        ledger.gives("a", 2);
-        assert_eq!(ledger.asks("a", 2, 0, at(1)), None);
+        let (mut counts, began) = (TaskCounts::default(), Instant::now());
+        let at = |tenths: u32| began + MISMATCH_TIMEOUT * tenths / 10;
+        assert_eq!(counts.record_poll("a", 0, 0, at(0)), None);
+        counts.record_tasks("a", 2);
+        assert_eq!(counts.record_poll("a", 2, 0, at(1)), None);
         // one task has ended, and the next poll reports it
-        assert_eq!(ledger.asks("a", 1, 0, at(2)), None);
-        assert_eq!(ledger.asks("a", 1, 1, at(3)), None);
-        assert_eq!(ledger.asks("a", 1, 0, at(30)), None);
+        assert_eq!(counts.record_poll("a", 1, 0, at(2)), None);
+        assert_eq!(counts.record_poll("a", 1, 1, at(3)), None);
+        assert_eq!(counts.record_poll("a", 1, 0, at(30)), None);
         // the poll that reported the other task's end was lost
-        assert_eq!(ledger.asks("a", 0, 0, at(31)), None);
-        assert_eq!(ledger.asks("a", 0, 0, at(40)), None);
-        assert_eq!(ledger.asks("a", 0, 0, at(41)), Some(1));
-        assert_eq!(ledger.asks("a", 0, 0, at(80)), None);
+        assert_eq!(counts.record_poll("a", 0, 0, at(31)), None);
+        assert_eq!(counts.record_poll("a", 0, 0, at(40)), None);
+        assert_eq!(counts.record_poll("a", 0, 0, at(41)), Some(1));
+        assert_eq!(counts.record_poll("a", 0, 0, at(80)), None);
         // an answer with three tasks was lost, and the executor gets others
-        ledger.gives("a", 3);
-        assert_eq!(ledger.asks("a", 0, 0, at(81)), None);
-        ledger.gives("a", 1);
-        assert_eq!(ledger.asks("a", 1, 0, at(91)), Some(3));
-        // each executor has its own account; ends of tasks that were never handed out do not make it negative
-        assert_eq!(ledger.asks("b", 0, 5, at(91)), None);
-        ledger.gives("b", 1);
-        assert_eq!((ledger.asks("b", 1, 0, at(92)), ledger.asks("b", 1, 0, at(192))), (None, None));
+        counts.record_tasks("a", 3);
+        assert_eq!(counts.record_poll("a", 0, 0, at(81)), None);
+        counts.record_tasks("a", 1);
+        assert_eq!(counts.record_poll("a", 1, 0, at(91)), Some(3));
+        // each executor has its own counts; ends of tasks that were never handed out do not make it negative
+        assert_eq!(counts.record_poll("b", 0, 5, at(91)), None);
+        counts.record_tasks("b", 1);
+        assert_eq!((counts.record_poll("b", 1, 0, at(92)), counts.record_poll("b", 1, 0, at(192))), (None, None));
     }
 }

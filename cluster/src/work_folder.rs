@@ -12,13 +12,13 @@ const PREFIX: &str = "stillhouse-executor-";
 
 /// A folder and the lock on it, which the operating system releases when the process dies.
 #[derive(Debug)]
-pub struct OwnFolder {
+pub struct WorkFolder {
     folder: TempDir,
     #[expect(dead_code, reason = "held for its lock")]
     lock: File,
 }
 
-impl OwnFolder {
+impl WorkFolder {
     /// Creates a new folder in `root` and removes the folders that dead executors of the same user left there.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ impl OwnFolder {
                 _ => {}
             }
         };
-        own.take_the_dead_away(root)?;
+        own.remove_stale_folders(root)?;
         Ok(own)
     }
 
@@ -42,7 +42,7 @@ impl OwnFolder {
         self.folder.path()
     }
 
-    fn take_the_dead_away(&self, root: &Path) -> io::Result<()> {
+    fn remove_stale_folders(&self, root: &Path) -> io::Result<()> {
         let user = fs::metadata(self.path())?.uid();
         for entry in fs::read_dir(root)?.flatten() {
             let is_folder = entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes())
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn folders_of_the_dead_go_and_no_others() {
         let root = tempfile::tempdir().unwrap();
-        let living = OwnFolder::new(root.path()).unwrap();
+        let living = WorkFolder::new(root.path()).unwrap();
         fs::write(living.path().join("kept"), "").unwrap();
         let dead = root.path().join("stillhouse-executor-killed");
         fs::create_dir_all(dead.join("job/1")).unwrap();
@@ -81,7 +81,7 @@ mod tests {
         fs::create_dir(&target).unwrap();
         std::os::unix::fs::symlink(&target, root.path().join("stillhouse-executor-link")).unwrap();
 
-        let second = OwnFolder::new(root.path()).unwrap();
+        let second = WorkFolder::new(root.path()).unwrap();
         assert!(!dead.exists());
         assert!(living.path().join("kept").exists() && second.path().exists() && a_file.exists() && target.exists());
         assert!(others.iter().all(|path| path.exists()));
@@ -93,8 +93,8 @@ mod tests {
     #[test]
     fn executors_that_start_at_once_have_a_folder_each() {
         let root = tempfile::tempdir().unwrap();
-        let start = || OwnFolder::new(root.path()).unwrap();
-        let folders: Vec<OwnFolder> = std::thread::scope(|scope| {
+        let start = || WorkFolder::new(root.path()).unwrap();
+        let folders: Vec<WorkFolder> = std::thread::scope(|scope| {
             let starting: Vec<_> = (0..32).map(|_| scope.spawn(start)).collect();
             starting.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
