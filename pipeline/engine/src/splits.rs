@@ -74,17 +74,17 @@ impl DisplayAs for SplitsExec {
 }
 
 /// One split being read. A step on a reader thread makes the next batch while the operators process the previous one.
-struct Reading {
-    step: Option<Task<Step>>,
+struct SplitStream {
+    step: Option<Task<ReadResult>>,
     resources: Arc<JobResources>,
     metrics: Arc<NodeMetrics>,
     stage: StageState,
 }
 
-type Step = (SplitReader, Result<Option<RecordBatch>, SourceError>);
+type ReadResult = (SplitReader, Result<Option<RecordBatch>, SourceError>);
 
-impl Reading {
-    fn begin(&mut self, mut reader: SplitReader) {
+impl SplitStream {
+    fn start_reading(&mut self, mut reader: SplitReader) {
         let (metrics, stage) = (Arc::clone(&self.metrics), self.stage.clone());
         let resources = Arc::clone(&self.resources);
         self.step = Some(self.resources.spawner.step(move || {
@@ -107,7 +107,7 @@ impl Reading {
             Some(batch) => {
                 self.metrics.put_out(batch.num_rows(), batch.get_array_memory_size());
                 self.stage.put_out(batch.num_rows());
-                self.begin(reader);
+                self.start_reading(reader);
                 Ok(Some((batch, self)))
             }
             None => {
@@ -148,13 +148,13 @@ impl ExecutionPlan for SplitsExec {
         let reader = SplitReader::new(&resources.store, &self.listing, split.clone(), Arc::clone(input));
         let metrics = Arc::clone(&self.metrics);
         let stream = try_unfold(
-            (Some(reader), Reading { step: None, resources, metrics, stage }),
-            async |(new, mut reading)| {
+            (Some(reader), SplitStream { step: None, resources, metrics, stage }),
+            async |(unstarted_reader, mut stream)| {
                 // Reading starts with the first poll.
-                if let Some(reader) = new {
-                    reading.begin(reader);
+                if let Some(reader) = unstarted_reader {
+                    stream.start_reading(reader);
                 }
-                Ok(reading.next().await?.map(|(batch, reading)| (batch, (None, reading))))
+                Ok(stream.next().await?.map(|(batch, stream)| (batch, (None, stream))))
             },
         );
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)))
