@@ -110,7 +110,7 @@ pub struct Stamp {
 
 impl Stamp {
     #[expect(clippy::disallowed_methods, reason = "runs on a thread that may block, as hashing the files did")]
-    fn look(path: &Path) -> Result<(u64, SystemTime)> {
+    fn read_state(path: &Path) -> Result<(u64, SystemTime)> {
         let found = fs::metadata(path).and_then(|m| Ok((m.len(), m.modified()?)));
         found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot look at {}", path.display()), e))
     }
@@ -120,11 +120,11 @@ impl Stamp {
     /// # Errors
     /// When the file's metadata cannot be read.
     pub fn of(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), state: Self::look(path)? })
+        Ok(Self { path: path.to_owned(), state: Self::read_state(path)? })
     }
 
     fn check(&self) -> Result<()> {
-        if Self::look(&self.path)? == self.state {
+        if Self::read_state(&self.path)? == self.state {
             return Ok(());
         }
         let path = self.path.display();

@@ -133,7 +133,7 @@ impl Output {
     /// Returns the path of the job file if it still exists.
     pub async fn job_file(&self) -> Option<PathBuf> {
         let plan = self.plan().await.ok()??;
-        disk::found(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
+        disk::existing_file(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
     }
 
     /// Folder for the rows of `input.sql` while the job runs: inside an output on a disk, otherwise in this machine's
