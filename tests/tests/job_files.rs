@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::Service;
-use stillhouse_tests::{Ran, Scratch, job, ran, root, shards, with};
+use stillhouse_tests::{CommandOutput, Scratch, job, root, run_command, shards, with};
 
 /// A job without a teacher.
 fn packing() -> Value {
@@ -16,12 +16,12 @@ fn packing() -> Value {
 }
 
 /// Runs a verb with the job on stdin.
-fn piped(scratch: &Scratch, arguments: &[&str], text: &str) -> Ran {
+fn piped(scratch: &Scratch, arguments: &[&str], text: &str) -> CommandOutput {
     let mut command = scratch.command(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let out = child.wait_with_output().unwrap();
-    Ran {
+    CommandOutput {
         code: out.status.code(),
         stdout: String::from_utf8(out.stdout).unwrap(),
         stderr: String::from_utf8(out.stderr).unwrap(),
@@ -103,7 +103,7 @@ fn variables_and_the_home_stand_in_paths_and_never_in_the_data_set() {
     let run = |verb: &[&str], corpus: &str| {
         let mut command = scratch.command(verb);
         command.env("HOME", scratch.path("home")).env("CORPUS", scratch.path(corpus)).env("TOK", &tokenizer);
-        ran(command.env("RUN", scratch.path("out")))
+        run_command(command.env("RUN", scratch.path("out")))
     };
     let plan = run(&["plan", "job.yaml"], "sec[r]et").expect(0).stdout;
     for shown in ["${CORPUS}", "sec[r]et", "~ ", "/home", "${RUN}"] {
@@ -220,7 +220,7 @@ print(worst < 1e-12)
     scratch.write("card.py", &format!("{program}\n{check}"));
     let mut python = std::process::Command::new(root().join(".venv/bin/python"));
     python.current_dir(&dataset).arg(scratch.path("card.py")).arg(root().join("tests/python"));
-    let said = ran(python.env("PYTHONDONTWRITEBYTECODE", "1")).expect(0).stdout;
+    let said = run_command(python.env("PYTHONDONTWRITEBYTECODE", "1")).expect(0).stdout;
     assert_eq!(said.lines().last(), Some("True"), "{said}");
 
     // another license is not another job, and the card shows it

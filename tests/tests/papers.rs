@@ -13,11 +13,11 @@ use std::fs;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, corpus, nano_teacher, ran, root};
+use stillhouse_tests::{Scratch, corpus, nano_teacher, root, run_command};
 
 /// Creates small folders in the layouts of the papers' data sets. The first text of a zero-shot set shows the effect of
 /// its detokenizer, if it has one.
-const MAKE: &str = r#"
+const CREATE_SCRIPT: &str = r#"
 import json, os, sys, pyarrow as pa, pyarrow.parquet as pq
 texts = [json.loads(line)["text"] for line in open("corpus.jsonl")]
 sentences = [s.strip() + " ." for text in texts for s in text.split(".") if s.strip()]
@@ -42,7 +42,7 @@ with open("lambada/lambada_test.jsonl", "w") as out:
 
 /// Reads each data set: its columns, number of rows, first and last ids, the number of ids 50256 between, and the first
 /// row's values.
-const LOOK: &str = "
+const READ_SCRIPT: &str = "
 import glob, json, sys, numpy as np, pyarrow.parquet as pq, pyarrow as pa
 found = {}
 for name in sys.argv[1:]:
@@ -89,7 +89,7 @@ fn papers() -> Vec<(String, Vec<&'static str>)> {
 const ZERO_SHOT: [&str; 7] = ["ptb", "wikitext", "lm1b", "lambada", "ag-news", "pubmed", "arxiv"];
 
 /// The expected beginning of a zero-shot set's first row: MDLM's detokenizer applied by hand to the first text of
-/// `MAKE`.
+/// `CREATE_SCRIPT`.
 fn begins(set: &str) -> &'static str {
     match set {
         "ptb" => "mr. vinken isn't paid $1 million",
@@ -156,7 +156,7 @@ fn the_papers_job_files_make_their_data_sets() {
         command.args(["-P", "-c", program]).current_dir(scratch.path(""));
         command
     };
-    ran(&mut python(MAKE)).expect(0);
+    run_command(&mut python(CREATE_SCRIPT)).expect(0);
     let names: Vec<String> = papers().into_iter().map(|(name, _)| name).collect();
     for name in &names {
         scratch.write("paper.yaml", &small(name, scratch.path("bert").to_str().unwrap()));
@@ -165,11 +165,11 @@ fn the_papers_job_files_make_their_data_sets() {
             for set in ["owt", "lm1b", "ptb", "wikitext", "lambada", "ag_news", "pubmed", "arxiv"] {
                 command.env(set.to_uppercase(), scratch.path(set));
             }
-            let done = ran(&mut command);
+            let done = run_command(&mut command);
             assert_eq!(done.code, Some(0), "{name}, {}:\n{}\n{}", verb[0], done.stdout, done.stderr);
         }
     }
-    let found = ran(python(LOOK).args(&names)).expect(0).json();
+    let found = run_command(python(READ_SCRIPT).args(&names)).expect(0).json();
     columns(&found);
     ends(&found);
     detokenized(&scratch);

@@ -5,11 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stillhouse_tests::proxy::{FaultProxy, Plan};
+use stillhouse_tests::proxy::{FaultPlan, FaultProxy};
 use stillhouse_tests::rclone::Rclone;
 use stillhouse_tests::s3::{self, ADMIN, Keys, S3};
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Ran, Scratch, corpus, files, job, nano_teacher, ran, shards, with};
+use stillhouse_tests::{CommandOutput, Scratch, corpus, files, job, nano_teacher, run_command, shards, with};
 
 use crate::exports::{DISTILLKIT, MEGATRON};
 
@@ -34,11 +34,11 @@ pub(crate) struct User<'a> {
 }
 
 impl User<'_> {
-    pub fn run(&self, arguments: &[&str]) -> Ran {
+    pub fn run(&self, arguments: &[&str]) -> CommandOutput {
         let mut command = self.scratch.command(arguments);
         s3::environment(&mut command, &self.endpoint, self.keys);
         command.env("STILLHOUSE_LOG", "debug,hyper=info,h2=info");
-        let ran = ran(&mut command);
+        let ran = run_command(&mut command);
         // even at the most verbose log level, the output contains no secret and no signature
         for text in [&ran.stdout, &ran.stderr] {
             assert!(!text.contains(self.keys.secret) && !text.contains("Signature="), "{text}");
@@ -47,7 +47,7 @@ impl User<'_> {
     }
 
     /// Writes and runs a job.
-    pub fn job(&self, job: &Value) -> Ran {
+    pub fn job(&self, job: &Value) -> CommandOutput {
         self.scratch.job("job.yaml", job);
         self.run(&["run", "job.yaml"])
     }
@@ -62,7 +62,7 @@ pub(crate) fn shards_in(s3: &S3, bucket: &str, prefix: &str) -> BTreeMap<String,
 
 /// Asserts exit code 1 and exactly one error line on stderr.
 #[track_caller]
-fn fails(ran: Ran, parts: &[&str]) {
+fn fails(ran: CommandOutput, parts: &[&str]) {
     let ran = ran.expect(1).says(parts);
     let errors: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("error")).collect();
     assert!(errors.len() == 1 && !errors[0].contains('<') && errors[0].len() < 400, "{}", ran.stderr);
@@ -205,14 +205,14 @@ fn queries_read_buckets(user: &User, s3: &S3) {
     let mut command = user.scratch.command(&["run", "job.yaml", "--quiet"]);
     s3::environment(&mut command, &user.endpoint, user.keys);
     let cache = user.scratch.path("cache");
-    ran(command.env("XDG_CACHE_HOME", &cache)).expect(0);
+    run_command(command.env("XDG_CACHE_HOME", &cache)).expect(0);
     assert_eq!(shards_in(s3, "shards", "queried"), expected);
     assert_eq!(fs::read_dir(cache.join("stillhouse/sql")).unwrap().count(), 0);
 }
 
 /// Proves that reading a column of a row fetches a few ranges, not a shard.
 fn reading_is_ranged(weed: &Seaweed, scratch: &Scratch) {
-    let proxy = FaultProxy::start(weed.endpoint(), Plan { probability: 0.0, ..Plan::default() });
+    let proxy = FaultProxy::start(weed.endpoint(), FaultPlan { probability: 0.0, ..FaultPlan::default() });
     let user = User { scratch, endpoint: proxy.endpoint(), keys: ADMIN };
     // large enough to distinguish ranges from whole shards
     scratch.write("large.jsonl", &corpus(33, 200_000));
@@ -262,7 +262,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     user.run(&["verify", "s3://shards/copy"]).expect(0);
 
     // a second export copies nothing; after an interruption it copies what is missing
-    let copied = |ran: Ran| -> Vec<String> {
+    let copied = |ran: CommandOutput| -> Vec<String> {
         let last: Value = serde_json::from_str(ran.expect(0).stdout.lines().last().unwrap()).unwrap();
         let files = last["export"]["files"].as_array().unwrap().clone();
         let new = files.iter().filter(|f| f["there"] == false);
@@ -407,7 +407,7 @@ fn a_full_disk_leaves_nothing() {
     scratch.job("job.yaml", &packing_job());
     let mut command = scratch.command(&["run", "job.yaml", "--quiet"]);
     limit_files_to(&mut command, 1_000_000);
-    let ran = ran(&mut command);
+    let ran = run_command(&mut command);
     fails(ran, &["data/train-00000-of-00001.parquet", "out"]);
     assert!(!scratch.path("out").exists(), "{:?}", left(&scratch.path("out")));
 }
