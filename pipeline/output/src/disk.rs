@@ -55,8 +55,8 @@ pub(super) async fn put(path: PathBuf, bytes: Vec<u8>) -> io::Result<()> {
     .await
 }
 
-/// Finds files in these folders that [`put`] began and did not finish because its process was killed. `is_target` checks
-/// the intended name.
+/// Finds files in these folders that [`put`] began and did not finish because its process was killed. `is_target`
+/// checks the intended name.
 pub(super) async fn unfinished(folders: Vec<PathBuf>, is_target: fn(&str) -> bool) -> io::Result<Vec<PathBuf>> {
     let find = move || {
         let mut found = Vec::new();
@@ -209,7 +209,8 @@ pub(super) async fn lock_shared(path: PathBuf) -> io::Result<File> {
     .await
 }
 
-/// Whether nobody holds a file ([`lock_shared`]) or it does not exist. If nobody does and `remove` is set, removes the file.
+/// Whether nobody holds a file ([`lock_shared`]) or it does not exist. If nobody does and `remove` is set, removes the
+/// file.
 pub(super) async fn is_unlocked(path: PathBuf, remove: bool) -> io::Result<bool> {
     blocking(move || {
         let file = match File::options().read(true).write(true).open(&path) {
