@@ -94,7 +94,7 @@ impl SplitStream {
             // Set it now, not when the operators receive the error: other splits could begin until then.
             resources.has_failed.fetch_or(batch.is_err(), Ordering::Relaxed);
             metrics.worked_since(began);
-            stage.does(Doing::Nothing);
+            stage.does(Doing::WaitsForConsumer);
             (reader, batch)
         }));
     }
@@ -158,5 +158,77 @@ impl ExecutionPlan for SplitsExec {
             },
         );
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use futures::StreamExt;
+    use stillhouse_operators::invariants::Limits;
+    use stillhouse_operators::vocabulary::Vocabulary;
+    use stillhouse_output::Output;
+    use stillhouse_schemas::manifest::{Piece, Range};
+    use stillhouse_schemas::spec::Engine;
+    use stillhouse_source::Store;
+    use tokio::runtime::Handle;
+
+    use super::*;
+    use crate::pool::Pool;
+    use crate::resources::{SplitsAtWork, stages};
+    use crate::session::Session;
+
+    /// A session that reads this number of documents without text as one split.
+    fn session(documents: u64, pool: &Pool) -> Session {
+        let input = serde_json::json!({"format": "none", "documents": documents});
+        let file = InputFile::nothing();
+        let piece = Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: documents } };
+        let (pieces, dataset_split) = (vec![piece], "train".into());
+        let split = SplitRecord { split: SplitId(0), dataset_split, pieces, keys: None, appended: 0, place: None };
+        let splits = Arc::new(vec![split]);
+        let corpus = Corpus {
+            files: Arc::new(vec![file]),
+            input: Arc::new(serde_json::from_value(input).unwrap()),
+            splits: Arc::clone(&splits),
+            query_skipped: None,
+        };
+        let resources = JobResources {
+            splits,
+            store: Store::local(Handle::current()),
+            vocabulary: Arc::new(Vocabulary::of_numbers(2, "none").unwrap()),
+            devices: Vec::new(),
+            output: Output::on_disk("no such folder").unwrap(),
+            limits: Arc::new(|_: &SplitRecord| -> Limits { panic!("no row is written") }),
+            spawner: pool.spawner().unwrap(),
+            operators_overlap: false,
+            has_failed: AtomicBool::new(false),
+            stop: Arc::default(),
+            stages: stages(&[]),
+            at_work: SplitsAtWork::default(),
+        };
+        Session::new(Arc::new(SplitsExec::new(corpus)), resources, &Engine::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_reader_whose_batch_is_not_taken_waits_for_the_stage_after_it() {
+        let pool = Pool::new(1).unwrap();
+        let session = session(20_000, &pool);
+        let mut rows = session.rows(0).unwrap();
+        let states = session.resources.at_work.all();
+        let read = || states[0].statuses()[0].clone();
+        assert!(rows.next().await.unwrap().unwrap().num_rows() > 0);
+        let waits = async {
+            while read().doing != "waits for the stage after it" {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap();
+        assert!(read().rows > 0);
+        while let Some(batch) = rows.next().await {
+            batch.unwrap();
+        }
+        assert_eq!((read().rows, read().doing.as_str()), (20_000, "has ended"));
     }
 }

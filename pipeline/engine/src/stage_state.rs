@@ -15,7 +15,7 @@ use crate::node_metrics::NodeMetrics;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Doing {
-    /// Has not begun, or is idle between two batches.
+    /// Has not begun.
     Nothing,
     /// Computes, reads or writes.
     Works,
@@ -23,12 +23,15 @@ pub enum Doing {
     WaitsForInput,
     /// Waits for the device.
     WaitsForDevice,
+    /// Has a batch that the next stage has not taken yet.
+    WaitsForConsumer,
     /// Has ended.
     Done,
 }
 
 impl Doing {
-    const ALL: [Self; 5] = [Self::Nothing, Self::Works, Self::WaitsForInput, Self::WaitsForDevice, Self::Done];
+    const ALL: [Self; 6] =
+        [Self::Nothing, Self::Works, Self::WaitsForInput, Self::WaitsForDevice, Self::WaitsForConsumer, Self::Done];
 
     fn description(self) -> &'static str {
         match self {
@@ -36,6 +39,7 @@ impl Doing {
             Self::Works => "is at work",
             Self::WaitsForInput => "waits for the stage before it",
             Self::WaitsForDevice => "waits for the device",
+            Self::WaitsForConsumer => "waits for the stage after it",
             Self::Done => "has ended",
         }
     }
