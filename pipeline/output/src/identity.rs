@@ -57,7 +57,7 @@ impl JobHash {
 impl JobHash {
     /// Whether a commit with this hash belongs to this job, now or before files were appended.
     pub fn counts(&self, job_hash: &str) -> bool {
-        self.hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
+        is_hash_of_job(job_hash, &self.hash, self.appended.iter().map(|a| a.to.as_str()))
     }
 
     /// The same job with these files appended later. `None` if it does not have one of them.
@@ -76,6 +76,11 @@ impl JobHash {
         let hash = hash_of(&self.identity, &files, &appended);
         self.of_files(hash, files, appended)
     }
+}
+
+/// Whether the hash in a commit belongs to a job: its current hash, or one that it had before files were appended.
+pub(crate) fn is_hash_of_job<'a>(commit: &str, current: &str, mut earlier: impl Iterator<Item = &'a str>) -> bool {
+    commit == current || earlier.any(|hash| hash == commit)
 }
 
 /// Hashes everything that decides the bytes of the shards. The order of the files is the order in which they were given

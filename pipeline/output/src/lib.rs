@@ -74,7 +74,7 @@ pub use self::plan::PLAN;
 pub use self::plan::PlanRecord;
 use self::probe::{ConditionSupport, probe};
 pub use self::upload::{ShardUpload, Staged, UploadOptions};
-use crate::identity::JobHash;
+use crate::identity::{JobHash, is_hash_of_job};
 
 const STATE_FOLDER: &str = "_stillhouse";
 /// Folder of the rows of `input.sql`; it exists while the job runs.
@@ -206,7 +206,7 @@ impl Output {
 
     /// Whether a commit belongs to the job that writes this output.
     fn is_own(&self, record: &CommitRecord) -> bool {
-        record.job_hash == self.job_hash || self.earlier_job_hashes.contains(&record.job_hash)
+        is_hash_of_job(&record.job_hash, &self.job_hash, self.earlier_job_hashes.iter().map(String::as_str))
     }
 
     /// Chooses an upload part size that fits shards of about this size.
