@@ -19,7 +19,7 @@ use crate::cluster::{
 use crate::cluster_store::Run;
 use crate::stores::{packing_job, shards_in};
 
-fn made(executor: &Executor) -> usize {
+fn committed_splits(executor: &Executor) -> usize {
     read_log(&executor.log).matches("committed split=").count()
 }
 
@@ -59,7 +59,7 @@ fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
         "{}",
         read_log(&log)
     );
-    assert_eq!((made(&odd), made(&same)), (0, expected.len()));
+    assert_eq!((committed_splits(&odd), committed_splits(&same)), (0, expected.len()));
 
     // conversely, this machine makes nothing for a run started on such a machine
     drop(odd);
@@ -69,7 +69,7 @@ fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
     let mut same = same;
     same.wait_for_log("are passed on: the run computes in f32 ");
     run.server.kill();
-    assert_eq!(made(&same), expected.len());
+    assert_eq!(committed_splits(&same), expected.len());
 }
 
 /// A copy of the program with another build name, and that name.
@@ -159,7 +159,7 @@ fn a_query_runs_once_however_many_make_its_splits() {
         assert!(!home.join(".cache").exists());
     }
     assert!(!homes[2].join(".cache").exists());
-    assert_eq!(made(&first.executor) + made(&second), 2 * expected.len());
+    assert_eq!(committed_splits(&first.executor) + committed_splits(&second), 2 * expected.len());
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn run(scratch: &Scratch, job: &Value, name: &str, splits: Option<u64>, threads:
 
 /// Asserts success and returns the shards.
 #[track_caller]
-fn made_by(scratch: &Scratch, stats: ProcessStats, name: &str) -> BTreeMap<String, String> {
+fn expect_shards(scratch: &Scratch, stats: ProcessStats, name: &str) -> BTreeMap<String, String> {
     stats.output.expect(0);
     shards(&scratch.path(name))
 }
@@ -188,7 +188,7 @@ fn splits_at_once_from_a_query_into_a_store_end() {
 #[test]
 fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
     let scratch = scratch(221);
-    let expected = made_by(&scratch, run(&scratch, &with_teacher(64), "whole", Some(2), 2), "whole");
+    let expected = expect_shards(&scratch, run(&scratch, &with_teacher(64), "whole", Some(2), 2), "whole");
     for (signal_number, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
         let patch = json!({"engine": {"parallel_splits": 120}, "output": {"path": "stopped"}});
         scratch.job("job.yaml", &with(with_teacher(64), &patch));
@@ -224,7 +224,7 @@ fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
 fn a_split_that_fails_among_a_thousand_ends_the_run() {
     const BROKEN: usize = 5;
     let scratch = scratch(1060);
-    let expected = made_by(&scratch, run(&scratch, &plain(), "whole", Some(4), 2), "whole");
+    let expected = expect_shards(&scratch, run(&scratch, &plain(), "whole", Some(4), 2), "whole");
 
     let mended = lines(1060);
     let mut broken = mended.clone();
@@ -251,7 +251,7 @@ fn a_split_that_fails_among_a_thousand_ends_the_run() {
         // With the line mended the same job resumes, because no committed split had read that line.
         scratch.write("corpus.jsonl", &(mended.join("\n") + "\n"));
         let resumed = run(&scratch, &plain(), "failed", Some(splits), threads);
-        assert!(made_by(&scratch, resumed, "failed") == expected, "other bytes after a resume");
+        assert!(expect_shards(&scratch, resumed, "failed") == expected, "other bytes after a resume");
         fs::remove_dir_all(scratch.path("failed")).unwrap();
         scratch.write("corpus.jsonl", &(broken.join("\n") + "\n"));
     }
@@ -269,7 +269,7 @@ fn the_memory_of_a_job_is_a_limit() {
         "extract": {"teacher": job()["extract"]["teacher"], "noise": {"codec": "dense"}}
     });
     let job = with(plain(), &patch);
-    let expected = made_by(&scratch, run(&scratch, &job, "without", Some(4), 2), "without");
+    let expected = expect_shards(&scratch, run(&scratch, &job, "without", Some(4), 2), "without");
     assert!(expected.len() >= 2, "{}", expected.len());
 
     let small = with(job.clone(), &json!({"engine": {"memory_megabytes": 16}}));
@@ -283,7 +283,7 @@ fn the_memory_of_a_job_is_a_limit() {
     assert!(!scratch.path("small/_SUCCESS").exists());
 
     let enough = with(job, &json!({"engine": {"memory_megabytes": 100}}));
-    assert!(made_by(&scratch, run(&scratch, &enough, "enough", Some(4), 2), "enough") == expected, "other bytes");
+    assert!(expect_shards(&scratch, run(&scratch, &enough, "enough", Some(4), 2), "enough") == expected, "other bytes");
 
     // `derive` obeys the same limit and reports its stages like `run`
     let derived = |name: &str, megabytes: u32| {
@@ -327,7 +327,7 @@ fn a_teacher_that_changes_while_the_job_runs_makes_no_data_set() {
     let scratch = scratch(60);
     let config = teacher_copy(&scratch).join("config.json");
     let job = taught_by(&scratch.path("teacher"));
-    let expected = made_by(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
+    let expected = expect_shards(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
     let was = fs::read(&config).unwrap();
 
     scratch.job("job.yaml", &with(job, &json!({"engine": {"parallel_splits": 2}, "output": {"path": "changed"}})));
@@ -344,7 +344,7 @@ fn a_teacher_that_changes_while_the_job_runs_makes_no_data_set() {
     // with the original file the same job resumes
     fs::write(&config, was).unwrap();
     let resumed = run_measured(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
-    assert!(made_by(&scratch, resumed, "changed") == expected, "other bytes after a resume");
+    assert!(expect_shards(&scratch, resumed, "changed") == expected, "other bytes after a resume");
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn what_a_query_skipped_is_counted_once_over_a_stop_and_a_resume() {
     scratch.write("corpus.jsonl", &(corpus.join("\n") + "\n"));
     let input = json!({"sql": "SELECT text FROM input", "on_error": "skip", "max_skipped": 0.5});
     let job = with(with_teacher(64), &json!({"input": input}));
-    let expected = made_by(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
+    let expected = expect_shards(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
     let statistics = |name: &str| {
         let manifest = fs::read(scratch.path(name).join("manifest.json")).unwrap();
         serde_json::from_slice::<Value>(&manifest).unwrap()["statistics"].clone()
@@ -398,6 +398,6 @@ fn what_a_query_skipped_is_counted_once_over_a_stop_and_a_resume() {
     assert_eq!(stats.output.code, Some(130), "{}", stats.output.stderr);
     assert!(assert_whole(&scratch.path("stopped"), &expected) < expected.len());
     let resumed = run_measured(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
-    assert!(made_by(&scratch, resumed, "stopped") == expected, "other bytes after a resume");
+    assert!(expect_shards(&scratch, resumed, "stopped") == expected, "other bytes after a resume");
     assert_eq!(statistics("stopped"), whole);
 }

@@ -15,7 +15,7 @@ rows = [row for path in sorted(glob.glob(sys.argv[1] + '/data/*.parquet')) for r
 print(json.dumps([{k: row[k] for k in ('sequence_id', 'input_ids', 'label', 'subtokens', 'document_offsets', 'partition') if k in row} for row in rows]))
 ";
 
-fn stored(dataset: &Path) -> Vec<Value> {
+fn stored_rows(dataset: &Path) -> Vec<Value> {
     let mut command = Command::new(root().join(".venv/bin/python"));
     command.args(["-P", "-c", READ_SCRIPT]).arg(dataset);
     let rows = run_command(&mut command).expect(0).json();
@@ -58,7 +58,7 @@ fn a_folder_of_images_becomes_a_data_set() {
     classes(&scratch);
     let dataset = scratch.make(&job());
     scratch.stillhouse(&["verify", "out"]).expect(0);
-    let rows = stored(&dataset);
+    let rows = stored_rows(&dataset);
     let labels: Vec<i64> = rows.iter().map(|row| row["label"].as_i64().unwrap()).collect();
     assert_eq!(labels, [0, 0, 1, 1]);
     for row in &rows {
@@ -106,7 +106,7 @@ fn hostile_images_fail_by_name_or_are_counted() {
     let dataset = scratch.make(&with(job(), &json!({"input": {"on_error": "skip", "max_skipped": 0.5}})));
     let manifest: Value = serde_json::from_str(&fs::read_to_string(dataset.join("manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["statistics"]["skipped"], json!({"CMYK": 1, "too many pixels": 1}));
-    assert_eq!(stored(&dataset).len(), 4);
+    assert_eq!(stored_rows(&dataset).len(), 4);
     let refused = |patch: &Value, says: &str| -> CommandOutput {
         scratch.job("bad.yaml", &with(job(), patch));
         scratch.stillhouse(&["plan", "bad.yaml"]).expect(2).says(&[says])
@@ -204,7 +204,7 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
         }
         run_command(&mut run).expect(0);
         scratch.stillhouse(&["verify", name]).expect(0);
-        let stored = stored(&scratch.path(name));
+        let stored = stored_rows(&scratch.path(name));
         assert_eq!(stored.len(), rows, "{name}");
         if name.starts_with("prime") {
             let mut plan = scratch.command(&["plan", "paper.yaml", "--json"]);

@@ -16,7 +16,7 @@ fn packing() -> Value {
 }
 
 /// Runs a verb with the job on stdin.
-fn piped(scratch: &Scratch, arguments: &[&str], text: &str) -> CommandOutput {
+fn run_with_stdin(scratch: &Scratch, arguments: &[&str], text: &str) -> CommandOutput {
     let mut command = scratch.command(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
@@ -71,17 +71,21 @@ fn json_of_any_program_is_a_job_file() {
 fn a_job_may_come_on_stdin() {
     let scratch = Scratch::with_corpus(2, 400);
     let text = serde_json::to_string(&packing()).unwrap();
-    let plan = piped(&scratch, &["plan", "-", "--json"], &text).expect(0).json();
+    let plan = run_with_stdin(&scratch, &["plan", "-", "--json"], &text).expect(0).json();
     assert_eq!(plan["name"], "small");
-    piped(&scratch, &["run", "-"], &text).expect(0);
+    run_with_stdin(&scratch, &["run", "-"], &text).expect(0);
     let made = shards(&scratch.path("out"));
     assert_eq!(made.len(), 1);
     scratch.job("job.yaml", &with(packing(), &json!({"output": {"path": "file"}})));
     scratch.stillhouse(&["run", "job.yaml"]).expect(0);
     assert_eq!(shards(&scratch.path("file")), made);
     let wrong = text.replace("\"length\"", "\"lenght\"");
-    piped(&scratch, &["run", "-"], &wrong).expect(2).says(&["stdin:1:", "pack.lenght", "did you mean `length`?"]);
-    piped(&scratch, &["run", "-"], "").expect(2).says(&["stdin"]);
+    run_with_stdin(&scratch, &["run", "-"], &wrong).expect(2).says(&[
+        "stdin:1:",
+        "pack.lenght",
+        "did you mean `length`?",
+    ]);
+    run_with_stdin(&scratch, &["run", "-"], "").expect(2).says(&["stdin"]);
 }
 
 /// Proves that variables affect only where files are found, and never appear in the data set.

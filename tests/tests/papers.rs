@@ -57,19 +57,19 @@ print(json.dumps(found))
 ";
 
 /// Columns that every data set has.
-const ALWAYS: [&str; 4] = ["sequence_id", "input_ids", "document_offsets", "document_ids"];
-const NOISE: [&str; 4] = ["logprob", "noise_count", "noise_index", "noise_logprob"];
+const COMMON_COLUMNS: [&str; 4] = ["sequence_id", "input_ids", "document_offsets", "document_ids"];
+const NOISE_COLUMNS: [&str; 4] = ["logprob", "noise_count", "noise_index", "noise_logprob"];
 
 /// Every job file with the columns that it adds.
 fn papers() -> Vec<(String, Vec<&'static str>)> {
     let mut papers: Vec<(String, Vec<&str>)> = vec![
         ("mdlm-table1-lm1b".into(), vec!["attention_mask"]),
         ("mdlm-table2-owt".into(), vec![]),
-        ("gumbel-table1-owt-mdlm".into(), NOISE.into()),
-        ("gumbel-table1-owt-bd3lm4".into(), [&NOISE[..], &["partition", "partition_t"]].concat()),
-        ("gumbel-table1-owt-bd3lm16".into(), [&NOISE[..], &["partition", "partition_t"]].concat()),
-        ("gumbel-table1-lm1b".into(), NOISE.into()),
-        ("gumbel-table3-medusa".into(), NOISE.into()),
+        ("gumbel-table1-owt-mdlm".into(), NOISE_COLUMNS.into()),
+        ("gumbel-table1-owt-bd3lm4".into(), [&NOISE_COLUMNS[..], &["partition", "partition_t"]].concat()),
+        ("gumbel-table1-owt-bd3lm16".into(), [&NOISE_COLUMNS[..], &["partition", "partition_t"]].concat()),
+        ("gumbel-table1-lm1b".into(), NOISE_COLUMNS.into()),
+        ("gumbel-table3-medusa".into(), NOISE_COLUMNS.into()),
         ("gumbel-table4-lm1b-token-kd".into(), vec!["logprob", "topk_index", "topk_logprob"]),
         ("gumbel-table5-lm1b-sequential".into(), vec!["attention_mask", "logprob", "given"]),
         ("prime-table2-owt".into(), vec!["subtokens", "partition", "partition_t"]),
@@ -81,7 +81,7 @@ fn papers() -> Vec<(String, Vec<&'static str>)> {
     ];
     for set in ZERO_SHOT {
         papers.push((format!("mdlm-table3-{set}"), vec![]));
-        papers.push((format!("gumbel-table8-{set}"), NOISE.into()));
+        papers.push((format!("gumbel-table8-{set}"), NOISE_COLUMNS.into()));
     }
     papers
 }
@@ -197,7 +197,7 @@ fn columns(found: &Value) {
     for (name, more) in papers() {
         let set = &found[&name];
         let columns: BTreeSet<&str> = set["columns"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
-        assert_eq!(columns, ALWAYS.into_iter().chain(more).collect(), "{name}");
+        assert_eq!(columns, COMMON_COLUMNS.into_iter().chain(more).collect(), "{name}");
         let length =
             if name.contains("lm1b") && !name.contains("table3-") && !name.contains("table8-") { 32 } else { 64 };
         assert_eq!(set["lengths"], json!([length]), "{name}");

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use stillhouse_tests::service::{Api, Service, TIMEOUT, eventually};
 
 /// Limits under which no client of these tests counts as slow, even on a slow machine.
-fn patient() -> Value {
+fn patient_limits() -> Value {
     json!({"limits": {"header_seconds": 180, "body_seconds": 180}})
 }
 
@@ -79,7 +79,7 @@ impl RawClient {
 
 /// Asserts that a response is a problem of this status that closes the connection.
 #[track_caller]
-fn is_refusal(what: &str, answer: &str, status: u16) {
+fn assert_refusal(what: &str, answer: &str, status: u16) {
     assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {answer:?}");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.lines().any(|line| line == "connection: close"), "{what}: {head}");
@@ -97,7 +97,7 @@ type Case<'a> = (&'a str, &'a Api, &'a str, &'a [&'a str], usize, u16);
 
 #[test]
 fn who_sends_the_whole_body_first_reads_the_answer() {
-    let mut service = Service::new(&patient());
+    let mut service = Service::new(&patient_limits());
     service.configure(&json!({"auth": "token"}));
     service.launch();
     let (nobody, ada) = (service.api.clone(), service.token("ada", &["read", "submit"]));
@@ -117,14 +117,14 @@ fn who_sends_the_whole_body_first_reads_the_answer() {
         let mut client = RawClient::head(&service, api, line, headers);
         client.until_answered();
         client.send(bytes).unwrap_or_else(|e| panic!("{what}: {e}"));
-        is_refusal(what, &client.read().unwrap_or_else(|e| panic!("{what}: {e}")), status);
+        assert_refusal(what, &client.read().unwrap_or_else(|e| panic!("{what}: {e}")), status);
     }
     // a body without a length is refused once the limit is exceeded
     let mut client = RawClient::head(&service, &ada, POST, &[YAML, "transfer-encoding: chunked"]);
     client.send_chunks(MEGABYTE).unwrap();
     client.until_answered();
     client.send_chunks(5_000_000).unwrap();
-    is_refusal("chunks", &client.read().unwrap(), 413);
+    assert_refusal("chunks", &client.read().unwrap(), 413);
     // a head that is too long is refused before it is a request
     let mut client = RawClient::head(&service, &ada, "GET /api/v1/jobs", &[&format!("x-a: {}", "a".repeat(MEGABYTE))]);
     client.until_answered();
@@ -137,7 +137,7 @@ fn who_sends_the_whole_body_first_reads_the_answer() {
 
 #[test]
 fn who_asks_too_often_with_a_body_reads_so() {
-    let mut service = Service::new(&patient());
+    let mut service = Service::new(&patient_limits());
     service.configure(&json!({"limits": {"submissions_per_minute": 1}}));
     service.launch();
     let api = &service.api;
@@ -145,17 +145,17 @@ fn who_asks_too_often_with_a_body_reads_so() {
     let mut client = RawClient::head(&service, api, POST, &[YAML, LARGE]);
     client.until_answered();
     client.send(MEGABYTE).unwrap();
-    is_refusal("too often", &client.read().unwrap(), 429);
+    assert_refusal("too often", &client.read().unwrap(), 429);
 }
 
 #[test]
 fn who_asks_whether_to_go_on_is_reported_before_the_body() {
-    let service = Service::start(&patient());
+    let service = Service::start(&patient_limits());
     let api = &service.api;
     let expect = "expect: 100-continue";
     let mut client = RawClient::head(&service, api, POST, &[YAML, LARGE, expect]);
     // the body was not requested and is not sent
-    is_refusal("refused", &client.read().unwrap(), 413);
+    assert_refusal("refused", &client.read().unwrap(), 413);
     drop(client);
     let mut client = RawClient::head(&service, api, "POST /api/v1/validate", &[YAML, "content-length: 10", expect]);
     let mut reported = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
@@ -193,7 +193,7 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
     eventually("the place of the slow one", || (service.api.try_get("/jobs")?.status == 200).then_some(()));
 
     // even from a fast client at most 64 MB are read
-    service.configure(&patient());
+    service.configure(&patient_limits());
     service.kill();
     service.launch();
     let mut fast = RawClient::head(&service, &service.api, POST, &[YAML, "content-length: 9000000000"]);
@@ -207,7 +207,7 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
 fn a_refused_client_gives_way_in_the_places_that_are_kept() {
     // The reserved connections serve health checks, but not clients that keep sending after a refusal.
     for line in ["POST /api/v1/health", "GET /api/v1/health", POST] {
-        let mut service = Service::new(&patient());
+        let mut service = Service::new(&patient_limits());
         service.configure(&json!({"limits": {"connections": 1, "connections_kept": 1}}));
         service.launch();
         let mut idle = service.connect();

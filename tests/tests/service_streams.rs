@@ -12,7 +12,7 @@ use crate::service_api::{long_job, quick_job, start};
 const SSE: (&str, &str) = ("accept", "text/event-stream");
 
 #[track_caller]
-fn too_many(answer: ApiResponse, says: &str) {
+fn assert_too_many(answer: ApiResponse, says: &str) {
     assert!(answer.header("retry-after").parse::<u32>().unwrap() >= 1);
     let problem = answer.problem(429);
     assert!(problem["detail"].as_str().unwrap().contains(says), "{problem}");
@@ -31,12 +31,12 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
     // four streams of ada, four of bob: half of the connections, independent of `watchers`
     let open = |of: &Api| (0..2).map(|_| of.stream("/events", &[])).collect::<Vec<_>>();
     let mut streams = open(&ada);
-    too_many(ada.send("GET", "/events", &[SSE], None), "2 live streams of this token are open");
+    assert_too_many(ada.send("GET", "/events", &[SSE], None), "2 live streams of this token are open");
     streams.extend(open(&again));
-    too_many(third.send("GET", "/events", &[SSE], None), "4 live streams of ada are open");
+    assert_too_many(third.send("GET", "/events", &[SSE], None), "4 live streams of ada are open");
     streams.extend(open(&bob));
     streams.extend(open(&more));
-    too_many(eve.send("GET", "/events", &[SSE], None), "8 live streams are open, as many as there may be");
+    assert_too_many(eve.send("GET", "/events", &[SSE], None), "8 live streams are open, as many as there may be");
     eve.get("/jobs").expect(200);
 
     // silent connections until all connections are taken
@@ -48,15 +48,15 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
     silent.extend((0..20).map(|_| service.connect()));
     let refused = eve.get("/jobs");
     assert_eq!(refused.header("connection"), "close");
-    too_many(refused, "tokens with the scope admin");
+    assert_too_many(refused, "tokens with the scope admin");
     let anybody = &service.api;
     for _ in 0..5 {
         anybody.get("/health").expect(200);
         anybody.get("/ready").expect(200);
         assert!(figures.get("/metrics").expect(200).text.contains("stillhouse_watchers 8\n"));
         assert_eq!(admin.get("/jobs").expect(200).json()["jobs"], json!([]));
-        too_many(anybody.get("/version"), "/api/v1/health");
-        too_many(admin.send("GET", "/events", &[SSE], None), "not for live streams");
+        assert_too_many(anybody.get("/version"), "/api/v1/health");
+        assert_too_many(admin.send("GET", "/events", &[SSE], None), "not for live streams");
     }
     // an admin can end the flood
     service.revoke(&ada);
@@ -99,7 +99,7 @@ fn clients_behind_a_trusted_proxy_are_distinguished() {
     let ada = service.token("ada", &["read"]);
     let stream = ada.stream("/events", &[("x-forwarded-for", "192.0.2.7")]);
     let jobs = |said: &str| ada.send("GET", "/jobs", &[("x-forwarded-for", said)], None);
-    too_many(jobs("192.0.2.7"), "1 requests of 192.0.2.7");
+    assert_too_many(jobs("192.0.2.7"), "1 requests of 192.0.2.7");
     jobs("192.0.2.8").expect(200);
     drop(stream);
     eventually("the stream is counted off", || (jobs("192.0.2.7").status == 200).then_some(()));
