@@ -17,7 +17,7 @@ use crate::hex_sha256;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// Maximum delay of a download. The client treats a longer silence as a failure.
-const KEPT: Duration = Duration::from_secs(20);
+const MAX_DOWNLOAD_DELAY: Duration = Duration::from_secs(20);
 
 /// The hub.
 pub struct Hub {
@@ -34,9 +34,9 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Number of requests by method and file.
-    asked: BTreeMap<(String, String), usize>,
+    request_counts: BTreeMap<(String, String), usize>,
     /// Delays downloads of this file until it has had this many `HEAD` requests.
-    kept: Option<(String, usize)>,
+    delayed: Option<(String, usize)>,
 }
 
 impl Shared {
@@ -74,18 +74,18 @@ impl Hub {
     }
 
     /// Number of `HEAD` or `GET` requests for a file.
-    pub fn asked(&self, method: &str, file: &str) -> usize {
-        self.shared.state().asked.get(&(method.to_owned(), file.to_owned())).copied().unwrap_or(0)
+    pub fn request_count(&self, method: &str, file: &str) -> usize {
+        self.shared.state().request_counts.get(&(method.to_owned(), file.to_owned())).copied().unwrap_or(0)
     }
 
-    /// Delays downloads of a file from now on, until it has had `looks` `HEAD` requests in total.
-    pub fn keeps(&self, file: &str, looks: usize) {
-        self.shared.state().kept = Some((file.to_owned(), looks));
+    /// Delays downloads of a file from now on, until it has had `head_requests` `HEAD` requests in total.
+    pub fn delay_download(&self, file: &str, head_requests: usize) {
+        self.shared.state().delayed = Some((file.to_owned(), head_requests));
     }
 }
 
 fn serve(shared: &Shared, mut stream: TcpStream) {
-    let Some((method, path)) = asked(&stream) else { return };
+    let Some((method, path)) = read_request(&stream) else { return };
     let (status, headers, body) = match path.split_once(&format!("/resolve/{COMMIT}/")) {
         Some((_, name)) => match shared.files.get(name) {
             Some(bytes) => {
@@ -106,7 +106,7 @@ fn serve(shared: &Shared, mut stream: TcpStream) {
 }
 
 /// Reads a request with its headers; returns its method and path.
-fn asked(stream: &TcpStream) -> Option<(String, String)> {
+fn read_request(stream: &TcpStream) -> Option<(String, String)> {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let first = lines.next()?;
     let _ = lines.take_while(|line| !line.is_empty()).count();
@@ -116,12 +116,12 @@ fn asked(stream: &TcpStream) -> Option<(String, String)> {
 
 fn count(shared: &Shared, method: &str, name: &str) {
     let mut state = shared.state();
-    *state.asked.entry((method.to_owned(), name.to_owned())).or_default() += 1;
+    *state.request_counts.entry((method.to_owned(), name.to_owned())).or_default() += 1;
     shared.changed.notify_all();
-    let looks = (method == "GET").then(|| state.kept.clone()).flatten().filter(|(file, _)| file == name);
-    if let Some((_, looks)) = looks {
+    let head_requests = (method == "GET").then(|| state.delayed.clone()).flatten().filter(|(file, _)| file == name);
+    if let Some((_, head_requests)) = head_requests {
         let key = ("HEAD".to_owned(), name.to_owned());
-        let too_few = |state: &mut State| state.asked.get(&key).copied().unwrap_or(0) < looks;
-        drop(shared.changed.wait_timeout_while(state, KEPT, too_few));
+        let too_few = |state: &mut State| state.request_counts.get(&key).copied().unwrap_or(0) < head_requests;
+        drop(shared.changed.wait_timeout_while(state, MAX_DOWNLOAD_DELAY, too_few));
     }
 }

@@ -14,6 +14,7 @@
 
 pub mod hub;
 pub mod network;
+pub mod process_stats;
 pub mod proxy;
 pub mod rclone;
 pub mod s3;
@@ -21,7 +22,6 @@ pub mod seaweed;
 pub mod server;
 pub mod service;
 pub mod small_disk;
-pub mod watched;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -42,7 +42,7 @@ pub fn root() -> PathBuf {
 
 /// Number of repetitions of a repeated test: `ci`, or `soak` for more confidence under `make soak`
 /// (`STILLHOUSE_SOAK=1`).
-pub fn rounds(ci: usize, soak: usize) -> usize {
+pub fn repetitions(ci: usize, soak: usize) -> usize {
     if std::env::var_os("STILLHOUSE_SOAK").is_some_and(|value| value != "0") { soak } else { ci }
 }
 
@@ -119,7 +119,7 @@ fn is_old(link: &Path) -> bool {
 
 /// The result of a command.
 #[derive(Debug)]
-pub struct Ran {
+pub struct CommandOutput {
     /// Exit code, or `None` if a signal ended it.
     pub code: Option<i32>,
     /// Standard output.
@@ -128,7 +128,7 @@ pub struct Ran {
     pub stderr: String,
 }
 
-impl Ran {
+impl CommandOutput {
     /// Asserts the exit code; shows the output on failure.
     #[track_caller]
     pub fn expect(self, code: i32) -> Self {
@@ -153,9 +153,9 @@ impl Ran {
 }
 
 /// Runs a command and waits for its end.
-pub fn ran(command: &mut Command) -> Ran {
+pub fn run_command(command: &mut Command) -> CommandOutput {
     let out = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    Ran {
+    CommandOutput {
         code: out.status.code(),
         stdout: String::from_utf8(out.stdout).unwrap(),
         stderr: String::from_utf8(out.stderr).unwrap(),
@@ -212,8 +212,8 @@ impl Scratch {
     }
 
     /// Runs the program and waits for its end.
-    pub fn stillhouse(&self, arguments: &[&str]) -> Ran {
-        ran(&mut self.command(arguments))
+    pub fn stillhouse(&self, arguments: &[&str]) -> CommandOutput {
+        run_command(&mut self.command(arguments))
     }
 
     /// Writes a job file and runs it. Returns the folder of the data set, `out` unless the job says otherwise.

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A host does not notice the cut. Its link stays up, the neighbours' hardware addresses are permanent, and packets
-//! vanish in both directions without a reset or ICMP message. [`Host::join`] returns how many packets vanished, so that
-//! a test can prove the cut.
+//! vanish in both directions without a reset or ICMP message. [`Host::reconnect`] returns how many packets vanished, so
+//! that a test can prove the cut.
 //!
 //! The namespaces have no names. Open files of this process and the processes in them keep them alive. When these end,
 //! for whatever reason, the namespaces, links and bridge disappear. Nothing needs cleanup, and parallel tests do not
@@ -46,7 +46,7 @@ pub struct Host(Arc<Inner>);
 struct Inner {
     name: String,
     number: u8,
-    space: Arc<File>,
+    namespace: Arc<File>,
     switch: Arc<File>,
     /// Number of packets it had sent when it was cut off.
     cut: Mutex<Option<u64>>,
@@ -58,13 +58,13 @@ impl Network {
     /// # Panics
     /// If it is not allowed but required; see the module.
     pub fn start() -> Option<Self> {
-        match switch() {
+        match create_switch() {
             Ok(switch) => Some(Self { switch: Arc::new(switch), hosts: Vec::new() }),
             Err(e) => {
                 let test = std::thread::current().name().unwrap_or("a test").to_owned();
-                let why = format!("{test}: no network namespaces here: {e}");
-                assert!(!must(), "{why}; valid: root with CAP_SYS_ADMIN and CAP_NET_ADMIN, and iproute2");
-                eprintln!("skipped: {why}");
+                let message = format!("{test}: no network namespaces here: {e}");
+                assert!(!is_required(), "{message}; valid: root with CAP_SYS_ADMIN and CAP_NET_ADMIN, and iproute2");
+                eprintln!("skipped: {message}");
                 None
             }
         }
@@ -73,23 +73,23 @@ impl Network {
     /// Adds a host.
     pub fn host(&mut self, name: &str) -> Host {
         let number = u8::try_from(self.hosts.len() + 2).unwrap();
-        let space = Arc::new(namespace().unwrap());
+        let namespace = Arc::new(create_namespace().unwrap());
         let host =
-            Inner { name: name.to_owned(), number, space, switch: Arc::clone(&self.switch), cut: Mutex::default() };
-        let (port, file) = (host.port(), host.space.as_raw_fd());
+            Inner { name: name.to_owned(), number, namespace, switch: Arc::clone(&self.switch), cut: Mutex::default() };
+        let (port, file) = (host.port(), host.namespace.as_raw_fd());
         let mut switch =
-            ip(["link", "add", &port, "type", "veth", "peer", "name", "eth0", "address", &hardware(number)]);
+            ip(["link", "add", &port, "type", "veth", "peer", "name", "eth0", "address", &mac_address(number)]);
         switch.arg("netns").arg(format!("/proc/{}/fd/{file}", std::process::id()));
-        done(&mut switch, &self.switch);
-        done(&mut ip(["link", "set", &port, "master", "switch", "up"]), &self.switch);
-        done(&mut ip(["link", "set", "lo", "up"]), &host.space);
-        done(&mut ip(["addr", "add", &format!("{}/24", address(number)), "dev", "eth0"]), &host.space);
-        done(&mut ip(["link", "set", "eth0", "up"]), &host.space);
+        ip_output(&mut switch, &self.switch);
+        ip_output(&mut ip(["link", "set", &port, "master", "switch", "up"]), &self.switch);
+        ip_output(&mut ip(["link", "set", "lo", "up"]), &host.namespace);
+        ip_output(&mut ip(["addr", "add", &format!("{}/24", address(number)), "dev", "eth0"]), &host.namespace);
+        ip_output(&mut ip(["link", "set", "eth0", "up"]), &host.namespace);
         for other in &self.hosts {
             for (of, known) in [(&host, other.0.number), (other.0.as_ref(), number)] {
-                let (address, hardware) = (address(known).to_string(), hardware(known));
+                let (address, hardware) = (address(known).to_string(), mac_address(known));
                 let neighbour = ["neigh", "replace", &address, "lladdr", &hardware, "dev", "eth0", "nud", "permanent"];
-                done(&mut ip(neighbour), &of.space);
+                ip_output(&mut ip(neighbour), &of.namespace);
             }
         }
         let host = Host(Arc::new(host));
@@ -105,30 +105,30 @@ impl Host {
     }
 
     /// Makes a command run in this host.
-    pub fn puts(&self, command: &mut Command) {
-        put(command, &self.0.space);
+    pub fn attach(&self, command: &mut Command) {
+        enter_on_exec(command, &self.0.namespace);
     }
 
     /// Moves this thread into the host until the returned value is dropped.
-    pub fn enter(&self) -> Inside {
-        let back = File::open(OWN).unwrap();
-        join_namespace(&self.0.space).unwrap();
-        Inside { back, _of_this_thread: PhantomData }
+    pub fn enter(&self) -> EnteredHost {
+        let back = File::open(OWN_NAMESPACE).unwrap();
+        join_namespace(&self.0.namespace).unwrap();
+        EnteredHost { back, _not_send: PhantomData }
     }
 
     /// Cuts the host off.
     pub fn cut(&self) {
         let mut cut = self.0.cut.lock().unwrap();
         assert!(cut.is_none(), "{} is cut off already", self.0.name);
-        done(&mut ip(["link", "set", &self.0.port(), "nomaster"]), &self.0.switch);
+        ip_output(&mut ip(["link", "set", &self.0.port(), "nomaster"]), &self.0.switch);
         *cut = Some(self.0.sent());
     }
 
     /// Reconnects the host. Returns the number of its packets that vanished meanwhile.
-    pub fn join(&self) -> u64 {
+    pub fn reconnect(&self) -> u64 {
         let before = self.0.cut.lock().unwrap().take().unwrap_or_else(|| panic!("{} is not cut off", self.0.name));
         let vanished = self.0.sent() - before;
-        done(&mut ip(["link", "set", &self.0.port(), "master", "switch"]), &self.0.switch);
+        ip_output(&mut ip(["link", "set", &self.0.port(), "master", "switch"]), &self.0.switch);
         vanished
     }
 }
@@ -141,19 +141,19 @@ impl Inner {
 
     /// Number of packets that the switch has received from it.
     fn sent(&self) -> u64 {
-        let told = done(&mut ip(["-s", "-j", "link", "show", "dev", &self.port()]), &self.switch);
-        let told: Value = serde_json::from_str(&told).unwrap();
-        told[0]["stats64"]["rx"]["packets"].as_u64().unwrap()
+        let shown = ip_output(&mut ip(["-s", "-j", "link", "show", "dev", &self.port()]), &self.switch);
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        shown[0]["stats64"]["rx"]["packets"].as_u64().unwrap()
     }
 }
 
 /// Keeps this thread in a host.
-pub struct Inside {
+pub struct EnteredHost {
     back: File,
-    _of_this_thread: PhantomData<*const ()>,
+    _not_send: PhantomData<*const ()>,
 }
 
-impl Drop for Inside {
+impl Drop for EnteredHost {
     fn drop(&mut self) {
         if let Err(e) = join_namespace(&self.back) {
             // Abort: anything this thread did next would happen in the wrong namespace.
@@ -163,53 +163,53 @@ impl Drop for Inside {
     }
 }
 
-const OWN: &str = "/proc/thread-self/ns/net";
+const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, number)
 }
 
-fn hardware(number: u8) -> String {
+fn mac_address(number: u8) -> String {
     format!("02:00:0a:4d:00:{number:02x}")
 }
 
 /// Whether tests that need a network must not be skipped.
-fn must() -> bool {
+fn is_required() -> bool {
     let says = |name: &str, text: &str| std::env::var_os(name).is_some_and(|value| value == OsStr::new(text));
     says("STILLHOUSE_NETNS", "must") || (std::env::var_os("CI").is_some() && !says("STILLHOUSE_NETNS", "skip"))
 }
 
-fn switch() -> io::Result<File> {
-    let space = namespace()?;
-    call(&mut ip(["link", "add", "switch", "type", "bridge"]), &space)?;
-    call(&mut ip(["link", "set", "switch", "up"]), &space)?;
-    Ok(space)
+fn create_switch() -> io::Result<File> {
+    let namespace = create_namespace()?;
+    try_ip(&mut ip(["link", "add", "switch", "type", "bridge"]), &namespace)?;
+    try_ip(&mut ip(["link", "set", "switch", "up"]), &namespace)?;
+    Ok(namespace)
 }
 
 /// Creates a network namespace that lives while the file is open or a process is in it.
-fn namespace() -> io::Result<File> {
+fn create_namespace() -> io::Result<File> {
     let made = std::thread::spawn(|| {
         // SAFETY: `unshare` takes only numbers, and this thread ends here.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        File::open(OWN)
+        File::open(OWN_NAMESPACE)
     });
     made.join().unwrap()
 }
 
-fn join_namespace(space: &File) -> io::Result<()> {
+fn join_namespace(namespace: &File) -> io::Result<()> {
     // SAFETY: The descriptor is open.
-    match unsafe { libc::setns(space.as_raw_fd(), libc::CLONE_NEWNET) } {
+    match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-fn put(command: &mut Command, space: &Arc<File>) {
-    let space = Arc::clone(space);
+fn enter_on_exec(command: &mut Command, namespace: &Arc<File>) {
+    let namespace = Arc::clone(namespace);
     // SAFETY: Between fork and exec, this makes one system call and touches no memory of the parent.
-    unsafe { command.pre_exec(move || join_namespace(&space)) };
+    unsafe { command.pre_exec(move || join_namespace(&namespace)) };
 }
 
 fn ip<const N: usize>(arguments: [&str; N]) -> Command {
@@ -219,8 +219,8 @@ fn ip<const N: usize>(arguments: [&str; N]) -> Command {
 }
 
 /// Runs iproute2's `ip` in a namespace and returns its output.
-fn call(command: &mut Command, space: &File) -> io::Result<String> {
-    put(command, &Arc::new(space.try_clone()?));
+fn try_ip(command: &mut Command, namespace: &File) -> io::Result<String> {
+    enter_on_exec(command, &Arc::new(namespace.try_clone()?));
     let ran = command.stdin(Stdio::null()).output().map_err(|e| io::Error::new(e.kind(), format!("ip: {e}")))?;
     if ran.status.success() {
         return Ok(String::from_utf8_lossy(&ran.stdout).into_owned());
@@ -229,8 +229,8 @@ fn call(command: &mut Command, space: &File) -> io::Result<String> {
 }
 
 #[track_caller]
-fn done(command: &mut Command, space: &File) -> String {
-    call(command, space).unwrap()
+fn ip_output(command: &mut Command, namespace: &File) -> String {
+    try_ip(command, namespace).unwrap()
 }
 
 #[cfg(test)]
@@ -271,17 +271,17 @@ mod tests {
             let refused = TcpStream::connect_timeout(&at, SOON).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::TimedOut);
         }
-        assert!(b.join() > 0);
+        assert!(b.reconnect() > 0);
         received.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         received.read_exact(&mut byte).unwrap();
         assert_eq!(&byte, b"2");
 
         // a command runs in its host; this thread is in no host
-        let mut told = ip(["-j", "addr", "show", "dev", "eth0"]);
-        a.puts(&mut told);
-        let told: Value = serde_json::from_slice(&told.output().unwrap().stdout).unwrap();
-        assert_eq!(told[0]["addr_info"][0]["local"], a.address().to_string());
-        let own = std::fs::read_link(OWN).unwrap();
+        let mut shown = ip(["-j", "addr", "show", "dev", "eth0"]);
+        a.attach(&mut shown);
+        let shown: Value = serde_json::from_slice(&shown.output().unwrap().stdout).unwrap();
+        assert_eq!(shown[0]["addr_info"][0]["local"], a.address().to_string());
+        let own = std::fs::read_link(OWN_NAMESPACE).unwrap();
         assert_eq!(own, std::fs::read_link("/proc/self/ns/net").unwrap());
     }
 }

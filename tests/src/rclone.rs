@@ -47,7 +47,7 @@ impl Rclone {
     fn start_as(web: Option<PathBuf>) -> Self {
         let folder = tempfile::Builder::new().prefix("rclone-").tempdir().unwrap();
         std::fs::create_dir(folder.path().join("data")).unwrap();
-        let ports = Ports::take();
+        let ports = Ports::reserve();
         let address = format!("127.0.0.1:{}", ports.port(0));
         let endpoint = format!("http://{address}");
         let this = Self { server: Mutex::new(None), folder, _ports: ports, address, endpoint, web };

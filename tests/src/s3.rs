@@ -1,7 +1,7 @@
 //! A small S3 client with which tests prepare and inspect buckets, independent of the program under test.
 //!
 //! ```text
-//!   S3 ─► request ─► AwsAuthorizer (SigV4) ─► reqwest ─► 127.0.0.1 ─► Answer { status, headers, body }
+//!   S3 ─► request ─► AwsAuthorizer (SigV4) ─► reqwest ─► 127.0.0.1 ─► S3Response { status, headers, body }
 //! ```
 //!
 //! Every call sends one request without retries, so tests see exactly what the server answers.
@@ -54,7 +54,7 @@ pub fn environment(command: &mut Command, endpoint: &str, keys: Keys) {
 
 /// A server's response.
 #[derive(Debug)]
-pub struct Answer {
+pub struct S3Response {
     /// The HTTP status.
     pub status: u16,
     /// Headers by lower-case name.
@@ -63,7 +63,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl S3Response {
     /// Asserts the status; shows the body on failure.
     #[track_caller]
     pub fn expect(self, status: u16) -> Self {
@@ -130,7 +130,7 @@ impl S3 {
         target: &str,
         headers: &[(&'static str, &str)],
         body: &[u8],
-    ) -> Result<Answer, String> {
+    ) -> Result<S3Response, String> {
         let mut request = HttpRequest::new(body.to_vec().into());
         *request.method_mut() = method.parse().unwrap();
         *request.uri_mut() = format!("{}{target}", self.endpoint).parse().unwrap();
@@ -144,12 +144,12 @@ impl S3 {
             let headers =
                 head.headers.iter().map(|(n, v)| (n.to_string(), String::from_utf8_lossy(v.as_bytes()).into()));
             let body = body.bytes().await.map_err(|e| e.to_string())?.to_vec();
-            Ok(Answer { status: head.status.as_u16(), headers: headers.collect(), body })
+            Ok(S3Response { status: head.status.as_u16(), headers: headers.collect(), body })
         })
     }
 
     #[track_caller]
-    fn call(&self, method: &str, target: &str, headers: &[(&'static str, &str)], body: &[u8]) -> Answer {
+    fn call(&self, method: &str, target: &str, headers: &[(&'static str, &str)], body: &[u8]) -> S3Response {
         self.request(method, target, headers, body).unwrap_or_else(|e| panic!("{method} {target}: {e}"))
     }
 

@@ -46,22 +46,22 @@ pub struct Seaweed {
 impl Seaweed {
     /// Starts a server and waits until it responds.
     pub fn start() -> Self {
-        Self::begin(&std::env::temp_dir(), None)
+        Self::start_with(&std::env::temp_dir(), None)
     }
 
     /// Starts a server with its data in a folder below this one; on a small file system, to test a full disk.
     pub fn start_in(folder: &Path) -> Self {
-        Self::begin(folder, None)
+        Self::start_with(folder, None)
     }
 
     /// Starts a server in its own host. [`Seaweed::s3`] connects from that host, even while it is cut off.
     pub fn start_on(host: &Host) -> Self {
-        Self::begin(&std::env::temp_dir(), Some(host.clone()))
+        Self::start_with(&std::env::temp_dir(), Some(host.clone()))
     }
 
-    fn begin(folder: &Path, host: Option<Host>) -> Self {
+    fn start_with(folder: &Path, host: Option<Host>) -> Self {
         let folder = tempfile::Builder::new().prefix("seaweed-").tempdir_in(folder).unwrap();
-        let ports = Ports::take();
+        let ports = Ports::reserve();
         let identity = |name: &str, keys: Keys, actions: &[&str]| {
             let credentials = [json!({"accessKey": keys.access, "secretKey": keys.secret})];
             json!({"name": name, "credentials": credentials, "actions": actions})
@@ -111,7 +111,7 @@ impl Seaweed {
         // Create one new volume at a time instead of seven.
         command.env("WEED_MASTER_VOLUME_GROWTH_COPY_1", "1");
         if let Some(host) = &self.host {
-            host.puts(&mut command);
+            host.attach(&mut command);
         }
         command
     }
@@ -121,7 +121,7 @@ impl Seaweed {
         let s3 = self.s3();
         server.wait_until("SeaweedFS", || s3.request("GET", "/", &[], b"").is_ok_and(|a| a.status == 200));
         for bucket in self.buckets.lock().unwrap().iter() {
-            warm(&mut server, &s3, bucket);
+            wait_until_writable(&mut server, &s3, bucket);
         }
         *self.server() = Some(server);
     }
@@ -148,7 +148,7 @@ impl Seaweed {
     pub fn create_bucket(&self, name: &str) {
         let s3 = self.s3();
         s3.create_bucket(name);
-        warm(self.server().as_mut().expect("it runs"), &s3, name);
+        wait_until_writable(self.server().as_mut().expect("it runs"), &s3, name);
         self.buckets.lock().unwrap().push(name.to_owned());
     }
 
@@ -188,7 +188,7 @@ impl Drop for Seaweed {
 }
 
 /// Waits until an object can be written and read: the first write creates the bucket's volume.
-fn warm(server: &mut Server, s3: &S3, bucket: &str) {
+fn wait_until_writable(server: &mut Server, s3: &S3, bucket: &str) {
     let target = format!("/{bucket}/.ready");
     let is = |method: &str, status: u16| s3.request(method, &target, &[], b"").is_ok_and(|a| a.status == status);
     let body = b"a body, for an empty object needs no volume";

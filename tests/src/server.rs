@@ -1,7 +1,7 @@
 //! Server processes that end with the test that starts them, on ports that no other test uses.
 //!
 //! ```text
-//!   Ports::take(8) ─► flock on a block of ports ─► command ─► keeper thread ─► fork, parent-death signal ─► exec
+//!   Ports::reserve() ─► flock on a block of ports ─► command ─► keeper thread ─► fork, parent-death signal ─► exec
 //! ```
 
 use std::fs::{self, File};
@@ -29,32 +29,32 @@ pub struct Ports {
     _lock: File,
 }
 
-const BLOCK: u16 = 16;
-const LOWEST: u16 = 12_000;
-const BLOCKS: u16 = 1_000;
+const PORTS_PER_BLOCK: u16 = 16;
+const FIRST_PORT: u16 = 12_000;
+const MAX_BLOCKS: u16 = 1_000;
 
 impl Ports {
     /// Reserves a block of ports.
-    pub fn take() -> Self {
+    pub fn reserve() -> Self {
         let folder = std::env::temp_dir().join("stillhouse-ports");
         fs::create_dir_all(&folder).unwrap();
         // Test processes start at different blocks, so that they rarely collide.
-        let start = (std::process::id() % u32::from(BLOCKS)) as u16;
-        for block in (0..BLOCKS).map(|i| (start + i) % BLOCKS) {
+        let start = (std::process::id() % u32::from(MAX_BLOCKS)) as u16;
+        for block in (0..MAX_BLOCKS).map(|i| (start + i) % MAX_BLOCKS) {
             let lock = File::create(folder.join(block.to_string())).unwrap();
-            let first = LOWEST + block * BLOCK;
+            let first = FIRST_PORT + block * PORTS_PER_BLOCK;
             if lock.try_lock().is_ok()
-                && (first..first + BLOCK).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+                && (first..first + PORTS_PER_BLOCK).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())
             {
                 return Self { first, _lock: lock };
             }
         }
-        panic!("no {BLOCK} free ports in a row from {LOWEST}");
+        panic!("no {PORTS_PER_BLOCK} free ports in a row from {FIRST_PORT}");
     }
 
     /// The n-th port.
     pub fn port(&self, n: u16) -> u16 {
-        assert!(n < BLOCK);
+        assert!(n < PORTS_PER_BLOCK);
         self.first + n
     }
 }
@@ -70,7 +70,7 @@ impl Server {
     pub fn start(mut command: Command, log: &Path) -> Self {
         let file = File::options().create(true).append(true).open(log).unwrap();
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
-        let child = keeper_spawn(command).unwrap();
+        let child = spawn_from_keeper(command).unwrap();
         Self { child, log: log.to_owned() }
     }
 
@@ -119,13 +119,13 @@ impl Drop for Server {
     }
 }
 
-type Order = (Command, Sender<io::Result<Child>>);
+type SpawnRequest = (Command, Sender<io::Result<Child>>);
 
 /// Spawns from a thread that never ends, because the kernel's parent-death signal refers to the *thread* that forked.
-fn keeper_spawn(mut command: Command) -> io::Result<Child> {
-    static KEEPER: OnceLock<Sender<Order>> = OnceLock::new();
+fn spawn_from_keeper(mut command: Command) -> io::Result<Child> {
+    static KEEPER: OnceLock<Sender<SpawnRequest>> = OnceLock::new();
     let keeper = KEEPER.get_or_init(|| {
-        let (orders, receiver) = channel::<Order>();
+        let (requests, receiver) = channel::<SpawnRequest>();
         std::thread::Builder::new()
             .name("keeper".into())
             .spawn(move || {
@@ -134,7 +134,7 @@ fn keeper_spawn(mut command: Command) -> io::Result<Child> {
                 }
             })
             .unwrap();
-        orders
+        requests
     });
     let parent = std::process::id();
     // SAFETY: Between fork and exec, this makes two system calls and touches no memory of the parent.

@@ -4,7 +4,7 @@
 //! ```text
 //!   Service::start(configuration) ─► stillhouse serve on 127.0.0.1 ─► workers (found in /proc by their folder)
 //!        │ kill, launch, terminate: same port, same data               └► killed when the fixture is dropped
-//!        ├─ api ─► Api: submit, job, until, events, stream
+//!        ├─ api ─► Api: submit, job, wait_for, events, stream
 //!        └─ stillhouse(["jobs", "list"]) ─► the program as a user starts it
 //! ```
 //!
@@ -22,23 +22,23 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub use self::api::{Answer, Api, Sent, Stream};
+pub use self::api::{Api, ApiResponse, EventStream, SseEvent};
 use crate::server::{Ports, Server};
 use crate::small_disk::SmallDisk;
-use crate::{Ran, Scratch, ran, root, with};
+use crate::{CommandOutput, Scratch, root, run_command, with};
 
 /// Timeout for anything that must happen. An idle machine needs a hundredth of it.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Polls until `look` returns a value.
+/// Polls until `poll` returns a value.
 #[track_caller]
-pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(Instant::now() < deadline, "not in {} s: {what}", PATIENCE.as_secs());
+        assert!(Instant::now() < deadline, "not in {} s: {what}", TIMEOUT.as_secs());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -92,7 +92,7 @@ pub struct Service {
     /// The folder where jobs read and write.
     pub scratch: Scratch,
     /// Holds the queue, the logs and the configuration.
-    own: TempDir,
+    state_folder: TempDir,
     configuration: Value,
     environment: Vec<(String, String)>,
     disk: Option<SmallDisk>,
@@ -111,12 +111,12 @@ impl Service {
 
     /// Prepares a service without starting it.
     pub fn new(patch: &Value) -> Self {
-        let (scratch, own, ports) = (Scratch::new(), tempfile::tempdir().unwrap(), Ports::take());
+        let (scratch, state_folder, ports) = (Scratch::new(), tempfile::tempdir().unwrap(), Ports::reserve());
         let folder = scratch.path("");
         let listen = format!("127.0.0.1:{}", ports.port(0));
         let configuration = json!({
             "listen": listen,
-            "data": own.path().join("data"),
+            "data": state_folder.path().join("data"),
             "folder": folder,
             "access": {"read": [folder, root().join("assets")], "write": [folder]},
             "capacity": {"running_jobs": 2, "cpu_slots": 2, "threads_per_job": 1},
@@ -125,7 +125,7 @@ impl Service {
         let configuration = with(configuration, patch);
         let api = Api::new(&format!("http://{listen}"));
         let environment = Vec::new();
-        Self { server: None, scratch, own, configuration, environment, disk: None, api, _ports: ports }
+        Self { server: None, scratch, state_folder, configuration, environment, disk: None, api, _ports: ports }
     }
 
     /// Changes the configuration of the next launch.
@@ -134,7 +134,7 @@ impl Service {
     }
 
     /// Sets an environment variable for the next launch.
-    pub fn set(&mut self, name: &str, value: &str) {
+    pub fn set_env(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
@@ -159,27 +159,27 @@ impl Service {
 
     /// The folder of the queue.
     pub fn data(&self) -> PathBuf {
-        self.own.path().join("data")
+        self.state_folder.path().join("data")
     }
 
     /// Writes the current configuration to a file; returns its path.
-    pub fn file(&self) -> PathBuf {
-        let path = self.own.path().join("service.yaml");
+    pub fn write_configuration(&self) -> PathBuf {
+        let path = self.state_folder.path().join("service.yaml");
         fs::write(&path, self.configuration.to_string()).unwrap();
         path
     }
 
     /// The server's log of all launches so far.
-    pub fn said(&self) -> String {
-        fs::read_to_string(self.own.path().join("log")).unwrap_or_default()
+    pub fn log_text(&self) -> String {
+        fs::read_to_string(self.state_folder.path().join("log")).unwrap_or_default()
     }
 
     /// The command `stillhouse serve`, for tests that run it themselves.
     pub fn serve(&self, more: &[&str]) -> Command {
-        let mut command = self.command(&["serve", "--config", self.file().to_str().unwrap()]);
+        let mut command = self.command(&["serve", "--config", self.write_configuration().to_str().unwrap()]);
         command.args(more).envs(self.environment.iter().map(|(n, v)| (n, v)));
         match &self.disk {
-            Some(disk) => disk.on(&command),
+            Some(disk) => disk.command_on(&command),
             None => command,
         }
     }
@@ -191,7 +191,7 @@ impl Service {
 
     /// Starts it and waits until its readiness endpoint returns this status.
     pub fn launch_until(&mut self, status: u16) {
-        let mut server = Server::start(self.serve(&[]), &self.own.path().join("log"));
+        let mut server = Server::start(self.serve(&[]), &self.state_folder.path().join("log"));
         server.wait_until("the service", || self.api.try_get("/ready").is_some_and(|answer| answer.status == status));
         self.server = Some(server);
     }
@@ -229,14 +229,14 @@ impl Service {
     }
 
     /// Runs the program as a user of this service and waits for its end.
-    pub fn stillhouse(&self, arguments: &[&str]) -> Ran {
-        ran(&mut self.command(arguments))
+    pub fn stillhouse(&self, arguments: &[&str]) -> CommandOutput {
+        run_command(&mut self.command(arguments))
     }
 
     /// Creates a token with `stillhouse token create`; returns a client that uses it.
     #[track_caller]
     pub fn token(&self, user: &str, scopes: &[&str]) -> Api {
-        let (file, mut arguments) = (self.file(), vec!["token", "create", "--user", user, "--json"]);
+        let (file, mut arguments) = (self.write_configuration(), vec!["token", "create", "--user", user, "--json"]);
         scopes.iter().for_each(|scope| arguments.extend(["--scope", scope]));
         arguments.extend(["--config", file.to_str().unwrap()]);
         self.api.with_token(self.stillhouse(&arguments).expect(0).json()["token"].as_str().unwrap())
@@ -245,7 +245,7 @@ impl Service {
     /// Revokes a token, as the operator does.
     #[track_caller]
     pub fn revoke(&self, token: &Api) {
-        let (file, id) = (self.file(), token.secret().split('_').nth(1).unwrap());
+        let (file, id) = (self.write_configuration(), token.secret().split('_').nth(1).unwrap());
         self.stillhouse(&["token", "revoke", id, "--config", file.to_str().unwrap()]).expect(0);
     }
 
@@ -262,7 +262,7 @@ impl Service {
 
     /// Waits for the worker of a job.
     #[track_caller]
-    pub fn worker_of(&self, job: &str) -> WorkerProcess {
+    pub fn wait_for_worker(&self, job: &str) -> WorkerProcess {
         eventually("a worker", || self.workers().into_iter().find(|w| w.job == job))
     }
 }

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 pub struct SmallDisk {
     holder: Child,
     folder: TempDir,
-    user: &'static [&'static str],
+    nsenter_args: &'static [&'static str],
 }
 
 impl SmallDisk {
@@ -31,14 +31,14 @@ impl SmallDisk {
         command.args(["--mount", "sh", "-c", &script]).arg(folder.path());
         // The holder ends when its standard input closes, which happens however this process ends.
         let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        if said != "mounted\n" {
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line != "mounted\n" {
             println!("no disk can be mounted here: {:?}", holder.wait());
             return None;
         }
-        let user: &[&str] = if root { &[] } else { &["--user", "--preserve-credentials"] };
-        Some(Self { holder, folder, user })
+        let nsenter_args: &[&str] = if root { &[] } else { &["--user", "--preserve-credentials"] };
+        Some(Self { holder, folder, nsenter_args })
     }
 
     /// Path of the disk for processes that see it.
@@ -47,9 +47,9 @@ impl SmallDisk {
     }
 
     /// The same command, with access to this disk.
-    pub fn on(&self, command: &Command) -> Command {
+    pub fn command_on(&self, command: &Command) -> Command {
         let mut entered = Command::new("nsenter");
-        entered.args(["--target", &self.holder.id().to_string(), "--mount"]).args(self.user).arg("--no-fork");
+        entered.args(["--target", &self.holder.id().to_string(), "--mount"]).args(self.nsenter_args).arg("--no-fork");
         // `nsenter` changes the working directory, so restore it.
         if let Some(folder) = command.get_current_dir() {
             entered.arg(format!("--wdns={}", folder.display()));
@@ -82,7 +82,7 @@ impl SmallDisk {
     }
 
     /// Frees the space that [`SmallDisk::fill`] took.
-    pub fn empty(&self) {
+    pub fn free_filled(&self) {
         fs::remove_file(self.file("filler")).unwrap();
     }
 }

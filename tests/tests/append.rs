@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stillhouse_tests::s3::ADMIN;
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Scratch, corpus, files, job, root, rounds, shards, with};
+use stillhouse_tests::{Scratch, corpus, files, job, repetitions, root, shards, with};
 
-use crate::resume::{moments, visible};
+use crate::resume::{count_shards, uniform_draws};
 use crate::stores::{User, shards_in};
 
 /// A job over all files of the folder `in`, without a teacher.
@@ -194,24 +194,24 @@ fn it_goes_on_growing_and_kills_change_no_byte() {
     );
     scratch.stillhouse(&["verify", "out"]).expect(0);
 
-    let (mut kills, mut midway, mut moments) = (0, 0, moments(5));
-    while kills < rounds(6, 40) {
+    let (mut kills, mut midway, mut moments) = (0, 0, uniform_draws(5));
+    while kills < repetitions(6, 40) {
         fs::remove_dir_all(&out).unwrap();
         copy(&base, &out);
         let arguments = ["run", "job.yaml", "--append", "--quiet"];
         let mut run = scratch.command(&arguments).stdin(Stdio::null()).spawn().unwrap();
         let deadline = Instant::now() + duration.mul_f64(moments.next().unwrap());
-        let before = visible(&base);
+        let before = count_shards(&base);
         // every second kill comes at a random moment, the others right after a commit
         while run.try_wait().unwrap().is_none() {
-            let due = if kills % 2 == 0 { Instant::now() >= deadline } else { visible(&out) > before };
+            let due = if kills % 2 == 0 { Instant::now() >= deadline } else { count_shards(&out) > before };
             if due {
                 run.kill().unwrap();
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         kills += 1;
-        midway += usize::from((before + 1..expected.len()).contains(&visible(&out)));
+        midway += usize::from((before + 1..expected.len()).contains(&count_shards(&out)));
         assert_kept(&shards(&base), &out);
         // Once the append is in the plan, a run resumes with or without `--append`.
         let planned = hash_of_plan(&out) != manifest(&base)["job_hash"];

@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, ran, root, with};
+use stillhouse_tests::{Scratch, job, root, run_command, with};
 
 #[test]
 fn every_problem_of_a_job_file_is_reported_at_once() {
@@ -182,6 +182,6 @@ fn output_for_programs_is_clean() {
     }
     let coloured = scratch.stillhouse(&["--color", "always", "inspect", "out"]).expect(0);
     assert!(coloured.stdout.contains('\x1b'));
-    let silent = ran(scratch.command(&["inspect", "out"]).env("NO_COLOR", "1")).expect(0);
+    let silent = run_command(scratch.command(&["inspect", "out"]).env("NO_COLOR", "1")).expect(0);
     assert!(!silent.stdout.contains('\x1b'));
 }

@@ -14,15 +14,15 @@ use serde_json::{Value, json};
 use stillhouse_tests::network::Host;
 use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::server::{Ports, Server};
-use stillhouse_tests::{Scratch, files, job, nano_teacher, ran, shards, with};
+use stillhouse_tests::{Scratch, files, job, nano_teacher, run_command, shards, with};
 
-use crate::resume::visible;
+use crate::resume::count_shards;
 use crate::stores::{packing_job, shards_in};
 
 pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// What an executor logs once it asks for work.
-const IS_READY: &str = "for splits";
+const READY_MESSAGE: &str = "for splits";
 
 /// A scheduler with a changing number of executors.
 pub(crate) struct Cluster<'a> {
@@ -45,8 +45,8 @@ impl<'a> Cluster<'a> {
     }
 
     fn begin_at(scratch: &'a Scratch, host: Option<Host>) -> Self {
-        let ports = Ports::take();
-        let scheduler = launch(scratch, &ports, host.as_ref());
+        let ports = Ports::reserve();
+        let scheduler = start_scheduler(scratch, &ports, host.as_ref());
         Self { scratch, ports, host, scheduler, started: 0 }
     }
 
@@ -57,17 +57,17 @@ impl<'a> Cluster<'a> {
     /// Kills the scheduler and restarts it on the same port.
     fn restart(&mut self) {
         self.scheduler.kill();
-        self.scheduler = launch(self.scratch, &self.ports, self.host.as_ref());
+        self.scheduler = start_scheduler(self.scratch, &self.ports, self.host.as_ref());
     }
 
     pub(crate) fn executor(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
-        let mut executor = self.executor_that_starts(set);
-        executor.waits_until_it_says(IS_READY);
+        let mut executor = self.start_executor(set);
+        executor.wait_for_log(READY_MESSAGE);
         executor
     }
 
     /// Starts an executor without waiting for it.
-    pub(crate) fn executor_that_starts(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
+    pub(crate) fn start_executor(&mut self, set: &dyn Fn(&mut Command)) -> Executor {
         self.started += 1;
         let log = self.scratch.path(&format!("executor-{}.log", self.started));
         let address = self.address();
@@ -90,7 +90,7 @@ impl<'a> Cluster<'a> {
     /// Runs a job on the cluster.
     fn run(&self, job: &Value, output: &str) -> PathBuf {
         self.scratch.job("cluster.yaml", &self.job(job, output));
-        ran(&mut command(self.scratch, &["run", "cluster.yaml"])).expect(0);
+        run_command(&mut command(self.scratch, &["run", "cluster.yaml"])).expect(0);
         self.scratch.path(output)
     }
 
@@ -110,7 +110,7 @@ pub(crate) struct Executor {
 impl Executor {
     /// Whether the executor asks for work.
     pub(crate) fn is_ready(&self) -> bool {
-        said(&self.log).contains(IS_READY)
+        read_log(&self.log).contains(READY_MESSAGE)
     }
 
     pub(crate) fn signal(&self, signal: i32) {
@@ -118,13 +118,13 @@ impl Executor {
         assert_eq!(unsafe { libc::kill(self.server.id(), signal) }, 0);
     }
 
-    pub(crate) fn waits_until_it_says(&mut self, text: &str) {
+    pub(crate) fn wait_for_log(&mut self, text: &str) {
         let log = self.log.clone();
-        self.server.wait_until(text, || said(&log).contains(text));
+        self.server.wait_until(text, || read_log(&log).contains(text));
     }
 }
 
-pub(crate) fn said(log: &Path) -> String {
+pub(crate) fn read_log(log: &Path) -> String {
     fs::read_to_string(log).unwrap_or_default()
 }
 
@@ -139,15 +139,15 @@ fn address(ports: &Ports, host: Option<&Host>) -> String {
 }
 
 /// Starts a scheduler that soon notices dead executors; a live one asks for work at least every five seconds.
-fn launch(scratch: &Scratch, ports: &Ports, host: Option<&Host>) -> Server {
+fn start_scheduler(scratch: &Scratch, ports: &Ports, host: Option<&Host>) -> Server {
     let log = scratch.path("scheduler.log");
     let _ = fs::remove_file(&log);
     let mut command = command(scratch, &["scheduler", "--listen", &address(ports, host), "--dead-after", "8"]);
     if let Some(host) = host {
-        host.puts(command.arg("--trusted-network"));
+        host.attach(command.arg("--trusted-network"));
     }
     let mut server = Server::start(command, &log);
-    server.wait_until("scheduler", || said(&log).contains("the scheduler listens on"));
+    server.wait_until("scheduler", || read_log(&log).contains("the scheduler listens on"));
     server
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn scratch() -> Scratch {
 }
 
 /// The shards of a job that runs on one machine.
-pub(crate) fn alone(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
+pub(crate) fn single_machine_shards(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
     let made = shards(&scratch.make(&with(job.clone(), &json!({"output": {"path": "alone"}}))));
     assert!(made.len() >= 6, "{made:?}");
     made
@@ -184,7 +184,7 @@ fn manifest_shards(dataset: &Path) -> Value {
 #[test]
 fn one_two_and_three_executors_make_the_bytes_of_one_machine() {
     let scratch = scratch();
-    let expected = alone(&scratch, &small_job());
+    let expected = single_machine_shards(&scratch, &small_job());
     let mut cluster = Cluster::start(&scratch);
     let mut executors = Vec::new();
     for n in 1..=3 {
@@ -193,26 +193,26 @@ fn one_two_and_three_executors_make_the_bytes_of_one_machine() {
         assert_finished(&dataset, &expected);
         assert_eq!(manifest_shards(&dataset), manifest_shards(&scratch.path("alone")));
     }
-    let at_work = executors.iter().filter(|executor| said(&executor.log).contains("committed split=")).count();
+    let at_work = executors.iter().filter(|executor| read_log(&executor.log).contains("committed split=")).count();
     assert!(at_work >= 2, "only {at_work} executors made splits");
     // a damaged shard is repaired on the cluster as well
     let dataset = scratch.path("on-3");
     let name = expected.keys().next().unwrap();
     fs::write(dataset.join("data").join(name), b"damaged").unwrap();
     scratch.job("cluster.yaml", &cluster.job(&small_job(), "on-3"));
-    ran(&mut command(&scratch, &["repair", "on-3", "cluster.yaml"])).expect(0);
+    run_command(&mut command(&scratch, &["repair", "on-3", "cluster.yaml"])).expect(0);
     assert_eq!(shards(&dataset), expected);
 }
 
 #[test]
 fn a_killed_scheduler_and_a_killed_driver_are_survived_by_running_again() {
     let scratch = scratch();
-    let expected = alone(&scratch, &small_job());
+    let expected = single_machine_shards(&scratch, &small_job());
     let mut cluster = Cluster::start(&scratch);
     let _executors = cluster.executors(2);
     let dataset = scratch.path("again");
     let wait_for = |run: &mut Child, shards: usize| {
-        while visible(&dataset) < shards {
+        while count_shards(&dataset) < shards {
             assert!(run.try_wait().unwrap().is_none(), "it ended before");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -237,12 +237,12 @@ fn a_killed_scheduler_and_a_killed_driver_are_survived_by_running_again() {
 }
 
 /// An executor that stops right before a commit while its hold file exists.
-pub(crate) struct Held {
+pub(crate) struct HeldExecutor {
     pub(crate) executor: Executor,
     hold: PathBuf,
 }
 
-impl Held {
+impl HeldExecutor {
     fn start(cluster: &mut Cluster<'_>, set: &dyn Fn(&mut Command)) -> Self {
         Self::named(cluster, "the sleeper", set)
     }
@@ -257,31 +257,31 @@ impl Held {
     }
 
     /// Waits until the executor is about to commit; returns the split.
-    pub(crate) fn is_about_to_commit(&mut self) -> u32 {
+    pub(crate) fn wait_for_commit(&mut self) -> u32 {
         let reached = self.hold.with_extension("reached");
         self.executor.server.wait_until("its commit", || reached.exists());
-        let said = said(&self.executor.log);
+        let said = read_log(&self.executor.log);
         let (_, split) = said.rsplit_once("begins split=").unwrap();
         split.split(' ').next().unwrap().parse().unwrap()
     }
 
     /// Lets the executor commit, now and later.
-    pub(crate) fn goes_on(&self) {
+    pub(crate) fn release_commits(&self) {
         fs::remove_file(&self.hold).unwrap();
     }
 
     /// Waits until the executor is about to commit, then suspends it so that it no longer asks for work.
-    pub(crate) fn sleeps(&mut self) -> u32 {
-        let split = self.is_about_to_commit();
+    pub(crate) fn suspend_at_commit(&mut self) -> u32 {
+        let split = self.wait_for_commit();
         self.executor.signal(libc::SIGSTOP);
         split
     }
 
     /// Resumes the executor and waits until it has tried to commit.
-    pub(crate) fn wakes(&mut self, says: &str) {
-        self.goes_on();
+    pub(crate) fn resume(&mut self, says: &str) {
+        self.release_commits();
         self.executor.signal(libc::SIGCONT);
-        self.executor.waits_until_it_says(says);
+        self.executor.wait_for_log(says);
     }
 }
 
@@ -289,10 +289,10 @@ impl Held {
 fn who_comes_late_on_a_disk_harms_nothing() {
     let scratch = scratch();
     let job = with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}}));
-    let expected = alone(&scratch, &job);
+    let expected = single_machine_shards(&scratch, &job);
     let mut cluster = Cluster::start(&scratch);
     // a commit after the split was given to another executor and the run has ended
-    let mut late = Held::start(&mut cluster, &|_| {});
+    let mut late = HeldExecutor::start(&mut cluster, &|_| {});
     let run = cluster.begin(&job, "late");
     let told = scratch.path("late/_stillhouse/workers");
     // Wait for the report's final name: an executor suspended during the put would leave the temporary file.
@@ -304,27 +304,27 @@ fn who_comes_late_on_a_disk_harms_nothing() {
         reports.into_iter().any(|report| report["splits"].as_array().is_some_and(|splits| !splits.is_empty()))
     };
     late.executor.server.wait_until("its report", is_told);
-    late.sleeps();
+    late.suspend_at_commit();
     let _other = cluster.executors(1);
     let ended = run.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&ended.stderr);
     assert!(ended.status.success() && told.contains("is made by the sleeper"), "{told}");
     assert_finished(&scratch.path("late"), &expected);
-    late.wakes("the run that this worker works for has ended");
+    late.resume("the run that this worker works for has ended");
     assert_finished(&scratch.path("late"), &expected);
     drop(late);
 
     // a commit after the driver was killed and the output was given to another job
-    let mut zombie = Held::start(&mut cluster, &|_| {});
+    let mut zombie = HeldExecutor::start(&mut cluster, &|_| {});
     let mut run = cluster.begin(&job, "zombie");
-    zombie.sleeps();
+    zombie.suspend_at_commit();
     run.kill().unwrap();
     run.wait().unwrap();
     let other = with(job, &json!({"pack": {"length": 32}, "output": {"path": "zombie"}}));
     scratch.job("other.yaml", &other);
     scratch.stillhouse(&["run", "other.yaml", "--overwrite", "--quiet"]).expect(0);
     let before = files(&scratch.path("zombie"));
-    zombie.wakes("this one stops");
+    zombie.resume("this one stops");
     assert_eq!(files(&scratch.path("zombie")), before);
 }
 
@@ -332,7 +332,7 @@ fn who_comes_late_on_a_disk_harms_nothing() {
 fn a_cluster_writes_to_a_store_and_who_comes_late_there_harms_nothing() {
     let scratch = scratch();
     let job = with(packing_job(), &json!({"input": {"split_megabytes": 0.0015}}));
-    let expected = alone(&scratch, &job);
+    let expected = single_machine_shards(&scratch, &job);
     let weed = Seaweed::start();
     weed.create_bucket("shards");
     let s3 = weed.s3();
@@ -359,25 +359,25 @@ fn a_cluster_writes_to_a_store_and_who_comes_late_there_harms_nothing() {
     assert!(!refused.status.success() && told.contains("(executor ") && told.contains("credentials"), "{told}");
     drop(stranger);
 
-    let mut late = Held::start(&mut cluster, &with_keys);
+    let mut late = HeldExecutor::start(&mut cluster, &with_keys);
     let running = run(&cluster, &cluster.job(&job, "s3://shards/a"), &[]);
-    late.sleeps();
+    late.suspend_at_commit();
     let _others = [cluster.executor(&with_keys), cluster.executor(&with_keys)];
     ends(running);
     clean("a");
-    late.wakes("this one stops");
+    late.resume("this one stops");
     clean("a");
     drop(late);
 
-    let mut zombie = Held::start(&mut cluster, &with_keys);
+    let mut zombie = HeldExecutor::start(&mut cluster, &with_keys);
     let mut running = run(&cluster, &cluster.job(&job, "s3://shards/b"), &[]);
-    zombie.sleeps();
+    zombie.suspend_at_commit();
     running.kill().unwrap();
     running.wait().unwrap();
     let other = with(job.clone(), &json!({"pack": {"length": 32}, "output": {"path": "s3://shards/b"}}));
     ends(run(&cluster, &other, &["--overwrite"]));
     let before = s3.files("shards", "b/");
-    zombie.wakes("this one stops");
+    zombie.resume("this one stops");
     assert_eq!(s3.files("shards", "b/"), before);
     assert_eq!(s3.list_multipart_uploads("shards"), Vec::new());
 }
@@ -393,7 +393,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
             None => command.env_remove("STILLHOUSE_CLUSTER_TOKEN"),
         };
         let began = Instant::now();
-        ran(&mut command).expect(code).says(says);
+        run_command(&mut command).expect(code).says(says);
         assert!(began.elapsed() < Duration::from_secs(20), "{arguments:?}");
     };
     for verb in [&["run", "job.yaml"][..], &["scheduler"], &["executor"]] {
@@ -433,7 +433,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
 #[test]
 fn an_executor_that_cannot_hold_a_teacher_is_passed_over() {
     let scratch = scratch();
-    let expected = alone(&scratch, &small_job());
+    let expected = single_machine_shards(&scratch, &small_job());
     let mut cluster = Cluster::start(&scratch);
     let small = cluster.executor(&|command| {
         command.args(["--memory-megabytes", "300", "--name", "small"]);
@@ -441,8 +441,8 @@ fn an_executor_that_cannot_hold_a_teacher_is_passed_over() {
     // Alone it returns every split and logs that. None of these counts as a failure of the job.
     let mut run = cluster.begin(&small_job(), "passed");
     let began = Instant::now();
-    while !said(&small.log).contains("the job takes") {
-        assert!(began.elapsed() < Duration::from_secs(60), "{}", said(&small.log));
+    while !read_log(&small.log).contains("the job takes") {
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", read_log(&small.log));
         assert!(run.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -453,7 +453,7 @@ fn an_executor_that_cannot_hold_a_teacher_is_passed_over() {
     assert_finished(&scratch.path("passed"), &expected);
     assert!(told.contains("executor small passes the splits of this job on: the job takes"), "{told}");
     assert!(told.contains(", weights ") && told.contains("this executor has 300 MB"), "{told}");
-    let made = |executor: &Executor| said(&executor.log).matches("committed split=").count();
+    let made = |executor: &Executor| read_log(&executor.log).matches("committed split=").count();
     assert_eq!((made(&small), made(&large)), (0, expected.len()));
 }
 
@@ -461,7 +461,7 @@ fn an_executor_that_cannot_hold_a_teacher_is_passed_over() {
 fn a_run_tells_how_far_its_executors_are() {
     let scratch = scratch();
     let mut cluster = Cluster::start(&scratch);
-    let held = Held::start(&mut cluster, &|_| {});
+    let held = HeldExecutor::start(&mut cluster, &|_| {});
     scratch.job("cluster.yaml", &cluster.job(&small_job(), "told"));
     let log = scratch.path("events.jsonl");
     let mut command = command(&scratch, &["run", "cluster.yaml", "--json"]);
@@ -470,7 +470,7 @@ fn a_run_tells_how_far_its_executors_are() {
     // The executor has made a shard and waits before its commit, so its counts come only from its reports.
     let began = Instant::now();
     let told = loop {
-        let events = said(&log);
+        let events = read_log(&log);
         let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let at_work = |event: &Value| {
             let stages = event["stages"].as_array().map_or(&[][..], Vec::as_slice);
@@ -479,15 +479,15 @@ fn a_run_tells_how_far_its_executors_are() {
         if let Some(told) = events.rev().find(at_work) {
             break told;
         }
-        assert!(run.try_wait().unwrap().is_none(), "{}", said(&log));
-        assert!(began.elapsed() < Duration::from_secs(60), "{}", said(&log));
+        assert!(run.try_wait().unwrap().is_none(), "{}", read_log(&log));
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", read_log(&log));
         std::thread::sleep(Duration::from_millis(50));
     };
     assert!(told["documents"].as_u64() > Some(0) && told["teacher_tokens"].as_u64() > Some(0), "{told}");
     assert_eq!(told["devices"], 1, "{told}");
-    assert!(said(&log).contains(r#""executor":"the sleeper""#));
+    assert!(read_log(&log).contains(r#""executor":"the sleeper""#));
     fs::remove_file(&held.hold).unwrap();
-    assert!(run.wait().unwrap().success(), "{}", said(&log));
+    assert!(run.wait().unwrap().success(), "{}", read_log(&log));
 }
 
 #[test]
@@ -510,9 +510,9 @@ fn a_split_that_another_executor_takes_over_is_told_of_again() {
     let mut run = command.spawn().unwrap();
     let mut until_told = |name: &str| {
         let (began, told) = (Instant::now(), format!(r#""split":0,"dataset_split":"train","executor":"{name}""#));
-        while !said(&log).contains(&told) {
-            assert!(run.try_wait().unwrap().is_none(), "{}", said(&log));
-            assert!(began.elapsed() < Duration::from_secs(60), "{told}: {}", said(&log));
+        while !read_log(&log).contains(&told) {
+            assert!(run.try_wait().unwrap().is_none(), "{}", read_log(&log));
+            assert!(began.elapsed() < Duration::from_secs(60), "{told}: {}", read_log(&log));
             std::thread::sleep(Duration::from_millis(50));
         }
     };
@@ -520,7 +520,7 @@ fn a_split_that_another_executor_takes_over_is_told_of_again() {
     first.server.kill();
     let (_second, hold) = held(&mut cluster, "second");
     until_told("second");
-    assert_eq!(said(&log).matches("split_started").count(), 2, "{}", said(&log));
+    assert_eq!(read_log(&log).matches("split_started").count(), 2, "{}", read_log(&log));
     fs::remove_file(hold).unwrap();
-    assert!(run.wait().unwrap().success(), "{}", said(&log));
+    assert!(run.wait().unwrap().success(), "{}", read_log(&log));
 }

@@ -1,6 +1,6 @@
 //! Proves that the demo has the same shards on one machine and on a cluster.
 
-use stillhouse_tests::{Scratch, corpus, ran, rounds, shards};
+use stillhouse_tests::{Scratch, corpus, repetitions, run_command, shards};
 
 use crate::cluster::{Cluster, assert_finished, command};
 use crate::demo::{self, demo_over};
@@ -12,7 +12,7 @@ const WHOLE: usize = usize::MAX;
 #[test]
 fn the_demo_has_the_same_shards_here_and_on_one_two_and_three_executors() {
     let scratch = Scratch::new();
-    let documents = match rounds(SPEECHES, WHOLE) {
+    let documents = match repetitions(SPEECHES, WHOLE) {
         WHOLE => demo::corpus(),
         speeches => scratch.write("corpus.jsonl", &corpus(speeches, WHOLE)),
     };
@@ -27,7 +27,7 @@ fn the_demo_has_the_same_shards_here_and_on_one_two_and_three_executors() {
         let name = format!("on-{n}");
         let demo = demo_over(&documents).replace("path: out", &format!("path: {name}"));
         scratch.write("there.yaml", &demo);
-        ran(&mut command(&scratch, &["run", "there.yaml", "--scheduler", &cluster.address()])).expect(0);
+        run_command(&mut command(&scratch, &["run", "there.yaml", "--scheduler", &cluster.address()])).expect(0);
         assert_finished(&scratch.path(&name), &expected);
     }
 }

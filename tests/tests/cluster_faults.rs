@@ -11,12 +11,12 @@
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stillhouse_tests::proxy::{FaultProxy, Kind, Plan, Waits, Which};
+use stillhouse_tests::proxy::{FaultKind, FaultPlan, FaultProxy, HoldPoint, RequestFilter};
 use stillhouse_tests::s3::{self, ADMIN};
 use stillhouse_tests::{Scratch, with};
 
-use crate::cluster::{Cluster, Executor, Held, said, scratch};
-use crate::cluster_store::{Run, SPLITS, Store, at, has_committed, seven_splits};
+use crate::cluster::{Cluster, Executor, HeldExecutor, read_log, scratch};
+use crate::cluster_store::{Run, SPLITS, Store, has_committed, last_split, seven_splits};
 
 struct Site<'a> {
     scratch: &'a Scratch,
@@ -44,20 +44,20 @@ fn is_manifest(method: &str, target: &str) -> bool {
     method == "PUT" && target.ends_with("/manifest.json")
 }
 
-/// The server acts but its response is lost: `in_a_row` times per request, then it succeeds once.
-fn unheard(seed: u64, in_a_row: u32, only: Which) -> Plan {
-    let kinds = vec![Kind::LostResponse, Kind::ResetResponse, Kind::False500];
-    Plan { seed, probability: 1.0, kinds, in_a_row, only }
+/// The server acts but its response is lost: `max_consecutive` times per request, then it succeeds once.
+fn lost_responses(seed: u64, max_consecutive: u32, only: RequestFilter) -> FaultPlan {
+    let kinds = vec![FaultKind::LostResponse, FaultKind::ResetResponse, FaultKind::False500];
+    FaultPlan { seed, probability: 1.0, kinds, max_consecutive, only }
 }
 
 /// Number of requests whose response was lost.
-fn unheard_of(proxies: &[&FaultProxy], what: Which) -> usize {
+fn count_lost_responses(proxies: &[&FaultProxy], what: RequestFilter) -> usize {
     let requests = proxies.iter().flat_map(|proxy| proxy.requests());
     let faulty = requests.filter(|r| r.fault.is_some() && what(&r.method, &format!("{}?{}", r.path, r.query)));
     faulty.count()
 }
 
-fn through(proxy: &FaultProxy) -> impl Fn(&mut Command) {
+fn environment_through(proxy: &FaultProxy) -> impl Fn(&mut Command) {
     let endpoint = proxy.endpoint();
     move |command| s3::environment(command, &endpoint, ADMIN)
 }
@@ -70,7 +70,7 @@ impl<'a> Site<'a> {
 
     /// A working network.
     fn network(&self) -> FaultProxy {
-        FaultProxy::start(self.store.weed.endpoint(), Plan { probability: 0.0, ..Plan::default() })
+        FaultProxy::start(self.store.weed.endpoint(), FaultPlan { probability: 0.0, ..FaultPlan::default() })
     }
 
     /// The job with other retry limits, so that requests delayed in the network do not time out.
@@ -85,7 +85,7 @@ impl<'a> Site<'a> {
     }
 
     fn executor(&mut self, network: &FaultProxy) -> Executor {
-        self.cluster.executor(&through(network))
+        self.cluster.executor(&environment_through(network))
     }
 }
 
@@ -93,8 +93,8 @@ impl<'a> Site<'a> {
 fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
     let scratch = scratch();
     let mut site = Site::start(&scratch);
-    let moments: [(Waits, Which); 3] =
-        [(Waits::Request, is_part), (Waits::Request, is_record), (Waits::Answer, is_record)];
+    let moments: [(HoldPoint, RequestFilter); 3] =
+        [(HoldPoint::Request, is_part), (HoldPoint::Request, is_record), (HoldPoint::Response, is_record)];
     let networks = moments.map(|(waits, only)| {
         let network = site.network();
         network.hold(waits, only);
@@ -103,11 +103,11 @@ fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
     let mut late = [&networks[0], &networks[1], &networks[2]].map(|network| site.executor(network));
     let store = site.network();
     // the run cannot end before this executor commits
-    let mut last = Held::named(&mut site.cluster, "last", &through(&store));
-    let mut run = site.begin(&site.job("late", 10), &[], &through(&store));
+    let mut last = HeldExecutor::named(&mut site.cluster, "last", &environment_through(&store));
+    let mut run = site.begin(&site.job("late", 10), &[], &environment_through(&store));
     run.wait_until("requests under way", || networks.iter().all(|network| network.waiting() == 1));
-    last.is_about_to_commit();
-    let splits = late.each_ref().map(|executor| at(executor).unwrap());
+    last.wait_for_commit();
+    let splits = late.each_ref().map(|executor| last_split(executor).unwrap());
     late.iter().for_each(|executor| executor.signal(libc::SIGSTOP));
 
     let other = site.executor(&store);
@@ -116,16 +116,16 @@ fn an_attempt_that_comes_late_to_a_run_at_work_is_nobodys_split() {
     assert_eq!(records.len(), SPLITS - 1);
     for (network, (executor, split)) in networks.iter().zip(late.iter_mut().zip(splits)) {
         assert!(network.waiting() == 1 && !has_committed(executor, split));
-        network.let_go();
+        network.release();
         executor.signal(libc::SIGCONT);
         // losing to another executor is not a failure
-        executor.waits_until_it_says(&format!("committed split={split} "));
+        executor.wait_for_log(&format!("committed split={split} "));
     }
     // Each record is still the first one's. The only open upload is that of the waiting executor.
     let (now, uploads) = site.store.state("late");
     assert_eq!((now, uploads.len()), (records, 1), "{uploads:?}");
-    last.goes_on();
-    run.ends_well();
+    last.release_commits();
+    run.expect_success();
     site.store.assert_finished("late");
 }
 
@@ -136,29 +136,29 @@ fn answers_to_conditional_writes_that_nobody_hears_change_nothing() {
     let [of_driver, of_one, of_last] = [1, 2, 3].map(|seed| {
         let network = site.network();
         let conditional = |m: &str, t: &str| is_record(m, t) || is_lease(m, t) || is_completion(m, t);
-        network.set_plan(unheard(seed, 2, conditional));
+        network.set_plan(lost_responses(seed, 2, conditional));
         network
     });
     let one = site.executor(&of_one);
-    let mut last = Held::named(&mut site.cluster, "last", &through(&of_last));
-    let mut run = site.begin(&site.job("unheard", 10), &[], &through(&of_driver));
-    last.is_about_to_commit();
+    let mut last = HeldExecutor::named(&mut site.cluster, "last", &environment_through(&of_last));
+    let mut run = site.begin(&site.job("unheard", 10), &[], &environment_through(&of_driver));
+    last.wait_for_commit();
     // the lease's creation and one renewal
-    run.wait_until("a renewal", || unheard_of(&[&of_driver], is_lease) >= 4);
-    last.goes_on();
-    run.ends_well();
+    run.wait_until("a renewal", || count_lost_responses(&[&of_driver], is_lease) >= 4);
+    last.release_commits();
+    run.expect_success();
     site.store.assert_finished("unheard");
-    assert_eq!(unheard_of(&[&of_one, &of_last], is_record), 2 * SPLITS);
-    assert!(unheard_of(&[&of_one, &of_last], is_completion) >= 2 * SPLITS);
+    assert_eq!(count_lost_responses(&[&of_one, &of_last], is_record), 2 * SPLITS);
+    assert!(count_lost_responses(&[&of_one, &of_last], is_completion) >= 2 * SPLITS);
 
     // If every response to a record's PUT is lost, the attempt fails and the next one finds the record.
     for (seed, network) in [(4, &of_one), (5, &of_last)] {
         network.clear();
-        network.set_plan(unheard(seed, u32::MAX, is_record));
+        network.set_plan(lost_responses(seed, u32::MAX, is_record));
     }
-    site.begin(&site.job("never-heard", 2), &[], &through(&site.network())).ends_well();
+    site.begin(&site.job("never-heard", 2), &[], &environment_through(&site.network())).expect_success();
     site.store.assert_finished("never-heard");
-    assert_eq!(unheard_of(&[&of_one, &of_last], is_record), 2 * SPLITS);
+    assert_eq!(count_lost_responses(&[&of_one, &of_last], is_record), 2 * SPLITS);
     drop((one, last));
 }
 
@@ -169,13 +169,19 @@ fn a_split_that_fails_each_time_ends_the_run_after_four_tries() {
     let (store, broken) = (site.network(), site.network());
     let executor = site.executor(&broken);
     let only = |m: &str, t: &str| is_record(m, t) && t.contains("/00003.json");
-    broken.set_plan(Plan { seed: 6, probability: 1.0, kinds: vec![Kind::Error500], in_a_row: u32::MAX, only });
-    let run = site.begin(&site.job("hopeless", 2), &[], &through(&store));
-    run.fails(&["splits/00003.json", "(split 3 has failed so 4 times here)"]);
-    assert_eq!(said(&executor.log).matches("begins split=3 ").count(), 4, "{}", said(&executor.log));
+    broken.set_plan(FaultPlan {
+        seed: 6,
+        probability: 1.0,
+        kinds: vec![FaultKind::Error500],
+        max_consecutive: u32::MAX,
+        only,
+    });
+    let run = site.begin(&site.job("hopeless", 2), &[], &environment_through(&store));
+    run.expect_failure(&["splits/00003.json", "(split 3 has failed so 4 times here)"]);
+    assert_eq!(read_log(&executor.log).matches("begins split=3 ").count(), 4, "{}", read_log(&executor.log));
     // once the store works again, the same command completes the job
-    broken.set_plan(Plan { probability: 0.0, ..Plan::default() });
-    site.begin(&site.job("hopeless", 2), &[], &through(&store)).ends_well();
+    broken.set_plan(FaultPlan { probability: 0.0, ..FaultPlan::default() });
+    site.begin(&site.job("hopeless", 2), &[], &environment_through(&store)).expect_success();
     site.store.assert_finished("hopeless");
 }
 
@@ -186,44 +192,44 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     let [store, of_one, of_late, of_driver] = [(); 4].map(|()| site.network());
     // a driver that has checked that it holds the output, and whose manifest is in flight
     let one = site.executor(&of_one);
-    of_driver.hold(Waits::Request, is_manifest);
-    let mut at_its_end = site.begin(&site.job("end", 10), &[], &through(&of_driver));
+    of_driver.hold(HoldPoint::Request, is_manifest);
+    let mut at_its_end = site.begin(&site.job("end", 10), &[], &environment_through(&of_driver));
     at_its_end.wait_until("its manifest", || of_driver.waiting() == 1);
     at_its_end.signal(libc::SIGSTOP);
 
     // a driver in mid-job, with an executor whose record is in flight
-    of_late.hold(Waits::Request, is_record);
+    of_late.hold(HoldPoint::Request, is_record);
     let mut late = site.executor(&of_late);
-    let mut in_mid_job = site.begin(&site.job("middle", 10), &[], &through(&store));
+    let mut in_mid_job = site.begin(&site.job("middle", 10), &[], &environment_through(&store));
     in_mid_job.wait_until("a record under way", || of_late.waiting() == 1);
-    let split = at(&late).unwrap();
+    let split = last_split(&late).unwrap();
     in_mid_job.wait_until("commits", || site.store.committed("middle") == SPLITS - 1);
     in_mid_job.signal(libc::SIGSTOP);
 
     // another job takes the first output, the same command the second one
-    of_one.hold(Waits::Request, is_record);
+    of_one.hold(HoldPoint::Request, is_record);
     let other = with(seven_splits("end"), &json!({"pack": {"length": 32}}));
-    let other = site.begin(&other, &["--overwrite"], &through(&store));
-    let mut again = site.begin(&site.job("middle", 10), &[], &through(&store));
+    let other = site.begin(&other, &["--overwrite"], &environment_through(&store));
+    let mut again = site.begin(&site.job("middle", 10), &[], &environment_through(&store));
     again.wait_until("a second record of the split", || of_one.waiting() == 1);
     // the record that arrives first names an upload that no longer exists
     let record = format!("middle/_stillhouse/splits/{split:05}.json");
     assert!(site.store.s3.get("shards", &record).is_none());
-    of_late.let_go();
+    of_late.release();
     again.wait_until("the late record", || site.store.s3.get("shards", &record).is_some());
-    of_one.let_go();
-    again.ends_well();
+    of_one.release();
+    again.expect_success();
     site.store.assert_finished("middle");
-    assert!(said(&one.log).contains("its upload was aborted by somebody else"), "{}", said(&one.log));
-    late.waits_until_it_says("; this one stops");
-    other.ends_well();
+    assert!(read_log(&one.log).contains("its upload was aborted by somebody else"), "{}", read_log(&one.log));
+    late.wait_for_log("; this one stops");
+    other.expect_success();
 
     let before = site.store.s3.files("shards", "");
     // the store refuses the delayed manifest
-    of_driver.let_go();
+    of_driver.release();
     for sleeper in [at_its_end, in_mid_job] {
         sleeper.signal(libc::SIGCONT);
-        sleeper.fails(&["another run has taken this output over; this one stops"]);
+        sleeper.expect_failure(&["another run has taken this output over; this one stops"]);
     }
     assert_eq!(site.store.s3.files("shards", ""), before);
     assert_eq!(site.store.s3.list_multipart_uploads("shards"), Vec::new());
@@ -231,7 +237,7 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
 
 /// Number of splits that an executor has begun.
 fn begun(executor: &Executor) -> usize {
-    said(&executor.log).matches("begins split=").count()
+    read_log(&executor.log).matches("begins split=").count()
 }
 
 #[test]
@@ -239,21 +245,25 @@ fn a_run_that_is_told_to_stop_calls_its_job_back_and_gives_its_output_free() {
     let scratch = scratch();
     let mut site = Site::start(&scratch);
     let store = site.network();
-    let mut held = Held::named(&mut site.cluster, "held", &through(&store));
-    let mut run = site.begin(&site.job("stopped", 10), &[], &through(&store));
-    held.is_about_to_commit();
+    let mut held = HeldExecutor::named(&mut site.cluster, "held", &environment_through(&store));
+    let mut run = site.begin(&site.job("stopped", 10), &[], &environment_through(&store));
+    held.wait_for_commit();
     run.signal(libc::SIGTERM);
-    assert_eq!(run.server.wait(), Some(143), "{}", run.said());
-    assert!(run.said().contains("0 of 7 splits are done and stay: run the same command again"), "{}", run.said());
+    assert_eq!(run.server.wait(), Some(143), "{}", run.log_text());
+    assert!(
+        run.log_text().contains("0 of 7 splits are done and stay: run the same command again"),
+        "{}",
+        run.log_text()
+    );
     // the lease is deleted, not left to expire
     assert!(site.store.s3.get("shards", "stopped/_stillhouse/lease.json").is_none());
-    held.goes_on();
-    held.executor.waits_until_it_says("the run that this worker works for has ended; this one stops");
+    held.release_commits();
+    held.executor.wait_for_log("the run that this worker works for has ended; this one stops");
     // No more tasks were handed out: the executor has since made only the next job's splits.
-    site.begin(&site.job("after", 10), &[], &through(&store)).ends_well();
+    site.begin(&site.job("after", 10), &[], &environment_through(&store)).expect_success();
     site.store.assert_finished("after");
     assert_eq!((begun(&held.executor), site.store.committed("stopped")), (1 + SPLITS, 0));
-    site.begin(&site.job("stopped", 10), &[], &through(&store)).ends_well();
+    site.begin(&site.job("stopped", 10), &[], &environment_through(&store)).expect_success();
     site.store.assert_finished("stopped");
 }
 
@@ -262,18 +272,18 @@ fn executors_of_a_killed_run_stop_when_its_lease_is_not_renewed_any_more() {
     let scratch = scratch();
     let mut site = Site::start(&scratch);
     let store = site.network();
-    let mut held = Held::named(&mut site.cluster, "held", &through(&store));
-    let mut run = site.begin(&site.job("killed", 10), &[], &through(&store));
-    held.is_about_to_commit();
+    let mut held = HeldExecutor::named(&mut site.cluster, "held", &environment_through(&store));
+    let mut run = site.begin(&site.job("killed", 10), &[], &environment_through(&store));
+    held.wait_for_commit();
     run.server.kill();
     // no message ends the run, and its lease still exists
-    held.executor.waits_until_it_says("has not renewed its lease for 35 s");
+    held.executor.wait_for_log("has not renewed its lease for 35 s");
     assert!(site.store.s3.get("shards", "killed/_stillhouse/lease.json").is_some());
-    held.goes_on();
-    site.begin(&site.job("after", 10), &[], &through(&store)).ends_well();
+    held.release_commits();
+    site.begin(&site.job("after", 10), &[], &environment_through(&store)).expect_success();
     site.store.assert_finished("after");
     // the split in progress is committed, and no further one was begun
     assert_eq!((begun(&held.executor), site.store.committed("killed")), (1 + SPLITS, 1));
-    site.begin(&site.job("killed", 10), &[], &through(&store)).ends_well();
+    site.begin(&site.job("killed", 10), &[], &environment_through(&store)).expect_success();
     site.store.assert_finished("killed");
 }

@@ -17,26 +17,26 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Scratch, corpus, files, rounds, with};
+use stillhouse_tests::{Scratch, corpus, files, repetitions, with};
 
-use crate::cluster::{Cluster, Executor, alone, assert_finished, small_job};
+use crate::cluster::{Cluster, Executor, assert_finished, single_machine_shards, small_job};
 use crate::cluster_store::Run;
-use crate::resume::{moments, visible};
+use crate::resume::{count_shards, uniform_draws};
 use crate::stores::shards_in;
 
 const KILLS: usize = 20;
 const EXECUTORS: usize = 3;
 /// Splits per kill. Two kills' worth of splits remain at the end, during which nothing is killed.
-const SPLITS_EACH: usize = 2;
-const AT_THE_END: usize = 2;
+const SPLITS_PER_KILL: usize = 2;
+const KILLS_AT_THE_END: usize = 2;
 /// Words per split, so that a split takes longer than a kill.
-const WORDS: usize = 1500;
+const WORDS_PER_SPLIT: usize = 1500;
 /// Maximum delay of a kill after it is due.
-const LATEST: Duration = Duration::from_millis(200);
+const MAX_KILL_DELAY: Duration = Duration::from_millis(200);
 
 /// A folder with documents for this many kills: pieces of the first speeches.
 fn scratch(kills: usize) -> Scratch {
-    let documents = SPLITS_EACH * (kills + AT_THE_END);
+    let documents = SPLITS_PER_KILL * (kills + KILLS_AT_THE_END);
     let scratch = Scratch::new();
     let mut lines = String::new();
     let speeches = corpus(33, 60_000);
@@ -44,7 +44,7 @@ fn scratch(kills: usize) -> Scratch {
     let texts = speeches.map(|speech| speech["text"].as_str().unwrap().to_owned());
     let pieces = texts.flat_map(|text| {
         let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
-        words.chunks_exact(WORDS).map(|words| words.join(" ")).collect::<Vec<_>>()
+        words.chunks_exact(WORDS_PER_SPLIT).map(|words| words.join(" ")).collect::<Vec<_>>()
     });
     for (n, text) in pieces.take(documents).enumerate() {
         writeln!(lines, "{}", json!({"id": n, "text": text})).unwrap();
@@ -60,36 +60,36 @@ fn job() -> Value {
 }
 
 /// Executors that are killed during a run.
-struct Killed<'a, 'b> {
+struct KilledExecutors<'a, 'b> {
     cluster: &'b mut Cluster<'a>,
     set: &'b dyn Fn(&mut Command),
     executors: Vec<Executor>,
     draws: Box<dyn Iterator<Item = f64>>,
 }
 
-impl<'a, 'b> Killed<'a, 'b> {
+impl<'a, 'b> KilledExecutors<'a, 'b> {
     fn start(cluster: &'b mut Cluster<'a>, seed: u64, set: &'b dyn Fn(&mut Command)) -> Self {
         let executors = (0..EXECUTORS).map(|_| cluster.executor(set)).collect();
-        Self { cluster, set, executors, draws: Box::new(moments(seed)) }
+        Self { cluster, set, executors, draws: Box::new(uniform_draws(seed)) }
     }
 
     /// Kills a random executor as soon as another one is ready.
-    fn one(&mut self, run: &mut Run) {
+    fn kill_one(&mut self, run: &mut Run) {
         let at = (self.draws.next().unwrap() * EXECUTORS as f64) as usize;
-        thread::sleep(LATEST.mul_f64(self.draws.next().unwrap()));
+        thread::sleep(MAX_KILL_DELAY.mul_f64(self.draws.next().unwrap()));
         let executors = &self.executors;
         let is_left = || executors.iter().enumerate().any(|(n, other)| n != at && other.is_ready());
         run.wait_until("another executor", is_left);
         self.executors[at].server.kill();
-        self.executors[at] = self.cluster.executor_that_starts(self.set);
+        self.executors[at] = self.cluster.start_executor(self.set);
     }
 
     /// Kills executors `kills` times during a run, evenly over its commits.
-    fn during(&mut self, run: &mut Run, kills: usize, splits: usize, committed: &dyn Fn() -> usize) {
+    fn kill_during(&mut self, run: &mut Run, kills: usize, splits: usize, committed: &dyn Fn() -> usize) {
         for n in 1..=kills {
-            let due = n * splits / (kills + AT_THE_END);
+            let due = n * splits / (kills + KILLS_AT_THE_END);
             run.wait_until("the next commit", || committed() >= due);
-            self.one(run);
+            self.kill_one(run);
             assert!(committed() < splits, "all is committed after {n} kills");
         }
     }
@@ -98,17 +98,17 @@ impl<'a, 'b> Killed<'a, 'b> {
 #[test]
 fn executors_killed_twenty_times_during_one_job_change_no_byte() {
     let scratch = scratch(KILLS);
-    let expected = alone(&scratch, &job());
+    let expected = single_machine_shards(&scratch, &job());
     let splits = expected.len();
-    assert!(splits >= SPLITS_EACH * KILLS, "{splits} splits");
+    assert!(splits >= SPLITS_PER_KILL * KILLS, "{splits} splits");
     let mut cluster = Cluster::start(&scratch);
     let there = cluster.job(&job(), "killed");
     let dataset = scratch.path("killed");
     let as_they_are = |_: &mut Command| {};
-    let mut executors = Killed::start(&mut cluster, 11, &as_they_are);
+    let mut executors = KilledExecutors::start(&mut cluster, 11, &as_they_are);
     let mut run = Run::begin(&scratch, &there, &[], &|_| {});
-    executors.during(&mut run, KILLS, splits, &|| visible(&dataset));
-    run.ends_well();
+    executors.kill_during(&mut run, KILLS, splits, &|| count_shards(&dataset));
+    run.expect_success();
     assert_finished(&dataset, &expected);
     assert_eq!(names(&dataset), names(&scratch.path("alone")));
 }
@@ -120,26 +120,26 @@ fn names(dataset: &Path) -> BTreeSet<PathBuf> {
 
 #[test]
 fn executors_killed_while_they_write_to_a_store_leave_nothing_there() {
-    let kills = rounds(3, KILLS);
+    let kills = repetitions(3, KILLS);
     let scratch = scratch(kills);
-    let expected = alone(&scratch, &job());
+    let expected = single_machine_shards(&scratch, &job());
     let splits = expected.len();
-    assert!(splits >= SPLITS_EACH * kills, "{splits} splits");
+    assert!(splits >= SPLITS_PER_KILL * kills, "{splits} splits");
     let weed = Seaweed::start();
     weed.create_bucket("shards");
     let s3 = weed.s3();
     let with_keys = |command: &mut Command| weed.environment(command);
     let mut cluster = Cluster::start(&scratch);
     let there = cluster.job(&job(), "s3://shards/killed");
-    let mut executors = Killed::start(&mut cluster, 12, &with_keys);
+    let mut executors = KilledExecutors::start(&mut cluster, 12, &with_keys);
     let mut run = Run::begin(&scratch, &there, &[], &with_keys);
-    executors.during(&mut run, kills, splits, &|| s3.list("shards", "killed/_stillhouse/splits/").len());
-    run.ends_well();
+    executors.kill_during(&mut run, kills, splits, &|| s3.list("shards", "killed/_stillhouse/splits/").len());
+    run.expect_success();
     assert_eq!(shards_in(&s3, "shards", "killed"), expected);
     assert_eq!(s3.list_multipart_uploads("shards"), Vec::new());
     // an undisturbed run leaves the same objects
     let here = with(job(), &json!({"output": {"path": "s3://shards/undisturbed"}}));
-    Run::begin(&scratch, &here, &[], &with_keys).ends_well();
+    Run::begin(&scratch, &here, &[], &with_keys).expect_success();
     let names = |prefix: &str| -> BTreeSet<String> {
         let names = s3.list("shards", &format!("{prefix}/")).into_keys();
         names.map(|name| name.strip_prefix(prefix).unwrap().to_owned()).collect()

@@ -11,7 +11,7 @@ use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::server::Server;
 use stillhouse_tests::{Scratch, corpus, with};
 
-use crate::cluster::{Executor, command, said};
+use crate::cluster::{Executor, command, read_log};
 use crate::stores::{packing_job, shards_in};
 
 pub(crate) const SPLITS: usize = 7;
@@ -55,7 +55,7 @@ impl Store {
             this.weed.environment(command);
             place(command);
         })
-        .ends_well();
+        .expect_success();
         assert_eq!(shards_in(&this.s3, "shards", "alone").len(), SPLITS);
         this
     }
@@ -107,8 +107,8 @@ impl Run {
         Self { server: Server::start(command, &log), log }
     }
 
-    pub(crate) fn said(&self) -> String {
-        said(&self.log)
+    pub(crate) fn log_text(&self) -> String {
+        read_log(&self.log)
     }
 
     #[track_caller]
@@ -117,16 +117,16 @@ impl Run {
     }
 
     #[track_caller]
-    pub(crate) fn ends_well(mut self) {
-        assert_eq!(self.server.wait(), Some(0), "{}", self.said());
+    pub(crate) fn expect_success(mut self) {
+        assert_eq!(self.server.wait(), Some(0), "{}", self.log_text());
     }
 
     /// Asserts that the run ends with an error that contains all of these.
     #[track_caller]
-    pub(crate) fn fails(mut self, parts: &[&str]) {
-        assert_eq!(self.server.wait(), Some(1), "{}", self.said());
+    pub(crate) fn expect_failure(mut self, parts: &[&str]) {
+        assert_eq!(self.server.wait(), Some(1), "{}", self.log_text());
         for part in parts {
-            assert!(self.said().contains(part), "{part:?} is not in:\n{}", self.said());
+            assert!(self.log_text().contains(part), "{part:?} is not in:\n{}", self.log_text());
         }
     }
 
@@ -137,12 +137,12 @@ impl Run {
 }
 
 /// The split that an executor began last.
-pub(crate) fn at(executor: &Executor) -> Option<u32> {
-    let said = said(&executor.log);
+pub(crate) fn last_split(executor: &Executor) -> Option<u32> {
+    let said = read_log(&executor.log);
     let (_, split) = said.rsplit_once("begins split=")?;
     split.split(' ').next()?.parse().ok()
 }
 
 pub(crate) fn has_committed(executor: &Executor, split: u32) -> bool {
-    said(&executor.log).contains(&format!("committed split={split} "))
+    read_log(&executor.log).contains(&format!("committed split={split} "))
 }

@@ -11,14 +11,16 @@ use std::process::Command;
 use serde_json::{Value, json};
 use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::server::Server;
-use stillhouse_tests::{Scratch, binary, files, ran, shards, with};
+use stillhouse_tests::{Scratch, binary, files, run_command, shards, with};
 
-use crate::cluster::{Cluster, Executor, Held, alone, assert_finished, command, said, scratch, small_job};
+use crate::cluster::{
+    Cluster, Executor, HeldExecutor, assert_finished, command, read_log, scratch, single_machine_shards, small_job,
+};
 use crate::cluster_store::Run;
 use crate::stores::{packing_job, shards_in};
 
-fn made(executor: &Executor) -> usize {
-    said(&executor.log).matches("committed split=").count()
+fn committed_splits(executor: &Executor) -> usize {
+    read_log(&executor.log).matches("committed split=").count()
 }
 
 /// Starts a run on a cluster.
@@ -30,12 +32,12 @@ fn begin(scratch: &Scratch, cluster: &Cluster<'_>, job: &Value, output: &str, mo
 #[test]
 fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
     let scratch = scratch();
-    let expected = alone(&scratch, &small_job());
+    let expected = single_machine_shards(&scratch, &small_job());
     // the bytes of a machine without vector instructions
     let of_baseline = with(small_job(), &json!({"output": {"path": "baseline"}}));
     scratch.job("baseline.yaml", &of_baseline);
     let mut command = scratch.command(&["run", "baseline.yaml", "--quiet"]);
-    ran(command.env("STILLHOUSE_TEST_CPU", "baseline")).expect(0);
+    run_command(command.env("STILLHOUSE_TEST_CPU", "baseline")).expect(0);
     assert_ne!(shards(&scratch.path("baseline")), expected, "this machine has nothing but what every machine has");
 
     let mut cluster = Cluster::start(&scratch);
@@ -44,20 +46,20 @@ fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
     });
     let run = begin(&scratch, &cluster, &small_job(), "mixed", &[]);
     // alone it returns every split
-    odd.waits_until_it_says("are passed on: the run computes in f32 ");
-    let told = said(&scratch.path("executor-1.log"));
+    odd.wait_for_log("are passed on: the run computes in f32 ");
+    let told = read_log(&scratch.path("executor-1.log"));
     assert!(told.contains("this executor's machine computes f32 ") && told.contains("x86_64 baseline"), "{told}");
     assert!(!told.contains("splits that are done"), "{told}");
     let same = cluster.executor(&|_| {});
     let log = run.log.clone();
-    run.ends_well();
+    run.expect_success();
     assert_finished(&scratch.path("mixed"), &expected);
     assert!(
-        said(&log).contains("executor odd passes the splits of this job on: the run computes in f32 "),
+        read_log(&log).contains("executor odd passes the splits of this job on: the run computes in f32 "),
         "{}",
-        said(&log)
+        read_log(&log)
     );
-    assert_eq!((made(&odd), made(&same)), (0, expected.len()));
+    assert_eq!((committed_splits(&odd), committed_splits(&same)), (0, expected.len()));
 
     // conversely, this machine makes nothing for a run started on such a machine
     drop(odd);
@@ -65,9 +67,9 @@ fn an_executor_of_another_type_of_cpu_makes_nothing_and_the_others_do() {
         command.env("STILLHOUSE_TEST_CPU", "baseline");
     });
     let mut same = same;
-    same.waits_until_it_says("are passed on: the run computes in f32 ");
+    same.wait_for_log("are passed on: the run computes in f32 ");
     run.server.kill();
-    assert_eq!(made(&same), expected.len());
+    assert_eq!(committed_splits(&same), expected.len());
 }
 
 /// A copy of the program with another build name, and that name.
@@ -75,7 +77,7 @@ fn of_other_sources(scratch: &Scratch) -> (PathBuf, String) {
     let name = "0.1.0+0123456789ab";
     let mut grep = Command::new("grep");
     grep.args(["-a", "-b", "-o", "-E", r"0\.1\.0\+[0-9a-f]{12}"]).arg(binary()).env("LC_ALL", "C");
-    let found = ran(&mut grep).expect(0).stdout;
+    let found = run_command(&mut grep).expect(0).stdout;
     let mut program = fs::read(binary()).unwrap();
     for line in found.lines() {
         let at: usize = line.split_once(':').unwrap().0.parse().unwrap();
@@ -102,7 +104,7 @@ fn a_program_of_the_same_version_and_other_sources_is_no_part_of_a_cluster() {
             None => drop(odd.env_remove(key)),
         });
         let says = format!("the caller {name}; valid: one build throughout a cluster");
-        ran(&mut odd).expect(2).says(&["the scheduler is stillhouse 0.1.0+", &says]);
+        run_command(&mut odd).expect(2).says(&["the scheduler is stillhouse 0.1.0+", &says]);
     }
     assert!(!scratch.path("out").exists());
 }
@@ -128,36 +130,36 @@ fn a_query_runs_once_however_many_make_its_splits() {
             command.env("HOME", &home).env_remove("XDG_CACHE_HOME");
         }
     };
-    let mut first = Held::named(&mut cluster, "first", &at_home(0));
+    let mut first = HeldExecutor::named(&mut cluster, "first", &at_home(0));
     let second = cluster.executor(&at_home(1));
     let begin =
         |cluster: &Cluster<'_>, output: &str| Run::begin(&scratch, &cluster.job(&job, output), &[], &at_home(2));
     let mut run = begin(&cluster, "s3://shards/rows");
-    first.is_about_to_commit();
+    first.wait_for_commit();
     let beside = || s3.list("shards", "rows/_stillhouse/input/").len();
     assert_eq!(beside(), 2, "a part, and what is noted of it");
     // a resumed run on another machine uses the existing rows
     run.signal(libc::SIGTERM);
-    assert_eq!(run.server.wait(), Some(143), "{}", run.said());
+    assert_eq!(run.server.wait(), Some(143), "{}", run.log_text());
     fs::remove_dir_all(homes[2].join(".cache")).unwrap();
-    first.goes_on();
+    first.release_commits();
     let again = begin(&cluster, "s3://shards/rows");
     let log = again.log.clone();
-    again.ends_well();
-    assert!(!said(&log).contains("running input.sql"), "{}", said(&log));
+    again.expect_success();
+    assert!(!read_log(&log).contains("running input.sql"), "{}", read_log(&log));
     assert_eq!(shards_in(&s3, "shards", "rows"), expected);
     assert_eq!((beside(), s3.list_multipart_uploads("shards").len()), (0, 0));
 
     // on a shared disk
     let run = begin(&cluster, "rows");
-    run.ends_well();
+    run.expect_success();
     assert_finished(&scratch.path("rows"), &expected);
     for (executor, home) in [(&first.executor, &homes[0]), (&second, &homes[1])] {
-        assert!(!said(&executor.log).contains("running input.sql"), "{}", said(&executor.log));
+        assert!(!read_log(&executor.log).contains("running input.sql"), "{}", read_log(&executor.log));
         assert!(!home.join(".cache").exists());
     }
     assert!(!homes[2].join(".cache").exists());
-    assert_eq!(made(&first.executor) + made(&second), 2 * expected.len());
+    assert_eq!(committed_splits(&first.executor) + committed_splits(&second), 2 * expected.len());
 }
 
 #[test]
@@ -171,8 +173,8 @@ fn what_executors_warn_of_is_told_by_the_run() {
     let input = json!({"paths": ["corpus.jsonl", "bad.jsonl"], "on_error": "skip", "max_skipped": 0.5});
     let run = begin(&scratch, &cluster, &with(packing_job(), &json!({"input": input})), "warned", &[]);
     let log = run.log.clone();
-    run.ends_well();
-    let told = said(&log);
+    run.expect_success();
+    let told = read_log(&log);
     let of_executor: Vec<&str> = told.lines().filter(|line| line.contains("executor one: ")).collect();
     assert_eq!(of_executor.len(), 1, "{told}");
     assert!(of_executor[0].contains("bad.jsonl: its first records are all bad"), "{told}");
@@ -185,12 +187,12 @@ fn a_plan_is_analysed_here_and_one_that_executors_have_run_has_no_metrics() {
     scratch.job("job.yaml", &cluster.job(&packing_job(), "out"));
     // no executor exists
     let mut analyze = scratch.command(&["plan", "job.yaml", "--analyze"]);
-    let analyzed = ran(&mut analyze).expect(0).stdout;
+    let analyzed = run_command(&mut analyze).expect(0).stdout;
     assert!(analyzed.contains("ShardSinkExec") && analyzed.contains("metrics=["), "{analyzed}");
     assert!(!scratch.path("out").exists());
 
     let _executor = cluster.executor(&|_| {});
-    let shown = ran(&mut command(&scratch, &["run", "job.yaml", "-v"])).expect(0).stdout;
+    let shown = run_command(&mut command(&scratch, &["run", "job.yaml", "-v"])).expect(0).stdout;
     assert!(shown.contains("ShardSinkExec") && !shown.contains("metrics="), "{shown}");
     assert!(shown.contains("Executors have run it"), "{shown}");
 }
@@ -205,15 +207,15 @@ fn a_repair_that_sleeps_and_wakes_up_changes_nothing() {
     fs::write(dataset.join("data").join(name), b"damaged").unwrap();
     let mut cluster = Cluster::start(&scratch);
     scratch.job("cluster.yaml", &cluster.job(&job, "mended"));
-    let mut zombie = Held::named(&mut cluster, "zombie", &|_| {});
+    let mut zombie = HeldExecutor::named(&mut cluster, "zombie", &|_| {});
     let repair = command(&scratch, &["repair", "mended", "cluster.yaml"]);
     let mut repairing = Server::start(repair, &scratch.path("repair.log"));
-    zombie.sleeps();
+    zombie.suspend_at_commit();
     repairing.kill();
     // the output now belongs to another job
     scratch.job("other.yaml", &with(job, &json!({"pack": {"length": 32}, "output": {"path": "mended"}})));
     scratch.stillhouse(&["run", "other.yaml", "--overwrite", "--quiet"]).expect(0);
     let before = files(&dataset);
-    zombie.wakes("this one stops");
+    zombie.resume("this one stops");
     assert_eq!(files(&dataset), before);
 }

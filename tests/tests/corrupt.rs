@@ -95,7 +95,7 @@ fn the_noise_of_another_seed_is_found_with_the_teacher() {
 #[test]
 fn verify_judges_the_condition_by_what_is_stored() {
     let scratch = Scratch::with_corpus(1, 600);
-    let noises = |ran: &stillhouse_tests::Ran| {
+    let noises = |ran: &stillhouse_tests::CommandOutput| {
         let teacher = ran.json()["teacher"].clone();
         ["noises", "within_tolerance", "argmax_hits"].map(|count| teacher[count].as_u64().unwrap())
     };
@@ -237,7 +237,7 @@ json.dump(m, open(manifest, 'w'))
         scratch.write("change.py", program);
         let mut python = std::process::Command::new(stillhouse_tests::root().join(".venv/bin/python"));
         python.arg(scratch.path("change.py")).args([&shard, &dataset.join("manifest.json")]).args([column, change]);
-        stillhouse_tests::ran(&mut python).expect(0);
+        stillhouse_tests::run_command(&mut python).expect(0);
         fs::write(dataset.join("_SUCCESS"), "").unwrap();
         let ran = scratch.stillhouse(&["verify", "out", "--teacher", "--sample-batches", "100"]);
         let said = ran.stdout + &ran.stderr;

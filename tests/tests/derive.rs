@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stillhouse_tests::s3::ADMIN;
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Scratch, job, nano_teacher, rounds, shards, with, with_manifest};
+use stillhouse_tests::{Scratch, job, nano_teacher, repetitions, shards, with, with_manifest};
 
-use crate::resume::{moments, visible};
+use crate::resume::{count_shards, uniform_draws};
 use crate::stores::{User, shards_in};
 
 /// The demo's corpus in several splits, only packed.
@@ -228,21 +228,21 @@ fn kills_change_no_byte_of_what_is_derived() {
     let duration = began.elapsed();
     let out = scratch.path("views");
     let (expected, whole) = (shards(&out), fs::read(out.join("manifest.json")).unwrap());
-    let (mut kills, mut midway, mut moments) = (0, 0, moments(7));
-    while kills < rounds(6, 40) {
+    let (mut kills, mut midway, mut moments) = (0, 0, uniform_draws(7));
+    while kills < repetitions(6, 40) {
         fs::remove_dir_all(&out).unwrap();
         let mut run = scratch.command(&["derive", "out", "views.yaml", "-q"]).stdin(Stdio::null()).spawn().unwrap();
         let deadline = Instant::now() + duration.mul_f64(moments.next().unwrap());
         // every second kill comes at a random moment, the others right after a commit
         while run.try_wait().unwrap().is_none() {
-            let due = if kills % 2 == 0 { Instant::now() >= deadline } else { visible(&out) > 0 };
+            let due = if kills % 2 == 0 { Instant::now() >= deadline } else { count_shards(&out) > 0 };
             if due {
                 run.kill().unwrap();
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         kills += 1;
-        midway += usize::from((1..expected.len()).contains(&visible(&out)));
+        midway += usize::from((1..expected.len()).contains(&count_shards(&out)));
         scratch.stillhouse(&["derive", "out", "views.yaml", "-q"]).expect(0);
         assert_eq!(shards(&out), expected);
         assert_eq!(fs::read(out.join("manifest.json")).unwrap(), whole);

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use stillhouse_tests::process_stats::{ProcessStats, run_measured, run_measured_with};
 use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::service::signal;
-use stillhouse_tests::watched::{Seen, watch, watch_and};
 use stillhouse_tests::{Scratch, job, nano_teacher, s3, shards, with};
 
 use crate::stores::shards_in;
@@ -19,15 +19,15 @@ const DEADLINE: Duration = Duration::from_secs(150);
 /// Timeout of a run that was told to stop.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// Threads per compute thread: one pulls splits, one reads, one computes products.
-const THREADS_EACH: u64 = 3;
+const THREADS_PER_COMPUTE_THREAD: u64 = 3;
 /// Threads of the request runtime (8 and 24), and single threads.
-const THREADS_OF_IO: u64 = 40;
+const IO_THREADS: u64 = 40;
 /// Owner and helper thread of the one device.
-const DEVICES: u64 = 2;
+const DEVICE_THREADS: u64 = 2;
 /// Maximum memory of a run over tiny splits, in bytes: tokenizer, program and libraries…
-const MEMORY: u64 = 300_000_000;
+const BASE_MEMORY_BYTES: u64 = 300_000_000;
 /// … plus this per thread, for a split in progress: stack, batches, and encoders of a row group.
-const MEMORY_EACH: u64 = 3_000_000;
+const MEMORY_BYTES_PER_THREAD: u64 = 3_000_000;
 
 /// Lines of 1 kB, which each become a split with a split size of 1 kB.
 fn lines(count: usize) -> Vec<String> {
@@ -48,36 +48,41 @@ fn plain() -> Value {
 }
 
 /// The same job with a teacher, which sees the beginning of every line.
-fn taught(length: u32) -> Value {
+fn with_teacher(length: u32) -> Value {
     with(plain(), &json!({"extract": job()["extract"], "pack": {"mode": "pad", "length": length}}))
 }
 
 /// Writes the job as `NAME.yaml` with the output `NAME`, and runs it under observation.
 #[track_caller]
-fn run(scratch: &Scratch, job: &Value, name: &str, splits: Option<u64>, threads: u64) -> Seen {
+fn run(scratch: &Scratch, job: &Value, name: &str, splits: Option<u64>, threads: u64) -> ProcessStats {
     let patch = json!({"engine": {"parallel_splits": splits}, "output": {"path": name}});
     let file = format!("{name}.yaml");
     scratch.job(&file, &with(job.clone(), &patch));
-    watch(&mut scratch.command(&["run", &file, "--json", "--threads", &threads.to_string()]), DEADLINE)
+    run_measured(&mut scratch.command(&["run", &file, "--json", "--threads", &threads.to_string()]), DEADLINE)
 }
 
 /// Asserts success and returns the shards.
 #[track_caller]
-fn made_by(scratch: &Scratch, seen: Seen, name: &str) -> BTreeMap<String, String> {
-    seen.ran.expect(0);
+fn expect_shards(scratch: &Scratch, stats: ProcessStats, name: &str) -> BTreeMap<String, String> {
+    stats.output.expect(0);
     shards(&scratch.path(name))
 }
 
 /// Asserts that the run succeeded within its limits on threads and memory.
 #[track_caller]
-fn assert_bounds(seen: &Seen, threads: u64, what: &str) {
-    assert_eq!(seen.ran.code, Some(0), "{what}: {}", seen.ran.stderr);
-    let most = THREADS_EACH * threads + DEVICES + THREADS_OF_IO;
-    assert!(seen.threads <= most, "{what}: {} threads; at most {most}", seen.threads);
-    let most = MEMORY + MEMORY_EACH * threads;
-    assert!(seen.memory <= most, "{what}: {} bytes of memory; at most {most}", seen.memory);
+fn assert_bounds(stats: &ProcessStats, threads: u64, what: &str) {
+    assert_eq!(stats.output.code, Some(0), "{what}: {}", stats.output.stderr);
+    let most = THREADS_PER_COMPUTE_THREAD * threads + DEVICE_THREADS + IO_THREADS;
+    assert!(stats.threads <= most, "{what}: {} threads; at most {most}", stats.threads);
+    let most = BASE_MEMORY_BYTES + MEMORY_BYTES_PER_THREAD * threads;
+    assert!(stats.memory <= most, "{what}: {} bytes of memory; at most {most}", stats.memory);
     // guards against samples that saw nothing
-    assert!(seen.threads > 1 && seen.memory > 10_000_000, "{what}: {} threads, {} bytes", seen.threads, seen.memory);
+    assert!(
+        stats.threads > 1 && stats.memory > 10_000_000,
+        "{what}: {} threads, {} bytes",
+        stats.threads,
+        stats.memory
+    );
 }
 
 /// Runs the job with these numbers of splits and threads, and asserts the same bytes each time.
@@ -85,20 +90,20 @@ fn assert_bounds(seen: &Seen, threads: u64, what: &str) {
 fn assert_same(scratch: &Scratch, job: &Value, expected: &BTreeMap<String, String>, runs: &[(Option<u64>, u64)]) {
     for &(splits, threads) in runs {
         let what = format!("{splits:?} splits at once, {threads} threads");
-        let seen = run(scratch, job, "at-once", splits, threads);
-        assert_eq!(seen.ran.code, Some(0), "{what}: {}", seen.ran.stderr);
+        let stats = run(scratch, job, "at-once", splits, threads);
+        assert_eq!(stats.output.code, Some(0), "{what}: {}", stats.output.stderr);
         assert!(shards(&scratch.path("at-once")) == *expected, "{what}: other bytes");
         fs::remove_dir_all(scratch.path("at-once")).unwrap();
-        assert_bounds(&seen, threads, &what);
-        assert_eq!(seen.events("stalled"), [Value::Null; 0], "{what}");
+        assert_bounds(&stats, threads, &what);
+        assert_eq!(stats.events("stalled"), [Value::Null; 0], "{what}");
     }
 }
 
 /// The shards of a run with one split at a time.
 #[track_caller]
 fn one_at_a_time(scratch: &Scratch, job: &Value) -> BTreeMap<String, String> {
-    let seen = run(scratch, job, "one-at-a-time", Some(1), 1);
-    assert_bounds(&seen, 1, "one split at a time, one thread");
+    let stats = run(scratch, job, "one-at-a-time", Some(1), 1);
+    assert_bounds(&stats, 1, "one split at a time, one thread");
     shards(&scratch.path("one-at-a-time"))
 }
 
@@ -142,17 +147,17 @@ fn splits_at_once_and_threads_end_within_their_bounds() {
 #[test]
 fn splits_at_once_with_a_teacher_end_within_their_bounds() {
     let scratch = scratch(130);
-    let expected = one_at_a_time(&scratch, &taught(32));
+    let expected = one_at_a_time(&scratch, &with_teacher(32));
     assert!(expected.len() > 120, "{}", expected.len());
-    assert_same(&scratch, &taught(32), &expected, &[(Some(120), 1), (Some(1024), 128)]);
+    assert_same(&scratch, &with_teacher(32), &expected, &[(Some(120), 1), (Some(1024), 128)]);
 }
 
 #[test]
 fn a_thousand_splits_at_once_end_within_their_bounds() {
     let scratch = scratch(1060);
     // four at a time give the same bytes as one (see above) in less time
-    let seen = run(&scratch, &plain(), "four-at-a-time", Some(4), 2);
-    assert_bounds(&seen, 2, "four splits at a time");
+    let stats = run(&scratch, &plain(), "four-at-a-time", Some(4), 2);
+    assert_bounds(&stats, 2, "four splits at a time");
     let expected = shards(&scratch.path("four-at-a-time"));
     assert!(expected.len() >= 1024, "{}", expected.len());
     assert_same(&scratch, &plain(), &expected, &[(Some(1024), 1), (Some(1024), 128)]);
@@ -173,8 +178,8 @@ fn splits_at_once_from_a_query_into_a_store_end() {
         scratch.job("store.yaml", &with(job.clone(), &patch));
         let mut command = scratch.command(&["run", "store.yaml", "--json", "--threads", &threads.to_string()]);
         s3::environment(&mut command, weed.endpoint(), s3::ADMIN);
-        let seen = watch(&mut command, DEADLINE);
-        assert_bounds(&seen, threads, &format!("{splits} splits at once into a store, {threads} threads"));
+        let stats = run_measured(&mut command, DEADLINE);
+        assert_bounds(&stats, threads, &format!("{splits} splits at once into a store, {threads} threads"));
         assert!(shards_in(&weed.s3(), "shards", &folder) == expected, "{folder}: other bytes");
         assert_eq!(weed.s3().list_multipart_uploads("shards"), []);
     }
@@ -183,30 +188,31 @@ fn splits_at_once_from_a_query_into_a_store_end() {
 #[test]
 fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
     let scratch = scratch(221);
-    let expected = made_by(&scratch, run(&scratch, &taught(64), "whole", Some(2), 2), "whole");
+    let expected = expect_shards(&scratch, run(&scratch, &with_teacher(64), "whole", Some(2), 2), "whole");
     for (signal_number, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
         let patch = json!({"engine": {"parallel_splits": 120}, "output": {"path": "stopped"}});
-        scratch.job("job.yaml", &with(taught(64), &patch));
+        scratch.job("job.yaml", &with(with_teacher(64), &patch));
         let mut reported = false;
-        let seen = watch_and(&mut scratch.command(&["run", "job.yaml", "--json"]), STOP_DEADLINE, |process, said| {
-            if !reported && said.contains("split_committed") {
-                signal(process, signal_number);
-                reported = true;
-            }
-        });
-        assert_eq!(seen.ran.code, Some(code), "{}", seen.ran.stderr);
-        let last: Value = serde_json::from_str(seen.ran.stdout.lines().last().unwrap()).unwrap();
+        let stats =
+            run_measured_with(&mut scratch.command(&["run", "job.yaml", "--json"]), STOP_DEADLINE, |process, said| {
+                if !reported && said.contains("split_committed") {
+                    signal(process, signal_number);
+                    reported = true;
+                }
+            });
+        assert_eq!(stats.output.code, Some(code), "{}", stats.output.stderr);
+        let last: Value = serde_json::from_str(stats.output.stdout.lines().last().unwrap()).unwrap();
         assert!(last["error"].as_str().unwrap().starts_with("interrupted"), "{last}");
         let made = assert_whole(&scratch.path("stopped"), &expected);
         assert!((1..expected.len()).contains(&made), "{made} of {}: it was not stopped in mid-run", expected.len());
         let says = format!(" of {} splits are done and stay: run the same command again to go on", expected.len());
-        assert!(seen.ran.stderr.contains(&says), "{}", seen.ran.stderr);
+        assert!(stats.output.stderr.contains(&says), "{}", stats.output.stderr);
         // A shard without a record is made again. A record being written has a temporary name (`X#N`).
         let state = scratch.path("stopped/_stillhouse/splits");
         let records = fs::read_dir(&state).unwrap().filter(|entry| is_json(&entry.as_ref().unwrap().path())).count();
 
-        let resumed = watch(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
-        assert_eq!(resumed.ran.code, Some(0), "{}", resumed.ran.stderr);
+        let resumed = run_measured(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
+        assert_eq!(resumed.output.code, Some(0), "{}", resumed.output.stderr);
         assert_eq!(resumed.events("job_started")[0]["splits_done"], records);
         assert!(shards(&scratch.path("stopped")) == expected, "other bytes after a resume");
         assert!(fs::read_dir(&state).unwrap().all(|entry| is_json(&entry.unwrap().path())), "half a record stays");
@@ -218,7 +224,7 @@ fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
 fn a_split_that_fails_among_a_thousand_ends_the_run() {
     const BROKEN: usize = 5;
     let scratch = scratch(1060);
-    let expected = made_by(&scratch, run(&scratch, &plain(), "whole", Some(4), 2), "whole");
+    let expected = expect_shards(&scratch, run(&scratch, &plain(), "whole", Some(4), 2), "whole");
 
     let mended = lines(1060);
     let mut broken = mended.clone();
@@ -226,26 +232,26 @@ fn a_split_that_fails_among_a_thousand_ends_the_run() {
     broken[BROKEN] = broken[BROKEN].replace("{\"text\":", "{\"text\",");
     scratch.write("corpus.jsonl", &(broken.join("\n") + "\n"));
     for (splits, threads) in [(120, 1), (1024, 128)] {
-        let seen = run(&scratch, &plain(), "failed", Some(splits), threads);
-        assert_eq!(seen.ran.code, Some(1), "{}", seen.ran.stderr);
-        let said = &seen.ran.stderr;
+        let stats = run(&scratch, &plain(), "failed", Some(splits), threads);
+        assert_eq!(stats.output.code, Some(1), "{}", stats.output.stderr);
+        let said = &stats.output.stderr;
         for part in ["error: split ", "corpus.jsonl", &format!("line {}: broken JSON", BROKEN + 1)] {
             assert!(said.contains(part), "{part:?} is not in {said:?}");
         }
         assert_eq!(said.lines().filter(|line| line.contains("error")).count(), 1, "{said}");
         // the first failure is the reported error, on the last line
-        let last: Value = serde_json::from_str(seen.ran.stdout.lines().last().unwrap()).unwrap();
+        let last: Value = serde_json::from_str(stats.output.stdout.lines().last().unwrap()).unwrap();
         assert!(last["error"].as_str().unwrap().contains("broken JSON"), "{last}");
         let made = assert_whole(&scratch.path("failed"), &expected);
         assert_tidy(&scratch.path("failed"), made);
-        assert_eq!(seen.events("split_committed").len(), made);
-        let started = seen.events("split_started").len();
+        assert_eq!(stats.events("split_committed").len(), made);
+        let started = stats.events("split_started").len();
         assert!(started < expected.len(), "{started} splits began, though an early one failed");
 
         // With the line mended the same job resumes, because no committed split had read that line.
         scratch.write("corpus.jsonl", &(mended.join("\n") + "\n"));
         let resumed = run(&scratch, &plain(), "failed", Some(splits), threads);
-        assert!(made_by(&scratch, resumed, "failed") == expected, "other bytes after a resume");
+        assert!(expect_shards(&scratch, resumed, "failed") == expected, "other bytes after a resume");
         fs::remove_dir_all(scratch.path("failed")).unwrap();
         scratch.write("corpus.jsonl", &(broken.join("\n") + "\n"));
     }
@@ -263,21 +269,21 @@ fn the_memory_of_a_job_is_a_limit() {
         "extract": {"teacher": job()["extract"]["teacher"], "noise": {"codec": "dense"}}
     });
     let job = with(plain(), &patch);
-    let expected = made_by(&scratch, run(&scratch, &job, "without", Some(4), 2), "without");
+    let expected = expect_shards(&scratch, run(&scratch, &job, "without", Some(4), 2), "without");
     assert!(expected.len() >= 2, "{}", expected.len());
 
     let small = with(job.clone(), &json!({"engine": {"memory_megabytes": 16}}));
-    let seen = run(&scratch, &small, "small", Some(4), 2);
-    assert_eq!(seen.ran.code, Some(2), "{}", seen.ran.stderr);
+    let stats = run(&scratch, &small, "small", Some(4), 2);
+    assert_eq!(stats.output.code, Some(2), "{}", stats.output.stderr);
     for part in
         ["error: split ", "corpus.jsonl", "no memory for the ", " MB of a row group: raise `engine.memory_megabytes`"]
     {
-        assert!(seen.ran.stderr.contains(part), "{part:?} is not in {}", seen.ran.stderr);
+        assert!(stats.output.stderr.contains(part), "{part:?} is not in {}", stats.output.stderr);
     }
     assert!(!scratch.path("small/_SUCCESS").exists());
 
     let enough = with(job, &json!({"engine": {"memory_megabytes": 100}}));
-    assert!(made_by(&scratch, run(&scratch, &enough, "enough", Some(4), 2), "enough") == expected, "other bytes");
+    assert!(expect_shards(&scratch, run(&scratch, &enough, "enough", Some(4), 2), "enough") == expected, "other bytes");
 
     // `derive` obeys the same limit and reports its stages like `run`
     let derived = |name: &str, megabytes: u32| {
@@ -313,7 +319,7 @@ fn teacher_copy(scratch: &Scratch) -> std::path::PathBuf {
 
 /// The job of [`taught`] with another teacher.
 fn taught_by(teacher: &Path) -> Value {
-    with(taught(32), &json!({"extract": {"teacher": {"path": teacher}}, "tokenizer": {"path": teacher}}))
+    with(with_teacher(32), &json!({"extract": {"teacher": {"path": teacher}}, "tokenizer": {"path": teacher}}))
 }
 
 #[test]
@@ -321,24 +327,24 @@ fn a_teacher_that_changes_while_the_job_runs_makes_no_data_set() {
     let scratch = scratch(60);
     let config = teacher_copy(&scratch).join("config.json");
     let job = taught_by(&scratch.path("teacher"));
-    let expected = made_by(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
+    let expected = expect_shards(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
     let was = fs::read(&config).unwrap();
 
     scratch.job("job.yaml", &with(job, &json!({"engine": {"parallel_splits": 2}, "output": {"path": "changed"}})));
     let mut command = scratch.command(&["run", "job.yaml", "--json"]);
-    let seen = watch_and(&mut command, DEADLINE, |_, said| {
+    let stats = run_measured_with(&mut command, DEADLINE, |_, said| {
         if said.contains("split_committed") && fs::read(&config).unwrap() == was {
             fs::write(&config, [&was[..], b"\n"].concat()).unwrap();
         }
     });
-    assert_eq!(seen.ran.code, Some(1), "{}", seen.ran.stderr);
-    assert!(seen.ran.stderr.contains("config.json has changed since the job began"), "{}", seen.ran.stderr);
+    assert_eq!(stats.output.code, Some(1), "{}", stats.output.stderr);
+    assert!(stats.output.stderr.contains("config.json has changed since the job began"), "{}", stats.output.stderr);
     assert_whole(&scratch.path("changed"), &expected);
 
     // with the original file the same job resumes
     fs::write(&config, was).unwrap();
-    let resumed = watch(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
-    assert!(made_by(&scratch, resumed, "changed") == expected, "other bytes after a resume");
+    let resumed = run_measured(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
+    assert!(expect_shards(&scratch, resumed, "changed") == expected, "other bytes after a resume");
 }
 
 #[test]
@@ -354,12 +360,12 @@ fn a_teacher_whose_logits_are_no_numbers_is_an_error_with_its_first_place() {
     // all bits set is NaN in each of the types
     bytes[first..first + width].fill(0xff);
     fs::write(&weights, bytes).unwrap();
-    let seen = run(&scratch, &taught_by(&scratch.path("teacher")), "out", Some(1), 2);
-    assert_eq!(seen.ran.code, Some(1), "{}", seen.ran.stderr);
+    let stats = run(&scratch, &taught_by(&scratch.path("teacher")), "out", Some(1), 2);
+    assert_eq!(stats.output.code, Some(1), "{}", stats.output.stderr);
     for part in
         ["error: split 0 (corpus.jsonl): ", "extract: sequence 0, position 1: the teacher's logit of token 0 is NaN"]
     {
-        assert!(seen.ran.stderr.contains(part), "{part:?} is not in {}", seen.ran.stderr);
+        assert!(stats.output.stderr.contains(part), "{part:?} is not in {}", stats.output.stderr);
     }
     assert!(!scratch.path("out").exists(), "nothing was committed");
 }
@@ -371,8 +377,8 @@ fn what_a_query_skipped_is_counted_once_over_a_stop_and_a_resume() {
     (0..221).step_by(20).for_each(|i| corpus[i] = corpus[i].replace("{\"text\":", "{\"text\","));
     scratch.write("corpus.jsonl", &(corpus.join("\n") + "\n"));
     let input = json!({"sql": "SELECT text FROM input", "on_error": "skip", "max_skipped": 0.5});
-    let job = with(taught(64), &json!({"input": input}));
-    let expected = made_by(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
+    let job = with(with_teacher(64), &json!({"input": input}));
+    let expected = expect_shards(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
     let statistics = |name: &str| {
         let manifest = fs::read(scratch.path(name).join("manifest.json")).unwrap();
         serde_json::from_slice::<Value>(&manifest).unwrap()["statistics"].clone()
@@ -382,15 +388,16 @@ fn what_a_query_skipped_is_counted_once_over_a_stop_and_a_resume() {
 
     scratch.job("job.yaml", &with(job, &json!({"engine": {"parallel_splits": 2}, "output": {"path": "stopped"}})));
     let mut stopped = false;
-    let seen = watch_and(&mut scratch.command(&["run", "job.yaml", "--json"]), STOP_DEADLINE, |process, said| {
-        if !stopped && said.contains("split_committed") {
-            signal(process, libc::SIGINT);
-            stopped = true;
-        }
-    });
-    assert_eq!(seen.ran.code, Some(130), "{}", seen.ran.stderr);
+    let stats =
+        run_measured_with(&mut scratch.command(&["run", "job.yaml", "--json"]), STOP_DEADLINE, |process, said| {
+            if !stopped && said.contains("split_committed") {
+                signal(process, libc::SIGINT);
+                stopped = true;
+            }
+        });
+    assert_eq!(stats.output.code, Some(130), "{}", stats.output.stderr);
     assert!(assert_whole(&scratch.path("stopped"), &expected) < expected.len());
-    let resumed = watch(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
-    assert!(made_by(&scratch, resumed, "stopped") == expected, "other bytes after a resume");
+    let resumed = run_measured(&mut scratch.command(&["run", "job.yaml", "--json"]), DEADLINE);
+    assert!(expect_shards(&scratch, resumed, "stopped") == expected, "other bytes after a resume");
     assert_eq!(statistics("stopped"), whole);
 }

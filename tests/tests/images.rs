@@ -6,19 +6,19 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Ran, Scratch, ran, root, shards, with};
+use stillhouse_tests::{CommandOutput, Scratch, root, run_command, shards, with};
 
 /// Reads the stored rows with pyarrow: ids, labels and digits in order.
-const READ: &str = "
+const READ_SCRIPT: &str = "
 import json, sys, glob, pyarrow.parquet as pq
 rows = [row for path in sorted(glob.glob(sys.argv[1] + '/data/*.parquet')) for row in pq.read_table(path).to_pylist()]
 print(json.dumps([{k: row[k] for k in ('sequence_id', 'input_ids', 'label', 'subtokens', 'document_offsets', 'partition') if k in row} for row in rows]))
 ";
 
-fn stored(dataset: &Path) -> Vec<Value> {
+fn stored_rows(dataset: &Path) -> Vec<Value> {
     let mut command = Command::new(root().join(".venv/bin/python"));
-    command.args(["-P", "-c", READ]).arg(dataset);
-    let rows = ran(&mut command).expect(0).json();
+    command.args(["-P", "-c", READ_SCRIPT]).arg(dataset);
+    let rows = run_command(&mut command).expect(0).json();
     rows.as_array().unwrap().clone()
 }
 
@@ -58,7 +58,7 @@ fn a_folder_of_images_becomes_a_data_set() {
     classes(&scratch);
     let dataset = scratch.make(&job());
     scratch.stillhouse(&["verify", "out"]).expect(0);
-    let rows = stored(&dataset);
+    let rows = stored_rows(&dataset);
     let labels: Vec<i64> = rows.iter().map(|row| row["label"].as_i64().unwrap()).collect();
     assert_eq!(labels, [0, 0, 1, 1]);
     for row in &rows {
@@ -106,8 +106,8 @@ fn hostile_images_fail_by_name_or_are_counted() {
     let dataset = scratch.make(&with(job(), &json!({"input": {"on_error": "skip", "max_skipped": 0.5}})));
     let manifest: Value = serde_json::from_str(&fs::read_to_string(dataset.join("manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["statistics"]["skipped"], json!({"CMYK": 1, "too many pixels": 1}));
-    assert_eq!(stored(&dataset).len(), 4);
-    let refused = |patch: &Value, says: &str| -> Ran {
+    assert_eq!(stored_rows(&dataset).len(), 4);
+    let refused = |patch: &Value, says: &str| -> CommandOutput {
         scratch.job("bad.yaml", &with(job(), patch));
         scratch.stillhouse(&["plan", "bad.yaml"]).expect(2).says(&[says])
     };
@@ -185,7 +185,7 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
 ";
     let mut command = Command::new(root().join(".venv/bin/python"));
     command.args(["-P", "-c", make]).current_dir(scratch.path(""));
-    ran(&mut command).expect(0);
+    run_command(&mut command).expect(0);
     for (name, changes, rows) in [
         ("prime-table3-cifar10", &[][..], 5),
         ("prime-table4-imagenet32", &[], 4),
@@ -202,9 +202,9 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
         for (variable, folder) in [("CIFAR10", "cifar-10-batches-py"), ("IMAGENET", "photos"), ("CODES", "codes")] {
             run.env(variable, scratch.path(folder));
         }
-        ran(&mut run).expect(0);
+        run_command(&mut run).expect(0);
         scratch.stillhouse(&["verify", name]).expect(0);
-        let stored = stored(&scratch.path(name));
+        let stored = stored_rows(&scratch.path(name));
         assert_eq!(stored.len(), rows, "{name}");
         if name.starts_with("prime") {
             let mut plan = scratch.command(&["plan", "paper.yaml", "--json"]);
@@ -212,7 +212,7 @@ assert read[b'labels'] == labels and (read[b'data'] == data.reshape(n, 3072)).al
                 plan.env(variable, scratch.path(folder));
             }
             // the paper's choice for its schedule (1 − t)^3
-            let plan = ran(&mut plan).expect(0).json();
+            let plan = run_command(&mut plan).expect(0).json();
             let steps = plan["idle_steps"].as_array().unwrap();
             let elbow: Vec<&Value> = steps.iter().filter(|at| at["elbow"] == true).collect();
             assert!(elbow.len() == 1 && elbow[0]["length"] == 2 && elbow[0]["base"] == 16, "{steps:?}");

@@ -27,7 +27,7 @@ fn scratch() -> Scratch {
 }
 
 /// Simulates a crash: removes the manifest and everything written after it, and the last shards.
-fn crashed(out: &Path, lost: usize) {
+fn simulate_crash(out: &Path, lost: usize) {
     for name in ["_SUCCESS", "manifest.json", "README.md", "tokenizer.json"] {
         fs::remove_file(out.join(name)).unwrap();
     }
@@ -68,7 +68,7 @@ fn other_letter(line: usize) -> impl Fn(&mut Vec<u8>) {
 }
 
 /// The files that a run leaves, except the plan with its modification times and the lock.
-fn kept(out: &Path) -> BTreeMap<PathBuf, String> {
+fn lasting_files(out: &Path) -> BTreeMap<PathBuf, String> {
     files(out).into_iter().filter(|(name, _)| !name.ends_with("plan.json") && !name.ends_with("lock")).collect()
 }
 
@@ -94,7 +94,7 @@ fn input_that_changed_between_a_crash_and_the_resume_is_refused_by_name() {
         let scratch = scratch();
         let small = with(small(), &json!({"input": {"sql": sql}}));
         let out = scratch.make(&small);
-        crashed(&out, 2);
+        simulate_crash(&out, 2);
         let before = files(&out);
         rewrite(&scratch.path("corpus.jsonl"), other_letter(0));
         let says = ["output.path", "corpus.jsonl", "other input", "split 0", "--overwrite"];
@@ -116,7 +116,7 @@ fn input_that_changed_between_a_crash_and_the_resume_is_refused_by_name() {
 fn a_touched_file_and_one_that_changed_where_nothing_was_read_go_on() {
     let scratch = scratch();
     let out = scratch.make(&small());
-    crashed(&out, 2);
+    simulate_crash(&out, 2);
     // the last line belongs to a split that was not committed
     rewrite(&scratch.path("corpus.jsonl"), other_letter(6));
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
@@ -125,11 +125,11 @@ fn a_touched_file_and_one_that_changed_where_nothing_was_read_go_on() {
     assert_eq!(shards(&out), shards(&scratch.path("fresh")));
 
     // A finished job only records a touched file's new time, so that it compares the content once.
-    let before = kept(&out);
+    let before = lasting_files(&out);
     touch(&scratch.path("corpus.jsonl"));
     let again = scratch.stillhouse(&["run", "job.yaml"]).expect(0);
     assert!(again.stdout.contains("complete already"), "{}", again.stdout);
-    assert_eq!(kept(&out), before);
+    assert_eq!(lasting_files(&out), before);
     let plan: Value = serde_json::from_slice(&fs::read(out.join("_stillhouse/plan.json")).unwrap()).unwrap();
     let modified = fs::metadata(scratch.path("corpus.jsonl")).unwrap().modified().unwrap();
     let modified = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
@@ -138,7 +138,7 @@ fn a_touched_file_and_one_that_changed_where_nothing_was_read_go_on() {
     // a finished job whose input file has changed
     rewrite(&scratch.path("corpus.jsonl"), other_letter(3));
     scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["corpus.jsonl", "other input"]);
-    assert_eq!(kept(&out), before);
+    assert_eq!(lasting_files(&out), before);
 }
 
 #[test]
@@ -173,9 +173,9 @@ fn the_manifest_says_what_every_split_read() {
 }
 
 /// A way to damage a file.
-type Harm = (&'static str, fn(&Path));
+type Damage = (&'static str, fn(&Path));
 
-const HARM: [Harm; 4] = [
+const DAMAGES: [Damage; 4] = [
     ("removed", |path| fs::remove_file(path).unwrap()),
     ("emptied", |path| fs::write(path, "").unwrap()),
     ("cut off", |path| {
@@ -194,13 +194,13 @@ const HARM: [Harm; 4] = [
 fn whatever_is_damaged_in_a_finished_data_set_is_reported_and_mended_to_the_same_bytes() {
     let scratch = scratch();
     let out = scratch.make(&small());
-    let whole = kept(&out);
+    let whole = lasting_files(&out);
     let first: Vec<&PathBuf> = whole.keys().filter(|name| name.starts_with("data")).take(1).collect();
     let records: Vec<&PathBuf> = whole.keys().filter(|name| name.starts_with("_stillhouse/splits")).take(1).collect();
     let (plan, others) = (PathBuf::from("_stillhouse/plan.json"), ["manifest.json", "README.md", "tokenizer.json"]);
     let others: Vec<PathBuf> = others.iter().map(PathBuf::from).collect();
     for name in first.into_iter().chain(records).chain(&others).chain([&plan]) {
-        for (how, harm) in HARM {
+        for (how, harm) in DAMAGES {
             if name.ends_with("README.md") && !["removed", "emptied"].contains(&how) {
                 // people edit their card
                 continue;
@@ -219,7 +219,7 @@ fn whatever_is_damaged_in_a_finished_data_set_is_reported_and_mended_to_the_same
             if name.starts_with("data") {
                 assert_eq!(ran.json()["remade"], json!([name.to_str().unwrap()]), "{shown}");
             }
-            assert_eq!(kept(&out), whole, "{shown}");
+            assert_eq!(lasting_files(&out), whole, "{shown}");
             assert!(out.join("_stillhouse/plan.json").is_file(), "{shown}");
             scratch.stillhouse(&["run", "job.yaml", "--quiet", "--check"]).expect(0);
         }
@@ -233,11 +233,11 @@ fn whatever_is_damaged_in_a_finished_data_set_is_reported_and_mended_to_the_same
 fn a_run_does_not_call_a_set_without_its_manifest_complete_and_makes_no_shard_again_for_it() {
     let scratch = scratch();
     let out = scratch.make(&small());
-    let whole = kept(&out);
-    for (how, harm) in HARM {
+    let whole = lasting_files(&out);
+    for (how, harm) in DAMAGES {
         harm(&out.join("manifest.json"));
         scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
-        assert_eq!(kept(&out), whole, "{how}");
+        assert_eq!(lasting_files(&out), whole, "{how}");
     }
 }
 
@@ -245,9 +245,9 @@ fn a_run_does_not_call_a_set_without_its_manifest_complete_and_makes_no_shard_ag
 fn a_shard_that_was_damaged_before_a_resume_is_made_again_before_the_end() {
     let scratch = scratch();
     let out = scratch.make(&small());
-    let whole = kept(&out);
-    for (how, harm) in HARM {
-        crashed(&out, 2);
+    let whole = lasting_files(&out);
+    for (how, harm) in DAMAGES {
+        simulate_crash(&out, 2);
         let shard = out.join("data").join(shards(&out).into_keys().next().unwrap());
         harm(&shard);
         let ran = scratch.stillhouse(&["run", "job.yaml", "--json"]).expect(0);
@@ -260,7 +260,7 @@ fn a_shard_that_was_damaged_before_a_resume_is_made_again_before_the_end() {
                 assert!(warning.contains(part), "{part:?} is not in {warning}");
             }
         }
-        assert_eq!(kept(&out), whole, "{how}");
+        assert_eq!(lasting_files(&out), whole, "{how}");
     }
 }
 
@@ -281,10 +281,10 @@ fn a_shard_that_comes_out_otherwise_is_not_published() {
         replaced(&out.join(file), &truth, &other);
     }
     fs::remove_file(&shard).unwrap();
-    let left = kept(&out);
+    let left = lasting_files(&out);
     let refused = scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(1);
     refused.says(&[&name, &truth, &other, "another type of CPU", "run --overwrite"]);
-    assert_eq!(kept(&out), left);
+    assert_eq!(lasting_files(&out), left);
     for file in ["manifest.json", "_stillhouse/splits/00000.json"] {
         replaced(&out.join(file), &other, &truth);
     }
@@ -310,7 +310,7 @@ fn a_shard_that_comes_out_otherwise_is_not_published() {
 fn damaged_state_is_reported_by_file_with_what_mends_it() {
     let scratch = scratch();
     let out = scratch.make(&small());
-    crashed(&out, 2);
+    simulate_crash(&out, 2);
     let whole = files(&out);
     for name in ["_stillhouse/plan.json", "_stillhouse/splits/00001.json"] {
         fs::write(out.join(name), "{\"job_hash\": ").unwrap();
@@ -320,7 +320,7 @@ fn damaged_state_is_reported_by_file_with_what_mends_it() {
         scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
         assert!(whole.keys().all(|name| out.join(name).exists()), "{name}");
         scratch.stillhouse(&["verify", "out"]).expect(0);
-        crashed(&out, 2);
+        simulate_crash(&out, 2);
     }
 
     // a record with a wrong checksum: the shard is not published
@@ -367,12 +367,12 @@ fn what_only_says_where_things_lie_is_not_another_job() {
     fs::write(scratch.path("b/2.jsonl"), lines[1..].concat()).unwrap();
     let job = with(job(), &json!({"input": {"paths": ["a/*.jsonl", "b/*.jsonl"]}}));
     let out = scratch.make(&job);
-    let whole = kept(&out);
+    let whole = lasting_files(&out);
     let same = |change: Value| {
         scratch.job("other.yaml", &with(job.clone(), &change));
         let ran = scratch.stillhouse(&["run", "other.yaml"]).expect(0);
         assert!(ran.stdout.contains("complete already"), "{}", ran.stdout);
-        assert_eq!(kept(&out), whole);
+        assert_eq!(lasting_files(&out), whole);
     };
     // other spellings of the same paths
     same(json!({"input": {"paths": ["a/1.jsonl", "./b/"]}, "name": "another-name", "engine": {"parallel_splits": 3}}));
@@ -390,7 +390,7 @@ fn what_only_says_where_things_lie_is_not_another_job() {
     }
     let paths = json!({"input": {"paths": ["moved/a/*", "moved/b/*"]}});
     same(paths.clone());
-    crashed(&out, 1);
+    simulate_crash(&out, 1);
     scratch.stillhouse(&["run", "other.yaml", "--quiet"]).expect(0);
     assert_eq!(shards(&out).len(), whole.keys().filter(|name| name.starts_with("data")).count());
     scratch.stillhouse(&["verify", "out"]).expect(0);

@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::Service;
-use stillhouse_tests::{Ran, Scratch, job, ran, root, shards, with};
+use stillhouse_tests::{CommandOutput, Scratch, job, root, run_command, shards, with};
 
 /// A job without a teacher.
 fn packing() -> Value {
@@ -16,12 +16,12 @@ fn packing() -> Value {
 }
 
 /// Runs a verb with the job on stdin.
-fn piped(scratch: &Scratch, arguments: &[&str], text: &str) -> Ran {
+fn run_with_stdin(scratch: &Scratch, arguments: &[&str], text: &str) -> CommandOutput {
     let mut command = scratch.command(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let out = child.wait_with_output().unwrap();
-    Ran {
+    CommandOutput {
         code: out.status.code(),
         stdout: String::from_utf8(out.stdout).unwrap(),
         stderr: String::from_utf8(out.stderr).unwrap(),
@@ -71,17 +71,21 @@ fn json_of_any_program_is_a_job_file() {
 fn a_job_may_come_on_stdin() {
     let scratch = Scratch::with_corpus(2, 400);
     let text = serde_json::to_string(&packing()).unwrap();
-    let plan = piped(&scratch, &["plan", "-", "--json"], &text).expect(0).json();
+    let plan = run_with_stdin(&scratch, &["plan", "-", "--json"], &text).expect(0).json();
     assert_eq!(plan["name"], "small");
-    piped(&scratch, &["run", "-"], &text).expect(0);
+    run_with_stdin(&scratch, &["run", "-"], &text).expect(0);
     let made = shards(&scratch.path("out"));
     assert_eq!(made.len(), 1);
     scratch.job("job.yaml", &with(packing(), &json!({"output": {"path": "file"}})));
     scratch.stillhouse(&["run", "job.yaml"]).expect(0);
     assert_eq!(shards(&scratch.path("file")), made);
     let wrong = text.replace("\"length\"", "\"lenght\"");
-    piped(&scratch, &["run", "-"], &wrong).expect(2).says(&["stdin:1:", "pack.lenght", "did you mean `length`?"]);
-    piped(&scratch, &["run", "-"], "").expect(2).says(&["stdin"]);
+    run_with_stdin(&scratch, &["run", "-"], &wrong).expect(2).says(&[
+        "stdin:1:",
+        "pack.lenght",
+        "did you mean `length`?",
+    ]);
+    run_with_stdin(&scratch, &["run", "-"], "").expect(2).says(&["stdin"]);
 }
 
 /// Proves that variables affect only where files are found, and never appear in the data set.
@@ -103,7 +107,7 @@ fn variables_and_the_home_stand_in_paths_and_never_in_the_data_set() {
     let run = |verb: &[&str], corpus: &str| {
         let mut command = scratch.command(verb);
         command.env("HOME", scratch.path("home")).env("CORPUS", scratch.path(corpus)).env("TOK", &tokenizer);
-        ran(command.env("RUN", scratch.path("out")))
+        run_command(command.env("RUN", scratch.path("out")))
     };
     let plan = run(&["plan", "job.yaml"], "sec[r]et").expect(0).stdout;
     for shown in ["${CORPUS}", "sec[r]et", "~ ", "/home", "${RUN}"] {
@@ -220,7 +224,7 @@ print(worst < 1e-12)
     scratch.write("card.py", &format!("{program}\n{check}"));
     let mut python = std::process::Command::new(root().join(".venv/bin/python"));
     python.current_dir(&dataset).arg(scratch.path("card.py")).arg(root().join("tests/python"));
-    let said = ran(python.env("PYTHONDONTWRITEBYTECODE", "1")).expect(0).stdout;
+    let said = run_command(python.env("PYTHONDONTWRITEBYTECODE", "1")).expect(0).stdout;
     assert_eq!(said.lines().last(), Some("True"), "{said}");
 
     // another license is not another job, and the card shows it

@@ -7,10 +7,10 @@ use std::net::TcpListener;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, nano_teacher, ran, root, with};
+use stillhouse_tests::{Scratch, job, nano_teacher, root, run_command, with};
 
 /// Text that no message may contain: type names, traces, and library phrases without meaning to a user.
-const INSIDES: [&str; 20] = [
+const FORBIDDEN_TEXT: [&str; 20] = [
     "Some(",
     "None",
     "Ok(",
@@ -159,14 +159,14 @@ fn safetensors_files() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Collects the messages of all situations.
-struct Book {
+struct MessageLog {
     scratch: Scratch,
-    said: String,
+    text: String,
     /// Messages with text that a user should not see.
     wrong: Vec<String>,
 }
 
-impl Book {
+impl MessageLog {
     fn new() -> Self {
         let scratch = Scratch::with_corpus(2, 300);
         fs::create_dir(scratch.path("folder")).unwrap();
@@ -174,7 +174,7 @@ impl Book {
         for file in ["config.json", "model.safetensors", "tokenizer.json"] {
             std::os::unix::fs::symlink(nano_teacher().join(file), scratch.path("model").join(file)).unwrap();
         }
-        Self { scratch, said: String::new(), wrong: Vec::new() }
+        Self { scratch, text: String::new(), wrong: Vec::new() }
     }
 
     fn put(&self, name: &str, bytes: &[u8]) {
@@ -203,7 +203,7 @@ impl Book {
 
     /// Runs a command, records its message, and checks it for forbidden text.
     fn call(&mut self, situation: &str, arguments: &[&str]) {
-        let ran = ran(self.scratch.command(arguments).env("RUST_BACKTRACE", "1"));
+        let ran = run_command(self.scratch.command(arguments).env("RUST_BACKTRACE", "1"));
         let said = ran.stderr + if arguments[0] == "verify" { &ran.stdout } else { "" };
         let said: Vec<&str> = said.lines().filter(|line| !line.starts_with("[00:0")).collect();
         let said = said.join("\n").replace(self.scratch.path("").to_str().unwrap(), "$DIR/");
@@ -214,7 +214,7 @@ impl Book {
         if code == 0 || said.trim().is_empty() {
             wrong(format!("exit code {:?}", ran.code));
         }
-        for inside in INSIDES.iter().filter(|inside| said.contains(**inside)) {
+        for inside in FORBIDDEN_TEXT.iter().filter(|inside| said.contains(**inside)) {
             wrong(format!("{inside:?}"));
         }
         for line in said.lines() {
@@ -229,15 +229,15 @@ impl Book {
                 wrong("something is said twice".into());
             }
         }
-        let _ = writeln!(self.said, "{situation} ({code})\n{said}\n");
+        let _ = writeln!(self.text, "{situation} ({code})\n{said}\n");
     }
 }
 
-impl Book {
+impl MessageLog {
     /// Returns all messages, after asserting that none is wrong.
-    fn close(self) -> String {
+    fn finish(self) -> String {
         assert!(self.wrong.is_empty(), "{} messages:\n\n{}", self.wrong.len(), self.wrong.join("\n"));
-        self.said
+        self.text
     }
 }
 
@@ -257,46 +257,46 @@ fn server(answer: &'static str) -> u16 {
 
 #[test]
 fn models_that_cannot_be_read() {
-    let mut book = Book::new();
+    let mut log = MessageLog::new();
     for (name, bytes) in gguf_files() {
-        book.put("m.gguf", &bytes);
-        book.job(&format!("gguf, {name}"), &with(job(), &json!({"extract": {"teacher": {"path": "m.gguf"}}})));
+        log.put("m.gguf", &bytes);
+        log.job(&format!("gguf, {name}"), &with(job(), &json!({"extract": {"teacher": {"path": "m.gguf"}}})));
     }
     let folder = with(job(), &json!({"extract": {"teacher": {"path": "model"}}}));
     for (name, bytes) in safetensors_files() {
-        book.put("model/model.safetensors", &bytes);
-        book.job(&format!("safetensors, {name}"), &folder);
+        log.put("model/model.safetensors", &bytes);
+        log.job(&format!("safetensors, {name}"), &folder);
     }
-    fs::remove_file(book.scratch.path("model/model.safetensors")).unwrap();
-    book.job("no weights", &folder);
-    fs::create_dir(book.scratch.path("model/model.safetensors")).unwrap();
-    book.job("a folder for weights", &folder);
+    fs::remove_file(log.scratch.path("model/model.safetensors")).unwrap();
+    log.job("no weights", &folder);
+    fs::create_dir(log.scratch.path("model/model.safetensors")).unwrap();
+    log.job("a folder for weights", &folder);
     for (name, config) in [
         ("no JSON", "{"),
         ("no fields", "{}"),
         ("another model", r#"{"model_type": "bert"}"#),
         ("a null", r#"{"model_type": "gpt2", "vocab_size": null}"#),
     ] {
-        book.put("model/config.json", config.as_bytes());
-        book.job(&format!("config.json, {name}"), &folder);
+        log.put("model/config.json", config.as_bytes());
+        log.job(&format!("config.json, {name}"), &folder);
     }
     for (name, tokenizer) in
         [("empty", ""), ("no JSON", "{"), ("an object", "{}"), ("another kind", r#"{"model": {"type": "Magic"}}"#)]
     {
-        book.put("t.json", tokenizer.as_bytes());
-        book.job(&format!("tokenizer.json, {name}"), &with(book.plain(), &json!({"tokenizer": {"path": "t.json"}})));
+        log.put("t.json", tokenizer.as_bytes());
+        log.job(&format!("tokenizer.json, {name}"), &with(log.plain(), &json!({"tokenizer": {"path": "t.json"}})));
     }
-    book.job("a folder without a tokenizer", &with(book.plain(), &json!({"tokenizer": {"path": "folder"}})));
-    book.job("no such tokenizer", &with(book.plain(), &json!({"tokenizer": {"path": "nowhere.json"}})));
-    insta::assert_snapshot!(book.close());
+    log.job("a folder without a tokenizer", &with(log.plain(), &json!({"tokenizer": {"path": "folder"}})));
+    log.job("no such tokenizer", &with(log.plain(), &json!({"tokenizer": {"path": "nowhere.json"}})));
+    insta::assert_snapshot!(log.finish());
 }
 
 #[test]
 fn jobs_and_inputs_that_cannot_be_read() {
-    let mut book = Book::new();
-    let plain = book.plain();
-    book.call("no job", &["run", "nowhere.yaml"]);
-    book.call("a folder for a job", &["run", "folder"]);
+    let mut log = MessageLog::new();
+    let plain = log.plain();
+    log.call("no job", &["run", "nowhere.yaml"]);
+    log.call("a folder for a job", &["run", "folder"]);
     for (name, bytes) in [
         ("empty", &b""[..]),
         ("a list", b"[1, 2]"),
@@ -304,10 +304,10 @@ fn jobs_and_inputs_that_cannot_be_read() {
         ("no YAML", b"a: [b"),
         ("a word", b"job"),
     ] {
-        book.put("job.yaml", bytes);
-        book.call(&format!("a job file that is {name}"), &["plan", "job.yaml"]);
+        log.put("job.yaml", bytes);
+        log.call(&format!("a job file that is {name}"), &["plan", "job.yaml"]);
     }
-    std::os::unix::fs::symlink("loop.jsonl", book.scratch.path("loop.jsonl")).unwrap();
+    std::os::unix::fs::symlink("loop.jsonl", log.scratch.path("loop.jsonl")).unwrap();
     let long = format!("{}.jsonl", "x".repeat(300));
     for path in [
         "nowhere.jsonl",
@@ -321,7 +321,7 @@ fn jobs_and_inputs_that_cannot_be_read() {
         "/dev/null",
     ] {
         let shown = &path[..path.len().min(40)];
-        book.job(&format!("input {shown}"), &with(plain.clone(), &json!({"input": {"paths": [path]}})));
+        log.job(&format!("input {shown}"), &with(plain.clone(), &json!({"input": {"paths": [path]}})));
     }
     let files: [(&str, &str, &[u8]); 12] = [
         ("a.parquet", "parquet", b""),
@@ -338,11 +338,8 @@ fn jobs_and_inputs_that_cannot_be_read() {
         ("b.csv", "csv", b"id,text\n1,\"never ends\n"),
     ];
     for (name, format, bytes) in files {
-        book.put(name, bytes);
-        book.job(
-            &format!("input {name}"),
-            &with(plain.clone(), &json!({"input": {"format": format, "paths": [name]}})),
-        );
+        log.put(name, bytes);
+        log.job(&format!("input {name}"), &with(plain.clone(), &json!({"input": {"format": format, "paths": [name]}})));
     }
     let missing = server("HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\nConnection: close\r\n\r\nnot found");
     let bucket = server(
@@ -350,58 +347,53 @@ fn jobs_and_inputs_that_cannot_be_read() {
          <Error><Code>NoSuchBucket</Code><Message>none</Message></Error>\n",
     );
     let closed = { TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() };
-    let said = book.said.len();
-    book.job(
-        "404",
-        &with(plain.clone(), &json!({"input": {"paths": [format!("http://127.0.0.1:{missing}/a.jsonl")]}})),
-    );
+    let said = log.text.len();
+    log.job("404", &with(plain.clone(), &json!({"input": {"paths": [format!("http://127.0.0.1:{missing}/a.jsonl")]}})));
     let quick = json!({"max_attempts": 1, "first_backoff_milliseconds": 1, "largest_backoff_milliseconds": 1});
     let at = |port: u16| json!({"endpoint": format!("http://127.0.0.1:{port}"), "anonymous": true, "retry": quick});
-    book.job(
+    log.job(
         "no such bucket",
         &with(plain.clone(), &json!({"input": {"paths": ["s3://gone/a.jsonl"]}, "storage": at(bucket)})),
     );
-    book.job(
+    log.job(
         "no such bucket for the output",
         &with(plain.clone(), &json!({"output": {"path": "s3://gone/out"}, "storage": at(bucket)})),
     );
-    book.job(
-        "nobody listens",
-        &with(plain, &json!({"input": {"paths": ["s3://gone/a.jsonl"]}, "storage": at(closed)})),
-    );
-    let tail = book.said.split_off(said);
+    log.job("nobody listens", &with(plain, &json!({"input": {"paths": ["s3://gone/a.jsonl"]}, "storage": at(closed)})));
+    let tail = log.text.split_off(said);
     let named = [(missing, "$MISSING"), (bucket, "$BUCKET"), (closed, "$CLOSED")];
-    book.said += &named.into_iter().fold(tail, |text, (port, name)| text.replace(&port.to_string(), name));
-    insta::assert_snapshot!(book.close());
+    log.text += &named.into_iter().fold(tail, |text, (port, name)| text.replace(&port.to_string(), name));
+    insta::assert_snapshot!(log.finish());
 }
 
 #[test]
 fn outputs_and_data_sets_that_are_not_right() {
-    let mut book = Book::new();
-    let plain = book.plain();
-    book.put("file", b"");
+    let mut log = MessageLog::new();
+    let plain = log.plain();
+    log.put("file", b"");
     for path in ["file", "file/out", "/proc/nowhere/out", "corpus.jsonl", "https://web/out", "s3://"] {
-        book.job(&format!("output {path}"), &with(plain.clone(), &json!({"output": {"path": path}})));
+        log.job(&format!("output {path}"), &with(plain.clone(), &json!({"output": {"path": path}})));
     }
-    book.job("output of a long name", &with(plain.clone(), &json!({"output": {"path": "y".repeat(300)}})));
+    log.job("output of a long name", &with(plain.clone(), &json!({"output": {"path": "y".repeat(300)}})));
     // simulates a full disk by the system's file size limit
-    book.scratch.job("job.yaml", &plain);
+    log.scratch.job("job.yaml", &plain);
     let program = stillhouse_tests::binary().display().to_string();
     let script = format!("ulimit -f 2; exec {program} run job.yaml");
     let mut shell = std::process::Command::new("bash");
-    let full = ran(shell.args(["-c", &script]).current_dir(book.scratch.path("")).env_remove("RUST_BACKTRACE"));
+    let full = run_command(shell.args(["-c", &script]).current_dir(log.scratch.path("")).env_remove("RUST_BACKTRACE"));
     assert_eq!(full.code, Some(1), "{}", full.stderr);
     assert!(
-        full.stderr.contains("File too large") && !INSIDES.iter().any(|i| full.stderr.contains(i)),
+        full.stderr.contains("File too large") && !FORBIDDEN_TEXT.iter().any(|i| full.stderr.contains(i)),
         "{}",
         full.stderr
     );
-    let _ = fs::remove_dir_all(book.scratch.path("out"));
+    let _ = fs::remove_dir_all(log.scratch.path("out"));
     // an address space too small for any job, and one just large enough for a small job
     for (kilobytes, code, says) in [(300_000, 1, "(ulimit -v); valid on this machine: "), (1_200_000, 0, "")] {
         let script = format!("ulimit -v {kilobytes}; exec {program} run job.yaml");
         let mut shell = std::process::Command::new("bash");
-        let ended = ran(shell.args(["-c", &script]).current_dir(book.scratch.path("")).env_remove("RUST_BACKTRACE"));
+        let ended =
+            run_command(shell.args(["-c", &script]).current_dir(log.scratch.path("")).env_remove("RUST_BACKTRACE"));
         assert!(
             ended.code == Some(code) && ended.stderr.contains(says),
             "{kilobytes}: {:?} {}",
@@ -409,17 +401,17 @@ fn outputs_and_data_sets_that_are_not_right() {
             ended.stderr
         );
     }
-    let _ = fs::remove_dir_all(book.scratch.path("out"));
+    let _ = fs::remove_dir_all(log.scratch.path("out"));
 
     for verb in ["inspect", "verify", "clean"] {
-        book.call(&format!("{verb} of nothing"), &[verb, "nowhere"]);
-        book.call(&format!("{verb} of a file"), &[verb, "corpus.jsonl"]);
+        log.call(&format!("{verb} of nothing"), &[verb, "nowhere"]);
+        log.call(&format!("{verb} of a file"), &[verb, "corpus.jsonl"]);
     }
-    book.call("export of nothing", &["export", "nowhere", "elsewhere"]);
-    book.scratch.make(&job());
-    book.call("a row that is not there", &["inspect", "out", "--row", "99999"]);
-    book.call("a column that is not there", &["inspect", "out", "--column", "colour"]);
-    book.call("a view that is not there", &["inspect", "out", "--view", "9"]);
+    log.call("export of nothing", &["export", "nowhere", "elsewhere"]);
+    log.scratch.make(&job());
+    log.call("a row that is not there", &["inspect", "out", "--row", "99999"]);
+    log.call("a column that is not there", &["inspect", "out", "--column", "colour"]);
+    log.call("a view that is not there", &["inspect", "out", "--view", "9"]);
     let shard = "out/data/train-00000-of-00001.parquet";
     let damages: [Damage<'_>; 6] = [
         ("a manifest with another seed", "out/manifest.json", &|path| edit(path, |m| m["noise_seed"] = 43.into())),
@@ -433,17 +425,17 @@ fn outputs_and_data_sets_that_are_not_right() {
         ("a shard that is none", shard, &|path| fs::write(path, "PAR1").unwrap()),
     ];
     for (name, file, damage) in damages {
-        let path = book.scratch.path(file);
+        let path = log.scratch.path(file);
         let good = fs::read(&path).unwrap();
         damage(&path);
         for verb in ["verify", "inspect"] {
             if verb == "verify" || !name.contains("seed") {
-                book.call(&format!("{name}: {verb}"), &[verb, "out"]);
+                log.call(&format!("{name}: {verb}"), &[verb, "out"]);
             }
         }
         fs::write(&path, good).unwrap();
     }
-    insta::assert_snapshot!(sizes_left_out(&book.close()));
+    insta::assert_snapshot!(sizes_left_out(&log.finish()));
 }
 
 /// A name, the file, and the change to it.

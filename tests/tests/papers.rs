@@ -13,11 +13,11 @@ use std::fs;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, corpus, nano_teacher, ran, root};
+use stillhouse_tests::{Scratch, corpus, nano_teacher, root, run_command};
 
 /// Creates small folders in the layouts of the papers' data sets. The first text of a zero-shot set shows the effect of
 /// its detokenizer, if it has one.
-const MAKE: &str = r#"
+const CREATE_SCRIPT: &str = r#"
 import json, os, sys, pyarrow as pa, pyarrow.parquet as pq
 texts = [json.loads(line)["text"] for line in open("corpus.jsonl")]
 sentences = [s.strip() + " ." for text in texts for s in text.split(".") if s.strip()]
@@ -42,7 +42,7 @@ with open("lambada/lambada_test.jsonl", "w") as out:
 
 /// Reads each data set: its columns, number of rows, first and last ids, the number of ids 50256 between, and the first
 /// row's values.
-const LOOK: &str = "
+const READ_SCRIPT: &str = "
 import glob, json, sys, numpy as np, pyarrow.parquet as pq, pyarrow as pa
 found = {}
 for name in sys.argv[1:]:
@@ -57,19 +57,19 @@ print(json.dumps(found))
 ";
 
 /// Columns that every data set has.
-const ALWAYS: [&str; 4] = ["sequence_id", "input_ids", "document_offsets", "document_ids"];
-const NOISE: [&str; 4] = ["logprob", "noise_count", "noise_index", "noise_logprob"];
+const COMMON_COLUMNS: [&str; 4] = ["sequence_id", "input_ids", "document_offsets", "document_ids"];
+const NOISE_COLUMNS: [&str; 4] = ["logprob", "noise_count", "noise_index", "noise_logprob"];
 
 /// Every job file with the columns that it adds.
 fn papers() -> Vec<(String, Vec<&'static str>)> {
     let mut papers: Vec<(String, Vec<&str>)> = vec![
         ("mdlm-table1-lm1b".into(), vec!["attention_mask"]),
         ("mdlm-table2-owt".into(), vec![]),
-        ("gumbel-table1-owt-mdlm".into(), NOISE.into()),
-        ("gumbel-table1-owt-bd3lm4".into(), [&NOISE[..], &["partition", "partition_t"]].concat()),
-        ("gumbel-table1-owt-bd3lm16".into(), [&NOISE[..], &["partition", "partition_t"]].concat()),
-        ("gumbel-table1-lm1b".into(), NOISE.into()),
-        ("gumbel-table3-medusa".into(), NOISE.into()),
+        ("gumbel-table1-owt-mdlm".into(), NOISE_COLUMNS.into()),
+        ("gumbel-table1-owt-bd3lm4".into(), [&NOISE_COLUMNS[..], &["partition", "partition_t"]].concat()),
+        ("gumbel-table1-owt-bd3lm16".into(), [&NOISE_COLUMNS[..], &["partition", "partition_t"]].concat()),
+        ("gumbel-table1-lm1b".into(), NOISE_COLUMNS.into()),
+        ("gumbel-table3-medusa".into(), NOISE_COLUMNS.into()),
         ("gumbel-table4-lm1b-token-kd".into(), vec!["logprob", "topk_index", "topk_logprob"]),
         ("gumbel-table5-lm1b-sequential".into(), vec!["attention_mask", "logprob", "given"]),
         ("prime-table2-owt".into(), vec!["subtokens", "partition", "partition_t"]),
@@ -81,7 +81,7 @@ fn papers() -> Vec<(String, Vec<&'static str>)> {
     ];
     for set in ZERO_SHOT {
         papers.push((format!("mdlm-table3-{set}"), vec![]));
-        papers.push((format!("gumbel-table8-{set}"), NOISE.into()));
+        papers.push((format!("gumbel-table8-{set}"), NOISE_COLUMNS.into()));
     }
     papers
 }
@@ -89,7 +89,7 @@ fn papers() -> Vec<(String, Vec<&'static str>)> {
 const ZERO_SHOT: [&str; 7] = ["ptb", "wikitext", "lm1b", "lambada", "ag-news", "pubmed", "arxiv"];
 
 /// The expected beginning of a zero-shot set's first row: MDLM's detokenizer applied by hand to the first text of
-/// `MAKE`.
+/// `CREATE_SCRIPT`.
 fn begins(set: &str) -> &'static str {
     match set {
         "ptb" => "mr. vinken isn't paid $1 million",
@@ -156,7 +156,7 @@ fn the_papers_job_files_make_their_data_sets() {
         command.args(["-P", "-c", program]).current_dir(scratch.path(""));
         command
     };
-    ran(&mut python(MAKE)).expect(0);
+    run_command(&mut python(CREATE_SCRIPT)).expect(0);
     let names: Vec<String> = papers().into_iter().map(|(name, _)| name).collect();
     for name in &names {
         scratch.write("paper.yaml", &small(name, scratch.path("bert").to_str().unwrap()));
@@ -165,11 +165,11 @@ fn the_papers_job_files_make_their_data_sets() {
             for set in ["owt", "lm1b", "ptb", "wikitext", "lambada", "ag_news", "pubmed", "arxiv"] {
                 command.env(set.to_uppercase(), scratch.path(set));
             }
-            let done = ran(&mut command);
+            let done = run_command(&mut command);
             assert_eq!(done.code, Some(0), "{name}, {}:\n{}\n{}", verb[0], done.stdout, done.stderr);
         }
     }
-    let found = ran(python(LOOK).args(&names)).expect(0).json();
+    let found = run_command(python(READ_SCRIPT).args(&names)).expect(0).json();
     columns(&found);
     ends(&found);
     detokenized(&scratch);
@@ -197,7 +197,7 @@ fn columns(found: &Value) {
     for (name, more) in papers() {
         let set = &found[&name];
         let columns: BTreeSet<&str> = set["columns"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
-        assert_eq!(columns, ALWAYS.into_iter().chain(more).collect(), "{name}");
+        assert_eq!(columns, COMMON_COLUMNS.into_iter().chain(more).collect(), "{name}");
         let length =
             if name.contains("lm1b") && !name.contains("table3-") && !name.contains("table8-") { 32 } else { 64 };
         assert_eq!(set["lengths"], json!([length]), "{name}");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, ran, root, with};
+use stillhouse_tests::{Scratch, job, root, run_command, with};
 
 /// Runs the check and returns its counts.
 pub(crate) fn check(dataset: &Path, arguments: &[&str]) -> Value {
@@ -14,7 +14,7 @@ pub(crate) fn check(dataset: &Path, arguments: &[&str]) -> Value {
     let mut command = Command::new(python);
     command.arg(root().join("tests/python/check_dataset.py")).arg(dataset).args(arguments);
     command.env("PYTHONDONTWRITEBYTECODE", "1");
-    ran(&mut command).expect(0).json()
+    run_command(&mut command).expect(0).json()
 }
 
 #[test]

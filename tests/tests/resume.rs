@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, files, job, rounds, shards, with};
+use stillhouse_tests::{Scratch, files, job, repetitions, shards, with};
 
 /// A job of seven splits whose work takes about as long as its start.
 fn small_job() -> Value {
@@ -19,13 +19,13 @@ fn scratch() -> Scratch {
 }
 
 /// Number of visible shards.
-pub(crate) fn visible(dataset: &Path) -> usize {
+pub(crate) fn count_shards(dataset: &Path) -> usize {
     let Ok(entries) = fs::read_dir(dataset.join("data")) else { return 0 };
     entries.flatten().filter(|entry| entry.path().extension().is_some_and(|ending| ending == "parquet")).count()
 }
 
 /// A fixed sequence of numbers in [0, 1) (splitmix64).
-pub(crate) fn moments(seed: u64) -> impl Iterator<Item = f64> {
+pub(crate) fn uniform_draws(seed: u64) -> impl Iterator<Item = f64> {
     (1u64..).map(move |i| {
         let mut z = seed.wrapping_add(i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -43,7 +43,7 @@ fn assert_whole(dataset: &Path, undisturbed: &std::collections::BTreeMap<String,
 
 #[test]
 fn kills_change_no_byte() {
-    let wanted = rounds(6, 20);
+    let wanted = repetitions(6, 20);
     let scratch = scratch();
     let file = scratch.job("job.yaml", &with(small_job(), &json!({"output": {"path": "undisturbed"}})));
     let start = Instant::now();
@@ -55,7 +55,7 @@ fn kills_change_no_byte() {
     fs::remove_file(file).unwrap();
 
     let (mut kills, mut finished, mut midway) = (0, 0, 0);
-    let mut moments = moments(2);
+    let mut moments = uniform_draws(2);
     while kills < wanted {
         // Resume each output until its run ends, then begin another output.
         let name = format!("killed-{finished}");
@@ -64,10 +64,10 @@ fn kills_change_no_byte() {
         let delay = duration.mul_f64(moments.next().unwrap());
         let mut run = scratch.command(&["run", "job.yaml", "--quiet"]).stdin(Stdio::null()).spawn().unwrap();
         // Every second kill comes at a random moment, the others right after a commit, however slow the machine is.
-        let (deadline, before) = (Instant::now() + delay, visible(&dataset));
+        let (deadline, before) = (Instant::now() + delay, count_shards(&dataset));
         let is_due = || match kills % 2 {
             0 => Instant::now() >= deadline,
-            _ => (before + 1..expected.len()).contains(&visible(&dataset)),
+            _ => (before + 1..expected.len()).contains(&count_shards(&dataset)),
         };
         let status = loop {
             if let Some(status) = run.try_wait().unwrap() {

@@ -61,7 +61,7 @@ fn jobs_come_in_as_yaml_and_as_json_and_everything_wrong_is_reported_at_once() {
     assert_eq!((file.text.as_str(), file.header("content-type")), (yaml.as_str(), "application/yaml"));
     let by_json = api.submit(&quick_job("by-json"));
     for (id, output) in [(id, "by-yaml"), (by_json.as_str(), "by-json")] {
-        let done = api.until_state(id, "succeeded");
+        let done = api.wait_for_state(id, "succeeded");
         assert_eq!(done["result"]["rows"], ROWS, "{done:#}");
         assert_eq!(shards(&service.scratch.path(output)).len(), SPLITS);
     }
@@ -140,7 +140,7 @@ fn a_key_makes_one_job_however_often_it_is_sent() {
     assert!(answers.iter().all(|(status, id)| [200, 201].contains(status) && *id == answers[0].1), "{answers:?}");
     assert_eq!(ids(&api.get("/jobs?name=packing").json()).len(), 2);
     for id in [first["id"].as_str().unwrap(), &answers[0].1] {
-        api.until_state(id, "succeeded");
+        api.wait_for_state(id, "succeeded");
         assert_eq!(api.job(id)["attempt"], 1);
     }
 }
@@ -151,7 +151,7 @@ fn lists_are_filtered_and_paged_while_jobs_come_in() {
     let service = start(&json!({"capacity": {"cpu_slots": 1}, "auth": "token"}));
     let (ada, bob) = (service.token("ada", &["read", "submit"]), service.token("bob", &["read", "submit"]));
     let blocker = ada.submit_with("?priority=100", &long_job("blocker"));
-    ada.until_state(&blocker, "running");
+    ada.wait_for_state(&blocker, "running");
     let mut all: Vec<String> = (0..23).map(|n| ada.submit(&quick_job(&format!("ada-{n}")))).collect();
     let of_bob: Vec<String> = (0..5)
         .map(|n| bob.submit_with("?priority=3", &with(quick_job(&format!("bob-{n}")), &json!({"name": "other"}))))
@@ -272,7 +272,7 @@ fn events_come_once_each_however_often_the_connection_is_lost() {
 #[test]
 fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
     let mut service = start(&json!({}));
-    service.set("STILLHOUSE_LOG", "info");
+    service.set_env("STILLHOUSE_LOG", "info");
     service.kill();
     service.launch();
     let api = &service.api;
@@ -282,10 +282,10 @@ fn what_a_job_leaves_is_what_the_disk_and_the_program_say() {
         let problem = api.get(&format!("/jobs/{id}/{path}")).problem(409);
         assert!(problem["detail"].as_str().unwrap().ends_with("valid: succeeded"), "{problem}");
     }
-    api.until_state(&id, "running");
+    api.wait_for_state(&id, "running");
     // the followed log ends when the job does
     let followed = api.get(&format!("/jobs/{id}/logs?follow=true")).expect(200).text;
-    let done = api.until_state(&id, "succeeded");
+    let done = api.wait_for_state(&id, "succeeded");
     let log = api.get(&format!("/jobs/{id}/logs")).expect(200);
     assert_eq!(log.header("content-type"), "text/plain; charset=utf-8");
     assert_eq!(followed, log.text);
@@ -358,7 +358,7 @@ fn jobs_are_cancelled_retried_and_forgotten_only_when_that_makes_sense() {
     let api = &service.api;
     let expected = undisturbed(&service, &long_job(""));
     let running = api.submit(&long_job("running"));
-    api.until_split(&running, 2);
+    api.wait_for_split(&running, 2);
     let waiting = api.submit(&quick_job("waiting"));
     assert_eq!(api.job(&waiting)["queue_position"], 1);
     for id in [&running, &waiting] {
@@ -369,10 +369,10 @@ fn jobs_are_cancelled_retried_and_forgotten_only_when_that_makes_sense() {
     assert_eq!((&cancelled["state"], &cancelled["reason"]), (&json!("cancelled"), &json!("cancelled by local")));
     assert!(!service.scratch.path("waiting").exists());
 
-    let worker = service.worker_of(&running);
+    let worker = service.wait_for_worker(&running);
     let stopping = api.post(&format!("/jobs/{running}/cancel")).expect(202).json();
     assert_eq!(stopping["state"], "cancelling");
-    let cancelled = api.until_state(&running, "cancelled");
+    let cancelled = api.wait_for_state(&running, "cancelled");
     assert_eq!((&cancelled["reason"], &cancelled["failures"]), (&json!("cancelled by local"), &json!(0)));
     assert!(!service.workers().contains(&worker));
     for id in [&running, &waiting] {
@@ -386,7 +386,7 @@ fn jobs_are_cancelled_retried_and_forgotten_only_when_that_makes_sense() {
     assert!(!service.scratch.path("running/manifest.json").exists());
     let again = api.post(&format!("/jobs/{running}/retry")).expect(202).json();
     assert_eq!(again["state"], "retrying");
-    api.until_state(&running, "succeeded");
+    api.wait_for_state(&running, "succeeded");
     assert_eq!(shards(&service.scratch.path("running")), expected);
     let events = api.events(&running);
     let started: Vec<&Value> = events.iter().filter(|e| e["type"] == "started").collect();
@@ -412,18 +412,18 @@ fn two_jobs_with_one_output_never_mix() {
     let expected = undisturbed(&service, &long_job(""));
     // The same job twice: the second waits for the first despite free slots, and finds its result.
     let ids: Vec<String> = (0..2).map(|_| api.submit(&long_job("shared"))).collect();
-    api.until_state(&ids[0], "running");
+    api.wait_for_state(&ids[0], "running");
     // a later job with another output overtakes it
     let free = api.submit(&quick_job("free"));
-    api.until_state(&free, "succeeded");
+    api.wait_for_state(&free, "succeeded");
     assert!(["running", "succeeded"].contains(&api.job(&ids[0])["state"].as_str().unwrap()));
-    let ends: Vec<Value> = ids.iter().map(|id| api.until_state(id, "succeeded")).collect();
+    let ends: Vec<Value> = ids.iter().map(|id| api.wait_for_state(id, "succeeded")).collect();
     assert!(ends.iter().all(|job| job["attempt"] == 1), "{ends:#?}");
     assert_eq!((&ends[0]["result"]["already_done"], &ends[1]["result"]["already_done"]), (&json!(false), &json!(true)));
     assert_eq!(shards(&service.scratch.path("shared")), expected);
     service.stillhouse(&["verify", "shared", "--teacher"]).expect(0);
     let other = api.submit(&with(long_job("shared"), &json!({"seed": 43})));
-    let refused = api.until_state(&other, "failed");
+    let refused = api.wait_for_state(&other, "failed");
     assert_eq!(refused["failure"]["kind"], "job");
     assert_eq!(refused["failure"]["problems"][0]["field"], "output.path");
     assert_eq!(shards(&service.scratch.path("shared")), expected);
@@ -439,7 +439,7 @@ fn a_job_waits_for_whoever_works_on_its_output() {
     let lock = fs::File::create(&lock).unwrap();
     lock.try_lock().unwrap();
     let id = api.submit_with("?max_attempts=1", &quick_job("out"));
-    let waits = api.until(&id, "it has looked twice", |job| job["state"] == "retrying" && job["attempt"] == 2);
+    let waits = api.wait_for(&id, "it has looked twice", |job| job["state"] == "retrying" && job["attempt"] == 2);
     let reason = waits["reason"].as_str().unwrap();
     assert!(
         reason.ends_with("another run is working on this output; wait for it or stop it (looked at again in 2 s)"),
@@ -447,12 +447,12 @@ fn a_job_waits_for_whoever_works_on_its_output() {
     );
     assert_eq!((&waits["failures"], &waits["failure"]), (&json!(0), &Value::Null));
     drop(lock);
-    assert_eq!(api.until_state(&id, "succeeded")["result"]["already_done"], false);
+    assert_eq!(api.wait_for_state(&id, "succeeded")["result"]["already_done"], false);
     // the same output by another path
     std::os::unix::fs::symlink(service.scratch.path("shared"), service.scratch.path("link")).unwrap();
     fs::create_dir(service.scratch.path("shared")).unwrap();
     let ids = ["shared", "link"].map(|output| api.submit_with("?max_attempts=1", &long_job(output)));
-    let ends = ids.map(|id| api.until_state(&id, "succeeded"));
+    let ends = ids.map(|id| api.wait_for_state(&id, "succeeded"));
     assert!(ends.iter().all(|job| job["failures"] == 0), "{ends:#?}");
     service.stillhouse(&["verify", "link"]).expect(0);
 }
@@ -462,17 +462,17 @@ fn a_job_whose_data_set_was_overwritten_shows_nothing_of_the_other_ones() {
     let service = start(&json!({}));
     let (mine, yours) = (service.token("ann", &["submit", "read"]), service.token("bob", &["submit", "read"]));
     let first = mine.submit(&quick_job("shared"));
-    mine.until_state(&first, "succeeded");
+    mine.wait_for_state(&first, "succeeded");
     assert_eq!(mine.get(&format!("/jobs/{first}/manifest")).expect(200).json()["job"]["seed"], 0);
     mine.get(&format!("/jobs/{first}/report")).expect(200);
     // the same job finds the finished data set
     let again = mine.submit(&quick_job("shared"));
-    mine.until_state(&again, "succeeded");
+    mine.wait_for_state(&again, "succeeded");
     mine.get(&format!("/jobs/{again}/report")).expect(200);
     let other = with(quick_job("shared"), &json!({"seed": 43, "name": "other"}));
     let second = yours.send_job("?overwrite=true", &[], &other).expect(201).json();
     let second = second["id"].as_str().unwrap();
-    yours.until_state(second, "succeeded");
+    yours.wait_for_state(second, "succeeded");
     for id in [&first, &again] {
         for path in ["manifest", "report", "report?row=1"] {
             let problem = mine.get(&format!("/jobs/{id}/{path}")).problem(409);

@@ -30,7 +30,7 @@ fn two_thousand_problems_are_a_hundred_and_a_number() {
     let mut job = missing(2000);
     job["input"]["paths"][0] = format!("{}x.jsonl", format!("{}/", "x".repeat(100)).repeat(38)).into();
     let id = api.submit(&job);
-    let failed = api.until_state(&id, "failed");
+    let failed = api.wait_for_state(&id, "failed");
     assert_eq!(failed["failure"]["kind"], "job");
     let reported = fields(&failed["failure"]);
     assert!((90..=101).contains(&reported.len()), "{}", reported.len());
@@ -90,9 +90,9 @@ fn a_check_of_many_paths_reports_how_far_it_is_and_is_cancelled() {
     let mut stream = api.stream(&format!("/jobs/{id}/events"), &[]);
     let preparing = stream.find(|sent| sent.kind == "preparing").unwrap();
     assert_eq!(preparing.data["data"]["what"], format!("checking input.paths: {} of {PATHS}", PATHS / 100));
-    let worker = service.worker_of(&id);
+    let worker = service.wait_for_worker(&id);
     api.post(&format!("/jobs/{id}/cancel")).expect(202);
-    let cancelled = api.until_state(&id, "cancelled");
+    let cancelled = api.wait_for_state(&id, "cancelled");
     assert_eq!((&cancelled["reason"], &cancelled["failure"]), (&json!("cancelled by local"), &Value::Null));
     assert!(!service.workers().contains(&worker));
 
@@ -146,7 +146,7 @@ fn what_cannot_work_is_refused_before_it_waits() {
     let (address, questions) = hub();
     let cache = service.scratch.path("cache").display().to_string();
     for (name, value) in [("HF_ENDPOINT", address.as_str()), ("HF_HUB_CACHE", &cache), ("HF_HUB_OFFLINE", "")] {
-        service.set(name, value);
+        service.set_env(name, value);
     }
     service.launch();
     let api = service.api.clone();
@@ -195,15 +195,15 @@ fn what_cannot_work_is_refused_before_it_waits() {
     let taken = |service: &Service| {
         let id = service.api.submit(&with(quick_job("out"), &tokenizer("hf://org/there")));
         service.api.post(&format!("/jobs/{id}/cancel"));
-        service.api.until_state(&id, "cancelled");
+        service.api.wait_for_state(&id, "cancelled");
     };
     taken(&service);
     service.kill();
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    service.set("HF_ENDPOINT", &format!("http://{nobody}"));
+    service.set_env("HF_ENDPOINT", &format!("http://{nobody}"));
     service.launch();
     taken(&service);
-    assert!(service.said().contains("the hub was not asked for hf://org/there"), "{}", service.said());
+    assert!(service.log_text().contains("the hub was not asked for hf://org/there"), "{}", service.log_text());
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn who_has_much_checked_does_not_keep_others_waiting() {
     for (name, value) in
         [("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap())), ("HF_HUB_OFFLINE", String::new())]
     {
-        service.set(name, &value);
+        service.set_env(name, &value);
     }
     let (greedy, other) = (service.token("greedy", &["submit"]), service.token("other", &["submit"]));
     service.launch();

@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::{Service, eventually};
-use stillhouse_tests::{Ran, ran, shards, with};
+use stillhouse_tests::{CommandOutput, run_command, shards, with};
 
 use crate::append::copy;
 use crate::service_api::{ROWS, SPLITS, long_job, quick_job, start, undisturbed};
@@ -16,7 +16,7 @@ fn lasting(summary: &str) -> Vec<&str> {
     summary.lines().filter(|line| !["time", "extraction", "device"].iter().any(|name| line.starts_with(name))).collect()
 }
 
-fn id_of(ran: &Ran) -> String {
+fn id_of(ran: &CommandOutput) -> String {
     let id = ran.stdout.trim_end_matches('\n');
     assert!(id.len() == 12 && ran.stdout == format!("{id}\n"), "{:?}", ran.stdout);
     id.to_owned()
@@ -111,12 +111,12 @@ fn submit_appends_what_the_input_has_grown_by() {
     assert_eq!(shards(&out), before);
 
     let id = id_of(&service.stillhouse(&["submit", "job.yaml", "--append", "--detach"]).expect(0));
-    service.api.until_split(&id, 1);
+    service.api.wait_for_split(&id, 1);
     service.stillhouse(&["jobs", "cancel", &id]).expect(0);
-    let stopped = service.api.until_state(&id, "cancelled");
+    let stopped = service.api.wait_for_state(&id, "cancelled");
     assert_eq!((&stopped["append"], &stopped["overwrite"]), (&json!(true), &json!(false)));
     service.stillhouse(&["jobs", "retry", &id]).expect(0);
-    service.api.until_state(&id, "succeeded");
+    service.api.wait_for_state(&id, "succeeded");
     let now = shards(&out);
     for (name, sha256) in &before {
         assert_eq!(now.get(name), Some(sha256), "{name}");
@@ -132,7 +132,7 @@ fn submit_appends_what_the_input_has_grown_by() {
     let first = service.api.send_job("?append=true", &key, &job("out")).expect(201).json();
     assert_eq!(service.api.send_job("?append=true", &key, &job("out")).expect(200).json()["id"], first["id"]);
     service.api.send_job("", &key, &job("out")).problem(422);
-    let again = service.api.until_state(first["id"].as_str().unwrap(), "succeeded");
+    let again = service.api.wait_for_state(first["id"].as_str().unwrap(), "succeeded");
     assert_eq!(again["result"]["rows"], manifest["totals"]["train"]["rows"]);
 }
 
@@ -147,7 +147,7 @@ fn jobs_are_managed_by_the_beginning_of_their_ids() {
         service.stillhouse(&["submit", "quick.yaml", "--detach", "--json", "--priority", "-5"]).expect(0).json();
     let quick = detached["id"].as_str().unwrap().to_owned();
     assert_eq!((&detached["priority"], &detached["user"]), (&json!(-5), &json!("local")));
-    service.api.until_split(&long, 1);
+    service.api.wait_for_split(&long, 1);
 
     let listed = service.stillhouse(&["jobs", "list"]).expect(0).stdout;
     let rows: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -215,7 +215,7 @@ fn jobs_are_managed_by_the_beginning_of_their_ids() {
 fn logs_are_followed_to_the_end() {
     let mut service = start(&json!({}));
     service.kill();
-    service.set("STILLHOUSE_LOG", "info");
+    service.set_env("STILLHOUSE_LOG", "info");
     service.launch();
     service.scratch.job("job.yaml", &long_job("out"));
     let id = id_of(&service.stillhouse(&["submit", "job.yaml", "--detach"]).expect(0));
@@ -272,7 +272,7 @@ fn a_submission_goes_on_watching_when_the_server_was_killed() {
 #[test]
 fn tokens_are_made_shown_once_and_revoked() {
     let mut service = Service::new(&json!({"auth": "token"}));
-    let file = service.file();
+    let file = service.write_configuration();
     let config = file.to_str().unwrap().to_owned();
     let token = |service: &Service, arguments: &[&str]| {
         service.stillhouse(&[&["token", "--config", &config], arguments].concat())
@@ -306,7 +306,7 @@ fn tokens_are_made_shown_once_and_revoked() {
 
     service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(4, 500));
     service.scratch.job("job.yaml", &quick_job("out"));
-    let run = |token: &str, arguments: &[&str]| ran(service.command(arguments).env("STILLHOUSE_TOKEN", token));
+    let run = |token: &str, arguments: &[&str]| run_command(service.command(arguments).env("STILLHOUSE_TOKEN", token));
     service.stillhouse(&["jobs", "list"]).expect(1).says(&["needs a token", "STILLHOUSE_TOKEN"]);
     run("sh_nonsense_nonsense", &["jobs", "list"]).expect(1).says(&["the token in STILLHOUSE_TOKEN is not valid here"]);
     run("two words", &["jobs", "list"]).expect(2).says(&["STILLHOUSE_TOKEN holds no token"]);

@@ -5,9 +5,9 @@ use std::io::{Read, Write};
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::{Service, eventually, freeze, signal};
-use stillhouse_tests::{rounds, shards};
+use stillhouse_tests::{repetitions, shards};
 
-use crate::resume::moments;
+use crate::resume::uniform_draws;
 use crate::service_api::{SPLITS, long_job, quick_job, start, undisturbed};
 
 /// Size of the write-ahead log. Within it writes still succeed; beyond it they fail.
@@ -23,13 +23,13 @@ fn count(text: &str, what: &str) -> usize {
 fn a_full_disk_is_reported_once_and_loses_no_event() {
     let mut service = Service::new(&json!({"capacity": {"cpu_slots": 1}}));
     service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(crate::service_api::DOCUMENTS, 1300));
-    service.set("STILLHOUSE_LOG", "warn,stillhouse_service::disk_space=info");
+    service.set_env("STILLHOUSE_LOG", "warn,stillhouse_service::disk_space=info");
     service.launch();
     let api = &service.api;
     let expected = undisturbed(&service, &long_job(""));
     let id = api.submit(&long_job("out"));
     let waiting = api.submit(&quick_job("waiting"));
-    api.until_split(&id, 2);
+    api.wait_for_split(&id, 2);
     assert_eq!(api.get("/ready").expect(200).json()["status"], "ready");
     service.limit_files(Some(log_bytes(&service).max(64 << 10)));
 
@@ -63,15 +63,15 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
     assert_eq!(api.job(&id)["state"], "running");
 
     service.limit_files(None);
-    let done = api.until_state(&id, "succeeded");
+    let done = api.wait_for_state(&id, "succeeded");
     assert_eq!(
         (&done["attempt"], &done["failures"]),
         (&json!(1), &json!(0)),
         "{:#?} {}",
         api.events(&id),
-        service.said()
+        service.log_text()
     );
-    api.until_state(&waiting, "cancelled");
+    api.wait_for_state(&waiting, "cancelled");
     assert_eq!(api.states(&waiting), ["queued", "cancelled"]);
     eventually("it is over", || (api.get("/ready").status == 200 && full(0)).then_some(()));
     let events = api.events(&id);
@@ -93,7 +93,7 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
     assert!(at("finished").as_str() < events.last().unwrap()["time"].as_str().unwrap());
     // nothing of the refused submissions exists
     assert_eq!(api.get("/jobs").json()["jobs"].as_array().unwrap().len(), 2);
-    let said = service.said();
+    let said = service.log_text();
     assert_eq!(
         (
             count(&said, "data folder is full"),
@@ -110,7 +110,7 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
 fn a_service_with_a_full_disk_stops_and_goes_on() {
     let mut service = start(&json!({"capacity": {"cpu_slots": 1}, "shutdown_seconds": 1}));
     let id = service.api.submit(&long_job("out"));
-    service.api.until_split(&id, 2);
+    service.api.wait_for_split(&id, 2);
     service.limit_files(Some(log_bytes(&service).max(256 << 10)));
     let api = service.api.clone();
     eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
@@ -118,7 +118,7 @@ fn a_service_with_a_full_disk_stops_and_goes_on() {
     assert_eq!(service.terminate(), Some(0));
     eventually("the worker ends", || service.workers().is_empty().then_some(()));
     service.launch();
-    api.until_state(&id, "succeeded");
+    api.wait_for_state(&id, "succeeded");
     service.stillhouse(&["verify", "out"]).expect(0);
 }
 
@@ -127,7 +127,7 @@ fn a_running_job_is_cancelled_while_the_disk_is_full() {
     let service = start(&json!({"capacity": {"cpu_slots": 1}}));
     let api = &service.api;
     let id = api.submit(&long_job("out"));
-    api.until_split(&id, 2);
+    api.wait_for_split(&id, 2);
     service.limit_files(Some(log_bytes(&service).max(64 << 10)));
     eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
     for _ in 0..2 {
@@ -138,13 +138,13 @@ fn a_running_job_is_cancelled_while_the_disk_is_full() {
     assert_eq!(api.job(&id)["state"], "cancelling");
     assert!(!service.scratch.path("out").join("_SUCCESS").exists());
     service.limit_files(None);
-    let cancelled = api.until_state(&id, "cancelled");
+    let cancelled = api.wait_for_state(&id, "cancelled");
     assert_eq!((&cancelled["reason"], &cancelled["attempt"]), (&json!("cancelled by local"), &json!(1)));
     assert_eq!(api.states(&id), ["queued", "running", "cancelling", "cancelled"]);
     // the queue continues
     eventually("there is room again", || (api.get("/ready").status == 200).then_some(()));
     let next = api.submit(&quick_job("next"));
-    api.until_state(&next, "succeeded");
+    api.wait_for_state(&next, "succeeded");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_disk_that_a_job_fills_keeps_room_for_a_cancel_and_for_a_start() {
     eventually("room is kept", || service.disk().file("data/reserve").exists().then_some(()));
 
     let id = api.submit(&long_job(&output("cut")));
-    api.until_split(&id, 2);
+    api.wait_for_split(&id, 2);
     service.disk().fill();
     eventually("it is found", || (api.get("/ready").status == 503).then_some(()));
     api.post(&format!("/jobs/{id}/cancel")).expect(202);
@@ -169,19 +169,19 @@ fn a_disk_that_a_job_fills_keeps_room_for_a_cancel_and_for_a_start() {
     service.disk().fill();
     service.launch_until(503);
     assert!(["cancelling", "cancelled"].contains(&api.job(&id)["state"].as_str().unwrap()));
-    service.disk().empty();
-    api.until_state(&id, "cancelled");
+    service.disk().free_filled();
+    api.wait_for_state(&id, "cancelled");
 
     // A job that runs when the service is killed exists after the restart, and resumes once there is space.
     eventually("room is kept again", || service.disk().file("data/reserve").exists().then_some(()));
     let id = api.submit(&long_job(&output("whole")));
-    api.until_split(&id, 2);
+    api.wait_for_split(&id, 2);
     service.disk().fill();
     service.kill();
     service.launch_until(503);
     assert!(["running", "queued"].contains(&api.job(&id)["state"].as_str().unwrap()));
-    service.disk().empty();
-    assert_eq!(api.until_state(&id, "succeeded")["failures"], 0);
+    service.disk().free_filled();
+    assert_eq!(api.wait_for_state(&id, "succeeded")["failures"], 0);
 
     // A restored copy consists of the database alone; the shared-memory file of its connections needs space.
     eventually("room is kept once more", || service.disk().file("data/reserve").exists().then_some(()));
@@ -199,11 +199,11 @@ fn a_disk_that_a_job_fills_keeps_room_for_a_cancel_and_for_a_start() {
 fn a_disk_that_is_nearly_full_takes_no_new_jobs_and_runs_the_old_ones() {
     let mut service = start(&json!({}));
     let id = service.api.submit(&quick_job("out"));
-    service.api.until_state(&id, "succeeded");
+    service.api.wait_for_state(&id, "succeeded");
     service.kill();
     // a larger reserve than any disk
     service.configure(&json!({"limits": {"disk_reserve_megabytes": 4_000_000_000_u32}}));
-    let file = service.file();
+    let file = service.write_configuration();
     assert!(file.exists());
     let mut command = service.serve(&[]);
     let log = service.scratch.path("serve.log");
@@ -223,7 +223,7 @@ fn a_cancel_that_comes_after_the_data_set_is_whole_is_a_success() {
     service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(crate::service_api::DOCUMENTS, 1300));
     // the worker pauses between writing `_SUCCESS` and reporting it
     let (hold, reached) = (service.scratch.path("finished.hold"), service.scratch.path("finished.reached"));
-    service.set("STILLHOUSE_TEST_HOLD_FINISHED", hold.to_str().unwrap());
+    service.set_env("STILLHOUSE_TEST_HOLD_FINISHED", hold.to_str().unwrap());
     service.launch();
     let api = &service.api;
     for (output, query) in [("cancelled", ""), ("killed", "?max_attempts=1")] {
@@ -232,12 +232,12 @@ fn a_cancel_that_comes_after_the_data_set_is_whole_is_a_success() {
         eventually("the data set is whole", || reached.exists().then_some(()));
         assert!(service.scratch.path(output).join("_SUCCESS").exists());
         if output == "killed" {
-            signal(service.worker_of(&id).process, libc::SIGKILL);
+            signal(service.wait_for_worker(&id).process, libc::SIGKILL);
         } else {
             let asked = api.post(&format!("/jobs/{id}/cancel")).expect(202).json();
             assert_eq!(asked["state"], "cancelling");
         }
-        let done = api.until_state(&id, "succeeded");
+        let done = api.wait_for_state(&id, "succeeded");
         assert_eq!((&done["attempt"], &done["failure"]), (&json!(1), &Value::Null));
         assert!(done["result"]["rows"].as_u64() > Some(0) && done["result"]["already_done"] == false, "{done:#}");
         assert_eq!(api.events(&id).iter().filter(|e| e["type"] == "finished").count(), 1);
@@ -250,7 +250,7 @@ fn a_cancel_that_comes_after_the_data_set_is_whole_is_a_success() {
 fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
     let mut service = start(&json!({"capacity": {"cpu_slots": 1}, "limits": {"cancel_seconds": 3600}}));
     let (hold, reached) = (service.scratch.path("finished.hold"), service.scratch.path("finished.reached"));
-    service.set("STILLHOUSE_TEST_HOLD_FINISHED", hold.to_str().unwrap());
+    service.set_env("STILLHOUSE_TEST_HOLD_FINISHED", hold.to_str().unwrap());
     service.kill();
     service.launch();
     fs::write(&hold, "").unwrap();
@@ -258,7 +258,7 @@ fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
     let id = api.submit(&quick_job("out"));
     eventually("the data set is whole", || reached.exists().then_some(()));
     // a frozen worker cannot react, so the cancellation stays pending
-    freeze(service.worker_of(&id).process);
+    freeze(service.wait_for_worker(&id).process);
     api.post(&format!("/jobs/{id}/cancel")).expect(202);
     service.kill();
     service.launch();
@@ -267,8 +267,8 @@ fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
     assert!(api.job(&id)["result"]["rows"].as_u64() > Some(0));
     // a job whose data set is incomplete is cancelled
     let id = api.submit(&long_job("cut"));
-    api.until_split(&id, 1);
-    freeze(service.worker_of(&id).process);
+    api.wait_for_split(&id, 1);
+    freeze(service.wait_for_worker(&id).process);
     api.post(&format!("/jobs/{id}/cancel")).expect(202);
     service.kill();
     service.launch();
@@ -279,9 +279,9 @@ fn a_cancel_that_came_too_late_is_one_also_when_the_service_was_killed() {
 fn what_became_of_a_cancelled_job_is_what_its_data_set_says() {
     let service = start(&json!({"capacity": {"cpu_slots": 1}}));
     let api = &service.api;
-    let races = rounds(6, 30);
+    let races = repetitions(6, 30);
     let mut ends = Vec::new();
-    for (race, moment) in moments(30).take(races).enumerate() {
+    for (race, moment) in uniform_draws(30).take(races).enumerate() {
         let output = format!("race-{race}");
         let id = api.submit(&quick_job(&output));
         // wait until the last splits, around the time the manifest is written
@@ -293,7 +293,7 @@ fn what_became_of_a_cancelled_job_is_what_its_data_set_says() {
         let asked = api.post(&format!("/jobs/{id}/cancel"));
         assert!([200, 202, 409].contains(&asked.status), "{}", asked.text);
         let over = |job: &Value| ["succeeded", "cancelled"].contains(&job["state"].as_str().unwrap());
-        let state = api.until(&id, "over", over)["state"].as_str().unwrap().to_owned();
+        let state = api.wait_for(&id, "over", over)["state"].as_str().unwrap().to_owned();
         let whole = service.scratch.path(&output).join("_SUCCESS").exists();
         assert_eq!(state, if whole { "succeeded" } else { "cancelled" }, "race {race}");
         ends.push(state);

@@ -16,14 +16,14 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
         // in the middle of its work
         let before = shards(&service.scratch.path("out")).len();
         eventually("more splits", || (shards(&service.scratch.path("out")).len() >= before + 2).then_some(()));
-        signal(service.worker_of(&id).process, libc::SIGKILL);
-        let job = api.until(&id, "failed once more", |job| job["failures"] == failures);
+        signal(service.wait_for_worker(&id).process, libc::SIGKILL);
+        let job = api.wait_for(&id, "failed once more", |job| job["failures"] == failures);
         assert_eq!((&job["failure"]["kind"], &job["failure"]["problems"]), (&json!("machine"), &json!([])));
         let reported = job["failure"]["message"].as_str().unwrap();
         assert!(reported.contains("signal 9") && job["reason"].as_str().unwrap().starts_with(reported), "{job:#}");
-        api.until(&id, "runs again", |job| job["attempt"] == failures + 1);
+        api.wait_for(&id, "runs again", |job| job["attempt"] == failures + 1);
     }
-    let done = api.until_state(&id, "succeeded");
+    let done = api.wait_for_state(&id, "succeeded");
     assert_eq!((&done["attempt"], &done["failures"], &done["failure"]), (&json!(3), &json!(2), &Value::Null));
     assert_eq!(shards(&service.scratch.path("out")), expected);
     let round = ["queued", "running", "retrying"];
@@ -54,9 +54,9 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
 
     // with one attempt there is no retry
     let id = api.submit_with("?max_attempts=1", &long_job("once"));
-    api.until_split(&id, 1);
-    signal(service.worker_of(&id).process, libc::SIGKILL);
-    let failed = api.until_state(&id, "failed");
+    api.wait_for_split(&id, 1);
+    signal(service.wait_for_worker(&id).process, libc::SIGKILL);
+    let failed = api.wait_for_state(&id, "failed");
     assert_eq!(
         (&failed["failure"]["kind"], &failed["failures"], &failed["attempt"]),
         (&json!("machine"), &json!(1), &json!(1))
@@ -64,7 +64,7 @@ fn a_worker_that_is_killed_is_the_machines_fault_and_tried_again() {
     assert!(failed["reason"].as_str().unwrap().ends_with(" (attempt 1 of 1)"), "{failed:#}");
     // a manual retry resets the count of failures
     api.post(&format!("/jobs/{id}/retry")).expect(202);
-    let done = api.until_state(&id, "succeeded");
+    let done = api.wait_for_state(&id, "succeeded");
     assert_eq!((&done["failures"], &done["attempt"]), (&json!(0), &json!(2)));
     assert_eq!(shards(&service.scratch.path("once")), expected);
 }
@@ -75,9 +75,9 @@ fn a_worker_that_is_reported_to_stop_by_somebody_else_has_not_failed() {
     let service = start(&json!({"limits": {"max_attempts": 1}}));
     let api = &service.api;
     let id = api.submit(&long_job("out"));
-    api.until_split(&id, 1);
-    signal(service.worker_of(&id).process, libc::SIGTERM);
-    let done = api.until_state(&id, "succeeded");
+    api.wait_for_split(&id, 1);
+    signal(service.wait_for_worker(&id).process, libc::SIGTERM);
+    let done = api.wait_for_state(&id, "succeeded");
     assert_eq!((&done["attempt"], &done["failures"]), (&json!(2), &json!(0)));
     let events = api.events(&id);
     let back = events.iter().find(|e| e["data"]["from"] == "running").unwrap();
@@ -89,16 +89,16 @@ fn a_job_that_waits_for_its_next_attempt_can_be_cancelled() {
     let service = start(&json!({"retry": {"first_backoff_seconds": 3600, "largest_backoff_seconds": 3600}}));
     let api = &service.api;
     let id = api.submit(&long_job("out"));
-    api.until_split(&id, 1);
-    signal(service.worker_of(&id).process, libc::SIGKILL);
-    let waits = api.until_state(&id, "retrying");
+    api.wait_for_split(&id, 1);
+    signal(service.wait_for_worker(&id).process, libc::SIGKILL);
+    let waits = api.wait_for_state(&id, "retrying");
     assert!(waits["not_before"].as_str().unwrap() > waits["updated_at"].as_str().unwrap());
     api.post(&format!("/jobs/{id}/retry")).problem(409);
     let cancelled = api.post(&format!("/jobs/{id}/cancel")).expect(200).json();
     assert_eq!((&cancelled["state"], &cancelled["not_before"]), (&json!("cancelled"), &Value::Null));
     // a manual retry does not wait for the backoff
     api.post(&format!("/jobs/{id}/retry")).expect(202);
-    api.until_state(&id, "succeeded");
+    api.wait_for_state(&id, "succeeded");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_job_that_is_wrong_fails_at_once_with_everything_that_is_wrong() {
         long_job("out"),
         &json!({"input": {"paths": ["corpus.jsonl", "missing-*.jsonl"]}, "pack": {"length": 2048}}),
     ));
-    let failed = api.until_state(&id, "failed");
+    let failed = api.wait_for_state(&id, "failed");
     assert_eq!((&failed["attempt"], &failed["failures"]), (&json!(1), &json!(1)));
     assert_eq!(failed["failure"]["kind"], "job");
     let mut problems = failed["failure"]["problems"].as_array().unwrap().clone();
@@ -123,7 +123,7 @@ fn a_job_that_is_wrong_fails_at_once_with_everything_that_is_wrong() {
     // invalid JSON in a document is the job's fault too, but found later
     service.scratch.write("broken.jsonl", "{\"text\": \"a\"}\n{broken\n");
     let id = api.submit(&with(quick_job("broken"), &json!({"input": {"paths": ["broken.jsonl"]}})));
-    let failed = api.until_state(&id, "failed");
+    let failed = api.wait_for_state(&id, "failed");
     assert_eq!((&failed["failure"]["kind"], &failed["attempt"]), (&json!("job"), &json!(1)), "{failed:#}");
     let log = api.get(&format!("/jobs/{id}/logs")).expect(200).text;
     assert!(log.contains("broken.jsonl"), "{log}");
@@ -145,7 +145,7 @@ fn limits_stop_a_job_and_stay_with_it() {
     let large = api.submit_with("?output_limit_bytes=60000", &long_job("large"));
     for (id, says) in [(&late, "its time limit of 1 s"), (&large, "its limit of 60000 bytes")] {
         for attempt in 1..=2 {
-            let failed = api.until_state(id, "failed");
+            let failed = api.wait_for_state(id, "failed");
             let failure = &failed["failure"];
             assert_eq!((&failure["kind"], &failed["attempt"]), (&json!("limit"), &json!(attempt)), "{failed:#}");
             assert!(failure["message"].as_str().unwrap().contains(says), "{failed:#}");
@@ -153,7 +153,7 @@ fn limits_stop_a_job_and_stay_with_it() {
             if attempt == 1 {
                 // the limits belong to the job and apply to a manual retry too
                 api.post(&format!("/jobs/{id}/retry")).expect(202);
-                api.until(id, "runs again", |job| job["attempt"] == 2);
+                api.wait_for(id, "runs again", |job| job["attempt"] == 2);
             }
         }
     }
@@ -171,7 +171,7 @@ fn a_job_that_needs_more_memory_than_it_may_have_is_not_tried_again() {
     service.scratch.write("long.jsonl", &row);
     let query = json!({"input": {"paths": ["long.jsonl"], "sql": "SELECT text || text || text || text || text AS text FROM input"}});
     let id = api.submit(&with(quick_job("out"), &query));
-    let job = api.until_state(&id, "failed");
+    let job = api.wait_for_state(&id, "failed");
     assert_eq!((&job["attempt"], &job["failure"]["kind"]), (&json!(1), &json!("limit")), "{job:#}");
     let reason = job["reason"].as_str().unwrap();
     assert!(reason.starts_with("its worker needs more memory than 1 GB"), "{reason}");

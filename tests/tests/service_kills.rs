@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::{Api, Service, WorkerProcess, eventually, freeze, signal, workers_in};
-use stillhouse_tests::{corpus, rounds, shards, with};
+use stillhouse_tests::{corpus, repetitions, shards, with};
 
-use crate::resume::{moments, visible};
+use crate::resume::{count_shards, uniform_draws};
 use crate::service_api::{DOCUMENTS, long_job, quick_job, start, undisturbed};
 
 /// Polls whether a job ever has two workers, across all restarts of the server.
-struct Lookout {
+struct DoubleWorkerWatch {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<(u64, Vec<[WorkerProcess; 2]>)>>,
 }
 
-impl Lookout {
-    fn over(scratch: PathBuf) -> Self {
+impl DoubleWorkerWatch {
+    fn start(scratch: PathBuf) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let reported = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let (mut looks, mut doubles) = (0, Vec::new());
-            while !reported.load(Ordering::Relaxed) {
+            let (mut polls, mut doubles) = (0, Vec::new());
+            while !stopped.load(Ordering::Relaxed) {
                 let mut seen = BTreeMap::<String, WorkerProcess>::new();
                 for worker in workers_in(&scratch) {
                     let Some(other) = seen.insert(worker.job.clone(), worker.clone()) else { continue };
@@ -36,23 +36,23 @@ impl Lookout {
                         doubles.push([other, worker]);
                     }
                 }
-                looks += 1;
+                polls += 1;
                 std::thread::sleep(Duration::from_millis(5));
             }
-            (looks, doubles)
+            (polls, doubles)
         });
         Self { stop, thread: Some(thread) }
     }
 
-    fn end(mut self) {
+    fn assert_none(mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let (looks, doubles) = self.thread.take().unwrap().join().unwrap();
-        assert!(looks > 100, "{looks}");
+        let (polls, doubles) = self.thread.take().unwrap().join().unwrap();
+        assert!(polls > 100, "{polls}");
         assert!(doubles.is_empty(), "two workers at one job: {doubles:?}");
     }
 }
 
-impl Drop for Lookout {
+impl Drop for DoubleWorkerWatch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -67,7 +67,7 @@ fn states(service: &Service) -> BTreeMap<String, String> {
 }
 
 /// Asserts that a job succeeded exactly once, that its states follow each other, and that no split was committed twice.
-fn assert_story(api: &Api, id: &str) {
+fn assert_history(api: &Api, id: &str) {
     let events = api.events(id);
     let steps: Vec<(&Value, &Value)> =
         events.iter().filter(|e| e["type"] == "state").map(|e| (&e["data"]["from"], &e["data"]["to"])).collect();
@@ -89,7 +89,7 @@ fn assert_story(api: &Api, id: &str) {
 
 #[test]
 fn kills_of_the_server_change_no_byte_and_lose_no_job() {
-    let wanted = rounds(6, 20);
+    let wanted = repetitions(6, 20);
     let mut service = Service::start(&json!({"auth": "token"}));
     service.scratch.write("corpus.jsonl", &corpus(DOCUMENTS, 1300));
     let users = ["ada", "bob", "eve"].map(|user| service.token(user, &["read", "submit"]));
@@ -119,9 +119,9 @@ fn kills_of_the_server_change_no_byte_and_lose_no_job() {
             )
         })
         .collect();
-    let lookout = Lookout::over(service.data().join("scratch"));
+    let watch = DoubleWorkerWatch::start(service.data().join("scratch"));
     let (mut mid_job, mut mid_splits) = (0, 0);
-    for (kill, moment) in moments(5).take(wanted).enumerate() {
+    for (kill, moment) in uniform_draws(5).take(wanted).enumerate() {
         // Keep more work queued than fits between two kills, so that the idle jobs stay idle.
         let waiting = |state: &str| {
             users[0].get(&format!("/jobs?state={state}&limit=500")).json()["jobs"].as_array().unwrap().len()
@@ -135,7 +135,7 @@ fn kills_of_the_server_change_no_byte_and_lose_no_job() {
             0 => std::thread::sleep(Duration::from_secs_f64(2.0 * moment)),
             _ => eventually("a job between two of its splits", || {
                 let between = |(kind, output): &(usize, String)| {
-                    (1..expected[*kind].len() - 1).contains(&visible(&service.scratch.path(output)))
+                    (1..expected[*kind].len() - 1).contains(&count_shards(&service.scratch.path(output)))
                 };
                 jobs.values().any(between).then_some(())
             }),
@@ -172,29 +172,29 @@ fn kills_of_the_server_change_no_byte_and_lose_no_job() {
 
     let mut attempts = Vec::new();
     for (id, (kind, output)) in &jobs {
-        let done = users[0].until_state(id, "succeeded");
+        let done = users[0].wait_for_state(id, "succeeded");
         assert_eq!(shards(&service.scratch.path(output)), expected[*kind], "{output}");
         attempts.push(done["attempt"].as_u64().unwrap());
-        assert_story(&users[0], id);
+        assert_history(&users[0], id);
     }
     assert!(attempts.iter().filter(|n| **n > 1).count() >= 2, "{attempts:?}");
     for id in &idle {
-        assert_eq!(users[0].until_state(id, "succeeded")["attempt"], 1);
-        assert_story(&users[0], id);
+        assert_eq!(users[0].wait_for_state(id, "succeeded")["attempt"], 1);
+        assert_history(&users[0], id);
     }
     let output = &jobs.values().next().unwrap().1;
     service.stillhouse(&["verify", output]).expect(0);
-    lookout.end();
+    watch.assert_none();
 }
 
 #[test]
 fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
     let mut service = start(&json!({"limits": {"cancel_seconds": 1}}));
     let expected = undisturbed(&service, &long_job(""));
-    let lookout = Lookout::over(service.data().join("scratch"));
+    let watch = DoubleWorkerWatch::start(service.data().join("scratch"));
     let ids = ["a", "b"].map(|output| service.api.submit(&long_job(output)));
-    ids.iter().for_each(|id| service.api.until_split(id, 2));
-    let stopped = ids.each_ref().map(|id| service.worker_of(id));
+    ids.iter().for_each(|id| service.api.wait_for_split(id, 2));
+    let stopped = ids.each_ref().map(|id| service.wait_for_worker(id));
     stopped.iter().for_each(|worker| freeze(worker.process));
     service.kill();
     // the closed pipe tells each to end, but a frozen process cannot
@@ -206,19 +206,19 @@ fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
     service.launch();
     assert!(!service.workers().iter().any(|worker| stopped.contains(worker)), "{:?}", service.workers());
     for (id, output) in ids.iter().zip(["a", "b"]) {
-        let done = service.api.until_state(id, "succeeded");
+        let done = service.api.wait_for_state(id, "succeeded");
         assert_eq!((&done["attempt"], &done["failures"]), (&json!(2), &json!(0)));
         assert_eq!(shards(&service.scratch.path(output)), expected);
-        assert_story(&service.api, id);
+        assert_history(&service.api, id);
     }
 
     // a stopped worker cannot react to the cancellation either, and is then killed
     let cancelled = service.api.submit(&long_job("cancelled"));
-    service.api.until_split(&cancelled, 1);
-    let worker = service.worker_of(&cancelled);
+    service.api.wait_for_split(&cancelled, 1);
+    let worker = service.wait_for_worker(&cancelled);
     signal(worker.process, libc::SIGSTOP);
     service.api.post(&format!("/jobs/{cancelled}/cancel")).expect(202);
-    service.api.until_state(&cancelled, "cancelled");
+    service.api.wait_for_state(&cancelled, "cancelled");
     assert!(!service.workers().contains(&worker));
 
     // if the server is killed while it waits for that, the next one completes the cancellation
@@ -226,8 +226,8 @@ fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
     service.kill();
     service.launch();
     let id = service.api.submit(&long_job("cancelling"));
-    service.api.until_split(&id, 1);
-    let worker = service.worker_of(&id);
+    service.api.wait_for_split(&id, 1);
+    let worker = service.wait_for_worker(&id);
     freeze(worker.process);
     service.api.post(&format!("/jobs/{id}/cancel")).expect(202);
     service.kill();
@@ -236,7 +236,7 @@ fn a_worker_that_cannot_end_by_itself_is_ended_before_its_job_runs_again() {
     let job = service.api.job(&id);
     assert_eq!((&job["state"], &job["reason"]), (&json!("cancelled"), &json!("cancelled by local")));
     assert!(!service.workers().contains(&worker));
-    lookout.end();
+    watch.assert_none();
 }
 
 #[test]
@@ -244,14 +244,14 @@ fn a_job_that_takes_the_server_down_again_and_again_is_given_up() {
     let mut service = start(&json!({"limits": {"interruptions": 2}}));
     let id = service.api.submit(&long_job("out"));
     for attempt in 1..=3 {
-        service.api.until(&id, "at work", |job| job["state"] == "running" && job["attempt"] == attempt);
+        service.api.wait_for(&id, "at work", |job| job["state"] == "running" && job["attempt"] == attempt);
         service.kill();
         service.launch();
     }
-    let failed = service.api.until_state(&id, "failed");
+    let failed = service.api.wait_for_state(&id, "failed");
     assert_eq!((&failed["attempt"], &failed["failures"]), (&json!(3), &json!(0)));
     assert_eq!(failed["reason"], "the service was stopped in each of 2 attempts");
     // a user can still retry
     service.api.post(&format!("/jobs/{id}/retry")).expect(202);
-    service.api.until_state(&id, "succeeded");
+    service.api.wait_for_state(&id, "succeeded");
 }

@@ -14,7 +14,7 @@ fn higher_priorities_go_first_and_users_take_turns() {
     let user = |name: &str| service.token(name, &["read", "submit"]);
     let (ada, bob, eve) = (user("ada"), user("bob"), user("eve"));
     let blocker = eve.submit(&long_job("blocker"));
-    eve.until_state(&blocker, "running");
+    eve.wait_for_state(&blocker, "running");
     let submit = |api: &Api, query: &str, name: &str| api.submit_with(query, &quick_job(name));
     // ada submits first, and more
     let mut ids: Vec<String> = (0..6).map(|n| submit(&ada, "", &format!("ada-{n}"))).collect();
@@ -23,7 +23,7 @@ fn higher_priorities_go_first_and_users_take_turns() {
     let idle = submit(&ada, "?priority=-5", "idle");
     ids.extend([urgent.clone(), idle.clone()]);
     eve.post(&format!("/jobs/{blocker}/cancel")).expect(202);
-    ids.iter().for_each(|id| drop(ada.until_state(id, "succeeded")));
+    ids.iter().for_each(|id| drop(ada.wait_for_state(id, "succeeded")));
     let order = order_of_starts(&ada, &ids);
     assert_eq!((order.first(), order.last()), (Some(&urgent), Some(&idle)));
     // each user's jobs start in the order of submission
@@ -66,24 +66,24 @@ fn a_gpu_is_one_jobs_at_a_time_and_keeps_nobody_waiting_who_needs_none() {
     let on = |device: &str, output: &str| with(long_job(output), &json!({"extract": {"teacher": {"device": device}}}));
     let holder = api.submit(&on("auto", "holder"));
     // from the start of its worker, while that still checks its input
-    let worker = service.worker_of(&holder);
+    let worker = service.wait_for_worker(&holder);
     signal(worker.process, libc::SIGSTOP);
-    let running = api.until(&holder, "on a GPU", |job| job["state"] == "running" && job["gpu"] == 0);
+    let running = api.wait_for(&holder, "on a GPU", |job| job["state"] == "running" && job["gpu"] == 0);
     signal(worker.process, libc::SIGCONT);
     assert_eq!(running["device"], "gpu");
     let waits = api.submit(&on("cuda", "waits"));
     let named = api.submit(&on("cuda:0", "named"));
     let passes = api.submit(&quick_job("passes"));
-    let passed = api.until_state(&passes, "succeeded");
+    let passed = api.wait_for_state(&passes, "succeeded");
     assert_eq!((&passed["device"], &passed["gpu"]), (&json!("cpu"), &Value::Null));
     for id in [&waits, &named] {
         let job = api.job(id);
         assert_eq!((&job["device"], &job["state"], &job["gpu"]), (&json!("gpu"), &json!("queued"), &Value::Null));
     }
     api.post(&format!("/jobs/{holder}/cancel")).expect(202);
-    assert_eq!(api.until_state(&holder, "cancelled")["gpu"], Value::Null);
+    assert_eq!(api.wait_for_state(&holder, "cancelled")["gpu"], Value::Null);
     for id in [&waits, &named] {
-        let failed = api.until_state(id, "failed");
+        let failed = api.wait_for_state(id, "failed");
         assert_eq!((&failed["failure"]["kind"], &failed["attempt"]), (&json!("job"), &json!(1)), "{failed:#}");
         assert!(failed["failure"].to_string().to_lowercase().contains("cuda"), "{failed:#}");
     }

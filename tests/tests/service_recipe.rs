@@ -9,7 +9,7 @@ use stillhouse_tests::s3::{ADMIN, environment};
 use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::server::{Server, tool};
 use stillhouse_tests::service::Service;
-use stillhouse_tests::{Ran, binary, corpus, ran, root};
+use stillhouse_tests::{CommandOutput, binary, corpus, root, run_command};
 
 /// The code blocks of one kind in the recipe, in order.
 fn blocks(kind: &str) -> Vec<String> {
@@ -65,12 +65,13 @@ fn the_recipe_from_serve_to_pyarrow_works_at_the_first_try() {
 
     let job = blocks("yaml").pop().unwrap();
     fs::write(folder.join("job/recipe.yaml"), &job).unwrap();
-    let done = ran(&mut shell(&here(submit), &folder, &service, weed.endpoint())).expect(0);
+    let done = run_command(&mut shell(&here(submit), &folder, &service, weed.endpoint())).expect(0);
     assert!(done.stdout.contains("s3://shards/recipe"), "{}", done.stdout);
 
     fs::write(folder.join("job/read.py"), here(&blocks("python").pop().unwrap())).unwrap();
-    let read =
-        |name: &str| -> Ran { ran(&mut shell(&format!("exec python {name}"), &folder, &service, weed.endpoint())) };
+    let read = |name: &str| -> CommandOutput {
+        run_command(&mut shell(&format!("exec python {name}"), &folder, &service, weed.endpoint()))
+    };
     let reported = read("read.py").expect(0).stdout;
     let rows = service.api.get("/jobs").json()["jobs"][0]["result"]["rows"].as_u64().unwrap();
     assert!(rows > 10 && reported.starts_with(&format!("{rows} rows of 64 tokens")), "{reported}");
@@ -78,7 +79,7 @@ fn the_recipe_from_serve_to_pyarrow_works_at_the_first_try() {
     // for another endpoint the error names the setting, which then allows it
     fs::write(folder.join("job/other.yaml"), format!("{job}\nstorage: {{endpoint: \"http://127.0.0.1:1\"}}\n"))
         .unwrap();
-    let refused = ran(&mut shell("stillhouse submit other.yaml", &folder, &service, weed.endpoint())).expect(2);
+    let refused = run_command(&mut shell("stillhouse submit other.yaml", &folder, &service, weed.endpoint())).expect(2);
     let line = format!("access: {{endpoints: [\"{}\", \"http://127.0.0.1:1\"]}}", weed.endpoint());
     refused.says(&["storage.endpoint: ", &line, "stillhouse serve --endpoint http://127.0.0.1:1"]);
 }

@@ -8,19 +8,19 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stillhouse_tests::service::{Api, PATIENCE, Service, eventually};
+use stillhouse_tests::service::{Api, Service, TIMEOUT, eventually};
 
 /// Limits under which no client of these tests counts as slow, even on a slow machine.
-fn patient() -> Value {
+fn patient_limits() -> Value {
     json!({"limits": {"header_seconds": 180, "body_seconds": 180}})
 }
 
 /// A client with a raw socket.
-struct Raw {
+struct RawClient {
     stream: TcpStream,
 }
 
-impl Raw {
+impl RawClient {
     /// Sends the head of a request with the headers `host` and the token of `api`.
     fn head(service: &Service, api: &Api, line: &str, headers: &[&str]) -> Self {
         let mut head = format!("{line} HTTP/1.1\r\n");
@@ -32,7 +32,7 @@ impl Raw {
         }
         headers.iter().for_each(|header| write!(head, "{header}\r\n").unwrap());
         let mut raw = Self { stream: service.connect() };
-        raw.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        raw.stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         raw.stream.write_all((head + "\r\n").as_bytes()).unwrap();
         raw
     }
@@ -40,10 +40,10 @@ impl Raw {
     /// Waits, without reading, until the server has sent everything and closed its side.
     fn until_answered(&self) {
         let mut ready = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-        let milliseconds = i32::try_from(PATIENCE.as_millis()).unwrap();
+        let milliseconds = i32::try_from(TIMEOUT.as_millis()).unwrap();
         // SAFETY: The struct outlives the call, and its descriptor is open.
         let found = unsafe { libc::poll(&raw mut ready, 1, milliseconds) };
-        assert_eq!(found, 1, "no answer in {} s", PATIENCE.as_secs());
+        assert_eq!(found, 1, "no answer in {} s", TIMEOUT.as_secs());
     }
 
     /// Sends `bytes` bytes in pieces, the first ones slowly, so that a closed connection is noticed.
@@ -79,7 +79,7 @@ impl Raw {
 
 /// Asserts that a response is a problem of this status that closes the connection.
 #[track_caller]
-fn is_refusal(what: &str, answer: &str, status: u16) {
+fn assert_refusal(what: &str, answer: &str, status: u16) {
     assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {answer:?}");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.lines().any(|line| line == "connection: close"), "{what}: {head}");
@@ -97,7 +97,7 @@ type Case<'a> = (&'a str, &'a Api, &'a str, &'a [&'a str], usize, u16);
 
 #[test]
 fn who_sends_the_whole_body_first_reads_the_answer() {
-    let mut service = Service::new(&patient());
+    let mut service = Service::new(&patient_limits());
     service.configure(&json!({"auth": "token"}));
     service.launch();
     let (nobody, ada) = (service.api.clone(), service.token("ada", &["read", "submit"]));
@@ -114,19 +114,19 @@ fn who_sends_the_whole_body_first_reads_the_answer() {
         ("another host", &ada, POST, &["host: elsewhere", YAML, LARGE], MEGABYTE, 421),
     ];
     for (what, api, line, headers, bytes, status) in cases {
-        let mut client = Raw::head(&service, api, line, headers);
+        let mut client = RawClient::head(&service, api, line, headers);
         client.until_answered();
         client.send(bytes).unwrap_or_else(|e| panic!("{what}: {e}"));
-        is_refusal(what, &client.read().unwrap_or_else(|e| panic!("{what}: {e}")), status);
+        assert_refusal(what, &client.read().unwrap_or_else(|e| panic!("{what}: {e}")), status);
     }
     // a body without a length is refused once the limit is exceeded
-    let mut client = Raw::head(&service, &ada, POST, &[YAML, "transfer-encoding: chunked"]);
+    let mut client = RawClient::head(&service, &ada, POST, &[YAML, "transfer-encoding: chunked"]);
     client.send_chunks(MEGABYTE).unwrap();
     client.until_answered();
     client.send_chunks(5_000_000).unwrap();
-    is_refusal("chunks", &client.read().unwrap(), 413);
+    assert_refusal("chunks", &client.read().unwrap(), 413);
     // a head that is too long is refused before it is a request
-    let mut client = Raw::head(&service, &ada, "GET /api/v1/jobs", &[&format!("x-a: {}", "a".repeat(MEGABYTE))]);
+    let mut client = RawClient::head(&service, &ada, "GET /api/v1/jobs", &[&format!("x-a: {}", "a".repeat(MEGABYTE))]);
     client.until_answered();
     client.send(MEGABYTE).unwrap();
     assert!(client.read().unwrap().starts_with("HTTP/1.1 431 "));
@@ -137,27 +137,27 @@ fn who_sends_the_whole_body_first_reads_the_answer() {
 
 #[test]
 fn who_asks_too_often_with_a_body_reads_so() {
-    let mut service = Service::new(&patient());
+    let mut service = Service::new(&patient_limits());
     service.configure(&json!({"limits": {"submissions_per_minute": 1}}));
     service.launch();
     let api = &service.api;
     api.send("POST", "/validate", &[("content-type", "application/yaml")], Some("version: 1")).expect(200);
-    let mut client = Raw::head(&service, api, POST, &[YAML, LARGE]);
+    let mut client = RawClient::head(&service, api, POST, &[YAML, LARGE]);
     client.until_answered();
     client.send(MEGABYTE).unwrap();
-    is_refusal("too often", &client.read().unwrap(), 429);
+    assert_refusal("too often", &client.read().unwrap(), 429);
 }
 
 #[test]
 fn who_asks_whether_to_go_on_is_reported_before_the_body() {
-    let service = Service::start(&patient());
+    let service = Service::start(&patient_limits());
     let api = &service.api;
     let expect = "expect: 100-continue";
-    let mut client = Raw::head(&service, api, POST, &[YAML, LARGE, expect]);
+    let mut client = RawClient::head(&service, api, POST, &[YAML, LARGE, expect]);
     // the body was not requested and is not sent
-    is_refusal("refused", &client.read().unwrap(), 413);
+    assert_refusal("refused", &client.read().unwrap(), 413);
     drop(client);
-    let mut client = Raw::head(&service, api, "POST /api/v1/validate", &[YAML, "content-length: 10", expect]);
+    let mut client = RawClient::head(&service, api, "POST /api/v1/validate", &[YAML, "content-length: 10", expect]);
     let mut reported = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
     client.stream.read_exact(&mut reported).unwrap();
     assert_eq!(&reported, b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -176,7 +176,7 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
     }));
     service.launch();
     let refused = || {
-        let client = Raw::head(&service, &service.api, POST, &[YAML, "content-length: 50000000"]);
+        let client = RawClient::head(&service, &service.api, POST, &[YAML, "content-length: 50000000"]);
         client.until_answered();
         client
     };
@@ -193,10 +193,10 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
     eventually("the place of the slow one", || (service.api.try_get("/jobs")?.status == 200).then_some(()));
 
     // even from a fast client at most 64 MB are read
-    service.configure(&patient());
+    service.configure(&patient_limits());
     service.kill();
     service.launch();
-    let mut fast = Raw::head(&service, &service.api, POST, &[YAML, "content-length: 9000000000"]);
+    let mut fast = RawClient::head(&service, &service.api, POST, &[YAML, "content-length: 9000000000"]);
     fast.until_answered();
     let piece = [b'#'; 100_000];
     let taken = (0..).find(|_| fast.stream.write_all(&piece).is_err()).unwrap() * piece.len();
@@ -207,12 +207,12 @@ fn what_is_sent_after_a_refusal_is_taken_for_a_while() {
 fn a_refused_client_gives_way_in_the_places_that_are_kept() {
     // The reserved connections serve health checks, but not clients that keep sending after a refusal.
     for line in ["POST /api/v1/health", "GET /api/v1/health", POST] {
-        let mut service = Service::new(&patient());
+        let mut service = Service::new(&patient_limits());
         service.configure(&json!({"limits": {"connections": 1, "connections_kept": 1}}));
         service.launch();
         let mut idle = service.connect();
         idle.write_all(b"GET /").unwrap();
-        let mut client = Raw::head(&service, &service.api, line, &[YAML, "content-length: 50000000"]);
+        let mut client = RawClient::head(&service, &service.api, line, &[YAML, "content-length: 50000000"]);
         client.until_answered();
         client.send(100_000).unwrap_or_else(|e| panic!("{line}: {e}"));
         eventually("the place that is kept", || (service.api.try_get("/health")?.status == 200).then_some(()));

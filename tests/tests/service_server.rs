@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use stillhouse_tests::s3::ADMIN;
 use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::service::{Api, Service, eventually};
-use stillhouse_tests::{corpus, ran, shards, with};
+use stillhouse_tests::{corpus, run_command, shards, with};
 
 use crate::service_api::{DOCUMENTS, ROWS, SPLITS, long_job, quick_job, start, undisturbed};
 use crate::stores::shards_in;
@@ -16,7 +16,7 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
     let mut service = start(&json!({"shutdown_seconds": 60}));
     let expected = undisturbed(&service, &long_job(""));
     let running: Vec<String> = ["a", "b"].map(|name| service.api.submit(&long_job(name))).to_vec();
-    running.iter().for_each(|id| service.api.until_split(id, 2));
+    running.iter().for_each(|id| service.api.wait_for_split(id, 2));
     let waiting = service.api.submit(&quick_job("waiting"));
     let mut stream = service.api.stream(&format!("/jobs/{waiting}/events"), &[]);
     assert_eq!(stream.next().unwrap().data["data"]["to"], "queued");
@@ -27,7 +27,7 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
     service.launch();
     let api = &service.api;
     for id in &running {
-        let done = api.until_state(id, "succeeded");
+        let done = api.wait_for_state(id, "succeeded");
         assert_eq!((&done["attempt"], &done["failures"]), (&json!(2), &json!(0)));
         assert_eq!(api.states(id), ["queued", "running", "queued", "running", "succeeded"]);
         let events = api.events(id);
@@ -45,9 +45,9 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
         let events = api.events(id);
         events.iter().rfind(|e| e["data"]["to"] == "running").unwrap()["seq"].as_i64()
     };
-    api.until_state(&waiting, "succeeded");
+    api.wait_for_state(&waiting, "succeeded");
     assert!(running.iter().all(|id| last_start(id) < last_start(&waiting)));
-    assert_eq!(api.until_state(&waiting, "succeeded")["attempt"], 1);
+    assert_eq!(api.wait_for_state(&waiting, "succeeded")["attempt"], 1);
 
     // one server per data folder; a second one does not disturb it
     let other = service.serve(&["--listen", "127.0.0.1:0"]).output().unwrap();
@@ -68,7 +68,7 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
     database.pragma_update(None, "user_version", version + 1).unwrap();
     drop(database);
     let before = fs::read(&path).unwrap();
-    let refused = ran(&mut service.serve(&[])).expect(1);
+    let refused = run_command(&mut service.serve(&[])).expect(1);
     let parts = [format!("has version {}, this program knows {version}", version + 1), "newer program".into()];
     refused.says(&parts.each_ref().map(String::as_str));
     assert_eq!(fs::read(&path).unwrap(), before);
@@ -80,7 +80,7 @@ fn a_configuration_is_checked_and_said_in_words() {
         "access": {"hub": ["openai-community/*"], "endpoints": ["https://s3.example.org"]},
         "capacity": {"gpus": [0, 2], "jobs_per_gpu": 2},
     }));
-    let reported = ran(&mut service.serve(&["--check"])).expect(0).stdout;
+    let reported = run_command(&mut service.serve(&["--check"])).expect(0).stdout;
     let shown = reported
         .replace(service.data().to_str().unwrap(), "DATA")
         .replace(service.scratch.path("").to_str().unwrap(), "JOBS")
@@ -102,7 +102,7 @@ GPUs                    0, 2, 2 jobs each
 confined by             the kernel (Landlock)
 "
     );
-    let reported = ran(&mut service.serve(&["--check", "--json"])).expect(0).json();
+    let reported = run_command(&mut service.serve(&["--check", "--json"])).expect(0).json();
     assert_eq!((&reported["valid"], &reported["configuration"]["capacity"]["gpus"]), (&json!(true), &json!([0, 2])));
     // nothing was started or created
     assert!(!service.data().exists());
@@ -123,24 +123,24 @@ confined by             the kernel (Landlock)
         "hosts[0]",
     ];
     for arguments in [&["--check"][..], &[]] {
-        let said = ran(&mut wrong.serve(arguments)).expect(2).says(&["8 problems"]).stderr;
+        let said = run_command(&mut wrong.serve(arguments)).expect(2).says(&["8 problems"]).stderr;
         let lines: Vec<&str> = said.lines().skip(1).map(|line| line.trim().split(": ").next().unwrap()).collect();
         assert_eq!(lines, fields, "{said}");
     }
-    let reported = ran(&mut wrong.serve(&["--check", "--json"])).expect(2).json();
+    let reported = run_command(&mut wrong.serve(&["--check", "--json"])).expect(2).json();
     let reported: Vec<&Value> = reported["problems"].as_array().unwrap().iter().map(|p| &p["field"]).collect();
     assert_eq!(reported, fields);
     // a cluster, in a program without that feature
     if cfg!(not(feature = "distributed")) {
         let cluster = Service::new(&json!({"cluster": {"scheduler": "127.0.0.1:50050"}}));
         for arguments in [&["--check"][..], &[]] {
-            ran(&mut cluster.serve(arguments))
+            run_command(&mut cluster.serve(arguments))
                 .expect(2)
                 .says(&["cluster.scheduler", "this program was built without it"]);
         }
     }
     wrong.configure(&json!({"limits": {"queued_job": 5}}));
-    ran(&mut wrong.serve(&["--check"])).expect(2).says(&["queued_job"]);
+    run_command(&mut wrong.serve(&["--check"])).expect(2).says(&["queued_job"]);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn figures_move_with_the_work() {
     assert_eq!(figure("stillhouse_jobs{state=\"succeeded\"}"), Some(0.0));
     assert_eq!(figure("stillhouse_splits_committed_total"), Some(0.0));
     let id = api.submit(&long_job("out"));
-    api.until_split(&id, 1);
+    api.wait_for_split(&id, 1);
     assert_eq!(figure("stillhouse_jobs{state=\"running\"}"), Some(1.0));
     for kind in ["all", "cpu"] {
         for (name, value) in [("", 2.0), ("_used", 1.0), ("_free", 1.0)] {
@@ -228,7 +228,7 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
         ("AWS_ALLOW_HTTP", "true"),
         ("STILLHOUSE_LOG", "debug,hyper=info,h2=info"),
     ] {
-        service.set(name, value);
+        service.set_env(name, value);
     }
     service.launch();
     let api = &service.api;
@@ -239,7 +239,7 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
         }),
     );
     let id = api.submit(&stored);
-    let done = api.until_state(&id, "succeeded");
+    let done = api.wait_for_state(&id, "succeeded");
     assert_eq!((&done["output"], &done["result"]["rows"]), (&json!("s3://shards/team/out"), &json!(ROWS)));
     let expected = undisturbed(&service, &quick_job(""));
     let uploaded = shards_in(&weed.s3(), "shards", "team/out");
@@ -263,10 +263,10 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
     let other = with(stored, &json!({"output": {"path": "s3://shards/team/again"}}));
     weed.kill();
     let other = api.submit(&other);
-    let waits = api.until_state(&other, "retrying");
+    let waits = api.wait_for_state(&other, "retrying");
     assert_eq!(waits["failure"]["kind"], "machine", "{waits:#}");
     weed.restart();
-    api.until_state(&other, "succeeded");
+    api.wait_for_state(&other, "succeeded");
     assert_eq!(shards_in(&weed.s3(), "shards", "team/again"), expected);
 
     let answers = [
@@ -278,7 +278,7 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
     ];
     let mut texts: Vec<String> = answers.iter().map(|path| api.get(path).expect(200).text).collect();
     assert!(texts[1].lines().count() > SPLITS, "{}", texts[1]);
-    texts.push(service.said());
+    texts.push(service.log_text());
     for text in texts {
         assert!(!text.contains(ADMIN.secret) && !text.contains("Signature="), "{text}");
     }

@@ -5,14 +5,14 @@ use std::net::TcpStream;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
-use stillhouse_tests::service::{Answer, Api, Service, eventually};
+use stillhouse_tests::service::{Api, ApiResponse, Service, eventually};
 
 use crate::service_api::{long_job, quick_job, start};
 
 const SSE: (&str, &str) = ("accept", "text/event-stream");
 
 #[track_caller]
-fn too_many(answer: Answer, says: &str) {
+fn assert_too_many(answer: ApiResponse, says: &str) {
     assert!(answer.header("retry-after").parse::<u32>().unwrap() >= 1);
     let problem = answer.problem(429);
     assert!(problem["detail"].as_str().unwrap().contains(says), "{problem}");
@@ -31,12 +31,12 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
     // four streams of ada, four of bob: half of the connections, independent of `watchers`
     let open = |of: &Api| (0..2).map(|_| of.stream("/events", &[])).collect::<Vec<_>>();
     let mut streams = open(&ada);
-    too_many(ada.send("GET", "/events", &[SSE], None), "2 live streams of this token are open");
+    assert_too_many(ada.send("GET", "/events", &[SSE], None), "2 live streams of this token are open");
     streams.extend(open(&again));
-    too_many(third.send("GET", "/events", &[SSE], None), "4 live streams of ada are open");
+    assert_too_many(third.send("GET", "/events", &[SSE], None), "4 live streams of ada are open");
     streams.extend(open(&bob));
     streams.extend(open(&more));
-    too_many(eve.send("GET", "/events", &[SSE], None), "8 live streams are open, as many as there may be");
+    assert_too_many(eve.send("GET", "/events", &[SSE], None), "8 live streams are open, as many as there may be");
     eve.get("/jobs").expect(200);
 
     // silent connections until all connections are taken
@@ -48,15 +48,15 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
     silent.extend((0..20).map(|_| service.connect()));
     let refused = eve.get("/jobs");
     assert_eq!(refused.header("connection"), "close");
-    too_many(refused, "tokens with the scope admin");
+    assert_too_many(refused, "tokens with the scope admin");
     let anybody = &service.api;
     for _ in 0..5 {
         anybody.get("/health").expect(200);
         anybody.get("/ready").expect(200);
         assert!(figures.get("/metrics").expect(200).text.contains("stillhouse_watchers 8\n"));
         assert_eq!(admin.get("/jobs").expect(200).json()["jobs"], json!([]));
-        too_many(anybody.get("/version"), "/api/v1/health");
-        too_many(admin.send("GET", "/events", &[SSE], None), "not for live streams");
+        assert_too_many(anybody.get("/version"), "/api/v1/health");
+        assert_too_many(admin.send("GET", "/events", &[SSE], None), "not for live streams");
     }
     // an admin can end the flood
     service.revoke(&ada);
@@ -85,7 +85,7 @@ fn requests_of_one_user_leave_others_theirs() {
 fn clients_behind_a_trusted_proxy_are_distinguished() {
     let limits = json!({"requests_per_minute": 30, "connections_per_address": 1});
     let mut service = Service::new(&json!({"auth": "token", "trusted_proxies": ["127.0.0.0/8"], "limits": limits}));
-    service.set("STILLHOUSE_LOG", "info");
+    service.set_env("STILLHOUSE_LOG", "info");
     service.launch();
     let api = &service.api;
     let version = |said: &str| api.send("GET", "/version", &[("x-forwarded-for", said)], None).status;
@@ -99,16 +99,16 @@ fn clients_behind_a_trusted_proxy_are_distinguished() {
     let ada = service.token("ada", &["read"]);
     let stream = ada.stream("/events", &[("x-forwarded-for", "192.0.2.7")]);
     let jobs = |said: &str| ada.send("GET", "/jobs", &[("x-forwarded-for", said)], None);
-    too_many(jobs("192.0.2.7"), "1 requests of 192.0.2.7");
+    assert_too_many(jobs("192.0.2.7"), "1 requests of 192.0.2.7");
     jobs("192.0.2.8").expect(200);
     drop(stream);
     eventually("the stream is counted off", || (jobs("192.0.2.7").status == 200).then_some(()));
-    let said = service.said();
+    let said = service.log_text();
     assert!(said.contains("192.0.2.7") && said.contains("192.0.2.3"), "{said}");
 
     // from clients that are not trusted proxies the header is ignored
     let mut service = Service::new(&json!({"auth": "token", "limits": {"requests_per_minute": 30}}));
-    service.set("STILLHOUSE_LOG", "info");
+    service.set_env("STILLHOUSE_LOG", "info");
     service.launch();
     let version = |said: &str| service.api.send("GET", "/version", &[("x-forwarded-for", said)], None).status;
     let mut n = 0;
@@ -116,7 +116,7 @@ fn clients_behind_a_trusted_proxy_are_distinguished() {
         n += 1;
         (version(&format!("192.0.2.{}", n % 250)) == 429).then_some(())
     });
-    assert!(!service.said().contains("192.0.2."));
+    assert!(!service.log_text().contains("192.0.2."));
 }
 
 #[test]
@@ -125,14 +125,14 @@ fn the_streams_of_a_token_end_with_it() {
     let token = |user: &str| service.token(user, &["read", "submit"]);
     let (ada, bob, eve) = (token("ada"), token("bob"), token("eve"));
     let busy = bob.submit(&long_job("busy"));
-    bob.until_state(&busy, "running");
+    bob.wait_for_state(&busy, "running");
     let waiting = bob.submit(&quick_job("waiting"));
     let streams = |of: &Api| {
         let path = format!("/jobs/{waiting}/events");
         (
             of.stream("/events", &[]),
             of.stream(&path, &[]),
-            of.ask("GET", &format!("/jobs/{waiting}/logs?follow=true"), &[], None),
+            of.send_raw("GET", &format!("/jobs/{waiting}/logs?follow=true"), &[], None),
         )
     };
     let (all, of_job, log) = streams(&ada);
@@ -146,7 +146,7 @@ fn the_streams_of_a_token_end_with_it() {
     ada.get("/jobs").problem(401);
     // so does expiry of a token
     let database = rusqlite::Connection::open(service.data().join("service.sqlite")).unwrap();
-    database.busy_timeout(stillhouse_tests::service::PATIENCE).unwrap();
+    database.busy_timeout(stillhouse_tests::service::TIMEOUT).unwrap();
     let id = eve.secret().split('_').nth(1).unwrap();
     assert_eq!(database.execute("UPDATE tokens SET expires_at = 1 WHERE id = ?", [id]).unwrap(), 1);
     over.for_each(drop);
@@ -169,7 +169,7 @@ fn a_stream_of_all_jobs_goes_on_where_it_was_lost_or_says_what_to_do() {
     let service = start(&json!({"capacity": {"running_jobs": 1, "cpu_slots": 1}}));
     let api = &service.api;
     let first = api.submit(&quick_job("first"));
-    api.until_state(&first, "succeeded");
+    api.wait_for_state(&first, "succeeded");
     let kept: Vec<(String, String, i64)> = api
         .events(&first)
         .iter()
@@ -212,7 +212,7 @@ fn a_stream_of_all_jobs_goes_on_where_it_was_lost_or_says_what_to_do() {
     let sent = api.stream(&format!("/jobs/{first}/events?after=0"), &[(header.0, header.1.as_str())]);
     assert_eq!(sent.map(|s| s.kind).collect::<Vec<_>>(), ["end"]);
     // If events were deleted meanwhile, the stream is refused instead of silently skipping them.
-    api.until_state(&third, "succeeded");
+    api.wait_for_state(&third, "succeeded");
     api.send("DELETE", &format!("/jobs/{second}"), &[], None).expect(204);
     let problem = ask("/events", &kept[2].2.to_string()).problem(409);
     let detail = problem["detail"].as_str().unwrap();
@@ -252,7 +252,7 @@ fn a_token_that_may_submit_follows_its_own_jobs_and_no_others() {
     let (wes, ada) = (service.token("wes", &["submit"]), service.token("ada", &["read", "submit"]));
     let all = wes.stream("/events", &[]);
     let other = ada.submit(&quick_job("other"));
-    ada.until_state(&other, "succeeded");
+    ada.wait_for_state(&other, "succeeded");
     let own = wes.submit(&quick_job("own"));
     let followed: Vec<String> = wes.stream(&format!("/jobs/{own}/events"), &[]).map(|sent| sent.kind).collect();
     assert_eq!(followed.last().map(String::as_str), Some("end"));
@@ -275,8 +275,8 @@ fn a_token_that_may_submit_follows_its_own_jobs_and_no_others() {
     wes.get("/jobs?user=ada").problem(403);
     wes.get("/metrics").problem(403);
     // the stream of all jobs contains only their own, even for replayed events
-    let mine = |sent: &stillhouse_tests::service::Sent| sent.data["job"] == own.as_str();
-    let states = |stream: stillhouse_tests::service::Stream| {
+    let mine = |sent: &stillhouse_tests::service::SseEvent| sent.data["job"] == own.as_str();
+    let states = |stream: stillhouse_tests::service::EventStream| {
         let states = stream.inspect(|sent| assert!(mine(sent), "{sent:?}")).filter(|sent| sent.kind == "state");
         states.take(3).map(|sent| sent.data["data"]["to"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
@@ -285,6 +285,7 @@ fn a_token_that_may_submit_follows_its_own_jobs_and_no_others() {
 
     // from the command line, to the end of the job
     service.scratch.job("job.yaml", &quick_job("by-hand"));
-    let done = stillhouse_tests::ran(service.command(&["submit", "job.yaml"]).env("STILLHOUSE_TOKEN", wes.secret()));
+    let done =
+        stillhouse_tests::run_command(service.command(&["submit", "job.yaml"]).env("STILLHOUSE_TOKEN", wes.secret()));
     assert!(done.expect(0).stdout.starts_with("data set"));
 }

@@ -8,17 +8,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stillhouse_tests::proxy::{FaultProxy, Kind, Plan};
+use stillhouse_tests::proxy::{FaultKind, FaultPlan, FaultProxy};
 use stillhouse_tests::s3::{ADMIN, S3};
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Scratch, corpus, root, rounds, shards, with};
+use stillhouse_tests::{Scratch, corpus, repetitions, root, shards, with};
 
-use super::resume::moments;
+use super::resume::uniform_draws;
 use super::stores::{User, packing_job, shards_in};
 
 /// Split size in megabytes: about 150 splits under `make soak`, about 50 otherwise.
 fn split_megabytes() -> f64 {
-    if rounds(0, 1) == 1 { 0.002 } else { 0.006 }
+    if repetitions(0, 1) == 1 { 0.002 } else { 0.006 }
 }
 
 /// A job of many splits, from the bucket `corpora` to a prefix of `shards`.
@@ -44,7 +44,7 @@ fn undisturbed(scratch: &Scratch) -> BTreeMap<String, String> {
         &json!({"input": {"split_megabytes": split_megabytes()}, "output": {"path": "undisturbed"}}),
     );
     let expected = shards(&scratch.make(&local));
-    assert!(expected.len() >= rounds(40, 120), "{}", expected.len());
+    assert!(expected.len() >= repetitions(40, 120), "{}", expected.len());
     expected
 }
 
@@ -105,7 +105,7 @@ impl Watcher {
     }
 }
 
-fn nothing_left_over(s3: &S3, prefix: &str) {
+fn assert_nothing_left_over(s3: &S3, prefix: &str) {
     assert_eq!(s3.list_multipart_uploads("shards"), []);
     let state = s3.list("shards", &format!("{prefix}/_stillhouse/"));
     assert!(state.keys().all(|k| k.ends_with("plan.json") || k.contains("/splits/")), "{state:?}");
@@ -116,7 +116,7 @@ fn faults_change_no_byte() {
     let scratch = scratch();
     let expected = undisturbed(&scratch);
     let weed = server();
-    let proxy = FaultProxy::start(weed.endpoint(), Plan { seed: 7, probability: 0.45, ..Plan::default() });
+    let proxy = FaultProxy::start(weed.endpoint(), FaultPlan { seed: 7, probability: 0.45, ..FaultPlan::default() });
     let user = User { scratch: &scratch, endpoint: proxy.endpoint(), keys: ADMIN };
     let watcher = Watcher::start(&scratch, &weed, "faulty");
 
@@ -125,23 +125,23 @@ fn faults_change_no_byte() {
     let fired = proxy.fired();
     let all: u64 = fired.values().sum();
     println!("{all} faults in {} requests: {fired:?}", proxy.requests().len());
-    assert!(all as usize >= rounds(150, 500), "only {all} faults fired: {fired:?}");
-    for kind in Kind::ALL {
-        assert!(fired.get(&kind).is_some_and(|n| *n as usize >= rounds(5, 20)), "{kind:?}: {fired:?}");
+    assert!(all as usize >= repetitions(150, 500), "only {all} faults fired: {fired:?}");
+    for kind in FaultKind::ALL {
+        assert!(fired.get(&kind).is_some_and(|n| *n as usize >= repetitions(5, 20)), "{kind:?}: {fired:?}");
     }
     let s3 = weed.s3();
     assert_eq!(shards_in(&s3, "shards", "faulty"), expected);
-    nothing_left_over(&s3, "faulty");
+    assert_nothing_left_over(&s3, "faulty");
     println!("{}", watcher.stop(expected.len()));
 
     // a copy through the faulty proxy, and reading it back, with default backoff times
-    proxy.set_plan(Plan { seed: 8, probability: 0.08, ..Plan::default() });
+    proxy.set_plan(FaultPlan { seed: 8, probability: 0.08, ..FaultPlan::default() });
     let before: u64 = all;
     let (source, copy) = ("undisturbed", "s3://shards/copied");
     user.run(&["export", source, copy, "--quiet"]).expect(0);
     assert_eq!(shards_in(&s3, "shards", "copied"), expected);
     user.run(&["verify", copy]).expect(0);
-    assert!(proxy.fired().values().sum::<u64>() > before + rounds(15, 40) as u64);
+    assert!(proxy.fired().values().sum::<u64>() > before + repetitions(15, 40) as u64);
     user.run(&["export", source, copy, "--quiet"]).expect(0);
     assert_eq!(s3.list_multipart_uploads("shards"), []);
 }
@@ -152,10 +152,10 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     let expected = undisturbed(&scratch);
     let weed = server();
     let s3 = weed.s3();
-    let mut moments = moments(11);
+    let mut moments = uniform_draws(11);
 
     // kills the program
-    let wanted = rounds(4, 10);
+    let wanted = repetitions(4, 10);
     let start = Instant::now();
     let job = |prefix: &str| {
         scratch.job("job.yaml", &many_splits(prefix));
@@ -212,7 +212,7 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
     let prefix = format!("killed-{finished}");
     assert!(job(&prefix).status().unwrap().success());
     assert_eq!(shards_in(&s3, "shards", &prefix), expected);
-    nothing_left_over(&s3, &prefix);
+    assert_nothing_left_over(&s3, &prefix);
     watcher.stop(expected.len());
     assert!(midway >= wanted / 3, "only {midway} of {kills} kills fell between the first and the last commit");
 
@@ -238,7 +238,7 @@ fn kills_of_the_job_and_of_the_server_change_no_byte() {
         }
         assert!(run.wait().unwrap().success(), "after {deaths} deaths of the server");
         assert_eq!(shards_in(&s3, "shards", &prefix), expected, "after {deaths} deaths of the server");
-        nothing_left_over(&s3, &prefix);
+        assert_nothing_left_over(&s3, &prefix);
         println!("{deaths} deaths: {}", watcher.stop(expected.len()));
         round += 1;
     }

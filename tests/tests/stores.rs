@@ -5,11 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stillhouse_tests::proxy::{FaultProxy, Plan};
+use stillhouse_tests::proxy::{FaultPlan, FaultProxy};
 use stillhouse_tests::rclone::Rclone;
 use stillhouse_tests::s3::{self, ADMIN, Keys, S3};
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Ran, Scratch, corpus, files, job, nano_teacher, ran, shards, with};
+use stillhouse_tests::{CommandOutput, Scratch, corpus, files, job, nano_teacher, run_command, shards, with};
 
 use crate::exports::{DISTILLKIT, MEGATRON};
 
@@ -34,11 +34,11 @@ pub(crate) struct User<'a> {
 }
 
 impl User<'_> {
-    pub fn run(&self, arguments: &[&str]) -> Ran {
+    pub fn run(&self, arguments: &[&str]) -> CommandOutput {
         let mut command = self.scratch.command(arguments);
         s3::environment(&mut command, &self.endpoint, self.keys);
         command.env("STILLHOUSE_LOG", "debug,hyper=info,h2=info");
-        let ran = ran(&mut command);
+        let ran = run_command(&mut command);
         // even at the most verbose log level, the output contains no secret and no signature
         for text in [&ran.stdout, &ran.stderr] {
             assert!(!text.contains(self.keys.secret) && !text.contains("Signature="), "{text}");
@@ -47,7 +47,7 @@ impl User<'_> {
     }
 
     /// Writes and runs a job.
-    pub fn job(&self, job: &Value) -> Ran {
+    pub fn job(&self, job: &Value) -> CommandOutput {
         self.scratch.job("job.yaml", job);
         self.run(&["run", "job.yaml"])
     }
@@ -62,7 +62,7 @@ pub(crate) fn shards_in(s3: &S3, bucket: &str, prefix: &str) -> BTreeMap<String,
 
 /// Asserts exit code 1 and exactly one error line on stderr.
 #[track_caller]
-fn fails(ran: Ran, parts: &[&str]) {
+fn assert_fails(ran: CommandOutput, parts: &[&str]) {
     let ran = ran.expect(1).says(parts);
     let errors: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("error")).collect();
     assert!(errors.len() == 1 && !errors[0].contains('<') && errors[0].len() < 400, "{}", ran.stderr);
@@ -205,14 +205,14 @@ fn queries_read_buckets(user: &User, s3: &S3) {
     let mut command = user.scratch.command(&["run", "job.yaml", "--quiet"]);
     s3::environment(&mut command, &user.endpoint, user.keys);
     let cache = user.scratch.path("cache");
-    ran(command.env("XDG_CACHE_HOME", &cache)).expect(0);
+    run_command(command.env("XDG_CACHE_HOME", &cache)).expect(0);
     assert_eq!(shards_in(s3, "shards", "queried"), expected);
     assert_eq!(fs::read_dir(cache.join("stillhouse/sql")).unwrap().count(), 0);
 }
 
 /// Proves that reading a column of a row fetches a few ranges, not a shard.
 fn reading_is_ranged(weed: &Seaweed, scratch: &Scratch) {
-    let proxy = FaultProxy::start(weed.endpoint(), Plan { probability: 0.0, ..Plan::default() });
+    let proxy = FaultProxy::start(weed.endpoint(), FaultPlan { probability: 0.0, ..FaultPlan::default() });
     let user = User { scratch, endpoint: proxy.endpoint(), keys: ADMIN };
     // large enough to distinguish ranges from whole shards
     scratch.write("large.jsonl", &corpus(33, 200_000));
@@ -262,7 +262,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     user.run(&["verify", "s3://shards/copy"]).expect(0);
 
     // a second export copies nothing; after an interruption it copies what is missing
-    let copied = |ran: Ran| -> Vec<String> {
+    let copied = |ran: CommandOutput| -> Vec<String> {
         let last: Value = serde_json::from_str(ran.expect(0).stdout.lines().last().unwrap()).unwrap();
         let files = last["export"]["files"].as_array().unwrap().clone();
         let new = files.iter().filter(|f| f["there"] == false);
@@ -306,7 +306,10 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&damaged, &bytes).unwrap();
-    fails(user.run(&["export", "back", "s3://shards/damaged"]), &[lost.as_str(), "has sha256", "the manifest has"]);
+    assert_fails(
+        user.run(&["export", "back", "s3://shards/damaged"]),
+        &[lost.as_str(), "has sha256", "the manifest has"],
+    );
     assert!(!s3.list("shards", "damaged/").keys().any(|k| k.contains(lost) || k.contains("_SUCCESS")));
     user.run(&["export", "out", "s3://shards/large"]).expect(2).says(&["another data set"]);
     s3.put("shards", "notes/mine.txt", b"mine");
@@ -314,7 +317,7 @@ fn exports_are_checked(user: &User, s3: &S3, expected: &BTreeMap<String, String>
     // a file with a shard's name but other content is not accepted as the shard
     s3.delete("shards", "copy/_SUCCESS");
     s3.put("shards", &format!("copy/data/{lost}"), &bytes);
-    fails(user.run(&["export", "out", "s3://shards/copy"]), &[lost.as_str(), "other content"]);
+    assert_fails(user.run(&["export", "out", "s3://shards/copy"]), &[lost.as_str(), "other content"]);
 }
 
 fn abandoned_uploads_are_aborted(user: &User, s3: &S3) {
@@ -328,30 +331,33 @@ fn abandoned_uploads_are_aborted(user: &User, s3: &S3) {
     user.run(&["clean", "s3://corpora/second"]).expect(0);
     let left: Vec<String> = s3.list_multipart_uploads("corpora").into_iter().map(|(key, _)| key).collect();
     assert_eq!(left, ["second/data/notes.txt", "secondary/data/train-00000-of-00009.parquet"], "{ours}");
-    fails(user.run(&["clean", "s3://corpora/speeches"]), &["s3://corpora/speeches", "no Stillhouse job"]);
+    assert_fails(user.run(&["clean", "s3://corpora/speeches"]), &["s3://corpora/speeches", "no Stillhouse job"]);
 }
 
 fn failures_are_reported_in_a_line(user: &User, s3: &S3, remote: &Value) {
     let before = s3.files("shards", "");
     let elsewhere = with(remote.clone(), &json!({"output": {"path": "s3://shards/failures"}}));
     let nobody = User { keys: s3::NOBODY, endpoint: user.endpoint.clone(), ..*user };
-    fails(nobody.job(&elsewhere), &["s3://corpora/speeches", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"]);
+    assert_fails(nobody.job(&elsewhere), &["s3://corpora/speeches", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"]);
     let wrong = Keys { access: ADMIN.access, secret: "wrong-secret-of-nobody" };
     let wrong = User { keys: wrong, endpoint: user.endpoint.clone(), ..*user };
-    fails(wrong.job(&elsewhere), &["SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"]);
+    assert_fails(wrong.job(&elsewhere), &["SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"]);
     let reader = User { keys: s3::READER, endpoint: user.endpoint.clone(), ..*user };
-    fails(reader.job(&elsewhere), &["s3://shards/failures", "403", "s3:PutObject"]);
+    assert_fails(reader.job(&elsewhere), &["s3://shards/failures", "403", "s3:PutObject"]);
     let missing = with(elsewhere.clone(), &json!({"output": {"path": "s3://no-such-bucket/x"}}));
-    fails(user.job(&missing), &["no-such-bucket", "does not exist"]);
+    assert_fails(user.job(&missing), &["no-such-bucket", "does not exist"]);
     let missing = with(elsewhere.clone(), &json!({"input": {"paths": ["s3://no-such-bucket/*.jsonl"]}}));
-    fails(user.job(&missing), &["no-such-bucket", "does not exist"]);
+    assert_fails(user.job(&missing), &["no-such-bucket", "does not exist"]);
     let missing = with(elsewhere.clone(), &json!({"input": {"paths": ["s3://corpora/speeches/1999/*.jsonl"]}}));
     user.job(&missing).expect(2).says(&["input.paths[0]", "matches no file", "s3://corpora/speeches"]);
-    fails(user.run(&["inspect", "s3://shards/failures"]), &["s3://shards/failures", "not a Stillhouse data set"]);
-    fails(user.run(&["inspect", "s3://no-such-bucket/x"]), &["no-such-bucket", "does not exist"]);
+    assert_fails(
+        user.run(&["inspect", "s3://shards/failures"]),
+        &["s3://shards/failures", "not a Stillhouse data set"],
+    );
+    assert_fails(user.run(&["inspect", "s3://no-such-bucket/x"]), &["no-such-bucket", "does not exist"]);
     let deaf = User { endpoint: "http://127.0.0.1:9".into(), ..*user };
     let job = with(elsewhere.clone(), &json!({"storage": {"endpoint": null}}));
-    fails(deaf.job(&job), &["nobody listens at http://127.0.0.1:9"]);
+    assert_fails(deaf.job(&job), &["nobody listens at http://127.0.0.1:9"]);
     user.run(&["inspect", "s3://KEY:hunter2@shards/x"]).expect(2).says(&["never from a URL"]);
     assert_eq!(s3.files("shards", ""), before, "something was left behind");
     assert_eq!(s3.list_multipart_uploads("shards"), []);
@@ -365,7 +371,7 @@ fn a_store_that_ignores_conditions_is_refused_unless_trusted() {
     rclone.create_bucket("shards");
     let user = User { scratch: &scratch, endpoint: rclone.endpoint().to_owned(), keys: ADMIN };
     let job = with(packing_job(), &json!({"output": {"path": "s3://shards/out"}}));
-    fails(user.job(&job), &["s3://shards/out", "If-None-Match", "trust_single_writer"]);
+    assert_fails(user.job(&job), &["s3://shards/out", "If-None-Match", "trust_single_writer"]);
     assert_eq!(fs::read_dir(rclone.bucket("shards")).unwrap().count(), 0, "something was left behind");
     let trusting = with(job, &json!({"output": {"storage": {"conditional_put": "trust_single_writer"}}}));
     let ran = user.job(&trusting).expect(0).says(&["warning", "nothing may write here but this run"]);
@@ -407,8 +413,8 @@ fn a_full_disk_leaves_nothing() {
     scratch.job("job.yaml", &packing_job());
     let mut command = scratch.command(&["run", "job.yaml", "--quiet"]);
     limit_files_to(&mut command, 1_000_000);
-    let ran = ran(&mut command);
-    fails(ran, &["data/train-00000-of-00001.parquet", "out"]);
+    let ran = run_command(&mut command);
+    assert_fails(ran, &["data/train-00000-of-00001.parquet", "out"]);
     assert!(!scratch.path("out").exists(), "{:?}", left(&scratch.path("out")));
 }
 

@@ -13,7 +13,7 @@ use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord, St
 use stillhouse_schemas::spec::{Input, JobSpec, OnError, PackMode, Remainder};
 
 /// Records to read before warning that the job will probably fail; a smaller sample proves little.
-const TELLING: u64 = 1000;
+const MIN_RECORDS_TO_WARN: u64 = 1000;
 
 /// Checks that the data set with this manifest is acceptable.
 ///
@@ -22,49 +22,49 @@ const TELLING: u64 = 1000;
 /// message lists what was read, what was skipped and why, what packing dropped, and what to check.
 pub fn judge(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
     let rows = |name: &str| manifest.totals.get(name).map_or(0, |t| t.rows);
-    let all: u64 = manifest.totals.values().map(|t| t.rows).sum();
+    let total_rows: u64 = manifest.totals.values().map(|t| t.rows).sum();
     let s = &manifest.statistics;
-    if all == 0 {
-        return Err(nothing(spec, s));
+    if total_rows == 0 {
+        return Err(empty_error(spec, s));
     }
     if manifest.totals.contains_key("train") && rows("train") == 0 {
         let message = format!(
-            "no sequence of train came out of this job, all {all} are held out: {}; look at `input.holdout`, or {}",
+            "no sequence of train came out of this job, all {total_rows} are held out: {}; look at `input.holdout`, or {}",
             describe(s),
             advice(spec, s)
         );
         return Err(PipelineError::new(ErrorKind::Input, message));
     }
     if skips_too_many(&spec.input, s, 0) {
-        return Err(too_many(&spec.input, s));
+        return Err(too_many_skipped_error(&spec.input, s));
     }
     Ok(())
 }
 
-fn nothing(spec: &JobSpec, s: &Statistics) -> PipelineError {
+fn empty_error(spec: &JobSpec, s: &Statistics) -> PipelineError {
     let message = format!("no sequence came out of this job: {}; {}", describe(s), advice(spec, s));
     PipelineError::new(ErrorKind::Input, message)
 }
 
 /// Describes the input of a data set in words: documents read, records skipped by reason, tokens dropped by packing.
 pub fn describe(s: &Statistics) -> String {
-    let mut text = format!("{} read", counted(s.documents, "document"));
+    let mut text = format!("{} read", with_unit(s.documents, "document"));
     if s.empty_documents > 0 {
         text += &format!(" ({} of them without a token)", s.empty_documents);
     }
-    text += &format!(", {} skipped", counted(s.records_skipped(), "record"));
+    text += &format!(", {} skipped", with_unit(s.records_skipped(), "record"));
     if !s.skipped.is_empty() {
         text += &format!(" ({})", reasons(s));
     }
-    text + &format!(", {} dropped by packing", counted(s.dropped_tokens, "token"))
+    text + &format!(", {} dropped by packing", with_unit(s.dropped_tokens, "token"))
 }
 
 fn reasons(s: &Statistics) -> String {
     s.skipped.iter().map(|(reason, n)| format!("{n} {reason}")).collect::<Vec<_>>().join(", ")
 }
 
-fn counted(n: u64, thing: &str) -> String {
-    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
+fn with_unit(n: u64, unit: &str) -> String {
+    format!("{n} {unit}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Suggests why the job made no sequences, based on the statistics.
@@ -91,18 +91,18 @@ fn advice(spec: &JobSpec, s: &Statistics) -> String {
     }
 }
 
-/// Whether more records are skipped than allowed, even if `more` good ones follow.
-fn skips_too_many(input: &Input, s: &Statistics, more: u64) -> bool {
-    let records = s.records().saturating_add(more);
+/// Whether more records are skipped than allowed, even if `more_good` good ones follow.
+fn skips_too_many(input: &Input, s: &Statistics, more_good: u64) -> bool {
+    let records = s.records().saturating_add(more_good);
     input.on_error == OnError::Skip && s.records_skipped() as f64 > input.max_skipped * records as f64
 }
 
-fn too_many(input: &Input, s: &Statistics) -> PipelineError {
+fn too_many_skipped_error(input: &Input, s: &Statistics) -> PipelineError {
     let share = 100.0 * s.records_skipped() as f64 / s.records().max(1) as f64;
     let message = format!(
         "{} of {} were skipped ({}: {}), and `input.max_skipped: {}` allows {}; mend the input, or allow more and run again: what is prepared is kept",
         s.records_skipped(),
-        counted(s.records(), "record"),
+        with_unit(s.records(), "record"),
         percent(share),
         reasons(s),
         input.max_skipped,
@@ -129,7 +129,7 @@ pub struct Tally<'a> {
 struct Sums {
     statistics: Statistics,
     /// Upper bound of the records in each split that is not committed.
-    left: BTreeMap<SplitId, u64>,
+    remaining: BTreeMap<SplitId, u64>,
     rows: u64,
     warned: bool,
 }
@@ -139,35 +139,36 @@ impl<'a> Tally<'a> {
     pub fn new(spec: &'a JobSpec, splits: &[SplitRecord], done: &BTreeMap<SplitId, ShardRecord>) -> Self {
         let mut statistics = Statistics::default();
         done.values().for_each(|shard| statistics.add(&shard.statistics));
-        let left = splits.iter().filter(|s| !done.contains_key(&s.split)).map(|s| (s.split, most_records(s))).collect();
+        let remaining =
+            splits.iter().filter(|s| !done.contains_key(&s.split)).map(|s| (s.split, max_records(s))).collect();
         let rows = done.values().map(|shard| shard.rows).sum();
-        Self { spec, sums: Mutex::new(Sums { statistics, left, rows, warned: false }) }
+        Self { spec, sums: Mutex::new(Sums { statistics, remaining, rows, warned: false }) }
     }
 
     /// Adds a committed split. Returns a warning, at most once, when the job will fail unless the rest is better.
     ///
     /// # Errors
     /// When the job is certain to fail: too many records are skipped.
-    pub fn committed(&self, shard: &ShardRecord) -> Result<Option<String>> {
+    pub fn add_committed(&self, shard: &ShardRecord) -> Result<Option<String>> {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        if sums.left.remove(&shard.split).is_none() {
+        if sums.remaining.remove(&shard.split).is_none() {
             // A shard that `repair` rewrote is already counted.
             return Ok(None);
         }
         sums.statistics.add(&shard.statistics);
         sums.rows += shard.rows;
         let (input, s) = (&self.spec.input, &sums.statistics);
-        if sums.left.is_empty() {
+        if sums.remaining.is_empty() {
             // [`judge`] checks the complete data set.
             return Ok(None);
         }
-        if sums.is_lost(input) {
+        if sums.is_certain_to_fail(input) {
             return Err(match s.documents {
-                0 => nothing(self.spec, s),
-                _ => too_many(input, s),
+                0 => empty_error(self.spec, s),
+                _ => too_many_skipped_error(input, s),
             });
         }
-        if sums.warned || s.records() < TELLING || !skips_too_many(input, s, 0) {
+        if sums.warned || s.records() < MIN_RECORDS_TO_WARN || !skips_too_many(input, s, 0) {
             return Ok(None);
         }
         sums.warned = true;
@@ -175,7 +176,7 @@ impl<'a> Tally<'a> {
         Ok(Some(format!(
             "{} of {} so far were skipped ({}), more than `input.max_skipped: {}` allows; unless the rest is better the job fails at its end",
             s.records_skipped(),
-            counted(s.records(), "record"),
+            with_unit(s.records(), "record"),
             reasons(s),
             input.max_skipped
         )))
@@ -184,25 +185,25 @@ impl<'a> Tally<'a> {
     /// Whether the job is certain to fail and has read nothing, so that its output is not worth keeping.
     pub fn is_fruitless(&self) -> bool {
         let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        sums.rows == 0 && sums.statistics.documents == 0 && sums.is_lost(&self.spec.input)
+        sums.rows == 0 && sums.statistics.documents == 0 && sums.is_certain_to_fail(&self.spec.input)
     }
 }
 
 impl Sums {
     /// Whether too many records are skipped, whatever the remaining splits hold.
-    fn is_lost(&self, input: &Input) -> bool {
-        let left = self.left.values().fold(0_u64, |sum, n| sum.saturating_add(*n));
-        skips_too_many(input, &self.statistics, left)
+    fn is_certain_to_fail(&self, input: &Input) -> bool {
+        let max_remaining = self.remaining.values().fold(0_u64, |sum, n| sum.saturating_add(*n));
+        skips_too_many(input, &self.statistics, max_remaining)
     }
 }
 
 /// Upper bound of the records in a split: one per row, or one per byte, since each record starts at its own byte.
-fn most_records(split: &SplitRecord) -> u64 {
-    let of = |range: &Range| match *range {
+fn max_records(split: &SplitRecord) -> u64 {
+    let max_in_range = |range: &Range| match *range {
         Range::Bytes { start, end, .. } => end.saturating_sub(start).max(1),
         Range::Rows { start, end } => end.saturating_sub(start),
     };
-    split.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(of(&piece.range)))
+    split.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(max_in_range(&piece.range)))
 }
 
 #[cfg(test)]
@@ -261,7 +262,7 @@ mod tests {
         assert!(!skips_too_many(&spec(1.0).input, &statistics(0, 2), 0));
         assert!(skips_too_many(&spec(0.0).input, &statistics(1_000_000, 1), 0));
         assert_eq!(
-            too_many(&input, &statistics(98, 2)).to_string(),
+            too_many_skipped_error(&input, &statistics(98, 2)).to_string(),
             "2 of 100 records were skipped (2.0 %: 2 broken JSON), and `input.max_skipped: 0.01` allows 1.0 %; mend the input, or allow more and run again: what is prepared is kept",
         );
     }
@@ -271,10 +272,10 @@ mod tests {
         let spec = spec(0.01);
         let splits: Vec<SplitRecord> = (0..4).map(|n| rows(n, 1_000_000)).collect();
         let tally = Tally::new(&spec, &splits, &BTreeMap::new());
-        assert_eq!(tally.committed(&shard(0, statistics(9, 1))).unwrap(), None);
-        let warning = tally.committed(&shard(1, statistics(900, 100))).unwrap().unwrap();
+        assert_eq!(tally.add_committed(&shard(0, statistics(9, 1))).unwrap(), None);
+        let warning = tally.add_committed(&shard(1, statistics(900, 100))).unwrap().unwrap();
         assert!(warning.starts_with("101 of 1010 records so far were skipped (101 broken JSON)"), "{warning}");
-        assert_eq!(tally.committed(&shard(2, statistics(900, 100))).unwrap(), None);
+        assert_eq!(tally.add_committed(&shard(2, statistics(900, 100))).unwrap(), None);
     }
 
     proptest! {
@@ -295,7 +296,7 @@ mod tests {
             let done: BTreeMap<SplitId, ShardRecord> =
                 shards.iter().take(resumed).map(|s| (s.split, s.clone())).collect();
             let tally = Tally::new(&spec, &records, &done);
-            let early = shards.iter().skip(resumed).any(|s| tally.committed(s).is_err());
+            let early = shards.iter().skip(resumed).any(|s| tally.add_committed(s).is_err());
             let mut all = Statistics::default();
             shards.iter().for_each(|s| all.add(&s.statistics));
             let verdict = skips_too_many(&spec.input, &all, 0);

@@ -2,10 +2,9 @@
 //! columns from logits.
 //!
 //! ```text
-//!   splits ──[QUEUE requests]──► forward: pass, logits ──[1 slice of 32 MB]──► columns: log-probabilities, noise,
-//!   top-k ──► split
-//!                                   ▲                                             │
-//!                                   └───────────── the slice's buffer ────────────┘
+//!   splits ──[QUEUE_CAPACITY requests]──► forward: pass, logits ──[1 slice of 32 MB]──► columns: log-probabilities,
+//!                                                     ▲                                  │  noise, top-k ──► split
+//!                                                     └──────── the slice's buffer ──────┘
 //! ```
 //!
 //! The forward pass of a batch runs while the columns of the previous one are made; only two logits buffers exist.
@@ -13,7 +12,7 @@
 //! not depend on the order.
 //!
 //! In a job whose text the teacher generates, requests are batches of prompts and the first thread does all the work
-//! (`written`). It takes the next request as soon as a slot is free.
+//! (`generation`). It takes the next request as soon as a slot is free.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,18 +30,18 @@ use stillhouse_teacher::stillhouse_gpu::GpuError;
 use stillhouse_teacher::{Logits, Teacher, TeacherError, TeacherInfo};
 use tokio::sync::{mpsc, oneshot};
 
-mod written;
+mod generation;
 
 /// Capacity of a device's request queue. Further requests wait in their splits.
-const QUEUE: usize = 2;
+const QUEUE_CAPACITY: usize = 2;
 /// Logits buffers of a device: one being filled while the helper reads the other.
-const BUFFERS: usize = 2;
+const LOGITS_BUFFERS: usize = 2;
 /// Interval at which an owner without a free buffer checks whether its device has finished its work.
-const LOOKS: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A batch with its new columns.
 #[derive(Debug)]
-pub struct Done {
+pub struct FinishedBatch {
     /// The batch.
     pub batch: RecordBatch,
     /// Statistics to add to those of the split.
@@ -52,12 +51,12 @@ pub struct Done {
 }
 
 /// The channel for the result of a request.
-type Reply = oneshot::Sender<Result<Done, OperatorError>>;
+type Reply = oneshot::Sender<Result<FinishedBatch, OperatorError>>;
 
 /// A request from a split to a device.
 enum Request {
     /// Generates text after these prompts.
-    Write {
+    Generate {
         config: Arc<GenerateConfig>,
         batch: RecordBatch,
         meter: Arc<dyn Meter>,
@@ -69,7 +68,7 @@ enum Request {
         reply: Reply,
     },
     /// Locates the position that caused an error.
-    Origin {
+    LocateError {
         forward: Forward,
         error: OperatorError,
         reply: oneshot::Sender<OperatorError>,
@@ -82,7 +81,7 @@ pub struct DeviceQueue {
     owner: Arc<Owner>,
     info: Arc<TeacherInfo>,
     loss: Arc<Loss>,
-    under_way: Arc<UnderWay>,
+    in_flight: Arc<InFlight>,
 }
 
 /// The threads of a device. Dropping it ends and, on a GPU, joins them.
@@ -110,12 +109,12 @@ impl Drop for Owner {
 #[derive(Debug, Default)]
 struct Loss {
     reason: OnceLock<String>,
-    is_told: AtomicBool,
+    is_reported: AtomicBool,
 }
 
 impl Loss {
     /// Records the error if it means that the device can no longer be used.
-    fn note(&self, error: &OperatorError) {
+    fn record_if_lost(&self, error: &OperatorError) {
         if matches!(error, OperatorError::Teacher(TeacherError::Gpu(GpuError::Failed { lost: true, .. }))) {
             // The first error is the cause.
             let _ = self.reason.set(error.to_string());
@@ -124,10 +123,10 @@ impl Loss {
 }
 
 /// A pending result of a request.
-pub struct Answer {
+pub struct PendingBatch {
     /// The extraction request, if this is one; needed to locate an error.
     forward: Option<Forward>,
-    reply: oneshot::Receiver<Result<Done, OperatorError>>,
+    result: oneshot::Receiver<Result<FinishedBatch, OperatorError>>,
 }
 
 fn stopped() -> OperatorError {
@@ -141,11 +140,11 @@ impl DeviceQueue {
     /// When a thread cannot be started, or the device has no memory for the logits buffers.
     pub fn start(teacher: Arc<dyn Teacher>) -> Result<Self, OperatorError> {
         let info = Arc::new(teacher.info().clone());
-        let (requests, received) = mpsc::channel(QUEUE);
-        let (parts, to_columns) = sync_channel(1);
-        let (buffers, free) = sync_channel(BUFFERS);
+        let (requests, received) = mpsc::channel(QUEUE_CAPACITY);
+        let (messages, received_messages) = sync_channel(1);
+        let (buffers, free) = sync_channel(LOGITS_BUFFERS);
         // The owner holds one buffer and the others circulate. The channel has capacity for all of them.
-        for _ in 1..BUFFERS {
+        for _ in 1..LOGITS_BUFFERS {
             let _ = buffers.try_send(teacher.buffer()?);
         }
         let mut logits = teacher.buffer()?;
@@ -153,36 +152,37 @@ impl DeviceQueue {
         let thread = |name: &str| Builder::new().name(format!("{} {name}", info.device));
         let none = |e: io::Error| OperatorError::Config { operator: "extract", message: format!("no thread: {e}") };
         let loss = Arc::new(Loss::default());
-        let under_way = Arc::new(UnderWay(Mutex::new((0, Instant::now()))));
-        let (noted, ends, begins) = (Arc::clone(&loss), Arc::clone(&under_way), Arc::clone(&under_way));
-        let columns = move || make_columns(&to_columns, &buffers, &noted, &ends);
+        let in_flight = Arc::new(InFlight(Mutex::new((0, Instant::now()))));
+        let (helper_loss, helper_in_flight, owner_in_flight) =
+            (Arc::clone(&loss), Arc::clone(&in_flight), Arc::clone(&in_flight));
+        let columns = move || make_columns(&received_messages, &buffers, &helper_loss, &helper_in_flight);
         let columns = thread("columns").spawn(columns).map_err(none)?;
-        let forward = move || own(teacher.as_ref(), &mut logits, received, &parts, &free, &begins);
+        let forward = move || run_owner(teacher.as_ref(), &mut logits, received, &messages, &free, &owner_in_flight);
         let forward = thread("forward").spawn(forward).map_err(none)?;
         // A CPU batch may take minutes and leaves nothing to release, so those threads are not joined.
         let threads = if is_gpu { vec![forward, columns] } else { Vec::new() };
         let owner = Arc::new(Owner { requests: Some(requests), threads });
-        Ok(Self { owner, info, loss, under_way })
+        Ok(Self { owner, info, loss, in_flight })
     }
 
     /// Whether the device has no batch now.
     pub fn is_idle(&self) -> bool {
-        self.under_way.state().0 == 0
+        self.in_flight.state().0 == 0
     }
 
     /// Whether the device can no longer be used.
     pub fn is_lost(&self) -> bool {
-        self.lost_because().is_some()
+        self.loss_reason().is_some()
     }
 
     /// The error that lost the device.
-    pub fn lost_because(&self) -> Option<&str> {
+    pub fn loss_reason(&self) -> Option<&str> {
         self.loss.reason.get().map(String::as_str)
     }
 
     /// Returns the device's name the first time it is called after the device was lost.
     pub fn newly_lost(&self) -> Option<&str> {
-        (self.is_lost() && !self.loss.is_told.swap(true, Ordering::Relaxed)).then_some(&self.info.device)
+        (self.is_lost() && !self.loss.is_reported.swap(true, Ordering::Relaxed)).then_some(&self.info.device)
     }
 
     /// The teacher on this device.
@@ -199,12 +199,12 @@ impl DeviceQueue {
         config: &Arc<ExtractConfig>,
         batch: RecordBatch,
         meter: Arc<dyn Meter>,
-    ) -> Result<Answer, OperatorError> {
+    ) -> Result<PendingBatch, OperatorError> {
         let forward = Forward::new(config, &batch, meter)?;
-        let (reply, answer) = oneshot::channel();
+        let (reply, result) = oneshot::channel();
         let request = Request::Extract { forward: forward.clone(), batch, reply };
         self.owner.send(request).await?;
-        Ok(Answer { forward: Some(forward), reply: answer })
+        Ok(PendingBatch { forward: Some(forward), result })
     }
 
     /// Submits a batch of prompts; waits while the queue is full.
@@ -216,20 +216,20 @@ impl DeviceQueue {
         config: &Arc<GenerateConfig>,
         batch: RecordBatch,
         meter: Arc<dyn Meter>,
-    ) -> Result<Answer, OperatorError> {
-        let (reply, answer) = oneshot::channel();
-        self.owner.send(Request::Write { config: Arc::clone(config), batch, meter, reply }).await?;
-        Ok(Answer { forward: None, reply: answer })
+    ) -> Result<PendingBatch, OperatorError> {
+        let (reply, result) = oneshot::channel();
+        self.owner.send(Request::Generate { config: Arc::clone(config), batch, meter, reply }).await?;
+        Ok(PendingBatch { forward: None, result })
     }
 }
 
-impl Answer {
+impl PendingBatch {
     /// Waits for the batch with its new columns.
     ///
     /// # Errors
     /// When the teacher fails or produces logits that are not finite.
-    pub async fn wait(self, device: &DeviceQueue) -> Result<Done, OperatorError> {
-        let error = match self.reply.await {
+    pub async fn wait(self, device: &DeviceQueue) -> Result<FinishedBatch, OperatorError> {
+        let error = match self.result.await {
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(error @ OperatorError::NotFinite { .. })) => error,
             Ok(Err(error)) => return Err(error),
@@ -238,14 +238,14 @@ impl Answer {
         // Generated text already reports the position of its error.
         let Some(forward) = self.forward else { return Err(error) };
         let (reply, origin) = oneshot::channel();
-        let request = Request::Origin { forward, error, reply };
+        let request = Request::LocateError { forward, error, reply };
         device.owner.send(request).await?;
         Err(origin.await.unwrap_or_else(|_| stopped()))
     }
 }
 
 /// Messages from the owner to its helper, in this order for each batch.
-enum Part {
+enum HelperMessage {
     Begin { forward: Forward, batch: RecordBatch, failed: Arc<AtomicBool> },
     Logits(Slice),
     End { ran: Result<(), OperatorError>, busy: Duration, reply: Reply },
@@ -253,9 +253,9 @@ enum Part {
 
 /// Number of batches in progress on a device, and the time at which the last one ended.
 #[derive(Debug)]
-struct UnderWay(Mutex<(usize, Instant)>);
+struct InFlight(Mutex<(usize, Instant)>);
 
-impl UnderWay {
+impl InFlight {
     fn state(&self) -> MutexGuard<'_, (usize, Instant)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -275,36 +275,36 @@ impl UnderWay {
     }
 }
 
-fn own(
+fn run_owner(
     teacher: &dyn Teacher,
     logits: &mut Logits,
     mut requests: mpsc::Receiver<Request>,
-    parts: &SyncSender<Part>,
+    messages: &SyncSender<HelperMessage>,
     free: &Receiver<Logits>,
-    under_way: &UnderWay,
+    in_flight: &InFlight,
 ) {
     let (mut writer, mut next): (Option<Writer<'_, Reply>>, _) = (None, None);
     while let Some(request) = next.take().or_else(|| requests.blocking_recv()) {
         match request {
-            Request::Write { reply, .. } if reply.is_closed() => {}
-            Request::Write { config, batch, meter, reply } => {
-                let first = written::Prompts { config, batch, meter, reply };
-                next = written::write(teacher, &mut writer, first, &mut requests, under_way);
+            Request::Generate { reply, .. } if reply.is_closed() => {}
+            Request::Generate { config, batch, meter, reply } => {
+                let first = generation::GenerationRequest { config, batch, meter, reply };
+                next = generation::serve(teacher, &mut writer, first, &mut requests, in_flight);
             }
             // the split has ended meanwhile
             Request::Extract { reply, .. } if reply.is_closed() => {}
             Request::Extract { forward, batch, reply } => {
-                under_way.begin(forward.meter());
+                in_flight.begin(forward.meter());
                 let began = Instant::now();
                 let failed = Arc::new(AtomicBool::new(false));
-                let begin = Part::Begin { forward: forward.clone(), batch, failed: Arc::clone(&failed) };
-                if parts.send(begin).is_err() {
+                let begin = HelperMessage::Begin { forward: forward.clone(), batch, failed: Arc::clone(&failed) };
+                if messages.send(begin).is_err() {
                     return;
                 }
                 let mut kept = None;
                 let ran = forward.run(teacher, logits, &mut |slice| {
                     let made = slice.logits.made();
-                    parts.send(Part::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
+                    messages.send(HelperMessage::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
                     // The result of `End` reports any error of this.
                     let is_made = || made.as_ref().is_none_or(|made| made.is_there().unwrap_or(true));
                     let buffer = next_buffer(free, is_made, forward.meter())?;
@@ -318,11 +318,11 @@ fn own(
                 if let Some(buffer) = kept {
                     *logits = buffer;
                 }
-                if parts.send(Part::End { ran, busy: began.elapsed(), reply }).is_err() {
+                if messages.send(HelperMessage::End { ran, busy: began.elapsed(), reply }).is_err() {
                     return;
                 }
             }
-            Request::Origin { forward, error, reply } => {
+            Request::LocateError { forward, error, reply } => {
                 let _ = reply.send(forward.origin(teacher, error));
             }
         }
@@ -338,7 +338,7 @@ fn next_buffer<T>(free: &Receiver<T>, is_made: impl Fn() -> bool, meter: &dyn Me
         Err(TryRecvError::Empty) => {}
     }
     while !is_made() {
-        match free.recv_timeout(LOOKS) {
+        match free.recv_timeout(POLL_INTERVAL) {
             Ok(buffer) => return Ok(buffer),
             Err(RecvTimeoutError::Disconnected) => return Err(OperatorError::Stopped),
             Err(RecvTimeoutError::Timeout) => {}
@@ -350,17 +350,17 @@ fn next_buffer<T>(free: &Receiver<T>, is_made: impl Fn() -> bool, meter: &dyn Me
     Ok(buffer)
 }
 
-fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Loss, under_way: &UnderWay) {
+fn make_columns(messages: &Receiver<HelperMessage>, buffers: &SyncSender<Logits>, loss: &Loss, in_flight: &InFlight) {
     let mut workspace = Workspace::default();
     let mut columns: Result<Columns, OperatorError> = Err(stopped());
     let mut has_failed = Arc::new(AtomicBool::new(false));
-    for part in parts {
-        match part {
-            Part::Begin { forward, batch, failed } => {
+    for message in messages {
+        match message {
+            HelperMessage::Begin { forward, batch, failed } => {
                 columns = forward.columns(batch);
                 has_failed = failed;
             }
-            Part::Logits(slice) => {
+            HelperMessage::Logits(slice) => {
                 let found = columns.as_mut().ok().map(|columns| columns.extract(&slice, &mut workspace));
                 has_failed.fetch_or(matches!(found, None | Some(Err(_))), Ordering::Relaxed);
                 // Return the buffer before the remaining work on the slice: the device needs it for the next one.
@@ -373,15 +373,15 @@ fn make_columns(parts: &Receiver<Part>, buffers: &SyncSender<Logits>, loss: &Los
                 }
                 has_failed.fetch_or(columns.is_err(), Ordering::Relaxed);
             }
-            Part::End { ran, busy, reply } => {
+            HelperMessage::End { ran, busy, reply } => {
                 let made = std::mem::replace(&mut columns, Err(stopped()));
                 let done = made.and_then(|columns| {
                     ran?;
                     let (batch, statistics) = columns.finish()?;
-                    Ok(Done { batch, statistics, busy })
+                    Ok(FinishedBatch { batch, statistics, busy })
                 });
-                let _ = done.as_ref().inspect_err(|error| loss.note(error));
-                under_way.end();
+                let _ = done.as_ref().inspect_err(|error| loss.record_if_lost(error));
+                in_flight.end();
                 // The receiver may be gone.
                 let _ = reply.send(done);
             }

@@ -89,22 +89,22 @@ pub type EventSink<'a> = &'a (dyn Fn(Step) -> Result<()> + Send + Sync);
 /// Makes the splits of a run in other processes.
 pub trait Driver: Send + Sync {
     /// Makes every split. Returns when all are made or, after a failure, when no further one will begin.
-    fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, tell: EventSink<'a>) -> BoxFuture<'a, Result<()>>;
+    fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, emit: EventSink<'a>) -> BoxFuture<'a, Result<()>>;
 }
 
 /// Opens the driver of the cluster that a job names.
-pub type Connect = fn(&Engine) -> Result<Arc<dyn Driver>>;
+pub type DriverFactory = fn(&Engine) -> Result<Arc<dyn Driver>>;
 
-static CLUSTER: OnceLock<Connect> = OnceLock::new();
+static CLUSTER_DRIVER: OnceLock<DriverFactory> = OnceLock::new();
 
 /// Registers the engine `ballista`. Only the first call has an effect.
-pub fn add_cluster(connect: Connect) {
-    let _ = CLUSTER.set(connect);
+pub fn add_cluster(factory: DriverFactory) {
+    let _ = CLUSTER_DRIVER.set(factory);
 }
 
 /// Whether this program has the engine `ballista`.
 pub fn has_cluster() -> bool {
-    CLUSTER.get().is_some()
+    CLUSTER_DRIVER.get().is_some()
 }
 
 /// Returns why this program cannot run an engine, or `None`.
@@ -120,9 +120,9 @@ pub fn missing(engine: &Engine) -> Option<&'static str> {
 /// # Errors
 /// When this program lacks the engine, or the engine cannot be opened.
 pub fn remote(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
-    match (engine.kind, CLUSTER.get()) {
+    match (engine.kind, CLUSTER_DRIVER.get()) {
         (EngineKind::Local, _) => Ok(None),
-        (EngineKind::Ballista, Some(connect)) => connect(engine).map(Some),
+        (EngineKind::Ballista, Some(factory)) => factory(engine).map(Some),
         (EngineKind::Ballista, None) => {
             let message = format!("engine.kind: got ballista: {}", missing(engine).unwrap_or_default());
             Err(PipelineError::new(ErrorKind::Usage, message))

@@ -9,13 +9,13 @@ use stillhouse_source::TRAIN;
 
 /// Counts of a holdout so far.
 #[derive(Debug, Default)]
-struct Entry {
+struct HoldoutCounts {
     splits_left: u64,
     documents: u64,
     rows: u64,
 }
 
-impl Entry {
+impl HoldoutCounts {
     fn add(&mut self, shard: &ShardRecord) {
         self.splits_left = self.splits_left.saturating_sub(1);
         self.documents += shard.statistics.documents;
@@ -38,12 +38,12 @@ impl Entry {
 
 /// The holdouts of a job while it runs.
 #[derive(Debug)]
-pub struct Holdouts(Mutex<BTreeMap<String, Entry>>);
+pub struct Holdouts(Mutex<BTreeMap<String, HoldoutCounts>>);
 
 impl Holdouts {
     /// The holdouts among these splits; `done` are the shards that are already committed.
     pub fn new<'a>(splits: &[SplitRecord], done: impl Iterator<Item = &'a ShardRecord>) -> Self {
-        let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
+        let mut entries: BTreeMap<String, HoldoutCounts> = BTreeMap::new();
         for split in splits.iter().filter(|split| split.dataset_split != TRAIN) {
             entries.entry(split.dataset_split.clone()).or_default().splits_left += 1;
         }
@@ -68,7 +68,7 @@ impl Holdouts {
     ///
     /// # Errors
     /// As [`Holdouts::check`].
-    pub fn committed(&self, shard: &ShardRecord) -> Result<()> {
+    pub fn add_committed(&self, shard: &ShardRecord) -> Result<()> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = entries.get_mut(&shard.dataset_split) else { return Ok(()) };
         entry.add(shard);

@@ -29,14 +29,14 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod acceptance;
-mod awaited;
 pub mod device;
+mod device_waits;
 pub mod driver;
+mod executor_reports;
 mod holdouts;
 pub mod node_metrics;
 pub mod operator;
 pub mod pool;
-mod remote;
 pub mod resources;
 pub mod runner;
 pub mod session;

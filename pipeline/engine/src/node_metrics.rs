@@ -23,7 +23,7 @@ pub fn properties(schema: SchemaRef, partitions: usize) -> Arc<PlanProperties> {
     ))
 }
 
-enum Live {
+enum LiveMetric {
     Count(Count),
     Time(Time),
 }
@@ -36,7 +36,7 @@ pub struct NodeMetrics {
     batches: Count,
     bytes: Count,
     busy: Time,
-    measures: [OnceLock<Live>; Measure::ALL.len()],
+    measures: [OnceLock<LiveMetric>; Measure::ALL.len()],
 }
 
 impl NodeMetrics {
@@ -76,13 +76,13 @@ impl NodeMetrics {
 
 impl Meter for NodeMetrics {
     fn add(&self, what: Measure, n: u64) {
-        let live = self.measures[what as usize].get_or_init(|| match what.is_time() {
-            true => Live::Time(MetricBuilder::new(&self.set).subset_time(what.name(), 0)),
-            false => Live::Count(MetricBuilder::new(&self.set).global_counter(what.name())),
+        let metric = self.measures[what as usize].get_or_init(|| match what.is_time() {
+            true => LiveMetric::Time(MetricBuilder::new(&self.set).subset_time(what.name(), 0)),
+            false => LiveMetric::Count(MetricBuilder::new(&self.set).global_counter(what.name())),
         });
-        match live {
-            Live::Count(count) => count.add(usize::try_from(n).unwrap_or(usize::MAX)),
-            Live::Time(time) => time.add_duration(Duration::from_nanos(n)),
+        match metric {
+            LiveMetric::Count(count) => count.add(usize::try_from(n).unwrap_or(usize::MAX)),
+            LiveMetric::Time(time) => time.add_duration(Duration::from_nanos(n)),
         }
     }
 }

@@ -18,14 +18,14 @@ use stillhouse_operators::generate::GenerateConfig;
 use stillhouse_operators::operator::{Meter, Operator, OperatorError, SplitContext};
 use stillhouse_operators::registry::OperatorSpec;
 
-use crate::device::{Answer, DeviceQueue};
+use crate::device::{DeviceQueue, PendingBatch};
 use crate::node_metrics::{NodeMetrics, properties};
 use crate::resources::JobResources;
 use crate::stage_state::{Doing, SplitMeter, StageState};
 use crate::stages_below;
 
 /// Minimum number of batches of a split that are submitted to the device at once, so that it always has a next one.
-const AT_THE_DEVICE: usize = 2;
+const MIN_BATCHES_IN_FLIGHT: usize = 2;
 
 /// Runs any operator over its input, partition by partition.
 #[derive(Debug)]
@@ -61,13 +61,13 @@ fn external(error: OperatorError) -> DataFusionError {
 }
 
 /// What every operator stream of one split has.
-struct Node {
+struct StreamContext {
     input: SendableRecordBatchStream,
     metrics: Arc<NodeMetrics>,
     stage: StageState,
 }
 
-impl Node {
+impl StreamContext {
     async fn next_input(&mut self) -> Result<Option<RecordBatch>> {
         self.stage.does(Doing::WaitsForInput);
         let next = self.input.next().await.transpose();
@@ -75,33 +75,33 @@ impl Node {
         next
     }
 
-    fn put_out(&self, batch: &RecordBatch) {
+    fn count_output(&self, batch: &RecordBatch) {
         self.metrics.put_out(batch.num_rows(), batch.get_array_memory_size());
         self.stage.put_out(batch.num_rows());
     }
 }
 
 /// The stream of an operator that computes on the pulling thread.
-struct Pulled {
-    node: Node,
+struct InlineStream {
+    context: StreamContext,
     operator: Box<dyn Operator>,
     /// Output of the last input batch that is not yet emitted.
     ready: VecDeque<RecordBatch>,
-    ended: bool,
+    input_ended: bool,
 }
 
-impl Pulled {
+impl InlineStream {
     async fn next(mut self) -> Result<Option<(RecordBatch, Self)>> {
         loop {
             if let Some(batch) = self.ready.pop_front() {
-                self.node.put_out(&batch);
+                self.context.count_output(&batch);
                 return Ok(Some((batch, self)));
             }
-            if self.ended {
-                self.node.stage.does(Doing::Done);
+            if self.input_ended {
+                self.context.stage.does(Doing::Done);
                 return Ok(None);
             }
-            let input = self.node.next_input().await?;
+            let input = self.context.next_input().await?;
             let began = Instant::now();
             let ready = &mut self.ready;
             let mut emit = |batch| {
@@ -111,50 +111,50 @@ impl Pulled {
             match input {
                 Some(batch) => self.operator.process(&batch, &mut emit),
                 None => {
-                    self.ended = true;
+                    self.input_ended = true;
                     self.operator.finish(&mut emit)
                 }
             }
             .map_err(external)?;
-            self.node.metrics.worked_since(began);
+            self.context.metrics.worked_since(began);
         }
     }
 }
 
 /// Kind of work for a device.
-enum Work {
+enum DeviceWork {
     /// A forward pass over text.
     Extract(Arc<ExtractConfig>),
     /// Text generation from prompts.
-    Write(Arc<GenerateConfig>),
+    Generate(Arc<GenerateConfig>),
 }
 
-impl Work {
+impl DeviceWork {
     /// Returns the device work of an operator, or `None` if it runs on the pulling thread.
-    fn of(spec: &OperatorSpec) -> Option<Self> {
+    fn from_spec(spec: &OperatorSpec) -> Option<Self> {
         let extract = spec.config::<ExtractConfig>().map(|config| Self::Extract(Arc::new(config.clone())));
-        extract.or_else(|| spec.config::<GenerateConfig>().map(|config| Self::Write(Arc::new(config.clone()))))
+        extract.or_else(|| spec.config::<GenerateConfig>().map(|config| Self::Generate(Arc::new(config.clone()))))
     }
 
     fn check(&self, device: &DeviceQueue) -> Result<(), OperatorError> {
         match self {
             Self::Extract(config) => config.check(device.info()),
-            Self::Write(config) => config.check(device.info()),
+            Self::Generate(config) => config.check(device.info()),
         }
     }
 
     fn parts(&self, batch: &RecordBatch) -> Box<dyn Iterator<Item = RecordBatch> + Send> {
         match self {
             Self::Extract(config) => Box::new(extract::parts(batch, config.rows_at_once())),
-            Self::Write(config) => Box::new(extract::parts(batch, config.rows_at_once())),
+            Self::Generate(config) => Box::new(extract::parts(batch, config.rows_at_once())),
         }
     }
 
     /// Maximum number of batches of a split at the device: it works on one while the next one is made.
-    fn at_once(&self) -> usize {
+    fn max_in_flight(&self) -> usize {
         match self {
-            Self::Extract(_) => AT_THE_DEVICE,
-            Self::Write(config) => config.batches_at_once().max(AT_THE_DEVICE),
+            Self::Extract(_) => MIN_BATCHES_IN_FLIGHT,
+            Self::Generate(config) => config.batches_at_once().max(MIN_BATCHES_IN_FLIGHT),
         }
     }
 
@@ -163,52 +163,52 @@ impl Work {
         device: &DeviceQueue,
         part: RecordBatch,
         meter: Arc<dyn Meter>,
-    ) -> Result<Answer, OperatorError> {
+    ) -> Result<PendingBatch, OperatorError> {
         match self {
             Self::Extract(config) => device.submit(config, part, meter).await,
-            Self::Write(config) => device.write(config, part, meter).await,
+            Self::Generate(config) => device.write(config, part, meter).await,
         }
     }
 }
 
 /// The stream of an operator whose work the owner of a device does.
-struct AtDevice {
-    node: Node,
-    work: Work,
+struct DeviceStream {
+    context: StreamContext,
+    work: DeviceWork,
     device: DeviceQueue,
     /// Parts of the last input batch that are not yet submitted.
     parts: Box<dyn Iterator<Item = RecordBatch> + Send>,
-    under_way: VecDeque<Answer>,
-    ended: bool,
+    in_flight: VecDeque<PendingBatch>,
+    input_ended: bool,
 }
 
-impl AtDevice {
+impl DeviceStream {
     async fn next(mut self) -> Result<Option<(RecordBatch, Self)>> {
         loop {
-            if self.under_way.len() < self.work.at_once() && !self.ended {
+            if self.in_flight.len() < self.work.max_in_flight() && !self.input_ended {
                 match self.parts.next() {
                     Some(part) => {
-                        self.node.stage.does(Doing::WaitsForDevice);
-                        let meter = SplitMeter::of(&self.node.metrics, self.node.stage.split());
-                        let answer = self.work.submit(&self.device, part, meter).await.map_err(external)?;
-                        self.under_way.push_back(answer);
+                        self.context.stage.does(Doing::WaitsForDevice);
+                        let meter = SplitMeter::of(&self.context.metrics, self.context.stage.split());
+                        let pending = self.work.submit(&self.device, part, meter).await.map_err(external)?;
+                        self.in_flight.push_back(pending);
                     }
-                    None => match self.node.next_input().await? {
+                    None => match self.context.next_input().await? {
                         Some(batch) => self.parts = self.work.parts(&batch),
-                        None => self.ended = true,
+                        None => self.input_ended = true,
                     },
                 }
                 continue;
             }
-            let Some(answer) = self.under_way.pop_front() else {
-                self.node.stage.does(Doing::Done);
+            let Some(pending) = self.in_flight.pop_front() else {
+                self.context.stage.does(Doing::Done);
                 return Ok(None);
             };
-            self.node.stage.does(Doing::WaitsForDevice);
-            let done = answer.wait(&self.device).await.map_err(external)?;
-            self.node.stage.split().statistics.lock().add(&done.statistics);
-            self.node.metrics.worked(done.busy);
-            self.node.put_out(&done.batch);
+            self.context.stage.does(Doing::WaitsForDevice);
+            let done = pending.wait(&self.device).await.map_err(external)?;
+            self.context.stage.split().statistics.lock().add(&done.statistics);
+            self.context.metrics.worked(done.busy);
+            self.context.count_output(&done.batch);
             return Ok(Some((done.batch, self)));
         }
     }
@@ -248,13 +248,14 @@ impl ExecutionPlan for OperatorExec {
             input = resources.spawner.ahead(input);
         }
         let stage = StageState::new(&state, below);
-        let node = Node { input, metrics: Arc::clone(&self.metrics), stage };
-        if let Some(work) = Work::of(&self.spec) {
-            let device = resources.device_of(partition).map_err(external)?;
+        let stream_context = StreamContext { input, metrics: Arc::clone(&self.metrics), stage };
+        if let Some(work) = DeviceWork::from_spec(&self.spec) {
+            let device = resources.device_for(partition).map_err(external)?;
             work.check(&device).map_err(external)?;
-            let (parts, under_way) = (Box::new(std::iter::empty()), VecDeque::new());
-            let at_device = AtDevice { node, work, device, parts, under_way, ended: false };
-            let stream = try_unfold(at_device, AtDevice::next);
+            let (parts, in_flight) = (Box::new(std::iter::empty()), VecDeque::new());
+            let device_stream =
+                DeviceStream { context: stream_context, work, device, parts, in_flight, input_ended: false };
+            let stream = try_unfold(device_stream, DeviceStream::next);
             return Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)));
         }
         let context = SplitContext {
@@ -267,7 +268,10 @@ impl ExecutionPlan for OperatorExec {
             meter: SplitMeter::of(&self.metrics, &state),
         };
         let operator = self.spec.build(&context).map_err(external)?;
-        let stream = try_unfold(Pulled { node, operator, ready: VecDeque::new(), ended: false }, Pulled::next);
+        let stream = try_unfold(
+            InlineStream { context: stream_context, operator, ready: VecDeque::new(), input_ended: false },
+            InlineStream::next,
+        );
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)))
     }
 }

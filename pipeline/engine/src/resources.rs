@@ -74,7 +74,7 @@ impl SplitsAtWork {
 
     /// Forgets the state of a split, so that a new attempt starts with zero counts. Remains of a failed attempt may
     /// still hold its state, and a read that cannot be stopped may still add to it.
-    pub fn begin_anew(&self, split: SplitId) {
+    pub fn reset(&self, split: SplitId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&split);
     }
 
@@ -112,17 +112,17 @@ impl JobResources {
     }
 
     /// Returns the device for a partition. Partitions rotate over the devices that are not lost.
-    pub fn device_of(&self, partition: usize) -> Result<DeviceQueue, OperatorError> {
-        let there: Vec<&DeviceQueue> = self.devices.iter().filter(|device| !device.is_lost()).collect();
+    pub fn device_for(&self, partition: usize) -> Result<DeviceQueue, OperatorError> {
+        let usable: Vec<&DeviceQueue> = self.devices.iter().filter(|device| !device.is_lost()).collect();
         let none = || {
-            let message = match self.devices.iter().find_map(|device| device.lost_because()) {
+            let message = match self.devices.iter().find_map(|device| device.loss_reason()) {
                 Some(reason) => format!("every device is lost: {reason}"),
                 None => "needs a teacher".into(),
             };
             OperatorError::Config { operator: "extract", message }
         };
-        let at = partition.checked_rem(there.len()).ok_or_else(none)?;
-        there.get(at).map(|device| DeviceQueue::clone(device)).ok_or_else(none)
+        let at = partition.checked_rem(usable.len()).ok_or_else(none)?;
+        usable.get(at).map(|device| DeviceQueue::clone(device)).ok_or_else(none)
     }
 
     /// Counts the devices that can no longer be used.
@@ -153,7 +153,7 @@ mod tests {
         let at_work = SplitsAtWork::default();
         let before = at_work.get(&split, &["read"]);
         assert!(Arc::ptr_eq(&before, &at_work.get(&split, &["read"])));
-        at_work.begin_anew(split.split);
+        at_work.reset(split.split);
         // the old attempt is still alive
         let now = at_work.get(&split, &["read"]);
         assert!(!Arc::ptr_eq(&before, &now));

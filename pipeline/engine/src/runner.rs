@@ -19,17 +19,17 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 
 use crate::acceptance::Tally;
-use crate::awaited::Awaited;
 use crate::device::DeviceQueue;
+use crate::device_waits::DeviceWaits;
 use crate::driver::{Driver, EventSink, SplitTask, Step, TaskSpec, Work};
+use crate::executor_reports::ExecutorReports;
 use crate::holdouts::Holdouts;
-use crate::remote::Remote;
 use crate::resources::SplitsAtWork;
 use crate::session::Session;
 use crate::stage_state::SplitState;
 use crate::stall::{self, Stall, StallWatch};
 
-const TICK: Duration = Duration::from_millis(250);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The splits of a job and their progress.
 pub struct SplitRunner {
@@ -50,7 +50,7 @@ pub struct SplitRunner {
     storages: Arc<Storages>,
     holdouts: Holdouts,
     /// The splits that this run has committed.
-    made: Mutex<BTreeSet<SplitId>>,
+    committed_splits: Mutex<BTreeSet<SplitId>>,
     /// The plans whose metrics are the progress of this run: one, or two when it also repairs damaged shards.
     plans: Mutex<Vec<Arc<dyn ExecutionPlan>>>,
     /// Number of committed splits.
@@ -58,9 +58,9 @@ pub struct SplitRunner {
     /// Bytes of the shards that this run has committed.
     bytes: AtomicU64,
     /// Reports of the executors, if executors make the splits.
-    remote: Option<Mutex<Remote>>,
+    executor_reports: Option<Mutex<ExecutorReports>>,
     /// Time that the devices of this process have waited, by stage.
-    awaited: Mutex<Awaited>,
+    device_waits: Mutex<DeviceWaits>,
 }
 
 /// Where the splits are made.
@@ -99,17 +99,17 @@ impl SplitRunner {
             observer,
             stop: Arc::default(),
             storages,
-            made: Mutex::default(),
+            committed_splits: Mutex::default(),
             plans: Mutex::default(),
             bytes: AtomicU64::new(0),
-            remote: None,
-            awaited: Mutex::default(),
+            executor_reports: None,
+            device_waits: Mutex::default(),
         }
     }
 
     /// Makes the runner count the reports of executors, which make the splits.
     pub fn with_executors(self) -> Self {
-        Self { remote: Some(Mutex::default()), ..self }
+        Self { executor_reports: Some(Mutex::default()), ..self }
     }
 
     /// Returns the splits that were not committed before this run.
@@ -119,7 +119,7 @@ impl SplitRunner {
 
     /// Whether this run has committed a split.
     pub fn has_made(&self, split: SplitId) -> bool {
-        lock(&self.made).contains(&split)
+        lock(&self.committed_splits).contains(&split)
     }
 
     /// Returns the plans whose metrics are counted.
@@ -145,14 +145,14 @@ impl SplitRunner {
             output: self.output.clone(),
             stop: Arc::clone(&self.stop),
         };
-        let tell = |step| self.take(step, tally);
+        let emit = |event| self.handle_event(event, tally);
         let work = match &workers {
-            Workers::Local { at_once } => make_here(session, *at_once, &work, &tell).boxed(),
-            Workers::Remote { driver, spec } => driver.drive(spec, &work, &tell),
+            Workers::Local { at_once } => run_locally(session, *at_once, &work, &emit).boxed(),
+            Workers::Remote { driver, spec } => driver.drive(spec, &work, &emit),
         };
         tokio::pin!(work);
-        let mut ticks = tokio::time::interval(TICK);
-        let mut watch = StallWatch::new(stall::PATIENCE, Instant::now());
+        let mut ticks = tokio::time::interval(PROGRESS_INTERVAL);
+        let mut watch = StallWatch::new(stall::STALL_TIMEOUT, Instant::now());
         loop {
             tokio::select! {
                 result = &mut work => {
@@ -167,8 +167,8 @@ impl SplitRunner {
                     self.sample_device_waits(at_work);
                     let progress = self.progress(began);
                     match is_remote {
-                        false => self.report_a_local_stall(&mut watch, &progress, at_work),
-                        true => self.report_a_remote_stall(&mut watch, &progress),
+                        false => self.report_local_stall(&mut watch, &progress, at_work),
+                        true => self.report_remote_stall(&mut watch, &progress),
                     }
                     self.observer.event(&Event::Progress(progress));
                 }
@@ -182,43 +182,43 @@ impl SplitRunner {
     }
 
     /// Reports what each split waits for when nothing has moved in this process for a while.
-    fn report_a_local_stall(&self, watch: &mut StallWatch, progress: &Progress, at_work: &SplitsAtWork) {
+    fn report_local_stall(&self, watch: &mut StallWatch, progress: &Progress, at_work: &SplitsAtWork) {
         let at_work: BTreeMap<SplitId, Arc<SplitState>> =
             at_work.all().into_iter().map(|state| (state.split, state)).collect();
         let rows = at_work.iter().map(|(split, state)| (*split, state.rows()));
-        let place = |split| at_work.get(&split).map(|state| (state.reads.clone(), state.statuses()));
-        self.report_a_stall(watch, moved(progress) + progress.store_requests, rows, place);
+        let input_and_stages = |split| at_work.get(&split).map(|state| (state.reads.clone(), state.statuses()));
+        self.report_stall(watch, movement(progress) + progress.store_requests, rows, input_and_stages);
     }
 
     /// Reports a stall of the executors. Their store requests do not count as movement: stalled executors send them too,
     /// to report.
-    fn report_a_remote_stall(&self, watch: &mut StallWatch, progress: &Progress) {
-        let Some(remote) = &self.remote else { return };
+    fn report_remote_stall(&self, watch: &mut StallWatch, progress: &Progress) {
+        let Some(reports) = &self.executor_reports else { return };
         let at_work = {
-            let made = lock(&self.made);
-            lock(remote).at_work(|split| !made.contains(&split))
+            let made = lock(&self.committed_splits);
+            lock(reports).splits_in_progress(|split| !made.contains(&split))
         };
         let rows = at_work.iter().map(|(split, at)| (*split, at.rows()));
-        let place = |split| at_work.get(&split).map(|at| (at.reads.clone(), at.stages.clone()));
-        self.report_a_stall(watch, moved(progress), rows, place);
+        let input_and_stages = |split| at_work.get(&split).map(|at| (at.reads.clone(), at.stages.clone()));
+        self.report_stall(watch, movement(progress), rows, input_and_stages);
     }
 
-    fn report_a_stall(
+    fn report_stall(
         &self,
         watch: &mut StallWatch,
         moved: u64,
         rows: impl Iterator<Item = (SplitId, u64)>,
-        place: impl Fn(SplitId) -> Option<(String, Vec<StageStatus>)>,
+        input_and_stages: impl Fn(SplitId) -> Option<(String, Vec<StageStatus>)>,
     ) {
-        let Some(Stall { time, splits }) = watch.look(Instant::now(), moved, rows) else { return };
-        let place = |(split, still): &(SplitId, Duration)| {
-            let (reads, stages) = place(*split)?;
-            Some(StalledSplit { split: *split, reads, seconds: still.as_secs_f64(), stages })
+        let Some(Stall { time, splits }) = watch.observe(Instant::now(), moved, rows) else { return };
+        let stalled_split = |(split, idle): &(SplitId, Duration)| {
+            let (reads, stages) = input_and_stages(*split)?;
+            Some(StalledSplit { split: *split, reads, seconds: idle.as_secs_f64(), stages })
         };
         self.observer.event(&Event::Stalled {
             seconds: time.as_secs_f64(),
             at_work: splits.len() as u64,
-            splits: splits.iter().take(stall::MOST_SHOWN).filter_map(place).collect(),
+            splits: splits.iter().take(stall::MAX_SPLITS_SHOWN).filter_map(stalled_split).collect(),
         });
     }
 
@@ -237,9 +237,9 @@ impl SplitRunner {
             ..Progress::default()
         };
         self.plans().iter().for_each(|plan| super::add_progress(plan.as_ref(), &mut progress));
-        lock(&self.awaited).add_to(&mut progress);
-        if let Some(remote) = &self.remote {
-            lock(remote).add_to(&mut progress);
+        lock(&self.device_waits).add_to(&mut progress);
+        if let Some(reports) = &self.executor_reports {
+            lock(reports).add_to(&mut progress);
         }
         progress
     }
@@ -248,25 +248,25 @@ impl SplitRunner {
     pub fn sample_device_waits(&self, at_work: &SplitsAtWork) {
         let idle = self.devices.iter().filter(|device| device.is_idle() && !device.is_lost()).count();
         let states = at_work.all();
-        let stages: Vec<&str> = states.iter().flat_map(|state| state.working()).collect();
-        lock(&self.awaited).look(Instant::now(), idle, &stages);
+        let stages: Vec<&str> = states.iter().flat_map(|state| state.working_stages()).collect();
+        lock(&self.device_waits).sample(Instant::now(), idle, &stages);
     }
 
-    /// Counts and reports a step; returns an error when the run must stop because of it.
-    fn take(&self, step: Step, tally: &Tally<'_>) -> Result<()> {
-        match step {
+    /// Counts and reports an event; returns an error when the run must stop because of it.
+    fn handle_event(&self, event: Step, tally: &Tally<'_>) -> Result<()> {
+        match event {
             Step::Begun { split, dataset_split, executor } => {
                 self.observer.event(&Event::SplitStarted { split, dataset_split, executor });
             }
             Step::AtWork(reports) => {
-                if let Some(remote) = &self.remote {
-                    lock(remote).told(reports, Instant::now());
+                if let Some(executor_reports) = &self.executor_reports {
+                    lock(executor_reports).update(reports, Instant::now());
                 }
             }
             Step::Warning(message) => self.observer.event(&Event::Warning { message }),
             Step::Made(record) => {
-                self.committed(&record)?;
-                if let Some(message) = tally.committed(&record)? {
+                self.count_committed(&record)?;
+                if let Some(message) = tally.add_committed(&record)? {
                     self.observer.event(&Event::Warning { message });
                 }
             }
@@ -274,17 +274,17 @@ impl SplitRunner {
         Ok(())
     }
 
-    fn committed(&self, record: &ShardRecord) -> Result<()> {
-        let is_first = lock(&self.made).insert(record.split);
+    fn count_committed(&self, record: &ShardRecord) -> Result<()> {
+        let is_first = lock(&self.committed_splits).insert(record.split);
         // A damaged shard that is made again is already counted.
         if is_first && !self.done.contains_key(&record.split) {
             self.committed.fetch_add(1, Ordering::Relaxed);
         }
         self.bytes.fetch_add(record.bytes, Ordering::Relaxed);
-        if let Some(remote) = &self.remote {
-            lock(remote).committed(record);
+        if let Some(reports) = &self.executor_reports {
+            lock(reports).add_committed(record);
         }
-        self.holdouts.committed(record)?;
+        self.holdouts.add_committed(record)?;
         self.observer.event(&Event::SplitCommitted {
             split: record.split,
             shard: record.path.clone(),
@@ -301,15 +301,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A counter that grows as long as any work moves.
-fn moved(progress: &Progress) -> u64 {
+fn movement(progress: &Progress) -> u64 {
     progress.stages.iter().map(|stage| stage.rows).sum::<u64>() + progress.splits_done + progress.teacher_tokens
 }
 
 /// Makes the splits in this process, `at_once` at a time. After a failure it stops the others and waits for them, so
 /// that nothing is written after it returns.
-async fn make_here(session: &Session, at_once: usize, work: &Work, tell: EventSink<'_>) -> Result<()> {
+async fn run_locally(session: &Session, at_once: usize, work: &Work, emit: EventSink<'_>) -> Result<()> {
     let mut splits = futures::stream::iter(0..work.splits.len())
-        .map(|partition| make_split_here(session, work, partition, tell))
+        .map(|partition| run_split_locally(session, work, partition, emit))
         .buffer_unordered(at_once);
     let mut failure = None;
     while let Some(result) = splits.next().await {
@@ -322,15 +322,15 @@ async fn make_here(session: &Session, at_once: usize, work: &Work, tell: EventSi
     failure.map_or(Ok(()), Err)
 }
 
-async fn make_split_here(session: &Session, work: &Work, partition: usize, tell: EventSink<'_>) -> Result<()> {
+async fn run_split_locally(session: &Session, work: &Work, partition: usize, emit: EventSink<'_>) -> Result<()> {
     if work.stop.load(Ordering::Relaxed) || session.resources.has_failed.load(Ordering::Relaxed) {
         return Ok(());
     }
     let SplitTask { split, dataset_split, .. } = work.splits[partition].clone();
-    tell(Step::Begun { split, dataset_split, executor: None })?;
-    let warn = |message| drop(tell(Step::Warning(message)));
+    emit(Step::Begun { split, dataset_split, executor: None })?;
+    let warn = |message| drop(emit(Step::Warning(message)));
     for record in session.execute(partition, &warn).await? {
-        tell(Step::Made(Box::new(record)))?;
+        emit(Step::Made(Box::new(record)))?;
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use crate::resources::JobResources;
 use crate::sink::{describe, records};
 
 /// Number of largest memory consumers that an out-of-memory error names.
-const CONSUMERS_LISTED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
+const MAX_CONSUMERS_LISTED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
 
 /// A plan and its resources in this process.
 pub struct Session {
@@ -66,7 +66,7 @@ impl Session {
         Ok(self.resources.spawner.ahead(rows))
     }
 
-    /// Executes one split, from its piece of the input to its committed shard. Calls `lost` with a message for each
+    /// Executes one split, from its piece of the input to its committed shard. Calls `warn` with a message for each
     /// device that was lost meanwhile.
     ///
     /// # Errors
@@ -74,21 +74,21 @@ impl Session {
     pub async fn execute(
         &self,
         partition: usize,
-        lost: &(dyn Fn(String) + Send + Sync),
+        warn: &(dyn Fn(String) + Send + Sync),
     ) -> Result<Vec<ShardRecord>, PipelineError> {
         let resources = Arc::clone(&self.resources);
         let (plan, context) = (Arc::clone(&self.plan), Arc::clone(&self.context));
         let split = self.splits().get(partition).map(|split| split.split);
         let chain = async move {
             loop {
-                let lost = resources.lost_devices();
+                let lost_before = resources.lost_devices();
                 if let Some(split) = split {
-                    resources.at_work.begin_anew(split);
+                    resources.at_work.reset(split);
                 }
                 let made = async { plan.execute(partition, Arc::clone(&context))?.try_collect::<Vec<_>>().await }.await;
                 // If a device was lost, another one makes the whole split again.
-                let now_lost = resources.lost_devices();
-                if made.is_err() && now_lost > lost && now_lost < resources.devices.len() {
+                let lost_now = resources.lost_devices();
+                if made.is_err() && lost_now > lost_before && lost_now < resources.devices.len() {
                     continue;
                 }
                 resources.has_failed.fetch_or(made.is_err(), Ordering::Relaxed);
@@ -101,7 +101,7 @@ impl Session {
         };
         let made = self.resources.spawner.chain(chain).wait().await;
         for device in self.resources.devices.iter().filter_map(DeviceQueue::newly_lost) {
-            lost(format!("{device} is lost; its splits go to the other devices"));
+            warn(format!("{device} is lost; its splits go to the other devices"));
         }
         let batches = made
             .map_err(|e| PipelineError::caused(ErrorKind::Output, stopped(), e))?
@@ -120,7 +120,7 @@ fn runtime(engine: &Engine) -> Result<Arc<RuntimeEnv>> {
     let builder = match engine.memory_megabytes {
         Some(megabytes) => {
             let pool = GreedyMemoryPool::new(megabytes as usize * 1_000_000);
-            builder.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, CONSUMERS_LISTED)))
+            builder.with_memory_pool(Arc::new(TrackConsumersPool::new(pool, MAX_CONSUMERS_LISTED)))
         }
         None => builder,
     };

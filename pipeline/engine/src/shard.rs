@@ -21,7 +21,7 @@ use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::memory_pool::MemoryReservation;
 use futures::{Stream, StreamExt};
-use pages::PageSums;
+use pages::PageChecksums;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -50,7 +50,7 @@ const PAGE_TOKENS: usize = 8_192;
 
 /// A written shard that is not committed yet.
 #[derive(Debug)]
-pub struct Written {
+pub struct WrittenShard {
     /// The file, which is invisible until it is committed.
     pub staged: Staged,
     /// Number of rows.
@@ -65,7 +65,7 @@ pub struct Written {
 
 /// How to write a shard.
 #[derive(Debug, Clone, Copy)]
-pub struct Writing<'a> {
+pub struct WriteOptions<'a> {
     /// Sizes and compression.
     pub spec: &'a OutputSpec,
     /// The limits that its rows must satisfy.
@@ -94,21 +94,21 @@ pub async fn write(
     output: &Output,
     shard: &str,
     batches: SendableRecordBatchStream,
-    how: Writing<'_>,
-) -> Result<Written> {
-    let Writing { spec, limits, context, stop, requests, metrics, .. } = how;
-    let options = ArrowWriterOptions::new().with_properties(properties(&batches.schema(), spec, limits.length)?);
-    let failed = |e: ParquetError| not_written(e, context, &output.shown(&format!("data/{shard}")));
+    write_options: WriteOptions<'_>,
+) -> Result<WrittenShard> {
+    let WriteOptions { spec, limits, context, stop, requests, metrics, .. } = write_options;
+    let options = ArrowWriterOptions::new().with_properties(writer_properties(&batches.schema(), spec, limits.length)?);
+    let write_error = |e: ParquetError| to_pipeline_error(e, context, &output.shown(&format!("data/{shard}")));
     let mut sender = Sender::begin(requests, output, shard).await?;
-    let encoded = match ShardWriter::new(&mut sender, batches.schema(), options, how.checksums) {
-        Ok(writer) => encode_all(writer, until(stop, batches), how, &failed).await,
-        Err(e) => Err(failed(e)),
+    let encoded = match ShardWriter::new(&mut sender, batches.schema(), options, write_options.checksums) {
+        Ok(writer) => encode_all(writer, until_stopped(stop, batches), write_options, &write_error).await,
+        Err(e) => Err(write_error(e)),
     };
     match encoded {
         Ok(Encoded { rows, tokens, column_bytes, footer }) => {
-            let staged = sender.finish().await.map_err(|e| failed(ParquetError::External(Box::new(e))))?;
+            let staged = sender.finish().await.map_err(|e| write_error(ParquetError::External(Box::new(e))))?;
             metrics.put_out(0, usize::try_from(staged.bytes).unwrap_or(usize::MAX));
-            Ok(Written { staged, rows, tokens, column_bytes, footer })
+            Ok(WrittenShard { staged, rows, tokens, column_bytes, footer })
         }
         Err(e) => {
             sender.abort().await;
@@ -120,7 +120,7 @@ pub async fn write(
 /// Encodes row groups as Parquet, computes the page checksums and passes the bytes to the upload.
 struct ShardWriter<'a> {
     encoder: ArrowWriter<Vec<u8>>,
-    sums: Option<Arc<PageSums>>,
+    sums: Option<Arc<PageChecksums>>,
     sender: &'a mut Sender,
 }
 
@@ -131,7 +131,7 @@ impl<'a> ShardWriter<'a> {
         options: ArrowWriterOptions,
         checksums: bool,
     ) -> Result<Self, ParquetError> {
-        let sums = checksums.then(Arc::<PageSums>::default);
+        let sums = checksums.then(Arc::<PageChecksums>::default);
         let options = match &sums {
             Some(sums) => options.with_page_store_factory(Arc::clone(sums) as _),
             None => options,
@@ -160,7 +160,7 @@ impl<'a> ShardWriter<'a> {
             return Ok((metadata, None));
         };
         let pages = sums.pages();
-        let (summed, written) = (end_of(&pages), self.encoder.bytes_written() as u64);
+        let (summed, written) = (end_offset(&pages), self.encoder.bytes_written() as u64);
         if summed != written {
             let message =
                 format!("pages up to byte {summed} were summed, {written} bytes written: a fault of this program");
@@ -174,12 +174,12 @@ impl<'a> ShardWriter<'a> {
     }
 }
 
-fn end_of(pages: &[PageSum]) -> u64 {
+fn end_offset(pages: &[PageSum]) -> u64 {
     FIRST_PAGE + pages.iter().map(|page| page.bytes).sum::<u64>()
 }
 
 /// Converts an error of the Parquet writer; an error of the store keeps the store's message.
-fn not_written(error: ParquetError, context: &str, place: &str) -> PipelineError {
+fn to_pipeline_error(error: ParquetError, context: &str, place: &str) -> PipelineError {
     let cause = match error {
         ParquetError::External(cause) => cause.downcast::<object_store::Error>(),
         other => Err(Box::new(other) as Box<dyn std::error::Error + Send + Sync>),
@@ -191,7 +191,7 @@ fn not_written(error: ParquetError, context: &str, place: &str) -> PipelineError
 }
 
 /// Yields the batches until `stop` is set, then an error.
-fn until(
+fn until_stopped(
     stop: &AtomicBool,
     batches: SendableRecordBatchStream,
 ) -> impl Stream<Item = Result<RecordBatch, DataFusionError>> {
@@ -211,10 +211,10 @@ struct Encoded {
 async fn encode_all(
     mut writer: ShardWriter<'_>,
     batches: impl Stream<Item = Result<RecordBatch, DataFusionError>>,
-    how: Writing<'_>,
-    failed: &impl Fn(ParquetError) -> PipelineError,
+    write_options: WriteOptions<'_>,
+    write_error: &impl Fn(ParquetError) -> PipelineError,
 ) -> Result<Encoded> {
-    let Writing { spec, limits, context, metrics, stage, .. } = how;
+    let WriteOptions { spec, limits, context, metrics, stage, .. } = write_options;
     tokio::pin!(batches);
     let limit = spec.row_group_megabytes as usize * 1_000_000;
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
@@ -227,32 +227,32 @@ async fn encode_all(
         if cfg!(debug_assertions) {
             check_invariants(&batch, limits, context)?;
         }
-        for batch in pieces(&batch, limit) {
+        for batch in split_by_size(&batch, limit) {
             let began = Instant::now();
             let size = logical_bytes(&batch);
             if group_bytes > 0 && group_bytes + size > limit {
-                writer.encode_row_group().map_err(failed)?;
+                writer.encode_row_group().map_err(write_error)?;
                 metrics.worked_since(began);
-                writer.send().await.map_err(failed)?;
+                writer.send().await.map_err(write_error)?;
                 group_bytes = 0;
             }
             let began = Instant::now();
             group_bytes += size;
             rows += batch.num_rows() as u64;
             tokens += count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
-            writer.encoder.write(&batch).map_err(failed)?;
+            writer.encoder.write(&batch).map_err(write_error)?;
             let size = writer.encoder.memory_size();
-            how.memory.try_resize(size).map_err(|e| no_memory(&e, size, context))?;
+            write_options.memory.try_resize(size).map_err(|e| out_of_memory(&e, size, context))?;
             metrics.put_out(batch.num_rows(), 0);
             stage.put_out(batch.num_rows());
             metrics.worked_since(began);
         }
     }
     let began = Instant::now();
-    writer.encode_row_group().map_err(failed)?;
+    writer.encode_row_group().map_err(write_error)?;
     metrics.worked_since(began);
-    writer.send().await.map_err(failed)?;
-    let (metadata, footer) = writer.finish().await.map_err(failed)?;
+    writer.send().await.map_err(write_error)?;
+    let (metadata, footer) = writer.finish().await.map_err(write_error)?;
     let mut column_bytes = BTreeMap::new();
     for group in metadata.row_groups() {
         for column in group.columns() {
@@ -263,7 +263,7 @@ async fn encode_all(
     Ok(Encoded { rows, tokens, column_bytes, footer })
 }
 
-fn no_memory(error: &DataFusionError, bytes: usize, context: &str) -> PipelineError {
+fn out_of_memory(error: &DataFusionError, bytes: usize, context: &str) -> PipelineError {
     // This error lists the largest consumers of the memory.
     tracing::info!("{error}");
     let megabytes = bytes as f64 / 1e6;
@@ -285,7 +285,7 @@ fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Resu
 }
 
 /// Slices a batch into parts of whole rows that each fit a row group; a part has at least one row.
-fn pieces(batch: &RecordBatch, limit: usize) -> Vec<RecordBatch> {
+fn split_by_size(batch: &RecordBatch, limit: usize) -> Vec<RecordBatch> {
     let rows = batch.num_rows();
     let parts = logical_bytes(batch).div_ceil(limit).max(1);
     let step = rows.div_ceil(parts).max(1);
@@ -308,7 +308,7 @@ fn count_tokens(batch: &RecordBatch) -> Result<u64, arrow::error::ArrowError> {
 }
 
 /// Parquet properties: floats use byte-stream split, `UInt64` ids delta encoding, other columns dictionaries.
-fn properties(schema: &Schema, spec: &OutputSpec, length: usize) -> Result<WriterProperties> {
+fn writer_properties(schema: &Schema, spec: &OutputSpec, length: usize) -> Result<WriterProperties> {
     let level = ZstdLevel::try_new(spec.zstd_level)
         .map_err(|e| PipelineError::caused(ErrorKind::Usage, "output.zstd_level", e))?;
     let mut builder = WriterProperties::builder()
@@ -320,12 +320,12 @@ fn properties(schema: &Schema, spec: &OutputSpec, length: usize) -> Result<Write
         .set_data_page_row_count_limit((PAGE_TOKENS / length.max(1)).max(1))
         .set_dictionary_enabled(true);
     for field in schema.fields() {
-        builder = encode(builder, field);
+        builder = set_encoding(builder, field);
     }
     Ok(builder.build())
 }
 
-fn encode(builder: WriterPropertiesBuilder, field: &Field) -> WriterPropertiesBuilder {
+fn set_encoding(builder: WriterPropertiesBuilder, field: &Field) -> WriterPropertiesBuilder {
     let (path, item) = match field.data_type() {
         DataType::List(item) | DataType::FixedSizeList(item, _) => {
             (ColumnPath::new(vec![field.name().clone(), "list".into(), item.name().clone()]), item.data_type())
@@ -378,7 +378,7 @@ mod tests {
         let mut sender = Sender::new(&Handle::current(), upload);
         let spec = serde_json::from_str(r#"{"path": "out"}"#).unwrap();
         let schema = rows(0, 1).schema();
-        let options = ArrowWriterOptions::new().with_properties(properties(&schema, &spec, 1024).unwrap());
+        let options = ArrowWriterOptions::new().with_properties(writer_properties(&schema, &spec, 1024).unwrap());
         let mut writer = ShardWriter::new(&mut sender, schema, options, checksums).unwrap();
         for (from, count) in [(0, 20), (20, 900), (920, 9)] {
             writer.encoder.write(&rows(from, count)).unwrap();

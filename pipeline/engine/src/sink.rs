@@ -17,7 +17,7 @@ use stillhouse_schemas::spec::Output as OutputSpec;
 
 use crate::node_metrics::{NodeMetrics, properties};
 use crate::resources::JobResources;
-use crate::shard::{self, Writing};
+use crate::shard::{self, WriteOptions};
 use crate::stage_state::{Doing, StageState};
 use crate::stages_below;
 
@@ -129,7 +129,7 @@ impl DisplayAs for ShardSinkExec {
 }
 
 /// A shard being made.
-struct Making {
+struct ShardTask {
     shard: Shard,
     split: SplitRecord,
     spec: OutputSpec,
@@ -139,14 +139,14 @@ struct Making {
     memory: MemoryReservation,
 }
 
-impl Making {
-    async fn make(self, batches: SendableRecordBatchStream) -> Result<ShardRecord, PipelineError> {
-        let place = describe(&self.split);
+impl ShardTask {
+    async fn run(self, batches: SendableRecordBatchStream) -> Result<ShardRecord, PipelineError> {
+        let label = describe(&self.split);
         let Self { shard, split, spec, resources, stage, metrics, memory } = self;
-        let how = Writing {
+        let write_options = WriteOptions {
             spec: &spec,
             limits: &(resources.limits)(&split),
-            context: &place,
+            context: &label,
             stop: &resources.stop,
             memory: &memory,
             requests: &resources.store.handle,
@@ -155,7 +155,7 @@ impl Making {
             // A shard that is made again gets no checksums if the original had none.
             checksums: shard.was.as_ref().is_none_or(|was| was.footer.is_some()),
         };
-        let written = shard::write(&resources.output, &shard.name, batches, how).await?;
+        let written = shard::write(&resources.output, &shard.name, batches, write_options).await?;
         memory.free();
         let record = ShardRecord {
             path: format!("data/{}", shard.name),
@@ -225,10 +225,10 @@ impl ExecutionPlan for ShardSinkExec {
         let input = self.input.execute(partition, context)?;
         let spawner = resources.spawner.clone();
         let (spec, metrics) = (self.shards.spec.clone(), Arc::clone(&self.metrics));
-        let making = Making { shard, split, spec, resources, stage, metrics, memory };
+        let task = ShardTask { shard, split, spec, resources, stage, metrics, memory };
         let made = async move {
-            let split = making.split.split;
-            let record = making.make(spawner.ahead(input)).await;
+            let split = task.split.split;
+            let record = task.run(spawner.ahead(input)).await;
             let record = record.map_err(|e| DataFusionError::External(Box::new(e.of_split(split))))?;
             row(&record)
         };

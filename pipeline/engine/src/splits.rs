@@ -74,17 +74,17 @@ impl DisplayAs for SplitsExec {
 }
 
 /// One split being read. A step on a reader thread makes the next batch while the operators process the previous one.
-struct Reading {
-    step: Option<Task<Step>>,
+struct SplitStream {
+    step: Option<Task<ReadResult>>,
     resources: Arc<JobResources>,
     metrics: Arc<NodeMetrics>,
     stage: StageState,
 }
 
-type Step = (SplitReader, Result<Option<RecordBatch>, SourceError>);
+type ReadResult = (SplitReader, Result<Option<RecordBatch>, SourceError>);
 
-impl Reading {
-    fn begin(&mut self, mut reader: SplitReader) {
+impl SplitStream {
+    fn start_reading(&mut self, mut reader: SplitReader) {
         let (metrics, stage) = (Arc::clone(&self.metrics), self.stage.clone());
         let resources = Arc::clone(&self.resources);
         self.step = Some(self.resources.spawner.step(move || {
@@ -94,7 +94,7 @@ impl Reading {
             // Set it now, not when the operators receive the error: other splits could begin until then.
             resources.has_failed.fetch_or(batch.is_err(), Ordering::Relaxed);
             metrics.worked_since(began);
-            stage.does(Doing::Nothing);
+            stage.does(Doing::WaitsForConsumer);
             (reader, batch)
         }));
     }
@@ -107,7 +107,7 @@ impl Reading {
             Some(batch) => {
                 self.metrics.put_out(batch.num_rows(), batch.get_array_memory_size());
                 self.stage.put_out(batch.num_rows());
-                self.begin(reader);
+                self.start_reading(reader);
                 Ok(Some((batch, self)))
             }
             None => {
@@ -148,15 +148,87 @@ impl ExecutionPlan for SplitsExec {
         let reader = SplitReader::new(&resources.store, &self.listing, split.clone(), Arc::clone(input));
         let metrics = Arc::clone(&self.metrics);
         let stream = try_unfold(
-            (Some(reader), Reading { step: None, resources, metrics, stage }),
-            async |(new, mut reading)| {
+            (Some(reader), SplitStream { step: None, resources, metrics, stage }),
+            async |(unstarted_reader, mut stream)| {
                 // Reading starts with the first poll.
-                if let Some(reader) = new {
-                    reading.begin(reader);
+                if let Some(reader) = unstarted_reader {
+                    stream.start_reading(reader);
                 }
-                Ok(reading.next().await?.map(|(batch, reading)| (batch, (None, reading))))
+                Ok(stream.next().await?.map(|(batch, stream)| (batch, (None, stream))))
             },
         );
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use futures::StreamExt;
+    use stillhouse_operators::invariants::Limits;
+    use stillhouse_operators::vocabulary::Vocabulary;
+    use stillhouse_output::Output;
+    use stillhouse_schemas::manifest::{Piece, Range};
+    use stillhouse_schemas::spec::Engine;
+    use stillhouse_source::Store;
+    use tokio::runtime::Handle;
+
+    use super::*;
+    use crate::pool::Pool;
+    use crate::resources::{SplitsAtWork, stages};
+    use crate::session::Session;
+
+    /// A session that reads this number of documents without text as one split.
+    fn session(documents: u64, pool: &Pool) -> Session {
+        let input = serde_json::json!({"format": "none", "documents": documents});
+        let file = InputFile::nothing();
+        let piece = Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: documents } };
+        let (pieces, dataset_split) = (vec![piece], "train".into());
+        let split = SplitRecord { split: SplitId(0), dataset_split, pieces, keys: None, appended: 0, place: None };
+        let splits = Arc::new(vec![split]);
+        let corpus = Corpus {
+            files: Arc::new(vec![file]),
+            input: Arc::new(serde_json::from_value(input).unwrap()),
+            splits: Arc::clone(&splits),
+            query_skipped: None,
+        };
+        let resources = JobResources {
+            splits,
+            store: Store::local(Handle::current()),
+            vocabulary: Arc::new(Vocabulary::of_numbers(2, "none").unwrap()),
+            devices: Vec::new(),
+            output: Output::on_disk("no such folder").unwrap(),
+            limits: Arc::new(|_: &SplitRecord| -> Limits { panic!("no row is written") }),
+            spawner: pool.spawner().unwrap(),
+            operators_overlap: false,
+            has_failed: AtomicBool::new(false),
+            stop: Arc::default(),
+            stages: stages(&[]),
+            at_work: SplitsAtWork::default(),
+        };
+        Session::new(Arc::new(SplitsExec::new(corpus)), resources, &Engine::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_reader_whose_batch_is_not_taken_waits_for_the_stage_after_it() {
+        let pool = Pool::new(1).unwrap();
+        let session = session(20_000, &pool);
+        let mut rows = session.rows(0).unwrap();
+        let states = session.resources.at_work.all();
+        let read = || states[0].statuses()[0].clone();
+        assert!(rows.next().await.unwrap().unwrap().num_rows() > 0);
+        let waits = async {
+            while read().doing != "waits for the stage after it" {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap();
+        assert!(read().rows > 0);
+        while let Some(batch) = rows.next().await {
+            batch.unwrap();
+        }
+        assert_eq!((read().rows, read().doing.as_str()), (20_000, "has ended"));
     }
 }

@@ -15,7 +15,7 @@ use crate::node_metrics::NodeMetrics;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Doing {
-    /// Has not begun, or is idle between two batches.
+    /// Has not begun.
     Nothing,
     /// Computes, reads or writes.
     Works,
@@ -23,19 +23,23 @@ pub enum Doing {
     WaitsForInput,
     /// Waits for the device.
     WaitsForDevice,
+    /// Has a batch that the next stage has not taken yet.
+    WaitsForConsumer,
     /// Has ended.
     Done,
 }
 
 impl Doing {
-    const ALL: [Self; 5] = [Self::Nothing, Self::Works, Self::WaitsForInput, Self::WaitsForDevice, Self::Done];
+    const ALL: [Self; 6] =
+        [Self::Nothing, Self::Works, Self::WaitsForInput, Self::WaitsForDevice, Self::WaitsForConsumer, Self::Done];
 
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Nothing => "has not begun",
             Self::Works => "is at work",
             Self::WaitsForInput => "waits for the stage before it",
             Self::WaitsForDevice => "waits for the device",
+            Self::WaitsForConsumer => "waits for the stage after it",
             Self::Done => "has ended",
         }
     }
@@ -106,22 +110,22 @@ impl SplitState {
     }
 
     /// Returns the names of the stages that are working.
-    pub fn working(&self) -> impl Iterator<Item = &'static str> {
-        let works = |stage: &&Stage| stage.doing.load(Ordering::Relaxed) == Doing::Works as u8;
-        self.stages.iter().filter(works).map(|stage| stage.name)
+    pub fn working_stages(&self) -> impl Iterator<Item = &'static str> {
+        let is_working = |stage: &&Stage| stage.doing.load(Ordering::Relaxed) == Doing::Works as u8;
+        self.stages.iter().filter(is_working).map(|stage| stage.name)
     }
 
     /// Returns the status of each stage, in order.
     pub fn statuses(&self) -> Vec<StageStatus> {
-        let place = |stage: &Stage| StageStatus {
+        let status = |stage: &Stage| StageStatus {
             name: stage.name.to_owned(),
             rows: stage.rows.load(Ordering::Relaxed),
             doing: Doing::ALL
                 .get(usize::from(stage.doing.load(Ordering::Relaxed)))
-                .map_or("", |doing| doing.words())
+                .map_or("", |doing| doing.description())
                 .to_owned(),
         };
-        self.stages.iter().map(place).collect()
+        self.stages.iter().map(status).collect()
     }
 }
 

@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use stillhouse_schemas::ids::SplitId;
 
 /// Time without movement after which a stall is reported.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum number of splits in a stall report.
-pub const MOST_SHOWN: usize = 8;
+pub const MAX_SPLITS_SHOWN: usize = 8;
 
 /// Detects counters that have stopped changing.
 #[derive(Debug)]
 pub struct StallWatch {
-    patience: Duration,
+    timeout: Duration,
     moved: u64,
     since: Instant,
     /// Time without movement at which the next report is due.
-    next: Duration,
+    next_report: Duration,
     splits: BTreeMap<SplitId, (u64, Instant)>,
 }
 
@@ -35,30 +35,33 @@ pub struct Stall {
 
 impl StallWatch {
     /// A watch that starts at `now`.
-    pub fn new(patience: Duration, now: Instant) -> Self {
-        Self { patience, moved: 0, since: now, next: patience, splits: BTreeMap::new() }
+    pub fn new(timeout: Duration, now: Instant) -> Self {
+        Self { timeout, moved: 0, since: now, next_report: timeout, splits: BTreeMap::new() }
     }
 
-    /// Compares the counters of the whole run and of each split in progress. Returns a stall after the patience, then
+    /// Compares the counters of the whole run and of each split in progress. Returns a stall after the timeout, then
     /// each time the stall has lasted twice as long as at the previous report.
-    pub fn look(&mut self, now: Instant, moved: u64, splits: impl Iterator<Item = (SplitId, u64)>) -> Option<Stall> {
-        let before = std::mem::take(&mut self.splits);
+    pub fn observe(&mut self, now: Instant, moved: u64, splits: impl Iterator<Item = (SplitId, u64)>) -> Option<Stall> {
+        let previous = std::mem::take(&mut self.splits);
         for (split, rows) in splits {
-            let since = before.get(&split).filter(|(was, _)| *was == rows).map_or(now, |(_, since)| *since);
+            let since = previous
+                .get(&split)
+                .filter(|(previous_rows, _)| *previous_rows == rows)
+                .map_or(now, |(_, since)| *since);
             self.splits.insert(split, (rows, since));
         }
         if moved != self.moved {
-            (self.moved, self.since, self.next) = (moved, now, self.patience);
+            (self.moved, self.since, self.next_report) = (moved, now, self.timeout);
             return None;
         }
         let time = now.saturating_duration_since(self.since);
-        if time < self.next {
+        if time < self.next_report {
             return None;
         }
-        self.next = time * 2;
+        self.next_report = time * 2;
         let mut splits: Vec<_> =
             self.splits.iter().map(|(split, (_, since))| (*split, now.saturating_duration_since(*since))).collect();
-        splits.sort_by_key(|(split, still)| (std::cmp::Reverse(*still), *split));
+        splits.sort_by_key(|(split, idle)| (std::cmp::Reverse(*idle), *split));
         Some(Stall { time, splits })
     }
 }
@@ -71,20 +74,20 @@ mod tests {
     fn a_stall_is_reported_after_the_patience_and_at_doubling_intervals() {
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
-        let mut watch = StallWatch::new(PATIENCE, began);
+        let mut watch = StallWatch::new(STALL_TIMEOUT, began);
         let splits = |rows: u64| [(SplitId(4), 7), (SplitId(9), rows)].into_iter();
-        assert_eq!(watch.look(at(1), 5, splits(1)), None);
+        assert_eq!(watch.observe(at(1), 5, splits(1)), None);
         // slow progress is not a stall
         for second in 2..400 {
-            assert_eq!(watch.look(at(second), 5 + second / 100, splits(1 + second / 100)), None);
+            assert_eq!(watch.observe(at(second), 5 + second / 100, splits(1 + second / 100)), None);
         }
         let last = 300;
         let reported: Vec<u64> =
-            (400..2000).filter(|second| watch.look(at(*second), 8, splits(4)).is_some()).map(|s| s - last).collect();
+            (400..2000).filter(|second| watch.observe(at(*second), 8, splits(4)).is_some()).map(|s| s - last).collect();
         assert_eq!(reported, [120, 240, 480, 960]);
         // it moves again, then stops again
-        assert_eq!(watch.look(at(2000), 9, splits(5)), None);
-        let stall = watch.look(at(2120), 9, splits(5)).unwrap();
+        assert_eq!(watch.observe(at(2000), 9, splits(5)), None);
+        let stall = watch.observe(at(2120), 9, splits(5)).unwrap();
         assert_eq!(stall.time, Duration::from_secs(120));
         assert_eq!(
             stall.splits,

@@ -22,12 +22,12 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::upload::{Staged, StagedKind, UploadRecord};
-use super::{Backend, Output, STATE};
+use super::{Backend, Output, STATE_FOLDER};
 
 /// Interval at which the second worker checks for the record of the first, which writes it a few system calls after its
 /// shard.
-const WAIT: Duration = Duration::from_millis(100);
-const WAITS: u32 = 50;
+const RECORD_POLL_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_RECORD_POLLS: u32 = 50;
 
 /// The record of a committed split.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub struct CommitRecord {
 }
 
 pub(super) fn split_record(split: SplitId) -> String {
-    format!("{STATE}/splits/{:05}.json", split.0)
+    format!("{STATE_FOLDER}/splits/{:05}.json", split.0)
 }
 
 impl Output {
@@ -56,7 +56,7 @@ impl Output {
     pub async fn commit(&self, staged: Staged, shard: ShardRecord) -> Result<ShardRecord> {
         #[cfg(debug_assertions)]
         if self.joined {
-            hold().await;
+            pause_before_commit().await;
         }
         match staged.kind {
             StagedKind::Disk(staged) => self.commit_file(&staged, shard).await,
@@ -68,11 +68,11 @@ impl Output {
     }
 
     async fn commit_file(&self, staged: &Path, shard: ShardRecord) -> Result<ShardRecord> {
-        let _held = self.hold_commits().await?;
+        let _held = self.lock_commits().await?;
         self.still_ours().await?;
         let name = split_record(shard.split);
         self.sync(staged.as_ref()).await?;
-        match self.move_in(staged, &Path::from(shard.path.as_str())).await {
+        match self.rename_if_free(staged, &Path::from(shard.path.as_str())).await {
             Ok(()) => {
                 self.sync_name(&shard.path).await?;
                 let record = CommitRecord { job_hash: self.job_hash.clone(), shard, upload: None };
@@ -81,11 +81,11 @@ impl Output {
             }
             Err(object_store::Error::AlreadyExists { .. }) => {
                 self.delete(staged.as_ref()).await?;
-                for _ in 0..WAITS {
+                for _ in 0..MAX_RECORD_POLLS {
                     match self.get_json::<CommitRecord>(&name).await? {
                         Some(winner) if self.is_own(&winner) => return Ok(winner.shard),
                         Some(_) => break,
-                        None => tokio::time::sleep(WAIT).await,
+                        None => tokio::time::sleep(RECORD_POLL_INTERVAL).await,
                     }
                 }
                 // The worker that placed the shard was killed before it wrote the record. With equal bytes it is this
@@ -108,9 +108,9 @@ impl Output {
     /// A hard link fails if the name is taken. On a file system without hard links, this checks the name and then
     /// renames the file. If two processes do so at the same time, the later file replaces the earlier one. Both would
     /// have to hold this output's lock and make splits of one job, so their bytes are equal.
-    async fn move_in(&self, staged: &Path, to: &Path) -> object_store::Result<()> {
+    async fn rename_if_free(&self, staged: &Path, to: &Path) -> object_store::Result<()> {
         match self.store.rename_if_not_exists(staged, to).await {
-            Err(e) if has_no_links(&e) => match self.store.head(to).await {
+            Err(e) if is_link_unsupported(&e) => match self.store.head(to).await {
                 Ok(_) => Err(object_store::Error::AlreadyExists { path: to.to_string(), source: Box::new(e) }),
                 Err(object_store::Error::NotFound { .. }) => self.store.rename(staged, to).await,
                 Err(e) => Err(e),
@@ -121,17 +121,17 @@ impl Output {
 
     async fn commit_upload(&self, path: &Path, record: CommitRecord) -> Result<ShardRecord> {
         if let Err(e) = self.still_ours().await {
-            self.abandon(path, &record).await;
+            self.abort_upload(path, &record).await;
             return Err(e);
         }
         let name = split_record(record.shard.split);
-        let holds = match self.create_json(&name, &record).await {
+        let valid = match self.create_json(&name, &record).await {
             Ok(()) => record,
             Err(e) if matches!(e, object_store::Error::AlreadyExists { .. }) => {
                 let winner =
                     self.get_json::<CommitRecord>(&name).await?.ok_or_else(|| self.failed(&e, "commit", &name))?;
                 if winner.upload != record.upload {
-                    self.abandon(path, &record).await;
+                    self.abort_upload(path, &record).await;
                 }
                 if winner.job_hash != record.job_hash {
                     let message = format!("{}: another job has committed this split; run again", self.shown(&name));
@@ -142,15 +142,15 @@ impl Output {
             // It is unknown whether the record was written. The next run handles both cases.
             Err(e) => return Err(self.failed(&e, "commit", &name)),
         };
-        if self.settle(&holds).await? {
-            return Ok(holds.shard);
+        if self.complete_upload(&valid).await? {
+            return Ok(valid.shard);
         }
-        self.void(&holds).await?;
+        self.remove_stale_record(&valid).await?;
         Err(PipelineError::new(
             ErrorKind::Output,
             format!(
                 "{}: its upload was aborted by somebody else before it was complete; run the job again",
-                self.shown(&holds.shard.path)
+                self.shown(&valid.shard.path)
             ),
         )
         .retryable())
@@ -163,9 +163,9 @@ impl Output {
     /// run has taken over the output.
     pub async fn replace(&self, staged: Staged, made: &ShardRecord, record: &ShardRecord) -> Result<()> {
         if (staged.bytes, &staged.sha256) != (record.bytes, &record.sha256) {
-            let made_of_other_input = made.input_sha256 != record.input_sha256;
+            let is_of_other_input = made.input_sha256 != record.input_sha256;
             self.discard(staged).await;
-            let why = match made_of_other_input {
+            let why = match is_of_other_input {
                 true => "its input has changed since; put the files back as they were",
                 false => {
                     "its input is the same; another type of CPU or version of this program made it then, use that one"
@@ -183,12 +183,12 @@ impl Output {
         }
         #[cfg(debug_assertions)]
         if self.joined {
-            hold().await;
+            pause_before_commit().await;
         }
         // As for a commit: a run that takes over the output waits for workers between their check and their rename.
-        let _held = self.hold_commits().await?;
+        let _held = self.lock_commits().await?;
         self.still_ours().await?;
-        let done = match (&staged.kind, &self.backend) {
+        let outcome = match (&staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => {
                 self.sync(staged.as_ref()).await?;
                 let moved = self.store.rename(staged, &Path::from(record.path.as_str())).await;
@@ -204,9 +204,9 @@ impl Output {
             (StagedKind::Store { .. }, Backend::Disk(_) | Backend::Web(_)) => Ok(()),
         };
         // If the response was lost, the retry fails although the first request succeeded. Only the stored size counts.
-        match (self.size(&record.path).await? == Some(record.bytes), done) {
+        match (self.size(&record.path).await? == Some(record.bytes), outcome) {
             (true, Ok(())) => Ok(()),
-            (true, Err(e)) if is_gone(&e) => Ok(()),
+            (true, Err(e)) if is_upload_gone(&e) => Ok(()),
             (_, Err(e)) => Err(self.failed(&e, "write", &record.path)),
             (false, Ok(())) => Err(PipelineError::new(
                 ErrorKind::Output,
@@ -242,7 +242,7 @@ impl Output {
     }
 
     /// Removes a record whose upload no longer exists, unless another record has replaced it.
-    pub(super) async fn void(&self, record: &CommitRecord) -> Result<()> {
+    pub(super) async fn remove_stale_record(&self, record: &CommitRecord) -> Result<()> {
         let name = split_record(record.shard.split);
         self.still_ours().await?;
         match self.get_json::<CommitRecord>(&name).await? {
@@ -251,7 +251,7 @@ impl Output {
         }
     }
 
-    async fn abandon(&self, path: &Path, record: &CommitRecord) {
+    async fn abort_upload(&self, path: &Path, record: &CommitRecord) {
         if let (Backend::Store(bucket), Some(upload)) = (&self.backend, &record.upload)
             && let Err(e) = bucket.multipart.abort_multipart(path, &upload.id).await
         {
@@ -261,9 +261,9 @@ impl Output {
 
     /// Completes the upload that a record names, which is the last step of a commit. Returns false if the upload no
     /// longer exists and the shard is missing.
-    pub(super) async fn settle(&self, record: &CommitRecord) -> Result<bool> {
+    pub(super) async fn complete_upload(&self, record: &CommitRecord) -> Result<bool> {
         let (Backend::Store(bucket), Some(upload)) = (&self.backend, &record.upload) else { return Ok(false) };
-        let path = bucket.full(&record.shard.path);
+        let path = bucket.full_path(&record.shard.path);
         let completed = match &bucket.uploads {
             Some(uploads) if self.conditional => {
                 uploads.complete_if_absent(&path, &upload.id, &upload.part_ids()).await.map(|_| ())
@@ -275,7 +275,7 @@ impl Output {
             return Ok(true);
         }
         match completed {
-            Err(e) if is_gone(&e) => Ok(false),
+            Err(e) if is_upload_gone(&e) => Ok(false),
             Err(object_store::Error::Precondition { .. } | object_store::Error::AlreadyExists { .. }) => {
                 let message =
                     format!("{}: something else is there; remove it and run again", self.shown(&record.shard.path));
@@ -297,7 +297,7 @@ impl Output {
 /// Test hook: pauses a worker just before its commit. It writes a `.reached` file beside the file that the variable
 /// names, and continues when the named file is removed.
 #[cfg(debug_assertions)]
-async fn hold() {
+async fn pause_before_commit() {
     let Some(path) = std::env::var_os("STILLHOUSE_TEST_HOLD_COMMIT").map(std::path::PathBuf::from) else { return };
     let exists = async || tokio::fs::try_exists(&path).await.unwrap_or(false);
     if exists().await {
@@ -314,13 +314,13 @@ async fn hold() {
 /// - EMLINK.
 ///
 /// EXDEV is excluded, because a rename across file systems fails as well.
-pub(super) fn has_no_links(error: &object_store::Error) -> bool {
+pub(super) fn is_link_unsupported(error: &object_store::Error) -> bool {
     let Some(number) = storage::find_cause::<io::Error>(error).and_then(io::Error::raw_os_error) else { return false };
     [libc::EPERM, libc::EOPNOTSUPP, libc::ENOTSUP, libc::ENOSYS, libc::EMLINK].contains(&number)
 }
 
 /// Whether an error means that the upload no longer exists: completed, aborted or never created.
-fn is_gone(error: &object_store::Error) -> bool {
+fn is_upload_gone(error: &object_store::Error) -> bool {
     match error {
         object_store::Error::NotFound { .. } => true,
         // object_store's in-memory store has no specific error for it.

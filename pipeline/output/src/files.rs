@@ -11,13 +11,13 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
-use super::lease::is_refusal;
+use super::lease::is_condition_failure;
 use super::{Output, disk};
 
-const PIECE: u64 = 8 << 20;
-const PIECES_AT_ONCE: usize = 2;
+const PIECE_BYTES: u64 = 8 << 20;
+const MAX_PIECES_IN_FLIGHT: usize = 2;
 /// Maximum attempts at a conditional put that other writers preceded.
-const MOST_ROUNDS: u32 = 20;
+const MAX_PUT_ATTEMPTS: u32 = 20;
 
 impl Output {
     /// Writes a file atomically. On a disk it is durable on return, and its bytes are durable before its name.
@@ -26,7 +26,7 @@ impl Output {
     /// When the store rejects it.
     pub async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
         let put = match self.folder() {
-            Some(root) => disk::put(root.join(name), bytes).await.map_err(of_disk),
+            Some(root) => disk::put(root.join(name), bytes).await.map_err(to_store_error),
             None => self.store.put(&Path::from(name), PutPayload::from(bytes)).await.map(drop),
         };
         put.map_err(|e| self.failed(&e, "write", name))
@@ -53,7 +53,7 @@ impl Output {
             return self.put(name, bytes).await;
         }
         let (path, payload) = (Path::from(name), PutPayload::from(bytes));
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_PUT_ATTEMPTS {
             let mode = match self.store.head(&path).await {
                 Ok(there) => PutMode::Update(UpdateVersion { e_tag: there.e_tag, version: there.version }),
                 Err(object_store::Error::NotFound { .. }) => PutMode::Create,
@@ -64,11 +64,11 @@ impl Output {
                 Ok(_) => return Ok(()),
                 // Another writer was first, or an earlier put of this one whose response was lost. The next round finds
                 // out.
-                Err(e) if is_refusal(&e) || matches!(e, object_store::Error::NotFound { .. }) => {}
+                Err(e) if is_condition_failure(&e) || matches!(e, object_store::Error::NotFound { .. }) => {}
                 Err(e) => return Err(self.failed(&e, "write", name)),
             }
         }
-        let message = format!("{}: others write it at the same time, {MOST_ROUNDS} times over", self.shown(name));
+        let message = format!("{}: others write it at the same time, {MAX_PUT_ATTEMPTS} times over", self.shown(name));
         Err(PipelineError::new(ErrorKind::Output, message))
     }
 
@@ -143,12 +143,12 @@ impl Output {
     /// piece.
     pub fn pieces(&self, name: &str, bytes: u64) -> impl Stream<Item = Result<Bytes>> {
         let path = Path::from(name);
-        futures::stream::iter((0..bytes).step_by(PIECE as usize))
+        futures::stream::iter((0..bytes).step_by(PIECE_BYTES as usize))
             .map(move |start| {
                 let path = path.clone();
-                async move { self.store.get_range(&path, start..bytes.min(start + PIECE)).await }
+                async move { self.store.get_range(&path, start..bytes.min(start + PIECE_BYTES)).await }
             })
-            .buffered(PIECES_AT_ONCE)
+            .buffered(MAX_PIECES_IN_FLIGHT)
             .map_err(|e| self.failed(&e, "read", name))
     }
 
@@ -216,7 +216,7 @@ impl Output {
     /// When the store fails.
     pub async fn delete(&self, name: &str) -> Result<()> {
         if let Some(root) = self.folder() {
-            return self.removed(disk::remove_file(root.to_owned(), name.to_owned()).await, name);
+            return self.removal_result(disk::remove_file(root.to_owned(), name.to_owned()).await, name);
         }
         match self.store.delete(&Path::from(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -228,7 +228,7 @@ impl Output {
     /// hides.
     pub(super) async fn remove_under(&self, folder: &str) -> Result<()> {
         if let Some(root) = self.folder() {
-            return self.removed(disk::remove_folder(root.to_owned(), folder.to_owned()).await, folder);
+            return self.removal_result(disk::remove_folder(root.to_owned(), folder.to_owned()).await, folder);
         }
         for name in self.list(folder).await?.into_keys() {
             self.delete(&name).await?;
@@ -236,7 +236,7 @@ impl Output {
         Ok(())
     }
 
-    fn removed(&self, removed: std::io::Result<()>, name: &str) -> Result<()> {
+    fn removal_result(&self, removed: std::io::Result<()>, name: &str) -> Result<()> {
         removed.map_err(|e| PipelineError::caused(ErrorKind::Output, format!("cannot remove {}", self.shown(name)), e))
     }
 
@@ -258,7 +258,7 @@ impl Output {
 }
 
 /// Converts an I/O error to the error that object_store's local store would return.
-pub(super) fn of_disk(error: std::io::Error) -> object_store::Error {
+pub(super) fn to_store_error(error: std::io::Error) -> object_store::Error {
     object_store::Error::Generic { store: "LocalFileSystem", source: error.into() }
 }
 

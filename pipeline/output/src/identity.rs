@@ -57,7 +57,7 @@ impl JobHash {
 impl JobHash {
     /// Whether a commit with this hash belongs to this job, now or before files were appended.
     pub fn counts(&self, job_hash: &str) -> bool {
-        self.hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
+        is_hash_of_job(job_hash, &self.hash, self.appended.iter().map(|a| a.to.as_str()))
     }
 
     /// The same job with these files appended later. `None` if it does not have one of them.
@@ -76,6 +76,11 @@ impl JobHash {
         let hash = hash_of(&self.identity, &files, &appended);
         self.of_files(hash, files, appended)
     }
+}
+
+/// Whether the hash in a commit belongs to a job: its current hash, or one that it had before files were appended.
+pub(crate) fn is_hash_of_job<'a>(commit: &str, current: &str, mut earlier: impl Iterator<Item = &'a str>) -> bool {
+    commit == current || earlier.any(|hash| hash == commit)
 }
 
 /// Hashes everything that decides the bytes of the shards. The order of the files is the order in which they were given
@@ -110,7 +115,7 @@ pub struct Stamp {
 
 impl Stamp {
     #[expect(clippy::disallowed_methods, reason = "runs on a thread that may block, as hashing the files did")]
-    fn look(path: &Path) -> Result<(u64, SystemTime)> {
+    fn read_state(path: &Path) -> Result<(u64, SystemTime)> {
         let found = fs::metadata(path).and_then(|m| Ok((m.len(), m.modified()?)));
         found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot look at {}", path.display()), e))
     }
@@ -120,11 +125,11 @@ impl Stamp {
     /// # Errors
     /// When the file's metadata cannot be read.
     pub fn of(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), state: Self::look(path)? })
+        Ok(Self { path: path.to_owned(), state: Self::read_state(path)? })
     }
 
     fn check(&self) -> Result<()> {
-        if Self::look(&self.path)? == self.state {
+        if Self::read_state(&self.path)? == self.state {
             return Ok(());
         }
         let path = self.path.display();

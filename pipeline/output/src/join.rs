@@ -27,15 +27,15 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, split_record};
-use super::{Backend, Output, Pulse, REQUESTS, STATE, disk, lease};
+use super::{Backend, MAX_CONCURRENT_REQUESTS, Output, Pulse, STATE_FOLDER, disk, lease};
 
 /// Folder of the workers' reports.
 pub(super) const WORKERS: &str = "_stillhouse/workers";
 /// File on which workers hold a shared lock while they commit on a disk.
-const COMMITS: &str = "commits";
+const COMMITS_LOCK: &str = "commits";
 /// Interval at which a run checks for commits in progress. A commit takes a few system calls.
-const WAIT: Duration = Duration::from_millis(50);
-const WAITS: u32 = 200;
+const COMMITS_POLL_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_COMMITS_POLLS: u32 = 200;
 
 /// What a worker needs to join the run that holds an output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,7 +159,7 @@ impl Output {
     pub async fn reports(&self) -> Result<BTreeMap<String, AtWork>> {
         let names = self.list(WORKERS).await?.into_keys();
         let report = |name: String| async move { self.get(&name).await.map(|bytes| (name, bytes)) };
-        let mut reports = futures::stream::iter(names).map(report).buffered(REQUESTS);
+        let mut reports = futures::stream::iter(names).map(report).buffered(MAX_CONCURRENT_REQUESTS);
         let mut all = BTreeMap::new();
         while let Some(report) = reports.next().await {
             let (name, bytes) = report?;
@@ -179,7 +179,7 @@ impl Output {
         self.remove_under(WORKERS).await?;
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
         let holder = self.holder.get_or_init(lease::unique).clone();
-        let path = root.join(STATE).join("lock");
+        let path = root.join(STATE_FOLDER).join("lock");
         let context = format!("cannot write {}", path.display());
         disk::name_holder(path, holder).await.map_err(PipelineError::output(context))
     }
@@ -205,7 +205,7 @@ impl Output {
     /// When the run no longer holds the output or is dead, or when the store fails.
     pub async fn still_alive(&self, pulse: &mut Pulse) -> Result<()> {
         let Some(renewals) = self.renewals().await? else { return Ok(()) };
-        let Some(waited) = pulse.ended(renewals) else { return Ok(()) };
+        let Some(waited) = pulse.expired(renewals) else { return Ok(()) };
         let message = format!(
             "{self}: the run that this worker works for has not renewed its lease for {} s, so it was killed or is cut off; this one stops",
             waited.as_secs()
@@ -222,45 +222,45 @@ impl Output {
 
     /// On a disk, checks that the run of this worker still holds the lock. The run's own process holds the lock itself
     /// and needs no check.
-    pub(super) async fn is_locked(&self) -> Result<()> {
+    pub(super) async fn check_run_holds_lock(&self) -> Result<()> {
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
-        let path = root.join(STATE).join("lock");
+        let path = root.join(STATE_FOLDER).join("lock");
         let context = format!("cannot look at {}", path.display());
         let holder = disk::lock_holder(path).await;
         let holder = holder.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
-        let why = match (holder, self.holder.get()) {
+        let reason = match (holder, self.holder.get()) {
             (None, _) => "the run that this worker works for has ended",
             (Some(now), Some(ours)) if now != *ours => "another run has taken this output over",
             (Some(_), _) => return Ok(()),
         };
-        Err(PipelineError::new(ErrorKind::Output, format!("{self}: {why}; this one stops")))
+        Err(PipelineError::new(ErrorKind::Output, format!("{self}: {reason}; this one stops")))
     }
 
     /// On a disk, takes the shared lock that a worker holds during its check and its commit.
-    pub(super) async fn hold_commits(&self) -> Result<Option<File>> {
+    pub(super) async fn lock_commits(&self) -> Result<Option<File>> {
         match &self.backend {
             Backend::Disk(root) if self.joined => {
                 // Without this check a late worker would create the file again and leave it behind.
-                self.is_locked().await?;
-                let path = root.join(STATE).join(COMMITS);
+                self.check_run_holds_lock().await?;
+                let path = root.join(STATE_FOLDER).join(COMMITS_LOCK);
                 let context = format!("cannot lock {}", path.display());
-                disk::hold(path).await.map(Some).map_err(PipelineError::output(context))
+                disk::lock_shared(path).await.map(Some).map_err(PipelineError::output(context))
             }
             _ => Ok(None),
         }
     }
 
     /// Waits until no worker of an earlier run is between its check and its commit.
-    pub(super) async fn others_have_committed(&self) -> Result<()> {
+    pub(super) async fn wait_for_commits(&self) -> Result<()> {
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
-        let path = root.join(STATE).join(COMMITS);
+        let path = root.join(STATE_FOLDER).join(COMMITS_LOCK);
         let context = format!("cannot lock {}", path.display());
-        for _ in 0..WAITS {
-            let free = disk::all_let_go(path.clone(), false).await;
+        for _ in 0..MAX_COMMITS_POLLS {
+            let free = disk::is_unlocked(path.clone(), false).await;
             if free.map_err(PipelineError::output(context.clone()))? {
                 return Ok(());
             }
-            tokio::time::sleep(WAIT).await;
+            tokio::time::sleep(COMMITS_POLL_INTERVAL).await;
         }
         let message = format!(
             "{self}: a worker of an earlier run is in the middle of a commit and does not move; stop it and run again"
@@ -269,9 +269,9 @@ impl Output {
     }
 
     /// Removes the lock file of the workers' commits, unless a worker still holds it.
-    pub(super) async fn forget_commits(&self) {
+    pub(super) async fn remove_commits_lock(&self) {
         let Backend::Disk(root) = &self.backend else { return };
-        if let Err(e) = disk::all_let_go(root.join(STATE).join(COMMITS), true).await {
+        if let Err(e) = disk::is_unlocked(root.join(STATE_FOLDER).join(COMMITS_LOCK), true).await {
             tracing::debug!("{self}: {e}");
         }
     }
@@ -286,7 +286,8 @@ impl Output {
         if !self.is_own(&record) {
             return Ok(None);
         }
-        let is_there = self.size(&record.shard.path).await? == Some(record.shard.bytes) || self.settle(&record).await?;
+        let is_there =
+            self.size(&record.shard.path).await? == Some(record.shard.bytes) || self.complete_upload(&record).await?;
         Ok(is_there.then_some(record.shard))
     }
 
@@ -306,7 +307,7 @@ impl Output {
     /// # Errors
     /// When the store cannot list them.
     pub async fn committed_splits(&self) -> Result<BTreeSet<SplitId>> {
-        let names = self.list(&format!("{STATE}/splits")).await?;
+        let names = self.list(&format!("{STATE_FOLDER}/splits")).await?;
         let number = |name: String| Some(SplitId(name.rsplit_once('/')?.1.strip_suffix(".json")?.parse().ok()?));
         Ok(names.into_keys().filter_map(number).collect())
     }
@@ -342,7 +343,7 @@ mod tests {
         let worker = worker.joined(&ticket);
         worker.still_ours().await.unwrap();
         // a new run waits for a worker in the middle of its commit
-        let held = worker.hold_commits().await.unwrap();
+        let held = worker.lock_commits().await.unwrap();
         lock.release().await;
         let third = Output::on_disk(folder.path()).unwrap().for_job("other");
         let taking = third.lock(&Silent);

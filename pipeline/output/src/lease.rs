@@ -28,23 +28,23 @@ use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::{Event, Observer};
 
-use super::{STATE, disk};
+use super::{STATE_FOLDER, disk};
 
-/// Interval between renewals, and the time without renewal after which a lease is void.
+/// Interval between renewals, and the time without renewal after which a lease expires.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Timing {
-    pub renew: Duration,
-    pub void: Duration,
+pub(super) struct LeaseTiming {
+    pub renew_interval: Duration,
+    pub expiry: Duration,
 }
 
-impl Default for Timing {
+impl Default for LeaseTiming {
     fn default() -> Self {
-        Self { renew: Duration::from_secs(5), void: Duration::from_secs(20) }
+        Self { renew_interval: Duration::from_secs(5), expiry: Duration::from_secs(20) }
     }
 }
 
 /// Maximum attempts to take a lease. Other processes may be faster a few times, but not forever.
-const MOST_ROUNDS: u32 = 20;
+const MAX_ATTEMPTS: u32 = 20;
 
 /// Held while a run works on an output.
 pub struct Lock(pub(super) LockKind);
@@ -86,7 +86,7 @@ struct LeaseRecord {
 
 impl LeaseRecord {
     #[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory, once for a lease")]
-    fn mine() -> Self {
+    fn for_this_process() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let process = std::process::id();
         let boot = read("/proc/sys/kernel/random/boot_id");
@@ -98,7 +98,7 @@ impl LeaseRecord {
             host: read("/proc/sys/kernel/hostname"),
             process,
             machine,
-            started: started(process).unwrap_or_default(),
+            started: process_start(process).unwrap_or_default(),
             renewals: 0,
         }
     }
@@ -108,8 +108,8 @@ impl LeaseRecord {
         // Where the processes of other users are hidden, nothing can be concluded.
         !self.machine.is_empty()
             && self.machine == me.machine
-            && started(1).is_some()
-            && started(self.process).is_none_or(|now| now != self.started)
+            && process_start(1).is_some()
+            && process_start(self.process).is_none_or(|now| now != self.started)
     }
 }
 
@@ -121,25 +121,25 @@ pub(super) fn unique() -> String {
 /// Returns when a process of this machine started, in clock ticks since boot. `None` if it does not exist or is a
 /// zombie: a killed process stays listed until its parent reads its exit code.
 #[expect(clippy::disallowed_methods, reason = "the kernel answers for /proc out of memory")]
-fn started(process: u32) -> Option<String> {
+fn process_start(process: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The program name, in parentheses, may contain any characters.
     let mut after_name = stat.rsplit_once(") ")?.1.split(' ');
     let state = after_name.next()?;
-    let is_over = ["Z", "X", "x"].contains(&state);
-    after_name.nth(18).filter(|_| !is_over).map(str::to_owned)
+    let has_ended = ["Z", "X", "x"].contains(&state);
+    after_name.nth(18).filter(|_| !has_ended).map(str::to_owned)
 }
 
 /// A store, and whether it honours conditional puts.
 #[derive(Clone)]
-struct Conditions {
+struct LeaseStore {
     store: Arc<dyn ObjectStore>,
-    kept: bool,
+    conditional: bool,
 }
 
 /// A lease that is held and being renewed.
 pub(super) struct Lease {
-    store: Conditions,
+    store: LeaseStore,
     record: LeaseRecord,
     renewing: tokio::task::JoinHandle<()>,
 }
@@ -153,30 +153,31 @@ impl Lease {
     pub async fn take(
         store: Arc<dyn ObjectStore>,
         shown: &str,
-        timing: Timing,
+        timing: LeaseTiming,
         lost: Arc<AtomicBool>,
         conditional: bool,
         observer: &dyn Observer,
     ) -> Result<Self> {
-        let store = Conditions { store, kept: conditional };
-        let record = LeaseRecord::mine();
+        let store = LeaseStore { store, conditional };
+        let record = LeaseRecord::for_this_process();
         let failed = |e| PipelineError::store(ErrorKind::Output, &e, "lock", shown);
         let mut announced = false;
-        let mut rounds = 0;
+        let mut attempts = 0;
         let version = loop {
-            rounds += 1;
-            if rounds > MOST_ROUNDS {
-                let message = format!("{shown}: the lease {} cannot be taken; remove it if no run is at work", path());
+            attempts += 1;
+            if attempts > MAX_ATTEMPTS {
+                let message =
+                    format!("{shown}: the lease {} cannot be taken; remove it if no run is at work", lease_path());
                 return Err(PipelineError::new(ErrorKind::Output, message));
             }
-            if rounds > 1 {
-                tokio::time::sleep(timing.renew / 10).await;
+            if attempts > 1 {
+                tokio::time::sleep(timing.renew_interval / 10).await;
             }
             // Read first: a store that ignores conditions would let a create overwrite the lease.
             let Some((holder, version)) = read(&store.store).await.map_err(failed)? else {
                 match put(&store, &record, PutMode::Create).await {
                     Ok(version) => break version,
-                    Err(e) if is_refusal(&e) => continue,
+                    Err(e) if is_condition_failure(&e) => continue,
                     Err(e) => return Err(failed(e)),
                 }
             };
@@ -186,14 +187,14 @@ impl Lease {
             if !holder.is_dead(&record) {
                 if !announced {
                     announced = true;
-                    let what = format!("waiting up to {} s for a run that may have died", timing.void.as_secs());
+                    let what = format!("waiting up to {} s for a run that may have died", timing.expiry.as_secs());
                     observer.event(&Event::Preparing { what });
                 }
-                wait_till_void(&store.store, &holder, timing, shown).await?;
+                wait_until_expired(&store.store, &holder, timing, shown).await?;
             }
             match put(&store, &record, PutMode::Update(version)).await {
                 Ok(version) => break version,
-                Err(e) if is_refusal(&e) => {}
+                Err(e) if is_condition_failure(&e) => {}
                 Err(e) => return Err(failed(e)),
             }
         };
@@ -207,9 +208,9 @@ impl Lease {
 
     async fn release(self) {
         self.renewing.abort();
-        let mine =
+        let is_own =
             matches!(read(&self.store.store).await, Ok(Some((holder, _))) if holder.holder == self.record.holder);
-        if mine && let Err(e) = self.store.store.delete(&path()).await {
+        if is_own && let Err(e) = self.store.store.delete(&lease_path()).await {
             tracing::warn!("the lease could not be given back; it ends by itself: {e}");
         }
     }
@@ -221,11 +222,16 @@ impl Drop for Lease {
     }
 }
 
-/// Waits until the holder has not renewed its lease for the void time. Fails as soon as it renews.
-async fn wait_till_void(store: &Arc<dyn ObjectStore>, holder: &LeaseRecord, timing: Timing, shown: &str) -> Result<()> {
+/// Waits until the holder has not renewed its lease for the expiry time. Fails as soon as it renews.
+async fn wait_until_expired(
+    store: &Arc<dyn ObjectStore>,
+    holder: &LeaseRecord,
+    timing: LeaseTiming,
+    shown: &str,
+) -> Result<()> {
     let since = Instant::now();
-    while since.elapsed() < timing.void {
-        tokio::time::sleep(timing.renew / 2).await;
+    while since.elapsed() < timing.expiry {
+        tokio::time::sleep(timing.renew_interval / 2).await;
         match read(store).await.map_err(|e| PipelineError::store(ErrorKind::Output, &e, "lock", shown))? {
             Some((now, _)) if now == *holder => {}
             Some((now, _)) => {
@@ -246,21 +252,21 @@ async fn wait_till_void(store: &Arc<dyn ObjectStore>, holder: &LeaseRecord, timi
 
 /// Renews the lease until it is lost or the task is aborted. Retries when the store fails.
 async fn renew(
-    store: Conditions,
+    store: LeaseStore,
     mut record: LeaseRecord,
     mut version: UpdateVersion,
-    timing: Timing,
+    timing: LeaseTiming,
     lost: Arc<AtomicBool>,
 ) {
     loop {
-        tokio::time::sleep(timing.renew).await;
+        tokio::time::sleep(timing.renew_interval).await;
         record.renewals += 1;
         let put = put(&store, &record, PutMode::Update(version.clone()));
         // A hanging put must not outlast the lease. The next renewal shows whether it took effect.
-        let Ok(renewed) = tokio::time::timeout(timing.renew, put).await else { continue };
+        let Ok(renewed) = tokio::time::timeout(timing.renew_interval, put).await else { continue };
         match renewed {
             Ok(new) => version = new,
-            Err(e) if is_refusal(&e) => match read(&store.store).await {
+            Err(e) if is_condition_failure(&e) => match read(&store.store).await {
                 // An earlier renewal succeeded but its response was lost.
                 Ok(Some((holder, now))) if holder.holder == record.holder => version = now,
                 Ok(_) => {
@@ -276,27 +282,27 @@ async fn renew(
 
 /// State of the lease from the point of view of one holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum LeaseState {
     /// Held by this holder; the number of its renewals.
     Held(u64),
     /// Held by another one.
-    Others,
+    HeldByOther,
     /// Free.
     Free,
 }
 
 /// Reads the lease and compares its holder.
-pub(super) async fn seen_by(store: &Arc<dyn ObjectStore>, holder: &str) -> object_store::Result<Seen> {
+pub(super) async fn lease_state(store: &Arc<dyn ObjectStore>, holder: &str) -> object_store::Result<LeaseState> {
     Ok(match read(store).await? {
-        Some((record, _)) if record.holder == holder => Seen::Held(record.renewals),
-        Some(_) => Seen::Others,
-        None => Seen::Free,
+        Some((record, _)) if record.holder == holder => LeaseState::Held(record.renewals),
+        Some(_) => LeaseState::HeldByOther,
+        None => LeaseState::Free,
     })
 }
 
 /// Time that workers wait for a renewal.
-fn patience(timing: Timing) -> Duration {
-    timing.void + 3 * timing.renew
+fn renewal_timeout(timing: LeaseTiming) -> Duration {
+    timing.expiry + 3 * timing.renew_interval
 }
 
 /// A worker's view of its run's lease: the number of renewals, and when that number last changed.
@@ -304,12 +310,12 @@ fn patience(timing: Timing) -> Duration {
 pub struct Pulse(Option<(u64, Instant)>);
 
 impl Pulse {
-    /// Whether the holder is gone. A run that fails to renew for less than the void time continues. The wait also
+    /// Whether the holder is gone. A run that fails to renew for less than the expiry time continues. The wait also
     /// covers three renewal intervals: the sleep before the first failed renewal, and the sleep and the request timeout
     /// of the last one.
-    fn is_over(&mut self, renewals: u64, now: Instant, timing: Timing) -> bool {
+    fn is_expired(&mut self, renewals: u64, now: Instant, timing: LeaseTiming) -> bool {
         match self.0 {
-            Some((before, since)) if before == renewals => now.duration_since(since) >= patience(timing),
+            Some((before, since)) if before == renewals => now.duration_since(since) >= renewal_timeout(timing),
             _ => {
                 self.0 = Some((renewals, now));
                 false
@@ -317,38 +323,38 @@ impl Pulse {
         }
     }
 
-    /// Like [`Pulse::is_over`], for the current time and the default timing. Returns the time waited.
-    pub(super) fn ended(&mut self, renewals: u64) -> Option<Duration> {
-        let timing = Timing::default();
-        self.is_over(renewals, Instant::now(), timing).then(|| patience(timing))
+    /// Like [`Pulse::is_expired`], for the current time and the default timing. Returns the time waited.
+    pub(super) fn expired(&mut self, renewals: u64) -> Option<Duration> {
+        let timing = LeaseTiming::default();
+        self.is_expired(renewals, Instant::now(), timing).then(|| renewal_timeout(timing))
     }
 }
 
 /// Describes the holder of the lease, unless its process is known to be dead.
-pub(super) async fn holder(store: &Arc<dyn ObjectStore>) -> object_store::Result<Option<String>> {
-    let held = read(store).await?.filter(|(holder, _)| !holder.is_dead(&LeaseRecord::mine()));
+pub(super) async fn describe_holder(store: &Arc<dyn ObjectStore>) -> object_store::Result<Option<String>> {
+    let held = read(store).await?.filter(|(holder, _)| !holder.is_dead(&LeaseRecord::for_this_process()));
     Ok(held.map(|(holder, _)| format!("process {} on {}", holder.process, holder.host)))
 }
 
-fn path() -> Path {
-    Path::from(format!("{STATE}/lease.json"))
+fn lease_path() -> Path {
+    Path::from(format!("{STATE_FOLDER}/lease.json"))
 }
 
 /// Whether the condition of a conditional put failed.
-pub(super) fn is_refusal(e: &object_store::Error) -> bool {
+pub(super) fn is_condition_failure(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
 }
 
-async fn put(store: &Conditions, record: &LeaseRecord, mode: PutMode) -> object_store::Result<UpdateVersion> {
+async fn put(store: &LeaseStore, record: &LeaseRecord, mode: PutMode) -> object_store::Result<UpdateVersion> {
     let bytes =
         serde_json::to_vec(record).map_err(|e| object_store::Error::Generic { store: "lease", source: Box::new(e) })?;
-    let mode = if store.kept { mode } else { PutMode::Overwrite };
+    let mode = if store.conditional { mode } else { PutMode::Overwrite };
     let options = PutOptions { mode, ..PutOptions::default() };
-    store.store.put_opts(&path(), PutPayload::from(bytes), options).await.map(UpdateVersion::from)
+    store.store.put_opts(&lease_path(), PutPayload::from(bytes), options).await.map(UpdateVersion::from)
 }
 
 async fn read(store: &Arc<dyn ObjectStore>) -> object_store::Result<Option<(LeaseRecord, UpdateVersion)>> {
-    let got = match store.get(&path()).await {
+    let got = match store.get(&lease_path()).await {
         Ok(got) => got,
         Err(object_store::Error::NotFound { .. }) => return Ok(None),
         Err(e) => return Err(e),
@@ -373,10 +379,11 @@ mod tests {
     use super::*;
     use stillhouse_base::events::Silent;
 
-    const FAST: Timing = Timing { renew: Duration::from_millis(20), void: Duration::from_millis(400) };
+    const FAST: LeaseTiming =
+        LeaseTiming { renew_interval: Duration::from_millis(20), expiry: Duration::from_millis(400) };
 
-    fn kept(store: &Arc<dyn ObjectStore>) -> Conditions {
-        Conditions { store: Arc::clone(store), kept: true }
+    fn conditional(store: &Arc<dyn ObjectStore>) -> LeaseStore {
+        LeaseStore { store: Arc::clone(store), conditional: true }
     }
 
     async fn take(store: &Arc<dyn ObjectStore>) -> Result<Lease> {
@@ -397,13 +404,13 @@ mod tests {
     #[tokio::test]
     async fn a_dead_process_of_this_machine_is_taken_over_at_once() {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let mut dead = LeaseRecord::mine();
+        let mut dead = LeaseRecord::for_this_process();
         dead.holder = "dead".into();
         dead.started = "0".into();
-        assert!(dead.is_dead(&LeaseRecord::mine()));
-        put(&kept(&store), &dead, PutMode::Create).await.unwrap();
-        let lease = Lease::take(Arc::clone(&store), "memory", Timing::default(), Arc::default(), true, &Silent);
-        // The timeout is far below the 20 s after which any lease becomes void.
+        assert!(dead.is_dead(&LeaseRecord::for_this_process()));
+        put(&conditional(&store), &dead, PutMode::Create).await.unwrap();
+        let lease = Lease::take(Arc::clone(&store), "memory", LeaseTiming::default(), Arc::default(), true, &Silent);
+        // The timeout is far below the 20 s after which any lease expires.
         tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap().unwrap();
     }
 
@@ -411,10 +418,10 @@ mod tests {
     #[test]
     fn a_killed_process_is_dead_before_its_parent_has_asked_for_its_exit_code() {
         let mut killed = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let began = started(killed.id());
+        let began = process_start(killed.id());
         assert!(began.is_some());
-        let holder = LeaseRecord { process: killed.id(), started: began.unwrap(), ..LeaseRecord::mine() };
-        assert!(!holder.is_dead(&LeaseRecord::mine()));
+        let holder = LeaseRecord { process: killed.id(), started: began.unwrap(), ..LeaseRecord::for_this_process() };
+        assert!(!holder.is_dead(&LeaseRecord::for_this_process()));
         killed.kill().unwrap();
         // Waits for the process to end without reaping it.
         // SAFETY: `waitid` writes only to `info`.
@@ -423,20 +430,20 @@ mod tests {
             libc::waitid(libc::P_PID, killed.id(), &raw mut info, libc::WEXITED | libc::WNOWAIT)
         };
         assert_eq!(ended, 0);
-        let is_dead = holder.is_dead(&LeaseRecord::mine());
+        let is_dead = holder.is_dead(&LeaseRecord::for_this_process());
         killed.wait().unwrap();
         assert!(is_dead);
     }
 
     #[test]
     fn a_worker_gives_a_run_up_that_does_not_renew_and_no_other() {
-        let (began, timing) = (Instant::now(), Timing::default());
+        let (began, timing) = (Instant::now(), LeaseTiming::default());
         let mut pulse = Pulse::default();
-        let mut look =
-            |renewals: u64, seconds: u64| pulse.is_over(renewals, began + Duration::from_secs(seconds), timing);
-        assert!(!look(7, 0) && !look(7, 34) && look(7, 35) && look(7, 36));
+        let mut is_expired =
+            |renewals: u64, seconds: u64| pulse.is_expired(renewals, began + Duration::from_secs(seconds), timing);
+        assert!(!is_expired(7, 0) && !is_expired(7, 34) && is_expired(7, 35) && is_expired(7, 36));
         // a renewal proves it alive; a worker that checks rarely cannot know that nothing happened in between
-        assert!(!look(8, 37) && !look(9, 200) && !look(9, 234) && look(9, 235));
+        assert!(!is_expired(8, 37) && !is_expired(9, 200) && !is_expired(9, 234) && is_expired(9, 235));
     }
 
     #[tokio::test]
@@ -444,21 +451,21 @@ mod tests {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let lease = take(&store).await.unwrap();
         let holder = lease.holder().to_owned();
-        assert!(matches!(seen_by(&store, &holder).await.unwrap(), Seen::Held(_)));
-        assert_eq!(seen_by(&store, "another one").await.unwrap(), Seen::Others);
+        assert!(matches!(lease_state(&store, &holder).await.unwrap(), LeaseState::Held(_)));
+        assert_eq!(lease_state(&store, "another one").await.unwrap(), LeaseState::HeldByOther);
         lease.release().await;
-        assert_eq!(seen_by(&store, &holder).await.unwrap(), Seen::Free);
+        assert_eq!(lease_state(&store, &holder).await.unwrap(), LeaseState::Free);
     }
 
     #[tokio::test]
     async fn a_lease_that_is_not_renewed_is_taken_over_and_its_holder_is_reported() {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let lost = Arc::new(AtomicBool::new(false));
-        let mut sleeper = LeaseRecord::mine();
+        let mut sleeper = LeaseRecord::for_this_process();
         sleeper.machine = "elsewhere".into();
-        let version = put(&kept(&store), &sleeper, PutMode::Create).await.unwrap();
+        let version = put(&conditional(&store), &sleeper, PutMode::Create).await.unwrap();
         let taken = take(&store).await.unwrap();
-        renew(kept(&store), sleeper, version, FAST, Arc::clone(&lost)).await;
+        renew(conditional(&store), sleeper, version, FAST, Arc::clone(&lost)).await;
         assert!(lost.load(Ordering::Relaxed));
         taken.release().await;
     }

@@ -22,18 +22,18 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-mod below;
-mod check;
 pub mod commands;
 pub mod commit;
-mod copies;
+mod copied_files;
 mod disk;
 mod files;
 pub mod identity;
+mod inspect;
 mod join;
 mod lease;
-mod look;
+mod nofollow;
 mod plan;
+mod preflight;
 mod probe;
 #[cfg(test)]
 mod tests;
@@ -65,26 +65,26 @@ use tokio::sync::Semaphore;
 
 pub use self::commit::CommitRecord;
 pub use self::disk::relative;
+pub use self::inspect::DescribeDifferences;
 pub use self::join::{AtWork, SplitAtWork, SplitCounts, Ticket, Warning};
 pub use self::lease::Lock;
 pub use self::lease::Pulse;
-use self::lease::{Lease, LockKind, Seen, Timing};
-pub use self::look::Differs;
+use self::lease::{Lease, LeaseState, LeaseTiming, LockKind};
 pub use self::plan::PLAN;
 pub use self::plan::PlanRecord;
-use self::probe::{Condition, probe};
-pub use self::upload::{Sending, ShardUpload, Staged};
-use crate::identity::JobHash;
+use self::probe::{ConditionSupport, probe};
+pub use self::upload::{ShardUpload, Staged, UploadOptions};
+use crate::identity::{JobHash, is_hash_of_job};
 
-const STATE: &str = "_stillhouse";
+const STATE_FOLDER: &str = "_stillhouse";
 /// Folder of the rows of `input.sql`; it exists while the job runs.
 pub const INPUT: &str = "_stillhouse/input";
 /// Folders of an output that a run writes to and removes files from.
-const FOLDERS: [&str; 5] = ["data", INPUT, "_stillhouse/staging", "_stillhouse/splits", join::WORKERS];
+const WRITTEN_FOLDERS: [&str; 5] = ["data", INPUT, "_stillhouse/staging", "_stillhouse/splits", join::WORKERS];
 /// Maximum number of concurrent small requests.
-const REQUESTS: usize = 16;
+const MAX_CONCURRENT_REQUESTS: usize = 16;
 /// Maximum number of upload parts in flight over all shards. Each is in memory.
-const PARTS_AT_ONCE: usize = 16;
+const MAX_PARTS_IN_FLIGHT: usize = 16;
 /// Name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
 /// Name of the file that marks a data set as complete.
@@ -100,7 +100,7 @@ pub struct Output {
     /// Rooted at the output, so that all paths are relative to the data set.
     store: Arc<dyn ObjectStore>,
     backend: Backend,
-    sending: Sending,
+    upload_options: UploadOptions,
     /// Whether writes are conditional. False only if the job is configured to trust that it is the only writer.
     conditional: bool,
     /// Set when another run has taken over the output.
@@ -112,9 +112,9 @@ pub struct Output {
     /// Hash of the job that writes this output; empty for exports and readers.
     job_hash: String,
     /// Hashes of the job before files were appended. Commits with these hashes count as well.
-    earlier: Vec<String>,
+    earlier_job_hashes: Vec<String>,
     /// Limits the upload parts in flight over all shards.
-    parts: Arc<Semaphore>,
+    part_permits: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
@@ -179,7 +179,7 @@ impl Output {
     ///
     /// # Errors
     /// When the URL's path is not a valid object key.
-    pub fn in_store(opened: &Opened, url: &StoreUrl, sending: Sending, conditional: bool) -> Result<Self> {
+    pub fn in_store(opened: &Opened, url: &StoreUrl, upload_options: UploadOptions, conditional: bool) -> Result<Self> {
         let prefix = Path::parse(&url.key)
             .map_err(|e| PipelineError::new(ErrorKind::Usage, format!("{url}: not a key: {e}")))?;
         let store = Arc::new(PrefixStore::new(Arc::clone(&opened.store), prefix.clone()));
@@ -188,7 +188,7 @@ impl Output {
             Some(multipart) => Backend::Store(Bucket { multipart, uploads: opened.uploads.clone(), prefix, shown }),
             None => Backend::Web(shown),
         };
-        Ok(Self { sending, conditional, ..Self::new(store, backend) })
+        Ok(Self { upload_options, conditional, ..Self::new(store, backend) })
     }
 
     /// Sets the job: commits carry its hash, and commits of other jobs do not count.
@@ -200,33 +200,33 @@ impl Output {
     /// Like [`Output::for_job`], for a job to whose input files may have been appended since earlier commits.
     #[must_use]
     pub fn for_grown_job(self, hash: &JobHash) -> Self {
-        let earlier = hash.appended.iter().map(|a| a.to.clone()).collect();
-        Self { earlier, ..self.for_job(&hash.hash) }
+        let earlier_job_hashes = hash.appended.iter().map(|a| a.to.clone()).collect();
+        Self { earlier_job_hashes, ..self.for_job(&hash.hash) }
     }
 
     /// Whether a commit belongs to the job that writes this output.
     fn is_own(&self, record: &CommitRecord) -> bool {
-        record.job_hash == self.job_hash || self.earlier.contains(&record.job_hash)
+        is_hash_of_job(&record.job_hash, &self.job_hash, self.earlier_job_hashes.iter().map(String::as_str))
     }
 
     /// Chooses an upload part size that fits shards of about this size.
     #[must_use]
     pub fn for_shards_of(self, bytes: f64) -> Self {
-        Self { sending: self.sending.for_about(bytes), ..self }
+        Self { upload_options: self.upload_options.for_shard_size(bytes), ..self }
     }
 
     fn new(store: Arc<dyn ObjectStore>, backend: Backend) -> Self {
         Self {
             store,
             backend,
-            sending: Sending::default(),
+            upload_options: UploadOptions::default(),
             conditional: true,
             lost: Arc::default(),
             holder: Arc::default(),
             joined: false,
             job_hash: String::new(),
-            earlier: Vec::new(),
-            parts: Arc::new(Semaphore::new(PARTS_AT_ONCE)),
+            earlier_job_hashes: Vec::new(),
+            part_permits: Arc::new(Semaphore::new(MAX_PARTS_IN_FLIGHT)),
         }
     }
 
@@ -238,9 +238,10 @@ impl Output {
         match place {
             Location::Disk(root) => Self::on_disk(root),
             Location::Store(url) => {
-                let sending = Sending { part_bytes: options.part_bytes(), parts_at_once: options.parts_at_once() };
+                let upload_options =
+                    UploadOptions { part_bytes: options.part_bytes(), parts_at_once: options.parts_at_once() };
                 let conditional = options.conditional_put() == ConditionalPut::Require;
-                Self::in_store(&storages.open(url, options)?, url, sending, conditional)
+                Self::in_store(&storages.open(url, options)?, url, upload_options, conditional)
             }
         }
     }
@@ -253,7 +254,7 @@ impl Output {
         match &self.backend {
             Backend::Disk(root) => {
                 self.refuse_links().await?;
-                let (state, root) = (root.join(STATE), root.clone());
+                let (state, root) = (root.join(STATE_FOLDER), root.clone());
                 let context = format!("cannot make {}", state.display());
                 disk::make_folder(state).await.map_err(PipelineError::output(context))?;
                 blocking(move || Self::on_disk(root)).await
@@ -261,11 +262,11 @@ impl Output {
             Backend::Web(_) => Err(self.read_only()),
             Backend::Store(_) => {
                 let condition = probe(&self.store).await.map_err(|e| self.failed(&e, "write", ""))?;
-                if condition == Condition::Kept {
+                if condition == ConditionSupport::Honoured {
                     return Ok(self);
                 }
                 let how = match condition {
-                    Condition::Ignored => "ignores the condition of a conditional PUT (If-None-Match: *)",
+                    ConditionSupport::Ignored => "ignores the condition of a conditional PUT (If-None-Match: *)",
                     _ => "has no conditional PUT (If-None-Match: *)",
                 };
                 if self.conditional {
@@ -347,18 +348,18 @@ impl Output {
             Backend::Web(_) => return Err(self.read_only()),
             Backend::Store(_) => {
                 let (store, lost) = (Arc::clone(&self.store), Arc::clone(&self.lost));
-                let timing = Timing::default();
+                let timing = LeaseTiming::default();
                 let lease = Lease::take(store, &self.shown(""), timing, lost, self.conditional, observer).await?;
                 let _ = self.holder.set(lease.holder().to_owned());
                 return Ok(Lock(LockKind::Lease(lease)));
             }
         };
         self.refuse_links().await?;
-        let path = root.join(STATE).join("lock");
+        let path = root.join(STATE_FOLDER).join("lock");
         let context = format!("cannot lock {}", path.display());
         let locked = disk::lock(path).await.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
         let lock = locked.map(|file| Lock(LockKind::File(file))).ok_or_else(|| self.busy())?;
-        self.others_have_committed().await?;
+        self.wait_for_commits().await?;
         Ok(lock)
     }
 
@@ -366,7 +367,7 @@ impl Output {
     /// output.
     pub async fn refuse_links(&self) -> Result<()> {
         let Some(root) = self.folder() else { return Ok(()) };
-        disk::refuse_links(root.to_owned(), &FOLDERS)
+        disk::refuse_links(root.to_owned(), &WRITTEN_FOLDERS)
             .await
             .map_err(|e| PipelineError::new(ErrorKind::Output, e.to_string()))
     }
@@ -389,22 +390,22 @@ impl Output {
     /// Like [`Output::still_ours`]; returns how often the lease was renewed, if there is one.
     async fn renewals(&self) -> Result<Option<u64>> {
         if self.joined {
-            self.is_locked().await?;
+            self.check_run_holds_lock().await?;
         }
         let Some(holder) = self.holder.get().filter(|_| self.folder().is_none()) else { return Ok(None) };
-        let seen = match self.lost.load(Ordering::Relaxed) {
-            true => Seen::Others,
+        let state = match self.lost.load(Ordering::Relaxed) {
+            true => LeaseState::HeldByOther,
             false => {
-                let seen = lease::seen_by(&self.store, holder).await;
-                seen.map_err(|e| self.failed(&e, "look at the lease of", ""))?
+                let state = lease::lease_state(&self.store, holder).await;
+                state.map_err(|e| self.failed(&e, "look at the lease of", ""))?
             }
         };
-        let why = match seen {
-            Seen::Held(renewals) => return Ok(Some(renewals)),
-            Seen::Free if self.joined => "the run that this worker works for has ended",
-            Seen::Free | Seen::Others => "another run has taken this output over",
+        let reason = match state {
+            LeaseState::Held(renewals) => return Ok(Some(renewals)),
+            LeaseState::Free if self.joined => "the run that this worker works for has ended",
+            LeaseState::Free | LeaseState::HeldByOther => "another run has taken this output over",
         };
-        Err(PipelineError::new(ErrorKind::Output, format!("{self}: {why}; this one stops")))
+        Err(PipelineError::new(ErrorKind::Output, format!("{self}: {reason}; this one stops")))
     }
 
     /// Begins to write a shard, which is invisible to readers until it is committed.
@@ -416,20 +417,20 @@ impl Output {
             Backend::Disk(_) => {
                 // Two workers may make the same split, so each stages under its own name.
                 let own = if self.joined { format!(".{}", lease::unique()) } else { String::new() };
-                let staged = Path::from(format!("{STATE}/staging/{shard}{own}"));
+                let staged = Path::from(format!("{STATE_FOLDER}/staging/{shard}{own}"));
                 Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged))
             }
             Backend::Web(_) => Err(self.read_only()),
             Backend::Store(bucket) => {
-                let path = bucket.full(&format!("data/{shard}"));
+                let path = bucket.full_path(&format!("data/{shard}"));
                 let id = bucket.multipart.create_multipart(&path).await;
                 let id = id.map_err(|e| self.failed(&e, "write", &format!("data/{shard}")))?;
                 Ok(ShardUpload::to_store(
                     Arc::clone(&bucket.multipart),
                     path,
                     id,
-                    self.sending,
-                    Arc::clone(&self.parts),
+                    self.upload_options,
+                    Arc::clone(&self.part_permits),
                 ))
             }
         }
@@ -464,13 +465,13 @@ impl Output {
     /// When the store fails.
     pub async fn clean_state(&self) -> Result<()> {
         if self.folder().is_some() {
-            self.remove_under(&format!("{STATE}/staging")).await?;
+            self.remove_under(&format!("{STATE_FOLDER}/staging")).await?;
         }
         self.remove_under(INPUT).await?;
         self.remove_under(join::WORKERS).await?;
         // reports that workers were writing when they were killed
         self.remove_unfinished().await?;
-        self.forget_commits().await;
+        self.remove_commits_lock().await;
         Ok(())
     }
 
@@ -487,14 +488,14 @@ impl Output {
     /// # Errors
     /// When the store fails.
     pub async fn is_nothing(&self) -> Result<bool> {
-        Ok(!self.is_of_a_job().await? && self.entries().await? == 0)
+        Ok(!self.is_of_a_job().await? && self.count_entries().await? == 0)
     }
 
     /// Removes what a run created if it failed before its first commit; `made_folder` tells whether it created the
     /// folder.
     pub async fn remove_if_nothing_is_committed(&self, made_folder: bool) {
         let empty = self.list("data").await.is_ok_and(|files| files.is_empty())
-            && self.list(&format!("{STATE}/splits")).await.is_ok_and(|files| files.is_empty());
+            && self.list(&format!("{STATE_FOLDER}/splits")).await.is_ok_and(|files| files.is_empty());
         if !empty || self.still_ours().await.is_err() {
             return;
         }
@@ -502,9 +503,9 @@ impl Output {
             tracing::debug!("{self}: {e}");
         }
         if let Some(root) = self.folder() {
-            let folders = [root.join(STATE), root.join("data"), root.to_owned()];
+            let folders = [root.join(STATE_FOLDER), root.join("data"), root.to_owned()];
             let folders = folders.into_iter().take(if made_folder { 3 } else { 2 }).collect();
-            disk::tidy(Some(root.join(STATE).join("lock")), folders).await;
+            disk::remove_if_empty(Some(root.join(STATE_FOLDER).join("lock")), folders).await;
         }
     }
 
@@ -540,12 +541,12 @@ impl Output {
         // Records and uploads go before shards, so that a delayed worker finds nothing that it could complete.
         self.remove_under("_stillhouse/splits").await?;
         self.abort_uploads(false).await?;
-        for name in self.list("data").await?.into_keys().filter(|name| look::is_ours(name)) {
+        for name in self.list("data").await?.into_keys().filter(|name| inspect::is_dataset_file(name)) {
             self.delete(&name).await?;
         }
         if let Some(root) = self.folder() {
             // The folder is removed only if it holds no foreign files.
-            disk::tidy(None, vec![root.join("data")]).await;
+            disk::remove_if_empty(None, vec![root.join("data")]).await;
         }
         self.remove_leftovers().await?;
         self.clean_state().await?;
@@ -554,7 +555,7 @@ impl Output {
 }
 
 impl Bucket {
-    fn full(&self, name: &str) -> Path {
+    fn full_path(&self, name: &str) -> Path {
         self.prefix.parts().chain(Path::from(name).parts()).collect()
     }
 }

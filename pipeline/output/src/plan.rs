@@ -11,7 +11,7 @@ use stillhouse_schemas::manifest::{Appended, SplitRecord, TeacherArithmetic};
 
 use super::commands::repair_command;
 use super::{INPUT, Output, disk};
-use crate::identity::PlannedFile;
+use crate::identity::{PlannedFile, is_hash_of_job};
 
 /// Path of the plan file.
 pub const PLAN: &str = "_stillhouse/plan.json";
@@ -70,7 +70,7 @@ impl PlanRecord {
 
     /// Whether a commit with this hash belongs to this plan's job, now or before files were appended.
     pub fn counts(&self, job_hash: &str) -> bool {
-        self.job_hash == job_hash || self.appended.iter().any(|a| a.to == job_hash)
+        is_hash_of_job(job_hash, &self.job_hash, self.appended.iter().map(|a| a.to.as_str()))
     }
 
     /// Returns the indices of files whose state has changed since the plan was made.
@@ -133,7 +133,7 @@ impl Output {
     /// Returns the path of the job file if it still exists.
     pub async fn job_file(&self) -> Option<PathBuf> {
         let plan = self.plan().await.ok()??;
-        disk::found(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
+        disk::existing_file(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
     }
 
     /// Folder for the rows of `input.sql` while the job runs: inside an output on a disk, otherwise in this machine's

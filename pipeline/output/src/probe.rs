@@ -7,26 +7,26 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use stillhouse_base::storage::{Outcome, find_failure};
 
-use super::STATE;
+use super::STATE_FOLDER;
 use super::lease::unique;
 
 /// How a store treats a conditional PUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Condition {
+pub(super) enum ConditionSupport {
     /// Honoured: the second PUT fails.
-    Kept,
+    Honoured,
     /// Ignored: the second PUT overwrites the first.
     Ignored,
     /// The store reports that it does not support it.
-    Refused,
+    Unsupported,
 }
 
 /// Puts an object twice with the condition, then deletes it: three small requests.
 ///
 /// # Errors
 /// Any other error of the store: missing bucket, credentials, no permission to write.
-pub(super) async fn probe(store: &Arc<dyn ObjectStore>) -> object_store::Result<Condition> {
-    let path = Path::from(format!("{STATE}/probe-{}", unique()));
+pub(super) async fn probe(store: &Arc<dyn ObjectStore>) -> object_store::Result<ConditionSupport> {
+    let path = Path::from(format!("{STATE_FOLDER}/probe-{}", unique()));
     let put = || {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         store.put_opts(&path, PutPayload::from_static(b"may be deleted"), options)
@@ -39,12 +39,14 @@ pub(super) async fn probe(store: &Arc<dyn ObjectStore>) -> object_store::Result<
         refused => refused,
     };
     let condition = match answer {
-        Ok(_) => Condition::Ignored,
-        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Condition::Kept,
-        Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
-            return Ok(Condition::Refused);
+        Ok(_) => ConditionSupport::Ignored,
+        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+            ConditionSupport::Honoured
         }
-        Err(e) if is_not_implemented(&e) => return Ok(Condition::Refused),
+        Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
+            return Ok(ConditionSupport::Unsupported);
+        }
+        Err(e) if is_not_implemented(&e) => return Ok(ConditionSupport::Unsupported),
         Err(e) => return Err(e),
     };
     match store.delete(&path).await {

@@ -35,7 +35,7 @@ const DISK_BUFFER: usize = 8 << 20;
 
 /// How shards are uploaded to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sending {
+pub struct UploadOptions {
     /// Size of every part but the last. Some stores require equal parts, and none accepts more than 10,000.
     pub part_bytes: usize,
     /// Maximum number of parts of one shard in flight.
@@ -43,18 +43,18 @@ pub struct Sending {
 }
 
 /// Maximum number of parts that stores accept per upload.
-const MOST_PARTS: usize = 10_000;
+const MAX_PARTS: usize = 10_000;
 
-impl Sending {
+impl UploadOptions {
     /// Increases the part size so that four times `bytes` fit into the maximum number of parts.
     #[must_use]
-    pub fn for_about(self, bytes: f64) -> Self {
-        let least = (bytes * 4.0 / MOST_PARTS as f64).ceil() as usize;
-        Self { part_bytes: self.part_bytes.max(least), ..self }
+    pub fn for_shard_size(self, bytes: f64) -> Self {
+        let min_part_bytes = (bytes * 4.0 / MAX_PARTS as f64).ceil() as usize;
+        Self { part_bytes: self.part_bytes.max(min_part_bytes), ..self }
     }
 }
 
-impl Default for Sending {
+impl Default for UploadOptions {
     fn default() -> Self {
         Self { part_bytes: 8 << 20, parts_at_once: 4 }
     }
@@ -100,18 +100,18 @@ impl ShardUpload {
         multipart: Arc<dyn MultipartStore>,
         path: Path,
         id: String,
-        sending: Sending,
-        all_parts: Arc<Semaphore>,
+        upload_options: UploadOptions,
+        part_permits: Arc<Semaphore>,
     ) -> Self {
         Self::new(Target::Store(Parts {
             multipart,
             path,
             id,
-            sending,
-            all_parts,
-            waiting: Vec::new(),
-            waiting_bytes: 0,
-            under_way: JoinSet::new(),
+            upload_options,
+            part_permits,
+            buffered: Vec::new(),
+            buffered_bytes: 0,
+            in_flight: JoinSet::new(),
             sent: Vec::new(),
         }))
     }
@@ -174,7 +174,7 @@ impl ShardUpload {
 
     /// Aborts the upload. If that fails, `stillhouse clean` and the next run find the remains.
     pub async fn abort(self) {
-        let gone = match self.target {
+        let removed = match self.target {
             Target::Disk { store, staged, mut writer, closed } => {
                 // A writer whose shutdown failed cannot be aborted.
                 let aborted = if closed { Ok(()) } else { writer.abort().await };
@@ -182,11 +182,11 @@ impl ShardUpload {
                 store.delete(&staged).await.or(aborted)
             }
             Target::Store(mut parts) => {
-                parts.under_way.shutdown().await;
+                parts.in_flight.shutdown().await;
                 parts.multipart.abort_multipart(&parts.path, &parts.id).await
             }
         };
-        match gone {
+        match removed {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
             Err(e) => tracing::warn!("an unfinished upload could not be taken back: {e}"),
         }
@@ -198,12 +198,12 @@ struct Parts {
     multipart: Arc<dyn MultipartStore>,
     path: Path,
     id: String,
-    sending: Sending,
+    upload_options: UploadOptions,
     /// Shared by all uploads to an output.
-    all_parts: Arc<Semaphore>,
-    waiting: Vec<Bytes>,
-    waiting_bytes: usize,
-    under_way: JoinSet<object_store::Result<(usize, PartId)>>,
+    part_permits: Arc<Semaphore>,
+    buffered: Vec<Bytes>,
+    buffered_bytes: usize,
+    in_flight: JoinSet<object_store::Result<(usize, PartId)>>,
     /// Ids of the parts by index; `None` while a part is in flight.
     sent: Vec<Option<String>>,
 }
@@ -211,11 +211,11 @@ struct Parts {
 impl Parts {
     async fn put(&mut self, mut bytes: Bytes) -> object_store::Result<()> {
         while !bytes.is_empty() {
-            let room = self.sending.part_bytes - self.waiting_bytes;
-            let taken = bytes.split_to(room.min(bytes.len()));
-            self.waiting_bytes += taken.len();
-            self.waiting.push(taken);
-            if self.waiting_bytes == self.sending.part_bytes {
+            let free = self.upload_options.part_bytes - self.buffered_bytes;
+            let taken = bytes.split_to(free.min(bytes.len()));
+            self.buffered_bytes += taken.len();
+            self.buffered.push(taken);
+            if self.buffered_bytes == self.upload_options.part_bytes {
                 self.send().await?;
             }
         }
@@ -223,41 +223,41 @@ impl Parts {
     }
 
     async fn flush(&mut self) -> object_store::Result<()> {
-        if self.waiting_bytes > 0 || self.sent.is_empty() {
+        if self.buffered_bytes > 0 || self.sent.is_empty() {
             self.send().await?;
         }
-        while let Some(sent) = self.under_way.join_next().await {
-            self.note(sent)?;
+        while let Some(sent) = self.in_flight.join_next().await {
+            self.record_part(sent)?;
         }
         Ok(())
     }
 
     async fn send(&mut self) -> object_store::Result<()> {
-        while self.under_way.len() >= self.sending.parts_at_once.max(1)
-            && let Some(sent) = self.under_way.join_next().await
+        while self.in_flight.len() >= self.upload_options.parts_at_once.max(1)
+            && let Some(sent) = self.in_flight.join_next().await
         {
-            self.note(sent)?;
+            self.record_part(sent)?;
         }
-        if self.sent.len() == MOST_PARTS {
-            let bytes = self.sending.part_bytes;
-            let message = format!("more than {MOST_PARTS} parts of {bytes} bytes; set storage.part_megabytes higher");
+        if self.sent.len() == MAX_PARTS {
+            let bytes = self.upload_options.part_bytes;
+            let message = format!("more than {MAX_PARTS} parts of {bytes} bytes; set storage.part_megabytes higher");
             return Err(object_store::Error::Generic { store: "upload", source: message.into() });
         }
-        let payload = PutPayload::from_iter(self.waiting.drain(..));
-        self.waiting_bytes = 0;
+        let payload = PutPayload::from_iter(self.buffered.drain(..));
+        self.buffered_bytes = 0;
         let index = self.sent.len();
         self.sent.push(None);
         let (multipart, path, id) = (Arc::clone(&self.multipart), self.path.clone(), self.id.clone());
-        let turn = Arc::clone(&self.all_parts).acquire_owned().await.ok();
-        self.under_way.spawn(async move {
-            let _held_until_sent = turn;
+        let permit = Arc::clone(&self.part_permits).acquire_owned().await.ok();
+        self.in_flight.spawn(async move {
+            let _held_until_sent = permit;
             let part = multipart.put_part(&path, &id, index, payload).await?;
             Ok((index, part))
         });
         Ok(())
     }
 
-    fn note(
+    fn record_part(
         &mut self,
         sent: Result<object_store::Result<(usize, PartId)>, tokio::task::JoinError>,
     ) -> object_store::Result<()> {

@@ -12,26 +12,26 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::http::Message;
-use super::{Fault, Kind, Request, Shared, Waits};
+use super::{Fault, FaultKind, HoldPoint, Request, Shared};
 
 /// Read timeout; only a hang takes that long.
-const PATIENCE: Duration = Duration::from_secs(120);
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 type Client = BufReader<TcpStream>;
 
 /// Serves a client until one side closes.
 pub fn serve(client: TcpStream, shared: &Shared) {
     let _ = client.set_nodelay(true);
-    let _ = client.set_read_timeout(Some(PATIENCE));
+    let _ = client.set_read_timeout(Some(READ_TIMEOUT));
     let mut client = BufReader::new(client);
     while let Ok(Some(request)) = Message::read_head(&mut client) {
         match exchange(&mut client, request, shared) {
-            Ok(After::Next) => {}
-            Ok(After::Close) | Err(_) => return,
-            Ok(After::Reset) => {
+            Ok(ConnectionAction::KeepOpen) => {}
+            Ok(ConnectionAction::Close) | Err(_) => return,
+            Ok(ConnectionAction::Reset) => {
                 // Give the client time to read: a reset discards unread data.
                 std::thread::sleep(Duration::from_millis(20));
-                linger_for_nothing(client.get_ref());
+                reset_on_close(client.get_ref());
                 return;
             }
         }
@@ -39,7 +39,7 @@ pub fn serve(client: TcpStream, shared: &Shared) {
 }
 
 /// Makes closing the stream send a reset.
-fn linger_for_nothing(stream: &TcpStream) {
+fn reset_on_close(stream: &TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = size_of::<libc::linger>() as libc::socklen_t;
     // SAFETY: The descriptor is open, and the option is read from a value of its type and size.
@@ -50,13 +50,13 @@ fn linger_for_nothing(stream: &TcpStream) {
 }
 
 /// What happens to the connection after a request.
-enum After {
-    Next,
+enum ConnectionAction {
+    KeepOpen,
     Close,
     Reset,
 }
 
-fn exchange(client: &mut Client, mut request: Message, shared: &Shared) -> io::Result<After> {
+fn exchange(client: &mut Client, mut request: Message, shared: &Shared) -> io::Result<ConnectionAction> {
     let number = shared.number.fetch_add(1, Ordering::SeqCst);
     let mut words = request.start.split(' ').map(str::to_owned);
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -74,65 +74,65 @@ fn exchange(client: &mut Client, mut request: Message, shared: &Shared) -> io::R
     };
     let fault = shared.fault(number, &method, &target);
     let is = |kind| fault.is_some_and(|fault| fault.kind == kind);
-    let keeps = !request.says("connection", "close") && !request.start.ends_with("HTTP/1.0");
+    let keep_alive = !request.says("connection", "close") && !request.start.ends_with("HTTP/1.0");
 
     if request.says("expect", "100-continue") {
         client.get_mut().write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
         request.set("Expect", None);
     }
-    if is(Kind::ResetRequest) {
+    if is(FaultKind::ResetRequest) {
         let half = request.length().unwrap_or(0) / 2;
         io::copy(&mut client.take(half), &mut io::sink())?;
-        record.fault = Some(Kind::ResetRequest);
-        shared.ended(&target, record);
-        return Ok(After::Reset);
+        record.fault = Some(FaultKind::ResetRequest);
+        shared.record(&target, record);
+        return Ok(ConnectionAction::Reset);
     }
     request.read_request_body(client)?;
     record.request_bytes = request.body.len() as u64;
 
     if let Some(fault) = fault {
-        if fault.kind == Kind::Latency {
-            std::thread::sleep(Duration::from_secs_f64(0.05 + 0.25 * fault.how));
-            record.fault = Some(Kind::Latency);
+        if fault.kind == FaultKind::Latency {
+            std::thread::sleep(Duration::from_secs_f64(0.05 + 0.25 * fault.detail));
+            record.fault = Some(FaultKind::Latency);
         }
-        if matches!(fault.kind, Kind::Error500 | Kind::SlowDown503) {
+        if matches!(fault.kind, FaultKind::Error500 | FaultKind::SlowDown503) {
             refuse(client, fault, record, &target, shared)?;
-            return Ok(if keeps { After::Next } else { After::Close });
+            return Ok(if keep_alive { ConnectionAction::KeepOpen } else { ConnectionAction::Close });
         }
     }
 
-    shared.pass(Waits::Request, &method, &target);
+    shared.wait_at_gate(HoldPoint::Request, &method, &target);
     let Ok(response) = forward(&mut request, &method, shared) else {
         shared.unanswered.fetch_add(1, Ordering::SeqCst);
-        shared.ended(&target, record);
-        return Ok(After::Close);
+        shared.record(&target, record);
+        return Ok(ConnectionAction::Close);
     };
-    shared.pass(Waits::Answer, &method, &target);
-    if is(Kind::LostResponse) {
-        record.fault = Some(Kind::LostResponse);
-        shared.ended(&target, record);
-        return Ok(After::Close);
+    shared.wait_at_gate(HoldPoint::Response, &method, &target);
+    if is(FaultKind::LostResponse) {
+        record.fault = Some(FaultKind::LostResponse);
+        shared.record(&target, record);
+        return Ok(ConnectionAction::Close);
     }
-    if let Some(fault) = fault.filter(|fault| fault.kind == Kind::False500) {
+    if let Some(fault) = fault.filter(|fault| fault.kind == FaultKind::False500) {
         refuse(client, fault, record, &target, shared)?;
-        return Ok(if keeps { After::Next } else { After::Close });
+        return Ok(if keep_alive { ConnectionAction::KeepOpen } else { ConnectionAction::Close });
     }
-    if is(Kind::ResetResponse) || (is(Kind::Truncated) && response.body.len() >= 2) {
+    if is(FaultKind::ResetResponse) || (is(FaultKind::Truncated) && response.body.len() >= 2) {
         let (head, body) = (response.head(), response.framed_body());
         // half of the body, or of the head if the body is too short
         let sent = if response.body.len() >= 2 { [head, body[..body.len() / 2].to_vec()].concat() } else { half(head) };
         record.fault = fault.map(|fault| fault.kind);
         record.response_bytes = (response.body.len() / 2) as u64;
-        shared.ended(&target, record);
+        shared.record(&target, record);
         client.get_mut().write_all(&sent)?;
-        return Ok(if is(Kind::ResetResponse) { After::Reset } else { After::Close });
+        return Ok(if is(FaultKind::ResetResponse) { ConnectionAction::Reset } else { ConnectionAction::Close });
     }
     record.status = response.status();
     record.response_bytes = response.body.len() as u64;
-    shared.ended(&target, record);
+    shared.record(&target, record);
     let has_body = method != "HEAD" && !matches!(response.status(), 204 | 304);
     response.write(client.get_mut(), has_body)?;
-    Ok(if keeps { After::Next } else { After::Close })
+    Ok(if keep_alive { ConnectionAction::KeepOpen } else { ConnectionAction::Close })
 }
 
 fn half(mut bytes: Vec<u8>) -> Vec<u8> {
@@ -148,14 +148,14 @@ fn refuse(client: &mut Client, fault: Fault, mut record: Request, target: &str, 
     record.status = refusal.status();
     record.response_bytes = if has_body { refusal.body.len() as u64 } else { 0 };
     // Counted before the response is sent, so that a client that has it also sees the count.
-    shared.ended(target, record);
+    shared.record(target, record);
     refusal.write(client.get_mut(), has_body).map(drop)
 }
 
 /// The error response, in S3's format.
 fn refusal(fault: Fault) -> Message {
     let (start, code, message) = match fault.kind {
-        Kind::SlowDown503 => ("HTTP/1.1 503 Slow Down", "SlowDown", "Please reduce your request rate."),
+        FaultKind::SlowDown503 => ("HTTP/1.1 503 Slow Down", "SlowDown", "Please reduce your request rate."),
         _ => (
             "HTTP/1.1 500 Internal Server Error",
             "InternalError",
@@ -167,7 +167,7 @@ fn refusal(fault: Fault) -> Message {
     let mut refusal = Message { start: start.into(), headers: Vec::new(), body };
     refusal.set("Content-Type", Some("application/xml"));
     refusal.set("Content-Length", Some(&refusal.body.len().to_string()));
-    if fault.kind == Kind::SlowDown503 && fault.how < 0.5 {
+    if fault.kind == FaultKind::SlowDown503 && fault.detail < 0.5 {
         refusal.set("Retry-After", Some("1"));
     }
     refusal
@@ -177,7 +177,7 @@ fn refusal(fault: Fault) -> Message {
 fn forward(request: &mut Message, method: &str, shared: &Shared) -> io::Result<Message> {
     let upstream = TcpStream::connect(shared.upstream)?;
     upstream.set_nodelay(true)?;
-    upstream.set_read_timeout(Some(PATIENCE))?;
+    upstream.set_read_timeout(Some(READ_TIMEOUT))?;
     // A hop-by-hop header, so it is not signed. All other headers, including Host, are unchanged.
     request.set("Connection", Some("close"));
     let sent = request.write(&mut &upstream, true)?;

@@ -7,7 +7,7 @@
 use std::io::{self, BufRead, Read, Write};
 
 /// Maximum size of a body in memory.
-const MOST: u64 = 64 << 20;
+const MAX_BODY_BYTES: u64 = 64 << 20;
 
 /// A request or a response.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ fn invalid(what: &str) -> io::Error {
 }
 
 /// Reads a line and strips its end; `None` at the end of the stream.
-fn line(stream: &mut impl BufRead) -> io::Result<Option<String>> {
+fn read_line(stream: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     stream.by_ref().take(64 << 10).read_until(b'\n', &mut line)?;
     match line.pop() {
@@ -38,8 +38,8 @@ fn line(stream: &mut impl BufRead) -> io::Result<Option<String>> {
     }
 }
 
-fn exactly(stream: &mut impl BufRead, bytes: u64) -> io::Result<Vec<u8>> {
-    if bytes > MOST {
+fn read_exact(stream: &mut impl BufRead, bytes: u64) -> io::Result<Vec<u8>> {
+    if bytes > MAX_BODY_BYTES {
         return Err(invalid("a body of over 64 MiB"));
     }
     let mut body = vec![0; bytes as usize];
@@ -47,20 +47,20 @@ fn exactly(stream: &mut impl BufRead, bytes: u64) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-fn chunks(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
+fn read_chunks(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {
-        let size = line(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let size = read_line(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let size = size.split(';').next().and_then(|s| u64::from_str_radix(s.trim(), 16).ok());
         let size = size.ok_or_else(|| invalid("a chunk without a size"))?;
         if size == 0 {
             // Trailers are dropped, because the tests do not use them.
-            while !line(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?.is_empty() {}
+            while !read_line(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?.is_empty() {}
             return Ok(body);
         }
-        body.extend(exactly(stream, size + 2)?);
+        body.extend(read_exact(stream, size + 2)?);
         body.truncate(body.len() - 2);
-        if body.len() as u64 > MOST {
+        if body.len() as u64 > MAX_BODY_BYTES {
             return Err(invalid("a body of over 64 MiB"));
         }
     }
@@ -69,10 +69,10 @@ fn chunks(stream: &mut impl BufRead) -> io::Result<Vec<u8>> {
 impl Message {
     /// Reads the start line and the headers; `None` if the stream ends before them.
     pub fn read_head(stream: &mut impl BufRead) -> io::Result<Option<Self>> {
-        let Some(start) = line(stream)? else { return Ok(None) };
+        let Some(start) = read_line(stream)? else { return Ok(None) };
         let mut headers = Vec::new();
         loop {
-            let line = line(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+            let line = read_line(stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
             if line.is_empty() {
                 return Ok(Some(Self { start, headers, body: Vec::new() }));
             }
@@ -109,8 +109,8 @@ impl Message {
     /// Reads the body of a request.
     pub fn read_request_body(&mut self, stream: &mut impl BufRead) -> io::Result<()> {
         self.body = match self.length() {
-            _ if self.is_chunked() => chunks(stream)?,
-            Some(length) => exactly(stream, length)?,
+            _ if self.is_chunked() => read_chunks(stream)?,
+            Some(length) => read_exact(stream, length)?,
             None => Vec::new(),
         };
         Ok(())
@@ -122,11 +122,11 @@ impl Message {
             return Ok(());
         }
         self.body = match self.length() {
-            _ if self.is_chunked() => chunks(stream)?,
-            Some(length) => exactly(stream, length)?,
+            _ if self.is_chunked() => read_chunks(stream)?,
+            Some(length) => read_exact(stream, length)?,
             None => {
                 let mut body = Vec::new();
-                stream.take(MOST).read_to_end(&mut body)?;
+                stream.take(MAX_BODY_BYTES).read_to_end(&mut body)?;
                 // The end of the connection marked the end of the body, but the client's connection stays open.
                 self.set("Content-Length", Some(&body.len().to_string()));
                 body

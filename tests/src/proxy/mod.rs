@@ -8,7 +8,7 @@
 //! ```
 //!
 //! It uses one thread per connection and buffers whole messages (up to 64 MiB). A request meets at most
-//! [`Plan::in_a_row`] faults in a row, so a client that retries once more succeeds.
+//! [`FaultPlan::max_consecutive`] faults in a row, so a client that retries once more succeeds.
 
 mod connection;
 mod http;
@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 
 /// Kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum FaultKind {
     /// Adds 50 to 300 ms.
     Latency,
     /// Resets the connection in the middle of the request body, or after the head. The server does not receive the
@@ -42,7 +42,7 @@ pub enum Kind {
     False500,
 }
 
-impl Kind {
+impl FaultKind {
     /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::Latency,
@@ -58,32 +58,32 @@ impl Kind {
 
 /// Decides which requests meet which faults.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct FaultPlan {
     /// Seed of all choices, together with the request's number.
     pub seed: u64,
     /// Probability that a request meets a fault.
     pub probability: f64,
     /// The possible kinds, with equal probability.
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<FaultKind>,
     /// Maximum number of consecutive faults per method, path and query. Latency does not count.
-    pub in_a_row: u32,
+    pub max_consecutive: u32,
     /// Only requests accepted by this predicate (method, path and query) meet faults.
-    pub only: Which,
+    pub only: RequestFilter,
 }
 
-impl Default for Plan {
+impl Default for FaultPlan {
     fn default() -> Self {
-        Self { seed: 0, probability: 0.1, kinds: Kind::ALL.to_vec(), in_a_row: 4, only: |_, _| true }
+        Self { seed: 0, probability: 0.1, kinds: FaultKind::ALL.to_vec(), max_consecutive: 4, only: |_, _| true }
     }
 }
 
-/// Where requests wait for [`FaultProxy::let_go`].
+/// Where requests wait for [`FaultProxy::release`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waits {
+pub enum HoldPoint {
     /// Before they reach the server.
     Request,
     /// After the server has acted, before the client gets the response.
-    Answer,
+    Response,
 }
 
 /// A completed request.
@@ -106,7 +106,7 @@ pub struct Request {
     /// Bytes of the response body sent to the client.
     pub response_bytes: u64,
     /// The fault that happened.
-    pub fault: Option<Kind>,
+    pub fault: Option<FaultKind>,
 }
 
 /// Traffic with the upstream server, heads and bodies.
@@ -130,34 +130,34 @@ pub struct FaultProxy {
 
 struct Shared {
     upstream: SocketAddr,
-    plan: Mutex<Plan>,
+    plan: Mutex<FaultPlan>,
     is_enabled: AtomicBool,
-    is_over: AtomicBool,
+    is_stopped: AtomicBool,
     number: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
     unanswered: AtomicU64,
-    in_a_row: Mutex<HashMap<(String, String), u32>>,
-    fired: Mutex<BTreeMap<Kind, u64>>,
+    consecutive_faults: Mutex<HashMap<(String, String), u32>>,
+    fired: Mutex<BTreeMap<FaultKind, u64>>,
     requests: Mutex<Vec<Request>>,
     gate: Mutex<Gate>,
     /// Notified whenever the gate changes.
-    moved: Condvar,
+    gate_changed: Condvar,
 }
 
 /// A predicate on requests: method, and path with query.
-pub type Which = fn(&str, &str) -> bool;
+pub type RequestFilter = fn(&str, &str) -> bool;
 
 /// The requests that must wait, and the number waiting.
 #[derive(Default)]
 struct Gate {
-    closed: Option<(Waits, Which)>,
+    closed: Option<(HoldPoint, RequestFilter)>,
     waiting: usize,
 }
 
 impl FaultProxy {
     /// Starts a proxy for `http://127.0.0.1:port` on a free port.
-    pub fn start(upstream: &str, plan: Plan) -> Self {
+    pub fn start(upstream: &str, plan: FaultPlan) -> Self {
         let upstream = upstream.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -165,21 +165,21 @@ impl FaultProxy {
             upstream,
             plan: Mutex::new(plan),
             is_enabled: AtomicBool::new(true),
-            is_over: AtomicBool::new(false),
+            is_stopped: AtomicBool::new(false),
             number: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             unanswered: AtomicU64::new(0),
-            in_a_row: Mutex::default(),
+            consecutive_faults: Mutex::default(),
             fired: Mutex::default(),
             requests: Mutex::default(),
             gate: Mutex::default(),
-            moved: Condvar::new(),
+            gate_changed: Condvar::new(),
         });
         let for_thread = Arc::clone(&shared);
         let accept = std::thread::spawn(move || {
             for client in listener.incoming() {
-                if for_thread.is_over.load(Ordering::SeqCst) {
+                if for_thread.is_stopped.load(Ordering::SeqCst) {
                     break;
                 }
                 let Ok(client) = client else { continue };
@@ -201,13 +201,13 @@ impl FaultProxy {
     }
 
     /// Replaces the plan.
-    pub fn set_plan(&self, plan: Plan) {
+    pub fn set_plan(&self, plan: FaultPlan) {
         *self.shared.plan.lock().unwrap() = plan;
     }
 
     /// Makes requests wait that match the predicate.
-    pub fn hold(&self, waits: Waits, only: Which) {
-        self.shared.gate.lock().unwrap().closed = Some((waits, only));
+    pub fn hold(&self, hold_point: HoldPoint, only: RequestFilter) {
+        self.shared.gate.lock().unwrap().closed = Some((hold_point, only));
     }
 
     /// Number of waiting requests.
@@ -216,13 +216,13 @@ impl FaultProxy {
     }
 
     /// Releases the waiting requests and stops holding new ones.
-    pub fn let_go(&self) {
+    pub fn release(&self) {
         self.shared.gate.lock().unwrap().closed = None;
-        self.shared.moved.notify_all();
+        self.shared.gate_changed.notify_all();
     }
 
     /// Number of faults that really happened, by kind; omits kinds without any.
-    pub fn fired(&self) -> BTreeMap<Kind, u64> {
+    pub fn fired(&self) -> BTreeMap<FaultKind, u64> {
         self.shared.fired.lock().unwrap().clone()
     }
 
@@ -259,8 +259,8 @@ impl FaultProxy {
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::SeqCst);
-        self.let_go();
+        self.shared.is_stopped.store(true, Ordering::SeqCst);
+        self.release();
         // Wakes the accept thread. The threads of open connections end with their clients.
         let _ = TcpStream::connect(self.address);
         if let Some(accept) = self.accept.take() {
@@ -272,8 +272,8 @@ impl Drop for FaultProxy {
 /// A planned fault, with a number in [0, 1) for its details.
 #[derive(Debug, Clone, Copy)]
 struct Fault {
-    kind: Kind,
-    how: f64,
+    kind: FaultKind,
+    detail: f64,
 }
 
 impl Shared {
@@ -281,32 +281,34 @@ impl Shared {
     fn fault(&self, number: u64, method: &str, target: &str) -> Option<Fault> {
         let plan = self.plan.lock().unwrap();
         let enabled = self.is_enabled.load(Ordering::SeqCst) && (plan.only)(method, target);
-        let [whether, which, how] = [0, 1, 2].map(|draw| unit(plan.seed, number, draw));
+        let [whether, which, detail] = [0, 1, 2].map(|draw| unit(plan.seed, number, draw));
         if !enabled || plan.kinds.is_empty() || whether >= plan.probability {
             return None;
         }
         let kind = plan.kinds[(which * plan.kinds.len() as f64) as usize];
-        let met = self.in_a_row.lock().unwrap().get(&(method.to_owned(), target.to_owned())).copied().unwrap_or(0);
-        (kind == Kind::Latency || met < plan.in_a_row).then_some(Fault { kind, how })
+        let met =
+            self.consecutive_faults.lock().unwrap().get(&(method.to_owned(), target.to_owned())).copied().unwrap_or(0);
+        (kind == FaultKind::Latency || met < plan.max_consecutive).then_some(Fault { kind, detail })
     }
 
     /// Waits while the gate is closed for this request at this point.
-    fn pass(&self, here: Waits, method: &str, target: &str) {
-        let holds = |gate: &Gate| gate.closed.is_some_and(|(waits, only)| waits == here && only(method, target));
+    fn wait_at_gate(&self, point: HoldPoint, method: &str, target: &str) {
+        let holds =
+            |gate: &Gate| gate.closed.is_some_and(|(hold_point, only)| hold_point == point && only(method, target));
         let mut gate = self.gate.lock().unwrap();
         if holds(&gate) {
             gate.waiting += 1;
-            gate = self.moved.wait_while(gate, |gate| holds(gate)).unwrap();
+            gate = self.gate_changed.wait_while(gate, |gate| holds(gate)).unwrap();
             gate.waiting -= 1;
         }
     }
 
     /// Records a request. A fault is counted only here, after it has happened.
-    fn ended(&self, target: &str, request: Request) {
+    fn record(&self, target: &str, request: Request) {
         let key = (request.method.clone(), target.to_owned());
         match request.fault {
-            None | Some(Kind::Latency) => drop(self.in_a_row.lock().unwrap().remove(&key)),
-            Some(_) => *self.in_a_row.lock().unwrap().entry(key).or_default() += 1,
+            None | Some(FaultKind::Latency) => drop(self.consecutive_faults.lock().unwrap().remove(&key)),
+            Some(_) => *self.consecutive_faults.lock().unwrap().entry(key).or_default() += 1,
         }
         if let Some(kind) = request.fault {
             *self.fired.lock().unwrap().entry(kind).or_default() += 1;

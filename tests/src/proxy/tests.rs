@@ -74,14 +74,14 @@ fn get(target: &str) -> String {
     format!("GET {target} HTTP/1.1\r\nhost: h\r\nRange: bytes=2-5\r\n\r\n")
 }
 
-fn always(kind: Kind) -> Plan {
-    Plan { seed: 7, probability: 1.0, kinds: vec![kind], in_a_row: u32::MAX, ..Plan::default() }
+fn always(kind: FaultKind) -> FaultPlan {
+    FaultPlan { seed: 7, probability: 1.0, kinds: vec![kind], max_consecutive: u32::MAX, ..FaultPlan::default() }
 }
 
 #[test]
 fn without_faults_it_is_not_there() {
     let (endpoint, whole) = upstream();
-    let proxy = FaultProxy::start(&endpoint, Plan { probability: 0.0, ..Plan::default() });
+    let proxy = FaultProxy::start(&endpoint, FaultPlan { probability: 0.0, ..FaultPlan::default() });
     // all over one connection
     let mut wire = Wire::to(&proxy);
     wire.send(&put("/a?x=1", "hello"));
@@ -122,20 +122,20 @@ fn without_faults_it_is_not_there() {
 #[test]
 fn every_fault_happens_and_counts() {
     let (endpoint, whole) = upstream();
-    for kind in Kind::ALL {
+    for kind in FaultKind::ALL {
         let proxy = FaultProxy::start(&endpoint, always(kind));
         let before = whole.load(Ordering::SeqCst);
         let body = "0123456789".repeat(1000);
         let mut wire = Wire::to(&proxy);
         wire.send(&put("/a", &body));
         let (seen, acted) = match kind {
-            Kind::Latency | Kind::Error500 | Kind::SlowDown503 | Kind::False500 => {
+            FaultKind::Latency | FaultKind::Error500 | FaultKind::SlowDown503 | FaultKind::False500 => {
                 let answer = wire.answer("PUT").unwrap();
                 let status = answer.status();
                 // the connection stays usable
                 wire.send(&put("/b", "x"));
                 assert_eq!(wire.answer("PUT").unwrap().status(), status);
-                if kind == Kind::SlowDown503 {
+                if kind == FaultKind::SlowDown503 {
                     assert!(String::from_utf8(answer.body).unwrap().contains("<Code>SlowDown</Code>"));
                 }
                 (format!("{status}"), whole.load(Ordering::SeqCst) - before)
@@ -153,16 +153,16 @@ fn every_fault_happens_and_counts() {
             }
         };
         let expected = match kind {
-            Kind::Latency => ("206", 2),
-            Kind::Error500 => ("500", 0),
-            Kind::SlowDown503 => ("503", 0),
-            Kind::ResetRequest => ("Err(ConnectionReset) half=false", 0),
-            Kind::ResetResponse => ("Err(ConnectionReset) half=true", 1),
-            Kind::Truncated => ("Ok(n) half=true", 1),
-            Kind::LostResponse => ("Ok(0) half=false", 1),
-            Kind::False500 => ("500", 2),
+            FaultKind::Latency => ("206", 2),
+            FaultKind::Error500 => ("500", 0),
+            FaultKind::SlowDown503 => ("503", 0),
+            FaultKind::ResetRequest => ("Err(ConnectionReset) half=false", 0),
+            FaultKind::ResetResponse => ("Err(ConnectionReset) half=true", 1),
+            FaultKind::Truncated => ("Ok(n) half=true", 1),
+            FaultKind::LostResponse => ("Ok(0) half=false", 1),
+            FaultKind::False500 => ("500", 2),
         };
-        let seen = if kind == Kind::LostResponse { seen.replace("Ok(n)", "Ok(0)") } else { seen };
+        let seen = if kind == FaultKind::LostResponse { seen.replace("Ok(n)", "Ok(0)") } else { seen };
         assert_eq!((seen.as_str(), acted), expected, "{kind:?}");
         let requests = proxy.requests();
         assert_eq!(proxy.fired(), [(kind, requests.len() as u64)].into());
@@ -173,11 +173,11 @@ fn every_fault_happens_and_counts() {
 #[test]
 fn what_does_not_happen_does_not_count() {
     let (endpoint, _) = upstream();
-    let proxy = FaultProxy::start(&endpoint, always(Kind::Truncated));
+    let proxy = FaultProxy::start(&endpoint, always(FaultKind::Truncated));
     let mut wire = Wire::to(&proxy);
     wire.send("HEAD /a HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(wire.answer("HEAD").unwrap().status(), 200);
-    proxy.set_plan(Plan { only: |method, _| method == "PUT", ..always(Kind::Error500) });
+    proxy.set_plan(FaultPlan { only: |method, _| method == "PUT", ..always(FaultKind::Error500) });
     wire.send(&get("/a"));
     assert_eq!(wire.answer("GET").unwrap().status(), 206);
     proxy.set_enabled(false);
@@ -187,13 +187,13 @@ fn what_does_not_happen_does_not_count() {
     proxy.set_enabled(true);
     wire.send(&put("/a", "x"));
     assert_eq!(wire.answer("PUT").unwrap().status(), 500);
-    assert_eq!(proxy.fired(), [(Kind::Error500, 1)].into());
+    assert_eq!(proxy.fired(), [(FaultKind::Error500, 1)].into());
 }
 
 #[test]
 fn the_same_request_gets_through_in_the_end() {
     let (endpoint, _) = upstream();
-    let proxy = FaultProxy::start(&endpoint, Plan { in_a_row: 3, ..always(Kind::Error500) });
+    let proxy = FaultProxy::start(&endpoint, FaultPlan { max_consecutive: 3, ..always(FaultKind::Error500) });
     let mut wire = Wire::to(&proxy);
     let statuses = |wire: &mut Wire, target: &str| {
         let status = |_| {
@@ -210,7 +210,7 @@ fn the_same_request_gets_through_in_the_end() {
 fn faults_are_of_the_seed_and_as_many_as_reported() {
     let (endpoint, _) = upstream();
     let draw = |seed| {
-        let proxy = FaultProxy::start(&endpoint, Plan { seed, probability: 0.3, ..Plan::default() });
+        let proxy = FaultProxy::start(&endpoint, FaultPlan { seed, probability: 0.3, ..FaultPlan::default() });
         (0..2000).map(|n| proxy.shared.fault(n, "GET", "/").map(|f| f.kind)).collect::<Vec<_>>()
     };
     let (one, two) = (draw(1), draw(2));
@@ -218,7 +218,7 @@ fn faults_are_of_the_seed_and_as_many_as_reported() {
     assert_ne!(one, two);
     let faults = one.iter().flatten().count();
     assert!((520..680).contains(&faults), "{faults} of 2000");
-    for kind in Kind::ALL {
+    for kind in FaultKind::ALL {
         let count = one.iter().flatten().filter(|&&k| k == kind).count();
         assert!((50..130).contains(&count), "{kind:?} {count}");
     }
@@ -227,7 +227,7 @@ fn faults_are_of_the_seed_and_as_many_as_reported() {
 #[test]
 fn a_server_that_is_gone_closes_the_connection() {
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let proxy = FaultProxy::start(&format!("http://{gone}"), Plan::default());
+    let proxy = FaultProxy::start(&format!("http://{gone}"), FaultPlan::default());
     proxy.set_enabled(false);
     let mut wire = Wire::to(&proxy);
     wire.send(&get("/a"));
@@ -237,9 +237,9 @@ fn a_server_that_is_gone_closes_the_connection() {
 
 #[test]
 fn what_is_held_goes_when_it_is_let_go() {
-    for (waits, acted) in [(Waits::Request, 0), (Waits::Answer, 1)] {
+    for (waits, acted) in [(HoldPoint::Request, 0), (HoldPoint::Response, 1)] {
         let (endpoint, whole) = upstream();
-        let proxy = FaultProxy::start(&endpoint, Plan { probability: 0.0, ..Plan::default() });
+        let proxy = FaultProxy::start(&endpoint, FaultPlan { probability: 0.0, ..FaultPlan::default() });
         proxy.hold(waits, |method, target| method == "PUT" && target == "/a");
         let [mut held, mut other] = [(); 2].map(|()| Wire::to(&proxy));
         held.send(&put("/a", "x"));
@@ -249,7 +249,7 @@ fn what_is_held_goes_when_it_is_let_go() {
         other.send(&get("/a"));
         assert_eq!(other.answer("GET").unwrap().status(), 206);
         assert_eq!((proxy.waiting(), whole.load(Ordering::SeqCst)), (1, acted + 1));
-        proxy.let_go();
+        proxy.release();
         assert_eq!(held.answer("PUT").unwrap().status(), 206);
         held.send(&put("/a", "x"));
         assert_eq!(held.answer("PUT").unwrap().status(), 206);

@@ -7,9 +7,9 @@ use object_store::path::Path;
 use serde_json::Value;
 
 use super::{ADMIN, READER, S3, Seaweed, fs};
-use crate::proxy::{FaultProxy, Kind, Plan};
+use crate::proxy::{FaultKind, FaultPlan, FaultProxy};
 use crate::s3::NOBODY;
-use crate::{Scratch, ran};
+use crate::{Scratch, run_command};
 
 fn python(arguments: &[&str]) -> Command {
     let mut command = Command::new(crate::root().join(".venv/bin/python"));
@@ -63,8 +63,8 @@ fn it_is_the_s3_that_the_tests_want() {
 
 /// Requests keep valid signatures, and retries succeed without repeating their effect.
 fn through_a_proxy(seaweed: &Seaweed) {
-    let kinds = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Latency).collect::<Vec<_>>();
-    let plan = Plan { seed: 3, probability: 0.5, kinds: kinds.clone(), ..Plan::default() };
+    let kinds = FaultKind::ALL.into_iter().filter(|&kind| kind != FaultKind::Latency).collect::<Vec<_>>();
+    let plan = FaultPlan { seed: 3, probability: 0.5, kinds: kinds.clone(), ..FaultPlan::default() };
     let proxy = FaultProxy::start(seaweed.endpoint(), plan);
     let s3 = S3::new(&proxy.endpoint(), ADMIN);
     for n in 0..20 {
@@ -86,7 +86,7 @@ fn through_a_proxy(seaweed: &Seaweed) {
     // object_store's own client retries too, with valid signatures. It does not retry a POST whose response breaks off;
     // its callers must.
     let only = |method: &str, _: &str| method != "POST";
-    proxy.set_plan(Plan { seed: 4, probability: 0.4, only, ..Plan::default() });
+    proxy.set_plan(FaultPlan { seed: 4, probability: 0.4, only, ..FaultPlan::default() });
     proxy.clear();
     let store = s3.store("corpora");
     let content = (0..6_000_000u32).map(|i| (i % 251) as u8).collect::<Vec<_>>();
@@ -114,7 +114,7 @@ fn watched(seaweed: &Seaweed) {
     let shard = scratch.path("shard.parquet");
     let script =
         "import sys, pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({'a': [1, 2]}), sys.argv[1])";
-    ran(Command::new(crate::root().join(".venv/bin/python")).args(["-c", script]).arg(&shard)).expect(0);
+    run_command(Command::new(crate::root().join(".venv/bin/python")).args(["-c", script]).arg(&shard)).expect(0);
     let shard = fs::read(shard).unwrap();
 
     s3.put("corpora", "set/data/0.parquet", &shard);
@@ -129,7 +129,11 @@ fn watched(seaweed: &Seaweed) {
         fs::remove_file(&stop).unwrap();
         serde_json::from_slice(&out.stdout).unwrap()
     };
-    let plan = Plan { probability: 0.5, kinds: vec![Kind::ResetResponse, Kind::SlowDown503], ..Plan::default() };
+    let plan = FaultPlan {
+        probability: 0.5,
+        kinds: vec![FaultKind::ResetResponse, FaultKind::SlowDown503],
+        ..FaultPlan::default()
+    };
     let proxy = FaultProxy::start(seaweed.endpoint(), plan);
     let seen = look(&proxy.endpoint(), "s3://corpora/set", &mut || {
         let begin = proxy.requests().len();
@@ -145,9 +149,9 @@ fn watched(seaweed: &Seaweed) {
 
     // The response that breaks off may itself be an error.
     let only = |_: &str, target: &str| target.ends_with(".parquet");
-    let plan = |kind| Plan { probability: 1.0, kinds: vec![kind], only, ..Plan::default() };
-    let failing = FaultProxy::start(seaweed.endpoint(), plan(Kind::SlowDown503));
-    let breaking = FaultProxy::start(&failing.endpoint(), plan(Kind::ResetResponse));
+    let plan = |kind| FaultPlan { probability: 1.0, kinds: vec![kind], only, ..FaultPlan::default() };
+    let failing = FaultProxy::start(seaweed.endpoint(), plan(FaultKind::SlowDown503));
+    let breaking = FaultProxy::start(&failing.endpoint(), plan(FaultKind::ResetResponse));
     let seen = look(&breaking.endpoint(), "s3://corpora/set", &mut || {
         while breaking.fired().is_empty() {
             std::thread::sleep(Duration::from_millis(50));

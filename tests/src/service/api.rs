@@ -6,11 +6,11 @@ use serde_json::Value;
 use ureq::http::{Request, Response};
 use ureq::{Agent, Body};
 
-use super::{PATIENCE, eventually};
+use super::{TIMEOUT, eventually};
 
 /// A response of the service.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct ApiResponse {
     /// The HTTP status.
     pub status: u16,
     /// Headers with lower-case names.
@@ -19,7 +19,7 @@ pub struct Answer {
     pub text: String,
 }
 
-impl Answer {
+impl ApiResponse {
     /// Asserts the status; shows the body on failure.
     #[track_caller]
     pub fn expect(self, status: u16) -> Self {
@@ -65,7 +65,7 @@ impl Api {
             .http_status_as_error(false)
             // An idle connection to a killed server would fail the first request after its restart.
             .max_idle_connections(0)
-            .timeout_global(Some(2 * PATIENCE))
+            .timeout_global(Some(2 * TIMEOUT))
             .build();
         Self { url: url.to_owned(), token: None, agent: agent.into() }
     }
@@ -87,7 +87,7 @@ impl Api {
     }
 
     /// Sends a request. Paths are relative to the API, except `/metrics`.
-    pub fn ask(
+    pub fn send_raw(
         &self,
         method: &str,
         path: &str,
@@ -110,31 +110,31 @@ impl Api {
 
     /// Sends a request and reads the response.
     #[track_caller]
-    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> Answer {
-        let answered = self.ask(method, path, headers, body);
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> ApiResponse {
+        let answered = self.send_raw(method, path, headers, body);
         read(answered.unwrap_or_else(|e| panic!("{method} {path}: {e}"))).unwrap_or_else(|e| panic!("{path}: {e}"))
     }
 
     /// Sends a GET request; `None` if there is no response.
-    pub fn try_get(&self, path: &str) -> Option<Answer> {
-        read(self.ask("GET", path, &[], None).ok()?).ok()
+    pub fn try_get(&self, path: &str) -> Option<ApiResponse> {
+        read(self.send_raw("GET", path, &[], None).ok()?).ok()
     }
 
     /// Sends a GET request.
     #[track_caller]
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> ApiResponse {
         self.send("GET", path, &[], None)
     }
 
     /// Sends a POST request without a body.
     #[track_caller]
-    pub fn post(&self, path: &str) -> Answer {
+    pub fn post(&self, path: &str) -> ApiResponse {
         self.send("POST", path, &[], None)
     }
 
     /// Submits a job file as JSON. The query is empty or begins with `?`.
     #[track_caller]
-    pub fn send_job(&self, query: &str, headers: &[(&str, &str)], job: &Value) -> Answer {
+    pub fn send_job(&self, query: &str, headers: &[(&str, &str)], job: &Value) -> ApiResponse {
         let headers = [&[("content-type", "application/json")], headers].concat();
         self.send("POST", &format!("/jobs{query}"), &headers, Some(&job.to_string()))
     }
@@ -160,7 +160,7 @@ impl Api {
 
     /// Waits until a job satisfies `is`. Panics if it ends before.
     #[track_caller]
-    pub fn until(&self, id: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    pub fn wait_for(&self, id: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
         eventually(&format!("job {id} {what}"), || {
             last = self.job(id);
@@ -173,13 +173,13 @@ impl Api {
 
     /// Waits until a job is in a state. Panics at once if it ends in another state.
     #[track_caller]
-    pub fn until_state(&self, id: &str, state: &str) -> Value {
-        self.until(id, state, |job| job["state"] == state)
+    pub fn wait_for_state(&self, id: &str, state: &str) -> Value {
+        self.wait_for(id, state, |job| job["state"] == state)
     }
 
     /// Waits until the events of a job contain at least this many committed splits.
     #[track_caller]
-    pub fn until_split(&self, id: &str, splits: usize) {
+    pub fn wait_for_split(&self, id: &str, splits: usize) {
         eventually(&format!("{splits} splits of job {id}"), || {
             let committed = |e: &&Value| e["type"] == "split_committed";
             (self.events(id).iter().filter(committed).count() >= splits).then_some(())
@@ -209,30 +209,30 @@ impl Api {
 
     /// Opens a stream of events.
     #[track_caller]
-    pub fn stream(&self, path: &str, headers: &[(&str, &str)]) -> Stream {
+    pub fn stream(&self, path: &str, headers: &[(&str, &str)]) -> EventStream {
         let headers = [&[("accept", "text/event-stream")], headers].concat();
-        let answer = self.ask("GET", path, &headers, None).unwrap();
+        let answer = self.send_raw("GET", path, &headers, None).unwrap();
         assert_eq!(answer.status(), 200, "{path}");
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
-        Stream { lines: BufReader::new(Box::new(answer.into_body().into_reader())) }
+        EventStream { lines: BufReader::new(Box::new(answer.into_body().into_reader())) }
     }
 }
 
-fn read(mut answer: Response<Body>) -> Result<Answer, ureq::Error> {
+fn read(mut answer: Response<Body>) -> Result<ApiResponse, ureq::Error> {
     let text = answer.body_mut().with_config().limit(64 << 20).read_to_string()?;
     let headers = answer.headers().iter();
     let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect();
-    Ok(Answer { status: answer.status().as_u16(), headers, text })
+    Ok(ApiResponse { status: answer.status().as_u16(), headers, text })
 }
 
 /// Server-sent events, until the server closes the stream.
-pub struct Stream {
+pub struct EventStream {
     lines: BufReader<Box<dyn Read + Send>>,
 }
 
 /// A server-sent event.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sent {
+pub struct SseEvent {
     /// Its id, if it has one.
     pub id: Option<i64>,
     /// Its type.
@@ -241,10 +241,10 @@ pub struct Sent {
     pub data: Value,
 }
 
-impl Iterator for Stream {
-    type Item = Sent;
+impl Iterator for EventStream {
+    type Item = SseEvent;
 
-    fn next(&mut self) -> Option<Sent> {
+    fn next(&mut self) -> Option<SseEvent> {
         let (mut id, mut kind, mut data) = (None, String::new(), String::new());
         loop {
             let mut line = String::new();
@@ -258,7 +258,7 @@ impl Iterator for Stream {
                 Some(("event", value)) => kind = value.trim().to_owned(),
                 Some(("data", value)) => data += value,
                 None if line.is_empty() && !kind.is_empty() => {
-                    return Some(Sent { id, kind, data: serde_json::from_str(&data).unwrap() });
+                    return Some(SseEvent { id, kind, data: serde_json::from_str(&data).unwrap() });
                 }
                 // An id without an event: the position from which a stream lost before its first event continues.
                 None if line.is_empty() => id = None,

@@ -167,8 +167,8 @@ async fn many_splits_share_a_device_and_each_gets_its_own() {
             for batch in 0..5 {
                 let rows: Vec<Vec<i32>> = (0..3).map(|r| vec![1, (n % 5) as i32 + 1, r]).collect();
                 let input = sequences(n * 100 + batch * 10, &rows);
-                let answer = device.submit(&config(), input.clone(), Arc::clone(&meter)).await.unwrap();
-                let done = answer.wait(&device).await.unwrap();
+                let pending = device.submit(&config(), input.clone(), Arc::clone(&meter)).await.unwrap();
+                let done = pending.wait(&device).await.unwrap();
                 assert_eq!(done.batch.num_rows(), 3);
                 assert_eq!(&done.batch.columns()[..3], input.columns());
                 let logprobs = done.batch.column_by_name(columns::LOGPROB).unwrap();
@@ -222,7 +222,7 @@ async fn a_device_that_panics_is_an_error_for_all_who_wait() {
     let config = config();
     let after = device.submit(&config, sequences(2, &[vec![1, 2]]), meter);
     match tokio::time::timeout(LONG, after).await.unwrap() {
-        Ok(answer) => assert!(tokio::time::timeout(LONG, answer.wait(&device)).await.unwrap().is_err()),
+        Ok(pending) => assert!(tokio::time::timeout(LONG, pending.wait(&device)).await.unwrap().is_err()),
         Err(e) => assert!(e.to_string().ends_with("a fault of this program"), "{e}"),
     }
 }

@@ -14,14 +14,14 @@ use stillhouse_schemas::pages::PageSum;
 
 /// The checksums so far, 16 bytes per page.
 #[derive(Debug, Default)]
-struct Log {
+struct ChecksumList {
     pages: Vec<PageSum>,
     /// Checksum and size of a page header, which the writer stores separately from the page's data.
     header: Option<(Hasher, u64)>,
 }
 
-impl Log {
-    fn note(&mut self, blob: &[u8]) {
+impl ChecksumList {
+    fn add(&mut self, blob: &[u8]) {
         let (mut hasher, before) = self.header.take().unwrap_or_default();
         hasher.update(blob);
         let bytes = before + blob.len() as u64;
@@ -34,35 +34,35 @@ impl Log {
 
 /// Creates the writer's page stores, which all append to one list of checksums.
 #[derive(Debug, Default)]
-pub struct PageSums(Arc<Mutex<Log>>);
+pub struct PageChecksums(Arc<Mutex<ChecksumList>>);
 
-impl PageSums {
+impl PageChecksums {
     /// Returns the checksums of the pages written so far, in file order.
     pub fn pages(&self) -> Vec<PageSum> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pages.clone()
     }
 }
 
-impl PageStoreFactory for PageSums {
+impl PageStoreFactory for PageChecksums {
     fn create(&self, _: &PageStoreArgs<'_>) -> Result<Box<dyn PageStore>> {
-        Ok(Box::new(Summed { pages: InMemoryPageStore::default(), log: Arc::clone(&self.0) }))
+        Ok(Box::new(ChecksummedPages { pages: InMemoryPageStore::default(), list: Arc::clone(&self.0) }))
     }
 }
 
 /// The pages of one column chunk.
-struct Summed {
+struct ChecksummedPages {
     pages: InMemoryPageStore,
-    log: Arc<Mutex<Log>>,
+    list: Arc<Mutex<ChecksumList>>,
 }
 
-impl PageStore for Summed {
+impl PageStore for ChecksummedPages {
     fn put(&mut self, blob: Bytes) -> Result<PageKey> {
         self.pages.put(blob)
     }
 
     fn take(&mut self, key: PageKey) -> Result<Bytes> {
         let blob = self.pages.take(key)?;
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).note(&blob);
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).add(&blob);
         Ok(blob)
     }
 

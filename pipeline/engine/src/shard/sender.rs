@@ -6,7 +6,7 @@ use stillhouse_output::{Output, ShardUpload, Staged};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-type Sent = (Box<ShardUpload>, object_store::Result<()>);
+type SendResult = (Box<ShardUpload>, object_store::Result<()>);
 
 /// An upload in progress.
 pub struct Sender {
@@ -16,7 +16,7 @@ pub struct Sender {
 
 enum State {
     Idle(Box<ShardUpload>),
-    Sending(JoinHandle<Sent>),
+    Sending(JoinHandle<SendResult>),
     /// A task that panicked took the upload with it.
     Lost,
 }

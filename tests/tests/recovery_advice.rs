@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stillhouse_tests::{Ran, Scratch, corpus, rounds, with};
+use stillhouse_tests::{CommandOutput, Scratch, corpus, repetitions, with};
 
 use crate::append::{grow, scratch, small};
 
@@ -55,8 +55,8 @@ const REPAIR: [&str; 3] = ["repair", "out", "job.yaml"];
 const VERIFY: [&str; 2] = ["verify", "out"];
 const CLEAN: [&str; 2] = ["clean", "out"];
 
-/// Maximum number of steps; a longer way counts as a cycle.
-const STEPS: usize = 6;
+/// Maximum number of commands to follow; more count as a cycle.
+const MAX_STEPS: usize = 6;
 
 fn nth(out: &Path, folder: &str, n: usize) -> PathBuf {
     let mut names: Vec<PathBuf> = fs::read_dir(out.join(folder)).unwrap().map(|e| e.unwrap().path()).collect();
@@ -80,19 +80,19 @@ fn cut(path: &Path) {
 }
 
 /// A data set with its input and its job file in a separate folder.
-struct Place<'a> {
+struct DatasetCopy<'a> {
     original: &'a Path,
     scratch: Scratch,
 }
 
-impl<'a> Place<'a> {
-    fn copied(original: &'a Path) -> Self {
+impl<'a> DatasetCopy<'a> {
+    fn new(original: &'a Path) -> Self {
         let scratch = Scratch::new();
         copy(original, &scratch.path(""));
         Self { original, scratch }
     }
 
-    fn put_back(&self) {
+    fn restore_input(&self) {
         for entry in fs::read_dir(self.scratch.path("in")).unwrap() {
             remove(&entry.unwrap().path());
         }
@@ -102,7 +102,7 @@ impl<'a> Place<'a> {
 
     /// Runs the first command that a message suggests, as a person would who wants to keep the data. `None` if it
     /// suggests none.
-    fn follow(&self, said: &str) -> Option<Ran> {
+    fn run_suggested(&self, said: &str) -> Option<CommandOutput> {
         let puts_back = ["that it was made of", "put them back", "matches no file"];
         let steps: [(&[&str], &[&str]); 5] = [
             (&["`stillhouse repair", "stillhouse repair out job.yaml"], &REPAIR),
@@ -113,7 +113,7 @@ impl<'a> Place<'a> {
         ];
         let (names, step) = steps.into_iter().find(|(names, _)| names.iter().any(|name| said.contains(name)))?;
         if names == puts_back {
-            self.put_back();
+            self.restore_input();
         }
         Some(self.scratch.stillhouse(step))
     }
@@ -132,30 +132,30 @@ fn copy(from: &Path, to: &Path) {
 
 /// Follows the suggestions to a complete data set that its job considers finished. Fails with all steps if they do not
 /// lead there.
-fn leads_out(place: &Place<'_>, first: &[&str]) -> Result<(), String> {
-    let mut way = String::new();
-    let mut ran = place.scratch.stillhouse(first);
-    for _ in 0..STEPS {
-        way += &format!("\n{}{}", ran.stdout, ran.stderr);
+fn follow_advice(dataset: &DatasetCopy<'_>, first: &[&str]) -> Result<(), String> {
+    let mut transcript = String::new();
+    let mut ran = dataset.scratch.stillhouse(first);
+    for _ in 0..MAX_STEPS {
+        transcript += &format!("\n{}{}", ran.stdout, ran.stderr);
         if ran.code == Some(0) {
-            ran = place.scratch.stillhouse(&VERIFY);
+            ran = dataset.scratch.stillhouse(&VERIFY);
             if ran.code == Some(0) {
-                ran = place.scratch.stillhouse(&RUN);
+                ran = dataset.scratch.stillhouse(&RUN);
             }
             if ran.code == Some(0) {
                 return Ok(());
             }
         }
         let said = format!("{}{}", ran.stdout, ran.stderr);
-        way += &format!("\n{said}");
-        ran = place.follow(&said).ok_or(format!("no way out: {way}"))?;
+        transcript += &format!("\n{said}");
+        ran = dataset.run_suggested(&said).ok_or(format!("no way out: {transcript}"))?;
     }
-    Err(format!("a circle: {way}"))
+    Err(format!("a circle: {transcript}"))
 }
 
 /// Verbs to start with: all under `make soak`; in CI only those whose messages lead to the others.
 fn verbs(damage: &str, change: &str) -> &'static [&'static [&'static str]] {
-    match (rounds(1, 2) == 1, damage, change) {
+    match (repetitions(1, 2) == 1, damage, change) {
         // these messages do not depend on the damage
         (true, "whole", "no file") => &[&RUN],
         (true, _, "no file") => &[],
@@ -166,7 +166,7 @@ fn verbs(damage: &str, change: &str) -> &'static [&'static [&'static str]] {
 }
 
 /// Tests every second damage from `first` on. Each half is a separate test, so that both run in parallel.
-fn every_verb_leads_out(first: usize) {
+fn check_every_verb(first: usize) {
     let original = scratch(&small());
     original.job("job.yaml", &small());
     let folder = original.path("");
@@ -176,11 +176,11 @@ fn every_verb_leads_out(first: usize) {
     for (damage, damaged) in DAMAGES.iter().skip(first).step_by(2) {
         for (change, changed) in CHANGES {
             for verb in verbs(damage, change) {
-                let place = Place::copied(&folder);
-                damaged(&place.scratch.path("out"));
-                changed(&place.scratch);
-                if let Err(way) = leads_out(&place, verb) {
-                    wrong.push(format!("{damage}, {change}: {verb:?}: {way}"));
+                let dataset = DatasetCopy::new(&folder);
+                damaged(&dataset.scratch.path("out"));
+                changed(&dataset.scratch);
+                if let Err(transcript) = follow_advice(&dataset, verb) {
+                    wrong.push(format!("{damage}, {change}: {verb:?}: {transcript}"));
                 }
             }
         }
@@ -190,12 +190,12 @@ fn every_verb_leads_out(first: usize) {
 
 #[test]
 fn whatever_became_of_it_every_verb_leads_to_a_whole_data_set() {
-    every_verb_leads_out(0);
+    check_every_verb(0);
 }
 
 #[test]
 fn and_so_from_every_other_state() {
-    every_verb_leads_out(1);
+    check_every_verb(1);
 }
 
 #[test]

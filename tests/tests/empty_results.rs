@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, with};
 
-use crate::resume::moments;
+use crate::resume::uniform_draws;
 
 /// A job without a teacher, with a tokenizer of six words.
 fn small(scratch: &Scratch) -> Value {
@@ -138,7 +138,7 @@ fn a_held_out_set_without_a_sequence_is_a_failure() {
 fn success_is_never_nothing() {
     let scratch = Scratch::new();
     let rounds = if std::env::var_os("STILLHOUSE_SOAK").is_some() { 2000 } else { 60 };
-    let mut random = moments(17);
+    let mut random = uniform_draws(17);
     let mut pick = move |n: usize| (random.next().unwrap() * n as f64) as usize;
     let (mut succeeded, mut failed) = (0, 0);
     for round in 0..rounds {

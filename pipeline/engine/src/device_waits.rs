@@ -7,18 +7,18 @@ use stillhouse_base::events::Progress;
 
 /// Seconds that devices waited, by the stage that was working meanwhile.
 #[derive(Debug, Default)]
-pub(crate) struct Awaited {
+pub(crate) struct DeviceWaits {
     last: Option<Instant>,
     seconds: BTreeMap<String, f64>,
 }
 
-impl Awaited {
+impl DeviceWaits {
     /// Splits the time since the previous sample evenly among the working stages, once per idle device.
-    pub fn look(&mut self, now: Instant, idle_devices: usize, at_work: &[&str]) {
+    pub fn sample(&mut self, now: Instant, idle_devices: usize, working_stages: &[&str]) {
         let Some(last) = self.last.replace(now) else { return };
         let seconds = now.saturating_duration_since(last).as_secs_f64() * idle_devices as f64;
-        for stage in at_work.iter().filter(|_| idle_devices > 0) {
-            *self.seconds.entry((*stage).to_owned()).or_default() += seconds / at_work.len() as f64;
+        for stage in working_stages.iter().filter(|_| idle_devices > 0) {
+            *self.seconds.entry((*stage).to_owned()).or_default() += seconds / working_stages.len() as f64;
         }
     }
 
@@ -38,9 +38,9 @@ mod tests {
 
     #[test]
     fn time_without_a_batch_is_put_down_to_the_stages_that_are_at_work() {
-        let (began, mut awaited) = (Instant::now(), Awaited::default());
+        let (began, mut waits) = (Instant::now(), DeviceWaits::default());
         let at = |seconds| began + Duration::from_secs(seconds);
-        let looks: [(u64, usize, &[&str]); 6] = [
+        let samples: [(u64, usize, &[&str]); 6] = [
             // The first sample has no predecessor, so its time is not attributed.
             (10, 1, &["read"]),
             (12, 1, &["tokenize"]),
@@ -50,13 +50,13 @@ mod tests {
             (21, 1, &[]),
             (22, 1, &["write"]),
         ];
-        for (seconds, idle, at_work) in looks {
-            awaited.look(at(seconds), idle, at_work);
+        for (seconds, idle, working_stages) in samples {
+            waits.sample(at(seconds), idle, working_stages);
         }
         let stage = |name: &str| StageProgress { name: name.into(), ..StageProgress::default() };
         let stages = ["read", "tokenize", "extract", "write"].map(stage).to_vec();
         let mut progress = Progress { stages, ..Progress::default() };
-        awaited.add_to(&mut progress);
+        waits.add_to(&mut progress);
         let seconds: Vec<f64> = progress.stages.iter().map(|stage| stage.awaited_seconds).collect();
         assert_eq!(seconds, [0.0, 5.0, 0.0, 4.0]);
         assert_eq!(progress.most_awaited(), Some("tokenize"));

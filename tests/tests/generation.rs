@@ -65,7 +65,7 @@ fn text_is_the_same_whatever_writes_it() {
         let extract = json!({"subtokens": {"length": 4}, "partitions": {"views": 2}, "extract": {"sequential": {"slots": slots}}});
         scratch.job("job.yaml", &with(job(), &extract));
         let mut command = scratch.command(&["run", "job.yaml", "--quiet"]);
-        stillhouse_tests::ran(command.env("RAYON_NUM_THREADS", threads)).expect(0);
+        stillhouse_tests::run_command(command.env("RAYON_NUM_THREADS", threads)).expect(0);
         assert_eq!(shards(&dataset), made, "{threads} threads, {slots} slots");
     }
     // a lost shard is generated again with the same bytes

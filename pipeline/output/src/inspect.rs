@@ -17,20 +17,21 @@ use super::commands::repair_command;
 use super::commit::CommitRecord;
 use super::upload::UploadRecord;
 use super::{
-    Backend, Bucket, CARD, Found, MANIFEST, Output, PLAN, PlanRecord, REQUESTS, STATE, SUCCESS, TOKENIZER, disk,
+    Backend, Bucket, CARD, Found, MANIFEST, MAX_CONCURRENT_REQUESTS, Output, PLAN, PlanRecord, STATE_FOLDER, SUCCESS,
+    TOKENIZER, disk,
 };
 
 /// Describes, one difference per line, how the job of a plan differs from the current one.
-pub type Differs<'a> = dyn Fn(&PlanRecord) -> Vec<String> + Send + Sync + 'a;
+pub type DescribeDifferences<'a> = dyn Fn(&PlanRecord) -> Vec<String> + Send + Sync + 'a;
 
 /// The field of a manifest that identifies its job.
 #[derive(Deserialize)]
-struct OfJob {
+struct ManifestJobHash {
     job_hash: String,
 }
 
 /// Maximum number of records that are read just to report how much the output contains.
-const RECORDS_READ: usize = 2_000;
+const MAX_RECORDS_READ: usize = 2_000;
 
 impl Output {
     /// Inspects the output for the job with this hash. Writes nothing.
@@ -41,13 +42,13 @@ impl Output {
         self.look_as(job_hash, &|_| Vec::new()).await
     }
 
-    /// Like [`Output::look`]; `differs` describes how another job differs, for the error message.
+    /// Like [`Output::look`]; `describe_differences` describes how another job differs, for the error message.
     ///
     /// # Errors
     /// As [`Output::look`].
-    pub async fn look_as(&self, job_hash: &str, differs: &Differs<'_>) -> Result<Found> {
+    pub async fn look_as(&self, job_hash: &str, describe_differences: &DescribeDifferences<'_>) -> Result<Found> {
         let Some(plan) = self.plan().await? else {
-            return match self.entries().await? {
+            return match self.count_entries().await? {
                 0 => Ok(Found::Nothing),
                 _ if self.has_state().await? && self.is_a_data_set().await? => Err(PipelineError::new(
                     ErrorKind::DataSet,
@@ -71,14 +72,16 @@ impl Output {
                 &plan.job_hash[..12.min(plan.job_hash.len())],
                 &job_hash[..12.min(job_hash.len())],
             );
-            let lines = differs(&plan).into_iter().chain([format!("would be lost: {}", self.holdings(&plan).await)]);
+            let lines = describe_differences(&plan)
+                .into_iter()
+                .chain([format!("would be lost: {}", self.describe_contents(&plan).await)]);
             lines.for_each(|line| message += &format!("\n  {line}"));
             return Err(PipelineError::new(ErrorKind::Usage, message));
         }
         // A missing or damaged manifest is written again from the records.
         if let Some(manifest) = self.finished_manifest().await? {
             // Parse only the hash: a manifest may list many splits.
-            if serde_json::from_slice::<OfJob>(&manifest).is_ok_and(|of| of.job_hash == job_hash) {
+            if serde_json::from_slice::<ManifestJobHash>(&manifest).is_ok_and(|of| of.job_hash == job_hash) {
                 return Ok(Found::Complete);
             }
         }
@@ -96,16 +99,18 @@ impl Output {
 
     /// Whether the output contains a manifest or a commit record.
     async fn is_a_data_set(&self) -> Result<bool> {
-        Ok(self.exists(MANIFEST).await? || !self.list(&format!("{STATE}/splits")).await?.is_empty())
+        Ok(self.exists(MANIFEST).await? || !self.list(&format!("{STATE_FOLDER}/splits")).await?.is_empty())
     }
 
     /// Describes what the output contains of a job.
-    async fn holdings(&self, plan: &PlanRecord) -> String {
+    async fn describe_contents(&self, plan: &PlanRecord) -> String {
         let shards = self.list("data").await.unwrap_or_default();
-        let shards: Vec<u64> = shards.into_iter().filter(|(name, _)| is_ours(name)).map(|(_, bytes)| bytes).collect();
+        let shards: Vec<u64> =
+            shards.into_iter().filter(|(name, _)| is_dataset_file(name)).map(|(_, bytes)| bytes).collect();
         let bytes: u64 = shards.iter().sum();
         // A store may have many records; this message is worth only a few requests.
-        let records = if shards.len() <= RECORDS_READ { self.records().await.unwrap_or_default() } else { Vec::new() };
+        let records =
+            if shards.len() <= MAX_RECORDS_READ { self.records().await.unwrap_or_default() } else { Vec::new() };
         let own = records.iter().filter(|r| plan.counts(&r.job_hash));
         let rows = match own.clone().count() {
             0 => String::new(),
@@ -115,13 +120,13 @@ impl Output {
     }
 
     /// Counts the files that are not state of a run, up to 1,000. On a disk it counts top-level files and folders.
-    pub(super) async fn entries(&self) -> Result<usize> {
+    pub(super) async fn count_entries(&self) -> Result<usize> {
         if self.folder().is_none() {
             // Some servers list folders that no longer contain anything, and web consoles create an empty object for
             // the folder itself.
-            let state = Path::from(STATE);
-            let ours = |at: &Path| at.prefix_matches(&state) || at.as_ref().is_empty();
-            let files = self.store.list(None).try_filter(|meta| ready(!ours(&meta.location)));
+            let state = Path::from(STATE_FOLDER);
+            let is_state = |at: &Path| at.prefix_matches(&state) || at.as_ref().is_empty();
+            let files = self.store.list(None).try_filter(|meta| ready(!is_state(&meta.location)));
             return files
                 .take(1000)
                 .try_fold(0, |n, _| ready(Ok(n + 1)))
@@ -133,7 +138,7 @@ impl Output {
             Err(object_store::Error::NotFound { .. }) => return Ok(0),
             Err(e) => return Err(self.failed(&e, "list", "")),
         };
-        let folders = listing.common_prefixes.iter().filter(|p| p.filename() != Some(STATE)).count();
+        let folders = listing.common_prefixes.iter().filter(|p| p.filename() != Some(STATE_FOLDER)).count();
         Ok(folders + listing.objects.len())
     }
 
@@ -154,10 +159,10 @@ impl Output {
     /// # Errors
     /// When the store fails.
     pub async fn readable_records(&self) -> Result<(Vec<CommitRecord>, Vec<(String, String)>)> {
-        let names = self.list(&format!("{STATE}/splits")).await?.into_keys();
+        let names = self.list(&format!("{STATE_FOLDER}/splits")).await?.into_keys();
         let all: Vec<(String, Option<bytes::Bytes>)> = futures::stream::iter(names)
             .map(|name| async move { self.get(&name).await.map(|bytes| (name, bytes)) })
-            .buffered(REQUESTS)
+            .buffered(MAX_CONCURRENT_REQUESTS)
             .try_collect()
             .await?;
         let (mut records, mut unreadable) = (Vec::new(), Vec::new());
@@ -185,20 +190,22 @@ impl Output {
         self.delete(SUCCESS).await?;
         let mut settled = BTreeMap::new();
         for record in unsettled {
-            if self.settle(&record).await? {
+            if self.complete_upload(&record).await? {
                 settled.insert(record.shard.split, record.shard);
             } else {
-                self.void(&record).await?;
+                self.remove_stale_record(&record).await?;
             }
         }
         self.remove_leftovers().await?;
         let (own, others): (Vec<_>, Vec<_>) = self.records().await?.into_iter().partition(|r| self.is_own(r));
         for record in others {
-            self.void(&record).await?;
+            self.remove_stale_record(&record).await?;
         }
         self.abort_uploads(false).await?;
         let committed: BTreeSet<String> = own.into_iter().map(|r| r.shard.path).collect();
-        for name in self.list("data").await?.into_keys().filter(|name| is_ours(name) && !committed.contains(name)) {
+        for name in
+            self.list("data").await?.into_keys().filter(|name| is_dataset_file(name) && !committed.contains(name))
+        {
             self.delete(&name).await?;
         }
         Ok(settled)
@@ -241,7 +248,7 @@ impl Output {
                 }
                 continue;
             }
-            if !is_ours(name.as_ref()) {
+            if !is_dataset_file(name.as_ref()) {
                 continue;
             }
             found.push(name.to_string());
@@ -260,7 +267,7 @@ impl Output {
     /// # Errors
     /// When the store fails.
     pub async fn has_state(&self) -> Result<bool> {
-        Ok(!self.list(STATE).await?.is_empty())
+        Ok(!self.list(STATE_FOLDER).await?.is_empty())
     }
 
     /// Lists files that a crash left: staged shards, probes, and on a disk unfinished files.
@@ -268,9 +275,10 @@ impl Output {
     /// # Errors
     /// When the store cannot list them.
     pub async fn leftovers(&self) -> Result<Vec<String>> {
-        let names = self.list(STATE).await?.into_keys();
-        let left = [format!("{STATE}/staging/"), format!("{STATE}/probe-")];
-        let mut found: Vec<String> = names.filter(|name| left.iter().any(|l| name.starts_with(l.as_str()))).collect();
+        let names = self.list(STATE_FOLDER).await?.into_keys();
+        let prefixes = [format!("{STATE_FOLDER}/staging/"), format!("{STATE_FOLDER}/probe-")];
+        let mut found: Vec<String> =
+            names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()))).collect();
         if let Some(root) = self.folder() {
             let unfinished = self.unfinished(root).await?;
             let names = unfinished.iter().map(|file| file.strip_prefix(root).unwrap_or(file));
@@ -288,7 +296,7 @@ impl Output {
         for name in self.leftovers().await? {
             self.delete(&name).await?;
         }
-        self.remove_under(&format!("{STATE}/staging")).await
+        self.remove_under(&format!("{STATE_FOLDER}/staging")).await
     }
 
     /// Removes files on a disk that a killed process was writing.
@@ -301,8 +309,8 @@ impl Output {
     /// Finds unfinished files, which listings hide because they still have temporary names.
     async fn unfinished(&self, root: &FsPath) -> Result<Vec<PathBuf>> {
         let in_state = |name: &str| name.ends_with(".json");
-        let in_root = |name: &str| name == SUCCESS || is_ours(name);
-        let state = [root.join(STATE), root.join(STATE).join("splits")];
+        let in_root = |name: &str| name == SUCCESS || is_dataset_file(name);
+        let state = [root.join(STATE_FOLDER), root.join(STATE_FOLDER).join("splits")];
         let listed = async {
             let mut found = disk::unfinished(state.into(), in_state).await?;
             found.append(&mut disk::unfinished(vec![root.to_owned()], in_root).await?);
@@ -313,7 +321,7 @@ impl Output {
 }
 
 /// Whether this is the name of a data set's file.
-pub(super) fn is_ours(name: &str) -> bool {
+pub(super) fn is_dataset_file(name: &str) -> bool {
     [MANIFEST, CARD, TOKENIZER].contains(&name)
         || SIDECAR_FILES.contains(&name)
         || name.strip_prefix("data/").is_some_and(|shard| shard.ends_with(".parquet") && shard.contains("-of-"))

@@ -12,26 +12,26 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::Ran;
+use crate::CommandOutput;
 
 /// Interval between two samples.
-const LOOK: Duration = Duration::from_millis(3);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(3);
 
 /// The result of a command and its peak resource use.
 #[derive(Debug)]
-pub struct Seen {
+pub struct ProcessStats {
     /// Exit code and output.
-    pub ran: Ran,
+    pub output: CommandOutput,
     /// Maximum number of threads in any sample.
     pub threads: u64,
     /// Peak resident memory in bytes (`VmHWM`).
     pub memory: u64,
 }
 
-impl Seen {
+impl ProcessStats {
     /// The events of one kind in the output of `--json`, in order.
     pub fn events(&self, kind: &str) -> Vec<Value> {
-        let lines = self.ran.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let lines = self.output.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.filter(|event| event["event"] == kind).collect()
     }
 }
@@ -48,16 +48,16 @@ impl Drop for Running {
 
 /// Runs a command, which must end before the deadline.
 #[track_caller]
-pub fn watch(command: &mut Command, deadline: Duration) -> Seen {
-    watch_and(command, deadline, |_, _| {})
+pub fn run_measured(command: &mut Command, deadline: Duration) -> ProcessStats {
+    run_measured_with(command, deadline, |_, _| {})
 }
 
-/// Like [`watch`]; calls `act` at every sample with the process id and the standard output so far.
+/// Like [`run_measured`]; calls `act` at every sample with the process id and the standard output so far.
 ///
 /// # Panics
 /// If the process has not ended by the deadline. The message has its output and the state of its threads.
 #[track_caller]
-pub fn watch_and(command: &mut Command, deadline: Duration, mut act: impl FnMut(i32, &str)) -> Seen {
+pub fn run_measured_with(command: &mut Command, deadline: Duration, mut act: impl FnMut(i32, &str)) -> ProcessStats {
     let folder = tempfile::tempdir().unwrap();
     let (out, err) = (folder.path().join("stdout"), folder.path().join("stderr"));
     command.stdin(Stdio::null()).stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
@@ -65,7 +65,7 @@ pub fn watch_and(command: &mut Command, deadline: Duration, mut act: impl FnMut(
     let mut child = Running(command.spawn().unwrap());
     let process = child.0.id().cast_signed();
     let (mut threads, mut memory) = (0, 0);
-    let said = |path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
+    let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
     let status = loop {
         if let Some(status) = child.0.try_wait().unwrap() {
             break status;
@@ -73,15 +73,19 @@ pub fn watch_and(command: &mut Command, deadline: Duration, mut act: impl FnMut(
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         threads = threads.max(field(&status, "Threads:"));
         memory = memory.max(field(&status, "VmHWM:") * 1024);
-        act(process, &said(&out));
+        act(process, &read(&out));
         if began.elapsed() > deadline {
-            let (out, err) = (said(&out), said(&err));
+            let (out, err) = (read(&out), read(&err));
             let last = out.lines().last().unwrap_or_default();
-            panic!("not ended after {deadline:?}: {threads} threads, {}\n{last}\n{err}", waits(process));
+            panic!("not ended after {deadline:?}: {threads} threads, {}\n{last}\n{err}", describe_threads(process));
         }
-        sleep(LOOK);
+        sleep(SAMPLE_INTERVAL);
     };
-    Seen { ran: Ran { code: status.code(), stdout: said(&out), stderr: said(&err) }, threads, memory }
+    ProcessStats {
+        output: CommandOutput { code: status.code(), stdout: read(&out), stderr: read(&err) },
+        threads,
+        memory,
+    }
 }
 
 fn field(status: &str, name: &str) -> u64 {
@@ -90,7 +94,7 @@ fn field(status: &str, name: &str) -> u64 {
 }
 
 /// Counts the threads by name and state, for example `73 × write S`.
-fn waits(process: i32) -> String {
+fn describe_threads(process: i32) -> String {
     let mut states = std::collections::BTreeMap::<String, u64>::new();
     for task in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
         let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();

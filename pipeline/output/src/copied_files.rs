@@ -10,7 +10,7 @@ use object_store::{
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 use super::upload::{Staged, StagedKind};
-use super::{Backend, Output, STATE, ShardUpload};
+use super::{Backend, Output, STATE_FOLDER, ShardUpload};
 
 /// Name of the metadata field for an object's SHA-256 in hexadecimal (`x-amz-meta-sha256` in S3).
 pub const SHA256: &str = "sha256";
@@ -24,13 +24,13 @@ impl Output {
     pub async fn upload_copy(&self, name: &str, bytes: u64, sha256: Option<&str>) -> Result<ShardUpload> {
         let bucket = match &self.backend {
             Backend::Disk(_) => {
-                let staged = Path::from(format!("{STATE}/staging/{}", name.replace('/', "_")));
+                let staged = Path::from(format!("{STATE_FOLDER}/staging/{}", name.replace('/', "_")));
                 return Ok(ShardUpload::to_disk(Arc::clone(&self.store), staged));
             }
             Backend::Web(_) => return Err(self.read_only()),
             Backend::Store(bucket) => bucket,
         };
-        let path = bucket.full(name);
+        let path = bucket.full_path(name);
         let id = match &bucket.uploads {
             Some(uploads) => {
                 let known: Vec<_> = sha256.map(|sha256| (SHA256, sha256)).into_iter().collect();
@@ -40,8 +40,14 @@ impl Output {
             None => bucket.multipart.create_multipart(&path).await,
         };
         let id = id.map_err(|e| self.failed(&e, "write", name))?;
-        let sending = self.sending.for_about(bytes as f64);
-        Ok(ShardUpload::to_store(Arc::clone(&bucket.multipart), path, id, sending, Arc::clone(&self.parts)))
+        let upload_options = self.upload_options.for_shard_size(bytes as f64);
+        Ok(ShardUpload::to_store(
+            Arc::clone(&bucket.multipart),
+            path,
+            id,
+            upload_options,
+            Arc::clone(&self.part_permits),
+        ))
     }
 
     /// Makes a copied file visible under its name, and verifies that it exists with the right size.
@@ -49,7 +55,7 @@ impl Output {
     /// # Errors
     /// When the store rejects it, or has a different file of that name.
     pub async fn place(&self, staged: Staged, name: &str) -> Result<()> {
-        let done = match (&staged.kind, &self.backend) {
+        let outcome = match (&staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => {
                 self.sync(staged.as_ref()).await?;
                 let moved = self.store.rename(staged, &Path::from(name)).await;
@@ -67,7 +73,7 @@ impl Output {
             (StagedKind::Store { .. }, Backend::Disk(_) | Backend::Web(_)) => Ok(()),
         };
         // If the response was lost, the retry fails although the first request succeeded. Only the stored file counts.
-        match (self.copied(name).await?, done) {
+        match (self.copied(name).await?, outcome) {
             (Some(there), _)
                 if there.bytes == staged.bytes && there.sha256.as_ref().is_none_or(|s| *s == staged.sha256) =>
             {
@@ -106,12 +112,12 @@ impl Output {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn copied(&self, name: &str) -> Result<Option<Copied>> {
+    pub async fn copied(&self, name: &str) -> Result<Option<CopiedFile>> {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match self.store.get_opts(&Path::from(name), options).await {
             Ok(got) => {
                 let sha256 = got.attributes.get(&Attribute::Metadata(SHA256.into())).map(|v| v.to_string());
-                Ok(Some(Copied { bytes: got.meta.size, sha256 }))
+                Ok(Some(CopiedFile { bytes: got.meta.size, sha256 }))
             }
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(self.failed(&e, "look at", name)),
@@ -121,7 +127,7 @@ impl Output {
 
 /// A file that exists in the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Copied {
+pub struct CopiedFile {
     /// Size in bytes.
     pub bytes: u64,
     /// Checksum from the object's metadata; always `None` on a disk.

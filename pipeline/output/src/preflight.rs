@@ -1,11 +1,11 @@
 //! Checks before a run that the output is writable, without leaving a trace.
 
 use std::fs::{self, File};
-use std::io::ErrorKind as ErrorOf;
+use std::io::ErrorKind as IoErrorKind;
 use std::path::Path as FsPath;
 
-use super::lease::holder;
-use super::{Backend, Output, STATE};
+use super::lease::describe_holder;
+use super::{Backend, Output, STATE_FOLDER};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::{Event, Observer};
 use stillhouse_base::storage::blocking;
@@ -29,7 +29,8 @@ impl Output {
             Backend::Web(_) => Err(self.read_only()),
             Backend::Store(_) => {
                 self.clone().create(observer).await?;
-                let held = holder(&self.store).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;
+                let held =
+                    describe_holder(&self.store).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;
                 if let Some(held) = held {
                     observer.event(&Event::Warning {
                         message: format!(
@@ -49,32 +50,32 @@ fn check_folder(root: &FsPath) -> Result<bool> {
     let wrong = |message: String| PipelineError::new(ErrorKind::Output, message);
     let here = FsPath::new(".");
     let named = |folder: &FsPath| if folder.as_os_str().is_empty() { here } else { folder }.to_owned();
-    let mut there = here.to_owned();
+    let mut existing = here.to_owned();
     for folder in root.ancestors().map(named) {
         match fs::symlink_metadata(&folder) {
             Ok(_) => {
-                there = folder;
+                existing = folder;
                 break;
             }
-            Err(e) if matches!(e.kind(), ErrorOf::NotFound | ErrorOf::NotADirectory) => {}
+            Err(e) if matches!(e.kind(), IoErrorKind::NotFound | IoErrorKind::NotADirectory) => {}
             Err(e) => {
                 let what = format!("output.path: {} cannot be made", folder.display());
                 return Err(PipelineError::caused(ErrorKind::Output, what, e));
             }
         }
     }
-    if !there.is_dir() {
-        return Err(wrong(format!("output.path: {} is a file; valid: a folder, or a path in one", there.display())));
+    if !existing.is_dir() {
+        return Err(wrong(format!("output.path: {} is a file; valid: a folder, or a path in one", existing.display())));
     }
-    let mut folders = vec![there.clone()];
-    if there == named(root) {
-        folders.extend([root.join(STATE), root.join("data")].into_iter().filter(|folder| folder.exists()));
+    let mut folders = vec![existing.clone()];
+    if existing == named(root) {
+        folders.extend([root.join(STATE_FOLDER), root.join("data")].into_iter().filter(|folder| folder.exists()));
     }
     for folder in folders {
         tempfile::tempfile_in(&folder)
             .map_err(PipelineError::output(format!("cannot write to {}", folder.display())))?;
     }
-    let lock = root.join(STATE).join("lock");
+    let lock = root.join(STATE_FOLDER).join("lock");
     let busy = File::open(&lock).is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)));
     Ok(!busy)
 }

@@ -16,22 +16,22 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, unlinkat};
 
 /// Maximum depth of nested folders that are removed. A run creates two levels.
-const MOST_LEVELS: usize = 32;
+const MAX_DEPTH: usize = 32;
 
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const FOLDER_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A symbolic link where a folder is expected.
 #[derive(Debug, thiserror::Error)]
 #[error("{} is a link to {}, valid: a folder; nothing is written or removed through it. Remove the link", link.display(), target.display())]
-pub(super) struct Linked {
+pub(super) struct UnexpectedLink {
     link: PathBuf,
     target: PathBuf,
 }
 
 /// Returns an error if the path is a symbolic link.
-fn linked(path: &Path) -> Option<io::Error> {
+fn link_error(path: &Path) -> Option<io::Error> {
     let target = std::fs::read_link(path).ok()?;
-    Some(io::Error::other(Linked { link: path.to_owned(), target }))
+    Some(io::Error::other(UnexpectedLink { link: path.to_owned(), target }))
 }
 
 /// Fails if one of these paths below a folder, or a folder on the way to it, is a symbolic link.
@@ -40,8 +40,8 @@ pub(super) fn refuse_links(root: &Path, names: &[&str]) -> io::Result<()> {
         let mut path = root.to_owned();
         for part in Path::new(name).components() {
             path.push(part);
-            if let Some(linked) = linked(&path) {
-                return Err(linked);
+            if let Some(error) = link_error(&path) {
+                return Err(error);
             }
         }
     }
@@ -53,7 +53,7 @@ pub(super) fn remove_file(root: &Path, name: &str) -> io::Result<()> {
     match open_parent(root, name) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),
-        Ok((parent, _, last)) => gone(unlinkat(&parent, last, AtFlags::empty())),
+        Ok((parent, _, last)) => ignore_missing(unlinkat(&parent, last, AtFlags::empty())),
     }
 }
 
@@ -61,8 +61,8 @@ pub(super) fn remove_file(root: &Path, name: &str) -> io::Result<()> {
 /// followed.
 pub(super) fn remove_folder(root: &Path, name: &str) -> io::Result<()> {
     let removed = open_parent(root, name).and_then(|(parent, path, last)| {
-        empty(open(&parent, last, &path.join(last))?, &path.join(last), 0)?;
-        gone(unlinkat(&parent, last, AtFlags::REMOVEDIR))
+        remove_contents(open_folder(&parent, last, &path.join(last))?, &path.join(last), 0)?;
+        ignore_missing(unlinkat(&parent, last, AtFlags::REMOVEDIR))
     });
     match removed {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -70,7 +70,7 @@ pub(super) fn remove_folder(root: &Path, name: &str) -> io::Result<()> {
     }
 }
 
-fn gone(removed: rustix::io::Result<()>) -> io::Result<()> {
+fn ignore_missing(removed: rustix::io::Result<()>) -> io::Result<()> {
     match removed {
         Err(e) if e == rustix::io::Errno::NOENT => Ok(()),
         removed => Ok(removed?),
@@ -82,23 +82,23 @@ fn open_parent<'a>(root: &Path, name: &'a str) -> io::Result<(OwnedFd, PathBuf, 
     let invalid = || io::Error::new(ErrorKind::InvalidInput, format!("{name:?} is no name below a folder"));
     let mut parts = Path::new(name).components();
     let Some(Component::Normal(last)) = parts.next_back() else { return Err(invalid()) };
-    let (mut folder, mut path) = (openat(CWD, root, FOLDER, Mode::empty())?, root.to_owned());
+    let (mut folder, mut path) = (openat(CWD, root, FOLDER_FLAGS, Mode::empty())?, root.to_owned());
     for part in parts {
         let Component::Normal(part) = part else { return Err(invalid()) };
         path.push(part);
-        folder = open(&folder, part, &path)?;
+        folder = open_folder(&folder, part, &path)?;
     }
     Ok((folder, path, last))
 }
 
-fn open(parent: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<OwnedFd> {
-    openat(parent, name, FOLDER.union(OFlags::NOFOLLOW), Mode::empty())
-        .map_err(|e| linked(path).unwrap_or_else(|| io::Error::from(e)))
+fn open_folder(parent: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<OwnedFd> {
+    openat(parent, name, FOLDER_FLAGS.union(OFlags::NOFOLLOW), Mode::empty())
+        .map_err(|e| link_error(path).unwrap_or_else(|| io::Error::from(e)))
 }
 
-fn empty(folder: OwnedFd, path: &Path, level: usize) -> io::Result<()> {
-    if level > MOST_LEVELS {
-        return Err(io::Error::other(format!("{}: more than {MOST_LEVELS} folders in each other", path.display())));
+fn remove_contents(folder: OwnedFd, path: &Path, depth: usize) -> io::Result<()> {
+    if depth > MAX_DEPTH {
+        return Err(io::Error::other(format!("{}: more than {MAX_DEPTH} folders in each other", path.display())));
     }
     for entry in Dir::read_from(&folder)? {
         let entry = entry?;
@@ -117,9 +117,9 @@ fn empty(folder: OwnedFd, path: &Path, level: usize) -> io::Result<()> {
         };
         if is_folder {
             let inner = path.join(&name);
-            empty(open(&folder, &name, &inner)?, &inner, level + 1)?;
+            remove_contents(open_folder(&folder, &name, &inner)?, &inner, depth + 1)?;
         }
-        gone(unlinkat(&folder, &*name, if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() }))?;
+        ignore_missing(unlinkat(&folder, &*name, if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() }))?;
     }
     Ok(())
 }

@@ -20,28 +20,28 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
 /// Time after which the attempts of a silent executor count as lost. A live executor reports every 10 seconds.
-const LOST: Duration = Duration::from_secs(45);
+const EXECUTOR_TIMEOUT: Duration = Duration::from_secs(45);
 
 #[derive(Debug, Default)]
-pub(crate) struct Remote {
+pub(crate) struct ExecutorReports {
     /// Counts of the shards that executors have committed for this run.
     committed: BTreeMap<SplitId, SplitCounts>,
     /// The latest report of each executor and when it last changed. The report of a dead executor stays unchanged.
     reports: BTreeMap<String, (AtWork, Instant)>,
     /// The counted attempt of each split that is not committed.
     attempts: BTreeMap<SplitId, Attempt>,
-    looks: u64,
+    updates: u64,
 }
 
 #[derive(Debug)]
 struct Attempt {
     counts: SplitCounts,
     /// The number of the last update that contained it.
-    seen: u64,
+    last_update: u64,
 }
 
-impl Remote {
-    pub fn committed(&mut self, record: &ShardRecord) {
+impl ExecutorReports {
+    pub fn add_committed(&mut self, record: &ShardRecord) {
         let Statistics { documents, text_bytes, text_tokens, predicted_tokens, .. } = record.statistics;
         let counts = SplitCounts {
             documents,
@@ -54,31 +54,33 @@ impl Remote {
         self.attempts.remove(&record.split);
     }
 
-    pub fn told(&mut self, reports: BTreeMap<String, AtWork>, now: Instant) {
-        self.looks += 1;
-        let mut before = std::mem::take(&mut self.reports);
-        for (name, at) in reports {
-            let heard = match before.remove(&name) {
-                Some((was, heard)) if was == at => heard,
+    pub fn update(&mut self, reports: BTreeMap<String, AtWork>, now: Instant) {
+        self.updates += 1;
+        let mut previous = std::mem::take(&mut self.reports);
+        for (name, report) in reports {
+            let changed_at = match previous.remove(&name) {
+                Some((unchanged, changed_at)) if unchanged == report => changed_at,
                 _ => now,
             };
-            self.reports.insert(name, (at, heard));
+            self.reports.insert(name, (report, changed_at));
         }
-        let mut last: BTreeMap<SplitId, (Instant, &SplitAtWork)> = BTreeMap::new();
-        for (at, heard) in self.reports.values() {
-            let lives = now.saturating_duration_since(*heard) < LOST;
-            for split in at.splits.iter().filter(|split| lives && !self.committed.contains_key(&split.split)) {
-                let newer = |(then, other): &(Instant, &SplitAtWork)| (*then, other.rows()) < (*heard, split.rows());
-                if last.get(&split.split).is_none_or(newer) {
-                    last.insert(split.split, (*heard, split));
+        let mut latest: BTreeMap<SplitId, (Instant, &SplitAtWork)> = BTreeMap::new();
+        for (report, changed_at) in self.reports.values() {
+            let is_alive = now.saturating_duration_since(*changed_at) < EXECUTOR_TIMEOUT;
+            for split in report.splits.iter().filter(|split| is_alive && !self.committed.contains_key(&split.split)) {
+                let newer =
+                    |(then, other): &(Instant, &SplitAtWork)| (*then, other.rows()) < (*changed_at, split.rows());
+                if latest.get(&split.split).is_none_or(newer) {
+                    latest.insert(split.split, (*changed_at, split));
                 }
             }
         }
-        let seen = self.looks;
-        let attempts = last.into_iter().map(|(id, (_, split))| (id, Attempt { counts: split.counts, seen }));
+        let update = self.updates;
+        let attempts =
+            latest.into_iter().map(|(id, (_, split))| (id, Attempt { counts: split.counts, last_update: update }));
         self.attempts.extend(attempts);
         // A split that left the reports may just have been committed: keep it for one more update.
-        self.attempts.retain(|_, attempt| attempt.seen + 1 >= seen);
+        self.attempts.retain(|_, attempt| attempt.last_update + 1 >= update);
     }
 
     /// Adds everything known to `progress`. Reports are up to 10 seconds old.
@@ -90,7 +92,7 @@ impl Remote {
             sequences: progress.sequences,
             teacher_tokens: progress.teacher_tokens,
         };
-        self.reports.values().for_each(|(at, _)| progress.add(&at.progress));
+        self.reports.values().for_each(|(report, _)| progress.add(&report.progress));
         self.committed.values().for_each(|counts| sum.add(counts));
         self.attempts.values().for_each(|attempt| sum.add(&attempt.counts));
         progress.documents = sum.documents;
@@ -102,15 +104,15 @@ impl Remote {
 
     /// Returns the splits in progress that `wanted` accepts, each with the executor that makes it. If two executors
     /// report a split, the one with more rows counts: the other one has abandoned it.
-    pub fn at_work(&self, wanted: impl Fn(SplitId) -> bool) -> BTreeMap<SplitId, SplitAtWork> {
+    pub fn splits_in_progress(&self, wanted: impl Fn(SplitId) -> bool) -> BTreeMap<SplitId, SplitAtWork> {
         let mut all: BTreeMap<SplitId, SplitAtWork> = BTreeMap::new();
-        for (at, _) in self.reports.values() {
-            for split in at.splits.iter().filter(|at| wanted(at.split)) {
-                let reads = format!("{}, executor {}", split.reads, at.worker);
-                let placed = SplitAtWork { reads: reads.trim_start_matches(", ").to_owned(), ..split.clone() };
+        for (report, _) in self.reports.values() {
+            for split in report.splits.iter().filter(|split| wanted(split.split)) {
+                let reads = format!("{}, executor {}", split.reads, report.worker);
+                let labelled = SplitAtWork { reads: reads.trim_start_matches(", ").to_owned(), ..split.clone() };
                 match all.get(&split.split) {
-                    Some(other) if other.rows() >= placed.rows() => {}
-                    _ => drop(all.insert(split.split, placed)),
+                    Some(other) if other.rows() >= labelled.rows() => {}
+                    _ => drop(all.insert(split.split, labelled)),
                 }
             }
         }
@@ -123,8 +125,8 @@ mod tests {
     use super::*;
     use stillhouse_base::events::{StageProgress, StageStatus};
 
-    /// A worker that has read `in_all` documents, `rows` of them of `split`.
-    fn report(worker: &str, split: u32, rows: u64, in_all: u64) -> AtWork {
+    /// A worker that has read `total` documents, `rows` of them of `split`.
+    fn report(worker: &str, split: u32, rows: u64, total: u64) -> AtWork {
         let stages = vec![StageStatus { name: "pack".into(), rows, doing: "is at work".into() }];
         let stage = StageProgress { name: "pack".into(), rows, busy_seconds: 0.5, awaited_seconds: 0.25 };
         let counts = SplitCounts { documents: rows, tokens: 10 * rows, ..SplitCounts::default() };
@@ -135,8 +137,8 @@ mod tests {
             cannot: None,
             told: 0,
             progress: Progress {
-                documents: in_all,
-                tokens: 10 * in_all,
+                documents: total,
+                tokens: 10 * total,
                 devices: 1,
                 stages: vec![stage],
                 ..Progress::default()
@@ -162,83 +164,83 @@ mod tests {
         }
     }
 
-    fn told(elsewhere: &mut Remote, now: Instant, reports: &[AtWork]) -> (u64, u64) {
-        elsewhere.told(reports.iter().map(|at| (at.worker.clone(), at.clone())).collect(), now);
-        counted(elsewhere)
+    fn update(executors: &mut ExecutorReports, now: Instant, reports: &[AtWork]) -> (u64, u64) {
+        executors.update(reports.iter().map(|at| (at.worker.clone(), at.clone())).collect(), now);
+        counted(executors)
     }
 
-    fn counted(elsewhere: &Remote) -> (u64, u64) {
+    fn counted(executors: &ExecutorReports) -> (u64, u64) {
         let mut progress = Progress::default();
-        elsewhere.add_to(&mut progress);
+        executors.add_to(&mut progress);
         (progress.documents, progress.tokens)
     }
 
     #[test]
     fn what_all_have_told_is_one_progress() {
-        let (mut elsewhere, now) = (Remote::default(), Instant::now());
-        told(&mut elsewhere, now, &[report("a", 7, 30, 30), report("b", 8, 20, 20)]);
+        let (mut executors, now) = (ExecutorReports::default(), Instant::now());
+        update(&mut executors, now, &[report("a", 7, 30, 30), report("b", 8, 20, 20)]);
         let mut progress = Progress { splits: 9, bytes: 5, ..Progress::default() };
-        elsewhere.add_to(&mut progress);
+        executors.add_to(&mut progress);
         assert_eq!((progress.documents, progress.tokens, progress.devices), (50, 500, 2));
         assert_eq!((progress.splits, progress.bytes), (9, 5), "the run knows these itself");
         let [pack] = progress.stages.as_slice() else { panic!("{:?}", progress.stages) };
         assert_eq!((pack.rows, pack.busy_seconds), (50, 1.0));
         // Each report replaces the previous one.
-        assert_eq!(told(&mut elsewhere, now, &[report("a", 7, 31, 31), report("b", 8, 20, 20)]), (51, 510));
-        elsewhere.committed(&record(7, 33));
-        assert_eq!(counted(&elsewhere), (53, 530), "its record is what counts, once");
-        elsewhere.committed(&record(7, 33));
-        assert_eq!(counted(&elsewhere), (53, 530), "told twice");
+        assert_eq!(update(&mut executors, now, &[report("a", 7, 31, 31), report("b", 8, 20, 20)]), (51, 510));
+        executors.add_committed(&record(7, 33));
+        assert_eq!(counted(&executors), (53, 530), "its record is what counts, once");
+        executors.add_committed(&record(7, 33));
+        assert_eq!(counted(&executors), (53, 530), "told twice");
     }
 
     /// Two splits hold 33 documents; one executor is killed. The count never exceeds 33.
     #[test]
     fn documents_of_lost_attempts_are_not_counted_again() {
-        let (mut elsewhere, began) = (Remote::default(), Instant::now());
+        let (mut executors, began) = (ExecutorReports::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let killed = report("killed", 1, 13, 13);
-        assert_eq!(told(&mut elsewhere, at(0), &[killed.clone(), report("b", 2, 10, 10)]), (23, 230));
+        assert_eq!(update(&mut executors, at(0), &[killed.clone(), report("b", 2, 10, 10)]), (23, 230));
         // b finishes its split and starts the other one from the beginning; the killed executor's report stays
         // unchanged
         assert_eq!(
-            told(&mut elsewhere, at(10), &[killed.clone(), report("b", 1, 2, 22)]).0,
+            update(&mut executors, at(10), &[killed.clone(), report("b", 1, 2, 22)]).0,
             2 + 10,
             "2 is not committed yet"
         );
-        elsewhere.committed(&record(2, 20));
-        assert_eq!(counted(&elsewhere), (22, 220));
-        assert_eq!(told(&mut elsewhere, at(20), &[killed.clone(), report("b", 1, 12, 32)]), (32, 320));
-        elsewhere.committed(&record(1, 13));
-        assert_eq!(told(&mut elsewhere, at(30), &[killed, report("b", 9, 0, 33)]), (33, 330));
+        executors.add_committed(&record(2, 20));
+        assert_eq!(counted(&executors), (22, 220));
+        assert_eq!(update(&mut executors, at(20), &[killed.clone(), report("b", 1, 12, 32)]), (32, 320));
+        executors.add_committed(&record(1, 13));
+        assert_eq!(update(&mut executors, at(30), &[killed, report("b", 9, 0, 33)]), (33, 330));
     }
 
     #[test]
     fn an_attempt_of_which_nothing_is_heard_any_more_is_lost() {
-        let (mut elsewhere, began) = (Remote::default(), Instant::now());
+        let (mut executors, began) = (ExecutorReports::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let killed = report("killed", 1, 13, 13);
         for (seconds, documents) in [(0, 13), (30, 13), (44, 13), (45, 13), (46, 0)] {
             assert_eq!(
-                told(&mut elsewhere, at(seconds), std::slice::from_ref(&killed)).0,
+                update(&mut executors, at(seconds), std::slice::from_ref(&killed)).0,
                 documents,
                 "after {seconds} s"
             );
         }
         // A slow executor is not lost: its report counter still changes.
         let slow = AtWork { told: 1, ..killed.clone() };
-        assert_eq!(told(&mut elsewhere, at(100), &[slow]).0, 13);
+        assert_eq!(update(&mut executors, at(100), &[slow]).0, 13);
         // a live executor abandons the split
         let other = AtWork { splits: Vec::new(), ..killed };
-        assert_eq!(told(&mut elsewhere, at(101), std::slice::from_ref(&other)).0, 13, "may be committed by now");
-        assert_eq!(told(&mut elsewhere, at(102), &[other]).0, 0);
+        assert_eq!(update(&mut executors, at(101), std::slice::from_ref(&other)).0, 13, "may be committed by now");
+        assert_eq!(update(&mut executors, at(102), &[other]).0, 0);
     }
 
     #[test]
     fn a_split_stands_where_the_furthest_has_it() {
-        let mut elsewhere = Remote::default();
-        told(&mut elsewhere, Instant::now(), &[report("a", 7, 5, 5), report("b", 7, 9, 9), report("c", 8, 1, 1)]);
-        let at_work = elsewhere.at_work(|split| split == SplitId(7));
-        assert_eq!(at_work.keys().copied().collect::<Vec<_>>(), [SplitId(7)], "the other is committed");
-        assert_eq!((at_work[&SplitId(7)].reads.as_str(), at_work[&SplitId(7)].rows()), ("a.jsonl, executor b", 9));
+        let mut executors = ExecutorReports::default();
+        update(&mut executors, Instant::now(), &[report("a", 7, 5, 5), report("b", 7, 9, 9), report("c", 8, 1, 1)]);
+        let splits = executors.splits_in_progress(|split| split == SplitId(7));
+        assert_eq!(splits.keys().copied().collect::<Vec<_>>(), [SplitId(7)], "the other is committed");
+        assert_eq!((splits[&SplitId(7)].reads.as_str(), splits[&SplitId(7)].rows()), ("a.jsonl, executor b", 9));
     }
 }

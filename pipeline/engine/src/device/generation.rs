@@ -6,10 +6,10 @@
 //!      └───────────────── next request
 //! ```
 
-use super::{Arc, Done, GenerateConfig, Meter, RecordBatch, Reply, Request, Teacher, UnderWay, Writer, mpsc};
+use super::{Arc, FinishedBatch, GenerateConfig, InFlight, Meter, RecordBatch, Reply, Request, Teacher, Writer, mpsc};
 
 /// A generation request.
-pub(super) struct Prompts {
+pub(super) struct GenerationRequest {
     pub config: Arc<GenerateConfig>,
     pub batch: RecordBatch,
     pub meter: Arc<dyn Meter>,
@@ -18,55 +18,55 @@ pub(super) struct Prompts {
 
 /// Serves a request, and those that arrive while slots are free, until all texts are written. Returns a request that it
 /// cannot serve.
-pub(super) fn write<'t>(
+pub(super) fn serve<'t>(
     teacher: &'t dyn Teacher,
-    kept: &mut Option<Writer<'t, Reply>>,
-    first: Prompts,
+    current_writer: &mut Option<Writer<'t, Reply>>,
+    first: GenerationRequest,
     requests: &mut mpsc::Receiver<Request>,
-    under_way: &UnderWay,
+    in_flight: &InFlight,
 ) -> Option<Request> {
-    let writer = match kept {
+    let writer = match current_writer {
         Some(writer) if *writer.config() == first.config => writer,
         _ => match Writer::new(teacher, Arc::clone(&first.config)) {
-            Ok(writer) => kept.insert(writer),
+            Ok(writer) => current_writer.insert(writer),
             Err(error) => {
                 let _ = first.reply.send(Err(error));
                 return None;
             }
         },
     };
-    begin(writer, first, under_way);
-    let mut for_others = None;
+    enqueue(writer, first, in_flight);
+    let mut unserved = None;
     while !writer.is_idle() {
-        while for_others.is_none()
+        while unserved.is_none()
             && writer.has_room()
             && let Ok(request) = requests.try_recv()
         {
             match request {
-                Request::Write { reply, .. } if reply.is_closed() => {}
-                Request::Write { config, batch, meter, reply } if config == *writer.config() => {
-                    begin(writer, Prompts { config, batch, meter, reply }, under_way);
+                Request::Generate { reply, .. } if reply.is_closed() => {}
+                Request::Generate { config, batch, meter, reply } if config == *writer.config() => {
+                    enqueue(writer, GenerationRequest { config, batch, meter, reply }, in_flight);
                 }
-                other => for_others = Some(other),
+                other => unserved = Some(other),
             }
         }
         // requests whose split has ended meanwhile
-        writer.forget(Reply::is_closed).into_iter().for_each(|_| under_way.end());
+        writer.forget(Reply::is_closed).into_iter().for_each(|_| in_flight.end());
         for (reply, written) in writer.step() {
-            under_way.end();
-            let done = written.map(|w| Done { batch: w.batch, statistics: w.statistics, busy: w.busy });
+            in_flight.end();
+            let done = written.map(|w| FinishedBatch { batch: w.batch, statistics: w.statistics, busy: w.busy });
             // The receiver may be gone.
             let _ = reply.send(done);
         }
     }
-    for_others
+    unserved
 }
 
-fn begin(writer: &mut Writer<'_, Reply>, prompts: Prompts, under_way: &UnderWay) {
-    let Prompts { batch, meter, reply, .. } = prompts;
-    under_way.begin(meter.as_ref());
+fn enqueue(writer: &mut Writer<'_, Reply>, request: GenerationRequest, in_flight: &InFlight) {
+    let GenerationRequest { batch, meter, reply, .. } = request;
+    in_flight.begin(meter.as_ref());
     if let Err((reply, error)) = writer.push(reply, &batch, meter) {
-        under_way.end();
+        in_flight.end();
         let _ = reply.send(Err(error));
     }
 }
