@@ -18,7 +18,9 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
             (true, false) => {
                 problems.push(Problem::missing(field, format!("is required with `format: {}`", of.name())));
             }
-            (false, true) => problems.push(Problem::missing(field, format!("is for `format: {}` only", of.name()))),
+            (false, true) => {
+                problems.push(Problem::missing(field, format!("is for `format: {}` only", of.name())))
+            }
             _ => {}
         }
     }
@@ -35,16 +37,16 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-fn packed(compression: Compression) -> bool {
+fn is_compressed(compression: Compression) -> bool {
     matches!(compression, Compression::Gzip | Compression::Zstd)
 }
 
 /// Refuses keys that apply to text only.
 fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let word = job.input.format().name();
-    let mut none = |field: &str, there: bool, why: &str| {
-        if there {
-            problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {word}`")));
+    let format_name = job.input.format().name();
+    let mut refuse = |field: &str, is_present: bool, why: &str| {
+        if is_present {
+            problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {format_name}`")));
         }
     };
     refuse("clean", job.clean != Clean::default(), "cleans text");
