@@ -65,7 +65,7 @@ use candle_core::Tensor;
 
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
-pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Point, Runs, Stepped, Teacher};
+pub use contract::{Decoding, DeviceEvent, DeviceLogits, Hidden, Logits, OnHost, Runs, Stepped, Teacher};
 pub use cpu::arithmetic_on_cpu;
 pub use device::{DeviceChoice, OpenGpu, Opened, Precision, devices, library_folders, provide_gpus};
 pub use error::{Result, TeacherError};
