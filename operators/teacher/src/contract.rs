@@ -374,9 +374,17 @@ impl<T: HostTeacher> Teacher for OnHost<T> {
             let (got, valid) = ("those of a device".into(), "those of this teacher".into());
             return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
         };
-        let rows: Vec<u32> = tokens.iter().filter_map(|token| rows.get(*token as usize).copied()).collect();
+        check_slice(tokens, rows.len())?;
+        let rows: Vec<u32> = tokens.iter().map(|token| rows[*token as usize]).collect();
         self.0.logits_into(&select(states, &rows)?, logits)
     }
+}
+
+/// Checks that the tokens of a slice are below `count`, the number of tokens of the pass.
+pub(crate) fn check_slice(tokens: &[u32], count: usize) -> Result<()> {
+    let Some(token) = tokens.iter().find(|token| **token as usize >= count) else { return Ok(()) };
+    let (got, valid) = (token.to_string(), format!("below {count}, the tokens of the pass"));
+    Err(TeacherError::Input { what: "token of a slice", got, valid })
 }
 
 /// Selects rows of the hidden states; returns a view if the rows are consecutive.
@@ -388,4 +396,31 @@ fn select(states: &Tensor, rows: &[u32]) -> Result<Tensor> {
     } else {
         states.index_select(&Tensor::new(rows, states.device())?, 0)?
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::Precision;
+    use crate::cpu::CpuTeacher;
+
+    /// Tokens outside the pass are an error, so a slice always has one row per token.
+    #[test]
+    fn a_slice_of_tokens_outside_the_pass_is_refused() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/llama-gqa");
+        let load = || CpuTeacher::load(&path, Precision::F32, &[]).unwrap();
+        let teachers: [Box<dyn Teacher>; 2] = [Box::new(load()), Box::new(OnHost(load()))];
+        let mut runs = Runs::new();
+        runs.push([3, 1, 4]);
+        runs.push([1, 5]);
+        for teacher in teachers {
+            let (hidden, mut logits) = (teacher.pass(&runs).unwrap(), teacher.buffer().unwrap());
+            teacher.slice(&hidden, &[4, 0, 2], &mut logits).unwrap();
+            assert_eq!(logits.on_host().unwrap().len(), 3 * teacher.info().vocab_size);
+            let error = teacher.slice(&hidden, &[0, 5], &mut logits).unwrap_err().to_string();
+            assert_eq!(error, "token of a slice: got 5, valid: below 5, the tokens of the pass");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use candle_core::{Device, Tensor};
 
 use self::decoding::CpuDecoding;
 use crate::config::TeacherConfig;
-use crate::contract::{Decoding, Hidden, Logits, Runs, floats, host_slice_rows};
+use crate::contract::{Decoding, Hidden, Logits, Runs, check_slice, floats, host_slice_rows};
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::model::{BuiltNet, build, check_tokens, describe};
@@ -157,11 +157,7 @@ impl Teacher for CpuTeacher {
             let (got, valid) = ("those of a device".into(), "those of this teacher".into());
             return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
         };
-        let count = rows.len();
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= count) {
-            let (got, valid) = (token.to_string(), format!("below {count}, the tokens of the pass"));
-            return Err(TeacherError::Input { what: "token of a slice", got, valid });
-        }
+        check_slice(tokens, rows.len())?;
         floats(states, |states| self.logits_of(states, tokens, logits))
     }
 
