@@ -176,25 +176,25 @@ impl DeviceChoice {
     ///
     /// # Errors
     /// Returns [`TeacherError::Device`] if a CUDA device was requested by name, or exists, but cannot be used.
-    pub fn open(self) -> Result<Opened> {
+    pub fn open(self) -> Result<OpenedDevice> {
         match self {
-            choice if choice.is_cpu() => Ok(Opened::Cpu),
-            Self::Cpu | Self::Auto => open_gpu(0).map(Opened::Gpu),
-            Self::Cuda(ordinal) => open_gpu(ordinal).map(Opened::Gpu),
+            choice if choice.is_cpu() => Ok(OpenedDevice::Cpu),
+            Self::Cpu | Self::Auto => open_gpu(0).map(OpenedDevice::Gpu),
+            Self::Cuda(ordinal) => open_gpu(ordinal).map(OpenedDevice::Gpu),
         }
     }
 }
 
 /// An opened device.
 #[derive(Debug, Clone)]
-pub enum Opened {
+pub enum OpenedDevice {
     /// The CPU.
     Cpu,
     /// A GPU.
     Gpu(Arc<dyn Device>),
 }
 
-impl Opened {
+impl OpenedDevice {
     /// Whether this is the CPU.
     #[must_use]
     pub fn is_cpu(&self) -> bool {

@@ -24,9 +24,9 @@ fn invalid<T>(what: &'static str, got: impl ToString, valid: String) -> Result<T
 
 impl<'a> CpuDecoding<'a> {
     pub(crate) fn new(teacher: &'a CpuTeacher, slots: usize, length: usize, layers: &[usize]) -> Result<Self> {
-        let most = teacher.info.max_positions;
-        if length == 0 || length > most {
-            return invalid("sequence length", length, format!("1 to {most}"));
+        let max_length = teacher.info.max_positions;
+        if length == 0 || length > max_length {
+            return invalid("sequence length", length, format!("1 to {max_length}"));
         }
         if slots == 0 {
             return invalid("number of slots", slots, "at least 1".into());

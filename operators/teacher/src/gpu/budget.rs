@@ -42,20 +42,20 @@ pub(super) struct FittedNet {
 }
 
 impl Budget<'_> {
-    /// Makes the net for passes of as many tokens as fit: `wanted`, or a half, a quarter … of it, and at least `least`.
+    /// Makes the net for passes of as many tokens as fit: `wanted`, or a half, a quarter … of it, and at min_tokens `min_tokens`.
     /// For a resumed run, the number is exactly that of the earlier run.
     ///
     /// # Errors
     /// If the memory is too small, with the required and the free bytes.
     pub fn fit(
         &self,
-        [wanted, least]: [usize; 2],
+        [wanted, min_tokens]: [usize; 2],
         earlier: Option<usize>,
         mut make: impl FnMut(usize) -> Result<Net>,
     ) -> Result<FittedNet> {
         let pass_tokens = match earlier {
             Some(tokens) => self.check_earlier(tokens)?,
-            None => self.largest_fitting(wanted, least)?,
+            None => self.largest_fitting(wanted, min_tokens)?,
         };
         let short = match self.load_and_warm_up(pass_tokens, &mut make) {
             Ok(net) => return Ok(FittedNet { net, pass_tokens, warning: None }),
@@ -65,10 +65,10 @@ impl Budget<'_> {
         if earlier.is_some() {
             return Err(self.memory_error(&short, pass_tokens, RESUME_REMEDY));
         }
-        if pass_tokens == least {
+        if pass_tokens == min_tokens {
             return Err(self.memory_error(&short, pass_tokens, FRESH_REMEDY));
         }
-        let fewer = (pass_tokens / 2).max(least);
+        let fewer = (pass_tokens / 2).max(min_tokens);
         let net = self.load_and_warm_up(fewer, &mut make).map_err(|error| match error {
             TeacherError::Gpu(short @ GpuError::Memory { .. }) => self.memory_error(&short, fewer, FRESH_REMEDY),
             other => other,
@@ -78,7 +78,7 @@ impl Budget<'_> {
     }
 
     /// Returns the number of tokens in a pass that fits the memory that the device reports as free.
-    fn largest_fitting(&self, mut tokens: usize, least: usize) -> Result<usize> {
+    fn largest_fitting(&self, mut tokens: usize, min_tokens: usize) -> Result<usize> {
         let Memory { free, total } = self.device.memory()?;
         let usable = (free as f64 * (1.0 - SPARE_SHARE)) as u64;
         loop {
@@ -86,11 +86,11 @@ impl Budget<'_> {
             if bytes <= usable {
                 return Ok(tokens);
             }
-            if tokens == least {
+            if tokens == min_tokens {
                 let short = GpuError::Memory { device: self.device.name().into(), bytes, free, total };
                 return Err(self.memory_error(&short, tokens, FRESH_REMEDY));
             }
-            tokens = (tokens / 2).max(least);
+            tokens = (tokens / 2).max(min_tokens);
         }
     }
 
