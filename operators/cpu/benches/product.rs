@@ -8,7 +8,9 @@ mod peak;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
-use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, level, product};
+use stillhouse_cpu::{
+    Arithmetic, Epilogue, Layout, PackedWeight, Rows, RowsMut, Scratch, Threads, level_name, product,
+};
 
 /// Name, rows, outputs, inputs.
 const SIZES: [(&str, usize, usize, usize); 14] = [
@@ -33,23 +35,24 @@ fn numbers(n: usize, period: usize) -> Vec<f32> {
 }
 
 fn products(c: &mut Criterion) {
-    for arithmetic in Arithmetic::ALL.into_iter().filter(|a| a.available()) {
-        for (instructions, work) in peak::loops(arithmetic) {
+    for arithmetic in Arithmetic::ALL.into_iter().filter(|a| a.is_available()) {
+        for (instructions, work) in peak::peak_loops(arithmetic) {
             let [one, all] = [1, rayon::current_num_threads()].map(|threads| peak::gflops(work, threads, 0.3));
             println!("peak of {} ({instructions}): {one:.0} GFLOP/s on one thread, {all:.0} on all", arithmetic.name());
         }
-        let mut group = c.benchmark_group(format!("product {} {}", arithmetic.name(), level(arithmetic)));
+        let mut group = c.benchmark_group(format!("product {} {}", arithmetic.name(), level_name(arithmetic)));
         group.sample_size(20).measurement_time(std::time::Duration::from_millis(500));
         group.warm_up_time(std::time::Duration::from_millis(100));
         for (name, rows, outputs, inputs) in SIZES {
             let (x, weight) = (numbers(rows * inputs, 101), numbers(outputs * inputs, 97));
-            let packed = match Packed::new(&weight, outputs, inputs, Layout::Outputs { stride: inputs }, arithmetic) {
-                Ok(packed) => packed,
-                Err(e) => {
-                    eprintln!("{name}: {e}");
-                    continue;
-                }
-            };
+            let packed =
+                match PackedWeight::new(&weight, outputs, inputs, Layout::Outputs { stride: inputs }, arithmetic) {
+                    Ok(packed) => packed,
+                    Err(e) => {
+                        eprintln!("{name}: {e}");
+                        continue;
+                    }
+                };
             let mut out = vec![0.0; rows * outputs];
             let mut scratch = Scratch::new();
             group.throughput(Throughput::Elements(2 * (rows * outputs * inputs) as u64));

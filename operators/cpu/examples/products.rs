@@ -1,7 +1,7 @@
 //! Runs one product on fixed input several times, for a profiler that counts instructions: `products ARITHMETIC ROWS
 //! OUTPUTS INPUTS TIMES`. Prints the sum of the result.
 
-use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};
+use stillhouse_cpu::{Arithmetic, Epilogue, Layout, PackedWeight, Rows, RowsMut, Scratch, Threads, product};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let numbers = |n: usize, period: usize| (0..n).map(|i| (i % period) as f32 * 0.01 - 0.5).collect::<Vec<_>>();
     let (x, weight) = (numbers(rows * inputs, 101), numbers(outputs * inputs, 97));
-    let packed = Packed::new(&weight, outputs, inputs, Layout::Outputs { stride: inputs }, arithmetic)?;
+    let packed = PackedWeight::new(&weight, outputs, inputs, Layout::Outputs { stride: inputs }, arithmetic)?;
     let mut out = vec![0.0; rows * outputs];
     let mut scratch = Scratch::new();
     for _ in 0..times {

@@ -11,13 +11,13 @@
 //! at most 16 rows uses one row of tiles. Products of bf16 are exact in f32. On every CPU with AMX, the instruction
 //! rounds its sums to nearest and treats subnormal numbers as zeros.
 
-use crate::cpu::AmxBf16;
+use crate::cpu_features::AmxBf16;
 use crate::kernel::{Kernel, Tile};
 use crate::memory::{LINE, Line};
 use core::arch::asm;
 
 /// Rows of a tile.
-pub(crate) const SIDE: usize = 16;
+pub(crate) const TILE_ROWS: usize = 16;
 
 /// The tile configuration: palette 1, eight tiles of 16 rows of 64 bytes each.
 #[repr(C, align(64))]
@@ -66,18 +66,18 @@ pub(crate) unsafe fn session<R>(f: impl FnOnce() -> R) -> R {
 macro_rules! tiles {
     ($name:ident, $multiply:literal) => {
         /// # Safety
-        /// As [`Kernel::tile`] for 32 outputs in groups of 4 bytes. The caller runs it in a [`session`], and the CPU
-        /// has the instruction.
+        /// As [`Kernel::compute_tile`] for 32 outputs in groups of 4 bytes. The caller runs it in a [`session`], and
+        /// the CPU has the instruction.
         unsafe fn $name(tile: Tile) {
             let Tile { rows, lines, strip, panel, out, .. } = tile;
             // SAFETY: a line of the strip is 16 or 32 slots of 64 bytes, a line of the panel 16 rows of 128 bytes;
             // `out` has 32 rows of 128 bytes.
             unsafe {
                 let (mut x, mut w) = (strip, panel);
-                if rows > SIDE {
+                if rows > TILE_ROWS {
                     asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
                     for line in 0..lines {
-                        ahead(&tile, line);
+                        prefetch_line(&tile, line);
                         asm!(
                             "tileloadd tmm4, [{x} + {row}]",
                             "tileloadd tmm6, [{w} + {pair}]",
@@ -93,7 +93,7 @@ macro_rules! tiles {
                             pair = in(reg) 128usize,
                             options(nostack, readonly),
                         );
-                        x = x.wrapping_add(2 * SIDE);
+                        x = x.wrapping_add(2 * TILE_ROWS);
                         w = w.wrapping_add(32);
                     }
                     asm!(
@@ -108,7 +108,7 @@ macro_rules! tiles {
                 } else {
                     asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem));
                     for line in 0..lines {
-                        ahead(&tile, line);
+                        prefetch_line(&tile, line);
                         asm!(
                             "tileloadd tmm4, [{x} + {row}]",
                             "tileloadd tmm6, [{w} + {pair}]",
@@ -121,7 +121,7 @@ macro_rules! tiles {
                             pair = in(reg) 128usize,
                             options(nostack, readonly),
                         );
-                        x = x.wrapping_add(SIDE);
+                        x = x.wrapping_add(TILE_ROWS);
                         w = w.wrapping_add(32);
                     }
                     asm!(
@@ -140,16 +140,16 @@ tiles!(tiles_bf16, "tdpbf16ps");
 
 /// Prefetches one line's share of the memory that is read next, and of the rows that the tile is written to.
 #[inline(always)]
-pub(crate) fn ahead(tile: &Tile, line: usize) {
+pub(crate) fn prefetch_line(tile: &Tile, line: usize) {
     use core::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
     // SAFETY: a prefetch of any address is allowed, and every x86-64 CPU has the instruction.
     unsafe {
-        for n in line * tile.step..(line + 1) * tile.step {
+        for n in line * tile.prefetch_per_line..(line + 1) * tile.prefetch_per_line {
             _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(n).cast());
         }
-        if tile.stride > 0 {
+        if tile.write_stride > 0 {
             for row in 2 * line..tile.rows.min(2 * line + 2) {
-                let to = tile.to.wrapping_add(row * tile.stride);
+                let to = tile.write_to.wrapping_add(row * tile.write_stride);
                 _mm_prefetch::<_MM_HINT_T0>(to.cast());
                 _mm_prefetch::<_MM_HINT_T0>(to.wrapping_add(16).cast());
             }
@@ -167,14 +167,14 @@ pub(crate) fn to_bf16(x: f32) -> u16 {
 
 /// Writes a row as bf16 and pads the last line with zeros. Subnormal numbers become zeros, as the product treats them.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16")]
-fn row_bf16(row: &[f32], strip: &mut [Line], step: usize) {
+fn pack_row_bf16(row: &[f32], strip: &mut [Line], line_stride: usize) {
     use core::arch::x86_64::*;
-    for (numbers, line) in row.chunks(2 * SIDE).zip(strip.chunks_mut(step)) {
-        let mask = u32::MAX >> (2 * SIDE - numbers.len());
-        let [low, high] = [mask as __mmask16, (mask >> SIDE) as __mmask16];
+    for (numbers, line) in row.chunks(2 * TILE_ROWS).zip(strip.chunks_mut(line_stride)) {
+        let mask = u32::MAX >> (2 * TILE_ROWS - numbers.len());
+        let [low, high] = [mask as __mmask16, (mask >> TILE_ROWS) as __mmask16];
         // SAFETY: the masks limit the loads to the chunk's numbers.
         let (low, high) = unsafe {
-            let high_numbers = numbers.as_ptr().wrapping_add(SIDE);
+            let high_numbers = numbers.as_ptr().wrapping_add(TILE_ROWS);
             (_mm512_maskz_loadu_ps(low, numbers.as_ptr()), _mm512_maskz_loadu_ps(high, high_numbers))
         };
         let both = _mm512_cvtne2ps_pbh(high, low);
@@ -185,35 +185,35 @@ fn row_bf16(row: &[f32], strip: &mut [Line], step: usize) {
 
 impl Kernel for AmxBf16 {
     type Weight = u16;
-    const FUSED: bool = true;
-    const ROWS: usize = 2 * SIDE;
+    const HAS_FMA: bool = true;
+    const ROWS: usize = 2 * TILE_ROWS;
     const OUTPUTS: usize = 32;
     const INPUTS: usize = 32;
     const GROUP: usize = 2;
 
-    fn weight(value: f32) -> u16 {
+    fn encode_weight(value: f32) -> u16 {
         to_bf16(value)
     }
 
     #[inline(always)]
-    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
+    fn pack_row(self, row: &[f32], strip: &mut [Line], line_stride: usize) -> f32 {
         // SAFETY: `self` proves the features.
-        unsafe { row_bf16(row, strip, step) };
+        unsafe { pack_row_bf16(row, strip, line_stride) };
         1.0
     }
 
-    unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the instruction; the rest is `Kernel::tile`'s contract.
+    unsafe fn compute_tile(self, tile: Tile) {
+        // SAFETY: `self` proves the instruction; the rest is `Kernel::compute_tile`'s contract.
         unsafe { tiles_bf16(tile) }
     }
 
-    fn slots(rows: usize) -> usize {
-        rows.next_multiple_of(SIDE)
+    fn strip_stride(rows: usize) -> usize {
+        rows.next_multiple_of(TILE_ROWS)
     }
 
     #[inline(always)]
     fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
-        crate::float::wide(self, f)
+        crate::f32_kernels::wide(self, f)
     }
 
     #[inline(always)]

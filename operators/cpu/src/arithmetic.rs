@@ -1,10 +1,10 @@
 //! The number formats of products, and the choice of this machine's code for each.
 
 use crate::ProductError;
-use crate::cpu::Baseline;
+use crate::cpu_features::Baseline;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::{AmxBf16, AmxBf16x3, Avx2, Avx512, Fp16};
-use crate::f16_weights::{BF16, F16, Narrow};
+use crate::cpu_features::{AmxBf16, AmxBf16x3, Avx2, Avx512, Fp16};
+use crate::widened_weights::{BF16, F16, NarrowWeights};
 
 /// Number formats of a product's operands and sums. Rows and results in memory are f32 with each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -28,20 +28,20 @@ pub enum Arithmetic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
     Baseline(Baseline),
-    BaselineOfF16(Narrow<Baseline, F16>),
-    BaselineOfBf16(Narrow<Baseline, BF16>),
+    BaselineOfF16(NarrowWeights<Baseline, F16>),
+    BaselineOfBf16(NarrowWeights<Baseline, BF16>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
-    Avx2OfF16(Narrow<Avx2, F16>),
+    Avx2OfF16(NarrowWeights<Avx2, F16>),
     #[cfg(target_arch = "x86_64")]
-    Avx2OfBf16(Narrow<Avx2, BF16>),
+    Avx2OfBf16(NarrowWeights<Avx2, BF16>),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     #[cfg(target_arch = "x86_64")]
-    Avx512OfF16(Narrow<Avx512, F16>),
+    Avx512OfF16(NarrowWeights<Avx512, F16>),
     #[cfg(target_arch = "x86_64")]
-    Avx512OfBf16(Narrow<Avx512, BF16>),
+    Avx512OfBf16(NarrowWeights<Avx512, BF16>),
     #[cfg(target_arch = "x86_64")]
     Fp16(Fp16),
     #[cfg(target_arch = "x86_64")]
@@ -89,14 +89,14 @@ impl Level {
                 [Avx512::detect().map(Self::Avx512), Avx2::detect().map(Self::Avx2), Some(Self::Baseline(Baseline))]
             }
             Arithmetic::F32OfF16 => [
-                Avx512::detect().map(|proof| Self::Avx512OfF16(Narrow(proof))),
-                Avx2::detect().map(|proof| Self::Avx2OfF16(Narrow(proof))),
-                Some(Self::BaselineOfF16(Narrow(Baseline))),
+                Avx512::detect().map(|proof| Self::Avx512OfF16(NarrowWeights(proof))),
+                Avx2::detect().map(|proof| Self::Avx2OfF16(NarrowWeights(proof))),
+                Some(Self::BaselineOfF16(NarrowWeights(Baseline))),
             ],
             Arithmetic::F32OfBf16 => [
-                Avx512::detect().map(|proof| Self::Avx512OfBf16(Narrow(proof))),
-                Avx2::detect().map(|proof| Self::Avx2OfBf16(Narrow(proof))),
-                Some(Self::BaselineOfBf16(Narrow(Baseline))),
+                Avx512::detect().map(|proof| Self::Avx512OfBf16(NarrowWeights(proof))),
+                Avx2::detect().map(|proof| Self::Avx2OfBf16(NarrowWeights(proof))),
+                Some(Self::BaselineOfBf16(NarrowWeights(Baseline))),
             ],
             Arithmetic::F16 => [Fp16::detect().map(Self::Fp16), None, None],
             Arithmetic::Bf16 => [AmxBf16::detect().map(Self::AmxBf16), None, None],
@@ -105,8 +105,8 @@ impl Level {
         #[cfg(not(target_arch = "x86_64"))]
         let found = [match arithmetic {
             Arithmetic::F32 => Some(Self::Baseline(Baseline)),
-            Arithmetic::F32OfF16 => Some(Self::BaselineOfF16(Narrow(Baseline))),
-            Arithmetic::F32OfBf16 => Some(Self::BaselineOfBf16(Narrow(Baseline))),
+            Arithmetic::F32OfF16 => Some(Self::BaselineOfF16(NarrowWeights(Baseline))),
+            Arithmetic::F32OfBf16 => Some(Self::BaselineOfBf16(NarrowWeights(Baseline))),
             Arithmetic::F16 | Arithmetic::Bf16 | Arithmetic::Bf16x3 => None,
         }];
         found.into_iter().flatten().filter(|level| is_allowed(level.name())).collect()
@@ -118,7 +118,7 @@ impl Level {
             got: arithmetic.name(),
             valid: Arithmetic::ALL
                 .iter()
-                .filter(|a| a.available() && !a.widens())
+                .filter(|a| a.is_available() && !a.widens())
                 .map(|a| a.name())
                 .collect::<Vec<_>>()
                 .join(", "),
@@ -148,7 +148,7 @@ impl Arithmetic {
 
     /// Whether this machine has the instructions. Asks the CPU at run time, and the operating system's kernel for AMX.
     #[must_use]
-    pub fn available(self) -> bool {
+    pub fn is_available(self) -> bool {
         !Level::all(self).is_empty()
     }
 
@@ -175,9 +175,9 @@ impl Arithmetic {
 /// another machine.
 #[cfg(debug_assertions)]
 fn is_allowed(level: &str) -> bool {
-    static MOST: std::sync::LazyLock<Option<String>> =
+    static LIMIT: std::sync::LazyLock<Option<String>> =
         std::sync::LazyLock::new(|| std::env::var("STILLHOUSE_TEST_CPU").ok());
-    match MOST.as_deref() {
+    match LIMIT.as_deref() {
         Some("baseline") => level == "baseline",
         Some("avx2+fma") => level == "baseline" || level == "avx2+fma",
         _ => true,
@@ -192,6 +192,6 @@ const fn is_allowed(_: &str) -> bool {
 /// Returns the name, for a manifest, of the instructions that compute such a product on this machine; `unavailable` if
 /// none do.
 #[must_use]
-pub fn level(arithmetic: Arithmetic) -> &'static str {
+pub fn level_name(arithmetic: Arithmetic) -> &'static str {
     Level::best(arithmetic).map_or("unavailable", Level::name)
 }

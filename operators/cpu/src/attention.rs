@@ -11,28 +11,29 @@
 //! in f32, or in bf16 with f32 sums. In bf16, queries, keys, softmax weights and values are rounded as before any other
 //! product, but the weights' total is that of the unrounded weights.
 //!
-//! A position's keys are summed from the first panel that its block of [`BLOCK`] positions may see. A row's bits
-//! therefore depend only on the run's rows up to its own. Keys that a query does not see have a weight of exactly 0.
+//! A position's keys are summed from the first panel that its block of [`BLOCK_POSITIONS`] positions may see. A row's
+//! bits therefore depend only on the run's rows up to its own. Keys that a query does not see have a weight of exactly
+//! 0.
 //!
 //! Cost: 4 · dim flops and one exponential per row and key. Packing copies keys and values once per call.
 
-mod kept;
+mod kv_cache;
 
 use crate::Arithmetic;
 use crate::arithmetic::Level;
 use crate::elementwise::{exp, exp_fused, tanh};
 use crate::error::ProductError;
-use crate::kernel::{Kernel, Tile, lanes};
-use crate::memory::{LINE, Line, numbers, numbers_mut};
-use crate::weight::fits;
+use crate::kernel::{Kernel, Tile, array_from_fn};
+use crate::memory::{LINE, Line, as_numbers, as_numbers_mut};
+use crate::weight::check_fits;
 use std::ops::Range;
 
-pub use kept::KeyValues;
+pub use kv_cache::HeadKvCache;
 
 /// Positions that share the first panel of keys they sum.
-const BLOCK: usize = 64;
+const BLOCK_POSITIONS: usize = 64;
 /// Largest number of rows in a strip.
-const MOST_ROWS: usize = 32;
+const MAX_STRIP_ROWS: usize = 32;
 /// Lanes of partial sums and maxima. Their order is the same on every machine.
 const LANES: usize = 16;
 
@@ -66,12 +67,12 @@ pub struct AttentionScratch {
     keys: Vec<Line>,
     values: Vec<Line>,
     row: Vec<Line>,
-    work: Work,
+    work: StripBuffers,
 }
 
 /// Buffers for the computation of one strip.
 #[derive(Default)]
-struct Work {
+struct StripBuffers {
     strip: Vec<Line>,
     scores: Vec<Line>,
     weights: Vec<Line>,
@@ -80,7 +81,7 @@ struct Work {
 
 /// Keys and values as panels, starting at the key `base`, which begins a panel.
 #[derive(Clone, Copy)]
-struct Panels<'a> {
+struct PackedKeyValues<'a> {
     keys: &'a [Line],
     values: &'a [Line],
     base: usize,
@@ -97,7 +98,7 @@ impl std::fmt::Debug for AttentionScratch {
 
 impl Heads<'_> {
     /// Returns the first key that a position sees.
-    fn first_seen(&self, position: usize) -> usize {
+    fn first_visible_key(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 }
@@ -117,11 +118,11 @@ pub fn attention(
     stride: usize,
     scratch: &mut AttentionScratch,
 ) -> Result<(), ProductError> {
-    on(level_of(arithmetic)?, heads, positions, out, stride, scratch)
+    attention_at(attention_level_for(arithmetic)?, heads, positions, out, stride, scratch)
 }
 
 /// Like [`attention`], for a given level of the machine.
-fn on(
+fn attention_at(
     level: Level,
     heads: &Heads<'_>,
     positions: Range<usize>,
@@ -133,12 +134,12 @@ fn on(
         return Ok(());
     }
     let width = heads.group * heads.dim;
-    fits("the queries", heads.queries.len(), positions.end, width, heads.stride)?;
-    fits("the keys", heads.keys.len(), positions.end, heads.dim, heads.stride)?;
-    fits("the values", heads.values.len(), positions.end, heads.dim, heads.stride)?;
-    fits("out", out.len(), positions.len(), width, stride)?;
-    let job = Job { heads, positions, first: 0, out, stride };
-    with_attention!(level, kernel => job.run(kernel, scratch));
+    check_fits("the queries", heads.queries.len(), positions.end, width, heads.stride)?;
+    check_fits("the keys", heads.keys.len(), positions.end, heads.dim, heads.stride)?;
+    check_fits("the values", heads.values.len(), positions.end, heads.dim, heads.stride)?;
+    check_fits("out", out.len(), positions.len(), width, stride)?;
+    let call = AttentionCall { heads, positions, first: 0, out, stride };
+    with_attention!(level, kernel => call.run(kernel, scratch));
     Ok(())
 }
 
@@ -161,7 +162,7 @@ macro_rules! with_attention {
 use with_attention;
 
 /// Returns the level of attention's products: f32 for every arithmetic except [`Arithmetic::Bf16`].
-fn level_of(arithmetic: Arithmetic) -> Result<Level, ProductError> {
+fn attention_level_for(arithmetic: Arithmetic) -> Result<Level, ProductError> {
     match arithmetic {
         Arithmetic::Bf16 => Level::best(Arithmetic::Bf16),
         Arithmetic::F32 | Arithmetic::F32OfF16 | Arithmetic::F32OfBf16 | Arithmetic::F16 | Arithmetic::Bf16x3 => {
@@ -173,11 +174,11 @@ fn level_of(arithmetic: Arithmetic) -> Result<Level, ProductError> {
 /// Returns the name of the instructions that compute attention in `arithmetic` on this machine; `unavailable` if none
 /// do.
 #[must_use]
-pub fn attention_level(arithmetic: Arithmetic) -> &'static str {
-    level_of(arithmetic).map_or("unavailable", Level::name)
+pub fn attention_level_name(arithmetic: Arithmetic) -> &'static str {
+    attention_level_for(arithmetic).map_or("unavailable", Level::name)
 }
 
-struct Job<'a> {
+struct AttentionCall<'a> {
     heads: &'a Heads<'a>,
     positions: Range<usize>,
     /// The position of the first row of queries.
@@ -187,7 +188,7 @@ struct Job<'a> {
 }
 
 /// Grows `lines` to at least `length` lines.
-fn grow(lines: &mut Vec<Line>, length: usize) {
+fn grow_to(lines: &mut Vec<Line>, length: usize) {
     if lines.len() < length {
         lines.resize(length, Line::ZERO);
     }
@@ -208,16 +209,16 @@ struct Strip {
     panels: Range<usize>,
 }
 
-impl Job<'_> {
+impl AttentionCall<'_> {
     fn run<K: Kernel>(mut self, kernel: K, scratch: &mut AttentionScratch) {
         let Heads { dim, .. } = *self.heads;
-        let base = self.of_block::<K>(self.positions.start);
+        let base = self.first_key_of_block::<K>(self.positions.start);
         let count = (self.positions.end - base).div_ceil(K::OUTPUTS);
         let lines = panel_lines::<K>(dim, count);
         let row = dim.div_ceil(K::INPUTS);
-        grow(&mut scratch.keys, count * lines[0]);
-        grow(&mut scratch.values, dim.div_ceil(K::OUTPUTS) * lines[1]);
-        grow(&mut scratch.row, (K::OUTPUTS * row).max(K::GROUP * row));
+        grow_to(&mut scratch.keys, count * lines[0]);
+        grow_to(&mut scratch.values, dim.div_ceil(K::OUTPUTS) * lines[1]);
+        grow_to(&mut scratch.row, (K::OUTPUTS * row).max(K::GROUP * row));
         let seen = base..self.positions.end;
         kernel.vectorised(
             #[inline(always)]
@@ -227,38 +228,42 @@ impl Job<'_> {
             },
         );
         let AttentionScratch { keys, values, work, .. } = scratch;
-        self.blocks(kernel, Panels { keys, values, base, lines }, work);
+        self.compute_blocks(kernel, PackedKeyValues { keys, values, base, lines }, work);
     }
 
     /// Returns the first key of the first panel that the block of a position may see.
-    fn of_block<K: Kernel>(&self, position: usize) -> usize {
-        self.heads.first_seen(position / BLOCK * BLOCK) / K::OUTPUTS * K::OUTPUTS
+    fn first_key_of_block<K: Kernel>(&self, position: usize) -> usize {
+        self.heads.first_visible_key(position / BLOCK_POSITIONS * BLOCK_POSITIONS) / K::OUTPUTS * K::OUTPUTS
     }
 
     /// Computes all positions, block by block, over packed keys and values.
-    fn blocks<K: Kernel>(&mut self, kernel: K, packed: Panels<'_>, work: &mut Work) {
-        const { assert!(!K::SCALED && K::SEAL == 0 && size_of::<K::Weight>() * K::GROUP == 4) };
-        const { assert!(K::ROWS <= MOST_ROWS && K::OUTPUTS.is_multiple_of(K::INPUTS) && K::INPUTS.is_multiple_of(LANES)) };
+    fn compute_blocks<K: Kernel>(&mut self, kernel: K, packed: PackedKeyValues<'_>, work: &mut StripBuffers) {
+        const { assert!(!K::SCALED && K::TRAILER_LINES == 0 && size_of::<K::Weight>() * K::GROUP == 4) };
+        const {
+            assert!(
+                K::ROWS <= MAX_STRIP_ROWS && K::OUTPUTS.is_multiple_of(K::INPUTS) && K::INPUTS.is_multiple_of(LANES)
+            )
+        };
         let Heads { dim, group, .. } = *self.heads;
-        let (base, slots) = (packed.base, K::slots(K::ROWS));
+        let (base, strip_stride) = (packed.base, K::strip_stride(K::ROWS));
         let panels = (self.positions.end - base).div_ceil(K::OUTPUTS);
-        grow(&mut work.strip, dim.div_ceil(K::INPUTS) * slots);
+        grow_to(&mut work.strip, dim.div_ceil(K::INPUTS) * strip_stride);
         // One extra tile holds the sums of values.
-        grow(&mut work.scores, (panels + 1) * K::ROWS * K::OUTPUTS / LANES);
-        grow(&mut work.weights, panels * K::OUTPUTS / K::INPUTS * slots);
+        grow_to(&mut work.scores, (panels + 1) * K::ROWS * K::OUTPUTS / LANES);
+        grow_to(&mut work.weights, panels * K::OUTPUTS / K::INPUTS * strip_stride);
         work.scaled.resize(dim, 0.0);
         let mut start = self.positions.start;
         while start < self.positions.end {
-            let end = self.positions.end.min(start / BLOCK * BLOCK + BLOCK);
+            let end = self.positions.end.min(start / BLOCK_POSITIONS * BLOCK_POSITIONS + BLOCK_POSITIONS);
             let rows = (end - start) * group;
             let strips = rows.div_ceil(K::ROWS);
-            let from = (self.of_block::<K>(start) - base) / K::OUTPUTS;
+            let from = (self.first_key_of_block::<K>(start) - base) / K::OUTPUTS;
             for s in 0..strips {
-                let rows = crate::product::part(rows, strips, s);
+                let rows = crate::product::part_range(rows, strips, s);
                 let last = start + (rows.end - 1) / group;
                 let panels = from..(last + 1 - base).div_ceil(K::OUTPUTS);
                 let strip = Strip { rows, first: start, panels };
-                self.strip(kernel, &strip, packed, work);
+                self.compute_strip(kernel, &strip, packed, work);
             }
             start = end;
         }
@@ -274,15 +279,15 @@ impl Job<'_> {
         for (to, first) in scratch.keys.chunks_exact_mut(panel).zip(seen.clone().step_by(K::OUTPUTS)) {
             for (j, row) in rows.chunks_exact_mut(lines).enumerate() {
                 if first + j < seen.end {
-                    kernel.row(&keys[(first + j) * stride..][..dim], row, 1);
+                    kernel.pack_row(&keys[(first + j) * stride..][..dim], row, 1);
                 } else {
                     row.fill(Line::ZERO);
                 }
             }
             // A unit is 4 bytes of a row, which an instruction sums at once.
-            let units = numbers::<i32>(rows);
+            let units = as_numbers::<i32>(rows);
             let each = lines * LINE / 4;
-            for (unit, to) in numbers_mut::<i32>(to).chunks_exact_mut(K::OUTPUTS).enumerate() {
+            for (unit, to) in as_numbers_mut::<i32>(to).chunks_exact_mut(K::OUTPUTS).enumerate() {
                 for (j, to) in to.iter_mut().enumerate() {
                     *to = units[j * each + unit];
                 }
@@ -301,16 +306,16 @@ impl Job<'_> {
         for (number, key) in (seen.start..last).step_by(K::GROUP).enumerate() {
             for (g, row) in rows.chunks_exact_mut(lines).enumerate() {
                 if key + g < seen.end {
-                    kernel.row(&values[(key + g) * stride..][..dim], row, 1);
+                    kernel.pack_row(&values[(key + g) * stride..][..dim], row, 1);
                 } else {
                     row.fill(Line::ZERO);
                 }
             }
-            let rows = numbers::<K::Weight>(rows);
+            let rows = as_numbers::<K::Weight>(rows);
             let each = rows.len() / K::GROUP;
             for p in 0..panels {
-                let to =
-                    &mut numbers_mut::<K::Weight>(&mut scratch.values[p * panel..][..panel])[number * unit..][..unit];
+                let to = &mut as_numbers_mut::<K::Weight>(&mut scratch.values[p * panel..][..panel])[number * unit..]
+                    [..unit];
                 let columns = p * K::OUTPUTS..each.min((p + 1) * K::OUTPUTS);
                 for g in 0..K::GROUP {
                     let row = &rows[g * each..][columns.clone()];
@@ -322,12 +327,19 @@ impl Job<'_> {
         }
     }
 
-    fn strip<K: Kernel>(&mut self, kernel: K, strip: &Strip, packed: Panels<'_>, work: &mut Work) {
+    fn compute_strip<K: Kernel>(
+        &mut self,
+        kernel: K,
+        strip: &Strip,
+        packed: PackedKeyValues<'_>,
+        work: &mut StripBuffers,
+    ) {
         let Heads { queries, stride, group, dim, scale, .. } = *self.heads;
-        let (rows, lines, slots) = (strip.rows.len(), dim.div_ceil(K::INPUTS), K::slots(strip.rows.len()));
+        let (rows, lines, strip_stride) =
+            (strip.rows.len(), dim.div_ceil(K::INPUTS), K::strip_stride(strip.rows.len()));
         let tile = K::ROWS * K::OUTPUTS / LANES;
-        let Panels { keys, values, base, lines: [keys_panel, values_panel] } = packed;
-        let Work { strip: packed, scores, weights, scaled } = work;
+        let PackedKeyValues { keys, values, base, lines: [keys_panel, values_panel] } = packed;
+        let StripBuffers { strip: packed, scores, weights, scaled } = work;
         let from_row = strip.first - self.first;
         kernel.vectorised(
             #[inline(always)]
@@ -335,7 +347,7 @@ impl Job<'_> {
                 for (i, row) in strip.rows.clone().enumerate() {
                     let query = &queries[(from_row + row / group) * stride + row % group * dim..][..dim];
                     scaled.iter_mut().zip(query).for_each(|(to, q)| *to = q * scale);
-                    kernel.row(scaled, &mut packed[i..lines * slots], slots);
+                    kernel.pack_row(scaled, &mut packed[i..lines * strip_stride], strip_stride);
                 }
             },
         );
@@ -343,38 +355,42 @@ impl Job<'_> {
         kernel.session(|| {
             for (n, p) in strip.panels.clone().enumerate() {
                 let (panel, out) = (&keys[p * keys_panel..][..keys_panel], &mut scores[n * tile..][..tile]);
-                // SAFETY: `part` makes `rows` lie in 1..=ROWS. The strip has `lines` lines of its slots, and the panel
-                // `lines · INPUTS · OUTPUTS` weights (units of 4 bytes). `out` has ROWS · OUTPUTS floats in lines of
-                // its own.
-                unsafe { kernel.tile(call(rows, lines, packed, panel, out)) };
+                // SAFETY: `part_range` makes `rows` lie in 1..=ROWS. The strip has `lines` lines of its slots, and the
+                // panel `lines · INPUTS · OUTPUTS` weights (units of 4 bytes). `out` has ROWS · OUTPUTS floats in lines
+                // of its own.
+                unsafe { kernel.compute_tile(tile_arguments(rows, lines, packed, panel, out)) };
             }
         });
         let count = strip.panels.len();
-        let (mut largest, mut totals) = ([[f32::NEG_INFINITY; LANES]; MOST_ROWS], [[0f32; LANES]; MOST_ROWS]);
-        let inverse = &mut [0.0; MOST_ROWS][..rows];
+        let (mut largest, mut totals) = ([[f32::NEG_INFINITY; LANES]; MAX_STRIP_ROWS], [[0f32; LANES]; MAX_STRIP_ROWS]);
+        let inverse = &mut [0.0; MAX_STRIP_ROWS][..rows];
         let from = base + strip.panels.start * K::OUTPUTS;
         let seen = |row: usize| {
             let position = strip.first + row / group;
-            self.heads.first_seen(position).saturating_sub(from)..position + 1 - from
+            self.heads.first_visible_key(position).saturating_sub(from)..position + 1 - from
         };
         kernel.vectorised(
             #[inline(always)]
             || {
                 // Goes tile by tile: a row's scores are far apart in memory, and would compete for one cache set.
                 for (n, tile) in scores.chunks_exact_mut(tile).take(count).enumerate() {
-                    let rows = strip.rows.clone().zip(numbers_mut::<f32>(tile).chunks_exact_mut(K::OUTPUTS));
+                    let rows = strip.rows.clone().zip(as_numbers_mut::<f32>(tile).chunks_exact_mut(K::OUTPUTS));
                     for ((row, scores), max) in rows.zip(&mut largest) {
-                        self.maxima(n * K::OUTPUTS, seen(row), scores, max);
+                        self.update_maxima(n * K::OUTPUTS, seen(row), scores, max);
                     }
                 }
                 for lanes in &mut largest {
                     lanes[0] = lanes.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
                 }
                 for (n, tile) in scores.chunks_exact_mut(tile).take(count).enumerate() {
-                    let rows = strip.rows.clone().zip(numbers_mut::<f32>(tile).chunks_exact_mut(K::OUTPUTS));
+                    let rows = strip.rows.clone().zip(as_numbers_mut::<f32>(tile).chunks_exact_mut(K::OUTPUTS));
                     for (i, (((row, scores), max), total)) in rows.zip(&largest).zip(&mut totals).enumerate() {
-                        exponentials::<K>(n * K::OUTPUTS, seen(row), scores, max[0], total);
-                        kernel.row(scores, &mut weights[n * K::OUTPUTS / K::INPUTS * slots + i..], slots);
+                        exponentiate::<K>(n * K::OUTPUTS, seen(row), scores, max[0], total);
+                        kernel.pack_row(
+                            scores,
+                            &mut weights[n * K::OUTPUTS / K::INPUTS * strip_stride + i..],
+                            strip_stride,
+                        );
                     }
                 }
                 for (inverse, total) in inverse.iter_mut().zip(&totals) {
@@ -388,13 +404,13 @@ impl Job<'_> {
             let panel = &values[p * values_panel..][skipped..values_panel];
             // SAFETY: as above, with the strip of weights, whose `lines` lines are all written, and a panel with as
             // many lines.
-            kernel.session(|| unsafe { kernel.tile(call(rows, lines, weights, panel, sums)) });
+            kernel.session(|| unsafe { kernel.compute_tile(tile_arguments(rows, lines, weights, panel, sums)) });
             let columns = from..dim.min(from + K::OUTPUTS);
             let positions = self.positions.start;
             kernel.vectorised(
                 #[inline(always)]
                 || {
-                    let sums = numbers::<f32>(sums).chunks_exact(K::OUTPUTS);
+                    let sums = as_numbers::<f32>(sums).chunks_exact(K::OUTPUTS);
                     for ((row, sums), by) in strip.rows.clone().zip(sums).zip(&*inverse) {
                         let at = (strip.first - positions + row / group) * self.stride + row % group * dim;
                         let out = &mut self.out[at..][columns.clone()];
@@ -408,29 +424,29 @@ impl Job<'_> {
     /// Caps a row's scores for the keys from `first` on, sets those that are not `seen` to negative infinity, and
     /// updates the lanes' `max`.
     #[inline(always)]
-    fn maxima(&self, first: usize, seen: Range<usize>, scores: &mut [f32], max: &mut [f32; LANES]) {
+    fn update_maxima(&self, first: usize, seen: Range<usize>, scores: &mut [f32], max: &mut [f32; LANES]) {
         for (chunk, key) in scores.as_chunks_mut::<LANES>().0.iter_mut().zip((first..).step_by(LANES)) {
             if let Some(cap) = self.heads.soft_cap {
                 let scores = *chunk;
-                *chunk = lanes(|l| cap * tanh(scores[l] / cap));
+                *chunk = array_from_fn(|l| cap * tanh(scores[l] / cap));
             }
-            if !whole(key, &seen) {
-                unseen(key, &seen, chunk, f32::NEG_INFINITY);
+            if !sees_all(key, &seen) {
+                mask_unseen(key, &seen, chunk, f32::NEG_INFINITY);
             }
             let (scores, before) = (*chunk, *max);
-            *max = lanes(|l| if scores[l] > before[l] { scores[l] } else { before[l] });
+            *max = array_from_fn(|l| if scores[l] > before[l] { scores[l] } else { before[l] });
         }
     }
 }
 
 /// Whether the row sees all keys of a chunk.
 #[inline(always)]
-fn whole(key: usize, seen: &Range<usize>) -> bool {
+fn sees_all(key: usize, seen: &Range<usize>) -> bool {
     seen.start <= key && key + LANES <= seen.end
 }
 
 #[inline(always)]
-fn unseen(key: usize, seen: &Range<usize>, chunk: &mut [f32; LANES], value: f32) {
+fn mask_unseen(key: usize, seen: &Range<usize>, chunk: &mut [f32; LANES], value: f32) {
     for (l, s) in chunk.iter_mut().enumerate() {
         *s = if seen.contains(&(key + l)) { *s } else { value };
     }
@@ -439,20 +455,20 @@ fn unseen(key: usize, seen: &Range<usize>, chunk: &mut [f32; LANES], value: f32)
 /// Replaces scores by `e^(score - max)` for the keys from `first` on, or by 0 for those that are not `seen`, and adds
 /// them to `total`.
 #[inline(always)]
-fn exponentials<K: Kernel>(first: usize, seen: Range<usize>, scores: &mut [f32], max: f32, total: &mut [f32; LANES]) {
+fn exponentiate<K: Kernel>(first: usize, seen: Range<usize>, scores: &mut [f32], max: f32, total: &mut [f32; LANES]) {
     for (chunk, key) in scores.as_chunks_mut::<LANES>().0.iter_mut().zip((first..).step_by(LANES)) {
         let scores = *chunk;
-        *chunk = lanes(|l| if K::FUSED { exp_fused(scores[l] - max) } else { exp(scores[l] - max) });
-        if !whole(key, &seen) {
-            unseen(key, &seen, chunk, 0.0);
+        *chunk = array_from_fn(|l| if K::HAS_FMA { exp_fused(scores[l] - max) } else { exp(scores[l] - max) });
+        if !sees_all(key, &seen) {
+            mask_unseen(key, &seen, chunk, 0.0);
         }
         let (weights, before) = (*chunk, *total);
-        *total = lanes(|l| before[l] + weights[l]);
+        *total = array_from_fn(|l| before[l] + weights[l]);
     }
 }
 
 /// Arguments of a product that sums all lines in one call and prefetches nothing.
-fn call(rows: usize, lines: usize, strip: &[Line], panel: &[Line], out: &mut [Line]) -> Tile {
+fn tile_arguments(rows: usize, lines: usize, strip: &[Line], panel: &[Line], out: &mut [Line]) -> Tile {
     let (strip, panel, out) = (strip.as_ptr(), panel.as_ptr(), out.as_mut_ptr().cast());
     Tile {
         rows,
@@ -460,13 +476,13 @@ fn call(rows: usize, lines: usize, strip: &[Line], panel: &[Line], out: &mut [Li
         strip,
         panel,
         panels: 1,
-        apart: 0,
+        panel_stride: 0,
         out,
-        first: true,
+        overwrite: true,
         next: panel,
-        step: 0,
-        to: out,
-        stride: 0,
+        prefetch_per_line: 0,
+        write_to: out,
+        write_stride: 0,
         widened: false,
     }
 }
@@ -533,7 +549,7 @@ mod tests {
             for (level, tolerance) in levels.chain(Level::all(Arithmetic::Bf16).into_iter().map(|level| (level, 0.1))) {
                 let stride = group * dim + 1;
                 let (mut out, mut scratch) = (vec![f32::NAN; length * stride], AttentionScratch::default());
-                on(level, &heads, 0..length, &mut out, stride, &mut scratch).unwrap();
+                attention_at(level, &heads, 0..length, &mut out, stride, &mut scratch).unwrap();
                 for (position, head) in (0..length).flat_map(|p| (0..group).map(move |h| (p, h))) {
                     let got = &out[position * stride + head * dim..][..dim];
                     let off = got.iter().zip(by_definition(&heads, position, head));
@@ -560,7 +576,7 @@ mod tests {
                     let (mut out, mut scratch) = (vec![0.0; length * width], AttentionScratch::default());
                     for cut in cuts.windows(2) {
                         let out = &mut out[cut[0] * width..];
-                        on(level, &heads, cut[0]..cut[1], out, width, &mut scratch).unwrap();
+                        attention_at(level, &heads, cut[0]..cut[1], out, width, &mut scratch).unwrap();
                     }
                     out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
                 };

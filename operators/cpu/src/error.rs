@@ -56,8 +56,8 @@ pub enum ProductError {
         /// Name of the arithmetic.
         arithmetic: &'static str,
     },
-    /// The epilogue does not match the weight: [`crate::Packed::gate_up`] is for `SwiGlu`, [`crate::Packed::new`] for
-    /// the others.
+    /// The epilogue does not match the weight: [`crate::PackedWeight::gate_up`] is for `SwiGlu`,
+    /// [`crate::PackedWeight::new`] for the others.
     #[error("epilogue {got} on a weight packed {packed}; valid is SwiGlu on gate_up, the others on new")]
     Pairing {
         /// The requested epilogue.

@@ -6,7 +6,7 @@
 //! weight [outputs, inputs]  --once-->  panels /
 //! ```
 //!
-//! | [`Arithmetic`] | products | sums | instructions, fastest first ([`level`]) |
+//! | [`Arithmetic`] | products | sums | instructions, fastest first ([`level_name`]) |
 //! |---|---|---|---|
 //! | F32 | f32 | f32, blocks of 768 inputs | `avx512`, `avx2+fma`, `baseline` |
 //! | F32OfF16, F32OfBf16 | f32; weights are rounded to 16 bits and stored in 16 bits | as F32 | as F32 |
@@ -31,14 +31,14 @@
 //! (BENCHMARKS.md). `examples/peak` and `benches/product` measure the machine's peak and these products.
 //!
 //! [`attention`] uses the same kernels. It packs keys and values as weights are packed: in each call, or once in a
-//! [`KeyValues`] cache for decoding that continues a run. Its bits depend on its own instruction set
-//! ([`attention_level`]), because its exponential differs where the CPU has fused multiply-adds.
+//! [`HeadKvCache`] cache for decoding that continues a run. Its bits depend on its own instruction set
+//! ([`attention_level_name`]), because its exponential differs where the CPU has fused multiply-adds.
 //!
 //! ```
-//! use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};
+//! use stillhouse_cpu::{Arithmetic, Epilogue, Layout, PackedWeight, Rows, RowsMut, Scratch, Threads, product};
 //!
 //! let weight = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]; // [3 outputs, 2 inputs]
-//! let packed = Packed::new(&weight, 3, 2, Layout::Outputs { stride: 2 }, Arithmetic::F32)?;
+//! let packed = PackedWeight::new(&weight, 3, 2, Layout::Outputs { stride: 2 }, Arithmetic::F32)?;
 //! let x = Rows { data: &[10.0, 1.0], rows: 1, stride: 2 };
 //! let mut out = [0.0; 3];
 //! let to = RowsMut { data: &mut out, rows: 1, stride: 3 };
@@ -51,26 +51,26 @@
 mod amx;
 mod arithmetic;
 mod attention;
-mod cpu;
+#[cfg(target_arch = "x86_64")]
+mod bf16x3;
+mod cpu_features;
 mod elementwise;
 mod error;
-mod f16_weights;
-mod float;
 #[cfg(target_arch = "x86_64")]
-mod half_float;
+mod f16_kernel;
+mod f32_kernels;
 mod kernel;
 mod memory;
 mod product;
 #[cfg(target_arch = "x86_64")]
 mod skinny_gemm;
-#[cfg(target_arch = "x86_64")]
-mod split;
 #[cfg(test)]
 mod tests;
 mod weight;
+mod widened_weights;
 
-pub use arithmetic::{Arithmetic, level};
-pub use attention::{AttentionScratch, Heads, KeyValues, attention, attention_level};
+pub use arithmetic::{Arithmetic, level_name};
+pub use attention::{AttentionScratch, HeadKvCache, Heads, attention, attention_level_name};
 pub use error::ProductError;
 pub use product::{Epilogue, Rows, RowsMut, Scratch, Threads, product};
-pub use weight::{Layout, Packed};
+pub use weight::{Layout, PackedWeight};

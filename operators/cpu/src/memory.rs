@@ -29,14 +29,14 @@ unsafe impl Number for u32 {}
 unsafe impl Number for [u16; 2] {}
 
 /// Views `lines` as numbers of type `T`.
-pub(crate) fn numbers<T: Number>(lines: &[Line]) -> &[T] {
+pub(crate) fn as_numbers<T: Number>(lines: &[Line]) -> &[T] {
     // SAFETY: any bytes are valid values of T (`Number`). Lines are aligned for T and have no padding. The slice covers
     // the same bytes under the same borrow.
     unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), std::mem::size_of_val(lines) / size_of::<T>()) }
 }
 
-/// The mutable form of [`numbers`].
-pub(crate) fn numbers_mut<T: Number>(lines: &mut [Line]) -> &mut [T] {
-    // SAFETY: as in `numbers`; any T is also valid as bytes of a line.
+/// The mutable form of [`as_numbers`].
+pub(crate) fn as_numbers_mut<T: Number>(lines: &mut [Line]) -> &mut [T] {
+    // SAFETY: as in `as_numbers`; any T is also valid as bytes of a line.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), std::mem::size_of_val(lines) / size_of::<T>()) }
 }

@@ -1,7 +1,7 @@
 //! Compares products of every level that this machine has with f64 references and with each other.
 
 use crate::arithmetic::Level;
-use crate::weight::Packed;
+use crate::weight::PackedWeight;
 use crate::{Arithmetic, Epilogue, Layout, ProductError, Rows, RowsMut, Scratch, Threads, product};
 
 /// Pseudo-random numbers in (-1, 1) from `seed`, uncorrelated enough for sums.
@@ -37,9 +37,9 @@ impl Case {
         Self { rows, outputs, inputs, x, weight }
     }
 
-    fn pack(&self, arithmetic: Arithmetic, level: Level) -> Packed {
+    fn pack(&self, arithmetic: Arithmetic, level: Level) -> PackedWeight {
         let layout = Layout::Outputs { stride: self.inputs };
-        Packed::with_level(&[&self.weight], self.outputs, self.inputs, layout, arithmetic, level).unwrap()
+        PackedWeight::with_level(&[&self.weight], self.outputs, self.inputs, layout, arithmetic, level).unwrap()
     }
 
     fn rows(&self) -> Rows<'_> {
@@ -77,7 +77,7 @@ impl Case {
     }
 }
 
-fn run(case: &Case, packed: &Packed, threads: Threads) -> Vec<f32> {
+fn run(case: &Case, packed: &PackedWeight, threads: Threads) -> Vec<f32> {
     let mut out = vec![f32::NAN; case.rows * case.outputs];
     let to = RowsMut { data: &mut out, rows: case.rows, stride: case.outputs };
     product(case.rows(), packed, None, Epilogue::Store, to, threads, &mut Scratch::new()).unwrap();
@@ -223,7 +223,7 @@ fn strides_layouts_and_used_scratch_change_no_bit() {
             }
         }
         let layout = Layout::Inputs { stride: 80 };
-        let packed = Packed::with_level(&[&by_input], outputs, inputs, layout, arithmetic, level).unwrap();
+        let packed = PackedWeight::with_level(&[&by_input], outputs, inputs, layout, arithmetic, level).unwrap();
         let mut scratch = Scratch::new();
         let big = Case::new(64, 40, 900);
         let mut big_out = vec![0.0; 64 * 40];
@@ -252,7 +252,7 @@ fn epilogues_are_what_they_say() {
         let plain = run(&case, &packed, Threads::One);
         let bias = noise(outputs, 5);
         let residual = noise(rows * outputs, 6);
-        let with = |packed: &Packed, bias: Option<&[f32]>, epilogue, columns: usize| {
+        let with = |packed: &PackedWeight, bias: Option<&[f32]>, epilogue, columns: usize| {
             let mut out = residual[..rows * columns].to_vec();
             let to = RowsMut { data: &mut out, rows, stride: columns };
             product(case.rows(), packed, bias, epilogue, to, Threads::One, &mut Scratch::new()).unwrap();
@@ -273,7 +273,7 @@ fn epilogues_are_what_they_say() {
         let half = outputs / 2;
         let (gate, up) = case.weight.split_at(half * inputs);
         let layout = Layout::Outputs { stride: inputs };
-        let paired = Packed::with_level(&[gate, up], half, inputs, layout, arithmetic, level).unwrap();
+        let paired = PackedWeight::with_level(&[gate, up], half, inputs, layout, arithmetic, level).unwrap();
         assert_eq!((paired.outputs(), paired.inputs()), (outputs, inputs));
         for bias in [None, Some(bias.as_slice())] {
             let gated = with(&paired, bias, Epilogue::SwiGlu, half);
@@ -309,7 +309,7 @@ fn what_is_not_finite_is_not_lost() {
     case.weight[35 * 20] = f32::NAN;
     for (arithmetic, level) in levels() {
         let layout = Layout::Outputs { stride: 20 };
-        match Packed::with_level(&[&case.weight], 40, 20, layout, arithmetic, level) {
+        match PackedWeight::with_level(&[&case.weight], 40, 20, layout, arithmetic, level) {
             Ok(packed) => assert!(run(&case, &packed, Threads::One)[40 + 35].is_nan(), "{arithmetic:?}"),
             Err(e) => assert_eq!(e, ProductError::NotFinite { output: 35, arithmetic: arithmetic.name() }),
         }
@@ -319,7 +319,7 @@ fn what_is_not_finite_is_not_lost() {
 #[test]
 fn sizes_that_do_not_fit_are_errors() {
     let data = vec![1.0; 64];
-    let new = |outputs, inputs, layout| Packed::new(&data, outputs, inputs, layout, Arithmetic::F32).map(|_| ());
+    let new = |outputs, inputs, layout| PackedWeight::new(&data, outputs, inputs, layout, Arithmetic::F32).map(|_| ());
     assert_eq!(new(8, 8, Layout::Outputs { stride: 8 }), Ok(()));
     assert!(matches!(new(8, 9, Layout::Outputs { stride: 8 }), Err(ProductError::Memory { columns: 9, .. })));
     assert!(matches!(new(9, 8, Layout::Outputs { stride: 8 }), Err(ProductError::Memory { rows: 9, .. })));
@@ -327,9 +327,9 @@ fn sizes_that_do_not_fit_are_errors() {
     assert!(matches!(new(2, 2, Layout::Outputs { stride: usize::MAX }), Err(ProductError::Memory { .. })));
     assert!(matches!(new(0, 8, Layout::Outputs { stride: 8 }), Err(ProductError::Empty { rows: 0, .. })));
 
-    let packed = Packed::new(&data, 4, 8, Layout::Outputs { stride: 8 }, Arithmetic::F32).unwrap();
-    let paired = Packed::gate_up(&data, &data, 2, 8, Layout::Outputs { stride: 8 }, Arithmetic::F32).unwrap();
-    let call = |packed: &Packed, x: (usize, usize), out: (usize, usize), bias: usize, epilogue| {
+    let packed = PackedWeight::new(&data, 4, 8, Layout::Outputs { stride: 8 }, Arithmetic::F32).unwrap();
+    let paired = PackedWeight::gate_up(&data, &data, 2, 8, Layout::Outputs { stride: 8 }, Arithmetic::F32).unwrap();
+    let call = |packed: &PackedWeight, x: (usize, usize), out: (usize, usize), bias: usize, epilogue| {
         let mut to = vec![3.0; 20];
         let result = product(
             Rows { data: &data, rows: x.0, stride: x.1 },
@@ -361,13 +361,13 @@ fn sizes_that_do_not_fit_are_errors() {
 fn names_are_those_of_manifests() {
     let names = ["f32", "f32-of-f16", "f32-of-bf16", "f16", "bf16", "bf16x3"];
     assert_eq!(Arithmetic::ALL.map(Arithmetic::name), names);
-    assert!(Arithmetic::F32.available());
+    assert!(Arithmetic::F32.is_available());
     for arithmetic in Arithmetic::ALL {
-        assert_eq!(crate::level(arithmetic) == "unavailable", !arithmetic.available());
+        assert_eq!(crate::level_name(arithmetic) == "unavailable", !arithmetic.is_available());
         let layout = Layout::Outputs { stride: 1 };
-        match Packed::new(&[1.0], 1, 1, layout, arithmetic) {
-            Ok(packed) => assert!(arithmetic.available() && packed.arithmetic() == arithmetic),
-            Err(e) => assert!(!arithmetic.available() && e.to_string().contains("f32"), "{e}"),
+        match PackedWeight::new(&[1.0], 1, 1, layout, arithmetic) {
+            Ok(packed) => assert!(arithmetic.is_available() && packed.arithmetic() == arithmetic),
+            Err(e) => assert!(!arithmetic.is_available() && e.to_string().contains("f32"), "{e}"),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::Arithmetic;
 use crate::arithmetic::{Level, with_kernel};
 use crate::error::ProductError;
 use crate::kernel::Kernel;
-use crate::memory::{LINE, Line, numbers_mut};
+use crate::memory::{LINE, Line, as_numbers_mut};
 use rayon::prelude::*;
 
 /// Layout of an unpacked weight in memory. Strides are in floats.
@@ -33,25 +33,25 @@ pub enum Layout {
 /// A weight `[outputs, inputs]`, packed once for the kernel of its arithmetic. Any number of threads may read it.
 ///
 /// It is padded to whole panels and lines, by at most 63 outputs and 63 inputs.
-pub struct Packed {
+pub struct PackedWeight {
     level: Level,
     arithmetic: Arithmetic,
     outputs: usize,
     inputs: usize,
-    paired: bool,
+    gated: bool,
     lines: Vec<Line>,
     panel: usize,
     scales: Vec<f32>,
 }
 
-impl std::fmt::Debug for Packed {
+impl std::fmt::Debug for PackedWeight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Packed")
+        f.debug_struct("PackedWeight")
             .field("outputs", &self.outputs)
             .field("inputs", &self.inputs)
             .field("arithmetic", &self.arithmetic)
             .field("level", &self.level.name())
-            .field("paired", &self.paired)
+            .field("paired", &self.gated)
             .finish_non_exhaustive()
     }
 }
@@ -70,7 +70,7 @@ impl<'a> Source<'a> {
             Layout::Outputs { stride } => (outputs, inputs, stride, stride, 1),
             Layout::Inputs { stride } => (inputs, outputs, stride, 1, stride),
         };
-        fits("the weight", data.len(), rows, columns, stride)?;
+        check_fits("the weight", data.len(), rows, columns, stride)?;
         Ok(Self { data, output, input })
     }
 
@@ -80,7 +80,7 @@ impl<'a> Source<'a> {
 }
 
 /// Checks that a matrix of rows `stride` apart fits into `floats` floats.
-pub(crate) fn fits(
+pub(crate) fn check_fits(
     what: &'static str,
     floats: usize,
     rows: usize,
@@ -97,7 +97,7 @@ pub(crate) fn fits(
     Ok(())
 }
 
-impl Packed {
+impl PackedWeight {
     /// Packs `weight` for products in `arithmetic` on this machine.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl Packed {
     /// weight of `2 · width` outputs, gate first.
     ///
     /// # Errors
-    /// As [`Packed::new`].
+    /// As [`PackedWeight::new`].
     pub fn gate_up(
         gate: &[f32],
         up: &[f32],
@@ -129,7 +129,7 @@ impl Packed {
         Self::with_level(&[gate, up], width, inputs, layout, arithmetic, Level::best(arithmetic)?)
     }
 
-    /// Like [`Packed::new`] (one matrix) and [`Packed::gate_up`] (two), but for a given level.
+    /// Like [`PackedWeight::new`] (one matrix) and [`PackedWeight::gate_up`] (two), but for a given level.
     pub(crate) fn with_level(
         weights: &[&[f32]],
         outputs: usize,
@@ -145,7 +145,7 @@ impl Packed {
             arithmetic,
             outputs: outputs * sources.len(),
             inputs,
-            paired: sources.len() == 2,
+            gated: sources.len() == 2,
             lines: Vec::new(),
             panel: 0,
             scales: Vec::new(),
@@ -158,7 +158,7 @@ impl Packed {
         let (inputs, share) = (self.inputs, K::OUTPUTS / sources.len());
         let panels = outputs.div_ceil(share);
         let body = inputs.div_ceil(K::INPUTS) * K::INPUTS * K::OUTPUTS * size_of::<K::Weight>() / LINE;
-        self.panel = body + K::SEAL;
+        self.panel = body + K::TRAILER_LINES;
         self.lines = vec![Line::ZERO; panels * self.panel];
         self.scales = if K::SCALED { vec![1.0; panels * K::OUTPUTS] } else { vec![1.0; K::OUTPUTS] };
         let scales_of = if K::SCALED { K::OUTPUTS } else { 0 };
@@ -177,12 +177,12 @@ impl Packed {
                     scale = K::scale(row.clone().fold(0.0, |max, w| w.abs().max(max)));
                     scales[j] = scale;
                 }
-                let body = numbers_mut::<K::Weight>(&mut panel[..body]);
+                let body = as_numbers_mut::<K::Weight>(&mut panel[..body]);
                 for (k, w) in row.enumerate() {
-                    body[(k / K::GROUP * K::OUTPUTS + j) * K::GROUP + k % K::GROUP] = K::weight(w / scale);
+                    body[(k / K::GROUP * K::OUTPUTS + j) * K::GROUP + k % K::GROUP] = K::encode_weight(w / scale);
                 }
             }
-            K::seal(panel);
+            K::finish_panel(panel);
             Ok(())
         };
         if K::SCALED {
@@ -223,8 +223,8 @@ impl Packed {
         self.level
     }
 
-    pub(crate) const fn paired(&self) -> bool {
-        self.paired
+    pub(crate) const fn is_gated(&self) -> bool {
+        self.gated
     }
 
     /// The lines of panel `p`.

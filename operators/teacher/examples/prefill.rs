@@ -59,11 +59,11 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Returns the peak loop for products in this dtype.
-fn limit(dtype: &str) -> Option<peak::Work> {
+fn limit(dtype: &str) -> Option<peak::PeakLoop> {
     let arithmetic = Arithmetic::ALL.into_iter().find(|arithmetic| arithmetic.name() == dtype)?;
     // Machines without such products use f32 instead.
-    let arithmetic = if arithmetic.available() { arithmetic } else { Arithmetic::F32 };
-    peak::loops(arithmetic).first().map(|(_, work)| *work)
+    let arithmetic = if arithmetic.is_available() { arithmetic } else { Arithmetic::F32 };
+    peak::peak_loops(arithmetic).first().map(|(_, work)| *work)
 }
 
 fn speeds(teacher: &dyn HostTeacher, untied: bool, shapes: &[(usize, usize)]) -> Result<(), Failure> {

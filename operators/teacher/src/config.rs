@@ -144,7 +144,7 @@ impl TeacherConfig {
         if is_gguf(path) {
             return Gguf::open(path)?.config();
         }
-        no_adapter(path)?;
+        refuse_adapter(path)?;
         let json = ConfigFile::read(&path.join("config.json"))?;
         let architecture = json.architecture()?;
         let gpt2 = architecture == Architecture::Gpt2;
@@ -164,7 +164,7 @@ impl TeacherConfig {
 
 /// Refuses a folder with an adapter next to the model: other programs load the adapter into the model, but this one
 /// does not.
-fn no_adapter(folder: &Path) -> Result<()> {
+fn refuse_adapter(folder: &Path) -> Result<()> {
     let path = folder.join("adapter_config.json");
     if !path.is_file() {
         return Ok(());
@@ -183,12 +183,12 @@ pub(crate) struct ConfigFile {
     path: PathBuf,
     json: Value,
     /// The fields that were read.
-    read: Mutex<BTreeSet<String>>,
+    fields_read: Mutex<BTreeSet<String>>,
 }
 
 impl ConfigFile {
     pub(crate) fn new(path: PathBuf, json: Value) -> Self {
-        Self { path, json, read: Mutex::default() }
+        Self { path, json, fields_read: Mutex::default() }
     }
 
     /// Path of the file.
@@ -198,7 +198,7 @@ impl ConfigFile {
 
     /// Whether a field, or one inside it, was read.
     pub(crate) fn was_read(&self, field: &str) -> bool {
-        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = self.fields_read.lock().unwrap_or_else(PoisonError::into_inner);
         let inside =
             |read: &String| read.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         read.iter().any(inside)
@@ -208,7 +208,7 @@ impl ConfigFile {
     pub(crate) fn unread(&self, object: &str) -> Vec<String> {
         let json = match object {
             "" => Some(&self.json),
-            object => self.found(object),
+            object => self.lookup(object),
         };
         let at = |key: &str| if object.is_empty() { key.to_owned() } else { format!("{object}.{key}") };
         let keys = json.and_then(Value::as_object).into_iter().flatten().filter(|(_, value)| !value.is_null());
@@ -227,11 +227,11 @@ impl ConfigFile {
 
     /// Returns `field`, where dots separate the names of nested objects. Null counts as absent.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
-        self.read.lock().unwrap_or_else(PoisonError::into_inner).insert(field.into());
-        self.found(field)
+        self.fields_read.lock().unwrap_or_else(PoisonError::into_inner).insert(field.into());
+        self.lookup(field)
     }
 
-    fn found(&self, field: &str) -> Option<&Value> {
+    fn lookup(&self, field: &str) -> Option<&Value> {
         field.split('.').try_fold(&self.json, |json, part| json.get(part)).filter(|value| !value.is_null())
     }
 
@@ -239,7 +239,7 @@ impl ConfigFile {
         TeacherError::Field {
             path: self.path.clone(),
             field: field.into(),
-            got: self.found(field).map_or_else(|| "nothing".into(), Value::to_string),
+            got: self.lookup(field).map_or_else(|| "nothing".into(), Value::to_string),
             valid: valid.into(),
         }
     }

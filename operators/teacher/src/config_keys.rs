@@ -5,7 +5,7 @@
 //! | key | result |
 //! |---|---|
 //! | does not affect logits ([`HARMLESS`]): names, token ids, training, generation, storage | nothing |
-//! | affects logits in some program ([`refused`]), and its value is not neutral | an error that names the key |
+//! | affects logits in some program ([`neutral_values`]), and its value is not neutral | an error that names the key |
 //! | in `rope_scaling` or `rope_parameters`, and not used by this `rope_type` | an error that names the key |
 //! | any other | a warning, because it may affect something |
 //!
@@ -151,7 +151,7 @@ const HARMLESS: [&[&str]; 7] = [
 ];
 
 /// Keys that affect logits in some family or program, each with its neutral values.
-fn refused() -> Vec<(&'static str, Vec<Value>)> {
+fn neutral_values() -> Vec<(&'static str, Vec<Value>)> {
     let none = [
         "quantization_config",
         "compression_config",
@@ -217,15 +217,15 @@ impl ConfigFile {
     /// Refuses unread keys that affect logits, and returns a warning about those that may. Call it after the family has
     /// read all of its keys.
     pub(crate) fn check_unread(&self, architecture: Architecture) -> Result<Option<String>> {
-        let refused = refused();
+        let neutral_values = neutral_values();
         let mut unknown = Vec::new();
         for key in self.unread("") {
-            let neutral = refused.iter().find(|(name, _)| *name == key).map(|(_, values)| values);
+            let neutral = neutral_values.iter().find(|(name, _)| *name == key).map(|(_, values)| values);
             match key.as_str() {
                 known if HARMLESS.iter().any(|keys| keys.contains(&known)) => {}
-                "sliding_window" => self.only_a_wide_window()?,
-                "layer_types" => self.only_layers_of(architecture)?,
-                "rope_theta" => self.only_the_same_theta()?,
+                "sliding_window" => self.check_window_is_unused()?,
+                "layer_types" => self.check_layer_types(architecture)?,
+                "rope_theta" => self.check_same_theta()?,
                 "hidden_act" if self.get("hidden_activation").is_some() => {}
                 _ if neutral.is_some_and(Vec::is_empty) => {
                     let valid =
@@ -261,7 +261,7 @@ impl ConfigFile {
 
     /// Checks the window in a family without windows: it must be as long as the longest sequence, so that it hides
     /// nothing.
-    fn only_a_wide_window(&self) -> Result<()> {
+    fn check_window_is_unused(&self) -> Result<()> {
         let longest = self.get("max_position_embeddings").or(self.get("n_positions")).and_then(Value::as_u64);
         match (self.get("sliding_window").and_then(Value::as_u64), longest) {
             (Some(window), Some(longest)) if window >= longest => Ok(()),
@@ -273,7 +273,7 @@ impl ConfigFile {
     }
 
     /// Checks that all layers are of the one kind that the family supports.
-    fn only_layers_of(&self, architecture: Architecture) -> Result<()> {
+    fn check_layer_types(&self, architecture: Architecture) -> Result<()> {
         let slides = matches!(architecture, Architecture::Mistral | Architecture::Phi3);
         let kind = if slides && self.get("sliding_window").is_some() { "sliding_attention" } else { "full_attention" };
         let all = self.get("layer_types").and_then(Value::as_array);
@@ -284,7 +284,7 @@ impl ConfigFile {
     }
 
     /// Checks that a base outside `rope_parameters` equals the one inside.
-    fn only_the_same_theta(&self) -> Result<()> {
+    fn check_same_theta(&self) -> Result<()> {
         let inside = ["rope_parameters", "rope_parameters.full_attention"];
         let inside = inside.into_iter().find_map(|group| self.get(&format!("{group}.rope_theta")));
         match (inside.and_then(Value::as_f64), self.get("rope_theta").and_then(Value::as_f64)) {

@@ -121,13 +121,13 @@ impl DeviceLogits {
         let bytes = size_of_val(padded.as_slice());
         // SAFETY: the buffer has at least `bytes` bytes, and the copy is waited for
         unsafe { self.device.copy_in(Stream::Pass, self.buffer.pointer(), padded.as_ptr().cast(), bytes)? };
-        let there = self.device.record(Stream::Pass)?;
-        self.device.wait(there)?;
-        self.filled(rows, there);
+        let copied = self.device.record(Stream::Pass)?;
+        self.device.wait(copied)?;
+        self.set_rows(rows, copied);
         Ok(())
     }
 
-    pub(crate) fn filled(&mut self, rows: usize, ready: Event) {
+    pub(crate) fn set_rows(&mut self, rows: usize, ready: Event) {
         (self.rows, self.ready) = (rows, Some(ready));
     }
 
@@ -158,19 +158,19 @@ impl DeviceLogits {
     }
 
     /// Makes later work in [`Stream::Extract`] wait for these logits.
-    fn wait(&self) -> std::result::Result<(), GpuError> {
+    fn wait_before_extract(&self) -> std::result::Result<(), GpuError> {
         self.ready.map_or(Ok(()), |ready| self.device.wait_in(Stream::Extract, ready))
     }
 }
 
 /// An event in a device's queue of work.
 #[derive(Debug, Clone)]
-pub struct Point {
+pub struct DeviceEvent {
     device: Arc<dyn Device>,
     event: Event,
 }
 
-impl Point {
+impl DeviceEvent {
     /// Returns whether the device has reached the event.
     ///
     /// # Errors
@@ -191,7 +191,7 @@ impl Logits {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn settle(&self) -> Result<()> {
+    pub fn wait(&self) -> Result<()> {
         match self {
             Self::Host(_) => Ok(()),
             Self::Device(logits) => Ok(logits.ready.map_or(Ok(()), |ready| logits.device.wait(ready))?),
@@ -200,10 +200,10 @@ impl Logits {
 
     /// Returns the event after which the logits are computed; `None` for logits in host memory.
     #[must_use]
-    pub fn made(&self) -> Option<Point> {
+    pub fn made(&self) -> Option<DeviceEvent> {
         match self {
             Self::Host(_) => None,
-            Self::Device(logits) => logits.ready.map(|event| Point { device: Arc::clone(&logits.device), event }),
+            Self::Device(logits) => logits.ready.map(|event| DeviceEvent { device: Arc::clone(&logits.device), event }),
         }
     }
 
@@ -216,7 +216,7 @@ impl Logits {
             Self::Host(logits) => return Ok(Cow::Borrowed(logits)),
             Self::Device(logits) => logits,
         };
-        logits.wait()?;
+        logits.wait_before_extract()?;
         let mut padded = vec![0f32; logits.rows * logits.stride()];
         let (device, bytes) = (&logits.device, size_of_val(padded.as_slice()));
         // SAFETY: both sides are `bytes` long, and the copy is waited for
@@ -374,18 +374,53 @@ impl<T: HostTeacher> Teacher for OnHost<T> {
             let (got, valid) = ("those of a device".into(), "those of this teacher".into());
             return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
         };
-        let rows: Vec<u32> = tokens.iter().filter_map(|token| rows.get(*token as usize).copied()).collect();
+        check_slice(tokens, rows.len())?;
+        let rows: Vec<u32> = tokens.iter().map(|token| rows[*token as usize]).collect();
         self.0.logits_into(&select(states, &rows)?, logits)
     }
+}
+
+/// Checks that the tokens of a slice are below `count`, the number of tokens of the pass.
+pub(crate) fn check_slice(tokens: &[u32], count: usize) -> Result<()> {
+    let Some(token) = tokens.iter().find(|token| **token as usize >= count) else { return Ok(()) };
+    let (got, valid) = (token.to_string(), format!("below {count}, the tokens of the pass"));
+    Err(TeacherError::Input { what: "token of a slice", got, valid })
 }
 
 /// Selects rows of the hidden states; returns a view if the rows are consecutive.
 fn select(states: &Tensor, rows: &[u32]) -> Result<Tensor> {
     let first = rows.first().copied().unwrap_or(0);
-    let neighbours = rows.iter().zip(first..).all(|(row, expected)| *row == expected);
-    Ok(if neighbours {
+    let consecutive = rows.iter().zip(first..).all(|(row, expected)| *row == expected);
+    Ok(if consecutive {
         states.narrow(0, first as usize, rows.len())?
     } else {
         states.index_select(&Tensor::new(rows, states.device())?, 0)?
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::Precision;
+    use crate::cpu::CpuTeacher;
+
+    /// Tokens outside the pass are an error, so a slice always has one row per token.
+    #[test]
+    fn a_slice_of_tokens_outside_the_pass_is_refused() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/llama-gqa");
+        let load = || CpuTeacher::load(&path, Precision::F32, &[]).unwrap();
+        let teachers: [Box<dyn Teacher>; 2] = [Box::new(load()), Box::new(OnHost(load()))];
+        let mut runs = Runs::new();
+        runs.push([3, 1, 4]);
+        runs.push([1, 5]);
+        for teacher in teachers {
+            let (hidden, mut logits) = (teacher.pass(&runs).unwrap(), teacher.buffer().unwrap());
+            teacher.slice(&hidden, &[4, 0, 2], &mut logits).unwrap();
+            assert_eq!(logits.on_host().unwrap().len(), 3 * teacher.info().vocab_size);
+            let error = teacher.slice(&hidden, &[0, 5], &mut logits).unwrap_err().to_string();
+            assert_eq!(error, "token of a slice: got 5, valid: below 5, the tokens of the pass");
+        }
+    }
 }

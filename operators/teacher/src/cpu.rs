@@ -9,11 +9,13 @@ use candle_core::{Device, Tensor};
 
 use self::decoding::CpuDecoding;
 use crate::config::TeacherConfig;
-use crate::contract::{Decoding, Hidden, Logits, Runs, floats, host_slice_rows};
+use crate::contract::{Decoding, Hidden, Logits, Runs, check_slice, floats, host_slice_rows};
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
-use crate::model::{Built, build, check_tokens, describe};
-use crate::net::{Arithmetic, Keep, Net, ProductScratch, Workspace, attention_level, level, soft_cap};
+use crate::model::{BuiltNet, build, check_tokens, describe};
+use crate::net::{
+    Arithmetic, Net, PassBuffers, ProductScratch, StateCapture, attention_level_name, level_name, soft_cap,
+};
 use crate::weights::{Read, Weights};
 use crate::{HostTeacher, Teacher, TeacherInfo};
 
@@ -21,8 +23,8 @@ use crate::{HostTeacher, Teacher, TeacherInfo};
 pub(crate) struct CpuTeacher {
     pub(crate) info: TeacherInfo,
     pub(crate) net: Net,
-    work: Mutex<Workspace>,
-    head: Mutex<HeadWork>,
+    work: Mutex<PassBuffers>,
+    head: Mutex<HeadBuffers>,
 }
 
 fn info(
@@ -43,7 +45,7 @@ fn info(
 pub fn arithmetic_on_cpu(path: &Path, dtype: Precision, ignore: &[String]) -> Result<String> {
     let arithmetic = dtype.on_cpu()?;
     let config = TeacherConfig::read(path)?;
-    let Built { weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
+    let BuiltNet { weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
     Ok(info(path, &config, &weights, (dtype, arithmetic)).arithmetic)
 }
 
@@ -52,10 +54,10 @@ pub fn arithmetic_on_cpu(path: &Path, dtype: Precision, ignore: &[String]) -> Re
 fn instructions(arithmetic: Arithmetic) -> String {
     let (products, of) = match arithmetic {
         Arithmetic::F32 => ("products", arithmetic),
-        other if other.available() => ("products", other),
+        other if other.is_available() => ("products", other),
         _ => ("f32 products", Arithmetic::F32),
     };
-    let (on, attention) = (level(of), attention_level(of));
+    let (on, attention) = (level_name(of), attention_level_name(of));
     let machine = std::env::consts::ARCH;
     match on == attention {
         true => format!("{products} and attention on {machine} {on}"),
@@ -65,7 +67,7 @@ fn instructions(arithmetic: Arithmetic) -> String {
 
 /// Work buffers for slices of logits.
 #[derive(Default)]
-struct HeadWork {
+struct HeadBuffers {
     rows: Vec<f32>,
     product: ProductScratch,
 }
@@ -85,15 +87,15 @@ impl CpuTeacher {
     pub(crate) fn load(path: &Path, dtype: Precision, ignore: &[String]) -> Result<Self> {
         let arithmetic = dtype.on_cpu()?;
         let config = TeacherConfig::read(path)?;
-        let Built { net, weights, .. } = build(path, &config, arithmetic, Read::Weights, ignore)?;
+        let BuiltNet { net, weights, .. } = build(path, &config, arithmetic, Read::Weights, ignore)?;
         let info = info(path, &config, &weights, (dtype, arithmetic));
         Ok(Self { info, net, work: Mutex::default(), head: Mutex::default() })
     }
 
-    fn states(&self, runs: &Runs, keep: &mut Keep<'_>) -> Result<Tensor> {
+    fn states(&self, runs: &Runs, capture: &mut StateCapture<'_>) -> Result<Tensor> {
         let (tokens, width) = (runs.tokens().len(), self.info.hidden_size);
         let mut states = vec![0.0; tokens * width];
-        self.net.states(runs, &mut locked(&self.work), &mut states, keep)?;
+        self.net.states(runs, &mut locked(&self.work), &mut states, capture)?;
         Ok(Tensor::from_vec(states, (tokens, width), &Device::Cpu)?)
     }
 
@@ -104,10 +106,10 @@ impl CpuTeacher {
         if numbers.is_empty() {
             return Ok(());
         }
-        let HeadWork { rows, product } = &mut *locked(&self.head);
+        let HeadBuffers { rows, product } = &mut *locked(&self.head);
         let first = numbers[0];
-        let neighbours = numbers.iter().zip(first..).all(|(row, expected)| *row == expected);
-        let x = if neighbours {
+        let consecutive = numbers.iter().zip(first..).all(|(row, expected)| *row == expected);
+        let x = if consecutive {
             &states[first as usize * width..][..numbers.len() * width]
         } else {
             rows.clear();
@@ -145,9 +147,9 @@ impl Teacher for CpuTeacher {
         }
         check_layers(&self.info, layers)?;
         let rows = (0..runs.tokens().len() as u32).collect();
-        let mut kept = vec![0.0; runs.tokens().len() * layers.len() * self.info.hidden_size];
-        let states = self.states(runs, &mut Keep { layers, out: &mut kept })?;
-        Ok((Hidden::Host { states, rows }, kept))
+        let mut captured = vec![0.0; runs.tokens().len() * layers.len() * self.info.hidden_size];
+        let states = self.states(runs, &mut StateCapture { layers, out: &mut captured })?;
+        Ok((Hidden::Host { states, rows }, captured))
     }
 
     fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()> {
@@ -155,11 +157,7 @@ impl Teacher for CpuTeacher {
             let (got, valid) = ("those of a device".into(), "those of this teacher".into());
             return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
         };
-        let count = rows.len();
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= count) {
-            let (got, valid) = (token.to_string(), format!("below {count}, the tokens of the pass"));
-            return Err(TeacherError::Input { what: "token of a slice", got, valid });
-        }
+        check_slice(tokens, rows.len())?;
         floats(states, |states| self.logits_of(states, tokens, logits))
     }
 
@@ -177,7 +175,7 @@ impl HostTeacher for CpuTeacher {
         check_tokens(&self.info, tokens, batch, length)?;
         let mut runs = Runs::new();
         tokens.chunks(length).for_each(|run| runs.push(run.iter().copied()));
-        Ok(self.states(&runs, &mut Keep::default())?.reshape((batch, length, self.info.hidden_size))?)
+        Ok(self.states(&runs, &mut StateCapture::default())?.reshape((batch, length, self.info.hidden_size))?)
     }
 
     fn logits(&self, hidden_rows: &Tensor) -> Result<Tensor> {

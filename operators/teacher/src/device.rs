@@ -31,7 +31,7 @@ const DEVICES: &str = "auto, cpu, cuda, cuda:N, all, or several cuda:N with comm
 pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
     let invalid = |what, got: &str| TeacherError::Input { what, got: format!("`{got}`"), valid: DEVICES.into() };
     if text == "all" {
-        return match gpus()? {
+        return match gpu_count()? {
             0 => Err(TeacherError::Device { device: text.into(), message: "there is no GPU here, valid: cpu".into() }),
             count => Ok((0..count).map(DeviceChoice::Cuda).collect()),
         };
@@ -55,35 +55,35 @@ pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
 pub type OpenGpu = Box<dyn Fn(usize) -> Result<Arc<dyn Device>> + Send + Sync>;
 
 /// GPUs that replace this machine's.
-static OTHERS: OnceLock<(usize, OpenGpu)> = OnceLock::new();
+static PROVIDED_GPUS: OnceLock<(usize, OpenGpu)> = OnceLock::new();
 
 /// Replaces the machine's GPUs with `count` others for this process, such as a test's GPU emulated on the host. Only
 /// the first call has an effect.
 pub fn provide_gpus(count: usize, open: OpenGpu) {
-    let _ = OTHERS.set((count, open));
+    let _ = PROVIDED_GPUS.set((count, open));
 }
 
-fn gpus() -> Result<usize> {
-    OTHERS.get().map_or_else(here::count, |(count, _)| Ok(*count))
+fn gpu_count() -> Result<usize> {
+    PROVIDED_GPUS.get().map_or_else(system_gpus::count, |(count, _)| Ok(*count))
 }
 
 /// Returns the folders searched for CUDA libraries besides the loader's path, computed once per process. Empty if the
 /// program was built without CUDA.
 #[must_use]
 pub fn library_folders() -> &'static [std::path::PathBuf] {
-    here::library_folders()
+    system_gpus::library_folders()
 }
 
 fn open_gpu(ordinal: usize) -> Result<Arc<dyn Device>> {
-    match OTHERS.get() {
+    match PROVIDED_GPUS.get() {
         Some((_, open)) => open(ordinal),
-        None => here::open(ordinal),
+        None => system_gpus::open(ordinal),
     }
 }
 
 /// The machine's GPUs.
 #[cfg(feature = "cuda")]
-mod here {
+mod system_gpus {
     use super::{Arc, Device, Result};
 
     pub fn count() -> Result<usize> {
@@ -101,7 +101,7 @@ mod here {
 
 /// Stand-ins for a program that was built without CUDA.
 #[cfg(not(feature = "cuda"))]
-mod here {
+mod system_gpus {
     use super::{Arc, Device, DeviceChoice, Result, TeacherError};
 
     #[expect(clippy::unnecessary_wraps, reason = "as with CUDA")]
@@ -167,7 +167,7 @@ impl DeviceChoice {
         match self {
             Self::Cpu => true,
             // If the driver fails to start, opening the GPU reports it.
-            Self::Auto => matches!(gpus(), Ok(0)),
+            Self::Auto => matches!(gpu_count(), Ok(0)),
             Self::Cuda(_) => false,
         }
     }
@@ -176,25 +176,25 @@ impl DeviceChoice {
     ///
     /// # Errors
     /// Returns [`TeacherError::Device`] if a CUDA device was requested by name, or exists, but cannot be used.
-    pub fn open(self) -> Result<Opened> {
+    pub fn open(self) -> Result<OpenedDevice> {
         match self {
-            choice if choice.is_cpu() => Ok(Opened::Cpu),
-            Self::Cpu | Self::Auto => open_gpu(0).map(Opened::Gpu),
-            Self::Cuda(ordinal) => open_gpu(ordinal).map(Opened::Gpu),
+            choice if choice.is_cpu() => Ok(OpenedDevice::Cpu),
+            Self::Cpu | Self::Auto => open_gpu(0).map(OpenedDevice::Gpu),
+            Self::Cuda(ordinal) => open_gpu(ordinal).map(OpenedDevice::Gpu),
         }
     }
 }
 
 /// An opened device.
 #[derive(Debug, Clone)]
-pub enum Opened {
+pub enum OpenedDevice {
     /// The CPU.
     Cpu,
     /// A GPU.
     Gpu(Arc<dyn Device>),
 }
 
-impl Opened {
+impl OpenedDevice {
     /// Whether this is the CPU.
     #[must_use]
     pub fn is_cpu(&self) -> bool {
@@ -227,7 +227,7 @@ impl Precision {
     /// Whether this machine's CPU has instructions for products in this precision.
     #[must_use]
     pub fn is_native(self) -> bool {
-        self.arithmetic().is_some_and(Arithmetic::available)
+        self.arithmetic().is_some_and(Arithmetic::is_available)
     }
 
     /// Returns the arithmetic of products on a CPU.

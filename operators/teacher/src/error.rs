@@ -59,8 +59,8 @@ pub enum TeacherError {
     },
     /// The weights hold tensors that the configuration does not describe, so they belong to another model.
     #[error(
-        "{path}{}: {count} {} no part of the model that the configuration describes ({says}): {names}; valid: a configuration that describes all of the weights",
-        other_files(*files),
+        "{path}{}: {count} {} no part of the model that the configuration describes ({quoted_fields}): {names}; valid: a configuration that describes all of the weights",
+        and_other_files(*files),
         if *count == 1 { "tensor is" } else { "tensors are" }
     )]
     Unused {
@@ -73,7 +73,7 @@ pub enum TeacherError {
         /// Names of the first of them.
         names: String,
         /// What the configuration says about the weights.
-        says: String,
+        quoted_fields: String,
     },
     /// A pattern of tensors to ignore is wrong: it matches no tensor, or one that the model uses.
     #[error("{path}: tensors to ignore: `{pattern}` {message}")]
@@ -87,7 +87,7 @@ pub enum TeacherError {
     },
     /// Two files of a model hold a tensor of the same name.
     #[error("{path}: tensor `{name}` is in {other} too; valid: files that each hold other tensors")]
-    TwiceThere {
+    DuplicateTensor {
         /// The second file.
         path: PathBuf,
         /// The first file.
@@ -173,19 +173,19 @@ impl From<ProductError> for TeacherError {
 
 impl From<candle_core::Error> for TeacherError {
     fn from(error: candle_core::Error) -> Self {
-        Self::Compute(words(&error))
+        Self::Compute(message_of(&error))
     }
 }
 
-/// The message of [`words`] for a file that ends too early.
+/// The message of [`message_of`] for a file that ends too early.
 pub(crate) const ENDS_EARLY: &str = "it ends too early";
 
 /// Returns candle's message on one line, without the backtrace, which does not help someone who runs a job.
-pub(crate) fn words(error: &candle_core::Error) -> String {
+pub(crate) fn message_of(error: &candle_core::Error) -> String {
     use candle_core::Error as E;
     match error {
-        E::WithBacktrace { inner, .. } | E::WithPath { inner, .. } => words(inner),
-        E::Context { inner, context } => format!("{}: {}", one_line(&context.to_string()), words(inner)),
+        E::WithBacktrace { inner, .. } | E::WithPath { inner, .. } => message_of(inner),
+        E::Context { inner, context } => format!("{}: {}", one_line(&context.to_string()), message_of(inner)),
         E::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => ENDS_EARLY.into(),
         other => one_line(&other.to_string()),
     }
@@ -195,7 +195,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn other_files(files: usize) -> String {
+fn and_other_files(files: usize) -> String {
     match files {
         0 | 1 => String::new(),
         2 => " and another file".into(),

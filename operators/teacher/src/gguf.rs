@@ -15,7 +15,7 @@ use candle_core::{Device, Tensor};
 use memmap2::Mmap;
 use stillhouse_gpu::net::{Format, Stored};
 
-use crate::error::{Result, TeacherError, check_shape, words};
+use crate::error::{Result, TeacherError, check_shape, message_of};
 use crate::gguf_header;
 
 pub(crate) struct Gguf {
@@ -29,13 +29,13 @@ impl Gguf {
     /// Reads the metadata and the index of tensors.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let mut reader = BufReader::with_capacity(1 << 20, open(path)?);
-        if let Some(problem) = gguf_header::problem(&mut reader) {
+        if let Some(problem) = gguf_header::find_problem(&mut reader) {
             return Err(damaged(path, &problem));
         }
         let io = |source| TeacherError::Io { path: path.into(), source };
         reader.rewind().map_err(io)?;
         let content = Content::read(&mut reader).map_err(|error| damaged(path, &gguf_header::describe(&error)))?;
-        if let Some(problem) = gguf_header::shape_problem(&content) {
+        if let Some(problem) = gguf_header::find_shape_problem(&content) {
             return Err(damaged(path, &problem));
         }
         Ok(Self { path: path.into(), content, map: OnceCell::new() })
@@ -68,7 +68,7 @@ impl Gguf {
     pub(crate) fn invalid(&self, key: &str, valid: &str) -> TeacherError {
         let got = match self.value(key) {
             None => "nothing".into(),
-            Some(value) => gguf_header::shown(value),
+            Some(value) => gguf_header::format_value(value),
         };
         TeacherError::Field { path: self.path.clone(), field: key.into(), got, valid: valid.into() }
     }
@@ -101,7 +101,7 @@ impl Gguf {
 
     /// Reads the tensor that Hugging Face calls `name` as f32 in Hugging Face's layout; see [`Gguf::check_tensor`].
     pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.in_order(name, self.stored(name)?, shape)
+        self.to_hf_row_order(name, self.stored(name)?, shape)
     }
 
     /// Like [`Gguf::tensor`], but in the file's layout.
@@ -112,17 +112,17 @@ impl Gguf {
         let mut reader = open(&self.path)?;
         info.read(&mut reader, self.content.tensor_data_offset, &Device::Cpu)
             .and_then(|tensor| tensor.dequantize(&Device::Cpu))
-            .map_err(|error| damaged(&self.path, &format!("tensor `{stored}`: {}", words(&error))))
+            .map_err(|error| damaged(&self.path, &format!("tensor `{stored}`: {}", message_of(&error))))
     }
 
     /// Returns the bytes of the tensor that Hugging Face calls `name`, for the caller to widen. Returns `None` if its
-    /// numbers have to be computed first ([`Gguf::order`]), or if its rows are not whole blocks, which reading it
-    /// reports. See [`Gguf::check_tensor`].
+    /// numbers have to be computed first ([`Gguf::stored_order`]), or if its rows are not whole blocks, which reading
+    /// it reports. See [`Gguf::check_tensor`].
     pub(crate) fn bytes(&self, name: &str, shape: &[usize]) -> Result<Option<Stored<'_>>> {
         let stored = self.name_of(name);
         let Some(info) = self.content.tensor_infos.get(&stored) else { return Ok(None) };
         let (kind, dims) = (info.ggml_dtype, info.shape.dims());
-        let Some(order) = self.order(name, shape)? else { return Ok(None) };
+        let Some(order) = self.stored_order(name, shape)? else { return Ok(None) };
         if !dims.last().is_some_and(|columns| columns.is_multiple_of(kind.block_size())) {
             return Ok(None);
         }

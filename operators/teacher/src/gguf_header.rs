@@ -6,13 +6,13 @@ use std::io::{self, Read};
 
 use candle_core::quantized::gguf_file::{Content, Value};
 
-use crate::error::{ENDS_EARLY, words};
+use crate::error::{ENDS_EARLY, message_of};
 
-const CUT: &str = "it ends in the middle of its header";
+const HEADER_CUT: &str = "it ends in the middle of its header";
 /// The magic bytes of a GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
 /// Maximum nesting depth of arrays.
-const DEEPEST: u32 = 8;
+const MAX_ARRAY_DEPTH: u32 = 8;
 /// Numbers of value types in the format.
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
@@ -20,7 +20,7 @@ const ALIGNMENT: &str = "general.alignment";
 
 /// Describes a problem in the file's header that candle cannot handle: wrong magic, an unknown version, a truncated
 /// header, or an invalid alignment.
-pub(crate) fn problem(file: impl Read) -> Option<String> {
+pub(crate) fn find_problem(file: impl Read) -> Option<String> {
     let mut header = Header { file, wide: true };
     let magic = header.bytes::<4>();
     if !matches!(&magic, Ok(magic) if *magic == MAGIC) {
@@ -32,10 +32,10 @@ pub(crate) fn problem(file: impl Read) -> Option<String> {
     match header.number() {
         Ok(version @ 1..=3) => header.wide = version > 1,
         Ok(version) => return Some(format!("it is of version {version} of GGUF; valid: 1, 2, 3")),
-        Err(_) => return Some(CUT.into()),
+        Err(_) => return Some(HEADER_CUT.into()),
     }
     // candle reports all other problems.
-    match header.alignment() {
+    match header.read_alignment() {
         Ok(Some(n)) if n == 0 || n > 1 << 20 => Some(format!("{ALIGNMENT} is {n}; valid: 1 to {}", 1 << 20)),
         _ => None,
     }
@@ -69,7 +69,7 @@ impl<R: Read> Header<R> {
         }
     }
 
-    fn alignment(&mut self) -> io::Result<Option<u64>> {
+    fn read_alignment(&mut self) -> io::Result<Option<u64>> {
         let _tensors = self.length()?;
         for _ in 0..self.length()? {
             let length = self.length()?;
@@ -89,23 +89,23 @@ impl<R: Read> Header<R> {
                     _ => None,
                 });
             }
-            self.value(kind, 0)?;
+            self.skip_value(kind, 0)?;
         }
         Ok(None)
     }
 
-    fn value(&mut self, kind: u32, depth: u32) -> io::Result<()> {
+    fn skip_value(&mut self, kind: u32, depth: u32) -> io::Result<()> {
         match (size(kind), kind) {
             (Some(size), _) => self.skip(size),
             (None, STRING) => {
                 let length = self.length()?;
                 self.skip(length)
             }
-            (None, ARRAY) if depth < DEEPEST => {
+            (None, ARRAY) if depth < MAX_ARRAY_DEPTH => {
                 let (kind, items) = (self.number()?, self.length()?);
                 match size(kind) {
                     Some(size) => self.skip(items.saturating_mul(size)),
-                    None => (0..items).try_for_each(|_| self.value(kind, depth + 1)),
+                    None => (0..items).try_for_each(|_| self.skip_value(kind, depth + 1)),
                 }
             }
             _ => Err(io::ErrorKind::InvalidData.into()),
@@ -125,28 +125,28 @@ fn size(kind: u32) -> Option<u64> {
 }
 
 /// Describes a tensor whose shape no file can hold. Later code computes sizes from shapes without checks.
-pub(crate) fn shape_problem(content: &Content) -> Option<String> {
-    const MOST: u64 = 1 << 48;
+pub(crate) fn find_shape_problem(content: &Content) -> Option<String> {
+    const MAX_NUMBERS: u64 = 1 << 48;
     let numbers = |dims: &[usize]| {
         let product = dims.iter().try_fold(1_u64, |n, d| n.checked_mul(u64::try_from(*d).ok()?));
-        product.filter(|n| *n <= MOST)
+        product.filter(|n| *n <= MAX_NUMBERS)
     };
     let wrong = content.tensor_infos.iter().filter(|(_, info)| numbers(info.shape.dims()).is_none());
     let (name, info) = wrong.min_by(|a, b| a.0.cmp(b.0))?;
-    Some(format!("tensor `{name}` has the shape {:?}; valid: at most {MOST} numbers", info.shape.dims()))
+    Some(format!("tensor `{name}` has the shape {:?}; valid: at most {MAX_NUMBERS} numbers", info.shape.dims()))
 }
 
 /// Returns candle's message about a header in readable form.
 pub(crate) fn describe(error: &candle_core::Error) -> String {
-    let text = words(error);
+    let text = message_of(error);
     match text.as_str() {
-        ENDS_EARLY => CUT.into(),
+        ENDS_EARLY => HEADER_CUT.into(),
         _ => text.strip_prefix("gguf: ").unwrap_or(&text).to_owned(),
     }
 }
 
 /// Formats a metadata value for a message.
-pub(crate) fn shown(value: &Value) -> String {
+pub(crate) fn format_value(value: &Value) -> String {
     match value {
         Value::U8(n) => n.to_string(),
         Value::I8(n) => n.to_string(),

@@ -66,7 +66,7 @@ impl Gguf {
     /// Returns the metadata as a Hugging Face `config.json`.
     pub(crate) fn config_file(&self) -> Result<ConfigFile> {
         let config = self.config()?;
-        self.no_other_keys(&config)?;
+        self.refuse_other_keys(&config)?;
         let json = match config.architecture {
             Architecture::Gpt2 => self.gpt2(&config)?,
             Architecture::GptNeoX => self.gpt_neox(&config)?,
@@ -76,7 +76,7 @@ impl Gguf {
     }
 
     /// Refuses keys of other families that affect logits, unless their value is neutral.
-    fn no_other_keys(&self, config: &TeacherConfig) -> Result<()> {
+    fn refuse_other_keys(&self, config: &TeacherConfig) -> Result<()> {
         let family = config.architecture;
         let is_gemma = matches!(family, Architecture::Gemma2 | Architecture::Gemma3);
         let one = ["logit_scale", "residual_scale", "embedding_scale"];
@@ -187,13 +187,13 @@ impl Gguf {
         });
         if let Value::Object(json) = &mut json {
             self.rope(config, head_dim, json)?;
-            self.of_family(config, [heads, head_dim], json)?;
+            self.add_family_fields(config, [heads, head_dim], json)?;
         }
         Ok(json)
     }
 
     /// Adds the fields that only some families have.
-    fn of_family(
+    fn add_family_fields(
         &self,
         config: &TeacherConfig,
         [heads, head_dim]: [usize; 2],
@@ -238,7 +238,7 @@ impl Gguf {
         match self.text(&kind) {
             _ if config.architecture == Architecture::Phi3 => {
                 if self.has(LONGROPE_FACTORS[1]) {
-                    let [short, long] = LONGROPE_FACTORS.map(|name| self.small(name));
+                    let [short, long] = LONGROPE_FACTORS.map(|name| self.read_floats(name));
                     scaling = json!({"rope_type": "longrope", "short_factor": short?, "long_factor": long?});
                     if let Some(factor) = self.float(&self.key("rope.scaling.attn_factor"))? {
                         scaling["attention_factor"] = json!(factor);
@@ -288,12 +288,12 @@ impl Gguf {
     }
 
     /// Reads a tensor of a few numbers, in the file's layout.
-    fn small(&self, name: &str) -> Result<Vec<f32>> {
+    fn read_floats(&self, name: &str) -> Result<Vec<f32>> {
         Ok(self.stored(name)?.flatten_all()?.to_vec1()?)
     }
 
     /// Reorders a tensor's rows to Hugging Face's order.
-    pub(crate) fn in_order(&self, name: &str, tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
+    pub(crate) fn to_hf_row_order(&self, name: &str, tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
         let module = name.rsplit('.').nth(1).unwrap_or_default();
         let (rows, rest) = (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product::<usize>());
         let heads = || self.size(&self.key("attention.head_count"));
@@ -319,7 +319,7 @@ impl Gguf {
 
     /// Returns how a tensor's bytes are ordered in the file, for callers that widen them. Returns `None` if the file
     /// stores other numbers, or in an order that [`Order`] lacks.
-    pub(crate) fn order(&self, name: &str, shape: &[usize]) -> Result<Option<Order>> {
+    pub(crate) fn stored_order(&self, name: &str, shape: &[usize]) -> Result<Option<Order>> {
         let module = name.rsplit('.').nth(1).unwrap_or_default();
         Ok(match (self.architecture()?, module) {
             (Architecture::Llama | Architecture::SmolLm3, "q_proj" | "k_proj") => Some(Order::Neighbours),

@@ -22,7 +22,7 @@ use crate::gguf_sentencepiece::sentencepiece;
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const PRE: &str = "gpt-2, smollm, llama-bpe, qwen2, mpt, olmo";
+const KNOWN_PRE_TOKENIZERS: &str = "gpt-2, smollm, llama-bpe, qwen2, mpt, olmo";
 
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
@@ -60,7 +60,7 @@ pub fn gguf_vocabulary(path: &Path) -> Result<Option<GgufVocabulary>> {
         return Ok(None);
     }
     Ok(Some(GgufVocabulary {
-        tokens: texts(&gguf, "tokenizer.ggml.tokens")?,
+        tokens: strings(&gguf, "tokenizer.ggml.tokens")?,
         bos_token_id: gguf.token("tokenizer.ggml.bos_token_id"),
         eos_token_id: gguf.token("tokenizer.ggml.eos_token_id"),
     }))
@@ -74,8 +74,8 @@ pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
     let gguf = Gguf::open(path)?;
     let fail =
         |error: &dyn std::fmt::Display| TeacherError::Tokenizer { path: path.into(), message: error.to_string() };
-    let tokens = texts(&gguf, "tokenizer.ggml.tokens")?;
-    let kinds = kinds(&gguf);
+    let tokens = strings(&gguf, "tokenizer.ggml.tokens")?;
+    let kinds = token_types(&gguf);
     let mut tokenizer = match gguf.text("tokenizer.ggml.model") {
         Some("gpt2") => byte_level(&gguf, &tokens, &fail)?,
         Some("llama") => sentencepiece(&gguf, &tokens, &kinds)?.map_err(|error| fail(&error))?,
@@ -95,15 +95,15 @@ fn byte_level(
     tokens: &[String],
     fail: &dyn Fn(&dyn std::fmt::Display) -> TeacherError,
 ) -> Result<Tokenizer> {
-    let merges = texts(gguf, "tokenizer.ggml.merges")?
+    let merges = strings(gguf, "tokenizer.ggml.merges")?
         .into_iter()
         .map(|merge| merge.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).ok_or(merge))
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(|merge| fail(&format!("merge `{merge}` is not two tokens with a space between")))?;
     let vocab: Vocab = tokens.iter().cloned().zip(0..).collect();
     let pre = gguf.text("tokenizer.ggml.pre");
-    let pieces = words(pre).map_err(|error| fail(&error))?;
-    let pieces = pieces.ok_or_else(|| gguf.invalid("tokenizer.ggml.pre", PRE))?;
+    let pre_tokenizers = pre_tokenizers(pre).map_err(|error| fail(&error))?;
+    let pre_tokenizers = pre_tokenizers.ok_or_else(|| gguf.invalid("tokenizer.ggml.pre", KNOWN_PRE_TOKENIZERS))?;
     let bpe = BPE::builder()
         .vocab_and_merges(vocab, merges)
         // Llama 3 keeps a word that is a token, without applying merges.
@@ -115,13 +115,13 @@ fn byte_level(
     if matches!(pre, Some("qwen2" | "mpt" | "olmo")) {
         tokenizer.with_normalizer(Some(NFC)).map_err(|error| fail(&error))?;
     }
-    tokenizer.with_pre_tokenizer(Some(Sequence::new(pieces)));
+    tokenizer.with_pre_tokenizer(Some(Sequence::new(pre_tokenizers)));
     tokenizer.with_decoder(Some(ByteLevel::new(false, false, false)));
     Ok(tokenizer)
 }
 
 /// Returns the pre-tokenizers for a value of `tokenizer.ggml.pre`; `None` if it is unknown.
-fn words(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper>>> {
+fn pre_tokenizers(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper>>> {
     let split =
         |pattern: &str| Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false);
     let (plain, gpt2) = (ByteLevel::new(false, true, false), ByteLevel::new(false, true, true));
@@ -135,7 +135,7 @@ fn words(pre: Option<&str>) -> tokenizers::Result<Option<Vec<PreTokenizerWrapper
     }))
 }
 
-fn kinds(gguf: &Gguf) -> Vec<u64> {
+fn token_types(gguf: &Gguf) -> Vec<u64> {
     let kinds = gguf.value("tokenizer.ggml.token_type").and_then(|kinds| kinds.to_vec().ok());
     let kind = |kind: &Value| match kind {
         Value::I32(kind) => u64::try_from(*kind).unwrap_or(0),
@@ -156,8 +156,8 @@ fn add_tokens(tokens: &[String], kinds: &[u64], tokenizer: &mut Tokenizer) -> to
     Ok(())
 }
 
-fn texts(gguf: &Gguf, key: &str) -> Result<Vec<String>> {
+fn strings(gguf: &Gguf, key: &str) -> Result<Vec<String>> {
     let items = gguf.value(key).and_then(|value| value.to_vec().ok());
-    let texts = items.and_then(|items| items.iter().map(|item| item.to_string().ok().cloned()).collect());
-    texts.ok_or_else(|| gguf.invalid(key, "an array of strings"))
+    let strings = items.and_then(|items| items.iter().map(|item| item.to_string().ok().cloned()).collect());
+    strings.ok_or_else(|| gguf.invalid(key, "an array of strings"))
 }

@@ -14,11 +14,11 @@ use crate::contract::{DeviceLogits, Hidden, Logits, Runs};
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::families;
-use crate::model::{Built, LoadOptions, build, check_tokens, describe, is_buffer, open, says};
+use crate::model::{BuiltNet, LoadOptions, build, check_tokens, describe, is_buffer, open, quoted_fields};
 use crate::net::{Arithmetic, RopeFields, Tables};
 use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
-use budget::{Budget, Fitted};
+use budget::{Budget, FittedNet};
 
 /// Number of logits in a slice: 128 MB in f32. This is enough rows for a product at full speed, and for a block of the
 /// extraction on every multiprocessor.
@@ -42,10 +42,10 @@ struct GpuTeacher {
 /// required and the free bytes.
 pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     let dtype = options.dtype;
-    let numbers = numbers(dtype)?;
+    let numbers = device_numbers(dtype)?;
     let config = TeacherConfig::read(path)?;
     // Reports errors in headers before the device is filled.
-    let Built { net, weights: headers, .. } =
+    let BuiltNet { net, weights: headers, .. } =
         build(path, &config, Arithmetic::F32, Read::Headers, &options.ignore_tensors)?;
     let kind = kind(config.architecture)?;
     let length = options.length.clamp(1, config.max_positions);
@@ -69,14 +69,18 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
         weights.check_tied("lm_head.weight", config.architecture.prefix().1)?;
     }
     let make = |pass_tokens| {
-        let mut source = OfFiles { weights: &weights, error: None };
+        let mut source = WeightSource { weights: &weights, error: None };
         let net = Net::load(device, shape, numbers, angles, &mut source, pass_tokens);
         source.error.map_or_else(|| net.map_err(TeacherError::from), Err)
     };
     let extraction = options.extraction.as_ref();
     let budget = Budget { device, shape: &shape, numbers, slice_rows, extraction };
-    let Fitted { net, pass_tokens, warning } = budget.fit([wanted, length], options.pass_tokens, make)?;
-    weights.check_all_used(&says(path, &config, &json), &|name| is_buffer(&config, name), &options.ignore_tensors)?;
+    let FittedNet { net, pass_tokens, warning } = budget.fit([wanted, length], options.pass_tokens, make)?;
+    weights.check_all_used(
+        &quoted_fields(path, &config, &json),
+        &|name| is_buffer(&config, name),
+        &options.ignore_tensors,
+    )?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
     // Another type of GPU, or another version of cuBLASLt, changes the last bits.
     let rest = if numbers == Numbers::Fp8 { ", the rest in bf16" } else { "" };
@@ -88,7 +92,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     Ok(Box::new(GpuTeacher { info, device, net, slice_rows, pass_tokens, warning }))
 }
 
-fn numbers(dtype: Precision) -> Result<Numbers> {
+fn device_numbers(dtype: Precision) -> Result<Numbers> {
     match dtype {
         // bf16x3 is a substitute for f32, which GPUs have.
         Precision::F32 | Precision::Bf16x3 => Ok(Numbers::Of(Element::F32)),
@@ -112,18 +116,18 @@ fn kind(architecture: Architecture) -> Result<Kind> {
 }
 
 /// Hands out weights from files to the device.
-struct OfFiles<'a> {
+struct WeightSource<'a> {
     weights: &'a Weights,
     error: Option<TeacherError>,
 }
 
-impl Source for OfFiles<'_> {
+impl Source for WeightSource<'_> {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, GpuError> {
         let weight = match name {
             "lm_head.weight" => self.weights.bare_floats(name, shape),
             _ => self.weights.floats(name, shape),
         };
-        weight.map_err(|error| self.failed(error))
+        weight.map_err(|error| self.record_error(error))
     }
 
     fn stored(&mut self, name: &str, shape: &[usize]) -> std::result::Result<Stored<'_>, GpuError> {
@@ -131,13 +135,13 @@ impl Source for OfFiles<'_> {
             "lm_head.weight" => self.weights.bare_stored(name, shape),
             _ => self.weights.stored(name, shape),
         };
-        weight.map_err(|error| self.failed(error))
+        weight.map_err(|error| self.record_error(error))
     }
 }
 
-impl OfFiles<'_> {
+impl WeightSource<'_> {
     /// Keeps the original error for the caller of `load` to return.
-    fn failed(&mut self, error: TeacherError) -> GpuError {
+    fn record_error(&mut self, error: TeacherError) -> GpuError {
         let (got, valid) = (error.to_string(), "a weight of this name and shape".into());
         self.error = Some(error);
         GpuError::Input { what: "weight", got, valid }
@@ -195,15 +199,15 @@ impl Teacher for GpuTeacher {
             let (got, valid) = ("those of the CPU".into(), "those of this teacher".into());
             return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
         };
-        let room = logits.room();
-        if tokens.len() > room {
-            let (got, valid) = (tokens.len().to_string(), format!("at most {room}"));
+        let capacity = logits.room();
+        if tokens.len() > capacity {
+            let (got, valid) = (tokens.len().to_string(), format!("at most {capacity}"));
             return Err(TeacherError::Input { what: "rows of a slice", got, valid });
         }
         // SAFETY: the buffer can hold this number of rows, and its owner has waited for the results of its previous
         // contents
         unsafe { self.net().logits_into(tokens, logits.pointer(), logits.stride())? };
-        logits.filled(tokens.len(), self.device.record(Stream::Pass)?);
+        logits.set_rows(tokens.len(), self.device.record(Stream::Pass)?);
         Ok(())
     }
 }

@@ -65,9 +65,9 @@ use candle_core::Tensor;
 
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
-pub use contract::{Decoding, DeviceLogits, Hidden, Logits, OnHost, Point, Runs, Stepped, Teacher};
+pub use contract::{Decoding, DeviceEvent, DeviceLogits, Hidden, Logits, OnHost, Runs, Stepped, Teacher};
 pub use cpu::arithmetic_on_cpu;
-pub use device::{DeviceChoice, OpenGpu, Opened, Precision, devices, library_folders, provide_gpus};
+pub use device::{DeviceChoice, OpenGpu, OpenedDevice, Precision, devices, library_folders, provide_gpus};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
 pub use load::{load, load_on_host};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::cpu::CpuTeacher;
-use crate::device::{Opened, Precision};
+use crate::device::{OpenedDevice, Precision};
 use crate::error::Result;
 use crate::model::LoadOptions;
 use crate::{HostTeacher, Teacher, gpu};
@@ -15,8 +15,8 @@ use crate::{HostTeacher, Teacher, gpu};
 /// configuration does not describe is an error, just like a missing one.
 pub fn load(path: &Path, options: &LoadOptions) -> Result<Box<dyn Teacher>> {
     match options.device.open()? {
-        Opened::Cpu => Ok(Box::new(CpuTeacher::load(path, options.dtype, &options.ignore_tensors)?)),
-        Opened::Gpu(device) => gpu::load(path, &device, options),
+        OpenedDevice::Cpu => Ok(Box::new(CpuTeacher::load(path, options.dtype, &options.ignore_tensors)?)),
+        OpenedDevice::Gpu(device) => gpu::load(path, &device, options),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::config::TeacherConfig;
 use crate::contract::host_slice_rows;
 use crate::device::Precision;
 use crate::error::Result;
-use crate::model::{Built, build};
+use crate::model::{BuiltNet, build};
 use crate::net::{Arithmetic, Layer};
 use crate::weights::Read;
 
@@ -39,8 +39,8 @@ impl HostBytes {
 /// As [`crate::check_weights`].
 pub fn host_bytes(path: &Path, dtype: Precision, batch_tokens: usize, ignore: &[String]) -> Result<HostBytes> {
     let config = TeacherConfig::read(path)?;
-    let Built { net, weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
-    let of_weight = match dtype {
+    let BuiltNet { net, weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
+    let bytes_per_weight = match dtype {
         Precision::Bf16 | Precision::F16 => 2,
         // bf16x3 stores two 16-bit parts. CPUs do not support fp8.
         Precision::F32 | Precision::Bf16x3 | Precision::Fp8 => 4,
@@ -51,11 +51,11 @@ pub fn host_bytes(path: &Path, dtype: Precision, batch_tokens: usize, ignore: &[
     let wide = |layer: &Layer| (layer.attention.heads + 2 * layer.attention.kv_heads) * layer.attention.head_dim;
     let widest = net.layers.iter().map(wide).max().unwrap_or(0);
     // Per token: states and their returned copy, and q, k and v of two layers.
-    let of_token = 2 * config.hidden_size + 2 * widest;
+    let floats_per_token = 2 * config.hidden_size + 2 * widest;
     let logits = SLICES * host_slice_rows(config.vocab_size) * config.vocab_size;
     Ok(HostBytes {
-        weights: products * of_weight + embedding * size_of::<f32>() as u64,
-        pass: (batch_tokens * of_token * size_of::<f32>()) as u64,
+        weights: products * bytes_per_weight + embedding * size_of::<f32>() as u64,
+        pass: (batch_tokens * floats_per_token * size_of::<f32>()) as u64,
         logits: (logits * size_of::<f32>()) as u64,
     })
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use stillhouse_cpu::KeyValues;
+use stillhouse_cpu::HeadKvCache;
 use stillhouse_noise::Extraction;
 
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
@@ -76,7 +76,7 @@ pub(crate) fn describe(
         arithmetic: if stored.eq_ignore_ascii_case(&dtype.to_string()) {
             format!("{dtype} ({format})")
         } else {
-            format!("{dtype} ({} from {stored} {format})", change(dtype, &stored))
+            format!("{dtype} ({} from {stored} {format})", conversion_verb(dtype, &stored))
         },
     }
 }
@@ -104,11 +104,11 @@ pub fn check_weights(path: &Path, ignore: &[String]) -> Result<Option<String>> {
 /// As [`check_weights`]; also if LongRoPE stretches positions at this length, because the whole sequence's length then
 /// changes all rotations.
 pub fn decoding_bytes(path: &Path, length: usize, ignore: &[String]) -> Result<u64> {
-    let Built { net, .. } = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore)?;
-    check_goes_on(&net, length)?;
+    let BuiltNet { net, .. } = build(path, &TeacherConfig::read(path)?, Arithmetic::F32, Read::Headers, ignore)?;
+    check_decodable(&net, length)?;
     // The arithmetic is not known yet, so takes the largest size of all that this machine supports.
     let of_head = |dim| {
-        let bytes = Arithmetic::ALL.into_iter().filter_map(|a| KeyValues::bytes_for(dim, length, a).ok());
+        let bytes = Arithmetic::ALL.into_iter().filter_map(|a| HeadKvCache::bytes_for(dim, length, a).ok());
         bytes.max().unwrap_or(0)
     };
     let of_layer = |attention: &Attention| attention.kv_heads * of_head(attention.head_dim);
@@ -116,8 +116,8 @@ pub fn decoding_bytes(path: &Path, length: usize, ignore: &[String]) -> Result<u
 }
 
 /// Checks that positions are rotated the same way up to `length` tokens, as incremental decoding requires.
-pub(crate) fn check_goes_on(net: &Net, length: usize) -> Result<()> {
-    if net.goes_on_to(length) {
+pub(crate) fn check_decodable(net: &Net, length: usize) -> Result<()> {
+    if net.decodes_up_to(length) {
         return Ok(());
     }
     let valid = "at most the context before LongRoPE stretched it: beyond, every position is rotated by the sequence's whole length";
@@ -138,7 +138,7 @@ pub(crate) fn open(path: &Path, config: &TeacherConfig, read: Read) -> Result<(C
 }
 
 /// A net and the weights it was built from.
-pub(crate) struct Built {
+pub(crate) struct BuiltNet {
     pub net: Net,
     pub weights: Weights,
     /// A warning about the configuration, for the user.
@@ -153,7 +153,7 @@ pub(crate) fn build(
     arithmetic: Arithmetic,
     read: Read,
     ignore: &[String],
-) -> Result<Built> {
+) -> Result<BuiltNet> {
     let (json, weights) = open(path, config, read)?;
     // This comes before checks of tensors, because quantized tensors have other names and types.
     if json.get("quantization_config").is_some() {
@@ -162,12 +162,12 @@ pub(crate) fn build(
     }
     let net = families::load(config.architecture, &json, &Loader { weights: &weights, arithmetic })?;
     let warning = json.check_unread(config.architecture)?;
-    weights.check_all_used(&says(path, config, &json), &|name| is_buffer(config, name), ignore)?;
-    Ok(Built { net, weights, warning })
+    weights.check_all_used(&quoted_fields(path, config, &json), &|name| is_buffer(config, name), ignore)?;
+    Ok(BuiltNet { net, weights, warning })
 }
 
 /// Quotes the fields of a configuration that determine which tensors exist.
-pub(crate) fn says(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
+pub(crate) fn quoted_fields(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
     if is_gguf(path) {
         let name = config.architecture.gguf_name();
         return format!("{name}.block_count {}, {name}.embedding_length {}", config.layers, config.hidden_size);
@@ -203,7 +203,7 @@ pub(crate) fn is_buffer(config: &TeacherConfig, name: &str) -> bool {
     }
 }
 
-fn change(to: Precision, stored: &str) -> &'static str {
+fn conversion_verb(to: Precision, stored: &str) -> &'static str {
     match to {
         Precision::F32 if !stored.contains("F64") => "widened",
         _ => "converted",

@@ -5,7 +5,7 @@
 //!   text ─► bf16 teacher ─► ln q [n, V] ─┴─► mean and largest KL(p ‖ q), largest |ln p − ln q| of a token of the text
 //! ```
 //!
-//! Only one teacher is loaded at a time, so ln p of the first one is kept for the whole vocabulary. [`MOST_BYTES`]
+//! Only one teacher is loaded at a time, so ln p of the first one is kept for the whole vocabulary. [`MAX_BYTES`]
 //! bounds its size, and thereby the number of positions.
 
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use crate::error::{Result, TeacherError};
 use crate::{Logits, Runs, Teacher};
 
 /// Maximum bytes of stored log-probabilities.
-pub const MOST_BYTES: usize = 256 << 20;
+pub const MAX_BYTES: usize = 256 << 20;
 /// Maximum number of tokens in a text: enough for a mean, and for a pass that fills the cores.
 pub const MOST_TOKENS: usize = 1024;
 
 /// Number of passes in [`seconds`], and the total duration after which no further pass starts.
-const PASSES: usize = 3;
-const PASSES_TAKE: Duration = Duration::from_secs(2);
+const MAX_PASSES: usize = 3;
+const PASSES_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// How next-token distributions in one precision differ from those in f32, over the positions of a text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -47,11 +47,11 @@ pub struct Text {
 impl Text {
     /// Takes the first tokens of `runs`, at least one, within the bounds for a vocabulary of `vocab_size`.
     pub fn new<'a>(runs: impl IntoIterator<Item = &'a [u32]>, vocab_size: usize) -> Self {
-        let mut room = (MOST_BYTES / (size_of::<f32>() * vocab_size.max(1))).clamp(1, MOST_TOKENS);
+        let mut remaining = (MAX_BYTES / (size_of::<f32>() * vocab_size.max(1))).clamp(1, MOST_TOKENS);
         let mut text = Runs::new();
         for run in runs {
-            let run = &run[..run.len().min(room)];
-            room -= run.len();
+            let run = &run[..run.len().min(remaining)];
+            remaining -= run.len();
             if !run.is_empty() {
                 text.push(run.iter().copied());
             }
@@ -144,14 +144,14 @@ impl Reference {
 pub fn seconds(teacher: &dyn Teacher, text: &Text) -> Result<f64> {
     let (began, mut best) = (Instant::now(), f64::INFINITY);
     let mut logits = teacher.buffer()?;
-    for pass in 0..PASSES {
-        if pass > 0 && began.elapsed() > PASSES_TAKE {
+    for pass in 0..MAX_PASSES {
+        if pass > 0 && began.elapsed() > PASSES_TIME_LIMIT {
             break;
         }
         let start = Instant::now();
         slices(teacher, text, &mut logits, &mut |_, _| Ok(()))?;
         // A device works in order, so the last slice is complete when all are.
-        logits.settle()?;
+        logits.wait()?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     Ok(best)
@@ -185,12 +185,12 @@ fn slices(
     Ok(())
 }
 
-/// Groups the runs into passes of at most `most_tokens` tokens, and at least one run.
-fn passes(runs: &Runs, most_tokens: usize) -> Vec<Runs> {
+/// Groups the runs into passes of at most `max_tokens` tokens, and at least one run.
+fn passes(runs: &Runs, max_tokens: usize) -> Vec<Runs> {
     let mut passes: Vec<Runs> = Vec::new();
     for run in runs.iter() {
         match passes.last_mut() {
-            Some(pass) if pass.tokens().len() + run.len() <= most_tokens => pass.push(run.iter().copied()),
+            Some(pass) if pass.tokens().len() + run.len() <= max_tokens => pass.push(run.iter().copied()),
             _ => {
                 let mut pass = Runs::new();
                 pass.push(run.iter().copied());

@@ -19,7 +19,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use stillhouse_gpu::net::{Format, Order, Stored};
 
-use crate::error::{Result, TeacherError, check_shape, words};
+use crate::error::{Result, TeacherError, check_shape, message_of};
 use crate::gguf::Gguf;
 
 /// How much of the files to read.
@@ -32,10 +32,10 @@ pub(crate) enum Read {
 }
 
 /// Maximum number of tensors named in one message.
-const NAMED: usize = 4;
+const MAX_NAMED: usize = 4;
 
 enum Store {
-    Safetensors { files: Vec<(PathBuf, MmapedSafetensors)>, routing: HashMap<String, usize> },
+    Safetensors { files: Vec<(PathBuf, MmapedSafetensors)>, file_of_tensor: HashMap<String, usize> },
     Gguf(Gguf),
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Weights {
 impl Weights {
     pub(crate) fn safetensors(paths: &[PathBuf], read: Read) -> Result<Self> {
         let mut files: Vec<(PathBuf, MmapedSafetensors)> = Vec::with_capacity(paths.len());
-        let mut routing = HashMap::new();
+        let mut file_of_tensor = HashMap::new();
         for path in paths {
             std::fs::File::open(path).map_err(|source| TeacherError::Io { path: path.clone(), source })?;
             // SAFETY: the map lives only while the weights are copied out of it; changing a model's files meanwhile is
@@ -59,17 +59,17 @@ impl Weights {
             let file = unsafe { MmapedSafetensors::new(path) }.map_err(|error| TeacherError::Damaged {
                 path: path.clone(),
                 format: "safetensors",
-                message: words(&error),
+                message: message_of(&error),
             })?;
             for (name, _) in file.tensors() {
-                if let Some((other, _)) = routing.get(&name).and_then(|i: &usize| files.get(*i)) {
-                    return Err(TeacherError::TwiceThere { path: path.clone(), other: other.clone(), name });
+                if let Some((other, _)) = file_of_tensor.get(&name).and_then(|i: &usize| files.get(*i)) {
+                    return Err(TeacherError::DuplicateTensor { path: path.clone(), other: other.clone(), name });
                 }
-                routing.insert(name, files.len());
+                file_of_tensor.insert(name, files.len());
             }
             files.push((path.clone(), file));
         }
-        Ok(Self::new(Store::Safetensors { files, routing }, read))
+        Ok(Self::new(Store::Safetensors { files, file_of_tensor }, read))
     }
 
     pub(crate) fn gguf(file: Gguf, read: Read) -> Result<Self> {
@@ -92,30 +92,30 @@ impl Weights {
 
     pub(crate) fn has(&self, name: &str) -> bool {
         match &self.store {
-            Store::Safetensors { routing, .. } => routing.contains_key(name),
+            Store::Safetensors { file_of_tensor, .. } => file_of_tensor.contains_key(name),
             Store::Gguf(gguf) => gguf.has(name),
         }
     }
 
     /// Returns the tensor `name` as f32. It must have this shape.
-    fn get_bare(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+    fn bare_tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = match &self.store {
             Store::Safetensors { .. } => {
                 let (view, _) = self.weight(name, shape)?;
                 match self.read {
                     Read::Weights => view.load(&Device::Cpu)?,
-                    Read::Headers => self.unread(shape)?,
+                    Read::Headers => self.placeholder(shape)?,
                 }
             }
             Store::Gguf(gguf) => {
                 gguf.check_tensor(name, shape)?;
                 match self.read {
                     Read::Weights => gguf.tensor(name, shape)?,
-                    Read::Headers => self.unread(shape)?,
+                    Read::Headers => self.placeholder(shape)?,
                 }
             }
         };
-        self.note(name);
+        self.mark_used(name);
         self.parameters.fetch_add(tensor.elem_count() as u64, Ordering::Relaxed);
         Ok(tensor.to_dtype(DType::F32)?)
     }
@@ -156,7 +156,7 @@ impl Weights {
             }
         };
         let Some(stored) = stored else { return self.bare_floats(name, shape).map(Stored::Numbers) };
-        self.note(name);
+        self.mark_used(name);
         self.parameters.fetch_add(shape.iter().product::<usize>() as u64, Ordering::Relaxed);
         Ok(stored)
     }
@@ -168,7 +168,7 @@ impl Weights {
 
     /// Like [`Self::floats`], without the prefix.
     pub(crate) fn bare_floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        let tensor = self.get_bare(name, shape)?;
+        let tensor = self.bare_tensor(name, shape)?;
         match self.read {
             Read::Headers => Ok(Vec::new()),
             Read::Weights => Ok(tensor.flatten_all()?.to_vec1()?),
@@ -201,29 +201,34 @@ impl Weights {
         if self.read == Read::Weights && differs {
             return Err(TeacherError::NotTied { path: path.into(), name: head.into(), embedding });
         }
-        self.note(head);
+        self.mark_used(head);
         Ok(())
     }
 
     /// Refuses tensors that were never requested, except those that `is_buffer` accepts by their name without the
     /// prefix.
     ///
-    /// `says` quotes the configuration, for the message. `ignore` are patterns of names to accept. Each must match a
-    /// tensor, and none that was requested: otherwise it hides more than intended.
-    pub(crate) fn check_all_used(&self, says: &str, is_buffer: &dyn Fn(&str) -> bool, ignore: &[String]) -> Result<()> {
+    /// `quoted_fields` quotes the configuration, for the message. `ignore` are patterns of names to accept. Each must
+    /// match a tensor, and none that was requested: otherwise it hides more than intended.
+    pub(crate) fn check_all_used(
+        &self,
+        quoted_fields: &str,
+        is_buffer: &dyn Fn(&str) -> bool,
+        ignore: &[String],
+    ) -> Result<()> {
         let used = self.used.borrow();
         for pattern in ignore {
-            let fitting = || self.names().into_iter().filter(|(_, name)| fits(pattern, name));
+            let matching = || self.names().into_iter().filter(|(_, name)| matches_pattern(pattern, name));
             let wrong = |path: &Path, message: String| {
                 Err(TeacherError::Ignored { path: path.into(), pattern: pattern.clone(), message })
             };
-            if let Some((path, name)) = fitting().filter(|(_, name)| used.contains(*name)).min() {
+            if let Some((path, name)) = matching().filter(|(_, name)| used.contains(*name)).min() {
                 return wrong(
                     path,
                     format!("fits `{name}`, which the model has; valid: names of tensors that are no part of it"),
                 );
             }
-            if fitting().next().is_none() {
+            if matching().next().is_none() {
                 let names = self.names();
                 let path = names.first().map_or(Path::new(""), |(path, _)| path);
                 return wrong(
@@ -235,7 +240,7 @@ impl Weights {
         let mut unused: BTreeMap<&Path, Vec<&str>> = BTreeMap::new();
         for (path, name) in self.names() {
             let bare = name.strip_prefix(self.prefix).unwrap_or("");
-            let ignored = || ignore.iter().any(|pattern| fits(pattern, name));
+            let ignored = || ignore.iter().any(|pattern| matches_pattern(pattern, name));
             if !used.contains(name) && !is_buffer(bare) && !ignored() {
                 unused.entry(path).or_default().push(name);
             }
@@ -244,17 +249,17 @@ impl Weights {
         let path = first.to_path_buf();
         let files = unused.len();
         let mut names: Vec<&str> = unused.into_values().flatten().collect();
-        names.sort_by_key(|name| in_order(name));
+        names.sort_by_key(|name| natural_sort_key(name));
         let (count, shown) =
-            (names.len(), names.iter().take(NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>());
-        let names = shown.join(", ") + if count > NAMED { ", …" } else { "" };
-        Err(TeacherError::Unused { path, files, count, names, says: says.into() })
+            (names.len(), names.iter().take(MAX_NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>());
+        let names = shown.join(", ") + if count > MAX_NAMED { ", …" } else { "" };
+        Err(TeacherError::Unused { path, files, count, names, quoted_fields: quoted_fields.into() })
     }
 
     /// Returns the path and name of every tensor in the files.
     fn names(&self) -> Vec<(&Path, &str)> {
         match &self.store {
-            Store::Safetensors { files, routing } => routing
+            Store::Safetensors { files, file_of_tensor } => file_of_tensor
                 .iter()
                 .filter_map(|(name, i)| files.get(*i).map(|(path, _)| (path.as_path(), name.as_str())))
                 .collect(),
@@ -263,15 +268,15 @@ impl Weights {
     }
 
     fn view(&self, name: &str) -> Result<(&Path, TensorView<'_>)> {
-        let Store::Safetensors { files, routing } = &self.store else {
+        let Store::Safetensors { files, file_of_tensor } = &self.store else {
             return Err(TeacherError::MissingTensor { path: PathBuf::new(), name: name.into() });
         };
         let missing = || TeacherError::MissingTensor { path: folder_of(files), name: name.into() };
-        let (path, file) = routing.get(name).and_then(|i| files.get(*i)).ok_or_else(missing)?;
+        let (path, file) = file_of_tensor.get(name).and_then(|i| files.get(*i)).ok_or_else(missing)?;
         Ok((path, file.get(name)?))
     }
 
-    fn note(&self, name: &str) {
+    fn mark_used(&self, name: &str) {
         let name = match &self.store {
             Store::Safetensors { .. } => name.to_owned(),
             Store::Gguf(gguf) => gguf.name_of(name),
@@ -280,7 +285,7 @@ impl Weights {
     }
 
     /// Returns a broadcast zero that replaces a tensor's data.
-    fn unread(&self, shape: &[usize]) -> Result<Tensor> {
+    fn placeholder(&self, shape: &[usize]) -> Result<Tensor> {
         Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?.broadcast_as(shape)?)
     }
 
@@ -305,7 +310,7 @@ impl Weights {
 }
 
 /// Whether a name matches a pattern, in which `*` stands for any characters.
-fn fits(pattern: &str, name: &str) -> bool {
+fn matches_pattern(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
     let Some(last) = parts.next_back() else { return rest.is_empty() };
@@ -327,7 +332,7 @@ fn folder_of(files: &[(PathBuf, MmapedSafetensors)]) -> PathBuf {
 }
 
 /// A sort key that orders names by the numbers in them: `h.9` before `h.10`.
-fn in_order(name: &str) -> Vec<(usize, &str)> {
+fn natural_sort_key(name: &str) -> Vec<(usize, &str)> {
     name.split('.').map(|part| (part.parse().map_or(0, |n: usize| n + 1), part)).collect()
 }
 
@@ -351,13 +356,13 @@ mod tests {
             assert_eq!(numbers, weights.floats(name, shape).unwrap());
             assert_eq!(weights.parameters(), before + 2 * numbers.len() as u64);
         }
-        let said = |name: &str, shape: &[usize]| {
+        let error_of = |name: &str, shape: &[usize]| {
             let stored = weights.stored(name, shape).map(|_| ()).unwrap_err().to_string();
             assert_eq!(stored, weights.floats(name, shape).unwrap_err().to_string());
             stored
         };
-        assert!(said("norm.weight", &[49]).contains("[49]"));
-        assert!(said("norm.bias", &[48]).contains("is missing"));
+        assert!(error_of("norm.weight", &[49]).contains("[49]"));
+        assert!(error_of("norm.bias", &[48]).contains("is missing"));
     }
 
     #[test]
@@ -375,7 +380,7 @@ mod tests {
             ("exact", "exactly", false),
             ("", "x", false),
         ] {
-            assert_eq!(fits(pattern, name), is, "{pattern} {name}");
+            assert_eq!(matches_pattern(pattern, name), is, "{pattern} {name}");
         }
     }
 }

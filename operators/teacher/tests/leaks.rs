@@ -50,18 +50,18 @@ static ALLOCATOR: Counting = Counting;
 
 /// Resources of a process that could leak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
+struct Resources {
     blocks: i64,
     bytes: i64,
     files: usize,
     threads: usize,
 }
 
-fn held() -> Held {
+fn held() -> Resources {
     // Reading these directories needs memory and a file itself, the same each time.
     let entries = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
     let (files, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
-    Held { blocks: BLOCKS.load(Ordering::Relaxed), bytes: BYTES.load(Ordering::Relaxed), files, threads }
+    Resources { blocks: BLOCKS.load(Ordering::Relaxed), bytes: BYTES.load(Ordering::Relaxed), files, threads }
 }
 
 fn model() -> PathBuf {
@@ -69,7 +69,7 @@ fn model() -> PathBuf {
 }
 
 /// A teacher with the buffers of a job.
-struct Work {
+struct JobBuffers {
     teacher: Box<dyn Teacher>,
     extractor: Extractor,
     buffers: [Logits; 2],
@@ -78,7 +78,7 @@ struct Work {
 
 const ROWS: usize = 8;
 
-impl Work {
+impl JobBuffers {
     fn new(device: &Arc<dyn Device>) -> Self {
         let options = LoadOptions { dtype: Precision::Bf16, batch_tokens: 256, length: 128, ..LoadOptions::default() };
         let teacher = gpu::load(&model(), device, &options).unwrap();
@@ -87,8 +87,8 @@ impl Work {
         let noise = NoiseForm::Replay { tolerance, value_type: ValueType::F16, condition: true };
         let sampling = Some(LogitSampling { draws: 4, power: 1.0, seed: 9 });
         let signals = Signals { sampling, entropy: true, ..Signals::default() };
-        let asked = Extraction { vocab, keys: DrawKey::draws(1, 2), noise: Some(noise), topk: 2, signals };
-        let extractor = Extractor::new(device, Asked::of_rows(&asked, vocab.next_multiple_of(8)), ROWS).unwrap();
+        let extraction = Extraction { vocab, keys: DrawKey::draws(1, 2), noise: Some(noise), topk: 2, signals };
+        let extractor = Extractor::new(device, Asked::of_rows(&extraction, vocab.next_multiple_of(8)), ROWS).unwrap();
         let buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
         Self { teacher, extractor, buffers, vocab }
     }
@@ -135,14 +135,14 @@ fn a_thousand_batches_leave_nothing_over() {
     // own state.
     {
         let device: Arc<dyn Device> = Arc::new(Host::new(3));
-        let mut work = Work::new(&device);
+        let mut work = JobBuffers::new(&device);
         assert!((0..3).map(|batch| work.batch(batch)).sum::<usize>() > 0);
     }
     let before = held();
     {
         let host = Arc::new(Host::new(0));
         let device: Arc<dyn Device> = host.clone();
-        let mut work = Work::new(&device);
+        let mut work = JobBuffers::new(&device);
         let (mut corrections, mut after_the_first) = (0, None);
         for batch in 0..1000 {
             // The batches repeat, so by the second round the memory for kept states has grown to the largest batch's

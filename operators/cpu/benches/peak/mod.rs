@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 use stillhouse_cpu::Arithmetic;
 
 /// Runs a loop `n` times and returns its floating-point operations. The CPU must have the loop's instructions.
-pub type Work = fn(usize) -> f64;
+pub type PeakLoop = fn(usize) -> f64;
 
 /// Returns this machine's loops for an arithmetic, with the names of their instructions.
-pub fn loops(arithmetic: Arithmetic) -> Vec<(&'static str, Work)> {
+pub fn peak_loops(arithmetic: Arithmetic) -> Vec<(&'static str, PeakLoop)> {
     #[cfg(target_arch = "x86_64")]
     {
         let wide = is_x86_feature_detected!("avx512f");
@@ -15,16 +15,16 @@ pub fn loops(arithmetic: Arithmetic) -> Vec<(&'static str, Work)> {
             Arithmetic::F32OfF16 | Arithmetic::F32OfBf16 => Arithmetic::F32,
             other => other,
         };
-        let all: [(Arithmetic, bool, &'static str, Work); 5] = [
+        let all: [(Arithmetic, bool, &'static str, PeakLoop); 5] = [
             (Arithmetic::F32, wide, "fma zmm", x86::fma512),
             (Arithmetic::F32, is_x86_feature_detected!("fma"), "fma ymm", x86::fma256),
             (Arithmetic::F16, is_x86_feature_detected!("avx512fp16"), "fma f16 zmm", x86::fma16),
-            (Arithmetic::Bf16, Arithmetic::Bf16.available(), "amx bf16", x86::amx_bf16),
-            (Arithmetic::Bf16x3, Arithmetic::Bf16x3.available(), "amx bf16, three for one", x86::amx_bf16x3),
+            (Arithmetic::Bf16, Arithmetic::Bf16.is_available(), "amx bf16", x86::amx_bf16),
+            (Arithmetic::Bf16x3, Arithmetic::Bf16x3.is_available(), "amx bf16, three for one", x86::amx_bf16x3),
         ];
         all.into_iter()
             .filter(|(of, available, ..)| *of == arithmetic && *available)
-            .map(|(_, _, name, work)| (name, work))
+            .map(|(_, _, name, peak_loop)| (name, peak_loop))
             .collect()
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -35,12 +35,12 @@ pub fn loops(arithmetic: Arithmetic) -> Vec<(&'static str, Work)> {
 }
 
 /// Returns the highest rate of `threads` threads in GFLOP/s, over runs of some milliseconds.
-pub fn gflops(work: Work, threads: usize, seconds: f64) -> f64 {
+pub fn gflops(peak_loop: PeakLoop, threads: usize, seconds: f64) -> f64 {
     let run = || {
         let start = Instant::now();
         let operations: f64 = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(100_000))).collect();
-            work(100_000) + others.into_iter().filter_map(|other| other.join().ok()).sum::<f64>()
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| peak_loop(100_000))).collect();
+            peak_loop(100_000) + others.into_iter().filter_map(|other| other.join().ok()).sum::<f64>()
         });
         operations / start.elapsed().as_secs_f64() / 1e9
     };
@@ -76,7 +76,7 @@ mod x86 {
                     }
                     black_box(sums);
                 }
-                // SAFETY: `loops` checked the CPU for the features.
+                // SAFETY: `peak_loops` checked the CPU for the features.
                 unsafe { run(n) };
                 (n * SUMS * $operations) as f64
             }
@@ -103,7 +103,7 @@ mod x86 {
                     configuration[16 + 2 * tile] = 64;
                     configuration[48 + tile] = 16;
                 }
-                // SAFETY: `loops` checked that the CPU has the instruction and that the process may use it. The
+                // SAFETY: `peak_loops` checked that the CPU has the instruction and that the process may use it. The
                 // configuration is valid, and the compiler does not allocate tile registers.
                 unsafe {
                     asm!(

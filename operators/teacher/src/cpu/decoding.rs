@@ -3,8 +3,8 @@
 use super::{CpuTeacher, check_layers};
 use crate::contract::{Decoding, Stepped};
 use crate::error::{Result, TeacherError};
-use crate::model::check_goes_on;
-use crate::net::{DecodeWork, Keep, Kept};
+use crate::model::check_decodable;
+use crate::net::{DecodeBuffers, SequenceKvCache, StateCapture};
 
 /// Slots of sequences that are decoded incrementally.
 pub(crate) struct CpuDecoding<'a> {
@@ -12,8 +12,8 @@ pub(crate) struct CpuDecoding<'a> {
     length: usize,
     /// Layers whose states each step returns.
     layers: Vec<usize>,
-    slots: Vec<Kept>,
-    work: DecodeWork,
+    slots: Vec<SequenceKvCache>,
+    work: DecodeBuffers,
     states: Vec<f32>,
     rows: Vec<u32>,
 }
@@ -24,17 +24,17 @@ fn invalid<T>(what: &'static str, got: impl ToString, valid: String) -> Result<T
 
 impl<'a> CpuDecoding<'a> {
     pub(crate) fn new(teacher: &'a CpuTeacher, slots: usize, length: usize, layers: &[usize]) -> Result<Self> {
-        let most = teacher.info.max_positions;
-        if length == 0 || length > most {
-            return invalid("sequence length", length, format!("1 to {most}"));
+        let max_length = teacher.info.max_positions;
+        if length == 0 || length > max_length {
+            return invalid("sequence length", length, format!("1 to {max_length}"));
         }
         if slots == 0 {
             return invalid("number of slots", slots, "at least 1".into());
         }
-        check_goes_on(&teacher.net, length)?;
+        check_decodable(&teacher.net, length)?;
         check_layers(&teacher.info, layers)?;
-        let slots = (0..slots).map(|_| Kept::new(&teacher.net, length)).collect::<Result<_>>()?;
-        let (layers, work) = (layers.to_vec(), DecodeWork::default());
+        let slots = (0..slots).map(|_| SequenceKvCache::new(&teacher.net, length)).collect::<Result<_>>()?;
+        let (layers, work) = (layers.to_vec(), DecodeBuffers::default());
         Ok(Self { teacher, length, layers, slots, work, states: Vec::new(), rows: Vec::new() })
     }
 
@@ -45,15 +45,15 @@ impl<'a> CpuDecoding<'a> {
         }
         let vocab = self.teacher.info.vocab_size;
         for (slot, tokens) in inputs {
-            let Some(kept) = self.slots.get(*slot) else {
+            let Some(cache) = self.slots.get(*slot) else {
                 return invalid("slot of a step", slot, format!("below {}", self.slots.len()));
             };
-            let room = self.length - kept.length();
-            if tokens.is_empty() || tokens.len() > room {
+            let remaining = self.length - cache.length();
+            if tokens.is_empty() || tokens.len() > remaining {
                 return invalid(
                     "number of tokens of a slot",
                     tokens.len(),
-                    format!("1 to {room}, for which there is room"),
+                    format!("1 to {remaining}, for which there is room"),
                 );
             }
             if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
@@ -66,12 +66,12 @@ impl<'a> CpuDecoding<'a> {
 
 impl Decoding for CpuDecoding<'_> {
     fn bytes(&self) -> usize {
-        self.slots.iter().map(Kept::bytes).sum()
+        self.slots.iter().map(SequenceKvCache::bytes).sum()
     }
 
     fn clear(&mut self, slot: usize) {
-        if let Some(kept) = self.slots.get_mut(slot) {
-            kept.clear();
+        if let Some(cache) = self.slots.get_mut(slot) {
+            cache.clear();
         }
     }
 
@@ -84,8 +84,8 @@ impl Decoding for CpuDecoding<'_> {
         self.rows.extend(0..count as u32);
         // Enters the thread pool once, rather than for each of a step's many small products.
         rayon::scope(|_| {
-            let keep = Keep { layers: &self.layers, out: &mut out.states };
-            self.teacher.net.go_on(&mut self.slots, inputs, &mut self.work, &mut self.states, keep)?;
+            let capture = StateCapture { layers: &self.layers, out: &mut out.states };
+            self.teacher.net.decode_step(&mut self.slots, inputs, &mut self.work, &mut self.states, capture)?;
             self.teacher.logits_of(&self.states, &self.rows, &mut out.logits)
         })
     }

@@ -1,8 +1,8 @@
 //! The memory of a teacher on a device, and the number of tokens in its passes.
 //!
 //! ```text
-//!   free memory ─► tokens of a pass: all, a half, a quarter … ─► load, rehearse ─► if out of memory: halve once
-//!   tokens of an earlier run ─► exactly these ────────────────► load, rehearse ─► if out of memory: error with needed and free bytes
+//!   free memory ─► tokens of a pass: all, a half, a quarter … ─► load, warm up ─► if out of memory: halve once
+//!   tokens of an earlier run ─► exactly these ────────────────► load, warm up ─► if out of memory: error with needed and free bytes
 //! ```
 //!
 //! The contents of a pass affect the last bits of logits. All of this is therefore decided before the first logits are
@@ -19,7 +19,7 @@ use crate::contract::DeviceLogits;
 use crate::error::{Result, TeacherError};
 
 /// Share of free memory that is left for other processes and for fragmentation.
-const SPARE: f64 = 0.05;
+const SPARE_SHARE: f64 = 0.05;
 /// Slices of a job: one receives logits while the other is extracted.
 const SLICES: usize = 2;
 
@@ -34,7 +34,7 @@ pub(super) struct Budget<'a> {
 }
 
 /// A net with memory for passes of `pass_tokens` tokens.
-pub(super) struct Fitted {
+pub(super) struct FittedNet {
     pub net: Net,
     pub pass_tokens: usize,
     /// Set if passes were halved because less memory was available than the device reported.
@@ -42,119 +42,123 @@ pub(super) struct Fitted {
 }
 
 impl Budget<'_> {
-    /// Makes the net for passes of as many tokens as fit: `wanted`, or a half, a quarter … of it, and at least `least`.
+    /// Makes the net for passes of as many tokens as fit: `wanted`, or a half, a quarter … of it, and at min_tokens `min_tokens`.
     /// For a resumed run, the number is exactly that of the earlier run.
     ///
     /// # Errors
     /// If the memory is too small, with the required and the free bytes.
     pub fn fit(
         &self,
-        [wanted, least]: [usize; 2],
+        [wanted, min_tokens]: [usize; 2],
         earlier: Option<usize>,
         mut make: impl FnMut(usize) -> Result<Net>,
-    ) -> Result<Fitted> {
+    ) -> Result<FittedNet> {
         let pass_tokens = match earlier {
-            Some(tokens) => self.as_before(tokens)?,
-            None => self.fitting(wanted, least)?,
+            Some(tokens) => self.check_earlier(tokens)?,
+            None => self.largest_fitting(wanted, min_tokens)?,
         };
-        let short = match self.attempt(pass_tokens, &mut make) {
-            Ok(net) => return Ok(Fitted { net, pass_tokens, warning: None }),
+        let short = match self.load_and_warm_up(pass_tokens, &mut make) {
+            Ok(net) => return Ok(FittedNet { net, pass_tokens, warning: None }),
             Err(TeacherError::Gpu(short @ GpuError::Memory { .. })) => short,
             Err(other) => return Err(other),
         };
         if earlier.is_some() {
-            return Err(self.too_little(&short, pass_tokens, AS_BEFORE));
+            return Err(self.memory_error(&short, pass_tokens, RESUME_REMEDY));
         }
-        if pass_tokens == least {
-            return Err(self.too_little(&short, pass_tokens, SMALLER));
+        if pass_tokens == min_tokens {
+            return Err(self.memory_error(&short, pass_tokens, FRESH_REMEDY));
         }
-        let fewer = (pass_tokens / 2).max(least);
-        let net = self.attempt(fewer, &mut make).map_err(|error| match error {
-            TeacherError::Gpu(short @ GpuError::Memory { .. }) => self.too_little(&short, fewer, SMALLER),
+        let fewer = (pass_tokens / 2).max(min_tokens);
+        let net = self.load_and_warm_up(fewer, &mut make).map_err(|error| match error {
+            TeacherError::Gpu(short @ GpuError::Memory { .. }) => self.memory_error(&short, fewer, FRESH_REMEDY),
             other => other,
         })?;
         let warning = format!("{short}, with passes of {pass_tokens} tokens; they have {fewer} tokens instead");
-        Ok(Fitted { net, pass_tokens: fewer, warning: Some(warning) })
+        Ok(FittedNet { net, pass_tokens: fewer, warning: Some(warning) })
     }
 
     /// Returns the number of tokens in a pass that fits the memory that the device reports as free.
-    fn fitting(&self, mut tokens: usize, least: usize) -> Result<usize> {
+    fn largest_fitting(&self, mut tokens: usize, min_tokens: usize) -> Result<usize> {
         let Memory { free, total } = self.device.memory()?;
-        let room = (free as f64 * (1.0 - SPARE)) as u64;
+        let usable = (free as f64 * (1.0 - SPARE_SHARE)) as u64;
         loop {
             let bytes = self.bytes(tokens);
-            if bytes <= room {
+            if bytes <= usable {
                 return Ok(tokens);
             }
-            if tokens == least {
+            if tokens == min_tokens {
                 let short = GpuError::Memory { device: self.device.name().into(), bytes, free, total };
-                return Err(self.too_little(&short, tokens, SMALLER));
+                return Err(self.memory_error(&short, tokens, FRESH_REMEDY));
             }
-            tokens = (tokens / 2).max(least);
+            tokens = (tokens / 2).max(min_tokens);
         }
     }
 
     /// Checks that passes of an earlier run's size fit, without the spare share, which that run did not leave free
     /// either.
-    fn as_before(&self, tokens: usize) -> Result<usize> {
+    fn check_earlier(&self, tokens: usize) -> Result<usize> {
         let (Memory { free, total }, bytes) = (self.device.memory()?, self.bytes(tokens));
         if bytes <= free {
             return Ok(tokens);
         }
         let short = GpuError::Memory { device: self.device.name().into(), bytes, free, total };
-        Err(self.too_little(&short, tokens, AS_BEFORE))
+        Err(self.memory_error(&short, tokens, RESUME_REMEDY))
     }
 
-    fn weights(&self) -> u64 {
+    fn weight_bytes(&self) -> u64 {
         self.shape.weight_bytes(self.numbers)
     }
 
-    fn pass(&self, tokens: usize) -> u64 {
+    fn pass_bytes(&self, tokens: usize) -> u64 {
         self.shape.workspace_bytes(self.numbers, tokens)
     }
 
     /// Bytes of two slices and the extraction's buffers, or of the staging buffers for loading weights, which are freed
     /// before the slices are allocated.
-    fn logits(&self) -> u64 {
+    fn logits_bytes(&self) -> u64 {
         let slices = (SLICES * self.slice_rows * logits_stride(self.shape.vocab) * size_of::<f32>()) as u64;
-        let logits = slices + self.asked().map_or(slices, |asked| Extractor::bytes(&asked, self.slice_rows));
+        let logits =
+            slices + self.extraction_request().map_or(slices, |request| Extractor::bytes(&request, self.slice_rows));
         logits.max(STAGES_BYTES as u64 + self.shape.loading_bytes(self.numbers))
     }
 
-    fn asked(&self) -> Option<Asked> {
+    fn extraction_request(&self) -> Option<Asked> {
         self.extraction.map(|extraction| Asked::of_rows(extraction, logits_stride(self.shape.vocab)))
     }
 
     fn bytes(&self, tokens: usize) -> u64 {
-        self.weights() + self.pass(tokens) + self.logits()
+        self.weight_bytes() + self.pass_bytes(tokens) + self.logits_bytes()
     }
 
-    fn too_little(&self, short: &GpuError, tokens: usize, valid: &str) -> TeacherError {
-        let (weights, pass, logits) = (self.weights(), self.pass(tokens), self.logits());
+    fn memory_error(&self, short: &GpuError, tokens: usize, valid: &str) -> TeacherError {
+        let (weights, pass, logits) = (self.weight_bytes(), self.pass_bytes(tokens), self.logits_bytes());
         let parts = format!("weights {weights}, a pass over {tokens} tokens {pass}, logits and noise {logits}");
         TeacherError::Device { device: self.device.name().into(), message: format!("{short}: {parts}; valid: {valid}") }
     }
 
     /// Makes the net and allocates all memory that a job will use on the device, so that a shortage shows before the
     /// first slice.
-    fn attempt(&self, tokens: usize, make: &mut impl FnMut(usize) -> Result<Net>) -> Result<Net> {
+    fn load_and_warm_up(&self, tokens: usize, make: &mut impl FnMut(usize) -> Result<Net>) -> Result<Net> {
         let mut net = make(tokens)?;
-        self.rehearse(&mut net, tokens)?;
+        self.warm_up(&mut net, tokens)?;
         Ok(net)
     }
 
     /// Runs a pass over this number of tokens, a slice of logits, and the extraction of one of its rows. Libraries and
     /// drivers allocate memory at the first use of a kernel.
-    fn rehearse(&self, net: &mut Net, tokens: usize) -> Result<()> {
+    fn warm_up(&self, net: &mut Net, tokens: usize) -> Result<()> {
         let vocab = self.shape.vocab;
         let tokens = self.device.rehearsed(tokens);
         let logits = (0..SLICES)
             .map(|_| DeviceLogits::new(self.device, self.slice_rows, vocab))
             .collect::<std::result::Result<Vec<_>, _>>()?;
         // Dropped before the logits, because it waits for the kernels that read them.
-        let extractor = self.asked().map(|asked| Extractor::new(self.device, asked, self.slice_rows)).transpose()?;
+        let extractor = self
+            .extraction_request()
+            .map(|request| Extractor::new(self.device, request, self.slice_rows))
+            .transpose()?;
         let Some(first) = logits.first() else { return Ok(()) };
-        net.hidden(&vec![0; tokens], &runs(tokens, self.shape.positions))?;
+        net.hidden(&vec![0; tokens], &run_offsets(tokens, self.shape.positions))?;
         let rows: Vec<u32> = (0..tokens.min(self.slice_rows) as u32).collect();
         // SAFETY: the buffer has the rows of a slice, and nothing else uses it
         unsafe { net.logits_into(&rows, first.pointer(), first.stride())? };
@@ -173,23 +177,23 @@ impl Budget<'_> {
 }
 
 /// Returns the offsets of runs, each as long as possible, that together have this number of tokens.
-fn runs(tokens: usize, longest: usize) -> Vec<u32> {
+fn run_offsets(tokens: usize, longest: usize) -> Vec<u32> {
     (0..tokens).step_by(longest).chain([tokens]).map(|offset| offset as u32).collect()
 }
 
-const SMALLER: &str =
+const FRESH_REMEDY: &str =
     "a smaller type, shorter sequences, fewer draws or corrections in place of dense noise, a device with more memory";
-const AS_BEFORE: &str = "as much free memory as there was for the splits that are done, which passes of this size made, or all of it anew \
+const RESUME_REMEDY: &str = "as much free memory as there was for the splits that are done, which passes of this size made, or all of it anew \
                          with --overwrite";
 
 #[cfg(test)]
 mod tests {
-    use super::runs;
+    use super::run_offsets;
 
     #[test]
     fn a_rehearsal_has_no_longer_run_than_a_job() {
-        assert_eq!(runs(1, 1024), [0, 1]);
-        assert_eq!(runs(2048, 1024), [0, 1024, 2048]);
-        assert_eq!(runs(2050, 1024), [0, 1024, 2048, 2050]);
+        assert_eq!(run_offsets(1, 1024), [0, 1]);
+        assert_eq!(run_offsets(2048, 1024), [0, 1024, 2048]);
+        assert_eq!(run_offsets(2050, 1024), [0, 1024, 2048, 2050]);
     }
 }

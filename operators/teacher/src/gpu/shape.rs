@@ -1,7 +1,7 @@
 //! Derives the net of a device from the net of the CPU. Both read configurations with the same code, so neither
 //! computes a model that the other refuses, and a newly supported field applies to both.
 
-use stillhouse_gpu::net::{Activation as Between, Kind, Shape};
+use stillhouse_gpu::net::{Activation as DeviceActivation, Kind, Shape};
 
 use crate::error::{Result, TeacherError};
 use crate::net::{Activation, Attention, Embedding, Head, Layer, Mlp, Net, Norm};
@@ -31,7 +31,7 @@ struct Facts {
 
 impl Facts {
     /// Collects the properties of a layer. [`shape`] checks window and scale, which may differ between layers.
-    fn of(kind: Kind, layer: &Layer) -> Self {
+    fn from_layer(kind: Kind, layer: &Layer) -> Self {
         let Layer { before_attention, qkv, attention, out, after_attention, before_mlp, mlp, after_mlp, parallel } =
             layer;
         let Attention { heads, kv_heads, head_dim, scale: _, soft_cap, window: _, rope, norms } = attention;
@@ -63,7 +63,7 @@ fn eps(kind: Kind, norm: &Norm) -> Option<f32> {
     }
 }
 
-fn refused(what: &'static str, got: impl ToString, valid: impl std::fmt::Display) -> TeacherError {
+fn unsupported(what: &'static str, got: impl ToString, valid: impl std::fmt::Display) -> TeacherError {
     TeacherError::Input { what, got: got.to_string(), valid: format!("{valid}, or device: cpu") }
 }
 
@@ -76,50 +76,51 @@ pub(super) fn shape(kind: Kind, net: &Net, positions: usize, length: usize) -> R
     let Embedding { tokens: _, scale, positions: learned } = embedding;
     let Head { weight: head, tied, soft_cap } = head;
     let gpt2 = kind == Kind::Gpt2;
-    let Some(facts) = layers.first().map(|layer| Facts::of(kind, layer)) else {
-        return Err(refused("layers of a teacher on a GPU", 0, "at least 1"));
+    let Some(properties) = layers.first().map(|layer| Facts::from_layer(kind, layer)) else {
+        return Err(unsupported("layers of a teacher on a GPU", 0, "at least 1"));
     };
-    let [attention_bias, mlp_bias] = [facts.attention_bias[0], facts.mlp_bias[0]];
+    let [attention_bias, mlp_bias] = [properties.attention_bias[0], properties.mlp_bias[0]];
     let last = eps(kind, last);
-    let is_there = [
-        ("layers that differ, on a GPU", layers.iter().all(|layer| Facts::of(kind, layer) == facts)),
-        ("norms on a GPU", last.is_some() && facts.eps == [last; 2] && facts.norms_after == [false; 2]),
-        ("norms of queries and keys on a GPU", facts.head_eps == last.filter(|_| kind == Kind::Qwen3)),
-        ("soft caps on a GPU", facts.soft_cap.is_none() && soft_cap.is_none()),
-        ("positions on a GPU", facts.rope == (!gpt2).then_some(0) && learned.is_some() == gpt2),
-        ("layers with two parts side by side, on a GPU", !facts.parallel),
-        ("biases on a GPU", facts.attention_bias == [attention_bias; 2] && facts.mlp_bias == [mlp_bias; 2]),
+    let checks = [
+        ("layers that differ, on a GPU", layers.iter().all(|layer| Facts::from_layer(kind, layer) == properties)),
+        ("norms on a GPU", last.is_some() && properties.eps == [last; 2] && properties.norms_after == [false; 2]),
+        ("norms of queries and keys on a GPU", properties.head_eps == last.filter(|_| kind == Kind::Qwen3)),
+        ("soft caps on a GPU", properties.soft_cap.is_none() && soft_cap.is_none()),
+        ("positions on a GPU", properties.rope == (!gpt2).then_some(0) && learned.is_some() == gpt2),
+        ("layers with two parts side by side, on a GPU", !properties.parallel),
+        ("biases on a GPU", properties.attention_bias == [attention_bias; 2] && properties.mlp_bias == [mlp_bias; 2]),
         ("a GPT-2 without biases, on a GPU", !gpt2 || attention_bias && mlp_bias),
         ("scale of embeddings on a GPU", *scale == 1.0),
     ];
-    if let Some((what, _)) = is_there.iter().find(|(_, is_there)| !is_there) {
-        return Err(refused(what, format!("{facts:?}"), format!("those of a {kind:?}")));
+    if let Some((what, _)) = checks.iter().find(|(_, holds)| !holds) {
+        return Err(unsupported(what, format!("{properties:?}"), format!("those of a {kind:?}")));
     }
     let narrow = layers.iter().enumerate().filter_map(|(i, layer)| Some((i, layer.attention.window?)));
     if let Some((layer, window)) = narrow.clone().find(|(_, window)| *window < length) {
         let got = format!("{window} tokens in layer {layer}, with sequences of {length}");
-        return Err(refused("sliding window on a GPU", got, format!("none, or one of at least {length} tokens")));
+        return Err(unsupported("sliding window on a GPU", got, format!("none, or one of at least {length} tokens")));
     }
     if ropes.iter().any(|rope| rope.is_long(length)) {
         let valid = "at most the context before it was stretched";
-        return Err(refused("length of sequences under longrope, on a GPU", length, valid));
+        return Err(unsupported("length of sequences under longrope, on a GPU", length, valid));
     }
-    let (scaled, scaled_by_layer) = scales(layers, facts.head_dim)
-        .ok_or_else(|| refused("scale of scores on a GPU", layers[0].attention.scale, "1, or 1 / sqrt(head_dim)"))?;
+    let (scaled, scaled_by_layer) = scales(layers, properties.head_dim).ok_or_else(|| {
+        unsupported("scale of scores on a GPU", layers[0].attention.scale, "1, or 1 / sqrt(head_dim)")
+    })?;
     Ok(Shape {
         kind,
         vocab: head.outputs(),
         width: *width,
         layers: layers.len(),
-        heads: facts.heads,
-        kv_heads: facts.kv_heads,
-        head_dim: facts.head_dim,
-        inner: facts.inner,
-        activation: match facts.activation {
-            Activation::SwiGlu => Between::SwiGlu,
-            Activation::GeGlu => Between::GeGlu,
-            Activation::GeluTanh => Between::GeluTanh,
-            Activation::Gelu => Between::Gelu,
+        heads: properties.heads,
+        kv_heads: properties.kv_heads,
+        head_dim: properties.head_dim,
+        inner: properties.inner,
+        activation: match properties.activation {
+            Activation::SwiGlu => DeviceActivation::SwiGlu,
+            Activation::GeGlu => DeviceActivation::GeGlu,
+            Activation::GeluTanh => DeviceActivation::GeluTanh,
+            Activation::Gelu => DeviceActivation::Gelu,
         },
         scaled,
         scaled_by_layer,

@@ -12,7 +12,7 @@ use super::rope::rotate;
 use crate::error::Result;
 
 /// Tasks cut each run at multiples of this number of positions.
-pub(super) const BLOCK: usize = 64;
+pub(super) const BLOCK_POSITIONS: usize = 64;
 
 /// The attention of a layer.
 #[derive(Debug, Clone, Default, PartialEq)]

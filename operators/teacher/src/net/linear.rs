@@ -1,6 +1,6 @@
 //! Linear maps: packed weights with their biases.
 
-use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Threads, product};
+use stillhouse_cpu::{Arithmetic, Epilogue, Layout, PackedWeight, Rows, RowsMut, Threads, product};
 
 use crate::error::{Result, TeacherError};
 
@@ -31,15 +31,15 @@ pub(crate) enum Stored {
     Inputs,
 }
 
-/// A linear map with its epilogue: `end(x · weightᵀ + bias)`.
+/// A linear map with its epilogue: `epilogue(x · weightᵀ + bias)`.
 #[derive(Debug)]
 pub(crate) struct Linear {
     /// Number of outputs of `forward`, and of inputs.
     shape: [usize; 2],
     /// `None` if only headers were read.
-    weight: Option<Packed>,
+    weight: Option<PackedWeight>,
     bias: Option<Vec<f32>>,
-    end: Epilogue,
+    epilogue: Epilogue,
 }
 
 impl Linear {
@@ -55,8 +55,8 @@ impl Linear {
             Stored::Outputs => Layout::Outputs { stride: inputs },
             Stored::Inputs => Layout::Inputs { stride: outputs },
         };
-        let weight = Packed::new(weight, outputs, inputs, layout, computable(arithmetic))?;
-        Ok(Self { shape: [outputs, inputs], weight: Some(weight), bias, end: Epilogue::Store })
+        let weight = PackedWeight::new(weight, outputs, inputs, layout, supported_arithmetic(arithmetic))?;
+        Ok(Self { shape: [outputs, inputs], weight: Some(weight), bias, epilogue: Epilogue::Store })
     }
 
     /// Packs a gated map, `silu(x · gateᵀ) ⊙ (x · upᵀ)`, from gate `[width, inputs]` followed by up.
@@ -67,19 +67,25 @@ impl Linear {
         arithmetic: Arithmetic,
     ) -> Result<Self> {
         let (gate, up) = gate_up.split_at(gate_up.len() / 2);
-        let weight =
-            Packed::gate_up(gate, up, width, inputs, Layout::Outputs { stride: inputs }, computable(arithmetic))?;
-        Ok(Self { shape: [width, inputs], weight: Some(weight), bias, end: Epilogue::SwiGlu })
+        let weight = PackedWeight::gate_up(
+            gate,
+            up,
+            width,
+            inputs,
+            Layout::Outputs { stride: inputs },
+            supported_arithmetic(arithmetic),
+        )?;
+        Ok(Self { shape: [width, inputs], weight: Some(weight), bias, epilogue: Epilogue::SwiGlu })
     }
 
     /// Creates a map whose weight is not read. `bias` may be an empty vector, if the map has a bias.
     pub(crate) fn unread(shape: [usize; 2], bias: Option<Vec<f32>>) -> Self {
-        Self { shape, weight: None, bias, end: Epilogue::Store }
+        Self { shape, weight: None, bias, epilogue: Epilogue::Store }
     }
 
     /// Adds GELU (tanh approximation) as the epilogue.
     pub(crate) fn with_gelu(self) -> Self {
-        Self { end: Epilogue::Gelu, ..self }
+        Self { epilogue: Epilogue::Gelu, ..self }
     }
 
     pub(crate) fn outputs(&self) -> usize {
@@ -96,12 +102,12 @@ impl Linear {
 
     /// The arithmetic of its products on this machine.
     pub(crate) fn arithmetic(&self) -> Arithmetic {
-        self.weight.as_ref().map_or(Arithmetic::F32, Packed::arithmetic)
+        self.weight.as_ref().map_or(Arithmetic::F32, PackedWeight::arithmetic)
     }
 
     /// Computes the map into `out`, on the threads of the scratch.
     pub(crate) fn forward(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
-        self.run(x, out, self.end, scratch.threads(), scratch)
+        self.run(x, out, self.epilogue, scratch.threads(), scratch)
     }
 
     /// `out += x · weightᵀ + bias`, on the threads of the scratch.
@@ -111,10 +117,17 @@ impl Linear {
 
     /// Computes the map into `out`, on all threads of the pool.
     pub(crate) fn forward_in_pool(&self, x: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<()> {
-        self.run(x, out, self.end, Threads::Pool, scratch)
+        self.run(x, out, self.epilogue, Threads::Pool, scratch)
     }
 
-    fn run(&self, x: &[f32], out: &mut [f32], end: Epilogue, threads: Threads, scratch: &mut Scratch) -> Result<()> {
+    fn run(
+        &self,
+        x: &[f32],
+        out: &mut [f32],
+        epilogue: Epilogue,
+        threads: Threads,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
         let [outputs, inputs] = self.shape;
         let Some(weight) = &self.weight else {
             let (got, valid) = ("headers only".into(), "weights that were read".into());
@@ -123,14 +136,14 @@ impl Linear {
         let rows = x.len() / inputs;
         let x = Rows { data: x, rows, stride: inputs };
         let out = RowsMut { data: out, rows, stride: outputs };
-        Ok(product(x, weight, self.bias.as_deref(), end, out, threads, &mut scratch.memory)?)
+        Ok(product(x, weight, self.bias.as_deref(), epilogue, out, threads, &mut scratch.memory)?)
     }
 }
 
 /// Returns the arithmetic that this machine uses. Where it lacks products of a 16-bit type, weights are rounded to that
 /// type and stored in it, and products are f32.
-fn computable(arithmetic: Arithmetic) -> Arithmetic {
-    match (arithmetic, arithmetic.available()) {
+fn supported_arithmetic(arithmetic: Arithmetic) -> Arithmetic {
+    match (arithmetic, arithmetic.is_available()) {
         (Arithmetic::F16, false) => Arithmetic::F32OfF16,
         (Arithmetic::Bf16, false) => Arithmetic::F32OfBf16,
         (Arithmetic::Bf16x3, false) => Arithmetic::F32,

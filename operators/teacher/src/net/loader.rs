@@ -10,14 +10,14 @@ use crate::weights::Weights;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bias {
     /// A bias, stored as `NAME.bias`.
-    There,
+    Present,
     /// No bias.
     Absent,
 }
 
 impl From<bool> for Bias {
-    fn from(there: bool) -> Self {
-        if there { Self::There } else { Self::Absent }
+    fn from(is_present: bool) -> Self {
+        if is_present { Self::Present } else { Self::Absent }
     }
 }
 
@@ -78,12 +78,12 @@ impl Loader<'_> {
             } else {
                 weight.extend_from_slice(&part);
             }
-            if bias == Bias::There {
+            if bias == Bias::Present {
                 biases.extend(self.vector(&format!("{name}.bias"), *rows)?);
             }
             outputs += rows;
         }
-        Ok((weight, (bias == Bias::There).then_some(biases), outputs))
+        Ok((weight, (bias == Bias::Present).then_some(biases), outputs))
     }
 
     /// Loads GPT-2's `Conv1D`, whose weight is stored `[inputs, outputs]` and which always has a bias.

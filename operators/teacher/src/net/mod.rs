@@ -32,22 +32,22 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 
 pub(crate) use attention::{Attention, HeadNorms};
-pub(crate) use decode::{Kept, Work as DecodeWork};
+pub(crate) use decode::{DecodeBuffers, SequenceKvCache};
 pub(crate) use kernels::soft_cap;
 pub(crate) use linear::{Linear, Scratch as ProductScratch, Stored};
 pub(crate) use loader::{Bias, Loader};
 pub(crate) use rope::{Rope, RopeFields, Tables};
 use stillhouse_cpu::AttentionScratch;
-pub(crate) use stillhouse_cpu::{Arithmetic, attention_level, level};
+pub(crate) use stillhouse_cpu::{Arithmetic, attention_level_name, level_name};
 
 use crate::contract::Runs;
 use crate::error::Result;
-use attention::{BLOCK, Run};
+use attention::{BLOCK_POSITIONS, Run};
 
 /// Maximum number of rows in a task: enough for a product to reuse each weight it fetches.
-const TASK_ROWS: usize = 512;
+const MAX_TASK_ROWS: usize = 512;
 /// Minimum number of rows in a task, even if threads are idle: with fewer, products reuse weights too little.
-const LEAST_ROWS: usize = 2 * BLOCK;
+const MIN_TASK_ROWS: usize = 2 * BLOCK_POSITIONS;
 /// Tokens that pass through the net together, in whole runs. They need 4·(H + 2·(heads + 2·kv_heads)·D) bytes each.
 const PASS_TOKENS: usize = 4096;
 /// Tasks per thread on machines with many threads.
@@ -143,26 +143,29 @@ pub(crate) struct Net {
 /// Hidden states to return besides the final ones: those of `layers` for each token, numbered as in
 /// [`crate::Teacher::pass_keeping`].
 #[derive(Debug, Default)]
-pub(crate) struct Keep<'a> {
+pub(crate) struct StateCapture<'a> {
     pub layers: &'a [usize],
     /// `[tokens, layers, H]`.
     pub out: &'a mut [f32],
 }
 
-impl Keep<'_> {
+impl StateCapture<'_> {
     /// Returns the part for some tokens.
-    fn of(&mut self, rows: Range<usize>, width: usize) -> Keep<'_> {
-        let of_a_token = self.layers.len() * width;
-        Keep { layers: self.layers, out: &mut self.out[rows.start * of_a_token..rows.end * of_a_token] }
+    fn for_rows(&mut self, rows: Range<usize>, width: usize) -> StateCapture<'_> {
+        let floats_per_token = self.layers.len() * width;
+        StateCapture {
+            layers: self.layers,
+            out: &mut self.out[rows.start * floats_per_token..rows.end * floats_per_token],
+        }
     }
 
     /// Copies the states `[tokens, H]` of a layer, if they are requested.
-    fn take(&mut self, layer: usize, states: &[f32], width: usize) {
-        self.take_rows(layer, states.chunks_exact(width), width);
+    fn capture(&mut self, layer: usize, states: &[f32], width: usize) {
+        self.capture_rows(layer, states.chunks_exact(width), width);
     }
 
-    /// Like `take`, for rows that are not adjacent.
-    fn take_rows<'s>(&mut self, layer: usize, states: impl Iterator<Item = &'s [f32]> + Clone, width: usize) {
+    /// Like `capture`, for rows that are not adjacent.
+    fn capture_rows<'s>(&mut self, layer: usize, states: impl Iterator<Item = &'s [f32]> + Clone, width: usize) {
         let places = self.layers.iter().enumerate().filter(|(_, kept)| **kept == layer);
         for (place, _) in places {
             let out = self.out.chunks_exact_mut(self.layers.len() * width);
@@ -175,7 +178,7 @@ impl Keep<'_> {
 
 /// Buffers of a pass, reused by the next one.
 #[derive(Debug, Default)]
-pub(crate) struct Workspace {
+pub(crate) struct PassBuffers {
     x: Vec<f32>,
     qkv: [Vec<f32>; 2],
     tasks: Vec<Task>,
@@ -208,19 +211,25 @@ struct Task {
 
 impl Net {
     /// Computes the final, normalised states `[tokens, H]` of runs, and the requested states of other layers.
-    pub(crate) fn states(&self, runs: &Runs, work: &mut Workspace, out: &mut [f32], keep: &mut Keep<'_>) -> Result<()> {
+    pub(crate) fn states(
+        &self,
+        runs: &Runs,
+        work: &mut PassBuffers,
+        out: &mut [f32],
+        capture: &mut StateCapture<'_>,
+    ) -> Result<()> {
         let threads = rayon::current_num_threads();
-        let at_once = PASS_TOKENS.max(threads * TASKS_PER_THREAD * LEAST_ROWS);
+        let tokens_at_once = PASS_TOKENS.max(threads * TASKS_PER_THREAD * MIN_TASK_ROWS);
         let (offsets, mut first) = (runs.offsets(), 0);
         while first + 1 < offsets.len() {
             let begin = offsets[first] as usize;
-            let fits = offsets[first + 1..].iter().take_while(|end| **end as usize - begin <= at_once).count();
+            let fits = offsets[first + 1..].iter().take_while(|end| **end as usize - begin <= tokens_at_once).count();
             let last = first + fits.max(1);
             let rows = begin..offsets[last] as usize;
             if !rows.is_empty() {
                 let tokens = &runs.tokens()[rows.clone()];
                 let out = &mut out[rows.start * self.width..rows.end * self.width];
-                self.pass(tokens, &offsets[first..=last], work, out, keep.of(rows, self.width))?;
+                self.pass(tokens, &offsets[first..=last], work, out, capture.for_rows(rows, self.width))?;
             }
             first = last;
         }
@@ -232,41 +241,41 @@ impl Net {
         &self,
         tokens: &[u32],
         offsets: &[u32],
-        work: &mut Workspace,
+        work: &mut PassBuffers,
         out: &mut [f32],
-        mut keep: Keep<'_>,
+        mut capture: StateCapture<'_>,
     ) -> Result<()> {
-        let rows = tokens.len().div_ceil(rayon::current_num_threads()).next_multiple_of(BLOCK);
-        work.divide(offsets, rows.clamp(LEAST_ROWS, TASK_ROWS));
-        self.angles(work);
+        let rows = tokens.len().div_ceil(rayon::current_num_threads()).next_multiple_of(BLOCK_POSITIONS);
+        work.divide_into_tasks(offsets, rows.clamp(MIN_TASK_ROWS, MAX_TASK_ROWS));
+        self.extend_angles(work);
         let (width, qkv_width) = (self.width, self.layers.first().map_or(0, |layer| layer.qkv.outputs()));
-        let Workspace { x, qkv, tasks, runs, angles, scratch } = work;
+        let PassBuffers { x, qkv, tasks, runs, angles, scratch } = work;
         x.resize(tokens.len() * width, 0.0);
         qkv.iter_mut().for_each(|qkv| qkv.resize(tokens.len() * qkv_width, 0.0));
         let [mut qkv, mut next] = qkv.each_mut().map(Vec::as_mut_slice);
-        let at = At { net: self, angles, runs, scratch };
+        let context = PassContext { net: self, angles, runs, scratch };
 
-        let rows = split(tasks, x, width).zip(split(tasks, next, qkv_width));
+        let rows = split_rows(tasks, x, width).zip(split_rows(tasks, next, qkv_width));
         rows.collect::<Vec<_>>().into_par_iter().zip(&*tasks).try_for_each(|((x, qkv), task)| {
             self.embed(&tokens[task.rows.clone()], task, runs, x);
             match self.layers.first() {
-                Some(layer) => at.project(layer, task, x, qkv),
+                Some(layer) => context.project(layer, task, x, qkv),
                 None => Ok(()),
             }
         })?;
         for (i, layer) in self.layers.iter().enumerate() {
-            keep.take(i, x, width);
+            capture.capture(i, x, width);
             (qkv, next) = (next, qkv);
             let (all, following) = (&*qkv, self.layers.get(i + 1));
-            let rows = split(tasks, x, width).zip(split(tasks, next, qkv_width));
+            let rows = split_rows(tasks, x, width).zip(split_rows(tasks, next, qkv_width));
             rows.collect::<Vec<_>>().into_par_iter().zip(&*tasks).try_for_each(|((x, next), task)| {
-                at.layer(layer, task, all, x)?;
-                following.map_or(Ok(()), |following| at.project(following, task, x, next))
+                context.layer(layer, task, all, x)?;
+                following.map_or(Ok(()), |following| context.project(following, task, x, next))
             })?;
         }
-        let rows = split(tasks, x, width).zip(split(tasks, out, width));
+        let rows = split_rows(tasks, x, width).zip(split_rows(tasks, out, width));
         rows.collect::<Vec<_>>().into_par_iter().for_each(|(x, out)| self.last.apply(x, out));
-        keep.take(self.layers.len(), out, width);
+        capture.capture(self.layers.len(), out, width);
         Ok(())
     }
 
@@ -287,26 +296,26 @@ impl Net {
     }
 
     /// Extends the tables of angles to the length of the runs.
-    fn angles(&self, work: &mut Workspace) {
+    fn extend_angles(&self, work: &mut PassBuffers) {
         work.angles.resize_with(self.ropes.len(), Default::default);
         for (rope, tables) in self.ropes.iter().zip(&mut work.angles) {
             for run in &work.runs {
                 let long = rope.is_long(run.length);
-                rope.extend(&mut tables[usize::from(long)], long, run.length);
+                rope.extend_tables(&mut tables[usize::from(long)], long, run.length);
             }
         }
     }
 }
 
 /// State that every task of a pass reads.
-struct At<'a> {
+struct PassContext<'a> {
     net: &'a Net,
     angles: &'a [[Tables; 2]],
     runs: &'a [Run],
     scratch: &'a Mutex<Vec<Scratch>>,
 }
 
-impl At<'_> {
+impl PassContext<'_> {
     /// Computes q, k and v of some rows, rotated.
     fn project(&self, layer: &Layer, task: &Task, x: &[f32], qkv: &mut [f32]) -> Result<()> {
         self.with_scratch(|scratch| {
@@ -406,13 +415,13 @@ fn add_normed(
     Ok(())
 }
 
-/// Computes the MLP up to its last product, which `end` computes.
+/// Computes the MLP up to its last product, which `finish` computes.
 fn feed_forward(
     layer: &Layer,
     x: &mut [f32],
     [n, up, inner]: [&mut Vec<f32>; 3],
     product: &mut linear::Scratch,
-    end: impl FnOnce(&Mlp, &[f32], &mut [f32], &mut linear::Scratch) -> Result<()>,
+    finish: impl FnOnce(&Mlp, &[f32], &mut [f32], &mut linear::Scratch) -> Result<()>,
 ) -> Result<()> {
     let mlp = &layer.mlp;
     let (rows, width) = (x.len() / mlp.down.outputs(), mlp.down.inputs());
@@ -430,13 +439,13 @@ fn feed_forward(
             up
         }
     };
-    end(mlp, inner, x, product)
+    finish(mlp, inner, x, product)
 }
 
-impl Workspace {
+impl PassBuffers {
     /// Divides runs into tasks of at most `task_rows` rows: several short runs, or parts of a long run cut at the ends
     /// of attention's blocks. A row's bits do not depend on its task.
-    fn divide(&mut self, offsets: &[u32], task_rows: usize) {
+    fn divide_into_tasks(&mut self, offsets: &[u32], task_rows: usize) {
         let Self { runs, tasks, .. } = self;
         let base = offsets.first().copied().unwrap_or(0);
         runs.clear();
@@ -448,8 +457,8 @@ impl Workspace {
             let mut done = 0;
             while done < run.length {
                 let (left, at) = (run.length - done, run.first + done);
-                let room = tasks.last().map_or(0, |task| task_rows - task.rows.len());
-                let rows = if left <= room { left } else { room / BLOCK * BLOCK };
+                let free_rows = tasks.last().map_or(0, |task| task_rows - task.rows.len());
+                let rows = if left <= free_rows { left } else { free_rows / BLOCK_POSITIONS * BLOCK_POSITIONS };
                 match tasks.last_mut() {
                     Some(task) if rows > 0 => (task.rows.end, task.runs.end) = (at + rows, number + 1),
                     _ => tasks.push(Task { rows: at..at, runs: number..number + 1 }),
@@ -461,7 +470,7 @@ impl Workspace {
 }
 
 /// Splits a matrix into the rows of each task.
-fn split<'a>(tasks: &'a [Task], mut rows: &'a mut [f32], width: usize) -> impl Iterator<Item = &'a mut [f32]> {
+fn split_rows<'a>(tasks: &'a [Task], mut rows: &'a mut [f32], width: usize) -> impl Iterator<Item = &'a mut [f32]> {
     tasks.iter().map(move |task| {
         let (part, rest) = std::mem::take(&mut rows).split_at_mut(task.rows.len() * width);
         rows = rest;
@@ -475,14 +484,14 @@ mod tests {
 
     #[test]
     fn tasks_are_all_rows_in_order_and_know_their_runs() {
-        let mut work = Workspace::default();
+        let mut work = PassBuffers::default();
         let all_lengths = [&[5][..], &[0, 3, 0, 0, 2], &[300], &[100, 28, 1, 127, 500, 0, 4], &[128, 128], &[1; 300]];
         for (lengths, task_rows) in
             all_lengths.into_iter().flat_map(|lengths| [128, 192, 512].map(|rows| (lengths, rows)))
         {
             let mut offsets = vec![7u32];
             lengths.iter().for_each(|length| offsets.push(offsets.last().unwrap() + length));
-            work.divide(&offsets, task_rows);
+            work.divide_into_tasks(&offsets, task_rows);
             let all: Vec<usize> = work.tasks.iter().flat_map(|task| task.rows.clone()).collect();
             assert_eq!(all, (0..lengths.iter().sum::<u32>() as usize).collect::<Vec<_>>(), "{lengths:?}");
             let positions = work.tasks.iter().flat_map(|task| {
@@ -493,7 +502,7 @@ mod tests {
             let want = lengths.iter().flat_map(|length| 0..*length as usize);
             assert_eq!(positions.collect::<Vec<_>>(), want.collect::<Vec<_>>(), "{lengths:?}");
             assert!(work.tasks.iter().all(|task| (1..=task_rows).contains(&task.rows.len())), "{lengths:?}");
-            let cut = |task: &Task, run: &Run| run.positions_of(&task.rows).start.is_multiple_of(BLOCK);
+            let cut = |task: &Task, run: &Run| run.positions_of(&task.rows).start.is_multiple_of(BLOCK_POSITIONS);
             assert!(work.tasks.iter().all(|task| work.runs[task.runs.clone()].iter().all(|run| cut(task, run))));
         }
     }

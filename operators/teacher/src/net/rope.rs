@@ -54,22 +54,22 @@ impl<'a> RopeFields<'a> {
         Self { config, group: group.into(), theta: 10_000.0, rotated, original: None, yarn_is_longrope: false }
     }
 
-    fn at(&self, name: &str) -> String {
+    fn path(&self, name: &str) -> String {
         format!("{}.{name}", self.group)
     }
 
     fn has(&self, name: &str) -> bool {
-        self.config.get(&self.at(name)).is_some()
+        self.config.get(&self.path(name)).is_some()
     }
 
     fn theta(&self) -> Result<f64> {
-        let inside = self.at("rope_theta");
+        let inside = self.path("rope_theta");
         let field = if self.config.get(&inside).is_some() { inside } else { "rope_theta".into() };
         self.config.float_or(&field, self.theta)
     }
 
     fn number(&self, name: &str) -> Result<f64> {
-        let field = self.at(name);
+        let field = self.path(name);
         match self.config.get(&field) {
             Some(_) => self.config.float_or(&field, 1.0),
             None => Err(self.config.invalid(&field, "a number above 0")),
@@ -81,7 +81,7 @@ impl<'a> RopeFields<'a> {
     }
 
     fn factors(&self, name: &str) -> Result<Vec<f64>> {
-        let (field, count) = (self.at(name), self.rotated / 2);
+        let (field, count) = (self.path(name), self.rotated / 2);
         let list = self.config.get(&field).and_then(Value::as_array);
         let factors: Option<Vec<f64>> = list.and_then(|list| list.iter().map(Value::as_f64).collect());
         let good = factors.filter(|all| all.len() == count && all.iter().all(|x| *x > 0.0 && x.is_finite()));
@@ -107,7 +107,7 @@ impl<'a> RopeFields<'a> {
         let base = |theta: f64| (0..self.rotated / 2).map(move |i| libm::pow(theta, -2.0 * i as f64 / rotated));
         let mut frequencies: Vec<f64> = base(theta).collect();
         let (mut factor, mut long) = (1.0, None);
-        let kind = if self.has("rope_type") { self.at("rope_type") } else { self.at("type") };
+        let kind = if self.has("rope_type") { self.path("rope_type") } else { self.path("type") };
         match self.config.get(&kind).and_then(Value::as_str).unwrap_or("default") {
             // `dynamic` scales only beyond max_position_embeddings, which sequences never exceed.
             "default" => {}
@@ -168,7 +168,7 @@ impl<'a> RopeFields<'a> {
         // Index of the pair that makes this number of turns over the original context.
         let pair =
             |turns: f64| rotated * libm::log(original / (turns * std::f64::consts::TAU)) / (2.0 * libm::log(theta));
-        let whole = self.config.flag_or(&self.at("truncate"), true)?;
+        let whole = self.config.flag_or(&self.path("truncate"), true)?;
         let (mut low, mut high) = (pair(fast), pair(slow));
         if whole {
             (low, high) = (low.floor(), high.ceil());
@@ -213,7 +213,7 @@ impl Rope {
     }
 
     /// Extends tables to at least `positions` positions.
-    pub(crate) fn extend(&self, tables: &mut Tables, long: bool, positions: usize) {
+    pub(crate) fn extend_tables(&self, tables: &mut Tables, long: bool, positions: usize) {
         let frequencies = self.long.as_ref().filter(|_| long).map_or(&self.frequencies, |(_, long)| long);
         let from = tables.cos.len() / frequencies.len().max(1);
         if positions <= from {
@@ -230,7 +230,7 @@ impl Rope {
     /// Returns cosines and sines of the first positions, for rotation on a device.
     pub(crate) fn tables(&self, positions: usize) -> Tables {
         let mut tables = Tables::default();
-        self.extend(&mut tables, false, positions);
+        self.extend_tables(&mut tables, false, positions);
         tables.cos.truncate(positions * self.frequencies.len());
         tables.sin.truncate(positions * self.frequencies.len());
         tables

@@ -94,18 +94,22 @@ fn runs_together_equal_each_of_them_alone_to_the_bit() {
         };
         let together = logits(&runs, &(0..runs.tokens().len() as u32).collect::<Vec<_>>());
         let (layers, width) = ([0, teacher.info().layers, 1], teacher.info().hidden_size);
-        let of_a_token = layers.len() * width;
-        let (Hidden::Host { states, .. }, kept) = teacher.pass_keeping(&runs, &layers).unwrap() else { panic!() };
+        let floats_per_token = layers.len() * width;
+        let (Hidden::Host { states, .. }, captured) = teacher.pass_keeping(&runs, &layers).unwrap() else { panic!() };
         let states: Vec<f32> = states.flatten_all().unwrap().to_vec1().unwrap();
-        for (kept, state) in kept.chunks_exact(of_a_token).zip(states.chunks_exact(width)) {
-            assert_eq!(&kept[width..2 * width], state, "{model}: the last one is what the head sees");
+        for (captured, state) in captured.chunks_exact(floats_per_token).zip(states.chunks_exact(width)) {
+            assert_eq!(&captured[width..2 * width], state, "{model}: the last one is what the head sees");
         }
         for run in runs.iter().take(60).chain(runs.iter().skip(440)) {
             let row = (run.as_ptr() as usize - runs.tokens().as_ptr() as usize) / size_of::<u32>();
             let mut alone = Runs::new();
             alone.push(run.iter().copied());
-            let kept_alone = teacher.pass_keeping(&alone, &layers).unwrap().1;
-            assert!(kept[row * of_a_token..(row + run.len()) * of_a_token] == kept_alone, "{model}: {}", run.len());
+            let captured_alone = teacher.pass_keeping(&alone, &layers).unwrap().1;
+            assert!(
+                captured[row * floats_per_token..(row + run.len()) * floats_per_token] == captured_alone,
+                "{model}: {}",
+                run.len()
+            );
             let alone = logits(&alone, &(0..run.len() as u32).collect::<Vec<_>>());
             assert!(together[row * vocab..(row + run.len()) * vocab] == alone, "{model}: a run of {}", run.len());
         }

@@ -7,7 +7,7 @@ use super::golden::{Golden, Spelling, cases};
 use super::*;
 
 /// A sequence longer than `max_position_embeddings`, and one at whose length LongRoPE changes the rotation.
-const REFUSED: [&str; 2] = ["llama_dynamic_long", "phi3_longrope_long"];
+const NOT_DECODABLE: [&str; 2] = ["llama_dynamic_long", "phi3_longrope_long"];
 
 fn options(dtype: Precision) -> LoadOptions {
     LoadOptions { device: DeviceChoice::Cpu, dtype, ..LoadOptions::default() }
@@ -45,7 +45,14 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 type Passed = (Vec<f32>, Vec<f32>);
 
 /// Feeds a slot tokens in pieces of these lengths, repeated, and checks that each step returns what the pass returned.
-fn goes_on(decoding: &mut dyn Decoding, slot: usize, tokens: &[u32], pieces: &[usize], want: &Passed, what: &str) {
+fn check_decoding(
+    decoding: &mut dyn Decoding,
+    slot: usize,
+    tokens: &[u32],
+    pieces: &[usize],
+    want: &Passed,
+    what: &str,
+) {
     let (mut done, mut out) = (0, Stepped::default());
     for n in pieces.iter().cycle() {
         let next = &tokens[done..tokens.len().min(done + n)];
@@ -66,7 +73,7 @@ fn every_family_goes_on_as_it_began_to_the_bit() {
         let folder = golden.checkpoint(Spelling::Now, 1);
         let teacher = load(folder.path(), &options(Precision::F32)).unwrap();
         let made = teacher.decoding(3, golden.length, &layers(teacher.as_ref()));
-        if REFUSED.contains(&case.as_str()) {
+        if NOT_DECODABLE.contains(&case.as_str()) {
             assert!(matches!(made, Err(TeacherError::Input { .. })), "{case}");
             continue;
         }
@@ -75,7 +82,7 @@ fn every_family_goes_on_as_it_began_to_the_bit() {
             let want = parallel(teacher.as_ref(), tokens);
             for pieces in [&[1][..], &[golden.length], &[3, 1, 1, 7]] {
                 decoding.clear(slot);
-                goes_on(decoding.as_mut(), slot, tokens, pieces, &want, &format!("{case} {pieces:?}"));
+                check_decoding(decoding.as_mut(), slot, tokens, pieces, &want, &format!("{case} {pieces:?}"));
             }
         }
     }
@@ -185,8 +192,8 @@ fn the_memory_of_slots_is_what_is_said() {
     for model in MODELS {
         let teacher = load(&testdata(model), &options(Precision::F32)).unwrap();
         let length = 100.min(teacher.info().max_positions);
-        let said = decoding_bytes(&testdata(model), length, &[]).unwrap() * 3;
+        let estimated = decoding_bytes(&testdata(model), length, &[]).unwrap() * 3;
         let taken = teacher.decoding(3, length, &[]).unwrap().bytes() as u64;
-        assert!(taken <= said && said <= 2 * taken + (1 << 20), "{model}: {taken} of {said}");
+        assert!(taken <= estimated && estimated <= 2 * taken + (1 << 20), "{model}: {taken} of {estimated}");
     }
 }

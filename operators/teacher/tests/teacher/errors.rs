@@ -166,22 +166,22 @@ fn keys_that_nothing_honours_are_refused_by_name() {
         ("llama-gqa", "clip_qkv", "8.0"),
         ("qwen3", "query_pre_attn_scalar", "24"),
     ] {
-        let said = complaint(with(model, &format!("{key:?}: {value}")).path());
-        assert_all(&said, &["config.json", &format!("field `{key}`: got"), "valid: "]);
+        let error = complaint(with(model, &format!("{key:?}: {value}")).path());
+        assert_all(&error, &["config.json", &format!("field `{key}`: got"), "valid: "]);
     }
-    let said = complaint(with("gpt2", r#""quantization_config": {"bits": 4}"#).path());
-    assert_all(&said, &["valid: null or no such key: weights in f32, f16 or bf16", ".gguf"]);
+    let error = complaint(with("gpt2", r#""quantization_config": {"bits": 4}"#).path());
+    assert_all(&error, &["valid: null or no such key: weights in f32, f16 or bf16", ".gguf"]);
     // A key inside the rotation's object.
     let inside = r#""rope_theta": 100000.0, "attention_factor": 2.0"#;
-    let said = complaint(edited("llama-gqa", r#""rope_theta": 100000.0"#, inside).path());
-    assert_all(&said, &["rope_parameters.attention_factor", "got 2.0", "rope_type"]);
+    let error = complaint(edited("llama-gqa", r#""rope_theta": 100000.0"#, inside).path());
+    assert_all(&error, &["rope_parameters.attention_factor", "got 2.0", "rope_type"]);
     // A model with an adapter.
     let adapted = edited("gpt2", "gpt2", "gpt2");
     fs::write(adapted.path().join("adapter_config.json"), r#"{"peft_type": "LORA", "r": 8}"#).unwrap();
     assert_all(&complaint(adapted.path()), &["adapter_config.json", "peft_type", "LORA", "merge it"]);
 
     // Neutral values are accepted, and unknown keys cause a warning.
-    for (more, told) in [
+    for (more, expected) in [
         (
             r#""sliding_window": null, "logit_scale": 1.0, "rope_scaling": null, "rope_theta": 100000.0, "pretraining_tp": 4"#,
             None,
@@ -194,7 +194,7 @@ fn keys_that_nothing_honours_are_refused_by_name() {
         (r#""warp_factor": 9, "mystery": {"a": 1}"#, Some("mystery, warp_factor")),
     ] {
         let warning = check_weights(with("llama-gqa", more).path(), &[]).unwrap();
-        assert_eq!(warning.is_some(), told.is_some(), "{warning:?}");
-        assert_all(&warning.unwrap_or_default(), told.as_slice());
+        assert_eq!(warning.is_some(), expected.is_some(), "{warning:?}");
+        assert_all(&warning.unwrap_or_default(), expected.as_slice());
     }
 }

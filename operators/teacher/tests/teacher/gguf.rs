@@ -209,38 +209,38 @@ fn gguf_complaints_name_file_and_field() {
 fn a_gguf_holds_the_tensors_that_its_metadata_describes_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let said = |metadata: &[(&'static str, Value)], tensors: &[(String, Tensor)]| {
+    let error_of = |metadata: &[(&'static str, Value)], tensors: &[(String, Tensor)]| {
         write(&path, metadata, tensors, GgmlDType::F32);
         let checked = check_weights(&path, &[]).err().map(|e| e.to_string());
         assert_eq!(load_on_host(&path, Precision::F32).err().map(|e| e.to_string()), checked);
         checked.unwrap_or_default()
     };
-    assert_eq!(said(&metadata(), &tensors()), "");
+    assert_eq!(error_of(&metadata(), &tensors()), "");
     let blocks = |n: u32| -> Vec<_> {
         let with = |key, value| if key == "llama.block_count" { (key, Value::U32(n)) } else { (key, value) };
         metadata().into_iter().map(|(key, value)| with(key, value)).collect()
     };
     for n in [1, 2] {
-        let error = said(&blocks(n), &tensors());
+        let error = error_of(&blocks(n), &tensors());
         let (first, count) = (format!("`blk.{n}.attn_k.weight`"), (3 - n) * 9);
         assert!(error.contains(&first) && error.contains(&format!("{count} tensors are no part")), "{error}");
         assert!(error.contains(&format!("llama.block_count {n}")), "{error}");
     }
-    assert!(said(&blocks(4), &tensors()).contains("`blk.3.attn_norm.weight` is missing"));
+    assert!(error_of(&blocks(4), &tensors()).contains("`blk.3.attn_norm.weight` is missing"));
     for (name, _) in tensors() {
         let some: Vec<_> = tensors().into_iter().filter(|(other, _)| *other != name).collect();
-        let error = said(&metadata(), &some);
+        let error = error_of(&metadata(), &some);
         assert!(error.contains(&name) && error.contains("is missing"), "{name}: {error}");
     }
     let one = |n: usize| Tensor::ones(n, DType::F32, &Device::Cpu).unwrap();
     let with = |name: &str, tensor: Tensor| [tensors(), vec![(name.to_owned(), tensor)]].concat();
-    assert!(said(&metadata(), &with("blk.0.attn_q.bias2", one(48))).contains("`blk.0.attn_q.bias2`"));
-    assert!(said(&metadata(), &with("blk.1.attn_q.bias", one(48))).contains("`blk.1.attn_q.bias`"));
-    assert_eq!(said(&metadata(), &with("blk.1.attn_rot_embd.weight", one(4))), "");
-    assert_eq!(said(&metadata(), &with("rope_freqs.weight", one(4))), "");
-    assert!(said(&metadata(), &with("rope_freqs.weight", one(5))).contains("rope_freqs.weight"));
+    assert!(error_of(&metadata(), &with("blk.0.attn_q.bias2", one(48))).contains("`blk.0.attn_q.bias2`"));
+    assert!(error_of(&metadata(), &with("blk.1.attn_q.bias", one(48))).contains("`blk.1.attn_q.bias`"));
+    assert_eq!(error_of(&metadata(), &with("blk.1.attn_rot_embd.weight", one(4))), "");
+    assert_eq!(error_of(&metadata(), &with("rope_freqs.weight", one(4))), "");
+    assert!(error_of(&metadata(), &with("rope_freqs.weight", one(5))).contains("rope_freqs.weight"));
     let parts = [metadata(), vec![("split.count", Value::U16(2))]].concat();
-    assert!(said(&parts, &tensors()).contains("split.count"));
+    assert!(error_of(&parts, &tensors()).contains("split.count"));
 }
 
 #[test]
@@ -299,14 +299,14 @@ fn a_sentencepiece_tokenizer_is_built_from_its_scores() {
     assert_eq!(ids(""), [] as [u32; 0]);
     assert_eq!(built.tokenizer.decode(&ids("ab a\n"), false).unwrap(), "ab a\n");
 
-    let said = |metadata: &[(&'static str, Value)]| {
+    let error_of = |metadata: &[(&'static str, Value)]| {
         write(&path, metadata, &[], GgmlDType::F32);
         gguf_tokenizer(&path).map(|_| ()).unwrap_err().to_string()
     };
-    let error = said(&metadata(&scores[1..], &[]));
+    let error = error_of(&metadata(&scores[1..], &[]));
     assert!(error.contains("tokenizer.ggml.scores") && error.contains("a finite score for each token"), "{error}");
-    let error = said(&metadata(&scores, &[("tokenizer.ggml.add_space_prefix", Value::Bool(false))]));
+    let error = error_of(&metadata(&scores, &[("tokenizer.ggml.add_space_prefix", Value::Bool(false))]));
     assert!(error.contains("tokenizer.ggml.add_space_prefix") && error.contains("tokenizer.json"), "{error}");
-    let error = said(&metadata(&scores, &[("tokenizer.ggml.pre", Value::String("other".into()))]));
+    let error = error_of(&metadata(&scores, &[("tokenizer.ggml.pre", Value::String("other".into()))]));
     assert!(error.contains("tokenizer.ggml.pre") && error.contains("default"), "{error}");
 }

@@ -469,14 +469,14 @@ fn hidden_states_equal_those_of_transformers() {
         let mut runs = Runs::new();
         golden.tokens.chunks(golden.length).for_each(|run| runs.push(run.iter().copied()));
         // Descending order shows that states are returned in the requested order.
-        let asked: Vec<usize> = (0..=layers).rev().collect();
-        let (_, kept) = teacher.pass_keeping(&runs, &asked).unwrap();
-        assert_eq!(kept.len(), runs.tokens().len() * asked.len() * width);
+        let requested: Vec<usize> = (0..=layers).rev().collect();
+        let (_, captured) = teacher.pass_keeping(&runs, &requested).unwrap();
+        assert_eq!(captured.len(), runs.tokens().len() * requested.len() * width);
         let largest = want.iter().fold(0f32, |largest, value| largest.max(value.abs()));
         for (layer, want) in want.chunks_exact(KEPT.len() * width).enumerate() {
             for (position, want) in KEPT.iter().zip(want.chunks_exact(width)) {
-                let at = ((golden.length + position) * asked.len() + layers - layer) * width;
-                let off = kept[at..at + width].iter().zip(want).fold(0f32, |off, (a, b)| off.max((a - b).abs()));
+                let at = ((golden.length + position) * requested.len() + layers - layer) * width;
+                let off = captured[at..at + width].iter().zip(want).fold(0f32, |off, (a, b)| off.max((a - b).abs()));
                 if off.is_nan() || off > 3e-5 * largest {
                     worst.push(format!("{case}, layer {layer}, position {position}: off by {off} of {largest}"));
                 }

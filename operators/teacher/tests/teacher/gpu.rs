@@ -133,8 +133,8 @@ fn every_golden_case_is_right_on_a_device_or_refused_by_name() {
         (Ok(got), None) if off(&got, &floats(&golden.logits)) < 1e-4 => computed += 1,
         (Ok(got), None) => wrong.push(format!("{what}: off by {}", off(&got, &floats(&golden.logits)))),
         (Ok(_), Some(_)) => wrong.push(format!("{what}: computed, though it cannot be")),
-        (Err(said), Some(refusal)) if said.contains(refusal) => {}
-        (Err(said), _) => wrong.push(format!("{what}: {said}")),
+        (Err(error), Some(refusal)) if error.contains(refusal) => {}
+        (Err(error), _) => wrong.push(format!("{what}: {error}")),
     };
     for case in cases() {
         let golden = Golden::read(&case);
@@ -188,8 +188,8 @@ fn every_word_of_a_configuration_is_heeded_or_refused() {
         config[field] = value;
         let folder = checkpoint(&config, golden.tensors(), 1);
         if !refused.is_empty() {
-            let said = on_device_for(&golden, folder.path()).unwrap_err();
-            assert!(said.contains(refused) && said.contains("device: cpu"), "{what}: {said}");
+            let error = on_device_for(&golden, folder.path()).unwrap_err();
+            assert!(error.contains(refused) && error.contains("device: cpu"), "{what}: {error}");
             continue;
         }
         let cpu = load_on_host(folder.path(), Precision::F32).unwrap();
@@ -268,8 +268,8 @@ fn eight_bits_are_measured_and_refused_on_a_cpu() {
         // The weights are random, so logits are larger than a trained teacher's.
         assert!(eight.mean_kl_nats < 0.3, "{model}: {eight:?}");
         let teacher = on_device(model, Precision::Fp8);
-        let said = "fp8 (converted from F32 safetensors), sums in f32, the rest in bf16, on host";
-        assert_eq!(teacher.info().arithmetic, said);
+        let arithmetic = "fp8 (converted from F32 safetensors), sums in f32, the rest in bf16, on host";
+        assert_eq!(teacher.info().arithmetic, arithmetic);
         let cpu = LoadOptions { device: DeviceChoice::Cpu, ..options(Precision::Fp8) };
         let error = stillhouse_teacher::load(&testdata(model), &cpu).err().unwrap().to_string();
         assert!(error.starts_with("dtype of a teacher on a CPU: got fp8") && error.contains("bf16x3"), "{error}");
@@ -329,8 +329,8 @@ fn a_pass_is_as_small_as_it_has_to_be() {
     let small: Arc<dyn Device> = Arc::new(Host::with_memory(0, bytes));
     let teacher = gpu::load(&testdata("gpt2"), &small, &options(Precision::F32)).unwrap();
     assert!((64..512).contains(&teacher.pass_tokens()), "{}", teacher.pass_tokens());
-    let said = format!("passes of {} tokens", teacher.pass_tokens());
-    assert!(teacher.info().arithmetic.ends_with(&said), "{}", teacher.info().arithmetic);
+    let suffix = format!("passes of {} tokens", teacher.pass_tokens());
+    assert!(teacher.info().arithmetic.ends_with(&suffix), "{}", teacher.info().arithmetic);
     let expected = expected("gpt2");
     let runs = runs_of(&expected);
     assert!(off(&logits(teacher.as_ref(), &runs), &logits(whole.as_ref(), &runs)) < 1e-5);
@@ -345,9 +345,9 @@ fn the_steady_state_allocates_nothing() {
     let vocab = teacher.info().vocab_size;
     let noise =
         NoiseForm::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
-    let asked =
+    let extraction =
         Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 2, signals: Default::default() };
-    let mut extractor = Extractor::new(&device, Asked::of_rows(&asked, vocab.next_multiple_of(8)), 8).unwrap();
+    let mut extractor = Extractor::new(&device, Asked::of_rows(&extraction, vocab.next_multiple_of(8)), 8).unwrap();
     let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
     let mut after_the_first = None;
     for batch in 0..1000u32 {

@@ -53,8 +53,8 @@ fn with_usable(usable: u64, options: &LoadOptions) -> Result<(Arc<Host>, Box<dyn
 fn work(host: &Arc<Host>, teacher: &dyn Teacher, extraction: &Extraction) -> Vec<f32> {
     let device: Arc<dyn Device> = host.clone();
     let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
-    let asked = Asked::of_rows(extraction, extraction.vocab.next_multiple_of(8));
-    let _extractor = Extractor::new(&device, asked, teacher.slice_rows()).unwrap();
+    let request = Asked::of_rows(extraction, extraction.vocab.next_multiple_of(8));
+    let _extractor = Extractor::new(&device, request, teacher.slice_rows()).unwrap();
     let mut runs = Runs::new();
     for run in 0..teacher.pass_tokens().min(4 * LENGTH) / LENGTH {
         runs.push((0..LENGTH as u32).map(|i| (i * 7 + run as u32) % extraction.vocab as u32));
@@ -67,28 +67,29 @@ fn work(host: &Arc<Host>, teacher: &dyn Teacher, extraction: &Extraction) -> Vec
 
 #[test]
 fn memory_that_is_not_there_makes_passes_half_as_long_once() {
-    let asked = replay(1);
+    let extraction = replay(1);
     // With 32,768 tokens, the buffers of passes are the largest part and are allocated first. The extraction's buffers
     // are allocated last.
     for tokens in [32_768, 512] {
-        let [whole, half, quarter] = [tokens, tokens / 2, tokens / 4].map(|tokens| needed(&options(tokens, &asked)));
-        let (_, teacher) = with_usable(whole + 65_536, &options(tokens, &asked)).unwrap();
+        let [whole, half, quarter] =
+            [tokens, tokens / 2, tokens / 4].map(|tokens| needed(&options(tokens, &extraction)));
+        let (_, teacher) = with_usable(whole + 65_536, &options(tokens, &extraction)).unwrap();
         assert_eq!((teacher.pass_tokens(), teacher.warning()), (tokens, None));
         assert!(!teacher.info().arithmetic.contains("passes of"));
         for usable in [whole - 1024, (whole + half) / 2, half + 65_536] {
-            let (host, teacher) = with_usable(usable, &options(tokens, &asked)).unwrap();
+            let (host, teacher) = with_usable(usable, &options(tokens, &extraction)).unwrap();
             assert_eq!(teacher.pass_tokens(), tokens / 2, "{usable} of {whole}");
             let warning = teacher.warning().unwrap();
             println!("{usable} of {whole}: {warning}");
-            let said = format!(", with passes of {tokens} tokens; they have {} tokens instead", tokens / 2);
-            assert!(warning.starts_with("host: out of memory: ") && warning.ends_with(&said), "{warning}");
+            let suffix = format!(", with passes of {tokens} tokens; they have {} tokens instead", tokens / 2);
+            assert!(warning.starts_with("host: out of memory: ") && warning.ends_with(&suffix), "{warning}");
             let arithmetic = &teacher.info().arithmetic;
             assert!(arithmetic.ends_with(&format!("passes of {} tokens", tokens / 2)), "{arithmetic}");
-            work(&host, teacher.as_ref(), &asked);
+            work(&host, teacher.as_ref(), &extraction);
         }
         // Passes are halved only once: less memory than for a half is an error, even if a quarter would fit.
         for usable in [half - 1024, quarter + 65_536] {
-            let error = with_usable(usable, &options(tokens, &asked)).err().unwrap();
+            let error = with_usable(usable, &options(tokens, &extraction)).err().unwrap();
             let parts = format!("a pass over {} tokens", tokens / 2);
             assert!(error.contains("out of memory: ") && error.contains(" are free: weights "), "{error}");
             assert!(error.contains(&parts) && error.contains("valid: a smaller type"), "{error}");
@@ -99,21 +100,21 @@ fn memory_that_is_not_there_makes_passes_half_as_long_once() {
 /// Passes that were reduced for lack of memory give the same bits as passes of that size by choice.
 #[test]
 fn passes_of_an_earlier_run_are_kept_to() {
-    let asked = replay(1);
-    let of = |pass_tokens| LoadOptions { pass_tokens, ..options(512, &asked) };
-    let [whole, half] = [512, 256].map(|tokens| needed(&options(tokens, &asked)));
+    let extraction = replay(1);
+    let of = |pass_tokens| LoadOptions { pass_tokens, ..options(512, &extraction) };
+    let [whole, half] = [512, 256].map(|tokens| needed(&options(tokens, &extraction)));
     let (host, short) = with_usable((whole + half) / 2, &of(None)).unwrap();
-    let (other, kept) = load(Host::with_memory(0, MUCH), &of(Some(256))).unwrap();
-    assert_eq!((short.pass_tokens(), kept.pass_tokens(), kept.warning()), (256, 256, None));
-    assert_eq!(short.info().arithmetic, kept.info().arithmetic);
-    assert_eq!(work(&host, short.as_ref(), &asked), work(&other, kept.as_ref(), &asked));
+    let (other, resumed) = load(Host::with_memory(0, MUCH), &of(Some(256))).unwrap();
+    assert_eq!((short.pass_tokens(), resumed.pass_tokens(), resumed.warning()), (256, 256, None));
+    assert_eq!(short.info().arithmetic, resumed.info().arithmetic);
+    assert_eq!(work(&host, short.as_ref(), &extraction), work(&other, resumed.as_ref(), &extraction));
 
     // The passes do not fit, by what the device reports as free or by what it can allocate.
-    let told = load(Host::with_memory(0, half - 1024), &of(Some(256))).err().unwrap();
+    let error = load(Host::with_memory(0, half - 1024), &of(Some(256))).err().unwrap();
     let (bytes, free) = (format!("{half} bytes asked for"), format!("{0} of {0} are free", half - 1024));
-    assert!(told.contains(&bytes) && told.contains(&free) && told.contains("--overwrite"), "{told}");
-    let told = with_usable(half - 1024, &of(Some(256))).err().unwrap();
-    assert!(told.contains("out of memory") && told.contains("--overwrite"), "{told}");
+    assert!(error.contains(&bytes) && error.contains(&free) && error.contains("--overwrite"), "{error}");
+    let error = with_usable(half - 1024, &of(Some(256))).err().unwrap();
+    assert!(error.contains("out of memory") && error.contains("--overwrite"), "{error}");
 }
 
 /// Draws and dense noise need memory of their own, which the size of a pass takes into account.

@@ -37,9 +37,9 @@ fn verdict(path: &Path) -> Option<String> {
 
 #[track_caller]
 fn refused(path: &Path, parts: &[&str]) {
-    let said = verdict(path).expect("refused");
+    let error = verdict(path).expect("refused");
     for part in parts {
-        assert!(said.contains(part), "`{part}` is not in `{said}`");
+        assert!(error.contains(part), "`{part}` is not in `{error}`");
     }
 }
 
@@ -74,18 +74,18 @@ fn a_number_of_layers_that_is_not_the_weights_is_refused() {
     for model in MODELS {
         let all = tensors(model);
         let (key, layers) = (layers_key(model), if model == "qwen3" { 2 } else { 3 });
-        for said in 1..layers + 3 {
+        for configured in 1..layers + 3 {
             // Removes the list of layer types, which would contradict the number first.
-            let changed = folder(model, &all, &[(key, said.into()), ("layer_types", serde_json::Value::Null)]);
-            match said {
-                said if said < layers => {
-                    let first = format!(".{said}.");
+            let changed = folder(model, &all, &[(key, configured.into()), ("layer_types", serde_json::Value::Null)]);
+            match configured {
+                configured if configured < layers => {
+                    let first = format!(".{configured}.");
                     refused(
                         changed.path(),
-                        &["model.safetensors", "tensors are no part", &first, &format!("{key} {said}")],
+                        &["model.safetensors", "tensors are no part", &first, &format!("{key} {configured}")],
                     );
                 }
-                said if said > layers => refused(changed.path(), &[&format!(".{layers}."), "is missing"]),
+                configured if configured > layers => refused(changed.path(), &[&format!(".{layers}."), "is missing"]),
                 _ => assert_eq!(verdict(changed.path()), None),
             }
         }
@@ -149,9 +149,9 @@ fn a_tied_head_in_the_file_is_the_embedding() {
         let other = folder(model, &all, &[]);
         // Headers cannot reveal the difference; loading does, before any work.
         check_weights(other.path(), &[]).unwrap();
-        let said = load_on_host(other.path(), Precision::F32).err().unwrap().to_string();
-        assert!(said.contains(&format!("`lm_head.weight` is not equal to `{embedding}`")), "{said}");
-        assert!(said.contains("`tie_word_embeddings`"), "{said}");
+        let error = load_on_host(other.path(), Precision::F32).err().unwrap().to_string();
+        assert!(error.contains(&format!("`lm_head.weight` is not equal to `{embedding}`")), "{error}");
+        assert!(error.contains("`tie_word_embeddings`"), "{error}");
         assert_eq!(verdict(folder(model, &all, &[("tie_word_embeddings", false.into())]).path()), None);
         all.insert("lm_head.weight".into(), head.narrow(0, 0, 7).unwrap());
         refused(folder(model, &all, &[]).path(), &["lm_head.weight", "[7, 48]"]);
@@ -227,15 +227,15 @@ fn tensors_that_are_named_are_ignored_and_no_others() {
             logits.on_host().unwrap().into_owned()
         };
         assert_eq!(logits(teacher.as_ref()), logits(own.as_ref()));
-        for (patterns, says) in [
+        for (patterns, expected) in [
             (&["medusa_head.0.*"][..], "4 tensors are no part"),
             (&["medusa_head.*", "eagle.*"], "`eagle.*` fits no tensor"),
             (&["medusa_head"], "`medusa_head` fits no tensor"),
             (&["*weight"], "which the model has"),
             (&["medusa_head.*", "*"], "`*` fits"),
         ] {
-            let said = ignoring(patterns).err().unwrap_or_default();
-            assert!(said.contains(says), "{patterns:?}: {said}");
+            let error = ignoring(patterns).err().unwrap_or_default();
+            assert!(error.contains(expected), "{patterns:?}: {error}");
         }
     }
 }

@@ -92,18 +92,50 @@ fn widened(format: Format, bytes: &[u8], element: Element, seed: u64) -> Vec<u8>
 }
 
 /// Returns the first element whose bits differ. Any NaN equals any other.
-fn differs<const N: usize>(got: &[u8], want: &[f32], bits: impl Fn(f32) -> ([u8; N], bool)) -> Option<usize> {
-    let is_nan = |got: [u8; N]| match N {
-        4 => f32::from_ne_bytes(got[..4].try_into().unwrap()).is_nan(),
-        // bf16 and f16 have their exponents in the same byte; these are bytes with an exponent of all ones.
-        _ => got.iter().any(|byte| byte & 0x7f == 0x7f) || got.iter().any(|byte| byte & 0x7c == 0x7c),
-    };
+fn differs<const N: usize>(
+    got: &[u8],
+    want: &[f32],
+    bits: impl Fn(f32) -> [u8; N],
+    is_nan: impl Fn([u8; N]) -> bool,
+) -> Option<usize> {
     assert_eq!(got.len(), want.len() * N);
     got.chunks_exact(N).zip(want).position(|(got, want)| {
-        let (bytes, wants_nan) = bits(*want);
         let got: [u8; N] = got.try_into().unwrap();
-        if wants_nan { !is_nan(got) } else { got != bytes }
+        if want.is_nan() { !is_nan(got) } else { got != bits(*want) }
     })
+}
+
+/// [`differs`] for elements in a type.
+fn differs_in(element: Element, got: &[u8], want: &[f32]) -> Option<usize> {
+    match element {
+        Element::F32 => differs(got, want, f32::to_ne_bytes, |bits| f32::from_ne_bytes(bits).is_nan()),
+        Element::Bf16 => {
+            differs(got, want, |v| bf16::from_f32(v).to_ne_bytes(), |bits| bf16::from_ne_bytes(bits).is_nan())
+        }
+        Element::F16 => {
+            differs(got, want, |v| f16::from_f32(v).to_ne_bytes(), |bits| f16::from_ne_bytes(bits).is_nan())
+        }
+    }
+}
+
+/// In each type, a NaN equals any other NaN, but neither infinity nor a number whose low byte looks like the exponent of
+/// a NaN.
+#[test]
+fn only_a_nan_equals_a_nan() {
+    let check = |element, got: &[u8], equal: bool| {
+        assert_eq!(differs_in(element, got, &[f32::NAN]).is_none(), equal, "{element:?} {got:x?}");
+    };
+    for (bits, equal) in [(0x7fc0_0000, true), (0xff80_0001, true), (0x7f80_0000, false), (0x3f80_7f7f, false)] {
+        check(Element::F32, &u32::to_ne_bytes(bits), equal);
+    }
+    for (bits, equal) in [(0x7fc0, true), (0xff81, true), (0x7f80, false), (0xff80, false), (0x3f7f, false)] {
+        check(Element::Bf16, &u16::to_ne_bytes(bits), equal);
+    }
+    for (bits, equal) in [(0x7e00, true), (0xfc01, true), (0x7c00, false), (0xfc00, false), (0x3c7f, false)] {
+        check(Element::F16, &u16::to_ne_bytes(bits), equal);
+    }
+    // The exponent byte of a NaN in f16 belongs to a large number in bf16.
+    check(Element::Bf16, &u16::to_ne_bytes(0x7e00), false);
 }
 
 #[test]
@@ -114,16 +146,10 @@ fn blocks_are_widened_to_the_bits_of_candle() {
         let finite = want.iter().filter(|v| v.is_finite() && **v != 0.0).count();
         assert!(finite > want.len() / 3, "{format:?}: {finite} numbers say something");
         for seed in [0, 9] {
-            let at = differs(&widened(format, &bytes, Element::F32, seed), &want, |v| (v.to_ne_bytes(), v.is_nan()));
-            assert_eq!(at, None, "{format:?} in f32");
-            let at = differs(&widened(format, &bytes, Element::Bf16, seed), &want, |v| {
-                (bf16::from_f32(v).to_ne_bytes(), v.is_nan())
-            });
-            assert_eq!(at, None, "{format:?} in bf16");
-            let at = differs(&widened(format, &bytes, Element::F16, seed), &want, |v| {
-                (f16::from_f32(v).to_ne_bytes(), v.is_nan())
-            });
-            assert_eq!(at, None, "{format:?} in f16");
+            for element in [Element::F32, Element::Bf16, Element::F16] {
+                let at = differs_in(element, &widened(format, &bytes, element, seed), &want);
+                assert_eq!(at, None, "{format:?} in {element:?}");
+            }
         }
     }
     let doubles: Vec<f64> =
@@ -132,7 +158,7 @@ fn blocks_are_widened_to_the_bits_of_candle() {
     let bytes: Vec<u8> = doubles.iter().flat_map(|v| v.to_ne_bytes()).collect();
     let want: Vec<f32> = doubles.iter().map(|v| *v as f32).collect();
     let got = widened(Format::F64, &bytes, Element::F32, 1);
-    assert_eq!(differs(&got, &want, |v| (v.to_ne_bytes(), v.is_nan())), None);
+    assert_eq!(differs_in(Element::F32, &got, &want), None);
 }
 
 /// The comparison above detects an omitted element at the end, and subnormal scales that are treated as zeros.
@@ -153,7 +179,7 @@ fn a_broken_kernel_is_seen() {
             let sizes = [0, 0, n, 1, 1, 0, n, n, n, 1].map(Arg::U32);
             // SAFETY: the arguments are the kernel's, and both buffers have the length of the elements
             unsafe { device.launch(Stream::Pass, &launch, &[&head[..], &sizes].concat()) }.unwrap();
-            differs(&to.to_host(Stream::Pass).unwrap(), &want, |v| (v.to_ne_bytes(), v.is_nan()))
+            differs_in(Element::F32, &to.to_host(Stream::Pass).unwrap(), &want)
         };
         assert_eq!(wrong("widen_f32"), None, "{format:?}");
         // Unwritten memory holds NaN.

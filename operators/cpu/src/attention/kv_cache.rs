@@ -9,17 +9,19 @@
 //! created: 2 · dim · 4 bytes each (rounded up to whole panels), half of that in bf16. Pushing a position copies its
 //! key and value.
 
-use super::{AttentionScratch, Heads, Job, Panels, grow, level_of, panel_lines, with_attention};
+use super::{
+    AttentionCall, AttentionScratch, Heads, PackedKeyValues, attention_level_for, grow_to, panel_lines, with_attention,
+};
 use crate::Arithmetic;
 use crate::arithmetic::Level;
 use crate::error::ProductError;
 use crate::kernel::Kernel;
-use crate::memory::{Line, numbers, numbers_mut};
-use crate::weight::fits;
+use crate::memory::{Line, as_numbers, as_numbers_mut};
+use crate::weight::check_fits;
 use std::ops::Range;
 
 /// The KV cache of one head: packed keys and values of positions `0..length`.
-pub struct KeyValues {
+pub struct HeadKvCache {
     level: Level,
     dim: usize,
     capacity: usize,
@@ -30,10 +32,10 @@ pub struct KeyValues {
     lines: [usize; 2],
 }
 
-impl std::fmt::Debug for KeyValues {
+impl std::fmt::Debug for HeadKvCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { dim, capacity, length, .. } = self;
-        write!(f, "KeyValues {{ dim: {dim}, length: {length} of {capacity} }}")
+        write!(f, "HeadKvCache {{ dim: {dim}, length: {length} of {capacity} }}")
     }
 }
 
@@ -50,13 +52,13 @@ fn sizes_at(level: Level, dim: usize, capacity: usize) -> ([usize; 2], [usize; 2
     made
 }
 
-impl KeyValues {
+impl HeadKvCache {
     /// Bytes that [`Self::new`] would allocate. They depend on the kernel's panel width on this machine.
     ///
     /// # Errors
     /// As [`Self::new`].
     pub fn bytes_for(dim: usize, capacity: usize, arithmetic: Arithmetic) -> Result<usize, ProductError> {
-        let ([keys, values], _) = sizes_at(level_of(arithmetic)?, dim, capacity);
+        let ([keys, values], _) = sizes_at(attention_level_for(arithmetic)?, dim, capacity);
         Ok((keys + values) * size_of::<Line>())
     }
 
@@ -65,7 +67,7 @@ impl KeyValues {
     /// # Errors
     /// Returns [`ProductError`] if this machine lacks these products.
     pub fn new(dim: usize, capacity: usize, arithmetic: Arithmetic) -> Result<Self, ProductError> {
-        let level = level_of(arithmetic)?;
+        let level = attention_level_for(arithmetic)?;
         let ([keys, values], lines) = sizes_at(level, dim, capacity);
         let (keys, values) = (vec![Line::ZERO; keys], vec![Line::ZERO; values]);
         Ok(Self { level, dim, capacity, length: 0, keys, values, lines })
@@ -103,8 +105,8 @@ impl KeyValues {
         if rows == 0 {
             return Ok(());
         }
-        fits("the keys", keys.len(), rows, self.dim, stride)?;
-        fits("the values", values.len(), rows, self.dim, stride)?;
+        check_fits("the keys", keys.len(), rows, self.dim, stride)?;
+        check_fits("the values", values.len(), rows, self.dim, stride)?;
         if rows > self.capacity - self.length {
             let what = "the number of positions pushed";
             return Err(ProductError::Size { what, got: rows, valid: self.capacity - self.length });
@@ -119,32 +121,35 @@ impl KeyValues {
 
     fn push_one<K: Kernel>(&mut self, kernel: K, key: &[f32], value: &[f32], row: &mut Vec<Line>) {
         let lines = self.dim.div_ceil(K::INPUTS);
-        grow(row, lines);
+        grow_to(row, lines);
         let row = &mut row[..lines];
         let (panel, column) = (self.length / K::OUTPUTS, self.length % K::OUTPUTS);
-        let of_keys = &mut self.keys[panel * self.lines[0]..][..self.lines[0]];
+        let key_panel = &mut self.keys[panel * self.lines[0]..][..self.lines[0]];
         let unit = K::OUTPUTS * K::GROUP;
         if column == 0 {
             // Clears what an earlier run left: it would get weight 0, but 0 times infinity is NaN.
-            of_keys.fill(Line::ZERO);
-            for of_values in self.values.chunks_exact_mut(self.lines[1]) {
+            key_panel.fill(Line::ZERO);
+            for value_panel in self.values.chunks_exact_mut(self.lines[1]) {
                 let first = self.length / K::GROUP * unit;
-                numbers_mut::<K::Weight>(of_values)[first..first + K::OUTPUTS * K::OUTPUTS].fill(K::weight(0.0));
+                as_numbers_mut::<K::Weight>(value_panel)[first..first + K::OUTPUTS * K::OUTPUTS]
+                    .fill(K::encode_weight(0.0));
             }
         }
         kernel.vectorised(
             #[inline(always)]
             || {
-                kernel.row(key, row, 1);
+                kernel.pack_row(key, row, 1);
                 // A unit is 4 bytes of a row, which an instruction sums at once.
-                for (to, unit) in numbers_mut::<i32>(of_keys).chunks_exact_mut(K::OUTPUTS).zip(numbers::<i32>(row)) {
+                for (to, unit) in
+                    as_numbers_mut::<i32>(key_panel).chunks_exact_mut(K::OUTPUTS).zip(as_numbers::<i32>(row))
+                {
                     to[column] = *unit;
                 }
-                kernel.row(value, row, 1);
+                kernel.pack_row(value, row, 1);
                 let (group, at) = (self.length / K::GROUP, self.length % K::GROUP);
-                let parts = numbers::<K::Weight>(row).chunks(K::OUTPUTS);
-                for (of_values, part) in self.values.chunks_exact_mut(self.lines[1]).zip(parts) {
-                    let to = &mut numbers_mut::<K::Weight>(of_values)[group * unit..][..unit];
+                let parts = as_numbers::<K::Weight>(row).chunks(K::OUTPUTS);
+                for (value_panel, part) in self.values.chunks_exact_mut(self.lines[1]).zip(parts) {
+                    let to = &mut as_numbers_mut::<K::Weight>(value_panel)[group * unit..][..unit];
                     to[at..].iter_mut().step_by(K::GROUP).zip(part).for_each(|(to, from)| *to = *from);
                 }
             },
@@ -171,11 +176,11 @@ impl KeyValues {
         let size = |what, got, valid| if got == valid { Ok(()) } else { Err(ProductError::Size { what, got, valid }) };
         size("the floats of a head", heads.dim, self.dim)?;
         size("the end of the positions", positions.end.max(self.length), self.length)?;
-        fits("the queries", heads.queries.len(), positions.len(), heads.group * heads.dim, heads.stride)?;
-        fits("out", out.len(), positions.len(), heads.group * heads.dim, stride)?;
-        let packed = Panels { keys: &self.keys, values: &self.values, base: 0, lines: self.lines };
-        let mut job = Job { heads, first: positions.start, positions, out, stride };
-        with_attention!(self.level, kernel => job.blocks(kernel, packed, &mut scratch.work));
+        check_fits("the queries", heads.queries.len(), positions.len(), heads.group * heads.dim, heads.stride)?;
+        check_fits("out", out.len(), positions.len(), heads.group * heads.dim, stride)?;
+        let packed = PackedKeyValues { keys: &self.keys, values: &self.values, base: 0, lines: self.lines };
+        let mut call = AttentionCall { heads, first: positions.start, positions, out, stride };
+        with_attention!(self.level, kernel => call.compute_blocks(kernel, packed, &mut scratch.work));
         Ok(())
     }
 }
@@ -183,7 +188,7 @@ impl KeyValues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::on;
+    use crate::attention::attention_at;
 
     /// Pushing and reading in pieces of any size gives every row the bits of the whole run, even in memory where an
     /// earlier run left NaN.
@@ -208,27 +213,27 @@ mod tests {
             for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
                 for level in Level::all(arithmetic) {
                     let (mut want, mut scratch) = (vec![0.0; length * width], AttentionScratch::default());
-                    on(level, &whole, 0..length, &mut want, width, &mut scratch).unwrap();
-                    let mut kept = KeyValues::new(dim, length, arithmetic).unwrap();
+                    attention_at(level, &whole, 0..length, &mut want, width, &mut scratch).unwrap();
+                    let mut cache = HeadKvCache::new(dim, length, arithmetic).unwrap();
                     let mut made = ([0; 2], [0; 2]);
                     with_attention!(level, kernel => made = sizes(kernel, dim, length));
-                    (kept.level, kept.lines) = (level, made.1);
-                    (kept.keys, kept.values) = (vec![Line::ZERO; made.0[0]], vec![Line::ZERO; made.0[1]]);
-                    for lines in [&mut kept.keys, &mut kept.values] {
-                        numbers_mut::<u32>(lines).fill(f32::NAN.to_bits());
+                    (cache.level, cache.lines) = (level, made.1);
+                    (cache.keys, cache.values) = (vec![Line::ZERO; made.0[0]], vec![Line::ZERO; made.0[1]]);
+                    for lines in [&mut cache.keys, &mut cache.values] {
+                        as_numbers_mut::<u32>(lines).fill(f32::NAN.to_bits());
                     }
                     for cuts in [vec![length], vec![1; length], vec![length / 3, 1, 1, length - length / 3]] {
                         let mut out = vec![f32::NAN; length * width];
-                        kept.clear();
+                        cache.clear();
                         for n in cuts {
-                            let (from, n) = (kept.length(), n.min(length - kept.length()));
+                            let (from, n) = (cache.length(), n.min(length - cache.length()));
                             if n == 0 {
                                 continue;
                             }
-                            kept.push(&keys[from * row..], &values[from * row..], row, n, &mut scratch).unwrap();
+                            cache.push(&keys[from * row..], &values[from * row..], row, n, &mut scratch).unwrap();
                             let heads = Heads { queries: &numbers[from * row..], keys: &[], values: &[], ..whole };
                             let out = &mut out[from * width..];
-                            kept.attention(&heads, from..from + n, out, width, &mut scratch).unwrap();
+                            cache.attention(&heads, from..from + n, out, width, &mut scratch).unwrap();
                         }
                         assert!(bits(&out) == bits(&want), "{level:?} {group} x {dim} of {length}, {window:?}");
                     }
@@ -240,11 +245,11 @@ mod tests {
     #[test]
     fn there_is_room_for_so_many_positions_and_no_more() {
         let numbers = vec![1.0; 100];
-        let (mut kept, mut scratch) = (KeyValues::new(8, 5, Arithmetic::F32).unwrap(), AttentionScratch::default());
-        kept.push(&numbers, &numbers, 8, 4, &mut scratch).unwrap();
-        let full = kept.push(&numbers, &numbers, 8, 2, &mut scratch);
+        let (mut cache, mut scratch) = (HeadKvCache::new(8, 5, Arithmetic::F32).unwrap(), AttentionScratch::default());
+        cache.push(&numbers, &numbers, 8, 4, &mut scratch).unwrap();
+        let full = cache.push(&numbers, &numbers, 8, 2, &mut scratch);
         assert!(matches!(full, Err(ProductError::Size { got: 2, valid: 1, .. })), "{full:?}");
-        assert_eq!(kept.length(), 4);
+        assert_eq!(cache.length(), 4);
         let heads = Heads {
             queries: &numbers,
             keys: &[],
@@ -257,10 +262,10 @@ mod tests {
             window: None,
         };
         let mut out = [0.0; 40];
-        let beyond = kept.attention(&heads, 4..5, &mut out, 8, &mut scratch);
+        let beyond = cache.attention(&heads, 4..5, &mut out, 8, &mut scratch);
         assert!(matches!(beyond, Err(ProductError::Size { got: 5, valid: 4, .. })), "{beyond:?}");
-        assert!(kept.attention(&heads, 3..4, &mut out, 8, &mut scratch).is_ok() && out[..8] == [1.0; 8]);
-        let short = kept.push(&numbers[..7], &numbers, 8, 1, &mut scratch);
+        assert!(cache.attention(&heads, 3..4, &mut out, 8, &mut scratch).is_ok() && out[..8] == [1.0; 8]);
+        let short = cache.push(&numbers[..7], &numbers, 8, 1, &mut scratch);
         assert!(matches!(short, Err(ProductError::Memory { what: "the keys", .. })), "{short:?}");
     }
 }

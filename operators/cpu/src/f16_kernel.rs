@@ -1,19 +1,19 @@
-//! f16 products with AVX512-FP16: sums over [`BLOCK`] lines in f16, which are then added up in f32.
+//! f16 products with AVX512-FP16: sums over [`F16_BLOCK_LINES`] lines in f16, which are then added up in f32.
 //!
 //! f16 has 11 significant bits, so a long sum would lose its small terms. Each block of 32 inputs therefore starts at
 //! zero, and its sum is widened and added to the f32 tile. Powers of two, which do not round, scale rows and outputs to
 //! a largest magnitude in 8..16. A block's sum then stays below 8,192 (f16 overflows at 65,504), and only values below
 //! 2^-27 of a row's largest number underflow to zero.
 
-use crate::cpu::Fp16;
-use crate::float::by_rows;
-use crate::kernel::{Kernel, Tile, largest};
+use crate::cpu_features::Fp16;
+use crate::f32_kernels::by_rows;
+use crate::kernel::{Kernel, Tile, max_magnitude};
 use crate::memory::Line;
 use core::arch::x86_64::*;
 use half::f16;
 
 /// Lines of 16 inputs each that are summed in f16.
-const BLOCK: usize = 2;
+const F16_BLOCK_LINES: usize = 2;
 
 impl Kernel for Fp16 {
     type Weight = u16;
@@ -23,7 +23,7 @@ impl Kernel for Fp16 {
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
     const SCALED: bool = true;
-    const PAUSE: Option<usize> = Some(BLOCK);
+    const RESUME_LINES: Option<usize> = Some(F16_BLOCK_LINES);
 
     fn scale(max: f32) -> f32 {
         // 2^(floor(log2 max) - 3), clamped so that the reciprocal is a normal number too.
@@ -31,34 +31,34 @@ impl Kernel for Fp16 {
         f32::from_bits(((exponent.clamp(-100, 120) + 127) as u32) << 23)
     }
 
-    fn weight(value: f32) -> u16 {
+    fn encode_weight(value: f32) -> u16 {
         f16::from_f32(value).to_bits()
     }
 
     #[inline(always)]
-    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
-        let max = largest(row);
+    fn pack_row(self, row: &[f32], strip: &mut [Line], line_stride: usize) -> f32 {
+        let max = max_magnitude(row);
         let scale = if max.is_finite() { Self::scale(max) } else { 1.0 };
         // SAFETY: `self` proves the features.
-        unsafe { row_fp16(row, 1.0 / scale, strip, step) };
+        unsafe { pack_row_fp16(row, 1.0 / scale, strip, line_stride) };
         scale
     }
 
-    unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers satisfy the contract of `Kernel::tile`.
+    unsafe fn compute_tile(self, tile: Tile) {
+        // SAFETY: `self` proves the features; the pointers satisfy the contract of `Kernel::compute_tile`.
         unsafe { by_rows!(tile.rows, tile_fp16(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
     }
 
     #[inline(always)]
     fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
-        crate::float::wide(self, f)
+        crate::f32_kernels::wide(self, f)
     }
 }
 
 /// Writes `row · by` in f16, each number twice, and pads the last line with zeros.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-fn row_fp16(row: &[f32], by: f32, strip: &mut [Line], step: usize) {
-    for (numbers, line) in row.chunks(16).zip(strip.chunks_mut(step)) {
+fn pack_row_fp16(row: &[f32], by: f32, strip: &mut [Line], line_stride: usize) {
+    for (numbers, line) in row.chunks(16).zip(strip.chunks_mut(line_stride)) {
         let mask = (u32::MAX >> (32 - numbers.len())) as __mmask16;
         // SAFETY: the mask limits the load to the chunk's numbers.
         let x = unsafe { _mm512_maskz_loadu_ps(mask, numbers.as_ptr()) };
@@ -71,22 +71,22 @@ fn row_fp16(row: &[f32], by: f32, strip: &mut [Line], step: usize) {
 }
 
 /// # Safety
-/// As [`Kernel::tile`], for M rows and 64 outputs.
+/// As [`Kernel::compute_tile`], for M rows and 64 outputs.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512fp16")]
 unsafe fn tile_fp16<const M: usize>(tile: Tile) {
     let Tile { lines, out, .. } = tile;
     let mut sums = [[Line::ZERO; 2]; M];
-    for start in (0..lines).step_by(BLOCK) {
-        for line in start * tile.step..(start + BLOCK) * tile.step {
+    for start in (0..lines).step_by(F16_BLOCK_LINES) {
+        for line in start * tile.prefetch_per_line..(start + F16_BLOCK_LINES) * tile.prefetch_per_line {
             _mm_prefetch::<_MM_HINT_T1>(tile.next.wrapping_add(line).cast());
         }
         // SAFETY: the block's lines are below `lines`, rows are below M, and `out` has M rows of 64 floats.
         unsafe {
             let (x, w) = (tile.strip.add(start * M).cast(), tile.panel.add(start * 32).cast());
-            block_fp16::<M>(x, w, BLOCK.min(lines - start), &mut sums);
+            block_fp16::<M>(x, w, F16_BLOCK_LINES.min(lines - start), &mut sums);
             for (i, [left, right]) in sums.iter().enumerate() {
-                widen(left, out.add(i * 64), start == 0 && tile.first);
-                widen(right, out.add(i * 64 + 32), start == 0 && tile.first);
+                widen(left, out.add(i * 64), start == 0 && tile.overwrite);
+                widen(right, out.add(i * 64 + 32), start == 0 && tile.overwrite);
             }
         }
     }

@@ -8,19 +8,19 @@
 //! 14 rows  [ 28 sums in registers ]  +=  number of the row (broadcast) * weights (two loads)
 //! ```
 //!
-//! The sums restart at zero every [`BLOCK`] lines and are then added to the tile. Rounding errors thus grow with the
-//! block's length plus the number of blocks, not with their product.
+//! The sums restart at zero every [`BLOCK_LINES`] lines and are then added to the tile. Rounding errors thus grow with
+//! the block's length plus the number of blocks, not with their product.
 
-use crate::cpu::Baseline;
+use crate::cpu_features::Baseline;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::{AmxBf16, Avx2, Avx512, Fp16};
-#[cfg(target_arch = "x86_64")]
-use crate::f16_weights::{F32, depth, eight, sixteen};
-use crate::f16_weights::{Widens, widened};
-use crate::kernel::{BLOCK, Kernel, Tile, blocks, lanes, to_lines};
+use crate::cpu_features::{AmxBf16, Avx2, Avx512, Fp16};
+use crate::kernel::{BLOCK_LINES, Kernel, Tile, array_from_fn, blocks, copy_to_lines};
 use crate::memory::Line;
 #[cfg(target_arch = "x86_64")]
 use crate::skinny_gemm::{self, several_avx2, several_avx512};
+#[cfg(target_arch = "x86_64")]
+use crate::widened_weights::{F32, depth, load_eight, load_sixteen};
+use crate::widened_weights::{WideningKernel, widen_weight};
 
 impl Kernel for Baseline {
     type Weight = f32;
@@ -28,21 +28,21 @@ impl Kernel for Baseline {
     const OUTPUTS: usize = 16;
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
-    const PAUSE: Option<usize> = Some(BLOCK);
+    const RESUME_LINES: Option<usize> = Some(BLOCK_LINES);
 
-    fn weight(value: f32) -> f32 {
+    fn encode_weight(value: f32) -> f32 {
         value
     }
 
     #[inline(always)]
-    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
-        to_lines(row, strip, step, |x| x);
+    fn pack_row(self, row: &[f32], strip: &mut [Line], line_stride: usize) -> f32 {
+        copy_to_lines(row, strip, line_stride, |x| x);
         1.0
     }
 
-    unsafe fn tile(self, tile: Tile) {
+    unsafe fn compute_tile(self, tile: Tile) {
         let Tile { rows, lines, strip, panel, out, .. } = tile;
-        // SAFETY: the contract of `Kernel::tile` for these sizes.
+        // SAFETY: the contract of `Kernel::compute_tile` for these sizes.
         let (strip, panel, out) = unsafe {
             (
                 std::slice::from_raw_parts(strip.cast::<f32>(), lines * rows * 16),
@@ -51,7 +51,7 @@ impl Kernel for Baseline {
             )
         };
         for (row, out) in out.chunks_exact_mut(16).enumerate() {
-            for (start, count, first) in blocks(lines, tile.first) {
+            for (start, count, overwrite) in blocks(lines, tile.overwrite) {
                 let mut sums = [0f32; 16];
                 let weights = panel[start * 256..(start + count) * 256].chunks_exact(16);
                 let lines = strip[start * rows * 16..(start + count) * rows * 16].chunks_exact(16 * rows);
@@ -62,7 +62,7 @@ impl Kernel for Baseline {
                     }
                 }
                 for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = if first { sum } else { *out + sum };
+                    *out = if overwrite { sum } else { *out + sum };
                 }
             }
         }
@@ -74,12 +74,12 @@ impl Kernel for Baseline {
     }
 }
 
-impl Widens for Baseline {
-    const ONCE_FROM: usize = 2;
+impl WideningKernel for Baseline {
+    const WIDEN_FROM_STRIPS: usize = 2;
 
-    unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
+    unsafe fn tile_with_format<const FORMAT: u8>(self, tile: Tile) {
         let Tile { rows, lines, strip, panel, out, .. } = tile;
-        // SAFETY: the contract of `Widens::narrow_tile` for these sizes.
+        // SAFETY: the contract of `WideningKernel::tile_with_format` for these sizes.
         let (strip, panel, out) = unsafe {
             (
                 std::slice::from_raw_parts(strip.cast::<f32>(), lines * rows * 16),
@@ -87,13 +87,13 @@ impl Widens for Baseline {
                 std::slice::from_raw_parts_mut(out, rows * 16),
             )
         };
-        for (start, count, first) in blocks(lines, tile.first) {
+        for (start, count, overwrite) in blocks(lines, tile.overwrite) {
             let mut sums = [[0f32; 16]; Self::ROWS];
             let panel = panel[start * 256..(start + count) * 256].chunks_exact(256);
             let strip = strip[start * rows * 16..(start + count) * rows * 16].chunks_exact(16 * rows);
-            for (line, kept) in strip.zip(panel) {
+            for (line, narrow) in strip.zip(panel) {
                 let mut weights = [0f32; 256];
-                self.to_f32::<KEPT>(kept, &mut weights);
+                self.widen_to_f32::<FORMAT>(narrow, &mut weights);
                 for (numbers, sums) in line.chunks_exact(16).zip(&mut sums) {
                     for (x, weights) in numbers.iter().zip(weights.chunks_exact(16)) {
                         for (sum, w) in sums.iter_mut().zip(weights) {
@@ -104,17 +104,17 @@ impl Widens for Baseline {
             }
             for (out, sums) in out.chunks_exact_mut(16).zip(&sums) {
                 for (out, sum) in out.iter_mut().zip(sums) {
-                    *out = if first { *sum } else { *out + *sum };
+                    *out = if overwrite { *sum } else { *out + *sum };
                 }
             }
         }
     }
 
     #[inline]
-    fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]) {
+    fn widen_to_f32<const FORMAT: u8>(self, from: &[u16], to: &mut [f32]) {
         for (to, from) in to.as_chunks_mut::<16>().0.iter_mut().zip(from.as_chunks::<16>().0) {
             let from = *from;
-            *to = lanes(|i| widened::<KEPT>(from[i]));
+            *to = array_from_fn(|i| widen_weight::<FORMAT>(from[i]));
         }
     }
 }
@@ -127,9 +127,9 @@ macro_rules! by_rows {
             _ => debug_assert!(false, "a strip of {} rows", $rows),
         }
     };
-    ($rows:expr, $tile:ident<$kept:ident>($argument:expr), $($m:literal)*) => {
+    ($rows:expr, $tile:ident<$format:ident>($argument:expr), $($m:literal)*) => {
         match $rows {
-            $($m => $tile::<$m, $kept>($argument),)*
+            $($m => $tile::<$m, $format>($argument),)*
             _ => debug_assert!(false, "a strip of {} rows", $rows),
         }
     };
@@ -144,7 +144,7 @@ pub(crate) use by_rows;
 /// Values of the type exist only if the CPU has avx512f, dq, bw and vl.
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe trait Wide: Copy {}
-// SAFETY: `cpu` makes each of these proofs only after it has detected those features.
+// SAFETY: `cpu_features` makes each of these proofs only after it has detected those features.
 #[cfg(target_arch = "x86_64")]
 unsafe impl Wide for Avx512 {}
 // SAFETY: as above.
@@ -169,30 +169,30 @@ pub(crate) fn wide<R>(_proof: impl Wide, f: impl FnOnce() -> R) -> R {
 #[cfg(target_arch = "x86_64")]
 impl Kernel for Avx512 {
     type Weight = f32;
-    const FUSED: bool = true;
+    const HAS_FMA: bool = true;
     const ROWS: usize = 14;
     const OUTPUTS: usize = 32;
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
-    const PAUSE: Option<usize> = Some(BLOCK);
+    const RESUME_LINES: Option<usize> = Some(BLOCK_LINES);
 
-    fn weight(value: f32) -> f32 {
+    fn encode_weight(value: f32) -> f32 {
         value
     }
 
     #[inline(always)]
-    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
-        to_lines(row, strip, step, |x| x);
+    fn pack_row(self, row: &[f32], strip: &mut [Line], line_stride: usize) -> f32 {
+        copy_to_lines(row, strip, line_stride, |x| x);
         1.0
     }
 
-    unsafe fn tile(self, tile: Tile) {
+    unsafe fn compute_tile(self, tile: Tile) {
         // SAFETY: the contract is the same.
-        unsafe { self.narrow_tile::<F32>(tile) }
+        unsafe { self.tile_with_format::<F32>(tile) }
     }
 
-    fn panels(rows: usize) -> usize {
-        skinny_gemm::panels_avx512(rows)
+    fn max_panels(rows: usize) -> usize {
+        skinny_gemm::max_panels_avx512(rows)
     }
 
     #[inline(always)]
@@ -202,61 +202,61 @@ impl Kernel for Avx512 {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Widens for Avx512 {
+impl WideningKernel for Avx512 {
     /// Widening costs a seventh of a tile, and a tile of 16-bit weights a fifteenth more than one of f32.
-    const ONCE_FROM: usize = 3;
+    const WIDEN_FROM_STRIPS: usize = 3;
 
-    unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers satisfy the contract of `Widens::narrow_tile`.
+    unsafe fn tile_with_format<const FORMAT: u8>(self, tile: Tile) {
+        // SAFETY: `self` proves the features; the pointers satisfy the contract of `WideningKernel::tile_with_format`.
         unsafe {
             match (tile.rows, tile.panels) {
-                (_, 1) => by_rows!(tile.rows, tile_avx512<KEPT>(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-                (1, 8) => several_avx512::<1, 8, KEPT>(tile, Self::ROWS),
-                (1, 4) => several_avx512::<1, 4, KEPT>(tile, Self::ROWS),
-                (1, 2) => several_avx512::<1, 2, KEPT>(tile, Self::ROWS),
-                (2, 4) => several_avx512::<2, 4, KEPT>(tile, Self::ROWS),
-                (2, 2) => several_avx512::<2, 2, KEPT>(tile, Self::ROWS),
-                (3, 2) => several_avx512::<3, 2, KEPT>(tile, Self::ROWS),
-                (4, 2) => several_avx512::<4, 2, KEPT>(tile, Self::ROWS),
+                (_, 1) => by_rows!(tile.rows, tile_avx512<FORMAT>(tile), 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                (1, 8) => several_avx512::<1, 8, FORMAT>(tile, Self::ROWS),
+                (1, 4) => several_avx512::<1, 4, FORMAT>(tile, Self::ROWS),
+                (1, 2) => several_avx512::<1, 2, FORMAT>(tile, Self::ROWS),
+                (2, 4) => several_avx512::<2, 4, FORMAT>(tile, Self::ROWS),
+                (2, 2) => several_avx512::<2, 2, FORMAT>(tile, Self::ROWS),
+                (3, 2) => several_avx512::<3, 2, FORMAT>(tile, Self::ROWS),
+                (4, 2) => several_avx512::<4, 2, FORMAT>(tile, Self::ROWS),
                 (rows, panels) => debug_assert!(false, "{panels} panels of {rows} rows"),
             }
         }
     }
 
-    fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]) {
+    fn widen_to_f32<const FORMAT: u8>(self, from: &[u16], to: &mut [f32]) {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn widen<const KEPT: u8>(from: &[u16], to: &mut [f32]) {
+        fn widen<const FORMAT: u8>(from: &[u16], to: &mut [f32]) {
             use core::arch::x86_64::_mm512_storeu_ps;
             for (to, from) in to.as_chunks_mut::<16>().0.iter_mut().zip(from.as_chunks::<16>().0) {
                 // SAFETY: each side has sixteen numbers.
-                unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sixteen::<KEPT>(from.as_ptr().cast(), 0)) };
+                unsafe { _mm512_storeu_ps(to.as_mut_ptr(), load_sixteen::<FORMAT>(from.as_ptr().cast(), 0)) };
             }
         }
         // SAFETY: `self` proves the features.
-        unsafe { widen::<KEPT>(from, to) }
+        unsafe { widen::<FORMAT>(from, to) }
     }
 }
 
 /// # Safety
-/// As [`Kernel::tile`], for M rows and 32 outputs with weights in format `KEPT`.
+/// As [`Kernel::compute_tile`], for M rows and 32 outputs with weights in format `FORMAT`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
+unsafe fn tile_avx512<const M: usize, const FORMAT: u8>(tile: Tile) {
     use core::arch::x86_64::*;
     let Tile { lines, strip, panel, out, .. } = tile;
-    let depth = const { depth(KEPT, 32) };
-    for (start, count, first) in blocks(lines, tile.first) {
+    let depth = const { depth(FORMAT, 32) };
+    for (start, count, overwrite) in blocks(lines, tile.overwrite) {
         let mut sums = [[_mm512_setzero_ps(); 2]; M];
         // SAFETY: lines stay below `start + count <= lines`, rows below M, inputs below 16 and outputs below 32.
         unsafe {
             let mut x = strip.add(start * M).cast::<f32>();
-            let mut next = tile.next.wrapping_add(start * tile.step);
+            let mut next = tile.next.wrapping_add(start * tile.prefetch_per_line);
             let mut w = panel.add(start * depth);
             for _ in 0..count {
-                for line in 0..tile.step {
+                for line in 0..tile.prefetch_per_line {
                     _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
                 }
-                next = next.wrapping_add(tile.step);
+                next = next.wrapping_add(tile.prefetch_per_line);
                 for i in 0..M {
                     _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
                 }
@@ -264,7 +264,7 @@ unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
                     for line in 0..depth / 16 {
                         _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(depth + k * depth / 16 + line).cast());
                     }
-                    let weights = [sixteen::<KEPT>(w, k * 32), sixteen::<KEPT>(w, k * 32 + 16)];
+                    let weights = [load_sixteen::<FORMAT>(w, k * 32), load_sixteen::<FORMAT>(w, k * 32 + 16)];
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let number = _mm512_set1_ps(*x.add(i * 16 + k));
                         sums[0] = _mm512_fmadd_ps(number, weights[0], sums[0]);
@@ -277,7 +277,7 @@ unsafe fn tile_avx512<const M: usize, const KEPT: u8>(tile: Tile) {
             for (i, sums) in sums.iter().enumerate() {
                 for (half, sum) in sums.iter().enumerate() {
                     let to = out.add(i * 32 + half * 16);
-                    let sum = if first { *sum } else { _mm512_add_ps(_mm512_load_ps(to), *sum) };
+                    let sum = if overwrite { *sum } else { _mm512_add_ps(_mm512_load_ps(to), *sum) };
                     _mm512_store_ps(to, sum);
                 }
             }
@@ -292,25 +292,25 @@ impl Kernel for Avx2 {
     const OUTPUTS: usize = 16;
     const INPUTS: usize = 16;
     const GROUP: usize = 1;
-    const PAUSE: Option<usize> = Some(BLOCK);
+    const RESUME_LINES: Option<usize> = Some(BLOCK_LINES);
 
-    fn weight(value: f32) -> f32 {
+    fn encode_weight(value: f32) -> f32 {
         value
     }
 
     #[inline(always)]
-    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
-        to_lines(row, strip, step, |x| x);
+    fn pack_row(self, row: &[f32], strip: &mut [Line], line_stride: usize) -> f32 {
+        copy_to_lines(row, strip, line_stride, |x| x);
         1.0
     }
 
-    unsafe fn tile(self, tile: Tile) {
+    unsafe fn compute_tile(self, tile: Tile) {
         // SAFETY: the contract is the same.
-        unsafe { self.narrow_tile::<F32>(tile) }
+        unsafe { self.tile_with_format::<F32>(tile) }
     }
 
-    fn panels(rows: usize) -> usize {
-        skinny_gemm::panels_avx2(rows)
+    fn max_panels(rows: usize) -> usize {
+        skinny_gemm::max_panels_avx2(rows)
     }
 
     #[inline(always)]
@@ -325,59 +325,59 @@ impl Kernel for Avx2 {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Widens for Avx2 {
+impl WideningKernel for Avx2 {
     /// Widening costs a third of a tile, but a tile of 16-bit weights costs hardly more than one of f32.
-    const ONCE_FROM: usize = 12;
+    const WIDEN_FROM_STRIPS: usize = 12;
 
-    unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile) {
-        // SAFETY: `self` proves the features; the pointers satisfy the contract of `Widens::narrow_tile`.
+    unsafe fn tile_with_format<const FORMAT: u8>(self, tile: Tile) {
+        // SAFETY: `self` proves the features; the pointers satisfy the contract of `WideningKernel::tile_with_format`.
         unsafe {
             match (tile.rows, tile.panels) {
-                (_, 1) => by_rows!(tile.rows, tile_avx2<KEPT>(tile), 1 2 3 4 5 6),
-                (1, 4) => several_avx2::<1, 4, KEPT>(tile, Self::ROWS),
-                (1, 2) => several_avx2::<1, 2, KEPT>(tile, Self::ROWS),
-                (2, 2) => several_avx2::<2, 2, KEPT>(tile, Self::ROWS),
+                (_, 1) => by_rows!(tile.rows, tile_avx2<FORMAT>(tile), 1 2 3 4 5 6),
+                (1, 4) => several_avx2::<1, 4, FORMAT>(tile, Self::ROWS),
+                (1, 2) => several_avx2::<1, 2, FORMAT>(tile, Self::ROWS),
+                (2, 2) => several_avx2::<2, 2, FORMAT>(tile, Self::ROWS),
                 (rows, panels) => debug_assert!(false, "{panels} panels of {rows} rows"),
             }
         }
     }
 
-    fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]) {
+    fn widen_to_f32<const FORMAT: u8>(self, from: &[u16], to: &mut [f32]) {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn widen<const KEPT: u8>(from: &[u16], to: &mut [f32]) {
+        fn widen<const FORMAT: u8>(from: &[u16], to: &mut [f32]) {
             use core::arch::x86_64::_mm256_storeu_ps;
             for (to, from) in to.as_chunks_mut::<8>().0.iter_mut().zip(from.as_chunks::<8>().0) {
                 // SAFETY: each side has eight numbers.
-                unsafe { _mm256_storeu_ps(to.as_mut_ptr(), eight::<KEPT>(from.as_ptr().cast(), 0)) };
+                unsafe { _mm256_storeu_ps(to.as_mut_ptr(), load_eight::<FORMAT>(from.as_ptr().cast(), 0)) };
             }
         }
         // SAFETY: `self` proves the features.
-        unsafe { widen::<KEPT>(from, to) }
+        unsafe { widen::<FORMAT>(from, to) }
     }
 }
 
 /// # Safety
-/// As [`Kernel::tile`], for M rows and 16 outputs with weights in format `KEPT`.
+/// As [`Kernel::compute_tile`], for M rows and 16 outputs with weights in format `FORMAT`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile_avx2<const M: usize, const KEPT: u8>(tile: Tile) {
+unsafe fn tile_avx2<const M: usize, const FORMAT: u8>(tile: Tile) {
     use core::arch::x86_64::*;
     let Tile { lines, strip, panel, out, .. } = tile;
-    let depth = const { depth(KEPT, 16) };
-    for (start, count, first) in blocks(lines, tile.first) {
+    let depth = const { depth(FORMAT, 16) };
+    for (start, count, overwrite) in blocks(lines, tile.overwrite) {
         let mut sums = [[_mm256_setzero_ps(); 2]; M];
         // SAFETY: lines stay below `start + count <= lines`, rows below M, inputs below 16 and outputs below 16.
         unsafe {
             let mut x = strip.add(start * M).cast::<f32>();
-            let mut next = tile.next.wrapping_add(start * tile.step);
+            let mut next = tile.next.wrapping_add(start * tile.prefetch_per_line);
             let mut w = panel.add(start * depth);
             for _ in 0..count {
-                for line in 0..if KEPT == F32 { 0 } else { tile.step } {
+                for line in 0..if FORMAT == F32 { 0 } else { tile.prefetch_per_line } {
                     _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
                 }
-                next = next.wrapping_add(tile.step);
+                next = next.wrapping_add(tile.prefetch_per_line);
                 for k in 0..16 {
-                    let weights = [eight::<KEPT>(w, k * 16), eight::<KEPT>(w, k * 16 + 8)];
+                    let weights = [load_eight::<FORMAT>(w, k * 16), load_eight::<FORMAT>(w, k * 16 + 8)];
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let number = _mm256_set1_ps(*x.add(i * 16 + k));
                         sums[0] = _mm256_fmadd_ps(number, weights[0], sums[0]);
@@ -390,7 +390,7 @@ unsafe fn tile_avx2<const M: usize, const KEPT: u8>(tile: Tile) {
             for (i, sums) in sums.iter().enumerate() {
                 for (half, sum) in sums.iter().enumerate() {
                     let to = out.add(i * 16 + half * 8);
-                    let sum = if first { *sum } else { _mm256_add_ps(_mm256_load_ps(to), *sum) };
+                    let sum = if overwrite { *sum } else { _mm256_add_ps(_mm256_load_ps(to), *sum) };
                     _mm256_store_ps(to, sum);
                 }
             }

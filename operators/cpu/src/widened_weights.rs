@@ -9,7 +9,7 @@
 //! Widening does not round, and a tile adds the same products in the same order either way.
 
 use crate::kernel::{Kernel, Tile};
-use crate::memory::{Line, numbers, numbers_mut};
+use crate::memory::{Line, as_numbers, as_numbers_mut};
 use half::{bf16, f16};
 use std::cell::Cell;
 
@@ -23,52 +23,52 @@ pub(crate) const BF16: u8 = 2;
 
 /// Lines of a panel of `outputs` outputs per line of 16 inputs.
 #[cfg(target_arch = "x86_64")]
-pub(crate) const fn depth(kept: u8, outputs: usize) -> usize {
-    if kept == F32 { outputs } else { outputs / 2 }
+pub(crate) const fn depth(format: u8, outputs: usize) -> usize {
+    if format == F32 { outputs } else { outputs / 2 }
 }
 
 /// A kernel of f32 products that also accepts panels of 16-bit weights.
-pub(crate) trait Widens: Kernel<Weight = f32> {
+pub(crate) trait WideningKernel: Kernel<Weight = f32> {
     /// Number of strips from which widening a panel once is cheaper than widening it in each tile.
-    const ONCE_FROM: usize;
+    const WIDEN_FROM_STRIPS: usize;
 
-    /// Like [`Kernel::tile`], for a panel with weights in format `KEPT`.
+    /// Like [`Kernel::compute_tile`], for a panel with weights in format `FORMAT`.
     ///
     /// # Safety
-    /// As [`Kernel::tile`]; the panel has the same number of weights, in 16 bits.
-    unsafe fn narrow_tile<const KEPT: u8>(self, tile: Tile);
+    /// As [`Kernel::compute_tile`]; the panel has the same number of weights, in 16 bits.
+    unsafe fn tile_with_format<const FORMAT: u8>(self, tile: Tile);
 
-    /// Widens weights in format `KEPT`, as many as `to` holds. Both slices are whole lines.
-    fn to_f32<const KEPT: u8>(self, from: &[u16], to: &mut [f32]);
+    /// Widens weights in format `FORMAT`, as many as `to` holds. Both slices are whole lines.
+    fn widen_to_f32<const FORMAT: u8>(self, from: &[u16], to: &mut [f32]);
 }
 
 /// A kernel of f32 products with weights stored as [`F16`] or [`BF16`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Narrow<K, const KEPT: u8>(pub K);
+pub(crate) struct NarrowWeights<K, const FORMAT: u8>(pub K);
 
-impl<K: Widens, const KEPT: u8> Kernel for Narrow<K, KEPT> {
+impl<K: WideningKernel, const FORMAT: u8> Kernel for NarrowWeights<K, FORMAT> {
     type Weight = u16;
     const ROWS: usize = K::ROWS;
     const OUTPUTS: usize = K::OUTPUTS;
     const INPUTS: usize = K::INPUTS;
     const GROUP: usize = K::GROUP;
-    const FUSED: bool = K::FUSED;
-    const PAUSE: Option<usize> = K::PAUSE;
-    const WIDEN_FROM: Option<usize> = Some(K::ONCE_FROM);
+    const HAS_FMA: bool = K::HAS_FMA;
+    const RESUME_LINES: Option<usize> = K::RESUME_LINES;
+    const WIDEN_FROM: Option<usize> = Some(K::WIDEN_FROM_STRIPS);
 
-    fn weight(value: f32) -> u16 {
-        const { assert!(!K::SCALED && K::SEAL == 0 && K::GROUP == 1 && K::INPUTS == 16) };
-        if KEPT == F16 { f16::from_f32(value).to_bits() } else { bf16::from_f32(value).to_bits() }
+    fn encode_weight(value: f32) -> u16 {
+        const { assert!(!K::SCALED && K::TRAILER_LINES == 0 && K::GROUP == 1 && K::INPUTS == 16) };
+        if FORMAT == F16 { f16::from_f32(value).to_bits() } else { bf16::from_f32(value).to_bits() }
     }
 
     #[inline(always)]
-    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
-        self.0.row(row, strip, step)
+    fn pack_row(self, row: &[f32], strip: &mut [Line], line_stride: usize) -> f32 {
+        self.0.pack_row(row, strip, line_stride)
     }
 
-    unsafe fn tile(self, tile: Tile) {
+    unsafe fn compute_tile(self, tile: Tile) {
         // SAFETY: the contract is the same, for a widened panel and for a 16-bit panel.
-        unsafe { if tile.widened { self.0.tile(tile) } else { self.0.narrow_tile::<KEPT>(tile) } }
+        unsafe { if tile.widened { self.0.compute_tile(tile) } else { self.0.tile_with_format::<FORMAT>(tile) } }
     }
 
     #[inline(always)]
@@ -76,20 +76,20 @@ impl<K: Widens, const KEPT: u8> Kernel for Narrow<K, KEPT> {
         self.0.vectorised(f)
     }
 
-    fn panels(rows: usize) -> usize {
-        K::panels(rows)
+    fn max_panels(rows: usize) -> usize {
+        K::max_panels(rows)
     }
 
     fn widen(self, from: &[Line], to: &mut [Line]) {
-        self.0.to_f32::<KEPT>(numbers(from), numbers_mut(to));
+        self.0.widen_to_f32::<FORMAT>(as_numbers(from), as_numbers_mut(to));
     }
 }
 
-/// Widens one weight in format `KEPT` to f32.
+/// Widens one weight in format `FORMAT` to f32.
 #[inline(always)]
-pub(crate) fn widened<const KEPT: u8>(bits: u16) -> f32 {
+pub(crate) fn widen_weight<const FORMAT: u8>(bits: u16) -> f32 {
     let bits = u32::from(bits);
-    if KEPT == BF16 {
+    if FORMAT == BF16 {
         return f32::from_bits(bits << 16);
     }
     // The exponent biases of f16 and f32 differ by 112. Multiplying by 2^112 corrects this exactly, for subnormal
@@ -101,20 +101,20 @@ pub(crate) fn widened<const KEPT: u8>(bits: u16) -> f32 {
 }
 
 /// A thread's buffer for widened panels, kept from one product to the next.
-pub(crate) struct Widened(Vec<Line>);
+pub(crate) struct WidenedPanels(Vec<Line>);
 
 thread_local! {
-    static WIDENED: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    static WIDENED_PANELS: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
-impl Widened {
+impl WidenedPanels {
     /// Takes the thread's buffer, grown to at least `lines` lines of arbitrary content.
     pub(crate) fn take(lines: usize) -> Self {
-        let mut kept = WIDENED.take();
-        if kept.len() < lines {
-            kept.resize(lines, Line::ZERO);
+        let mut buffer = WIDENED_PANELS.take();
+        if buffer.len() < lines {
+            buffer.resize(lines, Line::ZERO);
         }
-        Self(kept)
+        Self(buffer)
     }
 
     pub(crate) fn lines(&mut self) -> &mut [Line] {
@@ -122,28 +122,28 @@ impl Widened {
     }
 }
 
-impl Drop for Widened {
+impl Drop for WidenedPanels {
     fn drop(&mut self) {
-        WIDENED.set(std::mem::take(&mut self.0));
+        WIDENED_PANELS.set(std::mem::take(&mut self.0));
     }
 }
 
 /// Loads sixteen weights as f32, starting at weight `n`.
 ///
 /// # Safety
-/// `weights` has them in format `KEPT`, aligned to a vector if they are f32.
+/// `weights` has them in format `FORMAT`, aligned to a vector if they are f32.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-pub(crate) unsafe fn sixteen<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m512 {
+pub(crate) unsafe fn load_sixteen<const FORMAT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m512 {
     use core::arch::x86_64::*;
     // SAFETY: the contract of this function.
     unsafe {
-        if KEPT == F32 {
+        if FORMAT == F32 {
             return _mm512_load_ps(weights.cast::<f32>().add(n));
         }
         let bits = _mm256_loadu_si256(weights.cast::<u16>().add(n).cast());
-        if KEPT == F16 {
+        if FORMAT == F16 {
             _mm512_cvtph_ps(bits)
         } else {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
@@ -154,19 +154,19 @@ pub(crate) unsafe fn sixteen<const KEPT: u8>(weights: *const Line, n: usize) -> 
 /// Loads eight weights as f32, starting at weight `n`.
 ///
 /// # Safety
-/// `weights` has them in format `KEPT`, aligned to a vector if they are f32.
+/// `weights` has them in format `FORMAT`, aligned to a vector if they are f32.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn eight<const KEPT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m256 {
+pub(crate) unsafe fn load_eight<const FORMAT: u8>(weights: *const Line, n: usize) -> core::arch::x86_64::__m256 {
     use core::arch::x86_64::*;
     // SAFETY: the contract of this function.
     unsafe {
-        if KEPT == F32 {
+        if FORMAT == F32 {
             return _mm256_load_ps(weights.cast::<f32>().add(n));
         }
         let bits = _mm_loadu_si128(weights.cast::<u16>().add(n).cast());
-        if KEPT == F16 {
+        if FORMAT == F16 {
             _mm256_cvtph_ps(bits)
         } else {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
@@ -178,7 +178,7 @@ pub(crate) unsafe fn eight<const KEPT: u8>(weights: *const Line, n: usize) -> co
 mod tests {
     use super::*;
     use crate::arithmetic::{Level, with_kernel};
-    use crate::weight::Packed;
+    use crate::weight::PackedWeight;
     use crate::{Arithmetic, Epilogue, Layout, Rows, RowsMut, Scratch, Threads, product};
     use proptest::prelude::*;
 
@@ -226,7 +226,7 @@ mod tests {
             };
             let (gate, up) = weights.split_at(weights.len() / 2);
             let parts = if gated { vec![gate, up] } else { vec![weights] };
-            let packed = Packed::with_level(&parts, outputs, inputs, layout, arithmetic, level).unwrap();
+            let packed = PackedWeight::with_level(&parts, outputs, inputs, layout, arithmetic, level).unwrap();
             let x = self.numbers(rows * inputs, 1);
             let bias = self.numbers(packed.outputs(), 2);
             let mut out = self.numbers(rows * outputs, 3);
@@ -315,9 +315,9 @@ mod tests {
         let all: Vec<u16> = (0..=u16::MAX).collect();
         let mut from = vec![Line::ZERO; 2048];
         let mut to = vec![Line::ZERO; 4096];
-        numbers_mut::<u16>(&mut from).copy_from_slice(&all);
+        as_numbers_mut::<u16>(&mut from).copy_from_slice(&all);
         kernel.widen(&from, &mut to);
-        numbers::<u32>(&to).to_vec()
+        as_numbers::<u32>(&to).to_vec()
     }
 
     /// Every 16-bit number widens to the right f32. A NaN stays a NaN with its sign and payload; only the payload's
@@ -327,13 +327,14 @@ mod tests {
         for bits in 0..=u16::MAX {
             let quiet = |wide: f32, bits: u32| if wide.is_nan() { bits | 0x40_0000 } else { bits };
             let (half, brain) = (f16::from_bits(bits).to_f32(), bf16::from_bits(bits).to_f32());
-            let (ours, ours_brain) = (widened::<F16>(bits), widened::<BF16>(bits));
+            let (ours, ours_brain) = (widen_weight::<F16>(bits), widen_weight::<BF16>(bits));
             assert_eq!(quiet(ours, ours.to_bits()), quiet(half, half.to_bits()), "{bits:#x}");
             assert_eq!(quiet(brain, ours_brain.to_bits()), quiet(brain, brain.to_bits()), "{bits:#x}");
         }
-        for (arithmetic, of) in
-            [(Arithmetic::F32OfF16, widened::<F16> as fn(u16) -> f32), (Arithmetic::F32OfBf16, widened::<BF16>)]
-        {
+        for (arithmetic, of) in [
+            (Arithmetic::F32OfF16, widen_weight::<F16> as fn(u16) -> f32),
+            (Arithmetic::F32OfBf16, widen_weight::<BF16>),
+        ] {
             for level in Level::all(arithmetic) {
                 let got = with_kernel!(level, kernel => bits_of(kernel));
                 for (bits, got) in (0..=u16::MAX).zip(got) {

@@ -6,7 +6,7 @@
 pub(crate) struct Baseline;
 
 macro_rules! proofs {
-    ($($(#[$meta:meta])* $name:ident = $asked:expr;)*) => {$(
+    ($($(#[$meta:meta])* $name:ident = $is_supported:expr;)*) => {$(
         $(#[$meta])*
         #[cfg(target_arch = "x86_64")]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ macro_rules! proofs {
         #[cfg(target_arch = "x86_64")]
         impl $name {
             pub(crate) fn detect() -> Option<Self> {
-                $asked.then_some(Self(()))
+                $is_supported.then_some(Self(()))
             }
         }
     )*};

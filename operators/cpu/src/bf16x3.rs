@@ -10,10 +10,10 @@
 //! A weight that bf16 holds exactly, as in most checkpoints, has wl = 0. The kernel then skips the third product, which
 //! would add zeros; no bit changes. Products are exact in f32 and the instruction sums in f32 (see [`crate::amx`]).
 
-use crate::amx::{SIDE, ahead, session, to_bf16};
-use crate::cpu::AmxBf16x3;
-use crate::kernel::{Kernel, Tile, to_lines};
-use crate::memory::{LINE, Line, numbers, numbers_mut};
+use crate::amx::{TILE_ROWS, prefetch_line, session, to_bf16};
+use crate::cpu_features::AmxBf16x3;
+use crate::kernel::{Kernel, Tile, copy_to_lines};
+use crate::memory::{LINE, Line, as_numbers, as_numbers_mut};
 use core::arch::asm;
 
 /// Outputs in a panel.
@@ -44,18 +44,18 @@ macro_rules! multiply {
 }
 
 /// # Safety
-/// As [`Kernel::tile`] for [`AmxBf16x3`], in a [`session`].
+/// As [`Kernel::compute_tile`] for [`AmxBf16x3`], in a [`session`].
 unsafe fn tiles(tile: Tile) {
     let Tile { rows, lines, strip, panel, out, .. } = tile;
     // SAFETY: a line of the strip is twice 16 or 32 slots of 64 bytes, a line of the panel twice 16 rows of 128 bytes.
-    // The seal follows the panel's lines, and `out` has 32 rows of 128 bytes. The compiler does not allocate tile
+    // The trailer follows the panel's lines, and `out` has 32 rows of 128 bytes. The compiler does not allocate tile
     // registers, so each `asm!` finds what the previous one left in them.
     unsafe {
         let (mut x, mut w, has_low) = (strip, panel, panel.add(lines * DEPTH).cast::<u32>().read() != 0);
-        if rows > SIDE {
+        if rows > TILE_ROWS {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
             for line in 0..lines {
-                ahead(&tile, line);
+                prefetch_line(&tile, line);
                 asm!(
                     "tileloadd tmm4, [{x} + {row} + 2048]",
                     "tileloadd tmm5, [{x} + {row} + 3072]",
@@ -81,7 +81,7 @@ unsafe fn tiles(tile: Tile) {
                         options(nostack, readonly),
                     );
                 }
-                x = x.wrapping_add(4 * SIDE);
+                x = x.wrapping_add(4 * TILE_ROWS);
                 w = w.wrapping_add(DEPTH);
             }
             asm!(
@@ -96,7 +96,7 @@ unsafe fn tiles(tile: Tile) {
         } else {
             asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem));
             for line in 0..lines {
-                ahead(&tile, line);
+                prefetch_line(&tile, line);
                 asm!(
                     "tileloadd tmm4, [{x} + {row} + 1024]",
                     "tileloadd tmm6, [{w} + {pair}]",
@@ -120,7 +120,7 @@ unsafe fn tiles(tile: Tile) {
                         options(nostack, readonly),
                     );
                 }
-                x = x.wrapping_add(2 * SIDE);
+                x = x.wrapping_add(2 * TILE_ROWS);
                 w = w.wrapping_add(DEPTH);
             }
             asm!(
@@ -135,54 +135,56 @@ unsafe fn tiles(tile: Tile) {
 }
 
 impl Kernel for AmxBf16x3 {
-    /// The high and low part, interleaved until the panel is sealed.
+    /// The high and low part, interleaved until the panel is finished.
     type Weight = [u16; 2];
-    const ROWS: usize = 2 * SIDE;
+    const ROWS: usize = 2 * TILE_ROWS;
     const OUTPUTS: usize = OUTPUTS;
     const INPUTS: usize = 32;
     const GROUP: usize = 2;
-    const SEAL: usize = 1;
+    const TRAILER_LINES: usize = 1;
 
-    fn weight(value: f32) -> [u16; 2] {
+    fn encode_weight(value: f32) -> [u16; 2] {
         split(value).into()
     }
 
     /// Separates high and low parts within each line's weights, and records whether any low part is not zero.
-    fn seal(panel: &mut [Line]) {
-        let (body, seal) = panel.split_at_mut(panel.len() - Self::SEAL);
-        let mut low = false;
+    fn finish_panel(panel: &mut [Line]) {
+        let (body, trailer) = panel.split_at_mut(panel.len() - Self::TRAILER_LINES);
+        let mut has_low = false;
         for lines in body.chunks_exact_mut(DEPTH) {
-            let mut apart = [Line::ZERO; DEPTH];
-            let (high_of, low_of) = numbers_mut::<u16>(&mut apart).split_at_mut(DEPTH * LINE / 4);
-            for ((high_of, low_of), [high, rest]) in high_of.iter_mut().zip(low_of).zip(numbers::<[u16; 2]>(lines)) {
-                (*high_of, *low_of) = (*high, *rest);
+            let mut separated = [Line::ZERO; DEPTH];
+            let (high_parts, low_parts) = as_numbers_mut::<u16>(&mut separated).split_at_mut(DEPTH * LINE / 4);
+            for ((to_high, to_low), [high, low]) in
+                high_parts.iter_mut().zip(low_parts).zip(as_numbers::<[u16; 2]>(lines))
+            {
+                (*to_high, *to_low) = (*high, *low);
                 // A low part with only the sign bit set is zero.
-                low |= rest << 1 != 0;
+                has_low |= low << 1 != 0;
             }
-            lines.copy_from_slice(&apart);
+            lines.copy_from_slice(&separated);
         }
-        numbers_mut::<u32>(seal)[0] = u32::from(low);
+        as_numbers_mut::<u32>(trailer)[0] = u32::from(has_low);
     }
 
     #[inline(always)]
-    fn row(self, row: &[f32], strip: &mut [Line], step: usize) -> f32 {
-        to_lines(row, strip, step, |x| split(x).0);
-        to_lines(row, &mut strip[step / 2..], step, |x| split(x).1);
+    fn pack_row(self, row: &[f32], strip: &mut [Line], line_stride: usize) -> f32 {
+        copy_to_lines(row, strip, line_stride, |x| split(x).0);
+        copy_to_lines(row, &mut strip[line_stride / 2..], line_stride, |x| split(x).1);
         1.0
     }
 
-    unsafe fn tile(self, tile: Tile) {
-        // SAFETY: `self` proves the instruction; the rest is `Kernel::tile`'s contract.
+    unsafe fn compute_tile(self, tile: Tile) {
+        // SAFETY: `self` proves the instruction; the rest is `Kernel::compute_tile`'s contract.
         unsafe { tiles(tile) }
     }
 
-    fn slots(rows: usize) -> usize {
-        2 * rows.next_multiple_of(SIDE)
+    fn strip_stride(rows: usize) -> usize {
+        2 * rows.next_multiple_of(TILE_ROWS)
     }
 
     #[inline(always)]
     fn vectorised<R>(self, f: impl FnOnce() -> R) -> R {
-        crate::float::wide(self.bf16(), f)
+        crate::f32_kernels::wide(self.bf16(), f)
     }
 
     #[inline(always)]

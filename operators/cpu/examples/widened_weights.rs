@@ -1,11 +1,14 @@
-//! Compares f32 products of weights in 16 bits with those of f32 panels, in turn: `kept [ROWSxOUTPUTSxINPUTS ..]`.
+//! Compares f32 products of weights in 16 bits with those of f32 panels, in turn: `widened_weights [ROWSxOUTPUTSxINPUTS
+//! ..]`.
 //!
 //! Each round uses another copy of the weight, so that products of few rows read it from memory instead of a cache. The
-//! copies take up to 96 MB. Prints medians of GFLOP/s and GB/s of f32, for one thread and for the pool. For the other types,
-//! prints the speedup (the median of each round's ratio).
+//! copies take up to 96 MB. Prints medians of GFLOP/s and GB/s of f32, for one thread and for the pool. For the other
+//! types, prints the speedup (the median of each round's ratio).
 
 use std::time::Instant;
-use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, ProductError, Rows, RowsMut, Scratch, Threads, product};
+use stillhouse_cpu::{
+    Arithmetic, Epilogue, Layout, PackedWeight, ProductError, Rows, RowsMut, Scratch, Threads, product,
+};
 
 const ROUNDS: usize = 31;
 const BYTES: usize = 96 << 20;
@@ -39,8 +42,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let numbers = |n: usize, period: usize| (0..n).map(|i| (i % period) as f32 * 0.01 - 0.5).collect::<Vec<_>>();
         let (x, weight) = (numbers(rows * inputs, 101), numbers(outputs * inputs, 97));
         let copies = (BYTES / (outputs * inputs * 4)).clamp(1, ROUNDS);
-        let pack = |arithmetic| -> Result<Vec<Packed>, ProductError> {
-            let pack = |_| Packed::new(&weight, outputs, inputs, Layout::Outputs { stride: inputs }, arithmetic);
+        let pack = |arithmetic| -> Result<Vec<PackedWeight>, ProductError> {
+            let pack = |_| PackedWeight::new(&weight, outputs, inputs, Layout::Outputs { stride: inputs }, arithmetic);
             (0..copies).map(pack).collect()
         };
         let packed = [pack(KINDS[0])?, pack(KINDS[1])?, pack(KINDS[2])?];
@@ -56,7 +59,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     found.push(start.elapsed().as_secs_f64());
                 }
             }
-            let ratio = |kind: usize| median(found[0].iter().zip(&found[kind]).map(|(f32, kept)| f32 / kept).collect());
+            let ratio =
+                |kind: usize| median(found[0].iter().zip(&found[kind]).map(|(f32, widened)| f32 / widened).collect());
             let (seconds, [f16, bf16]) = (median(found[0].clone()), [ratio(1), ratio(2)]);
             let (flops, bytes) = ((2 * rows * outputs * inputs) as f64, (4 * outputs * inputs) as f64);
             let (flops, bytes) = (flops / seconds / 1e9, bytes / seconds / 1e9);

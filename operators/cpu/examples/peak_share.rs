@@ -1,11 +1,11 @@
-//! Measures products of a forward pass against the machine's peak, in turn: `shares ARITHMETIC [ROWSxOUTPUTSxINPUTS
+//! Measures products of a forward pass against the machine's peak, in turn: `peak_share ARITHMETIC [ROWSxOUTPUTSxINPUTS
 //! ..]`. Prints GFLOP/s of each shape on one thread, the peak, and the share of it.
 
 #[path = "../benches/peak/mod.rs"]
 mod peak;
 
 use std::time::Instant;
-use stillhouse_cpu::{Arithmetic, Epilogue, Layout, Packed, Rows, RowsMut, Scratch, Threads, product};
+use stillhouse_cpu::{Arithmetic, Epilogue, Layout, PackedWeight, Rows, RowsMut, Scratch, Threads, product};
 
 const ROUNDS: usize = 40;
 const SHAPES: [&str; 9] = [
@@ -26,14 +26,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arithmetic = Arithmetic::ALL.into_iter().find(|a| a.name() == name).ok_or("a name that Arithmetic has")?;
     let shapes: Vec<&str> =
         if arguments.len() > 1 { arguments[1..].iter().map(String::as_str).collect() } else { SHAPES.to_vec() };
-    let (_, work) = *peak::loops(arithmetic).first().ok_or("this machine has no such products")?;
+    let (_, work) = *peak::peak_loops(arithmetic).first().ok_or("this machine has no such products")?;
     println!("{:>20} {:>9} {:>9} {:>6}", "rows x outputs x in", "GFLOP/s", "peak", "share");
     for shape in shapes {
         let sizes = shape.split('x').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
         let [rows, outputs, inputs] = sizes[..] else { return Err("ROWSxOUTPUTSxINPUTS".into()) };
         let numbers = |n: usize, period: usize| (0..n).map(|i| (i % period) as f32 * 0.01 - 0.5).collect::<Vec<_>>();
         let (x, weight) = (numbers(rows * inputs, 101), numbers(outputs * inputs, 97));
-        let packed = Packed::new(&weight, outputs, inputs, Layout::Outputs { stride: inputs }, arithmetic)?;
+        let packed = PackedWeight::new(&weight, outputs, inputs, Layout::Outputs { stride: inputs }, arithmetic)?;
         let (mut out, mut scratch) = (vec![0.0; rows * outputs], Scratch::new());
         let mut found = Vec::new();
         let flops = 2.0 * (rows * outputs * inputs) as f64;
