@@ -114,7 +114,7 @@ impl Signals {
     /// Names the first candidate that is not.
     pub fn check(&self, vocab: usize) -> Result<(), NoiseError> {
         match self.candidates.iter().find(|&&k| k as usize >= vocab) {
-            Some(&token) => Err(NoiseError::Token { sequence_id: 0, position: 0, token, vocab }),
+            Some(&k) => Err(NoiseError::Range { what: "candidate", got: i64::from(k), last: vocab as i64 - 1 }),
             None => Ok(()),
         }
     }
@@ -444,6 +444,15 @@ mod tests {
         let drawn = of(&requested, &logits, 5).sampled;
         let drawn: Vec<u32> = drawn.iter().flat_map(|s| vec![s.index; s.times as usize]).collect();
         assert_eq!(drawn, expected);
+    }
+
+    /// A candidate belongs to the request, not to a position.
+    #[test]
+    fn invalid_candidates_are_named_without_a_position() {
+        let requested = Signals { candidates: vec![9, 10], ..Signals::default() };
+        assert_eq!(requested.check(11), Ok(()));
+        let error = requested.check(10).unwrap_err();
+        assert_eq!(error.to_string(), "candidate 10 is out of range (0 to 9)");
     }
 
     #[test]
