@@ -16,6 +16,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::storage::retry::is_transient_status;
 use stillhouse_base::storage::{self, Backoff};
 use url::Url;
 
@@ -303,12 +304,12 @@ impl Client {
             416 => {
                 Err(Failure { retry: RetryPolicy::FromStart, ..Failure::transient(format!("{what}: {status_text}")) })
             }
-            408 | 425 | 429 | 500.. => Err(Failure {
+            _ if is_transient_status(status) => Err(Failure {
                 retry: RetryPolicy::AfterBackoff(requested_wait(response.headers())),
                 ..Failure::transient(format!("{what}: {status_text}"))
             }),
             // A signed storage URL may have expired; a retry gets a new one.
-            400.. if !at_endpoint => Err(Failure::transient(format!("{what}: {status_text}"))),
+            400..=499 if !at_endpoint => Err(Failure::transient(format!("{what}: {status_text}"))),
             401 | 403 => {
                 usage(format!("{what}: {}", self.access_denied_message(response.headers(), &status_text, reference)))
             }

@@ -55,6 +55,22 @@ fn what_passes_is_tried_again_and_not_for_ever() {
     assert!(error.retryable && error.to_string().contains("cannot be reached: 127.0.0.1:1"), "{error}");
 }
 
+/// The statuses that `storage` does not retry either: from the hub, and from the storage to which it redirects.
+#[test]
+fn permanent_server_errors_are_not_retried() {
+    for status in [501, 505, 507] {
+        for path in ["GET /api", "GET /bucket"] {
+            let fixture = Fixture::gpt2();
+            fixture.fake_hub.add_fault(path, Fault::Status(status, ""));
+            let error = fixture.expect_error("hf://org/name", Wanted::Teacher, &[&format!("answered {status}")]);
+            assert_eq!((error.kind, error.retryable), (ErrorKind::Model, false));
+            let requests = fixture.fake_hub.take_requests();
+            let sent = requests.iter().filter(|r| format!("{} {}", r.method, r.path).contains(path)).count();
+            assert_eq!(sent, 1, "{path}, {status}");
+        }
+    }
+}
+
 #[test]
 fn a_download_that_broke_goes_on_where_it_was() {
     let fixture = Fixture::gpt2();
