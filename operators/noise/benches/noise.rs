@@ -65,10 +65,10 @@ fn benches(c: &mut Criterion) {
             ("50 sampled logits", Signals { sampling, ..Signals::default() }),
             ("top-p 0.98", Signals { top_p: Some(TopP { mass: 0.98, most: 256 }), ..Signals::default() }),
         ];
-        for (name, asked) in signals {
+        for (name, requested) in signals {
             softmax.load(&rows[0].0).unwrap(); // one row: the benchmark excludes the softmax
             group.bench_function(name, |b| {
-                b.iter(|| black_box(signals_of_loaded(&asked, &softmax, &rows[0].0, 1, next().1.position)));
+                b.iter(|| black_box(signals_of_loaded(&requested, &softmax, &rows[0].0, 1, next().1.position)));
             });
         }
         group.bench_function("dense", |b| {

@@ -180,7 +180,7 @@ pub enum NoiseError {
         /// Number of corrections in the columns.
         stored: i64,
     },
-    /// A draw, row or position that the columns do not have.
+    /// A draw, token or position that the columns do not have, or a candidate that the vocabulary does not have.
     #[error("{what} {got} is out of range (0 to {last})")]
     Range {
         /// Name of the quantity.

@@ -11,7 +11,7 @@
 use rayon::prelude::*;
 
 use crate::{
-    DrawKey, NoiseError, NoiseStream, RowEncoder, RowSignals, Rows, RowsEncoded, Signals, Softmax, Tolerance,
+    DrawKey, LogitRows, NoiseError, NoiseStream, RowEncoder, RowSignals, RowsEncoded, Signals, Softmax, Tolerance,
     ValueType, dense_noise_of_loaded, round_dense, signals_of_loaded, top_k_of_loaded,
 };
 
@@ -97,13 +97,13 @@ pub trait Extract {
 /// The CPU implementation of [`Extract`].
 #[derive(Debug)]
 pub struct RowExtractor {
-    asked: Extraction,
+    spec: Extraction,
     encoder: Option<RowEncoder>,
 }
 
 /// The results of one row besides corrections.
 #[derive(Default)]
-struct Row {
+struct RowColumns {
     logprob: f32,
     topk: Vec<(u32, f32)>,
     dense: Vec<f32>,
@@ -111,63 +111,69 @@ struct Row {
 }
 
 impl RowExtractor {
-    /// Creates an extractor for rows of `asked.vocab` logits.
+    /// Creates an extractor for rows of `spec.vocab` logits.
     ///
     /// # Errors
-    /// If `asked.vocab` is 0 or exceeds 2^32, or a candidate is outside the vocabulary.
-    pub fn new(asked: Extraction) -> Result<Self, NoiseError> {
-        Softmax::new(asked.vocab)?;
-        asked.signals.check(asked.vocab)?;
-        let encoder = match asked.noise {
+    /// If `spec.vocab` is 0 or exceeds 2^32, or a candidate is outside the vocabulary.
+    pub fn new(spec: Extraction) -> Result<Self, NoiseError> {
+        Softmax::new(spec.vocab)?;
+        spec.signals.check(spec.vocab)?;
+        let encoder = match spec.noise {
             Some(NoiseForm::Replay { tolerance, value_type, condition }) => {
-                Some(RowEncoder::new(asked.vocab, tolerance, value_type)?.with_condition(condition))
+                Some(RowEncoder::new(spec.vocab, tolerance, value_type)?.with_condition(condition))
             }
             _ => None,
         };
-        Ok(Self { asked, encoder })
+        Ok(Self { spec, encoder })
     }
 
     /// The columns requested of every row.
     #[must_use]
     pub fn asked(&self) -> &Extraction {
-        &self.asked
+        &self.spec
     }
 
-    fn row(&self, softmax: &mut Softmax, logits: &[f32], observed: &Observed<'_>, n: usize) -> Result<Row, NoiseError> {
-        let (vocab, token) = (self.asked.vocab, observed.tokens[n]);
+    fn extract_row(
+        &self,
+        softmax: &mut Softmax,
+        logits: &[f32],
+        observed: &Observed<'_>,
+        n: usize,
+    ) -> Result<RowColumns, NoiseError> {
+        let (vocab, token) = (self.spec.vocab, observed.tokens[n]);
         let stream = |key| NoiseStream::new(key, observed.sequence_ids[n], observed.positions[n]);
         softmax.load(logits).map_err(|e| e.at(&stream(DrawKey::new(0, 0))))?;
         let mut dense = Vec::new();
-        if let Some(NoiseForm::Dense { value_type, condition }) = self.asked.noise {
-            dense.resize(self.asked.keys.len() * vocab, 0.0);
-            for (key, out) in self.asked.keys.iter().zip(dense.chunks_exact_mut(vocab)) {
+        if let Some(NoiseForm::Dense { value_type, condition }) = self.spec.noise {
+            dense.resize(self.spec.keys.len() * vocab, 0.0);
+            for (key, out) in self.spec.keys.iter().zip(dense.chunks_exact_mut(vocab)) {
                 let stream = stream(*key);
                 dense_noise_of_loaded(softmax, logits, token, &stream, out)?;
                 round_dense(logits, token, value_type, condition, &stream, out)?;
             }
         }
         let logit = logits.get(token as usize).copied().unwrap_or(f32::NAN);
-        let topk = top_k_of_loaded(softmax, logits, self.asked.topk);
-        let signals = self.signals(softmax, logits, observed, n);
-        Ok(Row { logprob: softmax.stored_logprob(logit), topk, dense, signals })
+        let topk = top_k_of_loaded(softmax, logits, self.spec.topk);
+        let signals = self.row_signals(softmax, logits, observed, n);
+        Ok(RowColumns { logprob: softmax.stored_logprob(logit), topk, dense, signals })
     }
 
-    fn signals(&self, softmax: &Softmax, logits: &[f32], observed: &Observed<'_>, n: usize) -> RowSignals {
-        if self.asked.signals.is_none() {
+    fn row_signals(&self, softmax: &Softmax, logits: &[f32], observed: &Observed<'_>, n: usize) -> RowSignals {
+        if self.spec.signals.is_none() {
             return RowSignals::default();
         }
-        signals_of_loaded(&self.asked.signals, softmax, logits, observed.sequence_ids[n], observed.positions[n])
+        signals_of_loaded(&self.spec.signals, softmax, logits, observed.sequence_ids[n], observed.positions[n])
     }
 
-    fn rows(&self, logits: &[f32], observed: &Observed<'_>, out: &mut Extracted) -> Result<(), NoiseError> {
-        let vocab = self.asked.vocab;
-        let rows: Vec<Result<Row, NoiseError>> = logits
+    fn extract_rows(&self, logits: &[f32], observed: &Observed<'_>, out: &mut Extracted) -> Result<(), NoiseError> {
+        let vocab = self.spec.vocab;
+        let rows: Vec<Result<RowColumns, NoiseError>> = logits
             .par_chunks_exact(vocab)
             .enumerate()
             .map_init(
                 || Softmax::new(vocab),
                 |softmax, (n, logits)| match softmax {
-                    Ok(softmax) => self.row(softmax, logits, observed, n),
+                    Ok(softmax) => self.extract_row(softmax, logits, observed, n),
                     Err(e) => Err(e.clone()),
                 },
             )
@@ -182,11 +188,11 @@ impl RowExtractor {
             dense.extend(row.dense);
             out.signals.push(row.signals);
         }
-        if self.asked.signals.is_none() {
+        if self.spec.signals.is_none() {
             out.signals.clear();
         }
-        out.topk = (self.asked.topk > 0).then_some((tokens, logprobs));
-        out.dense = matches!(self.asked.noise, Some(NoiseForm::Dense { .. })).then_some(dense);
+        out.topk = (self.spec.topk > 0).then_some((tokens, logprobs));
+        out.dense = matches!(self.spec.noise, Some(NoiseForm::Dense { .. })).then_some(dense);
         Ok(())
     }
 }
@@ -199,7 +205,7 @@ impl Extract for RowExtractor {
         let Observed { tokens, positions, sequence_ids } = *observed;
         let n = tokens.len();
         let lengths = [
-            ("logits", logits.len(), n * self.asked.vocab),
+            ("logits", logits.len(), n * self.spec.vocab),
             ("positions", positions.len(), n),
             ("sequence ids", sequence_ids.len(), n),
         ];
@@ -210,19 +216,19 @@ impl Extract for RowExtractor {
         }
         let mut out = Extracted::default();
         let Some(encoder) = &self.encoder else {
-            self.rows(logits, observed, &mut out)?;
+            self.extract_rows(logits, observed, &mut out)?;
             return Ok(out);
         };
-        let rows = Rows { logits, tokens, positions, sequence_ids, certain: &[] };
-        let also = |softmax: &Softmax, logits: &[f32], n: usize| {
-            (top_k_of_loaded(softmax, logits, self.asked.topk), self.signals(softmax, logits, observed, n))
+        let rows = LogitRows { logits, tokens, positions, sequence_ids, is_given: &[] };
+        let per_row = |softmax: &Softmax, logits: &[f32], n: usize| {
+            (top_k_of_loaded(softmax, logits, self.spec.topk), self.row_signals(softmax, logits, observed, n))
         };
-        let (encoded, others) = encoder.encode_rows(&rows, &self.asked.keys, also)?;
+        let (encoded, others) = encoder.encode_rows(&rows, &self.spec.keys, per_row)?;
         let (best, signals): (Vec<_>, Vec<_>) = others.into_iter().unzip();
-        out.signals = if self.asked.signals.is_none() { Vec::new() } else { signals };
+        out.signals = if self.spec.signals.is_none() { Vec::new() } else { signals };
         out.logprob.clone_from(&encoded.logprob);
         out.replay = Some(encoded);
-        out.topk = (self.asked.topk > 0).then(|| best.into_iter().flatten().unzip());
+        out.topk = (self.spec.topk > 0).then(|| best.into_iter().flatten().unzip());
         Ok(out)
     }
 }

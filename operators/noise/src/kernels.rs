@@ -164,8 +164,8 @@ dispatched! {
 /// Sums of one block of [`weights`], before the encoder removes any candidate from it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct BlockSums {
-    /// Whether some entry of the block, possibly x, has e_k < p_k·e_0·`bar`.
-    pub rival: bool,
+    /// Whether some entry of the block, possibly x, has e_k < p_k·e_0·`rival_threshold`.
+    pub has_rival: bool,
     /// Σ w.
     pub weight: f64,
     /// Σ d.
@@ -177,10 +177,10 @@ pub(crate) struct BlockSums {
 dispatched! {
     /// Computes w and d of every k ≠ x (0 at x and in the padding), with their sums per block.
     ///
-    /// `u`, `w`, `d`: padded; `sums`: one per block; `scale` = e_0/Z, so that p_k·e_0 = u_k·scale; `bar`: 0 if the
-    /// caller needs no `rival`.
+    /// `u`, `w`, `d`: padded; `sums`: one per block; `scale` = e_0/Z, so that p_k·e_0 = u_k·scale;
+    /// `rival_threshold`: 0 if the caller needs no `has_rival`.
     pub(crate) fn weights(
-        stream: &NoiseStream, vocab: usize, x: usize, u: &[Block], scale: f32, bar: f32,
+        stream: &NoiseStream, vocab: usize, x: usize, u: &[Block], scale: f32, rival_threshold: f32,
         w: &mut [Block], d: &mut [Block], sums: &mut [BlockSums],
     ) {
         let mut words = Words::ZERO;
@@ -189,12 +189,13 @@ dispatched! {
             let first = b * BLOCK;
             philox_block(stream, (first / 4) as u32, &mut words);
             let (words, w, d) = (words.as_words(), &mut w_block.0, &mut d_block.0);
-            // Tests e < p·e_0·bar by the sign of the difference, which avoids turning a comparison mask into a number.
+            // Tests e < p·e_0·rival_threshold by the sign of the difference, which avoids turning a comparison mask
+            // into a number.
             let mut signs = 0u32;
             for i in 0..BLOCK {
                 let e = exponential_from_word(words[i]);
                 let added = u.0[i] * scale;
-                signs |= (e - added * bar).to_bits();
+                signs |= (e - added * rival_threshold).to_bits();
                 let total = e + added;
                 let t = 1.0 / (e * total); // one division serves 1/E, 1/e and their difference
                 w[i] = e * t;
@@ -209,7 +210,7 @@ dispatched! {
                 d[x - first] = 0.0;
             }
             *sums = BlockSums {
-                rival: signs >> 31 != 0,
+                has_rival: signs >> 31 != 0,
                 weight: f64::from(sum_block(w_block)),
                 excess: f64::from(sum_block(d_block)),
                 largest: max_block(d_block),

@@ -23,7 +23,7 @@
 //! | `dense`, `value` | dense noise in the stored type; the stored types and their rounding |
 //! | `output`, `quantile`, `replay_rows` | the decoder for trainers: softmax, Gumbel, Gaussian or uniform noise of many tokens |
 //! | `extract` | the interface that all devices implement for slices of logits, and its CPU implementation |
-//! | `loosen` | drops corrections for a looser tolerance, without the teacher |
+//! | `correction_pruning` | drops corrections for a looser tolerance, without the teacher |
 //! | `sample` | samples the tokens of text that the teacher writes |
 //! | `rows`, `topk`, `uniforms` | slices of rows in parallel, top-k, keyed uniforms for other uses |
 //! | `signals` | log-partitions, entropy, given candidates, sampled logits, top-p |
@@ -33,13 +33,13 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod correction_pruning;
 mod decode;
 mod dense;
 mod dispatch;
 mod error;
 mod extract;
 mod kernels;
-mod loosen;
 mod math;
 mod output;
 mod philox;
@@ -57,21 +57,22 @@ mod uniforms;
 mod value;
 mod verify;
 
+pub use correction_pruning::Loosener;
 pub use decode::{Correction, StoredToken, decode, decode_softmax};
 pub use dense::round_dense;
 pub use dispatch::Level;
 pub use error::NoiseError;
 pub use extract::{Extract, Extracted, Extraction, NoiseForm, Observed, RowExtractor};
-pub use loosen::Loosener;
 pub use math::exponential_from_word;
 pub use output::{DenseRow, Element, Output, OutputKind, RowWriter};
 pub use philox::{DrawKey, NoiseStream, philox4x32_10};
 pub use posterior::{
-    Row, Softmax, dense_noise, dense_noise_of_loaded, exponentials, prior_noise, sample_sequential, sequential_noise,
+    RowLogprobs, Softmax, dense_noise, dense_noise_of_loaded, exponentials, prior_noise, sample_sequential,
+    sequential_noise,
 };
 pub use replay::{Encoded, Encoder, Tolerance};
 pub use replay_rows::{Asked, Integers, Reals, StoredColumns, StoredNoise, prior_rows, replay_rows};
-pub use rows::{RowEncoder, Rows, RowsEncoded};
+pub use rows::{LogitRows, RowEncoder, RowsEncoded};
 pub use sample::{Sampler, Sampling};
 pub use signals::{LogitSampling, RowSignals, Sampled, Signals, TopP, signals_of_loaded};
 pub use topk::{top_k, top_k_of_loaded};

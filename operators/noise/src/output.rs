@@ -58,7 +58,7 @@ impl Output {
     }
 
     /// Computes the output of one entry from its ξ in f64. For `Softmax`, returns the logarithm before normalisation.
-    fn of_gumbel(self, xi: f64) -> f64 {
+    fn map_gumbel(self, xi: f64) -> f64 {
         let tau = f64::from(self.temperature);
         match self.kind {
             OutputKind::Softmax | OutputKind::Gumbel => tau * xi,
@@ -82,7 +82,7 @@ pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// Writes `values` to `out`, which has the same length.
     fn store(values: &[f32], out: &mut [Self]);
     /// Rounds one value.
-    fn of(value: f64) -> Self;
+    fn from_f64_saturating(value: f64) -> Self;
 }
 
 impl Element for f32 {
@@ -90,7 +90,7 @@ impl Element for f32 {
     fn store(values: &[f32], out: &mut [Self]) {
         out.copy_from_slice(values);
     }
-    fn of(value: f64) -> Self {
+    fn from_f64_saturating(value: f64) -> Self {
         value.clamp(f64::from(Self::MIN), f64::from(Self::MAX)) as Self
     }
 }
@@ -100,7 +100,7 @@ impl Element for f16 {
     fn store(values: &[f32], out: &mut [Self]) {
         out.convert_from_f32_slice(values);
     }
-    fn of(value: f64) -> Self {
+    fn from_f64_saturating(value: f64) -> Self {
         Self::from_f64(value.clamp(Self::MIN.to_f64(), Self::MAX.to_f64()))
     }
 }
@@ -115,7 +115,7 @@ impl Element for bf16 {
             *out = Self::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16);
         }
     }
-    fn of(value: f64) -> Self {
+    fn from_f64_saturating(value: f64) -> Self {
         Self::from_f64(value.clamp(Self::MIN.to_f64(), Self::MAX.to_f64()))
     }
 }
@@ -130,7 +130,7 @@ pub enum DenseRow<'a> {
 }
 
 /// The source of a row's blocks.
-enum Source<'a> {
+enum RowSource<'a> {
     /// Yields E of the entries, and infinity (weight 0) at `token`, which the caller computes separately.
     Replay { stream: &'a NoiseStream, e0: f32, token: Option<u32>, corrections: &'a [Correction] },
     /// Yields stored ξ.
@@ -190,7 +190,7 @@ impl RowWriter {
             before = index;
         }
         let e0 = stream.auxiliary_exponential();
-        let source = Source::Replay { stream, e0, token: Some(stored.token), corrections: stored.corrections };
+        let source = RowSource::Replay { stream, e0, token: Some(stored.token), corrections: stored.corrections };
         let xi = -f64::from(stored.logprob) - libm::log(f64::from(e0));
         let weight = weight_of_token(f64::from(stored.logprob), e0);
         self.write(source, Some((stored.token as usize, xi, weight)), out)
@@ -201,7 +201,7 @@ impl RowWriter {
     /// # Errors
     /// If `out` has another length.
     pub fn prior<T: Element>(&mut self, stream: &NoiseStream, out: &mut [T]) -> Result<(), NoiseError> {
-        self.write(Source::Replay { stream, e0: 0.0, token: None, corrections: &[] }, None, out)
+        self.write(RowSource::Replay { stream, e0: 0.0, token: None, corrections: &[] }, None, out)
     }
 
     /// Writes stored dense noise to `out` (`[V]`).
@@ -214,7 +214,7 @@ impl RowWriter {
             DenseRow::F16(row) => row.len(),
         };
         self.check_length("the dense noise of a token", got)?;
-        self.write(Source::Dense(noise), None, out)
+        self.write(RowSource::Dense(noise), None, out)
     }
 
     fn check_length(&self, what: &'static str, got: usize) -> Result<(), NoiseError> {
@@ -224,13 +224,13 @@ impl RowWriter {
     /// Writes a row. `token` is an entry that is computed separately in f64: its index, ξ and exp(ξ).
     fn write<T: Element>(
         &mut self,
-        mut source: Source<'_>,
+        mut source: RowSource<'_>,
         token: Option<(usize, f64, f64)>,
         out: &mut [T],
     ) -> Result<(), NoiseError> {
         self.check_length("the output of a token", out.len())?;
         if self.output.kind == OutputKind::Softmax {
-            if self.output.temperature == 1.0 && matches!(source, Source::Replay { .. }) {
+            if self.output.temperature == 1.0 && matches!(source, RowSource::Replay { .. }) {
                 self.softmax_of_weights(&mut source, token, out);
             } else {
                 self.softmax_of_gumbel(&mut source, token, out);
@@ -247,7 +247,7 @@ impl RowWriter {
                     kernels::scale(self.level, &mut block.0, tau);
                 }
                 (kind, _) => {
-                    let large = if dense { LargeValues::take(block, out.len()) } else { LargeValues::default() };
+                    let large = if dense { LargeValues::collect(block, out.len()) } else { LargeValues::default() };
                     if dense {
                         kernels::block_to_totals(self.level, block);
                     }
@@ -256,13 +256,13 @@ impl RowWriter {
                     } else {
                         kernels::block_to_gaussian(self.level, block, tau);
                     }
-                    large.put(self.output, block);
+                    large.restore(self.output, block);
                 }
             }
             T::store(&block.0[..out.len()], out);
         }
         if let Some((x, xi, _)) = token {
-            out[x] = T::of(self.output.of_gumbel(xi));
+            out[x] = T::from_f64_saturating(self.output.map_gumbel(xi));
         }
         Ok(())
     }
@@ -270,7 +270,7 @@ impl RowWriter {
     /// Softmax at τ = 1, which needs no logarithm: softmax(ξ)_k = (1/E_k) / Σ_j 1/E_j.
     fn softmax_of_weights<T: Element>(
         &mut self,
-        source: &mut Source<'_>,
+        source: &mut RowSource<'_>,
         token: Option<(usize, f64, f64)>,
         out: &mut [T],
     ) {
@@ -286,20 +286,20 @@ impl RowWriter {
         // For a point mass at x, 1/Σ underflows f32, and the other entries become 0, their correct value.
         self.scale_out((1.0 / sum) as f32, out);
         if let Some((x, ..)) = token {
-            out[x] = T::of(weight / sum);
+            out[x] = T::from_f64_saturating(weight / sum);
         }
     }
 
     /// Computes softmax(τ·ξ) through the logarithm, after it subtracts the largest τ·ξ.
     fn softmax_of_gumbel<T: Element>(
         &mut self,
-        source: &mut Source<'_>,
+        source: &mut RowSource<'_>,
         token: Option<(usize, f64, f64)>,
         out: &mut [T],
     ) {
         let tau = self.output.temperature;
-        let at_token = token.map(|(x, xi, _)| (x, self.output.of_gumbel(xi)));
-        let mut max = at_token.map_or(f32::MIN, |(_, value)| f32::of(value));
+        let at_token = token.map(|(x, xi, _)| (x, self.output.map_gumbel(xi)));
+        let mut max = at_token.map_or(f32::MIN, |(_, value)| f32::from_f64_saturating(value));
         for (b, block) in self.row.iter_mut().enumerate() {
             let valid = (self.vocab - b * BLOCK).min(BLOCK);
             if fill(self.level, source, b, valid, block) {
@@ -324,7 +324,7 @@ impl RowWriter {
         sum += weight;
         self.scale_out((1.0 / sum) as f32, out);
         if let Some((x, _)) = at_token {
-            out[x] = T::of(weight / sum);
+            out[x] = T::from_f64_saturating(weight / sum);
         }
     }
 
@@ -338,10 +338,10 @@ impl RowWriter {
 
 /// Fills block `b` of a row, whose first `valid` entries are in the vocabulary. Returns true if it holds ξ, false if E.
 #[inline]
-fn fill(level: Level, source: &mut Source<'_>, b: usize, valid: usize, block: &mut Block) -> bool {
+fn fill(level: Level, source: &mut RowSource<'_>, b: usize, valid: usize, block: &mut Block) -> bool {
     let first = b * BLOCK;
     match source {
-        Source::Replay { stream, e0, token, corrections } => {
+        RowSource::Replay { stream, e0, token, corrections } => {
             kernels::block_of_exponentials(level, stream, first, block);
             while let Some((c, rest)) = corrections.split_first()
                 && (c.index as usize) < first + BLOCK
@@ -357,11 +357,11 @@ fn fill(level: Level, source: &mut Source<'_>, b: usize, valid: usize, block: &m
             }
             false
         }
-        Source::Dense(DenseRow::F32(row)) => {
+        RowSource::Dense(DenseRow::F32(row)) => {
             block.0[..valid].copy_from_slice(&row[first..first + valid]);
             true
         }
-        Source::Dense(DenseRow::F16(row)) => {
+        RowSource::Dense(DenseRow::F16(row)) => {
             row[first..first + valid].convert_to_f32_slice(&mut block.0[..valid]);
             true
         }
@@ -374,16 +374,16 @@ struct LargeValues(Vec<(usize, f32)>);
 
 impl LargeValues {
     /// Bound on ξ, with a margin: the generator's smallest e is e^−22.9.
-    const ABOVE: f32 = 23.0;
+    const THRESHOLD: f32 = 23.0;
 
-    fn take(block: &Block, valid: usize) -> Self {
+    fn collect(block: &Block, valid: usize) -> Self {
         let values = block.0[..valid].iter().enumerate();
-        Self(values.filter(|(_, v)| **v > Self::ABOVE).map(|(i, v)| (i, *v)).collect())
+        Self(values.filter(|(_, v)| **v > Self::THRESHOLD).map(|(i, v)| (i, *v)).collect())
     }
 
-    fn put(self, output: Output, block: &mut Block) {
+    fn restore(self, output: Output, block: &mut Block) {
         for (i, xi) in self.0 {
-            block.0[i] = f32::of(output.of_gumbel(f64::from(xi)));
+            block.0[i] = f32::from_f64_saturating(output.map_gumbel(f64::from(xi)));
         }
     }
 }

@@ -123,7 +123,7 @@ impl Softmax {
 
 /// Log-probability and log-partition that a row of logits gives for the observed token.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Row {
+pub struct RowLogprobs {
     /// ln p_x.
     pub logprob_x: f32,
     /// ln Σ exp(l).
@@ -166,7 +166,7 @@ pub fn dense_noise(
     x: u32,
     stream: &NoiseStream,
     out: &mut [f32],
-) -> Result<Row, NoiseError> {
+) -> Result<RowLogprobs, NoiseError> {
     softmax.load(logits).map_err(|e| e.at(stream))?;
     dense_noise_of_loaded(softmax, logits, x, stream, out)
 }
@@ -181,7 +181,7 @@ pub fn dense_noise_of_loaded(
     x: u32,
     stream: &NoiseStream,
     out: &mut [f32],
-) -> Result<Row, NoiseError> {
+) -> Result<RowLogprobs, NoiseError> {
     let vocab = softmax.vocab();
     check_token(x, vocab, stream)?;
     for (what, got) in [("a row of logits", logits.len()), ("the noise of a token", out.len())] {
@@ -196,7 +196,7 @@ pub fn dense_noise_of_loaded(
     kernels::negative_ln(level, out);
     let logprob = softmax.logprob(logits[x as usize]);
     out[x as usize] = (-logprob - libm::log(f64::from(e0))) as f32;
-    Ok(Row { logprob_x: softmax.stored_logprob(logits[x as usize]), logsumexp: softmax.logsumexp() as f32 })
+    Ok(RowLogprobs { logprob_x: softmax.stored_logprob(logits[x as usize]), logsumexp: softmax.logsumexp() as f32 })
 }
 
 /// Noise of a position that is not predicted, such as given text or padding. p is one-hot at `x`, so ξ_k = −ln e_k for

@@ -39,8 +39,8 @@ pub(crate) fn normal_f32(e: f32) -> f32 {
 
     let w = if w < 0.0 { 0.0 } else { w };
     let s = w.sqrt() - 4.5;
-    let mut q = TAIL[0];
-    for &a in &TAIL[1..] {
+    let mut q = TAIL_COEFFICIENTS[0];
+    for &a in &TAIL_COEFFICIENTS[1..] {
         q = q * s + a;
     }
 
@@ -48,7 +48,7 @@ pub(crate) fn normal_f32(e: f32) -> f32 {
     if upper { z } else { -z }
 }
 
-const TAIL: [f32; 10] = [
+const TAIL_COEFFICIENTS: [f32; 10] = [
     2.938_392_4e-7,
     -2.472_087_6e-7,
     -5.981_963_6e-6,

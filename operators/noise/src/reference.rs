@@ -122,19 +122,19 @@ fn weights_with_their_sums() {
     for_all(|level, vocab, logits, stream| {
         let mut softmax = Softmax::at_level(vocab, level).unwrap();
         softmax.load(logits).unwrap();
-        let (x, bar) = (vocab * 2 / 3, 1.0 + 1.0 / 4096.0);
+        let (x, rival_threshold) = (vocab * 2 / 3, 1.0 + 1.0 / 4096.0);
         let scale = softmax.scale(stream.auxiliary_exponential());
         let u = softmax.unnormalised();
         let (mut w, mut d) = (kernels::zeros(vocab), kernels::zeros(vocab));
         let mut sums = vec![BlockSums::default(); u.len()];
-        kernels::weights(level, stream, vocab, x, u, scale, bar, &mut w, &mut d, &mut sums);
+        kernels::weights(level, stream, vocab, x, u, scale, rival_threshold, &mut w, &mut d, &mut sums);
         let e: Vec<f32> = words(stream, vocab).into_iter().map(exponential).collect();
         for (b, u) in u.iter().enumerate() {
-            let (mut expected_w, mut expected_d, mut rival) = (Block::ZERO, Block::ZERO, false);
+            let (mut expected_w, mut expected_d, mut has_rival) = (Block::ZERO, Block::ZERO, false);
             for i in (0..BLOCK).filter(|i| b * BLOCK + i < vocab) {
                 let (k, e) = (b * BLOCK + i, e[b * BLOCK + i]);
                 let added = u.0[i] * scale;
-                rival |= added * bar > e;
+                has_rival |= added * rival_threshold > e;
                 let t = 1.0 / (e * (e + added));
                 if k != x {
                     (expected_w.0[i], expected_d.0[i]) = (e * t, added * t);
@@ -144,7 +144,7 @@ fn weights_with_their_sums() {
             assert_eq!(bits(&w[b].0), bits(&expected_w.0), "w, {at}");
             assert_eq!(bits(&d[b].0), bits(&expected_d.0), "d, {at}");
             let expected = BlockSums {
-                rival,
+                has_rival,
                 weight: f64::from(fold(&expected_w.0, |a, b| a + b)),
                 excess: f64::from(fold(&expected_d.0, |a, b| a + b)),
                 largest: fold(&expected_d.0, f32::max),

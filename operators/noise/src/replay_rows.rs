@@ -177,10 +177,10 @@ impl StoredColumns<'_> {
                 check_length("the offsets of noise_index", offsets.len(), self.rows + 1)?;
                 check_length("noise_logprob", values.len(), indices.len())?;
                 for (row, pair) in offsets.windows(2).enumerate() {
-                    let inside = pair[0] >= 0 && pair[1] >= pair[0] && pair[1] <= indices.len() as i64;
-                    let all = row * self.draws * self.length..(row + 1) * self.draws * self.length;
-                    let (counted, stored) = (counts.sum(all), pair[1] - pair[0]);
-                    if !inside || counted != stored {
+                    let is_valid = pair[0] >= 0 && pair[1] >= pair[0] && pair[1] <= indices.len() as i64;
+                    let row_counts = row * self.draws * self.length..(row + 1) * self.draws * self.length;
+                    let (counted, stored) = (counts.sum(row_counts), pair[1] - pair[0]);
+                    if !is_valid || counted != stored {
                         return Err(NoiseError::Counts { row, counted, stored });
                     }
                 }
@@ -190,13 +190,13 @@ impl StoredColumns<'_> {
     }
 
     /// Returns the index range of the corrections of every requested token, for codec `replay`.
-    fn spans(&self, draw: usize, asked: Asked<'_>, n: usize) -> Result<Vec<(u64, u64)>, NoiseError> {
+    fn correction_ranges(&self, draw: usize, requested: Asked<'_>, n: usize) -> Result<Vec<(u64, u64)>, NoiseError> {
         let StoredNoise::Replay { counts, offsets, .. } = self.noise else { return Ok(Vec::new()) };
-        let mut spans = Vec::with_capacity(n);
+        let mut ranges = Vec::with_capacity(n);
         // Requested tokens mostly ascend within a row, so the running sum continues from the token before.
         let (mut row, mut at, mut begin) = (usize::MAX, 0, 0);
         for i in 0..n {
-            let (r, position) = self.token(asked, i);
+            let (r, position) = self.token(requested, i);
             let before = (r * self.draws + draw) * self.length;
             if r != row || position < at {
                 (row, at) = (r, 0);
@@ -214,14 +214,14 @@ impl StoredColumns<'_> {
                     stored: offsets[r + 1] - offsets[r],
                 });
             }
-            spans.push((begin as u64, end as u64));
+            ranges.push((begin as u64, end as u64));
         }
-        Ok(spans)
+        Ok(ranges)
     }
 
     /// Row and position of requested token i.
-    fn token(&self, asked: Asked<'_>, i: usize) -> (usize, usize) {
-        let flat = match asked {
+    fn token(&self, requested: Asked<'_>, i: usize) -> (usize, usize) {
+        let flat = match requested {
             Asked::All => i,
             Asked::Flat(flat) => flat[i] as usize,
         };
@@ -235,7 +235,7 @@ impl StoredColumns<'_> {
         corrections: &mut Vec<Correction>,
         draw: usize,
         (row, position): (usize, usize),
-        span: Option<(u64, u64)>,
+        range: Option<(u64, u64)>,
         out: &mut [T],
     ) -> Result<(), NoiseError> {
         let at = row * self.length + position;
@@ -246,7 +246,7 @@ impl StoredColumns<'_> {
             }
             StoredNoise::Replay { seed, sequence_ids, tokens, logprobs, indices, values, .. } => {
                 let stream = NoiseStream::new(DrawKey::new(seed, draw as u32), sequence_ids[row], position as u32);
-                let (begin, end) = span.unwrap_or_default();
+                let (begin, end) = range.unwrap_or_default();
                 corrections.clear();
                 corrections.extend((begin as usize..end as usize).map(|i| Correction {
                     index: u32::try_from(indices.get(i)).unwrap_or(u32::MAX), // `replay` reports it as an error
@@ -260,7 +260,7 @@ impl StoredColumns<'_> {
 }
 
 /// Writes every row of `out` with `write`, one scratch per task. Of several errors, returns that of the first row.
-fn for_rows<T: Element, S>(
+fn write_rows<T: Element, S>(
     vocab: usize,
     out: &mut [T],
     scratch: impl Fn() -> S + Sync,
@@ -270,20 +270,20 @@ fn for_rows<T: Element, S>(
     // fork.
     let threads = rayon::current_thread_index().map_or(1, |_| rayon::current_num_threads());
     // Enough rows per task that scratch is allocated rarely, and few enough that all threads have work.
-    let per_task = (out.len() / vocab / (8 * threads)).clamp(1, 64);
+    let rows_per_task = (out.len() / vocab / (8 * threads)).clamp(1, 64);
     let task = |(t, rows): (usize, &mut [T])| {
         let mut scratch = scratch();
         let rows = rows.chunks_exact_mut(vocab).enumerate();
-        rows.map(|(i, row)| (t * per_task + i, row))
+        rows.map(|(i, row)| (t * rows_per_task + i, row))
             .try_for_each(|(i, row)| write(&mut scratch, i, row).map_err(|e| (i, e)))
     };
-    let failed = if threads == 1 {
-        out.chunks_mut(vocab * per_task).enumerate().find_map(|chunk| task(chunk).err())
+    let first_error = if threads == 1 {
+        out.chunks_mut(vocab * rows_per_task).enumerate().find_map(|chunk| task(chunk).err())
     } else {
-        let chunks = out.par_chunks_mut(vocab * per_task).enumerate();
+        let chunks = out.par_chunks_mut(vocab * rows_per_task).enumerate();
         chunks.filter_map(|chunk| task(chunk).err()).min_by_key(|(i, _)| *i)
     };
-    failed.map_or(Ok(()), |(_, error)| Err(error))
+    first_error.map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// Writes the noise of the requested tokens under one draw to `out` [n, V].
@@ -296,13 +296,13 @@ fn for_rows<T: Element, S>(
 pub fn replay_rows<T: Element>(
     columns: &StoredColumns<'_>,
     draw: usize,
-    asked: Asked<'_>,
+    requested: Asked<'_>,
     output: Output,
     out: &mut [T],
 ) -> Result<(), NoiseError> {
     columns.check(draw)?;
     let tokens = columns.rows * columns.length;
-    let n = match asked {
+    let n = match requested {
         Asked::All => tokens,
         Asked::Flat(flat) => {
             if let Some(&got) = flat.iter().find(|&&i| i < 0 || i >= tokens as i64) {
@@ -312,13 +312,13 @@ pub fn replay_rows<T: Element>(
         }
     };
     check_length("the output", out.len(), n * columns.vocab)?;
-    let spans = columns.spans(draw, asked, n)?;
-    for_rows(
+    let ranges = columns.correction_ranges(draw, requested, n)?;
+    write_rows(
         columns.vocab,
         out,
         || (RowWriter::new(columns.vocab, output), Vec::new()),
         |(writer, corrections), i, out| {
-            columns.write(writer, corrections, draw, columns.token(asked, i), spans.get(i).copied(), out)
+            columns.write(writer, corrections, draw, columns.token(requested, i), ranges.get(i).copied(), out)
         },
     )
 }
@@ -346,7 +346,7 @@ pub fn prior_rows<T: Element>(
     if let Some(&got) = positions.iter().find(|&&p| u32::try_from(p).is_err()) {
         return Err(NoiseError::Range { what: "position", got, last: i64::from(u32::MAX) });
     }
-    for_rows(
+    write_rows(
         vocab,
         out,
         || RowWriter::new(vocab, output),

@@ -11,7 +11,7 @@ use crate::{Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, Tole
 
 /// A slice of teacher logits with the observed tokens.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
+pub struct LogitRows<'a> {
     /// Logits [n, V].
     pub logits: &'a [f32],
     /// Observed tokens `[n]`.
@@ -22,7 +22,7 @@ pub struct Rows<'a> {
     pub sequence_ids: &'a [u64],
     /// Mask of given or padding positions `[n]`; empty for none. These get ln p_x = 0 and no corrections, and their
     /// logits are not read.
-    pub certain: &'a [bool],
+    pub is_given: &'a [bool],
 }
 
 /// The columns of n rows and D draws. Lists are row-major: list `row·D + draw`.
@@ -58,7 +58,7 @@ impl RowsEncoded {
 
 /// The results of one row, all draws.
 #[derive(Default)]
-struct RowEncoded {
+struct EncodedRow {
     logprob: f32,
     counts: Vec<u32>,
     corrections: Vec<Correction>,
@@ -72,19 +72,19 @@ pub struct RowEncoder {
     tolerance: Tolerance,
     value_type: ValueType,
     condition: bool,
-    spare: Mutex<Vec<Encoder>>,
+    pool: Mutex<Vec<Encoder>>,
 }
 
 /// An encoder borrowed from the pool; dropping it returns it.
-struct Loan<'a> {
+struct BorrowedEncoder<'a> {
     encoder: Option<Encoder>,
-    spare: &'a Mutex<Vec<Encoder>>,
+    pool: &'a Mutex<Vec<Encoder>>,
 }
 
-impl Drop for Loan<'_> {
+impl Drop for BorrowedEncoder<'_> {
     fn drop(&mut self) {
         if let Some(encoder) = self.encoder.take() {
-            self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(encoder);
+            self.pool.lock().unwrap_or_else(PoisonError::into_inner).push(encoder);
         }
     }
 }
@@ -96,23 +96,23 @@ impl RowEncoder {
     /// If `vocab` is 0 or exceeds 2^32, the largest vocabulary that an index type of the format addresses.
     pub fn new(vocab: usize, tolerance: Tolerance, value_type: ValueType) -> Result<Self, NoiseError> {
         let first = Encoder::new(vocab, tolerance, value_type)?;
-        Ok(Self { vocab, tolerance, value_type, condition: true, spare: Mutex::new(vec![first]) })
+        Ok(Self { vocab, tolerance, value_type, condition: true, pool: Mutex::new(vec![first]) })
     }
 
     /// As [`Encoder::with_condition`].
     #[must_use]
     pub fn with_condition(mut self, condition: bool) -> Self {
         self.condition = condition;
-        self.spare.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
         self
     }
 
-    fn borrow(&self) -> Loan<'_> {
-        let encoder = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Loan { encoder, spare: &self.spare }
+    fn borrow(&self) -> BorrowedEncoder<'_> {
+        let encoder = self.pool.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        BorrowedEncoder { encoder, pool: &self.pool }
     }
 
-    /// Encodes n rows under the keys of the draws, on rayon's current thread pool. Calls `also` for each row with its
+    /// Encodes n rows under the keys of the draws, on rayon's current thread pool. Calls `per_row` for each row with its
     /// softmax, its logits `[V]` and its number, and returns the results `[n]`. A certain position, whose logits are
     /// not read, gets the default.
     ///
@@ -120,41 +120,41 @@ impl RowEncoder {
     /// Returns the error of the first failing row, or an error if a column has the wrong length.
     pub fn encode_rows<T: Default + Send>(
         &self,
-        rows: &Rows<'_>,
+        rows: &LogitRows<'_>,
         keys: &[DrawKey],
-        also: impl Fn(&Softmax, &[f32], usize) -> T + Sync,
+        per_row: impl Fn(&Softmax, &[f32], usize) -> T + Sync,
     ) -> Result<(RowsEncoded, Vec<T>), NoiseError> {
         let n = rows.tokens.len();
         let lengths = [
             ("logits", rows.logits.len(), n * self.vocab),
             ("positions", rows.positions.len(), n),
             ("sequence ids", rows.sequence_ids.len(), n),
-            ("the mask of certain positions", rows.certain.len(), if rows.certain.is_empty() { 0 } else { n }),
+            ("the mask of certain positions", rows.is_given.len(), if rows.is_given.is_empty() { 0 } else { n }),
         ];
         for (what, got, expected) in lengths {
             if got != expected {
                 return Err(NoiseError::Length { what, got, expected });
             }
         }
-        let results: Vec<Result<(RowEncoded, T), NoiseError>> = (0..n)
+        let results: Vec<Result<(EncodedRow, T), NoiseError>> = (0..n)
             .into_par_iter()
-            .map_init(|| self.borrow(), |loan, row| self.encode_row(loan, rows, row, keys, &also))
+            .map_init(|| self.borrow(), |borrowed, row| self.encode_row(borrowed, rows, row, keys, &per_row))
             .collect();
-        gather(results, keys.len())
+        collect_columns(results, keys.len())
     }
 
     fn encode_row<T: Default>(
         &self,
-        loan: &mut Loan<'_>,
-        rows: &Rows<'_>,
+        borrowed: &mut BorrowedEncoder<'_>,
+        rows: &LogitRows<'_>,
         row: usize,
         keys: &[DrawKey],
-        also: impl Fn(&Softmax, &[f32], usize) -> T,
-    ) -> Result<(RowEncoded, T), NoiseError> {
-        if rows.certain.get(row).copied().unwrap_or(false) {
-            return Ok((RowEncoded { counts: vec![0; keys.len()], ..RowEncoded::default() }, T::default()));
+        per_row: impl Fn(&Softmax, &[f32], usize) -> T,
+    ) -> Result<(EncodedRow, T), NoiseError> {
+        if rows.is_given.get(row).copied().unwrap_or(false) {
+            return Ok((EncodedRow { counts: vec![0; keys.len()], ..EncodedRow::default() }, T::default()));
         }
-        let encoder = match &mut loan.encoder {
+        let encoder = match &mut borrowed.encoder {
             Some(encoder) => encoder,
             empty => {
                 let encoder = Encoder::new(self.vocab, self.tolerance, self.value_type)?;
@@ -162,7 +162,7 @@ impl RowEncoder {
             }
         };
         let logits = &rows.logits[row * self.vocab..(row + 1) * self.vocab];
-        let mut result = RowEncoded::default();
+        let mut result = EncodedRow::default();
         let stream = |key| NoiseStream::new(key, rows.sequence_ids[row], rows.positions[row]);
         encoder.load(logits, &stream(DrawKey::new(0, 0)))?;
         for &key in keys {
@@ -172,12 +172,12 @@ impl RowEncoder {
             result.logprob = encoded.logprob;
             result.total_variation.push(encoded.total_variation);
         }
-        Ok((result, also(encoder.softmax(), logits, row)))
+        Ok((result, per_row(encoder.softmax(), logits, row)))
     }
 }
 
-fn gather<T>(
-    results: Vec<Result<(RowEncoded, T), NoiseError>>,
+fn collect_columns<T>(
+    results: Vec<Result<(EncodedRow, T), NoiseError>>,
     draws: usize,
 ) -> Result<(RowsEncoded, Vec<T>), NoiseError> {
     let mut others = Vec::with_capacity(results.len());

@@ -16,7 +16,7 @@
 use crate::{NoiseError, NoiseStream, Softmax, sequential_noise, top_k_of_loaded};
 
 /// Number of most likely entries to examine first if only top_p limits their number.
-const FIRST_LOOK: usize = 64;
+const FIRST_TOP_K: usize = 64;
 
 /// Parameters of the choice of a token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,9 +49,18 @@ pub struct Sampler {
 }
 
 /// The set A: all entries, or these with their logits, in descending order.
-enum Left {
+enum CandidateSet {
     All,
-    Some(Vec<(u32, f32)>),
+    Subset(Vec<(u32, f32)>),
+}
+
+/// Which entries to count as members of A when the logits have errors.
+#[derive(Debug, Clone, Copy)]
+enum Membership {
+    /// Entries that are in A under some errors.
+    Possible,
+    /// Entries that are in A under all errors.
+    Certain,
 }
 
 impl Sampler {
@@ -71,7 +80,7 @@ impl Sampler {
         self.load(logits, stream)?;
         let (mut best, mut next) = ((0, f64::NEG_INFINITY), f64::NEG_INFINITY);
         // Entries come in index order, so ties go to the lower index.
-        self.each(&self.left(logits, 0.0, true), logits, |k, score| {
+        self.for_each_score(&self.candidate_set(logits, 0.0, Membership::Possible), logits, |k, score| {
             if score > best.1 {
                 next = best.1;
                 best = (k, score);
@@ -82,30 +91,36 @@ impl Sampler {
         Ok((best.0, best.1 - next))
     }
 
-    /// Returns the lead of the score of `token` over all other entries, for logits with an error of at most `off`. A
-    /// negative lead means that the token loses.
+    /// Returns the lead of the score of `token` over all other entries, for logits with an error of at most `max_error`.
+    /// A negative lead means that the token loses.
     ///
     /// Only entries that are in A under all such errors count as rivals. The result is −∞ if the token is in A under
-    /// none of them. A token that was sampled from logits l′ with |l′ − l| ≤ off therefore has a lead of at least
-    /// −2·off/T: its own score and the rival's each move by at most off/T.
+    /// none of them. A token that was sampled from logits l′ with |l′ − l| ≤ max_error therefore has a lead of at least
+    /// −2·max_error/T: its own score and the rival's each move by at most max_error/T.
     ///
     /// # Errors
     /// As [`Self::sample`], or if the token is outside the vocabulary.
-    pub fn lead(&mut self, logits: &[f32], token: u32, stream: &NoiseStream, off: f64) -> Result<f64, NoiseError> {
+    pub fn lead(
+        &mut self,
+        logits: &[f32],
+        token: u32,
+        stream: &NoiseStream,
+        max_error: f64,
+    ) -> Result<f64, NoiseError> {
         self.load(logits, stream)?;
         crate::posterior::check_token(token, logits.len(), stream)?;
         let mut rival = f64::NEG_INFINITY;
-        self.each(&self.left(logits, off, false), logits, |k, score| {
+        self.for_each_score(&self.candidate_set(logits, max_error, Membership::Certain), logits, |k, score| {
             if k != token && score > rival {
                 rival = score;
             }
         });
-        let possible = match self.left(logits, off, true) {
-            Left::All => true,
-            Left::Some(entries) => entries.iter().any(|(k, _)| *k == token),
+        let may_be_member = match self.candidate_set(logits, max_error, Membership::Possible) {
+            CandidateSet::All => true,
+            CandidateSet::Subset(entries) => entries.iter().any(|(k, _)| *k == token),
         };
         let own = self.score(token, logits[token as usize]);
-        Ok(if possible { own - rival } else { f64::NEG_INFINITY })
+        Ok(if may_be_member { own - rival } else { f64::NEG_INFINITY })
     }
 
     fn load(&mut self, logits: &[f32], stream: &NoiseStream) -> Result<(), NoiseError> {
@@ -123,58 +138,57 @@ impl Sampler {
         }
     }
 
-    /// Calls `see` with the score of every entry of A, by ascending index.
-    fn each(&self, left: &Left, logits: &[f32], mut see: impl FnMut(u32, f64)) {
-        match left {
-            Left::All => logits.iter().zip(0..).for_each(|(l, k)| see(k, self.score(k, *l))),
-            Left::Some(entries) => {
+    /// Calls `visit` with the score of every entry of A, by ascending index.
+    fn for_each_score(&self, set: &CandidateSet, logits: &[f32], mut visit: impl FnMut(u32, f64)) {
+        match set {
+            CandidateSet::All => logits.iter().zip(0..).for_each(|(l, k)| visit(k, self.score(k, *l))),
+            CandidateSet::Subset(entries) => {
                 let mut entries = entries.clone();
                 entries.sort_unstable_by_key(|(k, _)| *k);
-                entries.into_iter().for_each(|(k, l)| see(k, self.score(k, l)));
+                entries.into_iter().for_each(|(k, l)| visit(k, self.score(k, l)));
             }
         }
     }
 
-    /// Returns A for logits with an error of at most `off`: with `may` the entries that are possibly in A, else those
-    /// that certainly are.
-    fn left(&self, logits: &[f32], off: f64, may: bool) -> Left {
+    /// Returns the possible or the certain members of A, for logits with an error of at most `max_error`.
+    fn candidate_set(&self, logits: &[f32], max_error: f64, membership: Membership) -> CandidateSet {
         let Sampling { temperature, top_k, top_p } = self.sampling;
         let top_k = if top_k == 0 { logits.len() } else { top_k.min(logits.len()) };
         if temperature <= 0.0 || (top_k == logits.len() && top_p >= 1.0) {
-            return Left::All;
+            return CandidateSet::All;
         }
         let top =
             |n: usize| top_k_of_loaded(&self.softmax, logits, n).into_iter().map(|(k, _)| (k, logits[k as usize]));
         let max = top(1).next().map_or(0.0, |(_, l)| f64::from(l));
         let weight = |l: f32| libm::exp((f64::from(l) - max) / temperature);
-        let mut looked_at = if top_p >= 1.0 { top_k } else { top_k.min(FIRST_LOOK) };
+        let mut examined = if top_p >= 1.0 { top_k } else { top_k.min(FIRST_TOP_K) };
         let total: f64 = match top_p >= 1.0 {
             true => 1.0,
             false if top_k < logits.len() => top(top_k).map(|(_, l)| weight(l)).sum(),
             false => logits.iter().map(|l| weight(*l)).sum(),
         };
-        // Bound for shares: a weight and the sum of weights each change by a factor of at most e^(off/T).
-        let (factor, margin) = (libm::exp(2.0 * off / temperature), 2.0 * off);
+        // Bound for shares: a weight and the sum of weights each change by a factor of at most e^(max_error/T).
+        let (factor, margin) = (libm::exp(2.0 * max_error / temperature), 2.0 * max_error);
         loop {
             // With errors, entries near the last one may swap places with it.
-            let entries: Vec<(u32, f32)> = top((looked_at + 1).min(logits.len())).collect();
-            let wide = if off > 0.0 { top(logits.len().min(4 * looked_at + 64)).collect() } else { entries };
+            let first: Vec<(u32, f32)> = top((examined + 1).min(logits.len())).collect();
+            let entries = if max_error > 0.0 { top(logits.len().min(4 * examined + 64)).collect() } else { first };
             let mut shares = vec![0.0];
-            wide.iter().for_each(|(_, l)| shares.push(shares[shares.len() - 1] + weight(*l) / total));
-            // Count and total share of the entries before entry i: those certainly above it (`may`), else all possibly
-            // above it.
+            entries.iter().for_each(|(_, l)| shares.push(shares[shares.len() - 1] + weight(*l) / total));
+            // Count and total share of the entries before entry i: those certainly above it (`Possible`), else all
+            // possibly above it.
             let before = |i: usize| {
-                let (own, places) =
-                    (f64::from(wide[i].1), |bound: f64| wide.partition_point(|(_, l)| f64::from(*l) >= bound));
-                match (off > 0.0, may) {
+                let (own, count_at_least) =
+                    (f64::from(entries[i].1), |bound: f64| entries.partition_point(|(_, l)| f64::from(*l) >= bound));
+                match (max_error > 0.0, membership) {
                     (false, _) => (i, shares[i]),
-                    (true, true) => {
-                        let n = places(own + margin).min(i);
+                    (true, Membership::Possible) => {
+                        let n = count_at_least(own + margin).min(i);
                         (n, shares[n] / factor)
                     }
-                    (true, false) => {
-                        let n = places(own - margin) - 1;
-                        (n, (shares[n + 1] - weight(wide[i].1) / total) * factor)
+                    (true, Membership::Certain) => {
+                        let n = count_at_least(own - margin) - 1;
+                        (n, (shares[n + 1] - weight(entries[i].1) / total) * factor)
                     }
                 }
             };
@@ -182,13 +196,14 @@ impl Sampler {
                 let (n, share) = before(*i);
                 n < top_k && (top_p >= 1.0 || share < top_p)
             };
-            let left: Vec<(u32, f32)> = (0..wide.len()).filter(is_in).map(|i| wide[i]).collect();
+            let members: Vec<(u32, f32)> = (0..entries.len()).filter(is_in).map(|i| entries[i]).collect();
             let below = |(a, b): (&(u32, f32), &(u32, f32))| f64::from(a.1) - margin > f64::from(b.1);
-            let all_seen = left.len() < wide.len() && (off <= 0.0 || left.last().zip(wide.last()).is_none_or(below));
-            if all_seen || wide.len() == logits.len() {
-                return Left::Some(left);
+            let all_found = members.len() < entries.len()
+                && (max_error <= 0.0 || members.last().zip(entries.last()).is_none_or(below));
+            if all_found || entries.len() == logits.len() {
+                return CandidateSet::Subset(members);
             }
-            looked_at = (looked_at * 8).min(logits.len());
+            examined = (examined * 8).min(logits.len());
         }
     }
 }
@@ -262,8 +277,8 @@ mod tests {
         }
     }
 
-    /// Proves the bound of [`Sampler::lead`]: a token sampled with errors of at most `off` leads by at least −2·off/T
-    /// without them.
+    /// Proves the bound of [`Sampler::lead`]: a token sampled with errors of at most `max_error` leads by at least
+    /// −2·max_error/T without them.
     #[test]
     fn errors_of_logits_cost_a_lead_no_more_than_is_said() {
         let mut close = 0;
@@ -273,13 +288,13 @@ mod tests {
             let mut sampler = Sampler::new(200, sampling).unwrap();
             for position in 0..300 {
                 let (logits, errors) = (row(200, u64::from(position), 8.0), row(200, 1000 + u64::from(position), 2.0));
-                let off = 0.02f64;
-                let wrong: Vec<f32> = logits.iter().zip(errors).map(|(l, e)| l + e * off as f32).collect();
+                let max_error = 0.02f64;
+                let wrong: Vec<f32> = logits.iter().zip(errors).map(|(l, e)| l + e * max_error as f32).collect();
                 let stream = NoiseStream::new(DrawKey::new(5, 0), 8, position);
                 let (token, _) = sampler.sample(&wrong, &stream).unwrap();
-                let lead = sampler.lead(&logits, token, &stream, off + 1e-6).unwrap();
+                let lead = sampler.lead(&logits, token, &stream, max_error + 1e-6).unwrap();
                 let scale = if temperature > 0.0 { temperature } else { 1.0 };
-                assert!(lead >= -2.0 * (off + 1e-6) / scale, "{sampling:?} at {position}: {lead}");
+                assert!(lead >= -2.0 * (max_error + 1e-6) / scale, "{sampling:?} at {position}: {lead}");
                 close += u32::from(sampler.sample(&logits, &stream).unwrap().0 != token);
             }
         }
@@ -291,7 +306,7 @@ mod tests {
     #[test]
     fn samples_are_of_the_distribution_that_is_left() {
         let logits = [1.0f32, 0.2, -0.5, 2.0, -3.0];
-        for (temperature, top_k, top_p, left) in
+        for (temperature, top_k, top_p, members) in
             [(1.0, 0, 1.0, &[0, 1, 2, 3, 4][..]), (0.8, 3, 1.0, &[3, 0, 1]), (2.0, 0, 0.6, &[3, 0])]
         {
             let mut sampler = Sampler::new(5, Sampling { temperature, top_k, top_p }).unwrap();
@@ -301,9 +316,9 @@ mod tests {
                 let stream = NoiseStream::new(DrawKey::new(77, 0), u64::from(i / 64), i % 64);
                 counts[sampler.sample(&logits, &stream).unwrap().0 as usize] += 1.0;
             }
-            let total: f64 = left.iter().map(|k: &usize| (f64::from(logits[*k]) / temperature).exp()).sum();
+            let total: f64 = members.iter().map(|k: &usize| (f64::from(logits[*k]) / temperature).exp()).sum();
             for k in 0..5 {
-                let p = if left.contains(&k) { (f64::from(logits[k]) / temperature).exp() / total } else { 0.0 };
+                let p = if members.contains(&k) { (f64::from(logits[k]) / temperature).exp() / total } else { 0.0 };
                 let deviation = (f64::from(n) * p * (1.0 - p)).sqrt();
                 assert!((counts[k] - f64::from(n) * p).abs() <= 4.0 * deviation, "{k}: {counts:?}");
             }

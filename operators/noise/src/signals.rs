@@ -114,7 +114,7 @@ impl Signals {
     /// Names the first candidate that is not.
     pub fn check(&self, vocab: usize) -> Result<(), NoiseError> {
         match self.candidates.iter().find(|&&k| k as usize >= vocab) {
-            Some(&token) => Err(NoiseError::Token { sequence_id: 0, position: 0, token, vocab }),
+            Some(&k) => Err(NoiseError::Range { what: "candidate", got: i64::from(k), last: vocab as i64 - 1 }),
             None => Ok(()),
         }
     }
@@ -138,7 +138,7 @@ impl Signals {
 /// Returns the signals of the row that `softmax` holds. The candidates must be in the vocabulary.
 #[must_use]
 pub fn signals_of_loaded(
-    asked: &Signals,
+    requested: &Signals,
     softmax: &Softmax,
     logits: &[f32],
     sequence_id: u64,
@@ -146,16 +146,16 @@ pub fn signals_of_loaded(
 ) -> RowSignals {
     let candidate = |k: &u32| logits.get(*k as usize).map_or(f32::NAN, |l| softmax.logprob(*l) as f32);
     let mut row = RowSignals {
-        logz: asked.temperatures.iter().map(|t| log_partition(softmax, logits, *t) as f32).collect(),
-        entropy: if asked.entropy { entropy(softmax, logits) as f32 } else { 0.0 },
-        candidates: asked.candidates.iter().map(candidate).collect(),
+        logz: requested.temperatures.iter().map(|t| log_partition(softmax, logits, *t) as f32).collect(),
+        entropy: if requested.entropy { entropy(softmax, logits) as f32 } else { 0.0 },
+        candidates: requested.candidates.iter().map(candidate).collect(),
         ..RowSignals::default()
     };
-    if let Some(sampling) = &asked.sampling {
-        row.sampled = sample(softmax, logits, sampling, sequence_id, position);
+    if let Some(sampling) = &requested.sampling {
+        row.sampled = sample_logits(softmax, logits, sampling, sequence_id, position);
     }
-    if let Some(top_p) = &asked.top_p {
-        (row.top_p, row.tail) = trimmed(softmax, logits, top_p);
+    if let Some(top_p) = &requested.top_p {
+        (row.top_p, row.tail) = top_p_with_tail(softmax, logits, top_p);
     }
     row
 }
@@ -174,8 +174,9 @@ fn log_partition(softmax: &Softmax, logits: &[f32], temperature: f64) -> f64 {
 /// Σ exp((l − max)·factor) of each block.
 fn sums_of_powers(softmax: &Softmax, logits: &[f32], factor: f32) -> Vec<f64> {
     let mut block = Block::ZERO;
-    let of = |logits: &[f32]| kernels::block_of_powers(softmax.level(), logits, softmax.max(), factor, &mut block);
-    logits.chunks(BLOCK).map(of).collect()
+    let block_sum =
+        |logits: &[f32]| kernels::block_of_powers(softmax.level(), logits, softmax.max(), factor, &mut block);
+    logits.chunks(BLOCK).map(block_sum).collect()
 }
 
 /// −Σ p·ln p = ln Z + Σ u·(max − l) / Z.
@@ -190,7 +191,7 @@ fn entropy(softmax: &Softmax, logits: &[f32]) -> f64 {
 
 /// Draws N tokens from q ∝ p^t by inversion: uniform u_i selects the first entry where the running sum of
 /// exp(t·(l − max)) exceeds u_i times the total.
-fn sample(
+fn sample_logits(
     softmax: &Softmax,
     logits: &[f32],
     sampling: &LogitSampling,
@@ -219,12 +220,12 @@ fn sample(
     let (mut rest, mut below, mut block) = (targets.as_slice(), 0.0, Block::ZERO);
     let last = sums.iter().rposition(|sum| *sum > 0.0).unwrap_or(0);
     for (b, (logits, sum)) in logits.chunks(BLOCK).zip(&sums).enumerate() {
-        let here = if b == last { rest.len() } else { rest.partition_point(|target| *target < below + sum) };
-        let (targets, after) = rest.split_at(here);
+        let in_this_block = if b == last { rest.len() } else { rest.partition_point(|target| *target < below + sum) };
+        let (targets, after) = rest.split_at(in_this_block);
         rest = after;
         if !targets.is_empty() {
             kernels::block_of_powers(softmax.level(), logits, softmax.max(), factor, &mut block);
-            in_block(&block, below, targets, |i| take(b * BLOCK + i));
+            select_in_block(&block, below, targets, |i| take(b * BLOCK + i));
         }
         below += sum;
     }
@@ -233,7 +234,7 @@ fn sample(
 
 /// Calls `take` with the entry where the running sum first exceeds each target. The sum of single entries may round to
 /// a little less than the block's sum; the last entry with positive weight takes the remaining targets.
-fn in_block(block: &Block, below: f64, targets: &[f64], mut take: impl FnMut(usize)) {
+fn select_in_block(block: &Block, below: f64, targets: &[f64], mut take: impl FnMut(usize)) {
     let last = block.0.iter().rposition(|v| *v > 0.0).unwrap_or(0);
     let (mut i, mut sum) = (0, below + f64::from(block.0[0]));
     for target in targets {
@@ -247,23 +248,23 @@ fn in_block(block: &Block, below: f64, targets: &[f64], mut take: impl FnMut(usi
 
 /// Returns the smallest set of most likely entries that holds the mass, and ln of the mass of the others. That mass is
 /// summed on its own, because 1 − Σ p would lose a tail of 1e-9.
-fn trimmed(softmax: &Softmax, logits: &[f32], top_p: &TopP) -> (Vec<(u32, f32)>, f32) {
+fn top_p_with_tail(softmax: &Softmax, logits: &[f32], top_p: &TopP) -> (Vec<(u32, f32)>, f32) {
     // Most rows need few entries, so k grows only while the mass is not reached.
-    let (mut k, mut held);
+    let (mut k, mut mass);
     let mut best = Vec::new();
-    let mut asked = 16.min(top_p.most);
+    let mut count = 16.min(top_p.most);
     loop {
         best.clear();
-        best.extend(top_k_of_loaded(softmax, logits, asked));
-        (k, held) = (0, 0.0);
-        while k < best.len() && held < top_p.mass {
-            held += libm::exp(f64::from(best[k].1));
+        best.extend(top_k_of_loaded(softmax, logits, count));
+        (k, mass) = (0, 0.0);
+        while k < best.len() && mass < top_p.mass {
+            mass += libm::exp(f64::from(best[k].1));
             k += 1;
         }
-        if held >= top_p.mass || asked >= top_p.most.min(logits.len()) {
+        if mass >= top_p.mass || count >= top_p.most.min(logits.len()) {
             break;
         }
-        asked = (8 * asked).min(top_p.most);
+        count = (8 * count).min(top_p.most);
     }
     best.truncate(k.max(1));
     let mut kept: Vec<usize> = best.iter().map(|entry| entry.0 as usize).collect();
@@ -298,10 +299,10 @@ mod tests {
         }
     }
 
-    fn of(asked: &Signals, logits: &[f32], position: u32) -> RowSignals {
+    fn of(requested: &Signals, logits: &[f32], position: u32) -> RowSignals {
         let mut softmax = Softmax::new(logits.len()).unwrap();
         softmax.load(logits).unwrap();
-        signals_of_loaded(asked, &softmax, logits, 7, position)
+        signals_of_loaded(requested, &softmax, logits, 7, position)
     }
 
     fn random(vocab: usize, scale: f64, seed: u64) -> Vec<f32> {
@@ -332,9 +333,9 @@ mod tests {
             random(2_048, 200.0, 3),
         ];
         for logits in &cases {
-            let (asked, vocab) = (all(logits.len()), logits.len());
-            let got = of(&asked, logits, 0);
-            for (temperature, logz) in asked.temperatures.iter().zip(&got.logz) {
+            let (requested, vocab) = (all(logits.len()), logits.len());
+            let got = of(&requested, logits, 0);
+            for (temperature, logz) in requested.temperatures.iter().zip(&got.logz) {
                 let expected = exact(logits, *temperature).0;
                 if expected.abs() < f64::from(f32::MAX) {
                     let error = (f64::from(*logz) - expected).abs();
@@ -344,7 +345,7 @@ mod tests {
             let (_, logprobs) = exact(logits, 1.0);
             let entropy: f64 = -logprobs.iter().map(|l| if *l < -700.0 { 0.0 } else { l * l.exp() }).sum::<f64>();
             assert!((f64::from(got.entropy) - entropy).abs() <= 1e-5, "V = {vocab}: {} {entropy}", got.entropy);
-            for (k, logprob) in asked.candidates.iter().zip(&got.candidates) {
+            for (k, logprob) in requested.candidates.iter().zip(&got.candidates) {
                 let expected = logprobs[*k as usize];
                 assert!(
                     (f64::from(*logprob) - expected).abs() <= 1e-6 + expected.abs() * 1.2e-7,
@@ -368,8 +369,8 @@ mod tests {
     /// Expected values: numpy 2, float64, l = [1, 2, 3, −4], `np.log(np.exp(l / T).sum())` and so on.
     #[test]
     fn numbers_of_numpy() {
-        let asked = Signals { candidates: vec![3, 1], ..all(4) };
-        let got = of(&asked, &[1.0, 2.0, 3.0, -4.0], 0);
+        let requested = Signals { candidates: vec![3, 1], ..all(4) };
+        let got = of(&requested, &[1.0, 2.0, 3.0, -4.0], 0);
         for (got, numpy) in got.logz.iter().zip([3.408_212_401_754_417, 2.195_448_273_167_654, 6.142_932_349_279_819]) {
             assert!((f64::from(*got) - numpy).abs() < 1e-6, "{got} {numpy}");
         }
@@ -380,11 +381,11 @@ mod tests {
     #[test]
     fn every_level_gives_the_same_bits() {
         let logits = random(5_003, 25.0, 9);
-        let asked = Signals { sampling: Some(LogitSampling { draws: 200, power: 0.7, seed: 5 }), ..all(5_003) };
+        let requested = Signals { sampling: Some(LogitSampling { draws: 200, power: 0.7, seed: 5 }), ..all(5_003) };
         let rows = Level::available().into_iter().flatten().map(|level| {
             let mut softmax = Softmax::at_level(logits.len(), level).unwrap();
             softmax.load(&logits).unwrap();
-            signals_of_loaded(&asked, &softmax, &logits, 7, 2)
+            signals_of_loaded(&requested, &softmax, &logits, 7, 2)
         });
         let rows: Vec<RowSignals> = rows.collect();
         assert!(rows.iter().all(|row| *row == rows[0]));
@@ -397,12 +398,13 @@ mod tests {
         let logits = random(40, 6.0, 4);
         let (_, logprobs) = exact(&logits, 1.0);
         for power in [1.0, 0.8, 1.2, 0.3] {
-            let asked = Signals { sampling: Some(LogitSampling { draws: 50, power, seed: 3 }), ..Signals::default() };
+            let requested =
+                Signals { sampling: Some(LogitSampling { draws: 50, power, seed: 3 }), ..Signals::default() };
             let q: Vec<f64> = logprobs.iter().map(|l| (power * l).exp()).collect();
             let total: f64 = q.iter().sum();
             let mut mean = vec![0f64; logits.len()];
             for position in 0..2_000 {
-                let row = of(&asked, &logits, position);
+                let row = of(&requested, &logits, position);
                 assert_eq!(row.sampled.iter().map(|s| s.times).sum::<u32>(), 50);
                 assert!(row.sampled.is_sorted_by(|a, b| a.index < b.index));
                 for s in row.sampled {
@@ -425,7 +427,8 @@ mod tests {
     fn draws_are_those_of_the_uniforms() {
         let logits = random(3_000, 10.0, 8);
         let (_, logprobs) = exact(&logits, 1.0);
-        let asked = Signals { sampling: Some(LogitSampling { draws: 100, power: 1.0, seed: 3 }), ..Signals::default() };
+        let requested =
+            Signals { sampling: Some(LogitSampling { draws: 100, power: 1.0, seed: 3 }), ..Signals::default() };
         let mut uniforms = keyed_uniforms(3, "sampled_logits", 7, 5);
         let mut expected: Vec<u32> = (0..100)
             .map(|_| {
@@ -438,15 +441,24 @@ mod tests {
             })
             .collect();
         expected.sort_unstable();
-        let drawn = of(&asked, &logits, 5).sampled;
+        let drawn = of(&requested, &logits, 5).sampled;
         let drawn: Vec<u32> = drawn.iter().flat_map(|s| vec![s.index; s.times as usize]).collect();
         assert_eq!(drawn, expected);
     }
 
+    /// A candidate belongs to the request, not to a position.
+    #[test]
+    fn invalid_candidates_are_named_without_a_position() {
+        let requested = Signals { candidates: vec![9, 10], ..Signals::default() };
+        assert_eq!(requested.check(11), Ok(()));
+        let error = requested.check(10).unwrap_err();
+        assert_eq!(error.to_string(), "candidate 10 is out of range (0 to 9)");
+    }
+
     #[test]
     fn certain_positions_are_one_hot() {
-        let asked = Signals { candidates: vec![4, 9], ..all(10) };
-        let row = asked.certain(9);
+        let requested = Signals { candidates: vec![4, 9], ..all(10) };
+        let row = requested.certain(9);
         assert_eq!((row.logz, row.entropy), (vec![0.0; 3], 0.0));
         assert_eq!(row.candidates, [f32::NEG_INFINITY, 0.0]);
         assert_eq!(row.sampled, [Sampled { index: 9, times: 50, ratio: 1.0 }]);

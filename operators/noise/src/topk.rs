@@ -37,19 +37,19 @@ pub fn top_k_of_loaded(softmax: &Softmax, logits: &[f32], k: usize) -> Vec<(u32,
     let (blocks, tail) = logits.as_chunks::<BLOCK>();
     let mut maxima = vec![[0f32; LANES]; blocks.len()];
     kernels::column_maxima(softmax.level(), blocks, &mut maxima);
-    // k columns hold a logit of at least `floor`, so no smaller logit is among the k largest.
-    let floor = if k <= maxima.len() * LANES {
+    // k columns hold a logit of at least `threshold`, so no smaller logit is among the k largest.
+    let threshold = if k <= maxima.len() * LANES {
         *maxima.clone().as_flattened_mut().select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
     } else {
         f32::MIN
     };
     let mut best: Vec<(u32, f32)> = Vec::new();
     let mut take = |i: usize| {
-        if logits[i] >= floor {
+        if logits[i] >= threshold {
             best.push((i as u32, logits[i] + 0.0)); // −0 and 0 are equal logits, but not to `total_cmp`
         }
     };
-    for (column, _) in maxima.as_flattened().iter().enumerate().filter(|&(_, &largest)| largest >= floor) {
+    for (column, _) in maxima.as_flattened().iter().enumerate().filter(|&(_, &largest)| largest >= threshold) {
         let first = column / LANES * BLOCK + column % LANES;
         (first..first + BLOCK).step_by(LANES).for_each(&mut take);
     }

@@ -67,7 +67,7 @@ impl ValueType {
 
     /// The neighbour of `rounded` on the other side of `exact` ≤ 0. Returns `None` for 32 bits, where it makes no
     /// difference, and where that neighbour is above 0.
-    pub(crate) fn other_side(self, rounded: f32, exact: f64) -> Option<f32> {
+    pub(crate) fn other_neighbour(self, rounded: f32, exact: f64) -> Option<f32> {
         match self {
             Self::F32 => None,
             Self::F16 => {
@@ -103,11 +103,11 @@ mod tests {
         for i in 1..3000 {
             let exact = -f64::from(i) * 0.0091;
             let nearest = ValueType::F16.round(exact);
-            let other = ValueType::F16.other_side(nearest, exact).unwrap();
+            let other = ValueType::F16.other_neighbour(nearest, exact).unwrap();
             assert!((f64::from(nearest) - exact) * (f64::from(other) - exact) <= 0.0, "{nearest} {exact} {other}");
         }
-        assert_eq!(ValueType::F16.other_side(0.0, -1e-9), Some(-f16::from_bits(1).to_f32()));
-        assert_eq!(ValueType::F16.other_side(-f16::from_bits(1).to_f32(), -1e-9), Some(0.0));
-        assert_eq!(ValueType::F32.other_side(-1.0, -1.1), None);
+        assert_eq!(ValueType::F16.other_neighbour(0.0, -1e-9), Some(-f16::from_bits(1).to_f32()));
+        assert_eq!(ValueType::F16.other_neighbour(-f16::from_bits(1).to_f32(), -1e-9), Some(0.0));
+        assert_eq!(ValueType::F32.other_neighbour(-1.0, -1.1), None);
     }
 }

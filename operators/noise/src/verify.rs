@@ -41,7 +41,7 @@ pub fn total_variation_of(logits: &[f32], stored: &StoredToken<'_>, stream: &Noi
 /// # Errors
 /// If the token or a correction is outside the vocabulary, or a logit is NaN or infinite.
 pub fn judge(logits: &[f32], stored: &StoredToken<'_>, stream: &NoiseStream) -> Result<Judged, NoiseError> {
-    let exact = Exact::of(logits, stored.token, stream)?;
+    let exact = ExactNoise::new(logits, stored.token, stream)?;
     let vocab = logits.len();
     let mut p = vec![0f64; vocab];
     for c in stored.corrections {
@@ -52,7 +52,7 @@ pub fn judge(logits: &[f32], stored: &StoredToken<'_>, stream: &NoiseStream) -> 
         *p += libm::exp(f64::from(c.logprob));
     }
     let xi_x = -f64::from(stored.logprob) - libm::log(exact.e0);
-    Ok(exact.against(logits, |k| if k == exact.x { xi_x } else { -libm::log(exact.e[k] + p[k] * exact.e0) }))
+    Ok(exact.accuracy_of(logits, |k| if k == exact.x { xi_x } else { -libm::log(exact.e[k] + p[k] * exact.e0) }))
 }
 
 /// Judges the codec `dense`: ξ from the teacher's `logits` (`[V]`), ξ̂ is the stored `xi` (`[V]`).
@@ -63,7 +63,7 @@ pub fn judge_dense(logits: &[f32], x: u32, xi: &[f32], stream: &NoiseStream) -> 
     if xi.len() != logits.len() {
         return Err(NoiseError::Length { what: "the dense noise of a token", got: xi.len(), expected: logits.len() });
     }
-    Ok(Exact::of(logits, x, stream)?.against(logits, |k| f64::from(xi[k])))
+    Ok(ExactNoise::new(logits, x, stream)?.accuracy_of(logits, |k| f64::from(xi[k])))
 }
 
 /// Difference between two teachers, or between two ways to compute one teacher, at one token.
@@ -89,8 +89,8 @@ pub fn compare(logits: &[f32], other: &[f32], token: u32, stream: &NoiseStream) 
             expected: logits.len(),
         });
     }
-    let (a, b) = (Exact::of(logits, token, stream)?, Exact::of(other, token, stream)?);
-    let (ln_p, ln_q) = (Exact::logprobs(logits), Exact::logprobs(other));
+    let (a, b) = (ExactNoise::new(logits, token, stream)?, ExactNoise::new(other, token, stream)?);
+    let (ln_p, ln_q) = (ExactNoise::logprobs(logits), ExactNoise::logprobs(other));
     let kl: f64 = (0..logits.len()).map(|k| libm::exp(ln_p(k)) * (ln_p(k) - ln_q(k))).sum();
     Ok(Compared {
         total_variation: half_distance(&a.weights, &b.weights),
@@ -112,7 +112,7 @@ fn weight(xi: f64) -> f64 {
 }
 
 /// The exact noise of one token.
-struct Exact {
+struct ExactNoise {
     x: usize,
     e0: f64,
     e: Vec<f64>,
@@ -120,8 +120,8 @@ struct Exact {
     weights: Vec<f64>,
 }
 
-impl Exact {
-    fn of(logits: &[f32], token: u32, stream: &NoiseStream) -> Result<Self, NoiseError> {
+impl ExactNoise {
+    fn new(logits: &[f32], token: u32, stream: &NoiseStream) -> Result<Self, NoiseError> {
         let vocab = logits.len();
         check_token(token, vocab, stream)?;
         if let Some(index) = logits.iter().position(|l| !l.is_finite()) {
@@ -145,7 +145,7 @@ impl Exact {
         move |k| f64::from(logits[k]) - max - ln_z
     }
 
-    fn against(&self, logits: &[f32], xi: impl Fn(usize) -> f64) -> Judged {
+    fn accuracy_of(&self, logits: &[f32], xi: impl Fn(usize) -> f64) -> Judged {
         let score_x = f64::from(logits[self.x]) + xi(self.x);
         let (mut decoded, mut lead) = (Vec::with_capacity(logits.len()), f64::INFINITY);
         for (k, l) in logits.iter().enumerate() {

@@ -4,9 +4,9 @@ mod common;
 
 use serde::Deserialize;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, Level, NoiseError, NoiseStream, RowEncoder, Rows, Softmax, StoredToken, Tolerance,
-    ValueType, decode, decode_softmax, dense_noise, exponential_from_word, exponentials, philox4x32_10, prior_noise,
-    sequential_noise, total_variation_of,
+    Correction, DrawKey, Encoder, Level, LogitRows, NoiseError, NoiseStream, RowEncoder, Softmax, StoredToken,
+    Tolerance, ValueType, decode, decode_softmax, dense_noise, exponential_from_word, exponentials, philox4x32_10,
+    prior_noise, sequential_noise, total_variation_of,
 };
 
 #[derive(Deserialize)]
@@ -215,12 +215,12 @@ fn rows_are_in_order_and_do_not_depend_on_threads() {
     let sequence_ids = vec![u64::MAX - 3; n];
     let mut certain = vec![false; n];
     certain[0] = true;
-    let rows = Rows {
+    let rows = LogitRows {
         logits: &logits,
         tokens: &tokens,
         positions: &positions,
         sequence_ids: &sequence_ids,
-        certain: &certain,
+        is_given: &certain,
     };
     let keys = DrawKey::draws(42, 3);
     let encoder = RowEncoder::new(vocab, Tolerance::new(1e-3).unwrap(), ValueType::F16).unwrap();
@@ -277,7 +277,7 @@ fn errors_name_the_position() {
     logits[4 * 30 + 1] = f32::NAN;
     let positions: Vec<u32> = (0..100).collect();
     let slice =
-        Rows { logits: &logits, tokens: &[0; 100], positions: &positions, sequence_ids: &[5; 100], certain: &[] };
+        LogitRows { logits: &logits, tokens: &[0; 100], positions: &positions, sequence_ids: &[5; 100], is_given: &[] };
     for _ in 0..10 {
         let error = rows.encode_rows(&slice, &DrawKey::draws(0, 1), |_, _, _| ()).unwrap_err();
         assert!(matches!(error, NoiseError::NonFiniteLogit { sequence_id: 5, position: 30, index: 1, .. }));

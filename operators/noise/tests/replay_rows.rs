@@ -203,10 +203,10 @@ impl Columns {
     }
 
     #[allow(clippy::unwrap_used)] // a test's helper
-    fn error(&self, asked: Asked<'_>) -> String {
-        let n = if let Asked::Flat(flat) = asked { flat.len() } else { 12 };
+    fn error(&self, requested: Asked<'_>) -> String {
+        let n = if let Asked::Flat(flat) = requested { flat.len() } else { 12 };
         let out = output(OutputKind::Gumbel, 1.0);
-        replay_rows(&self.stored(), 0, asked, out, &mut vec![0f32; n * VOCAB]).unwrap_err().to_string()
+        replay_rows(&self.stored(), 0, requested, out, &mut vec![0f32; n * VOCAB]).unwrap_err().to_string()
     }
 }
 
@@ -239,12 +239,12 @@ fn columns_are_read_in_any_order_and_on_any_number_of_threads() {
             decode(&stored, &NoiseStream::new(key, columns.sequence_ids[row], position as u32), &mut xi).unwrap();
             assert_eq!(xi, all[token * VOCAB..(token + 1) * VOCAB], "token {token}, draw {draw}");
         }
-        let asked = [11i64, 2, 3, 0, 0, 5, 9, 8];
+        let requested = [11i64, 2, 3, 0, 0, 5, 9, 8];
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let mut some = vec![0f32; asked.len() * VOCAB];
-            pool.install(|| replay_rows(&columns.stored(), draw, Asked::Flat(&asked), gumbel, &mut some)).unwrap();
-            for (got, &token) in some.chunks(VOCAB).zip(&asked) {
+            let mut some = vec![0f32; requested.len() * VOCAB];
+            pool.install(|| replay_rows(&columns.stored(), draw, Asked::Flat(&requested), gumbel, &mut some)).unwrap();
+            for (got, &token) in some.chunks(VOCAB).zip(&requested) {
                 assert_eq!(got, &all[token as usize * VOCAB..][..VOCAB]);
             }
         }
@@ -288,7 +288,7 @@ fn dense_and_prior_noise() {
 
 #[test]
 fn a_value_too_large_for_a_half_type_is_its_largest() {
-    assert_eq!(f16::of(1e6), f16::MAX);
+    assert_eq!(f16::from_f64_saturating(1e6), f16::MAX);
     let stored = StoredToken { token: 0, logprob: -1e5, corrections: &[] };
     let stream = NoiseStream::new(DrawKey::new(4, 2), 8, 5);
     let mut row = [f16::ZERO; 2];

@@ -133,7 +133,7 @@ fn rows(shape: u32) -> u64 {
         noise.iter().for_each(|xi| hash.add(u64::from(xi.to_bits())));
 
         let noise = NoiseForm::Replay { tolerance: Tolerance::default(), value_type: ValueType::F16, condition: true };
-        let asked = Extraction {
+        let spec = Extraction {
             vocab,
             keys: DrawKey::draws(11, 2),
             noise: Some(noise),
@@ -142,7 +142,7 @@ fn rows(shape: u32) -> u64 {
         };
         let observed = Observed { tokens: &[x, 0], positions: &[4, 5], sequence_ids: &[6, 1 << 35] };
         let two = [logits, row(vocab, 8, shape)].concat();
-        let out = RowExtractor::new(asked).unwrap().extract(&two, &observed).unwrap();
+        let out = RowExtractor::new(spec).unwrap().extract(&two, &observed).unwrap();
         out.logprob.iter().for_each(|l| hash.add(u64::from(l.to_bits())));
         let (replay, (best, logprobs)) = (out.replay.unwrap(), out.topk.unwrap());
         replay.counts.iter().chain(&replay.indices).chain(&best).for_each(|&i| hash.add(u64::from(i)));

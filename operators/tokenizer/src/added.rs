@@ -35,7 +35,7 @@ struct Token {
 /// Added tokens that one automaton matches.
 #[derive(Debug)]
 pub(crate) struct AddedTokens {
-    found: AhoCorasick,
+    automaton: AhoCorasick,
     tokens: Vec<Token>,
 }
 
@@ -45,7 +45,7 @@ impl AddedTokens {
         if tokens.iter().all(|(.., skipped)| *skipped) {
             return Ok(None);
         }
-        let found = AhoCorasick::builder()
+        let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             .build(tokens.iter().map(|(spelling, ..)| spelling))
             .map_err(|error| NotFast::AddedTokens(error.to_string()))?;
@@ -53,23 +53,23 @@ impl AddedTokens {
             let AddedToken { single_word, lstrip, rstrip, .. } = *token;
             Token { id, skipped, single_word, lstrip, rstrip }
         });
-        Ok(Some(Self { found, tokens: tokens.collect() }))
+        Ok(Some(Self { automaton, tokens: tokens.collect() }))
     }
 
     /// Calls `part` with the parts of a text in order, until it fails.
     pub(crate) fn split<'a, E>(&self, text: &'a str, mut part: impl FnMut(Part<'a>) -> Result<(), E>) -> Result<(), E> {
         let mut done = 0;
-        for found in self.found.find_iter(text) {
+        for found in self.automaton.find_iter(text) {
             let token = &self.tokens[found.pattern().as_usize()];
             let (mut start, mut end) = (found.start(), found.end());
-            if token.skipped || token.single_word && !alone(&text[..start], &text[end..]) {
+            if token.skipped || token.single_word && !is_separate_word(&text[..start], &text[end..]) {
                 continue;
             }
             if token.lstrip {
-                start = trimmed_end(&text[..start]).max(done);
+                start = trimmed_len(&text[..start]).max(done);
             }
             if token.rstrip {
-                end = Classes::get().run(text.as_bytes(), end, SPACE);
+                end = Classes::get().end_of_run(text.as_bytes(), end, SPACE);
             }
             if done < start {
                 part(Part::Text(&text[done..start]))?;
@@ -82,13 +82,13 @@ impl AddedTokens {
 }
 
 /// Whether no word character is adjacent on either side.
-fn alone(before: &str, after: &str) -> bool {
+fn is_separate_word(before: &str, after: &str) -> bool {
     // Cannot fail: `regex` enables the feature of regex-syntax that contains the tables.
     let word = |c: Option<char>| c.is_some_and(|c| regex_syntax::try_is_word_character(c).unwrap_or(false));
     !word(before.chars().next_back()) && !word(after.chars().next())
 }
 
-fn trimmed_end(text: &str) -> usize {
+fn trimmed_len(text: &str) -> usize {
     let space = |c: char| {
         let mut utf8 = [0; 4];
         Classes::get().at(c.encode_utf8(&mut utf8).as_bytes(), 0).0 & SPACE != 0

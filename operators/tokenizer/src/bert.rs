@@ -1,16 +1,16 @@
 //! BERT's normalizer, word splitting and WordPiece.
 //!
 //! ```text
-//!  character ──normalizer──► nothing │ white space │ a one-character word │ characters of a word
-//!              class          GONE   │   SPACE     │        ALONE         │      WORD             MIXED: anything else
+//!  character ──normalizer──► nothing │ white space │ a one-character word │ characters of a word │ anything else
+//!              class         REMOVED │    SPACE    │        SINGLE        │         WORD         │  UNSUPPORTED
 //!  text:  Café-au-lait  ──► Café │ - │ au │ - │ lait  ──► (cache) ──► caf ##e, …
 //! ```
 //!
 //! `BertNormalizer` maps each character on its own, with one exception: the decomposition that strips accents also
 //! sorts combining characters. The normalizer then removes nearly all of them, and the sort leaves all other characters
-//! in place. A character that leaves a combining character is MIXED, and so is one that becomes several words. A text
-//! with a MIXED character needs `tokenizers`. In any other text, words are runs of WORD and GONE, which a table
-//! decides, and the ids of a word depend only on its own characters.
+//! in place. A character that leaves a combining character is UNSUPPORTED, and so is one that becomes several words. A
+//! text with an UNSUPPORTED character needs `tokenizers`. In any other text, words are runs of WORD and REMOVED, which a
+//! table decides, and the ids of a word depend only on its own characters.
 
 use std::collections::HashMap;
 
@@ -19,20 +19,20 @@ use unicode_categories::UnicodeCategories;
 use unicode_normalization_alignments::UnicodeNormalization;
 use unicode_normalization_alignments::char::canonical_combining_class;
 
-use crate::Slow;
-use crate::table::{Table, decode};
+use crate::NeedsFallback;
+use crate::table::{CodePointTable, decode_utf8};
 
-const MIXED: u8 = 0;
+const UNSUPPORTED: u8 = 0;
 const WORD: u8 = 1;
-const GONE: u8 = 2;
+const REMOVED: u8 = 2;
 const SPACE: u8 = 4;
-const ALONE: u8 = 8;
+const SINGLE: u8 = 8;
 
 /// A WordPiece model with BERT's normalizer.
 #[derive(Debug)]
 pub(crate) struct Bert {
     normalizer: BertNormalizer,
-    table: Table,
+    table: CodePointTable,
     ascii: [u8; 128],
     pieces: WordPiece,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Bert {
 impl Bert {
     pub(crate) fn new(normalizer: BertNormalizer, pieces: WordPiece) -> Self {
         let mut text = String::new();
-        let table = Table::of_chars(|c| class(&normalizer, c, &mut text));
+        let table = CodePointTable::from_fn(|c| class(&normalizer, c, &mut text));
         Self { normalizer, ascii: std::array::from_fn(|i| table.get(i as u32)), table, pieces }
     }
 
@@ -50,13 +50,13 @@ impl Bert {
         if byte < 128 {
             return (self.ascii[usize::from(byte)], 1);
         }
-        let (code, length) = decode(text, at);
+        let (code, length) = decode_utf8(text, at);
         (self.table.get(code), length)
     }
 
     /// Calls `word` with the start and the end of each word in the original text.
     #[inline]
-    pub(crate) fn each(&self, text: &[u8], mut word: impl FnMut(usize, usize)) -> Result<(), Slow> {
+    pub(crate) fn for_each_word(&self, text: &[u8], mut word: impl FnMut(usize, usize)) -> Result<(), NeedsFallback> {
         let mut at = 0;
         while at < text.len() {
             let (class, length) = self.class(text, at);
@@ -64,12 +64,12 @@ impl Bert {
             at += length;
             match class {
                 SPACE => continue,
-                ALONE => {}
-                MIXED => return Err(Slow::Combining),
+                SINGLE => {}
+                UNSUPPORTED => return Err(NeedsFallback::UnsupportedCharacter),
                 _ => {
                     while at < text.len() {
                         let (class, length) = self.class(text, at);
-                        if class & (WORD | GONE) == 0 {
+                        if class & (WORD | REMOVED) == 0 {
                             break;
                         }
                         at += length;
@@ -106,7 +106,7 @@ fn is_punctuation(c: char) -> bool {
     c.is_ascii_punctuation() || c.is_punctuation()
 }
 
-fn strips(normalizer: &BertNormalizer) -> bool {
+fn strips_accents(normalizer: &BertNormalizer) -> bool {
     normalizer.strip_accents.unwrap_or(normalizer.lowercase)
 }
 
@@ -120,7 +120,7 @@ fn normalize(normalizer: &BertNormalizer, c: char, normal: &mut String) {
         true => normal.extend(c.to_lowercase()),
         false => normal.push(c),
     };
-    if c.is_ascii() || !strips(normalizer) {
+    if c.is_ascii() || !strips_accents(normalizer) {
         push(c);
     } else {
         std::iter::once(c).nfd().map(|(c, _)| c).filter(|c| !c.is_mark_nonspacing()).for_each(push);
@@ -131,25 +131,25 @@ fn normalize(normalizer: &BertNormalizer, c: char, normal: &mut String) {
 fn class(normalizer: &BertNormalizer, c: char, text: &mut String) -> u8 {
     text.clear();
     normalize(normalizer, c, text);
-    let combines = strips(normalizer)
+    let is_combining = strips_accents(normalizer)
         && std::iter::once(c).nfd().any(|(c, _)| canonical_combining_class(c) != 0 && !c.is_mark_nonspacing());
-    let chinese = normalizer.handle_chinese_chars && is_chinese(c);
-    let one = text.chars().count() == 1;
+    let is_spaced = normalizer.handle_chinese_chars && is_chinese(c);
+    let is_single = text.chars().count() == 1;
     if text.is_empty() {
-        return if chinese { MIXED } else { GONE };
+        return if is_spaced { UNSUPPORTED } else { REMOVED };
     }
-    if combines {
-        return MIXED;
+    if is_combining {
+        return UNSUPPORTED;
     }
     if text.chars().all(char::is_whitespace) {
         return SPACE;
     }
     if text.chars().any(char::is_whitespace) {
-        return MIXED;
+        return UNSUPPORTED;
     }
-    match (chinese || text.chars().any(is_punctuation), one) {
-        (true, true) => ALONE,
-        (true, false) => MIXED,
+    match (is_spaced || text.chars().any(is_punctuation), is_single) {
+        (true, true) => SINGLE,
+        (true, false) => UNSUPPORTED,
         (false, _) => WORD,
     }
 }
@@ -158,13 +158,13 @@ fn class(normalizer: &BertNormalizer, c: char, text: &mut String) -> u8 {
 /// the whole word is unknown.
 #[derive(Debug)]
 pub(crate) struct WordPiece {
-    first: HashMap<Box<[u8]>, u32>,
+    initial: HashMap<Box<[u8]>, u32>,
     /// Continuation tokens, without their prefix.
-    next: HashMap<Box<[u8]>, u32>,
+    continuation: HashMap<Box<[u8]>, u32>,
     /// Bytes of the longest token. It bounds each look-up, so the time is linear in the word.
     longest: usize,
     unknown: u32,
-    most_chars: usize,
+    max_chars: usize,
 }
 
 impl WordPiece {
@@ -172,29 +172,29 @@ impl WordPiece {
         vocabulary: impl Iterator<Item = (&'a str, u32)>,
         prefix: &str,
         unknown: u32,
-        most_chars: usize,
+        max_chars: usize,
     ) -> Self {
-        let (mut first, mut next, mut longest) = (HashMap::new(), HashMap::new(), 0);
+        let (mut initial, mut continuation, mut longest) = (HashMap::new(), HashMap::new(), 0);
         for (token, id) in vocabulary {
             longest = longest.max(token.len());
-            first.insert(token.as_bytes().into(), id);
+            initial.insert(token.as_bytes().into(), id);
             if let Some(token) = token.strip_prefix(prefix) {
-                next.insert(token.as_bytes().into(), id);
+                continuation.insert(token.as_bytes().into(), id);
             }
         }
-        Self { first, next, longest, unknown, most_chars }
+        Self { initial, continuation, longest, unknown, max_chars }
     }
 
     /// Appends the ids of a non-empty word.
     fn encode(&self, word: &str, ids: &mut Vec<u32>) {
         let before = ids.len();
-        if word.len() > self.most_chars && word.chars().count() > self.most_chars {
+        if word.len() > self.max_chars && word.chars().count() > self.max_chars {
             ids.push(self.unknown);
             return;
         }
         let mut start = 0;
         while start < word.len() {
-            let tokens = if start == 0 { &self.first } else { &self.next };
+            let tokens = if start == 0 { &self.initial } else { &self.continuation };
             let longest = word.floor_char_boundary(word.len().min(start + self.longest));
             let ends = (start + 1..=longest).rev().filter(|&end| word.is_char_boundary(end));
             let token = ends.filter_map(|end| Some((end, *tokens.get(&word.as_bytes()[start..end])?))).next();
@@ -226,7 +226,7 @@ mod tests {
             (false, true, Some(true), false),
         ] {
             let normalizer = BertNormalizer::new(clean, chinese, strip, lowercase);
-            let (mut mixed, mut text) = (0, String::new());
+            let (mut unsupported, mut text) = (0, String::new());
             for c in '\0'..=char::MAX {
                 let mut defined = NormalizedString::from(format!("x{c}y"));
                 normalizer.normalize(&mut defined).unwrap();
@@ -241,18 +241,18 @@ mod tests {
                     words.extend(ends.windows(2).map(|w| &word[w[0]..w[1]]).filter(|word| !word.is_empty()));
                 }
                 let expected = match class(&normalizer, c, &mut String::new()) {
-                    MIXED => {
-                        mixed += 1;
+                    UNSUPPORTED => {
+                        unsupported += 1;
                         continue;
                     }
                     WORD => vec![format!("x{text}y")],
-                    GONE => vec!["xy".into()],
+                    REMOVED => vec!["xy".into()],
                     SPACE => vec!["x".into(), "y".into()],
                     _ => vec!["x".into(), text.clone(), "y".into()],
                 };
                 assert_eq!(words, expected, "{c:?}");
             }
-            assert!(mixed < 120, "{mixed} characters");
+            assert!(unsupported < 120, "{unsupported} characters");
         }
     }
 

@@ -12,93 +12,93 @@
 const SHORT_SLOTS: usize = 1 << 16;
 const LONG_SLOTS: usize = 1 << 12;
 /// Bytes of the longest short word, and of the longest cached word.
-const SHORT: usize = 15;
-const LONG: usize = 63;
-const SHORT_IDS: usize = 3;
-const LONG_IDS: usize = 15;
+const MAX_SHORT_BYTES: usize = 15;
+const MAX_LONG_BYTES: usize = 63;
+const MAX_SHORT_IDS: usize = 3;
+const MAX_LONG_IDS: usize = 15;
 
 #[derive(Debug, Clone, Copy)]
 struct ShortSlot {
     /// The bytes of the word, padded with zeros, and its length in the last byte; 0 if the slot is empty.
     key: u128,
-    ids: [u32; SHORT_IDS],
+    ids: [u32; MAX_SHORT_IDS],
     count: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct LongSlot {
     key: [u64; 8],
-    ids: [u32; LONG_IDS],
+    ids: [u32; MAX_LONG_IDS],
     count: u32,
 }
 
-const NO_SHORT: ShortSlot = ShortSlot { key: 0, ids: [0; SHORT_IDS], count: 0 };
-const NO_LONG: LongSlot = LongSlot { key: [0; 8], ids: [0; LONG_IDS], count: 0 };
+const EMPTY_SHORT: ShortSlot = ShortSlot { key: 0, ids: [0; MAX_SHORT_IDS], count: 0 };
+const EMPTY_LONG: LongSlot = LongSlot { key: [0; 8], ids: [0; MAX_LONG_IDS], count: 0 };
 
 /// The slot and key under which to store a word that was not found.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Place {
+pub(crate) enum CacheKey {
     Short(u128),
     Long([u64; 8]),
-    Nowhere,
+    Uncacheable,
 }
 
 /// Cached words and their ids.
 #[derive(Debug)]
-pub(crate) struct Cache {
+pub(crate) struct WordCache {
     short: Box<[ShortSlot]>,
     long: Box<[LongSlot]>,
 }
 
-impl Cache {
+impl WordCache {
     pub(crate) fn new() -> Self {
-        Self { short: vec![NO_SHORT; SHORT_SLOTS].into(), long: vec![NO_LONG; LONG_SLOTS].into() }
+        Self { short: vec![EMPTY_SHORT; SHORT_SLOTS].into(), long: vec![EMPTY_LONG; LONG_SLOTS].into() }
     }
 
     pub(crate) fn clear(&mut self) {
-        self.short.fill(NO_SHORT);
-        self.long.fill(NO_LONG);
+        self.short.fill(EMPTY_SHORT);
+        self.long.fill(EMPTY_LONG);
     }
 
-    /// Appends the ids of the non-empty word `text[start..end]`. If it is not cached, returns the place to store it.
+    /// Appends the ids of the non-empty word `text[start..end]`. If it is not cached, returns the key to store it under.
     #[inline]
-    pub(crate) fn find(&self, text: &[u8], start: usize, end: usize, ids: &mut Vec<u32>) -> Option<Place> {
+    pub(crate) fn lookup(&self, text: &[u8], start: usize, end: usize, ids: &mut Vec<u32>) -> Option<CacheKey> {
         let length = end - start;
-        if length <= SHORT {
+        if length <= MAX_SHORT_BYTES {
             let key = short_key(text, start, length);
             let slot = &self.short[short_slot(key)];
             if slot.key != key {
-                return Some(Place::Short(key));
+                return Some(CacheKey::Short(key));
             }
             match slot.count {
                 1 => ids.push(slot.ids[0]),
-                count => ids.extend_from_slice(&slot.ids[..count as usize % (SHORT_IDS + 1)]),
+                count => ids.extend_from_slice(&slot.ids[..count as usize % (MAX_SHORT_IDS + 1)]),
             }
             return None;
         }
-        if length > LONG {
-            return Some(Place::Nowhere);
+        if length > MAX_LONG_BYTES {
+            return Some(CacheKey::Uncacheable);
         }
         let key = long_key(&text[start..end]);
         let slot = &self.long[long_slot(&key)];
         if slot.key != key {
-            return Some(Place::Long(key));
+            return Some(CacheKey::Long(key));
         }
-        ids.extend_from_slice(&slot.ids[..slot.count as usize % (LONG_IDS + 1)]);
+        ids.extend_from_slice(&slot.ids[..slot.count as usize % (MAX_LONG_IDS + 1)]);
         None
     }
 
-    /// Stores the ids of a word at its place, unless they are too many.
-    pub(crate) fn keep(&mut self, place: Place, ids: &[u32]) {
-        match place {
-            Place::Short(key) if ids.len() <= SHORT_IDS => {
+    /// Stores the ids of a word under its key, unless they are too many.
+    pub(crate) fn insert(&mut self, key: CacheKey, ids: &[u32]) {
+        match key {
+            CacheKey::Short(key) if ids.len() <= MAX_SHORT_IDS => {
                 let slot = &mut self.short[short_slot(key)];
-                *slot = ShortSlot { key, count: ids.len() as u32, ..NO_SHORT };
+                *slot = ShortSlot { key, count: ids.len() as u32, ..EMPTY_SHORT };
                 slot.ids[..ids.len()].copy_from_slice(ids);
             }
-            Place::Long(key) if ids.len() <= LONG_IDS => {
+            CacheKey::Long(key) if ids.len() <= MAX_LONG_IDS => {
                 let slot = &mut self.long[long_slot(&key)];
-                *slot = LongSlot { key, count: ids.len() as u32, ..NO_LONG };
+                *slot = LongSlot { key, count: ids.len() as u32, ..EMPTY_LONG };
                 slot.ids[..ids.len()].copy_from_slice(ids);
             }
             _ => {}
@@ -125,23 +125,23 @@ fn long_key(word: &[u8]) -> [u64; 8] {
     bytes[..word.len()].copy_from_slice(word);
     bytes[63] = word.len() as u8;
     std::array::from_fn(|i| {
-        let mut eight = [0; 8];
-        eight.copy_from_slice(&bytes[8 * i..8 * i + 8]);
-        u64::from_le_bytes(eight)
+        let mut chunk = [0; 8];
+        chunk.copy_from_slice(&bytes[8 * i..8 * i + 8]);
+        u64::from_le_bytes(chunk)
     })
 }
 
-const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[inline]
 fn short_slot(key: u128) -> usize {
     let (low, high) = (key as u64, (key >> 64) as u64);
-    let hash = (low ^ high.rotate_left(29).wrapping_mul(ODD)).wrapping_mul(ODD);
+    let hash = (low ^ high.rotate_left(29).wrapping_mul(HASH_MULTIPLIER)).wrapping_mul(HASH_MULTIPLIER);
     (hash >> (64 - SHORT_SLOTS.trailing_zeros())) as usize % SHORT_SLOTS
 }
 
 fn long_slot(key: &[u64; 8]) -> usize {
-    let hash = key.iter().fold(0u64, |hash, &eight| (hash.rotate_left(23) ^ eight).wrapping_mul(ODD));
+    let hash = key.iter().fold(0u64, |hash, &chunk| (hash.rotate_left(23) ^ chunk).wrapping_mul(HASH_MULTIPLIER));
     (hash >> (64 - LONG_SLOTS.trailing_zeros())) as usize % LONG_SLOTS
 }
 
@@ -149,9 +149,9 @@ fn long_slot(key: &[u64; 8]) -> usize {
 mod tests {
     use super::*;
 
-    fn get(cache: &Cache, text: &str, start: usize, end: usize) -> Option<Vec<u32>> {
+    fn get(cache: &WordCache, text: &str, start: usize, end: usize) -> Option<Vec<u32>> {
         let mut ids = Vec::new();
-        cache.find(text.as_bytes(), start, end, &mut ids).is_none().then_some(ids)
+        cache.lookup(text.as_bytes(), start, end, &mut ids).is_none().then_some(ids)
     }
 
     #[test]
@@ -159,11 +159,11 @@ mod tests {
         let text = "abcdefghijklmnopqrstuvwxyz".repeat(4);
         for length in 1..80 {
             for count in 0..20 {
-                let mut cache = Cache::new();
+                let mut cache = WordCache::new();
                 let ids: Vec<u32> = (100..100 + count).collect();
                 for start in [0, 7, text.len() - length] {
-                    let place = cache.find(text.as_bytes(), start, start + length, &mut Vec::new()).unwrap();
-                    cache.keep(place, &ids);
+                    let key = cache.lookup(text.as_bytes(), start, start + length, &mut Vec::new()).unwrap();
+                    cache.insert(key, &ids);
                     let kept = if length <= 15 { count <= 3 } else { length <= 63 && count <= 15 };
                     assert_eq!(
                         get(&cache, &text, start, start + length),
@@ -181,10 +181,10 @@ mod tests {
 
     #[test]
     fn zeros_in_a_word_are_part_of_it() {
-        let mut cache = Cache::new();
+        let mut cache = WordCache::new();
         let text = "a\0\0\0";
-        let place = cache.find(text.as_bytes(), 0, 2, &mut Vec::new()).unwrap();
-        cache.keep(place, &[5]);
+        let key = cache.lookup(text.as_bytes(), 0, 2, &mut Vec::new()).unwrap();
+        cache.insert(key, &[5]);
         assert_eq!(get(&cache, text, 0, 2), Some(vec![5]));
         assert_eq!(get(&cache, text, 0, 1), None);
         assert_eq!(get(&cache, text, 0, 3), None);

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use regex_syntax::hir::{Class, HirKind};
 
-use crate::table::{Table, decode};
+use crate::table::{CodePointTable, decode_utf8};
 
 /// `\p{L}`.
 pub(crate) const LETTER: u8 = 1;
@@ -41,7 +41,7 @@ pub(crate) const SETS: [(u8, &str); 6] = [
 #[derive(Debug)]
 pub(crate) struct Classes {
     ascii: [u8; 128],
-    table: Table,
+    table: CodePointTable,
 }
 
 static CLASSES: LazyLock<Classes> = LazyLock::new(Classes::build);
@@ -59,7 +59,7 @@ impl Classes {
                 flags[first as usize..=last as usize].iter_mut().for_each(|flags| *flags |= flag);
             }
         }
-        let table = Table::of_chars(|c| {
+        let table = CodePointTable::from_fn(|c| {
             let line = if matches!(c, '\r' | '\n') { LINE } else { 0 };
             flags[c as usize] | line | if c.is_numeric() { NUMERIC } else { 0 }
         });
@@ -73,7 +73,7 @@ impl Classes {
             None => (0, 0),
             Some(&byte) if byte < 128 => (self.ascii[usize::from(byte)], 1),
             Some(_) => {
-                let (code, length) = decode(text, at);
+                let (code, length) = decode_utf8(text, at);
                 (self.table.get(code), length)
             }
         }
@@ -81,7 +81,7 @@ impl Classes {
 
     /// Returns the end of the run of characters from `at` that have one of the flags.
     #[inline]
-    pub(crate) fn run(&self, text: &[u8], mut at: usize, flags: u8) -> usize {
+    pub(crate) fn end_of_run(&self, text: &[u8], mut at: usize, flags: u8) -> usize {
         loop {
             let (class, length) = self.at(text, at);
             if class & flags == 0 {

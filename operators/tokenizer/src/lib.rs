@@ -10,7 +10,7 @@
 //!
 //! The ids are those of `tokenizer.encode_fast(text, false)`, including added tokens with all their flags, special
 //! tokens encoded as text or as tokens, a prefix space, and `ignore_merges`. [`FastTokenizer::encode`] rejects a few
-//! texts with [`Slow`]; these need `tokenizers` itself.
+//! texts with [`NeedsFallback`]; these need `tokenizers` itself.
 //!
 //! Text is UTF-8, ids are u32. All threads can share one [`FastTokenizer`]. A [`Scratch`] (2.5 MB, mostly the word
 //! cache) serves one thread at a time. Encoding takes time linear in the text: it reads each byte a bounded number of
@@ -22,27 +22,27 @@ mod bert;
 mod bpe;
 mod cache;
 mod classes;
-mod normal;
+mod normalizer;
 mod recognise;
-mod scan;
 mod sentencepiece;
 mod table;
+mod word_splitter;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use added::{AddedTokens, Part};
 use bert::Bert;
 use bpe::Bpe;
-use cache::Cache;
+use cache::WordCache;
 use classes::{Classes, SPACE};
-use normal::Normalizer;
-pub use scan::Words;
-use sentencepiece::{MARK_TEXT, Prefix};
+use normalizer::Normalizer;
+use sentencepiece::{SPACE_MARK_STR, SpacePrefix};
 use tokenizers::Tokenizer;
+pub use word_splitter::WordSplitter;
 
 /// Largest accepted run of white space, in bytes. fancy-regex gives up at a run of about a million bytes, and
 /// `tokenizers` then takes the rest of the text as one word.
-const LONGEST_RUN: usize = 100_000;
+const MAX_WHITESPACE_BYTES: usize = 100_000;
 
 /// The first component of a tokenizer that [`FastTokenizer`] does not support.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,44 +73,44 @@ pub enum NotFast {
 
 /// The reason why a text needs `tokenizers` itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Slow {
+pub enum NeedsFallback {
     /// A run of white space so long that regular expressions give up.
-    #[error("a run of white space of more than {LONGEST_RUN} bytes")]
-    Run,
+    #[error("a run of white space of more than {MAX_WHITESPACE_BYTES} bytes")]
+    LongWhitespace,
     /// A character that BERT's normalizer does not map on its own, such as a combining character that it reorders and
     /// keeps.
     #[error("a character that BERT's normalizer does not treat for itself")]
-    Combining,
+    UnsupportedCharacter,
     /// The text has 2^32 bytes or more; offsets are 32 bits.
     #[error("a text of 4 GB or more")]
-    Size,
+    TooLarge,
 }
 
 /// A fast version of a tokenizer with only supported components.
 #[derive(Debug)]
 pub struct FastTokenizer {
     /// Identifies the tokenizer that filled a [`Scratch`]'s cache.
-    owner: u64,
+    tokenizer_id: u64,
     model: Model,
     normalizer: Normalizer,
-    /// Added tokens that are matched before the normalizer (`before`) and after it (`after`).
-    before: Option<AddedTokens>,
-    after: Option<AddedTokens>,
+    /// Added tokens that are matched before the normalizer, and after it.
+    before_normalizer: Option<AddedTokens>,
+    after_normalizer: Option<AddedTokens>,
     name: String,
 }
 
 #[derive(Debug)]
 enum Model {
-    Bpe { bpe: Bpe, words: Words, prefix: Prefix },
+    Bpe { bpe: Bpe, splitter: WordSplitter, prefix: SpacePrefix },
     Bert(Box<Bert>),
 }
 
 /// Working memory of one thread: the word cache and some buffers.
 #[derive(Debug)]
 pub struct Scratch {
-    owner: u64,
-    cache: Cache,
-    work: bpe::Workspace,
+    tokenizer_id: u64,
+    cache: WordCache,
+    workspace: bpe::Workspace,
     /// A normalized piece.
     normal: String,
     /// A piece with a prefix space, or a normalized word.
@@ -119,15 +119,15 @@ pub struct Scratch {
 
 impl Default for Scratch {
     fn default() -> Self {
-        let (work, normal, text) = Default::default();
-        Self { owner: 0, cache: Cache::new(), work, normal, text }
+        let (workspace, normal, text) = Default::default();
+        Self { tokenizer_id: 0, cache: WordCache::new(), workspace, normal, text }
     }
 }
 
 /// Returns a number that is unique per tokenizer, from 1 on.
-fn next_owner() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+fn next_tokenizer_id() -> u64 {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
 impl FastTokenizer {
@@ -147,79 +147,93 @@ impl FastTokenizer {
     /// Appends the ids of a text, without the special tokens that a post-processor would add.
     ///
     /// # Errors
-    /// [`Slow`] for a text that only `tokenizers` itself can encode. Then it appends nothing.
-    pub fn encode(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+    /// [`NeedsFallback`] for a text that only `tokenizers` itself can encode. Then it appends nothing.
+    pub fn encode(&self, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), NeedsFallback> {
         if u32::try_from(text.len()).is_err() {
-            return Err(Slow::Size);
+            return Err(NeedsFallback::TooLarge);
         }
-        if scratch.owner != self.owner {
+        if scratch.tokenizer_id != self.tokenizer_id {
             scratch.cache.clear();
-            scratch.owner = self.owner;
+            scratch.tokenizer_id = self.tokenizer_id;
         }
         let before = ids.len();
-        let result = split(self.before.as_ref(), text, |part| match part {
+        let result = split_at_added_tokens(self.before_normalizer.as_ref(), text, |part| match part {
             Part::Token(id) => push(id, ids),
-            Part::Text(part) => self.normalized(part, part.as_ptr() == text.as_ptr(), scratch, ids),
+            Part::Text(part) => self.encode_piece(part, part.as_ptr() == text.as_ptr(), scratch, ids),
         });
         result.inspect_err(|_| ids.truncate(before))
     }
 
     /// Normalizes and encodes a piece. `first`: whether the piece begins the whole text.
-    fn normalized(&self, text: &str, first: bool, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
-        if self.normalizer.leaves(text) {
-            return self.found(text, first, scratch, ids);
+    fn encode_piece(
+        &self,
+        text: &str,
+        first: bool,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), NeedsFallback> {
+        if self.normalizer.leaves_unchanged(text) {
+            return self.encode_normalized(text, first, scratch, ids);
         }
         let mut normal = std::mem::take(&mut scratch.normal);
-        self.normalizer.write(text, &mut normal);
-        let result = self.found(&normal, first, scratch, ids);
+        self.normalizer.normalize_into(text, &mut normal);
+        let result = self.encode_normalized(&normal, first, scratch, ids);
         scratch.normal = normal;
         result
     }
 
-    fn found(&self, whole: &str, first: bool, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
-        split(self.after.as_ref(), whole, |part| match part {
+    fn encode_normalized(
+        &self,
+        whole: &str,
+        first: bool,
+        scratch: &mut Scratch,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), NeedsFallback> {
+        split_at_added_tokens(self.after_normalizer.as_ref(), whole, |part| match part {
             Part::Token(id) => push(id, ids),
             Part::Text(text) => match &self.model {
-                Model::Bert(bert) => wordpiece(bert, text, scratch, ids),
-                Model::Bpe { bpe, words, prefix } if prefix.wanted(text, first && text.as_ptr() == whole.as_ptr()) => {
+                Model::Bert(bert) => encode_wordpiece(bert, text, scratch, ids),
+                Model::Bpe { bpe, splitter, prefix }
+                    if prefix.applies_to(text, first && text.as_ptr() == whole.as_ptr()) =>
+                {
                     let mut spaced = std::mem::take(&mut scratch.text);
                     spaced.clear();
                     spaced.push(' ');
                     spaced.push_str(text);
-                    let result = merge(bpe, *words, &spaced, scratch, ids);
+                    let result = encode_bpe(bpe, *splitter, &spaced, scratch, ids);
                     scratch.text = spaced;
                     result
                 }
-                Model::Bpe { bpe, words, .. } => merge(bpe, *words, text, scratch, ids),
+                Model::Bpe { bpe, splitter, .. } => encode_bpe(bpe, *splitter, text, scratch, ids),
             },
         })
     }
 }
 
-impl Prefix {
-    fn wanted(self, text: &str, first: bool) -> bool {
-        let missing = || !text.starts_with(' ') && !text.starts_with(MARK_TEXT);
+impl SpacePrefix {
+    fn applies_to(self, text: &str, first: bool) -> bool {
+        let missing = || !text.starts_with(' ') && !text.starts_with(SPACE_MARK_STR);
         match self {
             Self::Never => false,
-            Self::Space => !text.starts_with(' '),
-            Self::Missing => missing(),
-            Self::MissingAtFirst => first && missing(),
+            Self::UnlessSpace => !text.starts_with(' '),
+            Self::UnlessSpaceOrMark => missing(),
+            Self::UnlessSpaceOrMarkAtStart => first && missing(),
             Self::Always => true,
         }
     }
 }
 
-fn push(id: u32, ids: &mut Vec<u32>) -> Result<(), Slow> {
+fn push(id: u32, ids: &mut Vec<u32>) -> Result<(), NeedsFallback> {
     ids.push(id);
     Ok(())
 }
 
 /// Calls `part` with the parts of a text; never for an empty text.
-fn split<'a>(
+fn split_at_added_tokens<'a>(
     added: Option<&AddedTokens>,
     text: &'a str,
-    mut part: impl FnMut(Part<'a>) -> Result<(), Slow>,
-) -> Result<(), Slow> {
+    mut part: impl FnMut(Part<'a>) -> Result<(), NeedsFallback>,
+) -> Result<(), NeedsFallback> {
     match added {
         _ if text.is_empty() => Ok(()),
         None => part(Part::Text(text)),
@@ -227,33 +241,42 @@ fn split<'a>(
     }
 }
 
-fn merge(bpe: &Bpe, words: Words, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+fn encode_bpe(
+    bpe: &Bpe,
+    splitter: WordSplitter,
+    text: &str,
+    scratch: &mut Scratch,
+    ids: &mut Vec<u32>,
+) -> Result<(), NeedsFallback> {
     let text = text.as_bytes();
-    let Scratch { cache, work, .. } = scratch;
-    words.each(text, |start, end| {
-        let Some(place) = cache.find(text, start, end, ids) else { return Ok(()) };
-        if end - start > LONGEST_RUN && !matches!(words, Words::Whole | Words::Spaces) && is_space(&text[start..end]) {
-            return Err(Slow::Run);
+    let Scratch { cache, workspace, .. } = scratch;
+    splitter.for_each_word(text, |start, end| {
+        let Some(key) = cache.lookup(text, start, end, ids) else { return Ok(()) };
+        if end - start > MAX_WHITESPACE_BYTES
+            && !matches!(splitter, WordSplitter::Whole | WordSplitter::Spaces)
+            && is_whitespace_run(&text[start..end])
+        {
+            return Err(NeedsFallback::LongWhitespace);
         }
         let first = ids.len();
-        bpe.encode(&text[start..end], work, ids);
-        cache.keep(place, &ids[first..]);
+        bpe.encode(&text[start..end], workspace, ids);
+        cache.insert(key, &ids[first..]);
         Ok(())
     })
 }
 
 /// Whether a word is a run of white space. Its first two characters decide: other words begin with at most one space.
-fn is_space(word: &[u8]) -> bool {
+fn is_whitespace_run(word: &[u8]) -> bool {
     let (first, length) = Classes::get().at(word, 0);
     first & Classes::get().at(word, length).0 & SPACE != 0
 }
 
-fn wordpiece(bert: &Bert, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), Slow> {
+fn encode_wordpiece(bert: &Bert, text: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) -> Result<(), NeedsFallback> {
     let Scratch { cache, text: normal, .. } = scratch;
-    bert.each(text.as_bytes(), |start, end| {
-        let Some(place) = cache.find(text.as_bytes(), start, end, ids) else { return };
+    bert.for_each_word(text.as_bytes(), |start, end| {
+        let Some(key) = cache.lookup(text.as_bytes(), start, end, ids) else { return };
         let first = ids.len();
         bert.encode(&text[start..end], normal, ids);
-        cache.keep(place, &ids[first..]);
+        cache.insert(key, &ids[first..]);
     })
 }

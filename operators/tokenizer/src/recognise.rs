@@ -14,88 +14,107 @@ use tokenizers::{AddedToken, Model as _, NormalizerWrapper, SplitDelimiterBehavi
 use crate::added::AddedTokens;
 use crate::bert::{Bert, WordPiece};
 use crate::bpe::{Alphabet, Bpe};
-use crate::normal::Normalizer;
-use crate::scan::Words;
-use crate::sentencepiece::{self, Prefix};
+use crate::normalizer::Normalizer;
+use crate::sentencepiece::{self, SpacePrefix};
+use crate::word_splitter::WordSplitter;
 use crate::{FastTokenizer, Model, NotFast};
 
-/// Added tokens matched before the normalizer, and after it.
-type Added = (Option<AddedTokens>, Option<AddedTokens>);
+/// AddedTokensPair tokens matched before the normalizer, and after it.
+type AddedTokensPair = (Option<AddedTokens>, Option<AddedTokens>);
 
 pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast> {
     if tokenizer.get_truncation().is_some() || tokenizer.get_padding().is_some() {
         return Err(NotFast::Length);
     }
-    tokenizer.get_post_processor().map_or(Ok(()), leaves_ids)?;
+    tokenizer.get_post_processor().map_or(Ok(()), check_post_processor)?;
     let (model, normalizer, name) = match (tokenizer.get_model(), tokenizer.get_normalizer()) {
         (ModelWrapper::BPE(model), normalizer) => {
             if let Some(prefix) = sentencepiece::known_prefix(normalizer, tokenizer.get_pre_tokenizer()) {
-                return spaced(tokenizer, model, prefix, normalizer.is_some());
+                return recognise_sentencepiece(tokenizer, model, prefix, normalizer.is_some());
             }
             let normalizer = known_normalizer(normalizer)?;
-            let (words, prefix_space) = known_words(tokenizer.get_pre_tokenizer())?;
+            let (splitter, prefix_space) = known_splitter(tokenizer.get_pre_tokenizer())?;
             let name =
-                format!("{}, byte-level BPE{}", words.name(), if normalizer.is_identity() { "" } else { ", NFC" });
-            let prefix = if prefix_space { Prefix::Space } else { Prefix::Never };
-            (Model::Bpe { bpe: known_bpe(model)?, words, prefix }, normalizer, name)
+                format!("{}, byte-level BPE{}", splitter.name(), if normalizer.is_identity() { "" } else { ", NFC" });
+            let prefix = if prefix_space { SpacePrefix::UnlessSpace } else { SpacePrefix::Never };
+            (Model::Bpe { bpe: known_bpe(model)?, splitter, prefix }, normalizer, name)
         }
         (ModelWrapper::WordPiece(model), Some(NormalizerWrapper::BertNormalizer(normalizer))) => {
             match tokenizer.get_pre_tokenizer() {
                 Some(PreTokenizerWrapper::BertPreTokenizer(_)) => {}
-                other => return Err(NotFast::PreTokenizer(shown(&other))),
+                other => return Err(NotFast::PreTokenizer(truncated_debug(&other))),
             }
             let bert = Bert::new(*normalizer, known_pieces(model)?);
             (Model::Bert(Box::new(bert)), Normalizer::identity(), "BERT's words, WordPiece".into())
         }
-        (ModelWrapper::WordPiece(_), other) => return Err(NotFast::Normalizer(shown(&other))),
+        (ModelWrapper::WordPiece(_), other) => return Err(NotFast::Normalizer(truncated_debug(&other))),
         (ModelWrapper::Unigram(_), _) => return Err(NotFast::Model("Unigram".into())),
         (ModelWrapper::WordLevel(_), _) => return Err(NotFast::Model("WordLevel".into())),
     };
-    let (before, after) = added(tokenizer, &normalizer)?;
-    if after.is_some() && matches!(model, Model::Bert(_)) {
+    let (before_normalizer, after_normalizer) = added_tokens(tokenizer, &normalizer)?;
+    if after_normalizer.is_some() && matches!(model, Model::Bert(_)) {
         return Err(NotFast::AddedTokens("one that is normalized, as BERT's normalizer does it".into()));
     }
-    Ok(FastTokenizer { owner: crate::next_owner(), model, normalizer, before, after, name })
+    Ok(FastTokenizer {
+        tokenizer_id: crate::next_tokenizer_id(),
+        model,
+        normalizer,
+        before_normalizer,
+        after_normalizer,
+        name,
+    })
 }
 
 /// Recognises BPE over characters. The normalizer or the pre-tokenizer writes spaces as U+2581.
-fn spaced(tokenizer: &Tokenizer, model: &BPE, prefix: Prefix, normalized: bool) -> Result<FastTokenizer, NotFast> {
-    without_extras(model)?;
-    let merges = written_merges(model)?;
+fn recognise_sentencepiece(
+    tokenizer: &Tokenizer,
+    model: &BPE,
+    prefix: SpacePrefix,
+    normalized: bool,
+) -> Result<FastTokenizer, NotFast> {
+    check_bpe_features(model)?;
+    let merges = read_merges(model)?;
     let merges: Vec<(&str, &str)> = merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
-    let bpe = sentencepiece::known(model, &merges)?;
+    let bpe = sentencepiece::build_bpe(model, &merges)?;
     let normalizer = Normalizer::identity();
-    let (before, after) = added(tokenizer, &normalizer)?;
-    if after.is_some() && normalized {
+    let (before_normalizer, after_normalizer) = added_tokens(tokenizer, &normalizer)?;
+    if after_normalizer.is_some() && normalized {
         return Err(NotFast::AddedTokens("one that is looked for where spaces are U+2581".into()));
     }
-    let (name, words) = (format!("{}, SentencePiece's BPE", Words::Spaces.name()), Words::Spaces);
-    let model = Model::Bpe { bpe, words, prefix };
-    Ok(FastTokenizer { owner: crate::next_owner(), model, normalizer, before, after, name })
+    let (name, splitter) = (format!("{}, SentencePiece's BPE", WordSplitter::Spaces.name()), WordSplitter::Spaces);
+    let model = Model::Bpe { bpe, splitter, prefix };
+    Ok(FastTokenizer {
+        tokenizer_id: crate::next_tokenizer_id(),
+        model,
+        normalizer,
+        before_normalizer,
+        after_normalizer,
+        name,
+    })
 }
 
 /// The debug form of a component, truncated.
-fn shown(part: &impl std::fmt::Debug) -> String {
-    const MOST: usize = 120;
+fn truncated_debug(part: &impl std::fmt::Debug) -> String {
+    const MAX_BYTES: usize = 120;
     let mut text = format!("{part:?}");
-    if text.len() > MOST {
-        text.truncate(text.floor_char_boundary(MOST));
+    if text.len() > MAX_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_BYTES));
         text.push('…');
     }
     text
 }
 
 /// Fails if a post-processor changes ids besides adding special tokens.
-fn leaves_ids(processor: &PostProcessorWrapper) -> Result<(), NotFast> {
+fn check_post_processor(processor: &PostProcessorWrapper) -> Result<(), NotFast> {
     match processor {
         PostProcessorWrapper::ByteLevel(_) | PostProcessorWrapper::Bert(_) | PostProcessorWrapper::Roberta(_) => Ok(()),
-        PostProcessorWrapper::Sequence(all) => all.as_ref().iter().try_for_each(leaves_ids),
+        PostProcessorWrapper::Sequence(all) => all.as_ref().iter().try_for_each(check_post_processor),
         PostProcessorWrapper::Template(template) => {
             let single = serde_json::to_value(template).unwrap_or_default()["single"].take();
             let sequences: Vec<_> = single.as_array().into_iter().flatten().filter_map(|p| p.get("Sequence")).collect();
             match sequences.as_slice() {
                 [one] if one["id"] == "A" => Ok(()),
-                _ => Err(NotFast::PostProcessor(shown(&single))),
+                _ => Err(NotFast::PostProcessor(truncated_debug(&single))),
             }
         }
     }
@@ -108,15 +127,15 @@ fn known_normalizer(normalizer: Option<&NormalizerWrapper>) -> Result<Normalizer
         Some(NormalizerWrapper::Sequence(all)) => match all.as_ref() {
             [] => Ok(Normalizer::identity()),
             [one] => known_normalizer(Some(one)),
-            all => Err(NotFast::Normalizer(shown(&all))),
+            all => Err(NotFast::Normalizer(truncated_debug(&all))),
         },
-        Some(other) => Err(NotFast::Normalizer(shown(other))),
+        Some(other) => Err(NotFast::Normalizer(truncated_debug(other))),
     }
 }
 
 /// Returns how the pre-tokenizer splits words, and whether it adds a space before a text that does not start with one.
-fn known_words(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(Words, bool), NotFast> {
-    let unknown = || NotFast::PreTokenizer(pre_tokenizer.map_or_else(|| "none".into(), shown));
+fn known_splitter(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(WordSplitter, bool), NotFast> {
+    let unknown = || NotFast::PreTokenizer(pre_tokenizer.map_or_else(|| "none".into(), truncated_debug));
     let parts = match pre_tokenizer {
         Some(PreTokenizerWrapper::Sequence(all)) => all.as_ref(),
         Some(one) => std::slice::from_ref(one),
@@ -124,7 +143,7 @@ fn known_words(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(Words, bo
     };
     match parts {
         [PreTokenizerWrapper::ByteLevel(ByteLevel { add_prefix_space, use_regex, .. })] => {
-            Ok((if *use_regex { Words::Gpt2 } else { Words::Whole }, *add_prefix_space))
+            Ok((if *use_regex { WordSplitter::Gpt2 } else { WordSplitter::Whole }, *add_prefix_space))
         }
         [
             PreTokenizerWrapper::Split(split),
@@ -133,68 +152,68 @@ fn known_words(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(Words, bo
         [
             PreTokenizerWrapper::Digits(digits),
             PreTokenizerWrapper::ByteLevel(ByteLevel { add_prefix_space: false, use_regex: true, .. }),
-        ] if digits.individual_digits => Ok((Words::DigitsGpt2, false)),
+        ] if digits.individual_digits => Ok((WordSplitter::DigitsGpt2, false)),
         _ => Err(unknown()),
     }
 }
 
 /// Returns the known pattern whose matches are the words. Every character is part of a match, so keeping or removing
 /// the rest makes no difference.
-fn known_split(split: &Split) -> Option<Words> {
+fn known_split(split: &Split) -> Option<WordSplitter> {
     let SplitPattern::Regex(pattern) = &split.pattern else { return None };
     let matches = match split.behavior {
         SplitDelimiterBehavior::Isolated => true,
         SplitDelimiterBehavior::Removed => split.invert,
         _ => false,
     };
-    Words::of_pattern(pattern).filter(|_| matches)
+    WordSplitter::from_pattern(pattern).filter(|_| matches)
 }
 
-fn bpe_with(what: &str) -> NotFast {
+fn unsupported_bpe(what: &str) -> NotFast {
     NotFast::Model(format!("BPE with {what}"))
 }
 
 /// Fails if BPE has a feature that the fast version does not support.
-fn without_extras(model: &BPE) -> Result<(), NotFast> {
+fn check_bpe_features(model: &BPE) -> Result<(), NotFast> {
     let some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
-        return Err(bpe_with("dropout"));
+        return Err(unsupported_bpe("dropout"));
     }
     if some(&model.continuing_subword_prefix) || some(&model.end_of_word_suffix) {
-        return Err(bpe_with("a prefix or suffix of subwords"));
+        return Err(unsupported_bpe("a prefix or suffix of subwords"));
     }
     let vocabulary = model.get_vocab();
     let ids: HashSet<u32> = vocabulary.values().copied().collect();
     if ids.len() != vocabulary.len() || ids.contains(&u32::MAX) {
-        return Err(bpe_with("two tokens of one id"));
+        return Err(unsupported_bpe("two tokens of one id"));
     }
     Ok(())
 }
 
 /// Returns the merges in rank order. The model does not expose them, so this reads its serialised form.
-fn written_merges(model: &BPE) -> Result<Vec<(String, String)>, NotFast> {
-    let mut written = serde_json::to_value(model).map_err(|error| bpe_with(&error.to_string()))?;
+fn read_merges(model: &BPE) -> Result<Vec<(String, String)>, NotFast> {
+    let mut written = serde_json::to_value(model).map_err(|error| unsupported_bpe(&error.to_string()))?;
     serde_json::from_value(written["merges"].take())
-        .map_err(|error| bpe_with(&format!("merges that cannot be read: {error}")))
+        .map_err(|error| unsupported_bpe(&format!("merges that cannot be read: {error}")))
 }
 
 fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
-    without_extras(model)?;
+    check_bpe_features(model)?;
     let vocabulary = model.get_vocab();
-    let alphabet = alphabet();
+    let alphabet = byte_level_alphabet();
     let mut bytes = [None; 256];
     for (&c, &byte) in &alphabet {
         bytes[usize::from(byte)] = vocabulary.get(&*c.encode_utf8(&mut [0; 4])).copied();
     }
     // A byte without a token is dropped, unless an unknown token or byte fallback would replace it.
     if bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
-        return Err(bpe_with("bytes that are no tokens"));
+        return Err(unsupported_bpe("bytes that are no tokens"));
     }
-    let written = written_merges(model)?;
-    let merges = written.iter().map(|(left, right)| {
+    let merges = read_merges(model)?;
+    let merges = merges.iter().map(|(left, right)| {
         Some((*vocabulary.get(left)?, *vocabulary.get(right)?, *vocabulary.get(&format!("{left}{right}"))?))
     });
-    let merges: Vec<_> = merges.collect::<Option<_>>().ok_or_else(|| bpe_with("merges of what is no token"))?;
+    let merges: Vec<_> = merges.collect::<Option<_>>().ok_or_else(|| unsupported_bpe("merges of what is no token"))?;
     let whole = model.ignore_merges.then(|| {
         let spelled = |token: &str| token.chars().map(|c| alphabet.get(&c).copied()).collect::<Option<Box<[u8]>>>();
         vocabulary.iter().filter_map(|(token, &id)| Some((spelled(token)?, id))).collect()
@@ -204,7 +223,7 @@ fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
 
 /// The byte that each character of a byte-level token represents: itself if printable in Latin-1, else the next of
 /// U+0100, U+0101, ….
-fn alphabet() -> HashMap<char, u8> {
+fn byte_level_alphabet() -> HashMap<char, u8> {
     let printable = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let (themselves, others): (Vec<u8>, Vec<u8>) = (0..=255).partition(printable);
     let others = others.into_iter().zip('\u{100}'..).map(|(byte, c)| (c, byte));
@@ -220,17 +239,17 @@ fn known_pieces(model: &wordpiece::WordPiece) -> Result<WordPiece, NotFast> {
     Ok(WordPiece::new(tokens, &model.continuing_subword_prefix, unknown, model.max_input_chars_per_word))
 }
 
-fn added(tokenizer: &Tokenizer, normalizer: &Normalizer) -> Result<Added, NotFast> {
+fn added_tokens(tokenizer: &Tokenizer, normalizer: &Normalizer) -> Result<AddedTokensPair, NotFast> {
     let known = tokenizer.get_added_vocabulary();
     let skips = known.get_encode_special_tokens();
     let mut tokens: Vec<(&u32, &AddedToken)> = known.get_added_tokens_decoder().iter().collect();
     tokens.sort_unstable_by_key(|(id, _)| **id);
-    let of = |normalized: bool| {
+    let matched = |normalized: bool| {
         let tokens = tokens.iter().filter(|(_, token)| token.normalized == normalized).map(|&(&id, token)| {
-            let spelling = if normalized { normalizer.normal(&token.content) } else { token.content.clone() };
+            let spelling = if normalized { normalizer.normalize(&token.content) } else { token.content.clone() };
             (spelling, id, token, skips && known.is_special_token(&token.content))
         });
         AddedTokens::new(tokens.collect())
     };
-    Ok((of(false)?, of(true)?))
+    Ok((matched(false)?, matched(true)?))
 }

@@ -13,14 +13,14 @@ const CODE_POINTS: usize = 0x11_0000;
 
 /// One byte per code point.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct CodePointTable {
     index: Vec<u16>,
     blocks: Vec<[u8; BLOCK]>,
 }
 
-impl Table {
+impl CodePointTable {
     /// Creates a table from the bytes of all code points.
-    fn of(all: &[u8]) -> Self {
+    fn from_bytes(all: &[u8]) -> Self {
         let mut table = Self { index: Vec::with_capacity(CODE_POINTS / BLOCK), blocks: Vec::new() };
         let mut known: HashMap<[u8; BLOCK], u16> = HashMap::new();
         for chunk in all.chunks_exact(BLOCK) {
@@ -37,9 +37,9 @@ impl Table {
     }
 
     /// Creates a table from a function of the character. Surrogates, which are not characters, get 0.
-    pub(crate) fn of_chars(mut byte: impl FnMut(char) -> u8) -> Self {
+    pub(crate) fn from_fn(mut byte: impl FnMut(char) -> u8) -> Self {
         let all: Vec<u8> = (0..CODE_POINTS as u32).map(|code| char::from_u32(code).map_or(0, &mut byte)).collect();
-        Self::of(&all)
+        Self::from_bytes(&all)
     }
 
     /// Returns the byte of a code point; 0 above U+10FFFF.
@@ -53,7 +53,7 @@ impl Table {
 /// Decodes the UTF-8 code point that begins at `at`, and its length in bytes. If none begins there, the result is
 /// arbitrary, without a panic. `at` must be within the text.
 #[inline]
-pub(crate) fn decode(text: &[u8], at: usize) -> (u32, usize) {
+pub(crate) fn decode_utf8(text: &[u8], at: usize) -> (u32, usize) {
     let next = |n: usize| u32::from(text.get(at + n).copied().unwrap_or(0) & 0x3f);
     let first = u32::from(text[at]);
     match first {
@@ -70,14 +70,14 @@ mod tests {
 
     #[test]
     fn every_character_is_decoded_and_found() {
-        let table = Table::of_chars(|c| (u32::from(c).wrapping_mul(0x9e37_79b1) >> 24) as u8);
+        let table = CodePointTable::from_fn(|c| (u32::from(c).wrapping_mul(0x9e37_79b1) >> 24) as u8);
         let mut utf8 = [0; 4];
         for c in '\0'..=char::MAX {
             let text = c.encode_utf8(&mut utf8).as_bytes();
-            assert_eq!(decode(text, 0), (u32::from(c), c.len_utf8()));
+            assert_eq!(decode_utf8(text, 0), (u32::from(c), c.len_utf8()));
             assert_eq!(u32::from(table.get(u32::from(c))), u32::from(c).wrapping_mul(0x9e37_79b1) >> 24);
         }
         assert_eq!(table.get(0x11_0000), 0);
-        assert!(Table::of_chars(|c| u8::from(c.is_alphabetic())).blocks.len() < 200);
+        assert!(CodePointTable::from_fn(|c| u8::from(c.is_alphabetic())).blocks.len() < 200);
     }
 }

@@ -12,27 +12,28 @@ use std::sync::LazyLock;
 
 use fancy_regex::Regex;
 use proptest::prelude::*;
-use stillhouse_tokenizer::Words;
+use stillhouse_tokenizer::WordSplitter;
 
-const WITH_PATTERN: [Words; 4] = [Words::Gpt2, Words::Cl100k, Words::Qwen2, Words::O200k];
+const WITH_PATTERN: [WordSplitter; 4] =
+    [WordSplitter::Gpt2, WordSplitter::Cl100k, WordSplitter::Qwen2, WordSplitter::O200k];
 
-fn regex(words: Words) -> &'static Regex {
+fn regex(splitter: WordSplitter) -> &'static Regex {
     static COMPILED: LazyLock<Vec<Regex>> =
-        LazyLock::new(|| WITH_PATTERN.map(|words| Regex::new(words.pattern().unwrap()).unwrap()).into());
-    &COMPILED[WITH_PATTERN.iter().position(|known| *known == words).unwrap()]
+        LazyLock::new(|| WITH_PATTERN.map(|splitter| Regex::new(splitter.pattern().unwrap()).unwrap()).into());
+    &COMPILED[WITH_PATTERN.iter().position(|known| *known == splitter).unwrap()]
 }
 
-fn defined<'a>(regex: &Regex, text: &'a str) -> Vec<&'a str> {
+fn reference<'a>(regex: &Regex, text: &'a str) -> Vec<&'a str> {
     let words: Vec<&str> = regex.find_iter(text).map(|word| word.unwrap().as_str()).collect();
     assert_eq!(words.concat(), text, "the pattern leaves something out");
     words
 }
 
 /// The pre-tokenizer `Digits` with single digits, followed by GPT-2's pattern.
-fn defined_between_digits<'a>(gpt2: &Regex, text: &'a str) -> Vec<&'a str> {
+fn reference_between_digits<'a>(gpt2: &Regex, text: &'a str) -> Vec<&'a str> {
     let digits = text.match_indices(char::is_numeric).flat_map(|(at, digit)| [at, at + digit.len()]);
     let ends: Vec<usize> = std::iter::once(0).chain(digits).chain([text.len()]).collect();
-    ends.windows(2).flat_map(|ends| defined(gpt2, &text[ends[0]..ends[1]])).collect()
+    ends.windows(2).flat_map(|ends| reference(gpt2, &text[ends[0]..ends[1]])).collect()
 }
 
 /// Calls `check` with every text of `length` characters over the alphabet.
@@ -56,9 +57,9 @@ fn classes(sets: &[&str], last: bool) -> Vec<char> {
     let mut classes: HashMap<Vec<bool>, char> = HashMap::new();
     for c in '\0'..=char::MAX {
         let class = sets.iter().map(|set| set.has(c)).collect();
-        let stands = classes.entry(class).or_insert(c);
+        let representative = classes.entry(class).or_insert(c);
         if last {
-            *stands = c;
+            *representative = c;
         }
     }
     let mut classes: Vec<char> = classes.into_values().collect();
@@ -104,59 +105,59 @@ const O200K: [&str; 12] = [
     "(?i:[re])",
 ];
 
-fn all_short_texts(words: Words, sets: &[&str], length: u32) {
-    let regex = regex(words);
+fn all_short_texts(splitter: WordSplitter, sets: &[&str], length: u32) {
+    let regex = regex(splitter);
     for last in [false, true] {
         let alphabet = classes(sets, last);
         assert!(alphabet.len() >= sets.len(), "{alphabet:?}");
         for length in 0..=(if last { length - 1 } else { length }) {
-            every_text(&alphabet, length, |text| assert_eq!(words.split(text), defined(regex, text), "{text:?}"));
+            every_text(&alphabet, length, |text| assert_eq!(splitter.split(text), reference(regex, text), "{text:?}"));
         }
     }
 }
 
 #[test]
 fn every_short_text_gpt2() {
-    all_short_texts(Words::Gpt2, &GPT2, 5);
+    all_short_texts(WordSplitter::Gpt2, &GPT2, 5);
 }
 
 #[test]
 fn every_short_text_cl100k() {
-    all_short_texts(Words::Cl100k, &CL100K, 5);
+    all_short_texts(WordSplitter::Cl100k, &CL100K, 5);
 }
 
 #[test]
 fn every_short_text_qwen2() {
-    all_short_texts(Words::Qwen2, &CL100K, 5);
+    all_short_texts(WordSplitter::Qwen2, &CL100K, 5);
 }
 
 #[test]
 fn every_short_text_o200k() {
-    all_short_texts(Words::O200k, &O200K, 5);
+    all_short_texts(WordSplitter::O200k, &O200K, 5);
 }
 
 /// Longer texts over fewer classes, without the letters of contractions: tests runs of spaces, lines, numbers and
 /// marks.
 #[test]
 fn every_longer_text_of_the_few_classes() {
-    for (words, alphabet) in [
-        (Words::Gpt2, " \nx1!'".to_owned()),
-        (Words::Cl100k, " \n\tx1!'".to_owned()),
-        (Words::O200k, " \naA\u{301}!/".to_owned()),
+    for (splitter, alphabet) in [
+        (WordSplitter::Gpt2, " \nx1!'".to_owned()),
+        (WordSplitter::Cl100k, " \n\tx1!'".to_owned()),
+        (WordSplitter::O200k, " \naA\u{301}!/".to_owned()),
     ] {
-        let (regex, alphabet): (_, Vec<char>) = (regex(words), alphabet.chars().collect());
-        every_text(&alphabet, 7, |text| assert_eq!(words.split(text), defined(regex, text), "{text:?}"));
+        let (regex, alphabet): (_, Vec<char>) = (regex(splitter), alphabet.chars().collect());
+        every_text(&alphabet, 7, |text| assert_eq!(splitter.split(text), reference(regex, text), "{text:?}"));
     }
 }
 
 #[test]
 fn every_short_text_between_digits() {
-    let gpt2 = regex(Words::Gpt2);
+    let gpt2 = regex(WordSplitter::Gpt2);
     // ² is a number for the pattern but not a digit; ½ and Ⅷ are numeric.
     let alphabet: Vec<char> = " \n\txs'!1²½Ⅷ一".chars().collect();
     for length in 0..=5 {
         every_text(&alphabet, length, |text| {
-            assert_eq!(Words::DigitsGpt2.split(text), defined_between_digits(gpt2, text), "{text:?}");
+            assert_eq!(WordSplitter::DigitsGpt2.split(text), reference_between_digits(gpt2, text), "{text:?}");
         });
     }
 }
@@ -165,11 +166,11 @@ fn every_short_text_between_digits() {
 fn every_code_point() {
     let mut text = String::new();
     // Qwen 2 uses the scanner of cl100k.
-    for words in [Words::Gpt2, Words::Cl100k, Words::O200k] {
+    for splitter in [WordSplitter::Gpt2, WordSplitter::Cl100k, WordSplitter::O200k] {
         for c in '\0'..=char::MAX {
             text.clear();
             text.extend(['a', c, 'a', '\'', c, 'x', '\'', 'l', c, ' ', c, '1', c, '!', c, c]);
-            assert!(words.split(&text) == defined(regex(words), &text), "{c:?}");
+            assert!(splitter.split(&text) == reference(regex(splitter), &text), "{c:?}");
         }
     }
 }
@@ -188,10 +189,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
     fn any_text(text in text()) {
-        for words in WITH_PATTERN {
-            prop_assert_eq!(words.split(&text), defined(regex(words), &text));
+        for splitter in WITH_PATTERN {
+            prop_assert_eq!(splitter.split(&text), reference(regex(splitter), &text));
         }
-        prop_assert_eq!(Words::DigitsGpt2.split(&text), defined_between_digits(regex(Words::Gpt2), &text));
-        prop_assert_eq!(Words::Whole.split(&text).concat(), text);
+        prop_assert_eq!(WordSplitter::DigitsGpt2.split(&text), reference_between_digits(regex(WordSplitter::Gpt2), &text));
+        prop_assert_eq!(WordSplitter::Whole.split(&text).concat(), text);
     }
 }

@@ -16,6 +16,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::storage::retry::is_transient_status;
 use stillhouse_base::storage::{self, Backoff};
 use url::Url;
 
@@ -25,41 +26,44 @@ use super::reference::{HubRef, is_commit};
 const MAX_REDIRECTS: usize = 8;
 /// Largest accepted file list: about 400,000 files.
 const MAX_LISTING_BYTES: u64 = 64 << 20;
-const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Longest wait that a server can request, which may exceed [`MAX_WAIT`].
-const MAX_ASKED_WAIT: Duration = Duration::from_secs(120);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// Longest wait that a server can request, which may exceed [`MAX_BACKOFF`].
+const MAX_REQUESTED_WAIT: Duration = Duration::from_secs(120);
 
 /// Whether and how to retry within the same call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Again {
+pub(super) enum RetryPolicy {
     Never,
     /// Retry after a backoff, and not before the time that the server requested.
-    Later(Option<Duration>),
+    AfterBackoff(Option<Duration>),
     /// Retry from the beginning of the file: the server does not have the requested range.
-    Afresh,
+    FromStart,
 }
 
 /// A failed attempt.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: PipelineError,
-    pub(super) again: Again,
+    pub(super) retry: RetryPolicy,
 }
 
 impl Failure {
     /// A transient failure.
-    pub(super) fn passing(message: impl Into<String>) -> Self {
-        Self { error: PipelineError::new(ErrorKind::Model, message).retryable(), again: Again::Later(None) }
+    pub(super) fn transient(message: impl Into<String>) -> Self {
+        Self {
+            error: PipelineError::new(ErrorKind::Model, message).retryable(),
+            retry: RetryPolicy::AfterBackoff(None),
+        }
     }
 }
 
 impl From<PipelineError> for Failure {
     fn from(error: PipelineError) -> Self {
-        Self { error, again: Again::Never }
+        Self { error, retry: RetryPolicy::Never }
     }
 }
 
-type Answer<T> = std::result::Result<T, Failure>;
+type AttemptResult<T> = std::result::Result<T, Failure>;
 
 /// The commit and files of a revision.
 #[derive(Debug)]
@@ -85,10 +89,10 @@ impl Metadata {
 
 /// How far to follow redirects.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Follow {
-    ToTheEnd,
+enum FollowRedirects {
+    All,
     /// Up to the response that carries the file's etag, which precedes the one with the content.
-    ToTheEtag,
+    UntilEtag,
 }
 
 /// An HTTP client of one hub.
@@ -112,67 +116,70 @@ impl Client {
             settings = settings.no_proxy();
         }
         if let Some(path) = &config.ca_bundle {
-            let refuse = |why: String| {
+            let ca_bundle_error = |why: String| {
                 PipelineError::new(
                     ErrorKind::Usage,
                     format!("the certificates of {} cannot be used: {why}", path.display()),
                 )
             };
-            let pem = fs::read(path).map_err(|e| refuse(e.to_string()))?;
+            let pem = fs::read(path).map_err(|e| ca_bundle_error(e.to_string()))?;
             // Unusable certificates, such as very old ones, are skipped; the others still count.
             let mut store = RootCertStore::empty();
-            let all = CertificateDer::pem_slice_iter(&pem).flatten();
-            let usable = all.filter(|certificate| store.add(certificate.clone()).is_ok());
+            let certificates = CertificateDer::pem_slice_iter(&pem).flatten();
+            let usable = certificates.filter(|certificate| store.add(certificate.clone()).is_ok());
             let trusted: Vec<_> = usable.filter_map(|certificate| Certificate::from_der(&certificate).ok()).collect();
             if trusted.is_empty() {
-                return Err(refuse("it holds none (PEM is read)".to_owned()));
+                return Err(ca_bundle_error("it holds none (PEM is read)".to_owned()));
             }
             settings = settings.tls_built_in_root_certs(false);
             settings = trusted.into_iter().fold(settings, reqwest::blocking::ClientBuilder::add_root_certificate);
         }
-        let unusable = |e: reqwest::Error| {
+        let client_error = |e: reqwest::Error| {
             let (_, why) = storage::breakage(&e);
             PipelineError::new(ErrorKind::Usage, format!("no connection to the hub can be made: {why}"))
         };
         Ok(Self {
-            http: settings.build().map_err(unusable)?,
+            http: settings.build().map_err(client_error)?,
             endpoint: config.endpoint.clone(),
             token: config.token.clone(),
             attempts: config.attempts.max(1),
-            backoff: Backoff { first: config.backoff, largest: MAX_WAIT },
+            backoff: Backoff { first: config.backoff, largest: MAX_BACKOFF },
         })
     }
 
     /// Requests the commit of a revision and its files.
-    pub(super) fn listing(&self, reference: &HubRef, attempts: u32) -> Result<Listing> {
+    pub(super) fn request_listing(&self, reference: &HubRef, attempts: u32) -> Result<Listing> {
         let mut path = vec!["api", "models"];
         path.extend(reference.repo().split('/'));
         path.extend(["revision", reference.revision()]);
-        let url = self.address(&path);
-        self.retrying(attempts, || {
-            let response = self.ask(Method::GET, &url, None, Follow::ToTheEnd, reference, None)?;
+        let url = self.endpoint_url(&path);
+        self.with_retries(attempts, || {
+            let response = self.send(Method::GET, &url, None, FollowRedirects::All, reference, None)?;
             let mut body = Vec::new();
-            response.take(MAX_LISTING_BYTES + 1).read_to_end(&mut body).map_err(|e| self.broken(&url, &e))?;
+            response
+                .take(MAX_LISTING_BYTES + 1)
+                .read_to_end(&mut body)
+                .map_err(|e| self.transport_failure(&url, &e))?;
             if body.len() as u64 > MAX_LISTING_BYTES {
                 let problem = format!("more than {MAX_LISTING_BYTES} bytes");
-                return Err(self.nonsense(&format!("the list of files of {reference}"), &problem).into());
+                return Err(self.invalid_response(&format!("the list of files of {reference}"), &problem).into());
             }
             Listing::parse(&body)
-                .map_err(|problem| self.nonsense(&format!("the list of files of {reference}"), &problem).into())
+                .map_err(|problem| self.invalid_response(&format!("the list of files of {reference}"), &problem).into())
         })
     }
 
     /// Requests the size and hash of a file.
-    pub(super) fn metadata(&self, reference: &HubRef, commit: &str, file: &str) -> Result<Metadata> {
-        let url = self.resolve_address(reference, commit, file);
-        self.retrying(self.attempts, || {
-            let response = self.ask(Method::HEAD, &url, None, Follow::ToTheEtag, reference, Some(file))?;
+    pub(super) fn request_metadata(&self, reference: &HubRef, commit: &str, file: &str) -> Result<Metadata> {
+        let url = self.resolve_url(reference, commit, file);
+        self.with_retries(self.attempts, || {
+            let response = self.send(Method::HEAD, &url, None, FollowRedirects::UntilEtag, reference, Some(file))?;
             let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
             let etag = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
             let etag = etag.trim_start_matches("W/").trim_matches('"');
             let safe = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
             if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(safe) {
-                return Err(self.nonsense(file, &format!("its etag, {etag:?}, cannot name a file")).into());
+                return Err(self.invalid_response(file, &format!("its etag, {etag:?}, cannot name a file")).into());
             }
             let size = header("x-linked-size")
                 .or_else(|| header("content-length").filter(|_| !response.status().is_redirection()))
@@ -182,30 +189,32 @@ impl Client {
     }
 
     /// Requests the bytes of a file from an offset on. Status 200 means that the server sends the whole file.
-    pub(super) fn open(&self, reference: &HubRef, commit: &str, file: &str, offset: u64) -> Answer<Response> {
-        let url = self.resolve_address(reference, commit, file);
-        self.ask(Method::GET, &url, Some(offset).filter(|&o| o > 0), Follow::ToTheEnd, reference, Some(file))
+    pub(super) fn open(&self, reference: &HubRef, commit: &str, file: &str, offset: u64) -> AttemptResult<Response> {
+        let url = self.resolve_url(reference, commit, file);
+        self.send(Method::GET, &url, Some(offset).filter(|&o| o > 0), FollowRedirects::All, reference, Some(file))
     }
 
     /// Waits before the next attempt, with a backoff that grows with consecutive failures. Returns the error if no
     /// attempt is left.
     pub(super) fn pause(&self, failure: Failure, failures: u32, attempts: u32) -> Result<()> {
-        let asked = match failure.again {
-            Again::Later(asked) if failures < attempts => asked.map(|asked| asked.min(MAX_ASKED_WAIT)),
-            Again::Afresh if failures < attempts => None,
+        let requested = match failure.retry {
+            RetryPolicy::AfterBackoff(requested) if failures < attempts => {
+                requested.map(|requested| requested.min(MAX_REQUESTED_WAIT))
+            }
+            RetryPolicy::FromStart if failures < attempts => None,
             _ => return Err(failure.error),
         };
-        let wait = self.backoff.wait(failures, asked);
+        let wait = self.backoff.wait(failures, requested);
         tracing::info!(error = %failure.error, ?wait, failures, "the hub failed, trying again");
         thread::sleep(wait);
         Ok(())
     }
 
-    fn retrying<T>(&self, attempts: u32, mut ask: impl FnMut() -> Answer<T>) -> Result<T> {
+    fn with_retries<T>(&self, attempts: u32, mut attempt: impl FnMut() -> AttemptResult<T>) -> Result<T> {
         let mut failures = 0;
         loop {
-            match ask() {
-                Ok(answer) => return Ok(answer),
+            match attempt() {
+                Ok(result) => return Ok(result),
                 Err(failure) => {
                     failures += 1;
                     self.pause(failure, failures, attempts)?;
@@ -214,15 +223,15 @@ impl Client {
         }
     }
 
-    fn resolve_address(&self, reference: &HubRef, commit: &str, file: &str) -> Url {
+    fn resolve_url(&self, reference: &HubRef, commit: &str, file: &str) -> Url {
         let mut path: Vec<_> = reference.repo().split('/').collect();
         path.extend(["resolve", commit]);
         path.extend(file.split('/'));
-        self.address(&path)
+        self.endpoint_url(&path)
     }
 
     /// Appends the parts to the endpoint, each as one path segment: a slash inside a part becomes `%2F`.
-    fn address(&self, path: &[&str]) -> Url {
+    fn endpoint_url(&self, path: &[&str]) -> Url {
         let mut url = self.endpoint.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(path);
@@ -232,97 +241,103 @@ impl Client {
 
     /// Sends one request and follows its redirects. Returns a response with a success status or, for metadata, with an
     /// etag.
-    fn ask(
+    fn send(
         &self,
         method: Method,
         url: &Url,
         offset: Option<u64>,
-        follow: Follow,
+        follow: FollowRedirects,
         reference: &HubRef,
         file: Option<&str>,
-    ) -> Answer<Response> {
+    ) -> AttemptResult<Response> {
         let mut url = url.clone();
-        let mut at_home = true;
+        let mut at_endpoint = true;
         for _ in 0..=MAX_REDIRECTS {
             // Once a redirect leaves the origin, the token is never sent again: another server must not choose requests
             // that carry it.
-            at_home &= url.origin() == self.endpoint.origin();
+            at_endpoint &= url.origin() == self.endpoint.origin();
             let mut request = self.http.request(method.clone(), url.clone()).header("accept-encoding", "identity");
             if let Some(offset) = offset {
                 request = request.header("range", format!("bytes={offset}-"));
             }
-            if let Some(token) = self.token.as_ref().filter(|_| at_home) {
+            if let Some(token) = self.token.as_ref().filter(|_| at_endpoint) {
                 request = request.header("authorization", token.bearer());
             }
-            let response = request.send().map_err(|e| self.broken(&url, &e))?;
+            let response = request.send().map_err(|e| self.transport_failure(&url, &e))?;
 
             if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
-                return self.judged(response, &url, at_home, reference, file);
+                return self.check_status(response, &url, at_endpoint, reference, file);
             }
             let location =
                 response.headers().get("location").and_then(|l| l.to_str().ok()).and_then(|l| url.join(l).ok());
             let Some(next) = location.filter(|next| matches!(next.scheme(), "http" | "https")) else {
-                return Err(self.nonsense(host(&url), "it redirects to nowhere").into());
+                return Err(self.invalid_response(host(&url), "it redirects to nowhere").into());
             };
             if url.scheme() == "https" && next.scheme() == "http" {
-                return Err(self.nonsense(host(&url), "it redirects from https to plain http").into());
+                return Err(self.invalid_response(host(&url), "it redirects from https to plain http").into());
             }
             let has = |name: &str| response.headers().contains_key(name);
-            let leaves = next.origin() != url.origin();
-            if follow == Follow::ToTheEtag && (has("x-linked-etag") || (leaves && has("etag"))) {
+            let leaves_origin = next.origin() != url.origin();
+            if follow == FollowRedirects::UntilEtag && (has("x-linked-etag") || (leaves_origin && has("etag"))) {
                 return Ok(response);
             }
             url = next;
         }
-        Err(self.nonsense(host(&url), &format!("more than {MAX_REDIRECTS} redirects")).into())
+        Err(self.invalid_response(host(&url), &format!("more than {MAX_REDIRECTS} redirects")).into())
     }
 
     /// Returns a success unchanged. Turns any other status into an error with its meaning and remedy.
-    fn judged(
+    fn check_status(
         &self,
         response: Response,
         url: &Url,
-        at_home: bool,
+        at_endpoint: bool,
         reference: &HubRef,
         file: Option<&str>,
-    ) -> Answer<Response> {
+    ) -> AttemptResult<Response> {
         let status = response.status();
         let what = file.map_or_else(|| reference.to_string(), |file| format!("{file:?} of {reference}"));
-        let answer = format!("{} answered {}", host(url), status.as_u16());
+        let status_text = format!("{} answered {}", host(url), status.as_u16());
         let usage = |message: String| Err(PipelineError::new(ErrorKind::Usage, message).into());
         match status.as_u16() {
             200..=299 => Ok(response),
-            416 => Err(Failure { again: Again::Afresh, ..Failure::passing(format!("{what}: {answer}")) }),
-            408 | 425 | 429 | 500.. => Err(Failure {
-                again: Again::Later(asked_wait(response.headers())),
-                ..Failure::passing(format!("{what}: {answer}"))
+            416 => {
+                Err(Failure { retry: RetryPolicy::FromStart, ..Failure::transient(format!("{what}: {status_text}")) })
+            }
+            _ if is_transient_status(status) => Err(Failure {
+                retry: RetryPolicy::AfterBackoff(requested_wait(response.headers())),
+                ..Failure::transient(format!("{what}: {status_text}"))
             }),
             // A signed storage URL may have expired; a retry gets a new one.
-            400.. if !at_home => Err(Failure::passing(format!("{what}: {answer}"))),
-            401 | 403 => usage(format!("{what}: {}", self.refused(response.headers(), &answer, reference))),
+            400..=499 if !at_endpoint => Err(Failure::transient(format!("{what}: {status_text}"))),
+            401 | 403 => {
+                usage(format!("{what}: {}", self.access_denied_message(response.headers(), &status_text, reference)))
+            }
             404 => usage(match (error_code(response.headers()), file) {
                 ("RevisionNotFound", _) => {
-                    format!("{reference}: the repository has no revision {:?} ({answer})", reference.revision())
+                    format!("{reference}: the repository has no revision {:?} ({status_text})", reference.revision())
                 }
-                ("RepoNotFound", _) => format!("{reference}: there is no repository {:?} ({answer})", reference.repo()),
-                (_, Some(file)) => format!("{reference}: there is no file {file:?} ({answer})"),
+                ("RepoNotFound", _) => {
+                    format!("{reference}: there is no repository {:?} ({status_text})", reference.repo())
+                }
+                (_, Some(file)) => format!("{reference}: there is no file {file:?} ({status_text})"),
                 (_, None) => format!(
-                    "{reference}: there is no repository {:?}, or no revision {:?} in it ({answer})",
+                    "{reference}: there is no repository {:?}, or no revision {:?} in it ({status_text})",
                     reference.repo(),
                     reference.revision()
                 ),
             }),
-            _ => Err(PipelineError::new(ErrorKind::Model, format!("{what}: {answer}")).into()),
+            _ => Err(PipelineError::new(ErrorKind::Model, format!("{what}: {status_text}")).into()),
         }
     }
 
-    fn refused(&self, headers: &HeaderMap, answer: &str, reference: &HubRef) -> String {
+    fn access_denied_message(&self, headers: &HeaderMap, status_text: &str, reference: &HubRef) -> String {
         let state = match error_code(headers) {
             "GatedRepo" => {
-                format!("is gated ({answer}): accept its terms on the page {:?} of the hub", reference.repo())
+                format!("is gated ({status_text}): accept its terms on the page {:?} of the hub", reference.repo())
             }
-            "RepoNotFound" => format!("does not exist or is private ({answer}): check the name"),
-            _ => format!("is gated or private, or does not exist ({answer}): check the name"),
+            "RepoNotFound" => format!("does not exist or is private ({status_text}): check the name"),
+            _ => format!("is gated or private, or does not exist ({status_text}): check the name"),
         };
         match &self.token {
             Some(token) => {
@@ -335,17 +350,17 @@ impl Client {
         }
     }
 
-    fn nonsense(&self, what: &str, problem: &str) -> PipelineError {
+    fn invalid_response(&self, what: &str, problem: &str) -> PipelineError {
         let hub = host(&self.endpoint);
         PipelineError::new(ErrorKind::Model, format!("the hub at {hub} makes no sense: {what}: {problem}"))
     }
 
     /// Describes a request without a response. Shows the host only, because storage URLs are signed.
-    fn broken(&self, url: &Url, error: &(dyn Error + 'static)) -> Failure {
+    fn transport_failure(&self, url: &Url, error: &(dyn Error + 'static)) -> Failure {
         let (why, text) = storage::breakage(error);
         let message = format!("the hub cannot be reached: {}: {text}", host(url));
         match why.is_transient() {
-            true => Failure::passing(message),
+            true => Failure::transient(message),
             false => PipelineError::new(ErrorKind::Model, message).into(),
         }
     }
@@ -353,9 +368,9 @@ impl Client {
 
 impl Listing {
     fn parse(body: &[u8]) -> std::result::Result<Self, String> {
-        let answer: Value = serde_json::from_slice(body).map_err(|e| format!("not JSON: {e}"))?;
-        let commit = answer["sha"].as_str().filter(|sha| is_commit(sha)).ok_or("its sha is not a commit")?;
-        let siblings = answer["siblings"].as_array().ok_or("it has no siblings")?;
+        let json: Value = serde_json::from_slice(body).map_err(|e| format!("not JSON: {e}"))?;
+        let commit = json["sha"].as_str().filter(|sha| is_commit(sha)).ok_or("its sha is not a commit")?;
+        let siblings = json["siblings"].as_array().ok_or("it has no siblings")?;
         let files = siblings.iter().filter_map(|sibling| sibling["rfilename"].as_str()).map(str::to_owned);
         Ok(Self { commit: commit.to_owned(), files: files.collect() })
     }
@@ -371,7 +386,7 @@ fn error_code(headers: &HeaderMap) -> &str {
 }
 
 /// Returns the wait from `Retry-After`, or from the hub's `RateLimit: "api";r=0;t=30`.
-fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
+fn requested_wait(headers: &HeaderMap) -> Option<Duration> {
     let limit = || {
         let text = headers.get("ratelimit")?.to_str().ok()?;
         let parts: Vec<_> = text.split(';').map(str::trim).collect();

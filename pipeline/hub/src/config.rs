@@ -106,17 +106,18 @@ impl HubConfig {
         let is_true = |name: &str| {
             get(name).is_some_and(|v| matches!(v.trim().to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true"))
         };
-        let user = get("HOME").map(PathBuf::from).or_else(std::env::home_dir).unwrap_or_default();
+        let user_home = get("HOME").map(PathBuf::from).or_else(std::env::home_dir).unwrap_or_default();
         let folder = |name: &str| {
             get(name).map(|value| match value.strip_prefix("~/") {
-                Some(rest) => user.join(rest),
+                Some(rest) => user_home.join(rest),
                 None => PathBuf::from(value),
             })
         };
-        let home = folder("HF_HOME")
-            .unwrap_or_else(|| folder("XDG_CACHE_HOME").unwrap_or_else(|| user.join(".cache")).join("huggingface"));
+        let hf_home = folder("HF_HOME").unwrap_or_else(|| {
+            folder("XDG_CACHE_HOME").unwrap_or_else(|| user_home.join(".cache")).join("huggingface")
+        });
         let cache =
-            folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| home.join("hub"));
+            folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| hf_home.join("hub"));
 
         let mut config = Self::new(get("HF_ENDPOINT").as_deref().unwrap_or(DEFAULT_ENDPOINT), cache)?;
         config.offline = is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE");
@@ -124,7 +125,7 @@ impl HubConfig {
         if !is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
             config.token = match get("HF_TOKEN") {
                 Some(token) => Token::new(&token, "HF_TOKEN")?,
-                None => token_file(&folder("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token")))?,
+                None => read_token_file(&folder("HF_TOKEN_PATH").unwrap_or_else(|| hf_home.join("token")))?,
             };
         }
         Ok(config)
@@ -132,20 +133,22 @@ impl HubConfig {
 }
 
 fn parse_endpoint(text: &str) -> Result<Url> {
-    let refuse = |why: &str| PipelineError::new(ErrorKind::Usage, format!("HF_ENDPOINT: {why}"));
+    let invalid_endpoint = |why: &str| PipelineError::new(ErrorKind::Usage, format!("HF_ENDPOINT: {why}"));
     // Errors do not repeat the text, which may contain a password.
-    let url =
-        Url::parse(text.trim()).map_err(|e| refuse(&format!("not an address such as {DEFAULT_ENDPOINT}: {e}")))?;
+    let url = Url::parse(text.trim())
+        .map_err(|e| invalid_endpoint(&format!("not an address such as {DEFAULT_ENDPOINT}: {e}")))?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
-        return Err(refuse(&format!("must start with https:// or http://, as {DEFAULT_ENDPOINT} does")));
+        return Err(invalid_endpoint(&format!("must start with https:// or http://, as {DEFAULT_ENDPOINT} does")));
     }
     if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
-        return Err(refuse("must not hold a user, a password, a query or a fragment (a token goes into HF_TOKEN)"));
+        return Err(invalid_endpoint(
+            "must not hold a user, a password, a query or a fragment (a token goes into HF_TOKEN)",
+        ));
     }
     Ok(url)
 }
 
-fn token_file(path: &Path) -> Result<Option<Token>> {
+fn read_token_file(path: &Path) -> Result<Option<Token>> {
     match std::fs::read_to_string(path) {
         Ok(text) => Token::new(&text, path.display().to_string()),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),

@@ -37,11 +37,11 @@ mod tests;
 
 use std::path::PathBuf;
 
-use self::cache::Repo;
+use self::cache::CachedRepo;
 use self::client::{Client, Listing};
 pub use self::config::{HubConfig, Token};
 pub use self::reference::HubRef;
-use self::selection::{Cached, Choice};
+use self::selection::{CacheCoverage, FileSelection};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 /// The purpose of a fetch, which determines the files.
@@ -70,8 +70,8 @@ pub struct Fetched {
 ///
 /// # Errors
 /// Those of [`HubConfig::from_env`] and [`Hub::fetch`].
-pub fn fetch(reference: &HubRef, wanted: Wanted, progress: Progress<'_>) -> Result<Fetched> {
-    Hub::new(HubConfig::from_env()?).fetch(reference, wanted, progress)
+pub fn fetch(reference: &HubRef, purpose: Wanted, progress: Progress<'_>) -> Result<Fetched> {
+    Hub::new(HubConfig::from_env()?).fetch(reference, purpose, progress)
 }
 
 /// A hub and its local cache.
@@ -94,26 +94,28 @@ impl Hub {
     /// # Errors
     /// `Usage` for problems that the user must fix: no such repository, revision or file; gated or private; no
     /// safetensors. `Model` for all others, retryable if the network or the local disk failed.
-    pub fn fetch(&self, reference: &HubRef, wanted: Wanted, progress: Progress<'_>) -> Result<Fetched> {
-        let repo = Repo::new(&self.config.cache, reference.repo());
-        let cached = repo.commit_of(reference.revision());
-        let cached_files =
-            cached.as_ref().map_or(Cached::Nothing, |commit| selection::cached(&repo, commit, reference, wanted));
-        let local = cached.filter(|_| cached_files != Cached::Nothing).map(|commit| repo.fetched(commit, reference));
+    pub fn fetch(&self, reference: &HubRef, purpose: Wanted, progress: Progress<'_>) -> Result<Fetched> {
+        let repo = CachedRepo::new(&self.config.cache, reference.repo());
+        let cached = repo.cached_commit(reference.revision());
+        let coverage = cached
+            .as_ref()
+            .map_or(CacheCoverage::Insufficient, |commit| selection::cache_coverage(&repo, commit, reference, purpose));
+        let local =
+            cached.filter(|_| coverage != CacheCoverage::Insufficient).map(|commit| repo.to_fetched(commit, reference));
 
         if let Some(fetched) = &local
-            && (self.config.offline || (reference.is_pinned() && cached_files == Cached::All))
+            && (self.config.offline || (reference.is_pinned() && coverage == CacheCoverage::All))
         {
             return Ok(fetched.clone());
         }
         if self.config.offline {
-            return Err(self.not_cached(reference, wanted));
+            return Err(self.not_cached(reference, purpose));
         }
         let client = Client::new(&self.config)?;
         // If the cache has the required files, the hub gets one attempt without retries.
         let attempts = if local.is_some() { 1 } else { self.config.attempts };
-        match (client.listing(reference, attempts), local) {
-            (Ok(listing), _) => complete(&client, &repo, reference, wanted, &listing, progress),
+        match (client.request_listing(reference, attempts), local) {
+            (Ok(listing), _) => download_missing(&client, &repo, reference, purpose, &listing, progress),
             (Err(error), Some(fetched)) if error.retryable || reference.is_pinned() => {
                 tracing::warn!(%reference, commit = fetched.commit, %error, "the hub does not answer: using the cache");
                 Ok(fetched)
@@ -127,24 +129,25 @@ impl Hub {
     /// # Errors
     /// `Usage` for problems that the user must fix, as in [`Hub::fetch`]. Any other kind means that the hub did not
     /// answer, so nothing is known about the reference.
-    pub fn look(&self, reference: &HubRef, wanted: Wanted) -> Result<()> {
-        let repo = Repo::new(&self.config.cache, reference.repo());
-        let cached = repo.commit_of(reference.revision());
-        let cached_files =
-            cached.map_or(Cached::Nothing, |commit| selection::cached(&repo, &commit, reference, wanted));
-        match (self.config.offline, cached_files) {
-            (true, Cached::Nothing) => return Err(self.not_cached(reference, wanted)),
+    pub fn look(&self, reference: &HubRef, purpose: Wanted) -> Result<()> {
+        let repo = CachedRepo::new(&self.config.cache, reference.repo());
+        let cached = repo.cached_commit(reference.revision());
+        let coverage = cached.map_or(CacheCoverage::Insufficient, |commit| {
+            selection::cache_coverage(&repo, &commit, reference, purpose)
+        });
+        match (self.config.offline, coverage) {
+            (true, CacheCoverage::Insufficient) => return Err(self.not_cached(reference, purpose)),
             (true, _) => return Ok(()),
             // The cache suffices, whatever the hub answers.
-            (false, Cached::Required | Cached::All) if reference.is_pinned() => return Ok(()),
+            (false, CacheCoverage::Required | CacheCoverage::All) if reference.is_pinned() => return Ok(()),
             (false, _) => {}
         }
-        let listing = Client::new(&self.config)?.listing(reference, 1)?;
-        selection::choose(&listing.files, reference, wanted).map(drop)
+        let listing = Client::new(&self.config)?.request_listing(reference, 1)?;
+        selection::select_files(&listing.files, reference, purpose).map(drop)
     }
 
-    fn not_cached(&self, reference: &HubRef, wanted: Wanted) -> PipelineError {
-        let what = match (reference.file(), wanted) {
+    fn not_cached(&self, reference: &HubRef, purpose: Wanted) -> PipelineError {
+        let missing = match (reference.file(), purpose) {
             (Some(_), _) => "the file is",
             (None, Wanted::Tokenizer) => "its tokenizer.json is",
             (None, Wanted::Teacher) => "its config.json and all its safetensors are",
@@ -152,7 +155,7 @@ impl Hub {
         PipelineError::new(
             ErrorKind::Usage,
             format!(
-                "{reference}: HF_HUB_OFFLINE is set and {what} not in the cache {}; unset it, or download the model first",
+                "{reference}: HF_HUB_OFFLINE is set and {missing} not in the cache {}; unset it, or download the model first",
                 self.config.cache.display()
             ),
         )
@@ -160,25 +163,25 @@ impl Hub {
 }
 
 /// Downloads the missing files of a commit into the cache, then points the revision to the commit.
-fn complete(
+fn download_missing(
     client: &Client,
-    repo: &Repo,
+    repo: &CachedRepo,
     reference: &HubRef,
-    wanted: Wanted,
+    purpose: Wanted,
     listing: &Listing,
     progress: Progress<'_>,
 ) -> Result<Fetched> {
     let commit = listing.commit.as_str();
-    let Choice { files, absent } = selection::choose(&listing.files, reference, wanted)?;
+    let FileSelection { files, absent } = selection::select_files(&listing.files, reference, purpose)?;
     for file in &files {
-        download::file(client, repo, reference, commit, file, progress)?;
+        download::fetch_file(client, repo, reference, commit, file, progress)?;
         if file == selection::INDEX {
-            for shard in selection::shards_of(&repo.file(commit, file), &listing.files, reference)? {
-                download::file(client, repo, reference, commit, &shard, progress)?;
+            for shard in selection::read_shards(&repo.file_path(commit, file), &listing.files, reference)? {
+                download::fetch_file(client, repo, reference, commit, &shard, progress)?;
             }
         }
     }
-    repo.remember_absent(commit, &absent);
-    repo.point(reference.revision(), commit);
-    Ok(repo.fetched(commit.to_owned(), reference))
+    repo.record_absent(commit, &absent);
+    repo.set_ref(reference.revision(), commit);
+    Ok(repo.to_fetched(commit.to_owned(), reference))
 }

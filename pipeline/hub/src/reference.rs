@@ -102,8 +102,8 @@ pub(super) fn is_gguf(file: &str) -> bool {
 
 /// Refuses paths that could leave the folder they are joined to, on any operating system.
 pub(super) fn check_file(file: &str) -> Result<(), String> {
-    let whole = file.len() <= 1024 && !file.chars().any(|c| c.is_control() || matches!(c, '\\' | ':'));
-    if whole && file.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() <= 255) {
+    let is_portable = file.len() <= 1024 && !file.chars().any(|c| c.is_control() || matches!(c, '\\' | ':'));
+    if is_portable && file.split('/').all(|part| !matches!(part, "" | "." | "..") && part.len() <= 255) {
         Ok(())
     } else {
         Err(format!("{file:?} is not the path of a file inside the repository"))
@@ -136,7 +136,7 @@ fn check_repo(repo: &str) -> Result<(), String> {
     if let Some((kind @ ("datasets" | "spaces" | "buckets" | "models"), _)) = repo.split_once('/') {
         return Err(format!("models are named without a kind, as org/name, and {kind}/ is not an organisation"));
     }
-    let part_is_fine = |part: &str| {
+    let is_valid_part = |part: &str| {
         !part.is_empty()
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
             && !part.starts_with(['-', '.'])
@@ -144,7 +144,7 @@ fn check_repo(repo: &str) -> Result<(), String> {
             && !part.contains("..")
             && !part.contains("--")
     };
-    if repo.len() <= 96 && repo.split('/').count() <= 2 && repo.split('/').all(part_is_fine) {
+    if repo.len() <= 96 && repo.split('/').count() <= 2 && repo.split('/').all(is_valid_part) {
         Ok(())
     } else {
         Err(format!("{repo:?} is not the name of a repository (letters, digits, '-', '_', '.'; no '--' or '..')"))
@@ -153,13 +153,13 @@ fn check_repo(repo: &str) -> Result<(), String> {
 
 /// Applies git's rules for ref names, as far as they keep paths and URLs safe.
 fn check_revision(revision: &str) -> Result<(), String> {
-    let part_is_fine = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
-    let refused = |c: char| c.is_control() || c.is_whitespace() || "~^:?*[\\%\"<>|".contains(c);
+    let is_valid_part = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
+    let is_forbidden = |c: char| c.is_control() || c.is_whitespace() || "~^:?*[\\%\"<>|".contains(c);
     if revision.len() <= 200
-        && !revision.contains(refused)
+        && !revision.contains(is_forbidden)
         && !revision.contains("..")
         && !revision.contains("@{")
-        && revision.split('/').all(part_is_fine)
+        && revision.split('/').all(is_valid_part)
     {
         Ok(())
     } else {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 use super::Wanted;
-use super::cache::Repo;
+use super::cache::CachedRepo;
 use super::reference::{HubRef, check_file, is_gguf};
 
 /// The index file, which names the shards of a model.
@@ -23,9 +23,9 @@ const SIDECAR_FILES: [&str; 5] =
 
 /// How much of the wanted files the cache has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cached {
+pub(super) enum CacheCoverage {
     /// Less than the required files.
-    Nothing,
+    Insufficient,
     /// The required files; the repository may have more.
     Required,
     /// All wanted files that the repository has.
@@ -34,35 +34,38 @@ pub(super) enum Cached {
 
 /// The files to fetch, in order, and the wanted files that the repository lacks.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct FileSelection {
     pub(super) files: Vec<String>,
     pub(super) absent: Vec<&'static str>,
 }
 
 /// Chooses from the file list of the hub.
-pub(super) fn choose(names: &[String], reference: &HubRef, wanted: Wanted) -> Result<Choice> {
+pub(super) fn select_files(names: &[String], reference: &HubRef, purpose: Wanted) -> Result<FileSelection> {
     let has = |name: &str| names.iter().any(|n| n == name);
-    let refuse = |problem: &str, hint: &str| {
-        Err(PipelineError::new(ErrorKind::Usage, format!("{reference} {problem}; it has {}{hint}", listed(names))))
+    let usage_error = |problem: &str, hint: &str| {
+        Err(PipelineError::new(
+            ErrorKind::Usage,
+            format!("{reference} {problem}; it has {}{hint}", format_names(names)),
+        ))
     };
     if let Some(file) = reference.file() {
         if !has(file) {
-            return refuse(&format!("has no file {file:?}"), "");
+            return usage_error(&format!("has no file {file:?}"), "");
         }
-        return Ok(Choice { files: vec![file.to_owned()], absent: Vec::new() });
+        return Ok(FileSelection { files: vec![file.to_owned()], absent: Vec::new() });
     }
-    let name_a_gguf =
+    let gguf_hint =
         if names.iter().any(|n| is_gguf(n)) { " (a .gguf is used when named: hf://org/name/file.gguf)" } else { "" };
     let (present, absent): (Vec<_>, Vec<_>) = SIDECAR_FILES.into_iter().partition(|name| has(name));
     let mut files: Vec<String> = present.into_iter().map(str::to_owned).collect();
-    match wanted {
-        Wanted::Tokenizer if !has(TOKENIZER) => return refuse("has no tokenizer.json", name_a_gguf),
-        Wanted::Teacher if !has(CONFIG) => return refuse("has no config.json", name_a_gguf),
+    match purpose {
+        Wanted::Tokenizer if !has(TOKENIZER) => return usage_error("has no tokenizer.json", gguf_hint),
+        Wanted::Teacher if !has(CONFIG) => return usage_error("has no config.json", gguf_hint),
         Wanted::Teacher if has(ADAPTER) => {
             let problem = format!(
                 "has an {ADAPTER} beside the model, and adapters are not loaded: merge it into the weights first"
             );
-            return refuse(&problem, "");
+            return usage_error(&problem, "");
         }
         Wanted::Tokenizer => {}
         // The order in which the teacher looks for its weights.
@@ -71,17 +74,17 @@ pub(super) fn choose(names: &[String], reference: &HubRef, wanted: Wanted) -> Re
         Wanted::Teacher => {
             let mut weights: Vec<_> = names.iter().filter(|n| is_root_safetensors(n)).cloned().collect();
             if weights.is_empty() {
-                return refuse("has no weights as safetensors, and pickled ones are not read", name_a_gguf);
+                return usage_error("has no weights as safetensors, and pickled ones are not read", gguf_hint);
             }
             weights.sort();
             files.append(&mut weights);
         }
     }
-    Ok(Choice { files, absent })
+    Ok(FileSelection { files, absent })
 }
 
 /// Returns the shards that an index names, after checking that the repository has each of them.
-pub(super) fn shards_of(index: &Path, names: &[String], reference: &HubRef) -> Result<BTreeSet<String>> {
+pub(super) fn read_shards(index: &Path, names: &[String], reference: &HubRef) -> Result<BTreeSet<String>> {
     let shards = read_index(index)
         .map_err(|problem| PipelineError::new(ErrorKind::Model, format!("{reference}: {INDEX} {problem}")))?;
     match shards.iter().find(|shard| !names.contains(shard)) {
@@ -94,35 +97,35 @@ pub(super) fn shards_of(index: &Path, names: &[String], reference: &HubRef) -> R
 }
 
 /// Returns how much of the wanted files of a commit the cache has.
-pub(super) fn cached(repo: &Repo, commit: &str, reference: &HubRef, wanted: Wanted) -> Cached {
-    let has = |name: &str| repo.has(commit, name);
+pub(super) fn cache_coverage(repo: &CachedRepo, commit: &str, reference: &HubRef, purpose: Wanted) -> CacheCoverage {
+    let has = |name: &str| repo.has_file(commit, name);
     if let Some(file) = reference.file() {
-        return if has(file) { Cached::All } else { Cached::Nothing };
+        return if has(file) { CacheCoverage::All } else { CacheCoverage::Insufficient };
     }
-    let required = match wanted {
+    let required = match purpose {
         Wanted::Tokenizer => has(TOKENIZER),
-        Wanted::Teacher => has(CONFIG) && weights_held(repo, commit),
+        Wanted::Teacher => has(CONFIG) && has_cached_weights(repo, commit),
     };
     match required {
-        false => Cached::Nothing,
-        true if SIDECAR_FILES.iter().all(|name| has(name) || repo.known_absent(commit, name)) => Cached::All,
-        true => Cached::Required,
+        false => CacheCoverage::Insufficient,
+        true if SIDECAR_FILES.iter().all(|name| has(name) || repo.is_known_absent(commit, name)) => CacheCoverage::All,
+        true => CacheCoverage::Required,
     }
 }
 
-fn weights_held(repo: &Repo, commit: &str) -> bool {
-    if repo.has(commit, INDEX) {
-        return read_index(&repo.file(commit, INDEX))
-            .is_ok_and(|shards| shards.iter().all(|shard| repo.has(commit, shard)));
+fn has_cached_weights(repo: &CachedRepo, commit: &str) -> bool {
+    if repo.has_file(commit, INDEX) {
+        return read_index(&repo.file_path(commit, INDEX))
+            .is_ok_and(|shards| shards.iter().all(|shard| repo.has_file(commit, shard)));
     }
-    if repo.has(commit, WEIGHTS) {
+    if repo.has_file(commit, WEIGHTS) {
         return true;
     }
-    let Ok(entries) = repo.snapshot(commit).read_dir() else { return false };
+    let Ok(entries) = repo.snapshot_path(commit).read_dir() else { return false };
     let names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let mut weights = names.iter().filter(|name| is_root_safetensors(name)).peekable();
     // Shards without their index may be incomplete.
-    weights.peek().is_some() && weights.all(|name| !name.contains("-of-") && repo.has(commit, name))
+    weights.peek().is_some() && weights.all(|name| !name.contains("-of-") && repo.has_file(commit, name))
 }
 
 fn read_index(path: &Path) -> std::result::Result<BTreeSet<String>, String> {
@@ -142,14 +145,14 @@ fn is_root_safetensors(name: &str) -> bool {
 }
 
 /// Formats file names for a message: the first 12, quoted because they come from an untrusted source.
-fn listed(names: &[String]) -> String {
-    const SHOWN: usize = 12;
-    let mut listed = match names {
+fn format_names(names: &[String]) -> String {
+    const MAX_SHOWN: usize = 12;
+    let mut list = match names {
         [] => "no files".to_owned(),
-        _ => names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "),
+        _ => names.iter().take(MAX_SHOWN).map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "),
     };
-    if names.len() > SHOWN {
-        listed += &format!(" and {} more", names.len() - SHOWN);
+    if names.len() > MAX_SHOWN {
+        list += &format!(" and {} more", names.len() - MAX_SHOWN);
     }
-    listed
+    list
 }

@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use http::HeaderMap;
 use http::header::RETRY_AFTER;
+use http::{HeaderMap, StatusCode};
 
 /// Exponential backoff with full jitter: the wait is random, up to a limit that doubles with every consecutive failure.
 /// So clients that failed together do not retry together.
@@ -41,9 +41,29 @@ pub fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
     text.parse().ok().map(Duration::from_secs).or_else(until)
 }
 
+/// Whether a response with this status may succeed when the request is sent again. 501, 505 and 507 are permanent: the
+/// server does not implement the request, or its disk is full.
+pub fn is_transient_status(status: StatusCode) -> bool {
+    match status.as_u16() {
+        501 | 505 | 507 => false,
+        status => matches!(status, 408 | 425 | 429 | 500..),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn statuses_of_a_request_that_cannot_succeed_are_permanent() {
+        let transient = |status| is_transient_status(StatusCode::from_u16(status).unwrap());
+        for status in [408, 425, 429, 500, 502, 503, 504, 599] {
+            assert!(transient(status), "{status}");
+        }
+        for status in [200, 307, 400, 401, 403, 404, 409, 412, 416, 501, 505, 507] {
+            assert!(!transient(status), "{status}");
+        }
+    }
 
     #[test]
     fn limits_double_up_to_the_largest_and_a_service_may_ask_for_more() {

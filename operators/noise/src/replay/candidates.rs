@@ -21,37 +21,38 @@ pub(super) struct Candidate {
     /// Stored values of ln p_k.
     pub stored: Values,
     /// The smallest p̂_k with which x wins against k in argmax(l + ξ̂); not above 0 if x wins without a correction.
-    pub least: f64,
+    pub min_probability: f64,
     /// p_k·e_0, and e_k: the inputs of `error`.
     added: f64,
     exponential: f64,
 }
 
 impl Candidate {
-    fn new(index: u32, logprob: f64, source: &Source<'_>) -> Self {
-        let (exponential, e0) = (f64::from(source.stream.exponential(index)), f64::from(source.e0));
+    fn new(index: u32, logprob: f64, context: &RowContext<'_>) -> Self {
+        let (exponential, e0) = (f64::from(context.stream.exponential(index)), f64::from(context.e0));
         let p = libm::exp(logprob);
         let added = p * e0;
         let weight = 1.0 / (exponential + added);
         let excess = added / exponential * weight;
-        let least = p * source.bar - exponential / e0;
-        let stored = Values::single(source.value_type.round(logprob));
-        let candidate = Self { index, logprob, weight, excess, error: 0.0, stored, least, added, exponential };
+        let min_probability = p * context.rival_threshold - exponential / e0;
+        let stored = Values::single(context.value_type.round(logprob));
+        let candidate =
+            Self { index, logprob, weight, excess, error: 0.0, stored, min_probability, added, exponential };
         if candidate.accepts(&stored) {
             return candidate.with_stored(stored);
         }
-        candidate.with_stored(Values::covering(least, source.value_type).unwrap_or(stored))
+        candidate.with_stored(Values::covering(min_probability, context.value_type).unwrap_or(stored))
     }
 
     /// Whether this entry beats x unless it is corrected.
     pub(super) fn is_rival(&self) -> bool {
-        self.least > 0.0
+        self.min_probability > 0.0
     }
 
     /// Whether x wins against this entry with these values.
     pub(super) fn accepts(&self, values: &Values) -> bool {
-        // The slack is far above the error of the sum and far below the margin in `least`.
-        values.sum() >= self.least * (1.0 - 1e-10)
+        // The slack is far above the error of the sum and far below the margin in `min_probability`.
+        values.sum() >= self.min_probability * (1.0 - 1e-10)
     }
 
     /// Returns the candidate with other stored values.
@@ -65,22 +66,23 @@ impl Candidate {
 }
 
 /// The row that supplies the candidates.
-pub(super) struct Source<'a> {
+pub(super) struct RowContext<'a> {
     pub logits: &'a [f32],
     pub stream: &'a NoiseStream,
     pub softmax: &'a Softmax,
     pub e0: f32,
     pub value_type: ValueType,
-    /// x wins against k if Ê_k reaches p_k·bar·e_0; 0 if x need not win.
-    pub bar: f64,
+    /// x wins against k if Ê_k reaches p_k·rival_threshold·e_0; 0 if x need not win.
+    pub rival_threshold: f64,
 }
 
-/// `bar` for the vector pass, raised so that the pass finds every rival despite the rounding of its f32 values.
-pub(super) fn loose(bar: f64) -> f32 {
-    (bar * (1.0 + 1e-5)) as f32
+/// `rival_threshold` for the vector pass, raised so that the pass finds every rival despite the rounding of its f32
+/// values.
+pub(super) fn with_slack(rival_threshold: f64) -> f32 {
+    (rival_threshold * (1.0 + 1e-5)) as f32
 }
 
-impl Source<'_> {
+impl RowContext<'_> {
     /// Moves every token that would beat x without a correction from the arrays to `candidates`; w and d become 0
     /// there.
     pub(super) fn take_rivals(
@@ -89,15 +91,15 @@ impl Source<'_> {
         sums: &mut [BlockSums],
         candidates: &mut Vec<Candidate>,
     ) {
-        let bar = loose(self.bar);
+        let rival_threshold = with_slack(self.rival_threshold);
         for (b, ((w, d), sums)) in w.iter_mut().zip(d).zip(sums).enumerate() {
-            if !sums.rival {
+            if !sums.has_rival {
                 continue;
             }
             let before = candidates.len();
             for (i, (w, d)) in w.0.iter_mut().zip(&mut d.0).enumerate() {
                 // d/w = p_k·e_0/e_k; both are 0 at x.
-                if *d * bar > *w {
+                if *d * rival_threshold > *w {
                     let candidate = self.candidate(b * BLOCK + i);
                     if candidate.is_rival() {
                         (*w, *d) = (0.0, 0.0);

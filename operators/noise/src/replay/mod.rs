@@ -42,8 +42,8 @@ use crate::kernels::{Block, BlockSums};
 use crate::philox::BLOCK;
 use crate::posterior::check_token;
 use crate::{NoiseError, NoiseStream, Softmax, ValueType, kernels};
-use candidates::{Candidate, loose};
-use search::{Surpluses, Totals};
+use candidates::{Candidate, with_slack};
+use search::{SurplusCache, Totals};
 
 /// Lead by which the observed token wins in l + ξ̂. It covers the error of a reader that computes e within 4 ulp and
 /// adds logits of up to 1,024 in f32, plus a small reserve for logits computed on another machine.
@@ -131,7 +131,7 @@ pub struct Encoder {
     sums: Vec<BlockSums>,
     candidates: Vec<Candidate>,
     found: Vec<u32>,
-    surpluses: Surpluses,
+    surpluses: SurplusCache,
 }
 
 impl Encoder {
@@ -164,7 +164,7 @@ impl Encoder {
             sums: vec![BlockSums::default(); vocab.div_ceil(BLOCK)],
             candidates: Vec::new(),
             found: Vec::new(),
-            surpluses: Surpluses::default(),
+            surpluses: SurplusCache::default(),
         })
     }
 
@@ -232,7 +232,7 @@ impl Encoder {
         }
         // x wins against k if p_k/Ê_k < p_x/Ê_x = (p_x/p̂_x)/e_0.
         let stored_over_exact = libm::exp(f64::from(logprob) - exact_logprob);
-        let bar = if self.condition { (1.0 + self.tolerance.lead()) * stored_over_exact } else { 0.0 };
+        let rival_threshold = if self.condition { (1.0 + self.tolerance.lead()) * stored_over_exact } else { 0.0 };
         kernels::weights(
             self.softmax.level(),
             stream,
@@ -240,7 +240,7 @@ impl Encoder {
             x as usize,
             self.softmax.unnormalised(),
             self.softmax.scale(e0),
-            loose(bar),
+            with_slack(rival_threshold),
             &mut self.w,
             &mut self.d,
             &mut self.sums,
@@ -255,10 +255,10 @@ impl Encoder {
             excess: self.sums.iter().map(|s| s.excess).sum(),
         };
         let start = out.len();
-        let total_variation = self.search(logits, stream, e0, bar, totals, out)?;
+        let total_variation = self.search(logits, stream, e0, rival_threshold, totals, out)?;
         let encoded = Encoded { logprob, total_variation };
         #[cfg(debug_assertions)]
-        self.check(logits, x, stream, encoded, bar, &out[start..])?;
+        self.check(logits, x, stream, encoded, rival_threshold, &out[start..])?;
         let _ = start;
         Ok(encoded)
     }
@@ -271,7 +271,7 @@ impl Encoder {
         x: u32,
         stream: &NoiseStream,
         encoded: Encoded,
-        bar: f64,
+        rival_threshold: f64,
         corrections: &[Correction],
     ) -> Result<(), NoiseError> {
         let stored = StoredToken { token: x, logprob: encoded.logprob, corrections };
@@ -286,10 +286,10 @@ impl Encoder {
         let (u, scale) = (self.softmax.unnormalised().iter().flat_map(|block| block.0), self.softmax.scale(e0));
         for (k, (total, u)) in decoded.iter().zip(u).enumerate() {
             // Half of the lead covers the rounding of this check.
-            let least = f64::from(u) * f64::from(scale) * (bar - self.tolerance.lead() / 2.0);
+            let min_total = f64::from(u) * f64::from(scale) * (rival_threshold - self.tolerance.lead() / 2.0);
             debug_assert!(
-                k == x as usize || f64::from(*total) >= least,
-                "sequence {}, position {}: token {k} beats the observed {x} in decoded noise, E {total:e} below {least:e}",
+                k == x as usize || f64::from(*total) >= min_total,
+                "sequence {}, position {}: token {k} beats the observed {x} in decoded noise, E {total:e} below {min_total:e}",
                 stream.sequence_id,
                 stream.position,
             );

@@ -23,25 +23,25 @@ use crate::replay::candidates::Candidate;
 use crate::replay::search::Totals;
 
 /// Number of corrections whose roundings are tried in all combinations.
-const JOINTLY: usize = 6;
+const MAX_JOINT: usize = 6;
 /// Number of the heaviest corrections whose other rounding is then tried one at a time.
-const SINGLY: usize = 64;
+const MAX_SINGLE: usize = 64;
 
 /// Largest number of stored values per entry. Three leave no error that a reader in f32 could see.
-const VALUES: usize = 3;
+const MAX_VALUES: usize = 3;
 /// Number of corrections that are tried when one of them gets an additional value.
-const EXTENDED: usize = 8;
+const MAX_EXTENDED: usize = 8;
 
 /// The stored values of one entry, in descending order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Values {
-    values: [f32; VALUES],
+    values: [f32; MAX_VALUES],
     count: usize,
 }
 
 impl Values {
     pub(super) fn single(value: f32) -> Self {
-        let mut values = [0.0; VALUES];
+        let mut values = [0.0; MAX_VALUES];
         values[0] = value;
         Self { values, count: 1 }
     }
@@ -62,51 +62,51 @@ impl Values {
     }
 
     /// Splits ln p into `count` 16-bit values. Returns `None` if fewer represent it exactly, or if `count` exceeds
-    /// [`VALUES`].
+    /// [`MAX_VALUES`].
     fn split(logprob: f64, count: usize) -> Option<Self> {
-        if count > VALUES {
+        if count > MAX_VALUES {
             return None;
         }
         let mut split = Self::single(0.0);
         split.count = count;
         // Share of p that the values so far leave.
-        let mut left = 1.0;
+        let mut remaining = 1.0;
         for (i, slot) in split.values[..count].iter_mut().enumerate() {
-            let exact = logprob + libm::log(left);
+            let exact = logprob + libm::log(remaining);
             let nearest = ValueType::F16.round(exact);
             *slot = if i + 1 < count && f64::from(nearest) > exact {
-                ValueType::F16.other_side(nearest, exact)?
+                ValueType::F16.other_neighbour(nearest, exact)?
             } else {
                 nearest
             };
-            left -= libm::exp(f64::from(*slot) - logprob);
-            if i + 1 < count && left <= 0.0 {
+            remaining -= libm::exp(f64::from(*slot) - logprob);
+            if i + 1 < count && remaining <= 0.0 {
                 return None;
             }
         }
         split.finished()
     }
 
-    /// Returns the smallest values, none above 0, whose exponentials sum to at least `least`: one, or several if one
-    /// would be above 0.
-    pub(super) fn covering(least: f64, value_type: ValueType) -> Option<Self> {
-        (1..=VALUES).find_map(|count| Self::covering_with(least, value_type, count))
+    /// Returns the smallest values, none above 0, whose exponentials sum to at least `min_probability`: one, or several
+    /// if one would be above 0.
+    pub(super) fn covering(min_probability: f64, value_type: ValueType) -> Option<Self> {
+        (1..=MAX_VALUES).find_map(|count| Self::covering_with(min_probability, value_type, count))
     }
 
-    /// As [`Self::covering`] with exactly `count` values. Returns `None` if fewer represent `least` exactly, a value
-    /// would be above 0, or `count` exceeds [`VALUES`].
-    fn covering_with(least: f64, value_type: ValueType, count: usize) -> Option<Self> {
-        if count > VALUES {
+    /// As [`Self::covering`] with exactly `count` values. Returns `None` if fewer represent `min_probability` exactly, a
+    /// value would be above 0, or `count` exceeds [`MAX_VALUES`].
+    fn covering_with(min_probability: f64, value_type: ValueType, count: usize) -> Option<Self> {
+        if count > MAX_VALUES {
             return None;
         }
         let mut covering = Self::single(0.0);
         covering.count = count;
-        let mut left = least;
+        let mut remaining = min_probability;
         for (i, slot) in covering.values[..count].iter_mut().enumerate() {
-            let exact = libm::log(left);
+            let exact = libm::log(remaining);
             *slot = if i + 1 < count { value_type.floor(exact.min(0.0)) } else { value_type.ceil(exact) };
-            left -= libm::exp(f64::from(*slot));
-            if *slot > 0.0 || (i + 1 < count && left <= 0.0) {
+            remaining -= libm::exp(f64::from(*slot));
+            if *slot > 0.0 || (i + 1 < count && remaining <= 0.0) {
                 return None;
             }
         }
@@ -123,7 +123,7 @@ impl Values {
 fn extended(candidate: Candidate) -> Option<Candidate> {
     let count = candidate.stored.count + 1;
     let nearest = Values::split(candidate.logprob, count).filter(|values| candidate.accepts(values));
-    let values = nearest.or_else(|| Values::covering_with(candidate.least, ValueType::F16, count))?;
+    let values = nearest.or_else(|| Values::covering_with(candidate.min_probability, ValueType::F16, count))?;
     Some(candidate.with_stored(values))
 }
 
@@ -134,18 +134,18 @@ pub(super) fn extend_one(candidates: &mut [Candidate], totals: &Totals, value_ty
         return false;
     }
     let all = candidates.len();
-    let mut heaviest: Vec<usize> = (0..all).filter(|&i| candidates[i].stored.count < VALUES).collect();
-    by_falling_error(&mut heaviest, candidates);
+    let mut heaviest: Vec<usize> = (0..all).filter(|&i| candidates[i].stored.count < MAX_VALUES).collect();
+    sort_by_falling_error(&mut heaviest, candidates);
     let mut best: Option<(f64, usize, Candidate)> = None;
     let extendable = heaviest.into_iter().filter_map(|i| {
         let extended = extended(candidates[i])?;
         (extended.error.abs() < candidates[i].error.abs()).then_some((i, extended))
     });
-    for (i, extended) in extendable.take(EXTENDED).collect::<Vec<_>>() {
+    for (i, extended) in extendable.take(MAX_EXTENDED).collect::<Vec<_>>() {
         let kept = std::mem::replace(&mut candidates[i], extended);
         let reached = totals.estimate(candidates, all).upper;
         candidates[i] = kept;
-        if best.is_none_or(|(least, ..)| reached < least) {
+        if best.is_none_or(|(lowest, ..)| reached < lowest) {
             best = Some((reached, i, extended));
         }
     }
@@ -155,19 +155,19 @@ pub(super) fn extend_one(candidates: &mut [Candidate], totals: &Totals, value_ty
     best.is_some()
 }
 
-fn by_falling_error(indices: &mut [usize], candidates: &[Candidate]) {
+fn sort_by_falling_error(indices: &mut [usize], candidates: &[Candidate]) {
     let error = |i: usize| candidates[i].error.abs();
     indices.sort_by(|&i, &j| error(j).total_cmp(&error(i)));
 }
 
 /// Chooses the stored values of all candidates (all corrected) to minimise the total variation.
-pub(super) fn choose_sides(candidates: &mut [Candidate], totals: &Totals, value_type: ValueType) {
+pub(super) fn choose_roundings(candidates: &mut [Candidate], totals: &Totals, value_type: ValueType) {
     let all = candidates.len();
     let mut heaviest: Vec<usize> = (0..all).collect();
-    by_falling_error(&mut heaviest, candidates);
+    sort_by_falling_error(&mut heaviest, candidates);
     let other = |c: &Candidate| match c.stored.as_slice() {
         &[only] => {
-            let other = value_type.other_side(only, c.logprob).map(Values::single);
+            let other = value_type.other_neighbour(only, c.logprob).map(Values::single);
             other.filter(|values| c.accepts(values)).map(|values| c.with_stored(values))
         }
         _ => None,
@@ -176,7 +176,7 @@ pub(super) fn choose_sides(candidates: &mut [Candidate], totals: &Totals, value_
 
     let joint: Vec<(usize, [Candidate; 2])> = heaviest
         .iter()
-        .take(JOINTLY)
+        .take(MAX_JOINT)
         .filter_map(|&i| other(&candidates[i]).map(|flipped| (i, [candidates[i], flipped])))
         .collect();
     let mut chosen = 0usize;
@@ -193,7 +193,7 @@ pub(super) fn choose_sides(candidates: &mut [Candidate], totals: &Totals, value_
         candidates[*i] = options[chosen >> bit & 1];
     }
 
-    for &i in heaviest.iter().take(SINGLY) {
+    for &i in heaviest.iter().take(MAX_SINGLE) {
         let kept = candidates[i];
         if let Some(flipped) = other(&kept) {
             candidates[i] = flipped;

@@ -3,8 +3,8 @@
 use crate::decode::Correction;
 use crate::dispatch::Level;
 use crate::kernels::{self, Block};
-use crate::replay::candidates::{Candidate, Source};
-use crate::replay::rounding::{choose_sides, extend_one};
+use crate::replay::candidates::{Candidate, RowContext};
+use crate::replay::rounding::{choose_roundings, extend_one};
 use crate::{Encoder, NoiseError, NoiseStream};
 
 /// Sums over the vocabulary, in f64. For the names see the module [`crate::replay`].
@@ -60,15 +60,15 @@ impl Totals {
 
 /// Cache of [`kernels::surplus`] results for the current weights: the search needs the same value more than once.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Surpluses(Vec<(f32, f32, f64)>);
+pub(super) struct SurplusCache(Vec<(f32, f32, f64)>);
 
-impl Surpluses {
+impl SurplusCache {
     /// Clears the cache, after the weights change.
-    fn forget(&mut self) {
+    fn clear(&mut self) {
         self.0.clear();
     }
 
-    fn of(&mut self, level: Level, (w, d): (&[Block], &[Block]), a: f32, g: f32) -> f64 {
+    fn get_or_compute(&mut self, level: Level, (w, d): (&[Block], &[Block]), a: f32, g: f32) -> f64 {
         if let Some(&(.., known)) = self.0.iter().find(|known| (known.0, known.1) == (a, g)) {
             return known;
         }
@@ -79,22 +79,23 @@ impl Surpluses {
 }
 
 impl Encoder {
-    /// Appends the corrections for the current weights to `out`. Returns the remaining total variation. For `bar` see
-    /// [`Source`].
+    /// Appends the corrections for the current weights to `out`. Returns the remaining total variation. For
+    /// `rival_threshold` see [`RowContext`].
     pub(super) fn search(
         &mut self,
         logits: &[f32],
         stream: &NoiseStream,
         e0: f32,
-        bar: f64,
+        rival_threshold: f64,
         mut totals: Totals,
         out: &mut Vec<Correction>,
     ) -> Result<f64, NoiseError> {
         let target = self.tolerance.target();
         self.candidates.clear();
-        self.surpluses.forget();
-        let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, bar };
-        source.take_rivals((&mut self.w[..], &mut self.d[..]), &mut self.sums, &mut self.candidates);
+        self.surpluses.clear();
+        let context =
+            RowContext { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, rival_threshold };
+        context.take_rivals((&mut self.w[..], &mut self.d[..]), &mut self.sums, &mut self.candidates);
         // The rivals come before all other candidates and are corrected whatever their weight.
         let rivals = self.candidates.len();
         if rivals > 0 {
@@ -106,22 +107,23 @@ impl Encoder {
         // Fewer than tolerance/threshold tokens can exceed a threshold that is a fraction of tolerance·S. The tokens
         // below the last threshold sum to less than the tolerance, for any vocabulary.
         let mut threshold = (target * totals.weight / 4.0) as f32;
-        let give_up = (target * totals.weight * 1e-3 / logits.len() as f64) as f32;
+        let min_threshold = (target * totals.weight * 1e-3 / logits.len() as f64) as f32;
         loop {
-            let source = Source { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, bar };
+            let context =
+                RowContext { logits, stream, softmax: &self.softmax, e0, value_type: self.value_type, rival_threshold };
             let arrays = (&mut self.w[..], &mut self.d[..]);
-            source.take_above(threshold, arrays, &mut self.sums, &mut self.found, &mut self.candidates);
-            self.surpluses.forget();
+            context.take_above(threshold, arrays, &mut self.sums, &mut self.found, &mut self.candidates);
+            self.surpluses.clear();
             totals.excess = self.sums.iter().map(|s| s.excess).sum();
             let all = self.candidates.len();
-            if self.meets(&totals, all, target) {
+            if self.meets_target(&totals, all, target) {
                 break;
             }
             let estimate = totals.estimate(&self.candidates, all);
-            if estimate.lower > target / 2.0 || threshold <= give_up {
+            if estimate.lower > target / 2.0 || threshold <= min_threshold {
                 // More candidates alone cannot meet the target: the error comes from rounding the current ones.
-                choose_sides(&mut self.candidates, &totals, self.value_type);
-                if self.meets(&totals, all, target) {
+                choose_roundings(&mut self.candidates, &totals, self.value_type);
+                if self.meets_target(&totals, all, target) {
                     break;
                 }
             }
@@ -129,10 +131,10 @@ impl Encoder {
             // entries cannot undo them, only additional values of the same entries.
             let estimate = totals.estimate(&self.candidates, all);
             let rounding_alone = estimate.lower > target && estimate.upper - estimate.lower < target / 10.0;
-            if (rounding_alone || threshold <= give_up) && self.extend(&totals, target) {
+            if (rounding_alone || threshold <= min_threshold) && self.extend(&totals, target) {
                 break;
             }
-            if threshold <= give_up {
+            if threshold <= min_threshold {
                 return Err(self.unreachable(&totals, all, stream));
             }
             threshold /= 4.0;
@@ -179,7 +181,7 @@ impl Encoder {
     /// Adds values to corrections, one at a time, until they meet the target. Returns false if that fails.
     fn extend(&mut self, totals: &Totals, target: f64) -> bool {
         let all = self.candidates.len();
-        while !self.meets(totals, all, target) {
+        while !self.meets_target(totals, all, target) {
             if !extend_one(&mut self.candidates, totals, self.value_type) {
                 return false;
             }
@@ -193,7 +195,7 @@ impl Encoder {
         let (mut low, mut high) = (rivals, self.candidates.len());
         while low < high {
             let middle = low + (high - low) / 2;
-            if self.meets(totals, middle, target) {
+            if self.meets_target(totals, middle, target) {
                 high = middle;
             } else {
                 low = middle + 1;
@@ -207,7 +209,7 @@ impl Encoder {
             let gain = |c: &Candidate| positive(c.excess * a - c.weight * g);
             ranked[rivals..].sort_by(|p, q| gain(q).total_cmp(&gain(p)));
             std::mem::swap(&mut ranked, &mut self.candidates);
-            if !self.meets(totals, high - 1, target) {
+            if !self.meets_target(totals, high - 1, target) {
                 self.candidates = ranked;
                 break;
             }
@@ -218,7 +220,7 @@ impl Encoder {
 
     /// Whether correcting the first `corrected` candidates meets the target. Runs a vector pass only if the bounds do
     /// not decide it.
-    fn meets(&mut self, totals: &Totals, corrected: usize, target: f64) -> bool {
+    fn meets_target(&mut self, totals: &Totals, corrected: usize, target: f64) -> bool {
         let estimate = totals.estimate(&self.candidates, corrected);
         estimate.upper <= target || (estimate.lower <= target && self.measure(totals, corrected) <= target)
     }
@@ -231,7 +233,7 @@ impl Encoder {
             return estimate.upper;
         }
         let arrays = (&self.w[..], &self.d[..]);
-        let rest = self.surpluses.of(self.softmax.level(), arrays, estimate.a as f32, estimate.g as f32);
+        let rest = self.surpluses.get_or_compute(self.softmax.level(), arrays, estimate.a as f32, estimate.g as f32);
         estimate.lower + rest
     }
 }

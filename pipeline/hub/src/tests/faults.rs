@@ -13,56 +13,72 @@ fn refusals_say_what_to_do_and_are_not_repeated() {
         (404, "", &["no repository \"org/name\"", "no revision \"v9\""]),
         (404, "x-error-code: EntryNotFound\r\n", &["answered 404"]),
     ];
-    let setting = Setting::gpt2();
+    let fixture = Fixture::gpt2();
     for (status, headers, parts) in cases {
-        setting.stand_in.fail("GET /api", Fault::Status(status, headers));
-        let error = setting.refused("hf://org/name@v9", Wanted::Teacher, parts);
+        fixture.fake_hub.add_fault("GET /api", Fault::Status(status, headers));
+        let error = fixture.expect_error("hf://org/name@v9", Wanted::Teacher, parts);
         assert_eq!((error.kind, error.retryable), (ErrorKind::Usage, false));
-        assert_eq!(setting.stand_in.take_requests().len(), 1);
+        assert_eq!(fixture.fake_hub.take_requests().len(), 1);
     }
-    setting.stand_in.fail("GET /api", Fault::Status(401, ""));
-    let without = setting.fetch_with(HubConfig { token: None, ..setting.config() }, "hf://org/name", Wanted::Teacher);
+    fixture.fake_hub.add_fault("GET /api", Fault::Status(401, ""));
+    let without = fixture.fetch_with(HubConfig { token: None, ..fixture.config() }, "hf://org/name", Wanted::Teacher);
     assert!(without.unwrap_err().to_string().ends_with("and set HF_TOKEN to a token that may read it"));
-    setting.stand_in.fail("HEAD /org/name", Fault::Status(404, "x-error-code: EntryNotFound\r\n"));
-    setting.refused("hf://org/name", Wanted::Teacher, &["no file \"config.json\""]);
-    setting.stand_in.fail("GET /api", Fault::Status(418, ""));
-    let error = setting.refused("hf://org/name", Wanted::Teacher, &["answered 418"]);
+    fixture.fake_hub.add_fault("HEAD /org/name", Fault::Status(404, "x-error-code: EntryNotFound\r\n"));
+    fixture.expect_error("hf://org/name", Wanted::Teacher, &["no file \"config.json\""]);
+    fixture.fake_hub.add_fault("GET /api", Fault::Status(418, ""));
+    let error = fixture.expect_error("hf://org/name", Wanted::Teacher, &["answered 418"]);
     assert_eq!((error.kind, error.retryable), (ErrorKind::Model, false));
 }
 
 #[test]
 fn what_passes_is_tried_again_and_not_for_ever() {
-    let setting = Setting::gpt2();
-    setting.stand_in.fail("GET /api", Fault::Status(500, ""));
-    setting.stand_in.fail("GET /api", Fault::Reset);
-    setting.stand_in.fail("GET /api", Fault::Status(429, "retry-after: 0\r\n"));
-    setting.stand_in.fail("HEAD", Fault::Status(503, ""));
-    setting.stand_in.fail("GET /bucket", Fault::Status(403, ""));
-    setting.stand_in.fail("GET /bucket", Fault::Reset);
-    setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    let fixture = Fixture::gpt2();
+    fixture.fake_hub.add_fault("GET /api", Fault::Status(500, ""));
+    fixture.fake_hub.add_fault("GET /api", Fault::Reset);
+    fixture.fake_hub.add_fault("GET /api", Fault::Status(429, "retry-after: 0\r\n"));
+    fixture.fake_hub.add_fault("HEAD", Fault::Status(503, ""));
+    fixture.fake_hub.add_fault("GET /bucket", Fault::Status(403, ""));
+    fixture.fake_hub.add_fault("GET /bucket", Fault::Reset);
+    fixture.fetch("hf://org/name", Wanted::Teacher).unwrap();
 
-    let setting = Setting::gpt2();
+    let fixture = Fixture::gpt2();
     for _ in 0..9 {
-        setting.stand_in.fail("GET /api", Fault::Status(502, ""));
+        fixture.fake_hub.add_fault("GET /api", Fault::Status(502, ""));
     }
-    let error = setting.refused("hf://org/name", Wanted::Teacher, &["answered 502"]);
+    let error = fixture.expect_error("hf://org/name", Wanted::Teacher, &["answered 502"]);
     assert_eq!((error.kind, error.retryable), (ErrorKind::Model, true));
-    assert_eq!(setting.stand_in.take_requests().len(), 4);
+    assert_eq!(fixture.fake_hub.take_requests().len(), 4);
 
-    let mut nobody = setting.config();
-    nobody.endpoint = "http://127.0.0.1:1/".parse().unwrap();
-    let error = setting.fetch_with(nobody, "hf://org/name", Wanted::Teacher).unwrap_err();
+    let mut unreachable_hub = fixture.config();
+    unreachable_hub.endpoint = "http://127.0.0.1:1/".parse().unwrap();
+    let error = fixture.fetch_with(unreachable_hub, "hf://org/name", Wanted::Teacher).unwrap_err();
     assert!(error.retryable && error.to_string().contains("cannot be reached: 127.0.0.1:1"), "{error}");
+}
+
+/// The statuses that `storage` does not retry either: from the hub, and from the storage to which it redirects.
+#[test]
+fn permanent_server_errors_are_not_retried() {
+    for status in [501, 505, 507] {
+        for path in ["GET /api", "GET /bucket"] {
+            let fixture = Fixture::gpt2();
+            fixture.fake_hub.add_fault(path, Fault::Status(status, ""));
+            let error = fixture.expect_error("hf://org/name", Wanted::Teacher, &[&format!("answered {status}")]);
+            assert_eq!((error.kind, error.retryable), (ErrorKind::Model, false));
+            let requests = fixture.fake_hub.take_requests();
+            let sent = requests.iter().filter(|r| format!("{} {}", r.method, r.path).contains(path)).count();
+            assert_eq!(sent, 1, "{path}, {status}");
+        }
+    }
 }
 
 #[test]
 fn a_download_that_broke_goes_on_where_it_was() {
-    let setting = Setting::gpt2();
-    setting.stand_in.fail("GET /bucket", Fault::Cut(100_000));
-    setting.stand_in.fail("GET /bucket", Fault::Cut(50_000));
-    let fetched = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    let fixture = Fixture::gpt2();
+    fixture.fake_hub.add_fault("GET /bucket", Fault::Truncate(100_000));
+    fixture.fake_hub.add_fault("GET /bucket", Fault::Truncate(50_000));
+    let fetched = fixture.fetch("hf://org/name", Wanted::Teacher).unwrap();
     assert_eq!(fs::read(fetched.path.join("model.safetensors")).unwrap(), weights(300_000));
-    let requests = setting.stand_in.take_requests();
+    let requests = fixture.fake_hub.take_requests();
     let ranges: Vec<_> =
         requests.iter().filter(|r| r.server == "storage").map(|r| r.headers.get("range").map(String::as_str)).collect();
     assert_eq!(ranges, [None, Some("bytes=100000-"), Some("bytes=150000-")]);
@@ -70,36 +86,36 @@ fn a_download_that_broke_goes_on_where_it_was() {
 
 #[test]
 fn the_next_process_goes_on_where_the_last_one_was() {
-    let setting = Setting::gpt2();
-    setting.stand_in.fail("GET /bucket", Fault::Cut(100_000));
-    let once = HubConfig { attempts: 1, ..setting.config() };
-    let error = setting.fetch_with(once, "hf://org/name", Wanted::Teacher).unwrap_err();
+    let fixture = Fixture::gpt2();
+    fixture.fake_hub.add_fault("GET /bucket", Fault::Truncate(100_000));
+    let once = HubConfig { attempts: 1, ..fixture.config() };
+    let error = fixture.fetch_with(once, "hf://org/name", Wanted::Teacher).unwrap_err();
     assert!(error.retryable && error.to_string().contains("model.safetensors"), "{error}");
-    let part = setting.repo().join("blobs").join(format!("{}.incomplete", sha256(&weights(300_000))));
+    let part = fixture.repo().join("blobs").join(format!("{}.incomplete", sha256(&weights(300_000))));
     assert_eq!(fs::metadata(&part).unwrap().len(), 100_000);
-    assert!(!setting.snapshot().join("model.safetensors").exists(), "not visible before it is whole");
-    assert!(!setting.repo().join("refs/main").exists());
-    assert!(setting.offline("hf://org/name", Wanted::Teacher).is_err());
+    assert!(!fixture.snapshot().join("model.safetensors").exists(), "not visible before it is whole");
+    assert!(!fixture.repo().join("refs/main").exists());
+    assert!(fixture.offline("hf://org/name", Wanted::Teacher).is_err());
 
     // A server that ignores the range and sends the whole file.
-    setting.stand_in.fail("GET /bucket", Fault::Whole);
-    let fetched = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    fixture.fake_hub.add_fault("GET /bucket", Fault::IgnoreRange);
+    let fetched = fixture.fetch("hf://org/name", Wanted::Teacher).unwrap();
     assert_eq!(fs::read(fetched.path.join("model.safetensors")).unwrap(), weights(300_000));
     assert!(!part.exists());
-    let requests = setting.stand_in.take_requests();
+    let requests = fixture.fake_hub.take_requests();
     assert_eq!(requests.last().unwrap().headers["range"], "bytes=100000-");
 }
 
 #[test]
 fn a_rest_that_the_server_does_not_have_starts_afresh() {
-    let setting = Setting::gpt2();
-    let blobs = setting.repo().join("blobs");
+    let fixture = Fixture::gpt2();
+    let blobs = fixture.repo().join("blobs");
     fs::create_dir_all(&blobs).unwrap();
     let part = blobs.join(format!("{}.incomplete", sha256(&weights(300_000))));
     fs::write(&part, &weights(300_000)[..1000]).unwrap();
-    setting.stand_in.fail("GET /bucket", Fault::Status(416, ""));
-    setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
-    let requests = setting.stand_in.take_requests();
+    fixture.fake_hub.add_fault("GET /bucket", Fault::Status(416, ""));
+    fixture.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    let requests = fixture.fake_hub.take_requests();
     let last = requests.iter().rfind(|r| r.server == "storage").unwrap();
     assert!(!last.headers.contains_key("range"));
 }
@@ -107,31 +123,31 @@ fn a_rest_that_the_server_does_not_have_starts_afresh() {
 #[test]
 fn damaged_bytes_never_become_visible() {
     // Damaged once: by a bad kept part or by the connection.
-    let setting = Setting::gpt2();
-    setting.stand_in.fail("GET /bucket", Fault::Damage);
-    let fetched = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    let fixture = Fixture::gpt2();
+    fixture.fake_hub.add_fault("GET /bucket", Fault::Corrupt);
+    let fetched = fixture.fetch("hf://org/name", Wanted::Teacher).unwrap();
     assert_eq!(fs::read(fetched.path.join("model.safetensors")).unwrap(), weights(300_000));
 
     // Damaged twice: the server has a different file.
     for (what, size) in [("the sha256", true), ("the sha256", false)] {
-        let setting = Setting::gpt2();
-        setting.stand_in.state().with_size = size;
-        setting.stand_in.fail("GET /bucket", Fault::Damage);
-        setting.stand_in.fail("GET /bucket", Fault::Damage);
-        let error = setting.refused("hf://org/name", Wanted::Teacher, &[what, "model.safetensors", "twice"]);
+        let fixture = Fixture::gpt2();
+        fixture.fake_hub.state().with_size = size;
+        fixture.fake_hub.add_fault("GET /bucket", Fault::Corrupt);
+        fixture.fake_hub.add_fault("GET /bucket", Fault::Corrupt);
+        let error = fixture.expect_error("hf://org/name", Wanted::Teacher, &[what, "model.safetensors", "twice"]);
         assert_eq!((error.kind, error.retryable), (ErrorKind::Model, false));
-        assert!(!setting.snapshot().join("model.safetensors").exists());
-        assert!(names(&setting.repo().join("blobs")).iter().all(|blob| !blob.contains("incomplete")));
+        assert!(!fixture.snapshot().join("model.safetensors").exists());
+        assert!(names(&fixture.repo().join("blobs")).iter().all(|blob| !blob.contains("incomplete")));
     }
 
     // Longer or shorter than announced, with an etag that is no hash of the bytes.
-    for (size, said) in [("10", "10 that it promised"), ("999999", "ended after 300000 of 999999")] {
-        let setting = Setting::gpt2();
-        let storage = setting.stand_in.storage.clone();
+    for (size, message) in [("10", "10 that it promised"), ("999999", "ended after 300000 of 999999")] {
+        let fixture = Fixture::gpt2();
+        let storage = fixture.fake_hub.storage_url.clone();
         let headers = format!("location: {storage}/bucket/x\r\nx-linked-etag: \"abc\"\r\nx-linked-size: {size}\r\n");
-        setting.stand_in.fail(HEAD_WEIGHTS, Fault::Status(302, Box::leak(headers.into_boxed_str())));
-        setting.refused("hf://org/name", Wanted::Teacher, &[said]);
-        assert!(!setting.snapshot().join("model.safetensors").exists());
+        fixture.fake_hub.add_fault(HEAD_WEIGHTS, Fault::Status(302, Box::leak(headers.into_boxed_str())));
+        fixture.expect_error("hf://org/name", Wanted::Teacher, &[message]);
+        assert!(!fixture.snapshot().join("model.safetensors").exists());
     }
 }
 
@@ -139,33 +155,33 @@ const HEAD_WEIGHTS: &str = "HEAD /org/name/resolve/0123456789abcdef0123456789abc
 
 #[test]
 fn unknown_sizes_and_redirects_at_home_work() {
-    let setting = Setting::gpt2();
-    setting.stand_in.state().with_size = false;
+    let fixture = Fixture::gpt2();
+    fixture.fake_hub.state().with_size = false;
     // A renamed repository redirects within the hub's origin, so the token is sent along.
-    setting.stand_in.fail("GET /api", Fault::Redirect("/api/models/new/name/revision/main".into()));
-    let fetched = setting.fetch("hf://org/name", Wanted::Teacher).unwrap();
+    fixture.fake_hub.add_fault("GET /api", Fault::Redirect("/api/models/new/name/revision/main".into()));
+    let fetched = fixture.fetch("hf://org/name", Wanted::Teacher).unwrap();
     assert_eq!(fs::read(fetched.path.join("model.safetensors")).unwrap(), weights(300_000));
-    let requests = setting.stand_in.take_requests();
+    let requests = fixture.fake_hub.take_requests();
     assert_eq!(requests[1].path, "/api/models/new/name/revision/main");
     assert!(requests[1].headers.contains_key("authorization"));
 }
 
 #[test]
 fn the_token_does_not_come_back_by_way_of_another_server() {
-    let setting = Setting::gpt2();
-    let (hub, storage) = (setting.stand_in.hub.clone(), setting.stand_in.storage.clone());
-    setting.stand_in.fail("GET /api", Fault::Redirect(format!("{storage}/away")));
-    setting.stand_in.fail("GET /away", Fault::Redirect(format!("{hub}/api/models/org/name/revision/main")));
-    setting.fetch("hf://org/name", Wanted::Tokenizer).unwrap();
-    let requests = setting.stand_in.take_requests();
+    let fixture = Fixture::gpt2();
+    let (hub, storage) = (fixture.fake_hub.hub_url.clone(), fixture.fake_hub.storage_url.clone());
+    fixture.fake_hub.add_fault("GET /api", Fault::Redirect(format!("{storage}/away")));
+    fixture.fake_hub.add_fault("GET /away", Fault::Redirect(format!("{hub}/api/models/org/name/revision/main")));
+    fixture.fetch("hf://org/name", Wanted::Tokenizer).unwrap();
+    let requests = fixture.fake_hub.take_requests();
     let sent: Vec<_> = requests[..3].iter().map(|r| (r.server, r.headers.contains_key("authorization"))).collect();
     assert_eq!(sent, [("hub", true), ("storage", false), ("hub", false)]);
 
     for _ in 0..20 {
-        setting.stand_in.fail("GET /api", Fault::Redirect("/api/models/org/name/revision/main".into()));
+        fixture.fake_hub.add_fault("GET /api", Fault::Redirect("/api/models/org/name/revision/main".into()));
     }
-    let config = HubConfig { cache: setting.cache.path().join("new"), ..setting.config() };
-    let error = setting.fetch_with(config, "hf://org/name", Wanted::Tokenizer).unwrap_err();
+    let config = HubConfig { cache: fixture.cache.path().join("new"), ..fixture.config() };
+    let error = fixture.fetch_with(config, "hf://org/name", Wanted::Tokenizer).unwrap_err();
     assert!(error.to_string().contains("more than 8 redirects"), "{error}");
 }
 
@@ -173,77 +189,77 @@ fn the_token_does_not_come_back_by_way_of_another_server() {
 fn a_hostile_hub_writes_nothing_outside_its_folder() {
     let outside = "../../../../evil.safetensors";
     let index = format!(r#"{{"weight_map": {{"a": "{outside}"}}}}"#);
-    let setting = Setting::new(&[("config.json", CONFIG), ("model.safetensors.index.json", index.as_bytes())]);
-    setting.stand_in.state().listed = vec![outside.into()];
-    setting.refused("hf://org/name", Wanted::Teacher, &["is not the path of a file inside the repository"]);
+    let fixture = Fixture::new(&[("config.json", CONFIG), ("model.safetensors.index.json", index.as_bytes())]);
+    fixture.fake_hub.state().listed = vec![outside.into()];
+    fixture.expect_error("hf://org/name", Wanted::Teacher, &["is not the path of a file inside the repository"]);
 
-    let setting = Setting::new(&[("config.json", CONFIG)]);
-    setting.stand_in.state().listed = vec![outside.into(), "/etc/x.safetensors".into(), "\u{1b}[2J.safetensors".into()];
-    let error = setting.refused("hf://org/name", Wanted::Teacher, &["no weights as safetensors"]);
+    let fixture = Fixture::new(&[("config.json", CONFIG)]);
+    fixture.fake_hub.state().listed = vec![outside.into(), "/etc/x.safetensors".into(), "\u{1b}[2J.safetensors".into()];
+    let error = fixture.expect_error("hf://org/name", Wanted::Teacher, &["no weights as safetensors"]);
     assert!(!error.to_string().contains('\u{1b}'), "control characters are escaped");
 
     for commit in ["../../evil", "main", "", "0123"] {
-        let setting = Setting::gpt2();
-        setting.stand_in.state().commit = commit.into();
-        setting.refused("hf://org/name", Wanted::Teacher, &["its sha is not a commit"]);
-        assert_eq!(names(setting.cache.path()), [""; 0]);
+        let fixture = Fixture::gpt2();
+        fixture.fake_hub.state().commit = commit.into();
+        fixture.expect_error("hf://org/name", Wanted::Teacher, &["its sha is not a commit"]);
+        assert_eq!(names(fixture.cache.path()), [""; 0]);
     }
     for etag in ["../../evil", "", "a/b", ".."] {
-        let setting = Setting::gpt2();
-        setting.stand_in.state().etag = Some(etag.into());
-        setting.refused("hf://org/name", Wanted::Teacher, &["cannot name a file"]);
-        assert_eq!(names(setting.cache.path()), [""; 0]);
+        let fixture = Fixture::gpt2();
+        fixture.fake_hub.state().etag = Some(etag.into());
+        fixture.expect_error("hf://org/name", Wanted::Teacher, &["cannot name a file"]);
+        assert_eq!(names(fixture.cache.path()), [""; 0]);
     }
-    let setting = Setting::gpt2();
-    setting.stand_in.fail("GET /api", Fault::Redirect("file:///etc/passwd".into()));
-    setting.refused("hf://org/name", Wanted::Teacher, &["redirects to nowhere"]);
+    let fixture = Fixture::gpt2();
+    fixture.fake_hub.add_fault("GET /api", Fault::Redirect("file:///etc/passwd".into()));
+    fixture.expect_error("hf://org/name", Wanted::Teacher, &["redirects to nowhere"]);
 }
 
 #[test]
 fn models_that_cannot_be_used_are_reported_by_what_they_have() {
-    let setting = Setting::new(&[("config.json", CONFIG), ("pytorch_model.bin", b"pickle"), ("vocab.json", b"{}")]);
+    let fixture = Fixture::new(&[("config.json", CONFIG), ("pytorch_model.bin", b"pickle"), ("vocab.json", b"{}")]);
     let refused = ["no weights as safetensors, and pickled ones are not read", "\"pytorch_model.bin\""];
-    let error = setting.refused("hf://org/name", Wanted::Teacher, &refused);
+    let error = fixture.expect_error("hf://org/name", Wanted::Teacher, &refused);
     assert_eq!((error.kind, error.retryable), (ErrorKind::Usage, false));
-    setting.refused("hf://org/name", Wanted::Tokenizer, &["has no tokenizer.json", "\"vocab.json\""]);
-    setting.stand_in.state().listed =
+    fixture.expect_error("hf://org/name", Wanted::Tokenizer, &["has no tokenizer.json", "\"vocab.json\""]);
+    fixture.fake_hub.state().listed =
         ["config.json", "model.safetensors", "adapter_config.json"].map(str::to_owned).to_vec();
-    setting.refused("hf://org/name", Wanted::Teacher, &["adapter_config.json beside the model", "merge it"]);
-    setting.stand_in.state().files.remove("config.json");
-    setting.stand_in.state().listed = (0..50).map(|i| format!("{i}.txt")).collect();
-    setting.refused("hf://org/name", Wanted::Teacher, &["has no config.json", "and 40 more"]);
-    assert_eq!(names(setting.cache.path()), [""; 0]);
+    fixture.expect_error("hf://org/name", Wanted::Teacher, &["adapter_config.json beside the model", "merge it"]);
+    fixture.fake_hub.state().files.remove("config.json");
+    fixture.fake_hub.state().listed = (0..50).map(|i| format!("{i}.txt")).collect();
+    fixture.expect_error("hf://org/name", Wanted::Teacher, &["has no config.json", "and 40 more"]);
+    assert_eq!(names(fixture.cache.path()), [""; 0]);
 }
 
 #[test]
 fn a_look_asks_once_and_fetches_nothing() {
-    let setting = Setting::gpt2();
-    let look = |config: HubConfig, name: &str, wanted| Hub::new(config).look(&reference(name), wanted);
-    look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap();
-    assert_eq!(lines(&setting.stand_in.take_requests()), ["hub GET /api/models/org/name/revision/main"]);
-    assert_eq!(names(setting.cache.path()), [""; 0]);
+    let fixture = Fixture::gpt2();
+    let check = |config: HubConfig, name: &str, purpose| Hub::new(config).look(&reference(name), purpose);
+    check(fixture.config(), "hf://org/name", Wanted::Teacher).unwrap();
+    assert_eq!(lines(&fixture.fake_hub.take_requests()), ["hub GET /api/models/org/name/revision/main"]);
+    assert_eq!(names(fixture.cache.path()), [""; 0]);
     // Problems that the user must fix have kind `Usage`, as for a fetch.
     for fault in [Fault::Status(404, "x-error-code: RepoNotFound\r\n"), Fault::Status(401, "")] {
-        setting.stand_in.fail("GET /api", fault);
-        assert_eq!(look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap_err().kind, ErrorKind::Usage);
+        fixture.fake_hub.add_fault("GET /api", fault);
+        assert_eq!(check(fixture.config(), "hf://org/name", Wanted::Teacher).unwrap_err().kind, ErrorKind::Usage);
     }
-    let error = look(setting.config(), "hf://org/name/none.gguf", Wanted::Teacher).unwrap_err();
+    let error = check(fixture.config(), "hf://org/name/none.gguf", Wanted::Teacher).unwrap_err();
     assert!(error.kind == ErrorKind::Usage && error.to_string().contains("has no file \"none.gguf\""), "{error}");
-    let offline = || HubConfig { offline: true, ..setting.config() };
-    assert_eq!(look(offline(), "hf://org/name", Wanted::Tokenizer).unwrap_err().kind, ErrorKind::Usage);
-    setting.stand_in.take_requests();
+    let offline = || HubConfig { offline: true, ..fixture.config() };
+    assert_eq!(check(offline(), "hf://org/name", Wanted::Tokenizer).unwrap_err().kind, ErrorKind::Usage);
+    fixture.fake_hub.take_requests();
     // A missing answer proves nothing about the model and is not retried.
     for fault in [Fault::Status(503, ""), Fault::Reset] {
-        setting.stand_in.fail("GET /api", fault);
-        let error = look(setting.config(), "hf://org/name", Wanted::Teacher).unwrap_err();
+        fixture.fake_hub.add_fault("GET /api", fault);
+        let error = check(fixture.config(), "hf://org/name", Wanted::Teacher).unwrap_err();
         assert!(error.kind == ErrorKind::Model && error.retryable, "{error}");
-        assert_eq!(setting.stand_in.take_requests().len(), 1);
+        assert_eq!(fixture.fake_hub.take_requests().len(), 1);
     }
     // A pinned commit in the cache needs no request.
     let pinned = format!("hf://org/name@{COMMIT}");
-    setting.fetch(&pinned, Wanted::Tokenizer).unwrap();
-    setting.stand_in.take_requests();
-    look(setting.config(), &pinned, Wanted::Tokenizer).unwrap();
-    look(offline(), &pinned, Wanted::Tokenizer).unwrap();
-    assert_eq!(setting.stand_in.take_requests().len(), 0);
+    fixture.fetch(&pinned, Wanted::Tokenizer).unwrap();
+    fixture.fake_hub.take_requests();
+    check(fixture.config(), &pinned, Wanted::Tokenizer).unwrap();
+    check(offline(), &pinned, Wanted::Tokenizer).unwrap();
+    assert_eq!(fixture.fake_hub.take_requests().len(), 0);
 }

@@ -115,16 +115,17 @@ fn endpoints_are_addresses_without_secrets() {
         assert!(text.contains("HF_ENDPOINT") && !text.contains("secret"), "{text}");
     }
     // A mirror with a path.
-    let setting = Setting::gpt2();
-    let config = HubConfig { endpoint: format!("{}/hf/", setting.stand_in.hub).parse().unwrap(), ..setting.config() };
-    let _ = setting.fetch_with(config, "hf://org/name", Wanted::Tokenizer);
-    assert_eq!(setting.stand_in.take_requests()[0].path, "/hf/api/models/org/name/revision/main");
+    let fixture = Fixture::gpt2();
+    let config =
+        HubConfig { endpoint: format!("{}/hf/", fixture.fake_hub.hub_url).parse().unwrap(), ..fixture.config() };
+    let _ = fixture.fetch_with(config, "hf://org/name", Wanted::Tokenizer);
+    assert_eq!(fixture.fake_hub.take_requests()[0].path, "/hf/api/models/org/name/revision/main");
 }
 
 #[test]
 fn certificates_that_cannot_be_read_are_said() {
-    let setting = Setting::gpt2();
-    let config = HubConfig { ca_bundle: Some(setting.cache.path().join("no.pem")), ..setting.config() };
-    let error = setting.fetch_with(config, "hf://org/name", Wanted::Tokenizer).unwrap_err();
+    let fixture = Fixture::gpt2();
+    let config = HubConfig { ca_bundle: Some(fixture.cache.path().join("no.pem")), ..fixture.config() };
+    let error = fixture.fetch_with(config, "hf://org/name", Wanted::Tokenizer).unwrap_err();
     assert!(error.kind == ErrorKind::Usage && error.to_string().contains("no.pem"), "{error}");
 }

@@ -14,11 +14,11 @@
 //! distinguishes.
 
 use crate::classes::{Classes, LETTER, LINE, LOWER, NUMBER, NUMERIC, OTHER, SPACE, UPPER};
-use crate::sentencepiece::MARK_TEXT as MARK;
+use crate::sentencepiece::SPACE_MARK_STR;
 
 /// A known way to split a text into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Words {
+pub enum WordSplitter {
     /// GPT-2, RoBERTa, GPT-NeoX, OLMo.
     Gpt2,
     /// SmolLM, StarCoder: every numeric character is a word; the text between them is split as for GPT-2.
@@ -41,10 +41,12 @@ const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-impl Words {
+impl WordSplitter {
     /// Returns the splitter whose pattern is exactly `pattern`.
-    pub fn of_pattern(pattern: &str) -> Option<Self> {
-        [Self::Gpt2, Self::Cl100k, Self::Qwen2, Self::O200k].into_iter().find(|words| words.pattern() == Some(pattern))
+    pub fn from_pattern(pattern: &str) -> Option<Self> {
+        [Self::Gpt2, Self::Cl100k, Self::Qwen2, Self::O200k]
+            .into_iter()
+            .find(|splitter| splitter.pattern() == Some(pattern))
     }
 
     /// Returns the regular expression; `None` if the words are not those of a single expression.
@@ -75,7 +77,7 @@ impl Words {
     pub fn split(self, text: &str) -> Vec<&str> {
         let mut words = Vec::new();
         // The closure never fails.
-        let _ = self.each(text.as_bytes(), |start, end| {
+        let _ = self.for_each_word(text.as_bytes(), |start, end| {
             words.push(&text[start..end]);
             Ok::<(), ()>(())
         });
@@ -84,24 +86,28 @@ impl Words {
 
     /// Calls `word` with the start and the end of each word in order, until it fails.
     #[inline]
-    pub(crate) fn each<E>(self, text: &[u8], word: impl FnMut(usize, usize) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn for_each_word<E>(
+        self,
+        text: &[u8],
+        word: impl FnMut(usize, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
         let classes = Classes::get();
         match self {
-            Self::Gpt2 => each(text, word, |text, at| gpt2(classes, text, at)),
-            Self::DigitsGpt2 => each_between_digits(classes, text, word),
-            Self::Cl100k => each(text, word, |text, at| cl100k::<3>(classes, text, at)),
-            Self::Qwen2 => each(text, word, |text, at| cl100k::<1>(classes, text, at)),
-            Self::O200k => each(text, word, |text, at| o200k(classes, text, at)),
-            Self::Spaces => each(text, word, spaced),
-            Self::Whole => each(text, word, |text, _| text.len()),
+            Self::Gpt2 => for_each_word(text, word, |text, at| gpt2_word_end(classes, text, at)),
+            Self::DigitsGpt2 => for_each_word_between_digits(classes, text, word),
+            Self::Cl100k => for_each_word(text, word, |text, at| cl100k_word_end::<3>(classes, text, at)),
+            Self::Qwen2 => for_each_word(text, word, |text, at| cl100k_word_end::<1>(classes, text, at)),
+            Self::O200k => for_each_word(text, word, |text, at| o200k_word_end(classes, text, at)),
+            Self::Spaces => for_each_word(text, word, sentencepiece_word_end),
+            Self::Whole => for_each_word(text, word, |text, _| text.len()),
         }
     }
 }
 
 /// Returns the end of a word of SentencePiece: the next space that does not follow a space or U+2581.
 #[inline]
-fn spaced(text: &[u8], at: usize) -> usize {
-    let mark = MARK.as_bytes();
+fn sentencepiece_word_end(text: &[u8], at: usize) -> usize {
+    let mark = SPACE_MARK_STR.as_bytes();
     let mut end = at + 1;
     while let Some(next) = memchr::memchr(b' ', &text[end..]) {
         end += next;
@@ -115,7 +121,7 @@ fn spaced(text: &[u8], at: usize) -> usize {
 }
 
 #[inline]
-fn each<E>(
+fn for_each_word<E>(
     text: &[u8],
     mut word: impl FnMut(usize, usize) -> Result<(), E>,
     end: impl Fn(&[u8], usize) -> usize,
@@ -131,7 +137,7 @@ fn each<E>(
 
 /// Splits off numeric characters. The pattern sees the text between them as a separate text with its own end.
 #[inline]
-fn each_between_digits<E>(
+fn for_each_word_between_digits<E>(
     classes: &Classes,
     text: &[u8],
     mut word: impl FnMut(usize, usize) -> Result<(), E>,
@@ -149,7 +155,7 @@ fn each_between_digits<E>(
         }
         let between = &text[..stop];
         while at < stop {
-            let next = gpt2(classes, between, at);
+            let next = gpt2_word_end(classes, between, at);
             word(at, next)?;
             at = next;
         }
@@ -164,7 +170,7 @@ fn each_between_digits<E>(
 /// `\s+(?!\S)|\s+` at a white space: a run leaves its last character to the next word, unless it is the only character
 /// or the text ends.
 #[inline]
-fn spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
+fn whitespace_end(classes: &Classes, text: &[u8], at: usize) -> usize {
     let (mut last, mut end) = (at, at);
     loop {
         let (class, length) = classes.at(text, end);
@@ -179,7 +185,7 @@ fn spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
 
 /// `\s*[\r\n]+|\s+(?!\S)|\s+` at a white space: a run with line breaks ends after the last of them.
 #[inline]
-fn lines_or_spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
+fn line_break_or_whitespace_end(classes: &Classes, text: &[u8], at: usize) -> usize {
     let (mut last, mut end, mut after_line) = (at, at, at);
     loop {
         let (class, length) = classes.at(text, end);
@@ -203,7 +209,7 @@ fn lines_or_spaces(classes: &Classes, text: &[u8], at: usize) -> usize {
 
 /// Length in bytes of `'s|'t|'re|'ve|'m|'ll|'d` at an apostrophe; 0 if there is no match.
 #[inline]
-fn contraction(text: &[u8], at: usize) -> usize {
+fn contraction_len(text: &[u8], at: usize) -> usize {
     match (text.get(at + 1), text.get(at + 2)) {
         (Some(b's' | b't' | b'm' | b'd'), _) => 2,
         (Some(b'r' | b'v'), Some(b'e')) | (Some(b'l'), Some(b'l')) => 3,
@@ -211,9 +217,9 @@ fn contraction(text: &[u8], at: usize) -> usize {
     }
 }
 
-/// As [`contraction`] with `(?i:…)`: both cases, and the long s (U+017F), which folds to s.
+/// As [`contraction_len`] with `(?i:…)`: both cases, and the long s (U+017F), which folds to s.
 #[inline]
-fn contraction_of_any_case(text: &[u8], at: usize) -> usize {
+fn contraction_len_ignoring_case(text: &[u8], at: usize) -> usize {
     let lower = |n: usize| text.get(at + n).map(u8::to_ascii_lowercase);
     match (lower(1), lower(2)) {
         (Some(b's' | b't' | b'm' | b'd'), _) => 2,
@@ -224,32 +230,32 @@ fn contraction_of_any_case(text: &[u8], at: usize) -> usize {
 }
 
 #[inline]
-fn gpt2(classes: &Classes, text: &[u8], at: usize) -> usize {
+fn gpt2_word_end(classes: &Classes, text: &[u8], at: usize) -> usize {
     let (mut class, length) = classes.at(text, at);
     let mut after = at + length;
     if text[at] == b' ' {
         let (next, length) = classes.at(text, after);
         if next & (LETTER | NUMBER | OTHER) == 0 {
-            return spaces(classes, text, at);
+            return whitespace_end(classes, text, at);
         }
         class = next;
         after += length;
     } else if text[at] == b'\'' {
-        let length = contraction(text, at);
+        let length = contraction_len(text, at);
         if length > 0 {
             return at + length;
         }
     }
     match class & (LETTER | NUMBER | OTHER) {
-        0 => spaces(classes, text, at),
-        kind => classes.run(text, after, kind),
+        0 => whitespace_end(classes, text, at),
+        kind => classes.end_of_run(text, after, kind),
     }
 }
 
-/// Returns the end of a run of at most `most` numbers, whose first number ends at `after`.
+/// Returns the end of a run of at most `max_count` numbers, whose first number ends at `after`.
 #[inline]
-fn numbers(classes: &Classes, text: &[u8], mut after: usize, most: usize) -> usize {
-    for _ in 1..most {
+fn numbers_end(classes: &Classes, text: &[u8], mut after: usize, max_count: usize) -> usize {
+    for _ in 1..max_count {
         let (class, length) = classes.at(text, after);
         if class & NUMBER == 0 {
             break;
@@ -260,30 +266,30 @@ fn numbers(classes: &Classes, text: &[u8], mut after: usize, most: usize) -> usi
 }
 
 #[inline]
-fn cl100k<const NUMBERS: usize>(classes: &Classes, text: &[u8], at: usize) -> usize {
+fn cl100k_word_end<const MAX_DIGITS: usize>(classes: &Classes, text: &[u8], at: usize) -> usize {
     let (class, length) = classes.at(text, at);
     let after = at + length;
     if class & LETTER != 0 {
-        return classes.run(text, after, LETTER);
+        return classes.end_of_run(text, after, LETTER);
     }
     if class & NUMBER != 0 {
-        return numbers(classes, text, after, NUMBERS);
+        return numbers_end(classes, text, after, MAX_DIGITS);
     }
     if text[at] == b'\'' {
-        let length = contraction_of_any_case(text, at);
+        let length = contraction_len_ignoring_case(text, at);
         if length > 0 {
             return at + length;
         }
     }
     let (next, _) = classes.at(text, after);
     if class & LINE == 0 && next & LETTER != 0 {
-        return classes.run(text, after, LETTER);
+        return classes.end_of_run(text, after, LETTER);
     }
     if class & OTHER != 0 || text[at] == b' ' && next & OTHER != 0 {
-        let end = classes.run(text, after, OTHER);
-        return classes.run(text, end, LINE);
+        let end = classes.end_of_run(text, after, OTHER);
+        return classes.end_of_run(text, end, LINE);
     }
-    lines_or_spaces(classes, text, at)
+    line_break_or_whitespace_end(classes, text, at)
 }
 
 /// Returns the end of a word of letters at `at` by the first two alternatives of o200k, without their optional first
@@ -296,13 +302,13 @@ fn cl100k<const NUMBERS: usize>(classes: &Classes, text: &[u8], at: usize) -> us
 ///  second  [UPPER]+[LOWER]*   tried if no character of the run, nor the one after it, is LOWER: matches the run itself
 /// ```
 #[inline]
-fn cased(classes: &Classes, text: &[u8], at: usize) -> Result<usize, usize> {
+fn cased_word_end(classes: &Classes, text: &[u8], at: usize) -> Result<usize, usize> {
     let (mut end, mut after_both) = (at, at);
     loop {
         let (class, length) = classes.at(text, end);
         if class & UPPER == 0 {
             break if class & LOWER != 0 {
-                Ok(classes.run(text, end + length, LOWER))
+                Ok(classes.end_of_run(text, end + length, LOWER))
             } else if after_both > at {
                 Ok(after_both)
             } else {
@@ -317,19 +323,19 @@ fn cased(classes: &Classes, text: &[u8], at: usize) -> Result<usize, usize> {
 }
 
 #[inline]
-fn o200k(classes: &Classes, text: &[u8], at: usize) -> usize {
+fn o200k_word_end(classes: &Classes, text: &[u8], at: usize) -> usize {
     let (class, length) = classes.at(text, at);
     let after = at + length;
     if class & NUMBER != 0 {
-        return numbers(classes, text, after, 3);
+        return numbers_end(classes, text, after, 3);
     }
     let word = if class & LETTER != 0 {
-        Some(cased(classes, text, at).unwrap_or_else(|end| end))
+        Some(cased_word_end(classes, text, at).unwrap_or_else(|end| end))
     } else if class & LINE == 0 {
-        match cased(classes, text, after) {
+        match cased_word_end(classes, text, after) {
             Ok(end) => Some(end),
             // A mark without a word after it begins a word itself.
-            Err(_) if class & UPPER != 0 => Some(cased(classes, text, at).unwrap_or_else(|end| end)),
+            Err(_) if class & UPPER != 0 => Some(cased_word_end(classes, text, at).unwrap_or_else(|end| end)),
             Err(end) if end > after => Some(end),
             Err(_) => None,
         }
@@ -338,16 +344,16 @@ fn o200k(classes: &Classes, text: &[u8], at: usize) -> usize {
     };
     if let Some(end) = word {
         return match text.get(end) {
-            Some(b'\'') => end + contraction_of_any_case(text, end),
+            Some(b'\'') => end + contraction_len_ignoring_case(text, end),
             _ => end,
         };
     }
     if class & OTHER != 0 || text[at] == b' ' && classes.at(text, after).0 & OTHER != 0 {
-        let mut end = classes.run(text, after, OTHER);
+        let mut end = classes.end_of_run(text, after, OTHER);
         while matches!(text.get(end), Some(b'\r' | b'\n' | b'/')) {
             end += 1;
         }
         return end;
     }
-    lines_or_spaces(classes, text, at)
+    line_break_or_whitespace_end(classes, text, at)
 }

@@ -18,11 +18,11 @@ pub(super) enum Fault {
     /// The connection closes without a response.
     Reset,
     /// The body ends after this many bytes.
-    Cut(usize),
+    Truncate(usize),
     /// The body has the same length but different bytes.
-    Damage,
+    Corrupt,
     /// The server ignores the range.
-    Whole,
+    IgnoreRange,
     /// A redirect to this URL.
     Redirect(String),
 }
@@ -52,36 +52,36 @@ pub(super) struct State {
 }
 
 #[derive(Clone)]
-pub(super) struct StandIn {
+pub(super) struct FakeHub {
     state: Arc<Mutex<State>>,
-    pub(super) hub: String,
-    pub(super) storage: String,
+    pub(super) hub_url: String,
+    pub(super) storage_url: String,
 }
 
-impl StandIn {
+impl FakeHub {
     pub(super) fn new(files: &[(&str, &[u8])]) -> Self {
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
         let state = Arc::new(Mutex::new(State { files, commit: COMMIT.into(), with_size: true, ..State::default() }));
         let listeners = ["hub", "storage"].map(|name| (name, TcpListener::bind("127.0.0.1:0").unwrap()));
-        let [hub, storage] = [0, 1].map(|i| format!("http://{}", listeners[i].1.local_addr().unwrap()));
-        let stand_in = Self { state, hub, storage };
+        let [hub_url, storage_url] = [0, 1].map(|i| format!("http://{}", listeners[i].1.local_addr().unwrap()));
+        let fake_hub = Self { state, hub_url, storage_url };
         for (server, listener) in listeners {
-            let stand_in = stand_in.clone();
+            let fake_hub = fake_hub.clone();
             thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
-                    let stand_in = stand_in.clone();
-                    thread::spawn(move || stand_in.serve(server, stream));
+                    let fake_hub = fake_hub.clone();
+                    thread::spawn(move || fake_hub.serve(server, stream));
                 }
             });
         }
-        stand_in
+        fake_hub
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn fail(&self, what: &'static str, fault: Fault) {
+    pub(super) fn add_fault(&self, what: &'static str, fault: Fault) {
         self.state().faults.push_back((what, fault));
     }
 
@@ -97,37 +97,40 @@ impl StandIn {
         state.requests.push(request.clone());
         let fault = state.faults.iter().position(|(what, _)| line.contains(what));
         let fault = fault.and_then(|at| state.faults.remove(at)).map(|(_, fault)| fault);
-        let answer = match fault {
+        let response = match fault {
             Some(Fault::Reset) => return,
-            Some(Fault::Status(status, headers)) => Answer::new(status, headers, b"no".to_vec()),
-            Some(Fault::Redirect(to)) => Answer::new(307, format!("location: {to}\r\n"), Vec::new()),
-            other => self.answer(&state, &request, other),
+            Some(Fault::Status(status, headers)) => Response::new(status, headers, b"no".to_vec()),
+            Some(Fault::Redirect(to)) => Response::new(307, format!("location: {to}\r\n"), Vec::new()),
+            other => self.respond(&state, &request, other),
         };
         drop(state);
         let head = format!(
             "HTTP/1.1 {} X\r\nconnection: close\r\ncontent-length: {}\r\n{}\r\n",
-            answer.status,
-            answer.body.len(),
-            answer.headers
+            response.status,
+            response.body.len(),
+            response.headers
         );
-        let body =
-            if request.method == "HEAD" { &[][..] } else { &answer.body[..answer.cut.unwrap_or(answer.body.len())] };
+        let body = if request.method == "HEAD" {
+            &[][..]
+        } else {
+            &response.body[..response.truncated_at.unwrap_or(response.body.len())]
+        };
         let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
     }
 
-    fn answer(&self, state: &State, request: &Request, fault: Option<Fault>) -> Answer {
+    fn respond(&self, state: &State, request: &Request, fault: Option<Fault>) -> Response {
         let path = request.path.as_str();
         if request.server == "hub" && path.starts_with("/api/models/") {
             let names: Vec<_> = state.files.keys().chain(&state.listed).collect();
             let names: Vec<_> = names.into_iter().map(|name| serde_json::json!({"rfilename": name})).collect();
             let body = serde_json::json!({"sha": state.commit, "siblings": names}).to_string();
-            return Answer::new(200, String::new(), body.into_bytes());
+            return Response::new(200, String::new(), body.into_bytes());
         }
         let marker = format!("/resolve/{}/", state.commit);
         let name = path.split_once(&marker).map_or_else(|| path.trim_start_matches("/bucket/"), |(_, name)| name);
         let name = name.split('?').next().unwrap_or_default();
         let Some(bytes) = state.files.get(name) else {
-            return Answer::new(404, "x-error-code: EntryNotFound\r\n", Vec::new());
+            return Response::new(404, "x-error-code: EntryNotFound\r\n", Vec::new());
         };
         let large = std::str::from_utf8(bytes).is_err();
         if request.server == "hub" && large {
@@ -135,36 +138,36 @@ impl StandIn {
             let size = if state.with_size { format!("x-linked-size: {}\r\n", bytes.len()) } else { String::new() };
             let headers = format!(
                 "location: {}/bucket/{name}?sig=SIGNATURE\r\nx-linked-etag: \"{etag}\"\r\n{size}",
-                self.storage
+                self.storage_url
             );
-            return Answer::new(302, headers, Vec::new());
+            return Response::new(302, headers, Vec::new());
         }
         let etag = state.etag.clone().unwrap_or_else(|| sha256(bytes)[..40].to_owned());
         let mut headers = format!("etag: \"{etag}\"\r\n");
         let from = request.headers.get("range").and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
-        let from = from.filter(|_| !matches!(fault, Some(Fault::Whole)));
+        let from = from.filter(|_| !matches!(fault, Some(Fault::IgnoreRange)));
         let mut body = bytes[from.unwrap_or(0)..].to_vec();
         if let Some(from) = from {
             headers += &format!("content-range: bytes {from}-{}/{}\r\n", bytes.len() - 1, bytes.len());
         }
-        if matches!(fault, Some(Fault::Damage)) {
+        if matches!(fault, Some(Fault::Corrupt)) {
             body[0] ^= 1;
         }
-        let cut = if let Some(Fault::Cut(at)) = fault { Some(at) } else { None };
-        Answer { status: if from.is_some() { 206 } else { 200 }, headers, body, cut }
+        let truncated_at = if let Some(Fault::Truncate(at)) = fault { Some(at) } else { None };
+        Response { status: if from.is_some() { 206 } else { 200 }, headers, body, truncated_at }
     }
 }
 
-struct Answer {
+struct Response {
     status: u16,
     headers: String,
     body: Vec<u8>,
-    cut: Option<usize>,
+    truncated_at: Option<usize>,
 }
 
-impl Answer {
+impl Response {
     fn new(status: u16, headers: impl Into<String>, body: Vec<u8>) -> Self {
-        Self { status, headers: headers.into(), body, cut: None }
+        Self { status, headers: headers.into(), body, truncated_at: None }
     }
 }
 

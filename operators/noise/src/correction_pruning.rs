@@ -26,7 +26,7 @@ use crate::{Correction, NoiseError, NoiseStream, StoredToken, Tolerance, ValueTy
 #[derive(Debug, Clone)]
 pub struct Loosener {
     /// Largest total variation by which the distribution may move.
-    room: f64,
+    tv_budget: f64,
     /// The lead that the observed token must have over an entry without correction; `None` if it need not win.
     lead: Option<f64>,
     /// Relative error of a stored ln p.
@@ -41,7 +41,7 @@ struct Entry {
     index: u32,
     /// Increase of the entry's weight if its corrections are dropped.
     growth: f64,
-    may_go: bool,
+    is_droppable: bool,
 }
 
 impl Loosener {
@@ -59,13 +59,13 @@ impl Loosener {
         if vocab == 0 || vocab as u64 > 1 << 32 {
             return Err(NoiseError::Vocabulary { vocab });
         }
-        let room = to.target() - from.get();
+        let tv_budget = to.target() - from.get();
         let rounding = match value_type {
             ValueType::F16 => 1.0 / 2048.0,
             ValueType::F32 => 1.0 / f64::from(1 << 24),
         };
-        Ok((room > 0.0).then(|| Self {
-            room,
+        Ok((tv_budget > 0.0).then(|| Self {
+            tv_budget,
             lead: condition.then(|| to.lead()),
             rounding,
             totals: vec![0.0; vocab],
@@ -98,20 +98,20 @@ impl Loosener {
         self.totals[stored.token as usize] = f32::INFINITY; // weight 0
         let z = kernels::reciprocals(Level::detect(), &mut self.totals) + token_weight;
         // Smallest growth first, ties by lower index.
-        let mut order: Vec<usize> = (0..self.entries.len()).filter(|&i| self.entries[i].may_go).collect();
+        let mut order: Vec<usize> = (0..self.entries.len()).filter(|&i| self.entries[i].is_droppable).collect();
         order.sort_by(|&a, &b| self.entries[a].growth.total_cmp(&self.entries[b].growth));
-        let (mut grown, mut gone) = (0.0, 0);
+        let (mut total_growth, mut dropped) = (0.0, 0);
         for &i in &order {
-            let more = grown + self.entries[i].growth;
-            if more / (z + more) > self.room {
+            let next_growth = total_growth + self.entries[i].growth;
+            if next_growth / (z + next_growth) > self.tv_budget {
                 break;
             }
-            (grown, gone) = (more, gone + 1);
+            (total_growth, dropped) = (next_growth, dropped + 1);
         }
-        let mut without: Vec<u32> = order[..gone].iter().map(|&i| self.entries[i].index).collect();
-        without.sort_unstable();
-        kept.extend(stored.corrections.iter().filter(|c| without.binary_search(&c.index).is_err()));
-        Ok(grown / (z + grown))
+        let mut dropped_indices: Vec<u32> = order[..dropped].iter().map(|&i| self.entries[i].index).collect();
+        dropped_indices.sort_unstable();
+        kept.extend(stored.corrections.iter().filter(|c| dropped_indices.binary_search(&c.index).is_err()));
+        Ok(total_growth / (z + total_growth))
     }
 
     /// Adds the corrections to the entry's total, and returns the effect of dropping them.
@@ -129,13 +129,13 @@ impl Loosener {
             // In the order and precision of the decoder.
             *total = (f64::from(*total) + libm::exp(f64::from(c.logprob)) * e0) as f32;
         }
-        let may_go = self.lead.is_none_or(|lead| {
-            let off = 2.0 * self.rounding * f64::from(values[0].logprob).abs();
+        let is_droppable = self.lead.is_none_or(|lead| {
+            let rounding_error = 2.0 * self.rounding * f64::from(values[0].logprob).abs();
             // ln of the distance between the entry and the observed token in l + ξ̂, both without ln Z.
-            libm::log(prior) - libm::log(p) - libm::log(e0) >= 2.0 * lead + off
+            libm::log(prior) - libm::log(p) - libm::log(e0) >= 2.0 * lead + rounding_error
         });
         let growth = 1.0 / prior - 1.0 / f64::from(*total);
-        Ok(Entry { index, growth: growth.max(0.0), may_go })
+        Ok(Entry { index, growth: growth.max(0.0), is_droppable })
     }
 }
 

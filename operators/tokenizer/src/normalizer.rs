@@ -9,12 +9,12 @@ use std::sync::LazyLock;
 use unicode_normalization_alignments::char::canonical_combining_class;
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
-use crate::table::{Table, decode};
+use crate::table::{CodePointTable, decode_utf8};
 
 /// First UTF-8 byte of U+0300. All characters below are plain.
 const COMBINING: u8 = 0xcc;
 
-static PLAIN: LazyLock<Table> = LazyLock::new(|| Table::of_chars(|c| u8::from(is_plain(c))));
+static PLAIN: LazyLock<CodePointTable> = LazyLock::new(|| CodePointTable::from_fn(|c| u8::from(is_plain(c))));
 
 fn is_plain(c: char) -> bool {
     canonical_combining_class(c) == 0 && matches!(is_nfc_quick(std::iter::once(c)), IsNormalized::Yes)
@@ -23,7 +23,7 @@ fn is_plain(c: char) -> bool {
 /// NFC, or the identity.
 #[derive(Debug)]
 pub(crate) struct Normalizer {
-    plain: Option<&'static Table>,
+    plain: Option<&'static CodePointTable>,
 }
 
 impl Normalizer {
@@ -40,12 +40,12 @@ impl Normalizer {
     }
 
     /// Whether the text is certainly unchanged by normalization.
-    pub(crate) fn leaves(&self, text: &str) -> bool {
+    pub(crate) fn leaves_unchanged(&self, text: &str) -> bool {
         let Some(plain) = self.plain else { return true };
         let text = text.as_bytes();
         let Some(mut at) = text.iter().position(|&byte| byte >= COMBINING) else { return true };
         while at < text.len() {
-            let (code, length) = decode(text, at);
+            let (code, length) = decode_utf8(text, at);
             if code >= 0x300 && plain.get(code) == 0 {
                 return false;
             }
@@ -55,7 +55,7 @@ impl Normalizer {
     }
 
     /// Writes the normal form of a text to `normal`.
-    pub(crate) fn write(&self, text: &str, normal: &mut String) {
+    pub(crate) fn normalize_into(&self, text: &str, normal: &mut String) {
         normal.clear();
         match self.plain {
             Some(_) => normal.extend(text.nfc().map(|(c, _)| c)),
@@ -64,9 +64,9 @@ impl Normalizer {
     }
 
     /// Returns the normal form of a text.
-    pub(crate) fn normal(&self, text: &str) -> String {
+    pub(crate) fn normalize(&self, text: &str) -> String {
         let mut normal = String::new();
-        self.write(text, &mut normal);
+        self.normalize_into(text, &mut normal);
         normal
     }
 }
@@ -83,24 +83,24 @@ mod tests {
         let mut plain = 0;
         for c in '\0'..=char::MAX {
             let text = c.to_string();
-            let left = nfc.leaves(&text);
-            assert!(!left || nfc.normal(&text) == text && canonical_combining_class(c) == 0, "{c:?}");
-            plain += usize::from(left);
+            let unchanged = nfc.leaves_unchanged(&text);
+            assert!(!unchanged || nfc.normalize(&text) == text && canonical_combining_class(c) == 0, "{c:?}");
+            plain += usize::from(unchanged);
             let parts: Vec<char> = std::iter::once(c).nfd().map(|(c, _)| c).collect();
             for part in parts.iter().skip(1) {
                 assert!(
-                    parts.len() == 1 || !nfc.leaves(&part.to_string()) || nfc.normal(&text) != text,
+                    parts.len() == 1 || !nfc.leaves_unchanged(&part.to_string()) || nfc.normalize(&text) != text,
                     "{c:?}: {part:?}"
                 );
             }
         }
         assert!(plain > 1_000_000 && plain < 1_112_064, "{plain}");
         assert!(
-            nfc.leaves("né 漢字 한국어 я")
-                && !nfc.leaves("ne\u{301}")
-                && !nfc.leaves("\u{1100}\u{1161}")
-                && !nfc.leaves("\u{2126}")
+            nfc.leaves_unchanged("né 漢字 한국어 я")
+                && !nfc.leaves_unchanged("ne\u{301}")
+                && !nfc.leaves_unchanged("\u{1100}\u{1161}")
+                && !nfc.leaves_unchanged("\u{2126}")
         );
-        assert!(Normalizer::identity().leaves("ne\u{301}"));
+        assert!(Normalizer::identity().leaves_unchanged("ne\u{301}"));
     }
 }
