@@ -112,8 +112,8 @@ impl RowEncoder {
         BorrowedEncoder { encoder, pool: &self.pool }
     }
 
-    /// Encodes n rows under the keys of the draws, on rayon's current thread pool. Calls `per_row` for each row with its
-    /// softmax, its logits `[V]` and its number, and returns the results `[n]`. A certain position, whose logits are
+    /// Encodes n rows under the keys of the draws, on rayon's current thread pool. Calls `per_row` for each row with
+    /// its softmax, its logits `[V]` and its number, and returns the results `[n]`. A certain position, whose logits are
     /// not read, gets the default.
     ///
     /// # Errors
