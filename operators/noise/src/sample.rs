@@ -91,8 +91,8 @@ impl Sampler {
         Ok((best.0, best.1 - next))
     }
 
-    /// Returns the lead of the score of `token` over all other entries, for logits with an error of at most `max_error`.
-    /// A negative lead means that the token loses.
+    /// Returns the lead of the score of `token` over all other entries, for logits with an error of at most
+    /// `max_error`. A negative lead means that the token loses.
     ///
     /// Only entries that are in A under all such errors count as rivals. The result is −∞ if the token is in A under
     /// none of them. A token that was sampled from logits l′ with |l′ − l| ≤ max_error therefore has a lead of at least

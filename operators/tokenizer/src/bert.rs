@@ -9,8 +9,8 @@
 //! `BertNormalizer` maps each character on its own, with one exception: the decomposition that strips accents also
 //! sorts combining characters. The normalizer then removes nearly all of them, and the sort leaves all other characters
 //! in place. A character that leaves a combining character is UNSUPPORTED, and so is one that becomes several words. A
-//! text with an UNSUPPORTED character needs `tokenizers`. In any other text, words are runs of WORD and REMOVED, which a
-//! table decides, and the ids of a word depend only on its own characters.
+//! text with an UNSUPPORTED character needs `tokenizers`. In any other text, words are runs of WORD and REMOVED, which
+//! a table decides, and the ids of a word depend only on its own characters.
 
 use std::collections::HashMap;
 

@@ -7,9 +7,9 @@
 //!  l ow er        …
 //! ```
 //!
-//! For a word of up to [`MAX_SCANNED_BYTES`] bytes, each merge scans all pairs for the lowest rank, which is fastest for
-//! typical words. A longer word uses a heap of pairs, so that n bytes cost O(n log n). Both give the same ids, which a
-//! test verifies.
+//! For a word of up to [`MAX_SCANNED_BYTES`] bytes, each merge scans all pairs for the lowest rank, which is fastest
+//! for typical words. A longer word uses a heap of pairs, so that n bytes cost O(n log n). Both give the same ids,
+//! which a test verifies.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

@@ -60,7 +60,8 @@ impl WordCache {
         self.long.fill(EMPTY_LONG);
     }
 
-    /// Appends the ids of the non-empty word `text[start..end]`. If it is not cached, returns the key to store it under.
+    /// Appends the ids of the non-empty word `text[start..end]`. If it is not cached, returns the key to store it
+    /// under.
     #[inline]
     pub(crate) fn lookup(&self, text: &[u8], start: usize, end: usize, ids: &mut Vec<u32>) -> Option<CacheKey> {
         let length = end - start;

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The model merges a whole text. It can still be split into words if no merge joins a token that ends with another
-//! character to one that begins with U+2581. Then no merge ever crosses such a boundary. [`build_bpe`] checks all merges
-//! for this and refuses a vocabulary that violates it. Every text can be encoded, because all 256 bytes have tokens.
+//! character to one that begins with U+2581. Then no merge ever crosses such a boundary. [`build_bpe`] checks all
+//! merges for this and refuses a vocabulary that violates it. Every text can be encoded, because all 256 bytes have
+//! tokens.
 
 use std::collections::HashMap;
 

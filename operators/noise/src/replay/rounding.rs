@@ -93,8 +93,8 @@ impl Values {
         (1..=MAX_VALUES).find_map(|count| Self::covering_with(min_probability, value_type, count))
     }
 
-    /// As [`Self::covering`] with exactly `count` values. Returns `None` if fewer represent `min_probability` exactly, a
-    /// value would be above 0, or `count` exceeds [`MAX_VALUES`].
+    /// As [`Self::covering`] with exactly `count` values. Returns `None` if fewer represent `min_probability` exactly,
+    /// a value would be above 0, or `count` exceeds [`MAX_VALUES`].
     fn covering_with(min_probability: f64, value_type: ValueType, count: usize) -> Option<Self> {
         if count > MAX_VALUES {
             return None;
