@@ -18,9 +18,7 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
             (true, false) => {
                 problems.push(Problem::missing(field, format!("is required with `format: {}`", of.name())));
             }
-            (false, true) => {
-                problems.push(Problem::missing(field, format!("is for `format: {}` only", of.name())))
-            }
+            (false, true) => problems.push(Problem::missing(field, format!("is for `format: {}` only", of.name()))),
             _ => {}
         }
     }
