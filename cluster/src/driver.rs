@@ -29,9 +29,9 @@ use datafusion_proto::physical_plan::AsExecutionPlan;
 use datafusion_proto::protobuf::PhysicalPlanNode;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use stillhouse_pipeline::driver::{Driver, EventSink, SplitTask, Step, TaskSpec, Work};
+use stillhouse_pipeline::driver::{Driver, DriverEvent, EventSink, PendingSplits, SplitTask, TaskSpec};
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
-use stillhouse_pipeline::output::{AtWork, Warning};
+use stillhouse_pipeline::output::{Warning, WorkerReport};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::spec::Engine;
 use tonic::transport::Channel;
@@ -39,8 +39,8 @@ use tonic::{Code, Request, Status};
 
 use crate::codec::Codec;
 use crate::node::{self, Job};
+use crate::scheduler_client::{self, SchedulerAddress};
 use crate::token::Token;
-use crate::wire::{self, Scheduler};
 use crate::{failure, sealed_spec};
 
 /// Interval between two status requests to the scheduler.
@@ -69,7 +69,7 @@ const SETTLE_TIME: Duration = Duration::from_secs(30);
 
 /// The cluster behind a scheduler.
 struct ClusterDriver {
-    scheduler: Scheduler,
+    scheduler: SchedulerAddress,
     token: Token,
 }
 
@@ -79,12 +79,17 @@ struct ClusterDriver {
 /// When no scheduler is named, the environment has no token, or the CA file is not valid.
 pub fn connect(engine: &Engine) -> Result<Arc<dyn Driver>> {
     let missing = || PipelineError::new(ErrorKind::Usage, "engine.scheduler: is required and missing");
-    let scheduler = Scheduler::find(engine.scheduler.as_deref().ok_or_else(missing)?)?;
-    Ok(Arc::new(ClusterDriver { scheduler, token: Token::find(None)? }))
+    let scheduler = SchedulerAddress::parse(engine.scheduler.as_deref().ok_or_else(missing)?)?;
+    Ok(Arc::new(ClusterDriver { scheduler, token: Token::load(None)? }))
 }
 
 impl Driver for ClusterDriver {
-    fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, events: EventSink<'a>) -> BoxFuture<'a, Result<()>> {
+    fn drive<'a>(
+        &'a self,
+        spec: &'a TaskSpec,
+        work: &'a PendingSplits,
+        events: EventSink<'a>,
+    ) -> BoxFuture<'a, Result<()>> {
         async move {
             if work.splits.is_empty() {
                 return Ok(());
@@ -105,7 +110,7 @@ impl Driver for ClusterDriver {
 }
 
 /// Returns an error once the run has to stop; the caller then cancels the job.
-fn check_not_stopped(work: &Work) -> Result<()> {
+fn check_not_stopped(work: &PendingSplits) -> Result<()> {
     match work.stop.load(Ordering::Relaxed) {
         false => Ok(()),
         true => Err(PipelineError::new(ErrorKind::Cancelled, "the run was told to stop")),
@@ -124,19 +129,19 @@ enum JobEnd {
 
 /// A job submitted to a scheduler.
 struct SubmittedJob<'a> {
-    scheduler: &'a Scheduler,
+    scheduler: &'a SchedulerAddress,
     client: Client,
     job_id: String,
 }
 
 impl ClusterDriver {
-    async fn submit(&self, spec: &TaskSpec, work: &Work) -> Result<SubmittedJob<'_>> {
+    async fn submit(&self, spec: &TaskSpec, work: &PendingSplits) -> Result<SubmittedJob<'_>> {
         let channel = self.scheduler.connect(&self.token).await?;
         let client = SchedulerGrpcClient::new(channel);
         let mut client = client
-            .max_encoding_message_size(wire::MAX_MESSAGE_BYTES)
-            .max_decoding_message_size(wire::MAX_MESSAGE_BYTES);
-        let plan = self.plan(spec, work).map_err(PipelineError::of_plan)?;
+            .max_encoding_message_size(scheduler_client::MAX_MESSAGE_BYTES)
+            .max_decoding_message_size(scheduler_client::MAX_MESSAGE_BYTES);
+        let plan = self.plan(spec, work).map_err(PipelineError::from_plan)?;
         let setting = |key: &str, value: &str| KeyValuePair { key: key.into(), value: Some(value.into()) };
         let (session, operation) = (uuid::Uuid::new_v4().to_string(), uuid::Uuid::new_v4().to_string());
         let query = ExecuteQueryParams {
@@ -164,7 +169,7 @@ impl ClusterDriver {
         }
     }
 
-    fn plan(&self, spec: &TaskSpec, work: &Work) -> Result<Vec<u8>, DataFusionError> {
+    fn plan(&self, spec: &TaskSpec, work: &PendingSplits) -> Result<Vec<u8>, DataFusionError> {
         let internal = |e: String| DataFusionError::Internal(e);
         let bytes = sealed_spec::to_bytes(spec, &self.token).map_err(internal)?;
         let job = Job { bytes, spec: spec.clone(), token: self.token.clone(), executor_jobs: None };
@@ -182,7 +187,7 @@ impl ClusterDriver {
 
 /// Turns a scheduler's status into an error. The message of a missing token or another build comes from the scheduler
 /// itself.
-pub(crate) fn scheduler_error(scheduler: &Scheduler, status: &Status) -> PipelineError {
+pub(crate) fn scheduler_error(scheduler: &SchedulerAddress, status: &Status) -> PipelineError {
     let (kind, retryable) = match status.code() {
         Code::Unauthenticated | Code::FailedPrecondition | Code::InvalidArgument => (ErrorKind::Usage, false),
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => (ErrorKind::Output, true),
@@ -199,7 +204,7 @@ pub(crate) fn scheduler_error(scheduler: &Scheduler, status: &Status) -> Pipelin
 }
 
 impl SubmittedJob<'_> {
-    async fn watch(&mut self, work: &Work, events: EventSink<'_>) -> Result<JobEnd> {
+    async fn watch(&mut self, work: &PendingSplits, events: EventSink<'_>) -> Result<JobEnd> {
         let mut commits = CommitWatcher::new(work);
         let mut last_answer = Instant::now();
         loop {
@@ -267,7 +272,7 @@ struct CommitWatcher {
     started: BTreeMap<SplitId, Option<String>>,
     dataset_splits: BTreeMap<SplitId, String>,
     /// Latest report by name, and when it last changed. The report of a dead executor stays the same.
-    last_reports: BTreeMap<String, (AtWork, Instant)>,
+    last_reports: BTreeMap<String, (WorkerReport, Instant)>,
     last_listed: Instant,
     /// Duration of the last look.
     list_duration: Duration,
@@ -285,7 +290,7 @@ struct CommitWatcher {
 }
 
 impl CommitWatcher {
-    fn new(work: &Work) -> Self {
+    fn new(work: &PendingSplits) -> Self {
         let splits = |is_remade: bool| {
             let tasks = work.splits.iter().filter(move |task| task.was.is_some() == is_remade);
             tasks.map(|task| task.split).collect()
@@ -316,7 +321,7 @@ impl CommitWatcher {
         self.remaining.is_empty() && self.remade.is_empty() && self.last_commit.elapsed() >= SETTLE_TIME
     }
 
-    async fn poll_if_due(&mut self, work: &Work, events: EventSink<'_>) -> Result<()> {
+    async fn poll_if_due(&mut self, work: &PendingSplits, events: EventSink<'_>) -> Result<()> {
         if self.last_listed.elapsed() >= MIN_LIST_INTERVAL.max(self.list_duration * WAIT_FACTOR) {
             self.poll(work, events).await?;
         }
@@ -331,7 +336,7 @@ impl CommitWatcher {
         let idle = self.last_commit.max(self.last_remake).elapsed();
         if !at_work && idle >= self.warn_after {
             let seconds = idle.as_secs();
-            events(Step::Warning(format!(
+            events(DriverEvent::Warning(format!(
                 "no executor has made a split of this job for {seconds} s: none may have a free slot (`stillhouse executor` starts one), or all get ready"
             )))?;
             self.warn_after *= 2;
@@ -357,13 +362,13 @@ impl CommitWatcher {
         };
         if is_new {
             self.started.insert(split, executor.clone());
-            events(Step::Begun { split, dataset_split: dataset_split.clone(), executor })?;
+            events(DriverEvent::SplitStarted { split, dataset_split: dataset_split.clone(), executor })?;
         }
         Ok(())
     }
 
     /// Reads the reports of executors. Where several name a split, the one whose report changed last makes it.
-    fn read_reports(&mut self, reports: &BTreeMap<String, AtWork>, events: EventSink<'_>) -> Result<()> {
+    fn read_reports(&mut self, reports: &BTreeMap<String, WorkerReport>, events: EventSink<'_>) -> Result<()> {
         let now = Instant::now();
         for (name, report) in reports {
             match self.last_reports.get(name) {
@@ -384,20 +389,25 @@ impl CommitWatcher {
     }
 
     /// Passes on the warnings of executors, each text once.
-    fn report_warnings(&mut self, reports: &BTreeMap<String, AtWork>, events: EventSink<'_>) -> Result<()> {
+    fn report_warnings(&mut self, reports: &BTreeMap<String, WorkerReport>, events: EventSink<'_>) -> Result<()> {
         for (name, report) in reports {
             let last = self.last_warnings.entry(name.clone()).or_default();
             let known = *last;
             for Warning { number, message } in report.warnings.iter().filter(|warning| warning.number > known) {
                 if *number > *last + 1 {
                     let left_out = number - *last - 1;
-                    events(Step::Warning(format!("executor {}: {left_out} more warnings, in its log", report.worker)))?;
+                    events(DriverEvent::Warning(format!(
+                        "executor {}: {left_out} more warnings, in its log",
+                        report.worker
+                    )))?;
                 }
                 *last = *number;
                 if self.warnings.len() < MAX_WARNINGS && self.warnings.insert(message.clone()) {
-                    events(Step::Warning(format!("executor {}: {message}", report.worker)))?;
+                    events(DriverEvent::Warning(format!("executor {}: {message}", report.worker)))?;
                     if self.warnings.len() == MAX_WARNINGS {
-                        events(Step::Warning("what executors warn of from here on is in their logs only".into()))?;
+                        events(DriverEvent::Warning(
+                            "what executors warn of from here on is in their logs only".into(),
+                        ))?;
                     }
                 }
             }
@@ -406,7 +416,11 @@ impl CommitWatcher {
     }
 
     /// Reports the executors that pass the splits on. Fails once only such executors are active.
-    fn report_unable_executors(&mut self, reports: &BTreeMap<String, AtWork>, events: EventSink<'_>) -> Result<()> {
+    fn report_unable_executors(
+        &mut self,
+        reports: &BTreeMap<String, WorkerReport>,
+        events: EventSink<'_>,
+    ) -> Result<()> {
         for report in reports.values() {
             let Some(why) = &report.cannot else { continue };
             if self.unable_executors.insert(report.worker.clone(), why.clone()).is_some() {
@@ -415,12 +429,12 @@ impl CommitWatcher {
             self.last_unable = Instant::now();
             match self.unable_executors.len() {
                 n if n <= MAX_NAMED => {
-                    events(Step::Warning(format!(
+                    events(DriverEvent::Warning(format!(
                         "executor {} passes the splits of this job on: {why}",
                         report.worker
                     )))?;
                 }
-                n if n == MAX_NAMED + 1 => events(Step::Warning("other executors pass them on too".into()))?,
+                n if n == MAX_NAMED + 1 => events(DriverEvent::Warning("other executors pass them on too".into()))?,
                 _ => {}
             }
         }
@@ -443,30 +457,31 @@ impl CommitWatcher {
     }
 
     /// Looks at the output. Cost: two listings, one small request per executor, and two per new commit.
-    async fn poll(&mut self, work: &Work, events: EventSink<'_>) -> Result<()> {
+    async fn poll(&mut self, work: &PendingSplits, events: EventSink<'_>) -> Result<()> {
         let started_at = Instant::now();
         let reports = work.output.reports().await?;
         self.read_reports(&reports, events)?;
         self.report_warnings(&reports, events)?;
         self.report_unable_executors(&reports, events)?;
-        events(Step::AtWork(reports))?;
+        events(DriverEvent::WorkerReports(reports))?;
         let committed = work.output.committed_splits().await?;
         let new: Vec<SplitId> = self.remaining.intersection(&committed).copied().collect();
-        let mut records = futures::stream::iter(new).map(|split| work.output.seen(split)).buffered(CONCURRENT_READS);
+        let mut records =
+            futures::stream::iter(new).map(|split| work.output.committed_readonly(split)).buffered(CONCURRENT_READS);
         while let Some(record) = records.next().await {
             // a record whose upload is still being completed shows at the next look
             let Some(record) = record? else { continue };
             self.remaining.remove(&record.split);
             self.report_start(record.split, None, events)?;
             (self.last_commit, self.warn_after) = (Instant::now(), FIRST_WARNING_AFTER);
-            events(Step::Made(Box::new(record)))?;
+            events(DriverEvent::Committed(Box::new(record)))?;
         }
         (self.last_listed, self.list_duration) = (Instant::now(), started_at.elapsed());
         Ok(())
     }
 
     /// Fails if a split has no record, then reports the shards that were made again.
-    fn check_complete(&self, work: &Work, events: EventSink<'_>) -> Result<()> {
+    fn check_complete(&self, work: &PendingSplits, events: EventSink<'_>) -> Result<()> {
         if let Some(split) = self.remaining.first() {
             let message = format!(
                 "{}: the cluster says that all is done, and split {} is not there; valid: an output that all executors and this machine share",
@@ -475,7 +490,10 @@ impl CommitWatcher {
             return Err(PipelineError::new(ErrorKind::Output, message));
         }
         let remade_record = |task: &SplitTask| task.was.clone();
-        work.splits.iter().filter_map(remade_record).try_for_each(|record| events(Step::Made(Box::new(record))))
+        work.splits
+            .iter()
+            .filter_map(remade_record)
+            .try_for_each(|record| events(DriverEvent::Committed(Box::new(record))))
     }
 }
 
@@ -484,14 +502,14 @@ mod tests {
     use std::sync::Mutex;
 
     use stillhouse_pipeline::events::Progress;
-    use stillhouse_pipeline::output::{Output, SplitAtWork, SplitCounts};
+    use stillhouse_pipeline::output::{Output, SplitCounts, SplitReport};
     use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
     use super::*;
 
-    fn report(worker: &str, warnings: &[(u64, &str)]) -> AtWork {
+    fn report(worker: &str, warnings: &[(u64, &str)]) -> WorkerReport {
         let warning = |(number, message): &(u64, &str)| Warning { number: *number, message: (*message).to_owned() };
-        AtWork {
+        WorkerReport {
             worker: worker.into(),
             holder: None,
             splits: Vec::new(),
@@ -502,9 +520,9 @@ mod tests {
         }
     }
 
-    fn work(folder: &std::path::Path, splits: Vec<SplitTask>) -> Work {
+    fn work(folder: &std::path::Path, splits: Vec<SplitTask>) -> PendingSplits {
         let output = Output::on_disk(folder).unwrap();
-        Work { splits, output, stop: Arc::default() }
+        PendingSplits { splits, output, stop: Arc::default() }
     }
 
     /// The instant that long ago.
@@ -530,9 +548,9 @@ mod tests {
     fn a_run_that_only_such_tell_of_as_cannot_make_it_ends_whoever_else_was_there_before() {
         let folder = tempfile::tempdir().unwrap();
         let work = work(folder.path(), Vec::new());
-        let events = |_: Step| Ok(());
+        let events = |_: DriverEvent| Ok(());
         let able = report("able", &[]);
-        let unable = AtWork { cannot: Some("no room".into()), ..report("unable", &[]) };
+        let unable = WorkerReport { cannot: Some("no room".into()), ..report("unable", &[]) };
         let reports = BTreeMap::from([("1".to_owned(), able), ("2".to_owned(), unable)]);
         let mut commits = CommitWatcher::new(&work);
         let mut ends = |able: Duration, passed: Duration| {
@@ -554,7 +572,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let work = work(folder.path(), Vec::new());
         let mut commits = CommitWatcher::new(&work);
-        let events = |_: Step| Ok(());
+        let events = |_: DriverEvent| Ok(());
         commits.last_listed = Instant::now() + Duration::from_hours(1);
         commits.last_remake = ago(NO_EXECUTOR_TIMEOUT);
         commits.last_commit = ago(NO_EXECUTOR_TIMEOUT / 2);
@@ -579,14 +597,14 @@ mod tests {
         let mut commits = CommitWatcher::new(&work);
         commits.last_listed = Instant::now() + Duration::from_hours(1);
         let warned = Mutex::new(0);
-        let events = |step: Step| {
-            assert!(matches!(step, Step::Warning(_)), "{step:?}");
+        let events = |step: DriverEvent| {
+            assert!(matches!(step, DriverEvent::Warning(_)), "{step:?}");
             *warned.lock().unwrap() += 1;
             Ok(())
         };
         let split =
-            SplitAtWork { split: SplitId(3), reads: String::new(), stages: Vec::new(), counts: SplitCounts::default() };
-        let at_work = AtWork { splits: vec![split], ..report("one", &[]) };
+            SplitReport { split: SplitId(3), reads: String::new(), stages: Vec::new(), counts: SplitCounts::default() };
+        let at_work = WorkerReport { splits: vec![split], ..report("one", &[]) };
         commits.last_reports.insert("1".into(), (at_work, Instant::now()));
         (commits.last_commit, commits.last_remake) = (ago(NO_EXECUTOR_TIMEOUT), ago(NO_EXECUTOR_TIMEOUT));
         commits.poll_if_due(&work, &events).await.unwrap();
@@ -605,8 +623,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let work = work(folder.path(), Vec::new());
         let (mut commits, told) = (CommitWatcher::new(&work), Mutex::new(Vec::new()));
-        let events = |step: Step| {
-            let Step::Warning(message) = step else { panic!("{step:?}") };
+        let events = |step: DriverEvent| {
+            let DriverEvent::Warning(message) = step else { panic!("{step:?}") };
             told.lock().unwrap().push(message);
             Ok(())
         };

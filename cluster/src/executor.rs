@@ -33,8 +33,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::codec::Codec;
 use crate::executor_jobs::ExecutorJobs;
 use crate::node::JobExec;
+use crate::scheduler_client::{self, SchedulerAddress};
 use crate::token::Token;
-use crate::wire::{self, Scheduler};
 use crate::work_folder::WorkFolder;
 use crate::{driver, failure};
 
@@ -51,9 +51,9 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), largest: D
 /// Options of an executor.
 pub struct Options {
     /// The scheduler to poll.
-    pub scheduler: Scheduler,
+    pub scheduler: SchedulerAddress,
     /// How long to wait for a scheduler that does not answer yet.
-    pub patience: Duration,
+    pub scheduler_timeout: Duration,
     /// The name, access rules and device of the executor.
     pub place: Place,
     /// The cluster's token.
@@ -64,9 +64,9 @@ pub struct Options {
 ///
 /// # Errors
 /// When the scheduler cannot be reached or refuses the executor.
-pub async fn work(options: Options, on_ready: impl FnOnce(&str)) -> Result<()> {
-    let Options { scheduler, patience, place, token } = options;
-    check_scheduler(&scheduler, &token, patience).await?;
+pub async fn run(options: Options, on_ready: impl FnOnce(&str)) -> Result<()> {
+    let Options { scheduler, scheduler_timeout, place, token } = options;
+    check_scheduler(&scheduler, &token, scheduler_timeout).await?;
     let host = hostname();
     let (name, slots) = (place.name.clone(), place.slots);
     let executor_jobs = ExecutorJobs::new(place);
@@ -75,7 +75,7 @@ pub async fn work(options: Options, on_ready: impl FnOnce(&str)) -> Result<()> {
     let (scheduler_host, scheduler_port) = scheduler.host_and_port();
     let executor_error =
         |e: &dyn std::fmt::Display| PipelineError::new(ErrorKind::Output, format!("the executor: {e}"));
-    let max_message_bytes = u32::try_from(wire::MAX_MESSAGE_BYTES).unwrap_or(u32::MAX);
+    let max_message_bytes = u32::try_from(scheduler_client::MAX_MESSAGE_BYTES).unwrap_or(u32::MAX);
     let (endpoint_scheduler, endpoint_token) = (scheduler.clone(), token.clone());
     let executor_id = uuid::Uuid::new_v4().to_string();
     let stop_signal = stop_signal()?;
@@ -137,7 +137,7 @@ fn stop_signal() -> Result<impl Future<Output = ()>> {
 }
 
 /// Tells the scheduler that this executor leaves. A scheduler that cannot be reached notices by its timeout.
-async fn unregister(scheduler: &Scheduler, token: &Token, executor_id: String) -> Result<()> {
+async fn unregister(scheduler: &SchedulerAddress, token: &Token, executor_id: String) -> Result<()> {
     let unregister = async {
         let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await?);
         let stopped = ExecutorStoppedParams { executor_id, reason: "told to stop".into() };
@@ -150,7 +150,7 @@ async fn unregister(scheduler: &Scheduler, token: &Token, executor_id: String) -
 }
 
 /// Checks that there is a scheduler and that it accepts this executor: Ballista's own loop would poll forever.
-async fn check_scheduler(scheduler: &Scheduler, token: &Token, patience: Duration) -> Result<()> {
+async fn check_scheduler(scheduler: &SchedulerAddress, token: &Token, scheduler_timeout: Duration) -> Result<()> {
     let began = std::time::Instant::now();
     let mut failures = 0;
     loop {
@@ -161,7 +161,7 @@ async fn check_scheduler(scheduler: &Scheduler, token: &Token, patience: Duratio
         };
         match check.await {
             Ok(_) => return Ok(()),
-            Err(e) if e.retryable && began.elapsed() < patience => {
+            Err(e) if e.retryable && began.elapsed() < scheduler_timeout => {
                 failures += 1;
                 tokio::time::sleep(BACKOFF.wait(failures, None)).await;
             }
@@ -171,7 +171,7 @@ async fn check_scheduler(scheduler: &Scheduler, token: &Token, patience: Duratio
 }
 
 /// Default name of an executor: its machine and process.
-pub fn usual_name() -> String {
+pub fn default_name() -> String {
     format!("{} process {}", hostname(), std::process::id())
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use stillhouse_pipeline::driver::{SplitTask, TaskSpec};
-use stillhouse_pipeline::error::{Failure, PipelineError, Result};
+use stillhouse_pipeline::error::{PipelineError, Result, SerializedError};
 use stillhouse_pipeline::events::{Event, Observer};
 use stillhouse_pipeline::run::worker::{Place, Worker};
 use stillhouse_schemas::ids::SplitId;
@@ -35,7 +35,7 @@ struct PreparedJob {
     /// Retryable failures of each split in this executor.
     failures: Mutex<HashMap<SplitId, u32>>,
     /// Why this executor cannot run the job, and when it found out.
-    unable: Mutex<Option<(Failure, Instant)>>,
+    unable: Mutex<Option<(SerializedError, Instant)>>,
 }
 
 /// The jobs of an executor, with its access rules and its device.
@@ -45,7 +45,7 @@ pub struct ExecutorJobs {
     place: Place,
     jobs: Mutex<HashMap<String, Arc<PreparedJob>>>,
     /// Ended runs, with the reason and when that was noticed. Their remaining splits are refused.
-    ended: Mutex<HashMap<String, (Failure, Instant)>>,
+    ended: Mutex<HashMap<String, (SerializedError, Instant)>>,
 }
 
 /// A task that is aborted when nothing waits for it any more.
@@ -76,11 +76,11 @@ impl ExecutorJobs {
         let made = (&mut task.0).await.map_err(PipelineError::from)?;
         made.map_err(|e| {
             // `prepare` has already logged why the job is passed on
-            if !e.of_place {
+            if !e.machine_specific {
                 tracing::warn!("{e}");
             }
-            let failure = Failure::from(&e);
-            Failure { message: format!("{} (executor {})", failure.message, self.place.name), ..failure }.into()
+            let failure = SerializedError::from(&e);
+            SerializedError { message: format!("{} (executor {})", failure.message, self.place.name), ..failure }.into()
         })
     }
 
@@ -103,7 +103,8 @@ impl ExecutorJobs {
             return Err(failure.into());
         }
         let worker = Worker::join(spec, &self.place, Arc::new(LogObserver)).await;
-        let unable = worker.as_ref().err().filter(|e| e.of_place).map(|e| (Failure::from(e), Instant::now()));
+        let unable =
+            worker.as_ref().err().filter(|e| e.machine_specific).map(|e| (SerializedError::from(e), Instant::now()));
         if let Some((failure, _)) = &unable {
             tracing::warn!("the splits of job {} are passed on: {}", spec.ticket.job_hash, failure.message);
         }
@@ -159,9 +160,9 @@ impl PreparedJob {
         if *times < MAX_FAILURES {
             return error;
         }
-        let failure = Failure::from(&error);
+        let failure = SerializedError::from(&error);
         let message = format!("{} (split {} has failed so {times} times here)", failure.message, split.0);
-        Failure { message, retryable: false, ..failure }.into()
+        SerializedError { message, retryable: false, ..failure }.into()
     }
 }
 

@@ -6,7 +6,7 @@
 use std::io;
 
 use datafusion::common::DataFusionError;
-use stillhouse_pipeline::error::{ErrorKind, Failure, PipelineError};
+use stillhouse_pipeline::error::{ErrorKind, PipelineError, SerializedError};
 
 const BEGIN: &str = "[stillhouse failure ";
 const END: char = ']';
@@ -14,7 +14,7 @@ const END: char = ']';
 /// The error of a task. A retryable error becomes an I/O error, which Ballista retries; an executor makes the fourth
 /// failure of a split permanent.
 pub fn to_task_error(error: &PipelineError) -> DataFusionError {
-    let failure = serde_json::to_vec(&Failure::from(error)).unwrap_or_default();
+    let failure = serde_json::to_vec(&SerializedError::from(error)).unwrap_or_default();
     let text = format!("{BEGIN}{}{END} {error}", hex::encode(failure));
     match error.retryable {
         true => DataFusionError::IoError(io::Error::other(text)),
@@ -23,14 +23,14 @@ pub fn to_task_error(error: &PipelineError) -> DataFusionError {
 }
 
 /// The failure that a task reported, found in text that may quote it.
-fn decode(text: &str) -> Option<Failure> {
+fn decode(text: &str) -> Option<SerializedError> {
     let (digits, _) = text.split_once(BEGIN)?.1.split_once(END)?;
     serde_json::from_slice(&hex::decode(digits).ok()?).ok()
 }
 
 /// Whether the error concerns this executor alone, so that another executor should take the task.
 pub fn is_local_to_executor(text: &str) -> bool {
-    decode(text).is_some_and(|failure| failure.of_place)
+    decode(text).is_some_and(|failure| failure.machine_specific)
 }
 
 /// The error of a failed job: the failure that a task reported, or else Ballista's own text.
@@ -58,7 +58,7 @@ mod tests {
         }
         let is_local = |error: PipelineError| is_local_to_executor(&format!("{:?}", to_task_error(&error)));
         let error = || PipelineError::new(ErrorKind::Model, "no room");
-        assert!(is_local(error().of_place()) && !is_local(error()) && !is_local_to_executor("no room"));
+        assert!(is_local(error().machine_specific()) && !is_local(error()) && !is_local_to_executor("no room"));
         let other = from_job_error("no such job");
         assert_eq!((other.kind, other.to_string().as_str()), (ErrorKind::Output, "the cluster: no such job"));
     }

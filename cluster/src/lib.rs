@@ -30,15 +30,15 @@ mod driver;
 pub mod executor;
 mod executor_jobs;
 mod failure;
-pub mod log;
+pub mod log_bridge;
 mod lost_tasks;
 pub mod memory;
 mod node;
 pub mod scheduler;
+pub mod scheduler_client;
 mod sealed_spec;
 pub mod tls;
 pub mod token;
-pub mod wire;
 mod work_folder;
 
 pub use driver::connect;

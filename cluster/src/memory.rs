@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const JOB_SHARE: f64 = 0.9;
 
 /// Default memory limit for jobs in bytes; `None` if the system does not report its memory.
-pub fn usual() -> Option<u64> {
+pub fn default_limit() -> Option<u64> {
     let total = total(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let lowest = limits(&groups, Path::new("/sys/fs/cgroup")).into_iter().fold(total, u64::min);
@@ -63,6 +63,6 @@ mod tests {
         assert_eq!(found, [8000, 9000]);
         assert_eq!(limits("4:cpu,memory:/box\n3:pids:/box\n", root), [700]);
         assert_eq!(limits("", root), [] as [u64; 0]);
-        assert!(usual().is_some_and(|bytes| bytes > 100_000_000));
+        assert!(default_limit().is_some_and(|bytes| bytes > 100_000_000));
     }
 }

@@ -20,9 +20,9 @@ use tonic::transport::server::TcpIncoming;
 use crate::codec::Codec;
 use crate::lost_tasks::LostTaskDetector;
 use crate::token::Token;
-use crate::{tls, wire};
+use crate::{scheduler_client, tls};
 
-/// Checks for dead executors within one `dead_after`.
+/// Checks for dead executors within one `executor_timeout_seconds`.
 const CHECKS_PER_TIMEOUT: u64 = 4;
 /// Seconds that a job waits for an executor after the last one is gone.
 const NO_EXECUTOR_GRACE_SECONDS: u64 = 300;
@@ -37,7 +37,7 @@ pub struct Options {
     pub trusted_network: bool,
     /// Seconds after which an executor that has not polled is dead and its splits go to others. A busy executor polls
     /// every five seconds.
-    pub dead_after: u64,
+    pub executor_timeout_seconds: u64,
     /// The cluster's token.
     pub token: Token,
 }
@@ -47,7 +47,7 @@ pub struct Options {
 /// # Errors
 /// When it cannot or must not listen on the address, or when the TLS files are not valid.
 pub async fn serve(options: Options, on_listening: impl FnOnce(SocketAddr)) -> Result<()> {
-    let Options { listen, tls, trusted_network, dead_after, token } = options;
+    let Options { listen, tls, trusted_network, executor_timeout_seconds, token } = options;
     if !listen.ip().is_loopback() && !trusted_network && tls.is_none() {
         let message = format!(
             "--listen {listen}: other machines reach this address, and what is said there is not encrypted; valid: a loopback address, \
@@ -60,14 +60,14 @@ pub async fn serve(options: Options, on_listening: impl FnOnce(SocketAddr)) -> R
             PipelineError::new(ErrorKind::Output, format!("the scheduler cannot {what}: {e}"))
         }
     };
-    let max_message_bytes = u32::try_from(wire::MAX_MESSAGE_BYTES).unwrap_or(u32::MAX);
+    let max_message_bytes = u32::try_from(scheduler_client::MAX_MESSAGE_BYTES).unwrap_or(u32::MAX);
     let config = SchedulerConfig {
         bind_host: listen.ip().to_string(),
         bind_port: listen.port(),
         scheduling_policy: TaskSchedulingPolicy::PullStaged,
-        executor_timeout_seconds: dead_after,
-        expire_dead_executor_interval_seconds: (dead_after / CHECKS_PER_TIMEOUT).max(1),
-        no_executors_grace_period_seconds: NO_EXECUTOR_GRACE_SECONDS.max(dead_after),
+        executor_timeout_seconds,
+        expire_dead_executor_interval_seconds: (executor_timeout_seconds / CHECKS_PER_TIMEOUT).max(1),
+        no_executors_grace_period_seconds: NO_EXECUTOR_GRACE_SECONDS.max(executor_timeout_seconds),
         grpc_server_max_decoding_message_size: max_message_bytes,
         grpc_server_max_encoding_message_size: max_message_bytes,
         // no limit: Ballista also counts splits that an executor returns; executors count real failures
@@ -80,10 +80,11 @@ pub async fn serve(options: Options, on_listening: impl FnOnce(SocketAddr)) -> R
     let cluster = BallistaCluster::new_from_config(&config).await.map_err(failed("begin"))?;
     let scheduler = create_scheduler::<LogicalPlanNode, PhysicalPlanNode>(cluster, Arc::new(config));
     let service = SchedulerGrpcServer::new(LostTaskDetector::new(scheduler.await.map_err(failed("begin"))?))
-        .max_decoding_message_size(wire::MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(wire::MAX_MESSAGE_BYTES);
+        .max_decoding_message_size(scheduler_client::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(scheduler_client::MAX_MESSAGE_BYTES);
     let proof = token.proof();
-    let authenticated = InterceptedService::new(service, move |request| wire::check_caller(request, &proof));
+    let authenticated =
+        InterceptedService::new(service, move |request| scheduler_client::check_caller(request, &proof));
     let listen_error = |e: &dyn std::error::Error| {
         let message = format!("the scheduler cannot listen on {listen}: {}", stillhouse_pipeline::job::chain(e));
         PipelineError::new(ErrorKind::Output, message)

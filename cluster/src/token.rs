@@ -34,7 +34,7 @@ impl Token {
     ///
     /// # Errors
     /// When there is no token, its file cannot be read, or it is too short.
-    pub fn find(file: Option<&Path>) -> Result<Self> {
+    pub fn load(file: Option<&Path>) -> Result<Self> {
         let usage = |message: String| PipelineError::new(ErrorKind::Usage, message);
         // the error hides a path from the environment, because all users of a service can read the errors of its jobs
         let named = file.map(|file| (file.to_owned(), file.display().to_string()));
@@ -125,9 +125,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
         std::fs::write(&file, "secret\n").unwrap();
-        let refused = Token::find(Some(&file)).unwrap_err().to_string();
+        let refused = Token::load(Some(&file)).unwrap_err().to_string();
         assert!(refused.contains("has 6 characters; valid: 32 or more"), "{refused}");
         std::fs::write(&file, format!("{}\n", "a1".repeat(16))).unwrap();
-        assert_eq!(Token::find(Some(&file)).unwrap(), Token::new(&"a1".repeat(16)));
+        assert_eq!(Token::load(Some(&file)).unwrap(), Token::new(&"a1".repeat(16)));
     }
 }

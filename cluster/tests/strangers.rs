@@ -25,8 +25,8 @@ use datafusion_proto::physical_plan::AsExecutionPlan;
 use datafusion_proto::protobuf::physical_plan_node::PhysicalPlanType;
 use datafusion_proto::protobuf::{PhysicalExtensionNode, PhysicalPlanNode};
 use serde_json::json;
+use stillhouse_cluster::scheduler_client::SchedulerAddress;
 use stillhouse_cluster::token::Token;
-use stillhouse_cluster::wire::Scheduler;
 use stillhouse_cluster::{BUILD, executor, scheduler};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::run::memory_budget::Room;
@@ -40,12 +40,12 @@ fn scheduler_options(token: &Token) -> scheduler::Options {
         listen: "127.0.0.1:0".parse().unwrap(),
         tls: None,
         trusted_network: false,
-        dead_after: 20,
+        executor_timeout_seconds: 20,
         token: token.clone(),
     }
 }
 
-fn executor_options(scheduler: &Scheduler, token: &Token) -> executor::Options {
+fn executor_options(scheduler: &SchedulerAddress, token: &Token) -> executor::Options {
     let place = Place {
         name: "the executor".into(),
         access: Access::everything(),
@@ -53,11 +53,11 @@ fn executor_options(scheduler: &Scheduler, token: &Token) -> executor::Options {
         slots: 1,
         room: Room::new(1 << 30),
     };
-    executor::Options { scheduler: scheduler.clone(), patience: PATIENCE, place, token: token.clone() }
+    executor::Options { scheduler: scheduler.clone(), scheduler_timeout: PATIENCE, place, token: token.clone() }
 }
 
 /// The final state of a plan that a client with the token sends.
-async fn final_state(plan: PhysicalPlanNode, scheduler: &Scheduler, token: &Token) -> JobState {
+async fn final_state(plan: PhysicalPlanNode, scheduler: &SchedulerAddress, token: &Token) -> JobState {
     let mut client = SchedulerGrpcClient::new(scheduler.connect(token).await.unwrap());
     let mut encoded = Vec::new();
     plan.try_encode(&mut encoded).unwrap();
@@ -105,7 +105,7 @@ fn job_over(input: Arc<dyn ExecutionPlan>, token: &Token) -> PhysicalPlanNode {
     PhysicalPlanNode { physical_plan_type: Some(PhysicalPlanType::Extension(extension)) }
 }
 
-async fn sends_plans(scheduler: &Scheduler, token: &Token) {
+async fn sends_plans(scheduler: &SchedulerAddress, token: &Token) {
     let plans = [
         ("rows", encoded(rows())),
         ("a query over rows", encoded(Arc::new(CoalescePartitionsExec::new(rows())))),
@@ -131,9 +131,11 @@ fn a_plan_that_is_no_job_is_refused_whoever_sends_it() {
         let (tell, told) = tokio::sync::oneshot::channel();
         let serves = scheduler::serve(scheduler_options(&token), |address| tell.send(address).unwrap());
         let asks = async {
-            let scheduler = Scheduler::find(&told.await.unwrap().to_string()).unwrap();
+            let scheduler = SchedulerAddress::parse(&told.await.unwrap().to_string()).unwrap();
             tokio::select! {
-                ended = executor::work(executor_options(&scheduler, &token), |_| ()) => panic!("the executor: {ended:?}"),
+                ended = executor::run(executor_options(&scheduler, &token), |_| ()) => {
+                    panic!("the executor: {ended:?}")
+                }
                 () = sends_plans(&scheduler, &token) => {}
             }
         };

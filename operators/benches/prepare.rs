@@ -17,7 +17,7 @@ use stillhouse_operators::operator::{
 use stillhouse_operators::pack::PackConfig;
 use stillhouse_operators::tokenize::TokenizeConfig;
 use stillhouse_operators::vocabulary::Vocabulary;
-use stillhouse_schemas::columns::Rows;
+use stillhouse_schemas::columns::RowLength;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::spec::{self, Boundary, Detokenizer, PackMode, Remainder, Separator};
 
@@ -51,7 +51,7 @@ fn context(tokenizer: &str) -> Result<SplitContext, AnyError> {
     Ok(SplitContext {
         split: SplitId(0),
         dataset_split: "train".into(),
-        place: None,
+        sequence_range: None,
         vocabulary: Arc::new(vocabulary),
         teacher: None,
         statistics: SharedStatistics::default(),
@@ -94,9 +94,15 @@ fn bench(c: &mut Criterion) -> Result<(), AnyError> {
             boundary: Boundary::BosEos,
             remainder: Remainder::Drop,
         };
-        let rows = Rows::Fixed(length as usize);
-        let pack =
-            OperatorSpec::from(PackConfig::new(&pack, [], rows, false, 64, &SpecialIds::of(&context.vocabulary))?);
+        let rows = RowLength::Fixed(length as usize);
+        let pack = OperatorSpec::from(PackConfig::new(
+            &pack,
+            [],
+            rows,
+            false,
+            64,
+            &SpecialIds::from_vocabulary(&context.vocabulary),
+        )?);
         let clean = |detokenizer| OperatorSpec::from(CleanConfig { detokenizer, piece_bytes: 1_000_000 });
         let tokenize = OperatorSpec::from(TokenizeConfig { piece_bytes: 1_000_000 });
 

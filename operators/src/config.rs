@@ -1,7 +1,7 @@
 //! How an operator declares its settings, its columns and everything that follows from them.
 //!
 //! An operator's config is the type that implements [`OperatorConfig`]. It holds everything that decides the operator's
-//! output, resolved from the job, the tokenizer and the teacher ([`JobFacts`]). It holds nothing that exists only at
+//! output, resolved from the job, the tokenizer and the teacher ([`JobContext`]). It holds nothing that exists only at
 //! run time. So `verify` and others rebuild the config of a finished data set from its manifest in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,13 +11,13 @@ use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use serde::Serialize;
-use stillhouse_schemas::columns::Rows;
+use stillhouse_schemas::columns::RowLength;
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::{Section, SectionKind};
 use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 
-use crate::invariants::{Broken, Limits};
+use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Operator, OperatorError, SplitContext, extend_schema};
 use crate::vocabulary::{Role, Vocabulary};
 
@@ -46,7 +46,7 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
     /// # Errors
     /// Fails if the job asks for something that its vocabulary does not support. The problem names the field, its value
     /// and the valid values.
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem>;
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem>;
 
     /// Returns the columns that this config adds, a subset of [`OperatorConfig::COLUMNS`].
     fn fields(&self) -> Vec<Field> {
@@ -58,13 +58,18 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
         extend_schema(input, self.fields())
     }
 
-    /// Checks the operator's columns and adds every row that breaks a rule to `broken`. `verify` calls this on the rows
-    /// it reads; debug builds call it on the rows they write.
+    /// Checks the operator's columns and adds every row that breaks a rule to `violations`. `verify` calls this on the
+    /// rows it reads; debug builds call it on the rows they write.
     ///
     /// # Errors
     /// Fails if a column is missing or has another type than the format defines.
-    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        let _ = (batch, limits, broken);
+    fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError> {
+        let _ = (batch, context, violations);
         Ok(())
     }
 
@@ -197,7 +202,7 @@ pub fn token_id_bits(vocab_size: usize) -> f64 {
 
 /// What operators build their configs from: the job, and the properties of its vocabulary.
 #[derive(Debug, Clone)]
-pub struct JobFacts<'a> {
+pub struct JobContext<'a> {
     /// The job.
     pub spec: &'a JobSpec,
     /// Vocabulary size V, for token ids, log-probabilities and sub-tokens.
@@ -206,9 +211,9 @@ pub struct JobFacts<'a> {
     pub special_ids: SpecialIds,
 }
 
-impl JobFacts<'_> {
+impl JobContext<'_> {
     /// Returns the row length of the job: fixed, or up to a maximum.
-    pub fn rows(&self) -> Rows {
+    pub fn rows(&self) -> RowLength {
         row_length(self.spec)
     }
 
@@ -239,7 +244,7 @@ pub struct SpecialIds {
 
 impl SpecialIds {
     /// Reads the ids of a vocabulary.
-    pub fn of(vocabulary: &Vocabulary) -> Self {
+    pub fn from_vocabulary(vocabulary: &Vocabulary) -> Self {
         let ids = |role: Role| vocabulary.special(role).map(|token| (role, token.id));
         let parsed = |role: &Role| vocabulary.parsed(*role).is_some();
         Self {
@@ -269,9 +274,9 @@ impl SpecialIds {
 }
 
 /// Returns the row length of a job: fixed, or up to a maximum.
-pub fn row_length(spec: &JobSpec) -> Rows {
+pub fn row_length(spec: &JobSpec) -> RowLength {
     let length = spec.pack.length as usize;
-    if spec.has_short_rows() { Rows::UpTo(length) } else { Rows::Fixed(length) }
+    if spec.has_short_rows() { RowLength::UpTo(length) } else { RowLength::Fixed(length) }
 }
 
 /// Returns the sequences per forward pass of the teacher; a record batch holds as many.

@@ -15,12 +15,12 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, Int32Array, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::problems::Problem;
 
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, token_id_bits};
-use crate::invariants::{Broken, Limits};
+use crate::config::{Column, JobContext, OperatorConfig, OperatorView, token_id_bits};
+use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::pack;
 use crate::rows::{ListRows, column, list_column};
@@ -66,12 +66,12 @@ impl OperatorConfig for GridConfig {
         meaning: "class of the image, from 0",
     }];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let input = &facts.spec.input;
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let input = &context.spec.input;
         let Some(values) = input.row_values() else { return Ok(None) };
         let names = input.images.as_ref().map(|images| images.classes.clone()).unwrap_or_default();
         let labels = input.has_labels().then_some(Classes { names });
-        Ok(Some(Self { length: facts.spec.pack.length as usize, values, labels }))
+        Ok(Some(Self { length: context.spec.pack.length as usize, values, labels }))
     }
 
     fn fields(&self) -> Vec<Field> {
@@ -86,15 +86,20 @@ impl OperatorConfig for GridConfig {
         Arc::new(Schema::new(fields))
     }
 
-    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        pack::check_ids(batch, limits, broken)?;
-        pack::check_tokens(batch, limits, broken)?;
-        let offsets = ListRows::of(batch, columns::DOCUMENT_OFFSETS)?;
+    fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError> {
+        pack::check_ids(batch, context, violations)?;
+        pack::check_tokens(batch, context, violations)?;
+        let offsets = ListRows::from_batch(batch, columns::DOCUMENT_OFFSETS)?;
         let starts = offsets.values::<Int32Array>(columns::DOCUMENT_OFFSETS)?.values();
-        let ids = ListRows::of(batch, columns::DOCUMENT_IDS)?;
+        let ids = ListRows::from_batch(batch, columns::DOCUMENT_IDS)?;
         for row in 0..batch.num_rows() {
             if starts[offsets.range(row)] != [0] || ids.range(row).len() != 1 {
-                broken.push(Broken::new(row, "document_offsets and document_ids are not those of one image"));
+                violations.push(Violation::new(row, "document_offsets and document_ids are not those of one image"));
             }
         }
         if let Some(Classes { names }) = &self.labels {
@@ -102,7 +107,7 @@ impl OperatorConfig for GridConfig {
             let most = if names.is_empty() { i32::MAX } else { names.len() as i32 - 1 };
             let wrong = |row: &usize| !(0..=most).contains(&labels.value(*row));
             for row in (0..labels.len()).filter(wrong) {
-                broken.push(Broken::new(row, format!("label {}, valid: 0 to {most}", labels.value(row))));
+                violations.push(Violation::new(row, format!("label {}, valid: 0 to {most}", labels.value(row))));
             }
         }
         Ok(())
@@ -134,7 +139,7 @@ impl OperatorConfig for GridConfig {
 
 impl GridConfig {
     fn ids_field(&self) -> Field {
-        Rows::Fixed(self.length).field(columns::INPUT_IDS, DataType::Int32, None, None)
+        RowLength::Fixed(self.length).field(columns::INPUT_IDS, DataType::Int32, None, None)
     }
 
     fn has_labels(&self) -> bool {
@@ -162,7 +167,7 @@ impl Grid {
     /// range.
     fn ids(&self, batch: &RecordBatch) -> Result<(Int32Array, Vec<usize>), OperatorError> {
         let arrow = OperatorError::arrow(NAME);
-        let rows = ListRows::of(batch, "tokens").map_err(&arrow)?;
+        let rows = ListRows::from_batch(batch, "tokens").map_err(&arrow)?;
         let tokens = rows.values::<UInt32Array>("tokens").map_err(&arrow)?.values();
         let wrong = |row: usize, message: String| OperatorError::Data {
             operator: NAME,

@@ -14,7 +14,7 @@ use crate::rows::ListRows;
 
 /// What the checks compare the columns with.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
+pub struct CheckContext {
     /// Vocabulary size V.
     pub vocab_size: usize,
     /// Row length L.
@@ -22,21 +22,21 @@ pub struct Limits {
     /// The split that the rows belong to.
     pub split: SplitId,
     /// Indices of the split's sequences in the data set, if the plan knows them.
-    pub place: Option<SequenceRange>,
+    pub sequence_range: Option<SequenceRange>,
     /// The operators that made the columns, in order; each checks its own ([`crate::config::OperatorConfig::check`]).
     pub operators: Vec<OperatorSpec>,
 }
 
 /// A row that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Broken {
+pub struct Violation {
     /// Row of the batch.
     pub row: usize,
     /// The value found and what is valid.
     pub message: String,
 }
 
-impl Broken {
+impl Violation {
     /// Creates an entry from a row and a message.
     pub fn new(row: usize, message: impl Into<String>) -> Self {
         Self { row, message: message.into() }
@@ -47,12 +47,12 @@ impl Broken {
 ///
 /// # Errors
 /// Fails if a column is missing or has another type than the format defines.
-pub fn check(batch: &RecordBatch, limits: &Limits) -> Result<Vec<Broken>, ArrowError> {
-    let mut broken = Vec::new();
-    for operator in &limits.operators {
-        operator.check(batch, limits, &mut broken)?;
+pub fn check(batch: &RecordBatch, context: &CheckContext) -> Result<Vec<Violation>, ArrowError> {
+    let mut violations = Vec::new();
+    for operator in &context.operators {
+        operator.check(batch, context, &mut violations)?;
     }
-    Ok(broken)
+    Ok(violations)
 }
 
 /// Widens unsigned values of 8, 16 or 32 bits.
@@ -83,7 +83,7 @@ pub struct Widened<T> {
 
 impl<T> Widened<T> {
     fn new(batch: &RecordBatch, name: &str, widen: fn(&ArrayRef) -> Option<Vec<T>>) -> Result<Self, ArrowError> {
-        let rows = ListRows::of(batch, name)?;
+        let rows = ListRows::from_batch(batch, name)?;
         let values = widen(rows.all_values()).ok_or_else(|| {
             ArrowError::SchemaError(format!("column {name} has items of type {}", rows.all_values().data_type()))
         })?;

@@ -145,7 +145,7 @@ pub struct SplitContext {
     /// Its data set split: `train`, or the name of a holdout.
     pub dataset_split: String,
     /// Indices of the split's sequences in the data set, if the plan knows them.
-    pub place: Option<SequenceRange>,
+    pub sequence_range: Option<SequenceRange>,
     /// The tokenizer with its special tokens.
     pub vocabulary: Arc<Vocabulary>,
     /// The teacher, if the job has one and the operator runs it itself.

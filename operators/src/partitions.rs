@@ -42,13 +42,13 @@ use arrow::array::{ArrayRef, BooleanArray, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 use stillhouse_noise::keyed_uniforms;
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{self, PartitionLevel, Sampling, Schedule};
 
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView};
+use crate::config::{Column, JobContext, OperatorConfig, OperatorView};
 use crate::extract::sequences;
-use crate::invariants::{Broken, Limits, float_column};
+use crate::invariants::{CheckContext, Violation, float_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext, extend_schema};
 use crate::rows::{ListRows, list_column};
 
@@ -81,7 +81,7 @@ pub struct PartitionsConfig {
     /// Seed of the job.
     pub seed: u64,
     /// Row length: fixed, or up to a maximum.
-    pub rows: Rows,
+    pub rows: RowLength,
 }
 
 /// One view of a sequence.
@@ -106,9 +106,9 @@ pub fn group_share(schedule: Schedule, power: f64, t: f64) -> f64 {
 ///
 /// ```
 /// use stillhouse_operators::partitions::{PartitionsConfig, partition_row};
-/// use stillhouse_schemas::{columns::Rows, spec::Partitions};
+/// use stillhouse_schemas::{columns::RowLength, spec::Partitions};
 ///
-/// let config = PartitionsConfig::new(&Partitions::default(), 42, Rows::Fixed(8));
+/// let config = PartitionsConfig::new(&Partitions::default(), 42, RowLength::Fixed(8));
 /// let views = partition_row(&config, 7, &[true; 8]);
 /// assert_eq!(views[0].groups.len(), 8);
 /// assert_eq!(views, partition_row(&config, 7, &[true; 8]));
@@ -180,25 +180,25 @@ impl OperatorConfig for PartitionsConfig {
         },
     ];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let Some(section) = &facts.spec.partitions else { return Ok(None) };
-        let digits = facts.spec.subtokens.as_ref().map_or(1, |subtokens| subtokens.length);
-        Ok(Some(Self { digits, ..Self::new(section, facts.spec.seed, facts.rows()) }))
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let Some(section) = &context.spec.partitions else { return Ok(None) };
+        let digits = context.spec.subtokens.as_ref().map_or(1, |subtokens| subtokens.length);
+        Ok(Some(Self { digits, ..Self::new(section, context.spec.seed, context.rows()) }))
     }
 
     fn fields(&self) -> Vec<Field> {
         vec![self.partition_field(), self.t_field()]
     }
 
-    fn check(&self, batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        let groups = ListRows::of(batch, columns::PARTITION)?;
+    fn check(&self, batch: &RecordBatch, _: &CheckContext, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
+        let groups = ListRows::from_batch(batch, columns::PARTITION)?;
         let group_values = groups.values::<BooleanArray>(columns::PARTITION)?;
         let times = float_column(batch, columns::PARTITION_T)?;
         for (row, sequence) in sequences(batch)?.iter().enumerate() {
             let stored: Vec<bool> = groups.range(row).map(|i| group_values.value(i)).collect();
             let expected = self.draw_views(sequence);
             if expected.groups != stored || expected.times != times.row(row) {
-                broken.push(Broken::new(row, "partitions are not those of the seed"));
+                violations.push(Violation::new(row, "partitions are not those of the seed"));
             }
             let empty = |view: &[bool]| {
                 let ones = view.iter().filter(|&&group| group).count();
@@ -206,7 +206,7 @@ impl OperatorConfig for PartitionsConfig {
             };
             let views = stored.chunks(sequence.tokens.len().max(1)).enumerate();
             for (view, _) in views.filter(|(_, groups)| empty(groups)) {
-                broken.push(Broken::new(row, format!("view {view}: a group is empty")));
+                violations.push(Violation::new(row, format!("view {view}: a group is empty")));
             }
         }
         Ok(())
@@ -232,7 +232,7 @@ impl OperatorConfig for PartitionsConfig {
 
 impl PartitionsConfig {
     /// Creates the config from the job's section.
-    pub fn new(spec: &spec::Partitions, seed: u64, rows: Rows) -> Self {
+    pub fn new(spec: &spec::Partitions, seed: u64, rows: RowLength) -> Self {
         Self {
             views: spec.views,
             schedule: spec.schedule,
@@ -256,7 +256,7 @@ impl PartitionsConfig {
     fn t_field(&self) -> Field {
         match self.level {
             PartitionLevel::Block => {
-                let blocks = Rows::Fixed(self.blocks());
+                let blocks = RowLength::Fixed(self.blocks());
                 blocks.field(columns::PARTITION_T, DataType::Float32, Some(self.views as usize), None)
             }
             _ => columns::fixed_field(columns::PARTITION_T, DataType::Float32, self.views.cast_signed()),

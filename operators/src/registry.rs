@@ -17,10 +17,10 @@ use stillhouse_schemas::sections::SectionKind;
 use stillhouse_schemas::sequence_range::SequenceRange;
 use stillhouse_schemas::spec::JobSpec;
 
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, SpecialIds, StatisticKind};
+use crate::config::{Column, JobContext, OperatorConfig, OperatorView, SpecialIds, StatisticKind};
 use crate::extract::ExtractConfig;
 use crate::generate::GenerateConfig;
-use crate::invariants::{Broken, Limits};
+use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Operator, OperatorError, SplitContext};
 
 /// The operators of Stillhouse, in the order in which they run.
@@ -41,29 +41,29 @@ pub const OPERATORS: &[&dyn OperatorFactory] = &[
 ///
 /// # Errors
 /// Returns every problem, if the job asks for something that its vocabulary does not support.
-pub fn of_job(facts: &JobFacts<'_>) -> Result<Vec<OperatorSpec>, Vec<Problem>> {
-    let (specs, problems) = resolve_operators(facts);
+pub fn operators_for_job(context: &JobContext<'_>) -> Result<Vec<OperatorSpec>, Vec<Problem>> {
+    let (specs, problems) = resolve_operators(context);
     if problems.is_empty() { Ok(specs) } else { Err(problems) }
 }
 
 /// Returns the operators whose configs can be built, in order, and the problems of the others.
-pub fn resolve_operators(facts: &JobFacts<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
+pub fn resolve_operators(context: &JobContext<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
     let (mut specs, mut problems) = (Vec::new(), Vec::new());
     for operator in operators() {
-        match operator.of_job(facts) {
+        match operator.from_job(context) {
             Ok(spec) => specs.extend(spec),
             Err(problem) => problems.push(problem),
         }
     }
     let known =
         |key: &str| operators().iter().any(|operator| operator.section().is_some_and(|section| section.key == key));
-    let unknown = facts.spec.sections.keys().filter(|key| !known(key));
+    let unknown = context.spec.sections.keys().filter(|key| !known(key));
     problems.extend(unknown.map(|key| Problem::missing(key, "is of an operator that this program does not have")));
     (specs, problems)
 }
 
 /// The config of `extract` among these operators: over given text, or over the text that the teacher writes.
-pub fn extract_of(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
+pub fn extract_config(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
     operators.iter().find_map(|operator| {
         let written = || operator.config::<GenerateConfig>().map(|generate| &generate.extract);
         operator.config::<ExtractConfig>().or_else(written)
@@ -71,28 +71,28 @@ pub fn extract_of(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
 }
 
 /// The limits that the rows of a split keep. `special_tokens` are by role, as in the manifest.
-pub fn limits(
+pub fn check_context(
     job: &JobSpec,
     vocab_size: usize,
     special_tokens: &BTreeMap<String, SpecialToken>,
-    (split, place): (SplitId, Option<SequenceRange>),
-) -> Limits {
-    let (operators, _) = operators_of_manifest(job, vocab_size, special_tokens);
-    Limits { vocab_size, length: job.pack.length as usize, split, place, operators }
+    (split, sequence_range): (SplitId, Option<SequenceRange>),
+) -> CheckContext {
+    let (operators, _) = resolve_manifest(job, vocab_size, special_tokens);
+    CheckContext { vocab_size, length: job.pack.length as usize, split, sequence_range, operators }
 }
 
 /// The operators that made a data set, as far as its manifest describes them, and why the others are unknown.
-pub fn of_manifest(manifest: &Manifest) -> (Vec<OperatorSpec>, Vec<Problem>) {
-    operators_of_manifest(&manifest.job, manifest.vocab_size as usize, &manifest.tokenizer.special_tokens)
+pub fn operators_from_manifest(manifest: &Manifest) -> (Vec<OperatorSpec>, Vec<Problem>) {
+    resolve_manifest(&manifest.job, manifest.vocab_size as usize, &manifest.tokenizer.special_tokens)
 }
 
-fn operators_of_manifest(
+fn resolve_manifest(
     spec: &JobSpec,
     vocab_size: usize,
     special_tokens: &BTreeMap<String, SpecialToken>,
 ) -> (Vec<OperatorSpec>, Vec<Problem>) {
     let special_ids = SpecialIds::from_manifest(special_tokens, spec.tokenizer.special_tokens);
-    resolve_operators(&JobFacts { spec, vocab_size, special_ids })
+    resolve_operators(&JobContext { spec, vocab_size, special_ids })
 }
 
 static INSTALLED: OnceLock<Vec<&'static dyn OperatorFactory>> = OnceLock::new();
@@ -159,8 +159,8 @@ pub trait OperatorFactory: fmt::Debug + Sync {
     /// Returns the operator with its config for a job, or `None` if the job does not use it.
     ///
     /// # Errors
-    /// See [`OperatorConfig::of_job`].
-    fn of_job(&self, facts: &JobFacts<'_>) -> Result<Option<OperatorSpec>, Problem>;
+    /// See [`OperatorConfig::from_job`].
+    fn from_job(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem>;
 }
 
 /// Factory of the operator with config type `T`.
@@ -194,8 +194,8 @@ impl<T: OperatorConfig> OperatorFactory for Factory<T> {
         T::STATISTICS
     }
 
-    fn of_job(&self, facts: &JobFacts<'_>) -> Result<Option<OperatorSpec>, Problem> {
-        Ok(T::of_job(facts)?.map(OperatorSpec::from))
+    fn from_job(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem> {
+        Ok(T::from_job(context)?.map(OperatorSpec::from))
     }
 }
 
@@ -207,7 +207,12 @@ pub struct OperatorSpec(Arc<dyn ErasedConfig>);
 trait ErasedConfig: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn output_schema(&self, input: &Schema) -> SchemaRef;
-    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError>;
+    fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError>;
     fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)>;
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
@@ -225,8 +230,13 @@ impl<T: OperatorConfig> ErasedConfig for T {
         OperatorConfig::output_schema(self, input)
     }
 
-    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        OperatorConfig::check(self, batch, limits, broken)
+    fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError> {
+        OperatorConfig::check(self, batch, context, violations)
     }
 
     fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
@@ -269,8 +279,13 @@ impl OperatorSpec {
     ///
     /// # Errors
     /// Fails if a column is missing or has another type than the format defines.
-    pub fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        self.0.check(batch, limits, broken)
+    pub fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError> {
+        self.0.check(batch, context, violations)
     }
 
     /// Returns the files to write beside the shards: see [`OperatorConfig::sidecar_files`].

@@ -36,7 +36,7 @@ impl<'a> ListRows<'a> {
     ///
     /// # Errors
     /// Fails if it is missing or not a list.
-    pub fn of(batch: &'a RecordBatch, name: &str) -> Result<Self, ArrowError> {
+    pub fn from_batch(batch: &'a RecordBatch, name: &str) -> Result<Self, ArrowError> {
         Self::new(name, column(batch, name)?)
     }
 

@@ -23,18 +23,18 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Int32Array, RecordBatch, UInt8Array, UInt16Array};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Permutation, SHIPPED};
 
-use crate::config::{Column, JobFacts, OperatorConfig, token_id_bits};
-use crate::invariants::{Broken, Limits, unsigned_column};
+use crate::config::{Column, JobContext, OperatorConfig, token_id_bits};
+use crate::invariants::{CheckContext, Violation, unsigned_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext, extend_schema};
 use crate::rows::{ListRows, list_column, sequence_ids};
 
 mod files;
 
-pub use files::{FILTER_TABLE, PERMUTATION, numbers_of, shipped_permutation};
+pub use files::{FILTER_TABLE, PERMUTATION, parse_numbers, shipped_permutation};
 
 const NAME: &str = "subtokens";
 
@@ -139,7 +139,7 @@ pub struct SubtokensConfig {
     /// Base b.
     pub base: u32,
     /// Row length: fixed, or up to a maximum.
-    pub rows: Rows,
+    pub rows: RowLength,
 }
 
 impl OperatorConfig for SubtokensConfig {
@@ -153,14 +153,14 @@ impl OperatorConfig for SubtokensConfig {
         meaning: "each token's id as digits, the most significant first (MDM-Prime)",
     }];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let Some(section) = &facts.spec.subtokens else { return Ok(None) };
-        let made = Self::new(facts.vocab_size, section.length, facts.rows());
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let Some(section) = &context.spec.subtokens else { return Ok(None) };
+        let made = Self::new(context.vocab_size, section.length, context.rows());
         let made = made.map_err(|e| Problem::new("subtokens.length", section.length, e.to_string()))?;
         let permutation = match (section.permutation.as_deref(), &section.numbers) {
             (None, _) => None,
             (Some(SHIPPED), _) => {
-                let made = files::shipped_permutation(facts.vocab_size);
+                let made = files::shipped_permutation(context.vocab_size);
                 Some(made.map_err(|e| Problem::new("subtokens.permutation", SHIPPED, e))?)
             }
             (Some(_), Some(read)) => Some(read.clone()),
@@ -196,18 +196,23 @@ impl OperatorConfig for SubtokensConfig {
         vec![self.field()]
     }
 
-    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError> {
+        let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
         let ids = tokens.values::<Int32Array>(columns::INPUT_IDS)?.values();
         let digits = unsigned_column(batch, columns::SUBTOKENS)?;
         for row in 0..batch.num_rows() {
             let row_ids = &ids[tokens.range(row)];
             let decoded = digits.row(row).chunks(self.length).map(|d| {
                 let d: Vec<u16> = d.iter().map(|&v| v as u16).collect();
-                decode(&d, self.base, limits.vocab_size).and_then(|number| self.id(number)).map(|id| id as i32)
+                decode(&d, self.base, context.vocab_size).and_then(|number| self.id(number)).map(|id| id as i32)
             });
             if !decoded.eq(row_ids.iter().map(|&id| Some(id))) {
-                broken.push(Broken::new(row, "subtokens do not decode to input_ids"));
+                violations.push(Violation::new(row, "subtokens do not decode to input_ids"));
             }
         }
         Ok(())
@@ -227,7 +232,7 @@ impl SubtokensConfig {
     ///
     /// # Errors
     /// Fails if the base would exceed 65,536; the message names a sufficient length.
-    pub fn new(vocab_size: usize, length: u32, rows: Rows) -> Result<Self, OperatorError> {
+    pub fn new(vocab_size: usize, length: u32, rows: RowLength) -> Result<Self, OperatorError> {
         let needed = base(vocab_size as u64, length.max(1));
         match u32::try_from(needed) {
             Ok(base) if needed <= MAX_BASE && length > 0 => {
@@ -298,7 +303,7 @@ pub struct Subtokens {
 impl Subtokens {
     fn column(&self, batch: &RecordBatch) -> Result<ArrayRef, OperatorError> {
         let arrow = OperatorError::arrow(NAME);
-        let rows = ListRows::of(batch, columns::INPUT_IDS).map_err(&arrow)?;
+        let rows = ListRows::from_batch(batch, columns::INPUT_IDS).map_err(&arrow)?;
         let ids: &Int32Array = rows.values(columns::INPUT_IDS).map_err(&arrow)?;
         let SubtokensConfig { vocab_size, length, base, .. } = self.config;
         let number = |id: i32| {

@@ -44,7 +44,7 @@ pub fn context(vocabulary: &Arc<Vocabulary>) -> SplitContext {
     SplitContext {
         split: SplitId(3),
         dataset_split: "train".into(),
-        place: None,
+        sequence_range: None,
         vocabulary: vocabulary.clone(),
         teacher: None,
         statistics: SharedStatistics::default(),

@@ -8,8 +8,8 @@
 //!
 //! Files keep the order in which they were added, wherever they are in the listing. So every split keeps its number,
 //! shard and ids; new ones count on. The hash of the grown job covers the files in this order and the lengths of the
-//! appends. The plan keeps the job's earlier hashes, whose commits still count ([`PlanRecord::counts`]). So an append
-//! replaces one small file, the plan, and touches no record or shard.
+//! appends. The plan keeps the job's earlier hashes, whose commits still count ([`PlanRecord::includes_commit`]). So an
+//! append replaces one small file, the plan, and touches no record or shard.
 //!
 //! The existing data set must be finished first. So only the newest append can be incomplete. If its files change, the
 //! next `--append` reverts it.
@@ -320,7 +320,7 @@ mod tests {
             assert!(grows(&plan(&one_by_one), &later, true).unwrap().is_none());
         }
         assert!(job(&[("b", 1), ("c", 1)]).arranged(&one_by_one.appended).is_none());
-        assert!(one_by_one.counts(&first.hash) && !one_by_one.counts(&never.hash));
+        assert!(one_by_one.includes_commit(&first.hash) && !one_by_one.includes_commit(&never.hash));
     }
 
     #[test]

@@ -136,12 +136,12 @@ pub fn schema(operators: &[OperatorSpec]) -> Schema {
 /// # Errors
 /// If the store fails.
 pub async fn write(output: &Output, tokenizer: Vec<u8>, operators: &[OperatorSpec], manifest: &Manifest) -> Result<()> {
-    output.put_own(TOKENIZER, tokenizer).await?;
+    output.put_if_owner(TOKENIZER, tokenizer).await?;
     for (name, bytes) in sidecar_files(operators) {
-        output.put_own(name, bytes).await?;
+        output.put_if_owner(name, bytes).await?;
     }
-    output.put_own_json(MANIFEST, manifest).await?;
-    output.put_own(CARD, card(manifest).into_bytes()).await?;
+    output.put_json_if_owner(MANIFEST, manifest).await?;
+    output.put_if_owner(CARD, card(manifest).into_bytes()).await?;
     output.finish().await
 }
 
@@ -152,7 +152,7 @@ pub async fn write(output: &Output, tokenizer: Vec<u8>, operators: &[OperatorSpe
 pub async fn write_sidecar_files(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
     let put = async |name: &str, bytes: Vec<u8>| match output.get(name).await? {
         Some(there) if there == bytes => Ok(()),
-        _ => output.put_own(name, bytes).await,
+        _ => output.put_if_owner(name, bytes).await,
     };
     put(TOKENIZER, plan::tokenizer_json(prepared)?).await?;
     for (name, bytes) in sidecar_files(&prepared.operators) {
@@ -160,7 +160,7 @@ pub async fn write_sidecar_files(prepared: &Prepared, output: &Output, manifest:
     }
     let there = output.get(CARD).await?.unwrap_or_default();
     if matches!(card::fault(&there), Some(CardFault::Damaged(_))) {
-        output.put_own(CARD, card(manifest).into_bytes()).await?;
+        output.put_if_owner(CARD, card(manifest).into_bytes()).await?;
     }
     output.finish().await
 }
@@ -201,5 +201,5 @@ pub async fn renew_card(prepared: &Prepared, output: &Output, manifest: &Manifes
     }
     let mut renewed = manifest.clone();
     renewed.job.output.card = now.clone();
-    output.put_own(CARD, card(&renewed).into_bytes()).await
+    output.put_if_owner(CARD, card(&renewed).into_bytes()).await
 }

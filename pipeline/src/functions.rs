@@ -20,7 +20,7 @@ use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Volatility, create_udf}
 use datafusion::prelude::SessionContext;
 use stillhouse_operators::partitions::{Partition, PartitionsConfig, partition_row};
 use stillhouse_operators::subtokens;
-use stillhouse_schemas::columns::Rows;
+use stillhouse_schemas::columns::RowLength;
 use stillhouse_schemas::spec;
 
 /// Registers all functions.
@@ -104,7 +104,7 @@ fn view_of(sequence_id: i64, length: i64, seed: i64, views: i64, view: i64) -> R
     let view = bounded("view", view, 0, views - 1)?;
     let length = bounded("length", length, 0, 1 << 24)?;
     let spec = spec::Partitions { views: views as u32, ..spec::Partitions::default() };
-    let config = PartitionsConfig::new(&spec, seed.cast_unsigned(), Rows::UpTo(length as usize));
+    let config = PartitionsConfig::new(&spec, seed.cast_unsigned(), RowLength::UpTo(length as usize));
     let mut all = partition_row(&config, sequence_id.cast_unsigned(), &vec![true; length as usize]);
     Ok(all.swap_remove(view as usize))
 }
@@ -157,7 +157,7 @@ mod tests {
         let column = one("SELECT partition(7, 16, 42, 2, 1)").await.unwrap();
         let groups = as_list_array(&column).unwrap().value(0);
         let spec = spec::Partitions { views: 2, ..Default::default() };
-        let expected = partition_row(&PartitionsConfig::new(&spec, 42, Rows::Fixed(16)), 7, &[true; 16]);
+        let expected = partition_row(&PartitionsConfig::new(&spec, 42, RowLength::Fixed(16)), 7, &[true; 16]);
         let got: Vec<bool> = as_boolean_array(&groups).unwrap().values().iter().collect();
         assert_eq!(got, expected[1].groups);
     }

@@ -38,7 +38,7 @@ pub(crate) async fn find(
     output: &Output,
     observer: &Arc<dyn Observer>,
 ) -> Result<Found> {
-    let found = output.look_as(&hash.hash, &|plan| differences(plan, hash)).await?;
+    let found = output.inspect_with(&hash.hash, &|plan| differences(plan, hash)).await?;
     let Some(touched) = touched(prepared, hash, output, &found).await? else { return Ok(found) };
     let (shown, of) = (output.to_string(), hash.clone());
     let touched = blocking(prepared, observer, move |p, o| touched.check(p, &of, &shown, o).map(|()| touched)).await?;
@@ -74,8 +74,8 @@ pub(crate) async fn touched(
     let done: Vec<ShardRecord> = match found {
         Found::Nothing => return Ok(None),
         Found::Complete => finish::manifest_of(output).await?.shards,
-        Found::Resumable { done, unsettled } => {
-            done.values().cloned().chain(unsettled.iter().map(|record| record.shard.clone())).collect()
+        Found::Resumable { done, incomplete_uploads } => {
+            done.values().cloned().chain(incomplete_uploads.iter().map(|record| record.shard.clone())).collect()
         }
     };
     let Some(plan) = output.plan().await? else { return Ok(None) };

@@ -12,10 +12,10 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use stillhouse_operators::config::{JobFacts, SpecialIds};
-use stillhouse_operators::extract::MOST_LISTED_ON_A_GPU;
+use stillhouse_operators::config::{JobContext, SpecialIds};
+use stillhouse_operators::extract::MAX_TOPK_ON_GPU;
 use stillhouse_operators::registry::{self, OperatorSpec};
-use stillhouse_operators::subtokens::numbers_of;
+use stillhouse_operators::subtokens::parse_numbers;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
@@ -30,9 +30,9 @@ use crate::access::{Access, Gate};
 use crate::driver;
 use crate::error::{ErrorKind, PipelineError, Result, with_causes};
 use crate::events::{Event, Observer};
-use crate::hub::{self, HubRef, Wanted};
+use crate::hub::{self, FetchPurpose, HubRef};
 use crate::output::Output;
-use crate::path_expansion::{Names, local_path};
+use crate::path_expansion::{PathExpander, local_path};
 use crate::sequence_offsets;
 use crate::source::{self, InputFile, NotListed, QueryTable, Store};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
@@ -112,8 +112,8 @@ pub(crate) fn output_of(spec: &JobSpec, base: &Path, access: &Access) -> Result<
     access.problems(spec, base).into_iter().for_each(|problem| problems.push(problem));
     problems.into_result()?;
     let storages = Storages::new();
-    let storages = if Gate::new(access).is_restricted() { storages.guarded(guard(access)) } else { storages };
-    let path = access.names().real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
+    let storages = if Gate::new(access).is_restricted() { storages.with_guard(guard(access)) } else { storages };
+    let path = access.names().expand(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
     output_at(spec, base, &path, &storages)
 }
 
@@ -137,7 +137,7 @@ pub fn prepare(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Obse
         Some(spec) => checked(spec, problems, base, access, observer),
         None => Err(problems.into()),
     };
-    checked.map_err(|e| e.located(&positions))
+    checked.map_err(|e| e.with_positions(&positions))
 }
 
 fn checked(
@@ -148,7 +148,7 @@ fn checked(
     observer: &dyn Observer,
 ) -> Result<Prepared> {
     let gate = Gate::new(access);
-    if let Some(missing) = driver::missing(&spec.engine) {
+    if let Some(missing) = driver::unavailable_reason(&spec.engine) {
         problems.push(Problem::new("engine.kind", "ballista", missing));
     }
     for problem in access.problems(&spec, base) {
@@ -161,7 +161,7 @@ fn checked(
     }
     let names = access.names();
     let storages = Storages::new();
-    let storages = if gate.is_restricted() { storages.guarded(guard(access)) } else { storages };
+    let storages = if gate.is_restricted() { storages.with_guard(guard(access)) } else { storages };
     let store = input_store(&spec, &names, &storages)?;
     let mut checks =
         Checks { spec: &spec, base, names: &names, gate: &gate, observer, problems: &mut problems, failure: None };
@@ -196,16 +196,16 @@ fn checked(
     fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = {
-        let facts = JobFacts { spec: &spec, vocab_size, special_ids: SpecialIds::of(&vocabulary) };
-        registry::of_job(&facts).map_err(Problems)?
+        let context = JobContext { spec: &spec, vocab_size, special_ids: SpecialIds::from_vocabulary(&vocabulary) };
+        registry::operators_for_job(&context).map_err(Problems)?
     };
     if let Some(problem) = sequence_offsets::problem(&spec) {
         return Err(Problems(vec![problem]).into());
     }
     let prepared = Prepared {
         base: base.to_path_buf(),
-        output_path: names.real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),
-        environment: names.used(&spec),
+        output_path: names.expand(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone()),
+        environment: names.used_variables(&spec),
         file: None,
         store,
         storages: Arc::new(storages),
@@ -229,10 +229,10 @@ fn all_files(tables: &[QueryTable]) -> Cow<'_, [InputFile]> {
 }
 
 /// Opens the disk and every bucket from which the job reads.
-fn input_store(spec: &JobSpec, names: &Names, storages: &Storages) -> Result<Store> {
+fn input_store(spec: &JobSpec, names: &PathExpander, storages: &Storages) -> Result<Store> {
     let mut buckets = BTreeMap::new();
-    let named = spec.input.all_paths().flat_map(|(_, path)| names.all(path).unwrap_or_default());
-    for url in named.filter_map(|named| StoreUrl::parse(&named.real)?.ok()) {
+    let named = spec.input.all_paths().flat_map(|(_, path)| names.expand_all(path).unwrap_or_default());
+    for url in named.filter_map(|named| StoreUrl::parse(&named.expanded)?.ok()) {
         if let Entry::Vacant(entry) = buckets.entry(url.root()) {
             let opened = storages.open(&url, &spec.input_storage())?;
             entry.insert(opened);
@@ -261,7 +261,7 @@ pub(crate) fn shorter(named: Location) -> Location {
 fn guard(access: &Access) -> Guard {
     let guard = if access.private_networks { Guard::new().with_private_networks() } else { Guard::new() };
     let access = access.clone();
-    guard.redirecting(move |url| access.allows_redirect(url))
+    guard.with_redirect_filter(move |url| access.allows_redirect(url))
 }
 
 /// Maximum size of a permutation file, in bytes. Even 2^32 ids of 20 characters exceed it, and no vocabulary is that
@@ -294,7 +294,7 @@ type FoundTeacher = (PathBuf, String, TeacherConfig);
 struct Checks<'a> {
     spec: &'a JobSpec,
     base: &'a Path,
-    names: &'a Names,
+    names: &'a PathExpander,
     gate: &'a Gate<'a>,
     observer: &'a dyn Observer,
     problems: &'a mut Problems,
@@ -323,7 +323,7 @@ impl Checks<'_> {
         let (observer, gate, names) = (self.observer, self.gate, self.names);
         let mut tables = Vec::new();
         let mut listed = true;
-        let output = names.real(&self.spec.output.path).ok().and_then(|path| Location::parse(self.base, &path).ok());
+        let output = names.expand(&self.spec.output.path).ok().and_then(|path| Location::parse(self.base, &path).ok());
         for source in sources {
             let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
             let admits = |named: &Location| gate.admits(named);
@@ -399,11 +399,11 @@ impl Checks<'_> {
     }
 
     /// Finds a model or tokenizer on this machine, or fetches it from a hub.
-    fn locate(&mut self, field: &str, path: &str, wanted: Wanted) -> Option<(PathBuf, String)> {
+    fn locate(&mut self, field: &str, path: &str, purpose: FetchPurpose) -> Option<(PathBuf, String)> {
         if path.is_empty() || self.problems.touches(field) {
             return None;
         }
-        let real = self.names.real(path).ok()?;
+        let real = self.names.expand(path).ok()?;
         match HubRef::parse(&real) {
             Ok(None) => {
                 let local = local_path(self.base, &real);
@@ -428,7 +428,7 @@ impl Checks<'_> {
                         observer.event(&Event::Preparing { what: format!("fetching {path}: {file}, {percent} %") });
                     }
                 };
-                match hub::fetch(&reference, wanted, &progress) {
+                match hub::fetch(&reference, purpose, &progress) {
                     Ok(fetched) => return Some((fetched.path, format!("{path} ({})", fetched.commit))),
                     Err(e) if e.retryable => self.failure = Some(e),
                     Err(e) => self.push(Problem::new(field, format!("{path:?}"), e.to_string())),
@@ -442,7 +442,7 @@ impl Checks<'_> {
     fn teacher(&mut self) -> Option<FoundTeacher> {
         const FIELD: &str = "extract.teacher.path";
         let spec = &self.spec.extract.as_ref()?.teacher;
-        let (path, source) = self.locate(FIELD, &spec.path, Wanted::Teacher)?;
+        let (path, source) = self.locate(FIELD, &spec.path, FetchPurpose::Teacher)?;
         let config = match TeacherConfig::read(&path) {
             Ok(config) => config,
             Err(e) => {
@@ -451,7 +451,7 @@ impl Checks<'_> {
             }
         };
         // an index may name weights in subfolders; files from a hub are in its own cache and need no check
-        let of_hub = self.names.real(&spec.path).is_ok_and(|real| matches!(HubRef::parse(&real), Ok(Some(_))));
+        let of_hub = self.names.expand(&spec.path).is_ok_and(|real| matches!(HubRef::parse(&real), Ok(Some(_))));
         let weights = config.weights.iter().map(PathBuf::as_path).filter(|_| !of_hub);
         if let Some(message) = self.gate.strays(weights) {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), message));
@@ -463,7 +463,7 @@ impl Checks<'_> {
                     self.observer.event(&Event::Warning { message: format!("extract.teacher.path: {warning}") });
                 }
             }
-            Err(e @ TeacherError::Ignored { .. }) => {
+            Err(e @ TeacherError::IgnorePattern { .. }) => {
                 let got = format!("{:?}", spec.ignore_tensors);
                 self.push(Problem::new("extract.teacher.ignore_tensors", got, chain(&e)));
             }
@@ -472,7 +472,7 @@ impl Checks<'_> {
         let open = |devices: Vec<DeviceChoice>| -> stillhouse_teacher::Result<bool> {
             devices.into_iter().try_fold(true, |all, device| Ok(all & device.open()?.is_cpu()))
         };
-        match stillhouse_teacher::devices(&spec.device).and_then(open) {
+        match stillhouse_teacher::parse_devices(&spec.device).and_then(open) {
             Err(e) => self.push(Problem::new("extract.teacher.device", &spec.device, chain(&e))),
             Ok(false) if self.spec.sequential().is_some() => {
                 let message =
@@ -526,9 +526,9 @@ impl Checks<'_> {
         let Some(extract) = &self.spec.extract else { return };
         let top_p = extract.top_p.as_ref().map_or(0, |top_p| top_p.most);
         for (field, most) in [("extract.topk", extract.topk), ("extract.top_p.most", top_p)] {
-            if most as usize > MOST_LISTED_ON_A_GPU {
+            if most as usize > MAX_TOPK_ON_GPU {
                 let message =
-                    format!("more than a GPU lists of a token; valid: up to {MOST_LISTED_ON_A_GPU}, or device cpu");
+                    format!("more than a GPU lists of a token; valid: up to {MAX_TOPK_ON_GPU}, or device cpu");
                 self.problems.push(Problem::new(field, most, message));
             }
         }

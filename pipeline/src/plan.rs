@@ -223,7 +223,7 @@ fn planned_files(files: &[source::InputFile]) -> Vec<PlannedFile> {
 
 /// `cpu` or `cuda`. Their floating-point results differ.
 pub(crate) fn device_kind(spec: &JobSpec) -> &'static str {
-    let devices = spec.extract.as_ref().and_then(|e| stillhouse_teacher::devices(&e.teacher.device).ok());
+    let devices = spec.extract.as_ref().and_then(|e| stillhouse_teacher::parse_devices(&e.teacher.device).ok());
     match devices.as_deref() {
         Some([first, ..]) if !first.is_cpu() => "cuda",
         _ => "cpu",

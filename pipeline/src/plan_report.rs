@@ -110,7 +110,7 @@ pub enum Standings {
 pub fn standing(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Standing> {
     let output = prepared.output()?;
     let look = async {
-        let found = match output.look_as(&hash.hash, &|plan| differences(plan, hash)).await {
+        let found = match output.inspect_with(&hash.hash, &|plan| differences(plan, hash)).await {
             Err(e) if overwrite && e.kind == ErrorKind::Usage && output.is_of_a_job().await? => None,
             found => Some(found?),
         };
@@ -121,11 +121,13 @@ pub fn standing(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: 
         let (found, splits_done) = match found {
             None => (Standings::OtherJob, 0),
             Some(Found::Nothing) => (Standings::Nothing, 0),
-            Some(Found::Resumable { done, unsettled }) => (Standings::Resumable, done.len() + unsettled.len()),
+            Some(Found::Resumable { done, incomplete_uploads }) => {
+                (Standings::Resumable, done.len() + incomplete_uploads.len())
+            }
             Some(Found::Complete) => (Standings::Complete, 0),
         };
         if found != Standings::Complete {
-            output.check(observer).await?;
+            output.preflight(observer).await?;
         }
         Ok::<_, PipelineError>((
             Standing { place: output.to_string(), found, splits_done: splits_done as u64 },
@@ -177,7 +179,7 @@ pub fn plan_appended(prepared: &Prepared, hash: &JobHash, observer: &dyn Observe
 
 fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<SplitRecord>) -> Result<Plan> {
     let physical =
-        run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::of_plan)?;
+        run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::from_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);
     let spec = &prepared.spec;
     let schedule = estimates::schedule(spec, &splits);
@@ -195,7 +197,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<Spli
         operators: prepared.operators.iter().map(|o| o.name().to_owned()).collect(),
         tokenizer: match prepared.spec.input.is_rows() {
             true => "none: a number is its own token".into(),
-            false => prepared.vocabulary.way(),
+            false => prepared.vocabulary.encoder_description(),
         },
         files: if spec.input.documents.is_some() { 0 } else { prepared.files.len() },
         input_bytes: prepared.files.iter().map(|f| f.size).sum(),

@@ -164,12 +164,12 @@ async fn put(output: &Output, folder: &Path, before: Option<StagedRecord>) -> Re
         if is_whole(output, &stored, bytes, sha256).await? {
             continue;
         }
-        output.still_ours().await?;
+        output.check_ownership().await?;
         // a damaged part has the same name as its replacement
         output.delete(&stored).await?;
         send(output, folder.join(name), &stored, bytes, sha256).await?;
     }
-    output.put_own_json(&record(), &made).await?;
+    output.put_json_if_owner(&record(), &made).await?;
     Ok(made)
 }
 
@@ -243,7 +243,7 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     use super::*;
-    use crate::events::Silent;
+    use crate::events::NullObserver;
 
     /// A folder with one part, as a query leaves it.
     fn staged(folder: &Path, rows: &[u8]) -> StagedRecord {
@@ -258,8 +258,8 @@ mod tests {
     #[tokio::test]
     async fn rows_beside_an_output_are_compared_before_a_run_reads_on() {
         let (folder, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let output = Output::on_disk(out.path()).unwrap().create(&Silent).await.unwrap().for_job("hash");
-        let lock = output.lock(&Silent).await.unwrap();
+        let output = Output::on_disk(out.path()).unwrap().create(&NullObserver).await.unwrap().for_job("hash");
+        let lock = output.lock(&NullObserver).await.unwrap();
         let rows: Vec<u8> = (0..5000_u32).flat_map(u32::to_le_bytes).collect();
         let made = staged(folder.path(), &rows);
         assert_eq!(put(&output, folder.path(), None).await.unwrap(), made);

@@ -109,7 +109,7 @@ async fn repair_locked(
         refuse_of_others(output, &hash).await?;
         let made = planned(&prepared, &hash, output, &observer).await?.splits;
         if manifest.as_ref().is_some_and(|manifest| !same_ranges(&manifest.splits, &made)) {
-            output.remove_mark(PLAN).await?;
+            output.delete(PLAN).await?;
             let message = format!("{output}: its input makes other splits by now; put the files back as they were");
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
@@ -124,7 +124,7 @@ async fn repair_locked(
             done.rewritten.push(MANIFEST.into());
             // as in a run: compare what was read of the old files with their present content
             let there = match find(&prepared, &hash, output, &observer).await? {
-                Found::Resumable { done, unsettled } => (done, unsettled),
+                Found::Resumable { done, incomplete_uploads } => (done, incomplete_uploads),
                 Found::Nothing | Found::Complete => return Ok(done),
             };
             finish_begun(prepared, hash, output, there, observer, (began, stop)).await?;
@@ -196,7 +196,7 @@ async fn has_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Resul
         Ok(plan) => Ok(plan.is_some()),
         Err(e) if e.kind == ErrorKind::DataSet => {
             done.damages.push(Damage { name: PLAN.into(), message: e.to_string(), split: None });
-            output.remove_mark(PLAN).await?;
+            output.delete(PLAN).await?;
             Ok(false)
         }
         Err(e) => Err(e),
@@ -212,7 +212,7 @@ async fn refuse_of_others(output: &Output, hash: &JobHash) -> Result<()> {
     let manifest = manifest.and_then(|bytes| serde_json::from_slice::<Manifest>(&bytes).ok());
     let (records, _) = output.readable_records().await?;
     let mut hashes = manifest.iter().map(|m| &m.job_hash).chain(records.iter().map(|r| &r.job_hash));
-    if hashes.all(|there| hash.counts(there)) {
+    if hashes.all(|there| hash.includes_commit(there)) {
         return Ok(());
     }
     let name = manifest.map(|manifest| format!(" ({})", manifest.job.name)).unwrap_or_default();

@@ -113,7 +113,7 @@ async fn hold(prepared: &Arc<Prepared>, options: RunOptions, observer: &Arc<dyn 
     let grows = options.append && append::growth(prepared, &hash, &output).await?.is_some();
     // check before writing anything, so that a job that must not write leaves no trace
     if !grows
-        && let Err(e) = output.look_as(&hash.hash, &|plan| differences(plan, &hash)).await
+        && let Err(e) = output.inspect_with(&hash.hash, &|plan| differences(plan, &hash)).await
         && !may_overwrite(&output, options.overwrite, &e).await?
     {
         return Err(e);
@@ -140,19 +140,19 @@ async fn run_locked(
             check_finished(output, &manifest, job_file.as_deref(), options.check, observer.as_ref()).await?;
             output.remove_leftovers().await?;
             output.clean_state().await?;
-            acceptance::judge(&prepared.spec, &manifest)?;
+            acceptance::check_dataset(&prepared.spec, &manifest)?;
             finish::renew_card(&prepared, output, &manifest).await?;
             finish::report(output, &manifest, 0.0, true, observer.as_ref());
             return Ok(Ran::default());
         }
         Found::Nothing => (BTreeMap::new(), Vec::new()),
-        Found::Resumable { done, unsettled } => (done, unsettled),
+        Found::Resumable { done, incomplete_uploads } => (done, incomplete_uploads),
     };
     finish_begun(prepared, hash, output, there, observer, (began, stop)).await
 }
 
-/// Builds the missing splits and finishes the data set. `done` holds the committed shards, `unsettled` the commits
-/// whose shard is not visible. The caller holds the lock and got both from [`find`].
+/// Builds the missing splits and finishes the data set. `done` holds the committed shards, `incomplete_uploads` the
+/// commits whose shard is not visible. The caller holds the lock and got both from [`find`].
 ///
 /// # Errors
 /// See [`run`].
@@ -160,11 +160,11 @@ pub(crate) async fn finish_begun(
     prepared: Arc<Prepared>,
     hash: JobHash,
     output: &Output,
-    (mut done, unsettled): (BTreeMap<SplitId, ShardRecord>, Vec<CommitRecord>),
+    (mut done, incomplete_uploads): (BTreeMap<SplitId, ShardRecord>, Vec<CommitRecord>),
     observer: Arc<dyn Observer>,
     (began, stop): (Instant, &Stop),
 ) -> Result<Ran> {
-    done.extend(output.recover(unsettled).await?);
+    done.extend(output.recover(incomplete_uploads).await?);
     let job = Job::start(prepared, hash, output.clone(), done, observer).await?;
     job.stopped_by(stop).run_pending(began).await?.finish(began).await
 }
@@ -271,7 +271,7 @@ impl Job {
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        let driver = driver::remote(&prepared.spec.engine)?;
+        let driver = driver::open_driver(&prepared.spec.engine)?;
         Self::start_with(driver, prepared, hash, output, done, observer).await
     }
 
@@ -371,9 +371,9 @@ impl Job {
     /// Writes the manifest and the files beside it, after checking that every shard exists and is intact.
     pub(crate) async fn finish(mut self, began: Instant) -> Result<Ran> {
         let SplitRunner { output, splits, .. } = &self.runner;
-        let own = output.records().await?.into_iter().filter(|r| self.hash.counts(&r.job_hash));
+        let own = output.records().await?.into_iter().filter(|r| self.hash.includes_commit(&r.job_hash));
         let records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
-        output.still_ours().await?;
+        output.check_ownership().await?;
         let shards = finish::in_order(splits.iter().map(|split| split.split), records, output)?;
         self = self.mend(&shards, began).await?;
         self.hash.teacher_is_still()?;
@@ -387,7 +387,7 @@ impl Job {
             shards,
         )?;
         let (output, observer) = (self.runner.output, self.runner.observer);
-        if let Err(wrong) = acceptance::judge(&self.prepared.spec, &manifest) {
+        if let Err(wrong) = acceptance::check_dataset(&self.prepared.spec, &manifest) {
             if manifest.shards.iter().all(|shard| shard.rows == 0) {
                 // an empty data set is useless, and a corrected job has another hash
                 output.remove().await?;
@@ -427,7 +427,7 @@ impl Job {
         let last = self.hash.appended.len();
         let finished: BTreeSet<SplitId> =
             splits.iter().filter(|s| (s.appended as usize) < last).map(|s| s.split).collect();
-        let earlier = shards.iter().filter(|s| !self.runner.has_made(s.split) && !finished.contains(&s.split));
+        let earlier = shards.iter().filter(|s| !self.runner.has_committed(s.split) && !finished.contains(&s.split));
         let damaged = damage::damaged_shards(output, earlier, true, observer.as_ref()).await?;
         if damaged.is_empty() {
             return Ok(self);

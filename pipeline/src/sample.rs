@@ -158,7 +158,7 @@ impl Sample {
         let place = format!("split {}", split.split.0);
         let of_stage = |e| PipelineError::from_stage(place.clone(), e);
         // the split's counts live as long as this handle
-        let state = session.resources.state_of(split);
+        let state = session.resources.split_state(split);
         let most = documents - self.documents;
         let room = MOST_ROWS - self.rows.len();
         let mut rows =
@@ -195,7 +195,7 @@ impl Rows<'_> {
     /// Keeps the rows that begin in a requested document. The first other row sets `full`.
     fn take(&mut self, batch: &RecordBatch) -> Result<(), OperatorError> {
         let arrow = OperatorError::arrow("sample");
-        let lists = ListRows::of(batch, columns::DOCUMENT_IDS).map_err(&arrow)?;
+        let lists = ListRows::from_batch(batch, columns::DOCUMENT_IDS).map_err(&arrow)?;
         let ids = lists.values::<UInt64Array>(columns::DOCUMENT_IDS).map_err(&arrow)?;
         let mut kept = 0;
         for row in 0..batch.num_rows() {

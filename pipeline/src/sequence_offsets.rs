@@ -119,7 +119,7 @@ pub(crate) fn outlook(spec: &JobSpec, splits: &[SplitRecord]) -> Option<(u64, [u
     let train = || splits.iter().filter(|split| split.dataset_split == TRAIN);
     let rho = |split: &SplitRecord, row: u64| {
         let id = u64::from(split.split.0) << 32 | row;
-        schedule.place(id, split.place).map_or(0, |place| schedule.rho(place))
+        schedule.position_of(id, split.place).map_or(0, |place| schedule.rho(place))
     };
     let (first, last) = (train().next()?, train().next_back()?);
     let ends = [rho(first, 0), rho(last, last.place.map_or(0, |place| place.sequences.saturating_sub(1)))];

@@ -12,12 +12,12 @@
 use std::sync::Arc;
 
 use arrow::array::{AsArray, RecordBatch};
-use stillhouse_noise::Extraction;
+use stillhouse_noise::ExtractionSpec;
 use stillhouse_operators::extract::ExtractConfig;
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_schemas::manifest::{ArithmeticCost, SplitRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::{Dtype, TeacherSpec};
-use stillhouse_teacher::probe::{self, Difference, Reference, Text};
+use stillhouse_teacher::probe::{self, PrecisionDifference, Reference, Text};
 use stillhouse_teacher::{Precision, Teacher};
 
 use crate::engine::teacher::{TeacherLoader, load, precision, teacher_error};
@@ -88,7 +88,7 @@ impl<'a> Decided<'a> {
         match self {
             Self::ByShards(_) => error,
             // another executor may compute like the run
-            Self::ByRun(_) => error.of_place(),
+            Self::ByRun(_) => error.machine_specific(),
         }
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn load_all(
         return Ok(Loaded::default());
     };
     let spec = &extract.teacher;
-    let devices = stillhouse_teacher::devices(&spec.device).map_err(teacher_error)?;
+    let devices = stillhouse_teacher::parse_devices(&spec.device).map_err(teacher_error)?;
     let length = prepared.spec.pack.length as usize;
     let (dtype, cost) = match decided.map(Decided::arithmetic) {
         Some(earlier) => (earlier.dtype, earlier.cost),
@@ -127,8 +127,8 @@ pub(crate) fn load_all(
         && let Some(precision) = precision(dtype)
     {
         // the file headers suffice: an unsuitable executor does not load the teacher, now or when it tries again
-        let here = stillhouse_teacher::arithmetic_on_cpu(&found.path, precision, &spec.ignore_tensors)
-            .map_err(teacher_error)?;
+        let here =
+            stillhouse_teacher::cpu_arithmetic(&found.path, precision, &spec.ignore_tensors).map_err(teacher_error)?;
         if here != decided.arithmetic().arithmetic {
             return Err(decided.refuses(&here));
         }
@@ -179,7 +179,7 @@ pub(crate) fn load_all(
 }
 
 /// What a job extracts from its teacher's logits, if anything.
-fn extraction(prepared: &Prepared) -> Result<Option<Extraction>> {
+fn extraction(prepared: &Prepared) -> Result<Option<ExtractionSpec>> {
     let config = prepared.operators.iter().find_map(|operator| operator.config::<ExtractConfig>());
     let invalid = |e: OperatorError| PipelineError::new(ErrorKind::Usage, format!("extract: {}", chain(&e)));
     config.map(|config| config.extraction().map_err(invalid)).transpose()
@@ -189,7 +189,7 @@ fn extraction(prepared: &Prepared) -> Result<Option<Extraction>> {
 fn candidates(on_cpu: bool) -> Vec<Dtype> {
     let all = [Dtype::Bf16x3, Dtype::F16, Dtype::Bf16];
     let fast = |dtype: &Dtype| match on_cpu {
-        true => precision(*dtype).is_some_and(Precision::is_native),
+        true => precision(*dtype).is_some_and(Precision::has_cpu_instructions),
         false => *dtype != Dtype::Bf16x3,
     };
     all.into_iter().filter(fast).collect()
@@ -273,7 +273,7 @@ impl Probe<'_> {
     }
 
     fn cost(&self, reference: &Reference, teacher: &dyn Teacher) -> Result<ArithmeticCost> {
-        let Difference { tokens, mean_kl_nats, max_kl_nats, max_logprob_change_nats } =
+        let PrecisionDifference { tokens, mean_kl_nats, max_kl_nats, max_logprob_change_nats } =
             reference.difference(teacher).map_err(teacher_error)?;
         Ok(ArithmeticCost { tokens, mean_kl_nats, max_kl_nats, max_logprob_change_nats })
     }
@@ -295,7 +295,7 @@ impl Probe<'_> {
             for batch in SplitReader::new(&self.prepared.store, &listing, split.clone(), Arc::clone(&input)) {
                 let batch = batch.map_err(|e| PipelineError::source("the first documents", e))?;
                 self.tokenize(&batch, &mut tokens)?;
-                if tokens.len() >= probe::MOST_TOKENS {
+                if tokens.len() >= probe::MAX_TOKENS {
                     break 'splits;
                 }
             }
@@ -322,7 +322,7 @@ impl Probe<'_> {
                 .vocabulary
                 .encode_into(text, tokens)
                 .map_err(|e| PipelineError::caused(ErrorKind::Input, "the first documents", e))?;
-            if tokens.len() >= probe::MOST_TOKENS {
+            if tokens.len() >= probe::MAX_TOKENS {
                 break;
             }
         }

@@ -13,12 +13,12 @@ use serde_json::json;
 use stillhouse_datasets::dataset::{Dataset, Selection};
 use stillhouse_datasets::inspect::{InspectOptions, inspect};
 use stillhouse_datasets::verify::{VerifyOptions, verify};
-use stillhouse_operators::invariants::Limits;
+use stillhouse_operators::invariants::CheckContext;
 use stillhouse_operators::registry::{self, Factory};
 use stillhouse_operators::registry::{columns_table, job_format};
 use stillhouse_operators::{config, extract, invariants, operator, rows};
 use stillhouse_pipeline::access::Access;
-use stillhouse_pipeline::events::Silent;
+use stillhouse_pipeline::events::NullObserver;
 use stillhouse_pipeline::job::Prepared;
 use stillhouse_pipeline::{job, plan, plan_report, run};
 use stillhouse_schemas::ids::SplitId;
@@ -58,7 +58,7 @@ fn job_text(folder: &Path, section: &str) -> String {
 
 async fn prepare(text: String, folder: PathBuf) -> Arc<Prepared> {
     let parsed = job_format().parse(&text);
-    let prepared = spawn_blocking(move || job::prepare(parsed, &folder, &Access::everything(), &Silent));
+    let prepared = spawn_blocking(move || job::prepare(parsed, &folder, &Access::everything(), &NullObserver));
     Arc::new(prepared.await.unwrap().unwrap())
 }
 
@@ -71,7 +71,7 @@ async fn a_fault_of_an_operator_ends_the_run_with_its_split() {
         let scratch = tempfile::tempdir().unwrap();
         let text = job_text(scratch.path(), &format!("faulty: {{fault: {fault}}}"));
         let prepared = prepare(text, scratch.path().to_owned()).await;
-        let error = run::run(prepared, run::RunOptions::default(), Arc::new(Silent)).await.unwrap_err();
+        let error = run::run(prepared, run::RunOptions::default(), Arc::new(NullObserver)).await.unwrap_err();
         assert!(error.to_string().starts_with("split 0 (") && error.to_string().contains(says), "{fault}: {error}");
         assert!(!error.retryable, "{error}");
         assert!(!scratch.path().join("out").exists(), "{fault}: a run that failed at once leaves nothing");
@@ -96,8 +96,8 @@ async fn an_operator_of_one_file_and_one_line() {
     let prepared = prepare(text, scratch.path().to_owned()).await;
     let planned = Arc::clone(&prepared);
     let planned = spawn_blocking(move || {
-        let hash = plan::job_hash(&planned, &Silent).unwrap();
-        (hash.identity["job"]["lengths"].clone(), plan_report::plan(&planned, &hash, false, &Silent).unwrap())
+        let hash = plan::job_hash(&planned, &NullObserver).unwrap();
+        (hash.identity["job"]["lengths"].clone(), plan_report::plan(&planned, &hash, false, &NullObserver).unwrap())
     });
     let (hashed, plan) = planned.await.unwrap();
     assert_eq!(hashed, json!({}));
@@ -106,7 +106,7 @@ async fn an_operator_of_one_file_and_one_line() {
     assert_eq!(plan.estimated_bytes_per_token, without + 0.001);
 
     // the data set
-    run::run(Arc::clone(&prepared), run::RunOptions::default(), Arc::new(Silent)).await.unwrap();
+    run::run(Arc::clone(&prepared), run::RunOptions::default(), Arc::new(NullObserver)).await.unwrap();
     let dataset = Dataset::open(prepared.output().unwrap()).await.unwrap();
     let manifest = dataset.manifest();
     let column = manifest.columns.last().unwrap();
@@ -127,19 +127,19 @@ async fn an_operator_of_one_file_and_one_line() {
     let shown = inspect(&dataset, &InspectOptions::default()).await.unwrap();
     assert_eq!(shown.operator_statistics[0].meaning, "Sequences of less than half the longest length");
     assert_eq!(shown.row.unwrap().operators[0].facts, [("length".to_owned(), stored.value(0).to_string())]);
-    let verified = verify(&dataset, &VerifyOptions::default(), &Silent).await.unwrap();
+    let verified = verify(&dataset, &VerifyOptions::default(), &NullObserver).await.unwrap();
     assert!(verified.passed(), "{:?}", verified.faults);
-    let limits = Limits {
+    let limits = CheckContext {
         vocab_size: prepared.vocab_size,
         length: 12,
         split: SplitId(0),
         operators: prepared.operators.clone(),
-        place: None,
+        sequence_range: None,
     };
     assert_eq!(invariants::check(&batch, &limits).unwrap(), []);
     let wrong: ArrayRef = Arc::new(Int32Array::from(vec![stored.value(0), 11]));
     let columns = batch.columns()[..batch.num_columns() - 1].iter().cloned().chain([wrong]).collect();
     let wrong = RecordBatch::try_new(batch.schema(), columns).unwrap();
-    let broken = invariants::check(&wrong, &limits).unwrap();
-    assert_eq!(broken, [invariants::Broken::new(1, "length 11, valid: 12")]);
+    let violations = invariants::check(&wrong, &limits).unwrap();
+    assert_eq!(violations, [invariants::Violation::new(1, "length 11, valid: 12")]);
 }

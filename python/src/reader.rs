@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use stillhouse_reader::process::runtime;
 use stillhouse_reader::stream::Next;
 use stillhouse_reader::{
-    Column, DiskCacheOptions, Layout, OpenOptions, Order, Plan, ReadError, Reading, Shuffle, Values,
+    Column, DiskCacheOptions, Layout, OpenOptions, Order, Plan, ReadError, ReadMode, Shuffle, Values,
 };
 
 /// How long Python's signals (Ctrl-C) may wait.
@@ -128,7 +128,7 @@ impl DataSet {
     /// A file beside the shards that the manifest names in `beside`.
     fn beside<'py>(&self, py: Python<'py>, name: String) -> PyResult<Bound<'py, PyBytes>> {
         let dataset = Arc::clone(&self.0);
-        let bytes = wait(py, async move { dataset.beside(&name).await })?;
+        let bytes = wait(py, async move { dataset.read_sidecar_file(&name).await })?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -166,7 +166,7 @@ impl DataSet {
     ) -> PyResult<Bound<'py, PyList>> {
         let rows = rows.as_slice()?.to_vec();
         let count = rows.len();
-        let reading = if whole_blocks { Reading::Blocks } else { Reading::Either };
+        let reading = if whole_blocks { ReadMode::Blocks } else { ReadMode::Auto };
         let me = Arc::clone(&self.0);
         let found = wait(py, async move { me.read(&rows, reading).await })?;
         warn(py, &self.0)?;

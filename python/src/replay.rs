@@ -8,8 +8,8 @@ use numpy::{PyReadonlyArrayDyn, PyReadwriteArrayDyn};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use stillhouse_noise::{
-    Asked, DrawKey, Element, Integers, NoiseError, Output, OutputKind, Reals, StoredColumns, StoredNoise, prior_rows,
-    replay_rows,
+    DrawKey, Element, FloatColumn, IntegerColumn, NoiseError, Output, OutputKind, RequestedTokens, StoredColumns,
+    StoredNoise, prior_rows, replay_rows,
 };
 
 use crate::threads;
@@ -35,13 +35,13 @@ pub enum IntegerArray<'py> {
 }
 
 impl IntegerArray<'_> {
-    fn get(&self) -> PyResult<Integers<'_>> {
+    fn get(&self) -> PyResult<IntegerColumn<'_>> {
         Ok(match self {
-            Self::U8(array) => Integers::U8(array.as_slice()?),
-            Self::U16(array) => Integers::U16(array.as_slice()?),
-            Self::U32(array) => Integers::U32(array.as_slice()?),
-            Self::I32(array) => Integers::I32(array.as_slice()?),
-            Self::I64(array) => Integers::I64(array.as_slice()?),
+            Self::U8(array) => IntegerColumn::U8(array.as_slice()?),
+            Self::U16(array) => IntegerColumn::U16(array.as_slice()?),
+            Self::U32(array) => IntegerColumn::U32(array.as_slice()?),
+            Self::I32(array) => IntegerColumn::I32(array.as_slice()?),
+            Self::I64(array) => IntegerColumn::I64(array.as_slice()?),
         })
     }
 }
@@ -54,10 +54,10 @@ pub enum RealArray<'py> {
 }
 
 impl RealArray<'_> {
-    fn get(&self) -> PyResult<Reals<'_>> {
+    fn get(&self) -> PyResult<FloatColumn<'_>> {
         Ok(match self {
-            Self::F32(array) => Reals::F32(array.as_slice()?),
-            Self::F16(array) => Reals::F16(array.as_slice()?.reinterpret_cast::<f16>()),
+            Self::F32(array) => FloatColumn::F32(array.as_slice()?),
+            Self::F16(array) => FloatColumn::F16(array.as_slice()?.reinterpret_cast::<f16>()),
         })
     }
 }
@@ -148,7 +148,7 @@ trait Job: Sync {
 struct Replay<'a> {
     columns: StoredColumns<'a>,
     draw: usize,
-    asked: Asked<'a>,
+    asked: RequestedTokens<'a>,
 }
 
 impl Job for Replay<'_> {
@@ -157,10 +157,10 @@ impl Job for Replay<'_> {
     }
 }
 
-fn asked<'a>(tokens: Option<&'a PyReadonlyArrayDyn<'_, i64>>) -> PyResult<Asked<'a>> {
+fn asked<'a>(tokens: Option<&'a PyReadonlyArrayDyn<'_, i64>>) -> PyResult<RequestedTokens<'a>> {
     Ok(match tokens {
-        None => Asked::All,
-        Some(tokens) => Asked::Flat(tokens.as_slice()?),
+        None => RequestedTokens::All,
+        Some(tokens) => RequestedTokens::Indices(tokens.as_slice()?),
     })
 }
 

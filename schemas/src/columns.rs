@@ -83,35 +83,35 @@ pub const BLOCK: &str = "block";
 /// Whether columns of shape [L, …] are fixed-size lists (every row has L positions) or variable-size lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Rows {
+pub enum RowLength {
     /// Every row has exactly this many positions.
     Fixed(usize),
     /// Rows have at most this many positions (`pack.remainder: keep`).
     UpTo(usize),
 }
 
-impl Rows {
+impl RowLength {
     /// The maximum row length, L.
     pub fn length(self) -> usize {
         match self {
-            Rows::Fixed(l) | Rows::UpTo(l) => l,
+            RowLength::Fixed(l) | RowLength::UpTo(l) => l,
         }
     }
 
     /// A column with shape `[before, L, after]` per row.
     pub fn field(self, name: &str, item: DataType, before: Option<usize>, after: Option<usize>) -> Field {
-        self.field_of(name, item, before, after.as_slice())
+        self.field_with_dimensions(name, item, before, after.as_slice())
     }
 
     /// Like [`field`](Self::field), with any number of dimensions after L.
-    pub fn field_of(self, name: &str, item: DataType, before: Option<usize>, after: &[usize]) -> Field {
+    pub fn field_with_dimensions(self, name: &str, item: DataType, before: Option<usize>, after: &[usize]) -> Field {
         let length = self.length();
         let item = Arc::new(Field::new_list_field(item, false));
         let width = before.unwrap_or(1) * length * after.iter().product::<usize>();
         let (data_type, l) = match (self, i32::try_from(width)) {
-            (Rows::Fixed(_), Ok(width)) => (DataType::FixedSizeList(item, width), length.to_string()),
-            (Rows::Fixed(_), Err(_)) => (DataType::List(item), length.to_string()),
-            (Rows::UpTo(_), _) => (DataType::List(item), "*".to_owned()),
+            (RowLength::Fixed(_), Ok(width)) => (DataType::FixedSizeList(item, width), length.to_string()),
+            (RowLength::Fixed(_), Err(_)) => (DataType::List(item), length.to_string()),
+            (RowLength::UpTo(_), _) => (DataType::List(item), "*".to_owned()),
         };
         let mut shape: Vec<String> = before.into_iter().map(|n| n.to_string()).collect();
         shape.push(l);
@@ -170,13 +170,13 @@ mod tests {
 
     #[test]
     fn shapes_and_types() {
-        let f = Rows::Fixed(8).field(NOISE_COUNT, DataType::UInt16, Some(2), None);
+        let f = RowLength::Fixed(8).field(NOISE_COUNT, DataType::UInt16, Some(2), None);
         assert_eq!(f.metadata()[SHAPE], "[2,8]");
         assert!(matches!(f.data_type(), DataType::FixedSizeList(_, 16)));
-        let f = Rows::Fixed(8).field_of(HIDDEN_STATES, DataType::Float16, None, &[2, 3]);
+        let f = RowLength::Fixed(8).field_with_dimensions(HIDDEN_STATES, DataType::Float16, None, &[2, 3]);
         assert_eq!(f.metadata()[SHAPE], "[8,2,3]");
         assert!(matches!(f.data_type(), DataType::FixedSizeList(_, 48)));
-        let f = Rows::UpTo(8).field(SUBTOKENS, DataType::UInt8, None, Some(4));
+        let f = RowLength::UpTo(8).field(SUBTOKENS, DataType::UInt8, None, Some(4));
         assert_eq!(f.metadata()[SHAPE], "[*,4]");
         assert!(matches!(f.data_type(), DataType::List(_)));
         let counts = [(85, 2e-5), (86, 2e-5), (21_845, 2e-5), (21_846, 2e-4), (21_846, 1.99e-4), (151_936, 1e-3)];

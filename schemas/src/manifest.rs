@@ -268,7 +268,7 @@ pub struct KeyRange {
 
 impl KeyRange {
     /// Whether the range contains a key.
-    pub fn holds(&self, key: u64) -> bool {
+    pub fn contains(&self, key: u64) -> bool {
         (self.first..=self.last).contains(&key)
     }
 

@@ -325,12 +325,12 @@ fn default_zstd() -> i32 {
 impl JobSpec {
     /// Options of the input's stores.
     pub fn input_storage(&self) -> Storage {
-        self.input.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.over(&self.storage))
+        self.input.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.with_defaults_from(&self.storage))
     }
 
     /// Options of the output's store.
     pub fn output_storage(&self) -> Storage {
-        self.output.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.over(&self.storage))
+        self.output.storage.as_ref().map_or_else(|| self.storage.clone(), |own| own.with_defaults_from(&self.storage))
     }
 
     /// Rule for the remainder of a data set split (`train`, `validation`).

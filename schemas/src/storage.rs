@@ -104,9 +104,9 @@ impl Storage {
 
     /// Returns these options, with those of `base` for every option that is not set.
     #[must_use]
-    pub fn over(&self, base: &Self) -> Self {
+    pub fn with_defaults_from(&self, base: &Self) -> Self {
         let retry = match (&self.retry, &base.retry) {
-            (Some(own), Some(base)) => Some(own.over(base)),
+            (Some(own), Some(base)) => Some(own.with_defaults_from(base)),
             (own, base) => own.clone().or_else(|| base.clone()),
         };
         Self {
@@ -152,7 +152,7 @@ impl Storage {
 }
 
 impl Retry {
-    fn over(&self, base: &Self) -> Self {
+    fn with_defaults_from(&self, base: &Self) -> Self {
         Self {
             max_attempts: self.max_attempts.or(base.max_attempts),
             longest_seconds: self.longest_seconds.or(base.longest_seconds),
@@ -338,7 +338,7 @@ mod tests {
         let retry = |max_attempts, longest_seconds| Some(Retry { max_attempts, longest_seconds, ..Retry::default() });
         let base = Storage { region: Some("a".into()), retry: retry(Some(3), Some(5)), ..Storage::default() };
         let own = Storage { anonymous: Some(true), retry: retry(Some(4), None), ..Storage::default() };
-        let both = own.over(&base);
+        let both = own.with_defaults_from(&base);
         assert_eq!((both.region.as_deref(), both.anonymous), (Some("a"), Some(true)));
         let limits = both.retry_limits();
         assert_eq!((limits.max_attempts, limits.max_elapsed.as_secs(), limits.request_timeout.as_secs()), (4, 5, 60));

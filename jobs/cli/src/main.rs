@@ -14,8 +14,8 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // for every verb and the workers that inherit it: a write beyond the limit becomes an error that names the file,
     // not a signal
-    stillhouse_service::process::survive_file_limits();
+    stillhouse_service::process::ignore_file_size_signal();
     #[cfg(feature = "distributed")]
-    stillhouse_pipeline::driver::add_cluster(stillhouse_cluster::connect);
+    stillhouse_pipeline::driver::register_cluster(stillhouse_cluster::connect);
     cli::main()
 }

@@ -28,13 +28,13 @@ pub fn truncate_text(text: &mut String, max_chars: usize) {
 }
 
 /// Truncates a failure's message.
-pub fn message(mut message: String) -> String {
+pub fn truncate_message(mut message: String) -> String {
     truncate_text(&mut message, MAX_MESSAGE_CHARS);
     message
 }
 
 /// The first hundred problems, with truncated texts, and the number of the others.
-pub fn problems(all: impl IntoIterator<Item = FieldProblem>) -> Vec<FieldProblem> {
+pub fn limit_problems(all: impl IntoIterator<Item = FieldProblem>) -> Vec<FieldProblem> {
     let mut all = all.into_iter();
     let mut kept: Vec<FieldProblem> = all.by_ref().take(MAX_PROBLEMS).collect();
     if let Some(next) = all.next() {
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn of_many_problems_the_first_and_their_number_are_kept() {
         for (n, kept) in [(0, 0), (1, 1), (100, 100), (2000, 101), (95_000, 101)] {
-            let bounded = problems((0..n).map(problem));
+            let bounded = limit_problems((0..n).map(problem));
             assert_eq!(bounded.len(), kept, "{n}");
             assert!(
                 bounded
@@ -104,9 +104,9 @@ mod tests {
                     .all(|t| t.chars().count() <= MAX_TEXT_CHARS + 1)
             );
             // a second call changes nothing
-            assert_eq!(problems(bounded.clone()), bounded);
+            assert_eq!(limit_problems(bounded.clone()), bounded);
         }
-        let last = problems((0..2000).map(problem)).pop().unwrap();
+        let last = limit_problems((0..2000).map(problem)).pop().unwrap();
         assert_eq!(last.message, "and 1,900 more problems");
     }
 
@@ -121,6 +121,6 @@ mod tests {
         let mut short = json!({"a": "b", "c": [1, 2]});
         truncate_event(&mut short);
         assert_eq!(short, json!({"a": "b", "c": [1, 2]}));
-        assert_eq!(message("m".repeat(9000)).chars().count(), MAX_MESSAGE_CHARS + 1);
+        assert_eq!(truncate_message("m".repeat(9000)).chars().count(), MAX_MESSAGE_CHARS + 1);
     }
 }

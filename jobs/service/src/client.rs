@@ -11,7 +11,7 @@ use reqwest::{Method, StatusCode, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use stillhouse_pipeline::storage::{Backoff, Breakage, breakage};
+use stillhouse_pipeline::storage::{Backoff, NoResponseReason, classify_no_response};
 use stillhouse_schemas::problems::Problem;
 use url::{Host, Url};
 
@@ -36,7 +36,7 @@ pub enum ClientError {
     /// The connection failed or broke; a retry may help.
     Connection(String),
     /// The connection was refused: no server listens at the address.
-    NobodyListens(String),
+    ConnectionRefused(String),
     /// The service refused the request.
     Refused(Box<Refusal>),
 }
@@ -60,7 +60,7 @@ pub struct Refusal {
 impl std::fmt::Display for ClientError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Usage(message) | Self::Connection(message) | Self::NobodyListens(message) => f.write_str(message),
+            Self::Usage(message) | Self::Connection(message) | Self::ConnectionRefused(message) => f.write_str(message),
             Self::Refused(refusal) => {
                 write!(f, "{}", refusal.detail)?;
                 for problem in &refusal.problems {
@@ -143,7 +143,9 @@ fn http_client(is_local: bool, timeout: Duration) -> Result<HttpClient> {
         .connect_timeout(CONNECT_TIMEOUT)
         .timeout(timeout);
     let settings = if is_local { settings.no_proxy() } else { settings };
-    settings.build().map_err(|e| ClientError::Usage(format!("no connection can be made: {}", breakage(&e).1)))
+    settings
+        .build()
+        .map_err(|e| ClientError::Usage(format!("no connection can be made: {}", classify_no_response(&e).1)))
 }
 
 /// A body that may be silent for any time: a read that times out is repeated.
@@ -153,7 +155,7 @@ impl<R: Read> Read for RetryTimeouts<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         loop {
             match self.0.read(buffer) {
-                Err(e) if breakage(&e).0 == Breakage::Timeout => {}
+                Err(e) if classify_no_response(&e).0 == NoResponseReason::Timeout => {}
                 read => return read,
             }
         }
@@ -172,7 +174,7 @@ fn read_text(response: Response, limit: u64) -> std::io::Result<String> {
 
 /// A request: method, path below the API, query, headers and body.
 #[derive(Debug, Clone, Default)]
-pub struct Ask<'a> {
+pub struct ApiRequest<'a> {
     /// The HTTP method.
     pub method: &'a str,
     /// The path below `/api/v1`.
@@ -185,7 +187,7 @@ pub struct Ask<'a> {
     pub body: Option<String>,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> ApiRequest<'a> {
     /// A request without parameters, headers and body.
     pub fn new(method: &'a str, path: impl Into<String>) -> Self {
         Self { method, path: path.into(), ..Self::default() }
@@ -211,8 +213,8 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn json<T: DeserializeOwned>(&self, ask: &Ask<'_>) -> Result<T> {
-        let text = self.text(ask)?;
+    pub fn json<T: DeserializeOwned>(&self, request: &ApiRequest<'_>) -> Result<T> {
+        let text = self.text(request)?;
         serde_json::from_str(&text)
             .map_err(|e| ClientError::Connection(format!("{}: not the answer of a service: {e}", self.base)))
     }
@@ -221,25 +223,25 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn text(&self, ask: &Ask<'_>) -> Result<String> {
-        read_text(self.send(ask)?, MAX_ANSWER_BYTES).map_err(|e| self.connection_error(&e))
+    pub fn text(&self, request: &ApiRequest<'_>) -> Result<String> {
+        read_text(self.send(request)?, MAX_ANSWER_BYTES).map_err(|e| self.connection_error(&e))
     }
 
     /// Sends a request and returns the answer's body as it arrives. The body may be silent for any time.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn stream(&self, ask: &Ask<'_>) -> Result<impl Read + use<>> {
-        Ok(RetryTimeouts(self.send(ask)?))
+    pub fn stream(&self, request: &ApiRequest<'_>) -> Result<impl Read + use<>> {
+        Ok(RetryTimeouts(self.send(request)?))
     }
 
     /// Opens a stream of events.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn events(&self, ask: Ask<'_>) -> Result<Events<impl Read + use<>>> {
+    pub fn events(&self, request: ApiRequest<'_>) -> Result<Events<impl Read + use<>>> {
         // silence longer than the read timeout means a lost connection: a service sends a keep-alive every 15 s
-        let body = self.send(&ask.header("accept", "text/event-stream"))?;
+        let body = self.send(&request.header("accept", "text/event-stream"))?;
         Ok(Events { lines: BufReader::new(body), last_id: None })
     }
 
@@ -254,7 +256,7 @@ impl Client {
         &self,
         path: &str,
         retry_first: bool,
-        mut on_item: impl FnMut(Followed<'_>) -> Result<(), E>,
+        mut on_item: impl FnMut(StreamItem<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut cursor = Cursor { last_id: None, connected: retry_first, opened: false, lost_since: None, failures: 0 };
         loop {
@@ -262,12 +264,12 @@ impl Client {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(FollowError::Callback(e)) => return Err(e),
-                Err(FollowError::Client(lost @ (ClientError::Connection(_) | ClientError::NobodyListens(_))))
+                Err(FollowError::Client(lost @ (ClientError::Connection(_) | ClientError::ConnectionRefused(_))))
                     if cursor.connected =>
                 {
                     let now = Instant::now();
                     if cursor.lost_since.is_none() {
-                        on_item(Followed::Note(&format!("{lost}; trying again")))?;
+                        on_item(StreamItem::Note(&format!("{lost}; trying again")))?;
                     }
                     if cursor.lost_since.get_or_insert(now).elapsed() > OUTAGE_TIMEOUT {
                         return Err(lost.into());
@@ -277,7 +279,7 @@ impl Client {
                 Err(FollowError::Client(ClientError::Refused(refusal)))
                     if refusal.status == 409 && cursor.last_id.is_some() =>
                 {
-                    on_item(Followed::Note(&format!("some events may be missing: {}", refusal.detail)))?;
+                    on_item(StreamItem::Note(&format!("some events may be missing: {}", refusal.detail)))?;
                     cursor.last_id = None;
                     continue;
                 }
@@ -293,19 +295,19 @@ impl Client {
         &self,
         path: &str,
         cursor: &mut Cursor,
-        on_item: &mut impl FnMut(Followed<'_>) -> Result<(), E>,
+        on_item: &mut impl FnMut(StreamItem<'_>) -> Result<(), E>,
     ) -> Result<bool, FollowError<E>> {
-        let mut ask = Ask::new("GET", path);
+        let mut request = ApiRequest::new("GET", path);
         if let Some(last_id) = &cursor.last_id {
-            ask = ask.header("last-event-id", last_id);
+            request = request.header("last-event-id", last_id);
         }
-        let mut events = self.events(ask).map_err(FollowError::Client)?;
+        let mut events = self.events(request).map_err(FollowError::Client)?;
         (cursor.connected, cursor.failures) = (true, 0);
         if !std::mem::replace(&mut cursor.opened, true) {
-            on_item(Followed::Open).map_err(FollowError::Callback)?;
+            on_item(StreamItem::Open).map_err(FollowError::Callback)?;
         }
         if cursor.lost_since.take().is_some() {
-            on_item(Followed::Note("the service is back")).map_err(FollowError::Callback)?;
+            on_item(StreamItem::Note("the service is back")).map_err(FollowError::Callback)?;
         }
         loop {
             let received = events.receive();
@@ -313,10 +315,10 @@ impl Client {
                 cursor.last_id = Some(last_id);
             }
             match received.map_err(FollowError::Client)? {
-                Some(Received::Event(event)) => on_item(Followed::Event(&event)).map_err(FollowError::Callback)?,
+                Some(Received::Event(event)) => on_item(StreamItem::Event(&event)).map_err(FollowError::Callback)?,
                 Some(Received::Missed) => {
                     let text = "some changes were missed; `stillhouse jobs list` shows where things are";
-                    on_item(Followed::Note(text)).map_err(FollowError::Callback)?;
+                    on_item(StreamItem::Note(text)).map_err(FollowError::Callback)?;
                 }
                 Some(Received::End) => return Ok(true),
                 None => return Ok(false),
@@ -324,25 +326,25 @@ impl Client {
         }
     }
 
-    fn send(&self, ask: &Ask<'_>) -> Result<Response> {
+    fn send(&self, request: &ApiRequest<'_>) -> Result<Response> {
         let usage_error =
             |what: &dyn std::fmt::Display| ClientError::Usage(format!("the request cannot be sent: {what}"));
-        let mut url = Url::parse(&format!("{}{}", self.base, ask.path)).map_err(|e| usage_error(&e))?;
-        if !ask.query.is_empty() {
-            url.query_pairs_mut().extend_pairs(&ask.query);
+        let mut url = Url::parse(&format!("{}{}", self.base, request.path)).map_err(|e| usage_error(&e))?;
+        if !request.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&request.query);
         }
-        let method = Method::from_bytes(ask.method.as_bytes()).map_err(|e| usage_error(&e))?;
-        let mut request = self.http.request(method, url);
+        let method = Method::from_bytes(request.method.as_bytes()).map_err(|e| usage_error(&e))?;
+        let mut builder = self.http.request(method, url);
         if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            builder = builder.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        for (name, value) in &ask.headers {
-            request = request.header(*name, value);
+        for (name, value) in &request.headers {
+            builder = builder.header(*name, value);
         }
-        if let Some(body) = &ask.body {
-            request = request.body(body.clone());
+        if let Some(body) = &request.body {
+            builder = builder.body(body.clone());
         }
-        let response = request.send().map_err(|e| self.connection_error(&e))?;
+        let response = builder.send().map_err(|e| self.connection_error(&e))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -372,18 +374,18 @@ impl Client {
 
     fn connection_error(&self, error: &(dyn Error + 'static)) -> ClientError {
         let service = self.base.strip_suffix(BASE).unwrap_or(&self.base);
-        match breakage(error) {
-            (Breakage::ConnectionRefused, _) => ClientError::NobodyListens(format!(
+        match classify_no_response(error) {
+            (NoResponseReason::ConnectionRefused, _) => ClientError::ConnectionRefused(format!(
                 "{service}: nobody listens there; `stillhouse serve` starts a service, --url names another one"
             )),
-            (Breakage::Unsendable, text) => ClientError::Usage(format!("{service}: the request {text}")),
+            (NoResponseReason::Unsendable, text) => ClientError::Usage(format!("{service}: the request {text}")),
             (_, text) => ClientError::Connection(format!("{service}: {text}")),
         }
     }
 }
 
 /// An item of a followed stream.
-pub enum Followed<'a> {
+pub enum StreamItem<'a> {
     /// The first connection is open.
     Open,
     /// An event of a job.
@@ -439,8 +441,9 @@ impl<R: Read> Events<R> {
         let (mut kind, mut data) = (String::new(), String::new());
         loop {
             let mut line = Vec::new();
-            let connection_error =
-                |e: std::io::Error| ClientError::Connection(format!("the stream broke off: {}", breakage(&e).1));
+            let connection_error = |e: std::io::Error| {
+                ClientError::Connection(format!("the stream broke off: {}", classify_no_response(&e).1))
+            };
             if (&mut self.lines).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).map_err(connection_error)? == 0 {
                 return Ok(None);
             }
@@ -470,7 +473,7 @@ impl<R: Read> Events<R> {
 }
 
 /// The text of a value in a table.
-pub fn plain(value: &Value) -> String {
+pub fn display_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
@@ -516,7 +519,7 @@ mod tests {
         // `silence` and the timeout derived from it are long, because a busy machine may be slow to begin an answer
         let silence = Duration::from_secs(6);
         let late = |has_head| {
-            let error = slow(has_head, silence).text(&Ask::new("GET", "/job")).unwrap_err();
+            let error = slow(has_head, silence).text(&ApiRequest::new("GET", "/job")).unwrap_err();
             assert!(
                 matches!(&error, ClientError::Connection(text) if text.ends_with("no answer in time")),
                 "{error:?}"
@@ -526,13 +529,13 @@ mod tests {
             scope.spawn(|| late(true));
             scope.spawn(|| late(false));
             scope.spawn(|| {
-                let mut events = slow(true, silence).events(Ask::new("GET", "/events")).unwrap();
+                let mut events = slow(true, silence).events(ApiRequest::new("GET", "/events")).unwrap();
                 assert_eq!(events.receive().unwrap_err().to_string(), "the stream broke off: no answer in time");
             });
             // even a log must begin within the timeout
-            scope.spawn(|| assert!(slow(false, silence).stream(&Ask::new("GET", "/log")).is_err()));
+            scope.spawn(|| assert!(slow(false, silence).stream(&ApiRequest::new("GET", "/log")).is_err()));
             let mut text = String::new();
-            slow(true, silence).stream(&Ask::new("GET", "/log")).unwrap().read_to_string(&mut text).unwrap();
+            slow(true, silence).stream(&ApiRequest::new("GET", "/log")).unwrap().read_to_string(&mut text).unwrap();
             assert_eq!(text, "line");
         });
     }

@@ -7,8 +7,8 @@ use stillhouse_pipeline::events::Event;
 
 use super::Service;
 use super::model::JobId;
-use super::order::{Message, Order, Work};
 use super::worker::{Worker, WorkerOutput, WorkerStart};
+use super::worker_protocol::{Message, WorkerRequest, WorkerTask};
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub enum QueryError {
 ///
 /// # Errors
 /// See [`QueryError`].
-pub async fn query_worker(service: &Service, work: Work) -> Result<Value, QueryError> {
+pub async fn query_worker(service: &Service, work: WorkerTask) -> Result<Value, QueryError> {
     let worker_failed = |e: &dyn std::fmt::Display| QueryError::WorkerFailed(e.to_string());
     let id = JobId::new().map_err(|e| worker_failed(&e))?;
     let scratch = service.scratch(&format!("ask-{id}"));
@@ -35,7 +35,7 @@ pub async fn query_worker(service: &Service, work: Work) -> Result<Value, QueryE
         program: service.program.clone(),
         visible_gpus: Some(String::new()),
         endpoint: service.config.endpoint.clone(),
-        request: Order {
+        request: WorkerRequest {
             work,
             access: service.config.job_access(),
             scheduler: None,
@@ -82,7 +82,7 @@ pub async fn query_worker(service: &Service, work: Work) -> Result<Value, QueryE
 /// stopped just before it sent this event.
 pub async fn query_finished(service: &Service, file: String, folder: String, job_hash: String) -> Option<Event> {
     let timeout = Duration::from_secs(service.config.limits.report_seconds.into());
-    let work = Work::Finished { file, folder: folder.into(), job_hash };
+    let work = WorkerTask::Finished { file, folder: folder.into(), job_hash };
     let result = match tokio::time::timeout(timeout, query_worker(service, work)).await {
         Ok(Ok(answer)) => serde_json::from_value(answer).map_err(|e| e.to_string()),
         Ok(Err(e)) => Err(format!("{e:?}")),

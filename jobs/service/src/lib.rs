@@ -29,7 +29,6 @@ mod logs;
 mod metrics;
 pub mod model;
 mod net;
-pub mod order;
 mod outcome;
 mod pending_cancels;
 pub mod process;
@@ -41,6 +40,7 @@ mod scheduler;
 mod serve;
 pub mod store;
 mod worker;
+pub mod worker_protocol;
 
 use std::fs::{self, File};
 use std::io;

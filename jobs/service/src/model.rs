@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
-use stillhouse_pipeline::events::{StageProgress, WentIn};
+use stillhouse_pipeline::events::{InputCounts, StageProgress};
 use utoipa::ToSchema;
 
 /// Milliseconds since the Unix epoch, as SQLite stores them; serialized as RFC 3339.
@@ -373,8 +373,8 @@ const MAX_REASONS: usize = 100;
 
 impl ResultView {
     /// The result of a successful attempt.
-    pub fn new([rows, tokens, bytes]: [u64; 3], seconds: f64, already_done: bool, went_in: WentIn) -> Self {
-        let WentIn { documents, empty_documents, skipped, text_tokens, dropped_tokens } = went_in;
+    pub fn new([rows, tokens, bytes]: [u64; 3], seconds: f64, already_done: bool, went_in: InputCounts) -> Self {
+        let InputCounts { documents, empty_documents, skipped, text_tokens, dropped_tokens } = went_in;
         let skipped = skipped.into_iter().take(MAX_REASONS).collect();
         Self {
             rows,

@@ -102,7 +102,7 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
 }
 
 /// Turns a write beyond the file size limit into an error instead of a signal that ends the process (SIGXFSZ).
-pub fn survive_file_limits() {
+pub fn ignore_file_size_signal() {
     // SAFETY: ignoring a signal runs no code of ours.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }

@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use metrics::{counter, histogram};
 use serde_json::{Value, json};
 use stillhouse_pipeline::error::ErrorKind;
-use stillhouse_pipeline::events::{Event, Progress, stalled_words};
+use stillhouse_pipeline::events::{Event, Progress, format_stall};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::logs::LogWriter;
 use super::model::{EventType, EventView, Job, JobState, ProgressView, ResultView, Slot, StageView, Time};
-use super::order::{Message, Order, STOPPED, Work};
 use super::outcome::Outcome;
 use super::process::TERMINATE;
 use super::rates::{CurrentRate, Rates};
 use super::store::jobs::{self, Report, Task};
 use super::store::{Result, StoreError, attempts, events};
 use super::worker::{Exit, Worker, WorkerOutput, WorkerStart, reports_no_memory};
+use super::worker_protocol::{Message, STOPPED_EXIT_CODE, WorkerRequest, WorkerTask};
 use super::{Service, bounds, dataset_query, metrics as service_metrics, pending_cancels};
-use stillhouse_pipeline::progress_estimate::{Estimator, Start as EstimatorStart};
+use stillhouse_pipeline::progress_estimate::{Estimator, RunStart};
 
 /// Why a worker has to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,8 +211,8 @@ impl Attempt {
             program: self.service.program.clone(),
             visible_gpus,
             endpoint: config.endpoint.clone(),
-            request: Order {
-                work: Work::Run {
+            request: WorkerRequest {
+                work: WorkerTask::Run {
                     file: self.task.file.clone(),
                     folder: self.task.folder.clone().into(),
                     overwrite: self.task.overwrite,
@@ -307,7 +307,7 @@ impl Attempt {
             (_, _, Some(stopped)) => stopped,
             (_, Some(failed), None) => failed,
             // something else stopped it: a machine that shuts down signals the service and its workers in any order
-            (Exit::Code(STOPPED) | Exit::Signal(TERMINATE), None, None) => Outcome::Interrupted,
+            (Exit::Code(STOPPED_EXIT_CODE) | Exit::Signal(TERMINATE), None, None) => Outcome::Interrupted,
             (Exit::Signal(libc::SIGABRT) | Exit::Code(PANIC_EXIT_CODE), None, None) if self.out_of_memory => {
                 Outcome::out_of_memory(self.service.config.capacity.worker_gigabytes)
             }
@@ -359,7 +359,7 @@ impl Attempt {
             WorkerOutput::Message(message) => match *message {
                 Message::Event(event) => self.handle_event(event).await,
                 Message::Failed { kind, message, problems, retryable } => {
-                    let (message, problems) = (bounds::message(message), bounds::problems(problems));
+                    let (message, problems) = (bounds::truncate_message(message), bounds::limit_problems(problems));
                     self.failure = Some(match kind == ErrorKind::Busy.name() {
                         true => Outcome::OutputBusy(message),
                         false => Outcome::Failed { message, problems, retryable },
@@ -377,14 +377,14 @@ impl Attempt {
             Event::Preparing { .. } => self.add_event(EventType::Preparing, data).await,
             Event::Warning { .. } => self.add_event(EventType::Warning, data).await,
             Event::Stalled { seconds, at_work, splits } => {
-                let message = stalled_words(seconds, at_work, &splits);
+                let message = format_stall(seconds, at_work, &splits);
                 self.add_event(EventType::Warning, json!({ "message": message })).await;
             }
             Event::SplitStarted { .. } => self.add_event(EventType::SplitStarted, data).await,
             Event::JobStarted { output, splits, splits_done, bytes_done, input_bytes, teacher, job_hash, .. } => {
                 self.plan = Some(Plan { job_hash, splits, committed: splits_done });
                 self.earlier_bytes = bytes_done;
-                let start = EstimatorStart { splits_done, input_bytes, teacher: teacher.is_some() };
+                let start = RunStart { splits_done, input_bytes, teacher: teacher.is_some() };
                 self.estimator = Some((Estimator::new(start), teacher.is_some()));
                 self.report.teacher = teacher;
                 self.report.output = Some(output);
@@ -420,7 +420,7 @@ impl Attempt {
         let now_time = Time::now();
         let with_teacher = self.estimator.as_ref().is_some_and(|(_, teacher)| *teacher);
         let tokens = if with_teacher { now.teacher_tokens } else { now.tokens };
-        let seconds_left = self.estimator.as_mut().and_then(|(estimator, _)| estimator.read(&now).seconds_left);
+        let seconds_left = self.estimator.as_mut().and_then(|(estimator, _)| estimator.update(&now).seconds_left);
         self.rates.record(now_time, self.task.job_ref.attempt, tokens, now.splits_done);
         let tokens_per_second = self.current_rate.record(now.seconds, tokens);
         self.service.running.set_rate(&self.task.job_ref.id, self.task.job_ref.attempt, tokens_per_second);

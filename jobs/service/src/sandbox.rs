@@ -73,7 +73,7 @@ const CLUSTER_VARIABLES: [&str; 2] = ["STILLHOUSE_CLUSTER_TOKEN_FILE", "STILLHOU
 
 /// Services beyond local files that a worker uses.
 #[derive(Debug, Clone, Copy)]
-pub struct Asks {
+pub struct Uses {
     /// Whether it uses object stores.
     pub stores: bool,
     /// Whether it uses a cluster.
@@ -96,7 +96,7 @@ pub enum Confined {
 ///
 /// # Errors
 /// When the kernel refuses a rule.
-pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, String> {
+pub fn confine(access: &Access, scratch: &Path, uses: Uses) -> Result<Confined, String> {
     let confine_error = |e: &dyn std::fmt::Display| format!("cannot confine the worker: {e}");
     let all = AccessFs::from_all(NEWEST_ABI);
     let read = AccessFs::from_read(NEWEST_ABI);
@@ -108,8 +108,8 @@ pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, 
         .and_then(Ruleset::create)
         .map_err(|e| confine_error(&e))?;
     let hub = std::env::var_os("HF_TOKEN_PATH").map(PathBuf::from).filter(|_| !access.hub.is_empty());
-    let cluster_files = CLUSTER_VARIABLES.into_iter().filter_map(path_variable).filter(|_| asks.cluster);
-    let store_credentials = credentials().filter(|_| asks.stores);
+    let cluster_files = CLUSTER_VARIABLES.into_iter().filter_map(path_variable).filter(|_| uses.cluster);
+    let store_credentials = credentials().filter(|_| uses.stores);
     let system = SYSTEM_PATHS.iter().map(PathBuf::from);
     let gpus = gpu_devices();
     // find the libraries now; the rules may block the search later
@@ -138,7 +138,7 @@ pub fn confine(access: &Access, scratch: &Path, asks: Asks) -> Result<Confined, 
 }
 
 /// Whether this kernel supports Landlock.
-pub fn is_known() -> bool {
+pub fn is_supported() -> bool {
     let rules =
         Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessFs::from_all(ABI::V1));
     rules.and_then(Ruleset::create).is_ok()

@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::logs::MAX_LINE_BYTES;
-use super::order::{Message, Order};
 use super::process;
+use super::worker_protocol::{Message, WorkerRequest};
 
 /// Longest message of a worker in bytes: a report with a decoded sequence.
 const MAX_MESSAGE_BYTES: u64 = 64 << 20;
@@ -70,7 +70,7 @@ pub struct Worker {
 /// How to start a worker.
 pub struct WorkerStart {
     pub program: PathBuf,
-    pub request: Order,
+    pub request: WorkerRequest,
     /// Value of `CUDA_VISIBLE_DEVICES`; `None` leaves it unset.
     pub visible_gpus: Option<String>,
     /// The S3-compatible service for jobs that name none.
@@ -122,7 +122,7 @@ impl Worker {
     ///
     /// # Errors
     /// When the order cannot be written as JSON, or the pipe fails for another reason.
-    pub fn send_request(&mut self, request: &Order) -> io::Result<()> {
+    pub fn send_request(&mut self, request: &WorkerRequest) -> io::Result<()> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         match self.stdin.write_all(&line).and_then(|()| self.stdin.flush()) {

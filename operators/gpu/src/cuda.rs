@@ -383,7 +383,7 @@ impl Device for Cuda {
         }
     }
 
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+    unsafe fn copy_to_device(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -394,7 +394,7 @@ impl Device for Cuda {
         })
     }
 
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+    unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -479,7 +479,7 @@ impl Device for Cuda {
         Ok(Event::new((stream as usize * EVENTS_PER_STREAM + number) as u64))
     }
 
-    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<()> {
         self.make_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         let event = self.event(event)?;

@@ -196,7 +196,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     ///
     /// The default is all of them: libraries choose kernels by size and allocate at the first use of each. Devices
     /// whose kernels allocate nothing return fewer.
-    fn rehearsed(&self, tokens: usize) -> usize {
+    fn trial_tokens(&self, tokens: usize) -> usize {
         tokens
     }
 
@@ -234,7 +234,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If the device fails.
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()>;
+    unsafe fn copy_to_device(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()>;
 
     /// Enqueues a copy to the host on a stream.
     ///
@@ -243,7 +243,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If the device fails.
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()>;
+    unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()>;
 
     /// Enqueues a kernel on a stream.
     ///
@@ -297,7 +297,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If the device fails.
-    fn wait_in(&self, stream: Stream, event: Event) -> Result<()>;
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<()>;
 
     /// Whether a stream has reached an event. Returns false if the device cannot tell.
     ///
@@ -337,10 +337,10 @@ impl Buffer {
     ///
     /// # Errors
     /// As [`Buffer::new`].
-    pub fn of(device: &Arc<dyn Device>, bytes: &[u8]) -> Result<Self> {
+    pub fn from_bytes(device: &Arc<dyn Device>, bytes: &[u8]) -> Result<Self> {
         let buffer = Self::new(device, bytes.len())?;
         // SAFETY: both have the length of `bytes`, which is borrowed until the copy is done
-        unsafe { device.copy_in(Stream::Pass, buffer.pointer, bytes.as_ptr(), bytes.len())? };
+        unsafe { device.copy_to_device(Stream::Pass, buffer.pointer, bytes.as_ptr(), bytes.len())? };
         device.wait(device.record(Stream::Pass)?)?;
         Ok(buffer)
     }
@@ -364,7 +364,7 @@ impl Buffer {
     pub fn to_host(&self, stream: Stream) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.bytes];
         // SAFETY: both have this length, and the copy is waited for
-        unsafe { self.device.copy_out(stream, bytes.as_mut_ptr(), self.pointer, self.bytes)? };
+        unsafe { self.device.copy_to_host(stream, bytes.as_mut_ptr(), self.pointer, self.bytes)? };
         self.device.wait(self.device.record(stream)?)?;
         Ok(bytes)
     }

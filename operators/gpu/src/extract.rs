@@ -21,8 +21,8 @@ mod slots;
 use std::sync::Arc;
 
 use half::f16;
-use stillhouse_noise::{DrawKey, Extract, Extraction, RowSignals, RowsEncoded, Signals};
-pub use stillhouse_noise::{NoiseForm as Noise, Observed as Positions};
+use stillhouse_noise::{DrawKey, EncodedRows, Extract, ExtractionSpec, RowSignals, SignalSpec};
+pub use stillhouse_noise::{NoiseForm as Noise, ObservedTokens as Positions};
 
 use crate::device::{Device, Event, Result, Stream};
 use crate::error::GpuError;
@@ -33,14 +33,14 @@ use slots::{SliceResults, Slot};
 /// Maximum slices in flight.
 pub const SLICES: usize = 2;
 /// Maximum k of the top-k.
-pub const MOST_TOPK: usize = 2048;
+pub const MAX_TOPK: usize = 2048;
 /// Maximum rows of a slice: blocks of a grid.
 const MAX_ROWS: usize = 65_535;
 const MAX_VOCAB: usize = (1 << 31) - 1;
 
 /// The columns to extract.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct ExtractRequest {
     /// Vocabulary size V.
     pub vocab: usize,
     /// Floats between two rows of logits: V, or more if rows are padded.
@@ -52,7 +52,7 @@ pub struct Asked {
     /// k of the top-k; 0 for no top-k.
     pub topk: usize,
     /// Other signals.
-    pub signals: Signals,
+    pub signals: SignalSpec,
 }
 
 /// Dense noise `[n, D, V]` in its stored type, so that a shard is written without a conversion through f32.
@@ -70,7 +70,7 @@ pub struct Extracted {
     /// ln p_x `[n]`.
     pub logprob: Vec<f32>,
     /// Noise corrections, if requested.
-    pub replay: Option<RowsEncoded>,
+    pub replay: Option<EncodedRows>,
     /// Indices and ln p of the k largest logits `[n, min(k, V)]`, if requested.
     pub topk: Option<(Vec<u32>, Vec<f32>)>,
     /// Dense noise, if requested.
@@ -81,23 +81,23 @@ pub struct Extracted {
     pub fallbacks: u64,
 }
 
-impl Asked {
+impl ExtractRequest {
     /// The columns to extract from rows that are contiguous.
     #[must_use]
-    pub fn of(request: &Extraction) -> Self {
-        Self::of_rows(request, request.vocab)
+    pub fn contiguous(request: &ExtractionSpec) -> Self {
+        Self::with_stride(request, request.vocab)
     }
 
     /// The columns to extract from rows that begin `stride` floats apart.
     #[must_use]
-    pub fn of_rows(request: &Extraction, stride: usize) -> Self {
+    pub fn with_stride(request: &ExtractionSpec, stride: usize) -> Self {
         let (keys, signals) = (request.keys.clone(), request.signals.clone());
         Self { vocab: request.vocab, stride, keys, noise: request.noise, topk: request.topk, signals }
     }
 
     /// The number of most likely tokens that a kernel lists per row, for the top-k and the top-p.
     fn top_count(&self) -> usize {
-        self.topk.max(self.signals.top_p.map_or(0, |top_p| top_p.most)).min(self.vocab)
+        self.topk.max(self.signals.top_p.map_or(0, |top_p| top_p.max_entries)).min(self.vocab)
     }
 }
 
@@ -136,7 +136,7 @@ pub struct Pending {
 #[derive(Debug)]
 pub struct Extractor {
     device: Arc<dyn Device>,
-    request: Asked,
+    request: ExtractRequest,
     max_rows: usize,
     scratch: Scratch,
     slots: Vec<Slot>,
@@ -155,7 +155,7 @@ fn check_range(what: &'static str, got: usize, valid: std::ops::RangeInclusive<u
 impl Extractor {
     /// Device bytes of an extractor, without the rounding of allocations.
     #[must_use]
-    pub fn bytes(request: &Asked, max_rows: usize) -> u64 {
+    pub fn bytes(request: &ExtractRequest, max_rows: usize) -> u64 {
         Scratch::bytes(request, max_rows) + SLICES as u64 * Slot::bytes(request, max_rows)
     }
 
@@ -163,11 +163,11 @@ impl Extractor {
     ///
     /// # Errors
     /// If the kernels do not support one of the sizes, or there is not enough memory.
-    pub fn new(device: &Arc<dyn Device>, request: Asked, max_rows: usize) -> Result<Self> {
+    pub fn new(device: &Arc<dyn Device>, request: ExtractRequest, max_rows: usize) -> Result<Self> {
         check_range("vocabulary size", request.vocab, 1..=MAX_VOCAB)?;
         check_range("stride of the logits", request.stride, request.vocab..=usize::MAX)?;
         check_range("rows of a slice", max_rows, 1..=MAX_ROWS)?;
-        check_range("k of the top-k, or most of the top-p", request.top_count(), 0..=MOST_TOPK)?;
+        check_range("k of the top-k, or most of the top-p", request.top_count(), 0..=MAX_TOPK)?;
         request.signals.check(request.vocab)?;
         if request.noise.is_some() {
             check_range("draws", request.keys.len(), 1..=MAX_ROWS)?;
@@ -245,14 +245,18 @@ impl Extract for Extractor {
     type Logits = DeviceSlice;
     type Error = GpuError;
 
-    fn extract(&mut self, logits: &DeviceSlice, observed: &Positions<'_>) -> Result<stillhouse_noise::Extracted> {
+    fn extract(
+        &mut self,
+        logits: &DeviceSlice,
+        observed: &Positions<'_>,
+    ) -> Result<stillhouse_noise::ExtractedColumns> {
         let pending = self.begin_slice(*logits, observed)?;
         let Extracted { logprob, replay, topk, dense, signals, fallbacks } = self.collect(pending)?;
         let dense = dense.map(|dense| match dense {
             Dense::F16(values) => values.into_iter().map(f16::to_f32).collect(),
             Dense::F32(values) => values,
         });
-        Ok(stillhouse_noise::Extracted { logprob, replay, dense, topk, signals, fallbacks })
+        Ok(stillhouse_noise::ExtractedColumns { logprob, replay, dense, topk, signals, fallbacks })
     }
 }
 
@@ -262,7 +266,7 @@ impl Extract for Extractor {
 /// The logits are those that [`Extractor::begin`] received.
 unsafe fn assemble(
     fallback: &mut Fallback,
-    request: &Asked,
+    request: &ExtractRequest,
     results: &SliceResults<'_>,
     logits: u64,
 ) -> Result<Extracted> {

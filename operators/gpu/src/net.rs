@@ -26,11 +26,11 @@ mod widen;
 
 use std::sync::Arc;
 
-pub use number_format::Numbers;
+pub use number_format::NumberFormat;
 pub use random_weights::RandomWeights;
-pub use shape::{Activation, Kind, Shape};
+pub use shape::{Activation, Architecture, Shape};
 pub use weights::Source;
-pub use widen::{Format, Order, STAGES_BYTES, Stored};
+pub use widen::{STAGES_BYTES, StorageFormat, StorageOrder, StoredTensor};
 
 use crate::device::{Buffer, Device, Element, Matrix, Pinned, Product, Result, ScaledMatrix, ScaledProduct, Stream};
 use crate::error::GpuError;
@@ -110,7 +110,7 @@ impl Net {
     pub fn load(
         device: &Arc<dyn Device>,
         shape: Shape,
-        number_format: impl Into<Numbers>,
+        number_format: impl Into<NumberFormat>,
         rope: Option<Rope<'_>>,
         source: &mut dyn Source,
         max_tokens: usize,
@@ -135,14 +135,14 @@ impl Net {
     fn allocate_and_load(
         device: &Arc<dyn Device>,
         shape: Shape,
-        number_format: Numbers,
+        number_format: NumberFormat,
         max_tokens: usize,
         load: impl FnOnce() -> Result<(Option<[Buffer; 2]>, Weights)>,
     ) -> Result<Self> {
         if max_tokens == 0 || u32::try_from(max_tokens).is_err() {
             return Err(invalid("tokens of a pass", max_tokens, "at least 1, below 2^32"));
         }
-        let (element, fp8) = (number_format.element(), number_format == Numbers::Fp8);
+        let (element, fp8) = (number_format.element(), number_format == NumberFormat::Fp8);
         let bytes = |per_row: usize| Buffer::new(device, per_row * number_format.padded_rows(max_tokens));
         let [wide, narrow] = shape.work_widths().map(|width| width * element.bytes());
         let work = Workspace {
@@ -216,7 +216,7 @@ impl Net {
     ///
     /// # Errors
     /// As [`Net::hidden`], and if a layer does not exist.
-    pub fn hidden_keeping(&mut self, tokens: &[u32], offsets: &[u32], layers: &[usize]) -> Result<Vec<f32>> {
+    pub fn hidden_with_layers(&mut self, tokens: &[u32], offsets: &[u32], layers: &[usize]) -> Result<Vec<f32>> {
         if let Some(layer) = layers.iter().find(|layer| **layer > self.shape.layers) {
             return Err(invalid("layer of hidden states", layer, format!("0 to {}", self.shape.layers)));
         }
@@ -428,7 +428,7 @@ impl Net {
 
     fn linear(&self, from: Matrix, linear: &Linear, to: Matrix, accumulate: bool) -> Result<()> {
         if let (Some(b), Some([rows, scales])) = (linear.scaled(), &self.work.fp8_input) {
-            let (padded, columns) = (Numbers::Fp8.padded_rows(from.rows), from.columns);
+            let (padded, columns) = (NumberFormat::Fp8.padded_rows(from.rows), from.columns);
             let a = ScaledMatrix { pointer: rows.pointer(), scales: scales.pointer(), rows: padded, columns };
             let product = ScaledProduct { a, b, d: Matrix { rows: padded, ..to }, bias: linear.bias(), accumulate };
             // SAFETY: the buffers hold `max_tokens` rows of the widest input; activations and weights as below

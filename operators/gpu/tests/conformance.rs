@@ -15,13 +15,20 @@ use std::sync::Arc;
 use checks::check;
 use extraction::{ExtractFn, MutantHost, Slice, on_cpu, on_device, on_host, upload};
 use stillhouse_gpu::Device;
-use stillhouse_gpu::extract::{Asked, Extractor, Noise};
-use stillhouse_gpu::net::{Activation, Kind, Net, Numbers, Shape, Source};
+use stillhouse_gpu::extract::{ExtractRequest, Extractor, Noise};
+use stillhouse_gpu::net::{Activation, Architecture, Net, NumberFormat, Shape, Source};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, TopP, ValueType};
+use stillhouse_noise::{DrawKey, LogitSampling, SignalSpec, Tolerance, TopP, ValueType};
 
-fn request(vocab: usize, noise: Option<Noise>, draws: u32, topk: usize) -> Asked {
-    Asked { vocab, stride: vocab, keys: DrawKey::draws(0x5EED, draws), noise, topk, signals: Signals::default() }
+fn request(vocab: usize, noise: Option<Noise>, draws: u32, topk: usize) -> ExtractRequest {
+    ExtractRequest {
+        vocab,
+        stride: vocab,
+        keys: DrawKey::draws(0x5EED, draws),
+        noise,
+        topk,
+        signals: SignalSpec::default(),
+    }
 }
 
 fn replay(tolerance: f64, value_type: ValueType, condition: bool) -> Option<Noise> {
@@ -80,7 +87,7 @@ fn topk_suite(extract: ExtractFn<'_>) -> Result<(), String> {
             slice.push(&logits, 0);
         }
         for k in [1, 7, 64, 1024, 2048] {
-            let request = Asked { stride: vocab + 3, ..request(vocab, None, 1, k) };
+            let request = ExtractRequest { stride: vocab + 3, ..request(vocab, None, 1, k) };
             check(extract, &slice, &request).map_err(|e| format!("V = {vocab}, k = {k}: {e}"))?;
         }
     }
@@ -99,13 +106,13 @@ fn dense_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn signals(vocab: usize, power: f64, mass: f64, most: usize) -> Signals {
-    Signals {
+fn signals(vocab: usize, power: f64, mass: f64, most: usize) -> SignalSpec {
+    SignalSpec {
         temperatures: vec![1.0, 2.0, 0.5],
         entropy: true,
         candidates: vec![0, vocab as u32 - 1, vocab as u32 / 2],
         sampling: Some(LogitSampling { draws: 50, power, seed: 9 }),
-        top_p: Some(TopP { mass, most }),
+        top_p: Some(TopP { mass, max_entries: most }),
     }
 }
 
@@ -117,18 +124,18 @@ fn signals_suite(extract: ExtractFn<'_>) -> Result<(), String> {
         for (power, mass, most, topk) in [(1.0, 0.9, 64, 0), (0.7, 0.999, 2048, 5), (1.5, 1.0, 3, 20)] {
             let all = signals(vocab, power, mass, most);
             let noise = if topk == 5 { replay(1e-3, ValueType::F16, true) } else { None };
-            let all = Asked { stride: vocab + 3, signals: all, ..request(vocab, noise, 1, topk) };
+            let all = ExtractRequest { stride: vocab + 3, signals: all, ..request(vocab, noise, 1, topk) };
             check(extract, &slice, &all).map_err(|e| format!("V = {vocab}, power {power}: {e}"))?;
         }
-        let Signals { temperatures, entropy, candidates, sampling, top_p } = signals(vocab, 1.0, 0.95, 100);
+        let SignalSpec { temperatures, entropy, candidates, sampling, top_p } = signals(vocab, 1.0, 0.95, 100);
         for one in [
-            Signals { temperatures, ..Signals::default() },
-            Signals { entropy, ..Signals::default() },
-            Signals { candidates, ..Signals::default() },
-            Signals { sampling, ..Signals::default() },
-            Signals { top_p, ..Signals::default() },
+            SignalSpec { temperatures, ..SignalSpec::default() },
+            SignalSpec { entropy, ..SignalSpec::default() },
+            SignalSpec { candidates, ..SignalSpec::default() },
+            SignalSpec { sampling, ..SignalSpec::default() },
+            SignalSpec { top_p, ..SignalSpec::default() },
         ] {
-            let one = Asked { signals: one, ..request(vocab, None, 1, 0) };
+            let one = ExtractRequest { signals: one, ..request(vocab, None, 1, 0) };
             check(extract, &slice, &one).map_err(|e| format!("V = {vocab}, {:?}: {e}", one.signals))?;
         }
     }
@@ -149,7 +156,7 @@ fn near_certain(vocab: usize) -> Slice {
 fn other_signals_on_the_host() {
     signals_suite(&on_host(5)).unwrap();
     for vocab in [130, 3000] {
-        let request = Asked { signals: signals(vocab, 0.8, 0.99999, 200), ..request(vocab, None, 1, 0) };
+        let request = ExtractRequest { signals: signals(vocab, 0.8, 0.99999, 200), ..request(vocab, None, 1, 0) };
         check(&on_host(6), &near_certain(vocab), &request).unwrap();
     }
 }
@@ -158,13 +165,13 @@ fn other_signals_on_the_host() {
 #[test]
 fn signals_that_no_kernel_computes_are_refused() {
     let device: Arc<dyn Device> = Arc::new(Host::new(0));
-    let refused = |signals: Signals| {
-        let request = Asked { signals, ..request(5000, None, 1, 0) };
+    let refused = |signals: SignalSpec| {
+        let request = ExtractRequest { signals, ..request(5000, None, 1, 0) };
         Extractor::new(&device, request, 4).unwrap_err().to_string()
     };
-    let too_many = refused(Signals { top_p: Some(TopP { mass: 0.9, most: 2049 }), ..Signals::default() });
+    let too_many = refused(SignalSpec { top_p: Some(TopP { mass: 0.9, max_entries: 2049 }), ..SignalSpec::default() });
     assert!(too_many.contains("most of the top-p") && too_many.contains("2049"), "{too_many}");
-    let outside = refused(Signals { candidates: vec![1, 5000], ..Signals::default() });
+    let outside = refused(SignalSpec { candidates: vec![1, 5000], ..SignalSpec::default() });
     assert!(outside.contains("5000"), "{outside}");
 }
 
@@ -224,7 +231,7 @@ fn a_device_without_fp8_refuses_it() {
         }
     }
     let shape = Shape {
-        kind: Kind::Gpt2,
+        architecture: Architecture::Gpt2,
         vocab: 8,
         width: 16,
         layers: 1,
@@ -243,7 +250,7 @@ fn a_device_without_fp8_refuses_it() {
     };
     let mutant = MutantHost { host: Host::new(0), prefix: "broken", kernels: "noise_" };
     let device: Arc<dyn Device> = Arc::new(mutant);
-    let message = Net::load(&device, shape, Numbers::Fp8, None, &mut Nothing, 4).unwrap_err().to_string();
+    let message = Net::load(&device, shape, NumberFormat::Fp8, None, &mut Nothing, 4).unwrap_err().to_string();
     assert_eq!(message, "products in fp8: got broken, but it has no products of e4m3, valid: f32, bf16, f16");
 }
 
@@ -288,13 +295,13 @@ fn few_bytes_come_to_the_host() {
 /// [`Extractor::bytes`] is exact: jobs choose their batch size by it.
 #[test]
 fn an_extractor_takes_as_much_memory_as_was_said() {
-    let all = |noise, draws, topk, signals| Asked { signals, stride: 264, ..request(257, noise, draws, topk) };
+    let all = |noise, draws, topk, signals| ExtractRequest { signals, stride: 264, ..request(257, noise, draws, topk) };
     let dense = |value_type| Some(Noise::Dense { value_type, condition: true });
     for request in [
-        all(None, 1, 0, Signals::default()),
-        all(replay(1e-3, ValueType::F16, true), 1, 5, Signals::default()),
+        all(None, 1, 0, SignalSpec::default()),
+        all(replay(1e-3, ValueType::F16, true), 1, 5, SignalSpec::default()),
         all(replay(1e-3, ValueType::F16, true), 4, 0, signals(257, 1.0, 0.9, 64)),
-        all(dense(ValueType::F16), 3, 0, Signals::default()),
+        all(dense(ValueType::F16), 3, 0, SignalSpec::default()),
         all(dense(ValueType::F32), 2, 300, signals(257, 0.7, 0.999, 300)),
     ] {
         for rows in [1, 9] {
@@ -312,7 +319,7 @@ fn an_extractor_takes_as_much_memory_as_was_said() {
 fn slices_follow_each_other_without_allocations() {
     let host = Arc::new(Host::new(9));
     let device: Arc<dyn Device> = host.clone();
-    let request = Asked { stride: 264, ..request(257, replay(1e-3, ValueType::F16, true), 2, 5) };
+    let request = ExtractRequest { stride: 264, ..request(257, replay(1e-3, ValueType::F16, true), 2, 5) };
     let slices: Vec<Slice> = [7, 3, 7, 0].into_iter().map(|rows| mixed_rows(257, rows, 40 + u64::from(rows))).collect();
     let expected: Vec<_> = slices.iter().map(|slice| on_device(&device, slice, &request).unwrap()).collect();
     let logits: Vec<_> = slices.iter().map(|slice| upload(&device, slice, 264)).collect();
@@ -343,7 +350,7 @@ fn the_suite_sees_mistakes() {
     for prefix in ["broken_reduction_", "broken_tail_", "broken_race_"] {
         let seen = (1..4).filter(|&seed| {
             let device: Arc<dyn Device> = Arc::new(MutantHost { host: Host::new(seed), prefix, kernels: "noise_" });
-            let extract = move |slice: &Slice, request: &Asked| on_device(&device, slice, request);
+            let extract = move |slice: &Slice, request: &ExtractRequest| on_device(&device, slice, request);
             let result = small_suite(&extract);
             println!("{prefix} {seed}: {result:?}");
             result.is_err()
@@ -363,7 +370,7 @@ fn the_suite_sees_mistakes_in_signals() {
         ("broken_tail_", "noise_trimmed"),
     ] {
         let device: Arc<dyn Device> = Arc::new(MutantHost { host: Host::new(1), prefix, kernels });
-        let extract = move |slice: &Slice, request: &Asked| on_device(&device, slice, request);
+        let extract = move |slice: &Slice, request: &ExtractRequest| on_device(&device, slice, request);
         let result = signals_suite(&extract);
         assert!(result.is_err(), "{prefix} in {kernels}");
         println!("{kernels} {prefix}: {result:?}");
@@ -389,7 +396,7 @@ fn every_schedule_gives_the_same_bytes() {
     for noise in
         [replay(1e-4, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })]
     {
-        let request = Asked { signals: signals(1031, 0.9, 0.9, 64), ..request(1031, noise, 2, 20) };
+        let request = ExtractRequest { signals: signals(1031, 0.9, 0.9, 64), ..request(1031, noise, 2, 20) };
         let first = on_host(0)(&slice, &request).unwrap();
         for seed in 1..5 {
             assert!(on_host(seed)(&slice, &request).unwrap() == first, "schedule {seed}");

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use common::{random_below, random_values};
 use drops_waits::{DroppedWait, DropsWaits};
-use stillhouse_gpu::extract::{Asked, DeviceSlice, Extracted, Extractor, Noise, Positions};
-use stillhouse_gpu::net::{Activation, Kind, Net, Shape, Source};
+use stillhouse_gpu::extract::{DeviceSlice, ExtractRequest, Extracted, Extractor, Noise, Positions};
+use stillhouse_gpu::net::{Activation, Architecture, Net, Shape, Source};
 use stillhouse_gpu::{Buffer, Device, Element, GpuError, Result, Stream, logits_stride};
-use stillhouse_noise::{DrawKey, LogitSampling, Signals, Tolerance, ValueType};
+use stillhouse_noise::{DrawKey, LogitSampling, SignalSpec, Tolerance, ValueType};
 
 /// Seeds: the host's four stream orders, and several random ones of the fourth.
 const SEEDS: u64 = 12;
@@ -34,7 +34,7 @@ impl Source for Random {
 
 fn load(device: &Arc<dyn Device>) -> Result<Net> {
     let shape = Shape {
-        kind: Kind::Gpt2,
+        architecture: Architecture::Gpt2,
         vocab: VOCAB,
         width: 32,
         layers: 1,
@@ -54,12 +54,12 @@ fn load(device: &Arc<dyn Device>) -> Result<Net> {
     Net::load(device, shape, Element::Bf16, None, &mut Random, TOKENS)
 }
 
-fn request() -> Asked {
+fn request() -> ExtractRequest {
     let noise = Noise::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
     let sampling = Some(LogitSampling { draws: 5, power: 1.0, seed: 9 });
-    let signals = Signals { sampling, entropy: true, ..Signals::default() };
+    let signals = SignalSpec { sampling, entropy: true, ..SignalSpec::default() };
     let stride = logits_stride(VOCAB);
-    Asked { vocab: VOCAB, stride, keys: DrawKey::draws(3, 2), noise: Some(noise), topk: 3, signals }
+    ExtractRequest { vocab: VOCAB, stride, keys: DrawKey::draws(3, 2), noise: Some(noise), topk: 3, signals }
 }
 
 fn logits(device: &Arc<dyn Device>, count: usize) -> Result<Vec<Buffer>> {
@@ -214,7 +214,7 @@ fn pinned_memory_that_is_given_back_too_early_is_seen() {
 fn what_nobody_collects_does_no_harm() {
     for seed in 0..SEEDS {
         let (result, faults) = with_dropped_waits(seed, DroppedWait::Nothing, |device, _| {
-            let logits = Buffer::of(device, &[0; 256])?;
+            let logits = Buffer::from_bytes(device, &[0; 256])?;
             let mut extractor = Extractor::new(device, request(), 1)?;
             let observed = Positions { tokens: &[1], positions: &[0], sequence_ids: &[5] };
             // SAFETY: the row outlives the extractor

@@ -8,7 +8,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, LogitSampling, NoiseStream, Output, OutputKind, RowWriter, Signals, Softmax,
+    Correction, DrawKey, Encoder, LogitSampling, NoiseStream, Output, OutputKind, RowWriter, SignalSpec, Softmax,
     StoredToken, Tolerance, TopP, ValueType, decode_softmax, dense_noise, exponentials, keyed_uniforms, philox_words,
     sample_sequential, signals_of_loaded, top_k,
 };
@@ -59,11 +59,11 @@ fn benches(c: &mut Criterion) {
         });
         let sampling = Some(LogitSampling { draws: 50, power: 1.0, seed: 1 });
         let signals = [
-            ("logz at T = 1 and 2", Signals { temperatures: vec![1.0, 2.0], ..Signals::default() }),
-            ("entropy", Signals { entropy: true, ..Signals::default() }),
-            ("100 candidates", Signals { candidates: (0..100).collect(), ..Signals::default() }),
-            ("50 sampled logits", Signals { sampling, ..Signals::default() }),
-            ("top-p 0.98", Signals { top_p: Some(TopP { mass: 0.98, most: 256 }), ..Signals::default() }),
+            ("logz at T = 1 and 2", SignalSpec { temperatures: vec![1.0, 2.0], ..SignalSpec::default() }),
+            ("entropy", SignalSpec { entropy: true, ..SignalSpec::default() }),
+            ("100 candidates", SignalSpec { candidates: (0..100).collect(), ..SignalSpec::default() }),
+            ("50 sampled logits", SignalSpec { sampling, ..SignalSpec::default() }),
+            ("top-p 0.98", SignalSpec { top_p: Some(TopP { mass: 0.98, max_entries: 256 }), ..SignalSpec::default() }),
         ];
         for (name, requested) in signals {
             softmax.load(&rows[0].0).unwrap(); // one row: the benchmark excludes the softmax

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Without its correction an entry has the larger weight 1/e_k instead of 1/Ê_k. The new distribution is therefore a
-//! mixture of the old one with a share Δ/(Z + Δ) of another, and this share bounds their distance. The loosener drops
+//! mixture of the old one with a share Δ/(Z + Δ) of another, and this share bounds their distance. The pruner drops
 //! the corrections with the smallest effect first. If the observed token must win in l + ξ̂, an entry keeps its
 //! correction unless the observed token beats it by a margin without one: twice the required lead, plus twice the
 //! rounding error of the stored value.
 //!
-//! It keeps more corrections than the encoder would at t′: the encoder knows the true error, the loosener must assume
+//! It keeps more corrections than the encoder would at t′: the encoder knows the true error, the pruner must assume
 //! t.
 //!
 //! Cost per token and draw: one pass over V for the exponentials, and one for Z.
@@ -24,7 +24,7 @@ use crate::{Correction, NoiseError, NoiseStream, StoredToken, Tolerance, ValueTy
 
 /// Drops corrections. Holds scratch of 4·V bytes.
 #[derive(Debug, Clone)]
-pub struct Loosener {
+pub struct CorrectionPruner {
     /// Largest total variation by which the distribution may move.
     tv_budget: f64,
     /// The lead that the observed token must have over an entry without correction; `None` if it need not win.
@@ -44,8 +44,8 @@ struct Entry {
     is_droppable: bool,
 }
 
-impl Loosener {
-    /// Creates a loosener from one tolerance to a looser one; `None` if the looser one leaves no margin beyond the
+impl CorrectionPruner {
+    /// Creates a pruner from one tolerance to a looser one; `None` if the looser one leaves no margin beyond the
     /// first.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Loosener {
     ///
     /// # Errors
     /// If the token or a correction is outside the vocabulary, or a correction is not finite.
-    pub fn loosen(
+    pub fn prune(
         &mut self,
         stored: &StoredToken<'_>,
         stream: &NoiseStream,
@@ -142,7 +142,7 @@ impl Loosener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DrawKey, Encoder, judge, keyed_uniforms};
+    use crate::{DrawKey, Encoder, keyed_uniforms, measure_accuracy};
 
     /// Returns the logits of a Zipf distribution in random order, with a sharpness that varies by row, and a token.
     fn row(vocab: usize, number: u64) -> (Vec<f32>, u32) {
@@ -161,7 +161,7 @@ mod tests {
             for (from, to) in [(1e-4, 1e-3), (1e-3, 1e-2), (1e-3, 0.3), (1e-2, 1.2e-2)] {
                 let [from, to] = [from, to].map(|t| Tolerance::new(t).unwrap());
                 let (mut stored, mut left) = (0, 0);
-                let mut loosener = Loosener::new(vocab, (from, to), true, value_type).unwrap().unwrap();
+                let mut pruner = CorrectionPruner::new(vocab, (from, to), true, value_type).unwrap().unwrap();
                 for number in 0..40 {
                     let (logits, token) = row(vocab, number);
                     let stream = NoiseStream::new(DrawKey::new(8, 0), number, 5);
@@ -170,11 +170,14 @@ mod tests {
                     let encoded = encoder.encode(&logits, token, &stream, &mut corrections).unwrap();
                     let of = |corrections| StoredToken { token, logprob: encoded.logprob, corrections };
                     let mut kept = Vec::new();
-                    let moved = loosener.loosen(&of(&corrections), &stream, &mut kept).unwrap();
-                    let judged = judge(&logits, &of(&kept), &stream).unwrap();
-                    assert!(judged.total_variation <= to.get(), "{judged:?}");
-                    assert!(judged.lead >= 0.9 * to.lead(), "{judged:?}");
-                    assert!(judged.total_variation <= encoded.total_variation + moved + 1e-6, "{judged:?}, {moved}");
+                    let moved = pruner.prune(&of(&corrections), &stream, &mut kept).unwrap();
+                    let accuracy = measure_accuracy(&logits, &of(&kept), &stream).unwrap();
+                    assert!(accuracy.total_variation <= to.get(), "{accuracy:?}");
+                    assert!(accuracy.lead >= 0.9 * to.lead(), "{accuracy:?}");
+                    assert!(
+                        accuracy.total_variation <= encoded.total_variation + moved + 1e-6,
+                        "{accuracy:?}, {moved}"
+                    );
                     assert!(kept.iter().all(|c| corrections.contains(c)) && kept.is_sorted_by_key(|c| c.index));
                     (stored, left) = (stored + corrections.len(), left + kept.len());
                 }
@@ -186,14 +189,14 @@ mod tests {
     #[test]
     fn no_room_and_wrong_lists_are_told() {
         let tolerance = |t| Tolerance::new(t).unwrap();
-        let of = |from, to| Loosener::new(50, (tolerance(from), tolerance(to)), true, ValueType::F16).unwrap();
+        let of = |from, to| CorrectionPruner::new(50, (tolerance(from), tolerance(to)), true, ValueType::F16).unwrap();
         assert!(of(1e-3, 1e-3).is_none() && of(1e-3, 1e-4).is_none() && of(1e-3, 1.0005e-3).is_none());
-        let mut loosener = of(1e-3, 1e-2).unwrap();
+        let mut pruner = of(1e-3, 1e-2).unwrap();
         let stream = NoiseStream::new(DrawKey::new(8, 0), 1, 5);
         let mut wrong = |index, logprob, token| {
             let corrections = [Correction { index, logprob }];
             let stored = StoredToken { token, logprob: -1.0, corrections: &corrections };
-            loosener.loosen(&stored, &stream, &mut Vec::new()).unwrap_err().to_string()
+            pruner.prune(&stored, &stream, &mut Vec::new()).unwrap_err().to_string()
         };
         assert!(wrong(50, -2.0, 1).contains("50") && wrong(3, f32::NAN, 1).contains("NaN"));
         assert!(wrong(3, -2.0, 50).contains("token 50"));

@@ -11,13 +11,13 @@
 use rayon::prelude::*;
 
 use crate::{
-    DrawKey, LogitRows, NoiseError, NoiseStream, RowEncoder, RowSignals, RowsEncoded, Signals, Softmax, Tolerance,
+    DrawKey, EncodedRows, LogitRows, NoiseError, NoiseStream, RowEncoder, RowSignals, SignalSpec, Softmax, Tolerance,
     ValueType, dense_noise_of_loaded, round_dense, signals_of_loaded, top_k_of_loaded,
 };
 
 /// The columns requested of every row.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Extraction {
+pub struct ExtractionSpec {
     /// Vocabulary size V.
     pub vocab: usize,
     /// Keys of the D draws.
@@ -27,7 +27,7 @@ pub struct Extraction {
     /// k of the top-k; 0 for none.
     pub topk: usize,
     /// Other requested signals.
-    pub signals: Signals,
+    pub signals: SignalSpec,
 }
 
 /// Form of the extracted noise.
@@ -53,7 +53,7 @@ pub enum NoiseForm {
 
 /// The observed tokens of the rows.
 #[derive(Debug, Clone, Copy)]
-pub struct Observed<'a> {
+pub struct ObservedTokens<'a> {
     /// Tokens `[n]`.
     pub tokens: &'a [u32],
     /// Positions in the packed sequence `[n]`.
@@ -64,11 +64,11 @@ pub struct Observed<'a> {
 
 /// The columns extracted from n rows.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Extracted {
+pub struct ExtractedColumns {
     /// ln p_x `[n]`.
     pub logprob: Vec<f32>,
     /// Corrections, if requested.
-    pub replay: Option<RowsEncoded>,
+    pub replay: Option<EncodedRows>,
     /// ξ `[n, D, V]` in values of the stored type, if requested.
     pub dense: Option<Vec<f32>>,
     /// Tokens and ln p `[n, k]` in descending order, ties by lower token, if requested.
@@ -91,13 +91,17 @@ pub trait Extract {
     /// # Errors
     /// If a logit is NaN or infinite, a token is outside the vocabulary, a column has another length, the stored type
     /// cannot hold the noise, or the device fails.
-    fn extract(&mut self, logits: &Self::Logits, observed: &Observed<'_>) -> Result<Extracted, Self::Error>;
+    fn extract(
+        &mut self,
+        logits: &Self::Logits,
+        observed: &ObservedTokens<'_>,
+    ) -> Result<ExtractedColumns, Self::Error>;
 }
 
 /// The CPU implementation of [`Extract`].
 #[derive(Debug)]
 pub struct RowExtractor {
-    spec: Extraction,
+    spec: ExtractionSpec,
     encoder: Option<RowEncoder>,
 }
 
@@ -115,7 +119,7 @@ impl RowExtractor {
     ///
     /// # Errors
     /// If `spec.vocab` is 0 or exceeds 2^32, or a candidate is outside the vocabulary.
-    pub fn new(spec: Extraction) -> Result<Self, NoiseError> {
+    pub fn new(spec: ExtractionSpec) -> Result<Self, NoiseError> {
         Softmax::new(spec.vocab)?;
         spec.signals.check(spec.vocab)?;
         let encoder = match spec.noise {
@@ -129,7 +133,7 @@ impl RowExtractor {
 
     /// The columns requested of every row.
     #[must_use]
-    pub fn asked(&self) -> &Extraction {
+    pub fn spec(&self) -> &ExtractionSpec {
         &self.spec
     }
 
@@ -137,7 +141,7 @@ impl RowExtractor {
         &self,
         softmax: &mut Softmax,
         logits: &[f32],
-        observed: &Observed<'_>,
+        observed: &ObservedTokens<'_>,
         n: usize,
     ) -> Result<RowColumns, NoiseError> {
         let (vocab, token) = (self.spec.vocab, observed.tokens[n]);
@@ -158,14 +162,19 @@ impl RowExtractor {
         Ok(RowColumns { logprob: softmax.stored_logprob(logit), topk, dense, signals })
     }
 
-    fn row_signals(&self, softmax: &Softmax, logits: &[f32], observed: &Observed<'_>, n: usize) -> RowSignals {
-        if self.spec.signals.is_none() {
+    fn row_signals(&self, softmax: &Softmax, logits: &[f32], observed: &ObservedTokens<'_>, n: usize) -> RowSignals {
+        if self.spec.signals.is_empty() {
             return RowSignals::default();
         }
         signals_of_loaded(&self.spec.signals, softmax, logits, observed.sequence_ids[n], observed.positions[n])
     }
 
-    fn extract_rows(&self, logits: &[f32], observed: &Observed<'_>, out: &mut Extracted) -> Result<(), NoiseError> {
+    fn extract_rows(
+        &self,
+        logits: &[f32],
+        observed: &ObservedTokens<'_>,
+        out: &mut ExtractedColumns,
+    ) -> Result<(), NoiseError> {
         let vocab = self.spec.vocab;
         let rows: Vec<Result<RowColumns, NoiseError>> = logits
             .par_chunks_exact(vocab)
@@ -188,7 +197,7 @@ impl RowExtractor {
             dense.extend(row.dense);
             out.signals.push(row.signals);
         }
-        if self.spec.signals.is_none() {
+        if self.spec.signals.is_empty() {
             out.signals.clear();
         }
         out.topk = (self.spec.topk > 0).then_some((tokens, logprobs));
@@ -201,8 +210,8 @@ impl Extract for RowExtractor {
     type Logits = [f32];
     type Error = NoiseError;
 
-    fn extract(&mut self, logits: &[f32], observed: &Observed<'_>) -> Result<Extracted, NoiseError> {
-        let Observed { tokens, positions, sequence_ids } = *observed;
+    fn extract(&mut self, logits: &[f32], observed: &ObservedTokens<'_>) -> Result<ExtractedColumns, NoiseError> {
+        let ObservedTokens { tokens, positions, sequence_ids } = *observed;
         let n = tokens.len();
         let lengths = [
             ("logits", logits.len(), n * self.spec.vocab),
@@ -214,7 +223,7 @@ impl Extract for RowExtractor {
                 return Err(NoiseError::Length { what, got, expected });
             }
         }
-        let mut out = Extracted::default();
+        let mut out = ExtractedColumns::default();
         let Some(encoder) = &self.encoder else {
             self.extract_rows(logits, observed, &mut out)?;
             return Ok(out);
@@ -225,7 +234,7 @@ impl Extract for RowExtractor {
         };
         let (encoded, others) = encoder.encode_rows(&rows, &self.spec.keys, per_row)?;
         let (best, signals): (Vec<_>, Vec<_>) = others.into_iter().unzip();
-        out.signals = if self.spec.signals.is_none() { Vec::new() } else { signals };
+        out.signals = if self.spec.signals.is_empty() { Vec::new() } else { signals };
         out.logprob.clone_from(&encoded.logprob);
         out.replay = Some(encoded);
         out.topk = (self.spec.topk > 0).then(|| best.into_iter().flatten().unzip());

@@ -57,12 +57,12 @@ mod uniforms;
 mod value;
 mod verify;
 
-pub use correction_pruning::Loosener;
+pub use correction_pruning::CorrectionPruner;
 pub use decode::{Correction, StoredToken, decode, decode_softmax};
 pub use dense::round_dense;
 pub use dispatch::Level;
 pub use error::NoiseError;
-pub use extract::{Extract, Extracted, Extraction, NoiseForm, Observed, RowExtractor};
+pub use extract::{Extract, ExtractedColumns, ExtractionSpec, NoiseForm, ObservedTokens, RowExtractor};
 pub use math::exponential_from_word;
 pub use output::{DenseRow, Element, Output, OutputKind, RowWriter};
 pub use philox::{DrawKey, NoiseStream, philox4x32_10};
@@ -71,14 +71,18 @@ pub use posterior::{
     sequential_noise,
 };
 pub use replay::{Encoded, Encoder, Tolerance};
-pub use replay_rows::{Asked, Integers, Reals, StoredColumns, StoredNoise, prior_rows, replay_rows};
-pub use rows::{LogitRows, RowEncoder, RowsEncoded};
+pub use replay_rows::{
+    FloatColumn, IntegerColumn, RequestedTokens, StoredColumns, StoredNoise, prior_rows, replay_rows,
+};
+pub use rows::{EncodedRows, LogitRows, RowEncoder};
 pub use sample::{Sampler, Sampling};
-pub use signals::{LogitSampling, RowSignals, Sampled, Signals, TopP, signals_of_loaded};
+pub use signals::{LogitSampling, RowSignals, SampledLogit, SignalSpec, TopP, signals_of_loaded};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, epoch_seed, fnv1a64, keyed_uniforms, splitmix64};
 pub use value::ValueType;
-pub use verify::{Compared, Judged, compare, judge, judge_dense, total_variation_of};
+pub use verify::{
+    NoiseAccuracy, TeacherDifference, measure_accuracy, measure_dense_accuracy, measure_difference, total_variation_of,
+};
 
 /// Writes the random words of one row of whole blocks, so that the benchmark can time the generator alone.
 #[doc(hidden)]

@@ -17,7 +17,7 @@ use crate::{Correction, DenseRow, DrawKey, Element, NoiseError, NoiseStream, Out
 /// Integers in their stored type.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // the variant names are the types
-pub enum Integers<'a> {
+pub enum IntegerColumn<'a> {
     U8(&'a [u8]),
     U16(&'a [u16]),
     U32(&'a [u32]),
@@ -25,7 +25,7 @@ pub enum Integers<'a> {
     I64(&'a [i64]),
 }
 
-impl Integers<'_> {
+impl IntegerColumn<'_> {
     /// Number of values.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -68,12 +68,12 @@ impl Integers<'_> {
 /// Floating-point numbers in their stored type.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // the variant names are the types
-pub enum Reals<'a> {
+pub enum FloatColumn<'a> {
     F16(&'a [f16]),
     F32(&'a [f32]),
 }
 
-impl<'a> Reals<'a> {
+impl<'a> FloatColumn<'a> {
     /// Number of values.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -118,16 +118,16 @@ pub enum StoredNoise<'a> {
         /// `logprob` [B, L].
         logprobs: &'a [f32],
         /// `noise_count` [B, D, L].
-        counts: Integers<'a>,
+        counts: IntegerColumn<'a>,
         /// Index of the first correction of each sequence, and the end [B + 1].
         offsets: &'a [i64],
         /// `noise_index` of all sequences, concatenated.
-        indices: Integers<'a>,
+        indices: IntegerColumn<'a>,
         /// `noise_logprob` of all sequences, concatenated.
-        values: Reals<'a>,
+        values: FloatColumn<'a>,
     },
     /// Codec `dense`: `noise` [B, D, L, V].
-    Dense(Reals<'a>),
+    Dense(FloatColumn<'a>),
 }
 
 /// The noise columns of B sequences.
@@ -147,11 +147,11 @@ pub struct StoredColumns<'a> {
 
 /// The requested tokens, in the order of the output.
 #[derive(Debug, Clone, Copy)]
-pub enum Asked<'a> {
+pub enum RequestedTokens<'a> {
     /// All B·L tokens.
     All,
     /// Tokens by number row·L + position.
-    Flat(&'a [i64]),
+    Indices(&'a [i64]),
 }
 
 fn check_length(what: &'static str, got: usize, expected: usize) -> Result<(), NoiseError> {
@@ -190,7 +190,12 @@ impl StoredColumns<'_> {
     }
 
     /// Returns the index range of the corrections of every requested token, for codec `replay`.
-    fn correction_ranges(&self, draw: usize, requested: Asked<'_>, n: usize) -> Result<Vec<(u64, u64)>, NoiseError> {
+    fn correction_ranges(
+        &self,
+        draw: usize,
+        requested: RequestedTokens<'_>,
+        n: usize,
+    ) -> Result<Vec<(u64, u64)>, NoiseError> {
         let StoredNoise::Replay { counts, offsets, .. } = self.noise else { return Ok(Vec::new()) };
         let mut ranges = Vec::with_capacity(n);
         // Requested tokens mostly ascend within a row, so the running sum continues from the token before.
@@ -220,10 +225,10 @@ impl StoredColumns<'_> {
     }
 
     /// Row and position of requested token i.
-    fn token(&self, requested: Asked<'_>, i: usize) -> (usize, usize) {
+    fn token(&self, requested: RequestedTokens<'_>, i: usize) -> (usize, usize) {
         let flat = match requested {
-            Asked::All => i,
-            Asked::Flat(flat) => flat[i] as usize,
+            RequestedTokens::All => i,
+            RequestedTokens::Indices(flat) => flat[i] as usize,
         };
         (flat / self.length, flat % self.length)
     }
@@ -296,15 +301,15 @@ fn write_rows<T: Element, S>(
 pub fn replay_rows<T: Element>(
     columns: &StoredColumns<'_>,
     draw: usize,
-    requested: Asked<'_>,
+    requested: RequestedTokens<'_>,
     output: Output,
     out: &mut [T],
 ) -> Result<(), NoiseError> {
     columns.check(draw)?;
     let tokens = columns.rows * columns.length;
     let n = match requested {
-        Asked::All => tokens,
-        Asked::Flat(flat) => {
+        RequestedTokens::All => tokens,
+        RequestedTokens::Indices(flat) => {
             if let Some(&got) = flat.iter().find(|&&i| i < 0 || i >= tokens as i64) {
                 return Err(NoiseError::Range { what: "token", got, last: tokens as i64 - 1 });
             }

@@ -27,7 +27,7 @@ pub struct LogitRows<'a> {
 
 /// The columns of n rows and D draws. Lists are row-major: list `row·D + draw`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct RowsEncoded {
+pub struct EncodedRows {
     /// Number of draws D.
     pub draws: usize,
     /// ln p_x `[n]`.
@@ -46,7 +46,7 @@ pub struct RowsEncoded {
     pub mean_total_variation: f64,
 }
 
-impl RowsEncoded {
+impl EncodedRows {
     /// Returns the indices and values of one row and draw.
     #[must_use]
     pub fn corrections(&self, row: usize, draw: usize) -> (&[u32], &[f32]) {
@@ -123,7 +123,7 @@ impl RowEncoder {
         rows: &LogitRows<'_>,
         keys: &[DrawKey],
         per_row: impl Fn(&Softmax, &[f32], usize) -> T + Sync,
-    ) -> Result<(RowsEncoded, Vec<T>), NoiseError> {
+    ) -> Result<(EncodedRows, Vec<T>), NoiseError> {
         let n = rows.tokens.len();
         let lengths = [
             ("logits", rows.logits.len(), n * self.vocab),
@@ -179,9 +179,9 @@ impl RowEncoder {
 fn collect_columns<T>(
     results: Vec<Result<(EncodedRow, T), NoiseError>>,
     draws: usize,
-) -> Result<(RowsEncoded, Vec<T>), NoiseError> {
+) -> Result<(EncodedRows, Vec<T>), NoiseError> {
     let mut others = Vec::with_capacity(results.len());
-    let mut all = RowsEncoded { draws, offsets: vec![0], ..RowsEncoded::default() };
+    let mut all = EncodedRows { draws, offsets: vec![0], ..EncodedRows::default() };
     let (mut sum, mut measured) = (0.0, 0usize);
     for result in results {
         let (row, other) = result?;

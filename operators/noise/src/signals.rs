@@ -31,7 +31,7 @@ const PURPOSE: &str = "sampled_logits";
 
 /// The requested signals, besides noise and top-k.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Signals {
+pub struct SignalSpec {
     /// Temperatures of the log-partitions.
     pub temperatures: Vec<f64>,
     /// Whether to compute the entropy.
@@ -66,19 +66,19 @@ impl LogitSampling {
 /// Limits of top-p.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TopP {
-    /// Probability that the kept entries reach, unless that takes more than `most` entries.
+    /// Probability that the kept entries reach, unless that takes more than `max_entries` entries.
     pub mass: f64,
     /// Largest number of kept entries.
-    pub most: usize,
+    pub max_entries: usize,
 }
 
 /// A drawn token.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampled {
+pub struct SampledLogit {
     /// Vocabulary entry.
     pub index: u32,
     /// Number of times it was drawn.
-    pub times: u32,
+    pub count: u32,
     /// p/q; 1 if t = 1.
     pub ratio: f32,
 }
@@ -93,17 +93,17 @@ pub struct RowSignals {
     /// ln p of each candidate.
     pub candidates: Vec<f32>,
     /// Drawn tokens, ascending by entry.
-    pub sampled: Vec<Sampled>,
+    pub sampled: Vec<SampledLogit>,
     /// The most likely entries with their ln p, in descending order, ties by lower entry.
     pub top_p: Vec<(u32, f32)>,
     /// ln of the total probability of the entries outside `top_p`; −∞ if there is none, 0 if top-p was not requested.
     pub tail: f32,
 }
 
-impl Signals {
+impl SignalSpec {
     /// Whether no signal is requested.
     #[must_use]
-    pub fn is_none(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         let Self { temperatures, entropy, candidates, sampling, top_p } = self;
         temperatures.is_empty() && !entropy && candidates.is_empty() && sampling.is_none() && top_p.is_none()
     }
@@ -121,9 +121,9 @@ impl Signals {
 
     /// Returns the signals of a position whose token is certain: p is one-hot, l = ln p.
     #[must_use]
-    pub fn certain(&self, token: u32) -> RowSignals {
+    pub fn one_hot(&self, token: u32) -> RowSignals {
         let logprob = |k: &u32| if *k == token { 0.0 } else { f32::NEG_INFINITY };
-        let draw = |s: LogitSampling| Sampled { index: token, times: s.draws, ratio: 1.0 };
+        let draw = |s: LogitSampling| SampledLogit { index: token, count: s.draws, ratio: 1.0 };
         RowSignals {
             logz: vec![0.0; self.temperatures.len()],
             entropy: 0.0,
@@ -138,7 +138,7 @@ impl Signals {
 /// Returns the signals of the row that `softmax` holds. The candidates must be in the vocabulary.
 #[must_use]
 pub fn signals_of_loaded(
-    requested: &Signals,
+    requested: &SignalSpec,
     softmax: &Softmax,
     logits: &[f32],
     sequence_id: u64,
@@ -197,7 +197,7 @@ fn sample_logits(
     sampling: &LogitSampling,
     sequence_id: u64,
     position: u32,
-) -> Vec<Sampled> {
+) -> Vec<SampledLogit> {
     let factor = sampling.power as f32;
     let sums = sums_of_powers(softmax, logits, factor);
     let total: f64 = sums.iter().sum();
@@ -212,10 +212,10 @@ fn sample_logits(
         let distance = f64::from(logits[index]) - f64::from(softmax.max());
         libm::exp(softmax.logprob(logits[index]) - (sampling.power * distance - ln_total)) as f32
     };
-    let mut sampled: Vec<Sampled> = Vec::new();
+    let mut sampled: Vec<SampledLogit> = Vec::new();
     let mut take = |index: usize| match sampled.last_mut() {
-        Some(last) if last.index as usize == index => last.times += 1,
-        _ => sampled.push(Sampled { index: index as u32, times: 1, ratio: ratio(index) }),
+        Some(last) if last.index as usize == index => last.count += 1,
+        _ => sampled.push(SampledLogit { index: index as u32, count: 1, ratio: ratio(index) }),
     };
     let (mut rest, mut below, mut block) = (targets.as_slice(), 0.0, Block::ZERO);
     let last = sums.iter().rposition(|sum| *sum > 0.0).unwrap_or(0);
@@ -252,7 +252,7 @@ fn top_p_with_tail(softmax: &Softmax, logits: &[f32], top_p: &TopP) -> (Vec<(u32
     // Most rows need few entries, so k grows only while the mass is not reached.
     let (mut k, mut mass);
     let mut best = Vec::new();
-    let mut count = 16.min(top_p.most);
+    let mut count = 16.min(top_p.max_entries);
     loop {
         best.clear();
         best.extend(top_k_of_loaded(softmax, logits, count));
@@ -261,10 +261,10 @@ fn top_p_with_tail(softmax: &Softmax, logits: &[f32], top_p: &TopP) -> (Vec<(u32
             mass += libm::exp(f64::from(best[k].1));
             k += 1;
         }
-        if mass >= top_p.mass || count >= top_p.most.min(logits.len()) {
+        if mass >= top_p.mass || count >= top_p.max_entries.min(logits.len()) {
             break;
         }
-        count = (8 * count).min(top_p.most);
+        count = (8 * count).min(top_p.max_entries);
     }
     best.truncate(k.max(1));
     let mut kept: Vec<usize> = best.iter().map(|entry| entry.0 as usize).collect();
@@ -289,17 +289,17 @@ mod tests {
     use super::*;
     use crate::Level;
 
-    fn all(vocab: usize) -> Signals {
-        Signals {
+    fn all(vocab: usize) -> SignalSpec {
+        SignalSpec {
             temperatures: vec![1.0, 2.0, 0.5],
             entropy: true,
             candidates: vec![0, vocab as u32 - 1],
             sampling: Some(LogitSampling { draws: 50, power: 1.0, seed: 3 }),
-            top_p: Some(TopP { mass: 0.9, most: 64 }),
+            top_p: Some(TopP { mass: 0.9, max_entries: 64 }),
         }
     }
 
-    fn of(requested: &Signals, logits: &[f32], position: u32) -> RowSignals {
+    fn of(requested: &SignalSpec, logits: &[f32], position: u32) -> RowSignals {
         let mut softmax = Softmax::new(logits.len()).unwrap();
         softmax.load(logits).unwrap();
         signals_of_loaded(requested, &softmax, logits, 7, position)
@@ -369,7 +369,7 @@ mod tests {
     /// Expected values: numpy 2, float64, l = [1, 2, 3, −4], `np.log(np.exp(l / T).sum())` and so on.
     #[test]
     fn numbers_of_numpy() {
-        let requested = Signals { candidates: vec![3, 1], ..all(4) };
+        let requested = SignalSpec { candidates: vec![3, 1], ..all(4) };
         let got = of(&requested, &[1.0, 2.0, 3.0, -4.0], 0);
         for (got, numpy) in got.logz.iter().zip([3.408_212_401_754_417, 2.195_448_273_167_654, 6.142_932_349_279_819]) {
             assert!((f64::from(*got) - numpy).abs() < 1e-6, "{got} {numpy}");
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn every_level_gives_the_same_bits() {
         let logits = random(5_003, 25.0, 9);
-        let requested = Signals { sampling: Some(LogitSampling { draws: 200, power: 0.7, seed: 5 }), ..all(5_003) };
+        let requested = SignalSpec { sampling: Some(LogitSampling { draws: 200, power: 0.7, seed: 5 }), ..all(5_003) };
         let rows = Level::available().into_iter().flatten().map(|level| {
             let mut softmax = Softmax::at_level(logits.len(), level).unwrap();
             softmax.load(&logits).unwrap();
@@ -399,16 +399,16 @@ mod tests {
         let (_, logprobs) = exact(&logits, 1.0);
         for power in [1.0, 0.8, 1.2, 0.3] {
             let requested =
-                Signals { sampling: Some(LogitSampling { draws: 50, power, seed: 3 }), ..Signals::default() };
+                SignalSpec { sampling: Some(LogitSampling { draws: 50, power, seed: 3 }), ..SignalSpec::default() };
             let q: Vec<f64> = logprobs.iter().map(|l| (power * l).exp()).collect();
             let total: f64 = q.iter().sum();
             let mut mean = vec![0f64; logits.len()];
             for position in 0..2_000 {
                 let row = of(&requested, &logits, position);
-                assert_eq!(row.sampled.iter().map(|s| s.times).sum::<u32>(), 50);
+                assert_eq!(row.sampled.iter().map(|s| s.count).sum::<u32>(), 50);
                 assert!(row.sampled.is_sorted_by(|a, b| a.index < b.index));
                 for s in row.sampled {
-                    mean[s.index as usize] += f64::from(s.times) * f64::from(s.ratio) / 1e5;
+                    mean[s.index as usize] += f64::from(s.count) * f64::from(s.ratio) / 1e5;
                 }
             }
             let chi: f64 = (0..logits.len())
@@ -428,7 +428,7 @@ mod tests {
         let logits = random(3_000, 10.0, 8);
         let (_, logprobs) = exact(&logits, 1.0);
         let requested =
-            Signals { sampling: Some(LogitSampling { draws: 100, power: 1.0, seed: 3 }), ..Signals::default() };
+            SignalSpec { sampling: Some(LogitSampling { draws: 100, power: 1.0, seed: 3 }), ..SignalSpec::default() };
         let mut uniforms = keyed_uniforms(3, "sampled_logits", 7, 5);
         let mut expected: Vec<u32> = (0..100)
             .map(|_| {
@@ -442,14 +442,14 @@ mod tests {
             .collect();
         expected.sort_unstable();
         let drawn = of(&requested, &logits, 5).sampled;
-        let drawn: Vec<u32> = drawn.iter().flat_map(|s| vec![s.index; s.times as usize]).collect();
+        let drawn: Vec<u32> = drawn.iter().flat_map(|s| vec![s.index; s.count as usize]).collect();
         assert_eq!(drawn, expected);
     }
 
     /// A candidate belongs to the request, not to a position.
     #[test]
     fn invalid_candidates_are_named_without_a_position() {
-        let requested = Signals { candidates: vec![9, 10], ..Signals::default() };
+        let requested = SignalSpec { candidates: vec![9, 10], ..SignalSpec::default() };
         assert_eq!(requested.check(11), Ok(()));
         let error = requested.check(10).unwrap_err();
         assert_eq!(error.to_string(), "candidate 10 is out of range (0 to 9)");
@@ -457,12 +457,12 @@ mod tests {
 
     #[test]
     fn certain_positions_are_one_hot() {
-        let requested = Signals { candidates: vec![4, 9], ..all(10) };
-        let row = requested.certain(9);
+        let requested = SignalSpec { candidates: vec![4, 9], ..all(10) };
+        let row = requested.one_hot(9);
         assert_eq!((row.logz, row.entropy), (vec![0.0; 3], 0.0));
         assert_eq!(row.candidates, [f32::NEG_INFINITY, 0.0]);
-        assert_eq!(row.sampled, [Sampled { index: 9, times: 50, ratio: 1.0 }]);
+        assert_eq!(row.sampled, [SampledLogit { index: 9, count: 50, ratio: 1.0 }]);
         assert_eq!((row.top_p, row.tail), (vec![(9, 0.0)], f32::NEG_INFINITY));
-        assert_eq!(Signals::default().certain(3), RowSignals::default());
+        assert_eq!(SignalSpec::default().one_hot(3), RowSignals::default());
     }
 }

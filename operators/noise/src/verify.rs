@@ -20,7 +20,7 @@ fn exact_exponential(word: u32) -> f64 {
 
 /// Accuracy of the stored noise of one token and draw.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Judged {
+pub struct NoiseAccuracy {
     /// ½ Σ_k |softmax(ξ)_k − softmax(ξ̂)_k|.
     pub total_variation: f64,
     /// Score l_x + ξ̂_x of the observed token minus the best other score. Negative if another token wins; infinite if
@@ -33,14 +33,18 @@ pub struct Judged {
 /// # Errors
 /// If the token or a correction is outside the vocabulary, or a logit is NaN or infinite.
 pub fn total_variation_of(logits: &[f32], stored: &StoredToken<'_>, stream: &NoiseStream) -> Result<f64, NoiseError> {
-    Ok(judge(logits, stored, stream)?.total_variation)
+    Ok(measure_accuracy(logits, stored, stream)?.total_variation)
 }
 
 /// Judges the codec `replay`: ξ from the teacher's `logits` (`[V]`), ξ̂ from `stored`.
 ///
 /// # Errors
 /// If the token or a correction is outside the vocabulary, or a logit is NaN or infinite.
-pub fn judge(logits: &[f32], stored: &StoredToken<'_>, stream: &NoiseStream) -> Result<Judged, NoiseError> {
+pub fn measure_accuracy(
+    logits: &[f32],
+    stored: &StoredToken<'_>,
+    stream: &NoiseStream,
+) -> Result<NoiseAccuracy, NoiseError> {
     let exact = ExactNoise::new(logits, stored.token, stream)?;
     let vocab = logits.len();
     let mut p = vec![0f64; vocab];
@@ -59,7 +63,12 @@ pub fn judge(logits: &[f32], stored: &StoredToken<'_>, stream: &NoiseStream) -> 
 ///
 /// # Errors
 /// If the token is outside the vocabulary, a logit is NaN or infinite, or the noise has another length.
-pub fn judge_dense(logits: &[f32], x: u32, xi: &[f32], stream: &NoiseStream) -> Result<Judged, NoiseError> {
+pub fn measure_dense_accuracy(
+    logits: &[f32],
+    x: u32,
+    xi: &[f32],
+    stream: &NoiseStream,
+) -> Result<NoiseAccuracy, NoiseError> {
     if xi.len() != logits.len() {
         return Err(NoiseError::Length { what: "the dense noise of a token", got: xi.len(), expected: logits.len() });
     }
@@ -68,7 +77,7 @@ pub fn judge_dense(logits: &[f32], x: u32, xi: &[f32], stream: &NoiseStream) -> 
 
 /// Difference between two teachers, or between two ways to compute one teacher, at one token.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Compared {
+pub struct TeacherDifference {
     /// ½ Σ_k |softmax(ξ)_k − softmax(ξ′)_k|. Both noises use the same random words.
     pub total_variation: f64,
     /// |ln p_x − ln p′_x|, nat.
@@ -81,7 +90,12 @@ pub struct Compared {
 ///
 /// # Errors
 /// If the token is outside the vocabulary, a logit is NaN or infinite, or the two lengths differ.
-pub fn compare(logits: &[f32], other: &[f32], token: u32, stream: &NoiseStream) -> Result<Compared, NoiseError> {
+pub fn measure_difference(
+    logits: &[f32],
+    other: &[f32],
+    token: u32,
+    stream: &NoiseStream,
+) -> Result<TeacherDifference, NoiseError> {
     if other.len() != logits.len() {
         return Err(NoiseError::Length {
             what: "the logits to compare with",
@@ -92,7 +106,7 @@ pub fn compare(logits: &[f32], other: &[f32], token: u32, stream: &NoiseStream) 
     let (a, b) = (ExactNoise::new(logits, token, stream)?, ExactNoise::new(other, token, stream)?);
     let (ln_p, ln_q) = (ExactNoise::logprobs(logits), ExactNoise::logprobs(other));
     let kl: f64 = (0..logits.len()).map(|k| libm::exp(ln_p(k)) * (ln_p(k) - ln_q(k))).sum();
-    Ok(Compared {
+    Ok(TeacherDifference {
         total_variation: half_distance(&a.weights, &b.weights),
         logprob_change: (ln_p(a.x) - ln_q(a.x)).abs(),
         // For equal distributions, rounding may leave a small negative value.
@@ -145,7 +159,7 @@ impl ExactNoise {
         move |k| f64::from(logits[k]) - max - ln_z
     }
 
-    fn accuracy_of(&self, logits: &[f32], xi: impl Fn(usize) -> f64) -> Judged {
+    fn accuracy_of(&self, logits: &[f32], xi: impl Fn(usize) -> f64) -> NoiseAccuracy {
         let score_x = f64::from(logits[self.x]) + xi(self.x);
         let (mut decoded, mut lead) = (Vec::with_capacity(logits.len()), f64::INFINITY);
         for (k, l) in logits.iter().enumerate() {
@@ -155,6 +169,6 @@ impl ExactNoise {
                 lead = lead.min(score_x - (f64::from(*l) + xi));
             }
         }
-        Judged { total_variation: half_distance(&self.weights, &decoded), lead }
+        NoiseAccuracy { total_variation: half_distance(&self.weights, &decoded), lead }
     }
 }

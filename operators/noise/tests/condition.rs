@@ -7,8 +7,8 @@ mod common;
 
 use proptest::prelude::*;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, Judged, NoiseError, NoiseStream, Softmax, StoredToken, Tolerance, ValueType, decode,
-    dense_noise, judge, judge_dense, round_dense,
+    Correction, DrawKey, Encoder, NoiseAccuracy, NoiseError, NoiseStream, Softmax, StoredToken, Tolerance, ValueType,
+    decode, dense_noise, measure_accuracy, measure_dense_accuracy, round_dense,
 };
 
 /// Multiplies the number of cases by 50 in `make soak`.
@@ -51,9 +51,9 @@ impl Case {
         (encoded.logprob, corrections)
     }
 
-    fn judged(&self, (logprob, corrections): &(f32, Vec<Correction>)) -> Judged {
+    fn accuracy(&self, (logprob, corrections): &(f32, Vec<Correction>)) -> NoiseAccuracy {
         let stored = StoredToken { token: self.x, logprob: *logprob, corrections };
-        judge(&self.logits, &stored, &self.stream).unwrap()
+        measure_accuracy(&self.logits, &stored, &self.stream).unwrap()
     }
 
     fn decoded(&self, (logprob, corrections): &(f32, Vec<Correction>)) -> Vec<f32> {
@@ -102,9 +102,9 @@ proptest! {
     #[test]
     fn replayed_noise_has_the_observed_token_win(case in cases()) {
         let stored = case.encoded(case.encoder());
-        let judged = case.judged(&stored);
-        prop_assert!(judged.total_variation <= case.tolerance.get(), "{:?}", judged);
-        prop_assert!(judged.lead >= 0.99 * case.tolerance.lead(), "{:?} of {}", judged, case.tolerance.lead());
+        let accuracy = case.accuracy(&stored);
+        prop_assert!(accuracy.total_variation <= case.tolerance.get(), "{:?}", accuracy);
+        prop_assert!(accuracy.lead >= 0.99 * case.tolerance.lead(), "{:?} of {}", accuracy, case.tolerance.lead());
         prop_assert!(stored.1.iter().all(|c| c.index != case.x && c.logprob <= 0.0));
         if case.is_for_f32() {
             prop_assert_eq!(winner(&case.logits, &case.decoded(&stored)), case.x as usize);
@@ -118,9 +118,10 @@ proptest! {
         dense_noise(&mut softmax, &case.logits, case.x, &case.stream, &mut exact).unwrap();
         let mut xi = exact.clone();
         round_dense(&case.logits, case.x, case.value_type, true, &case.stream, &mut xi).unwrap();
-        let judged = judge_dense(&case.logits, case.x, &xi, &case.stream).unwrap();
-        prop_assert!(judged.lead >= 2.4e-4, "{:?}", judged);
-        prop_assert!(judged.total_variation <= if case.value_type == ValueType::F16 { 2e-2 } else { 1e-4 }, "{:?}", judged);
+        let accuracy = measure_dense_accuracy(&case.logits, case.x, &xi, &case.stream).unwrap();
+        prop_assert!(accuracy.lead >= 2.4e-4, "{:?}", accuracy);
+        let tolerance = if case.value_type == ValueType::F16 { 2e-2 } else { 1e-4 };
+        prop_assert!(accuracy.total_variation <= tolerance, "{:?}", accuracy);
         if case.is_for_f32() {
             prop_assert_eq!(winner(&case.logits, &xi), case.x as usize);
         }
@@ -156,12 +157,12 @@ fn without_the_condition_tokens_lose() {
     let (mut lost, mut rows, mut with, mut without) = (0, 0, 0, 0);
     for case in language_like(200) {
         let loose = case.encoded(case.encoder().with_condition(false));
-        let judged = case.judged(&loose);
-        assert!(judged.total_variation <= 1e-3);
+        let accuracy = case.accuracy(&loose);
+        assert!(accuracy.total_variation <= 1e-3);
         let in_f32 = winner(&case.logits, &case.decoded(&loose)) != case.x as usize;
-        assert_eq!(in_f32, judged.lead < 0.0, "{judged:?}");
+        assert_eq!(in_f32, accuracy.lead < 0.0, "{accuracy:?}");
         let kept = case.encoded(case.encoder());
-        assert!(case.judged(&kept).lead > 0.0);
+        assert!(case.accuracy(&kept).lead > 0.0);
         (lost, rows) = (lost + i32::from(in_f32), rows + 1);
         (with, without) = (with + kept.1.len(), without + loose.1.len());
     }
@@ -239,9 +240,9 @@ fn a_certain_rival_is_beaten_too() {
                 let tolerance = Tolerance::new(tolerance).unwrap();
                 let case = Case { logits: logits.clone(), x, stream, tolerance, value_type };
                 let stored = case.encoded(case.encoder());
-                let judged = case.judged(&stored);
-                assert!(judged.total_variation <= tolerance.get(), "{judged:?}");
-                assert!(judged.lead >= 0.99 * tolerance.lead(), "{judged:?}");
+                let accuracy = case.accuracy(&stored);
+                assert!(accuracy.total_variation <= tolerance.get(), "{accuracy:?}");
+                assert!(accuracy.lead >= 0.99 * tolerance.lead(), "{accuracy:?}");
                 assert!(stored.1.iter().all(|c| c.logprob <= 0.0), "{stored:?}");
                 several += usize::from(stored.1.iter().filter(|c| c.index == rival).count() > 1);
             }
@@ -261,7 +262,7 @@ fn ties_are_the_observed_tokens() {
                 let case = Case { logits: logits.clone(), x, stream, tolerance: Tolerance::default(), value_type };
                 let stored = case.encoded(case.encoder());
                 assert_eq!(winner(&logits, &case.decoded(&stored)), x as usize);
-                assert!(case.judged(&stored).lead > 2e-4);
+                assert!(case.accuracy(&stored).lead > 2e-4);
             }
         }
     }

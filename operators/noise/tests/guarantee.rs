@@ -42,8 +42,8 @@ proptest! {
                 prop_assert!(in_order(&corrections), "{:?}", corrections);
                 prop_assert!(corrections.iter().all(|c| c.index != x && c.logprob == value_type.round(f64::from(c.logprob))));
                 let stored = stillhouse_noise::StoredToken { token: x, logprob: encoded.logprob, corrections: &corrections };
-                let judged = total_variation_of(&logits, &stored, &stream).unwrap();
-                prop_assert!((judged - tv).abs() < 1e-9);
+                let accuracy = total_variation_of(&logits, &stored, &stream).unwrap();
+                prop_assert!((accuracy - tv).abs() < 1e-9);
             }
             Err(error) => prop_assert!(false, "{}", error),
         }

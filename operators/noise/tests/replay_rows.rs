@@ -5,9 +5,9 @@ mod common;
 use half::{bf16, f16};
 use serde::Deserialize;
 use stillhouse_noise::{
-    Asked, Correction, DenseRow, DrawKey, Element, Integers, Level, NoiseError, NoiseStream, Output, OutputKind, Reals,
-    RowWriter, StoredColumns, StoredNoise, StoredToken, decode, decode_softmax, prior_rows, replay_rows,
-    sequential_noise,
+    Correction, DenseRow, DrawKey, Element, FloatColumn, IntegerColumn, Level, NoiseError, NoiseStream, Output,
+    OutputKind, RequestedTokens, RowWriter, StoredColumns, StoredNoise, StoredToken, decode, decode_softmax,
+    prior_rows, replay_rows, sequential_noise,
 };
 
 const KINDS: [OutputKind; 4] = [OutputKind::Softmax, OutputKind::Gumbel, OutputKind::Gaussian, OutputKind::Uniform];
@@ -194,17 +194,17 @@ impl Columns {
             sequence_ids: &self.sequence_ids,
             tokens: &self.tokens,
             logprobs: &self.logprobs,
-            counts: Integers::U16(&self.counts),
+            counts: IntegerColumn::U16(&self.counts),
             offsets: &self.offsets,
-            indices: Integers::U16(&self.indices),
-            values: Reals::F16(&self.values),
+            indices: IntegerColumn::U16(&self.indices),
+            values: FloatColumn::F16(&self.values),
         };
         StoredColumns { rows: 3, draws: 2, length: 4, vocab: VOCAB, noise }
     }
 
     #[allow(clippy::unwrap_used)] // a test's helper
-    fn error(&self, requested: Asked<'_>) -> String {
-        let n = if let Asked::Flat(flat) = requested { flat.len() } else { 12 };
+    fn error(&self, requested: RequestedTokens<'_>) -> String {
+        let n = if let RequestedTokens::Indices(flat) = requested { flat.len() } else { 12 };
         let out = output(OutputKind::Gumbel, 1.0);
         replay_rows(&self.stored(), 0, requested, out, &mut vec![0f32; n * VOCAB]).unwrap_err().to_string()
     }
@@ -216,7 +216,7 @@ fn columns_are_read_in_any_order_and_on_any_number_of_threads() {
     let gumbel = output(OutputKind::Gumbel, 1.0);
     for draw in 0..2usize {
         let mut all = vec![0f32; 12 * VOCAB];
-        replay_rows(&columns.stored(), draw, Asked::All, gumbel, &mut all).unwrap();
+        replay_rows(&columns.stored(), draw, RequestedTokens::All, gumbel, &mut all).unwrap();
         let key = DrawKey::new(77, draw as u32);
         let mut at = 0;
         let mut begins = Vec::new();
@@ -243,7 +243,10 @@ fn columns_are_read_in_any_order_and_on_any_number_of_threads() {
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut some = vec![0f32; requested.len() * VOCAB];
-            pool.install(|| replay_rows(&columns.stored(), draw, Asked::Flat(&requested), gumbel, &mut some)).unwrap();
+            pool.install(|| {
+                replay_rows(&columns.stored(), draw, RequestedTokens::Indices(&requested), gumbel, &mut some)
+            })
+            .unwrap();
             for (got, &token) in some.chunks(VOCAB).zip(&requested) {
                 assert_eq!(got, &all[token as usize * VOCAB..][..VOCAB]);
             }
@@ -272,10 +275,10 @@ fn dense_and_prior_noise() {
     // An unlikely token in half precision, whose e^ξ overflows.
     let halves: Vec<f16> = [0.5, 300.0, -2.0].map(f16::from_f32).to_vec();
     let columns =
-        StoredColumns { rows: 1, draws: 1, length: 1, vocab: 3, noise: StoredNoise::Dense(Reals::F16(&halves)) };
+        StoredColumns { rows: 1, draws: 1, length: 1, vocab: 3, noise: StoredNoise::Dense(FloatColumn::F16(&halves)) };
     for kind in KINDS {
         let mut row = [0f32; 3];
-        replay_rows(&columns, 0, Asked::All, output(kind, 1.0), &mut row).unwrap();
+        replay_rows(&columns, 0, RequestedTokens::All, output(kind, 1.0), &mut row).unwrap();
         assert!(row.iter().all(|v| v.is_finite()), "{kind:?} {row:?}");
         let expected = match kind {
             OutputKind::Softmax | OutputKind::Uniform => 1.0,
@@ -304,7 +307,7 @@ fn damaged_columns_are_distinguished() {
     let error = |change: &dyn Fn(&mut Columns)| {
         let mut columns = Columns::new();
         change(&mut columns);
-        columns.error(Asked::All)
+        columns.error(RequestedTokens::All)
     };
     assert!(error(&|c| c.tokens[5] = 1500).contains("token 1500 is not below the vocabulary size 1500"));
     assert!(error(&|c| c.tokens[5] = -1).contains("sequence 3, position 1"));
@@ -317,12 +320,12 @@ fn damaged_columns_are_distinguished() {
     assert!(error(&|c| c.offsets[3] = i64::MAX).contains("row 2"));
     assert!(error(&|c| c.offsets.truncate(2)).contains("the offsets of noise_index"));
     assert!(error(&|c| c.logprobs.truncate(2)).contains("logprob holds 2 values, expected 12"));
-    assert_eq!(good.error(Asked::Flat(&[0, 12])), "token 12 is out of range (0 to 11)");
+    assert_eq!(good.error(RequestedTokens::Indices(&[0, 12])), "token 12 is out of range (0 to 11)");
     let mut out = vec![0f32; 12 * VOCAB];
     let gumbel = output(OutputKind::Gumbel, 1.0);
-    let draw = replay_rows(&good.stored(), 2, Asked::All, gumbel, &mut out);
+    let draw = replay_rows(&good.stored(), 2, RequestedTokens::All, gumbel, &mut out);
     assert_eq!(draw, Err(NoiseError::Range { what: "draw", got: 2, last: 1 }));
-    let short = replay_rows(&good.stored(), 1, Asked::All, gumbel, &mut out[1..]);
+    let short = replay_rows(&good.stored(), 1, RequestedTokens::All, gumbel, &mut out[1..]);
     assert!(matches!(short, Err(NoiseError::Length { what: "the output", .. })));
     for (kind, temperature) in [(OutputKind::Softmax, 0.0), (OutputKind::Gumbel, f64::NAN), (OutputKind::Uniform, 0.5)]
     {
@@ -332,6 +335,6 @@ fn damaged_columns_are_distinguished() {
     let mut columns = Columns::new();
     columns.tokens[3..].fill(9999);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
-    let error = pool.install(|| columns.error(Asked::All));
+    let error = pool.install(|| columns.error(RequestedTokens::All));
     assert!(error.contains("sequence 1099511627776, position 3"), "{error}");
 }

@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used)] // applies to the tests' helpers too
 
 use stillhouse_noise::{
-    DrawKey, Encoder, Extract, Extraction, Level, NoiseForm, NoiseStream, Observed, RowExtractor, Softmax, Tolerance,
-    ValueType, dense_noise, keyed_uniforms, splitmix64, top_k,
+    DrawKey, Encoder, Extract, ExtractionSpec, Level, NoiseForm, NoiseStream, ObservedTokens, RowExtractor, Softmax,
+    Tolerance, ValueType, dense_noise, keyed_uniforms, splitmix64, top_k,
 };
 
 /// Vocabularies: tiny, around a block of 1,024, and sizes that are no multiple of the block.
@@ -133,14 +133,14 @@ fn rows(shape: u32) -> u64 {
         noise.iter().for_each(|xi| hash.add(u64::from(xi.to_bits())));
 
         let noise = NoiseForm::Replay { tolerance: Tolerance::default(), value_type: ValueType::F16, condition: true };
-        let spec = Extraction {
+        let spec = ExtractionSpec {
             vocab,
             keys: DrawKey::draws(11, 2),
             noise: Some(noise),
             topk: 3.min(vocab),
             signals: Default::default(),
         };
-        let observed = Observed { tokens: &[x, 0], positions: &[4, 5], sequence_ids: &[6, 1 << 35] };
+        let observed = ObservedTokens { tokens: &[x, 0], positions: &[4, 5], sequence_ids: &[6, 1 << 35] };
         let two = [logits, row(vocab, 8, shape)].concat();
         let out = RowExtractor::new(spec).unwrap().extract(&two, &observed).unwrap();
         out.logprob.iter().for_each(|l| hash.add(u64::from(l.to_bits())));

@@ -28,7 +28,7 @@ use stillhouse_schemas::spec::Detokenizer;
 
 pub use rules::detokenize;
 
-use crate::config::{JobFacts, OperatorConfig};
+use crate::config::{JobContext, OperatorConfig};
 use crate::document_pieces::{document_name, document_pieces, unfinished_document};
 use crate::operator::{
     Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema,
@@ -53,10 +53,10 @@ pub struct CleanConfig {
 impl OperatorConfig for CleanConfig {
     const NAME: &'static str = NAME;
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let piece_bytes = facts.spec.input.piece_kilobytes as usize * 1000;
-        let text = !facts.spec.input.is_rows();
-        Ok(text.then_some(Self { detokenizer: facts.spec.clean.detokenizer, piece_bytes }))
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let piece_bytes = context.spec.input.piece_kilobytes as usize * 1000;
+        let text = !context.spec.input.is_rows();
+        Ok(text.then_some(Self { detokenizer: context.spec.clean.detokenizer, piece_bytes }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {

@@ -10,14 +10,15 @@ use arrow::array::{ArrayRef, Float16Array, Float32Array, Int32Array, UInt8Array,
 use arrow::datatypes::{DataType, Field};
 use half::f16;
 use stillhouse_noise::{
-    DrawKey, Extracted, Extraction, NoiseForm, NoiseStream, Observed, RowSignals, Tolerance, prior_noise,
+    DrawKey, ExtractedColumns, ExtractionSpec, NoiseForm, NoiseStream, ObservedTokens, RowSignals, Tolerance,
+    prior_noise,
 };
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::NoiseCodec;
 
 use super::hidden::HiddenStatesBuilder;
-use super::pass::{Predicted, Sequence, Slice};
+use super::pass::{PredictedPosition, Sequence, Slice};
 use super::{ExtractConfig, NAME, Workspace, hidden_state_error, noise_error};
 use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::list_column;
@@ -29,7 +30,7 @@ pub(super) struct Collector {
     /// Positions of each row, padding included; `starts` says where each row begins in a column of shape `[L]`.
     lengths: Vec<usize>,
     starts: Vec<usize>,
-    extraction: Extraction,
+    extraction: ExtractionSpec,
     logprob: Vec<f32>,
     replay: Option<Replay>,
     dense: Option<Vec<f32>>,
@@ -91,7 +92,7 @@ impl Collector {
         if config.topk > 0 {
             collector.topk = Some((vec![0; positions * config.topk], vec![0.0; positions * config.topk]));
         }
-        if !collector.extraction.signals.is_none() {
+        if !collector.extraction.signals.is_empty() {
             collector.signals = vec![RowSignals::default(); positions];
         }
         collector.fill_certain()?;
@@ -105,7 +106,7 @@ impl Collector {
                 let token = self.token(row, position);
                 let at = self.starts[row] + position;
                 if let Some(signals) = self.signals.get_mut(at) {
-                    *signals = self.extraction.signals.certain(token);
+                    *signals = self.extraction.signals.one_hot(token);
                 }
                 if let Some((indices, logprobs)) = &mut self.topk {
                     let k = self.config.topk;
@@ -162,13 +163,13 @@ impl Collector {
     }
 
     /// Extracts the values of a slice.
-    pub(super) fn extract(&self, slice: &Slice, workspace: &mut Workspace) -> Result<Extracted, OperatorError> {
+    pub(super) fn extract(&self, slice: &Slice, workspace: &mut Workspace) -> Result<ExtractedColumns, OperatorError> {
         let began = Instant::now();
         let positions = &slice.positions;
         let tokens: Vec<u32> = positions.iter().map(|p| self.token(p.row, p.position)).collect();
         let sequence_positions: Vec<u32> = positions.iter().map(|p| p.position as u32).collect();
         let ids: Vec<u64> = positions.iter().map(|p| self.sequences[p.row].id).collect();
-        let observed = Observed { tokens: &tokens, positions: &sequence_positions, sequence_ids: &ids };
+        let observed = ObservedTokens { tokens: &tokens, positions: &sequence_positions, sequence_ids: &ids };
         let extracted = workspace.extract(&self.extraction, &slice.logits, &observed);
         self.meter.add_since(Measure::ExtractNanos, began);
         extracted
@@ -177,8 +178,8 @@ impl Collector {
     /// Stores the values of a slice at their positions.
     pub(super) fn store(
         &mut self,
-        positions: &[Predicted],
-        extracted: &Extracted,
+        positions: &[PredictedPosition],
+        extracted: &ExtractedColumns,
         states: &[f32],
     ) -> Result<(), OperatorError> {
         let began = Instant::now();
@@ -225,7 +226,7 @@ impl Collector {
         Ok(())
     }
 
-    fn store_states(&mut self, positions: &[Predicted], states: &[f32]) -> Result<(), OperatorError> {
+    fn store_states(&mut self, positions: &[PredictedPosition], states: &[f32]) -> Result<(), OperatorError> {
         let Some(hidden) = &mut self.hidden else { return Ok(()) };
         let (got, expected) = (states.len(), positions.len() * hidden.values_per_position());
         if got != expected {
@@ -240,7 +241,7 @@ impl Collector {
     }
 
     /// Fails if `noise_count` cannot hold `count`. `columns::noise_count_type` picks a type that should always fit.
-    fn check_count(&self, p: &Predicted, count: usize) -> Result<(), OperatorError> {
+    fn check_count(&self, p: &PredictedPosition, count: usize) -> Result<(), OperatorError> {
         let Some(noise) = &self.config.noise else { return Ok(()) };
         let max = match columns::noise_count_type(self.config.vocab_size, noise.tolerance) {
             DataType::UInt8 => usize::from(u8::MAX),
@@ -316,9 +317,9 @@ impl ExtractConfig {
     ///
     /// # Errors
     /// Fails if the noise cannot be stored.
-    pub fn extraction(&self) -> Result<Extraction, OperatorError> {
+    pub fn extraction(&self) -> Result<ExtractionSpec, OperatorError> {
         let (signals, topk) = (self.signals.asked(), self.topk);
-        let mut extraction = Extraction { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
+        let mut extraction = ExtractionSpec { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
         if let Some(noise) = &self.noise {
             let (value_type, condition) = (noise.value_type(), noise.condition);
             extraction.keys = DrawKey::draws(noise.seed, noise.draws);

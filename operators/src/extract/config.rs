@@ -8,8 +8,8 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision};
 
 use super::{ExtractConfig, HiddenConfig, NAME, NoiseConfig, SignalsConfig, invariants, predicted, sequences, view};
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, token_id_bits};
-use crate::invariants::{Broken, Limits};
+use crate::config::{Column, JobContext, OperatorConfig, OperatorView, token_id_bits};
+use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::vocabulary::Role;
 
@@ -170,17 +170,17 @@ impl OperatorConfig for ExtractConfig {
         },
     ];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
         // `generate` makes the columns if the teacher writes the text
-        if facts.spec.sequential().is_some() { Ok(None) } else { Self::resolve(facts) }
+        if context.spec.sequential().is_some() { Ok(None) } else { Self::resolve(context) }
     }
 
     fn fields(&self) -> Vec<Field> {
         Self::fields(self)
     }
 
-    fn check(&self, batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        invariants::check(self, batch, broken)
+    fn check(&self, batch: &RecordBatch, _: &CheckContext, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
+        invariants::check(self, batch, violations)
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
@@ -214,12 +214,12 @@ impl OperatorConfig for ExtractConfig {
 
 impl ExtractConfig {
     /// Returns the config of a job with a teacher.
-    pub(crate) fn resolve(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let Some(extract) = &facts.spec.extract else { return Ok(None) };
-        let eos = facts.special_ids.id(Role::Eos);
-        let bos = facts.require(Role::Bos, "the teacher").or_else(|missing| eos.ok_or(missing))?;
+    pub(crate) fn resolve(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let Some(extract) = &context.spec.extract else { return Ok(None) };
+        let eos = context.special_ids.id(Role::Eos);
+        let bos = context.require(Role::Bos, "the teacher").or_else(|missing| eos.ok_or(missing))?;
         Ok(Some(Self {
-            vocab_size: facts.vocab_size,
+            vocab_size: context.vocab_size,
             bos,
             context: extract.context,
             batch_tokens: extract.teacher.batch_tokens as usize,
@@ -229,12 +229,12 @@ impl ExtractConfig {
                 condition: noise.condition,
                 draws: noise.draws,
                 precision: noise.resolved_precision(),
-                seed: facts.spec.noise_seed(),
+                seed: context.spec.noise_seed(),
             }),
             topk: extract.topk as usize,
-            signals: SignalsConfig::of(extract, facts.spec.seed),
+            signals: SignalsConfig::of(extract, context.spec.seed),
             hidden: extract.hidden_states.as_ref().map(HiddenConfig::from_job).transpose()?,
-            rows: facts.rows(),
+            rows: context.rows(),
         }))
     }
 }

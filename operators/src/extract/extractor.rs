@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use stillhouse_noise::{Extract, Extracted, Extraction, Observed, RowExtractor};
-use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
+use stillhouse_noise::{Extract, ExtractedColumns, ExtractionSpec, ObservedTokens, RowExtractor};
+use stillhouse_teacher::stillhouse_gpu::extract::{ExtractRequest, Extractor};
 use stillhouse_teacher::stillhouse_gpu::{Device, GpuError};
 use stillhouse_teacher::{DeviceLogits, Logits, TeacherError};
 
@@ -20,7 +20,7 @@ pub struct Workspace {
 /// An extractor on a device, and the parameters that it was built for.
 struct DeviceExtractor {
     device: Arc<dyn Device>,
-    extraction: Extraction,
+    extraction: ExtractionSpec,
     rows: usize,
     extractor: Extractor,
 }
@@ -28,13 +28,13 @@ struct DeviceExtractor {
 impl Workspace {
     pub(super) fn extract(
         &mut self,
-        extraction: &Extraction,
+        extraction: &ExtractionSpec,
         logits: &Logits,
-        observed: &Observed<'_>,
-    ) -> Result<Extracted, OperatorError> {
+        observed: &ObservedTokens<'_>,
+    ) -> Result<ExtractedColumns, OperatorError> {
         match logits {
             Logits::Host(logits) => {
-                let extractor = match self.host.take().filter(|extractor| extractor.asked() == extraction) {
+                let extractor = match self.host.take().filter(|extractor| extractor.spec() == extraction) {
                     Some(extractor) => extractor,
                     None => RowExtractor::new(extraction.clone()).map_err(noise_error)?,
                 };
@@ -69,9 +69,9 @@ fn device_error(error: GpuError) -> OperatorError {
 }
 
 impl DeviceExtractor {
-    fn new(extraction: &Extraction, logits: &DeviceLogits) -> Result<Self, GpuError> {
-        let (rows, device) = (logits.room(), logits.device());
-        let extractor = Extractor::new(device, Asked::of_rows(extraction, logits.stride()), rows)?;
+    fn new(extraction: &ExtractionSpec, logits: &DeviceLogits) -> Result<Self, GpuError> {
+        let (rows, device) = (logits.capacity_rows(), logits.device());
+        let extractor = Extractor::new(device, ExtractRequest::with_stride(extraction, logits.stride()), rows)?;
         Ok(Self { device: Arc::clone(device), extraction: extraction.clone(), rows, extractor })
     }
 }

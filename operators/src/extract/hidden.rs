@@ -20,12 +20,12 @@ use arrow::array::{ArrayRef, Float16Array, Float32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 use half::f16;
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{HiddenStates, NoisePrecision};
 
 use super::{ExtractConfig, NAME};
-use crate::invariants::{Broken, Widened, float_column};
+use crate::invariants::{Violation, Widened, float_column};
 use crate::operator::OperatorError;
 use crate::rows::{ListRows, list_column};
 
@@ -58,9 +58,9 @@ impl HiddenConfig {
         self.values_per_token() * if self.precision == NoisePrecision::F16 { 2 } else { 4 }
     }
 
-    pub(super) fn field(&self, rows: Rows) -> Field {
+    pub(super) fn field(&self, rows: RowLength) -> Field {
         let item = if self.precision == NoisePrecision::F16 { DataType::Float16 } else { DataType::Float32 };
-        rows.field_of(columns::HIDDEN_STATES, item, None, &[self.layers.len(), self.width])
+        rows.field_with_dimensions(columns::HIDDEN_STATES, item, None, &[self.layers.len(), self.width])
     }
 }
 
@@ -186,17 +186,22 @@ impl StoredStates {
 }
 
 /// Checks the column `hidden_states` of a batch.
-pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+pub(super) fn check(
+    config: &ExtractConfig,
+    batch: &RecordBatch,
+    violations: &mut Vec<Violation>,
+) -> Result<(), ArrowError> {
     let Some(stored) = StoredStates::of(config.hidden.as_ref(), batch)? else { return Ok(()) };
-    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
     for row in 0..batch.num_rows() {
         let (got, expected) = (stored.row(row), tokens.range(row).len() * stored.config.values_per_token());
         if got.len() != expected {
             let of = columns::HIDDEN_STATES;
-            broken.push(Broken::new(row, format!("{of} has {} values, valid: {expected}", got.len())));
+            violations.push(Violation::new(row, format!("{of} has {} values, valid: {expected}", got.len())));
         } else if let Some(i) = got.iter().position(|value| !value.is_finite()) {
             let (position, value) = (i / stored.config.values_per_token(), got[i]);
-            broken.push(Broken::new(row, format!("hidden_states at position {position}: {value}, valid: finite")));
+            violations
+                .push(Violation::new(row, format!("hidden_states at position {position}: {value}, valid: finite")));
         }
     }
     Ok(())

@@ -5,46 +5,50 @@ use arrow::error::ArrowError;
 use stillhouse_schemas::columns;
 
 use super::{ExtractConfig, hidden, signals};
-use crate::invariants::{Broken, float_column, unsigned_column};
+use crate::invariants::{Violation, float_column, unsigned_column};
 use crate::rows::ListRows;
 
-pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-    check_logprobs(batch, broken)?;
-    check_noise(config, batch, broken)?;
-    check_topk(config, batch, broken)?;
-    signals::check(config, batch, broken)?;
-    hidden::check(config, batch, broken)
+pub(super) fn check(
+    config: &ExtractConfig,
+    batch: &RecordBatch,
+    violations: &mut Vec<Violation>,
+) -> Result<(), ArrowError> {
+    check_logprobs(batch, violations)?;
+    check_noise(config, batch, violations)?;
+    check_topk(config, batch, violations)?;
+    signals::check(config, batch, violations)?;
+    hidden::check(config, batch, violations)
 }
 
-fn check_logprobs(batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+fn check_logprobs(batch: &RecordBatch, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
     let Some(column) = batch.column_by_name(columns::LOGPROB) else { return Ok(()) };
     let rows = ListRows::new(columns::LOGPROB, column)?;
-    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
     let values = rows.values::<Float32Array>(columns::LOGPROB)?.values();
     for row in 0..rows.len() {
         if rows.range(row).len() != tokens.range(row).len() {
-            broken.push(Broken::new(
+            violations.push(Violation::new(
                 row,
                 format!("{} log-probabilities for {} tokens", rows.range(row).len(), tokens.range(row).len()),
             ));
         }
         if let Some(bad) = values[rows.range(row)].iter().find(|v| !v.is_finite() || **v > 0.0) {
-            broken.push(Broken::new(row, format!("logprob {bad}, valid: finite, at most 0")));
+            violations.push(Violation::new(row, format!("logprob {bad}, valid: finite, at most 0")));
         }
     }
     Ok(())
 }
 
-fn check_noise(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+fn check_noise(config: &ExtractConfig, batch: &RecordBatch, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
     let draws = config.noise.as_ref().map_or(1, |noise| noise.draws as usize);
-    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
     let ids = tokens.values::<Int32Array>(columns::INPUT_IDS)?.values();
     if batch.column_by_name(columns::NOISE).is_some() {
         let noise = float_column(batch, columns::NOISE)?;
         for row in 0..batch.num_rows() {
             let expected = draws * tokens.range(row).len() * config.vocab_size;
             if noise.row(row).len() != expected || noise.row(row).iter().any(|v| v.is_nan()) {
-                broken.push(Broken::new(
+                violations.push(Violation::new(
                     row,
                     format!("noise has {} values, valid: {expected}, none NaN", noise.row(row).len()),
                 ));
@@ -68,13 +72,13 @@ fn check_noise(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Bro
                 indices.len(),
                 row_ids.len()
             );
-            broken.push(Broken::new(row, what));
+            violations.push(Violation::new(row, what));
             continue;
         }
         let corrections = check_corrections(counts, indices, row_ids, config.vocab_size);
-        broken.extend(corrections.into_iter().map(|what| Broken::new(row, what)));
+        violations.extend(corrections.into_iter().map(|what| Violation::new(row, what)));
         if let Some(bad) = logprobs.iter().find(|v| !v.is_finite() || **v > 0.0) {
-            broken.push(Broken::new(row, format!("noise_logprob {bad}, valid: finite, at most 0")));
+            violations.push(Violation::new(row, format!("noise_logprob {bad}, valid: finite, at most 0")));
         }
     }
     Ok(())
@@ -101,19 +105,19 @@ fn check_corrections(counts: &[u32], indices: &[u32], ids: &[i32], vocab_size: u
     wrong
 }
 
-fn check_topk(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+fn check_topk(config: &ExtractConfig, batch: &RecordBatch, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
     if batch.column_by_name(columns::TOPK_INDEX).is_none() {
         return Ok(());
     }
-    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
-    let indices = ListRows::of(batch, columns::TOPK_INDEX)?;
+    let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
+    let indices = ListRows::from_batch(batch, columns::TOPK_INDEX)?;
     let index_values = indices.values::<Int32Array>(columns::TOPK_INDEX)?.values();
     let logprobs = float_column(batch, columns::TOPK_LOGPROB)?;
     for row in 0..batch.num_rows() {
         let (list, values) = (&index_values[indices.range(row)], logprobs.row(row));
         let expected = tokens.range(row).len() * config.topk;
         if list.len() != expected || values.len() != expected {
-            broken.push(Broken::new(
+            violations.push(Violation::new(
                 row,
                 format!("{} top-k entries, {} values, valid: {expected}", list.len(), values.len()),
             ));
@@ -122,7 +126,7 @@ fn check_topk(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Brok
         for (indices, values) in list.chunks(config.topk).zip(values.chunks(config.topk)) {
             let in_range = indices.iter().all(|&i| i >= 0 && (i as usize) < config.vocab_size);
             if !in_range || !values.is_sorted_by(|a, b| a >= b) || values.iter().any(|v| *v > 0.0) {
-                broken.push(Broken::new(
+                violations.push(Violation::new(
                     row,
                     format!("top-k entries {indices:?} {values:?} do not descend within the vocabulary"),
                 ));

@@ -1,10 +1,10 @@
 //! Re-encodes stored noise for a looser tolerance from the columns alone, without the teacher: see
-//! `stillhouse_noise::Loosener`.
+//! `stillhouse_noise::CorrectionPruner`.
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::error::ArrowError;
 use rayon::prelude::*;
-use stillhouse_noise::{Correction, DrawKey, Loosener, NoiseStream, StoredToken, Tolerance};
+use stillhouse_noise::{Correction, CorrectionPruner, DrawKey, NoiseStream, StoredToken, Tolerance};
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 
@@ -15,14 +15,14 @@ use crate::operator::OperatorError;
 use crate::rows::list_column;
 
 /// The columns that are rewritten.
-pub const LOOSENED: [&str; 3] = [columns::NOISE_COUNT, columns::NOISE_INDEX, columns::NOISE_LOGPROB];
+pub const LOOSENED_COLUMNS: [&str; 3] = [columns::NOISE_COUNT, columns::NOISE_INDEX, columns::NOISE_LOGPROB];
 
 /// Converts the noise of one config to that of another, which differs only in its tolerance.
 #[derive(Debug, Clone)]
-pub struct Loosen {
+pub struct NoiseLoosener {
     to: ExtractConfig,
     noise: NoiseConfig,
-    loosener: Loosener,
+    pruner: CorrectionPruner,
 }
 
 /// The new noise of one row.
@@ -33,7 +33,7 @@ struct LoosenedRow {
     added_variation: f64,
 }
 
-impl Loosen {
+impl NoiseLoosener {
     /// Converts between two configs with codec `replay`. Returns `None` if the tolerance of `to` is too close to that
     /// of `from`.
     ///
@@ -43,14 +43,14 @@ impl Loosen {
         let (Some(stored), Some(noise)) = (&from.noise, &to.noise) else { return Ok(None) };
         let tolerance = |noise: &NoiseConfig| Tolerance::new(noise.tolerance).map_err(noise_error);
         let tolerances = (tolerance(stored)?, tolerance(noise)?);
-        let loosener =
-            Loosener::new(to.vocab_size, tolerances, noise.condition, noise.value_type()).map_err(noise_error)?;
-        Ok(loosener.map(|loosener| Self { to: to.clone(), noise: noise.clone(), loosener }))
+        let pruner = CorrectionPruner::new(to.vocab_size, tolerances, noise.condition, noise.value_type())
+            .map_err(noise_error)?;
+        Ok(pruner.map(|pruner| Self { to: to.clone(), noise: noise.clone(), pruner }))
     }
 
-    /// Returns the columns of [`LOOSENED`], in that order. Adds only non-empty lists to the statistics: an empty list
-    /// does not show whether its position was predicted. `stored_variation` is the largest total variation of the
-    /// stored noise.
+    /// Returns the columns of [`LOOSENED_COLUMNS`], in that order. Adds only non-empty lists to the statistics: an
+    /// empty list does not show whether its position was predicted. `stored_variation` is the largest total variation
+    /// of the stored noise.
     ///
     /// # Errors
     /// Fails if the columns do not follow the format.
@@ -74,7 +74,8 @@ impl Loosen {
             let missing = || OperatorError::Config { operator: NAME, message: format!("no column {name}") };
             fields.iter().find(|field| field.name() == name).ok_or_else(missing)
         };
-        let [count, index, logprob] = [field(LOOSENED[0])?, field(LOOSENED[1])?, field(LOOSENED[2])?];
+        let [count, index, logprob] =
+            [field(LOOSENED_COLUMNS[0])?, field(LOOSENED_COLUMNS[1])?, field(LOOSENED_COLUMNS[2])?];
         let lists: Vec<usize> = rows.iter().map(|row| row.counts.len()).collect();
         let lengths: Vec<usize> = rows.iter().map(|row| row.corrections.len()).collect();
         let counts = rows.iter().flat_map(|row| row.counts.iter().copied()).collect();
@@ -107,7 +108,7 @@ impl Loosen {
                 let message = format!("sequence {}: the lists of its noise do not fit each other", sequence.id);
                 return Err(arrow(ArrowError::InvalidArgumentError(message)));
             }
-            let (mut loosened, mut loosener) = (LoosenedRow::default(), self.loosener.clone());
+            let (mut loosened, mut pruner) = (LoosenedRow::default(), self.pruner.clone());
             let (mut first, mut stored) = (0, Vec::new());
             for (list, count) in counts.iter().enumerate() {
                 let (key, position) = (keys[list / length], list % length);
@@ -120,8 +121,7 @@ impl Loosen {
                 let token = StoredToken { token, logprob, corrections: &stored };
                 let (stream, before) =
                     (NoiseStream::new(key, sequence.id, position as u32), loosened.corrections.len());
-                let added_variation =
-                    loosener.loosen(&token, &stream, &mut loosened.corrections).map_err(noise_error)?;
+                let added_variation = pruner.prune(&token, &stream, &mut loosened.corrections).map_err(noise_error)?;
                 loosened.added_variation = loosened.added_variation.max(added_variation);
                 loosened.counts.push((loosened.corrections.len() - before) as u32);
             }

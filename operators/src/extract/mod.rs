@@ -32,17 +32,17 @@ mod view;
 pub use extractor::Workspace;
 pub(crate) use hidden::HiddenStatesBuilder;
 pub use hidden::{HiddenConfig, StoredStates};
-pub use loosen::{LOOSENED, Loosen};
-pub use pass::{Predicted, Sequence, Slice, SliceVisitor};
+pub use loosen::{LOOSENED_COLUMNS, NoiseLoosener};
+pub use pass::{PredictedPosition, Sequence, Slice, SliceVisitor};
 pub use signals::{SamplesConfig, SignalsConfig, StoredSignals, TopPConfig};
-pub use stillhouse_teacher::stillhouse_gpu::extract::MOST_TOPK as MOST_LISTED_ON_A_GPU;
+pub use stillhouse_teacher::stillhouse_gpu::extract::MAX_TOPK as MAX_TOPK_ON_GPU;
 
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
-use stillhouse_noise::{Extracted, NoiseError, RowSignals, Sampled, Tolerance, ValueType};
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_noise::{ExtractedColumns, NoiseError, RowSignals, SampledLogit, Tolerance, ValueType};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
 use stillhouse_teacher::{Logits, Teacher, TeacherInfo};
@@ -76,7 +76,7 @@ pub struct ExtractConfig {
     /// Hidden states, if any.
     pub hidden: Option<HiddenConfig>,
     /// Row length: fixed, or up to a maximum.
-    pub rows: Rows,
+    pub rows: RowLength,
 }
 
 /// Configuration of the noise.
@@ -127,8 +127,8 @@ impl ExtractConfig {
                 }
                 NoiseCodec::Dense => {
                     let length = match self.rows {
-                        Rows::Fixed(l) => l.to_string(),
-                        Rows::UpTo(_) => "*".into(),
+                        RowLength::Fixed(l) => l.to_string(),
+                        RowLength::UpTo(_) => "*".into(),
                     };
                     let shape = format!("[{draws},{length},{}]", self.vocab_size);
                     fields.push(
@@ -196,7 +196,7 @@ impl ExtractConfig {
     }
 
     /// Returns the rows to process at once: a whole batch, or with dense noise or hidden states as many as fit 64 MB.
-    pub fn rows_at_once(&self) -> usize {
+    pub fn max_rows_per_part(&self) -> usize {
         let dense = match &self.noise {
             Some(noise) if noise.codec == NoiseCodec::Dense => noise.draws as usize * self.vocab_size * 4,
             _ => 0,
@@ -221,7 +221,7 @@ impl ExtractConfig {
         let floats = logz_temperatures.len() + candidates.len();
         size_of::<RowSignals>()
             + floats * size_of::<f32>()
-            + drawn * size_of::<Sampled>()
+            + drawn * size_of::<SampledLogit>()
             + kept * size_of::<(u32, f32)>()
     }
 
@@ -250,8 +250,8 @@ pub struct Extract {
 
 impl Operator for Extract {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        for part in parts(batch, self.config.rows_at_once()) {
-            let forward = Forward::new(&self.config, &part, Arc::clone(&self.meter))?;
+        for part in parts(batch, self.config.max_rows_per_part()) {
+            let forward = BatchForward::new(&self.config, &part, Arc::clone(&self.meter))?;
             let mut columns = forward.columns(part)?;
             let mut logits = match self.logits.take() {
                 Some(logits) => logits,
@@ -259,11 +259,11 @@ impl Operator for Extract {
             };
             let ran = forward.run(self.teacher.as_ref(), &mut logits, &mut |slice| {
                 let extracted = columns.extract(&slice, &mut self.workspace)?;
-                columns.place(&slice.positions, &extracted, &slice.states)?;
+                columns.store(&slice.positions, &extracted, &slice.states)?;
                 Ok(slice.logits)
             });
             self.logits = Some(logits);
-            ran.map_err(|error| forward.origin(self.teacher.as_ref(), error))?;
+            ran.map_err(|error| forward.locate_non_finite(self.teacher.as_ref(), error))?;
             let (batch, statistics) = columns.finish()?;
             self.statistics.lock().add(&statistics);
             emit(batch)?;
@@ -272,16 +272,16 @@ impl Operator for Extract {
     }
 }
 
-/// The half of the work on a batch that needs the teacher. [`Columns`], the other half, may run on another thread at
-/// the same time.
+/// The half of the work on a batch that needs the teacher. [`ColumnBuilder`], the other half, may run on another thread
+/// at the same time.
 #[derive(Debug, Clone)]
-pub struct Forward {
+pub struct BatchForward {
     config: Arc<ExtractConfig>,
     sequences: Arc<Vec<Sequence>>,
     meter: Arc<dyn Meter>,
 }
 
-impl Forward {
+impl BatchForward {
     /// Prepares the teacher pass over a batch of packed sequences.
     ///
     /// # Errors
@@ -295,9 +295,9 @@ impl Forward {
     ///
     /// # Errors
     /// Fails if noise cannot be made with this config.
-    pub fn columns(&self, batch: RecordBatch) -> Result<Columns, OperatorError> {
+    pub fn columns(&self, batch: RecordBatch) -> Result<ColumnBuilder, OperatorError> {
         let collector = Collector::new(&self.config, &self.sequences, &self.meter)?;
-        Ok(Columns { config: Arc::clone(&self.config), batch, collector })
+        Ok(ColumnBuilder { config: Arc::clone(&self.config), batch, collector })
     }
 
     /// Returns the meter that counts the work on the batch.
@@ -320,9 +320,9 @@ impl Forward {
     }
 
     /// Replaces a non-finite-logit error by one that names the position it comes from: see
-    /// [`pass::TeacherPass::origin`]. Returns other errors unchanged.
-    pub fn origin(&self, teacher: &dyn Teacher, error: OperatorError) -> OperatorError {
-        self.pass(teacher).origin(&self.sequences, error)
+    /// [`pass::TeacherPass::locate_non_finite`]. Returns other errors unchanged.
+    pub fn locate_non_finite(&self, teacher: &dyn Teacher, error: OperatorError) -> OperatorError {
+        self.pass(teacher).locate_non_finite(&self.sequences, error)
     }
 
     fn pass<'a>(&'a self, teacher: &'a dyn Teacher) -> TeacherPass<'a> {
@@ -338,18 +338,18 @@ impl Forward {
 }
 
 /// The half of the work on a batch that builds its columns.
-pub struct Columns {
+pub struct ColumnBuilder {
     config: Arc<ExtractConfig>,
     batch: RecordBatch,
     collector: Collector,
 }
 
-impl Columns {
+impl ColumnBuilder {
     /// Extracts the columns' values from a slice of logits. The logits are not needed afterwards.
     ///
     /// # Errors
     /// Fails if a logit is not finite, or the device fails.
-    pub fn extract(&mut self, slice: &Slice, workspace: &mut Workspace) -> Result<Extracted, OperatorError> {
+    pub fn extract(&mut self, slice: &Slice, workspace: &mut Workspace) -> Result<ExtractedColumns, OperatorError> {
         self.collector.extract(slice, workspace)
     }
 
@@ -357,10 +357,10 @@ impl Columns {
     ///
     /// # Errors
     /// Fails if a value does not fit its column.
-    pub fn place(
+    pub fn store(
         &mut self,
-        positions: &[Predicted],
-        extracted: &Extracted,
+        positions: &[PredictedPosition],
+        extracted: &ExtractedColumns,
         states: &[f32],
     ) -> Result<(), OperatorError> {
         self.collector.store(positions, extracted, states)
@@ -398,9 +398,9 @@ pub(crate) fn noise_error(e: NoiseError) -> OperatorError {
 /// Fails if a column is missing or has another type.
 pub fn sequences(batch: &RecordBatch) -> Result<Vec<Sequence>, arrow::error::ArrowError> {
     let ids = sequence_ids(batch)?;
-    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
     let token_values = tokens.values::<Int32Array>(columns::INPUT_IDS)?.values();
-    let offsets = ListRows::of(batch, columns::DOCUMENT_OFFSETS)?;
+    let offsets = ListRows::from_batch(batch, columns::DOCUMENT_OFFSETS)?;
     let offset_values = offsets.values::<Int32Array>(columns::DOCUMENT_OFFSETS)?.values();
     let mask = match batch.column_by_name(columns::ATTENTION_MASK) {
         Some(column) => Some(ListRows::new(columns::ATTENTION_MASK, column)?),

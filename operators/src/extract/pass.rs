@@ -42,7 +42,7 @@ impl Sequence {
 
 /// The place of a predicted position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Predicted {
+pub struct PredictedPosition {
     /// Row of the batch.
     pub row: usize,
     /// Position in the sequence.
@@ -53,7 +53,7 @@ pub struct Predicted {
 #[derive(Debug)]
 pub struct Slice {
     /// The n positions.
-    pub positions: Vec<Predicted>,
+    pub positions: Vec<PredictedPosition>,
     /// Their logits [n, V], on the device that computed them.
     pub logits: Logits,
     /// Their hidden states [n, layers, H]; empty if the pass keeps none.
@@ -73,7 +73,7 @@ pub struct TeacherPass<'a> {
     pub context: TeacherContext,
     /// Tokens per forward pass.
     pub batch_tokens: usize,
-    /// Layers whose hidden states each slice includes, numbered as in [`Teacher::pass_keeping`].
+    /// Layers whose hidden states each slice includes, numbered as in [`Teacher::pass_with_states`].
     pub hidden_layers: &'a [usize],
     /// Counts the teacher's time.
     pub meter: &'a dyn Meter,
@@ -163,7 +163,7 @@ impl TeacherPass<'_> {
     /// Finds the position that a non-finite logit comes from. In attention a bad position can spoil earlier ones (0 ·
     /// NaN is NaN, also behind a mask). So this looks for the shortest prefix of the sequence that still fails. Returns
     /// other errors unchanged. Cost: about ten forward passes of one sequence.
-    pub fn origin(&self, sequences: &[Sequence], error: OperatorError) -> OperatorError {
+    pub fn locate_non_finite(&self, sequences: &[Sequence], error: OperatorError) -> OperatorError {
         let OperatorError::NotFinite { sequence_id, .. } = error else { return error };
         let Some(sequence) = sequences.iter().find(|s| s.id == sequence_id) else { return error };
         // Bisects for the shortest prefix that fails: tokens after a prefix cannot make it fail.
@@ -227,7 +227,7 @@ impl TeacherPass<'_> {
     ) -> Result<(), OperatorError> {
         let (inputs, targets) = self.inputs(sequences, group);
         let began = Instant::now();
-        let (hidden, kept) = self.teacher.pass_keeping(&inputs, self.hidden_layers)?;
+        let (hidden, kept) = self.teacher.pass_with_states(&inputs, self.hidden_layers)?;
         let values_per_token = self.hidden_layers.len() * self.teacher.info().hidden_size;
         self.meter.add_since(Measure::TeacherNanos, began);
         for targets in targets.chunks(self.teacher.slice_rows().max(1)) {
@@ -246,7 +246,7 @@ impl TeacherPass<'_> {
     }
 
     /// Returns the teacher's inputs, and which input predicts which position.
-    fn inputs(&self, sequences: &[Sequence], group: &[Run]) -> (Runs, Vec<(u32, Predicted)>) {
+    fn inputs(&self, sequences: &[Sequence], group: &[Run]) -> (Runs, Vec<(u32, PredictedPosition)>) {
         let (mut inputs, mut targets) = (Runs::new(), Vec::new());
         for run in group {
             let tokens = &sequences[run.row].tokens[run.start..run.start + run.length];
@@ -254,10 +254,10 @@ impl TeacherPass<'_> {
             let first = inputs.tokens().len();
             let shown = tokens[..tokens.len() - (1 - given)].iter().copied();
             inputs.push((given == 0).then_some(self.bos).into_iter().chain(shown));
-            targets.extend(
-                (given..run.length)
-                    .map(|i| ((first + i - given) as u32, Predicted { row: run.row, position: run.start + i })),
-            );
+            targets
+                .extend((given..run.length).map(|i| {
+                    ((first + i - given) as u32, PredictedPosition { row: run.row, position: run.start + i })
+                }));
         }
         (inputs, targets)
     }

@@ -16,13 +16,13 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float32Array, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use stillhouse_noise::{LogitSampling, RowSignals, Sampled, Signals, TopP};
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_noise::{LogitSampling, RowSignals, SampledLogit, SignalSpec, TopP};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::spec::Extract;
 
 use super::collect::unsigned;
 use super::{ExtractConfig, NAME};
-use crate::invariants::{Broken, Widened, float_column, unsigned_column};
+use crate::invariants::{Violation, Widened, float_column, unsigned_column};
 use crate::operator::OperatorError;
 use crate::rows::{ListRows, list_column};
 
@@ -77,19 +77,19 @@ impl SignalsConfig {
     /// Whether the job asks for no signal.
     #[must_use]
     pub fn is_none(&self) -> bool {
-        self.asked().is_none()
+        self.asked().is_empty()
     }
 
     /// Returns what to compute at every position.
     #[must_use]
-    pub fn asked(&self) -> Signals {
+    pub fn asked(&self) -> SignalSpec {
         let sampling = |s: &SamplesConfig| LogitSampling { draws: s.draws, power: s.power, seed: s.seed };
-        Signals {
+        SignalSpec {
             temperatures: self.logz_temperatures.clone(),
             entropy: self.entropy,
             candidates: self.candidates.clone(),
             sampling: self.samples.as_ref().map(sampling),
-            top_p: self.top_p.as_ref().map(|t| TopP { mass: t.mass, most: t.most }),
+            top_p: self.top_p.as_ref().map(|t| TopP { mass: t.mass, max_entries: t.most }),
         }
     }
 
@@ -99,7 +99,7 @@ impl SignalsConfig {
     }
 
     /// Returns the fields of the columns, in the order of [`SignalsConfig::arrays`].
-    pub(super) fn fields(&self, rows: Rows, vocab_size: usize) -> Vec<Field> {
+    pub(super) fn fields(&self, rows: RowLength, vocab_size: usize) -> Vec<Field> {
         let list = columns::list_field;
         let index = columns::noise_index_type(vocab_size);
         let mut fields = Vec::new();
@@ -164,7 +164,7 @@ impl SignalsConfig {
         if self.samples.is_some() {
             arrays.push(integers(next()?, all().map(|s| s.sampled.len() as u32).collect(), &each)?);
             arrays.push(integers(next()?, sampled().map(|s| s.index).collect(), &drawn)?);
-            arrays.push(integers(next()?, sampled().map(|s| s.times).collect(), &drawn)?);
+            arrays.push(integers(next()?, sampled().map(|s| s.count).collect(), &drawn)?);
         }
         if self.has_ratio() {
             arrays.push(floats(next()?, sampled().map(|s| s.ratio).collect(), &drawn)?);
@@ -195,7 +195,7 @@ impl SignalsConfig {
 /// The signals stored in a batch.
 #[derive(Debug, Clone)]
 pub struct StoredSignals {
-    asked: Signals,
+    asked: SignalSpec,
     has_ratio: bool,
     logz: Option<Widened<f32>>,
     entropy: Option<Widened<f32>>,
@@ -217,13 +217,13 @@ impl StoredSignals {
     ///
     /// # Errors
     /// Fails if a column is missing or has another type than the format defines.
-    pub fn of(config: &SignalsConfig, batch: &RecordBatch) -> Result<(Self, Vec<Broken>), ArrowError> {
-        let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    pub fn of(config: &SignalsConfig, batch: &RecordBatch) -> Result<(Self, Vec<Violation>), ArrowError> {
+        let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
         let lengths: Vec<usize> = (0..batch.num_rows()).map(|row| tokens.range(row).len()).collect();
-        let mut broken = Vec::new();
+        let mut violations = Vec::new();
         let mut misfit = |name: &str, got: Vec<usize>, expected: Vec<usize>| {
             for (row, (got, expected)) in got.iter().zip(&expected).enumerate().filter(|(_, (a, b))| a != b) {
-                broken.push(Broken::new(row, format!("{name} has {got} values, valid: {expected}")));
+                violations.push(Violation::new(row, format!("{name} has {got} values, valid: {expected}")));
             }
         };
         let rows = 0..batch.num_rows();
@@ -271,12 +271,12 @@ impl StoredSignals {
         };
         let (logz, entropy, candidates) = (logz.transpose()?, entropy.transpose()?, candidates.transpose()?);
         let has_ratio = config.has_ratio();
-        Ok((Self { asked, has_ratio, logz, entropy, candidates, sampled, top_p }, broken))
+        Ok((Self { asked, has_ratio, logz, entropy, candidates, sampled, top_p }, violations))
     }
 
     /// Returns the signals that every position has.
     #[must_use]
-    pub fn asked(&self) -> &Signals {
+    pub fn asked(&self) -> &SignalSpec {
         &self.asked
     }
 
@@ -295,9 +295,9 @@ impl StoredSignals {
             ..RowSignals::default()
         };
         if let Some((starts, indices, times, ratio)) = &self.sampled {
-            let of = |i: usize| Sampled {
+            let of = |i: usize| SampledLogit {
                 index: indices.row(row)[i],
-                times: times.row(row)[i],
+                count: times.row(row)[i],
                 ratio: ratio.as_ref().map_or(1.0, |ratio| ratio.row(row)[i]),
             };
             signals.sampled = range(starts).map(of).collect();
@@ -319,7 +319,7 @@ fn starts(counts: &[u32]) -> Vec<usize> {
 }
 
 /// Checks the ranges, order and sums of one position's signals; returns what is wrong.
-fn wrong(asked: &Signals, has_ratio: bool, signals: &RowSignals, vocab_size: usize) -> Option<String> {
+fn wrong(asked: &SignalSpec, has_ratio: bool, signals: &RowSignals, vocab_size: usize) -> Option<String> {
     let most = (vocab_size as f64).ln();
     if let Some(bad) = signals.logz.iter().find(|v| !v.is_finite()) {
         return Some(format!("logz {bad}, valid: finite"));
@@ -332,8 +332,8 @@ fn wrong(asked: &Signals, has_ratio: bool, signals: &RowSignals, vocab_size: usi
     }
     if let Some(sampling) = &asked.sampling {
         let drawn = &signals.sampled;
-        let sum: u64 = drawn.iter().map(|s| u64::from(s.times)).sum();
-        if sum != u64::from(sampling.draws) || drawn.iter().any(|s| s.times == 0) {
+        let sum: u64 = drawn.iter().map(|s| u64::from(s.count)).sum();
+        if sum != u64::from(sampling.draws) || drawn.iter().any(|s| s.count == 0) {
             return Some(format!("sampled_times add up to {sum}, valid: {}, none 0", sampling.draws));
         }
         let ascends = drawn.is_sorted_by(|a, b| a.index < b.index);
@@ -346,8 +346,8 @@ fn wrong(asked: &Signals, has_ratio: bool, signals: &RowSignals, vocab_size: usi
     }
     if let Some(top_p) = &asked.top_p {
         let kept = &signals.top_p;
-        if !(1..=top_p.most).contains(&kept.len()) {
-            return Some(format!("top_p_count {}, valid: 1 to {}", kept.len(), top_p.most));
+        if !(1..=top_p.max_entries).contains(&kept.len()) {
+            return Some(format!("top_p_count {}, valid: 1 to {}", kept.len(), top_p.max_entries));
         }
         let falls = kept.is_sorted_by(|a, b| a.1 > b.1 || (a.1 == b.1 && a.0 != b.0));
         let inside = kept.iter().all(|entry| (entry.0 as usize) < vocab_size && entry.1 <= 0.0);
@@ -363,12 +363,16 @@ fn wrong(asked: &Signals, has_ratio: bool, signals: &RowSignals, vocab_size: usi
 }
 
 /// Checks the signal columns of a batch.
-pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+pub(super) fn check(
+    config: &ExtractConfig,
+    batch: &RecordBatch,
+    violations: &mut Vec<Violation>,
+) -> Result<(), ArrowError> {
     if config.signals.is_none() {
         return Ok(());
     }
     let (stored, misfits) = StoredSignals::of(&config.signals, batch)?;
-    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+    let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
     let ids = tokens.values::<Int32Array>(columns::INPUT_IDS)?.values();
     for row in 0..batch.num_rows() {
         if misfits.iter().any(|misfit| misfit.row == row) {
@@ -378,8 +382,8 @@ pub(super) fn check(config: &ExtractConfig, batch: &RecordBatch, broken: &mut Ve
             let message = wrong(&stored.asked, stored.has_ratio, &stored.at(row, position), config.vocab_size)?;
             Some(format!("position {position}: {message}"))
         });
-        broken.extend(wrong.map(|message| Broken::new(row, message)));
+        violations.extend(wrong.map(|message| Violation::new(row, message)));
     }
-    broken.extend(misfits);
+    violations.extend(misfits);
     Ok(())
 }

@@ -5,10 +5,12 @@ use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{Field, Float32Type, Schema, UInt8Type, UInt16Type};
 use candle_core::{Device, Tensor};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{Correction, DrawKey, NoiseStream, Softmax, StoredToken, dense_noise, judge, judge_dense};
+use stillhouse_noise::{
+    Correction, DrawKey, NoiseStream, Softmax, StoredToken, dense_noise, measure_accuracy, measure_dense_accuracy,
+};
 use stillhouse_schemas::spec::PackMode;
 use stillhouse_teacher::{
-    Architecture, DeviceLogits, Hidden, HostTeacher, OnHost, Precision, Runs, TeacherInfo, stillhouse_gpu,
+    Architecture, DeviceLogits, Hidden, HostTeacher, HostTeacherAdapter, Precision, Runs, TeacherInfo, stillhouse_gpu,
 };
 
 use super::*;
@@ -119,7 +121,7 @@ enum Place {
 }
 
 /// A teacher whose logits are on a device, as the extraction sees it.
-struct Uploaded<T>(OnHost<T>, Arc<dyn stillhouse_gpu::Device>);
+struct Uploaded<T>(HostTeacherAdapter<T>, Arc<dyn stillhouse_gpu::Device>);
 
 impl<T: HostTeacher> Teacher for Uploaded<T> {
     fn info(&self) -> &TeacherInfo {
@@ -152,8 +154,8 @@ fn context(place: Place) -> SplitContext {
 
 fn context_of(place: Place, teacher: impl HostTeacher + 'static) -> SplitContext {
     let teacher: Arc<dyn Teacher> = match place {
-        Place::Cpu => Arc::new(OnHost(teacher)),
-        Place::Device => Arc::new(Uploaded(OnHost(teacher), Arc::new(Host::new(1)))),
+        Place::Cpu => Arc::new(HostTeacherAdapter(teacher)),
+        Place::Device => Arc::new(Uploaded(HostTeacherAdapter(teacher), Arc::new(Host::new(1)))),
     };
     SplitContext { teacher: Some(teacher), ..crate::testing::context(&crate::testing::gpt2()) }
 }
@@ -175,7 +177,7 @@ fn info(vocab_size: usize) -> TeacherInfo {
     }
 }
 
-fn config(context: TeacherContext, noise: Option<NoiseConfig>, topk: usize, rows: Rows) -> ExtractConfig {
+fn config(context: TeacherContext, noise: Option<NoiseConfig>, topk: usize, rows: RowLength) -> ExtractConfig {
     ExtractConfig {
         vocab_size: VOCAB,
         bos: BOS,
@@ -194,7 +196,7 @@ fn noise(codec: NoiseCodec, draws: u32, tolerance: f64) -> Option<NoiseConfig> {
 }
 
 /// Builds a batch from rows of (tokens, document offsets, number of tokens that are not padding).
-fn batch(rows: Rows, data: &[(Vec<u32>, Vec<i32>, usize)], mode: PackMode) -> RecordBatch {
+fn batch(rows: RowLength, data: &[(Vec<u32>, Vec<i32>, usize)], mode: PackMode) -> RecordBatch {
     let lengths: Vec<usize> = data.iter().map(|(tokens, ..)| tokens.len()).collect();
     let ids_field = rows.field(columns::INPUT_IDS, DataType::Int32, None, None);
     let mask_field = rows.field(columns::ATTENTION_MASK, DataType::Boolean, None, None);
@@ -269,7 +271,7 @@ fn assert_close(got: &[f32], expected: &[f64]) {
 fn a_leading_bos_is_given_and_a_missing_one_is_put_before(place: Place) {
     let with = vec![BOS, 3, 4, 5, 9, 1];
     let without = vec![3, 4, 5, 9, 1, 2];
-    let rows = Rows::Fixed(6);
+    let rows = RowLength::Fixed(6);
     let input = batch(rows, &[(with.clone(), vec![0], 6), (without.clone(), vec![0], 6)], PackMode::Wrap);
     let (out, statistics) = run(place, &config(TeacherContext::Sequence, None, 0, rows), &input);
     let logprob = float_column(&out, columns::LOGPROB).unwrap();
@@ -282,7 +284,7 @@ fn a_leading_bos_is_given_and_a_missing_one_is_put_before(place: Place) {
 
 fn the_context_of_a_document_ends_where_it_begins(place: Place) {
     let tokens = vec![BOS, 3, 4, 5, 9, 1, 2, 8];
-    let rows = Rows::Fixed(8);
+    let rows = RowLength::Fixed(8);
     let input = batch(rows, &[(tokens.clone(), vec![0, 3, 4], 8)], PackMode::Wrap);
     let (out, _) = run(place, &config(TeacherContext::Document, noise(NoiseCodec::Replay, 2, 1e-3), 0, rows), &input);
     let expected: Vec<f64> =
@@ -292,7 +294,7 @@ fn the_context_of_a_document_ends_where_it_begins(place: Place) {
 
 fn padding_is_certain(place: Place) {
     let tokens = vec![3, 4, 5, 0, 0, 0];
-    let rows = Rows::Fixed(6);
+    let rows = RowLength::Fixed(6);
     let input = batch(rows, &[(tokens.clone(), vec![0], 3)], PackMode::Pad);
     let (out, statistics) =
         run(place, &config(TeacherContext::Sequence, noise(NoiseCodec::Replay, 1, 1e-4), 2, rows), &input);
@@ -313,7 +315,7 @@ fn logits_at(tokens: &[u32], position: usize) -> Vec<f32> {
 
 fn corrections_of_every_draw_are_where_the_counts_say(place: Place) {
     let tolerance = 1e-4;
-    let rows = Rows::UpTo(7);
+    let rows = RowLength::UpTo(7);
     let data = [(vec![BOS, 3, 4, 5, 9, 1, 2], vec![0], 7), (vec![8, 8, 1, 30], vec![0], 4)];
     let input = batch(rows, &data, PackMode::Wrap);
     let (out, statistics) =
@@ -342,9 +344,9 @@ fn corrections_of_every_draw_are_where_the_counts_say(place: Place) {
                     corrections: &corrections,
                 };
                 let stream = NoiseStream::new(DrawKey::new(11, draw as u32), (5 << 32) + row as u64, position as u32);
-                let judged = judge(&logits_at(tokens, position), &stored, &stream).unwrap();
-                let within = judged.total_variation <= tolerance && judged.lead > 0.0;
-                assert!(within, "row {row} draw {draw} position {position}: {judged:?}");
+                let accuracy = measure_accuracy(&logits_at(tokens, position), &stored, &stream).unwrap();
+                let within = accuracy.total_variation <= tolerance && accuracy.lead > 0.0;
+                assert!(within, "row {row} draw {draw} position {position}: {accuracy:?}");
             }
         }
         assert_eq!(at, indices.row(row).len());
@@ -373,7 +375,7 @@ fn corrections_of_every_draw_are_where_the_counts_say(place: Place) {
 
 fn dense_noise_and_top_k_are_those_of_the_definition(place: Place) {
     let tokens = vec![4, 3, 4, 5];
-    let rows = Rows::Fixed(4);
+    let rows = RowLength::Fixed(4);
     let input = batch(rows, &[(tokens.clone(), vec![0], 4), (vec![BOS, 1, 2, 3], vec![0], 4)], PackMode::Wrap);
     let (out, _) =
         run(place, &config(TeacherContext::Sequence, noise(NoiseCodec::Dense, 2, 1e-3), VOCAB, rows), &input);
@@ -399,7 +401,7 @@ fn dense_noise_and_top_k_are_those_of_the_definition(place: Place) {
 }
 
 fn a_teacher_of_another_vocabulary_is_refused(place: Place) {
-    let mut config = config(TeacherContext::Sequence, None, 0, Rows::Fixed(4));
+    let mut config = config(TeacherContext::Sequence, None, 0, RowLength::Fixed(4));
     config.vocab_size = 36;
     let error = config.build(&context(place)).err().unwrap().to_string();
     assert_eq!(error, "extract: the teacher has 37 vocabulary entries, the job 36");
@@ -409,7 +411,7 @@ fn a_teacher_of_another_vocabulary_is_refused(place: Place) {
 /// lose.
 fn the_observed_token_wins_in_dense_noise_as_it_is_stored(place: Place) {
     let tokens: Vec<u32> = (0..60).map(|i| (i * 7 + i / 5) % 36).collect();
-    let rows = Rows::Fixed(60);
+    let rows = RowLength::Fixed(60);
     let data: Vec<_> = (0..4).map(|_| (tokens.clone(), vec![0], 60)).collect();
     let input = batch(rows, &data, PackMode::Wrap);
     let mut lost = [0, 0];
@@ -422,9 +424,10 @@ fn the_observed_token_wins_in_dense_noise_as_it_is_stored(place: Place) {
             for (at, xi) in dense.row(row).chunks(VOCAB).enumerate() {
                 let (draw, position) = (at / 60, at % 60);
                 let stream = NoiseStream::new(DrawKey::new(11, draw as u32), (5 << 32) + row as u64, position as u32);
-                let judged = judge_dense(&logits_at(&tokens, position), tokens[position], xi, &stream).unwrap();
-                assert!(judged.total_variation < 2e-2, "{judged:?}");
-                lost[i] += i32::from(judged.lead < 0.0);
+                let accuracy =
+                    measure_dense_accuracy(&logits_at(&tokens, position), tokens[position], xi, &stream).unwrap();
+                assert!(accuracy.total_variation < 2e-2, "{accuracy:?}");
+                lost[i] += i32::from(accuracy.lead < 0.0);
             }
         }
     }
@@ -440,7 +443,7 @@ fn more_corrections_than_two_bytes_count(place: Place) {
     let seed = (0u64..).find(|&seed| stream(seed).auxiliary_exponential() > 13.0).unwrap();
     let noise =
         NoiseConfig { precision: NoisePrecision::F16, seed, ..noise(NoiseCodec::Replay, 1, tolerance).unwrap() };
-    let rows = Rows::Fixed(1);
+    let rows = RowLength::Fixed(1);
     let wide = ExtractConfig { vocab_size: vocab, ..config(TeacherContext::Sequence, Some(noise), 0, rows) };
     let input = batch(rows, &[(vec![3], vec![0], 1)], PackMode::Wrap);
     let out = run_in(&wide, &context_of(place, FlatTeacher(info(vocab))), &input).unwrap();
@@ -454,12 +457,12 @@ fn more_corrections_than_two_bytes_count(place: Place) {
     assert_eq!(corrections.len(), count as usize);
     let logprob = float_column(&out, columns::LOGPROB).unwrap().row(0)[0];
     let stored = StoredToken { token: 3, logprob, corrections: &corrections };
-    let judged = judge(&vec![0.0; vocab], &stored, &stream(seed)).unwrap();
-    assert!(judged.total_variation <= tolerance && judged.lead > 0.0, "{judged:?}");
+    let accuracy = measure_accuracy(&vec![0.0; vocab], &stored, &stream(seed)).unwrap();
+    assert!(accuracy.total_variation <= tolerance && accuracy.lead > 0.0, "{accuracy:?}");
 }
 
 fn a_logit_that_is_no_number_names_the_position_that_went_wrong_first(place: Place) {
-    let rows = Rows::Fixed(9);
+    let rows = RowLength::Fixed(9);
     // the rows before it are correct; its first wrong prediction is that of the token after the poison
     let data = [
         (vec![1, 2, 3, 4, 5, 6, 8, 9, 10], vec![0], 9),

@@ -81,7 +81,7 @@ impl ViewBuilder<'_> {
         if k == 0 || row.column_by_name(columns::TOPK_INDEX).is_none() {
             return Ok(());
         }
-        let indices = ListRows::of(row, columns::TOPK_INDEX)?;
+        let indices = ListRows::from_batch(row, columns::TOPK_INDEX)?;
         let ids = &indices.values::<Int32Array>(columns::TOPK_INDEX)?.values()[indices.range(0)];
         let logprobs = float_column(row, columns::TOPK_LOGPROB)?;
         let logprobs = logprobs.row(0);
@@ -194,8 +194,8 @@ fn token_line(config: &SignalsConfig, signals: &RowSignals) -> String {
     }
     if config.samples.is_some() {
         let mut drawn = signals.sampled.clone();
-        drawn.sort_by_key(|s| (std::cmp::Reverse(s.times), s.index));
-        let values: Vec<String> = drawn.iter().take(3).map(|s| format!("{}×{}", s.times, s.index)).collect();
+        drawn.sort_by_key(|s| (std::cmp::Reverse(s.count), s.index));
+        let values: Vec<String> = drawn.iter().take(3).map(|s| format!("{}×{}", s.count, s.index)).collect();
         parts.push(format!("drawn {}{}", values.join(" "), if drawn.len() > 3 { " …" } else { "" }));
     }
     if config.top_p.is_some() {

@@ -6,9 +6,9 @@ use arrow::error::ArrowError;
 use stillhouse_schemas::problems::Problem;
 
 use super::{GIVEN, GenerateConfig, NAME, invariants};
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView};
+use crate::config::{Column, JobContext, OperatorConfig, OperatorView};
 use crate::extract::{ExtractConfig, sequences};
-use crate::invariants::{Broken, Limits};
+use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Operator, OperatorError, SplitContext, extend_schema};
 use crate::pack::PackConfig;
 use crate::rows::column;
@@ -25,15 +25,15 @@ impl OperatorConfig for GenerateConfig {
         meaning: "positions from the start that the teacher was given (bos and the prompt); it wrote the others, up to padding",
     }];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let Some(sequential) = facts.spec.sequential() else { return Ok(None) };
-        let Some(extract) = ExtractConfig::resolve(facts)? else { return Ok(None) };
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let Some(sequential) = context.spec.sequential() else { return Ok(None) };
+        let Some(extract) = ExtractConfig::resolve(context)? else { return Ok(None) };
         Ok(Some(Self {
-            pack: PackConfig::resolve(facts)?,
+            pack: PackConfig::resolve(context)?,
             extract,
-            eos: facts.require(Role::Eos, "the end of a text")?,
+            eos: context.require(Role::Eos, "the end of a text")?,
             sequential,
-            seed: facts.spec.noise_seed(),
+            seed: context.spec.noise_seed(),
         }))
     }
 
@@ -46,10 +46,15 @@ impl OperatorConfig for GenerateConfig {
         extend_schema(&self.pack.schema(), OperatorConfig::fields(self))
     }
 
-    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        OperatorConfig::check(&self.pack, batch, limits, broken)?;
-        OperatorConfig::check(&self.extract, batch, limits, broken)?;
-        invariants::check(self, batch, broken)
+    fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError> {
+        OperatorConfig::check(&self.pack, batch, context, violations)?;
+        OperatorConfig::check(&self.extract, batch, context, violations)?;
+        invariants::check(self, batch, violations)
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {

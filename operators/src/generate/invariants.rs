@@ -8,13 +8,13 @@ use stillhouse_schemas::spec::Stop;
 use super::GenerateConfig;
 use super::config::given_column;
 use crate::extract::{StoredSignals, StoredStates, sequences};
-use crate::invariants::Broken;
+use crate::invariants::Violation;
 use crate::rows::ListRows;
 
 /// The stored signals and hidden states of a batch, besides log-probabilities.
 struct StoredValues {
     /// Signals, and the rows whose lists do not match; `extract` reports those rows.
-    signals: Option<(StoredSignals, Vec<Broken>)>,
+    signals: Option<(StoredSignals, Vec<Violation>)>,
     states: Option<StoredStates>,
 }
 
@@ -28,18 +28,22 @@ impl StoredValues {
     /// Whether a position's stored values are those of a certain token.
     fn is_certain(&self, row: usize, position: usize, token: u32) -> bool {
         let signals = self.signals.as_ref().filter(|(_, misfits)| misfits.iter().all(|misfit| misfit.row != row));
-        signals.is_none_or(|(stored, _)| stored.at(row, position) == stored.asked().certain(token))
+        signals.is_none_or(|(stored, _)| stored.at(row, position) == stored.asked().one_hot(token))
             && self.states.as_ref().is_none_or(|states| states.at(row, position).iter().all(|value| *value == 0.0))
     }
 }
 
-pub(super) fn check(config: &GenerateConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+pub(super) fn check(
+    config: &GenerateConfig,
+    batch: &RecordBatch,
+    violations: &mut Vec<Violation>,
+) -> Result<(), ArrowError> {
     let prompt_lengths = given_column(batch)?;
-    let lists = ListRows::of(batch, columns::LOGPROB)?;
+    let lists = ListRows::from_batch(batch, columns::LOGPROB)?;
     let logprobs = lists.values::<Float32Array>(columns::LOGPROB)?.values();
     let stored = StoredValues::read(config, batch)?;
     for (row, sequence) in sequences(batch)?.iter().enumerate() {
-        let mut wrong = |message: String| broken.push(Broken::new(row, message));
+        let mut wrong = |message: String| violations.push(Violation::new(row, message));
         let (prompt_length, valid) = (prompt_lengths.value(row), sequence.valid);
         let Some(first) = usize::try_from(prompt_length).ok().filter(|length| (1..valid).contains(length)) else {
             wrong(format!(

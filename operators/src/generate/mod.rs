@@ -13,22 +13,22 @@
 //!
 //! ξ_k = −ln e_k comes from the generator that replays the stored noise of other jobs (`stillhouse_noise::Sampler`), so
 //! none of it is stored. This is Gumbel distillation's sequential extraction (Algorithm 1, with x drawn instead of
-//! observed). [`Writer`] runs texts in slots, one token per step, over a KV cache. As soon as a text ends, its slot
-//! takes the next one. A text does not depend on the others: its logits and hidden states equal those of the parallel
-//! pass over it, bit for bit. Signals describe the teacher's own distribution, even if the job samples from another one
-//! (temperature, top-k, top-p).
+//! observed). [`BatchedDecoder`] runs texts in slots, one token per step, over a KV cache. As soon as a text ends, its
+//! slot takes the next one. A text does not depend on the others: its logits and hidden states equal those of the
+//! parallel pass over it, bit for bit. Signals describe the teacher's own distribution, even if the job samples from
+//! another one (temperature, top-k, top-p).
 //!
 //! Cost per token: all weights once per step, shared by the slots; attention over the text so far; one pass over V for
 //! the noise. Memory: the KV cache of `slots` texts of `length` tokens, logits `[slots, V]`, and the batches in
-//! progress with the signals of their tokens ([`GenerateConfig::rows_at_once`]).
+//! progress with the signals of their tokens ([`GenerateConfig::max_rows_per_part`]).
 
+mod batched_decoder;
 mod config;
 mod invariants;
 mod prompts;
 mod rows;
 #[cfg(test)]
 mod tests;
-mod writer;
 
 use std::sync::Arc;
 
@@ -41,9 +41,9 @@ use crate::extract::{ExtractConfig, parts};
 use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::pack::PackConfig;
 
+pub use batched_decoder::BatchedDecoder;
 pub use prompts::PromptsConfig;
 pub use rows::GeneratedBatch;
-pub use writer::Writer;
 
 const NAME: &str = "generate";
 /// Name of the column with the number of positions at the start of a row that the teacher was given.
@@ -84,14 +84,14 @@ impl GenerateConfig {
     }
 
     /// Returns the largest number of rows in a batch of prompts.
-    pub fn rows_at_once(&self) -> usize {
+    pub fn max_rows_per_part(&self) -> usize {
         self.extract.max_generated_rows().min(prompts::ROWS_PER_BATCH)
     }
 
     /// Returns the number of batches of prompts that keeps all slots busy, even while the first batch waits for its
     /// last text.
-    pub fn batches_at_once(&self) -> usize {
-        1 + (self.sequential.slots as usize).div_ceil(self.rows_at_once())
+    pub fn max_batches_in_flight(&self) -> usize {
+        1 + (self.sequential.slots as usize).div_ceil(self.max_rows_per_part())
     }
 
     fn is_end(&self, token: u32) -> bool {
@@ -117,11 +117,11 @@ struct Generate {
 
 impl Operator for Generate {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        let mut writer = Writer::new(self.teacher.as_ref(), Arc::clone(&self.config))?;
-        for part in parts(batch, self.config.rows_at_once()) {
-            writer.push((), &part, Arc::clone(&self.meter)).map_err(|((), error)| error)?;
-            while !writer.is_idle() {
-                for ((), written) in writer.step() {
+        let mut decoder = BatchedDecoder::new(self.teacher.as_ref(), Arc::clone(&self.config))?;
+        for part in parts(batch, self.config.max_rows_per_part()) {
+            decoder.push((), &part, Arc::clone(&self.meter)).map_err(|((), error)| error)?;
+            while !decoder.is_idle() {
+                for ((), written) in decoder.step() {
                     let GeneratedBatch { batch, statistics, .. } = written?;
                     self.statistics.lock().add(&statistics);
                     emit(batch)?;

@@ -11,7 +11,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::problems::Problem;
 
-use crate::config::{JobFacts, OperatorConfig};
+use crate::config::{JobContext, OperatorConfig};
 use crate::document_pieces::unfinished_document;
 use crate::operator::{Emit, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::pack::{TokenPiece, token_pieces};
@@ -31,8 +31,8 @@ pub struct PromptsConfig {
 impl OperatorConfig for PromptsConfig {
     const NAME: &'static str = NAME;
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        Ok(facts.spec.sequential().map(|sequential| Self { tokens: sequential.prompt_tokens as usize }))
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        Ok(context.spec.sequential().map(|sequential| Self { tokens: sequential.prompt_tokens as usize }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {

@@ -6,13 +6,13 @@ use std::time::Duration;
 use arrow::array::{ArrayRef, BooleanArray, Int32Array, RecordBatch, UInt64Array};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
-use stillhouse_noise::Extracted;
+use stillhouse_noise::ExtractedColumns;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::Statistics;
 
 use super::{GIVEN, GenerateConfig, NAME};
 use crate::config::with_columns;
-use crate::extract::{Forward, HiddenConfig, HiddenStatesBuilder, Predicted, hidden_state_error};
+use crate::extract::{BatchForward, HiddenConfig, HiddenStatesBuilder, PredictedPosition, hidden_state_error};
 use crate::operator::{Counters, OperatorError};
 use crate::rows::list_column;
 
@@ -41,7 +41,7 @@ pub(super) struct Text {
     /// Number of tokens that the teacher has processed.
     processed: usize,
     /// Signals of the written tokens.
-    extracted: Extracted,
+    extracted: ExtractedColumns,
     /// The states from which they are predicted, if the job stores any.
     states: Option<HiddenStatesBuilder>,
     /// The error that stopped the text.
@@ -59,7 +59,7 @@ impl Text {
         let tokens: Vec<u32> = prompt.collect();
         let prompt_length = tokens.len();
         let (extracted, states) =
-            (Extracted::default(), hidden.map(|hidden| HiddenStatesBuilder::new(hidden.clone(), 0)));
+            (ExtractedColumns::default(), hidden.map(|hidden| HiddenStatesBuilder::new(hidden.clone(), 0)));
         Self { batch_and_row, id, document, tokens, prompt_length, processed: 0, extracted, states, error: None }
     }
 
@@ -78,7 +78,7 @@ impl Text {
         &mut self,
         token: u32,
         row: usize,
-        extracted: &Extracted,
+        extracted: &ExtractedColumns,
         states: &[f32],
     ) -> Result<(), OperatorError> {
         if let Some(kept) = &mut self.states {
@@ -107,11 +107,11 @@ pub(super) fn build_rows(
     let packed = pack_texts(config, texts).map_err(OperatorError::arrow(NAME))?;
     let extract = Arc::new(config.extract.clone());
     // the meter counted this work while it was done
-    let mut columns = Forward::new(&extract, &packed, Arc::new(Counters::default()))?.columns(packed)?;
+    let mut columns = BatchForward::new(&extract, &packed, Arc::new(Counters::default()))?.columns(packed)?;
     for (row, text) in texts.iter().enumerate() {
-        let written = (text.prompt_length..text.tokens.len()).map(|position| Predicted { row, position });
+        let written = (text.prompt_length..text.tokens.len()).map(|position| PredictedPosition { row, position });
         let states = text.states.as_ref().map(HiddenStatesBuilder::to_f32_vec).unwrap_or_default();
-        columns.place(&written.collect::<Vec<_>>(), &text.extracted, &states)?;
+        columns.store(&written.collect::<Vec<_>>(), &text.extracted, &states)?;
     }
     let (batch, statistics) = columns.finish()?;
     Ok(GeneratedBatch { batch, statistics, busy })

@@ -12,13 +12,13 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 use stillhouse_teacher::{
-    Architecture, Decoding, DeviceChoice, Hidden, LoadOptions, Logits, Precision, Runs, Stepped, TeacherError, load,
+    Architecture, Decoding, DeviceChoice, Hidden, LoadOptions, Logits, Precision, Runs, StepOutput, TeacherError, load,
 };
 
 use super::*;
-use crate::config::{JobFacts, OperatorConfig, SpecialIds};
-use crate::extract::{Columns, Forward, Workspace, sequences};
-use crate::invariants::Limits;
+use crate::config::{JobContext, OperatorConfig, SpecialIds};
+use crate::extract::{BatchForward, ColumnBuilder, Workspace, sequences};
+use crate::invariants::CheckContext;
 use crate::operator::{Counters, Measure};
 use crate::rows::ListRows;
 use crate::testing::{context, documents, drive, gpt2, repository, statistics};
@@ -51,7 +51,7 @@ fn asking(
     let token = |(role, id): (&str, u32)| (role.to_owned(), SpecialToken { token: role.into(), id });
     let special_ids =
         SpecialIds::from_manifest(&[("bos", bos), ("eos", eos), ("pad", eos)].map(token).into(), SpecialTokens::Text);
-    GenerateConfig::of_job(&JobFacts { spec: &spec, vocab_size, special_ids }).unwrap().unwrap()
+    GenerateConfig::from_job(&JobContext { spec: &spec, vocab_size, special_ids }).unwrap().unwrap()
 }
 
 /// Builds a batch of prompts like the operator `prompts`.
@@ -64,20 +64,20 @@ fn prompts(of: &[(u64, Vec<u32>)]) -> RecordBatch {
     RecordBatch::try_new(schema, vec![ids(), ids(), list]).unwrap()
 }
 
-/// Runs all batches through one writer. Returns each batch's number and result, in the order in which they finished.
+/// Runs all batches through one decoder. Returns each batch's number and result, in the order in which they finished.
 fn write(teacher: &dyn Teacher, config: &GenerateConfig, batches: &[RecordBatch]) -> Vec<(usize, RecordBatch)> {
-    let mut writer = Writer::new(teacher, Arc::new(config.clone())).unwrap();
+    let mut decoder = BatchedDecoder::new(teacher, Arc::new(config.clone())).unwrap();
     let (mut waiting, mut done) = (batches.iter().enumerate(), Vec::new());
     loop {
-        while writer.has_room()
+        while decoder.has_free_slot()
             && let Some((number, batch)) = waiting.next()
         {
-            writer.push(number, batch, Arc::new(Counters::default())).map_err(|(_, e)| e).unwrap();
+            decoder.push(number, batch, Arc::new(Counters::default())).map_err(|(_, e)| e).unwrap();
         }
-        if writer.is_idle() {
+        if decoder.is_idle() {
             return done;
         }
-        done.extend(writer.step().into_iter().map(|(number, written)| (number, written.unwrap().batch)));
+        done.extend(decoder.step().into_iter().map(|(number, written)| (number, written.unwrap().batch)));
     }
 }
 
@@ -136,9 +136,9 @@ fn text_is_that_of_an_independent_program() {
 /// Checks the teacher's columns against `extract` over the written rows.
 fn check_against_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &RecordBatch) {
     let meter: Arc<dyn Meter> = Arc::new(Counters::default());
-    let forward = Forward::new(&Arc::new(config.extract.clone()), made, meter).unwrap();
+    let forward = BatchForward::new(&Arc::new(config.extract.clone()), made, meter).unwrap();
     let packed = made.project(&(0..made.num_columns() - 3).collect::<Vec<_>>()).unwrap();
-    let (mut columns, mut workspace): (Columns, _) = (forward.columns(packed).unwrap(), Workspace::default());
+    let (mut columns, mut workspace): (ColumnBuilder, _) = (forward.columns(packed).unwrap(), Workspace::default());
     let given = made.column_by_name(GIVEN).unwrap().as_primitive::<Int32Type>();
     let ran = forward.run(teacher, &mut teacher.buffer().unwrap(), &mut |slice| {
         let extracted = columns.extract(&slice, &mut workspace)?;
@@ -146,8 +146,9 @@ fn check_against_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &Rec
         for (n, p) in slice.positions.iter().enumerate().filter(|(_, p)| p.position >= given.value(p.row) as usize) {
             let topk =
                 extracted.topk.as_ref().map(|(k, l)| (k[2 * n..2 * n + 2].to_vec(), l[2 * n..2 * n + 2].to_vec()));
-            let one = stillhouse_noise::Extracted { logprob: vec![extracted.logprob[n]], topk, ..Default::default() };
-            columns.place(&[*p], &one, &[])?;
+            let one =
+                stillhouse_noise::ExtractedColumns { logprob: vec![extracted.logprob[n]], topk, ..Default::default() };
+            columns.store(&[*p], &one, &[])?;
         }
         Ok(slice.logits)
     });
@@ -257,7 +258,7 @@ impl Decoding for ChainSlots {
         self.seen[slot] = 0;
     }
 
-    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut Stepped) -> stillhouse_teacher::Result<()> {
+    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut StepOutput) -> stillhouse_teacher::Result<()> {
         out.logits.clear();
         out.states.clear();
         for (slot, tokens) in inputs {
@@ -309,16 +310,16 @@ fn batches_share_slots_and_do_not_know_of_each_other() {
         for (number, batch) in &together {
             assert_eq!(*batch, alone[*number], "{slots} slots");
         }
-        let limits = Limits {
+        let limits = CheckContext {
             vocab_size: VOCAB,
             length: 24,
             split: stillhouse_schemas::ids::SplitId(0),
-            place: None,
+            sequence_range: None,
             operators: Vec::new(),
         };
-        let mut broken = Vec::new();
-        together.iter().for_each(|(_, batch)| OperatorConfig::check(&config, batch, &limits, &mut broken).unwrap());
-        assert_eq!(broken, []);
+        let mut violations = Vec::new();
+        together.iter().for_each(|(_, batch)| OperatorConfig::check(&config, batch, &limits, &mut violations).unwrap());
+        assert_eq!(violations, []);
     }
     // the second batch, with one text, is complete before the first
     let order: Vec<usize> =
@@ -331,13 +332,13 @@ fn batches_share_slots_and_do_not_know_of_each_other() {
 fn no_slot_waits_while_texts_do() {
     let (teacher, slots) = (Chain::new(), 4);
     let config = Arc::new(chain_config(json!({"prompt_tokens": 3, "slots": slots}), 24));
-    let mut writer = Writer::new(&teacher, config).unwrap();
+    let mut decoder = BatchedDecoder::new(&teacher, config).unwrap();
     let batch = &chain_prompts()[2];
     let counters = Arc::new(Counters::default());
-    writer.push((), batch, Arc::clone(&counters) as Arc<dyn Meter>).unwrap_or_else(|_| panic!("prompts"));
+    decoder.push((), batch, Arc::clone(&counters) as Arc<dyn Meter>).unwrap_or_else(|_| panic!("prompts"));
     let (mut steps, mut made) = (0, None);
-    while !writer.is_idle() {
-        made = writer.step().pop();
+    while !decoder.is_idle() {
+        made = decoder.step().pop();
         steps += 1;
     }
     let written = made.unwrap().1.unwrap();
@@ -361,7 +362,7 @@ fn the_mean_log_probability_of_text_is_its_entropy() {
     let teacher = Chain::new();
     let of: Vec<_> = (0..400).map(|id| (id, Vec::new())).collect();
     let made = write(&teacher, &chain_config(json!({"stop": "length"}), 32), &[prompts(&of)]).remove(0).1;
-    let lists = ListRows::of(&made, columns::LOGPROB).unwrap();
+    let lists = ListRows::from_batch(&made, columns::LOGPROB).unwrap();
     let logprobs = lists.all_values().as_primitive::<Float32Type>().values();
     let (mut softmax, mut off, mut variance, mut n) = (Softmax::new(VOCAB).unwrap(), 0.0, 0.0, 0);
     for (row, text) in texts(&made).iter().enumerate() {
@@ -397,16 +398,16 @@ fn the_mean_log_probability_of_text_is_its_entropy() {
 fn a_text_that_goes_wrong_takes_its_batch_along_and_no_other() {
     let teacher = Chain::new();
     let config = Arc::new(chain_config(json!({"prompt_tokens": 3, "slots": 3}), 24));
-    let mut writer = Writer::new(&teacher, Arc::clone(&config)).unwrap();
+    let mut decoder = BatchedDecoder::new(&teacher, Arc::clone(&config)).unwrap();
     let [first, _, third] = <[RecordBatch; 3]>::try_from(chain_prompts()).unwrap();
     let poisoned = prompts(&[(50, vec![1]), (51, vec![2, POISON]), (52, vec![3])]);
     for (ticket, batch) in [("first", &first), ("poisoned", &poisoned), ("gone", &first), ("third", &third)] {
-        writer.push(ticket, batch, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
+        decoder.push(ticket, batch, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
     }
-    assert_eq!(writer.forget(|ticket| *ticket == "gone"), ["gone"]);
+    assert_eq!(decoder.cancel(|ticket| *ticket == "gone"), ["gone"]);
     let (mut made, mut failed) = (Vec::new(), Vec::new());
-    while !writer.is_idle() {
-        for (ticket, written) in writer.step() {
+    while !decoder.is_idle() {
+        for (ticket, written) in decoder.step() {
             match written {
                 Ok(written) => made.push((ticket, written.batch)),
                 Err(error) => failed.push((ticket, error)),
@@ -451,19 +452,19 @@ fn a_text_that_goes_wrong_takes_its_batch_along_and_no_other() {
         }
     }
     let short = Short(Chain::new());
-    let mut writer = Writer::new(&short, config).unwrap();
+    let mut decoder = BatchedDecoder::new(&short, config).unwrap();
     for batch in [&first, &third] {
-        writer.push((), batch, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
+        decoder.push((), batch, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
     }
-    let failed = std::iter::repeat_with(|| writer.step()).find(|ended| !ended.is_empty()).unwrap();
+    let failed = std::iter::repeat_with(|| decoder.step()).find(|ended| !ended.is_empty()).unwrap();
     assert_eq!(failed.len(), 2);
     for ((), written) in failed {
         let error = written.unwrap_err();
         assert!(matches!(error.root(), OperatorError::Teacher(_)), "{error:?}");
         assert!(error.to_string().contains("tokens seen"), "{error}");
     }
-    assert!(writer.is_idle());
-    let no_prompts = writer.push((), &documents(&[(1, "x", true)]), Arc::new(Counters::default()));
+    assert!(decoder.is_idle());
+    let no_prompts = decoder.push((), &documents(&[(1, "x", true)]), Arc::new(Counters::default()));
     assert!(matches!(no_prompts, Err(((), OperatorError::Arrow { .. }))));
 }
 
@@ -488,7 +489,7 @@ fn a_teacher_that_cannot_write_says_so() {
         }
     }
     let silent = Silent(Chain::new());
-    let refused = Writer::<()>::new(&silent, Arc::new(chain_config(json!({}), 24))).err().unwrap().to_string();
+    let refused = BatchedDecoder::<()>::new(&silent, Arc::new(chain_config(json!({}), 24))).err().unwrap().to_string();
     assert!(refused.contains("device of a teacher that writes"), "{refused}");
     let context = context(&gpt2());
     assert!(chain_config(json!({}), 24).operator(&context).is_err(), "no teacher");
@@ -510,7 +511,7 @@ fn prompts_are_the_first_tokens_of_documents() {
     let rows = |batches: &[RecordBatch]| -> Vec<(u64, u64, usize)> {
         let row = |batch: &RecordBatch| {
             let id = |name: &str| batch.column_by_name(name).unwrap().as_primitive::<UInt64Type>().values().to_vec();
-            let lists = ListRows::of(batch, "prompt").unwrap();
+            let lists = ListRows::from_batch(batch, "prompt").unwrap();
             let lengths = (0..lists.len()).map(|row| lists.range(row).len());
             let rows = id("sequence_id").into_iter().zip(id("document_id")).zip(lengths);
             rows.map(|((id, document), length)| (id, document, length)).collect::<Vec<_>>()
@@ -529,7 +530,7 @@ fn prompts_are_the_first_tokens_of_documents() {
     assert!(none.iter().all(|(.., length)| *length == 0));
 }
 
-/// The operator for engines that do not own devices returns what the writer returns.
+/// The operator for engines that do not own devices returns what the decoder returns.
 #[test]
 fn the_operator_writes_what_the_writer_writes() {
     let config = chain_config(json!({"prompt_tokens": 3, "slots": 4}), 24);
@@ -554,17 +555,17 @@ fn the_operator_writes_what_the_writer_writes() {
 fn rows_that_no_teacher_writes_are_found() {
     let config = chain_config(json!({"prompt_tokens": 3, "slots": 4}), 24);
     let good = write(&Chain::new(), &config, &chain_prompts()[..1]).remove(0).1;
-    let limits = Limits {
+    let limits = CheckContext {
         vocab_size: VOCAB,
         length: 24,
         split: stillhouse_schemas::ids::SplitId(0),
-        place: None,
+        sequence_range: None,
         operators: Vec::new(),
     };
     let messages = |batch: &RecordBatch, config: &GenerateConfig| {
-        let mut broken = Vec::new();
-        OperatorConfig::check(config, batch, &limits, &mut broken).unwrap();
-        broken.into_iter().map(|b| b.message).collect::<Vec<_>>().join("; ")
+        let mut violations = Vec::new();
+        OperatorConfig::check(config, batch, &limits, &mut violations).unwrap();
+        violations.into_iter().map(|b| b.message).collect::<Vec<_>>().join("; ")
     };
     assert_eq!(messages(&good, &config), "");
     let at = good.schema().index_of(GIVEN).unwrap();

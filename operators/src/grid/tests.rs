@@ -28,8 +28,8 @@ fn job(labels: &str) -> OperatorSpec {
             "pack": {{"length": 12, "separator": "none", "boundary": "none"}}, "output": {{"path": "o"}}}}"#
     );
     let spec = serde_json::from_str(&job).unwrap();
-    let facts = JobFacts { spec: &spec, vocab_size: 256, special_ids: SpecialIds::default() };
-    let mut specs = registry::of_job(&facts).unwrap();
+    let context = JobContext { spec: &spec, vocab_size: 256, special_ids: SpecialIds::default() };
+    let mut specs = registry::operators_for_job(&context).unwrap();
     assert_eq!(specs.len(), 1);
     specs.remove(0)
 }

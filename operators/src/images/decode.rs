@@ -24,8 +24,8 @@ use zune_jpeg::errors::DecodeErrors;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use super::resize::Picture;
-use super::{Bad, bad, profile, reason, scans};
+use super::resize::Image;
+use super::{BadImage, bad, profile, reason, scans};
 
 /// First bytes of files that hold images of other formats.
 const OTHER_FORMATS: [(&[u8], &str); 9] = [
@@ -41,7 +41,7 @@ const OTHER_FORMATS: [(&[u8], &str); 9] = [
 ];
 
 /// Decodes an image to three channels, or to one if it is grey.
-pub(super) fn decode(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
+pub(super) fn decode(bytes: &[u8], images: &Images) -> Result<Image, BadImage> {
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
         return decode_png(bytes, images);
     }
@@ -62,7 +62,7 @@ pub(super) fn decode(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
 }
 
 /// Refuses an image with more pixels than the job allows.
-pub(super) fn check_size(width: u64, height: u64, images: &Images) -> Result<(), Bad> {
+pub(super) fn check_size(width: u64, height: u64, images: &Images) -> Result<(), BadImage> {
     let max = u64::from(images.max_pixels);
     match width.saturating_mul(height) {
         0 => bad(reason::BROKEN, format!("has {width}×{height} pixels; valid: one or more")),
@@ -74,12 +74,12 @@ pub(super) fn check_size(width: u64, height: u64, images: &Images) -> Result<(),
     }
 }
 
-fn decode_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
+fn decode_png(bytes: &[u8], images: &Images) -> Result<Image, BadImage> {
     let broken = |e: DecodingError| match e {
         DecodingError::LimitsExceeded => {
-            Bad { reason: reason::LARGE, message: "needs more memory than its pixels account for".into() }
+            BadImage { reason: reason::LARGE, message: "needs more memory than its pixels account for".into() }
         }
-        e => Bad { reason: reason::BROKEN, message: format!("cannot be decoded as PNG: {e}") },
+        e => BadImage { reason: reason::BROKEN, message: format!("cannot be decoded as PNG: {e}") },
     };
     // four bytes per pixel, and 1 MiB for chunks and filters
     let limit = images.max_pixels as usize * 4 + (1 << 20);
@@ -117,13 +117,17 @@ fn decode_png(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
         (channels, values) = expand_palette(&values, (width, bits), reader.info())?;
     }
     let colours = channels - (channels + 1) % 2;
-    let picture = remove_alpha(Picture { width, height, channels, values }, images)?;
+    let picture = remove_alpha(Image { width, height, channels, values }, images)?;
     check_colour_profile(bytes, colours, images)?;
     Ok(apply_orientation(picture, orientation, images))
 }
 
 /// Looks up the colours of palette indices of `bits` bits each: RGB, or RGBA if the palette has transparency.
-fn expand_palette(rows: &[u8], (width, bits): (usize, usize), info: &png::Info<'_>) -> Result<(usize, Vec<u8>), Bad> {
+fn expand_palette(
+    rows: &[u8],
+    (width, bits): (usize, usize),
+    info: &png::Info<'_>,
+) -> Result<(usize, Vec<u8>), BadImage> {
     let palette = info.palette.as_deref().unwrap_or_default();
     let all = palette.len() / 3;
     // ignore a tRNS chunk with more entries than colours
@@ -154,7 +158,7 @@ fn expand_palette(rows: &[u8], (width, bits): (usize, usize), info: &png::Info<'
 }
 
 /// With `profile: srgb`, refuses an image whose profile is not sRGB.
-fn check_colour_profile(bytes: &[u8], channels: usize, images: &Images) -> Result<(), Bad> {
+fn check_colour_profile(bytes: &[u8], channels: usize, images: &Images) -> Result<(), BadImage> {
     let checked = if images.profile == Profile::Srgb { profile::check_profile(bytes, channels) } else { Ok(()) };
     checked.or_else(|why| {
         bad(reason::PROFILE, format!("has a colour profile that {why}; valid: sRGB, or none (`input.images.profile`)"))
@@ -162,10 +166,10 @@ fn check_colour_profile(bytes: &[u8], channels: usize, images: &Images) -> Resul
 }
 
 /// Removes alpha: drops it if every pixel is opaque, else blends with the background.
-fn remove_alpha(picture: Picture, images: &Images) -> Result<Picture, Bad> {
-    let Picture { width, height, channels, values } = picture;
+fn remove_alpha(picture: Image, images: &Images) -> Result<Image, BadImage> {
+    let Image { width, height, channels, values } = picture;
     if channels % 2 == 1 {
-        return Ok(Picture { width, height, channels, values });
+        return Ok(Image { width, height, channels, values });
     }
     let colours = channels - 1;
     let opaque = values.chunks_exact(channels).all(|pixel| pixel[colours] == 255);
@@ -182,11 +186,12 @@ fn remove_alpha(picture: Picture, images: &Images) -> Result<Picture, Bad> {
         pixel[..colours].iter().map(one).collect::<Vec<u8>>()
     };
     let values = values.chunks_exact(channels).flat_map(laid).collect();
-    Ok(Picture { width, height, channels: colours, values })
+    Ok(Image { width, height, channels: colours, values })
 }
 
-fn decode_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
-    let broken = |e: DecodeErrors| Bad { reason: reason::BROKEN, message: format!("cannot be decoded as JPEG: {e}") };
+fn decode_jpeg(bytes: &[u8], images: &Images) -> Result<Image, BadImage> {
+    let broken =
+        |e: DecodeErrors| BadImage { reason: reason::BROKEN, message: format!("cannot be decoded as JPEG: {e}") };
     let side = 1 << 16;
     let options = DecoderOptions::new_safe().set_strict_mode(true).set_max_width(side).set_max_height(side);
     if !bytes.trim_ascii_end().ends_with(b"\xff\xd9") && !has_end_marker(bytes) {
@@ -216,7 +221,7 @@ fn decode_jpeg(bytes: &[u8], images: &Images) -> Result<Picture, Bad> {
         return bad(reason::BROKEN, missing.to_string());
     }
     check_colour_profile(bytes, channels, images)?;
-    Ok(apply_orientation(Picture { width, height, channels, values }, orientation, images))
+    Ok(apply_orientation(Image { width, height, channels, values }, orientation, images))
 }
 
 /// Whether the last 64 KiB contain the end marker: cameras and web servers append data after it.
@@ -226,14 +231,14 @@ fn has_end_marker(bytes: &[u8]) -> bool {
 }
 
 /// Converts to the channels that the job wants.
-pub(super) fn convert_channels(picture: Picture, channels: Channels) -> Picture {
-    let Picture { width, height, channels: source_channels, values } = picture;
+pub(super) fn convert_channels(picture: Image, channels: Channels) -> Image {
+    let Image { width, height, channels: source_channels, values } = picture;
     let values = match (source_channels, channels) {
         (1, Channels::Rgb) => values.iter().flat_map(|v| [*v; 3]).collect(),
         (3, Channels::Grey) => values.chunks_exact(3).map(luminance).collect(),
         _ => values,
     };
-    Picture { width, height, channels: channels.count(), values }
+    Image { width, height, channels: channels.count(), values }
 }
 
 fn luminance(pixel: &[u8]) -> u8 {
@@ -242,7 +247,7 @@ fn luminance(pixel: &[u8]) -> u8 {
 }
 
 /// Turns the image as its EXIF orientation says: values 2 to 8 of TIFF's tag 274.
-fn apply_orientation(picture: Picture, orientation: Option<u16>, images: &Images) -> Picture {
+fn apply_orientation(picture: Image, orientation: Option<u16>, images: &Images) -> Image {
     let orientation = orientation.filter(|_| images.orientation == Orientation::Apply).unwrap_or(1);
     let (w, h) = (picture.width, picture.height);
     match orientation {

@@ -19,19 +19,19 @@ mod tests;
 
 use stillhouse_schemas::spec::{Fit, Images};
 
-pub use self::resize::Picture;
+pub use self::resize::Image;
 
 /// The error for an image that cannot become a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bad {
+pub struct BadImage {
     /// Reason, under which the image is counted.
     pub reason: &'static str,
     /// The value it got and what is valid.
     pub message: String,
 }
 
-fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Bad> {
-    Err(Bad { reason, message: message.into() })
+fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, BadImage> {
+    Err(BadImage { reason, message: message.into() })
 }
 
 /// Reasons why an image cannot become a row. Manifests contain these texts, so they must not change.
@@ -60,15 +60,15 @@ pub mod reason {
 ///
 /// # Errors
 /// Fails if the image is a bad record; says why.
-pub fn pixels_of(bytes: &[u8], images: &Images) -> Result<Vec<u8>, Bad> {
-    pixels(decode::decode(bytes, images)?, images)
+pub fn decode_pixels(bytes: &[u8], images: &Images) -> Result<Vec<u8>, BadImage> {
+    to_row_pixels(decode::decode(bytes, images)?, images)
 }
 
 /// Converts a decoded image of one or three channels to the numbers of a row.
 ///
 /// # Errors
 /// Fails if the image is a bad record; says why.
-pub fn pixels(picture: Picture, images: &Images) -> Result<Vec<u8>, Bad> {
+pub fn to_row_pixels(picture: Image, images: &Images) -> Result<Vec<u8>, BadImage> {
     decode::check_size(picture.width as u64, picture.height as u64, images)?;
     let (size, to) = ((picture.width, picture.height), images.height_width());
     if images.fit != Fit::Exact {

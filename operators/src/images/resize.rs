@@ -14,14 +14,14 @@
 
 use stillhouse_schemas::spec::{Filter, Fit};
 
-use super::{Bad, bad, reason};
+use super::{BadImage, bad, reason};
 
 /// Fractional bits of a weight: 32 minus 8 for a pixel and 2 for the overshoot of Lanczos.
 const FRACTION_BITS: u32 = 32 - 8 - 2;
 
 /// An image with 8 bits per channel, channel last, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Picture {
+pub struct Image {
     /// Pixels per row.
     pub width: usize,
     /// Number of rows.
@@ -32,7 +32,7 @@ pub struct Picture {
     pub values: Vec<u8>,
 }
 
-impl Picture {
+impl Image {
     /// Returns a rectangle of the image.
     pub(super) fn crop(&self, left: usize, top: usize, width: usize, height: usize) -> Self {
         let row = |y: usize| {
@@ -58,12 +58,7 @@ impl Picture {
 }
 
 /// Fits an image to the size of the rows. Returns `None` if `exact` requires that size and the image has another.
-pub(super) fn fit_to_rows(
-    picture: Picture,
-    fit: Fit,
-    filter: Filter,
-    (height, width): (usize, usize),
-) -> Option<Picture> {
+pub(super) fn fit_to_rows(picture: Image, fit: Fit, filter: Filter, (height, width): (usize, usize)) -> Option<Image> {
     let is = picture.height == height && picture.width == width;
     match fit {
         Fit::Exact => is.then_some(picture),
@@ -79,7 +74,7 @@ pub(super) fn check_intermediate_size(
     fit: Fit,
     to: (usize, usize),
     max: usize,
-) -> Result<(), Bad> {
+) -> Result<(), BadImage> {
     let (to_h, to_w) = match fit {
         Fit::Exact | Fit::Stretch => to,
         Fit::CenterCrop => shorter_side((h, w), to),
@@ -108,7 +103,7 @@ fn shorter_side((h, w): (usize, usize), (height, width): (usize, usize)) -> (usi
 }
 
 /// Applies `Resize` to the shorter side so that the crop fits (for squares: to its side), then `CenterCrop`.
-fn resize_and_center_crop(picture: Picture, filter: Filter, (height, width): (usize, usize)) -> Picture {
+fn resize_and_center_crop(picture: Image, filter: Filter, (height, width): (usize, usize)) -> Image {
     let (to_h, to_w) = shorter_side((picture.height, picture.width), (height, width));
     let picture = resize(picture, filter, (to_h, to_w));
     picture.crop(half_even(to_w - width), half_even(to_h - height), width, height)
@@ -120,7 +115,7 @@ fn half_even(n: usize) -> usize {
 }
 
 /// `center_crop_arr` of guided-diffusion (Dhariwal & Nichol), which DiT and others use.
-fn adm_center_crop(mut picture: Picture, filter: Filter, size: usize) -> Picture {
+fn adm_center_crop(mut picture: Image, filter: Filter, size: usize) -> Image {
     while picture.width.min(picture.height) >= 2 * size {
         let half = (picture.height / 2, picture.width / 2);
         picture = resize(picture, Filter::Box, half);
@@ -134,7 +129,7 @@ fn adm_center_crop(mut picture: Picture, filter: Filter, size: usize) -> Picture
 }
 
 /// Equals Pillow's `Image.resize((width, height), filter)`.
-pub(super) fn resize(picture: Picture, filter: Filter, (height, width): (usize, usize)) -> Picture {
+pub(super) fn resize(picture: Image, filter: Filter, (height, width): (usize, usize)) -> Image {
     let picture = if picture.width == width { picture } else { resize_horizontally(&picture, filter, width) };
     if picture.height == height { picture } else { resize_vertically(&picture, filter, height) }
 }
@@ -214,17 +209,17 @@ fn to_u8(sum: i32) -> u8 {
 
 const HALF: i32 = 1 << (FRACTION_BITS - 1);
 
-fn resize_horizontally(picture: &Picture, filter: Filter, width: usize) -> Picture {
+fn resize_horizontally(picture: &Image, filter: Filter, width: usize) -> Image {
     let windows = windows(filter, picture.width, width);
     let values = match picture.channels {
         3 => resize_rows::<3>(picture, &windows),
         _ => resize_rows::<1>(picture, &windows),
     };
-    Picture { width, height: picture.height, channels: picture.channels, values }
+    Image { width, height: picture.height, channels: picture.channels, values }
 }
 
 /// Resizes each row of an image with `CHANNELS` channels.
-fn resize_rows<const CHANNELS: usize>(picture: &Picture, windows: &[Window]) -> Vec<u8> {
+fn resize_rows<const CHANNELS: usize>(picture: &Image, windows: &[Window]) -> Vec<u8> {
     let mut values = Vec::with_capacity(picture.height * windows.len() * CHANNELS);
     for row in picture.values.chunks_exact(picture.width * CHANNELS) {
         for window in windows {
@@ -239,7 +234,7 @@ fn resize_rows<const CHANNELS: usize>(picture: &Picture, windows: &[Window]) -> 
     values
 }
 
-fn resize_vertically(picture: &Picture, filter: Filter, height: usize) -> Picture {
+fn resize_vertically(picture: &Image, filter: Filter, height: usize) -> Image {
     let row = picture.width * picture.channels;
     let mut values = Vec::with_capacity(height * row);
     let mut sums = vec![0i32; row];
@@ -251,5 +246,5 @@ fn resize_vertically(picture: &Picture, filter: Filter, height: usize) -> Pictur
         }
         values.extend(sums.iter().copied().map(to_u8));
     }
-    Picture { width: picture.width, height, channels: picture.channels, values }
+    Image { width: picture.width, height, channels: picture.channels, values }
 }

@@ -19,7 +19,7 @@ fn images(fields: Value) -> Images {
 }
 
 fn why(name: &str, fields: Value) -> (&'static str, String) {
-    let bad = pixels_of(&file(name), &images(fields)).unwrap_err();
+    let bad = decode_pixels(&file(name), &images(fields)).unwrap_err();
     (bad.reason, bad.message)
 }
 
@@ -44,7 +44,7 @@ fn what_comes_out_is_what_pillow_makes() {
                 fields[key] = entry[key].clone();
             }
         }
-        let got = pixels_of(&file(name), &images(fields)).unwrap_or_else(|e| panic!("{entry}: {}", e.message));
+        let got = decode_pixels(&file(name), &images(fields)).unwrap_or_else(|e| panic!("{entry}: {}", e.message));
         let (expected, rest) = golden.split_at(shape.iter().product());
         golden = rest;
         if name.ends_with(".jpg") {
@@ -79,11 +79,11 @@ fn hostile_images_end_as_one_reason_each() {
         let (got, message) = why(name, any());
         assert!(got == reason && message.contains(says), "{name}: {got}: {message}");
     }
-    assert_eq!(pixels_of(b"", &images(any())).unwrap_err().message, "is empty; valid: PNG or JPEG");
+    assert_eq!(decode_pixels(b"", &images(any())).unwrap_err().message, "is empty; valid: PNG or JPEG");
     let (reason, message) = why("rgb.png", json!({}));
     assert!(reason == reason::SIZE && message.starts_with("has 75×53 pixels; valid: 32×32 (or say how"), "{message}");
     assert_eq!(why("rgb.png", json!({"fit": "stretch", "max_pixels": 3974})).0, reason::LARGE);
-    assert!(pixels_of(&file("rgb.png"), &images(json!({"fit": "stretch", "max_pixels": 3975}))).is_ok());
+    assert!(decode_pixels(&file("rgb.png"), &images(json!({"fit": "stretch", "max_pixels": 3975}))).is_ok());
 }
 
 /// Profiles are ignored unless the job requires sRGB; then an image in another space is a bad record.
@@ -100,7 +100,7 @@ fn profiles_that_are_not_srgb_are_refused_on_request() {
         (&png, png.clone()),
         (&grey, grey.clone()),
     ] {
-        assert_eq!(pixels_of(&now, &srgb).unwrap(), pixels_of(had, &ignored).unwrap());
+        assert_eq!(decode_pixels(&now, &srgb).unwrap(), decode_pixels(had, &ignored).unwrap());
     }
     let mut swapped = in_jpeg(&jpeg, &good, 100);
     // the first part claims another part number
@@ -117,10 +117,10 @@ fn profiles_that_are_not_srgb_are_refused_on_request() {
         (with_chunk(&png, b"name without an end"), "is damaged: no deflate"),
         (bomb, "has more than 4194304 bytes"),
     ] {
-        let bad = pixels_of(&bytes, &srgb).unwrap_err();
+        let bad = decode_pixels(&bytes, &srgb).unwrap_err();
         assert_eq!(bad.reason, reason::PROFILE, "{}", bad.message);
         assert!(bad.message.contains(says) && bad.message.contains("`input.images.profile`"), "{}", bad.message);
-        assert!(pixels_of(&bytes, &ignored).is_ok(), "{says}: as in Pillow");
+        assert!(decode_pixels(&bytes, &ignored).is_ok(), "{says}: as in Pillow");
     }
 }
 
@@ -132,16 +132,16 @@ fn damaged_images_are_seen_or_are_other_images() {
     for name in ["palette.png", "bits.png", "opaque.png", "grey.jpg", "420.jpg", "progressive.jpg"] {
         let good = file(name);
         for end in 0..good.len() {
-            let cut = pixels_of(&good[..end], &any);
+            let cut = decode_pixels(&good[..end], &any);
             assert!(cut.is_err(), "{name} is taken when cut at {end} of {}", good.len());
         }
         for at in 0..good.len() {
             for flip in [0x01, 0x80, 0xff] {
                 let mut bytes = good.clone();
                 bytes[at] ^= flip;
-                let read = pixels_of(&bytes, &any);
+                let read = decode_pixels(&bytes, &any);
                 // every chunk of a PNG has a checksum
-                let is_seen = read.is_err() || !name.ends_with(".png") || read == pixels_of(&good, &any);
+                let is_seen = read.is_err() || !name.ends_with(".png") || read == decode_pixels(&good, &any);
                 assert!(is_seen, "{name}: a flip at {at} gives other pixels");
             }
         }
@@ -151,39 +151,39 @@ fn damaged_images_are_seen_or_are_other_images() {
 /// A long, thin image would become huge during resizing.
 #[test]
 fn a_long_thin_image_is_refused_before_it_grows() {
-    let thin = |width, height| Picture { width, height, channels: 1, values: vec![0; width * height] };
+    let thin = |width, height| Image { width, height, channels: 1, values: vec![0; width * height] };
     for fit in ["center_crop", "adm"] {
         let images = images(json!({"size": 256, "fit": fit, "max_pixels": 1_000_000, "channels": "grey"}));
         for (width, height) in [(1, 900_000), (900_000, 1)] {
-            let bad = pixels(thin(width, height), &images).unwrap_err();
+            let bad = to_row_pixels(thin(width, height), &images).unwrap_err();
             assert!(
                 bad.reason == reason::LARGE && bad.message.contains("while it is resized"),
                 "{fit}: {}",
                 bad.message
             );
         }
-        assert_eq!(pixels(thin(300, 400), &images).unwrap().len(), 256 * 256);
+        assert_eq!(to_row_pixels(thin(300, 400), &images).unwrap().len(), 256 * 256);
     }
 }
 
 #[test]
 fn an_image_may_be_left_as_it_lies() {
     let lying = images(json!({"size": 4, "height": 6, "orientation": "ignore"}));
-    assert_eq!(pixels_of(&file("exif6.png"), &lying).unwrap(), pixels_of(&file("exif1.png"), &lying).unwrap());
+    assert_eq!(decode_pixels(&file("exif6.png"), &lying).unwrap(), decode_pixels(&file("exif1.png"), &lying).unwrap());
     // after applying the orientation it is wider than high
     assert_eq!(
-        pixels_of(&file("exif6.png"), &images(json!({"size": 4, "height": 6}))).unwrap_err().reason,
+        decode_pixels(&file("exif6.png"), &images(json!({"size": 4, "height": 6}))).unwrap_err().reason,
         reason::SIZE
     );
 }
 
 #[test]
 fn one_channel_is_all_three_and_three_are_one() {
-    let grey = Picture { width: 2, height: 1, channels: 1, values: vec![3, 250] };
-    assert_eq!(pixels(grey, &images(json!({"size": 2, "height": 1}))).unwrap(), [3, 3, 3, 250, 250, 250]);
+    let grey = Image { width: 2, height: 1, channels: 1, values: vec![3, 250] };
+    assert_eq!(to_row_pixels(grey, &images(json!({"size": 2, "height": 1}))).unwrap(), [3, 3, 3, 250, 250, 250]);
     // Pillow: Image.new("RGB", (1, 1), (255, 0, 0)).convert("L") is 76, green 150, blue 29
-    let colours = Picture { width: 3, height: 1, channels: 3, values: vec![255, 0, 0, 0, 255, 0, 0, 0, 255] };
-    let luminance = pixels(colours, &images(json!({"size": 3, "height": 1, "channels": "grey"}))).unwrap();
+    let colours = Image { width: 3, height: 1, channels: 3, values: vec![255, 0, 0, 0, 255, 0, 0, 0, 255] };
+    let luminance = to_row_pixels(colours, &images(json!({"size": 3, "height": 1, "channels": "grey"}))).unwrap();
     assert_eq!(luminance, [76, 150, 29]);
 }
 
@@ -220,21 +220,21 @@ fn a_jpeg_that_is_cut_and_closed_is_broken() {
         "grey-progressive.jpg",
     ] {
         let good = file(name);
-        assert!(pixels_of(&good, &any).is_ok(), "{name}");
+        assert!(decode_pixels(&good, &any).is_ok(), "{name}");
         let scans = scans_of(&good);
         for (i, (begin, end)) in scans.iter().enumerate() {
             for cut in (*begin..*end - 1).step_by(1 + (end - begin) / 40) {
                 // half a marker is not a marker
                 let cut = if good[cut - 1] == 0xff { cut - 1 } else { cut };
                 let closed = [&good[..cut], b"\xff\xd9"].concat();
-                let bad = pixels_of(&closed, &any).expect_err(&format!("{name}: scan {i} cut at {cut} of {end}"));
+                let bad = decode_pixels(&closed, &any).expect_err(&format!("{name}: scan {i} cut at {cut} of {end}"));
                 assert_eq!(bad.reason, reason::BROKEN, "{name}: {}", bad.message);
             }
         }
     }
     let good = file("grey.jpg");
     let (begin, end) = scans_of(&good)[0];
-    let bad = pixels_of(&[&good[..begin + (end - begin) / 2], b"\xff\xd9"].concat(), &any).unwrap_err();
+    let bad = decode_pixels(&[&good[..begin + (end - begin) / 2], b"\xff\xd9"].concat(), &any).unwrap_err();
     assert!(bad.message.contains("is cut off and closed with an end marker: scan 1 has "), "{}", bad.message);
 }
 
@@ -248,7 +248,7 @@ fn a_jpeg_without_its_last_scans_is_broken() {
         assert!(scans.len() >= least, "{name}: {} scans", scans.len());
         for (i, (_, end)) in scans[..scans.len() - 1].iter().enumerate() {
             let closed = [&good[..*end], b"\xff\xd9"].concat();
-            let bad = pixels_of(&closed, &any).expect_err(&format!("{name} with {} scans", i + 1));
+            let bad = decode_pixels(&closed, &any).expect_err(&format!("{name} with {} scans", i + 1));
             assert_eq!(bad.reason, reason::BROKEN);
             assert!(bad.message.contains("lacks its last scans: component"), "{name}: {}", bad.message);
         }
@@ -264,7 +264,7 @@ fn a_jpeg_that_lost_an_interval_is_broken() {
         (0..good.len() - 1).filter(|at| good[*at] == 0xff && (0xd0..=0xd7).contains(&good[at + 1])).collect();
     assert!(restarts.len() >= 3);
     let without = [&good[..restarts[1]], &good[restarts[2]..]].concat();
-    assert_eq!(pixels_of(&without, &any).unwrap_err().reason, reason::BROKEN);
+    assert_eq!(decode_pixels(&without, &any).unwrap_err().reason, reason::BROKEN);
 }
 
 /// Builds a PNG with a palette of `colours` colours and rows of indices, also packed and interlaced.
@@ -284,7 +284,7 @@ fn palette_png(colours: usize, bits: u8, size: (u32, u32), row: &[u8]) -> Vec<u8
 fn a_pixel_that_its_palette_does_not_have_is_a_bad_record() {
     let of = |colours, bits, row: &[u8], width| {
         let fields = json!({"size": width, "height": 2});
-        pixels_of(&palette_png(colours, bits, (width, 2), row), &images(fields)).map_err(|bad| {
+        decode_pixels(&palette_png(colours, bits, (width, 2), row), &images(fields)).map_err(|bad| {
             assert_eq!(bad.reason, reason::BROKEN);
             bad.message
         })

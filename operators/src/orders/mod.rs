@@ -36,14 +36,14 @@ use arrow::array::{ArrayRef, RecordBatch, UInt16Array, UInt32Array};
 use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 use stillhouse_noise::{epoch_seed, keyed_uniforms};
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sequence_range::SequenceRange;
 use stillhouse_schemas::spec::{OrderKind, OrderSchedule};
 
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, with_columns};
+use crate::config::{Column, JobContext, OperatorConfig, OperatorView, with_columns};
 use crate::extract::{Sequence, sequences};
-use crate::invariants::{Broken, Limits, unsigned_column};
+use crate::invariants::{CheckContext, Violation, unsigned_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext};
 use crate::rows::list_column;
 
@@ -57,7 +57,7 @@ pub struct OrdersConfig {
     /// Seed of the job, combined with the epoch.
     pub seed: u64,
     /// Row length: fixed, or up to a maximum.
-    pub rows: Rows,
+    pub rows: RowLength,
 }
 
 /// A kind of order with its parameters.
@@ -103,9 +103,9 @@ impl Order {
 ///
 /// ```
 /// use stillhouse_operators::orders::{OrderRule, OrdersConfig, generation_order};
-/// use stillhouse_schemas::columns::Rows;
+/// use stillhouse_schemas::columns::RowLength;
 ///
-/// let config = OrdersConfig { rule: OrderRule::Strided(vec![2]), seed: 0, rows: Rows::Fixed(8) };
+/// let config = OrdersConfig { rule: OrderRule::Strided(vec![2]), seed: 0, rows: RowLength::Fixed(8) };
 /// let found = generation_order(&config, 0, 0, 8, 8);
 /// assert_eq!(found.order, [0, 4, 1, 5, 2, 6, 3, 7]);
 /// assert_eq!(found.block, [1, 2, 3, 3, 4, 4, 5, 5]);
@@ -194,8 +194,8 @@ impl OperatorConfig for OrdersConfig {
         },
     ];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let orders = &facts.spec.orders;
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let orders = &context.spec.orders;
         let needs =
             |key: &str| Problem::missing(format!("orders.{key}"), format!("kind {} needs it", orders.kind.name()));
         let rule = match orders.kind {
@@ -208,22 +208,28 @@ impl OperatorConfig for OrdersConfig {
             OrderKind::Strided => OrderRule::Strided(orders.streams.clone()),
             OrderKind::Random => OrderRule::Random(orders.steps.ok_or_else(|| needs("steps"))?),
         };
-        Ok(Some(Self { rule, seed: epoch_seed(facts.spec.seed, orders.epoch), rows: facts.rows() }))
+        Ok(Some(Self { rule, seed: epoch_seed(context.spec.seed, orders.epoch), rows: context.rows() }))
     }
 
     fn fields(&self) -> Vec<Field> {
         [columns::ORDER, columns::BLOCK].map(|name| self.rows.field(name, self.item_type(), None, None)).into()
     }
 
-    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError> {
         let (order, block) = (unsigned_column(batch, columns::ORDER)?, unsigned_column(batch, columns::BLOCK)?);
         for (row, sequence) in sequences(batch)?.iter().enumerate() {
-            let Some(expected) = self.sequence_order(sequence, limits.place) else {
-                broken.push(Broken::new(row, "nothing says where its split stands in the data set, by which ρ goes"));
+            let Some(expected) = self.sequence_order(sequence, context.sequence_range) else {
+                violations
+                    .push(Violation::new(row, "nothing says where its split stands in the data set, by which ρ goes"));
                 continue;
             };
             if order.row(row) != expected.order || block.row(row) != expected.block {
-                broken.push(Broken::new(row, "order and block are not those of the seed"));
+                violations.push(Violation::new(row, "order and block are not those of the seed"));
             }
         }
         Ok(())
@@ -243,7 +249,7 @@ impl OperatorConfig for OrdersConfig {
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
-        Ok(Box::new(Orders { config: self.clone(), sequence_range: context.place }))
+        Ok(Box::new(Orders { config: self.clone(), sequence_range: context.sequence_range }))
     }
 }
 
@@ -251,7 +257,7 @@ impl OrdersConfig {
     /// Returns the order of a sequence; `None` if it depends on the index in the data set and that is unknown.
     fn sequence_order(&self, sequence: &Sequence, split: Option<SequenceRange>) -> Option<Order> {
         let index = match &self.rule {
-            OrderRule::Progressive(Shuffled::Schedule(schedule)) => schedule.place(sequence.id, split)?,
+            OrderRule::Progressive(Shuffled::Schedule(schedule)) => schedule.position_of(sequence.id, split)?,
             _ => 0,
         };
         Some(generation_order(self, sequence.id, index, sequence.tokens.len(), sequence.valid))

@@ -1,7 +1,7 @@
 use super::*;
 
 fn config(rule: OrderRule) -> OrdersConfig {
-    OrdersConfig { rule, seed: 42, rows: Rows::Fixed(8) }
+    OrdersConfig { rule, seed: 42, rows: RowLength::Fixed(8) }
 }
 
 fn schedule(i_ar_sequences: u64, i_perm_sequences: u64, rho_max: u32) -> OrderSchedule {
@@ -105,12 +105,12 @@ fn rho_follows_the_schedule_by_the_place_in_the_data_set() {
     // the index of a sequence: from the split's planned range, or as earlier versions counted it
     let planned = Some(SequenceRange { first: 20_000, sequences: 100 });
     assert_eq!(
-        [3, 99, 100, 1 << 20].map(|row| schedule.place(id(3, row), planned)),
+        [3, 99, 100, 1 << 20].map(|row| schedule.position_of(id(3, row), planned)),
         [20_003, 20_099, 20_099, 20_099].map(Some)
     );
-    assert_eq!(schedule.place(id(3, 7), None), None);
+    assert_eq!(schedule.position_of(id(3, 7), None), None);
     let counted = OrderSchedule { sequences_per_split: Some(10_000), ..schedule };
-    assert_eq!(counted.place(id(3, 7), planned), Some(30_007));
+    assert_eq!(counted.position_of(id(3, 7), planned), Some(30_007));
     // equal ends: a step
     let step = self::schedule(4, 4, 3);
     assert_eq!((step.rho(3), step.rho(4)), (0, 3));
@@ -180,7 +180,7 @@ fn stored_orders_are_those_that_the_package_draws() {
     };
     for case in goldens["orders"].as_array().unwrap() {
         let rule = rule(&case["rule"]);
-        let config = OrdersConfig { rule, seed: case["seed"].as_u64().unwrap(), rows: Rows::Fixed(12) };
+        let config = OrdersConfig { rule, seed: case["seed"].as_u64().unwrap(), rows: RowLength::Fixed(12) };
         // the golden has the job's seed; the config has that of the epoch
         let config =
             OrdersConfig { seed: epoch_seed(config.seed, case["epoch"].as_u64().unwrap_or(0) as u32), ..config };
@@ -192,7 +192,7 @@ fn stored_orders_are_those_that_the_package_draws() {
 
 #[test]
 fn long_sequences_have_wide_numbers() {
-    let of = |rule, length| OrdersConfig { rule, seed: 0, rows: Rows::Fixed(length) }.item_type();
+    let of = |rule, length| OrdersConfig { rule, seed: 0, rows: RowLength::Fixed(length) }.item_type();
     assert_eq!(of(OrderRule::Strided(vec![2]), 65_534), DataType::UInt16);
     assert_eq!(of(OrderRule::Strided(vec![2]), 65_535), DataType::UInt32);
     assert_eq!(of(OrderRule::Random(70_000), 8), DataType::UInt32);

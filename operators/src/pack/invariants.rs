@@ -6,54 +6,62 @@ use arrow::error::ArrowError;
 use stillhouse_schemas::columns;
 
 use super::PackConfig;
-use crate::invariants::{Broken, Limits};
+use crate::invariants::{CheckContext, Violation};
 use crate::rows::{ListRows, sequence_ids};
 
 pub(super) fn check(
     config: &PackConfig,
     batch: &RecordBatch,
-    limits: &Limits,
-    broken: &mut Vec<Broken>,
+    context: &CheckContext,
+    violations: &mut Vec<Violation>,
 ) -> Result<(), ArrowError> {
-    check_ids(batch, limits, broken)?;
-    check_tokens(batch, limits, broken)?;
-    check_documents(config, batch, broken)
+    check_ids(batch, context, violations)?;
+    check_tokens(batch, context, violations)?;
+    check_documents(config, batch, violations)
 }
 
-pub(crate) fn check_ids(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+pub(crate) fn check_ids(
+    batch: &RecordBatch,
+    context: &CheckContext,
+    violations: &mut Vec<Violation>,
+) -> Result<(), ArrowError> {
     let ids = sequence_ids(batch)?;
     for row in 0..ids.len() {
         let id = ids.value(row);
-        if id >> 32 != u64::from(limits.split.0) {
-            broken.push(Broken::new(row, format!("sequence_id {id} is not of split {}", limits.split.0)));
+        if id >> 32 != u64::from(context.split.0) {
+            violations.push(Violation::new(row, format!("sequence_id {id} is not of split {}", context.split.0)));
         }
         if row > 0 && id != ids.value(row - 1) + 1 {
-            broken.push(Broken::new(row, format!("sequence_id {id} does not follow {}", ids.value(row - 1))));
+            violations.push(Violation::new(row, format!("sequence_id {id} does not follow {}", ids.value(row - 1))));
         }
     }
     Ok(())
 }
 
-pub(crate) fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-    let rows = ListRows::of(batch, columns::INPUT_IDS)?;
+pub(crate) fn check_tokens(
+    batch: &RecordBatch,
+    context: &CheckContext,
+    violations: &mut Vec<Violation>,
+) -> Result<(), ArrowError> {
+    let rows = ListRows::from_batch(batch, columns::INPUT_IDS)?;
     let values = rows.values::<Int32Array>(columns::INPUT_IDS)?.values();
     let has_short_rows =
         matches!(batch.column_by_name(columns::INPUT_IDS).map(|c| c.data_type()), Some(DataType::List(_)));
     for row in 0..rows.len() {
         let tokens = &values[rows.range(row)];
-        if tokens.len() > limits.length || (tokens.len() < limits.length && !has_short_rows) || tokens.is_empty() {
-            broken.push(Broken::new(
+        if tokens.len() > context.length || (tokens.len() < context.length && !has_short_rows) || tokens.is_empty() {
+            violations.push(Violation::new(
                 row,
                 format!(
                     "{} tokens, valid: {}{}",
                     tokens.len(),
-                    limits.length,
+                    context.length,
                     if has_short_rows { " or fewer" } else { "" }
                 ),
             ));
         }
-        if let Some(id) = tokens.iter().find(|&&id| id < 0 || id as usize >= limits.vocab_size) {
-            broken.push(Broken::new(row, format!("token {id}, valid: 0 to {}", limits.vocab_size - 1)));
+        if let Some(id) = tokens.iter().find(|&&id| id < 0 || id as usize >= context.vocab_size) {
+            violations.push(Violation::new(row, format!("token {id}, valid: 0 to {}", context.vocab_size - 1)));
         }
     }
     if let Some(mask) = batch.column_by_name(columns::ATTENTION_MASK) {
@@ -63,10 +71,10 @@ pub(crate) fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Ve
             let range = mask.range(row);
             let valid = range.clone().take_while(|&i| values.value(i)).count();
             if range.clone().skip(valid).any(|i| values.value(i)) {
-                broken.push(Broken::new(row, "attention_mask is not a prefix"));
+                violations.push(Violation::new(row, "attention_mask is not a prefix"));
             }
             if range.len() != rows.range(row).len() {
-                broken.push(Broken::new(
+                violations.push(Violation::new(
                     row,
                     format!("attention_mask has {} values for {} tokens", range.len(), rows.range(row).len()),
                 ));
@@ -76,31 +84,35 @@ pub(crate) fn check_tokens(batch: &RecordBatch, limits: &Limits, broken: &mut Ve
     Ok(())
 }
 
-fn check_documents(config: &PackConfig, batch: &RecordBatch, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-    let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+fn check_documents(
+    config: &PackConfig,
+    batch: &RecordBatch,
+    violations: &mut Vec<Violation>,
+) -> Result<(), ArrowError> {
+    let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
     let token_values = tokens.values::<Int32Array>(columns::INPUT_IDS)?.values();
-    let offsets = ListRows::of(batch, columns::DOCUMENT_OFFSETS)?;
+    let offsets = ListRows::from_batch(batch, columns::DOCUMENT_OFFSETS)?;
     let values = offsets.values::<Int32Array>(columns::DOCUMENT_OFFSETS)?.values();
-    let ids = ListRows::of(batch, columns::DOCUMENT_IDS)?;
+    let ids = ListRows::from_batch(batch, columns::DOCUMENT_IDS)?;
     let id_values = ids.values::<UInt64Array>(columns::DOCUMENT_IDS)?.values();
     for row in 0..offsets.len() {
         let row_offsets = &values[offsets.range(row)];
         let row_ids = &id_values[ids.range(row)];
         if row_offsets.len() != row_ids.len() {
-            broken.push(Broken::new(
+            violations.push(Violation::new(
                 row,
                 format!("{} document offsets, {} document ids", row_offsets.len(), row_ids.len()),
             ));
         }
         let inside = row_offsets.last().is_some_and(|&last| (last as usize) < tokens.range(row).len());
         if row_offsets.first() != Some(&0) || !row_offsets.is_sorted_by(|a, b| a < b) || !inside {
-            broken.push(Broken::new(
+            violations.push(Violation::new(
                 row,
                 format!("document_offsets {row_offsets:?} do not ascend from 0 within the row"),
             ));
         }
         if !row_ids.is_sorted() {
-            broken.push(Broken::new(row, "document_ids do not ascend"));
+            violations.push(Violation::new(row, "document_ids do not ascend"));
         }
         let ids = &token_values[tokens.range(row)];
         let starts = row_offsets.iter().skip(1).filter_map(|&start| usize::try_from(start).ok());
@@ -108,8 +120,10 @@ fn check_documents(config: &PackConfig, batch: &RecordBatch, broken: &mut Vec<Br
         if let Some((start, _)) =
             starts.zip(same).find(|(start, same)| *same && !config.segment_breaks.is_at(ids, *start))
         {
-            broken
-                .push(Broken::new(row, format!("a document is cut at {start}, where no special token of its text is")));
+            violations.push(Violation::new(
+                row,
+                format!("a document is cut at {start}, where no special token of its text is"),
+            ));
         }
     }
     Ok(())

@@ -36,14 +36,14 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
 
-use crate::config::{Column, JobFacts, OperatorConfig, SpecialIds, rows_per_batch, token_id_bits};
+use crate::config::{Column, JobContext, OperatorConfig, SpecialIds, rows_per_batch, token_id_bits};
 use crate::document_pieces::{document_name, typed_column, unfinished_document};
-use crate::invariants::{Broken, Limits};
+use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Operator, OperatorError, SplitContext};
 use crate::rows::ListRows;
 use crate::vocabulary::Role;
@@ -78,7 +78,7 @@ pub struct PackConfig {
     /// Special tokens in the text that cut a document into segments.
     pub segment_breaks: SegmentBreaks,
     /// Row length: fixed, or up to a maximum.
-    pub rows: Rows,
+    pub rows: RowLength,
     /// Whether the data set has the column `attention_mask`.
     pub has_mask: bool,
     /// Rows per output batch.
@@ -94,7 +94,7 @@ impl PackConfig {
     pub fn new(
         pack: &spec::Pack,
         holdouts: impl IntoIterator<Item = (String, Remainder)>,
-        rows: Rows,
+        rows: RowLength,
         has_mask: bool,
         rows_per_batch: usize,
         special_ids: &SpecialIds,
@@ -128,11 +128,11 @@ impl PackConfig {
     ///
     /// # Errors
     /// See [`PackConfig::new`].
-    pub(crate) fn resolve(facts: &JobFacts<'_>) -> Result<Self, Problem> {
-        let spec = facts.spec;
+    pub(crate) fn resolve(context: &JobContext<'_>) -> Result<Self, Problem> {
+        let spec = context.spec;
         let holdouts = spec.input.holdout.keys().map(|name| (name.clone(), spec.remainder_of(name)));
         let batch = rows_per_batch(spec);
-        let made = Self::new(&spec.pack, holdouts, facts.rows(), spec.has_padding(), batch, &facts.special_ids);
+        let made = Self::new(&spec.pack, holdouts, context.rows(), spec.has_padding(), batch, &context.special_ids);
         made.map_err(|missing| Problem::missing(format!("tokenizer.{}", missing.role), missing.to_string()))
     }
 
@@ -172,7 +172,7 @@ impl PackConfig {
             let got = self.rows.length();
             return Err(config_error(format!("rows: got length {got}, valid: {}, as `length`", self.length)));
         }
-        if remainder == Remainder::Keep && self.mode == PackMode::Wrap && matches!(self.rows, Rows::Fixed(_)) {
+        if remainder == Remainder::Keep && self.mode == PackMode::Wrap && matches!(self.rows, RowLength::Fixed(_)) {
             return Err(config_error("rows: got fixed, valid: up_to where rows may be short (remainder keep)"));
         }
         let pad = if padded { Some(required("pad", self.pad)?) } else { None };
@@ -238,18 +238,23 @@ impl OperatorConfig for PackConfig {
         },
     ];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
         // `grid` makes the rows of images and codes, and `generate` makes those of text that the teacher writes
-        let spec = facts.spec;
-        if spec.input.is_rows() || spec.sequential().is_some() { Ok(None) } else { Self::resolve(facts).map(Some) }
+        let spec = context.spec;
+        if spec.input.is_rows() || spec.sequential().is_some() { Ok(None) } else { Self::resolve(context).map(Some) }
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
         self.schema()
     }
 
-    fn check(&self, batch: &RecordBatch, limits: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
-        invariants::check(self, batch, limits, broken)
+    fn check(
+        &self,
+        batch: &RecordBatch,
+        context: &CheckContext,
+        violations: &mut Vec<Violation>,
+    ) -> Result<(), ArrowError> {
+        invariants::check(self, batch, context, violations)
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
@@ -301,7 +306,7 @@ pub(crate) fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = T
     let arrow = OperatorError::arrow(NAME);
     let ids: &UInt64Array = typed_column(batch, "document_id", NAME)?;
     let ends: &BooleanArray = typed_column(batch, "end", NAME)?;
-    let lists = ListRows::of(batch, "tokens").map_err(&arrow)?;
+    let lists = ListRows::from_batch(batch, "tokens").map_err(&arrow)?;
     let tokens: &UInt32Array = lists.values("tokens").map_err(&arrow)?;
     let tokens: &[u32] = tokens.values();
     Ok((0..lists.len()).map(move |i| TokenPiece {

@@ -20,7 +20,7 @@ fn config(mode: PackMode, length: usize, boundary: Boundary, remainder: Remainde
         remainder,
         remainder_by_holdout: BTreeMap::new(),
         segment_breaks: SegmentBreaks::default(),
-        rows: if keep { Rows::UpTo(length) } else { Rows::Fixed(length) },
+        rows: if keep { RowLength::UpTo(length) } else { RowLength::Fixed(length) },
         has_mask: mode == PackMode::Pad || remainder == Remainder::Pad,
         rows_per_batch: 3,
     }
@@ -40,7 +40,7 @@ fn rows(batches: &[RecordBatch], config: &PackConfig) -> Vec<Row> {
     for batch in batches {
         assert_eq!(batch.schema(), config.schema());
         assert!(batch.num_rows() <= config.rows_per_batch);
-        let ids = ListRows::of(batch, columns::INPUT_IDS).unwrap();
+        let ids = ListRows::from_batch(batch, columns::INPUT_IDS).unwrap();
         let offsets = batch[columns::DOCUMENT_OFFSETS].as_list::<i32>();
         let documents = batch[columns::DOCUMENT_IDS].as_list::<i32>();
         for i in 0..batch.num_rows() {
@@ -204,7 +204,9 @@ fn special_tokens_are_required_where_they_are_used() {
         boundary,
         remainder: Remainder::Drop,
     };
-    let new = |pack: &spec::Pack| PackConfig::new(pack, [], Rows::Fixed(8), false, 4, &SpecialIds::of(&bert()));
+    let new = |pack: &spec::Pack| {
+        PackConfig::new(pack, [], RowLength::Fixed(8), false, 4, &SpecialIds::from_vocabulary(&bert()))
+    };
     let config = new(&pack(Boundary::BosEos, Separator::Eos)).unwrap();
     assert_eq!((config.bos, config.eos, config.separator, config.pad), (Some(101), Some(102), Some(102), None));
     let config = new(&pack(Boundary::None, Separator::None)).unwrap();
@@ -237,10 +239,10 @@ fn configs_that_cannot_work_are_refused() {
         (PackConfig { eos: Some(u32::MAX), ..good.clone() }, "eos: got 4294967295"),
         (PackConfig { pad: None, ..good.clone() }, "pad: got none"),
         (PackConfig { has_mask: false, ..good.clone() }, "has_mask: got false"),
-        (PackConfig { rows: Rows::Fixed(6), ..good.clone() }, "rows: got length 6, valid: 5"),
-        (PackConfig { length: 2, rows: Rows::Fixed(2), ..good.clone() }, "length: got 2, valid: 3 or more"),
+        (PackConfig { rows: RowLength::Fixed(6), ..good.clone() }, "rows: got length 6, valid: 5"),
+        (PackConfig { length: 2, rows: RowLength::Fixed(2), ..good.clone() }, "length: got 2, valid: 3 or more"),
         (
-            PackConfig { mode: PackMode::Pad, length: 2, rows: Rows::Fixed(2), ..good.clone() },
+            PackConfig { mode: PackMode::Pad, length: 2, rows: RowLength::Fixed(2), ..good.clone() },
             "length: got 2, valid: 3",
         ),
         (PackConfig { remainder: Remainder::Keep, ..good.clone() }, "rows: got fixed"),

@@ -7,7 +7,7 @@ use crate::testing::drive;
 const SEQUENCES: u64 = 4000;
 
 fn config(views: u32, sampling: Sampling) -> PartitionsConfig {
-    PartitionsConfig::new(&spec::Partitions { views, sampling, ..Default::default() }, 20_261_121, Rows::Fixed(64))
+    PartitionsConfig::new(&spec::Partitions { views, sampling, ..Default::default() }, 20_261_121, RowLength::Fixed(64))
 }
 
 /// Returns the Kolmogorov–Smirnov distance between the numbers and the uniform distribution, times √n.
@@ -179,7 +179,7 @@ fn t_stays_in_its_bounds_as_f32() {
 
 #[test]
 fn columns_hold_the_views_of_each_row() {
-    for rows in [Rows::Fixed(4), Rows::UpTo(4)] {
+    for rows in [RowLength::Fixed(4), RowLength::UpTo(4)] {
         let config = PartitionsConfig { rows, ..config(2, Sampling::Stratified) };
         let mask = [true, true, true, true, true, true, false, false];
         let fields = vec![
@@ -201,7 +201,7 @@ fn columns_hold_the_views_of_each_row() {
             output[0].schema().fields()[4..].iter().map(|f| f.as_ref().clone()).collect::<Vec<_>>(),
             config.fields()
         );
-        let partitions = ListRows::of(&output[0], columns::PARTITION).unwrap();
+        let partitions = ListRows::from_batch(&output[0], columns::PARTITION).unwrap();
         let groups: &BooleanArray = partitions.values("x").unwrap();
         for (row, id) in [7, 8].into_iter().enumerate() {
             let expected = partition_row(&config, id, &mask[4 * row..4 * row + 4]);
@@ -235,7 +235,7 @@ fn stored_blocks_and_digits_are_those_that_the_package_draws() {
         let spec: spec::Partitions = serde_json::from_value(case["partitions"].clone()).unwrap();
         let config = PartitionsConfig {
             digits: 3,
-            ..PartitionsConfig::new(&spec, case["seed"].as_u64().unwrap(), Rows::Fixed(12))
+            ..PartitionsConfig::new(&spec, case["seed"].as_u64().unwrap(), RowLength::Fixed(12))
         };
         let valid = case["valid"].as_u64().unwrap() as usize;
         let views = config.draw_views(&sequence(case["sequence_id"].as_u64().unwrap(), 12, valid));
@@ -249,7 +249,7 @@ fn stored_blocks_and_digits_are_those_that_the_package_draws() {
 #[test]
 fn blocks_have_times_of_their_own_in_all_strata() {
     let spec = spec::Partitions { views: 4, level: PartitionLevel::Block, block_length: Some(3), ..Default::default() };
-    let config = PartitionsConfig::new(&spec, 5, Rows::Fixed(8));
+    let config = PartitionsConfig::new(&spec, 5, RowLength::Fixed(8));
     assert_eq!((config.blocks(), config.t_field().metadata()[columns::SHAPE].as_str()), (3, "[4,3]"));
     let mut all = Vec::new();
     for id in 0..SEQUENCES {
@@ -269,7 +269,7 @@ fn blocks_have_times_of_their_own_in_all_strata() {
 fn groups_of_blocks_and_digits_have_their_share() {
     for (level, block_length) in [(PartitionLevel::Block, Some(4)), (PartitionLevel::Subtoken, None)] {
         let spec = spec::Partitions { views: 2, level, block_length, ..Default::default() };
-        let config = PartitionsConfig { digits: 4, ..PartitionsConfig::new(&spec, 11, Rows::Fixed(16)) };
+        let config = PartitionsConfig { digits: 4, ..PartitionsConfig::new(&spec, 11, RowLength::Fixed(16)) };
         let per_token = config.groups_per_token() as usize;
         // Σ (g − p) has the variance Σ p(1 − p); allow 4 standard deviations
         let (mut sum, mut variance) = (0.0, 0.0);
@@ -307,7 +307,7 @@ fn pictures_of_blocks_and_digits() {
     };
     let of = |level: PartitionLevel, block_length: Option<u32>, views: u32| {
         let spec = spec::Partitions { views, level, block_length, ..Default::default() };
-        let config = PartitionsConfig { digits: 3, ..PartitionsConfig::new(&spec, 1, Rows::Fixed(6)) };
+        let config = PartitionsConfig { digits: 3, ..PartitionsConfig::new(&spec, 1, RowLength::Fixed(6)) };
         let (stored, row) = row(&config);
         (stored, config.view(&row).unwrap())
     };

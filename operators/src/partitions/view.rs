@@ -33,7 +33,7 @@ impl PartitionsConfig {
     }
 
     pub(super) fn digit_view(&self, row: &RecordBatch) -> Result<OperatorView, ArrowError> {
-        let groups = ListRows::of(row, columns::PARTITION)?;
+        let groups = ListRows::from_batch(row, columns::PARTITION)?;
         let values = groups.values::<BooleanArray>(columns::PARTITION)?;
         let all: Vec<bool> = groups.range(0).map(|i| values.value(i)).collect();
         let views: Vec<&[bool]> = all.chunks((all.len() / self.views.max(1) as usize).max(1)).collect();

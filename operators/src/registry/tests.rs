@@ -44,7 +44,7 @@ fn job(patch: &str) -> Vec<OperatorSpec> {
     }
     let token = |role: &str| (role.to_owned(), SpecialToken { token: "<|endoftext|>".into(), id: 50_256 });
     let special_ids = SpecialIds::from_manifest(&["bos", "eos", "pad"].map(token).into(), SpecialTokens::Text);
-    of_job(&JobFacts { spec: &spec, vocab_size: 50_257, special_ids }).unwrap()
+    operators_for_job(&JobContext { spec: &spec, vocab_size: 50_257, special_ids }).unwrap()
 }
 
 #[test]
@@ -118,8 +118,8 @@ fn the_reader_of_trainers_names_the_same_columns() {
     }
 }
 
-fn limits(operators: Vec<OperatorSpec>) -> Limits {
-    Limits { vocab_size: 50_257, length: 8, split: SplitId(3), place: None, operators }
+fn limits(operators: Vec<OperatorSpec>) -> CheckContext {
+    CheckContext { vocab_size: 50_257, length: 8, split: SplitId(3), sequence_range: None, operators }
 }
 
 /// Returns the operators of a job with a teacher, and packed rows with all of its columns at certain values.
@@ -279,7 +279,13 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
 /// Images need a test of their own, because their rows belong to another job than rows of text.
 fn a_broken_image() -> Option<&'static str> {
     let (spec, good) = crate::grid::tests::images();
-    let limits = Limits { vocab_size: 256, length: 12, split: SplitId(3), place: None, operators: vec![spec.clone()] };
+    let limits = CheckContext {
+        vocab_size: 256,
+        length: 12,
+        split: SplitId(3),
+        sequence_range: None,
+        operators: vec![spec.clone()],
+    };
     assert_eq!(invariants::check(&good, &limits).unwrap(), []);
     for (says, batch) in [
         ("sequence_id", with_values(&good, names::SEQUENCE_ID, |a| shifted::<UInt64Type>(a, 1 << 32))),

@@ -43,7 +43,7 @@ pub fn shipped_permutation(vocab_size: usize) -> Result<Permutation, String> {
 ///
 /// # Errors
 /// Fails if the bytes are neither; the message says what they are and what is valid.
-pub fn numbers_of(bytes: &[u8]) -> Result<Vec<i64>, String> {
+pub fn parse_numbers(bytes: &[u8]) -> Result<Vec<i64>, String> {
     if bytes.starts_with(MAGIC) {
         return parse_npy(bytes);
     }

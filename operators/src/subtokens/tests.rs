@@ -85,17 +85,17 @@ fn the_strings_of_the_paper() {
 
 #[test]
 fn a_base_that_is_too_large_names_a_length() {
-    let error = SubtokensConfig::new(100_000, 1, Rows::Fixed(4)).unwrap_err().to_string();
+    let error = SubtokensConfig::new(100_000, 1, RowLength::Fixed(4)).unwrap_err().to_string();
     assert!(
         error.contains("subtokens.length: got 1, which needs base 100000") && error.contains("valid: 2 or more"),
         "{error}"
     );
-    assert!(SubtokensConfig::new(65_536, 1, Rows::Fixed(4)).is_ok());
-    let wrong = SubtokensConfig { base: 9, ..SubtokensConfig::new(50_257, 4, Rows::Fixed(4)).unwrap() };
+    assert!(SubtokensConfig::new(65_536, 1, RowLength::Fixed(4)).is_ok());
+    let wrong = SubtokensConfig { base: 9, ..SubtokensConfig::new(50_257, 4, RowLength::Fixed(4)).unwrap() };
     assert!(wrong.build().unwrap_err().to_string().contains("base: got 9, valid: 15"));
 }
 
-fn batch(rows: Rows, ids: &[Vec<i32>]) -> RecordBatch {
+fn batch(rows: RowLength, ids: &[Vec<i32>]) -> RecordBatch {
     let fields = [columns::sequence_id(), rows.field(columns::INPUT_IDS, DataType::Int32, None, None)];
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let values = list_column(&fields[1], Arc::new(Int32Array::from(ids.concat())), &lengths).unwrap();
@@ -107,23 +107,23 @@ fn batch(rows: Rows, ids: &[Vec<i32>]) -> RecordBatch {
 #[test]
 fn columns_have_their_type_and_shape() {
     let cases = [
-        (50_257, 4, Rows::Fixed(2), DataType::UInt8, "[2,4]"),
-        (50_257, 1, Rows::Fixed(2), DataType::UInt16, "[2,1]"),
-        (50_257, 4, Rows::UpTo(3), DataType::UInt8, "[*,4]"),
+        (50_257, 4, RowLength::Fixed(2), DataType::UInt8, "[2,4]"),
+        (50_257, 1, RowLength::Fixed(2), DataType::UInt16, "[2,1]"),
+        (50_257, 4, RowLength::UpTo(3), DataType::UInt8, "[*,4]"),
     ];
     for (vocab_size, length, rows, item, shape) in cases {
         let config = SubtokensConfig::new(vocab_size, length, rows).unwrap();
         let field = config.fields().remove(0);
         assert_eq!(field.metadata()[SHAPE], shape);
         let mut ids = vec![vec![50_256, 0], vec![1, 15]];
-        if matches!(rows, Rows::UpTo(_)) {
+        if matches!(rows, RowLength::UpTo(_)) {
             ids.push(vec![7]);
         }
         let input = batch(rows, &ids);
         let output = drive(&mut config.build().unwrap(), &[input.clone(), input.slice(1, 1)]).unwrap();
         assert_eq!(output[0].schema().field(2), &field);
         assert_eq!(output[1].column(2).to_data(), output[0].slice(1, 1).column(2).to_data());
-        let digits = ListRows::of(&output[0], columns::SUBTOKENS).unwrap();
+        let digits = ListRows::from_batch(&output[0], columns::SUBTOKENS).unwrap();
         let digits: Vec<u16> = match item {
             DataType::UInt8 => digits.values::<UInt8Array>("x").unwrap().values().iter().map(|&d| d.into()).collect(),
             _ => digits.values::<UInt16Array>("x").unwrap().values().to_vec(),
@@ -139,10 +139,10 @@ fn columns_have_their_type_and_shape() {
 
 #[test]
 fn an_id_past_the_vocabulary_names_the_sequence() {
-    let config = SubtokensConfig::new(100, 2, Rows::Fixed(2)).unwrap();
+    let config = SubtokensConfig::new(100, 2, RowLength::Fixed(2)).unwrap();
     for id in [100, -1] {
         let error =
-            drive(&mut config.build().unwrap(), &[batch(Rows::Fixed(2), &[vec![1, 2], vec![3, id]])]).unwrap_err();
+            drive(&mut config.build().unwrap(), &[batch(RowLength::Fixed(2), &[vec![1, 2], vec![3, id]])]).unwrap_err();
         assert_eq!(error.to_string(), format!("subtokens: sequence 41, position 1: got token id {id}, valid: 0 to 99"));
     }
 }
@@ -168,7 +168,7 @@ proptest! {
 
 fn permuted(vocab_size: usize, length: u32, numbers: &[i64]) -> SubtokensConfig {
     let permutation = Some(Permutation::new(numbers, vocab_size).unwrap());
-    let rows = Rows::Fixed(vocab_size);
+    let rows = RowLength::Fixed(vocab_size);
     SubtokensConfig { permutation, filter_table: true, ..SubtokensConfig::new(vocab_size, length, rows).unwrap() }
 }
 
@@ -189,15 +189,15 @@ fn values<'a>(npy: &'a [u8], descr: &str, shape: &str) -> &'a [u8] {
 fn digits_are_of_the_permuted_number() {
     // C = 7, ℓ = 3, b = 2: id 0 has the number 5 = 101, id 6 the number 3 = 011
     let config = permuted(7, 3, &[5, 0, 4, 6, 1, 2, 3]);
-    let output = drive(&mut config.build().unwrap(), &[batch(Rows::Fixed(7), &[(0..7).collect()])]).unwrap();
-    let digits = ListRows::of(&output[0], columns::SUBTOKENS).unwrap();
+    let output = drive(&mut config.build().unwrap(), &[batch(RowLength::Fixed(7), &[(0..7).collect()])]).unwrap();
+    let digits = ListRows::from_batch(&output[0], columns::SUBTOKENS).unwrap();
     let digits: Vec<u8> = digits.values::<UInt8Array>("x").unwrap().values().to_vec();
     assert_eq!(digits, [1, 0, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1]);
-    let limits = Limits {
+    let limits = CheckContext {
         vocab_size: 7,
         length: 7,
         split: stillhouse_schemas::ids::SplitId(0),
-        place: None,
+        sequence_range: None,
         operators: Vec::new(),
     };
     let broken = |config: &SubtokensConfig| {
@@ -211,7 +211,7 @@ fn digits_are_of_the_permuted_number() {
     assert_eq!(broken(&SubtokensConfig { permutation: None, ..config.clone() }), 1);
     let short = SubtokensConfig { vocab_size: 8, ..config };
     assert!(short.build().unwrap_err().to_string().contains("permutation: got 7 numbers, valid: 8"));
-    let plain = SubtokensConfig::new(7, 3, Rows::Fixed(7)).unwrap();
+    let plain = SubtokensConfig::new(7, 3, RowLength::Fixed(7)).unwrap();
     assert!(plain.sidecar_files().is_empty());
 }
 
@@ -225,7 +225,7 @@ fn the_filter_table_gives_the_valid_sets_of_the_paper() {
         assert_eq!(table.len(), 3 * 3 * 7);
         (0..7).filter(|id| (0..3).all(|j| table[(j * 3 + y[j]) * 7 + id] == 1)).collect()
     };
-    let plain = SubtokensConfig { filter_table: true, ..SubtokensConfig::new(7, 3, Rows::Fixed(7)).unwrap() };
+    let plain = SubtokensConfig { filter_table: true, ..SubtokensConfig::new(7, 3, RowLength::Fixed(7)).unwrap() };
     assert_eq!(valid(&plain, [2, 2, 2]), [0, 1, 2, 3, 4, 5, 6]);
     assert_eq!(valid(&plain, [0, 2, 2]), [0, 1, 2, 3]);
     assert_eq!(valid(&plain, [0, 0, 2]), [0, 1]);
@@ -243,12 +243,12 @@ fn permutations_are_read_as_numpy_and_json_write_them() {
     let beside = config.sidecar_files();
     assert_eq!(beside.iter().map(|(name, _)| *name).collect::<Vec<_>>(), crate::config::SIDECAR_FILES);
     assert_eq!(values(&beside[0].1, "<i4", "7,").len(), 28);
-    assert_eq!(numbers_of(&beside[0].1).unwrap(), [5, 0, 4, 6, 1, 2, 3]);
-    assert_eq!(numbers_of(b" [2, 0, -1]\n").unwrap(), [2, 0, -1]);
+    assert_eq!(parse_numbers(&beside[0].1).unwrap(), [5, 0, 4, 6, 1, 2, 3]);
+    assert_eq!(parse_numbers(b" [2, 0, -1]\n").unwrap(), [2, 0, -1]);
     let npy = |descr: &str, shape: &str, bytes: &[u8]| {
         let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}\n");
         let two = [b"\x93NUMPY\x02\x00".as_slice(), &(header.len() as u32).to_le_bytes(), header.as_bytes(), bytes];
-        numbers_of(&two.concat())
+        parse_numbers(&two.concat())
     };
     assert_eq!(npy("<i8", "2,", &[[255; 8], [1, 0, 0, 0, 0, 0, 0, 0]].concat()).unwrap(), [-1, 1]);
     assert_eq!(npy("<u8", "1,", &[255; 8]).unwrap(), [i64::MAX]);
@@ -259,11 +259,11 @@ fn permutations_are_read_as_numpy_and_json_write_them() {
         (npy(">i4", "2,", &[0; 8]), "valid: integers, low byte first"),
         (npy("<i4", "2, 1", &[0; 8]), "with shape (2, 1)"),
         (npy("<i4", "3,", &[0; 8]), "of 3 numbers with 8 bytes for them; it is damaged"),
-        (numbers_of(b"\x93NUMPY\x01\x00\xff\xff{"), "cut off"),
-        (numbers_of(b"\x93NUMPY"), "cut off"),
-        (numbers_of(b""), "is no JSON"),
-        (numbers_of(b"{}"), "is JSON, and no list"),
-        (numbers_of(b"[0, 1.5]"), "has 1.5 for id 1"),
+        (parse_numbers(b"\x93NUMPY\x01\x00\xff\xff{"), "cut off"),
+        (parse_numbers(b"\x93NUMPY"), "cut off"),
+        (parse_numbers(b""), "is no JSON"),
+        (parse_numbers(b"{}"), "is JSON, and no list"),
+        (parse_numbers(b"[0, 1.5]"), "has 1.5 for id 1"),
     ] {
         let error = found.unwrap_err();
         assert!(error.contains(says), "{error}");

@@ -22,7 +22,7 @@ use arrow::datatypes::{Schema, SchemaRef};
 use rayon::prelude::*;
 use stillhouse_schemas::problems::Problem;
 
-use crate::config::{JobFacts, OperatorConfig};
+use crate::config::{JobContext, OperatorConfig};
 use crate::document_pieces::{document_name, document_pieces, unfinished_document};
 use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
 use crate::rows::list_column;
@@ -46,9 +46,9 @@ pub struct TokenizeConfig {
 impl OperatorConfig for TokenizeConfig {
     const NAME: &'static str = NAME;
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        let text = !facts.spec.input.is_rows();
-        Ok(text.then_some(Self { piece_bytes: facts.spec.input.piece_kilobytes as usize * 1000 }))
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let text = !context.spec.input.is_rows();
+        Ok(text.then_some(Self { piece_bytes: context.spec.input.piece_kilobytes as usize * 1000 }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {

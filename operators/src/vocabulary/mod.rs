@@ -24,8 +24,8 @@
 //! model itself produces a special token from text, encoding that text fails.
 //!
 //! [`FastTokenizer`] encodes the text if it supports every part of the tokenizer; otherwise `tokenizers` does. The ids
-//! are the same, and [`Vocabulary::way`] tells which one is used. The fast one rejects single texts, such as a megabyte
-//! of spaces; `tokenizers` encodes those.
+//! are the same, and [`Vocabulary::encoder_description`] tells which one is used. The fast one rejects single texts,
+//! such as a megabyte of spaces; `tokenizers` encodes those.
 //!
 //! Loading refuses a `tokenizer.json` with a key that would be ignored or that makes ids random; `json_keys` has the
 //! table.
@@ -47,7 +47,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::SpecialTokens;
-use stillhouse_tokenizer::{FastTokenizer, NotFast, Scratch};
+use stillhouse_tokenizer::{FastTokenizer, Scratch, UnsupportedComponent};
 use tokenizers::Tokenizer;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::models::ModelWrapper;
@@ -177,7 +177,7 @@ pub struct Vocabulary {
     /// Tokenizer to encode with, if it differs from `tokenizer`.
     encoder: Option<Box<Tokenizer>>,
     /// The fast version of the encoder; built at first use.
-    fast: OnceLock<Result<FastTokenizer, NotFast>>,
+    fast: OnceLock<Result<FastTokenizer, UnsupportedComponent>>,
     /// Free scratch memory for threads that encode.
     scratches: Mutex<Vec<Scratch>>,
     /// For each id, whether encoding must not produce it.
@@ -225,7 +225,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// Fails if truncation cannot be disabled.
-    pub fn of(tokenizer: Tokenizer, source: &str) -> Result<Self, VocabularyError> {
+    pub fn from_tokenizer(tokenizer: Tokenizer, source: &str) -> Result<Self, VocabularyError> {
         Self::new(tokenizer, source, &spec::Tokenizer::default(), &specials::Hints::default())
     }
 
@@ -234,7 +234,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// Fails if it cannot be built, which is a bug.
-    pub fn of_numbers(n: usize, source: &str) -> Result<Self, VocabularyError> {
+    pub fn for_numbers(n: usize, source: &str) -> Result<Self, VocabularyError> {
         let names: serde_json::Map<String, serde_json::Value> = (0..n).map(|id| (id.to_string(), id.into())).collect();
         let json = serde_json::json!({
             "version": "1.0",
@@ -244,7 +244,7 @@ impl Vocabulary {
         });
         let tokenizer = Tokenizer::from_bytes(json.to_string())
             .map_err(|e| VocabularyError::Damaged { path: source.into(), message: e.to_string() })?;
-        Self::of(tokenizer, source)
+        Self::from_tokenizer(tokenizer, source)
     }
 
     fn new(
@@ -373,12 +373,12 @@ impl Vocabulary {
         self.encoder.as_deref().unwrap_or(&self.tokenizer)
     }
 
-    fn fast(&self) -> &Result<FastTokenizer, NotFast> {
-        self.fast.get_or_init(|| FastTokenizer::of(self.encoder()))
+    fn fast(&self) -> &Result<FastTokenizer, UnsupportedComponent> {
+        self.fast.get_or_init(|| FastTokenizer::from_tokenizer(self.encoder()))
     }
 
     /// Describes how text is encoded: `GPT-2 pattern, byte-level BPE (fast)`, or `through tokenizers: ` and the reason.
-    pub fn way(&self) -> String {
+    pub fn encoder_description(&self) -> String {
         match self.fast() {
             Ok(fast) => format!("{} (fast)", fast.name()),
             Err(reason) => format!("through tokenizers: {reason}"),

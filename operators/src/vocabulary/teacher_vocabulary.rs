@@ -34,7 +34,7 @@ impl TeacherVocabulary {
     ///
     /// # Errors
     /// Fails if the tokenizer cannot be read or parsed.
-    pub fn of(path: &Path, specials: TeacherSpecials) -> Result<Option<Self>, VocabularyError> {
+    pub fn load(path: &Path, specials: TeacherSpecials) -> Result<Option<Self>, VocabularyError> {
         if !path.is_dir() {
             let Some(gguf) = stillhouse_teacher::gguf_vocabulary(path)? else { return Ok(None) };
             let to_special = |id: Option<u32>| {

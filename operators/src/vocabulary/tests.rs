@@ -285,7 +285,7 @@ fn real_vocabularies_go_the_fast_way_and_give_the_ids_of_transformers() {
     for (name, way) in ways {
         let file = folder.join(format!("ggml-vocab-{name}.gguf"));
         let vocabulary = load(&file, &spec::Tokenizer::default(), None).unwrap();
-        assert!(vocabulary.way().starts_with(way), "{name}: {}", vocabulary.way());
+        assert!(vocabulary.encoder_description().starts_with(way), "{name}: {}", vocabulary.encoder_description());
         let read = |ending: &str| fs::read_to_string(file.with_extension(format!("gguf.{ending}"))).unwrap();
         let (texts, ids) = (read("inp"), read("out"));
         let texts: Vec<&str> = texts.split_terminator("\n__ggml_vocab_test__\n").collect();

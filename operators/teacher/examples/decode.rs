@@ -11,7 +11,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, Stepped, host_bytes, load};
+use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, StepOutput, host_bytes, load};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -38,7 +38,7 @@ fn main() -> Result<(), Failure> {
         weights / 1e6
     );
     println!("{:>6} {:>10} {:>14} {:>8}", "texts", "tokens/s", "median step ms", "GB/s");
-    let (length, vocab, mut out) = (length.parse::<usize>()?, info.vocab_size as u32, Stepped::default());
+    let (length, vocab, mut out) = (length.parse::<usize>()?, info.vocab_size as u32, StepOutput::default());
     for count in texts.split(',') {
         let count: usize = count.parse()?;
         let mut decoding = teacher.decoding(count, length, &[])?;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use stillhouse_gpu_host::Host;
-use stillhouse_teacher::probe::{Difference, Reference, Text, seconds};
+use stillhouse_teacher::probe::{PrecisionDifference, Reference, Text, seconds};
 use stillhouse_teacher::stillhouse_gpu::Device;
 use stillhouse_teacher::{DeviceChoice, LoadOptions, Precision, gguf_tokenizer, gpu, load};
 use tokenizers::Tokenizer;
@@ -61,7 +61,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(dtype: Precision, speed: &str, difference: &Difference) {
+fn print(dtype: Precision, speed: &str, difference: &PrecisionDifference) {
     println!(
         "{:>6} {speed:>10} {:>11.2e} {:>11.2e} {:>11.2e}",
         dtype.to_string(),

@@ -110,8 +110,8 @@ impl DeviceLogits {
     /// If there are more rows than the slice can hold, or the device fails.
     pub fn fill(&mut self, logits: &[f32]) -> std::result::Result<(), GpuError> {
         let rows = logits.len() / self.vocab_size;
-        if rows > self.room() {
-            let (got, valid) = (rows.to_string(), format!("at most {}", self.room()));
+        if rows > self.capacity_rows() {
+            let (got, valid) = (rows.to_string(), format!("at most {}", self.capacity_rows()));
             return Err(GpuError::Input { what: "rows of a slice of logits", got, valid });
         }
         let mut padded = vec![0f32; rows * self.stride()];
@@ -120,7 +120,7 @@ impl DeviceLogits {
         }
         let bytes = size_of_val(padded.as_slice());
         // SAFETY: the buffer has at least `bytes` bytes, and the copy is waited for
-        unsafe { self.device.copy_in(Stream::Pass, self.buffer.pointer(), padded.as_ptr().cast(), bytes)? };
+        unsafe { self.device.copy_to_device(Stream::Pass, self.buffer.pointer(), padded.as_ptr().cast(), bytes)? };
         let copied = self.device.record(Stream::Pass)?;
         self.device.wait(copied)?;
         self.set_rows(rows, copied);
@@ -153,13 +153,13 @@ impl DeviceLogits {
 
     /// Number of rows that the slice can hold.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn capacity_rows(&self) -> usize {
         self.buffer.bytes() / (self.stride() * size_of::<f32>())
     }
 
     /// Makes later work in [`Stream::Extract`] wait for these logits.
     fn wait_before_extract(&self) -> std::result::Result<(), GpuError> {
-        self.ready.map_or(Ok(()), |ready| self.device.wait_in(Stream::Extract, ready))
+        self.ready.map_or(Ok(()), |ready| self.device.stream_wait_event(Stream::Extract, ready))
     }
 }
 
@@ -175,7 +175,7 @@ impl DeviceEvent {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn is_there(&self) -> Result<bool> {
+    pub fn is_done(&self) -> Result<bool> {
         Ok(self.device.is_done(self.event)?)
     }
 }
@@ -200,7 +200,7 @@ impl Logits {
 
     /// Returns the event after which the logits are computed; `None` for logits in host memory.
     #[must_use]
-    pub fn made(&self) -> Option<DeviceEvent> {
+    pub fn ready_event(&self) -> Option<DeviceEvent> {
         match self {
             Self::Host(_) => None,
             Self::Device(logits) => logits.ready.map(|event| DeviceEvent { device: Arc::clone(&logits.device), event }),
@@ -220,7 +220,7 @@ impl Logits {
         let mut padded = vec![0f32; logits.rows * logits.stride()];
         let (device, bytes) = (&logits.device, size_of_val(padded.as_slice()));
         // SAFETY: both sides are `bytes` long, and the copy is waited for
-        unsafe { device.copy_out(Stream::Extract, padded.as_mut_ptr().cast(), logits.pointer(), bytes)? };
+        unsafe { device.copy_to_host(Stream::Extract, padded.as_mut_ptr().cast(), logits.pointer(), bytes)? };
         device.wait(device.record(Stream::Extract)?)?;
         let rows = padded.chunks_exact(logits.stride());
         Ok(Cow::Owned(rows.flat_map(|row| &row[..logits.vocab_size]).copied().collect()))
@@ -264,7 +264,7 @@ pub trait Teacher: Send + Sync {
     ///
     /// # Errors
     /// As [`Teacher::pass`]; also if a layer does not exist, or the device does not support this.
-    fn pass_keeping(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
+    fn pass_with_states(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
         if layers.is_empty() {
             return Ok((self.pass(runs)?, Vec::new()));
         }
@@ -280,7 +280,7 @@ pub trait Teacher: Send + Sync {
     fn slice(&self, hidden: &Hidden, tokens: &[u32], logits: &mut Logits) -> Result<()>;
 
     /// Creates slots for decoding sequences of up to `length` tokens each. Steps also return the hidden states of
-    /// `layers`, numbered as in [`Teacher::pass_keeping`].
+    /// `layers`, numbered as in [`Teacher::pass_with_states`].
     ///
     /// # Errors
     /// If the device does not support decoding, if positions at this length are rotated differently than in
@@ -294,7 +294,7 @@ pub trait Teacher: Send + Sync {
 
 /// The result of a decoding step, one entry per slot in the order of the inputs.
 #[derive(Debug, Default)]
-pub struct Stepped {
+pub struct StepOutput {
     /// Logits `[n, V]` after the last token of each slot.
     pub logits: Vec<f32>,
     /// Hidden states `[n, layers, H]` of that token, for the layers that the slots were created with.
@@ -303,8 +303,8 @@ pub struct Stepped {
 
 /// Slots of sequences that are decoded incrementally.
 ///
-/// Logits and states are bit-identical to those of [`Teacher::pass_keeping`] over the same tokens, whatever the other
-/// slots do.
+/// Logits and states are bit-identical to those of [`Teacher::pass_with_states`] over the same tokens, whatever the
+/// other slots do.
 pub trait Decoding: Send {
     /// Bytes that the slots occupy.
     fn bytes(&self) -> usize;
@@ -316,7 +316,7 @@ pub trait Decoding: Send {
     ///
     /// # Errors
     /// If a slot does not exist or is full, or a token is not in the vocabulary.
-    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut Stepped) -> Result<()>;
+    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut StepOutput) -> Result<()>;
 }
 
 /// Number of logits in a slice on the host: 32 MB in f32.
@@ -340,9 +340,9 @@ pub(crate) fn floats<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> Result<T>)
 }
 
 /// Adapts a [`HostTeacher`] to a [`Teacher`] with logits in host memory.
-pub struct OnHost<T>(pub T);
+pub struct HostTeacherAdapter<T>(pub T);
 
-impl<T: HostTeacher> Teacher for OnHost<T> {
+impl<T: HostTeacher> Teacher for HostTeacherAdapter<T> {
     fn info(&self) -> &TeacherInfo {
         self.0.info()
     }
@@ -411,7 +411,7 @@ mod tests {
     fn a_slice_of_tokens_outside_the_pass_is_refused() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/llama-gqa");
         let load = || CpuTeacher::load(&path, Precision::F32, &[]).unwrap();
-        let teachers: [Box<dyn Teacher>; 2] = [Box::new(load()), Box::new(OnHost(load()))];
+        let teachers: [Box<dyn Teacher>; 2] = [Box::new(load()), Box::new(HostTeacherAdapter(load()))];
         let mut runs = Runs::new();
         runs.push([3, 1, 4]);
         runs.push([1, 5]);

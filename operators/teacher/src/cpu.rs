@@ -42,7 +42,7 @@ fn info(
 ///
 /// # Errors
 /// As [`check_weights`](crate::check_weights).
-pub fn arithmetic_on_cpu(path: &Path, dtype: Precision, ignore: &[String]) -> Result<String> {
+pub fn cpu_arithmetic(path: &Path, dtype: Precision, ignore: &[String]) -> Result<String> {
     let arithmetic = dtype.on_cpu()?;
     let config = TeacherConfig::read(path)?;
     let BuiltNet { weights, .. } = build(path, &config, Arithmetic::F32, Read::Headers, ignore)?;
@@ -138,10 +138,10 @@ impl Teacher for CpuTeacher {
     }
 
     fn pass(&self, runs: &Runs) -> Result<Hidden> {
-        Ok(self.pass_keeping(runs, &[])?.0)
+        Ok(self.pass_with_states(runs, &[])?.0)
     }
 
-    fn pass_keeping(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
+    fn pass_with_states(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
         for run in runs.iter() {
             check_tokens(&self.info, run, 1, run.len())?;
         }

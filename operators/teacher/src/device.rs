@@ -28,7 +28,7 @@ const DEVICES: &str = "auto, cpu, cuda, cuda:N, all, or several cuda:N with comm
 ///
 /// # Errors
 /// If a name is invalid or repeated, or for `all` on a machine without GPUs.
-pub fn devices(text: &str) -> Result<Vec<DeviceChoice>> {
+pub fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>> {
     let invalid = |what, got: &str| TeacherError::Input { what, got: format!("`{got}`"), valid: DEVICES.into() };
     if text == "all" {
         return match gpu_count()? {
@@ -226,7 +226,7 @@ pub enum Precision {
 impl Precision {
     /// Whether this machine's CPU has instructions for products in this precision.
     #[must_use]
-    pub fn is_native(self) -> bool {
+    pub fn has_cpu_instructions(self) -> bool {
         self.arithmetic().is_some_and(Arithmetic::is_available)
     }
 

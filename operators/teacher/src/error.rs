@@ -77,7 +77,7 @@ pub enum TeacherError {
     },
     /// A pattern of tensors to ignore is wrong: it matches no tensor, or one that the model uses.
     #[error("{path}: tensors to ignore: `{pattern}` {message}")]
-    Ignored {
+    IgnorePattern {
         /// The first file, or the file that holds the matched tensor.
         path: PathBuf,
         /// The pattern.

@@ -13,7 +13,7 @@ use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, Value};
 use candle_core::{Device, Tensor};
 use memmap2::Mmap;
-use stillhouse_gpu::net::{Format, Stored};
+use stillhouse_gpu::net::{StorageFormat, StoredTensor};
 
 use crate::error::{Result, TeacherError, check_shape, message_of};
 use crate::gguf_header;
@@ -118,7 +118,7 @@ impl Gguf {
     /// Returns the bytes of the tensor that Hugging Face calls `name`, for the caller to widen. Returns `None` if its
     /// numbers have to be computed first ([`Gguf::stored_order`]), or if its rows are not whole blocks, which reading
     /// it reports. See [`Gguf::check_tensor`].
-    pub(crate) fn bytes(&self, name: &str, shape: &[usize]) -> Result<Option<Stored<'_>>> {
+    pub(crate) fn bytes(&self, name: &str, shape: &[usize]) -> Result<Option<StoredTensor<'_>>> {
         let stored = self.name_of(name);
         let Some(info) = self.content.tensor_infos.get(&stored) else { return Ok(None) };
         let (kind, dims) = (info.ggml_dtype, info.shape.dims());
@@ -131,7 +131,7 @@ impl Gguf {
         let range = start.and_then(|start| Some(start..start.checked_add(length)?));
         let bytes = self.map()?.get(range.unwrap_or(0..usize::MAX));
         let bytes = bytes.ok_or_else(|| damaged(&self.path, &format!("tensor `{stored}` ends after the file")))?;
-        Ok(Some(Stored::Bytes { bytes, format: format(kind), order }))
+        Ok(Some(StoredTensor::Bytes { bytes, format: format(kind), order }))
     }
 
     fn map(&self) -> Result<&[u8]> {
@@ -187,23 +187,23 @@ impl Gguf {
     }
 }
 
-fn format(kind: GgmlDType) -> Format {
+fn format(kind: GgmlDType) -> StorageFormat {
     match kind {
-        GgmlDType::F32 => Format::F32,
-        GgmlDType::F16 => Format::F16,
-        GgmlDType::BF16 => Format::Bf16,
-        GgmlDType::Q4_0 => Format::Q4_0,
-        GgmlDType::Q4_1 => Format::Q4_1,
-        GgmlDType::Q5_0 => Format::Q5_0,
-        GgmlDType::Q5_1 => Format::Q5_1,
-        GgmlDType::Q8_0 => Format::Q8_0,
-        GgmlDType::Q8_1 => Format::Q8_1,
-        GgmlDType::Q2K => Format::Q2K,
-        GgmlDType::Q3K => Format::Q3K,
-        GgmlDType::Q4K => Format::Q4K,
-        GgmlDType::Q5K => Format::Q5K,
-        GgmlDType::Q6K => Format::Q6K,
-        GgmlDType::Q8K => Format::Q8K,
+        GgmlDType::F32 => StorageFormat::F32,
+        GgmlDType::F16 => StorageFormat::F16,
+        GgmlDType::BF16 => StorageFormat::Bf16,
+        GgmlDType::Q4_0 => StorageFormat::Q4_0,
+        GgmlDType::Q4_1 => StorageFormat::Q4_1,
+        GgmlDType::Q5_0 => StorageFormat::Q5_0,
+        GgmlDType::Q5_1 => StorageFormat::Q5_1,
+        GgmlDType::Q8_0 => StorageFormat::Q8_0,
+        GgmlDType::Q8_1 => StorageFormat::Q8_1,
+        GgmlDType::Q2K => StorageFormat::Q2K,
+        GgmlDType::Q3K => StorageFormat::Q3K,
+        GgmlDType::Q4K => StorageFormat::Q4K,
+        GgmlDType::Q5K => StorageFormat::Q5K,
+        GgmlDType::Q6K => StorageFormat::Q6K,
+        GgmlDType::Q8K => StorageFormat::Q8K,
     }
 }
 

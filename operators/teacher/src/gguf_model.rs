@@ -18,7 +18,7 @@
 use candle_core::Tensor;
 use candle_core::quantized::gguf_file::Value as Metadata;
 use serde_json::{Map, Value, json};
-use stillhouse_gpu::net::Order;
+use stillhouse_gpu::net::StorageOrder;
 
 use crate::config::{Architecture, ConfigFile, SUPPORTED_IN_GGUF, TeacherConfig};
 use crate::error::Result;
@@ -318,15 +318,15 @@ impl Gguf {
     }
 
     /// Returns how a tensor's bytes are ordered in the file, for callers that widen them. Returns `None` if the file
-    /// stores other numbers, or in an order that [`Order`] lacks.
-    pub(crate) fn stored_order(&self, name: &str, shape: &[usize]) -> Result<Option<Order>> {
+    /// stores other numbers, or in an order that [`StorageOrder`] lacks.
+    pub(crate) fn stored_order(&self, name: &str, shape: &[usize]) -> Result<Option<StorageOrder>> {
         let module = name.rsplit('.').nth(1).unwrap_or_default();
         Ok(match (self.architecture()?, module) {
-            (Architecture::Llama | Architecture::SmolLm3, "q_proj" | "k_proj") => Some(Order::Neighbours),
-            (Architecture::Gpt2, _) if is_conv1d(module) && shape.len() == 2 => Some(Order::Transposed),
+            (Architecture::Llama | Architecture::SmolLm3, "q_proj" | "k_proj") => Some(StorageOrder::Interleaved),
+            (Architecture::Gpt2, _) if is_conv1d(module) && shape.len() == 2 => Some(StorageOrder::Transposed),
             (Architecture::Gemma2 | Architecture::Gemma3, _) if name.ends_with("norm.weight") => None,
             (Architecture::GptNeoX, "query_key_value") => None,
-            _ => Some(Order::AsAsked),
+            _ => Some(StorageOrder::RowMajor),
         })
     }
 

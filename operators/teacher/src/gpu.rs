@@ -6,7 +6,9 @@ mod shape;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stillhouse_gpu::net::{Kind, Net, Numbers, Rope as Angles, Source, Stored};
+use stillhouse_gpu::net::{
+    Architecture as DeviceArchitecture, Net, NumberFormat, Rope as Angles, Source, StoredTensor,
+};
 use stillhouse_gpu::{Device, Element, GpuError, Stream};
 
 use crate::config::{Architecture, TeacherConfig};
@@ -53,9 +55,9 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let (json, weights) = open(path, &config, Read::Weights)?;
     let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
     let wanted = options.batch_tokens.max(length);
-    let angles = match shape.kind {
-        Kind::Gpt2 => None,
-        Kind::Llama | Kind::Qwen3 => {
+    let angles = match shape.architecture {
+        DeviceArchitecture::Gpt2 => None,
+        DeviceArchitecture::Llama | DeviceArchitecture::Qwen3 => {
             let fields = RopeFields::usual(&json, shape.head_dim);
             if !net.ropes.contains(&families::rope(&fields, &headers)?) {
                 let (got, valid) = ("another than the family's".into(), "that of a Llama, or device: cpu".into());
@@ -83,7 +85,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     )?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
     // Another type of GPU, or another version of cuBLASLt, changes the last bits.
-    let rest = if numbers == Numbers::Fp8 { ", the rest in bf16" } else { "" };
+    let rest = if numbers == NumberFormat::Fp8 { ", the rest in bf16" } else { "" };
     info.arithmetic = format!("{}, sums in f32{rest}, on {}", info.arithmetic, device.arithmetic());
     if pass_tokens < wanted {
         info.arithmetic += &format!(", passes of {pass_tokens} tokens");
@@ -92,22 +94,22 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     Ok(Box::new(GpuTeacher { info, device, net, slice_rows, pass_tokens, warning }))
 }
 
-fn device_numbers(dtype: Precision) -> Result<Numbers> {
+fn device_numbers(dtype: Precision) -> Result<NumberFormat> {
     match dtype {
         // bf16x3 is a substitute for f32, which GPUs have.
-        Precision::F32 | Precision::Bf16x3 => Ok(Numbers::Of(Element::F32)),
-        Precision::Bf16 => Ok(Numbers::Of(Element::Bf16)),
-        Precision::F16 => Ok(Numbers::Of(Element::F16)),
-        Precision::Fp8 => Ok(Numbers::Fp8),
+        Precision::F32 | Precision::Bf16x3 => Ok(NumberFormat::Dtype(Element::F32)),
+        Precision::Bf16 => Ok(NumberFormat::Dtype(Element::Bf16)),
+        Precision::F16 => Ok(NumberFormat::Dtype(Element::F16)),
+        Precision::Fp8 => Ok(NumberFormat::Fp8),
     }
 }
 
 /// Maps an architecture to a net that devices support.
-fn kind(architecture: Architecture) -> Result<Kind> {
+fn kind(architecture: Architecture) -> Result<DeviceArchitecture> {
     match architecture {
-        Architecture::Gpt2 => Ok(Kind::Gpt2),
-        Architecture::Llama => Ok(Kind::Llama),
-        Architecture::Qwen3 => Ok(Kind::Qwen3),
+        Architecture::Gpt2 => Ok(DeviceArchitecture::Gpt2),
+        Architecture::Llama => Ok(DeviceArchitecture::Llama),
+        Architecture::Qwen3 => Ok(DeviceArchitecture::Qwen3),
         other => {
             let (got, valid) = (other.name().into(), "gpt2, llama, qwen3 on a GPU; the others with device: cpu".into());
             Err(TeacherError::Input { what: "architecture", got, valid })
@@ -130,7 +132,7 @@ impl Source for WeightSource<'_> {
         weight.map_err(|error| self.record_error(error))
     }
 
-    fn stored(&mut self, name: &str, shape: &[usize]) -> std::result::Result<Stored<'_>, GpuError> {
+    fn stored(&mut self, name: &str, shape: &[usize]) -> std::result::Result<StoredTensor<'_>, GpuError> {
         let weight = match name {
             "lm_head.weight" => self.weights.bare_stored(name, shape),
             _ => self.weights.stored(name, shape),
@@ -183,14 +185,14 @@ impl Teacher for GpuTeacher {
         Ok(Hidden::Device)
     }
 
-    fn pass_keeping(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
+    fn pass_with_states(&self, runs: &Runs, layers: &[usize]) -> Result<(Hidden, Vec<f32>)> {
         if layers.is_empty() {
             return Ok((self.pass(runs)?, Vec::new()));
         }
         for run in runs.iter() {
             check_tokens(&self.info, run, 1, run.len())?;
         }
-        let states = self.net().hidden_keeping(runs.tokens(), runs.offsets(), layers)?;
+        let states = self.net().hidden_with_layers(runs.tokens(), runs.offsets(), layers)?;
         Ok((Hidden::Device, states))
     }
 
@@ -199,7 +201,7 @@ impl Teacher for GpuTeacher {
             let (got, valid) = ("those of the CPU".into(), "those of this teacher".into());
             return Err(TeacherError::Input { what: "hidden states or logits", got, valid });
         };
-        let capacity = logits.room();
+        let capacity = logits.capacity_rows();
         if tokens.len() > capacity {
             let (got, valid) = (tokens.len().to_string(), format!("at most {capacity}"));
             return Err(TeacherError::Input { what: "rows of a slice", got, valid });

@@ -65,9 +65,11 @@ use candle_core::Tensor;
 
 pub use candle_core;
 pub use config::{Architecture, TeacherConfig};
-pub use contract::{Decoding, DeviceEvent, DeviceLogits, Hidden, Logits, OnHost, Runs, Stepped, Teacher};
-pub use cpu::arithmetic_on_cpu;
-pub use device::{DeviceChoice, OpenGpu, OpenedDevice, Precision, devices, library_folders, provide_gpus};
+pub use contract::{
+    Decoding, DeviceEvent, DeviceLogits, Hidden, HostTeacherAdapter, Logits, Runs, StepOutput, Teacher,
+};
+pub use cpu::cpu_arithmetic;
+pub use device::{DeviceChoice, OpenGpu, OpenedDevice, Precision, library_folders, parse_devices, provide_gpus};
 pub use error::{Result, TeacherError};
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
 pub use load::{load, load_on_host};
@@ -105,7 +107,7 @@ pub struct TeacherInfo {
     pub arithmetic: String,
 }
 
-/// A causal language model on this machine's CPU. [`OnHost`] turns it into a [`Teacher`].
+/// A causal language model on this machine's CPU. [`HostTeacherAdapter`] turns it into a [`Teacher`].
 pub trait HostTeacher: Send + Sync {
     /// Properties of this teacher.
     fn info(&self) -> &TeacherInfo;

@@ -27,7 +27,7 @@ pub struct HostBytes {
 
 impl HostBytes {
     /// The total.
-    pub fn sum(self) -> u64 {
+    pub fn total(self) -> u64 {
         self.weights + self.pass + self.logits
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use stillhouse_cpu::HeadKvCache;
-use stillhouse_noise::Extraction;
+use stillhouse_noise::ExtractionSpec;
 
 use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
 use crate::device::{DeviceChoice, Precision};
@@ -30,7 +30,7 @@ pub struct LoadOptions {
     /// fails.
     pub pass_tokens: Option<usize>,
     /// The extraction to run on the logits, if known. A GPU reserves memory for it.
-    pub extraction: Option<Extraction>,
+    pub extraction: Option<ExtractionSpec>,
     /// Names of tensors to accept although they are not part of the model, with `*` for any characters:
     /// `medusa_head.*`.
     pub ignore_tensors: Vec<String>,

@@ -19,7 +19,7 @@ use crate::{Logits, Runs, Teacher};
 /// Maximum bytes of stored log-probabilities.
 pub const MAX_BYTES: usize = 256 << 20;
 /// Maximum number of tokens in a text: enough for a mean, and for a pass that fills the cores.
-pub const MOST_TOKENS: usize = 1024;
+pub const MAX_TOKENS: usize = 1024;
 
 /// Number of passes in [`seconds`], and the total duration after which no further pass starts.
 const MAX_PASSES: usize = 3;
@@ -27,7 +27,7 @@ const PASSES_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// How next-token distributions in one precision differ from those in f32, over the positions of a text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Difference {
+pub struct PrecisionDifference {
     /// Number of positions.
     pub tokens: u64,
     /// Mean of KL(f32 ‖ this precision), in nats.
@@ -47,7 +47,7 @@ pub struct Text {
 impl Text {
     /// Takes the first tokens of `runs`, at least one, within the bounds for a vocabulary of `vocab_size`.
     pub fn new<'a>(runs: impl IntoIterator<Item = &'a [u32]>, vocab_size: usize) -> Self {
-        let mut remaining = (MAX_BYTES / (size_of::<f32>() * vocab_size.max(1))).clamp(1, MOST_TOKENS);
+        let mut remaining = (MAX_BYTES / (size_of::<f32>() * vocab_size.max(1))).clamp(1, MAX_TOKENS);
         let mut text = Runs::new();
         for run in runs {
             let run = &run[..run.len().min(remaining)];
@@ -104,7 +104,7 @@ impl Reference {
     ///
     /// # Errors
     /// If its vocabulary differs, a logit is not finite, or it fails.
-    pub fn difference(&self, teacher: &dyn Teacher) -> Result<Difference> {
+    pub fn difference(&self, teacher: &dyn Teacher) -> Result<PrecisionDifference> {
         let (vocab_size, of) = (self.vocab_size, teacher.info());
         if of.vocab_size != vocab_size {
             let (got, valid) = (of.vocab_size.to_string(), vocab_size.to_string());
@@ -127,7 +127,7 @@ impl Reference {
         }
         // Sums in the order of positions, so that the result does not depend on the number of threads.
         let sum: f64 = all.iter().map(|(kl, _)| kl).sum();
-        Ok(Difference {
+        Ok(PrecisionDifference {
             tokens: all.len() as u64,
             mean_kl_nats: sum / all.len() as f64,
             max_kl_nats: all.iter().map(|(kl, _)| *kl).fold(0.0, f64::max),

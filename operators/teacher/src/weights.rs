@@ -17,7 +17,7 @@ use candle_core::safetensors::{Load, MmapedSafetensors};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use stillhouse_gpu::net::{Format, Order, Stored};
+use stillhouse_gpu::net::{StorageFormat, StorageOrder, StoredTensor};
 
 use crate::error::{Result, TeacherError, check_shape, message_of};
 use crate::gguf::Gguf;
@@ -121,14 +121,14 @@ impl Weights {
     }
 
     /// Returns a safetensors tensor, which must have this shape and a valid type of weights.
-    fn weight(&self, name: &str, shape: &[usize]) -> Result<(TensorView<'_>, Format)> {
+    fn weight(&self, name: &str, shape: &[usize]) -> Result<(TensorView<'_>, StorageFormat)> {
         let (path, view) = self.view(name)?;
         check_shape(path, name, view.shape(), shape)?;
         let format = match view.dtype() {
-            Dtype::F64 => Format::F64,
-            Dtype::F32 => Format::F32,
-            Dtype::F16 => Format::F16,
-            Dtype::BF16 => Format::Bf16,
+            Dtype::F64 => StorageFormat::F64,
+            Dtype::F32 => StorageFormat::F32,
+            Dtype::F16 => StorageFormat::F16,
+            Dtype::BF16 => StorageFormat::Bf16,
             other => {
                 let got = format!("{other:?}");
                 return Err(TeacherError::Type { path: path.into(), name: name.into(), got });
@@ -139,23 +139,23 @@ impl Weights {
 
     /// Returns the tensor `prefix + name` as stored in the file, for a device to widen; or as f32 numbers if the file
     /// stores other numbers.
-    pub(crate) fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+    pub(crate) fn stored(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>> {
         self.bare_stored(&format!("{}{name}", self.prefix), shape)
     }
 
     /// Like [`Self::stored`], without the prefix.
-    pub(crate) fn bare_stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+    pub(crate) fn bare_stored(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>> {
         let stored = match &self.store {
             Store::Safetensors { .. } => {
                 let (view, format) = self.weight(name, shape)?;
-                Some(Stored::Bytes { bytes: view.data(), format, order: Order::AsAsked })
+                Some(StoredTensor::Bytes { bytes: view.data(), format, order: StorageOrder::RowMajor })
             }
             Store::Gguf(gguf) => {
                 gguf.check_tensor(name, shape)?;
                 gguf.bytes(name, shape)?
             }
         };
-        let Some(stored) = stored else { return self.bare_floats(name, shape).map(Stored::Numbers) };
+        let Some(stored) = stored else { return self.bare_floats(name, shape).map(StoredTensor::F32) };
         self.mark_used(name);
         self.parameters.fetch_add(shape.iter().product::<usize>() as u64, Ordering::Relaxed);
         Ok(stored)
@@ -220,7 +220,7 @@ impl Weights {
         for pattern in ignore {
             let matching = || self.names().into_iter().filter(|(_, name)| matches_pattern(pattern, name));
             let wrong = |path: &Path, message: String| {
-                Err(TeacherError::Ignored { path: path.into(), pattern: pattern.clone(), message })
+                Err(TeacherError::IgnorePattern { path: path.into(), pattern: pattern.clone(), message })
             };
             if let Some((path, name)) = matching().filter(|(_, name)| used.contains(*name)).min() {
                 return wrong(
@@ -349,7 +349,8 @@ mod tests {
         for (name, shape) in [("norm.weight", &[48][..]), ("layers.1.self_attn.k_proj.weight", &[16, 48])] {
             let before = weights.parameters();
             let stored = weights.stored(name, shape).unwrap();
-            let Stored::Bytes { bytes, format: Format::F32, order: Order::AsAsked } = stored else {
+            let StoredTensor::Bytes { bytes, format: StorageFormat::F32, order: StorageOrder::RowMajor } = stored
+            else {
                 panic!("{name}: {stored:?}")
             };
             let numbers: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{
-    DrawKey, Extract, Extraction, LogitSampling, NoiseForm, Observed, Signals, Tolerance, ValueType,
+    DrawKey, Extract, ExtractionSpec, LogitSampling, NoiseForm, ObservedTokens, SignalSpec, Tolerance, ValueType,
 };
-use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
+use stillhouse_teacher::stillhouse_gpu::extract::{ExtractRequest, Extractor};
 use stillhouse_teacher::stillhouse_gpu::{Device, Stream};
 use stillhouse_teacher::{LoadOptions, Logits, Precision, Runs, Teacher, gpu};
 
@@ -86,9 +86,10 @@ impl JobBuffers {
         let tolerance = Tolerance::new(1e-3).unwrap();
         let noise = NoiseForm::Replay { tolerance, value_type: ValueType::F16, condition: true };
         let sampling = Some(LogitSampling { draws: 4, power: 1.0, seed: 9 });
-        let signals = Signals { sampling, entropy: true, ..Signals::default() };
-        let extraction = Extraction { vocab, keys: DrawKey::draws(1, 2), noise: Some(noise), topk: 2, signals };
-        let extractor = Extractor::new(device, Asked::of_rows(&extraction, vocab.next_multiple_of(8)), ROWS).unwrap();
+        let signals = SignalSpec { sampling, entropy: true, ..SignalSpec::default() };
+        let extraction = ExtractionSpec { vocab, keys: DrawKey::draws(1, 2), noise: Some(noise), topk: 2, signals };
+        let extractor =
+            Extractor::new(device, ExtractRequest::with_stride(&extraction, vocab.next_multiple_of(8)), ROWS).unwrap();
         let buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
         Self { teacher, extractor, buffers, vocab }
     }
@@ -102,7 +103,7 @@ impl JobBuffers {
             runs.push((0..length).map(|i| (batch * 13 + run as u32 * 5 + i * i) % self.vocab as u32));
         }
         let keeps: &[usize] = if batch % 100 == 50 { &[1] } else { &[] };
-        let (hidden, _) = self.teacher.pass_keeping(&runs, keeps).unwrap();
+        let (hidden, _) = self.teacher.pass_with_states(&runs, keeps).unwrap();
         let tokens: Vec<u32> = (0..runs.tokens().len() as u32).collect();
         let mut corrections = 0;
         // Extracts all rows only now and then, because the emulation is slow.
@@ -112,7 +113,7 @@ impl JobBuffers {
             self.teacher.slice(&hidden, rows, buffer).unwrap();
             let Logits::Device(logits) = buffer else { panic!("not on the device") };
             let (seen, ids): (Vec<u32>, Vec<u64>) = rows.iter().map(|row| (row % 11, 7)).unzip();
-            let observed = Observed { tokens: &seen, positions: rows, sequence_ids: &ids };
+            let observed = ObservedTokens { tokens: &seen, positions: rows, sequence_ids: &ids };
             // SAFETY: the buffer lives, and nothing writes to it meanwhile
             let found = self.extractor.extract(&unsafe { logits.slice() }.unwrap(), &observed).unwrap();
             assert_eq!(found.logprob.len(), rows.len());

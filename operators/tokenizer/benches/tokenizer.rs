@@ -30,7 +30,7 @@ fn speeches() -> Result<Vec<String>, AnyError> {
 fn both(criterion: &mut Criterion, name: &str, path: &str) -> Result<(), AnyError> {
     let mut tokenizer = Tokenizer::from_file(repository(path))?;
     tokenizer.with_padding(None).with_truncation(None)?;
-    let fast = FastTokenizer::of(&tokenizer)?;
+    let fast = FastTokenizer::from_tokenizer(&tokenizer)?;
     let texts = speeches()?;
     let mut group = criterion.benchmark_group(name);
     group.sample_size(20).throughput(Throughput::Bytes(texts.iter().map(|text| text.len() as u64).sum()));

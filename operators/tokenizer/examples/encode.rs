@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let text = std::fs::read_to_string(text)?;
     let times = rest.first().map_or(Ok(1), |times| times.parse())?;
     let start = Instant::now();
-    let fast = FastTokenizer::of(&tokenizer)?;
+    let fast = FastTokenizer::from_tokenizer(&tokenizer)?;
     println!("{}; made in {:.0} ms", fast.name(), start.elapsed().as_secs_f64() * 1e3);
     let speed = |start: Instant| text.len() as f64 / start.elapsed().as_secs_f64() / 1e6;
     let (mut scratch, mut ids) = (Scratch::default(), Vec::new());

@@ -10,7 +10,7 @@
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::AddedToken;
 
-use crate::NotFast;
+use crate::UnsupportedComponent;
 use crate::classes::{Classes, SPACE};
 
 /// A part of a text.
@@ -41,14 +41,14 @@ pub(crate) struct AddedTokens {
 
 impl AddedTokens {
     /// Takes the spelling, id and flags of each token, and whether it is skipped. Returns `None` if no token can match.
-    pub(crate) fn new(tokens: Vec<(String, u32, &AddedToken, bool)>) -> Result<Option<Self>, NotFast> {
+    pub(crate) fn new(tokens: Vec<(String, u32, &AddedToken, bool)>) -> Result<Option<Self>, UnsupportedComponent> {
         if tokens.iter().all(|(.., skipped)| *skipped) {
             return Ok(None);
         }
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             .build(tokens.iter().map(|(spelling, ..)| spelling))
-            .map_err(|error| NotFast::AddedTokens(error.to_string()))?;
+            .map_err(|error| UnsupportedComponent::AddedTokens(error.to_string()))?;
         let tokens = tokens.into_iter().map(|(_, id, token, skipped)| {
             let AddedToken { single_word, lstrip, rstrip, .. } = *token;
             Token { id, skipped, single_word, lstrip, rstrip }

@@ -2,7 +2,7 @@
 //! SmolLM), SentencePiece BPE (Llama 2, Mistral, Phi-3) and BERT's WordPiece.
 //!
 //! ```text
-//!  tokenizers::Tokenizer ─of─► FastTokenizer if it supports all components, else NotFast, which names one it does not
+//!  tokenizers::Tokenizer ─from_tokenizer─► FastTokenizer, or UnsupportedComponent, which names one that it lacks
 //!
 //!  text ──added tokens──► pieces ──NFC──► words (hand-written scanner) ──► cache ──► ids
 //!                                                                            └─ on a miss: BPE merges, or WordPiece
@@ -46,7 +46,7 @@ const MAX_WHITESPACE_BYTES: usize = 100_000;
 
 /// The first component of a tokenizer that [`FastTokenizer`] does not support.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotFast {
+pub enum UnsupportedComponent {
     /// The model.
     #[error("the model is {0}; known: byte-level BPE, SentencePiece's BPE, WordPiece")]
     Model(String),
@@ -134,8 +134,8 @@ impl FastTokenizer {
     /// Creates the fast version of a tokenizer. Takes some tenths of a second for a large vocabulary.
     ///
     /// # Errors
-    /// [`NotFast`] if a component is not supported.
-    pub fn of(tokenizer: &Tokenizer) -> Result<Self, NotFast> {
+    /// [`UnsupportedComponent`] if a component is not supported.
+    pub fn from_tokenizer(tokenizer: &Tokenizer) -> Result<Self, UnsupportedComponent> {
         recognise::recognise(tokenizer)
     }
 

@@ -17,14 +17,14 @@ use crate::bpe::{Alphabet, Bpe};
 use crate::normalizer::Normalizer;
 use crate::sentencepiece::{self, SpacePrefix};
 use crate::word_splitter::WordSplitter;
-use crate::{FastTokenizer, Model, NotFast};
+use crate::{FastTokenizer, Model, UnsupportedComponent};
 
 /// AddedTokensPair tokens matched before the normalizer, and after it.
 type AddedTokensPair = (Option<AddedTokens>, Option<AddedTokens>);
 
-pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast> {
+pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, UnsupportedComponent> {
     if tokenizer.get_truncation().is_some() || tokenizer.get_padding().is_some() {
-        return Err(NotFast::Length);
+        return Err(UnsupportedComponent::Length);
     }
     tokenizer.get_post_processor().map_or(Ok(()), check_post_processor)?;
     let (model, normalizer, name) = match (tokenizer.get_model(), tokenizer.get_normalizer()) {
@@ -42,18 +42,18 @@ pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, NotFast>
         (ModelWrapper::WordPiece(model), Some(NormalizerWrapper::BertNormalizer(normalizer))) => {
             match tokenizer.get_pre_tokenizer() {
                 Some(PreTokenizerWrapper::BertPreTokenizer(_)) => {}
-                other => return Err(NotFast::PreTokenizer(truncated_debug(&other))),
+                other => return Err(UnsupportedComponent::PreTokenizer(truncated_debug(&other))),
             }
             let bert = Bert::new(*normalizer, known_pieces(model)?);
             (Model::Bert(Box::new(bert)), Normalizer::identity(), "BERT's words, WordPiece".into())
         }
-        (ModelWrapper::WordPiece(_), other) => return Err(NotFast::Normalizer(truncated_debug(&other))),
-        (ModelWrapper::Unigram(_), _) => return Err(NotFast::Model("Unigram".into())),
-        (ModelWrapper::WordLevel(_), _) => return Err(NotFast::Model("WordLevel".into())),
+        (ModelWrapper::WordPiece(_), other) => return Err(UnsupportedComponent::Normalizer(truncated_debug(&other))),
+        (ModelWrapper::Unigram(_), _) => return Err(UnsupportedComponent::Model("Unigram".into())),
+        (ModelWrapper::WordLevel(_), _) => return Err(UnsupportedComponent::Model("WordLevel".into())),
     };
     let (before_normalizer, after_normalizer) = added_tokens(tokenizer, &normalizer)?;
     if after_normalizer.is_some() && matches!(model, Model::Bert(_)) {
-        return Err(NotFast::AddedTokens("one that is normalized, as BERT's normalizer does it".into()));
+        return Err(UnsupportedComponent::AddedTokens("one that is normalized, as BERT's normalizer does it".into()));
     }
     Ok(FastTokenizer {
         tokenizer_id: crate::next_tokenizer_id(),
@@ -71,7 +71,7 @@ fn recognise_sentencepiece(
     model: &BPE,
     prefix: SpacePrefix,
     normalized: bool,
-) -> Result<FastTokenizer, NotFast> {
+) -> Result<FastTokenizer, UnsupportedComponent> {
     check_bpe_features(model)?;
     let merges = read_merges(model)?;
     let merges: Vec<(&str, &str)> = merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
@@ -79,7 +79,7 @@ fn recognise_sentencepiece(
     let normalizer = Normalizer::identity();
     let (before_normalizer, after_normalizer) = added_tokens(tokenizer, &normalizer)?;
     if after_normalizer.is_some() && normalized {
-        return Err(NotFast::AddedTokens("one that is looked for where spaces are U+2581".into()));
+        return Err(UnsupportedComponent::AddedTokens("one that is looked for where spaces are U+2581".into()));
     }
     let (name, splitter) = (format!("{}, SentencePiece's BPE", WordSplitter::Spaces.name()), WordSplitter::Spaces);
     let model = Model::Bpe { bpe, splitter, prefix };
@@ -105,7 +105,7 @@ fn truncated_debug(part: &impl std::fmt::Debug) -> String {
 }
 
 /// Fails if a post-processor changes ids besides adding special tokens.
-fn check_post_processor(processor: &PostProcessorWrapper) -> Result<(), NotFast> {
+fn check_post_processor(processor: &PostProcessorWrapper) -> Result<(), UnsupportedComponent> {
     match processor {
         PostProcessorWrapper::ByteLevel(_) | PostProcessorWrapper::Bert(_) | PostProcessorWrapper::Roberta(_) => Ok(()),
         PostProcessorWrapper::Sequence(all) => all.as_ref().iter().try_for_each(check_post_processor),
@@ -114,28 +114,28 @@ fn check_post_processor(processor: &PostProcessorWrapper) -> Result<(), NotFast>
             let sequences: Vec<_> = single.as_array().into_iter().flatten().filter_map(|p| p.get("Sequence")).collect();
             match sequences.as_slice() {
                 [one] if one["id"] == "A" => Ok(()),
-                _ => Err(NotFast::PostProcessor(truncated_debug(&single))),
+                _ => Err(UnsupportedComponent::PostProcessor(truncated_debug(&single))),
             }
         }
     }
 }
 
-fn known_normalizer(normalizer: Option<&NormalizerWrapper>) -> Result<Normalizer, NotFast> {
+fn known_normalizer(normalizer: Option<&NormalizerWrapper>) -> Result<Normalizer, UnsupportedComponent> {
     match normalizer {
         None => Ok(Normalizer::identity()),
         Some(NormalizerWrapper::NFC(_)) => Ok(Normalizer::nfc()),
         Some(NormalizerWrapper::Sequence(all)) => match all.as_ref() {
             [] => Ok(Normalizer::identity()),
             [one] => known_normalizer(Some(one)),
-            all => Err(NotFast::Normalizer(truncated_debug(&all))),
+            all => Err(UnsupportedComponent::Normalizer(truncated_debug(&all))),
         },
-        Some(other) => Err(NotFast::Normalizer(truncated_debug(other))),
+        Some(other) => Err(UnsupportedComponent::Normalizer(truncated_debug(other))),
     }
 }
 
 /// Returns how the pre-tokenizer splits words, and whether it adds a space before a text that does not start with one.
-fn known_splitter(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(WordSplitter, bool), NotFast> {
-    let unknown = || NotFast::PreTokenizer(pre_tokenizer.map_or_else(|| "none".into(), truncated_debug));
+fn known_splitter(pre_tokenizer: Option<&PreTokenizerWrapper>) -> Result<(WordSplitter, bool), UnsupportedComponent> {
+    let unknown = || UnsupportedComponent::PreTokenizer(pre_tokenizer.map_or_else(|| "none".into(), truncated_debug));
     let parts = match pre_tokenizer {
         Some(PreTokenizerWrapper::Sequence(all)) => all.as_ref(),
         Some(one) => std::slice::from_ref(one),
@@ -169,12 +169,12 @@ fn known_split(split: &Split) -> Option<WordSplitter> {
     WordSplitter::from_pattern(pattern).filter(|_| matches)
 }
 
-fn unsupported_bpe(what: &str) -> NotFast {
-    NotFast::Model(format!("BPE with {what}"))
+fn unsupported_bpe(what: &str) -> UnsupportedComponent {
+    UnsupportedComponent::Model(format!("BPE with {what}"))
 }
 
 /// Fails if BPE has a feature that the fast version does not support.
-fn check_bpe_features(model: &BPE) -> Result<(), NotFast> {
+fn check_bpe_features(model: &BPE) -> Result<(), UnsupportedComponent> {
     let some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
         return Err(unsupported_bpe("dropout"));
@@ -191,13 +191,13 @@ fn check_bpe_features(model: &BPE) -> Result<(), NotFast> {
 }
 
 /// Returns the merges in rank order. The model does not expose them, so this reads its serialised form.
-fn read_merges(model: &BPE) -> Result<Vec<(String, String)>, NotFast> {
+fn read_merges(model: &BPE) -> Result<Vec<(String, String)>, UnsupportedComponent> {
     let mut written = serde_json::to_value(model).map_err(|error| unsupported_bpe(&error.to_string()))?;
     serde_json::from_value(written["merges"].take())
         .map_err(|error| unsupported_bpe(&format!("merges that cannot be read: {error}")))
 }
 
-fn known_bpe(model: &BPE) -> Result<Bpe, NotFast> {
+fn known_bpe(model: &BPE) -> Result<Bpe, UnsupportedComponent> {
     check_bpe_features(model)?;
     let vocabulary = model.get_vocab();
     let alphabet = byte_level_alphabet();
@@ -230,16 +230,19 @@ fn byte_level_alphabet() -> HashMap<char, u8> {
     themselves.into_iter().map(|byte| (char::from(byte), byte)).chain(others).collect()
 }
 
-fn known_pieces(model: &wordpiece::WordPiece) -> Result<WordPiece, NotFast> {
+fn known_pieces(model: &wordpiece::WordPiece) -> Result<WordPiece, UnsupportedComponent> {
     let vocabulary = model.get_vocab();
     let Some(&unknown) = vocabulary.get(&model.unk_token) else {
-        return Err(NotFast::Model(format!("WordPiece whose unknown token {:?} is none", model.unk_token)));
+        return Err(UnsupportedComponent::Model(format!(
+            "WordPiece whose unknown token {:?} is none",
+            model.unk_token
+        )));
     };
     let tokens = vocabulary.iter().map(|(token, &id)| (token.as_str(), id));
     Ok(WordPiece::new(tokens, &model.continuing_subword_prefix, unknown, model.max_input_chars_per_word))
 }
 
-fn added_tokens(tokenizer: &Tokenizer, normalizer: &Normalizer) -> Result<AddedTokensPair, NotFast> {
+fn added_tokens(tokenizer: &Tokenizer, normalizer: &Normalizer) -> Result<AddedTokensPair, UnsupportedComponent> {
     let known = tokenizer.get_added_vocabulary();
     let skips = known.get_encode_special_tokens();
     let mut tokens: Vec<(&u32, &AddedToken)> = known.get_added_tokens_decoder().iter().collect();

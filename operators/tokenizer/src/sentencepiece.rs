@@ -19,7 +19,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::split::SplitPattern;
 
-use crate::NotFast;
+use crate::UnsupportedComponent;
 use crate::bpe::{Alphabet, Bpe};
 
 /// The character that represents a space.
@@ -84,8 +84,8 @@ fn metaspace_prefix(metaspace: &Metaspace) -> Option<SpacePrefix> {
 }
 
 /// Creates the BPE over characters, with spaces in place of U+2581.
-pub(crate) fn build_bpe(model: &BPE, merges: &[(&str, &str)]) -> Result<Bpe, NotFast> {
-    let unsupported = |what: &str| NotFast::Model(format!("BPE over characters {what}"));
+pub(crate) fn build_bpe(model: &BPE, merges: &[(&str, &str)]) -> Result<Bpe, UnsupportedComponent> {
+    let unsupported = |what: &str| UnsupportedComponent::Model(format!("BPE over characters {what}"));
     if model.ignore_merges {
         return Err(unsupported("that takes a whole text that is a token"));
     }

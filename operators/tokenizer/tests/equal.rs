@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use stillhouse_tokenizer::{FastTokenizer, NeedsFallback, NotFast, Scratch, WordSplitter};
+use stillhouse_tokenizer::{FastTokenizer, NeedsFallback, Scratch, UnsupportedComponent, WordSplitter};
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::normalizers::{BertNormalizer, NFC, NFD, NormalizerWrapper};
@@ -230,7 +230,12 @@ fn pairs() -> &'static [Pair] {
             ("BERT, special tokens are text", text_is_text(with_added(bert()))),
             ("BERT, cased", cased()),
         ];
-        all.map(|(name, reference)| Pair { fast: FastTokenizer::of(&reference).expect(name), name, reference }).into()
+        all.map(|(name, reference)| Pair {
+            fast: FastTokenizer::from_tokenizer(&reference).expect(name),
+            name,
+            reference,
+        })
+        .into()
     });
     &PAIRS
 }
@@ -384,21 +389,24 @@ fn what_is_not_known_is_named() {
     let rejection = |change: &dyn Fn(&mut serde_json::Value), from: Tokenizer| {
         let mut json = serde_json::to_value(from).unwrap();
         change(&mut json);
-        FastTokenizer::of(&serde_json::from_value(json).unwrap()).unwrap_err()
+        FastTokenizer::from_tokenizer(&serde_json::from_value(json).unwrap()).unwrap_err()
     };
-    let model = |error| matches!(error, NotFast::Model(_));
+    let model = |error| matches!(error, UnsupportedComponent::Model(_));
     assert!(model(rejection(&|json| json["model"]["dropout"] = 0.5.into(), gpt2())));
     assert!(model(rejection(&|json| json["model"]["end_of_word_suffix"] = "</w>".into(), gpt2())));
     let metaspace =
         serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
-    assert!(matches!(rejection(&|json| json["pre_tokenizer"] = metaspace.clone(), gpt2()), NotFast::PreTokenizer(_)));
+    assert!(matches!(
+        rejection(&|json| json["pre_tokenizer"] = metaspace.clone(), gpt2()),
+        UnsupportedComponent::PreTokenizer(_)
+    ));
     assert!(matches!(
         rejection(&|json| json["pre_tokenizer"] = serde_json::Value::Null, gpt2()),
-        NotFast::PreTokenizer(_)
+        UnsupportedComponent::PreTokenizer(_)
     ));
     assert!(matches!(
         rejection(&|json| json["pre_tokenizer"] = serde_json::Value::Null, bert()),
-        NotFast::PreTokenizer(_)
+        UnsupportedComponent::PreTokenizer(_)
     ));
     let llama = |change: &dyn Fn(&mut serde_json::Value)| rejection(change, llama2()).to_string();
     let over_words = |json: &mut serde_json::Value| {
@@ -410,13 +418,16 @@ fn what_is_not_known_is_named() {
     let template = serde_json::json!({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {}});
-    assert!(matches!(rejection(&|json| json["post_processor"] = template.clone(), gpt2()), NotFast::PostProcessor(_)));
+    assert!(matches!(
+        rejection(&|json| json["post_processor"] = template.clone(), gpt2()),
+        UnsupportedComponent::PostProcessor(_)
+    ));
     let mut other = gpt2();
     other.with_normalizer(Some(NFD)).unwrap();
-    assert!(matches!(FastTokenizer::of(&other).unwrap_err(), NotFast::Normalizer(_)));
+    assert!(matches!(FastTokenizer::from_tokenizer(&other).unwrap_err(), UnsupportedComponent::Normalizer(_)));
     other.with_normalizer(None::<NormalizerWrapper>).unwrap();
     other.with_padding(Some(Default::default()));
-    assert_eq!(FastTokenizer::of(&other).unwrap_err(), NotFast::Length);
+    assert_eq!(FastTokenizer::from_tokenizer(&other).unwrap_err(), UnsupportedComponent::Length);
     // A pattern that differs by a single space is not recognised.
     for splitter in [WordSplitter::Gpt2, WordSplitter::Cl100k, WordSplitter::Qwen2, WordSplitter::O200k] {
         let pattern = splitter.pattern().unwrap();
@@ -425,7 +436,7 @@ fn what_is_not_known_is_named() {
     }
     let mut normalized = bert();
     normalized.add_tokens([AddedToken::from("Word", false)]).unwrap();
-    assert!(matches!(FastTokenizer::of(&normalized).unwrap_err(), NotFast::AddedTokens(_)));
+    assert!(matches!(FastTokenizer::from_tokenizer(&normalized).unwrap_err(), UnsupportedComponent::AddedTokens(_)));
 }
 
 fn text() -> impl Strategy<Value = String> {

@@ -68,7 +68,7 @@ pub struct PipelineError {
     /// The split that failed, if the error belongs to one.
     pub split: Option<SplitId>,
     /// Whether this machine is the cause, so that another machine may succeed.
-    pub of_place: bool,
+    pub machine_specific: bool,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -104,7 +104,7 @@ impl PipelineError {
             retryable: false,
             problems: None,
             split: None,
-            of_place: false,
+            machine_specific: false,
             message: message.into(),
             source: None,
         }
@@ -134,19 +134,19 @@ impl PipelineError {
 
     /// Marks the error as specific to this machine: another machine may have the disk space, the memory or the device.
     #[must_use]
-    pub fn of_place(self) -> Self {
-        Self { of_place: true, ..self }
+    pub fn machine_specific(self) -> Self {
+        Self { machine_specific: true, ..self }
     }
 
     /// Sets the split that failed.
     #[must_use]
-    pub fn of_split(self, split: SplitId) -> Self {
+    pub fn with_split(self, split: SplitId) -> Self {
         Self { split: Some(split), ..self }
     }
 
     /// Adds line and column to the problems of the job file.
     #[must_use]
-    pub fn located(mut self, positions: &Positions) -> Self {
+    pub fn with_positions(mut self, positions: &Positions) -> Self {
         if let Some(problems) = &mut self.problems {
             positions.locate(problems);
             self.message = problems.to_string();
@@ -212,7 +212,7 @@ impl PipelineError {
     }
 
     /// An error from executing the plan of a job: raised by one of our nodes, or by DataFusion.
-    pub fn of_plan(error: DataFusionError) -> Self {
+    pub fn from_plan(error: DataFusionError) -> Self {
         match unwrap_wrappers(error) {
             DataFusionError::External(cause) => match cause.downcast::<Self>() {
                 Ok(own) => *own,
@@ -225,7 +225,7 @@ impl PipelineError {
 
 /// A [`PipelineError`] as processes send it to each other: the fields that decide how it is handled, and the message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct SerializedError {
     /// The part of the job that failed.
     pub kind: ErrorKind,
     /// Whether the same call can succeed later.
@@ -233,23 +233,23 @@ pub struct Failure {
     /// The split that failed, if the error belongs to one.
     pub split: Option<SplitId>,
     /// Whether the machine is the cause, so that another machine may succeed.
-    #[serde(default)]
-    pub of_place: bool,
+    #[serde(rename = "of_place", default)]
+    pub machine_specific: bool,
     /// The message with its causes, on one line.
     pub message: String,
 }
 
-impl From<&PipelineError> for Failure {
+impl From<&PipelineError> for SerializedError {
     fn from(error: &PipelineError) -> Self {
-        let PipelineError { kind, retryable, split, of_place, .. } = *error;
-        Self { kind, retryable, split, of_place, message: error.to_string() }
+        let PipelineError { kind, retryable, split, machine_specific, .. } = *error;
+        Self { kind, retryable, split, machine_specific, message: error.to_string() }
     }
 }
 
-impl From<Failure> for PipelineError {
-    fn from(failure: Failure) -> Self {
-        let Failure { kind, retryable, split, of_place, message } = failure;
-        Self { retryable, split, of_place, ..Self::new(kind, message) }
+impl From<SerializedError> for PipelineError {
+    fn from(failure: SerializedError) -> Self {
+        let SerializedError { kind, retryable, split, machine_specific, message } = failure;
+        Self { retryable, split, machine_specific, ..Self::new(kind, message) }
     }
 }
 
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_failure_keeps_its_kind_through_everything_that_engines_put_around_it() {
-        let own = || PipelineError::new(ErrorKind::Output, "data/x: no room").retryable().of_split(SplitId(7));
+        let own = || PipelineError::new(ErrorKind::Output, "data/x: no room").retryable().with_split(SplitId(7));
         let external = || DataFusionError::External(Box::new(own()));
         let wrapped = [
             external(),
@@ -408,10 +408,10 @@ mod tests {
             DataFusionError::Collection(vec![external(), DataFusionError::Execution("later".into())]),
         ];
         for error in wrapped {
-            let reported = PipelineError::of_plan(error);
+            let reported = PipelineError::from_plan(error);
             // the same after a round trip through JSON, as between processes
-            let sent = serde_json::to_string(&Failure::from(&reported)).unwrap();
-            let got = PipelineError::from(serde_json::from_str::<Failure>(&sent).unwrap());
+            let sent = serde_json::to_string(&SerializedError::from(&reported)).unwrap();
+            let got = PipelineError::from(serde_json::from_str::<SerializedError>(&sent).unwrap());
             for error in [reported, got] {
                 assert_eq!((error.kind, error.retryable, error.split), (ErrorKind::Output, true, Some(SplitId(7))));
                 assert_eq!(error.to_string(), "data/x: no room");

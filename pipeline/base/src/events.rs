@@ -116,7 +116,7 @@ pub enum Event {
         already_done: bool,
         /// Counts of the input.
         #[serde(flatten)]
-        went_in: WentIn,
+        went_in: InputCounts,
     },
 }
 
@@ -124,7 +124,7 @@ pub enum Event {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 // events of earlier versions may lack fields
 #[serde(default)]
-pub struct WentIn {
+pub struct InputCounts {
     /// Documents read.
     pub documents: u64,
     /// Those documents that yielded no token.
@@ -137,7 +137,7 @@ pub struct WentIn {
     pub dropped_tokens: u64,
 }
 
-impl From<&Statistics> for WentIn {
+impl From<&Statistics> for InputCounts {
     fn from(s: &Statistics) -> Self {
         Self {
             documents: s.documents,
@@ -174,7 +174,7 @@ pub struct StageStatus {
 }
 
 /// Formats [`Event::Stalled`] as text.
-pub fn stalled_words(seconds: f64, at_work: u64, splits: &[StalledSplit]) -> String {
+pub fn format_stall(seconds: f64, at_work: u64, splits: &[StalledSplit]) -> String {
     let minutes = (seconds / 60.0).floor().max(1.0);
     let mut text = format!("nothing has moved for {minutes} minute{}", if minutes == 1.0 { "" } else { "s" });
     for split in splits {
@@ -288,8 +288,8 @@ pub trait Observer: Send + Sync {
 }
 
 /// An observer that ignores all events.
-pub struct Silent;
+pub struct NullObserver;
 
-impl Observer for Silent {
+impl Observer for NullObserver {
     fn event(&self, _: &Event) {}
 }

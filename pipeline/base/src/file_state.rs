@@ -40,13 +40,13 @@ impl FileState {
     }
 
     /// Whether `now` describes the same file. Compares only the fields that both states have.
-    pub fn is_still(&self, now: &Self) -> bool {
-        self.is_as_on(now) && equal_or_absent(&self.e_tag, &now.e_tag)
+    pub fn matches(&self, now: &Self) -> bool {
+        self.matches_on_other_machine(now) && equal_or_absent(&self.e_tag, &now.e_tag)
     }
 
-    /// Like [`is_still`](Self::is_still), but `machine` is the state seen on another machine. Inodes differ between
+    /// Like [`matches`](Self::matches), but `machine` is the state seen on another machine. Inodes differ between
     /// machines, so the ETag of a file with a modification time is not compared.
-    pub fn is_as_on(&self, machine: &Self) -> bool {
+    pub fn matches_on_other_machine(&self, machine: &Self) -> bool {
         let has_times = self.modified_ns.is_some() && machine.modified_ns.is_some();
         self.bytes == machine.bytes
             && equal_or_absent(&self.modified_ns, &machine.modified_ns)
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn states_of_one_file_agree_however_they_are_reported() {
-        let same = |was: FileState, now: FileState| was.is_still(&now) && now.is_still(&was);
+        let same = |was: FileState, now: FileState| was.matches(&now) && now.matches(&was);
         let store = |nanos, e_tag, version| FileState::of(&meta(nanos, 5, e_tag, version), false);
         let disk = |nanos, e_tag| FileState::of(&meta(nanos, 5, Some(e_tag), None), true);
         // listings give milliseconds, unquoted ETags and no version; responses give seconds, quoted ETags and the

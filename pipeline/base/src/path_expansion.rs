@@ -18,7 +18,7 @@ use stillhouse_schemas::spec::JobSpec;
 type Lookup = Box<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
 /// Expands `~` and variables in paths.
-pub struct Names {
+pub struct PathExpander {
     /// `None` where `~` and variables are refused.
     lookup: Option<Lookup>,
 }
@@ -30,18 +30,18 @@ const HOME: &str = "~";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpandedPath {
     /// The path with only its braces expanded.
-    pub written: String,
+    pub braces_expanded: String,
     /// The path with everything expanded. The value of a variable is a literal name, so globs in it are escaped.
-    pub real: String,
+    pub expanded: String,
     /// The part before the first glob, as written and as expanded, without a trailing slash; `None` if the two are
     /// equal.
     prefixes: Option<(String, String)>,
 }
 
 impl ExpandedPath {
-    /// The name of a file found under `real`, as the manifest records it: the expanded part is replaced by the written
-    /// one.
-    pub fn shown(&self, found: String) -> String {
+    /// The name of a file found under `expanded`, as the manifest records it: the expanded part is replaced by the
+    /// written one.
+    pub fn as_written(&self, found: String) -> String {
         let Some((written, real)) = &self.prefixes else { return found };
         match found.strip_prefix(real.as_str()) {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{written}{rest}"),
@@ -50,9 +50,9 @@ impl ExpandedPath {
     }
 }
 
-impl Names {
+impl PathExpander {
     /// Expands from the environment of this process.
-    pub fn of_this_process() -> Self {
+    pub fn from_environment() -> Self {
         Self::with(process_variable)
     }
 
@@ -70,7 +70,7 @@ impl Names {
     ///
     /// # Errors
     /// If a variable has no value, or if it may not be used.
-    pub fn real(&self, path: &str) -> Result<String, String> {
+    pub fn expand(&self, path: &str) -> Result<String, String> {
         self.substitute(path, &str::to_owned)
     }
 
@@ -78,13 +78,13 @@ impl Names {
     ///
     /// # Errors
     /// If a variable has no value, or if it may not be used.
-    pub fn all(&self, path: &str) -> Result<Vec<ExpandedPath>, String> {
+    pub fn expand_all(&self, path: &str) -> Result<Vec<ExpandedPath>, String> {
         alternatives(path)?.into_iter().map(|written| self.expand_one(written)).collect()
     }
 
     fn expand_one(&self, written: String) -> Result<ExpandedPath, String> {
         if !written.contains("${") && !written.starts_with('~') {
-            return Ok(ExpandedPath { real: written.clone(), written, prefixes: None });
+            return Ok(ExpandedPath { expanded: written.clone(), braces_expanded: written, prefixes: None });
         }
         let real = self.substitute(&written, &escape_globs)?;
         let is_glob = |component: &&str| component.contains(['*', '?', '[']);
@@ -95,7 +95,7 @@ impl Names {
         let trimmed = |text: &str| text.trim_end_matches('/').to_owned();
         let prefixes =
             (prefix != real_prefix).then(|| (trimmed(&prefix), trimmed(real_prefix.trim_start_matches("file://"))));
-        Ok(ExpandedPath { written, real, prefixes })
+        Ok(ExpandedPath { braces_expanded: written, expanded: real, prefixes })
     }
 
     fn substitute(&self, path: &str, value: &dyn Fn(&str) -> String) -> Result<String, String> {
@@ -117,8 +117,10 @@ impl Names {
         let mut problems = Vec::new();
         for (field, path, role) in job_paths(spec) {
             let expanded = match role {
-                PathRole::Input => self.all(path).map(|all| all.into_iter().map(|named| named.real).collect()),
-                _ => self.real(path).map(|real| vec![real]),
+                PathRole::Input => {
+                    self.expand_all(path).map(|all| all.into_iter().map(|named| named.expanded).collect())
+                }
+                _ => self.expand(path).map(|real| vec![real]),
             };
             match expanded {
                 // the message leaves out the value, which may be private
@@ -133,7 +135,7 @@ impl Names {
 
     /// The variables that the paths of a job use, with their values. Show them only to the owner of the environment;
     /// never write them to a file.
-    pub fn used(&self, spec: &JobSpec) -> BTreeMap<String, String> {
+    pub fn used_variables(&self, spec: &JobSpec) -> BTreeMap<String, String> {
         let Some(lookup) = &self.lookup else { return BTreeMap::new() };
         let paths = job_paths(spec);
         let names =
@@ -188,8 +190,8 @@ mod tests {
     use super::*;
 
     /// Names of a process with these variables and the home folder `/home/ann/`.
-    fn names(variables: &'static [(&'static str, &'static str)]) -> Names {
-        Names::with(move |name| {
+    fn names(variables: &'static [(&'static str, &'static str)]) -> PathExpander {
+        PathExpander::with(move |name| {
             let all = [(HOME, "/home/ann/")].into_iter().chain(variables.iter().copied());
             all.into_iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_owned()).ok_or(format!("{name} is not set"))
         })
@@ -214,23 +216,24 @@ mod tests {
             ("$${L}/a", "${L}/a", "${L}/a", "$${L}/a"),
             ("*/${L}", "*/en", "x/en", "x/en"),
         ] {
-            let named = names.all(path).unwrap();
+            let named = names.expand_all(path).unwrap();
             let [named] = named.as_slice() else { panic!("{path}: {named:?}") };
-            assert_eq!((named.real.as_str(), named.shown(found.into()).as_str()), (real, shown), "{path}");
+            assert_eq!((named.expanded.as_str(), named.as_written(found.into()).as_str()), (real, shown), "{path}");
         }
-        assert_eq!(names.real("${C}/{a,b}").unwrap(), "/data/[x]/{a,b}");
-        let both: Vec<String> = names.all("${C}/{b,a}").unwrap().into_iter().map(|n| n.written).collect();
+        assert_eq!(names.expand("${C}/{a,b}").unwrap(), "/data/[x]/{a,b}");
+        let both: Vec<String> =
+            names.expand_all("${C}/{b,a}").unwrap().into_iter().map(|n| n.braces_expanded).collect();
         assert_eq!(both, ["${C}/b", "${C}/a"]);
-        assert_eq!(names.real("${NOT}").unwrap_err(), "NOT is not set");
+        assert_eq!(names.expand("${NOT}").unwrap_err(), "NOT is not set");
     }
 
     #[test]
     fn a_server_gives_nothing_of_its_own() {
-        let names = Names::none();
+        let names = PathExpander::none();
         for path in ["~/x", "~", "${HOME}/x", "a/${L}", "{a,${L}}"] {
-            let reported = [names.all(path).unwrap_err(), names.real(path).unwrap_err()];
+            let reported = [names.expand_all(path).unwrap_err(), names.expand(path).unwrap_err()];
             assert!(reported.iter().all(|t| t.contains("the server's own")), "{reported:?}");
         }
-        assert_eq!(names.real("$${HOME}/~").unwrap(), "${HOME}/~");
+        assert_eq!(names.expand("$${HOME}/~").unwrap(), "${HOME}/~");
     }
 }

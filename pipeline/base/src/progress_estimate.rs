@@ -4,7 +4,7 @@ use crate::events::Progress;
 
 /// What is known about a run at its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Start {
+pub struct RunStart {
     /// Number of splits that earlier runs committed.
     pub splits_done: u64,
     /// Bytes of input that this run reads; 0 if unknown.
@@ -15,7 +15,7 @@ pub struct Start {
 
 /// An estimate from one reading of the counters.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Reading {
+pub struct Estimate {
     /// Finished fraction of this run's work, from 0 to 1.
     pub fraction: f64,
     /// Tokens per second: those of the teacher, if there is one.
@@ -27,7 +27,7 @@ pub struct Reading {
 /// Estimates rate and remaining time from the counters of a run: the work done so far, and the recent rate.
 #[derive(Debug, Clone)]
 pub struct Estimator {
-    start: Start,
+    start: RunStart,
     recent_rate: DecayingRate,
     /// Tokens and finished fraction of the splits at the last commit. Between commits only the tokens advance.
     commit: Option<(u64, f64)>,
@@ -38,12 +38,12 @@ const MIN_WORK_SECONDS: f64 = 2.0;
 
 impl Estimator {
     /// Creates an estimator for a run that starts now.
-    pub fn new(start: Start) -> Self {
+    pub fn new(start: RunStart) -> Self {
         Self { start, recent_rate: DecayingRate::default(), commit: None }
     }
 
     /// Estimates from the counters. The first call marks the start of work, so loading a teacher does not count.
-    pub fn read(&mut self, now: &Progress) -> Reading {
+    pub fn update(&mut self, now: &Progress) -> Estimate {
         let tokens = if self.start.teacher { now.teacher_tokens } else { now.tokens };
         self.recent_rate.read(now.seconds, tokens);
         let Fractions { text, splits } = fractions(&self.start, now);
@@ -58,7 +58,7 @@ impl Estimator {
         let has_worked = self.recent_rate.elapsed() >= MIN_WORK_SECONDS;
         let rate = self.recent_rate.rate();
         let is_moving = rate > 0.0 && total_tokens > 0.0 && !self.recent_rate.is_stalled();
-        Reading {
+        Estimate {
             fraction: text.max(splits),
             tokens_per_second: (has_worked && tokens > 0).then_some(rate),
             seconds_left: (has_worked && is_moving).then(|| (total_tokens - tokens as f64).max(0.0) / rate),
@@ -126,7 +126,7 @@ struct Fractions {
 /// With a teacher, its tokens count, relative to a total that is extrapolated from the text read so far. The size of
 /// the input includes bytes that are not text, such as JSON keys. So a larger fraction of splits is closer to the
 /// truth, and it is the only measure if the size is unknown.
-fn fractions(start: &Start, now: &Progress) -> Fractions {
+fn fractions(start: &RunStart, now: &Progress) -> Fractions {
     let splits = ratio(now.splits_done.saturating_sub(start.splits_done), now.splits.saturating_sub(start.splits_done));
     let text = ratio(now.text_bytes, start.input_bytes);
     let text = match start.teacher {
@@ -150,59 +150,67 @@ mod tests {
 
     #[test]
     fn with_a_teacher_its_tokens_count() {
-        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1000, teacher: true });
-        assert_eq!(estimator.read(&now(30.0)), Reading { fraction: 0.0, tokens_per_second: None, seconds_left: None });
+        let mut estimator = Estimator::new(RunStart { splits_done: 0, input_bytes: 1000, teacher: true });
+        assert_eq!(
+            estimator.update(&now(30.0)),
+            Estimate { fraction: 0.0, tokens_per_second: None, seconds_left: None }
+        );
         // 400 of 1,000 bytes gave 100 tokens, so 250 are expected; the teacher has processed 50
-        let reading = estimator.read(&Progress { text_bytes: 400, tokens: 100, teacher_tokens: 50, ..now(40.0) });
-        assert!((reading.fraction - 0.2).abs() < 1e-12);
-        assert_eq!(reading.tokens_per_second, Some(5.0));
-        assert!((reading.seconds_left.unwrap() - 40.0).abs() < 1e-9);
+        let estimate = estimator.update(&Progress { text_bytes: 400, tokens: 100, teacher_tokens: 50, ..now(40.0) });
+        assert!((estimate.fraction - 0.2).abs() < 1e-12);
+        assert_eq!(estimate.tokens_per_second, Some(5.0));
+        assert!((estimate.seconds_left.unwrap() - 40.0).abs() < 1e-9);
     }
 
     #[test]
     fn without_a_teacher_the_text_counts() {
-        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1000, teacher: false });
-        estimator.read(&now(0.0));
-        let reading = estimator.read(&Progress { text_bytes: 250, tokens: 100, ..now(10.0) });
-        assert_eq!(reading, Reading { fraction: 0.25, tokens_per_second: Some(10.0), seconds_left: Some(30.0) });
+        let mut estimator = Estimator::new(RunStart { splits_done: 0, input_bytes: 1000, teacher: false });
+        estimator.update(&now(0.0));
+        let estimate = estimator.update(&Progress { text_bytes: 250, tokens: 100, ..now(10.0) });
+        assert_eq!(estimate, Estimate { fraction: 0.25, tokens_per_second: Some(10.0), seconds_left: Some(30.0) });
     }
 
     #[test]
     fn splits_count_where_the_size_is_not_known_those_of_earlier_runs_left_out() {
-        let mut estimator = Estimator::new(Start { splits_done: 6, input_bytes: 0, teacher: true });
-        estimator.read(&Progress { splits_done: 6, ..now(0.0) });
-        let reading =
-            estimator.read(&Progress { splits_done: 7, tokens: 100, teacher_tokens: 70, text_bytes: 400, ..now(10.0) });
-        assert_eq!(reading.fraction, 0.25);
-        assert_eq!(reading.seconds_left, Some(30.0));
+        let mut estimator = Estimator::new(RunStart { splits_done: 6, input_bytes: 0, teacher: true });
+        estimator.update(&Progress { splits_done: 6, ..now(0.0) });
+        let estimate = estimator.update(&Progress {
+            splits_done: 7,
+            tokens: 100,
+            teacher_tokens: 70,
+            text_bytes: 400,
+            ..now(10.0)
+        });
+        assert_eq!(estimate.fraction, 0.25);
+        assert_eq!(estimate.seconds_left, Some(30.0));
     }
 
     #[test]
     fn nothing_is_said_too_early_and_never_more_than_all() {
-        let mut estimator = Estimator::new(Start { splits_done: 10, input_bytes: 10, teacher: false });
-        estimator.read(&now(0.0));
-        let early = estimator.read(&Progress { text_bytes: 5, tokens: 5, ..now(0.5) });
+        let mut estimator = Estimator::new(RunStart { splits_done: 10, input_bytes: 10, teacher: false });
+        estimator.update(&now(0.0));
+        let early = estimator.update(&Progress { text_bytes: 5, tokens: 5, ..now(0.5) });
         assert_eq!((early.tokens_per_second, early.seconds_left), (None, None));
-        let late = estimator.read(&Progress { text_bytes: 50, tokens: 50, splits_done: 10, ..now(5.0) });
+        let late = estimator.update(&Progress { text_bytes: 50, tokens: 50, splits_done: 10, ..now(5.0) });
         assert_eq!((late.fraction, late.seconds_left), (1.0, Some(0.0)));
     }
 
     /// Runs from `from` to `to` seconds at a constant rate, with four readings a second.
-    fn run(estimator: &mut Estimator, from: f64, to: f64, tokens: &mut f64, per_second: f64) -> Reading {
-        let mut reading = None;
+    fn run(estimator: &mut Estimator, from: f64, to: f64, tokens: &mut f64, per_second: f64) -> Estimate {
+        let mut estimate = None;
         for tick in 1..=((to - from) * 4.0) as u32 {
             *tokens += per_second / 4.0;
             let n = *tokens as u64;
             let now = now(from + f64::from(tick) / 4.0);
-            reading = Some(estimator.read(&Progress { tokens: n, text_bytes: n, ..now }));
+            estimate = Some(estimator.update(&Progress { tokens: n, text_bytes: n, ..now }));
         }
-        reading.unwrap()
+        estimate.unwrap()
     }
 
     #[test]
     fn the_time_left_follows_the_rate_of_late() {
-        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1_000_000, teacher: false });
-        estimator.read(&now(500.0));
+        let mut estimator = Estimator::new(RunStart { splits_done: 0, input_bytes: 1_000_000, teacher: false });
+        estimator.update(&now(500.0));
         let mut tokens = 0.0;
         // slow start: 100 tokens a second for five minutes, so 970,000 are left
         let slow = run(&mut estimator, 500.0, 800.0, &mut tokens, 100.0);
@@ -216,8 +224,8 @@ mod tests {
 
     #[test]
     fn nothing_is_promised_while_nothing_moves() {
-        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1_000_000, teacher: false });
-        estimator.read(&now(0.0));
+        let mut estimator = Estimator::new(RunStart { splits_done: 0, input_bytes: 1_000_000, teacher: false });
+        estimator.update(&now(0.0));
         let mut tokens = 0.0;
         run(&mut estimator, 0.0, 30.0, &mut tokens, 1000.0);
         let waits = run(&mut estimator, 30.0, 60.0, &mut tokens, 0.0);
@@ -231,8 +239,8 @@ mod tests {
 
     #[test]
     fn a_teacher_that_gives_in_bursts_has_a_steady_rate() {
-        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 1_000_000, teacher: false });
-        estimator.read(&now(0.0));
+        let mut estimator = Estimator::new(RunStart { splits_done: 0, input_bytes: 1_000_000, teacher: false });
+        estimator.update(&now(0.0));
         let mut tokens = 0.0;
         for burst in 0..20 {
             let from = f64::from(burst) * 30.0;
@@ -240,8 +248,8 @@ mod tests {
             let first = run(&mut estimator, from + 29.75, from + 30.0, &mut tokens, 12_000.0 * 4.0);
             if burst > 4 {
                 // 12,000 tokens per half minute: 400 a second, before and after a burst
-                for reading in [last, first] {
-                    let rate = reading.tokens_per_second.unwrap();
+                for estimate in [last, first] {
+                    let rate = estimate.tokens_per_second.unwrap();
                     assert!((300.0..530.0).contains(&rate), "{rate}");
                 }
             }
@@ -250,11 +258,11 @@ mod tests {
 
     #[test]
     fn between_commits_the_time_left_goes_down() {
-        let mut estimator = Estimator::new(Start { splits_done: 0, input_bytes: 0, teacher: false });
-        estimator.read(&now(0.0));
+        let mut estimator = Estimator::new(RunStart { splits_done: 0, input_bytes: 0, teacher: false });
+        estimator.update(&now(0.0));
         let at = |estimator: &mut Estimator, seconds: f64, splits_done: u64| {
             let tokens = (seconds * 100.0) as u64;
-            estimator.read(&Progress { tokens, splits_done, ..now(seconds) }).seconds_left.unwrap_or(f64::NAN)
+            estimator.update(&Progress { tokens, splits_done, ..now(seconds) }).seconds_left.unwrap_or(f64::NAN)
         };
         assert!((at(&mut estimator, 100.0, 1) - 900.0).abs() < 1e-6);
         assert!((at(&mut estimator, 150.0, 1) - 850.0).abs() < 1e-6);

@@ -124,7 +124,7 @@ impl SourceError {
     }
 
     /// Converts a store error. A [`Changed`] inside it becomes [`SourceError::Changed`].
-    pub fn of_store(file: &str, error: object_store::Error) -> Self {
+    pub fn from_store(file: &str, error: object_store::Error) -> Self {
         if let object_store::Error::Generic { source, .. } = &error
             && let Some(change) = source.downcast_ref::<Changed>()
         {
@@ -138,7 +138,7 @@ impl SourceError {
     pub fn from_io(file: &str, error: io::Error) -> Self {
         let kind = error.kind();
         match error.downcast::<object_store::Error>() {
-            Ok(error) => Self::of_store(file, error),
+            Ok(error) => Self::from_store(file, error),
             Err(error) => Self::Corrupt {
                 file: file.into(),
                 message: match kind {
@@ -155,7 +155,7 @@ impl SourceError {
     }
 
     /// A temporary file without a name failed. The message names its folder, whose disk may be full.
-    pub fn spool(source: io::Error) -> Self {
+    pub fn temporary_file(source: io::Error) -> Self {
         Self::Temporary { path: env::temp_dir().display().to_string(), source }
     }
 }
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_failed_spool_names_the_folder_of_temporary_files() {
-        let error = SourceError::spool(io::Error::other("no space left"));
+        let error = SourceError::temporary_file(io::Error::other("no space left"));
         let expected = format!(
             "{}: no space left; long documents and queries need room for temporary files",
             env::temp_dir().display()

@@ -160,10 +160,10 @@ pub async fn mend_records(
     done: &mut Repaired,
 ) -> Result<BTreeMap<SplitId, ShardRecord>> {
     let (records, unreadable) = output.readable_records().await?;
-    let own = records.into_iter().filter(|r| hash.counts(&r.job_hash));
+    let own = records.into_iter().filter(|r| hash.includes_commit(&r.job_hash));
     let records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
     for (name, message) in unreadable {
-        output.remove_mark(&name).await?;
+        output.delete(&name).await?;
         done.damages.push(Damage { name, message, split: None });
     }
     let Some(manifest) = manifest else { return Ok(records) };

@@ -12,7 +12,7 @@ use parquet::arrow::async_reader::{ParquetRecordBatchStream, ParquetRecordBatchS
 use parquet::errors::ParquetError;
 use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_operators::subtokens::{PERMUTATION, numbers_of};
+use stillhouse_operators::subtokens::{PERMUTATION, parse_numbers};
 use stillhouse_output::{MANIFEST, Output, SUCCESS, TOKENIZER};
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::columns::{FORMAT_VERSION, HIDDEN_STATES};
@@ -108,7 +108,7 @@ impl Dataset {
         let should = self.manifest.sidecar_files.get(PERMUTATION);
         let bytes =
             self.output.get(PERMUTATION).await?.filter(|bytes| Some(&hex::encode(Sha256::digest(bytes))) == should);
-        let numbers = bytes.and_then(|bytes| numbers_of(&bytes).ok());
+        let numbers = bytes.and_then(|bytes| parse_numbers(&bytes).ok());
         subtokens.numbers = numbers.and_then(|numbers| Permutation::new(&numbers, vocab_size).ok());
         Ok(())
     }

@@ -262,7 +262,7 @@ impl Copying<'_> {
             copied.push(self.small(file).await?);
         }
         if !self.options.dry_run {
-            self.destination.remove_mark(MARK).await?;
+            self.destination.delete(MARK).await?;
         }
         self.report_progress(files, bytes);
         Ok(copied)

@@ -20,7 +20,7 @@ const MIN_RECORDS_TO_WARN: u64 = 1000;
 /// # Errors
 /// When the data set holds no training sequence, or when more records were skipped than `input.max_skipped` allows. The
 /// message lists what was read, what was skipped and why, what packing dropped, and what to check.
-pub fn judge(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
+pub fn check_dataset(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
     let rows = |name: &str| manifest.totals.get(name).map_or(0, |t| t.rows);
     let total_rows: u64 = manifest.totals.values().map(|t| t.rows).sum();
     let s = &manifest.statistics;

@@ -22,8 +22,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
-use stillhouse_operators::extract::{Columns, ExtractConfig, Forward, Slice, Workspace};
-use stillhouse_operators::generate::{GenerateConfig, Writer};
+use stillhouse_operators::extract::{BatchForward, ColumnBuilder, ExtractConfig, Slice, Workspace};
+use stillhouse_operators::generate::{BatchedDecoder, GenerateConfig};
 use stillhouse_operators::operator::{Measure, Meter, OperatorError};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_teacher::stillhouse_gpu::GpuError;
@@ -63,13 +63,13 @@ enum Request {
         reply: Reply,
     },
     Extract {
-        forward: Forward,
+        forward: BatchForward,
         batch: RecordBatch,
         reply: Reply,
     },
     /// Locates the position that caused an error.
     LocateError {
-        forward: Forward,
+        forward: BatchForward,
         error: OperatorError,
         reply: oneshot::Sender<OperatorError>,
     },
@@ -125,7 +125,7 @@ impl Loss {
 /// A pending result of a request.
 pub struct PendingBatch {
     /// The extraction request, if this is one; needed to locate an error.
-    forward: Option<Forward>,
+    forward: Option<BatchForward>,
     result: oneshot::Receiver<Result<FinishedBatch, OperatorError>>,
 }
 
@@ -200,7 +200,7 @@ impl DeviceQueue {
         batch: RecordBatch,
         meter: Arc<dyn Meter>,
     ) -> Result<PendingBatch, OperatorError> {
-        let forward = Forward::new(config, &batch, meter)?;
+        let forward = BatchForward::new(config, &batch, meter)?;
         let (reply, result) = oneshot::channel();
         let request = Request::Extract { forward: forward.clone(), batch, reply };
         self.owner.send(request).await?;
@@ -246,7 +246,7 @@ impl PendingBatch {
 
 /// Messages from the owner to its helper, in this order for each batch.
 enum HelperMessage {
-    Begin { forward: Forward, batch: RecordBatch, failed: Arc<AtomicBool> },
+    Begin { forward: BatchForward, batch: RecordBatch, failed: Arc<AtomicBool> },
     Logits(Slice),
     End { ran: Result<(), OperatorError>, busy: Duration, reply: Reply },
 }
@@ -283,13 +283,13 @@ fn run_owner(
     free: &Receiver<Logits>,
     in_flight: &InFlight,
 ) {
-    let (mut writer, mut next): (Option<Writer<'_, Reply>>, _) = (None, None);
+    let (mut decoder, mut next): (Option<BatchedDecoder<'_, Reply>>, _) = (None, None);
     while let Some(request) = next.take().or_else(|| requests.blocking_recv()) {
         match request {
             Request::Generate { reply, .. } if reply.is_closed() => {}
             Request::Generate { config, batch, meter, reply } => {
                 let first = generation::GenerationRequest { config, batch, meter, reply };
-                next = generation::serve(teacher, &mut writer, first, &mut requests, in_flight);
+                next = generation::serve(teacher, &mut decoder, first, &mut requests, in_flight);
             }
             // the split has ended meanwhile
             Request::Extract { reply, .. } if reply.is_closed() => {}
@@ -303,10 +303,10 @@ fn run_owner(
                 }
                 let mut kept = None;
                 let ran = forward.run(teacher, logits, &mut |slice| {
-                    let made = slice.logits.made();
+                    let made = slice.logits.ready_event();
                     messages.send(HelperMessage::Logits(slice)).map_err(|_| OperatorError::Stopped)?;
                     // The result of `End` reports any error of this.
-                    let is_made = || made.as_ref().is_none_or(|made| made.is_there().unwrap_or(true));
+                    let is_made = || made.as_ref().is_none_or(|made| made.is_done().unwrap_or(true));
                     let buffer = next_buffer(free, is_made, forward.meter())?;
                     if failed.load(Ordering::Relaxed) {
                         // The rest of the batch is not needed. Keep the buffer for the next one.
@@ -323,7 +323,7 @@ fn run_owner(
                 }
             }
             Request::LocateError { forward, error, reply } => {
-                let _ = reply.send(forward.origin(teacher, error));
+                let _ = reply.send(forward.locate_non_finite(teacher, error));
             }
         }
     }
@@ -352,7 +352,7 @@ fn next_buffer<T>(free: &Receiver<T>, is_made: impl Fn() -> bool, meter: &dyn Me
 
 fn make_columns(messages: &Receiver<HelperMessage>, buffers: &SyncSender<Logits>, loss: &Loss, in_flight: &InFlight) {
     let mut workspace = Workspace::default();
-    let mut columns: Result<Columns, OperatorError> = Err(stopped());
+    let mut columns: Result<ColumnBuilder, OperatorError> = Err(stopped());
     let mut has_failed = Arc::new(AtomicBool::new(false));
     for message in messages {
         match message {
@@ -366,7 +366,7 @@ fn make_columns(messages: &Receiver<HelperMessage>, buffers: &SyncSender<Logits>
                 // Return the buffer before the remaining work on the slice: the device needs it for the next one.
                 let _ = buffers.try_send(slice.logits);
                 let placed = found.map(|found| {
-                    columns.as_mut().map_or(Ok(()), |c| c.place(&slice.positions, &found?, &slice.states))
+                    columns.as_mut().map_or(Ok(()), |c| c.store(&slice.positions, &found?, &slice.states))
                 });
                 if let Some(Err(e)) = placed {
                     columns = Err(e);

@@ -1,9 +1,9 @@
 //! The interface through which other processes make the splits of a run.
 //!
 //! ```text
-//!   run ── TaskSpec, Work: splits, output ──► Driver ─► makes every split and commits it under the run's lock or lease
-//!    ▲                                          │
-//!    └───────── Step: begun, made, warning ─────┘
+//!   run ── TaskSpec, PendingSplits ──► Driver ─► makes every split and commits it under the run's lock or lease
+//!    ▲                                │
+//!    └────────── DriverEvent ─────────┘
 //! ```
 //!
 //! The run plans, locks the output and writes the manifest. The driver makes shards and commits them
@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_output::{AtWork, Output, Ticket};
+use stillhouse_output::{Output, Ticket, WorkerReport};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::{Engine, EngineKind};
@@ -54,7 +54,7 @@ pub struct SplitTask {
 }
 
 /// The splits that a run still has to make.
-pub struct Work {
+pub struct PendingSplits {
     /// The splits in order, holdouts first.
     pub splits: Vec<SplitTask>,
     /// The output to which the shards are committed.
@@ -65,9 +65,9 @@ pub struct Work {
 
 /// An event of the driver.
 #[derive(Debug)]
-pub enum Step {
+pub enum DriverEvent {
     /// A split began.
-    Begun {
+    SplitStarted {
         /// The split's number.
         split: SplitId,
         /// Its data set split.
@@ -76,20 +76,25 @@ pub enum Step {
         executor: Option<String>,
     },
     /// The latest report of every executor, by report name: its splits and counts.
-    AtWork(BTreeMap<String, AtWork>),
+    WorkerReports(BTreeMap<String, WorkerReport>),
     /// A shard is committed.
-    Made(Box<ShardRecord>),
+    Committed(Box<ShardRecord>),
     /// A warning for the user.
     Warning(String),
 }
 
 /// Receives the events; returns an error when the run must stop.
-pub type EventSink<'a> = &'a (dyn Fn(Step) -> Result<()> + Send + Sync);
+pub type EventSink<'a> = &'a (dyn Fn(DriverEvent) -> Result<()> + Send + Sync);
 
 /// Makes the splits of a run in other processes.
 pub trait Driver: Send + Sync {
     /// Makes every split. Returns when all are made or, after a failure, when no further one will begin.
-    fn drive<'a>(&'a self, spec: &'a TaskSpec, work: &'a Work, emit: EventSink<'a>) -> BoxFuture<'a, Result<()>>;
+    fn drive<'a>(
+        &'a self,
+        spec: &'a TaskSpec,
+        work: &'a PendingSplits,
+        emit: EventSink<'a>,
+    ) -> BoxFuture<'a, Result<()>>;
 }
 
 /// Opens the driver of the cluster that a job names.
@@ -98,7 +103,7 @@ pub type DriverFactory = fn(&Engine) -> Result<Arc<dyn Driver>>;
 static CLUSTER_DRIVER: OnceLock<DriverFactory> = OnceLock::new();
 
 /// Registers the engine `ballista`. Only the first call has an effect.
-pub fn add_cluster(factory: DriverFactory) {
+pub fn register_cluster(factory: DriverFactory) {
     let _ = CLUSTER_DRIVER.set(factory);
 }
 
@@ -108,7 +113,7 @@ pub fn has_cluster() -> bool {
 }
 
 /// Returns why this program cannot run an engine, or `None`.
-pub fn missing(engine: &Engine) -> Option<&'static str> {
+pub fn unavailable_reason(engine: &Engine) -> Option<&'static str> {
     let missing = engine.kind == EngineKind::Ballista && !has_cluster();
     missing.then_some(
         "this program was built without it; valid: local, or a program built with `cargo build -p stillhouse --features distributed`",
@@ -119,12 +124,12 @@ pub fn missing(engine: &Engine) -> Option<&'static str> {
 ///
 /// # Errors
 /// When this program lacks the engine, or the engine cannot be opened.
-pub fn remote(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
+pub fn open_driver(engine: &Engine) -> Result<Option<Arc<dyn Driver>>> {
     match (engine.kind, CLUSTER_DRIVER.get()) {
         (EngineKind::Local, _) => Ok(None),
         (EngineKind::Ballista, Some(factory)) => factory(engine).map(Some),
         (EngineKind::Ballista, None) => {
-            let message = format!("engine.kind: got ballista: {}", missing(engine).unwrap_or_default());
+            let message = format!("engine.kind: got ballista: {}", unavailable_reason(engine).unwrap_or_default());
             Err(PipelineError::new(ErrorKind::Usage, message))
         }
     }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use stillhouse_base::events::Progress;
-use stillhouse_output::{AtWork, SplitAtWork, SplitCounts};
+use stillhouse_output::{SplitCounts, SplitReport, WorkerReport};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
@@ -27,7 +27,7 @@ pub(crate) struct ExecutorReports {
     /// Counts of the shards that executors have committed for this run.
     committed: BTreeMap<SplitId, SplitCounts>,
     /// The latest report of each executor and when it last changed. The report of a dead executor stays unchanged.
-    reports: BTreeMap<String, (AtWork, Instant)>,
+    reports: BTreeMap<String, (WorkerReport, Instant)>,
     /// The counted attempt of each split that is not committed.
     attempts: BTreeMap<SplitId, Attempt>,
     updates: u64,
@@ -54,7 +54,7 @@ impl ExecutorReports {
         self.attempts.remove(&record.split);
     }
 
-    pub fn update(&mut self, reports: BTreeMap<String, AtWork>, now: Instant) {
+    pub fn update(&mut self, reports: BTreeMap<String, WorkerReport>, now: Instant) {
         self.updates += 1;
         let mut previous = std::mem::take(&mut self.reports);
         for (name, report) in reports {
@@ -64,12 +64,12 @@ impl ExecutorReports {
             };
             self.reports.insert(name, (report, changed_at));
         }
-        let mut latest: BTreeMap<SplitId, (Instant, &SplitAtWork)> = BTreeMap::new();
+        let mut latest: BTreeMap<SplitId, (Instant, &SplitReport)> = BTreeMap::new();
         for (report, changed_at) in self.reports.values() {
             let is_alive = now.saturating_duration_since(*changed_at) < EXECUTOR_TIMEOUT;
             for split in report.splits.iter().filter(|split| is_alive && !self.committed.contains_key(&split.split)) {
                 let newer =
-                    |(then, other): &(Instant, &SplitAtWork)| (*then, other.rows()) < (*changed_at, split.rows());
+                    |(then, other): &(Instant, &SplitReport)| (*then, other.rows()) < (*changed_at, split.rows());
                 if latest.get(&split.split).is_none_or(newer) {
                     latest.insert(split.split, (*changed_at, split));
                 }
@@ -104,12 +104,12 @@ impl ExecutorReports {
 
     /// Returns the splits in progress that `wanted` accepts, each with the executor that makes it. If two executors
     /// report a split, the one with more rows counts: the other one has abandoned it.
-    pub fn splits_in_progress(&self, wanted: impl Fn(SplitId) -> bool) -> BTreeMap<SplitId, SplitAtWork> {
-        let mut all: BTreeMap<SplitId, SplitAtWork> = BTreeMap::new();
+    pub fn splits_in_progress(&self, wanted: impl Fn(SplitId) -> bool) -> BTreeMap<SplitId, SplitReport> {
+        let mut all: BTreeMap<SplitId, SplitReport> = BTreeMap::new();
         for (report, _) in self.reports.values() {
             for split in report.splits.iter().filter(|split| wanted(split.split)) {
                 let reads = format!("{}, executor {}", split.reads, report.worker);
-                let labelled = SplitAtWork { reads: reads.trim_start_matches(", ").to_owned(), ..split.clone() };
+                let labelled = SplitReport { reads: reads.trim_start_matches(", ").to_owned(), ..split.clone() };
                 match all.get(&split.split) {
                     Some(other) if other.rows() >= labelled.rows() => {}
                     _ => drop(all.insert(split.split, labelled)),
@@ -126,14 +126,14 @@ mod tests {
     use stillhouse_base::events::{StageProgress, StageStatus};
 
     /// A worker that has read `total` documents, `rows` of them of `split`.
-    fn report(worker: &str, split: u32, rows: u64, total: u64) -> AtWork {
+    fn report(worker: &str, split: u32, rows: u64, total: u64) -> WorkerReport {
         let stages = vec![StageStatus { name: "pack".into(), rows, doing: "is at work".into() }];
         let stage = StageProgress { name: "pack".into(), rows, busy_seconds: 0.5, awaited_seconds: 0.25 };
         let counts = SplitCounts { documents: rows, tokens: 10 * rows, ..SplitCounts::default() };
-        AtWork {
+        WorkerReport {
             worker: worker.into(),
             holder: None,
-            splits: vec![SplitAtWork { split: SplitId(split), reads: "a.jsonl".into(), stages, counts }],
+            splits: vec![SplitReport { split: SplitId(split), reads: "a.jsonl".into(), stages, counts }],
             cannot: None,
             told: 0,
             progress: Progress {
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    fn update(executors: &mut ExecutorReports, now: Instant, reports: &[AtWork]) -> (u64, u64) {
+    fn update(executors: &mut ExecutorReports, now: Instant, reports: &[WorkerReport]) -> (u64, u64) {
         executors.update(reports.iter().map(|at| (at.worker.clone(), at.clone())).collect(), now);
         counted(executors)
     }
@@ -227,10 +227,10 @@ mod tests {
             );
         }
         // A slow executor is not lost: its report counter still changes.
-        let slow = AtWork { told: 1, ..killed.clone() };
+        let slow = WorkerReport { told: 1, ..killed.clone() };
         assert_eq!(update(&mut executors, at(100), &[slow]).0, 13);
         // a live executor abandons the split
-        let other = AtWork { splits: Vec::new(), ..killed };
+        let other = WorkerReport { splits: Vec::new(), ..killed };
         assert_eq!(update(&mut executors, at(101), std::slice::from_ref(&other)).0, 13, "may be committed by now");
         assert_eq!(update(&mut executors, at(102), &[other]).0, 0);
     }

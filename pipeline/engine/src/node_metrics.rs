@@ -52,7 +52,7 @@ impl NodeMetrics {
     }
 
     /// Counts a batch that the node emits.
-    pub fn put_out(&self, rows: usize, bytes: usize) {
+    pub fn count_output(&self, rows: usize, bytes: usize) {
         self.rows.add(rows);
         self.batches.add(1);
         self.bytes.add(bytes);

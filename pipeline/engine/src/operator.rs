@@ -21,7 +21,7 @@ use stillhouse_operators::registry::OperatorSpec;
 use crate::device::{DeviceQueue, PendingBatch};
 use crate::node_metrics::{NodeMetrics, properties};
 use crate::resources::JobResources;
-use crate::stage_state::{Doing, SplitMeter, StageState};
+use crate::stage_state::{SplitMeter, StageActivity, StageState};
 use crate::stages_below;
 
 /// Minimum number of batches of a split that are submitted to the device at once, so that it always has a next one.
@@ -69,15 +69,15 @@ struct StreamContext {
 
 impl StreamContext {
     async fn next_input(&mut self) -> Result<Option<RecordBatch>> {
-        self.stage.does(Doing::WaitsForInput);
+        self.stage.set_activity(StageActivity::WaitsForInput);
         let next = self.input.next().await.transpose();
-        self.stage.does(Doing::Works);
+        self.stage.set_activity(StageActivity::Works);
         next
     }
 
     fn count_output(&self, batch: &RecordBatch) {
-        self.metrics.put_out(batch.num_rows(), batch.get_array_memory_size());
-        self.stage.put_out(batch.num_rows());
+        self.metrics.count_output(batch.num_rows(), batch.get_array_memory_size());
+        self.stage.count_output(batch.num_rows());
     }
 }
 
@@ -98,7 +98,7 @@ impl InlineStream {
                 return Ok(Some((batch, self)));
             }
             if self.input_ended {
-                self.context.stage.does(Doing::Done);
+                self.context.stage.set_activity(StageActivity::Done);
                 return Ok(None);
             }
             let input = self.context.next_input().await?;
@@ -145,8 +145,8 @@ impl DeviceWork {
 
     fn parts(&self, batch: &RecordBatch) -> Box<dyn Iterator<Item = RecordBatch> + Send> {
         match self {
-            Self::Extract(config) => Box::new(extract::parts(batch, config.rows_at_once())),
-            Self::Generate(config) => Box::new(extract::parts(batch, config.rows_at_once())),
+            Self::Extract(config) => Box::new(extract::parts(batch, config.max_rows_per_part())),
+            Self::Generate(config) => Box::new(extract::parts(batch, config.max_rows_per_part())),
         }
     }
 
@@ -154,7 +154,7 @@ impl DeviceWork {
     fn max_in_flight(&self) -> usize {
         match self {
             Self::Extract(_) => MIN_BATCHES_IN_FLIGHT,
-            Self::Generate(config) => config.batches_at_once().max(MIN_BATCHES_IN_FLIGHT),
+            Self::Generate(config) => config.max_batches_in_flight().max(MIN_BATCHES_IN_FLIGHT),
         }
     }
 
@@ -188,7 +188,7 @@ impl DeviceStream {
             if self.in_flight.len() < self.work.max_in_flight() && !self.input_ended {
                 match self.parts.next() {
                     Some(part) => {
-                        self.context.stage.does(Doing::WaitsForDevice);
+                        self.context.stage.set_activity(StageActivity::WaitsForDevice);
                         let meter = SplitMeter::of(&self.context.metrics, self.context.stage.split());
                         let pending = self.work.submit(&self.device, part, meter).await.map_err(external)?;
                         self.in_flight.push_back(pending);
@@ -201,10 +201,10 @@ impl DeviceStream {
                 continue;
             }
             let Some(pending) = self.in_flight.pop_front() else {
-                self.context.stage.does(Doing::Done);
+                self.context.stage.set_activity(StageActivity::Done);
                 return Ok(None);
             };
-            self.context.stage.does(Doing::WaitsForDevice);
+            self.context.stage.set_activity(StageActivity::WaitsForDevice);
             let done = pending.wait(&self.device).await.map_err(external)?;
             self.context.stage.split().statistics.lock().add(&done.statistics);
             self.context.metrics.worked(done.busy);
@@ -240,7 +240,7 @@ impl ExecutionPlan for OperatorExec {
     fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
         let resources = JobResources::of(&context)?;
         let split = resources.split(partition)?;
-        let state = resources.state_of(&split);
+        let state = resources.split_state(&split);
         let below = stages_below(self);
         let mut input = self.input.execute(partition, context)?;
         // A source prefetches by itself.
@@ -261,7 +261,7 @@ impl ExecutionPlan for OperatorExec {
         let context = SplitContext {
             split: split.split,
             dataset_split: split.dataset_split,
-            place: split.place,
+            sequence_range: split.place,
             vocabulary: Arc::clone(&resources.vocabulary),
             teacher: None,
             statistics: state.statistics.clone(),

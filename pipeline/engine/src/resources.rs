@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use datafusion::common::{Result, internal_datafusion_err};
 use datafusion::execution::TaskContext;
-use stillhouse_operators::invariants::Limits;
+use stillhouse_operators::invariants::CheckContext;
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::vocabulary::Vocabulary;
@@ -39,7 +39,7 @@ pub struct JobResources {
     /// The output to which the shards are committed.
     pub output: Output,
     /// The limits that the rows of a split must satisfy.
-    pub limits: Arc<dyn Fn(&SplitRecord) -> Limits + Send + Sync>,
+    pub limits: Arc<dyn Fn(&SplitRecord) -> CheckContext + Send + Sync>,
     /// The threads that work on splits.
     pub spawner: Spawner,
     /// Whether the operators of a split overlap, each pulled one batch ahead: true when fewer splits run at once than
@@ -52,22 +52,22 @@ pub struct JobResources {
     /// The stages of a split, in order.
     pub stages: Vec<&'static str>,
     /// The splits in progress.
-    pub at_work: SplitsAtWork,
+    pub splits_in_progress: SplitsInProgress,
 }
 
 /// The splits for which this session has open streams.
 #[derive(Debug, Default)]
-pub struct SplitsAtWork(Mutex<HashMap<SplitId, Weak<SplitState>>>);
+pub struct SplitsInProgress(Mutex<HashMap<SplitId, Weak<SplitState>>>);
 
-impl SplitsAtWork {
+impl SplitsInProgress {
     fn get(&self, split: &SplitRecord, stages: &[&'static str]) -> Arc<SplitState> {
         let mut splits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(state) = splits.get(&split.split).and_then(Weak::upgrade) {
             return state;
         }
         splits.retain(|_, state| state.strong_count() > 0);
-        let reads = split.pieces.first().map(|piece| piece.file.clone()).unwrap_or_default();
-        let state = Arc::new(SplitState::new(split.split, reads, stages));
+        let input_file = split.pieces.first().map(|piece| piece.file.clone()).unwrap_or_default();
+        let state = Arc::new(SplitState::new(split.split, input_file, stages));
         splits.insert(split.split, Arc::downgrade(&state));
         state
     }
@@ -107,8 +107,8 @@ impl JobResources {
     }
 
     /// Returns the shared state of a split in progress: its statistics and what its stages are doing.
-    pub fn state_of(&self, split: &SplitRecord) -> Arc<SplitState> {
-        self.at_work.get(split, &self.stages)
+    pub fn split_state(&self, split: &SplitRecord) -> Arc<SplitState> {
+        self.splits_in_progress.get(split, &self.stages)
     }
 
     /// Returns the device for a partition. Partitions rotate over the devices that are not lost.
@@ -150,13 +150,13 @@ mod tests {
     fn a_split_that_begins_anew_counts_from_nothing() {
         let (pieces, dataset_split) = (Vec::new(), "train".into());
         let split = SplitRecord { split: SplitId(3), dataset_split, pieces, keys: None, appended: 0, place: None };
-        let at_work = SplitsAtWork::default();
-        let before = at_work.get(&split, &["read"]);
-        assert!(Arc::ptr_eq(&before, &at_work.get(&split, &["read"])));
-        at_work.reset(split.split);
+        let splits_in_progress = SplitsInProgress::default();
+        let before = splits_in_progress.get(&split, &["read"]);
+        assert!(Arc::ptr_eq(&before, &splits_in_progress.get(&split, &["read"])));
+        splits_in_progress.reset(split.split);
         // the old attempt is still alive
-        let now = at_work.get(&split, &["read"]);
+        let now = splits_in_progress.get(&split, &["read"]);
         assert!(!Arc::ptr_eq(&before, &now));
-        assert!(at_work.all().iter().all(|state| Arc::ptr_eq(state, &now)));
+        assert!(splits_in_progress.all().iter().all(|state| Arc::ptr_eq(state, &now)));
     }
 }

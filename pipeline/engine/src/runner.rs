@@ -21,10 +21,10 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use crate::acceptance::Tally;
 use crate::device::DeviceQueue;
 use crate::device_waits::DeviceWaits;
-use crate::driver::{Driver, EventSink, SplitTask, Step, TaskSpec, Work};
+use crate::driver::{Driver, DriverEvent, EventSink, PendingSplits, SplitTask, TaskSpec};
 use crate::executor_reports::ExecutorReports;
 use crate::holdouts::Holdouts;
-use crate::resources::SplitsAtWork;
+use crate::resources::SplitsInProgress;
 use crate::session::Session;
 use crate::stage_state::SplitState;
 use crate::stall::{self, Stall, StallWatch};
@@ -68,7 +68,7 @@ pub enum Workers<'a> {
     /// In this process.
     Local {
         /// Maximum number of splits in progress at once.
-        at_once: usize,
+        max_splits: usize,
     },
     /// The executors of a cluster.
     Remote {
@@ -118,7 +118,7 @@ impl SplitRunner {
     }
 
     /// Whether this run has committed a split.
-    pub fn has_made(&self, split: SplitId) -> bool {
+    pub fn has_committed(&self, split: SplitId) -> bool {
         lock(&self.committed_splits).contains(&split)
     }
 
@@ -128,7 +128,7 @@ impl SplitRunner {
     }
 
     /// Adds a plan whose metrics count as progress.
-    pub fn measures(&self, plan: &Arc<dyn ExecutionPlan>) {
+    pub fn add_plan(&self, plan: &Arc<dyn ExecutionPlan>) {
         lock(&self.plans).push(Arc::clone(plan));
     }
 
@@ -138,16 +138,16 @@ impl SplitRunner {
     /// When a split fails, when the job can no longer be accepted ([`Tally`]), or when a holdout ends up empty.
     pub async fn run(&self, session: &Session, workers: Workers<'_>, tally: &Tally<'_>, began: Instant) -> Result<()> {
         self.holdouts.check()?;
-        self.measures(&session.plan);
+        self.add_plan(&session.plan);
         let is_remote = matches!(workers, Workers::Remote { .. });
-        let work = Work {
+        let work = PendingSplits {
             splits: session.splits().iter().map(|split| self.task(split)).collect(),
             output: self.output.clone(),
             stop: Arc::clone(&self.stop),
         };
         let emit = |event| self.handle_event(event, tally);
         let work = match &workers {
-            Workers::Local { at_once } => run_locally(session, *at_once, &work, &emit).boxed(),
+            Workers::Local { max_splits } => run_locally(session, *max_splits, &work, &emit).boxed(),
             Workers::Remote { driver, spec } => driver.drive(spec, &work, &emit),
         };
         tokio::pin!(work);
@@ -163,11 +163,11 @@ impl SplitRunner {
                     return result;
                 }
                 _ = ticks.tick() => {
-                    let at_work = &session.resources.at_work;
-                    self.sample_device_waits(at_work);
+                    let splits_in_progress = &session.resources.splits_in_progress;
+                    self.sample_device_waits(splits_in_progress);
                     let progress = self.progress(began);
                     match is_remote {
-                        false => self.report_local_stall(&mut watch, &progress, at_work),
+                        false => self.report_local_stall(&mut watch, &progress, splits_in_progress),
                         true => self.report_remote_stall(&mut watch, &progress),
                     }
                     self.observer.event(&Event::Progress(progress));
@@ -182,11 +182,11 @@ impl SplitRunner {
     }
 
     /// Reports what each split waits for when nothing has moved in this process for a while.
-    fn report_local_stall(&self, watch: &mut StallWatch, progress: &Progress, at_work: &SplitsAtWork) {
+    fn report_local_stall(&self, watch: &mut StallWatch, progress: &Progress, splits_in_progress: &SplitsInProgress) {
         let at_work: BTreeMap<SplitId, Arc<SplitState>> =
-            at_work.all().into_iter().map(|state| (state.split, state)).collect();
+            splits_in_progress.all().into_iter().map(|state| (state.split, state)).collect();
         let rows = at_work.iter().map(|(split, state)| (*split, state.rows()));
-        let input_and_stages = |split| at_work.get(&split).map(|state| (state.reads.clone(), state.statuses()));
+        let input_and_stages = |split| at_work.get(&split).map(|state| (state.input_file.clone(), state.statuses()));
         self.report_stall(watch, movement(progress) + progress.store_requests, rows, input_and_stages);
     }
 
@@ -231,7 +231,7 @@ impl SplitRunner {
             splits_done: get(&self.committed),
             splits: self.splits.len() as u64,
             store_requests: requests.sent,
-            store_retries: requests.again,
+            store_retries: requests.retries,
             bytes: get(&self.bytes),
             devices: self.devices.len() as u64,
             ..Progress::default()
@@ -245,26 +245,26 @@ impl SplitRunner {
     }
 
     /// Samples which stages the idle devices of this process are waiting for.
-    pub fn sample_device_waits(&self, at_work: &SplitsAtWork) {
+    pub fn sample_device_waits(&self, splits_in_progress: &SplitsInProgress) {
         let idle = self.devices.iter().filter(|device| device.is_idle() && !device.is_lost()).count();
-        let states = at_work.all();
+        let states = splits_in_progress.all();
         let stages: Vec<&str> = states.iter().flat_map(|state| state.working_stages()).collect();
         lock(&self.device_waits).sample(Instant::now(), idle, &stages);
     }
 
     /// Counts and reports an event; returns an error when the run must stop because of it.
-    fn handle_event(&self, event: Step, tally: &Tally<'_>) -> Result<()> {
+    fn handle_event(&self, event: DriverEvent, tally: &Tally<'_>) -> Result<()> {
         match event {
-            Step::Begun { split, dataset_split, executor } => {
+            DriverEvent::SplitStarted { split, dataset_split, executor } => {
                 self.observer.event(&Event::SplitStarted { split, dataset_split, executor });
             }
-            Step::AtWork(reports) => {
+            DriverEvent::WorkerReports(reports) => {
                 if let Some(executor_reports) = &self.executor_reports {
                     lock(executor_reports).update(reports, Instant::now());
                 }
             }
-            Step::Warning(message) => self.observer.event(&Event::Warning { message }),
-            Step::Made(record) => {
+            DriverEvent::Warning(message) => self.observer.event(&Event::Warning { message }),
+            DriverEvent::Committed(record) => {
                 self.count_committed(&record)?;
                 if let Some(message) = tally.add_committed(&record)? {
                     self.observer.event(&Event::Warning { message });
@@ -305,12 +305,12 @@ fn movement(progress: &Progress) -> u64 {
     progress.stages.iter().map(|stage| stage.rows).sum::<u64>() + progress.splits_done + progress.teacher_tokens
 }
 
-/// Makes the splits in this process, `at_once` at a time. After a failure it stops the others and waits for them, so
+/// Makes the splits in this process, `max_splits` at a time. After a failure it stops the others and waits for them, so
 /// that nothing is written after it returns.
-async fn run_locally(session: &Session, at_once: usize, work: &Work, emit: EventSink<'_>) -> Result<()> {
+async fn run_locally(session: &Session, max_splits: usize, work: &PendingSplits, emit: EventSink<'_>) -> Result<()> {
     let mut splits = futures::stream::iter(0..work.splits.len())
         .map(|partition| run_split_locally(session, work, partition, emit))
-        .buffer_unordered(at_once);
+        .buffer_unordered(max_splits);
     let mut failure = None;
     while let Some(result) = splits.next().await {
         if let Err(e) = result {
@@ -322,15 +322,20 @@ async fn run_locally(session: &Session, at_once: usize, work: &Work, emit: Event
     failure.map_or(Ok(()), Err)
 }
 
-async fn run_split_locally(session: &Session, work: &Work, partition: usize, emit: EventSink<'_>) -> Result<()> {
+async fn run_split_locally(
+    session: &Session,
+    work: &PendingSplits,
+    partition: usize,
+    emit: EventSink<'_>,
+) -> Result<()> {
     if work.stop.load(Ordering::Relaxed) || session.resources.has_failed.load(Ordering::Relaxed) {
         return Ok(());
     }
     let SplitTask { split, dataset_split, .. } = work.splits[partition].clone();
-    emit(Step::Begun { split, dataset_split, executor: None })?;
-    let warn = |message| drop(emit(Step::Warning(message)));
+    emit(DriverEvent::SplitStarted { split, dataset_split, executor: None })?;
+    let warn = |message| drop(emit(DriverEvent::Warning(message)));
     for record in session.execute(partition, &warn).await? {
-        emit(Step::Made(Box::new(record)))?;
+        emit(DriverEvent::Committed(Box::new(record)))?;
     }
     Ok(())
 }

@@ -40,8 +40,8 @@ impl Session {
     /// As [`stillhouse_source::Store::register`].
     pub fn new(plan: Arc<dyn ExecutionPlan>, resources: JobResources, engine: &Engine) -> Result<Self, PipelineError> {
         let resources = Arc::new(resources);
-        let runtime = runtime(engine).map_err(PipelineError::of_plan)?;
-        resources.store.register(&runtime).map_err(PipelineError::of_plan)?;
+        let runtime = runtime(engine).map_err(PipelineError::from_plan)?;
+        resources.store.register(&runtime).map_err(PipelineError::from_plan)?;
         let config = SessionConfig::new().with_extension(Arc::clone(&resources));
         let context = SessionContext::new_with_config_rt(config, runtime).task_ctx();
         Ok(Self { plan, resources, context })
@@ -83,7 +83,7 @@ impl Session {
             loop {
                 let lost_before = resources.lost_devices();
                 if let Some(split) = split {
-                    resources.at_work.reset(split);
+                    resources.splits_in_progress.reset(split);
                 }
                 let made = async { plan.execute(partition, Arc::clone(&context))?.try_collect::<Vec<_>>().await }.await;
                 // If a device was lost, another one makes the whole split again.
@@ -105,10 +105,10 @@ impl Session {
         }
         let batches = made
             .map_err(|e| PipelineError::caused(ErrorKind::Output, stopped(), e))?
-            .map_err(PipelineError::of_plan)?;
+            .map_err(PipelineError::from_plan)?;
         let mut made = Vec::new();
         for batch in &batches {
-            made.append(&mut records(batch).map_err(PipelineError::of_plan)?);
+            made.append(&mut records(batch).map_err(PipelineError::from_plan)?);
         }
         Ok(made)
     }

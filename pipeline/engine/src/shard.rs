@@ -32,7 +32,7 @@ use parquet::schema::types::ColumnPath;
 use sender::Sender;
 use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_operators::invariants::{self, Limits};
+use stillhouse_operators::invariants::{self, CheckContext};
 use stillhouse_operators::rows::ListRows;
 use stillhouse_output::{Output, Staged};
 use stillhouse_schemas::columns;
@@ -42,7 +42,7 @@ use stillhouse_schemas::spec::Output as OutputSpec;
 use tokio::runtime::Handle;
 
 use crate::node_metrics::NodeMetrics;
-use crate::stage_state::{Doing, StageState};
+use crate::stage_state::{StageActivity, StageState};
 
 /// Tokens per data page. A trainer reads single rows and short runs of rows at random, and must read every page that
 /// holds them.
@@ -69,7 +69,7 @@ pub struct WriteOptions<'a> {
     /// Sizes and compression.
     pub spec: &'a OutputSpec,
     /// The limits that its rows must satisfy.
-    pub limits: &'a Limits,
+    pub limits: &'a CheckContext,
     /// Names the split in messages.
     pub context: &'a str,
     /// Ends the work when set.
@@ -107,7 +107,7 @@ pub async fn write(
     match encoded {
         Ok(Encoded { rows, tokens, column_bytes, footer }) => {
             let staged = sender.finish().await.map_err(|e| write_error(ParquetError::External(Box::new(e))))?;
-            metrics.put_out(0, usize::try_from(staged.bytes).unwrap_or(usize::MAX));
+            metrics.count_output(0, usize::try_from(staged.bytes).unwrap_or(usize::MAX));
             Ok(WrittenShard { staged, rows, tokens, column_bytes, footer })
         }
         Err(e) => {
@@ -219,9 +219,9 @@ async fn encode_all(
     let limit = spec.row_group_megabytes as usize * 1_000_000;
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
     loop {
-        stage.does(Doing::WaitsForInput);
+        stage.set_activity(StageActivity::WaitsForInput);
         let next = batches.next().await;
-        stage.does(Doing::Works);
+        stage.set_activity(StageActivity::Works);
         let Some(batch) = next else { break };
         let batch = batch.map_err(|e| PipelineError::from_stage(context, e))?;
         if cfg!(debug_assertions) {
@@ -243,8 +243,8 @@ async fn encode_all(
             writer.encoder.write(&batch).map_err(write_error)?;
             let size = writer.encoder.memory_size();
             write_options.memory.try_resize(size).map_err(|e| out_of_memory(&e, size, context))?;
-            metrics.put_out(batch.num_rows(), 0);
-            stage.put_out(batch.num_rows());
+            metrics.count_output(batch.num_rows(), 0);
+            stage.count_output(batch.num_rows());
             metrics.worked_since(began);
         }
     }
@@ -273,9 +273,10 @@ fn out_of_memory(error: &DataFusionError, bytes: usize, context: &str) -> Pipeli
     PipelineError::new(ErrorKind::Usage, message)
 }
 
-fn check_invariants(batch: &RecordBatch, limits: &Limits, context: &str) -> Result<()> {
-    let broken = invariants::check(batch, limits).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
-    match broken.first() {
+fn check_invariants(batch: &RecordBatch, limits: &CheckContext, context: &str) -> Result<()> {
+    let violations =
+        invariants::check(batch, limits).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
+    match violations.first() {
         None => Ok(()),
         Some(first) => Err(PipelineError::new(
             ErrorKind::DataSet,
@@ -299,11 +300,11 @@ fn logical_bytes(batch: &RecordBatch) -> usize {
 
 fn count_tokens(batch: &RecordBatch) -> Result<u64, arrow::error::ArrowError> {
     if batch.column_by_name(columns::ATTENTION_MASK).is_some() {
-        let mask = ListRows::of(batch, columns::ATTENTION_MASK)?;
+        let mask = ListRows::from_batch(batch, columns::ATTENTION_MASK)?;
         let values = mask.values::<BooleanArray>(columns::ATTENTION_MASK)?;
         return Ok((0..mask.len()).flat_map(|r| mask.range(r)).filter(|&i| values.value(i)).count() as u64);
     }
-    let ids = ListRows::of(batch, columns::INPUT_IDS)?;
+    let ids = ListRows::from_batch(batch, columns::INPUT_IDS)?;
     Ok((0..ids.len()).map(|r| ids.range(r).len() as u64).sum())
 }
 

@@ -18,7 +18,7 @@ use stillhouse_schemas::spec::Output as OutputSpec;
 use crate::node_metrics::{NodeMetrics, properties};
 use crate::resources::JobResources;
 use crate::shard::{self, WriteOptions};
-use crate::stage_state::{Doing, StageState};
+use crate::stage_state::{StageActivity, StageState};
 use crate::stages_below;
 
 /// The shards to write and how to write them.
@@ -36,7 +36,7 @@ pub struct Shard {
     /// File name under `data/`.
     pub name: String,
     /// The record that the shard must reproduce, if it is made again.
-    pub was: Option<ShardRecord>,
+    pub expected_record: Option<ShardRecord>,
 }
 
 /// Writes and commits one shard per partition, and emits one row per shard.
@@ -153,7 +153,7 @@ impl ShardTask {
             metrics: &metrics,
             stage: &stage,
             // A shard that is made again gets no checksums if the original had none.
-            checksums: shard.was.as_ref().is_none_or(|was| was.footer.is_some()),
+            checksums: shard.expected_record.as_ref().is_none_or(|was| was.footer.is_some()),
         };
         let written = shard::write(&resources.output, &shard.name, batches, write_options).await?;
         memory.free();
@@ -172,7 +172,7 @@ impl ShardTask {
         };
         let output = resources.output.clone();
         let commit = async move {
-            match shard.was {
+            match shard.expected_record {
                 Some(was) => output.replace(written.staged, &record, &was).await.map(|()| was),
                 None => output.commit(written.staged, record).await,
             }
@@ -180,7 +180,7 @@ impl ShardTask {
         let committed = resources.store.handle.spawn(commit).await;
         let record = committed
             .map_err(|_| PipelineError::new(ErrorKind::Output, "the commit stopped: a fault of this program"))??;
-        stage.does(Doing::Done);
+        stage.set_activity(StageActivity::Done);
         Ok(record)
     }
 }
@@ -219,7 +219,7 @@ impl ExecutionPlan for ShardSinkExec {
         let Some(shard) = self.shards.shards.get(partition).cloned() else {
             return internal_err!("ShardSinkExec has {} partitions, asked for {partition}", self.shards.shards.len());
         };
-        let stage = StageState::new(&resources.state_of(&split), stages_below(self));
+        let stage = StageState::new(&resources.split_state(&split), stages_below(self));
         let memory = MemoryConsumer::new(format!("ShardSinkExec[{partition}]")).register(context.memory_pool());
         // Encoding a batch overlaps with making the next one even if only one split is in progress.
         let input = self.input.execute(partition, context)?;
@@ -229,7 +229,7 @@ impl ExecutionPlan for ShardSinkExec {
         let made = async move {
             let split = task.split.split;
             let record = task.run(spawner.ahead(input)).await;
-            let record = record.map_err(|e| DataFusionError::External(Box::new(e.of_split(split))))?;
+            let record = record.map_err(|e| DataFusionError::External(Box::new(e.with_split(split))))?;
             row(&record)
         };
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), futures::stream::once(made))))

@@ -22,7 +22,7 @@ use stillhouse_source::{InputFile, Listing, SourceError, SplitReader};
 use crate::node_metrics::{NodeMetrics, properties};
 use crate::pool::Task;
 use crate::resources::JobResources;
-use crate::stage_state::{Doing, StageState};
+use crate::stage_state::{StageActivity, StageState};
 
 /// The input of a job and its splits.
 #[derive(Debug, Clone)]
@@ -88,13 +88,13 @@ impl SplitStream {
         let (metrics, stage) = (Arc::clone(&self.metrics), self.stage.clone());
         let resources = Arc::clone(&self.resources);
         self.step = Some(self.resources.spawner.step(move || {
-            stage.does(Doing::Works);
+            stage.set_activity(StageActivity::Works);
             let began = Instant::now();
             let batch = reader.next().transpose();
             // Set it now, not when the operators receive the error: other splits could begin until then.
             resources.has_failed.fetch_or(batch.is_err(), Ordering::Relaxed);
             metrics.worked_since(began);
-            stage.does(Doing::WaitsForConsumer);
+            stage.set_activity(StageActivity::WaitsForConsumer);
             (reader, batch)
         }));
     }
@@ -105,15 +105,15 @@ impl SplitStream {
         let (reader, batch) = step.wait().await.map_err(stopped)?;
         match batch.map_err(|e| DataFusionError::External(Box::new(e)))? {
             Some(batch) => {
-                self.metrics.put_out(batch.num_rows(), batch.get_array_memory_size());
-                self.stage.put_out(batch.num_rows());
+                self.metrics.count_output(batch.num_rows(), batch.get_array_memory_size());
+                self.stage.count_output(batch.num_rows());
                 self.start_reading(reader);
                 Ok(Some((batch, self)))
             }
             None => {
-                self.stage.does(Doing::Done);
+                self.stage.set_activity(StageActivity::Done);
                 let summary = reader.summary();
-                self.stage.split().note_input(summary.sha256.clone());
+                self.stage.split().set_input_sha256(summary.sha256.clone());
                 let mut statistics = self.stage.split().statistics.lock();
                 for (reason, n) in &summary.skipped {
                     *statistics.skipped.entry(reason.clone()).or_default() += n;
@@ -138,7 +138,7 @@ impl ExecutionPlan for SplitsExec {
             return internal_err!("SplitsExec has {} partitions, asked for {partition}", splits.len());
         };
         let resources = JobResources::of(&context)?;
-        let state = resources.state_of(split);
+        let state = resources.split_state(split);
         if let Some((first, skipped)) = &self.corpus.query_skipped
             && *first == split.split
         {
@@ -167,7 +167,7 @@ mod tests {
     use std::time::Duration;
 
     use futures::StreamExt;
-    use stillhouse_operators::invariants::Limits;
+    use stillhouse_operators::invariants::CheckContext;
     use stillhouse_operators::vocabulary::Vocabulary;
     use stillhouse_output::Output;
     use stillhouse_schemas::manifest::{Piece, Range};
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
     use crate::pool::Pool;
-    use crate::resources::{SplitsAtWork, stages};
+    use crate::resources::{SplitsInProgress, stages};
     use crate::session::Session;
 
     /// A session that reads this number of documents without text as one split.
@@ -197,16 +197,16 @@ mod tests {
         let resources = JobResources {
             splits,
             store: Store::local(Handle::current()),
-            vocabulary: Arc::new(Vocabulary::of_numbers(2, "none").unwrap()),
+            vocabulary: Arc::new(Vocabulary::for_numbers(2, "none").unwrap()),
             devices: Vec::new(),
             output: Output::on_disk("no such folder").unwrap(),
-            limits: Arc::new(|_: &SplitRecord| -> Limits { panic!("no row is written") }),
+            limits: Arc::new(|_: &SplitRecord| -> CheckContext { panic!("no row is written") }),
             spawner: pool.spawner().unwrap(),
             operators_overlap: false,
             has_failed: AtomicBool::new(false),
             stop: Arc::default(),
             stages: stages(&[]),
-            at_work: SplitsAtWork::default(),
+            splits_in_progress: SplitsInProgress::default(),
         };
         Session::new(Arc::new(SplitsExec::new(corpus)), resources, &Engine::default()).unwrap()
     }
@@ -216,7 +216,7 @@ mod tests {
         let pool = Pool::new(1).unwrap();
         let session = session(20_000, &pool);
         let mut rows = session.rows(0).unwrap();
-        let states = session.resources.at_work.all();
+        let states = session.resources.splits_in_progress.all();
         let read = || states[0].statuses()[0].clone();
         assert!(rows.next().await.unwrap().unwrap().num_rows() > 0);
         let waits = async {

@@ -14,9 +14,9 @@ use crate::node_metrics::NodeMetrics;
 /// What a stage of a split is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Doing {
+pub enum StageActivity {
     /// Has not begun.
-    Nothing,
+    NotStarted,
     /// Computes, reads or writes.
     Works,
     /// Waits for a batch of the previous stage.
@@ -29,13 +29,13 @@ pub enum Doing {
     Done,
 }
 
-impl Doing {
+impl StageActivity {
     const ALL: [Self; 6] =
-        [Self::Nothing, Self::Works, Self::WaitsForInput, Self::WaitsForDevice, Self::WaitsForConsumer, Self::Done];
+        [Self::NotStarted, Self::Works, Self::WaitsForInput, Self::WaitsForDevice, Self::WaitsForConsumer, Self::Done];
 
     fn description(self) -> &'static str {
         match self {
-            Self::Nothing => "has not begun",
+            Self::NotStarted => "has not begun",
             Self::Works => "is at work",
             Self::WaitsForInput => "waits for the stage before it",
             Self::WaitsForDevice => "waits for the device",
@@ -49,7 +49,7 @@ impl Doing {
 struct Stage {
     name: &'static str,
     rows: AtomicU64,
-    doing: AtomicU8,
+    activity: AtomicU8,
 }
 
 /// A split in progress. Plan nodes find it in the session by the split's number. It lives as long as one of their
@@ -59,7 +59,7 @@ pub struct SplitState {
     /// The split's number.
     pub split: SplitId,
     /// The first input file that it reads.
-    pub reads: String,
+    pub input_file: String,
     /// Statistics for the shard's record.
     pub statistics: SharedStatistics,
     /// SHA-256 checksums of the input, set once all of it is read.
@@ -70,12 +70,15 @@ pub struct SplitState {
 
 impl SplitState {
     /// A new split that reads the file `reads` and has these stages.
-    pub fn new(split: SplitId, reads: String, stages: &[&'static str]) -> Self {
-        let stage =
-            |name: &&'static str| Stage { name, rows: AtomicU64::new(0), doing: AtomicU8::new(Doing::Nothing as u8) };
+    pub fn new(split: SplitId, input_file: String, stages: &[&'static str]) -> Self {
+        let stage = |name: &&'static str| Stage {
+            name,
+            rows: AtomicU64::new(0),
+            activity: AtomicU8::new(StageActivity::NotStarted as u8),
+        };
         Self {
             split,
-            reads,
+            input_file,
             statistics: SharedStatistics::default(),
             input_sha256: Mutex::default(),
             stages: stages.iter().map(stage).collect(),
@@ -95,7 +98,7 @@ impl SplitState {
     }
 
     /// Sets the checksums of the input.
-    pub fn note_input(&self, sha256: Vec<String>) {
+    pub fn set_input_sha256(&self, sha256: Vec<String>) {
         *self.input_sha256.lock().unwrap_or_else(PoisonError::into_inner) = sha256;
     }
 
@@ -111,7 +114,7 @@ impl SplitState {
 
     /// Returns the names of the stages that are working.
     pub fn working_stages(&self) -> impl Iterator<Item = &'static str> {
-        let is_working = |stage: &&Stage| stage.doing.load(Ordering::Relaxed) == Doing::Works as u8;
+        let is_working = |stage: &&Stage| stage.activity.load(Ordering::Relaxed) == StageActivity::Works as u8;
         self.stages.iter().filter(is_working).map(|stage| stage.name)
     }
 
@@ -120,9 +123,9 @@ impl SplitState {
         let status = |stage: &Stage| StageStatus {
             name: stage.name.to_owned(),
             rows: stage.rows.load(Ordering::Relaxed),
-            doing: Doing::ALL
-                .get(usize::from(stage.doing.load(Ordering::Relaxed)))
-                .map_or("", |doing| doing.description())
+            doing: StageActivity::ALL
+                .get(usize::from(stage.activity.load(Ordering::Relaxed)))
+                .map_or("", |activity| activity.description())
                 .to_owned(),
         };
         self.stages.iter().map(status).collect()
@@ -164,14 +167,14 @@ impl StageState {
     }
 
     /// Sets what the stage is doing.
-    pub fn does(&self, doing: Doing) {
+    pub fn set_activity(&self, activity: StageActivity) {
         if let Some(stage) = self.split.stages.get(self.stage) {
-            stage.doing.store(doing as u8, Ordering::Relaxed);
+            stage.activity.store(activity as u8, Ordering::Relaxed);
         }
     }
 
     /// Counts rows that the stage has emitted.
-    pub fn put_out(&self, rows: usize) {
+    pub fn count_output(&self, rows: usize) {
         if let Some(stage) = self.split.stages.get(self.stage) {
             stage.rows.fetch_add(rows as u64, Ordering::Relaxed);
         }

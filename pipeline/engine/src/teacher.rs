@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result, with_causes};
-use stillhouse_noise::Extraction;
+use stillhouse_noise::ExtractionSpec;
 use stillhouse_schemas::spec::{Dtype, TeacherSpec};
 use stillhouse_teacher::{LoadOptions, Precision, Teacher, TeacherError};
 
@@ -31,7 +31,7 @@ pub struct TeacherLoader<'a> {
     /// Longest sequence, in tokens.
     pub length: usize,
     /// What the device computes of the logits itself; `None` for logits alone.
-    pub extraction: Option<Extraction>,
+    pub extraction: Option<ExtractionSpec>,
     /// Whether the run's own process decided the tokens of a pass, as it does for executors of a cluster.
     pub of_run: bool,
 }
@@ -58,9 +58,9 @@ impl TeacherLoader<'_> {
         };
         stillhouse_teacher::load(self.path, &options).map(Arc::from).map_err(|error| {
             // another executor may have more memory
-            let of_place = self.of_run && pass_tokens.is_some() && matches!(error, TeacherError::Device { .. });
+            let machine_specific = self.of_run && pass_tokens.is_some() && matches!(error, TeacherError::Device { .. });
             let error = teacher_error(error);
-            if of_place { error.of_place() } else { error }
+            if machine_specific { error.machine_specific() } else { error }
         })
     }
 }
@@ -70,7 +70,7 @@ pub fn teacher_error(e: TeacherError) -> PipelineError {
     let message = format!("teacher: {}", with_causes(e.to_string(), e.source()));
     let error = PipelineError::new(ErrorKind::Model, message);
     // too little memory, a missing device, or a CPU without the instructions: another machine may have them
-    if matches!(e, TeacherError::Device { .. }) { error.of_place() } else { error }
+    if matches!(e, TeacherError::Device { .. }) { error.machine_specific() } else { error }
 }
 
 /// The arithmetic of a dtype; `None` for `auto`, and for what this version no longer computes.

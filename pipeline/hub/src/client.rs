@@ -135,7 +135,7 @@ impl Client {
             settings = trusted.into_iter().fold(settings, reqwest::blocking::ClientBuilder::add_root_certificate);
         }
         let client_error = |e: reqwest::Error| {
-            let (_, why) = storage::breakage(&e);
+            let (_, why) = storage::classify_no_response(&e);
             PipelineError::new(ErrorKind::Usage, format!("no connection to the hub can be made: {why}"))
         };
         Ok(Self {
@@ -357,7 +357,7 @@ impl Client {
 
     /// Describes a request without a response. Shows the host only, because storage URLs are signed.
     fn transport_failure(&self, url: &Url, error: &(dyn Error + 'static)) -> Failure {
-        let (why, text) = storage::breakage(error);
+        let (why, text) = storage::classify_no_response(error);
         let message = format!("the hub cannot be reached: {}: {text}", host(url));
         match why.is_transient() {
             true => Failure::transient(message),
@@ -393,5 +393,5 @@ fn requested_wait(headers: &HeaderMap) -> Option<Duration> {
         let seconds = parts.contains(&"r=0").then(|| parts.iter().find_map(|part| part.strip_prefix("t=")))??;
         seconds.trim().parse().ok().map(Duration::from_secs)
     };
-    storage::asked_wait(headers).or_else(limit)
+    storage::retry_after(headers).or_else(limit)
 }

@@ -145,7 +145,7 @@ impl Download<'_> {
                 Ok(count) => count,
                 Err(e) if e.kind() == IoErrorKind::Interrupted => continue,
                 Err(e) => {
-                    let (_, why) = storage::breakage(&e);
+                    let (_, why) = storage::classify_no_response(&e);
                     return Err(Failure::transient(format!("{:?} of {}: {why}", self.name, self.reference)));
                 }
             };

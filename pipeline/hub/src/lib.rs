@@ -46,7 +46,7 @@ use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
 /// The purpose of a fetch, which determines the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum FetchPurpose {
     /// `tokenizer.json`, and the accompanying files that name special tokens.
     Tokenizer,
     /// `config.json`, the weights as safetensors, and the tokenizer's files that exist.
@@ -70,7 +70,7 @@ pub struct Fetched {
 ///
 /// # Errors
 /// Those of [`HubConfig::from_env`] and [`Hub::fetch`].
-pub fn fetch(reference: &HubRef, purpose: Wanted, progress: Progress<'_>) -> Result<Fetched> {
+pub fn fetch(reference: &HubRef, purpose: FetchPurpose, progress: Progress<'_>) -> Result<Fetched> {
     Hub::new(HubConfig::from_env()?).fetch(reference, purpose, progress)
 }
 
@@ -94,7 +94,7 @@ impl Hub {
     /// # Errors
     /// `Usage` for problems that the user must fix: no such repository, revision or file; gated or private; no
     /// safetensors. `Model` for all others, retryable if the network or the local disk failed.
-    pub fn fetch(&self, reference: &HubRef, purpose: Wanted, progress: Progress<'_>) -> Result<Fetched> {
+    pub fn fetch(&self, reference: &HubRef, purpose: FetchPurpose, progress: Progress<'_>) -> Result<Fetched> {
         let repo = CachedRepo::new(&self.config.cache, reference.repo());
         let cached = repo.cached_commit(reference.revision());
         let coverage = cached
@@ -129,7 +129,7 @@ impl Hub {
     /// # Errors
     /// `Usage` for problems that the user must fix, as in [`Hub::fetch`]. Any other kind means that the hub did not
     /// answer, so nothing is known about the reference.
-    pub fn look(&self, reference: &HubRef, purpose: Wanted) -> Result<()> {
+    pub fn check(&self, reference: &HubRef, purpose: FetchPurpose) -> Result<()> {
         let repo = CachedRepo::new(&self.config.cache, reference.repo());
         let cached = repo.cached_commit(reference.revision());
         let coverage = cached.map_or(CacheCoverage::Insufficient, |commit| {
@@ -146,11 +146,11 @@ impl Hub {
         selection::select_files(&listing.files, reference, purpose).map(drop)
     }
 
-    fn not_cached(&self, reference: &HubRef, purpose: Wanted) -> PipelineError {
+    fn not_cached(&self, reference: &HubRef, purpose: FetchPurpose) -> PipelineError {
         let missing = match (reference.file(), purpose) {
             (Some(_), _) => "the file is",
-            (None, Wanted::Tokenizer) => "its tokenizer.json is",
-            (None, Wanted::Teacher) => "its config.json and all its safetensors are",
+            (None, FetchPurpose::Tokenizer) => "its tokenizer.json is",
+            (None, FetchPurpose::Teacher) => "its config.json and all its safetensors are",
         };
         PipelineError::new(
             ErrorKind::Usage,
@@ -167,7 +167,7 @@ fn download_missing(
     client: &Client,
     repo: &CachedRepo,
     reference: &HubRef,
-    purpose: Wanted,
+    purpose: FetchPurpose,
     listing: &Listing,
     progress: Progress<'_>,
 ) -> Result<Fetched> {

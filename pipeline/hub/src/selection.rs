@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 
-use super::Wanted;
+use super::FetchPurpose;
 use super::cache::CachedRepo;
 use super::reference::{HubRef, check_file, is_gguf};
 
@@ -40,7 +40,7 @@ pub(super) struct FileSelection {
 }
 
 /// Chooses from the file list of the hub.
-pub(super) fn select_files(names: &[String], reference: &HubRef, purpose: Wanted) -> Result<FileSelection> {
+pub(super) fn select_files(names: &[String], reference: &HubRef, purpose: FetchPurpose) -> Result<FileSelection> {
     let has = |name: &str| names.iter().any(|n| n == name);
     let usage_error = |problem: &str, hint: &str| {
         Err(PipelineError::new(
@@ -59,19 +59,19 @@ pub(super) fn select_files(names: &[String], reference: &HubRef, purpose: Wanted
     let (present, absent): (Vec<_>, Vec<_>) = SIDECAR_FILES.into_iter().partition(|name| has(name));
     let mut files: Vec<String> = present.into_iter().map(str::to_owned).collect();
     match purpose {
-        Wanted::Tokenizer if !has(TOKENIZER) => return usage_error("has no tokenizer.json", gguf_hint),
-        Wanted::Teacher if !has(CONFIG) => return usage_error("has no config.json", gguf_hint),
-        Wanted::Teacher if has(ADAPTER) => {
+        FetchPurpose::Tokenizer if !has(TOKENIZER) => return usage_error("has no tokenizer.json", gguf_hint),
+        FetchPurpose::Teacher if !has(CONFIG) => return usage_error("has no config.json", gguf_hint),
+        FetchPurpose::Teacher if has(ADAPTER) => {
             let problem = format!(
                 "has an {ADAPTER} beside the model, and adapters are not loaded: merge it into the weights first"
             );
             return usage_error(&problem, "");
         }
-        Wanted::Tokenizer => {}
+        FetchPurpose::Tokenizer => {}
         // The order in which the teacher looks for its weights.
-        Wanted::Teacher if has(INDEX) => files.push(INDEX.to_owned()),
-        Wanted::Teacher if has(WEIGHTS) => files.push(WEIGHTS.to_owned()),
-        Wanted::Teacher => {
+        FetchPurpose::Teacher if has(INDEX) => files.push(INDEX.to_owned()),
+        FetchPurpose::Teacher if has(WEIGHTS) => files.push(WEIGHTS.to_owned()),
+        FetchPurpose::Teacher => {
             let mut weights: Vec<_> = names.iter().filter(|n| is_root_safetensors(n)).cloned().collect();
             if weights.is_empty() {
                 return usage_error("has no weights as safetensors, and pickled ones are not read", gguf_hint);
@@ -97,14 +97,19 @@ pub(super) fn read_shards(index: &Path, names: &[String], reference: &HubRef) ->
 }
 
 /// Returns how much of the wanted files of a commit the cache has.
-pub(super) fn cache_coverage(repo: &CachedRepo, commit: &str, reference: &HubRef, purpose: Wanted) -> CacheCoverage {
+pub(super) fn cache_coverage(
+    repo: &CachedRepo,
+    commit: &str,
+    reference: &HubRef,
+    purpose: FetchPurpose,
+) -> CacheCoverage {
     let has = |name: &str| repo.has_file(commit, name);
     if let Some(file) = reference.file() {
         return if has(file) { CacheCoverage::All } else { CacheCoverage::Insufficient };
     }
     let required = match purpose {
-        Wanted::Tokenizer => has(TOKENIZER),
-        Wanted::Teacher => has(CONFIG) && has_cached_weights(repo, commit),
+        FetchPurpose::Tokenizer => has(TOKENIZER),
+        FetchPurpose::Teacher => has(CONFIG) && has_cached_weights(repo, commit),
     };
     match required {
         false => CacheCoverage::Insufficient,

@@ -69,7 +69,7 @@ impl Output {
 
     async fn commit_file(&self, staged: &Path, shard: ShardRecord) -> Result<ShardRecord> {
         let _held = self.lock_commits().await?;
-        self.still_ours().await?;
+        self.check_ownership().await?;
         let name = split_record(shard.split);
         self.sync(staged.as_ref()).await?;
         match self.rename_if_free(staged, &Path::from(shard.path.as_str())).await {
@@ -120,7 +120,7 @@ impl Output {
     }
 
     async fn commit_upload(&self, path: &Path, record: CommitRecord) -> Result<ShardRecord> {
-        if let Err(e) = self.still_ours().await {
+        if let Err(e) = self.check_ownership().await {
             self.abort_upload(path, &record).await;
             return Err(e);
         }
@@ -187,7 +187,7 @@ impl Output {
         }
         // As for a commit: a run that takes over the output waits for workers between their check and their rename.
         let _held = self.lock_commits().await?;
-        self.still_ours().await?;
+        self.check_ownership().await?;
         let outcome = match (&staged.kind, &self.backend) {
             (StagedKind::Disk(staged), _) => {
                 self.sync(staged.as_ref()).await?;
@@ -234,7 +234,7 @@ impl Output {
     /// # Errors
     /// When the store rejects it, or when another run has taken over the output.
     pub async fn record(&self, shard: &ShardRecord) -> Result<String> {
-        self.still_ours().await?;
+        self.check_ownership().await?;
         let name = split_record(shard.split);
         let record = CommitRecord { job_hash: self.job_hash.clone(), shard: shard.clone(), upload: None };
         self.put_json(&name, &record).await?;
@@ -244,7 +244,7 @@ impl Output {
     /// Removes a record whose upload no longer exists, unless another record has replaced it.
     pub(super) async fn remove_stale_record(&self, record: &CommitRecord) -> Result<()> {
         let name = split_record(record.shard.split);
-        self.still_ours().await?;
+        self.check_ownership().await?;
         match self.get_json::<CommitRecord>(&name).await? {
             Some(now) if now == *record => self.delete(&name).await,
             _ => Ok(()),
@@ -326,7 +326,7 @@ fn is_upload_gone(error: &object_store::Error) -> bool {
         // object_store's in-memory store has no specific error for it.
         object_store::Error::Generic { store: "InMemory", .. } => true,
         // Azure: the blocks never existed or no longer do.
-        _ => storage::find_failure(error).is_some_and(|failure| match &failure.outcome {
+        _ => storage::find_transport_error(error).is_some_and(|failure| match &failure.outcome {
             storage::Outcome::Refused(refusal) => refusal.code.as_deref() == Some("InvalidBlockList"),
             storage::Outcome::Broken(..) => false,
         }),

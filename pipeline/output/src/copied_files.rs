@@ -97,7 +97,7 @@ impl Output {
     /// # Errors
     /// When the store rejects it.
     pub async fn put_copy(&self, name: &str, bytes: Bytes, sha256: &str) -> Result<()> {
-        self.still_ours().await?;
+        self.check_ownership().await?;
         if self.folder().is_some() {
             // A disk cannot store the checksum.
             return self.put(name, bytes.into()).await;

@@ -47,9 +47,9 @@ impl Output {
     ///
     /// # Errors
     /// When another run holds the output, or when the store rejects the file.
-    pub async fn put_own(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
+    pub async fn put_if_owner(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
         if self.folder().is_some() || !self.conditional {
-            self.still_ours().await?;
+            self.check_ownership().await?;
             return self.put(name, bytes).await;
         }
         let (path, payload) = (Path::from(name), PutPayload::from(bytes));
@@ -59,7 +59,7 @@ impl Output {
                 Err(object_store::Error::NotFound { .. }) => PutMode::Create,
                 Err(e) => return Err(self.failed(&e, "look at", name)),
             };
-            self.still_ours().await?;
+            self.check_ownership().await?;
             match self.store.put_opts(&path, payload.clone(), mode.into()).await {
                 Ok(_) => return Ok(()),
                 // Another writer was first, or an earlier put of this one whose response was lost. The next round finds
@@ -72,12 +72,12 @@ impl Output {
         Err(PipelineError::new(ErrorKind::Output, message))
     }
 
-    /// Like [`Output::put_own`], for a value as JSON.
+    /// Like [`Output::put_if_owner`], for a value as JSON.
     ///
     /// # Errors
-    /// As [`Output::put_own`].
-    pub async fn put_own_json<T: Serialize>(&self, name: &str, value: &T) -> Result<()> {
-        self.put_own(name, json(name, value)?).await
+    /// As [`Output::put_if_owner`].
+    pub async fn put_json_if_owner<T: Serialize>(&self, name: &str, value: &T) -> Result<()> {
+        self.put_if_owner(name, json(name, value)?).await
     }
 
     /// Writes a value as JSON.
@@ -200,14 +200,6 @@ impl Output {
             .try_collect()
             .await
             .map_err(|e| self.failed(&e, "list", folder))
-    }
-
-    /// Removes the marker file of finished work.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn remove_mark(&self, name: &str) -> Result<()> {
-        self.delete(name).await
     }
 
     /// Removes a file if it exists.

@@ -56,7 +56,7 @@ impl JobHash {
 
 impl JobHash {
     /// Whether a commit with this hash belongs to this job, now or before files were appended.
-    pub fn counts(&self, job_hash: &str) -> bool {
+    pub fn includes_commit(&self, job_hash: &str) -> bool {
         is_hash_of_job(job_hash, &self.hash, self.appended.iter().map(|a| a.to.as_str()))
     }
 

@@ -38,15 +38,15 @@ impl Output {
     ///
     /// # Errors
     /// When it belongs to another job, or not to Stillhouse at all.
-    pub async fn look(&self, job_hash: &str) -> Result<Found> {
-        self.look_as(job_hash, &|_| Vec::new()).await
+    pub async fn inspect(&self, job_hash: &str) -> Result<Found> {
+        self.inspect_with(job_hash, &|_| Vec::new()).await
     }
 
-    /// Like [`Output::look`]; `describe_differences` describes how another job differs, for the error message.
+    /// Like [`Output::inspect`]; `describe_differences` describes how another job differs, for the error message.
     ///
     /// # Errors
-    /// As [`Output::look`].
-    pub async fn look_as(&self, job_hash: &str, describe_differences: &DescribeDifferences<'_>) -> Result<Found> {
+    /// As [`Output::inspect`].
+    pub async fn inspect_with(&self, job_hash: &str, describe_differences: &DescribeDifferences<'_>) -> Result<Found> {
         let Some(plan) = self.plan().await? else {
             return match self.count_entries().await? {
                 0 => Ok(Found::Nothing),
@@ -85,16 +85,16 @@ impl Output {
                 return Ok(Found::Complete);
             }
         }
-        let (mut done, mut unsettled) = (BTreeMap::new(), Vec::new());
+        let (mut done, mut incomplete_uploads) = (BTreeMap::new(), Vec::new());
         let shards = self.list("data").await?;
-        for record in self.records().await?.into_iter().filter(|r| plan.counts(&r.job_hash)) {
+        for record in self.records().await?.into_iter().filter(|r| plan.includes_commit(&r.job_hash)) {
             if shards.get(&record.shard.path) == Some(&record.shard.bytes) {
                 done.insert(record.shard.split, record.shard);
             } else {
-                unsettled.push(record);
+                incomplete_uploads.push(record);
             }
         }
-        Ok(Found::Resumable { done, unsettled })
+        Ok(Found::Resumable { done, incomplete_uploads })
     }
 
     /// Whether the output contains a manifest or a commit record.
@@ -111,7 +111,7 @@ impl Output {
         // A store may have many records; this message is worth only a few requests.
         let records =
             if shards.len() <= MAX_RECORDS_READ { self.records().await.unwrap_or_default() } else { Vec::new() };
-        let own = records.iter().filter(|r| plan.counts(&r.job_hash));
+        let own = records.iter().filter(|r| plan.includes_commit(&r.job_hash));
         let rows = match own.clone().count() {
             0 => String::new(),
             _ => format!(", {} sequences", own.map(|r| r.shard.rows).sum::<u64>()),
@@ -185,11 +185,11 @@ impl Output {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn recover(&self, unsettled: Vec<CommitRecord>) -> Result<BTreeMap<SplitId, ShardRecord>> {
-        self.still_ours().await?;
+    pub async fn recover(&self, incomplete_uploads: Vec<CommitRecord>) -> Result<BTreeMap<SplitId, ShardRecord>> {
+        self.check_ownership().await?;
         self.delete(SUCCESS).await?;
         let mut settled = BTreeMap::new();
-        for record in unsettled {
+        for record in incomplete_uploads {
             if self.complete_upload(&record).await? {
                 settled.insert(record.shard.split, record.shard);
             } else {
@@ -219,7 +219,7 @@ impl Output {
     /// When the store fails.
     pub async fn abort_uploads(&self, dry_run: bool) -> Result<Vec<String>> {
         if !dry_run {
-            self.still_ours().await?;
+            self.check_ownership().await?;
         }
         let Backend::Store(Bucket { multipart, uploads: Some(uploads), prefix, .. }) = &self.backend else {
             return Ok(Vec::new());

@@ -27,7 +27,7 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
 use super::commit::{CommitRecord, split_record};
-use super::{Backend, MAX_CONCURRENT_REQUESTS, Output, Pulse, STATE_FOLDER, disk, lease};
+use super::{Backend, LeaseMonitor, MAX_CONCURRENT_REQUESTS, Output, STATE_FOLDER, disk, lease};
 
 /// Folder of the workers' reports.
 pub(super) const WORKERS: &str = "_stillhouse/workers";
@@ -49,14 +49,14 @@ pub struct Ticket {
 
 /// A worker's report of its current work.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AtWork {
+pub struct WorkerReport {
     /// The worker's name, for display.
     pub worker: String,
     /// Holder of the output for which it works, as in the ticket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
     /// The splits in progress.
-    pub splits: Vec<SplitAtWork>,
+    pub splits: Vec<SplitReport>,
     /// Why this machine cannot make splits of the job, if it cannot; others may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cannot: Option<String>,
@@ -80,7 +80,7 @@ pub struct Warning {
     pub message: String,
 }
 
-impl AtWork {
+impl WorkerReport {
     /// The report of a worker that has not begun.
     pub fn new(worker: &str, output: &Output) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl AtWork {
 
 /// Progress of a split.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SplitAtWork {
+pub struct SplitReport {
     /// The split's number.
     pub split: SplitId,
     /// The input that it reads.
@@ -135,7 +135,7 @@ impl SplitCounts {
     }
 }
 
-impl SplitAtWork {
+impl SplitReport {
     /// Sum of the rows that all stages have emitted.
     pub fn rows(&self) -> u64 {
         self.stages.iter().map(|stage| stage.rows).sum()
@@ -147,7 +147,7 @@ impl Output {
     ///
     /// # Errors
     /// When the store rejects it.
-    pub async fn report(&self, id: &str, at: &AtWork) -> Result<()> {
+    pub async fn report(&self, id: &str, at: &WorkerReport) -> Result<()> {
         self.put_json(&format!("{WORKERS}/{id}.json"), at).await
     }
 
@@ -156,7 +156,7 @@ impl Output {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn reports(&self) -> Result<BTreeMap<String, AtWork>> {
+    pub async fn reports(&self) -> Result<BTreeMap<String, WorkerReport>> {
         let names = self.list(WORKERS).await?.into_keys();
         let report = |name: String| async move { self.get(&name).await.map(|bytes| (name, bytes)) };
         let mut reports = futures::stream::iter(names).map(report).buffered(MAX_CONCURRENT_REQUESTS);
@@ -164,7 +164,7 @@ impl Output {
         while let Some(report) = reports.next().await {
             let (name, bytes) = report?;
             // ignores files that are not reports, and reports to an earlier run
-            let at = bytes.and_then(|bytes| serde_json::from_slice::<AtWork>(&bytes).ok());
+            let at = bytes.and_then(|bytes| serde_json::from_slice::<WorkerReport>(&bytes).ok());
             all.extend(at.filter(|at| at.holder.as_ref() == self.holder.get()).map(|at| (name, at)));
         }
         Ok(all)
@@ -203,7 +203,7 @@ impl Output {
     ///
     /// # Errors
     /// When the run no longer holds the output or is dead, or when the store fails.
-    pub async fn still_alive(&self, pulse: &mut Pulse) -> Result<()> {
+    pub async fn check_run_alive(&self, pulse: &mut LeaseMonitor) -> Result<()> {
         let Some(renewals) = self.renewals().await? else { return Ok(()) };
         let Some(waited) = pulse.expired(renewals) else { return Ok(()) };
         let message = format!(
@@ -296,7 +296,7 @@ impl Output {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn seen(&self, split: SplitId) -> Result<Option<ShardRecord>> {
+    pub async fn committed_readonly(&self, split: SplitId) -> Result<Option<ShardRecord>> {
         let Some(record) = self.get_json::<CommitRecord>(&split_record(split)).await? else { return Ok(None) };
         let is_there = self.is_own(&record) && self.size(&record.shard.path).await? == Some(record.shard.bytes);
         Ok(is_there.then_some(record.shard))
@@ -316,37 +316,37 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stillhouse_base::events::Silent;
+    use stillhouse_base::events::NullObserver;
 
     #[tokio::test]
     async fn a_worker_may_commit_as_long_as_its_run_holds_the_output() {
         let folder = tempfile::tempdir().unwrap();
-        let made = Output::on_disk(folder.path()).unwrap().create(&Silent).await.unwrap();
+        let made = Output::on_disk(folder.path()).unwrap().create(&NullObserver).await.unwrap();
         let run = made.for_job("abc");
-        let lock = run.lock(&Silent).await.unwrap();
+        let lock = run.lock(&NullObserver).await.unwrap();
         run.let_others_join().await.unwrap();
         let sent = serde_json::to_string(&run.ticket()).unwrap();
         let worker = Output::on_disk(folder.path()).unwrap().joined(&serde_json::from_str(&sent).unwrap());
-        worker.still_ours().await.unwrap();
+        worker.check_ownership().await.unwrap();
         // meanwhile another run is refused, even of the same job
-        assert!(Output::on_disk(folder.path()).unwrap().for_job("abc").lock(&Silent).await.is_err());
+        assert!(Output::on_disk(folder.path()).unwrap().for_job("abc").lock(&NullObserver).await.is_err());
         lock.release().await;
-        let ended = worker.still_ours().await.unwrap_err().to_string();
+        let ended = worker.check_ownership().await.unwrap_err().to_string();
         assert!(ended.ends_with("the run that this worker works for has ended; this one stops"), "{ended}");
         // another run now holds the same lock
         let next = Output::on_disk(folder.path()).unwrap().for_job("abc");
-        let lock = next.lock(&Silent).await.unwrap();
+        let lock = next.lock(&NullObserver).await.unwrap();
         next.let_others_join().await.unwrap();
-        let refused = worker.still_ours().await.unwrap_err().to_string();
+        let refused = worker.check_ownership().await.unwrap_err().to_string();
         assert!(refused.ends_with("another run has taken this output over; this one stops"), "{refused}");
         let (ticket, worker) = (next.ticket(), Output::on_disk(folder.path()).unwrap());
         let worker = worker.joined(&ticket);
-        worker.still_ours().await.unwrap();
+        worker.check_ownership().await.unwrap();
         // a new run waits for a worker in the middle of its commit
         let held = worker.lock_commits().await.unwrap();
         lock.release().await;
         let third = Output::on_disk(folder.path()).unwrap().for_job("other");
-        let taking = third.lock(&Silent);
+        let taking = third.lock(&NullObserver);
         tokio::pin!(taking);
         assert!(tokio::time::timeout(Duration::from_millis(300), &mut taking).await.is_err());
         drop(held);

@@ -9,12 +9,12 @@
 //! process on the same machine sees that and takes the lease over at once. Another machine waits 20 seconds without
 //! renewal. The waiting process measures that time, so clocks need not agree.
 //!
-//! The holder's workers check the lease too ([`Pulse`]). Their run has ended once the lease is released or no longer
-//! renewed.
+//! The holder's workers check the lease too ([`LeaseMonitor`]). Their run has ended once the lease is released or no
+//! longer renewed.
 //!
 //! A lease prevents duplicate work; it does not protect the data. If a holder was suspended until its lease expired,
-//! the commit protocol ([`super::commit`]) and the conditional puts of other files ([`super::Output::put_own`]) stop
-//! it.
+//! the commit protocol ([`super::commit`]) and the conditional puts of other files ([`super::Output::put_if_owner`])
+//! stop it.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -307,9 +307,9 @@ fn renewal_timeout(timing: LeaseTiming) -> Duration {
 
 /// A worker's view of its run's lease: the number of renewals, and when that number last changed.
 #[derive(Debug, Default)]
-pub struct Pulse(Option<(u64, Instant)>);
+pub struct LeaseMonitor(Option<(u64, Instant)>);
 
-impl Pulse {
+impl LeaseMonitor {
     /// Whether the holder is gone. A run that fails to renew for less than the expiry time continues. The wait also
     /// covers three renewal intervals: the sleep before the first failed renewal, and the sleep and the request timeout
     /// of the last one.
@@ -323,7 +323,7 @@ impl Pulse {
         }
     }
 
-    /// Like [`Pulse::is_expired`], for the current time and the default timing. Returns the time waited.
+    /// Like [`LeaseMonitor::is_expired`], for the current time and the default timing. Returns the time waited.
     pub(super) fn expired(&mut self, renewals: u64) -> Option<Duration> {
         let timing = LeaseTiming::default();
         self.is_expired(renewals, Instant::now(), timing).then(|| renewal_timeout(timing))
@@ -377,7 +377,7 @@ mod tests {
     use object_store::memory::InMemory;
 
     use super::*;
-    use stillhouse_base::events::Silent;
+    use stillhouse_base::events::NullObserver;
 
     const FAST: LeaseTiming =
         LeaseTiming { renew_interval: Duration::from_millis(20), expiry: Duration::from_millis(400) };
@@ -387,7 +387,7 @@ mod tests {
     }
 
     async fn take(store: &Arc<dyn ObjectStore>) -> Result<Lease> {
-        Lease::take(Arc::clone(store), "memory", FAST, Arc::default(), true, &Silent).await
+        Lease::take(Arc::clone(store), "memory", FAST, Arc::default(), true, &NullObserver).await
     }
 
     #[tokio::test]
@@ -409,7 +409,8 @@ mod tests {
         dead.started = "0".into();
         assert!(dead.is_dead(&LeaseRecord::for_this_process()));
         put(&conditional(&store), &dead, PutMode::Create).await.unwrap();
-        let lease = Lease::take(Arc::clone(&store), "memory", LeaseTiming::default(), Arc::default(), true, &Silent);
+        let lease =
+            Lease::take(Arc::clone(&store), "memory", LeaseTiming::default(), Arc::default(), true, &NullObserver);
         // The timeout is far below the 20 s after which any lease expires.
         tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap().unwrap();
     }
@@ -438,7 +439,7 @@ mod tests {
     #[test]
     fn a_worker_gives_a_run_up_that_does_not_renew_and_no_other() {
         let (began, timing) = (Instant::now(), LeaseTiming::default());
-        let mut pulse = Pulse::default();
+        let mut pulse = LeaseMonitor::default();
         let mut is_expired =
             |renewals: u64, seconds: u64| pulse.is_expired(renewals, began + Duration::from_secs(seconds), timing);
         assert!(!is_expired(7, 0) && !is_expired(7, 34) && is_expired(7, 35) && is_expired(7, 36));

@@ -66,9 +66,9 @@ use tokio::sync::Semaphore;
 pub use self::commit::CommitRecord;
 pub use self::disk::relative;
 pub use self::inspect::DescribeDifferences;
-pub use self::join::{AtWork, SplitAtWork, SplitCounts, Ticket, Warning};
+pub use self::join::{SplitCounts, SplitReport, Ticket, Warning, WorkerReport};
+pub use self::lease::LeaseMonitor;
 pub use self::lease::Lock;
-pub use self::lease::Pulse;
 use self::lease::{Lease, LeaseState, LeaseTiming, LockKind};
 pub use self::plan::PLAN;
 pub use self::plan::PlanRecord;
@@ -144,7 +144,7 @@ pub enum Found {
         /// Committed splits.
         done: BTreeMap<SplitId, ShardRecord>,
         /// Commits whose last step, completing the upload, is not confirmed.
-        unsettled: Vec<CommitRecord>,
+        incomplete_uploads: Vec<CommitRecord>,
     },
     /// The finished data set of this job.
     Complete,
@@ -383,11 +383,11 @@ impl Output {
     ///
     /// # Errors
     /// When another run holds the output, or the store fails.
-    pub async fn still_ours(&self) -> Result<()> {
+    pub async fn check_ownership(&self) -> Result<()> {
         self.renewals().await.map(drop)
     }
 
-    /// Like [`Output::still_ours`]; returns how often the lease was renewed, if there is one.
+    /// Like [`Output::check_ownership`]; returns how often the lease was renewed, if there is one.
     async fn renewals(&self) -> Result<Option<u64>> {
         if self.joined {
             self.check_run_holds_lock().await?;
@@ -453,7 +453,7 @@ impl Output {
     /// When the store rejects it.
     pub async fn finish(&self) -> Result<()> {
         let manifest = self.get(MANIFEST).await?;
-        self.put_own(SUCCESS, manifest.map(|bytes| marker(&bytes)).unwrap_or_default()).await?;
+        self.put_if_owner(SUCCESS, manifest.map(|bytes| marker(&bytes)).unwrap_or_default()).await?;
         // uploads whose creation succeeded but whose response was lost
         self.abort_uploads(false).await?;
         self.clean_state().await
@@ -496,7 +496,7 @@ impl Output {
     pub async fn remove_if_nothing_is_committed(&self, made_folder: bool) {
         let empty = self.list("data").await.is_ok_and(|files| files.is_empty())
             && self.list(&format!("{STATE_FOLDER}/splits")).await.is_ok_and(|files| files.is_empty());
-        if !empty || self.still_ours().await.is_err() {
+        if !empty || self.check_ownership().await.is_err() {
             return;
         }
         if let Err(e) = self.remove().await {
@@ -533,7 +533,7 @@ impl Output {
         if !self.exists(PLAN).await? {
             return Ok(());
         }
-        self.still_ours().await?;
+        self.check_ownership().await?;
         self.delete(SUCCESS).await?;
         for file in [MANIFEST, CARD, TOKENIZER].into_iter().chain(SIDECAR_FILES) {
             self.delete(file).await?;

@@ -69,14 +69,14 @@ impl PlanRecord {
     }
 
     /// Whether a commit with this hash belongs to this plan's job, now or before files were appended.
-    pub fn counts(&self, job_hash: &str) -> bool {
+    pub fn includes_commit(&self, job_hash: &str) -> bool {
         is_hash_of_job(job_hash, &self.job_hash, self.appended.iter().map(|a| a.to.as_str()))
     }
 
     /// Returns the indices of files whose state has changed since the plan was made.
     pub fn touched(&self, now: &[PlannedFile]) -> BTreeSet<usize> {
         let pairs = self.files.iter().zip(now).enumerate();
-        pairs.filter(|(_, (was, is))| !was.state.is_still(&is.state)).map(|(i, _)| i).collect()
+        pairs.filter(|(_, (was, is))| !was.state.matches(&is.state)).map(|(i, _)| i).collect()
     }
 }
 
@@ -86,13 +86,13 @@ impl Output {
     /// # Errors
     /// When the store rejects it, or when another job has begun in the meantime.
     pub async fn begin(&self, plan: &PlanRecord) -> Result<()> {
-        self.still_ours().await?;
+        self.check_ownership().await?;
         match self.plan().await? {
             Some(there) if there.job_hash != plan.job_hash => {
                 let message = format!("{self}: another job ({}) has begun here meanwhile", there.name);
                 Err(PipelineError::new(ErrorKind::Output, message))
             }
-            _ => self.put_own_json(PLAN, plan).await,
+            _ => self.put_json_if_owner(PLAN, plan).await,
         }
     }
 
@@ -101,9 +101,9 @@ impl Output {
     /// # Errors
     /// When the store rejects it, or when another job has begun in the meantime.
     pub async fn replan(&self, plan: &PlanRecord, was: &str) -> Result<()> {
-        self.still_ours().await?;
+        self.check_ownership().await?;
         match self.plan().await? {
-            Some(there) if there.job_hash == was => self.put_own_json(PLAN, plan).await,
+            Some(there) if there.job_hash == was => self.put_json_if_owner(PLAN, plan).await,
             there => {
                 let name = there.map(|plan| plan.name).unwrap_or_default();
                 let message = format!("{self}: another job ({name}) has begun here meanwhile");

@@ -18,7 +18,7 @@ impl Output {
     ///
     /// # Errors
     /// When the output is not writable, or when another run is working on it.
-    pub async fn check(&self, observer: &dyn Observer) -> Result<()> {
+    pub async fn preflight(&self, observer: &dyn Observer) -> Result<()> {
         match &self.backend {
             Backend::Disk(root) => {
                 self.refuse_links().await?;

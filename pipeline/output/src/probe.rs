@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
-use stillhouse_base::storage::{Outcome, find_failure};
+use stillhouse_base::storage::{Outcome, find_transport_error};
 
 use super::STATE_FOLDER;
 use super::lease::unique;
@@ -57,7 +57,7 @@ pub(super) async fn probe(store: &Arc<dyn ObjectStore>) -> object_store::Result<
 
 /// Whether the error is HTTP 501, from a server without conditional requests.
 fn is_not_implemented(error: &object_store::Error) -> bool {
-    find_failure(error).is_some_and(|failure| match &failure.outcome {
+    find_transport_error(error).is_some_and(|failure| match &failure.outcome {
         Outcome::Refused(refusal) => refusal.status.as_u16() == 501,
         Outcome::Broken(..) => false,
     })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use stillhouse_base::events::Silent;
+use stillhouse_base::events::NullObserver;
 use stillhouse_base::storage::Environment;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_tests::s3::ADMIN;
@@ -25,7 +25,7 @@ pub struct Backends {
 
 impl Backends {
     async fn made(&self, name: &str) -> Output {
-        (self.open)(name).create(&Silent).await.unwrap().for_job("hash")
+        (self.open)(name).create(&NullObserver).await.unwrap().for_job("hash")
     }
 }
 
@@ -229,7 +229,7 @@ async fn a_worker_that_wakes_up_after_the_end_loses(backends: &Backends) {
     let (shard, record) = staged(&late, &content(5, 1)).await;
     assert_eq!(late.commit(shard, record).await.unwrap().bytes, first.len() as u64);
     assert_eq!(read(&output).await, first);
-    assert!(matches!(output.look("hash").await.unwrap(), Found::Complete));
+    assert!(matches!(output.inspect("hash").await.unwrap(), Found::Complete));
     nothing_unfinished(&output).await;
 }
 
@@ -255,21 +255,21 @@ async fn a_crash_in_the_middle_of_a_commit_is_settled(backends: &Backends) {
             object_store::ObjectStoreExt::rename(&output.store, &path, &Path::from(record.path.as_str()))
                 .await
                 .unwrap();
-            let Found::Resumable { done, unsettled } = output.look("hash").await.unwrap() else { panic!() };
-            assert!(done.is_empty() && unsettled.is_empty());
-            assert!(output.recover(unsettled).await.unwrap().is_empty());
+            let Found::Resumable { done, incomplete_uploads } = output.inspect("hash").await.unwrap() else { panic!() };
+            assert!(done.is_empty() && incomplete_uploads.is_empty());
+            assert!(output.recover(incomplete_uploads).await.unwrap().is_empty());
             assert_eq!(output.list("data").await.unwrap(), BTreeMap::new());
         }
         // the record exists before the shard
         upload::StagedKind::Store { upload, .. } => {
             let commit = CommitRecord { job_hash: "hash".into(), shard: record.clone(), upload: Some(upload) };
             output.create_json(&commit::split_record(SplitId(0)), &commit).await.unwrap();
-            let Found::Resumable { done, unsettled } = output.look("hash").await.unwrap() else { panic!() };
+            let Found::Resumable { done, incomplete_uploads } = output.inspect("hash").await.unwrap() else { panic!() };
             assert!(done.is_empty());
-            assert_eq!(unsettled.len(), 1);
+            assert_eq!(incomplete_uploads.len(), 1);
             // `clean` in between must not treat the upload as abandoned
             nothing_unfinished(&output).await;
-            let settled = output.recover(unsettled).await.unwrap();
+            let settled = output.recover(incomplete_uploads).await.unwrap();
             assert_eq!(settled.into_values().collect::<Vec<_>>(), [record]);
             assert_eq!(read(&output).await, whole);
             // a second time: the upload no longer exists, the shard does
@@ -285,9 +285,9 @@ async fn a_commit_without_its_shard_is_void(backends: &Backends) {
     let (shard, record) = staged(&output, &content(8, 1)).await;
     output.commit(shard, record.clone()).await.unwrap();
     output.delete(&record.path).await.unwrap();
-    let Found::Resumable { done, unsettled } = output.look("hash").await.unwrap() else { panic!() };
+    let Found::Resumable { done, incomplete_uploads } = output.inspect("hash").await.unwrap() else { panic!() };
     assert!(done.is_empty());
-    assert!(output.recover(unsettled).await.unwrap().is_empty());
+    assert!(output.recover(incomplete_uploads).await.unwrap().is_empty());
     assert!(output.records().await.unwrap().is_empty());
     let again = content(9, 1);
     let (shard, record) = staged(&output, &again).await;
@@ -319,10 +319,10 @@ async fn unfinished_work_is_taken_away(backends: &Backends) {
 
 async fn outputs_of_others_are_refused(backends: &Backends) {
     let output = backends.made("mine").await;
-    assert!(matches!(output.look("mine").await.unwrap(), Found::Nothing));
+    assert!(matches!(output.inspect("mine").await.unwrap(), Found::Nothing));
     output.begin(&plan("mine")).await.unwrap();
-    assert!(matches!(output.look("mine").await.unwrap(), Found::Resumable { .. }));
-    let refused = output.look("other").await.unwrap_err();
+    assert!(matches!(output.inspect("mine").await.unwrap(), Found::Resumable { .. }));
+    let refused = output.inspect("other").await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Usage);
     assert!(
         refused.to_string().contains("another job") && refused.to_string().contains(&output.shown("")),
@@ -330,45 +330,45 @@ async fn outputs_of_others_are_refused(backends: &Backends) {
     );
     output.put_json(MANIFEST, &serde_json::json!({"job_hash": "other"})).await.unwrap();
     output.finish().await.unwrap();
-    assert!(!matches!(output.look("mine").await.unwrap(), Found::Complete), "the manifest is another job's");
+    assert!(!matches!(output.inspect("mine").await.unwrap(), Found::Complete), "the manifest is another job's");
     output.put_json(MANIFEST, &serde_json::json!({"job_hash": "mine"})).await.unwrap();
-    assert!(!matches!(output.look("mine").await.unwrap(), Found::Complete), "it is not the one that was finished");
+    assert!(!matches!(output.inspect("mine").await.unwrap(), Found::Complete), "it is not the one that was finished");
     output.finish().await.unwrap();
-    assert!(matches!(output.look("mine").await.unwrap(), Found::Complete));
+    assert!(matches!(output.inspect("mine").await.unwrap(), Found::Complete));
 
     let theirs = backends.made("theirs").await;
     theirs.put("data/precious.txt", b"precious".to_vec()).await.unwrap();
-    let refused = theirs.look("mine").await.unwrap_err().to_string();
+    let refused = theirs.inspect("mine").await.unwrap_err().to_string();
     assert!(refused.contains("not of a Stillhouse job"), "{refused}");
 }
 
 async fn one_run_at_a_time(backends: &Backends) {
     let (one, two) = (backends.made("lock").await, (backends.open)("lock"));
-    let lock = one.lock(&Silent).await.unwrap();
-    let refused = two.lock(&Silent).await.err().unwrap().to_string();
+    let lock = one.lock(&NullObserver).await.unwrap();
+    let refused = two.lock(&NullObserver).await.err().unwrap().to_string();
     assert!(refused.contains("another run is working"), "{refused}");
     lock.release().await;
-    two.lock(&Silent).await.unwrap().release().await;
+    two.lock(&NullObserver).await.unwrap().release().await;
 }
 
 async fn files_beside_the_shards_are_of_the_run_that_holds_the_output(backends: &Backends) {
     let run = backends.made("own").await.for_job("hash");
-    let lock = run.lock(&Silent).await.unwrap();
+    let lock = run.lock(&NullObserver).await.unwrap();
     for content in [b"first", b"again"] {
-        run.put_own(MANIFEST, content.to_vec()).await.unwrap();
+        run.put_if_owner(MANIFEST, content.to_vec()).await.unwrap();
         assert_eq!(run.get(MANIFEST).await.unwrap().unwrap().as_ref(), content);
     }
     // like a put of its own whose response was lost
     run.put(MANIFEST, b"third".to_vec()).await.unwrap();
-    run.put_own(MANIFEST, b"fourth".to_vec()).await.unwrap();
+    run.put_if_owner(MANIFEST, b"fourth".to_vec()).await.unwrap();
     if run.folder().is_none() {
         // another run takes the lease
         run.delete(&format!("{STATE_FOLDER}/lease.json")).await.unwrap();
         let next = (backends.open)("own").for_job("hash");
-        let taken = next.lock(&Silent).await.unwrap();
-        let refused = run.put_own(MANIFEST, b"late".to_vec()).await.unwrap_err().to_string();
+        let taken = next.lock(&NullObserver).await.unwrap();
+        let refused = run.put_if_owner(MANIFEST, b"late".to_vec()).await.unwrap_err().to_string();
         assert!(refused.ends_with("this one stops"), "{refused}");
-        next.put_own(MANIFEST, b"next".to_vec()).await.unwrap();
+        next.put_if_owner(MANIFEST, b"next".to_vec()).await.unwrap();
         assert_eq!(run.get(MANIFEST).await.unwrap().unwrap().as_ref(), b"next");
         taken.release().await;
     }
@@ -378,7 +378,7 @@ async fn files_beside_the_shards_are_of_the_run_that_holds_the_output(backends: 
 /// A worker in another process commits for the run that holds the output.
 async fn a_worker_commits_as_long_as_its_run_holds_the_output(backends: &Backends) {
     let run = backends.made("worker").await.for_job("hash");
-    let lock = run.lock(&Silent).await.unwrap();
+    let lock = run.lock(&NullObserver).await.unwrap();
     run.begin(&plan("hash")).await.unwrap();
     let sent = serde_json::to_string(&run.ticket()).unwrap();
     let worker = (backends.open)("worker").joined(&serde_json::from_str(&sent).unwrap());
@@ -386,12 +386,12 @@ async fn a_worker_commits_as_long_as_its_run_holds_the_output(backends: &Backend
     let (shard, record) = staged(&worker, &whole).await;
     worker.commit(shard, record.clone()).await.unwrap();
     assert_eq!(read(&run).await, whole);
-    let Found::Resumable { done, .. } = run.look("hash").await.unwrap() else { panic!() };
+    let Found::Resumable { done, .. } = run.inspect("hash").await.unwrap() else { panic!() };
     assert_eq!(done.into_values().collect::<Vec<_>>(), [record]);
     // meanwhile another run is refused, even of the same job, and a worker does not count as the holder
     let timing = Duration::from_secs(60);
     let other = (backends.open)("worker").for_job("hash");
-    let refused = tokio::time::timeout(timing, other.lock(&Silent)).await.unwrap().err().unwrap().to_string();
+    let refused = tokio::time::timeout(timing, other.lock(&NullObserver)).await.unwrap().err().unwrap().to_string();
     assert!(refused.contains("another run is working"), "{refused}");
     let late = staged(&worker, &content(16, 1)).await;
     lock.release().await;
@@ -407,7 +407,7 @@ async fn a_sleeper_of_another_job_harms_nobody(backends: &Backends) {
         // suspension does not release the kernel's lock
         return;
     }
-    let _lock = sleeper.lock(&Silent).await.unwrap();
+    let _lock = sleeper.lock(&NullObserver).await.unwrap();
     sleeper.begin(&plan("old")).await.unwrap();
     let late = staged(&sleeper, &content(13, 1)).await;
     let other = (backends.open)("sleeper").for_job("new");
@@ -427,9 +427,9 @@ async fn a_sleeper_of_another_job_harms_nobody(backends: &Backends) {
     let blind = (backends.open)("sleeper").for_job("old");
     let (shard, record) = staged(&blind, &content(14, 1)).await;
     blind.commit(shard, record).await.unwrap();
-    let Found::Resumable { done, unsettled } = other.look("new").await.unwrap() else { panic!() };
-    assert!(done.is_empty() && unsettled.is_empty());
-    other.recover(unsettled).await.unwrap();
+    let Found::Resumable { done, incomplete_uploads } = other.inspect("new").await.unwrap() else { panic!() };
+    assert!(done.is_empty() && incomplete_uploads.is_empty());
+    other.recover(incomplete_uploads).await.unwrap();
     assert_eq!(other.list("data").await.unwrap(), BTreeMap::new());
     assert!(other.records().await.unwrap().is_empty());
     nothing_unfinished(&other).await;
@@ -449,7 +449,7 @@ async fn removing_leaves_what_is_not_ours(backends: &Backends) {
 
 async fn a_failed_first_run_leaves_nothing(backends: &Backends) {
     let output = backends.made("failed").await;
-    let lock = output.lock(&Silent).await.unwrap();
+    let lock = output.lock(&NullObserver).await.unwrap();
     output.begin(&plan("hash")).await.unwrap();
     std::mem::forget(staged(&output, &content(12, 6)).await);
     output.remove_if_nothing_is_committed(true).await;
@@ -485,8 +485,8 @@ async fn small_files_come_back(backends: &Backends) {
 #[tokio::test]
 async fn who_puts_a_repaired_shard_in_place_is_waited_for_as_who_commits() {
     let folder = tempfile::tempdir().unwrap();
-    let run = Output::on_disk(folder.path()).unwrap().create(&Silent).await.unwrap().for_job("hash");
-    let lock = run.lock(&Silent).await.unwrap();
+    let run = Output::on_disk(folder.path()).unwrap().create(&NullObserver).await.unwrap().for_job("hash");
+    let lock = run.lock(&NullObserver).await.unwrap();
     run.let_others_join().await.unwrap();
     let whole = content(3, 1);
     let (shard, record) = staged(&run, &whole).await;

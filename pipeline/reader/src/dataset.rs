@@ -91,11 +91,11 @@ struct Pack {
 
 /// How to read the requested rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reading {
+pub enum ReadMode {
     /// Reads whole blocks and caches them: right if most of their rows will be requested.
     Blocks,
     /// Reads a single row by its pages, and the whole block once a second of its rows is requested.
-    Either,
+    Auto,
     /// Reads rows by their pages.
     Rows,
 }
@@ -247,7 +247,7 @@ impl DataSet {
     ///
     /// # Errors
     /// If a row does not exist, or a shard cannot be read.
-    pub async fn read(self: &Arc<Self>, rows: &[u64], reading: Reading) -> Result<Vec<Column>> {
+    pub async fn read(self: &Arc<Self>, rows: &[u64], reading: ReadMode) -> Result<Vec<Column>> {
         if let Some(row) = rows.iter().find(|&&row| row >= self.rows()) {
             return Err(ReadError::Usage(format!("{}: got row {row}, valid: below {}", self.url, self.rows())));
         }
@@ -258,9 +258,9 @@ impl DataSet {
         }
         let blocks = by_block.len() as u64;
         let fits =
-            reading != Reading::Rows && self.fit_in_cache(blocks.max(MIN_CACHED_BLOCKS) * self.block_rows()).await?;
+            reading != ReadMode::Rows && self.fit_in_cache(blocks.max(MIN_CACHED_BLOCKS) * self.block_rows()).await?;
         let (whole, single_rows): (Vec<_>, Vec<_>) = by_block.into_iter().partition(|(block, rows)| {
-            fits && (reading == Reading::Blocks || self.should_read_block(*block, rows.len()))
+            fits && (reading == ReadMode::Blocks || self.should_read_block(*block, rows.len()))
         });
         let single_rows = single_rows.into_iter().flat_map(|(_, rows)| rows);
 
@@ -489,11 +489,11 @@ impl RecentSingleReads {
 
 impl DataSet {
     /// Reads a whole file beside the shards that has a checksum in the manifest: `tokenizer.json`, or a file listed in
-    /// `beside`.
+    /// `read_sidecar_file`.
     ///
     /// # Errors
     /// If the manifest does not list the file, if it is missing, or if its checksum differs.
-    pub async fn beside(&self, name: &str) -> Result<Bytes> {
+    pub async fn read_sidecar_file(&self, name: &str) -> Result<Bytes> {
         let source = Source::open(&self.url, &self.options.storage)?;
         let parsed = parse_manifest(&source, &self.manifest)?;
         let mut sums = parsed.sidecar_files;

@@ -32,7 +32,7 @@ mod source;
 pub mod stream;
 
 pub use columns::{Column, Layout, Values};
-pub use dataset::{DataSet, OpenOptions, Reading};
+pub use dataset::{DataSet, OpenOptions, ReadMode};
 pub use error::ReadError;
 pub use file::ShardFile;
 pub use order::{Order, Shuffle};

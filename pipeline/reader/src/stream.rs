@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::columns::Column;
-use crate::dataset::{DataSet, Reading};
+use crate::dataset::{DataSet, ReadMode};
 use crate::order::{LANES, Order};
 use crate::process::runtime;
 use crate::{ReadError, Result};
@@ -226,20 +226,20 @@ impl Stream {
 async fn produce(dataset: Arc<DataSet>, plan: Plan, sender: mpsc::Sender<Result<Option<Batch>>>) {
     let mut prefetcher = Prefetcher::new(&dataset, plan);
     let mut window = None;
-    let mut reading = Reading::Blocks;
+    let mut reading = ReadMode::Blocks;
     for step in plan.steps() {
         if window.replace(step.window) != Some(step.window) {
             reading = match dataset.fit_in_cache(plan.window_rows(step.window).max(8 * dataset.block_rows())).await {
-                Ok(true) => Reading::Blocks,
+                Ok(true) => ReadMode::Blocks,
                 // a window that does not fit into the cache would be read again for every batch
-                Ok(false) => Reading::Rows,
+                Ok(false) => ReadMode::Rows,
                 Err(e) => {
                     let _ = sender.send(Err(e)).await;
                     return;
                 }
             };
         }
-        if reading == Reading::Blocks {
+        if reading == ReadMode::Blocks {
             prefetcher.advance_to(step.window);
         }
         let columns = dataset.read(&step.rows, reading).await;

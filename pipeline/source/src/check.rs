@@ -100,7 +100,7 @@ pub(super) fn first_bytes(
                 problems.extend(sniff::stored(&head, file, input).map(|e| Problem::missing(field, e.to_string())))
             }
             Err(error) => {
-                let error = SourceError::of_store(&file.path, error);
+                let error = SourceError::from_store(&file.path, error);
                 if error.retryable() {
                     return Err(error);
                 }

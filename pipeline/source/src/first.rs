@@ -144,10 +144,10 @@ fn read_head(format: &dyn BytesFormat, store: &Store, file: &InputFile, input: &
         if records.next().map_err(fault)?.is_none() {
             break;
         }
-        text.clear().map_err(SourceError::spool)?;
+        text.clear().map_err(SourceError::temporary_file)?;
         let outcome = records.read(&mut text).map_err(|e| match e {
             Fault::Input(e) => fault(e),
-            Fault::Spool(e) => SourceError::spool(e),
+            Fault::Spool(e) => SourceError::temporary_file(e),
         })?;
         head.ended_at = records.offset();
         match outcome {

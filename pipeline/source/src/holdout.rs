@@ -109,7 +109,7 @@ fn smallest_keys(
     let smallest = Mutex::new(BTreeSet::new());
     let bound = AtomicU64::new(u64::MAX);
     let add = |key: u64| {
-        if !range.holds(key) || key > bound.load(Ordering::Relaxed) {
+        if !range.contains(key) || key > bound.load(Ordering::Relaxed) {
             return;
         }
         let mut smallest = smallest.lock().unwrap_or_else(PoisonError::into_inner);

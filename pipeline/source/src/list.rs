@@ -14,7 +14,7 @@ use glob::{MatchOptions, Pattern};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use stillhouse_base::error::{ErrorKind, PipelineError};
-use stillhouse_base::path_expansion::Names;
+use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_base::storage::{Location, StoreUrl, explain};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
@@ -65,7 +65,7 @@ pub fn list(
     base_dir: &std::path::Path,
     input: &Input,
     field: &str,
-    names: &Names,
+    names: &PathExpander,
     admits: Admits<'_>,
     looked_at: LookedAt<'_>,
 ) -> Result<Vec<InputFile>, NotListed> {
@@ -143,12 +143,12 @@ fn named(
     base_dir: &std::path::Path,
     given: &str,
     input: &Input,
-    names: &Names,
+    names: &PathExpander,
     admits: Admits<'_>,
 ) -> Result<Listed, Trouble> {
     let mut listed = Listed::default();
-    for named in names.all(given)? {
-        let found = expand(store, base_dir, &named.real, input, admits).and_then(|(found, root)| {
+    for named in names.expand_all(given)? {
+        let found = expand(store, base_dir, &named.expanded, input, admits).and_then(|(found, root)| {
             // first, so that nothing is told of what is not admitted
             found.files.iter().try_for_each(|file| admitted(store, &file.path, &file.location, admits))?;
             if let Some((shown, location)) = found.odd {
@@ -159,12 +159,12 @@ fn named(
             Ok(Listed { files: found.files, empty })
         });
         let found = found.map_err(|trouble| match trouble {
-            Trouble::Problem(message) if named.written != given => {
-                Trouble::Problem(format!("{:?}: {message}", named.written))
+            Trouble::Problem(message) if named.braces_expanded != given => {
+                Trouble::Problem(format!("{:?}: {message}", named.braces_expanded))
             }
             other => other,
         })?;
-        let shown = |file: InputFile| InputFile { path: named.shown(file.path), ..file };
+        let shown = |file: InputFile| InputFile { path: named.as_written(file.path), ..file };
         listed.files.extend(found.files.into_iter().map(shown));
         listed.empty.extend(found.empty);
     }

@@ -7,7 +7,7 @@ use std::path::{Component, Path as DiskPath, PathBuf};
 
 use glob::Pattern;
 use object_store::path::Path;
-use stillhouse_base::path_expansion::Names;
+use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_base::storage::Location;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
@@ -37,7 +37,7 @@ pub fn reads_output(
     base_dir: &DiskPath,
     input: &Input,
     field: &str,
-    names: &Names,
+    names: &PathExpander,
     files: &[InputFile],
     output: &Location,
 ) -> Vec<Problem> {
@@ -48,8 +48,8 @@ pub fn reads_output(
         if files.contains(given.as_str()) {
             return None;
         }
-        let named = names.all(given).ok()?;
-        named.iter().find_map(|named| finds(base_dir, &named.real, input, &output_parts))
+        let named = names.expand_all(given).ok()?;
+        named.iter().find_map(|named| finds(base_dir, &named.expanded, input, &output_parts))
     };
     let problem = |(i, given): (usize, &String)| {
         let file = found(given)?;
@@ -145,7 +145,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("data/in")).unwrap();
         std::os::unix::fs::symlink(folder.path().join("data"), folder.path().join("link")).unwrap();
-        let names = Names::of_this_process();
+        let names = PathExpander::from_environment();
         let read = |format: &str, paths: &[&str], output: &str| {
             let input: Input = serde_json::from_value(json!({"format": format, "paths": paths})).unwrap();
             let output = Location::parse(folder.path(), output).unwrap();

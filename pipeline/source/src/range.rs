@@ -172,20 +172,20 @@ impl RecordReader {
     pub fn key(&mut self, seed: u64) -> Result<u64, SourceError> {
         match self.cell() {
             Some(cell) => Ok(Key::new(seed).with(cell).get()),
-            None => self.spool.key(seed).map_err(SourceError::spool),
+            None => self.spool.key(seed).map_err(SourceError::temporary_file),
         }
     }
 
     /// Goes to the start of the present document's text.
     pub fn rewind(&mut self) -> Result<(), SourceError> {
         self.handed_on = 0;
-        self.spool.rewind().map_err(SourceError::spool)
+        self.spool.rewind().map_err(SourceError::temporary_file)
     }
 
     /// The next piece of the present document's text; true with the last one. Pieces end between characters; an empty text is one empty piece.
     pub fn next_piece(&mut self) -> Result<(&str, bool), SourceError> {
         let Some(Open { file, records: Opened::Rows(rows) }) = &self.open else {
-            return self.spool.next_piece().map_err(SourceError::spool);
+            return self.spool.next_piece().map_err(SourceError::temporary_file);
         };
         let rest = rows.cell().and_then(|cell| cell.get(self.handed_on..)).unwrap_or_default();
         let length = match rest.get(..piece(&self.input)) {
@@ -216,10 +216,10 @@ fn next_of_bytes(
     if start.is_none_or(|at| at.offset >= end) {
         return Ok(None);
     }
-    spool.clear().map_err(SourceError::spool)?;
+    spool.clear().map_err(SourceError::temporary_file)?;
     let outcome = records.read(spool).map_err(|fault| match fault {
         Fault::Input(e) => SourceError::from_io(&file.path, e),
-        Fault::Spool(e) => SourceError::spool(e),
+        Fault::Spool(e) => SourceError::temporary_file(e),
     })?;
     let wrong = |bad: records::Bad| Wrong { reason: bad.reason, message: bad.message, at: At::Newlines(bad.newlines) };
     Ok(Some(outcome.map_err(wrong)))

@@ -93,7 +93,7 @@ impl SplitReader {
                 return Ok(Some(batch));
             }
             // first: in a file that changes under the reader, a record that makes no sense is not what is wrong
-            self.store.check(&file.location, false).map_err(|e| SourceError::of_store(&file.path, e))?;
+            self.store.check(&file.location, false).map_err(|e| SourceError::from_store(&file.path, e))?;
             read?;
             self.summary.sha256.push(match documents {
                 Reading::Texts(texts) => texts.records.take(),
@@ -197,7 +197,7 @@ impl Documents {
             return Ok(());
         }
         if let Some(keys) = split.keys
-            && !keys.holds(self.reader.key(keys.seed)?)
+            && !keys.contains(self.reader.key(keys.seed)?)
         {
             return Ok(());
         }

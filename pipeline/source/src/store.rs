@@ -136,7 +136,7 @@ impl Store {
     fn is_expected(&self, meta: &ObjectMeta) -> Result<(), object_store::Error> {
         let Some(was) = self.expected.get(&meta.location) else { return Ok(()) };
         let now = FileState::of(meta, self.is_on_disk(&meta.location));
-        match was.is_still(&now) {
+        match was.matches(&now) {
             true => Ok(()),
             false => {
                 let source = Box::new(Changed { was: was.clone(), now });

@@ -26,7 +26,7 @@ use stillhouse_schemas::storage::endpoint_problem;
 use self::folders::{Roots, resolve, stripped};
 use self::urls::{Prefix, is_url, same_endpoint};
 use crate::hub::HubRef;
-use crate::path_expansion::{Names, local_path};
+use crate::path_expansion::{PathExpander, local_path};
 use crate::source::literal;
 use crate::storage::{Location, StoreUrl, is_public};
 
@@ -86,8 +86,8 @@ pub(crate) enum Purpose {
 
 impl Access {
     /// How to expand `~` and variables in a job's paths.
-    pub fn names(&self) -> Names {
-        if self.environment { Names::of_this_process() } else { Names::none() }
+    pub fn names(&self) -> PathExpander {
+        if self.environment { PathExpander::from_environment() } else { PathExpander::none() }
     }
 
     /// Allows everything, for a person's own job.
@@ -269,7 +269,13 @@ impl<'a> Gate<'a> {
     }
 
     /// Checks the fields of a job. Paths that cannot be expanded are reported by the caller.
-    fn problems(&self, spec: &JobSpec, base: &Path, names: &Names, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
+    fn problems(
+        &self,
+        spec: &JobSpec,
+        base: &Path,
+        names: &PathExpander,
+        go_on: &dyn Fn() -> bool,
+    ) -> Option<Vec<Problem>> {
         let mut problems = Vec::new();
         if self.rules.is_none() {
             return Some(problems);
@@ -277,11 +283,11 @@ impl<'a> Gate<'a> {
         let mut more = 0;
         for (field, path) in spec.input.all_paths() {
             let mut said = None;
-            for named in names.all(path).unwrap_or_default() {
+            for named in names.expand_all(path).unwrap_or_default() {
                 if !go_on() {
                     return None;
                 }
-                said = said.or_else(|| self.place(base, &named.real, Purpose::Read));
+                said = said.or_else(|| self.place(base, &named.expanded, Purpose::Read));
             }
             match said {
                 Some(message) if problems.len() < MOST_PROBLEMS => {
@@ -300,16 +306,16 @@ impl<'a> Gate<'a> {
         ];
         for (field, path) in models {
             let Some(path) = path.filter(|path| !path.is_empty()) else { continue };
-            let said = names.real(path).ok().and_then(|real| self.model(base, &real));
+            let said = names.expand(path).ok().and_then(|real| self.model(base, &real));
             problems.extend(said.map(|m| Problem::new(field, shown(path), m)));
         }
         if let Some(path) = spec.subtokens.as_ref().and_then(|s| s.permutation_file()) {
-            let said = names.real(path).ok().and_then(|real| self.place(base, &real, Purpose::Read));
+            let said = names.expand(path).ok().and_then(|real| self.place(base, &real, Purpose::Read));
             problems.extend(said.map(|m| Problem::new("subtokens.permutation", shown(path), m)));
         }
         let output = &spec.output.path;
         let said = names
-            .real(output)
+            .expand(output)
             .ok()
             .and_then(|real| self.place(base, &real, Purpose::Write).or_else(|| self.output_links(base, &real)));
         problems.extend(said.map(|m| Problem::new("output.path", shown(output), m)));

@@ -13,7 +13,7 @@ use stillhouse_schemas::spec::JobSpec;
 
 use super::*;
 use crate::error::{ErrorKind, PipelineError};
-use crate::events::Silent;
+use crate::events::NullObserver;
 use crate::job::prepare;
 
 /// Access to `data` and `out`, not to `secret`; `data/own` is denied.
@@ -88,7 +88,7 @@ impl World {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _in = runtime.enter();
         let text = serde_json::to_string(&job(fields)).unwrap();
-        prepare(job_format().parse(&text), &self.base(), &self.access, &Silent).err().unwrap()
+        prepare(job_format().parse(&text), &self.base(), &self.access, &NullObserver).err().unwrap()
     }
 }
 
@@ -451,7 +451,7 @@ fn the_servers_environment_is_no_jobs_business() {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             let _in = runtime.enter();
             let text = serde_json::to_string(&job(fields)).unwrap();
-            let error = prepare(job_format().parse(&text), Path::new("/"), access, &Silent).err().unwrap();
+            let error = prepare(job_format().parse(&text), Path::new("/"), access, &NullObserver).err().unwrap();
             assert!(error.to_string().contains("the server's own"), "{error}");
         }
     }

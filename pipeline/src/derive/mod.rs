@@ -8,7 +8,7 @@
 //! A split of the data set becomes a split of the result: same rows, same order, same `sequence_id`s. So every keyed
 //! choice, and the bytes of the shards, are those of a run of the whole job (a test compares them). The exception is
 //! noise at a looser tolerance: a run would know the true error and keep fewer corrections
-//! (`stillhouse_noise::Loosener`).
+//! (`stillhouse_noise::CorrectionPruner`).
 //!
 //! The plan is that of a run with another source, the shards of the data set (`source.rs`). So threads,
 //! `engine.memory_megabytes`, progress and commits work as in a run: a stopped derivation resumes, and a finished one
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stillhouse_datasets::dataset::Dataset;
-use stillhouse_operators::extract::{LOOSENED, Loosen};
+use stillhouse_operators::extract::{LOOSENED_COLUMNS, NoiseLoosener};
 use stillhouse_operators::orders::OrdersConfig;
 use stillhouse_operators::registry;
 use stillhouse_operators::registry::OperatorSpec;
@@ -41,7 +41,7 @@ use crate::finish;
 use crate::job::fill_in;
 use crate::job::{read_permutation, shorter};
 use crate::output::{MANIFEST, Output, TOKENIZER};
-use crate::path_expansion::Names;
+use crate::path_expansion::PathExpander;
 use crate::path_expansion::local_path;
 use crate::sequence_offsets;
 use crate::storage::{Location, Storages};
@@ -62,7 +62,7 @@ pub struct Derivation {
     anew: Vec<OperatorSpec>,
     /// The splits of the data set, with the positions of their sequences if the orders need them.
     splits: Vec<SplitRecord>,
-    loosen: Option<Loosen>,
+    loosen: Option<NoiseLoosener>,
     vocabulary: Arc<Vocabulary>,
     tokenizer: Vec<u8>,
     from: DerivedFrom,
@@ -91,18 +91,18 @@ impl Derivation {
             Ok(spec) => Self::of(source, spec, base).await,
             Err(problems) => Err(problems.into()),
         };
-        made.map_err(|e| e.located(&positions))
+        made.map_err(|e| e.with_positions(&positions))
     }
 
     async fn of(source: Dataset, spec: JobSpec, base: &Path) -> Result<Self> {
         let manifest = source.manifest();
-        let (before, unknown) = registry::of_manifest(manifest);
+        let (before, unknown) = registry::operators_from_manifest(manifest);
         if let Some(problem) = unknown.first() {
             let message = format!("{}: {problem}", source.shown(MANIFEST));
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
         let mut problems = Problems::default();
-        let (after, wrong) = registry::of_manifest(&Manifest { job: spec.clone(), ..manifest.clone() });
+        let (after, wrong) = registry::operators_from_manifest(&Manifest { job: spec.clone(), ..manifest.clone() });
         wrong.into_iter().for_each(|problem| problems.push(problem));
         let is_new = |spec: &&OperatorSpec| VIEWS.contains(&spec.name()) && !before.contains(spec);
         let anew: Vec<OperatorSpec> = after.iter().filter(is_new).cloned().collect();
@@ -120,7 +120,7 @@ impl Derivation {
                 format!("{}: sha256 {digest}, the manifest has {}", source.shown(TOKENIZER), manifest.tokenizer.sha256);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
-        let vocabulary = Vocabulary::of(source.tokenizer().await?, &manifest.tokenizer.source)
+        let vocabulary = Vocabulary::from_tokenizer(source.tokenizer().await?, &manifest.tokenizer.source)
             .map_err(|e| PipelineError::caused(ErrorKind::DataSet, source.shown(TOKENIZER), e))?;
         let from = DerivedFrom {
             manifest_sha256: manifest_digest(source.output()).await?.unwrap_or_default(),
@@ -171,7 +171,7 @@ fn with_numbers(
         subtokens.numbers = match base {
             None => manifest.job.subtokens.as_ref().and_then(|stored| stored.numbers.clone()),
             Some(base) => {
-                let path = Names::of_this_process().real(named).map_err(wrong)?;
+                let path = PathExpander::from_environment().expand(named).map_err(wrong)?;
                 let read = read_permutation(&local_path(base, &path), manifest.vocab_size as usize);
                 Some(read.map_err(wrong)?)
             }
@@ -186,8 +186,10 @@ async fn manifest_digest(of: &Output) -> Result<Option<String>> {
 }
 
 /// How to store the noise at a looser tolerance, if the job asks for another one.
-fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Problems) -> Result<Option<Loosen>> {
-    let (Some(from), Some(to)) = (registry::extract_of(before), registry::extract_of(after)) else { return Ok(None) };
+fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Problems) -> Result<Option<NoiseLoosener>> {
+    let (Some(from), Some(to)) = (registry::extract_config(before), registry::extract_config(after)) else {
+        return Ok(None);
+    };
     let (Some(stored), Some(asked)) = (&from.noise, &to.noise) else { return Ok(None) };
     if stored.tolerance == asked.tolerance {
         return Ok(None);
@@ -199,7 +201,7 @@ fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Prob
     if stored.codec != NoiseCodec::Replay {
         return wrong("the data set has dense noise, which has no tolerance; leave it out".into());
     }
-    let made = Loosen::new(from, to).map_err(|e| PipelineError::caused(ErrorKind::Usage, "extract.noise", e))?;
+    let made = NoiseLoosener::new(from, to).map_err(|e| PipelineError::caused(ErrorKind::Usage, "extract.noise", e))?;
     match made {
         Some(loosen) => Ok(Some(loosen)),
         None => wrong(format!(
@@ -211,7 +213,7 @@ fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Prob
 }
 
 fn columns_of(anew: &[OperatorSpec], loosened: bool) -> Vec<String> {
-    let noise = loosened.then_some(LOOSENED).into_iter().flatten().map(str::to_owned);
+    let noise = loosened.then_some(LOOSENED_COLUMNS).into_iter().flatten().map(str::to_owned);
     let views = anew.iter().flat_map(|operator| {
         ColumnRecord::of_schema(operator.output_schema(&arrow::datatypes::Schema::empty()).as_ref())
     });
@@ -239,11 +241,11 @@ fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String
 }
 
 fn output_of(spec: &JobSpec, base: &Path, storages: &Storages) -> Result<Output> {
-    let names = Names::of_this_process();
+    let names = PathExpander::from_environment();
     let usage = |e: String| {
         PipelineError::from(Problems(vec![Problem::new("output.path", format!("{:?}", spec.output.path), e)]))
     };
-    let path = names.real(&spec.output.path).map_err(usage)?;
+    let path = names.expand(&spec.output.path).map_err(usage)?;
     let place = Location::parse(base, &path).map_err(|e| usage(e.to_string()))?;
     let output = Output::at(&shorter(place), &spec.output_storage(), storages)?;
     Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))

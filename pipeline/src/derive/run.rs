@@ -24,7 +24,7 @@ use super::{Derivation, manifest_digest};
 use crate::acceptance::Tally;
 use crate::engine::operator_plan;
 use crate::engine::pool::Pool;
-use crate::engine::resources::{JobResources, SplitsAtWork, stages};
+use crate::engine::resources::{JobResources, SplitsInProgress, stages};
 use crate::engine::runner::{SplitRunner, Workers};
 use crate::engine::session::Session;
 use crate::engine::sink::{Shard, ShardSinkExec, Shards};
@@ -58,7 +58,7 @@ pub async fn derive(derivation: Derivation, options: DeriveOptions, observer: Ar
         return Err(PipelineError::new(ErrorKind::Usage, message));
     }
     let differs = |plan: &PlanRecord| differences_of(plan, &derivation.identity, &[]);
-    if let Err(e) = output.look_as(&derivation.hash, &differs).await
+    if let Err(e) = output.inspect_with(&derivation.hash, &differs).await
         && !may_overwrite(&output, options.overwrite, &e).await?
     {
         return Err(e);
@@ -77,11 +77,11 @@ impl Derivation {
         observer: Arc<dyn Observer>,
         began: Instant,
     ) -> Result<()> {
-        let found = overwritten(&output, &self.hash, options.overwrite, output.look(&self.hash).await).await?;
+        let found = overwritten(&output, &self.hash, options.overwrite, output.inspect(&self.hash).await).await?;
         let (done, complete) = match found {
             Found::Nothing => (output.recover(Vec::new()).await?, false),
-            Found::Resumable { mut done, unsettled } => {
-                done.extend(output.recover(unsettled).await?);
+            Found::Resumable { mut done, incomplete_uploads } => {
+                done.extend(output.recover(incomplete_uploads).await?);
                 (done, false)
             }
             Found::Complete => {
@@ -108,10 +108,10 @@ impl Derivation {
         let own = runner.output.records().await?.into_iter().filter(|record| record.job_hash == self.hash);
         records.extend(own.map(|record| (record.shard.split, record.shard)));
         let (output, nothing_to_do) = (&runner.output, complete && again.is_empty());
-        output.still_ours().await?;
+        output.check_ownership().await?;
         let shards = finish::in_order(self.source_manifest().shards.iter().map(|shard| shard.split), records, output)?;
         let manifest = self.manifest(shards);
-        acceptance::judge(&self.spec, &manifest)?;
+        acceptance::check_dataset(&self.spec, &manifest)?;
         finish::write(output, self.tokenizer.clone(), &self.operators, &manifest).await?;
         let seconds = began.elapsed().as_secs_f64();
         finish::report(output, &manifest, seconds, nothing_to_do, runner.observer.as_ref());
@@ -174,12 +174,13 @@ impl Derivation {
             self.source_manifest().shards.iter().filter(|s| is_pending(&s.split)).cloned().collect();
         let at_once = splits_at_once(&self.spec, rayon::current_num_threads());
         let pool = Pool::of_this_process()?;
-        let plan = self.plan(shards, &runner.remade).map_err(PipelineError::of_plan)?;
+        let plan = self.plan(shards, &runner.remade).map_err(PipelineError::from_plan)?;
         let manifest = self.source_manifest();
         let (spec, specials) = (self.spec.clone(), manifest.tokenizer.special_tokens.clone());
         let vocab_size = manifest.vocab_size as usize;
-        let limits =
-            move |split: &SplitRecord| registry::limits(&spec, vocab_size, &specials, (split.split, split.place));
+        let limits = move |split: &SplitRecord| {
+            registry::check_context(&spec, vocab_size, &specials, (split.split, split.place))
+        };
         let resources = JobResources {
             operators_overlap: at_once.min(splits.len()) < rayon::current_num_threads(),
             splits: Arc::new(splits),
@@ -192,11 +193,11 @@ impl Derivation {
             has_failed: AtomicBool::new(false),
             stop: Arc::clone(&runner.stop),
             stages: stages(&self.anew),
-            at_work: SplitsAtWork::default(),
+            splits_in_progress: SplitsInProgress::default(),
         };
         let session = Session::new(plan, resources, &self.spec.engine)?;
         let tally = Tally::new(&self.spec, &runner.splits, &runner.done);
-        runner.run(&session, Workers::Local { at_once }, &tally, began).await
+        runner.run(&session, Workers::Local { max_splits: at_once }, &tally, began).await
     }
 
     /// The plan: the shards of the data set, the operators over them, and the columns in the order of the format.
@@ -207,7 +208,7 @@ impl Derivation {
     ) -> datafusion::common::Result<Arc<dyn ExecutionPlan>> {
         let of_shard = |from: &ShardRecord| Shard {
             name: from.path.strip_prefix("data/").unwrap_or(&from.path).to_owned(),
-            was: remade.get(&from.split).cloned(),
+            expected_record: remade.get(&from.split).cloned(),
         };
         let into = Shards { spec: self.spec.output.clone(), shards: Arc::new(shards.iter().map(of_shard).collect()) };
         let schema = finish::schema(&self.operators);

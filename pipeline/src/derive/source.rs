@@ -15,22 +15,22 @@ use futures::TryStreamExt;
 use futures::stream::try_unfold;
 use parquet::arrow::async_reader::ParquetRecordBatchStream;
 use stillhouse_datasets::dataset::{Dataset, Selection};
-use stillhouse_operators::extract::{LOOSENED, Loosen};
+use stillhouse_operators::extract::{LOOSENED_COLUMNS, NoiseLoosener};
 use stillhouse_operators::operator::Measure;
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::manifest::{ShardRecord, Statistics};
 
 use crate::engine::node_metrics::{NodeMetrics, properties};
 use crate::engine::resources::JobResources;
-use crate::engine::stage_state::{Doing, SplitMeter, StageState};
+use crate::engine::stage_state::{SplitMeter, StageActivity, StageState};
 use crate::error::{ErrorKind, PipelineError};
 
 /// What a derivation reads.
 pub(super) struct Source {
     pub dataset: Arc<Dataset>,
-    /// The unchanged columns, and those of [`LOOSENED`] if the noise is stored again.
+    /// The unchanged columns, and those of [`LOOSENED_COLUMNS`] if the noise is stored again.
     pub schema: SchemaRef,
-    pub loosen: Option<Loosen>,
+    pub loosen: Option<NoiseLoosener>,
     /// Noise draws per token.
     pub draws: u32,
     /// Rows per batch.
@@ -103,7 +103,7 @@ struct Reading {
 impl Reading {
     async fn next(mut self) -> std::result::Result<Option<(RecordBatch, Self)>, PipelineError> {
         let began = Instant::now();
-        self.stage.does(Doing::Works);
+        self.stage.set_activity(StageActivity::Works);
         let mut batches = match self.batches.take() {
             Some(batches) => batches,
             None => self.source.open(&self.shard, &self.shown).await?,
@@ -118,9 +118,9 @@ impl Reading {
         self.rows += batch.num_rows() as u64;
         SplitMeter::of(&self.metrics, self.stage.split()).add(Measure::Sequences, batch.num_rows() as u64);
         self.metrics.worked_since(began);
-        self.metrics.put_out(batch.num_rows(), batch.get_array_memory_size());
-        self.stage.put_out(batch.num_rows());
-        self.stage.does(Doing::Nothing);
+        self.metrics.count_output(batch.num_rows(), batch.get_array_memory_size());
+        self.stage.count_output(batch.num_rows());
+        self.stage.set_activity(StageActivity::NotStarted);
         Ok(Some((batch, self)))
     }
 
@@ -131,7 +131,7 @@ impl Reading {
         if let Some(loosen) = &source.loosen {
             let mut statistics = stage.split().statistics.lock();
             let arrays = loosen.columns(batch, shard.statistics.total_variation_max, &mut statistics);
-            loosened.extend(LOOSENED.into_iter().zip(arrays.map_err(PipelineError::dataset(shown.clone()))?));
+            loosened.extend(LOOSENED_COLUMNS.into_iter().zip(arrays.map_err(PipelineError::dataset(shown.clone()))?));
         }
         let columns = source.schema.fields().iter().map(|field| {
             let made = loosened.iter().find(|(name, _)| name == field.name()).map(|(_, array)| array);
@@ -154,7 +154,7 @@ impl Reading {
         if source.loosen.is_some() {
             count_empty_lists(&mut stage.split().statistics.lock(), source.draws);
         }
-        stage.does(Doing::Done);
+        stage.set_activity(StageActivity::Done);
         Ok(())
     }
 }
@@ -196,8 +196,8 @@ impl ExecutionPlan for DatasetExec {
             return internal_err!("DatasetExec has {} partitions, asked for {partition}", self.shards.len());
         };
         let resources = JobResources::of(&context)?;
-        let state = resources.state_of(&resources.split(partition)?);
-        state.note_input(shard.input_sha256.clone());
+        let state = resources.split_state(&resources.split(partition)?);
+        state.set_input_sha256(shard.input_sha256.clone());
         *state.statistics.lock() = kept(&shard.statistics, self.source.loosen.is_some());
         let reading = Reading {
             shown: self.source.dataset.shown(&shard.path),

@@ -13,7 +13,7 @@ impl Checks<'_> {
         if spec.path.is_none() || spec.differs_from_teacher == TokenizerDifference::Allow {
             return None;
         }
-        match TeacherVocabulary::of(path, specials(config)) {
+        match TeacherVocabulary::load(path, specials(config)) {
             Ok(own) => own,
             Err(e) => {
                 self.push(Problem::new("extract.teacher.path", format!("{source:?}"), chain(&e)));
@@ -28,12 +28,12 @@ impl Checks<'_> {
         own: Option<&TeacherVocabulary>,
     ) -> Option<Vocabulary> {
         if let Some(values) = self.spec.input.row_values() {
-            let made = Vocabulary::of_numbers(values, &format!("the numbers below {values}"));
+            let made = Vocabulary::for_numbers(values, &format!("the numbers below {values}"));
             return made.map_err(|e| self.push(Problem::missing("input.format", chain(&e)))).ok();
         }
         let (field, path, source) = match (&self.spec.tokenizer.path, teacher) {
             (Some(named), _) => {
-                let (path, source) = self.locate("tokenizer.path", named, Wanted::Tokenizer)?;
+                let (path, source) = self.locate("tokenizer.path", named, FetchPurpose::Tokenizer)?;
                 ("tokenizer.path", path, source)
             }
             (None, Some((path, source, _))) => ("extract.teacher.path", path.clone(), source.clone()),
@@ -63,7 +63,7 @@ impl Checks<'_> {
         if named.is_empty() || self.problems.touches(FIELD) {
             return None;
         }
-        let path = local_path(self.base, &self.names.real(named).ok()?);
+        let path = local_path(self.base, &self.names.expand(named).ok()?);
         let problem = match self.gate.strays([path.as_path()]) {
             Some(message) => message,
             None => match read_permutation(&path, vocab_size) {
@@ -155,8 +155,12 @@ impl Checks<'_> {
         // a missing teacher was already reported
         let width = teacher.map_or(0, |(_, _, config)| config.hidden_size);
         super::fill_in(&mut spec, numbers.clone(), Some(width));
-        let facts = JobFacts { spec: &spec, vocab_size: vocab as usize, special_ids: SpecialIds::of(vocabulary) };
-        if let Err(problems) = registry::of_job(&facts) {
+        let context = JobContext {
+            spec: &spec,
+            vocab_size: vocab as usize,
+            special_ids: SpecialIds::from_vocabulary(vocabulary),
+        };
+        if let Err(problems) = registry::operators_for_job(&context) {
             problems.into_iter().for_each(|problem| self.push(problem));
         }
         let dense = self.spec.extract.as_ref().and_then(|e| e.noise.as_ref()).filter(|n| n.codec == NoiseCodec::Dense);
@@ -189,5 +193,5 @@ pub(crate) fn read_permutation(path: &Path, vocab_size: usize) -> std::result::R
     if found.len() > MOST_PERMUTATION {
         return Err(format!("has {} bytes; valid: up to {MOST_PERMUTATION}", found.len()));
     }
-    Permutation::new(&numbers_of(&fs::read(path).map_err(unreadable)?)?, vocab_size)
+    Permutation::new(&parse_numbers(&fs::read(path).map_err(unreadable)?)?, vocab_size)
 }

@@ -18,7 +18,7 @@ pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Re
     let (Some(wanted), Some(extract)) = (order.device.clone(), &spec.extract) else { return Ok(None) };
     let named = place.device.clone().unwrap_or_else(|| extract.teacher.device.clone());
     let look = move || {
-        let devices = match stillhouse_teacher::devices(&named) {
+        let devices = match stillhouse_teacher::parse_devices(&named) {
             Ok(devices) => devices,
             Err(e) => return Some(chain(&e)),
         };
@@ -29,7 +29,7 @@ pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Re
         devices.iter().find_map(|device| device.open().err()).map(|e| chain(&e))
     };
     let why = tokio::task::spawn_blocking(look).await.map_err(PipelineError::worker_stopped(ErrorKind::Model))?;
-    let error = |why| PipelineError::new(ErrorKind::Model, format!("extract.teacher.device: {why}")).of_place();
+    let error = |why| PipelineError::new(ErrorKind::Model, format!("extract.teacher.device: {why}")).machine_specific();
     Ok(why.map(error))
 }
 
@@ -37,7 +37,7 @@ pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Re
 /// different local copy.
 pub(super) fn same_input(plan: &PlanRecord, hash: &JobHash) -> Result<()> {
     let pairs = plan.files.iter().zip(&hash.files);
-    let others: Vec<_> = pairs.filter(|(planned, here)| !planned.state.is_as_on(&here.state)).collect();
+    let others: Vec<_> = pairs.filter(|(planned, here)| !planned.state.matches_on_other_machine(&here.state)).collect();
     if others.is_empty() {
         return Ok(());
     }
@@ -79,17 +79,20 @@ mod tests {
             let device = device.map(str::to_owned);
             let place =
                 Place { name: "here".into(), access: Access::everything(), device, slots: 1, room: Room::new(1) };
-            unfit(&spec, &order, &place).await.unwrap().map(|e| (e.of_place, e.to_string()))
+            unfit(&spec, &order, &place).await.unwrap().map(|e| (e.machine_specific, e.to_string()))
         };
         // without a teacher the device does not matter; without a device of its own, the executor uses the job's
         assert_eq!(looked(Some("cuda:7"), None).await, None);
         assert_eq!((looked(None, Some("cpu")).await, looked(Some("cpu"), Some("cpu")).await), (None, None));
         let told = "extract.teacher.device: teachers compute on cpu here (cpu), the run's on cuda";
         assert_eq!(looked(None, Some("cuda")).await, Some((true, told.to_owned())));
-        let (of_place, told) = looked(Some("cuda:7"), Some("cpu")).await.unwrap();
-        assert!(of_place && told.ends_with("teachers compute on cuda:7 here (cuda), the run's on cpu"), "{told}");
-        let (of_place, told) = looked(Some("cuda:7"), Some("cuda")).await.unwrap();
-        assert!(of_place && told.contains("cuda:7"), "{told}");
+        let (machine_specific, told) = looked(Some("cuda:7"), Some("cpu")).await.unwrap();
+        assert!(
+            machine_specific && told.ends_with("teachers compute on cuda:7 here (cuda), the run's on cpu"),
+            "{told}"
+        );
+        let (machine_specific, told) = looked(Some("cuda:7"), Some("cuda")).await.unwrap();
+        assert!(machine_specific && told.contains("cuda:7"), "{told}");
     }
 
     #[test]
@@ -99,7 +102,7 @@ mod tests {
             name: "a.jsonl".into(),
             state: FileState { bytes, modified_ns, e_tag: Some(tag.into()), version: None },
         };
-        let differs = |a: &PlannedFile, b: &PlannedFile| !a.state.is_as_on(&b.state);
+        let differs = |a: &PlannedFile, b: &PlannedFile| !a.state.matches_on_other_machine(&b.state);
         let disk = file(10, Some(5), "inode 1");
         assert!(!differs(&disk, &file(10, Some(5), "inode 2")));
         assert!(differs(&disk, &file(10, Some(6), "inode 1")) && differs(&disk, &file(11, Some(5), "inode 1")));

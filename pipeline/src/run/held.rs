@@ -58,7 +58,7 @@ pub(crate) async fn overwritten(
     match found {
         Err(refusal) if may_overwrite(output, overwrite, &refusal).await? => {
             output.remove().await?;
-            output.look(job_hash).await
+            output.inspect(job_hash).await
         }
         found => found,
     }

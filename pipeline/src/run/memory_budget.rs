@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use stillhouse_schemas::spec::Dtype;
-use stillhouse_teacher::{devices, host_bytes};
+use stillhouse_teacher::{host_bytes, parse_devices};
 
 use super::splits::ROW_GROUPS_OF_A_SPLIT;
 use crate::engine::teacher::precision;
@@ -63,7 +63,7 @@ impl Room {
                 megabytes(bytes),
                 megabytes(self.limit)
             );
-            return Err(PipelineError::new(ErrorKind::Model, message).of_place());
+            return Err(PipelineError::new(ErrorKind::Model, message).machine_specific());
         }
         *taken += bytes;
         Ok(Share { room: Arc::clone(self), bytes })
@@ -87,7 +87,8 @@ impl Needs {
         let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(needs) };
         let failed = |e| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
         // a teacher on a GPU checks the GPU's memory when it is loaded; a missing GPU is reported then
-        let teachers = devices(&extract.teacher.device).map_err(failed)?.iter().filter(|d| d.is_cpu()).count() as u64;
+        let teachers =
+            parse_devices(&extract.teacher.device).map_err(failed)?.iter().filter(|d| d.is_cpu()).count() as u64;
         if teachers == 0 {
             return Ok(needs);
         }
@@ -139,7 +140,7 @@ mod tests {
         let needs = |splits| Needs { splits: splits * MEGABYTE, ..Needs::default() };
         let first = room.take(needs(500)).unwrap();
         let refused = room.take(needs(300)).unwrap_err();
-        assert!(refused.of_place);
+        assert!(refused.machine_specific);
         assert_eq!(
             refused.to_string(),
             "the job takes 550 MB of memory (itself 250 MB, splits 300 MB), this executor has 1200 MB, of which other jobs have 750 MB; \

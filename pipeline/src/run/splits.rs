@@ -18,7 +18,7 @@ use crate::driver::TaskSpec;
 use crate::engine;
 use crate::engine::device::DeviceQueue;
 use crate::engine::pool::{Pool, Spawner};
-use crate::engine::resources::{JobResources, SplitsAtWork, stages};
+use crate::engine::resources::{JobResources, SplitsInProgress, stages};
 use crate::engine::runner::{SplitRunner, Workers};
 use crate::engine::session::Session;
 use crate::engine::sink::{Shard, Shards};
@@ -52,7 +52,7 @@ impl Job {
         };
         let workers = match &remote {
             Some((driver, spec)) => Workers::Remote { driver: *driver, spec },
-            None => Workers::Local { at_once: self.at_once() },
+            None => Workers::Local { max_splits: self.at_once() },
         };
         self.runner.run(&session, workers, &tally, began).await
     }
@@ -86,7 +86,7 @@ impl Job {
             stop: Arc::clone(stop),
             ..resources(prepared, output.clone(), devices, &splits, spawner)
         };
-        Session::new(plan.map_err(PipelineError::of_plan)?, resources, &prepared.spec.engine)
+        Session::new(plan.map_err(PipelineError::from_plan)?, resources, &prepared.spec.engine)
     }
 
     /// The job as other processes need it to work for this run.
@@ -114,7 +114,7 @@ fn shards(
 ) -> Shards {
     let shard = |split: &SplitRecord| Shard {
         name: names.get(&split.split).cloned().unwrap_or_default(),
-        was: remade.get(&split.split).cloned(),
+        expected_record: remade.get(&split.split).cloned(),
     };
     Shards { spec: prepared.spec.output.clone(), shards: Arc::new(splits.iter().map(shard).collect()) }
 }
@@ -157,8 +157,9 @@ pub(crate) fn resources(
     spawner: Spawner,
 ) -> JobResources {
     let (of, specials) = (Arc::clone(prepared), prepared.vocabulary.special_tokens());
-    let limits =
-        move |split: &SplitRecord| registry::limits(&of.spec, of.vocab_size, &specials, (split.split, split.place));
+    let limits = move |split: &SplitRecord| {
+        registry::check_context(&of.spec, of.vocab_size, &specials, (split.split, split.place))
+    };
     JobResources {
         splits: Arc::clone(splits),
         store: prepared.store.clone(),
@@ -171,7 +172,7 @@ pub(crate) fn resources(
         has_failed: AtomicBool::new(false),
         stop: Arc::default(),
         stages: stages(&prepared.operators),
-        at_work: SplitsAtWork::default(),
+        splits_in_progress: SplitsInProgress::default(),
     }
 }
 

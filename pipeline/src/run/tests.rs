@@ -16,7 +16,7 @@ use stillhouse_teacher::Teacher;
 use crate::access::Access;
 use crate::driver::{SplitTask, TaskSpec};
 use crate::engine::device::DeviceQueue;
-use crate::events::Silent;
+use crate::events::NullObserver;
 use crate::job::{self, Prepared};
 use crate::output::Output;
 use crate::plan;
@@ -65,7 +65,7 @@ fn job_over(documents: usize, folder: &Path, out: &str) -> String {
 }
 
 fn prepare(text: &str, folder: &Path) -> Arc<Prepared> {
-    Arc::new(job::prepare(job_format().parse(text), folder, &Access::everything(), &Silent).unwrap())
+    Arc::new(job::prepare(job_format().parse(text), folder, &Access::everything(), &NullObserver).unwrap())
 }
 
 fn sums(output: &Path) -> BTreeMap<String, String> {
@@ -76,7 +76,7 @@ fn sums(output: &Path) -> BTreeMap<String, String> {
 
 fn load_teacher(prepared: &Prepared) -> Arc<dyn Teacher> {
     let none = JobInput { splits: &[], files: &[] };
-    teacher::load_all(prepared, none, None, true, &Silent).unwrap().teachers.remove(0)
+    teacher::load_all(prepared, none, None, true, &NullObserver).unwrap().teachers.remove(0)
 }
 
 const ORDER: &str = "STILLHOUSE_TEST_ORDER";
@@ -98,7 +98,7 @@ fn other_process() {
         room: Room::new(u64::MAX / 2),
     };
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let worker = Worker::join(&order, &place, Arc::new(Silent)).await.unwrap();
+        let worker = Worker::join(&order, &place, Arc::new(NullObserver)).await.unwrap();
         for wanted in wanted.iter().skip(own).step_by(2) {
             assert_eq!(worker.make(wanted).await.unwrap().split, wanted.split);
         }
@@ -117,13 +117,14 @@ async fn workers_in_other_processes_make_the_same_shards() {
     })
     .await
     .unwrap();
-    run::run(here, RunOptions::default(), Arc::new(Silent)).await.unwrap();
+    run::run(here, RunOptions::default(), Arc::new(NullObserver)).await.unwrap();
 
     let began = Instant::now();
-    let hash = plan::job_hash(&there, &Silent).unwrap();
-    let output = there.output().unwrap().create(&Silent).await.unwrap().for_job(&hash.hash);
-    let lock = output.lock(&Silent).await.unwrap();
-    let job = Job::start(Arc::clone(&there), hash, output.clone(), BTreeMap::new(), Arc::new(Silent)).await.unwrap();
+    let hash = plan::job_hash(&there, &NullObserver).unwrap();
+    let output = there.output().unwrap().create(&NullObserver).await.unwrap().for_job(&hash.hash);
+    let lock = output.lock(&NullObserver).await.unwrap();
+    let job =
+        Job::start(Arc::clone(&there), hash, output.clone(), BTreeMap::new(), Arc::new(NullObserver)).await.unwrap();
     output.let_others_join().await.unwrap();
     let order = TaskSpec {
         spec: serde_json::to_string(&there.spec).unwrap(),

@@ -38,12 +38,12 @@ use crate::engine::device::DeviceQueue;
 use crate::engine::pool::Pool;
 use crate::engine::runner::SplitRunner;
 use crate::engine::session::Session;
-use crate::error::{ErrorKind, Failure, PipelineError, Result};
+use crate::error::{ErrorKind, PipelineError, Result, SerializedError};
 use crate::events::{Event, Observer};
 use crate::job::blocking;
 use crate::job::{self, Prepared, chain, prepare};
 use crate::job_diff::differences;
-use crate::output::{AtWork, Output, Pulse, SplitAtWork, Warning};
+use crate::output::{LeaseMonitor, Output, SplitReport, Warning, WorkerReport};
 use crate::plan;
 use crate::query_rows;
 use crate::teacher::{self, Decided, JobInput, Loaded};
@@ -77,7 +77,7 @@ struct WorkerState {
     session: Session,
     at_work: Mutex<BTreeSet<SplitId>>,
     /// Why the worker stopped building splits for the run; empty while it works.
-    gone: OnceLock<Failure>,
+    gone: OnceLock<SerializedError>,
     began: Instant,
     warnings: Arc<Warnings>,
     /// Name of the worker's report. The lock serializes writes, so that an older report never replaces a newer one.
@@ -93,23 +93,23 @@ impl WorkerState {
     }
 
     /// The report: current splits and counts.
-    fn tell(&self, splits: &BTreeSet<SplitId>) -> AtWork {
+    fn tell(&self, splits: &BTreeSet<SplitId>) -> WorkerReport {
         let states: HashMap<SplitId, _> =
-            self.session.resources.at_work.all().into_iter().map(|state| (state.split, state)).collect();
+            self.session.resources.splits_in_progress.all().into_iter().map(|state| (state.split, state)).collect();
         let at = |split: &SplitId| {
             let state = states.get(split);
-            let reads = state.map(|state| state.reads.clone()).unwrap_or_default();
+            let reads = state.map(|state| state.input_file.clone()).unwrap_or_default();
             let stages = state.map(|state| state.statuses()).unwrap_or_default();
             let counts = state.map(|state| state.counts()).unwrap_or_default();
-            SplitAtWork { split: *split, reads, stages, counts }
+            SplitReport { split: *split, reads, stages, counts }
         };
-        AtWork {
+        WorkerReport {
             splits: splits.iter().map(at).collect(),
             cannot: self.cannot().map(|e| e.to_string()),
             told: self.told.fetch_add(1, Ordering::Relaxed),
             progress: self.job.runner.progress(self.began),
             warnings: self.warnings.last(),
-            ..AtWork::new(&self.name, &self.job.runner.output)
+            ..WorkerReport::new(&self.name, &self.job.runner.output)
         }
     }
 
@@ -119,7 +119,7 @@ impl WorkerState {
         let are_gone = !resources.devices.is_empty() && resources.lost_devices() == resources.devices.len();
         let message =
             "teacher: every device of this executor is lost; valid: this executor, started anew once they are there";
-        are_gone.then(|| PipelineError::new(ErrorKind::Model, message).of_place())
+        are_gone.then(|| PipelineError::new(ErrorKind::Model, message).machine_specific())
     }
 
     async fn report(&self, splits: &BTreeSet<SplitId>) {
@@ -214,8 +214,8 @@ impl Worker {
     ///
     /// # Errors
     /// If this process is not allowed to, cannot, or would build other bytes than the run. An error that concerns only
-    /// this machine ([`PipelineError::of_place`]) is also reported at the output, so that the run knows which worker
-    /// passes its splits on.
+    /// this machine ([`PipelineError::machine_specific`]) is also reported at the output, so that the run knows which
+    /// worker passes its splits on.
     pub async fn join(order: &TaskSpec, place: &Place, observer: Arc<dyn Observer>) -> Result<Self> {
         let warnings = Warnings::new(observer);
         let observer = Arc::clone(&warnings) as Arc<dyn Observer>;
@@ -224,8 +224,8 @@ impl Worker {
             && let Some(unfit) = unfit(&spec, order, place).await?
         {
             let output = job::output_of(&spec, &order.base, &place.access)?.joined(&order.ticket);
-            output.still_ours().await?;
-            let at = AtWork { cannot: Some(unfit.to_string()), ..AtWork::new(&place.name, &output) };
+            output.check_ownership().await?;
+            let at = WorkerReport { cannot: Some(unfit.to_string()), ..WorkerReport::new(&place.name, &output) };
             output.report(&id, &at).await?;
             return Err(unfit);
         }
@@ -234,17 +234,17 @@ impl Worker {
         let output = prepared.output()?.joined(&order.ticket);
         let hash = append::at_output(hash, &output).await?;
         let output = output.for_grown_job(&hash).joined(&order.ticket);
-        output.still_ours().await?;
-        let at = AtWork { warnings: warnings.last(), ..AtWork::new(&place.name, &output) };
+        output.check_ownership().await?;
+        let at = WorkerReport { warnings: warnings.last(), ..WorkerReport::new(&place.name, &output) };
         // without a report the run cannot tell whether this worker is loading or absent
         output.report(&id, &at).await?;
         warnings.are_told(&at.warnings);
         let ready = Self::ready(prepared, hash, output.clone(), (order, place), &id, &warnings);
         let ready = telling(&output, &id, &at, ready).await;
         if let Err(e) = &ready
-            && e.of_place
+            && e.machine_specific
         {
-            output.report(&id, &AtWork { cannot: Some(e.to_string()), warnings: warnings.last(), ..at }).await?;
+            output.report(&id, &WorkerReport { cannot: Some(e.to_string()), warnings: warnings.last(), ..at }).await?;
         }
         ready
     }
@@ -272,7 +272,7 @@ impl Worker {
         let job = Job { prepared, hash, files, skipped, teacher, arithmetic, driver: None, runner };
         let pool = Pool::of_this_process()?;
         let session = job.session(splits, &BTreeMap::new(), pool.spawner()?)?;
-        job.runner.measures(&session.plan);
+        job.runner.add_plan(&session.plan);
         let partitions = session.partitions();
         let (name, at_work, began) = (place.name.clone(), Mutex::default(), Instant::now());
         let state = Arc::new(WorkerState {
@@ -293,7 +293,7 @@ impl Worker {
     }
 
     /// Why the run is over for this worker; `None` while it works.
-    pub fn is_over(&self) -> Option<Failure> {
+    pub fn is_over(&self) -> Option<SerializedError> {
         self.state.gone.get().cloned()
     }
 
@@ -313,7 +313,7 @@ impl Worker {
         }
         let WorkerState { job, session, at_work, warnings, .. } = self.state.as_ref();
         let output = &job.runner.output;
-        output.still_ours().await?;
+        output.check_ownership().await?;
         if wanted.was.is_none()
             && let Some(record) = output.committed(wanted.split).await?
         {
@@ -375,15 +375,15 @@ async fn watch(state: Arc<WorkerState>) {
     let runner = &state.job.runner;
     let output = &runner.output;
     let (mut told, mut at) = (BTreeSet::new(), Instant::now());
-    let mut pulse = Pulse::default();
+    let mut pulse = LeaseMonitor::default();
     loop {
         tokio::time::sleep(LOOKS).await;
-        runner.sample_device_waits(&state.session.resources.at_work);
-        match output.still_alive(&mut pulse).await {
+        runner.sample_device_waits(&state.session.resources.splits_in_progress);
+        match output.check_run_alive(&mut pulse).await {
             Err(e) if e.retryable => continue,
             Err(e) => {
                 tracing::info!("{e}");
-                let _ = state.gone.set(Failure::from(&e));
+                let _ = state.gone.set(SerializedError::from(&e));
                 runner.stop.store(true, Ordering::Relaxed);
                 return;
             }
@@ -402,7 +402,7 @@ async fn watch(state: Arc<WorkerState>) {
 async fn telling(
     output: &Output,
     id: &str,
-    at: &AtWork,
+    at: &WorkerReport,
     ready: impl Future<Output = Result<Worker>>,
 ) -> Result<Worker> {
     tokio::pin!(ready);
@@ -505,11 +505,11 @@ async fn loaded(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::Silent;
+    use crate::events::NullObserver;
 
     #[test]
     fn a_report_has_the_last_warnings_with_their_numbers() {
-        let warnings = Warnings::new(Arc::new(Silent));
+        let warnings = Warnings::new(Arc::new(NullObserver));
         assert!(!warnings.has_news() && warnings.last().is_empty());
         let warn = |message: String| warnings.event(&Event::Warning { message });
         warn("é".repeat(LONGEST_WARNING));

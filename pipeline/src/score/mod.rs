@@ -269,7 +269,7 @@ fn load(prepared: &Prepared, options: &ScoreOptions, observer: &dyn Observer) ->
         return Err(PipelineError::new(ErrorKind::Usage, "--teacher: none"));
     };
     observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
-    let device = stillhouse_teacher::devices(&options.device)
+    let device = stillhouse_teacher::parse_devices(&options.device)
         .ok()
         .and_then(|devices| devices.first().map(ToString::to_string))
         .unwrap_or_else(|| options.device.clone());
@@ -307,7 +307,7 @@ impl Texts<'_> {
             let context = SplitContext {
                 split: split.split,
                 dataset_split: split.dataset_split.clone(),
-                place: split.place,
+                sequence_range: split.place,
                 vocabulary: Arc::clone(&prepared.vocabulary),
                 teacher: None,
                 statistics: SharedStatistics::default(),

@@ -44,7 +44,7 @@ fn scored(options: &ScoreOptions) -> Result<(Scores, Vec<TextScore>)> {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
     let mut texts = Vec::new();
-    let scores = score(options, &crate::events::Silent, &mut |text| {
+    let scores = score(options, &crate::events::NullObserver, &mut |text| {
         texts.push(text.clone());
         Ok(())
     })?;
@@ -100,7 +100,7 @@ fn scores_are_the_same_however_tokens_share_a_pass() {
 
 /// The teacher of these options on the host, and on the host as a device that takes a GPU's place.
 fn teachers(options: &ScoreOptions, prepared: &Prepared) -> [Arc<dyn Teacher>; 2] {
-    let on_host = load(prepared, options, &crate::events::Silent).unwrap();
+    let on_host = load(prepared, options, &crate::events::NullObserver).unwrap();
     let device: Arc<dyn Device> = Arc::new(Host::new(5));
     let loaded = LoadOptions { batch_tokens: 200, length: 64, ..LoadOptions::default() };
     let on_device = gpu::load(&nano_teacher(), &device, &loaded).unwrap();
@@ -114,7 +114,7 @@ fn the_features_of_mauve_are_the_last_hidden_states() {
     let options = options(&folder, &golden);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
-    let observer = crate::events::Silent;
+    let observer = crate::events::NullObserver;
     let prepared = job::prepare(&options, &options.file, "FILE", &observer).unwrap();
     // the first four records, of which the third has no token
     let mut expected = Features::default();
@@ -150,7 +150,7 @@ fn a_teacher_on_a_device_gives_mauve_too() {
     options.mauve = MauveOptions { clusters: Some(3), ..MauveOptions::default() };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
-    let observer = crate::events::Silent;
+    let observer = crate::events::NullObserver;
     let prepared = job::prepare(&options, &options.file, "FILE", &observer).unwrap();
     let reference = job::prepare(&options, &other.display().to_string(), "--reference", &observer).unwrap();
     let of = |teacher: Arc<dyn Teacher>| {

@@ -240,7 +240,7 @@ impl<'a> Scorer<'a> {
         }
         // keep the last layer's states only if one is wanted
         let last = [self.teacher.info().layers];
-        let (hidden, states) = self.teacher.pass_keeping(&runs, if ends.is_empty() { &[] } else { &last })?;
+        let (hidden, states) = self.teacher.pass_with_states(&runs, if ends.is_empty() { &[] } else { &last })?;
         for (rows, wanted) in rows.chunks(self.teacher.slice_rows()).zip(wanted.chunks(self.teacher.slice_rows())) {
             self.slice(&hidden, rows, wanted)?;
         }

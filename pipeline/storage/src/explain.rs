@@ -4,7 +4,9 @@ use std::io;
 
 use object_store::Error;
 
-use super::failure::{Breakage, ErrorResponse, Outcome, RequestInfo, TransportError, find_cause, find_failure};
+use super::failure::{
+    ErrorResponse, NoResponseReason, Outcome, RequestInfo, TransportError, find_cause, find_transport_error,
+};
 use super::profile::{CredentialError, NO_CREDENTIALS};
 
 /// Explains an error, for example `cannot write s3://b/k: 403 AccessDenied: the credentials may not do this; …`.
@@ -16,7 +18,7 @@ pub fn explain(error: &Error, action: &str, place: &str) -> String {
 
 /// Whether the same call can succeed later: the retry limits were reached, or the local disk failed.
 pub fn is_retryable(error: &Error) -> bool {
-    match find_failure(error) {
+    match find_transport_error(error) {
         Some(failure) => failure.transient,
         None => {
             let is_answer = matches!(
@@ -34,7 +36,7 @@ pub fn is_retryable(error: &Error) -> bool {
 
 /// Like [`explain`], without the action and the place: for messages that already name them.
 pub fn explain_cause(error: &Error, place: &str) -> String {
-    if let Some(failure) = find_failure(error) {
+    if let Some(failure) = find_transport_error(error) {
         return explain_failure(failure, place);
     }
     if let Some(missing) = find_cause::<CredentialError>(error) {
@@ -77,7 +79,7 @@ fn explain_failure(failure: &TransportError, place: &str) -> String {
     match outcome {
         _ if !request.at_store => explain_credentials(request, outcome),
         Outcome::Refused(response) => format!("{}{attempts_note}", explain_response(response, request, place)),
-        Outcome::Broken(breakage, text) => format!("{}{attempts_note}", explain_no_response(*breakage, text, request)),
+        Outcome::Broken(reason, text) => format!("{}{attempts_note}", explain_no_response(*reason, text, request)),
     }
 }
 
@@ -140,19 +142,26 @@ fn explain_response(response: &ErrorResponse, request: &RequestInfo, place: &str
     format!("{short}: {advice}")
 }
 
-fn explain_no_response(breakage: Breakage, text: &str, request: &RequestInfo) -> String {
+fn explain_no_response(reason: NoResponseReason, text: &str, request: &RequestInfo) -> String {
     let service = &request.service;
-    match breakage {
-        Breakage::UnknownHost => format!("no such host: {service}; check the endpoint, the bucket and the network"),
-        Breakage::ConnectionRefused => {
+    match reason {
+        NoResponseReason::UnknownHost => {
+            format!("no such host: {service}; check the endpoint, the bucket and the network")
+        }
+        NoResponseReason::ConnectionRefused => {
             format!("nobody listens at {service}; check the endpoint, and that the service runs")
         }
-        Breakage::NoConnection => format!("{service} cannot be reached: {text}; check the endpoint and the network"),
-        Breakage::Certificate => format!("the certificate of {service} is not trusted: {text}"),
-        Breakage::Timeout => {
+        NoResponseReason::NoConnection => {
+            format!("{service} cannot be reached: {text}; check the endpoint and the network")
+        }
+        NoResponseReason::Certificate => format!("the certificate of {service} is not trusted: {text}"),
+        NoResponseReason::Timeout => {
             format!("{service} took too long: {text}; see `storage: {{retry: {{request_timeout_seconds: …}}}}`")
         }
-        Breakage::Connection | Breakage::TooLarge | Breakage::Unsendable | Breakage::RefusedByGuard => {
+        NoResponseReason::Connection
+        | NoResponseReason::TooLarge
+        | NoResponseReason::Unsendable
+        | NoResponseReason::RefusedByGuard => {
             format!("{service}: {text}")
         }
     }

@@ -53,7 +53,7 @@ pub enum Outcome {
     /// The service answered with an error.
     Refused(ErrorResponse),
     /// No complete response arrived.
-    Broken(Breakage, String),
+    Broken(NoResponseReason, String),
 }
 
 /// An error response.
@@ -71,7 +71,7 @@ pub struct ErrorResponse {
 
 /// Why no complete response arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Breakage {
+pub enum NoResponseReason {
     /// The host name does not resolve.
     UnknownHost,
     /// Nothing listens at the address.
@@ -92,7 +92,7 @@ pub enum Breakage {
     RefusedByGuard,
 }
 
-impl Breakage {
+impl NoResponseReason {
     /// Whether no server was reached.
     pub fn is_unreached(self) -> bool {
         matches!(self, Self::UnknownHost | Self::ConnectionRefused | Self::NoConnection)
@@ -129,7 +129,7 @@ impl fmt::Display for ErrorResponse {
 }
 
 /// Finds the [`TransportError`] that caused an error.
-pub fn find_failure<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a TransportError> {
+pub fn find_transport_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a TransportError> {
     find_cause(error)
 }
 
@@ -148,7 +148,7 @@ pub fn find_cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> O
 }
 
 /// Classifies why a request of any HTTP client got no complete response, with a text that contains no addresses.
-pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
+pub fn classify_no_response(error: &(dyn Error + 'static)) -> (NoResponseReason, String) {
     let mut texts = Vec::new();
     let mut next = error.source();
     while let Some(cause) = next {
@@ -169,17 +169,19 @@ pub fn breakage(error: &(dyn Error + 'static)) -> (Breakage, String) {
     // hyper's type for this error is private, so the text decides
     let is_lookup = is_connect && texts.iter().any(|text| text.contains("dns error"));
     match find_cause::<io::Error>(error).map(io::Error::kind) {
-        _ if certificate => (Breakage::Certificate, last),
-        _ if no_tls => (Breakage::Unsendable, format!("no TLS can be spoken with it: {last}")),
-        _ if is_lookup => (Breakage::UnknownHost, "no such host is known".into()),
-        Some(io::ErrorKind::ConnectionRefused) => (Breakage::ConnectionRefused, "the connection is refused".into()),
-        _ if is_connect && is_timeout => (Breakage::NoConnection, "no connection: nobody answers there".into()),
-        _ if is_connect => (Breakage::NoConnection, format!("no connection: {last}")),
-        _ if is_timeout => (Breakage::Timeout, "no answer in time".into()),
-        _ if client.is_some_and(reqwest::Error::is_builder) => {
-            (Breakage::Unsendable, format!("cannot be sent: {last}"))
+        _ if certificate => (NoResponseReason::Certificate, last),
+        _ if no_tls => (NoResponseReason::Unsendable, format!("no TLS can be spoken with it: {last}")),
+        _ if is_lookup => (NoResponseReason::UnknownHost, "no such host is known".into()),
+        Some(io::ErrorKind::ConnectionRefused) => {
+            (NoResponseReason::ConnectionRefused, "the connection is refused".into())
         }
-        _ => (Breakage::Connection, format!("the connection broke: {last}")),
+        _ if is_connect && is_timeout => (NoResponseReason::NoConnection, "no connection: nobody answers there".into()),
+        _ if is_connect => (NoResponseReason::NoConnection, format!("no connection: {last}")),
+        _ if is_timeout => (NoResponseReason::Timeout, "no answer in time".into()),
+        _ if client.is_some_and(reqwest::Error::is_builder) => {
+            (NoResponseReason::Unsendable, format!("cannot be sent: {last}"))
+        }
+        _ => (NoResponseReason::Connection, format!("the connection broke: {last}")),
     }
 }
 
@@ -352,13 +354,14 @@ mod tests {
     fn a_certificate_that_is_not_trusted_is_known_by_its_type() {
         let untrusted = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
         let error = Outer(io::Error::new(io::ErrorKind::InvalidData, untrusted));
-        let (why, text) = breakage(&error);
-        assert!(why == Breakage::Certificate && !why.is_transient(), "{why:?}: {text}");
+        let (why, text) = classify_no_response(&error);
+        assert!(why == NoResponseReason::Certificate && !why.is_transient(), "{why:?}: {text}");
         let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
-        let (why, text) = breakage(&Outer(io::Error::new(io::ErrorKind::InvalidData, plain)));
-        assert!(why == Breakage::Unsendable && !why.is_transient(), "{why:?}: {text}");
-        let (why, text) = breakage(&Outer(io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError)));
-        assert!(why == Breakage::Connection && why.is_transient(), "{why:?}: {text}");
+        let (why, text) = classify_no_response(&Outer(io::Error::new(io::ErrorKind::InvalidData, plain)));
+        assert!(why == NoResponseReason::Unsendable && !why.is_transient(), "{why:?}: {text}");
+        let (why, text) =
+            classify_no_response(&Outer(io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError)));
+        assert!(why == NoResponseReason::Connection && why.is_transient(), "{why:?}: {text}");
     }
 
     #[tokio::test]
@@ -369,12 +372,12 @@ mod tests {
         let send = |address: std::net::SocketAddr| client.get(format!("http://{address}")).send();
         let closes = async { drop(listener.accept().await.unwrap()) };
         let (closed, ()) = tokio::join!(send(address), closes);
-        assert_eq!(breakage(&closed.unwrap_err()).0, Breakage::Connection);
+        assert_eq!(classify_no_response(&closed.unwrap_err()).0, NoResponseReason::Connection);
         drop(listener);
-        let refused = breakage(&send(address).await.unwrap_err());
-        assert_eq!(refused, (Breakage::ConnectionRefused, "the connection is refused".to_owned()));
+        let refused = classify_no_response(&send(address).await.unwrap_err());
+        assert_eq!(refused, (NoResponseReason::ConnectionRefused, "the connection is refused".to_owned()));
         let odd = client.get("no scheme").send().await.unwrap_err();
-        assert_eq!(breakage(&odd).0, Breakage::Unsendable);
+        assert_eq!(classify_no_response(&odd).0, NoResponseReason::Unsendable);
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Guard {
 
     /// Restricts redirects to URLs for which `allows_redirect` returns true.
     #[must_use]
-    pub fn redirecting(self, allows_redirect: impl Fn(&Url) -> bool + Send + Sync + 'static) -> Self {
+    pub fn with_redirect_filter(self, allows_redirect: impl Fn(&Url) -> bool + Send + Sync + 'static) -> Self {
         Self { allows_redirect: Arc::new(allows_redirect), ..self }
     }
 

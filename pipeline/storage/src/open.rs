@@ -60,7 +60,7 @@ pub struct Requests {
     /// Requests sent, including retries.
     pub sent: u64,
     /// Retries.
-    pub again: u64,
+    pub retries: u64,
 }
 
 /// All open stores.
@@ -86,7 +86,7 @@ impl Storages {
     /// Restricts `http` and `https` URLs to public addresses. Other stores are not affected: their endpoints come from
     /// the environment, or from a job file that was checked.
     #[must_use]
-    pub fn guarded(self, guard: Guard) -> Self {
+    pub fn with_guard(self, guard: Guard) -> Self {
         Self { guard: Some(guard), ..self }
     }
 
@@ -95,7 +95,7 @@ impl Storages {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         opened.values().fold(Requests::default(), |sum, opened| Requests {
             sent: sum.sent + opened.statistics.requests(),
-            again: sum.again + opened.statistics.retries(),
+            retries: sum.retries + opened.statistics.retries(),
         })
     }
 

@@ -35,7 +35,7 @@ impl Backoff {
 }
 
 /// The wait that `Retry-After` asks for, given in seconds or as a date.
-pub fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
+pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let until = || (DateTime::parse_from_rfc2822(text).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok();
     text.parse().ok().map(Duration::from_secs).or_else(until)
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn services_ask_in_seconds_and_by_date() {
-        let requested = |text: &str| asked_wait(&HeaderMap::from_iter([(RETRY_AFTER, text.parse().unwrap())]));
+        let requested = |text: &str| retry_after(&HeaderMap::from_iter([(RETRY_AFTER, text.parse().unwrap())]));
         assert_eq!(requested(" 7"), Some(Duration::from_secs(7)));
         assert!(requested(&(Utc::now() + Duration::from_secs(90)).to_rfc2822()).unwrap() > Duration::from_secs(60));
         assert_eq!((requested("soon"), requested("Wed, 21 Oct 2015 07:28:00 GMT")), (None, None));

@@ -36,10 +36,11 @@ use object_store::client::{
 use stillhouse_schemas::storage::{RetryLimits, Scheme};
 
 use super::failure::{
-    Breakage, ErrorResponse, Outcome, RequestInfo, Target, TransportError, breakage, element, find_cause,
+    ErrorResponse, NoResponseReason, Outcome, RequestInfo, Target, TransportError, classify_no_response, element,
+    find_cause,
 };
 use super::guard::{Guard, GuardError};
-use super::retry::{Backoff, asked_wait};
+use super::retry::{Backoff, retry_after};
 
 const MAX_BODY_BYTES: u64 = 1 << 30;
 /// Maximum memory to allocate in advance, whatever `Content-Length` says.
@@ -182,7 +183,7 @@ impl Transport {
             Ok(Err(error)) => return Err(classify_error(&error)),
             Err(_) => {
                 return Err(AttemptError::no_response(
-                    Breakage::Timeout,
+                    NoResponseReason::Timeout,
                     format!("no answer in {} s", limit.as_secs_f32()),
                 ));
             }
@@ -207,14 +208,14 @@ impl Transport {
                 outcome: Outcome::Refused(response),
                 transient,
                 resend,
-                wait: asked_wait(&parts.headers),
+                wait: retry_after(&parts.headers),
             }),
         }
     }
 
     /// Returns the wait before the next attempt; `None` to give up.
     fn wait(&self, failed: &AttemptError, info: &RequestInfo, attempts: u32, started: Instant) -> Option<Duration> {
-        let is_unreached = matches!(&failed.outcome, Outcome::Broken(breakage, _) if breakage.is_unreached())
+        let is_unreached = matches!(&failed.outcome, Outcome::Broken(reason, _) if reason.is_unreached())
             && !self.answered.load(Ordering::Relaxed);
         let max_attempts = match is_unreached || is_metadata_service(&info.service) {
             true => self.limits.max_attempts.min(MAX_UNREACHED_ATTEMPTS),
@@ -231,9 +232,9 @@ impl Transport {
 }
 
 impl AttemptError {
-    fn no_response(breakage: Breakage, text: impl Into<String>) -> Self {
-        let transient = breakage.is_transient();
-        Self { outcome: Outcome::Broken(breakage, text.into()), transient, resend: transient, wait: None }
+    fn no_response(reason: NoResponseReason, text: impl Into<String>) -> Self {
+        let transient = reason.is_transient();
+        Self { outcome: Outcome::Broken(reason, text.into()), transient, resend: transient, wait: None }
     }
 }
 
@@ -251,7 +252,7 @@ async fn read(
     let announced = headers.get(CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     let too_large = || {
         let text = format!("the answer has more than {MAX_BODY_BYTES} bytes, the most that is read at once");
-        Ok(Err(AttemptError::no_response(Breakage::TooLarge, text)))
+        Ok(Err(AttemptError::no_response(NoResponseReason::TooLarge, text)))
     };
     if announced.is_some_and(|n| n > MAX_BODY_BYTES) {
         return too_large();
@@ -266,9 +267,10 @@ async fn read(
     }
     let got = whole.len() as u64;
     Ok(match announced {
-        Some(n) if n != got => {
-            Err(AttemptError::no_response(Breakage::Connection, format!("the answer ended after {got} of {n} bytes")))
-        }
+        Some(n) if n != got => Err(AttemptError::no_response(
+            NoResponseReason::Connection,
+            format!("the answer ended after {got} of {n} bytes"),
+        )),
         _ => Ok(whole.freeze()),
     })
 }
@@ -346,9 +348,9 @@ fn status_in_body(request: &HttpRequest, body: &[u8]) -> Option<StatusCode> {
 /// Converts a request without a complete response. The text contains no addresses.
 fn classify_error(error: &HttpError) -> AttemptError {
     if let Some(refused) = find_cause::<GuardError>(error) {
-        return AttemptError::no_response(Breakage::RefusedByGuard, refused.to_string());
+        return AttemptError::no_response(NoResponseReason::RefusedByGuard, refused.to_string());
     }
-    let (why, text) = breakage(error);
+    let (why, text) = classify_no_response(error);
     AttemptError::no_response(why, text)
 }
 

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::{Section, SectionKind};
 
-use crate::config::{Column, JobFacts, OperatorConfig};
-use crate::invariants::{Broken, Limits};
+use crate::config::{Column, JobContext, OperatorConfig};
+use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext};
 
 const NAME: &str = "faulty";
@@ -45,8 +45,8 @@ impl OperatorConfig for FaultyConfig {
     const SECTION: Option<SectionKind> = Some(SectionKind::of::<FaultySection>());
     const COLUMNS: &'static [Column] = &[];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        Ok(facts.section::<FaultySection>()?.map(|section| Self(section.fault)))
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        Ok(context.section::<FaultySection>()?.map(|section| Self(section.fault)))
     }
 
     fn fields(&self) -> Vec<Field> {
@@ -57,9 +57,9 @@ impl OperatorConfig for FaultyConfig {
         Ok(Box::new(Faulty(self.0)))
     }
 
-    fn check(&self, batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    fn check(&self, batch: &RecordBatch, _: &CheckContext, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
         if self.0 == Fault::BreaksItsInvariant && batch.num_rows() > 0 {
-            broken.push(Broken::new(0, "broken on purpose"));
+            violations.push(Violation::new(0, "broken on purpose"));
         }
         Ok(())
     }

@@ -11,9 +11,9 @@ use stillhouse_schemas::manifest::Statistic;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::{Section, SectionKind};
 
-use crate::config::{Column, JobFacts, OperatorConfig, OperatorView, StatisticKind, with_columns};
+use crate::config::{Column, JobContext, OperatorConfig, OperatorView, StatisticKind, with_columns};
 use crate::extract::sequences;
-use crate::invariants::{Broken, Limits};
+use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Emit, Operator, OperatorError, SharedStatistics, SplitContext};
 use crate::rows::column;
 
@@ -48,8 +48,8 @@ impl OperatorConfig for LengthsConfig {
     const STATISTICS: &'static [StatisticKind] =
         &[StatisticKind { name: SHORT, meaning: "Sequences of less than half the longest length" }];
 
-    fn of_job(facts: &JobFacts<'_>) -> Result<Option<Self>, Problem> {
-        Ok(facts.section::<LengthsSection>()?.map(|_| Self {}))
+    fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        Ok(context.section::<LengthsSection>()?.map(|_| Self {}))
     }
 
     fn fields(&self) -> Vec<Field> {
@@ -60,11 +60,12 @@ impl OperatorConfig for LengthsConfig {
         Ok(Box::new(Lengths { config: self.clone(), statistics: context.statistics.clone() }))
     }
 
-    fn check(&self, batch: &RecordBatch, _: &Limits, broken: &mut Vec<Broken>) -> Result<(), ArrowError> {
+    fn check(&self, batch: &RecordBatch, _: &CheckContext, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
         let stored = lengths(batch)?;
         for (row, sequence) in sequences(batch)?.iter().enumerate() {
             if stored.value(row) != sequence.valid as i32 {
-                broken.push(Broken::new(row, format!("length {}, valid: {}", stored.value(row), sequence.valid)));
+                violations
+                    .push(Violation::new(row, format!("length {}, valid: {}", stored.value(row), sequence.valid)));
             }
         }
         Ok(())

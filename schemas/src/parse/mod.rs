@@ -52,7 +52,7 @@ impl Positions {
 
 impl Parsed {
     /// Whether the file contains a field, even with its default value.
-    pub fn says(&self, field: &str) -> bool {
+    pub fn contains_field(&self, field: &str) -> bool {
         self.positions.0.as_ref().is_some_and(|document| document.has(field))
     }
 

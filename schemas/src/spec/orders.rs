@@ -94,7 +94,7 @@ pub struct OrderSchedule {
 impl OrderSchedule {
     /// Position of a sequence in the data set, computed from its id and the planned range of its split; `None` if no
     /// range was planned.
-    pub fn place(&self, sequence_id: u64, planned: Option<SequenceRange>) -> Option<u64> {
+    pub fn position_of(&self, sequence_id: u64, planned: Option<SequenceRange>) -> Option<u64> {
         let (split, row) = (sequence_id >> 32, sequence_id & u64::from(u32::MAX));
         match self.sequences_per_split {
             Some(rows) => Some(split.saturating_mul(rows).saturating_add(row)),

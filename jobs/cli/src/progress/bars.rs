@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use stillhouse_pipeline::events::{Event, Progress, stalled_words};
+use stillhouse_pipeline::events::{Event, Progress, format_stall};
 
 use super::copies::{Copied, Copies};
 use super::lock;
 use super::ticker::{PATIENCE, Ticker};
 use crate::page::escaped;
-use stillhouse_pipeline::progress_estimate::{Estimator, Reading, Start};
+use stillhouse_pipeline::progress_estimate::{Estimate, Estimator, RunStart};
 use stillhouse_pipeline::units;
 
 /// Steps of a bar that shows a fraction.
@@ -82,7 +82,8 @@ impl State {
             }
             Event::JobStarted { splits, splits_done, input_bytes, teacher, .. } => {
                 self.clear();
-                let start = Start { splits_done: *splits_done, input_bytes: *input_bytes, teacher: teacher.is_some() };
+                let start =
+                    RunStart { splits_done: *splits_done, input_bytes: *input_bytes, teacher: teacher.is_some() };
                 self.job = Some(Job::new(&self.multi, start, *splits, self.colour));
             }
             Event::Progress(progress) => {
@@ -105,7 +106,7 @@ impl State {
                 let _ = self.multi.println(format!("warning: {}", escaped(message)));
             }
             Event::Stalled { seconds, at_work, splits } => {
-                let words = stalled_words(*seconds, *at_work, splits);
+                let words = format_stall(*seconds, *at_work, splits);
                 let _ = self.multi.println(format!("warning: {}", escaped(&words)));
             }
             Event::SplitStarted { split, executor: Some(executor), .. } => {
@@ -159,7 +160,7 @@ const BAR: &str = "{prefix:>9.dim} {bar:24.cyan/dim} {wide_msg}";
 const COUNTER: &str = "{prefix:>9.dim} {wide_msg}";
 
 impl Job {
-    fn new(multi: &MultiProgress, start: Start, splits: u64, colour: bool) -> Self {
+    fn new(multi: &MultiProgress, start: RunStart, splits: u64, colour: bool) -> Self {
         let add = |template: &str, name: &'static str, length: u64| {
             let bar = ProgressBar::new(length).with_style(style(template, colour)).with_prefix(name);
             multi.add(bar)
@@ -177,7 +178,7 @@ impl Job {
     }
 
     fn show(&mut self, now: &Progress) {
-        let reading = self.estimator.read(now);
+        let estimate = self.estimator.update(now);
         self.splits.set_position(now.splits_done);
         self.splits.set_message(format!("{} of {}", units::count(now.splits_done), units::count(now.splits)));
         self.documents.set_message(format!(
@@ -185,8 +186,8 @@ impl Job {
             units::count(now.documents),
             units::bytes(now.text_bytes)
         ));
-        let pace = pace(&reading);
-        let position = (reading.fraction * STEPS as f64) as u64;
+        let pace = pace(&estimate);
+        let position = (estimate.fraction * STEPS as f64) as u64;
         let tokens = format!("{} in {}", units::count(now.tokens), units::counted(now.sequences, "sequence"));
         match &self.teacher {
             Some(teacher) => {
@@ -203,12 +204,12 @@ impl Job {
 }
 
 /// ` · 1,234 tokens/s · 00:35 left`, without the parts that are unknown.
-fn pace(reading: &Reading) -> String {
+fn pace(estimate: &Estimate) -> String {
     let mut text = String::new();
-    if let Some(rate) = reading.tokens_per_second {
+    if let Some(rate) = estimate.tokens_per_second {
         text += &format!(" · {} tokens/s", units::count(rate.round() as u64));
     }
-    if let Some(left) = reading.seconds_left {
+    if let Some(left) = estimate.seconds_left {
         text += &format!(" · {} left", units::clock(left));
     }
     text
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn bars_show_counters_rate_and_time_left() {
-        let start = Start { splits_done: 1, input_bytes: 4_000_000, teacher: true };
+        let start = RunStart { splits_done: 1, input_bytes: 4_000_000, teacher: true };
         let multi = MultiProgress::with_draw_target(ProgressDrawTarget::hidden());
         let mut job = Job::new(&multi, start, 4, true);
         for seconds in [0.0, 100.0] {

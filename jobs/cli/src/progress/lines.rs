@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use stillhouse_pipeline::events::{Event, Progress, stalled_words};
+use stillhouse_pipeline::events::{Event, Progress, format_stall};
 
 use super::copies::{Copied, Copies};
 use super::lock;
 use super::ticker::{PATIENCE, Ticker};
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
-use stillhouse_pipeline::progress_estimate::{Estimator, Reading, Start};
+use stillhouse_pipeline::progress_estimate::{Estimate, Estimator, RunStart};
 use stillhouse_pipeline::units;
 
 const EVERY: Duration = Duration::from_secs(5);
@@ -70,7 +70,8 @@ impl State {
             }
             Event::JobStarted { name, output, splits, splits_done, input_bytes, teacher, .. } => {
                 self.preparing = None;
-                let start = Start { splits_done: *splits_done, input_bytes: *input_bytes, teacher: teacher.is_some() };
+                let start =
+                    RunStart { splits_done: *splits_done, input_bytes: *input_bytes, teacher: teacher.is_some() };
                 self.job = Some((Estimator::new(start), start.teacher, 0.0));
                 let resumed = match splits_done {
                     0 => String::new(),
@@ -81,7 +82,7 @@ impl State {
             }
             Event::Warning { message } => self.say(&format!("warning: {message}")),
             Event::Stalled { seconds, at_work, splits } => {
-                self.say(&format!("warning: {}", stalled_words(*seconds, *at_work, splits)));
+                self.say(&format!("warning: {}", format_stall(*seconds, *at_work, splits)));
             }
             Event::SplitStarted { split, executor: Some(executor), .. } => {
                 self.say(&format!("split {} is made by {executor}", split.0));
@@ -116,12 +117,12 @@ impl State {
         let Some((estimator, teacher, last_printed)) = &mut self.job else {
             return;
         };
-        let reading = estimator.read(now);
+        let estimate = estimator.update(now);
         if now.seconds - *last_printed < EVERY.as_secs_f64() {
             return;
         }
         *last_printed = now.seconds;
-        let text = counters(now, &reading, *teacher);
+        let text = counters(now, &estimate, *teacher);
         self.say(&text);
     }
 
@@ -144,7 +145,7 @@ impl State {
     }
 }
 
-fn counters(now: &Progress, reading: &Reading, teacher: bool) -> String {
+fn counters(now: &Progress, estimate: &Estimate, teacher: bool) -> String {
     let mut text = format!(
         "{} of {}, {}, {}",
         units::count(now.splits_done),
@@ -155,10 +156,10 @@ fn counters(now: &Progress, reading: &Reading, teacher: bool) -> String {
     if teacher {
         text += &format!(", {} by the teacher", units::count(now.teacher_tokens));
     }
-    if let Some(rate) = reading.tokens_per_second {
+    if let Some(rate) = estimate.tokens_per_second {
         text += &format!(", {} tokens/s", units::count(rate.round() as u64));
     }
-    if let Some(left) = reading.seconds_left {
+    if let Some(left) = estimate.seconds_left {
         text += &format!(", {} left", units::clock(left));
     }
     text

@@ -12,7 +12,7 @@ mod ticker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stillhouse_pipeline::events::{Event, Observer, Progress, WentIn};
+use stillhouse_pipeline::events::{Event, InputCounts, Observer, Progress};
 
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
@@ -60,7 +60,7 @@ struct Finished {
     bytes: u64,
     seconds: f64,
     already_done: bool,
-    went_in: WentIn,
+    went_in: InputCounts,
 }
 
 impl Watch {
@@ -143,7 +143,7 @@ impl Observer for Watch {
 }
 
 /// Describes what was read and what of it packing dropped, and what was skipped, by reason.
-pub fn went_in(from: &WentIn) -> (String, String) {
+pub fn went_in(from: &InputCounts) -> (String, String) {
     let mut read = units::counted(from.documents, "document");
     if from.empty_documents > 0 {
         read += &format!(" ({} without a token)", units::count(from.empty_documents));
@@ -227,7 +227,7 @@ mod tests {
             bytes: 11_549_450,
             seconds: 125.0,
             already_done: false,
-            went_in: WentIn {
+            went_in: InputCounts {
                 documents: 1502,
                 empty_documents: 2,
                 skipped: [("broken JSON".to_owned(), 3), ("null text".to_owned(), 1)].into(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stillhouse_cluster::wire::Scheduler;
+use stillhouse_cluster::scheduler_client::SchedulerAddress;
 use stillhouse_cluster::{executor, memory, token::Token};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::job;
@@ -99,35 +99,35 @@ impl Args {
 
 /// Runs the executor until it is stopped.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
-    stillhouse_cluster::log::take();
-    let token = Token::find(args.token_file.as_deref())?;
+    stillhouse_cluster::log_bridge::install();
+    let token = Token::load(args.token_file.as_deref())?;
     if let Some(wrong) = scheduler_problem(&args.scheduler) {
         return Err(Failure::Usage(format!("--scheduler: got {:?}; {wrong}", args.scheduler)));
     }
-    let scheduler = Scheduler::find(&args.scheduler)?;
-    let name = args.name.clone().unwrap_or_else(executor::usual_name);
+    let scheduler = SchedulerAddress::parse(&args.scheduler)?;
+    let name = args.name.clone().unwrap_or_else(executor::default_name);
     let runtime = args.threads.requests_runtime()?;
     let usual = if args.device.is_some() { SLOTS_OF_A_DEVICE } else { rayon::current_num_threads() };
     let slots = args.slots.map_or(usual, NonZeroUsize::get);
     let room = match args.memory_megabytes {
         Some(megabytes) => megabytes.get().saturating_mul(1_000_000),
-        None => memory::usual().unwrap_or(u64::MAX),
+        None => memory::default_limit().unwrap_or(u64::MAX),
     };
     if let Some(device) = &args.device {
         let wrong = |e: &dyn std::error::Error| Failure::Usage(format!("--device {device}: {}", job::chain(e)));
-        for device in stillhouse_teacher::devices(device).map_err(|e| wrong(&e))? {
+        for device in stillhouse_teacher::parse_devices(device).map_err(|e| wrong(&e))? {
             device.open().map_err(|e| wrong(&e))?;
         }
     }
     let place = Place { name, access: args.allowed()?, device: args.device.clone(), slots, room: Room::new(room) };
-    let patience = Duration::from_secs(args.wait);
-    let options = executor::Options { scheduler, patience, place, token };
+    let scheduler_timeout = Duration::from_secs(args.wait);
+    let options = executor::Options { scheduler, scheduler_timeout, place, token };
     let ready = |name: &str| {
         let mut page = Page::new();
         page.line(Line::plain(format!("executor {name} asks {} for splits, {slots} at once", args.scheduler)));
         printer.note(&page);
     };
-    let ended = runtime.block_on(executor::work(options, ready));
+    let ended = runtime.block_on(executor::run(options, ready));
     runtime.shutdown_background();
     ended.map_err(Failure::from)
 }

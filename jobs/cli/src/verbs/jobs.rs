@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use clap::Subcommand;
 use serde_json::Value;
-use stillhouse_pipeline::events::WentIn;
-use stillhouse_pipeline::storage::breakage;
+use stillhouse_pipeline::events::InputCounts;
+use stillhouse_pipeline::storage::classify_no_response;
 
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
@@ -15,7 +15,7 @@ use crate::progress::{Mode, went_in};
 use crate::table::Table;
 use crate::verbs::submit;
 use stillhouse_pipeline::units;
-use stillhouse_service::client::{Ask, Client, Followed, ServiceOptions, render_problem};
+use stillhouse_service::client::{ApiRequest, Client, ServiceOptions, StreamItem, render_problem};
 use stillhouse_service::model::{EventType, EventView, Job, JobId, JobState, ProgressView, ResultView, Time};
 
 const EXAMPLES: &str = "\
@@ -127,39 +127,46 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let find = |one: &One| find(&client, &one.id);
     match &args.verb {
         Verb::List { state, user, name, limit, cursor } => {
-            let ask = Ask::new("GET", "/jobs")
+            let request = ApiRequest::new("GET", "/jobs")
                 .with("state", state.as_ref())
                 .with("user", user.as_ref())
                 .with("name", name.as_ref())
                 .with("limit", Some(limit))
                 .with("cursor", cursor.as_ref());
-            list(&client, &ask, args.json, printer)
+            list(&client, &request, args.json, printer)
         }
-        Verb::Show(one) => show(&client.json(&Ask::new("GET", format!("/jobs/{}", find(one)?)))?, args.json, printer),
+        Verb::Show(one) => {
+            show(&client.json(&ApiRequest::new("GET", format!("/jobs/{}", find(one)?)))?, args.json, printer)
+        }
         Verb::Watch { id: Some(id) } => {
             let mode = if args.json { Mode::Json } else { Mode::Shown };
             submit::watch(&client, &self::find(&client, id)?, mode, printer)
         }
         Verb::Watch { id: None } => watch_all(&client, args.json, printer),
         Verb::Logs { one, follow, tail } => {
-            let ask = Ask::new("GET", format!("/jobs/{}/logs", find(one)?))
+            let request = ApiRequest::new("GET", format!("/jobs/{}/logs", find(one)?))
                 .with("follow", Some(true).filter(|_| *follow))
                 .with("tail", tail.as_ref());
-            logs(&client, ask, *follow)
+            logs(&client, request, *follow)
         }
         Verb::Events { one, follow } => events(&client, &find(one)?, *follow, args.json, printer),
         Verb::File(one) => {
-            Ok(printer.text(&with_newline(client.text(&Ask::new("GET", format!("/jobs/{}/file", find(one)?)))?))?)
+            Ok(printer
+                .text(&with_newline(client.text(&ApiRequest::new("GET", format!("/jobs/{}/file", find(one)?)))?))?)
         }
-        Verb::Manifest(one) => document(&client, Ask::new("GET", format!("/jobs/{}/manifest", find(one)?)), printer),
-        Verb::Report { one, row } => {
-            document(&client, Ask::new("GET", format!("/jobs/{}/report", find(one)?)).with("row", Some(row)), printer)
+        Verb::Manifest(one) => {
+            document(&client, ApiRequest::new("GET", format!("/jobs/{}/manifest", find(one)?)), printer)
         }
+        Verb::Report { one, row } => document(
+            &client,
+            ApiRequest::new("GET", format!("/jobs/{}/report", find(one)?)).with("row", Some(row)),
+            printer,
+        ),
         Verb::Cancel(one) => change(&client, "cancel", &find(one)?, args.json, printer),
         Verb::Retry(one) => change(&client, "retry", &find(one)?, args.json, printer),
         Verb::Delete(one) => {
             let id = find(one)?;
-            client.text(&Ask::new("DELETE", format!("/jobs/{id}")))?;
+            client.text(&ApiRequest::new("DELETE", format!("/jobs/{id}")))?;
             say(printer, &format!("job {id} is forgotten; its data set stays"));
             Ok(())
         }
@@ -183,8 +190,8 @@ fn find(client: &Client, text: &str) -> Result<JobId, Failure> {
     let mut found: Vec<JobId> = Vec::new();
     let mut cursor: Option<String> = None;
     loop {
-        let ask = Ask::new("GET", "/jobs").with("limit", Some(500)).with("cursor", cursor.as_ref());
-        let page: Jobs = client.json(&ask)?;
+        let request = ApiRequest::new("GET", "/jobs").with("limit", Some(500)).with("cursor", cursor.as_ref());
+        let page: Jobs = client.json(&request)?;
         found.extend(page.jobs.into_iter().map(|j| j.id).filter(|id| id.as_str().starts_with(text)));
         cursor = page.next_cursor;
         if cursor.is_none() || found.len() > 1 {
@@ -215,8 +222,8 @@ fn tone(state: JobState) -> Tone {
     }
 }
 
-fn list(client: &Client, ask: &Ask<'_>, json: bool, printer: &Printer) -> Result<(), Failure> {
-    let page: Jobs = client.json(ask)?;
+fn list(client: &Client, request: &ApiRequest<'_>, json: bool, printer: &Printer) -> Result<(), Failure> {
+    let page: Jobs = client.json(request)?;
     if json {
         return Ok(printer.json(&page)?);
     }
@@ -314,7 +321,7 @@ fn progress_facts(p: &ProgressView) -> Vec<(&'static str, String)> {
 fn result_facts(result: &ResultView) -> Vec<(&'static str, String)> {
     let each = result.bytes as f64 / result.tokens.max(1) as f64;
     let (rows, tokens) = (units::counted(result.rows, "sequence"), units::counted(result.tokens, "token"));
-    let (read, skipped) = went_in(&WentIn {
+    let (read, skipped) = went_in(&InputCounts {
         documents: result.documents,
         empty_documents: result.empty_documents,
         skipped: result.skipped.clone(),
@@ -326,7 +333,7 @@ fn result_facts(result: &ResultView) -> Vec<(&'static str, String)> {
 }
 
 fn change(client: &Client, what: &str, id: &JobId, json: bool, printer: &Printer) -> Result<(), Failure> {
-    let job: Job = client.json(&Ask::new("POST", format!("/jobs/{id}/{what}")))?;
+    let job: Job = client.json(&ApiRequest::new("POST", format!("/jobs/{id}/{what}")))?;
     if json {
         return Ok(printer.json(&job)?);
     }
@@ -334,8 +341,8 @@ fn change(client: &Client, what: &str, id: &JobId, json: bool, printer: &Printer
     Ok(())
 }
 
-fn document(client: &Client, ask: Ask<'_>, printer: &Printer) -> Result<(), Failure> {
-    let value: Value = client.json(&ask)?;
+fn document(client: &Client, request: ApiRequest<'_>, printer: &Printer) -> Result<(), Failure> {
+    let value: Value = client.json(&request)?;
     Ok(printer.json(&value)?)
 }
 
@@ -350,13 +357,15 @@ fn with_newline(text: String) -> String {
 }
 
 /// Copies the log as it arrives. The service has escaped control characters.
-fn logs(client: &Client, ask: Ask<'_>, follow: bool) -> Result<(), Failure> {
-    let ask = if follow { ask.header("accept", "text/plain, text/event-stream") } else { ask };
-    let mut body = client.stream(&ask)?;
+fn logs(client: &Client, request: ApiRequest<'_>, follow: bool) -> Result<(), Failure> {
+    let request = if follow { request.header("accept", "text/plain, text/event-stream") } else { request };
+    let mut body = client.stream(&request)?;
     let mut out = std::io::stdout().lock();
     let mut piece = vec![0; 64 << 10];
     loop {
-        let n = body.read(&mut piece).map_err(|e| Failure::System(format!("the log broke off: {}", breakage(&e).1)))?;
+        let n = body
+            .read(&mut piece)
+            .map_err(|e| Failure::System(format!("the log broke off: {}", classify_no_response(&e).1)))?;
         if n == 0 {
             return Ok(());
         }
@@ -379,7 +388,7 @@ fn line(event: &EventView) -> Line {
         kind => {
             let fields = event.data.as_object().into_iter().flatten().filter(|(_, v)| !v.is_null());
             let fields: Vec<String> =
-                fields.map(|(k, v)| format!("{k} {}", stillhouse_service::client::plain(v))).collect();
+                fields.map(|(k, v)| format!("{k} {}", stillhouse_service::client::display_text(v))).collect();
             line.push(Tone::Plain, format!("{}: {}", kind.name(), fields.join(", ")));
         }
     }
@@ -404,10 +413,10 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
     let path = format!("/jobs/{id}/events");
     if follow {
         return client.follow(&path, false, |followed| match followed {
-            Followed::Open => Ok(()),
-            Followed::Event(event) if event.kind == EventType::Progress => Ok(()),
-            Followed::Event(event) => print_event(event, json, printer),
-            Followed::Note(text) => {
+            StreamItem::Open => Ok(()),
+            StreamItem::Event(event) if event.kind == EventType::Progress => Ok(()),
+            StreamItem::Event(event) => print_event(event, json, printer),
+            StreamItem::Note(text) => {
                 say(printer, text);
                 Ok(())
             }
@@ -415,7 +424,7 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
     }
     let mut after = None;
     loop {
-        let list: List = client.json(&Ask::new("GET", path.clone()).with("after", after))?;
+        let list: List = client.json(&ApiRequest::new("GET", path.clone()).with("after", after))?;
         list.events.iter().try_for_each(|event| print_event(event, json, printer))?;
         after = list.next_after;
         if after.is_none() {
@@ -426,13 +435,13 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
 
 fn watch_all(client: &Client, json: bool, printer: &Printer) -> Result<(), Failure> {
     client.follow("/events", false, |followed| match followed {
-        Followed::Event(event) if event.kind == EventType::State => print_event(event, json, printer),
-        Followed::Event(_) => Ok(()),
-        Followed::Open => {
+        StreamItem::Event(event) if event.kind == EventType::State => print_event(event, json, printer),
+        StreamItem::Event(_) => Ok(()),
+        StreamItem::Open => {
             say(printer, "every change of state, until Ctrl-C");
             Ok(())
         }
-        Followed::Note(text) => {
+        StreamItem::Note(text) => {
             say(printer, text);
             Ok(())
         }

@@ -53,14 +53,14 @@ const THREADS: usize = 4;
 
 /// Runs the scheduler until it is stopped.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
-    stillhouse_cluster::log::take();
-    let token = Token::find(args.token_file.as_deref())?;
+    stillhouse_cluster::log_bridge::install();
+    let token = Token::load(args.token_file.as_deref())?;
     let runtime = requests_runtime(THREADS).map_err(|e| Failure::System(format!("cannot start threads: {e}")))?;
     let Args { listen, trusted_network, dead_after, .. } = *args;
     let tls = args.tls_certificate.clone().zip(args.tls_key.clone());
     let tls = tls.map(|(certificate, key)| Files { certificate, key });
     let scheme = if tls.is_some() { "https://" } else { "" };
-    let options = scheduler::Options { listen, tls, trusted_network, dead_after, token };
+    let options = scheduler::Options { listen, tls, trusted_network, executor_timeout_seconds: dead_after, token };
     let listening = |address: SocketAddr| {
         let mut page = Page::new();
         page.line(Line::plain(format!("the scheduler listens on {scheme}{address}")));

@@ -110,7 +110,7 @@ pub fn configuration(
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let config = configuration(args.config.as_deref(), args.data.as_deref(), args.listen, &args.allow, &args.endpoint)?;
     let mut problems = config.problems();
-    if !sandbox::is_known() && !config.allow_unconfined {
+    if !sandbox::is_supported() && !config.allow_unconfined {
         let message =
             "this kernel cannot confine jobs (Landlock, Linux 5.13); valid: true, which runs them all the same";
         problems.push(Problem::new("allow_unconfined", false, message));
@@ -189,7 +189,7 @@ fn check(config: &Config, problems: Problems, json: bool, printer: &Printer) -> 
     );
     fact(
         "confined by",
-        if sandbox::is_known() {
+        if sandbox::is_supported() {
             "the kernel (Landlock)".into()
         } else {
             "nothing: this kernel has no Landlock".to_owned()

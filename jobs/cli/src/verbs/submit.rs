@@ -15,7 +15,7 @@ use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::verbs::signals::until_signalled;
-use stillhouse_service::client::{Ask, Client, ClientError, Followed, ServiceOptions};
+use stillhouse_service::client::{ApiRequest, Client, ClientError, ServiceOptions, StreamItem};
 use stillhouse_service::model::{EventType, EventView, FieldProblem, Job, JobId, JobState, ProgressView};
 
 const EXAMPLES: &str = "\
@@ -138,7 +138,7 @@ fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) 
             format!("{}{}", random()?, random()?)
         }
     };
-    let ask = Ask { body: Some(file), ..Ask::new("POST", "/jobs") }
+    let request = ApiRequest { body: Some(file), ..ApiRequest::new("POST", "/jobs") }
         .with("folder", Some(folder))
         .with("priority", Some(args.priority).filter(|p| *p != 0))
         .with("max_attempts", args.max_attempts)
@@ -150,7 +150,7 @@ fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) 
         .header("idempotency-key", key);
     let mut sends = 1;
     loop {
-        match client.json(&ask) {
+        match client.json(&request) {
             Err(ClientError::Connection(_)) if sends < SENDS => {
                 std::thread::sleep(BACKOFF.limit(sends));
                 sends += 1;
@@ -227,13 +227,13 @@ impl Follower {
     fn until_over(self) -> Result<Job, Failure> {
         self.client.follow(&format!("/jobs/{}/events", self.id), true, |followed| {
             match followed {
-                Followed::Open => {}
-                Followed::Event(event) => self.show(event),
-                Followed::Note(text) => self.note(text),
+                StreamItem::Open => {}
+                StreamItem::Event(event) => self.show(event),
+                StreamItem::Note(text) => self.note(text),
             }
             Ok::<_, Failure>(())
         })?;
-        Ok(self.client.json(&Ask::new("GET", format!("/jobs/{}", self.id)))?)
+        Ok(self.client.json(&ApiRequest::new("GET", format!("/jobs/{}", self.id)))?)
     }
 
     fn show(&self, event: &EventView) {

@@ -83,7 +83,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             scopes.sort_unstable();
             scopes.dedup();
             let over = days.map(|days| now.after(Duration::from_secs(u64::from(days) * 86_400)));
-            let token = store.write_now(|t, _| tokens::create(t, user, &scopes, over, now)).map_err(failed)?;
+            let token = store.write_blocking(|t, _| tokens::create(t, user, &scopes, over, now)).map_err(failed)?;
             if args.json {
                 let value = serde_json::json!({"id": token.id, "token": token.to_string(), "user": user, "scopes": scopes, "expires_at": over});
                 printer.json(&value)?;
@@ -95,7 +95,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             }
         }
         Verb::List => {
-            let all = store.read_now(tokens::list).map_err(failed)?;
+            let all = store.read_blocking(tokens::list).map_err(failed)?;
             if args.json {
                 printer.json(&all)?;
                 return Ok(());
@@ -116,7 +116,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             printer.page(&page)?;
         }
         Verb::Revoke { id } => {
-            if !store.write_now(|t, _| tokens::revoke(t, id, now)).map_err(failed)? {
+            if !store.write_blocking(|t, _| tokens::revoke(t, id, now)).map_err(failed)? {
                 return Err(Failure::Usage(format!("there is no token {id:?}; `stillhouse token list` lists them")));
             }
             if args.json {

@@ -18,8 +18,8 @@ use stillhouse_pipeline::{error::ErrorKind, job};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_service::bounds;
 use stillhouse_service::model::FieldProblem;
-use stillhouse_service::order::{Message, Order, STOPPED, Work, sent};
-use stillhouse_service::sandbox::{Asks, Confined, confine};
+use stillhouse_service::sandbox::{Confined, Uses, confine};
+use stillhouse_service::worker_protocol::{Message, STOPPED_EXIT_CODE, WorkerRequest, WorkerTask, with_default_engine};
 
 use crate::address_space;
 use crate::cli::Failure;
@@ -47,31 +47,32 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let system = |e: &dyn std::fmt::Display| Failure::System(format!("the worker cannot start: {e}"));
     let mut line = String::new();
     std::io::stdin().lock().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| system(&e))?;
-    let order: Order = serde_json::from_str(&line).map_err(|e| system(&e))?;
+    let request: WorkerRequest = serde_json::from_str(&line).map_err(|e| system(&e))?;
     // if memory runs out, the kernel should kill this process, not the service
     if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "900") {
         tracing::warn!("the worker is no likelier to be killed for want of memory than the service: {e}");
     }
-    let cluster = order.work.asks_a_cluster(order.scheduler.as_deref());
-    let asks = Asks { stores: order.work.asks_stores(), cluster };
-    if confine(&order.access, &order.scratch, asks).map_err(|e| system(&e))? == Confined::Not && !order.allow_unconfined
+    let cluster = request.work.uses_cluster(request.scheduler.as_deref());
+    let uses = Uses { stores: request.work.uses_stores(), cluster };
+    if confine(&request.access, &request.scratch, uses).map_err(|e| system(&e))? == Confined::Not
+        && !request.allow_unconfined
     {
         let message = "this kernel cannot confine jobs to what they may touch (Landlock, Linux 5.13); \
             `allow_unconfined: true` in the service's configuration runs them all the same";
         return Err(Failure::System(message.into()));
     }
-    if let Some(bytes) = order.memory_bytes {
+    if let Some(bytes) = request.memory_bytes {
         address_space::limit(bytes).map_err(|e| system(&e))?;
     }
     std::thread::Builder::new().name("leash".into()).spawn(leash).map_err(|e| system(&e))?;
-    rayon::ThreadPoolBuilder::new().num_threads(order.threads).build_global().map_err(|e| system(&e))?;
-    let runtime = requests_runtime(order.threads).map_err(|e| system(&e))?;
+    rayon::ThreadPoolBuilder::new().num_threads(request.threads).build_global().map_err(|e| system(&e))?;
+    let runtime = requests_runtime(request.threads).map_err(|e| system(&e))?;
     let writer = Arc::new(MessageWriter { out: Mutex::new(std::io::stdout()), log: Watch::new(printer, Mode::Shown) });
     let observer = Arc::clone(&writer);
     let result = runtime.block_on(async move {
-        let (stop, is_run) = (Stop::default(), matches!(order.work, Work::Run { .. }));
+        let (stop, is_run) = (Stop::default(), matches!(request.work, WorkerTask::Run { .. }));
         let told = stop.clone();
-        let work = tokio::task::spawn_blocking(move || follow(order, &observer, &told));
+        let work = tokio::task::spawn_blocking(move || follow(request, &observer, &told));
         tokio::pin!(work);
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
             .map_err(|e| PipelineError::new(ErrorKind::Output, format!("no signals: {e}")))?;
@@ -84,15 +85,15 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
                     stop.ask();
                     let _ = tokio::time::timeout(CALLS_BACK, work).await;
                 }
-                std::process::exit(STOPPED)
+                std::process::exit(STOPPED_EXIT_CODE)
             }
         }
     });
     writer.log.close();
     if let Err(error) = result {
         tracing::error!("{error}");
-        let (kind, problems) = (error.kind.name().to_owned(), bounds::problems(problems(&error)));
-        let message = bounds::message(error.to_string());
+        let (kind, problems) = (error.kind.name().to_owned(), bounds::limit_problems(problems(&error)));
+        let message = bounds::truncate_message(error.to_string());
         writer.send(&Message::Failed { kind, message, problems, retryable: error.retryable });
         return Err(Failure::Reported);
     }
@@ -118,7 +119,7 @@ fn leash() {
     let mut sink = [0; 64];
     loop {
         match std::io::stdin().lock().read(&mut sink) {
-            Ok(0) | Err(_) => std::process::exit(STOPPED),
+            Ok(0) | Err(_) => std::process::exit(STOPPED_EXIT_CODE),
             Ok(_) => {}
         }
     }
@@ -137,7 +138,7 @@ impl MessageWriter {
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
         if out.write_all(&line).and_then(|()| out.flush()).is_err() {
             // the service no longer reads
-            std::process::exit(STOPPED);
+            std::process::exit(STOPPED_EXIT_CODE);
         }
     }
 }
@@ -176,7 +177,7 @@ impl Observer for Last {
 
 /// The event of the finished data set, if the job with this hash has finished.
 async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, PipelineError> {
-    match output.look(job_hash).await {
+    match output.inspect(job_hash).await {
         Ok(Found::Complete) => {}
         Ok(_) => return Ok(None),
         Err(e) if e.kind == ErrorKind::Usage => return Ok(None),
@@ -187,19 +188,19 @@ async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, Pipe
     Ok(last.0.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), PipelineError> {
+fn follow(request: WorkerRequest, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), PipelineError> {
     let runtime = tokio::runtime::Handle::current();
-    let answer = match order.work {
-        Work::Run { file, folder, overwrite, append } => {
-            let parsed = sent(job_format().parse(&file), order.scheduler.as_deref());
-            let prepared = job::prepare(parsed, &folder, &order.access, writer.as_ref())?;
+    let answer = match request.work {
+        WorkerTask::Run { file, folder, overwrite, append } => {
+            let parsed = with_default_engine(job_format().parse(&file), request.scheduler.as_deref());
+            let prepared = job::prepare(parsed, &folder, &request.access, writer.as_ref())?;
             let observer: Arc<dyn Observer> = Arc::clone(writer) as _;
             let options = RunOptions { overwrite, append, ..RunOptions::default() };
             let ran = runtime.block_on(run::run_until(Arc::new(prepared), options, observer, stop));
             return ran.map(|_| ());
         }
-        Work::Report { file, folder, job_hash, row } => {
-            let output = output_of(&order.access, &file, &folder)?;
+        WorkerTask::Report { file, folder, job_hash, row } => {
+            let output = output_of(&request.access, &file, &folder)?;
             let dataset = runtime.block_on(Dataset::open(output))?;
             if is_of_another(&dataset, job_hash.as_deref(), writer) {
                 return Ok(());
@@ -207,12 +208,12 @@ fn follow(order: Order, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), 
             let options = InspectOptions { row: Some(row), ..InspectOptions::default() };
             as_printed(&runtime.block_on(inspect(&dataset, &options))?)
         }
-        Work::Finished { file, folder, job_hash } => {
-            let output = output_of(&order.access, &file, &folder)?;
+        WorkerTask::Finished { file, folder, job_hash } => {
+            let output = output_of(&request.access, &file, &folder)?;
             serde_json::to_value(runtime.block_on(finished(&output, &job_hash))?)
         }
-        Work::Manifest { file, folder, job_hash } => {
-            let output = output_of(&order.access, &file, &folder)?;
+        WorkerTask::Manifest { file, folder, job_hash } => {
+            let output = output_of(&request.access, &file, &folder)?;
             let dataset = runtime.block_on(Dataset::open(output))?;
             if is_of_another(&dataset, job_hash.as_deref(), writer) {
                 return Ok(());
@@ -250,7 +251,7 @@ fn output_of(access: &stillhouse_pipeline::access::Access, file: &str, folder: &
         access.problems(&spec, folder).into_iter().filter(|p| p.field.starts_with("output")).collect();
     stillhouse_schemas::problems::Problems(refused).into_result()?;
     let usage = |e: String| PipelineError::new(ErrorKind::Usage, e);
-    let path = access.names().real(&spec.output.path).map_err(usage)?;
+    let path = access.names().expand(&spec.output.path).map_err(usage)?;
     let named = Location::parse(folder, &path).map_err(usage)?;
     Output::at(&named, &spec.output_storage(), &Storages::new())
 }

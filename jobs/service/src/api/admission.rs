@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use stillhouse_pipeline::error::ErrorKind;
-use stillhouse_pipeline::hub::{Hub, HubConfig, HubRef, Wanted};
+use stillhouse_pipeline::hub::{FetchPurpose, Hub, HubConfig, HubRef};
 use stillhouse_pipeline::output::Output;
-use stillhouse_pipeline::path_expansion::Names;
+use stillhouse_pipeline::path_expansion::PathExpander;
 use stillhouse_pipeline::storage::{Location, Storages};
 use stillhouse_pipeline::units;
 use stillhouse_schemas::paths::count;
@@ -74,14 +74,14 @@ impl Admission {
     pub fn problems(&self, config: &Config, spec: &JobSpec, base: &Path, existing: &Problems) -> Vec<Problem> {
         let mut problems = Vec::new();
         let models = [
-            ("tokenizer.path", spec.tokenizer.path.as_ref(), Wanted::Tokenizer),
-            ("extract.teacher.path", spec.extract.as_ref().map(|e| &e.teacher.path), Wanted::Teacher),
+            ("tokenizer.path", spec.tokenizer.path.as_ref(), FetchPurpose::Tokenizer),
+            ("extract.teacher.path", spec.extract.as_ref().map(|e| &e.teacher.path), FetchPurpose::Teacher),
         ];
-        for (field, path, wanted) in models {
+        for (field, path, purpose) in models {
             let Some(path) = path.filter(|_| !existing.touches(field)) else { continue };
             let wrong = match HubRef::parse(&unescape(path)) {
                 Ok(None) => None,
-                Ok(Some(reference)) => self.missing_model(config, &reference, wanted),
+                Ok(Some(reference)) => self.missing_model(config, &reference, purpose),
                 Err(message) => Some(message),
             };
             problems.extend(wrong.map(|message| Problem::new(field, format!("{path:?}"), message)));
@@ -95,7 +95,7 @@ impl Admission {
 
     /// Why the hub cannot provide a model, if it says so. If the hub does not answer, the worker tries later, with more
     /// patience.
-    fn missing_model(&self, config: &Config, reference: &HubRef, wanted: Wanted) -> Option<String> {
+    fn missing_model(&self, config: &Config, reference: &HubRef, purpose: FetchPurpose) -> Option<String> {
         let seconds = config.limits.hub_seconds;
         let silent = |until: &Option<Instant>| until.is_some_and(|until| Instant::now() < until);
         if seconds == 0 || silent(&self.hub_silent_until.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -108,7 +108,7 @@ impl Admission {
                 return None;
             }
         };
-        match Hub::new(hub).look(reference, wanted) {
+        match Hub::new(hub).check(reference, purpose) {
             Err(e) if e.kind == ErrorKind::Usage => Some(e.to_string()),
             Err(e) => {
                 tracing::warn!("the hub was not asked for {reference}: {e}");
@@ -123,7 +123,7 @@ impl Admission {
 
 /// The path without its escapes. An earlier check refuses variables of the server.
 fn unescape(path: &str) -> String {
-    Names::none().real(path).unwrap_or_else(|_| path.to_owned())
+    PathExpander::none().expand(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Why a data set cannot be created at the output.

@@ -55,7 +55,7 @@ impl ProblemDetails {
         let n = problems.0.len();
         let detail = format!("the job file has {n} problem{}", if n == 1 { "" } else { "s" });
         Self {
-            problems: bounds::problems(problems.0.iter().map(Into::into)),
+            problems: bounds::limit_problems(problems.0.iter().map(Into::into)),
             ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
         }
     }

@@ -29,9 +29,9 @@ use super::{App, require_visible};
 use crate::dataset_query::{QueryError, query_worker};
 use crate::logs::LogReader;
 use crate::model::{EventType, EventView, JobId, JobState};
-use crate::order::Work;
 use crate::store::{Store, events, jobs};
 use crate::wait_until_set;
+use crate::worker_protocol::WorkerTask;
 
 /// Which lines to return, and whether to follow the log.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -241,8 +241,8 @@ async fn cached_or_query(app: &App, caller: &Caller, id: JobId, query: DatasetQu
         ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
     let work = match query {
-        DatasetQuery::Manifest => Work::Manifest { file, folder, job_hash },
-        DatasetQuery::Report(row) => Work::Report { file, folder, job_hash, row },
+        DatasetQuery::Manifest => WorkerTask::Manifest { file, folder, job_hash },
+        DatasetQuery::Report(row) => WorkerTask::Report { file, folder, job_hash, row },
     };
     let fresh = async {
         let result = tokio::time::timeout(timeout, query_worker(&app.service, work)).await.map_err(|_| {

@@ -16,7 +16,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::job_format;
-use stillhouse_pipeline::path_expansion::Names;
+use stillhouse_pipeline::path_expansion::PathExpander;
 use stillhouse_pipeline::storage::Location;
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
@@ -199,7 +199,7 @@ pub async fn validate(
         Err(problems) => {
             // the parser replaced a missing or invalid name to check the rest of the file
             let name = checked.name.filter(|_| !problems.touches("name"));
-            (name, bounds::problems(problems.0.iter().map(FieldProblem::from)))
+            (name, bounds::limit_problems(problems.0.iter().map(FieldProblem::from)))
         }
     };
     Ok(Json(Validation { valid: problems.is_empty(), name, problems }))
@@ -432,7 +432,7 @@ fn required_slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
         true => "this server has no GPU; valid: auto, cpu".to_owned(),
         false => format!("this server has other GPUs; valid: auto, cpu, cuda, {}", gpus.join(", ")),
     };
-    if stillhouse_teacher::devices(device).map_or(device == "all", |devices| devices.len() > 1) {
+    if stillhouse_teacher::parse_devices(device).map_or(device == "all", |devices| devices.len() > 1) {
         let valid = format!("a job of a service takes one device; {}", valid());
         return Err(Problem::new(FIELD, device, valid));
     }
@@ -461,7 +461,7 @@ fn cpu_slot(slots: u32, field: &str) -> Result<Slot, Problem> {
 /// The output's path or URL, as it is known before the job runs.
 fn output_location(spec: &JobSpec, folder: &Path) -> String {
     // expands no variables, only removes escapes
-    let path = Names::none().real(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
+    let path = PathExpander::none().expand(&spec.output.path).unwrap_or_else(|_| spec.output.path.clone());
     Location::parse(folder, &path).map_or(path, |place| place.to_string())
 }
 

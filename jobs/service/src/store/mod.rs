@@ -177,14 +177,14 @@ impl Store {
         f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let store = Arc::clone(self);
-        tokio::task::spawn_blocking(move || store.write_now(f)).await.map_err(|_| StoreError::Stopped)?
+        tokio::task::spawn_blocking(move || store.write_blocking(f)).await.map_err(|_| StoreError::Stopped)?
     }
 
     /// [`Store::write`] on the current thread.
     ///
     /// # Errors
     /// As [`Store::write`].
-    pub fn write_now<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
+    pub fn write_blocking<T>(&self, f: impl FnOnce(&Transaction<'_>, &mut Vec<EventView>) -> Result<T>) -> Result<T> {
         let written = self.record_corruption(self.transact(f));
         if let Err(StoreError::DiskFull(e)) = &written {
             self.disk_space.record_full(e);
@@ -226,14 +226,14 @@ impl Store {
         f: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let store = Arc::clone(self);
-        tokio::task::spawn_blocking(move || store.read_now(f)).await.map_err(|_| StoreError::Stopped)?
+        tokio::task::spawn_blocking(move || store.read_blocking(f)).await.map_err(|_| StoreError::Stopped)?
     }
 
     /// [`Store::read`] on the current thread.
     ///
     /// # Errors
     /// As [`Store::read`].
-    pub fn read_now<T>(&self, f: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    pub fn read_blocking<T>(&self, f: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         let reader = loop {
             match readers.pop() {

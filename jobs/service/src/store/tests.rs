@@ -36,18 +36,21 @@ fn new(user: &str, priority: i32, slot: Slot) -> NewJob {
 
 fn submit(store: &Store, user: &str, priority: i32, slot: Slot, at: i64) -> JobId {
     let new = new(user, priority, slot);
-    let submitted = store.write_now(|t, appended| jobs::submit(t, &new, None, LIMITS, Time(at), appended));
+    let submitted = store.write_blocking(|t, appended| jobs::submit(t, &new, None, LIMITS, Time(at), appended));
     assert!(matches!(submitted.unwrap(), Submitted::New(_)));
     new.id
 }
 
 fn take(store: &Store, free: &[Slot], at: i64) -> Option<JobId> {
-    store.write_now(|t, appended| jobs::take_next(t, free, Time(at), appended)).unwrap().map(|task| task.job_ref.id)
+    store
+        .write_blocking(|t, appended| jobs::take_next(t, free, Time(at), appended))
+        .unwrap()
+        .map(|task| task.job_ref.id)
 }
 
 fn end(store: &Store, id: &JobId, to: JobState, at: i64) {
     store
-        .write_now(|t, appended| {
+        .write_blocking(|t, appended| {
             let (job_ref, state) = jobs::job_ref(t, id)?;
             attempts::end(t, job_ref.seq, "x", None, Time(at))?;
             jobs::transition(t, &job_ref, state, to, Some("because"), Time(at), appended)
@@ -56,7 +59,7 @@ fn end(store: &Store, id: &JobId, to: JobState, at: i64) {
 }
 
 fn get(store: &Store, id: &JobId) -> Job {
-    store.read_now(|c| jobs::get_with_position(c, id)).unwrap()
+    store.read_blocking(|c| jobs::get_with_position(c, id)).unwrap()
 }
 
 #[test]
@@ -107,7 +110,7 @@ fn of_jobs_with_one_output_one_is_at_work() {
     let (_folder, store) = open();
     let first = submit(&store, "a", 0, Slot::Cpu, 0);
     let same = NewJob { output: get(&store, &first).output, ..new("b", 90, Slot::Cpu) };
-    store.write_now(|t, appended| jobs::submit(t, &same, None, LIMITS, Time(1), appended)).unwrap();
+    store.write_blocking(|t, appended| jobs::submit(t, &same, None, LIMITS, Time(1), appended)).unwrap();
     let other = submit(&store, "c", 0, Slot::Cpu, 2);
     assert_eq!(take(&store, &[Slot::Cpu], 3), Some(same.id.clone()));
     assert_eq!(take(&store, &[Slot::Cpu], 4), Some(other));
@@ -122,21 +125,23 @@ fn a_failed_attempt_waits_and_is_queued_again() {
     let id = submit(&store, "a", 0, Slot::Cpu, 0);
     take(&store, &[Slot::Cpu], 1).unwrap();
     let failure = Failure { kind: FailureKind::Machine, message: "crashed".into(), problems: Vec::new() };
-    let seq = store.read_now(|c| jobs::job_ref(c, &id)).unwrap().0.seq;
-    store.write_now(|t, _| attempts::fail(t, seq, &failure, Some(Time(500)))).unwrap();
+    let seq = store.read_blocking(|c| jobs::job_ref(c, &id)).unwrap().0.seq;
+    store.write_blocking(|t, _| attempts::fail(t, seq, &failure, Some(Time(500)))).unwrap();
     end(&store, &id, JobState::Retrying, 2);
     let job = get(&store, &id);
     assert_eq!((job.state, job.failures, job.not_before), (JobState::Retrying, 1, Some(Time(500))));
     assert_eq!(job.failure, Some(failure));
     let due = |at| {
-        store.write_now(|t, appended| jobs::requeue_due(t, Time(at), Duration::from_secs(3_600), appended)).unwrap()
+        store
+            .write_blocking(|t, appended| jobs::requeue_due(t, Time(at), Duration::from_secs(3_600), appended))
+            .unwrap()
     };
     assert_eq!(due(499), Some(Time(500)));
     // after the clock is set back, no job waits longer than the longest backoff
     let set_back = 500 - 3 * 86_400_000;
     assert_eq!(due(set_back), Some(Time(set_back + 3_600_000)));
     assert_eq!(due(set_back + 3_599_999), Some(Time(set_back + 3_600_000)));
-    store.write_now(|t, _| Ok(t.execute("UPDATE jobs SET not_before = 500", [])?)).unwrap();
+    store.write_blocking(|t, _| Ok(t.execute("UPDATE jobs SET not_before = 500", [])?)).unwrap();
     assert_eq!(get(&store, &id).state, JobState::Retrying);
     assert_eq!(due(500), None);
     assert_eq!(take(&store, &[Slot::Cpu], 501), Some(id.clone()));
@@ -144,7 +149,7 @@ fn a_failed_attempt_waits_and_is_queued_again() {
     assert_eq!((job.attempt, job.failures, job.failure, job.not_before), (2, 1, None, None));
     // a retry by hand resets the failures but continues the numbers of attempts
     end(&store, &id, JobState::Failed, 502);
-    store.write_now(|t, appended| jobs::retry(t, &id, "ada", Time(503), appended)).unwrap();
+    store.write_blocking(|t, appended| jobs::retry(t, &id, "ada", Time(503), appended)).unwrap();
     let job = get(&store, &id);
     assert_eq!((job.state, job.attempt, job.failures, job.finished_at), (JobState::Retrying, 2, 0, None));
     assert_eq!(job.reason.as_deref(), Some("retried by ada"));
@@ -156,30 +161,30 @@ fn every_change_is_an_event_in_order() {
     let mut watcher = store.subscribe();
     let id = submit(&store, "a", 0, Slot::Cpu, 1);
     take(&store, &[Slot::Cpu], 2).unwrap();
-    store.write_now(|t, appended| jobs::cancel(t, &id, "bob", Time(3), appended)).unwrap();
+    store.write_blocking(|t, appended| jobs::cancel(t, &id, "bob", Time(3), appended)).unwrap();
     end(&store, &id, JobState::Cancelled, 4);
-    let history = store.read_now(|c| events::history(c, &id, 0, 10)).unwrap();
+    let history = store.read_blocking(|c| events::history(c, &id, 0, 10)).unwrap();
     let states: Vec<_> = history.iter().map(|e| (e.time.0, e.data["to"].as_str().unwrap().to_owned())).collect();
     let expected = [(1, "queued"), (2, "running"), (3, "cancelling"), (4, "cancelled")];
     assert_eq!(states, expected.map(|(at, to)| (at, to.to_owned())));
     let live: Vec<_> = std::iter::from_fn(|| watcher.try_recv().ok()).map(|e| e.as_ref().clone()).collect();
     assert_eq!(live, history);
     let after = history[1].seq.unwrap();
-    assert_eq!(store.read_now(|c| events::history(c, &id, after, 1)).unwrap(), history[2..3]);
+    assert_eq!(store.read_blocking(|c| events::history(c, &id, after, 1)).unwrap(), history[2..3]);
 }
 
 #[test]
 fn what_the_diagram_has_not_changes_nothing() {
     let (_folder, store) = open();
     let id = submit(&store, "a", 0, Slot::Cpu, 1);
-    let wrong = store.write_now(|t, appended| {
+    let wrong = store.write_blocking(|t, appended| {
         let (job_ref, state) = jobs::job_ref(t, &id)?;
         jobs::transition(t, &job_ref, state, JobState::Succeeded, None, Time(2), appended)
     });
     assert!(matches!(wrong, Err(StoreError::Inconsistent(_))), "{wrong:?}");
     assert_eq!(get(&store, &id).state, JobState::Queued);
-    assert!(matches!(store.write_now(|t, _| jobs::delete(t, &id)), Err(StoreError::WrongState { .. })));
-    let retried = store.write_now(|t, appended| jobs::retry(t, &id, "a", Time(2), appended));
+    assert!(matches!(store.write_blocking(|t, _| jobs::delete(t, &id)), Err(StoreError::WrongState { .. })));
+    let retried = store.write_blocking(|t, appended| jobs::retry(t, &id, "a", Time(2), appended));
     assert!(matches!(retried, Err(StoreError::WrongState { .. })));
 }
 
@@ -189,7 +194,7 @@ fn a_key_gives_one_job() {
     let key = |request| IdempotencyKey { text: "k".into(), request: [request; 32] };
     let send = |user: &str, request| {
         let job = new(user, 0, Slot::Cpu);
-        store.write_now(|t, appended| jobs::submit(t, &job, Some(&key(request)), LIMITS, Time(1), appended))
+        store.write_blocking(|t, appended| jobs::submit(t, &job, Some(&key(request)), LIMITS, Time(1), appended))
     };
     let Submitted::New(first) = send("a", 1).unwrap() else { panic!() };
     let Submitted::Existing(same) = send("a", 1).unwrap() else { panic!() };
@@ -198,7 +203,7 @@ fn a_key_gives_one_job() {
     assert!(matches!(send("b", 2).unwrap(), Submitted::New(_)), "a key is the user's own");
     // deleting a job deletes its key
     end(&store, &take(&store, &[Slot::Cpu], 2).unwrap(), JobState::Succeeded, 3);
-    store.write_now(|t, _| jobs::delete(t, &first.id)).unwrap();
+    store.write_blocking(|t, _| jobs::delete(t, &first.id)).unwrap();
     assert!(matches!(send("a", 2).unwrap(), Submitted::New(_)));
 }
 
@@ -208,7 +213,7 @@ fn queues_are_bounded_for_all_and_for_each() {
     let send = |user: &str| {
         let limits = QueueLimits { all: 3, per_user: 2 };
         let job = new(user, 0, Slot::Cpu);
-        store.write_now(|t, appended| jobs::submit(t, &job, None, limits, Time(1), appended))
+        store.write_blocking(|t, appended| jobs::submit(t, &job, None, limits, Time(1), appended))
     };
     send("a").unwrap();
     send("a").unwrap();
@@ -228,7 +233,7 @@ fn pages_have_no_gaps_and_no_doubles() {
     let mut filter = Filter { limit: 10, ..Filter::default() };
     let mut seen = Vec::new();
     loop {
-        let (page, next) = store.read_now(|c| jobs::list(c, &filter)).unwrap();
+        let (page, next) = store.read_blocking(|c| jobs::list(c, &filter)).unwrap();
         seen.extend(page.into_iter().map(|j| j.id));
         // newer jobs do not appear on later pages
         submit(&store, "a", 0, Slot::Cpu, 100);
@@ -239,21 +244,21 @@ fn pages_have_no_gaps_and_no_doubles() {
     }
     assert_eq!(seen, all.iter().rev().cloned().collect::<Vec<_>>());
     let of_b = Filter { user: Some("b".into()), states: vec![JobState::Queued], limit: 5, ..Filter::default() };
-    let (page, next) = store.read_now(|c| jobs::list(c, &of_b)).unwrap();
+    let (page, next) = store.read_blocking(|c| jobs::list(c, &of_b)).unwrap();
     assert_eq!((page.len(), next), (5, None));
     let none = Filter { states: vec![JobState::Failed, JobState::Running], limit: 5, ..Filter::default() };
-    assert!(store.read_now(|c| jobs::list(c, &none)).unwrap().0.is_empty());
+    assert!(store.read_blocking(|c| jobs::list(c, &none)).unwrap().0.is_empty());
 }
 
 #[test]
 fn tokens_are_good_until_they_are_over_or_revoked() {
     let (folder, store) = open();
-    let make = |over| store.write_now(|t, _| tokens::create(t, "ada", &[Scope::Read], over, Time(0))).unwrap();
+    let make = |over| store.write_blocking(|t, _| tokens::create(t, "ada", &[Scope::Read], over, Time(0))).unwrap();
     let (token, short) = (make(None), make(Some(Time(0).after(Duration::from_secs(1)))));
-    let holder = |text: &str, at| store.read_now(|c| tokens::holder(c, text, Time(at))).unwrap().map(|h| h.user);
+    let holder = |text: &str, at| store.read_blocking(|c| tokens::holder(c, text, Time(at))).unwrap().map(|h| h.user);
     let text = token.to_string();
     assert_eq!(holder(&text, 5), Some("ada".into()));
-    let is_good = |id: &str, at| store.read_now(|c| tokens::is_good(c, id, Time(at))).unwrap();
+    let is_good = |id: &str, at| store.read_blocking(|c| tokens::is_good(c, id, Time(at))).unwrap();
     assert!(is_good(&token.id, 5) && is_good(&short.id, 999) && !is_good(&short.id, 1000) && !is_good("nobody", 5));
     assert_eq!((holder(&short.to_string(), 999), holder(&short.to_string(), 1000)), (Some("ada".into()), None));
     let other = make(None);
@@ -262,10 +267,10 @@ fn tokens_are_good_until_they_are_over_or_revoked() {
     for wrong in ["", "sh_", "sh__", &text[..text.len() - 1], &longer, &mixed, &text.to_uppercase(), &text[3..]] {
         assert_eq!(holder(wrong, 5), None, "{wrong}");
     }
-    assert!(store.write_now(|t, _| tokens::revoke(t, &token.id, Time(6))).unwrap());
+    assert!(store.write_blocking(|t, _| tokens::revoke(t, &token.id, Time(6))).unwrap());
     assert_eq!(holder(&text, 7), None);
     assert!(!is_good(&token.id, 7));
-    assert!(!store.write_now(|t, _| tokens::revoke(t, "nobody", Time(6))).unwrap());
+    assert!(!store.write_blocking(|t, _| tokens::revoke(t, "nobody", Time(6))).unwrap());
     // no file in the folder contains the secret
     drop(store);
     let secret = text.rsplit('_').next().unwrap().as_bytes();
@@ -282,7 +287,7 @@ fn a_store_survives_and_a_newer_one_is_refused() {
     drop(store);
     let again = Store::open(folder.path()).unwrap();
     assert_eq!(get(&again, &id).state, JobState::Queued);
-    again.write_now(|t, _| Ok(t.pragma_update(None, "user_version", 99)?)).unwrap();
+    again.write_blocking(|t, _| Ok(t.pragma_update(None, "user_version", 99)?)).unwrap();
     drop(again);
     let refused = Store::open(folder.path()).err().unwrap().to_string();
     assert!(refused.contains("version 99"), "{refused}");
@@ -305,12 +310,14 @@ fn a_store_of_an_earlier_version_goes_on() {
     assert_eq!((get(&store, &id).state, get(&store, &id).append), (JobState::Queued, false));
     let mut grown = new("a", 5, Slot::Cpu);
     grown.append = true;
-    let submitted = store.write_now(|t, appended| jobs::submit(t, &grown, None, LIMITS, Time(2), appended)).unwrap();
+    let submitted =
+        store.write_blocking(|t, appended| jobs::submit(t, &grown, None, LIMITS, Time(2), appended)).unwrap();
     assert!(matches!(submitted, Submitted::New(job) if job.append));
-    let taken = store.write_now(|t, appended| jobs::take_next(t, &[Slot::Cpu], Time(3), appended)).unwrap().unwrap();
+    let taken =
+        store.write_blocking(|t, appended| jobs::take_next(t, &[Slot::Cpu], Time(3), appended)).unwrap().unwrap();
     assert!(taken.job_ref.id == grown.id && taken.append);
     let filter = Filter { limit: 1, ..Filter::default() };
-    let (page, next) = store.read_now(|c| jobs::list(c, &filter)).unwrap();
+    let (page, next) = store.read_blocking(|c| jobs::list(c, &filter)).unwrap();
     assert!(page[0].append && next.is_some());
 }
 
@@ -320,12 +327,12 @@ fn what_another_version_kept_does_not_hide_a_job() {
     let id = submit(&store, "a", 0, Slot::Cpu, 1);
     let set = |progress: &str| {
         let sql = "UPDATE jobs SET progress = ? WHERE id = ?";
-        store.write_now(|t, _| Ok(t.execute(sql, [progress, id.as_str()])?)).unwrap();
+        store.write_blocking(|t, _| Ok(t.execute(sql, [progress, id.as_str()])?)).unwrap();
         get(&store, &id).progress
     };
     assert_eq!(set("{\"splits\": 3, \"of_a_newer_version\": 1}").unwrap().splits, 3);
     assert_eq!(set("\"x\""), None);
-    assert_eq!(store.read_now(|c| jobs::list(c, &Filter { limit: 5, ..Filter::default() })).unwrap().0.len(), 1);
+    assert_eq!(store.read_blocking(|c| jobs::list(c, &Filter { limit: 5, ..Filter::default() })).unwrap().0.len(), 1);
 }
 
 #[test]
@@ -351,7 +358,7 @@ fn a_watcher_of_all_jobs_is_reported_what_it_missed_or_that_it_is_gone() {
     let b = submit(&store, "b", 0, Slot::Cpu, 2);
     take(&store, &[Slot::Cpu], 3).unwrap();
     store
-        .write_now(|t, appended| {
+        .write_blocking(|t, appended| {
             let (job_ref, _) = jobs::job_ref(t, &a)?;
             appended.push(events::add(t, &job_ref, EventType::Preparing, serde_json::json!({"what": "x"}), Time(4))?);
             Ok(())
@@ -359,17 +366,17 @@ fn a_watcher_of_all_jobs_is_reported_what_it_missed_or_that_it_is_gone() {
         .unwrap();
     end(&store, &a, JobState::Succeeded, 5);
     let changes = |user: Option<&str>, after, limit| {
-        let read = store.read_now(|c| events::state_changes(c, user, after, limit)).unwrap();
+        let read = store.read_blocking(|c| events::state_changes(c, user, after, limit)).unwrap();
         read.into_iter().map(|e| (e.seq.unwrap(), e.job)).collect::<Vec<_>>()
     };
     let of = |seq, job: &JobId| (seq, job.clone());
     assert_eq!(changes(None, 0, 9), [of(1, &a), of(2, &b), of(3, &a), of(5, &a)]);
     assert_eq!(changes(None, 1, 2), [of(2, &b), of(3, &a)]);
     assert_eq!(changes(Some("b"), 0, 9), [of(2, &b)]);
-    let position = |after| store.read_now(|c| events::position(c, after)).unwrap();
+    let position = |after| store.read_blocking(|c| events::position(c, after)).unwrap();
     assert_eq!((position(0), position(5), position(6)), (Position::Complete, Position::Complete, Position::Unknown(5)));
     // a rolled-back event leaves no gap
-    let failed: Result<()> = store.write_now(|t, appended| {
+    let failed: Result<()> = store.write_blocking(|t, appended| {
         let (job_ref, _) = jobs::job_ref(t, &b)?;
         appended.push(events::add(t, &job_ref, EventType::Warning, serde_json::json!({}), Time(6))?);
         Err(StoreError::Stopped)
@@ -378,10 +385,10 @@ fn a_watcher_of_all_jobs_is_reported_what_it_missed_or_that_it_is_gone() {
     take(&store, &[Slot::Cpu], 7).unwrap();
     assert_eq!((changes(None, 5, 9), position(0)), (vec![of(6, &b)], Position::Complete));
     // a deleted job leaves a gap
-    store.write_now(|t, _| jobs::delete(t, &a)).unwrap();
+    store.write_blocking(|t, _| jobs::delete(t, &a)).unwrap();
     assert_eq!((position(0), position(4), position(5)), (Position::Deleted, Position::Deleted, Position::Complete));
     store
-        .write_now(|t, _| Ok(t.execute("UPDATE sqlite_sequence SET seq = 200000 WHERE name = 'events'", [])?))
+        .write_blocking(|t, _| Ok(t.execute("UPDATE sqlite_sequence SET seq = 200000 WHERE name = 'events'", [])?))
         .unwrap();
     assert_eq!(position(5), Position::TooOld);
 }
@@ -396,7 +403,7 @@ async fn a_store_without_room_changes_nothing_and_goes_on_when_there_is_some() {
         writer.query_row(&format!("PRAGMA max_page_count = {}", most.unwrap_or(used)), [], |_| Ok(())).unwrap();
     };
     let report = || {
-        store.write_now(|t, appended| {
+        store.write_blocking(|t, appended| {
             let (job_ref, _) = jobs::job_ref(t, &id)?;
             let data = serde_json::json!({"what": "x".repeat(100_000)});
             appended.push(events::add(t, &job_ref, EventType::Preparing, data, Time(2))?);
@@ -410,13 +417,13 @@ async fn a_store_without_room_changes_nothing_and_goes_on_when_there_is_some() {
         assert!(matches!(store.try_write().await, Err(StoreError::DiskFull(_))));
     }
     assert!(store.disk_space.is_full() && watcher.try_recv().is_err());
-    assert_eq!(store.read_now(|c| events::history(c, &id, 0, 9)).unwrap().len(), 1);
+    assert_eq!(store.read_blocking(|c| events::history(c, &id, 0, 9)).unwrap().len(), 1);
     pages(Some(1_000_000));
     store.try_write().await.unwrap();
     report().unwrap();
-    let history = store.read_now(|c| events::history(c, &id, 0, 9)).unwrap();
+    let history = store.read_blocking(|c| events::history(c, &id, 0, 9)).unwrap();
     assert_eq!((history.len(), history[1].seq), (2, Some(2)));
-    assert_eq!(store.read_now(|c| events::position(c, 0)).unwrap(), Position::Complete);
+    assert_eq!(store.read_blocking(|c| events::position(c, 0)).unwrap(), Position::Complete);
 }
 
 #[test]
@@ -425,7 +432,7 @@ fn a_damaged_database_is_refused_and_a_clean_one_is_whole_in_its_file() {
     for n in 0..40 {
         submit(&store, "a", 0, Slot::Cpu, n);
     }
-    store.write_now(|t, _| Ok(t.execute("UPDATE jobs SET file = hex(zeroblob(20000))", [])?)).unwrap();
+    store.write_blocking(|t, _| Ok(t.execute("UPDATE jobs SET file = hex(zeroblob(20000))", [])?)).unwrap();
     store.checkpoint().unwrap();
     // the file holds everything, and the write-ahead log is empty
     let path = folder.path().join(FILE);
@@ -435,7 +442,9 @@ fn a_damaged_database_is_refused_and_a_clean_one_is_whole_in_its_file() {
     std::fs::copy(&path, copy.path().join(FILE)).unwrap();
     let copied = Store::open(copy.path()).unwrap();
     assert_eq!(
-        copied.read_now(|c| Ok(c.query_row("SELECT COUNT(*) FROM jobs", [], |row| row.get::<_, i64>(0))?)).unwrap(),
+        copied
+            .read_blocking(|c| Ok(c.query_row("SELECT COUNT(*) FROM jobs", [], |row| row.get::<_, i64>(0))?))
+            .unwrap(),
         40
     );
     drop(copied);
@@ -449,9 +458,11 @@ fn a_damaged_database_is_refused_and_a_clean_one_is_whole_in_its_file() {
     // a store that is damaged while open detects it at the first damaged page that it reads
     assert!(!store.is_corrupt());
     std::fs::write(&path, &bytes).unwrap();
-    let met = store
-        .read_now(|c| Ok(c.query_row("SELECT SUM(length(file)), MAX(id), MAX(user) FROM jobs", [], |_| Ok(()))?));
-    let scan = store.read_now(|c| Ok(c.query_row("PRAGMA integrity_check(1)", [], |row| row.get::<_, String>(0))?));
+    let met = store.read_blocking(|c| {
+        Ok(c.query_row("SELECT SUM(length(file)), MAX(id), MAX(user) FROM jobs", [], |_| Ok(()))?)
+    });
+    let scan =
+        store.read_blocking(|c| Ok(c.query_row("PRAGMA integrity_check(1)", [], |row| row.get::<_, String>(0))?));
     assert!(met.is_err() || scan.as_deref().is_ok_and(|said| said != "ok"), "{met:?} {scan:?}");
     assert_eq!(store.is_corrupt(), met.is_err());
 }

@@ -1,7 +1,7 @@
 //! Measures how far a net's distributions in each number format are from the CPU's (f32 weights, f64 sums), and from
 //! its own in f32.
 
-use stillhouse_gpu::net::{Kind, Net, Numbers, Shape};
+use stillhouse_gpu::net::{Architecture, Net, NumberFormat, Shape};
 use stillhouse_gpu::{Buffer, Element, Stream};
 use stillhouse_noise::keyed_uniforms;
 
@@ -56,7 +56,7 @@ pub fn tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
 pub fn logits(
     check: &Check,
     shape: &Shape,
-    number_format: impl Into<Numbers>,
+    number_format: impl Into<NumberFormat>,
     tokens: &[u32],
     offsets: &[u32],
 ) -> Outcome<Vec<f64>> {
@@ -88,12 +88,13 @@ pub fn run(check: &mut Check) -> Outcome<()> {
 }
 
 fn against_the_cpu(check: &mut Check) -> Outcome<()> {
-    let small = shape(Kind::Gpt2, 2003, 256, 4, [4, 4, 64], 1024);
+    let small = shape(Architecture::Gpt2, 2003, 256, 4, [4, 4, 64], 1024);
     let (name, shape, length) =
         if check.host { (TINY_SHAPES[0].0, TINY_SHAPES[0].1, 40) } else { ("GPT-2 of 4 layers, H = 256", small, 96) };
     let (tokens, offsets) = (tokens(4, length, shape.vocab), [0, length as u32]);
     let exact = conformance::exact(&shape, Element::F32, &tokens, &offsets)?;
-    for number_format in [Element::F32, Element::Bf16, Element::F16].map(Numbers::Of).into_iter().chain([Numbers::Fp8])
+    for number_format in
+        [Element::F32, Element::Bf16, Element::F16].map(NumberFormat::Dtype).into_iter().chain([NumberFormat::Fp8])
     {
         let what = format!("{name}, L = {length}, {} against the CPU", number_format.name());
         if skip_unsupported(check, number_format, &what) {
@@ -114,7 +115,7 @@ fn against_itself(check: &mut Check) -> Outcome<()> {
         if check.host { (TINY_SHAPES[0].0, TINY_SHAPES[0].1, 40) } else { ("GPT-2 124M", GPT2, 256) };
     let (tokens, offsets) = (tokens(3, length, shape.vocab), [0, length as u32]);
     let exact = logits(check, &shape, Element::F32, &tokens, &offsets)?;
-    for number_format in [Numbers::Of(Element::Bf16), Numbers::Of(Element::F16), Numbers::Fp8] {
+    for number_format in [NumberFormat::Dtype(Element::Bf16), NumberFormat::Dtype(Element::F16), NumberFormat::Fp8] {
         let what = format!("{name}, L = {length}, {} against f32", number_format.name());
         if skip_unsupported(check, number_format, &what) {
             continue;
@@ -130,8 +131,8 @@ fn against_itself(check: &mut Check) -> Outcome<()> {
 }
 
 /// Whether the device lacks products in this number format; reports them as skipped.
-pub fn skip_unsupported(check: &mut Check, number_format: Numbers, what: &str) -> bool {
-    let reason = if number_format == Numbers::Fp8 { check.device.fp8_unsupported_reason() } else { None };
+pub fn skip_unsupported(check: &mut Check, number_format: NumberFormat, what: &str) -> bool {
+    let reason = if number_format == NumberFormat::Fp8 { check.device.fp8_unsupported_reason() } else { None };
     if let Some(reason) = &reason {
         check.report.skipped(what, reason);
     }

@@ -2,7 +2,7 @@
 //! streams.
 
 use stillhouse_gpu::extract::Extracted;
-use stillhouse_gpu::net::{Kind, Shape};
+use stillhouse_gpu::net::{Architecture, Shape};
 use stillhouse_gpu::{Arg, Buffer, Element, Launch, Stream};
 use stillhouse_noise::{DrawKey, NoiseStream, exponentials};
 
@@ -65,7 +65,7 @@ fn check_words(check: &Check, stream: &NoiseStream, vocab: usize) -> Outcome<Str
 
 /// Runs a job's batch repeatedly: twice as a job does, with two slices in flight, and with a wait after every call.
 fn check_repeatability(check: &mut Check) -> Outcome<()> {
-    let wide = Shape { tied: false, ..shape(Kind::Llama, 128_256, 1024, 4, [16, 8, 64], 2816) };
+    let wide = Shape { tied: false, ..shape(Architecture::Llama, 128_256, 1024, 4, [16, 8, 64], 2816) };
     let shapes = if check.host {
         [(TINY_SHAPES[0].0, TINY_SHAPES[0].1, 16, 48), (TINY_SHAPES[1].0, TINY_SHAPES[1].1, 24, 48)]
     } else {

@@ -42,7 +42,7 @@ fn random_buffer(device: &Arc<dyn Device>, count: usize, element: Element) -> Ou
     };
     let mut bytes = piece.repeat((count * element.bytes()).div_ceil(piece.len()));
     bytes.truncate(count * element.bytes());
-    Ok(Buffer::of(device, &bytes)?)
+    Ok(Buffer::from_bytes(device, &bytes)?)
 }
 
 fn product(check: &Check, element: Element, out: Element, [m, n, k]: [usize; 3]) -> Outcome<f64> {
@@ -99,18 +99,19 @@ fn copies(check: &mut Check) -> Outcome<()> {
     let mut pinned = Pinned::new(&device, bytes)?;
     // SAFETY: both have this length; nothing reads while the copies run
     let out = seconds_of(&counting, || unsafe {
-        device.copy_out(Stream::Extract, pinned.as_mut_ptr(), buffer.pointer(), bytes)
+        device.copy_to_host(Stream::Extract, pinned.as_mut_ptr(), buffer.pointer(), bytes)
     })?;
     check.report.figure("copy to pinned memory of the host", bytes as f64 / out / 1e9, "GB/s", "");
     // SAFETY: as above
-    let copy_in_seconds =
-        seconds_of(&counting, || unsafe { device.copy_in(Stream::Extract, buffer.pointer(), pinned.as_ptr(), bytes) })?;
+    let copy_in_seconds = seconds_of(&counting, || unsafe {
+        device.copy_to_device(Stream::Extract, buffer.pointer(), pinned.as_ptr(), bytes)
+    })?;
     check.report.figure("copy from pinned memory of the host", bytes as f64 / copy_in_seconds / 1e9, "GB/s", "");
 
     let (width, rows) = if check.host { (64, 64) } else { (8192, 1 << 16) };
     let (from, to) = (Buffer::new(&device, rows * width * 2)?, Buffer::new(&device, rows * width * 2)?);
     let row_numbers: Vec<u8> = (0..rows as u32).flat_map(u32::to_ne_bytes).collect();
-    let row_numbers = Buffer::of(&device, &row_numbers)?;
+    let row_numbers = Buffer::from_bytes(&device, &row_numbers)?;
     let kernels = Kernels::new(&device, Element::Bf16);
     // SAFETY: both buffers hold these rows
     let seconds = seconds_of(&counting, || unsafe {

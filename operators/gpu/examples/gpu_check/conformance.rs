@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use half::f16;
 use stillhouse_gpu::Element;
 use stillhouse_gpu::extract::Dense;
-use stillhouse_gpu::net::{Activation, Kind, Numbers, Shape};
+use stillhouse_gpu::net::{Activation, Architecture, NumberFormat, Shape};
 use stillhouse_noise::{
-    Correction, DrawKey, Extract, Extraction, LogitSampling, NoiseForm, NoiseStream, Observed, RowExtractor,
-    RowSignals, Signals, StoredToken, Tolerance, TopP, ValueType, judge, keyed_uniforms,
+    Correction, DrawKey, Extract, ExtractionSpec, LogitSampling, NoiseForm, NoiseStream, ObservedTokens, RowExtractor,
+    RowSignals, SignalSpec, StoredToken, Tolerance, TopP, ValueType, keyed_uniforms, measure_accuracy,
 };
 
 use crate::accuracy::{distance, logits, skip_unsupported, tokens};
@@ -69,8 +69,8 @@ fn noise(check: &mut Check) -> Outcome<()> {
             }
             // Dense noise of a few long rows proves as much as that of many.
             let rows = if matches!(form, Some(NoiseForm::Dense { .. })) { rows.min(16) } else { rows };
-            let signals = if form.is_none() { every_signal(vocab) } else { Signals::default() };
-            let request = Extraction { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals };
+            let signals = if form.is_none() { every_signal(vocab) } else { SignalSpec::default() };
+            let request = ExtractionSpec { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals };
             match check_noise(check, &request, rows) {
                 Ok(note) => check.report.verdict(what, true, &note),
                 Err(error) => check.report.verdict(what, false, &error.to_string()),
@@ -97,13 +97,13 @@ fn forms() -> Outcome<Vec<Form>> {
     ])
 }
 
-fn every_signal(vocab: usize) -> Signals {
-    Signals {
+fn every_signal(vocab: usize) -> SignalSpec {
+    SignalSpec {
         temperatures: vec![1.0, 2.0, 0.5],
         entropy: true,
         candidates: vec![0, vocab as u32 - 1],
         sampling: Some(LogitSampling { draws: 50, power: 0.8, seed: 3 }),
-        top_p: Some(TopP { mass: 0.95, most: 256 }),
+        top_p: Some(TopP { mass: 0.95, max_entries: 256 }),
     }
 }
 
@@ -117,9 +117,9 @@ fn near_signals(draws: u32, got: &[RowSignals], expected: &[RowSignals]) -> Outc
         holds("logz", all(&a.logz, &b.logz))?;
         holds("entropy", close(a.entropy, b.entropy))?;
         holds("candidates", all(&a.candidates, &b.candidates))?;
-        let times = |row: &RowSignals, index| row.sampled.iter().find(|s| s.index == index).map_or(0, |s| s.times);
-        let moved: u32 = a.sampled.iter().map(|s| s.times.saturating_sub(times(b, s.index))).sum();
-        holds("sampled logits", a.sampled.iter().map(|s| s.times).sum::<u32>() == draws && moved <= 1 + draws / 64)?;
+        let times = |row: &RowSignals, index| row.sampled.iter().find(|s| s.index == index).map_or(0, |s| s.count);
+        let moved: u32 = a.sampled.iter().map(|s| s.count.saturating_sub(times(b, s.index))).sum();
+        holds("sampled logits", a.sampled.iter().map(|s| s.count).sum::<u32>() == draws && moved <= 1 + draws / 64)?;
         holds("top-p", a.top_p.iter().map(|e| e.0).eq(b.top_p.iter().map(|e| e.0)) && close(a.tail, b.tail))?;
     }
     Ok(())
@@ -127,12 +127,12 @@ fn near_signals(draws: u32, got: &[RowSignals], expected: &[RowSignals]) -> Outc
 
 /// Checks that the device's columns equal the CPU's up to the last bit of f32, and that stored corrections keep the
 /// tolerance.
-fn check_noise(check: &Check, request: &Extraction, rows: usize) -> Outcome<String> {
+fn check_noise(check: &Check, request: &ExtractionSpec, rows: usize) -> Outcome<String> {
     let vocab = request.vocab;
     let (logits, tokens) = noise_logits(rows, vocab);
     let positions: Vec<u32> = (0..rows as u32).map(|i| i * 3 + 1).collect();
     let sequence_ids: Vec<u64> = (0..rows as u64).map(|i| i / 3 + (1 << 33)).collect();
-    let observed = Observed { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
+    let observed = ObservedTokens { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
     let got = extract_once(&check.device, request, &logits, &observed)?;
     let expected = RowExtractor::new(request.clone())?.extract(&logits, &observed)?;
 
@@ -166,10 +166,10 @@ fn check_noise(check: &Check, request: &Extraction, rows: usize) -> Outcome<Stri
                     corrections.map(|(&index, &logprob)| Correction { index, logprob }).collect();
                 let stored = StoredToken { token: tokens[row], logprob: got.logprob[row], corrections: &corrections };
                 let stream = NoiseStream::new(request.keys[draw], sequence_ids[row], positions[row]);
-                let judged = judge(&logits[row * vocab..][..vocab], &stored, &stream)?;
-                largest = largest.max(judged.total_variation);
-                holds("total variation", judged.total_variation <= tolerance.get())?;
-                holds("the winner", !condition || judged.lead >= 0.9 * tolerance.lead())?;
+                let accuracy = measure_accuracy(&logits[row * vocab..][..vocab], &stored, &stream)?;
+                largest = largest.max(accuracy.total_variation);
+                holds("total variation", accuracy.total_variation <= tolerance.get())?;
+                holds("the winner", !condition || accuracy.lead >= 0.9 * tolerance.lead())?;
             }
             let lists = rows * request.keys.len();
             note = format!("total variation up to {largest:.1e}, {same} of {lists} lists are the CPU's; ");
@@ -203,14 +203,14 @@ fn near(what: &str, got: &[f32], expected: &[f32], max_ulps: u32) -> Outcome<()>
 
 /// Nets that together use every kernel: each head dimension and a padded one, each activation, each scale of scores.
 fn small_nets(host: bool) -> Vec<(&'static str, Shape)> {
-    let llama = |dim: usize, inner: usize| shape(Kind::Llama, 211, 96, 2, [4, 2, dim], inner);
+    let llama = |dim: usize, inner: usize| shape(Architecture::Llama, 211, 96, 2, [4, 2, dim], inner);
     let all = vec![
-        ("GPT-2, D = 64", shape(Kind::Gpt2, 211, 128, 2, [2, 2, 64], 256)),
+        ("GPT-2, D = 64", shape(Architecture::Gpt2, 211, 128, 2, [2, 2, 64], 256)),
         ("Llama, D = 32", Shape { tied: false, ..llama(32, 160) }),
-        ("Qwen3, D = 16", shape(Kind::Qwen3, 211, 96, 2, [6, 2, 16], 100)),
-        ("GPT-2, D = 80", shape(Kind::Gpt2, 211, 160, 1, [2, 2, 80], 320)),
+        ("Qwen3, D = 16", shape(Architecture::Qwen3, 211, 96, 2, [6, 2, 16], 100)),
+        ("GPT-2, D = 80", shape(Architecture::Gpt2, 211, 160, 1, [2, 2, 80], 320)),
         ("Llama, D = 48 in 64", Shape { attention_bias: true, mlp_bias: true, ..llama(48, 128) }),
-        ("Qwen3, D = 128", shape(Kind::Qwen3, 211, 96, 2, [4, 1, 128], 128)),
+        ("Qwen3, D = 128", shape(Architecture::Qwen3, 211, 96, 2, [4, 1, 128], 128)),
         ("Llama, D = 96", llama(96, 128)),
         (
             "GPT-2, D = 32, GELU, scores by layer",
@@ -218,7 +218,7 @@ fn small_nets(host: bool) -> Vec<(&'static str, Shape)> {
                 activation: Activation::Gelu,
                 scaled: false,
                 scaled_by_layer: true,
-                ..shape(Kind::Gpt2, 211, 64, 2, [2, 2, 32], 128)
+                ..shape(Architecture::Gpt2, 211, 64, 2, [2, 2, 32], 128)
             },
         ),
         ("Llama, D = 192, GeGLU", Shape { activation: Activation::GeGlu, ..llama(192, 128) }),
@@ -272,10 +272,10 @@ const ROWS: [u32; 6] = [1, 15, 17, 127, 256, 257];
 const FP8_KL: f64 = 0.1;
 
 fn fp8_rows(check: &mut Check) -> Outcome<()> {
-    let shape = shape(Kind::Llama, 211, 96, 2, [4, 2, 32], 160);
+    let shape = shape(Architecture::Llama, 211, 96, 2, [4, 2, 32], 160);
     for rows in ROWS.into_iter().take(if check.host { 3 } else { ROWS.len() }) {
         let what = format!("net Llama, fp8, a pass of {rows}");
-        if skip_unsupported(check, Numbers::Fp8, &what) {
+        if skip_unsupported(check, NumberFormat::Fp8, &what) {
             return Ok(());
         }
         if !check.has_time(5.0) {
@@ -283,7 +283,7 @@ fn fp8_rows(check: &mut Check) -> Outcome<()> {
             continue;
         }
         let (tokens, offsets) = (tokens(6, rows as usize, shape.vocab), [0, rows]);
-        let difference = logits(check, &shape, Numbers::Fp8, &tokens, &offsets)
+        let difference = logits(check, &shape, NumberFormat::Fp8, &tokens, &offsets)
             .and_then(|got| Ok(distance(&exact(&shape, Element::F32, &tokens, &offsets)?, &got, shape.vocab)));
         match difference {
             Ok(difference) => check.report.verdict(

@@ -140,15 +140,15 @@ impl Device for CountingDevice {
         self.device.free_pinned(pointer, bytes);
     }
 
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of `copy_in`
-        self.count("copy to the device", stream, 0.0, || unsafe { self.device.copy_in(stream, to, from, bytes) })
+    unsafe fn copy_to_device(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller keeps the contract of `copy_to_device`
+        self.count("copy to the device", stream, 0.0, || unsafe { self.device.copy_to_device(stream, to, from, bytes) })
     }
 
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+    unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         self.counts().to_host += bytes as u64;
-        // SAFETY: the caller keeps the contract of `copy_out`
-        self.count("copy to the host", stream, 0.0, || unsafe { self.device.copy_out(stream, to, from, bytes) })
+        // SAFETY: the caller keeps the contract of `copy_to_host`
+        self.count("copy to the host", stream, 0.0, || unsafe { self.device.copy_to_host(stream, to, from, bytes) })
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
@@ -184,8 +184,8 @@ impl Device for CountingDevice {
         self.device.record(stream)
     }
 
-    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
-        self.device.wait_in(stream, event)
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<()> {
+        self.device.stream_wait_event(stream, event)
     }
 
     fn is_done(&self, event: Event) -> Result<bool> {

@@ -6,10 +6,10 @@ use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 use std::{mem, thread};
 
-use stillhouse_gpu::extract::{Asked, DeviceSlice, Extracted, Extractor, Pending, SLICES};
-use stillhouse_gpu::net::{Net, Numbers, RandomWeights, Shape};
+use stillhouse_gpu::extract::{DeviceSlice, ExtractRequest, Extracted, Extractor, Pending, SLICES};
+use stillhouse_gpu::net::{Net, NumberFormat, RandomWeights, Shape};
 use stillhouse_gpu::{Buffer, Device, GpuError, Stream, logits_stride};
-use stillhouse_noise::{DrawKey, Extraction, NoiseForm, Observed, Tolerance, ValueType, keyed_uniforms};
+use stillhouse_noise::{DrawKey, ExtractionSpec, NoiseForm, ObservedTokens, Tolerance, ValueType, keyed_uniforms};
 
 use crate::Outcome;
 use crate::accuracy::tokens;
@@ -24,13 +24,13 @@ const LIKELY_TOKENS: usize = 64;
 /// Uploads one slice of logits and extracts its columns.
 pub fn extract_once(
     device: &Arc<dyn Device>,
-    request: &Extraction,
+    request: &ExtractionSpec,
     logits: &[f32],
-    observed: &Observed<'_>,
+    observed: &ObservedTokens<'_>,
 ) -> Outcome<Extracted> {
     let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_ne_bytes()).collect();
-    let logits = Buffer::of(device, &bytes)?;
-    let mut extractor = Extractor::new(device, Asked::of(request), observed.tokens.len())?;
+    let logits = Buffer::from_bytes(device, &bytes)?;
+    let mut extractor = Extractor::new(device, ExtractRequest::contiguous(request), observed.tokens.len())?;
     // SAFETY: the buffer holds these rows until the slice is collected
     let pending = unsafe { extractor.begin(logits.pointer(), observed)? };
     Ok(extractor.collect(pending)?)
@@ -84,9 +84,9 @@ pub struct Job {
 }
 
 /// The default codec of a job: corrections in half precision, one draw.
-fn default_extraction(vocab: usize) -> Outcome<Extraction> {
+fn default_extraction(vocab: usize) -> Outcome<ExtractionSpec> {
     let noise = NoiseForm::Replay { tolerance: Tolerance::new(1e-3)?, value_type: ValueType::F16, condition: true };
-    Ok(Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0, signals: Default::default() })
+    Ok(ExtractionSpec { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0, signals: Default::default() })
 }
 
 /// Rows of a slice. A batch has at least three slices, so that slices overlap even in small batches.
@@ -100,7 +100,7 @@ impl Job {
         device: &Arc<dyn Device>,
         counting: &Arc<CountingDevice>,
         shape: &Shape,
-        number_format: impl Into<Numbers>,
+        number_format: impl Into<NumberFormat>,
         batch_tokens: usize,
     ) -> Outcome<Self> {
         let rope_tables = RopeTables::of(shape);
@@ -112,7 +112,7 @@ impl Job {
         let slice = || Buffer::new(device, slice_rows * stride * 4);
         let (slices, extractor) = (
             [slice()?, slice()?],
-            Extractor::new(device, Asked::of_rows(&default_extraction(shape.vocab)?, stride), slice_rows)?,
+            Extractor::new(device, ExtractRequest::with_stride(&default_extraction(shape.vocab)?, stride), slice_rows)?,
         );
         let batch = Batch {
             inputs: Vec::new(),
@@ -146,9 +146,9 @@ impl Job {
             sequence_ids: (0..count).map(|i| (i / length) as u64).collect(),
         };
         let topk = LIKELY_TOKENS.min(vocab);
-        let request = Extraction { vocab, keys: Vec::new(), noise: None, topk, signals: Default::default() };
+        let request = ExtractionSpec { vocab, keys: Vec::new(), noise: None, topk, signals: Default::default() };
         let mut top_extractor =
-            Extractor::new(&self.device, Asked::of_rows(&request, logits_stride(vocab)), self.slice_rows)?;
+            Extractor::new(&self.device, ExtractRequest::with_stride(&request, logits_stride(vocab)), self.slice_rows)?;
         let mut uniforms = keyed_uniforms(9, "observed tokens of a check", 0, 0);
         self.net.hidden(&self.batch.inputs, &self.batch.offsets)?;
         let mut observed = Vec::with_capacity(count);
@@ -307,10 +307,10 @@ fn slices_of(count: usize, slice_rows: usize) -> impl Iterator<Item = Vec<u32>> 
 
 impl Batch {
     /// The observed tokens of contiguous rows.
-    fn observed_rows(&self, rows: &[u32]) -> Observed<'_> {
+    fn observed_rows(&self, rows: &[u32]) -> ObservedTokens<'_> {
         let first = rows.first().map_or(0, |row| *row as usize);
         let range = first..first + rows.len();
-        Observed {
+        ObservedTokens {
             tokens: &self.observed[range.clone()],
             positions: &self.positions[range.clone()],
             sequence_ids: &self.sequence_ids[range],

@@ -1,7 +1,7 @@
 //! Shapes of known nets, and random weights for them.
 
 use stillhouse_gpu::Result;
-use stillhouse_gpu::net::{Activation, Kind, Rope, Shape, Source};
+use stillhouse_gpu::net::{Activation, Architecture, Rope, Shape, Source};
 use stillhouse_noise::{fnv1a64, keyed_uniforms};
 
 /// Number of random numbers: a prime, so that no two rows of a weight are the same.
@@ -83,10 +83,17 @@ impl RopeTables {
 }
 
 /// A shape with defaults for the other fields: tied weights, no extra biases, 1,024 positions.
-pub const fn shape(kind: Kind, vocab: usize, width: usize, layers: usize, heads: [usize; 3], inner: usize) -> Shape {
+pub const fn shape(
+    architecture: Architecture,
+    vocab: usize,
+    width: usize,
+    layers: usize,
+    heads: [usize; 3],
+    inner: usize,
+) -> Shape {
     let [heads, kv_heads, head_dim] = heads;
     Shape {
-        kind,
+        architecture,
         vocab,
         width,
         layers,
@@ -94,9 +101,9 @@ pub const fn shape(kind: Kind, vocab: usize, width: usize, layers: usize, heads:
         kv_heads,
         head_dim,
         inner,
-        activation: match kind {
-            Kind::Gpt2 => Activation::GeluTanh,
-            Kind::Llama | Kind::Qwen3 => Activation::SwiGlu,
+        activation: match architecture {
+            Architecture::Gpt2 => Activation::GeluTanh,
+            Architecture::Llama | Architecture::Qwen3 => Activation::SwiGlu,
         },
         scaled: true,
         scaled_by_layer: false,
@@ -109,7 +116,7 @@ pub const fn shape(kind: Kind, vocab: usize, width: usize, layers: usize, heads:
 }
 
 const LLAMA_VOCAB: usize = 128_256;
-pub const GPT2: Shape = shape(Kind::Gpt2, 50_257, 768, 12, [12, 12, 64], 3072);
+pub const GPT2: Shape = shape(Architecture::Gpt2, 50_257, 768, 12, [12, 12, 64], 3072);
 
 /// Tokens of the longest run that is measured. Real GPT-2 has 1,024 positions; these nets have more.
 const MAX_POSITIONS: usize = 4096;
@@ -119,7 +126,7 @@ const MAX_POSITIONS: usize = 4096;
 pub const MEASURED_SHAPES: [(&str, Shape, f64); 4] = [
     (
         "GPT-2 Large 774M",
-        Shape { positions: MAX_POSITIONS, ..shape(Kind::Gpt2, 50_257, 1280, 36, [20, 20, 64], 5120) },
+        Shape { positions: MAX_POSITIONS, ..shape(Architecture::Gpt2, 50_257, 1280, 36, [20, 20, 64], 5120) },
         1.0,
     ),
     (
@@ -127,14 +134,14 @@ pub const MEASURED_SHAPES: [(&str, Shape, f64); 4] = [
         Shape {
             positions: MAX_POSITIONS,
             tied: false,
-            ..shape(Kind::Llama, LLAMA_VOCAB, 4096, 32, [32, 8, 128], 14_336)
+            ..shape(Architecture::Llama, LLAMA_VOCAB, 4096, 32, [32, 8, 128], 14_336)
         },
         3.0,
     ),
     ("GPT-2 124M", Shape { positions: MAX_POSITIONS, ..GPT2 }, 1.0),
     (
         "Llama 3.2 1B",
-        Shape { positions: MAX_POSITIONS, ..shape(Kind::Llama, LLAMA_VOCAB, 2048, 16, [32, 8, 64], 8192) },
+        Shape { positions: MAX_POSITIONS, ..shape(Architecture::Llama, LLAMA_VOCAB, 2048, 16, [32, 8, 64], 8192) },
         1.0,
     ),
 ];
@@ -151,6 +158,6 @@ pub fn flops_per_token(shape: &Shape, length: usize) -> f64 {
 
 /// The shapes that the host measures instead.
 pub const TINY_SHAPES: [(&str, Shape, f64); 2] = [
-    ("tiny GPT-2", shape(Kind::Gpt2, 300, 64, 2, [4, 4, 16], 128), 0.0),
-    ("tiny Llama", Shape { tied: false, ..shape(Kind::Llama, 517, 64, 2, [4, 2, 32], 96) }, 0.0),
+    ("tiny GPT-2", shape(Architecture::Gpt2, 300, 64, 2, [4, 4, 16], 128), 0.0),
+    ("tiny Llama", Shape { tied: false, ..shape(Architecture::Llama, 517, 64, 2, [4, 2, 32], 96) }, 0.0),
 ];

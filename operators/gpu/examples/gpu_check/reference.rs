@@ -2,7 +2,7 @@
 //! weights with the checked code, rounded to the net's dtype.
 
 use half::{bf16, f16};
-use stillhouse_gpu::net::{Activation, Kind, Rope, Shape, Source};
+use stillhouse_gpu::net::{Activation, Architecture, Rope, Shape, Source};
 use stillhouse_gpu::{Element, Result};
 
 /// A linear map `[out, in]` with its bias.
@@ -54,7 +54,7 @@ impl RoundedWeights<'_> {
 
     /// Normalises rows with the norm of this name.
     fn norm(&mut self, name: &str, rows: &[f64], shape: &Shape) -> Result<Vec<f64>> {
-        let (width, centred) = (shape.width, shape.kind == Kind::Gpt2);
+        let (width, centred) = (shape.width, shape.architecture == Architecture::Gpt2);
         let weight = self.values(&format!("{name}.weight"), &[width])?;
         let bias = if centred { self.values(&format!("{name}.bias"), &[width])? } else { vec![0.0; width] };
         let mut out = rows.to_vec();
@@ -151,7 +151,7 @@ pub fn logits(
     source: &mut dyn Source,
     tokens: &[u32],
 ) -> Result<Vec<f64>> {
-    let gpt2 = shape.kind == Kind::Gpt2;
+    let gpt2 = shape.architecture == Architecture::Gpt2;
     let mut weights = RoundedWeights { source, element };
     let (vocab, width) = (shape.vocab, shape.width);
     let [table, last] = if gpt2 { ["wte.weight", "ln_f"] } else { ["embed_tokens.weight", "norm"] };
@@ -206,7 +206,7 @@ fn llama_layer(
     let mut q = project("self_attn.q_proj", all, width, &n, shape.attention_bias)?;
     let mut k = project("self_attn.k_proj", kv, width, &n, shape.attention_bias)?;
     let v = project("self_attn.v_proj", kv, width, &n, shape.attention_bias)?;
-    if shape.kind == Kind::Qwen3 {
+    if shape.architecture == Architecture::Qwen3 {
         for (name, rows) in [("q_norm", &mut q), ("k_norm", &mut k)] {
             let weight = weights.values(&format!("{at}self_attn.{name}.weight"), &[dim])?;
             rows.chunks_exact_mut(dim).for_each(|head| scale(head, &weight, shape));

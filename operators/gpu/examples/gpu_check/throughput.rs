@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use stillhouse_gpu::net::kernels::Kernels;
-use stillhouse_gpu::net::{Numbers, Shape};
+use stillhouse_gpu::net::{NumberFormat, Shape};
 use stillhouse_gpu::{Buffer, Element};
 
 use crate::accuracy::skip_unsupported;
@@ -42,7 +42,7 @@ fn plan(host: bool) -> Plan {
 pub fn run(check: &mut Check) -> Outcome<()> {
     let plan = plan(check.host);
     for (name, shape, loading) in &plan.shapes {
-        for number_format in [Numbers::Of(Element::Bf16), Numbers::Fp8] {
+        for number_format in [NumberFormat::Dtype(Element::Bf16), NumberFormat::Fp8] {
             let what = format!("{name}, {}", number_format.name());
             if skip_unsupported(check, number_format, &what) {
                 continue;
@@ -60,10 +60,15 @@ pub fn run(check: &mut Check) -> Outcome<()> {
 
 /// Measures one net. For fp8, the ceiling is still that of bf16, and longer runs are omitted, because attention is the
 /// same.
-fn measure_net(check: &mut Check, plan: &Plan, name: &str, (shape, number_format): (&Shape, Numbers)) -> Outcome<()> {
+fn measure_net(
+    check: &mut Check,
+    plan: &Plan,
+    name: &str,
+    (shape, number_format): (&Shape, NumberFormat),
+) -> Outcome<()> {
     let mut job = Job::load(&check.device, &check.counting, shape, number_format, plan.batch)?;
     let weights = shape.weight_bytes(number_format);
-    let lengths = if number_format == Numbers::Fp8 { &plan.lengths[..1] } else { &plan.lengths };
+    let lengths = if number_format == NumberFormat::Fp8 { &plan.lengths[..1] } else { &plan.lengths };
     for (i, length) in lengths.iter().copied().filter(|length| *length <= shape.positions).enumerate() {
         let what = format!("{name}, {}, L = {length}", number_format.name());
         if !check.has_time(2.0 * plan.min_seconds + 3.0) {
@@ -163,7 +168,7 @@ fn report_kernel_shares(check: &mut Check, job: &mut Job, name: &str) -> Outcome
 
 /// Seconds of launching and waiting alone: the median of 50 launches of a nearly empty kernel.
 fn launch_overhead(check: &Check) -> Outcome<f64> {
-    let rows = Buffer::of(&check.device, &[0; 16])?;
+    let rows = Buffer::from_bytes(&check.device, &[0; 16])?;
     let memory = Buffer::new(&check.device, 1024)?;
     let kernels = Kernels::new(&check.device, Element::F32);
     let mut seconds = Vec::new();

@@ -95,7 +95,7 @@ impl Host {
 
     /// Peak of the allocated device bytes.
     #[must_use]
-    pub fn most_used(&self) -> u64 {
+    pub fn peak_used(&self) -> u64 {
         self.state().peak_bytes
     }
 
@@ -154,7 +154,7 @@ impl Device for Host {
     }
 
     /// At most 3: the kernels are loops, and would take minutes for more.
-    fn rehearsed(&self, tokens: usize) -> usize {
+    fn trial_tokens(&self, tokens: usize) -> usize {
         tokens.min(3)
     }
 
@@ -206,7 +206,7 @@ impl Device for Host {
         }
     }
 
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+    unsafe fn copy_to_device(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         self.enqueue(stream, |state| {
             state.device_memory.check("copy_in", to, bytes)?;
             // SAFETY: the caller guarantees `bytes` bytes
@@ -216,7 +216,7 @@ impl Device for Host {
         })
     }
 
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+    unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         let mut is_pinned = true;
         self.enqueue(stream, |state| {
             state.device_memory.check("copy_out", from, bytes)?;
@@ -274,7 +274,7 @@ impl Device for Host {
         Ok(state.queues.end(stream))
     }
 
-    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<()> {
         self.enqueue(stream, |_| Ok(Some(Work::Wait(event))))
     }
 

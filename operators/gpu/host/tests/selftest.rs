@@ -61,7 +61,7 @@ words!(u16, u32, u64, f32, f64);
 fn upload<T: Word>(device: &Arc<dyn Device>, values: &[T]) -> Buffer {
     let mut bytes = Vec::with_capacity(values.len() * T::BYTES);
     values.iter().for_each(|value| value.put(&mut bytes));
-    Buffer::of(device, &bytes).unwrap()
+    Buffer::from_bytes(device, &bytes).unwrap()
 }
 
 fn download<T: Word>(buffer: &Buffer) -> Vec<T> {

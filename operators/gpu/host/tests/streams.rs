@@ -23,12 +23,12 @@ fn pinned(device: &Arc<dyn Device>, byte: u8) -> Pinned {
 
 fn send(device: &dyn Device, stream: Stream, from: &[u8], to: &Buffer) {
     // SAFETY: both are as long as the buffer; whether the source stays unchanged is what the test examines
-    unsafe { device.copy_in(stream, to.pointer(), from.as_ptr(), from.len()) }.unwrap();
+    unsafe { device.copy_to_device(stream, to.pointer(), from.as_ptr(), from.len()) }.unwrap();
 }
 
 fn fetch(device: &dyn Device, stream: Stream, from: &Buffer, to: &mut [u8]) {
     // SAFETY: both are as long as the buffer
-    unsafe { device.copy_out(stream, to.as_mut_ptr(), from.pointer(), to.len()) }.unwrap();
+    unsafe { device.copy_to_host(stream, to.as_mut_ptr(), from.pointer(), to.len()) }.unwrap();
 }
 
 fn wait(device: &dyn Device, stream: Stream) {
@@ -53,19 +53,19 @@ fn what_is_enqueued_is_not_done_before_it_is_waited_for() {
 /// Passes bytes from one stream to the other, several times. Without the events that order them, they arrive too early
 /// or too late for some seeds.
 fn transfer_between_streams(device: &dyn Device, shared: &Arc<dyn Device>, in_order: bool) -> bool {
-    let buffer = Buffer::of(shared, &[0; BYTES]).unwrap();
+    let buffer = Buffer::from_bytes(shared, &[0; BYTES]).unwrap();
     let mut right = true;
     for byte in 1..5u8 {
         let (from, mut to) = (pinned(shared, byte), pinned(shared, 0));
         send(device, Stream::Pass, &from, &buffer);
         let written = device.record(Stream::Pass).unwrap();
         if in_order {
-            device.wait_in(Stream::Extract, written).unwrap();
+            device.stream_wait_event(Stream::Extract, written).unwrap();
         }
         fetch(device, Stream::Extract, &buffer, &mut to);
         let read = device.record(Stream::Extract).unwrap();
         if in_order {
-            device.wait_in(Stream::Pass, read).unwrap();
+            device.stream_wait_event(Stream::Pass, read).unwrap();
         }
         device.wait(read).unwrap();
         right &= *to == [byte; BYTES];
@@ -161,7 +161,7 @@ fn device_memory_is_freed_once_what_uses_it_is_done() {
         let buffer = Buffer::new(&device, BYTES).unwrap();
         send(device.as_ref(), Stream::Pass, &from, &buffer);
         let written = device.record(Stream::Pass).unwrap();
-        device.wait_in(Stream::Extract, written).unwrap();
+        device.stream_wait_event(Stream::Extract, written).unwrap();
         fetch(device.as_ref(), Stream::Extract, &buffer, &mut to);
         drop(buffer);
         assert_eq!((host.used(), to[0]), (0, 7));

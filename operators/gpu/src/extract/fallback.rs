@@ -9,7 +9,7 @@ use stillhouse_noise::{
 };
 
 use super::slots::{CorrectionLists, SliceResults};
-use super::{Asked, Dense, Extracted, Noise};
+use super::{Dense, ExtractRequest, Extracted, Noise};
 use crate::device::{Device, Pinned, Result, Stream};
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Fallback {
 }
 
 impl Fallback {
-    pub fn new(device: &Arc<dyn Device>, request: &Asked) -> Result<Self> {
+    pub fn new(device: &Arc<dyn Device>, request: &ExtractRequest) -> Result<Self> {
         let vocab = request.vocab;
         let encoder = match request.noise {
             Some(Noise::Replay { tolerance, value_type, condition }) => {
@@ -50,7 +50,7 @@ impl Fallback {
     /// `pointer` is the device address of a row of logits.
     pub unsafe fn recompute_row(
         &mut self,
-        request: &Asked,
+        request: &ExtractRequest,
         pointer: u64,
         results: &SliceResults<'_>,
         row: usize,
@@ -59,7 +59,7 @@ impl Fallback {
     ) -> Result<()> {
         let bytes = self.row_memory.len();
         // SAFETY: row and target have this length; the copy is waited for
-        unsafe { self.device.copy_out(Stream::Extract, self.row_memory.as_mut_ptr(), pointer, bytes)? };
+        unsafe { self.device.copy_to_host(Stream::Extract, self.row_memory.as_mut_ptr(), pointer, bytes)? };
         self.device.wait(self.device.record(Stream::Extract)?)?;
         for (to, from) in self.logits.iter_mut().zip(self.row_memory.as_chunks::<4>().0) {
             *to = f32::from_ne_bytes(*from);

@@ -7,7 +7,7 @@ use stillhouse_noise::{Tolerance, ValueType};
 
 use super::signals::SharedBuffers;
 use super::slots::{SliceLayout, Slot};
-use super::{Asked, DeviceSlice, Noise, Positions};
+use super::{DeviceSlice, ExtractRequest, Noise, Positions};
 use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream, allocated_bytes};
 
 /// Threads of a block, as in kernels/noise/block.cuh.
@@ -38,7 +38,7 @@ pub(super) struct Scratch {
 /// Values that all launches of a slice use.
 pub(super) struct SliceLaunch<'a> {
     pub device: &'a Arc<dyn Device>,
-    pub request: &'a Asked,
+    pub request: &'a ExtractRequest,
     scratch: &'a Scratch,
     pub layout: SliceLayout,
     logits: u64,
@@ -54,7 +54,7 @@ fn target_total_variation(tolerance: Tolerance) -> f64 {
 
 impl Scratch {
     /// Bytes of the keys, row states, `Found` records, corrections and their offsets.
-    fn sizes(request: &Asked, max_rows: usize) -> [usize; 5] {
+    fn sizes(request: &ExtractRequest, max_rows: usize) -> [usize; 5] {
         let replay =
             if matches!(request.noise, Some(Noise::Replay { .. })) { max_rows * request.keys.len() } else { 0 };
         [
@@ -67,15 +67,15 @@ impl Scratch {
     }
 
     /// Device bytes, including the [`SharedBuffers`].
-    pub fn bytes(request: &Asked, max_rows: usize) -> u64 {
+    pub fn bytes(request: &ExtractRequest, max_rows: usize) -> u64 {
         allocated_bytes(&Self::sizes(request, max_rows)) + SharedBuffers::bytes(request, max_rows)
     }
 
-    pub fn new(device: &Arc<dyn Device>, request: &Asked, max_rows: usize) -> Result<Self> {
+    pub fn new(device: &Arc<dyn Device>, request: &ExtractRequest, max_rows: usize) -> Result<Self> {
         let [_, states, found, corrections, offsets] = Self::sizes(request, max_rows);
         let keys: Vec<u8> = request.keys.iter().flat_map(|key| key.words()).flat_map(u32::to_ne_bytes).collect();
         Ok(Self {
-            keys: Buffer::of(device, &keys)?,
+            keys: Buffer::from_bytes(device, &keys)?,
             states: Buffer::new(device, states)?,
             found: Buffer::new(device, found)?,
             corrections: Buffer::new(device, corrections)?,
@@ -96,7 +96,7 @@ impl Scratch {
     pub unsafe fn launch(
         &self,
         device: &Arc<dyn Device>,
-        request: &Asked,
+        request: &ExtractRequest,
         logits: DeviceSlice,
         positions: &Positions<'_>,
         slot: &mut Slot,
@@ -110,11 +110,11 @@ impl Scratch {
         let (inputs, columns) = (slot.inputs.device.pointer(), slot.columns.device.pointer());
         let slice_launch =
             SliceLaunch { device, request, scratch: self, layout, logits: logits.pointer, inputs, columns };
-        device.wait_in(Stream::Extract, logits.ready)?;
+        device.stream_wait_event(Stream::Extract, logits.ready)?;
         // SAFETY: slot and logits stay valid until the event, as the caller guarantees; `Slot::new` and `Scratch::new`
         // chose the sizes
         unsafe {
-            device.copy_in(Stream::Extract, inputs, slot.inputs.host.as_ptr(), layout.inputs())?;
+            device.copy_to_device(Stream::Extract, inputs, slot.inputs.host.as_ptr(), layout.inputs())?;
             slice_launch.softmax()?;
             match request.noise {
                 Some(Noise::Replay { .. }) => {
@@ -133,7 +133,7 @@ impl Scratch {
                 slice_launch.topk(slot.topk.device.pointer(), k)?;
                 slot.topk.fetch(device, 0..layout.rows * k * 8)?;
             }
-            if !request.signals.is_none() {
+            if !request.signals.is_empty() {
                 slice_launch.signals(slot, positions)?;
             }
             slot.columns.fetch(device, 0..layout.columns())?;

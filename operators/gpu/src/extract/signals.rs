@@ -1,4 +1,4 @@
-//! The other signals of a slice (`stillhouse_noise::Signals`): kernel launches and results.
+//! The other signals of a slice (`stillhouse_noise::SignalSpec`): kernel launches and results.
 //!
 //! | kernel | passes over a row | results per row |
 //! |---|---|---|
@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use stillhouse_noise::{RowSignals, Sampled};
+use stillhouse_noise::{RowSignals, SampledLogit};
 
 use super::launches::{SliceLaunch, THREADS};
 use super::slots::{Mirrored, Slot, f32s, u32s};
-use super::{Asked, Positions};
+use super::{ExtractRequest, Positions};
 use crate::device::{Arg, Buffer, Device, Result, Stream, allocated_bytes};
 
 /// Entries per block of running sums, as in kernels/noise/signals.cuh.
@@ -29,25 +29,25 @@ pub(super) struct SharedBuffers {
 
 impl SharedBuffers {
     /// Bytes of the running sums.
-    fn running_sum_bytes(request: &Asked, max_rows: usize) -> usize {
+    fn running_sum_bytes(request: &ExtractRequest, max_rows: usize) -> usize {
         max_rows * request.signals.sampling.map_or(0, |_| request.vocab.div_ceil(SUM_BLOCK_ENTRIES)) * 8
     }
 
     /// Device bytes of all three buffers.
-    pub fn bytes(request: &Asked, max_rows: usize) -> u64 {
+    pub fn bytes(request: &ExtractRequest, max_rows: usize) -> u64 {
         let signals = &request.signals;
         let [temperatures, candidates] =
             [size_of_val(signals.temperatures.as_slice()), size_of_val(signals.candidates.as_slice())];
         allocated_bytes(&[temperatures, candidates, Self::running_sum_bytes(request, max_rows)])
     }
 
-    pub fn new(device: &Arc<dyn Device>, request: &Asked, max_rows: usize) -> Result<Self> {
+    pub fn new(device: &Arc<dyn Device>, request: &ExtractRequest, max_rows: usize) -> Result<Self> {
         let signals = &request.signals;
         let temperatures: Vec<u8> = signals.temperatures.iter().flat_map(|t| t.to_ne_bytes()).collect();
         let candidates: Vec<u8> = signals.candidates.iter().flat_map(|k| k.to_ne_bytes()).collect();
         Ok(Self {
-            temperatures: Buffer::of(device, &temperatures)?,
-            candidates: Buffer::of(device, &candidates)?,
+            temperatures: Buffer::from_bytes(device, &temperatures)?,
+            candidates: Buffer::from_bytes(device, &candidates)?,
             running_sums: Buffer::new(device, Self::running_sum_bytes(request, max_rows))?,
         })
     }
@@ -66,12 +66,12 @@ pub(super) struct SignalSlot {
     trimmed: Mirrored,
 }
 
-fn draws_per_row(request: &Asked) -> usize {
+fn draws_per_row(request: &ExtractRequest) -> usize {
     request.signals.sampling.map_or(0, |sampling| sampling.draws as usize)
 }
 
 /// Floats of a row of `scalars`.
-fn scalars_per_row(request: &Asked) -> usize {
+fn scalars_per_row(request: &ExtractRequest) -> usize {
     let signals = &request.signals;
     if signals.temperatures.is_empty() && !signals.entropy && signals.candidates.is_empty() {
         return 0;
@@ -81,12 +81,12 @@ fn scalars_per_row(request: &Asked) -> usize {
 
 impl SignalSlot {
     /// Bytes of the four regions.
-    pub fn sizes(request: &Asked, max_rows: usize) -> [usize; 4] {
+    pub fn sizes(request: &ExtractRequest, max_rows: usize) -> [usize; 4] {
         let (draws, trimmed) = (draws_per_row(request), if request.signals.top_p.is_some() { 8 } else { 0 });
         [scalars_per_row(request) * 4, draws * 8, draws * 8, trimmed].map(|bytes_per_row| max_rows * bytes_per_row)
     }
 
-    pub fn new(device: &Arc<dyn Device>, request: &Asked, max_rows: usize) -> Result<Self> {
+    pub fn new(device: &Arc<dyn Device>, request: &ExtractRequest, max_rows: usize) -> Result<Self> {
         let [scalars, uniforms, drawn, trimmed] = Self::sizes(request, max_rows);
         Ok(Self {
             scalars: Mirrored::new(device, scalars)?,
@@ -98,7 +98,12 @@ impl SignalSlot {
 
     /// Returns the signals of all rows. Those of rows left to the CPU are meaningless. `top_tokens` holds the most likely
     /// tokens of every row.
-    pub fn row_signals(&self, request: &Asked, rows: usize, top_tokens: (Vec<u32>, Vec<f32>)) -> Vec<RowSignals> {
+    pub fn row_signals(
+        &self,
+        request: &ExtractRequest,
+        rows: usize,
+        top_tokens: (Vec<u32>, Vec<f32>),
+    ) -> Vec<RowSignals> {
         let (signals, width, draws) = (&request.signals, scalars_per_row(request), draws_per_row(request));
         let values = f32s(&self.scalars.host[..rows * width * 4]);
         let (entries, ratios) = self.drawn.host[..rows * draws * 8].split_at(rows * draws * 4);
@@ -131,11 +136,11 @@ impl SignalSlot {
 }
 
 /// Merges draws into distinct entries, ascending, with the number of times that each was drawn.
-fn count_distinct(draws: impl Iterator<Item = (u32, f32)>) -> Vec<Sampled> {
+fn count_distinct(draws: impl Iterator<Item = (u32, f32)>) -> Vec<SampledLogit> {
     let mut draws: Vec<(u32, f32)> = draws.collect();
     draws.sort_unstable_by_key(|draw| draw.0);
     let same = draws.chunk_by(|a, b| a.0 == b.0);
-    same.filter_map(|run| run.first().map(|&(index, ratio)| Sampled { index, times: run.len() as u32, ratio }))
+    same.filter_map(|run| run.first().map(|&(index, ratio)| SampledLogit { index, count: run.len() as u32, ratio }))
         .collect()
 }
 
@@ -192,7 +197,12 @@ impl SliceLaunch<'_> {
             ];
             // SAFETY: as above; the staged uniforms stay unchanged until the slice is collected
             unsafe {
-                self.device.copy_in(Stream::Extract, uniforms, signal_slot.uniforms.host.as_ptr(), rows * draws * 8)?;
+                self.device.copy_to_device(
+                    Stream::Extract,
+                    uniforms,
+                    signal_slot.uniforms.host.as_ptr(),
+                    rows * draws * 8,
+                )?;
                 self.run("noise_drawn", grid, THREADS, 0, &args)?;
                 signal_slot.drawn.fetch(self.device, 0..rows * draws * 8)?;
             }
@@ -208,7 +218,7 @@ impl SliceLaunch<'_> {
                 Arg::Pointer(top_tokens),
                 Arg::Pointer(top_tokens + (rows * k * 4) as u64),
                 Arg::F64(top_p.mass),
-                Arg::U32(top_p.most.min(k) as u32),
+                Arg::U32(top_p.max_entries.min(k) as u32),
                 Arg::Pointer(trimmed),
                 Arg::Pointer(trimmed + (rows * 4) as u64),
             ];

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use half::f16;
-use stillhouse_noise::{Correction, RowSignals, RowsEncoded, ValueType};
+use stillhouse_noise::{Correction, EncodedRows, RowSignals, ValueType};
 
 use super::signals::SignalSlot;
-use super::{Asked, Dense, Noise, Positions};
+use super::{Dense, ExtractRequest, Noise, Positions};
 use crate::device::{Buffer, Device, Pinned, Result, Stream, allocated_bytes};
 
 /// Average corrections per list that a slot has space for. Rows of a slice that exceed it are left to the CPU.
@@ -34,7 +34,7 @@ impl Mirrored {
         let (from, bytes) = (self.device.pointer() + range.start as u64, range.len());
         let to = self.host[range].as_mut_ptr();
         // SAFETY: both have this length; the caller guarantees the rest
-        unsafe { device.copy_out(Stream::Extract, to, from, bytes) }
+        unsafe { device.copy_to_host(Stream::Extract, to, from, bytes) }
     }
 }
 
@@ -69,7 +69,7 @@ pub(super) struct CorrectionLayout {
 }
 
 impl CorrectionLayout {
-    fn for_request(request: &Asked) -> Self {
+    fn for_request(request: &ExtractRequest) -> Self {
         let f16_value = matches!(request.noise, Some(Noise::Replay { value_type: ValueType::F16, .. }));
         Self { short_index: request.vocab <= 1 << 16, f16_value }
     }
@@ -123,13 +123,13 @@ impl SliceLayout {
 }
 
 impl Slot {
-    fn max_layout(request: &Asked, max_rows: usize) -> SliceLayout {
+    fn max_layout(request: &ExtractRequest, max_rows: usize) -> SliceLayout {
         let lists_per_row = if request.noise.is_some() { request.keys.len() } else { 0 };
         SliceLayout { rows: max_rows, lists: max_rows * lists_per_row }
     }
 
     /// Maximum corrections of a slice.
-    fn capacity(request: &Asked, max_rows: usize) -> usize {
+    fn capacity(request: &ExtractRequest, max_rows: usize) -> usize {
         match request.noise {
             Some(Noise::Replay { .. }) => Self::max_layout(request, max_rows).lists * CORRECTIONS_PER_LIST + 512,
             Some(Noise::Dense { .. }) | None => 0,
@@ -137,7 +137,7 @@ impl Slot {
     }
 
     /// Bytes of the inputs, the columns, the corrections, the top-k and the dense noise.
-    fn sizes(request: &Asked, max_rows: usize) -> [usize; 5] {
+    fn sizes(request: &ExtractRequest, max_rows: usize) -> [usize; 5] {
         let layout = Self::max_layout(request, max_rows);
         let dense = match request.noise {
             Some(Noise::Dense { value_type, .. }) => layout.lists * request.vocab * value_bytes(value_type),
@@ -149,11 +149,11 @@ impl Slot {
     }
 
     /// Device bytes of a slot.
-    pub fn bytes(request: &Asked, max_rows: usize) -> u64 {
+    pub fn bytes(request: &ExtractRequest, max_rows: usize) -> u64 {
         allocated_bytes(&Self::sizes(request, max_rows)) + allocated_bytes(&SignalSlot::sizes(request, max_rows))
     }
 
-    pub fn new(device: &Arc<dyn Device>, request: &Asked, max_rows: usize) -> Result<Self> {
+    pub fn new(device: &Arc<dyn Device>, request: &ExtractRequest, max_rows: usize) -> Result<Self> {
         let [inputs, columns, corrections, topk, dense] = Self::sizes(request, max_rows);
         Ok(Self {
             inputs: Mirrored::new(device, inputs)?,
@@ -193,7 +193,7 @@ impl Slot {
     pub fn results(
         &mut self,
         device: &Arc<dyn Device>,
-        request: &Asked,
+        request: &ExtractRequest,
         rows: usize,
         copied: usize,
     ) -> Result<SliceResults<'_>> {
@@ -254,7 +254,7 @@ fn f64s(bytes: &[u8]) -> Vec<f64> {
 #[derive(Debug)]
 pub(super) struct SliceResults<'a> {
     slot: &'a Slot,
-    request: Asked,
+    request: ExtractRequest,
     pub rows: usize,
     /// ln p_x per row; NaN if the row is left to the CPU.
     pub logprob: Vec<f32>,
@@ -317,7 +317,7 @@ impl SliceResults<'_> {
     }
 
     pub fn signals(&self) -> Vec<RowSignals> {
-        if self.request.signals.is_none() {
+        if self.request.signals.is_empty() {
             Vec::new()
         } else {
             self.slot.signals.row_signals(&self.request, self.rows, self.top_tokens())
@@ -338,13 +338,13 @@ impl SliceResults<'_> {
 /// Collects the lists of corrections, row by row.
 #[derive(Debug)]
 pub(super) struct CorrectionLists {
-    out: RowsEncoded,
+    out: EncodedRows,
     sum: f64,
 }
 
 impl CorrectionLists {
     pub fn new(draws: usize) -> Self {
-        Self { out: RowsEncoded { draws, offsets: vec![0], ..RowsEncoded::default() }, sum: 0.0 }
+        Self { out: EncodedRows { draws, offsets: vec![0], ..EncodedRows::default() }, sum: 0.0 }
     }
 
     /// Adds a row that the kernels computed.
@@ -381,7 +381,7 @@ impl CorrectionLists {
         self.sum += total_variation;
     }
 
-    pub fn finish(mut self) -> RowsEncoded {
+    pub fn finish(mut self) -> EncodedRows {
         if !self.out.counts.is_empty() {
             self.out.mean_total_variation = self.sum / self.out.counts.len() as f64;
         }

@@ -38,7 +38,7 @@ impl<'a> HiddenStates<'a> {
         {
             let to = &mut memory[index * bytes..(index + 1) * bytes];
             // SAFETY: both have `bytes` bytes; the host waits for the stream before it reads or frees the memory
-            unsafe { device.copy_out(Stream::Pass, to.as_mut_ptr(), states.pointer, bytes)? };
+            unsafe { device.copy_to_host(Stream::Pass, to.as_mut_ptr(), states.pointer, bytes)? };
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::widen::Format;
+use super::widen::StorageFormat;
 use crate::device::{Arg, Device, Element, Launch, Result, Stream};
 
 /// Threads of a block that processes one row.
@@ -65,14 +65,14 @@ pub struct NormParams {
     pub eps: f32,
 }
 
-/// The padding of heads along a dimension of a weight: `own` model elements in `dim`, each half of a head at the
+/// The padding of heads along a dimension of a weight: `model` model elements in `padded`, each half of a head at the
 /// beginning of a padded half. A dimension without heads has both equal to its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Axis {
+pub struct HeadPadding {
     /// Elements of a head in the model.
-    pub own: usize,
+    pub model: usize,
     /// Elements of a head in memory.
-    pub dim: usize,
+    pub padded: usize,
 }
 
 /// Elements of a stored matrix, and their target in a weight.
@@ -81,7 +81,7 @@ pub struct Widening {
     /// The address of the stored bytes: whole blocks, aligned to 8 bytes.
     pub from: u64,
     /// The storage format.
-    pub format: Format,
+    pub format: StorageFormat,
     /// The number of elements.
     pub count: usize,
     /// The address of the target weight.
@@ -91,9 +91,10 @@ pub struct Widening {
     /// Columns of the stored matrix.
     pub columns: usize,
     /// The padding of rows and columns in the weight.
-    pub axes: [Axis; 2],
-    /// Whether the stored rows of a head interleave its two halves ([`Order::Neighbours`](super::Order::Neighbours)).
-    pub neighbours: bool,
+    pub padding: [HeadPadding; 2],
+    /// Whether the stored rows of a head interleave its two halves
+    /// ([`StorageOrder::Interleaved`](super::StorageOrder::Interleaved)).
+    pub interleaved: bool,
     /// Elements between two rows and between two columns of the weight.
     pub strides: [usize; 2],
 }
@@ -358,8 +359,17 @@ impl Kernels {
     /// # Safety
     /// All addresses are within live buffers, including the targets of the elements.
     pub unsafe fn widen(&self, widening: &Widening) -> Result<()> {
-        let Widening { from, format, count, to, first, columns, axes: [row_axis, column_axis], neighbours, strides } =
-            *widening;
+        let Widening {
+            from,
+            format,
+            count,
+            to,
+            first,
+            columns,
+            padding: [row_padding, column_padding],
+            interleaved,
+            strides,
+        } = *widening;
         let launch = Launch {
             kernel: kernel_name(self.element, names!("widen")),
             grid: [count.div_ceil(ROW_THREADS) as u32, 1, 1],
@@ -368,8 +378,8 @@ impl Kernels {
         };
         let head = [Arg::Pointer(from), Arg::U32(format.number()), u32_arg(count), Arg::Pointer(to)];
         let [[first_row, first_column], [row_stride, column_stride]] = [first, strides];
-        let sizes = [first_row, first_column, columns, row_axis.own, row_axis.dim, usize::from(neighbours)];
-        let sizes = sizes.into_iter().chain([column_axis.own, column_axis.dim, row_stride, column_stride]);
+        let sizes = [first_row, first_column, columns, row_padding.model, row_padding.padded, usize::from(interleaved)];
+        let sizes = sizes.into_iter().chain([column_padding.model, column_padding.padded, row_stride, column_stride]);
         let mut last = [Arg::U32(0); 10];
         last.iter_mut().zip(sizes).for_each(|(arg, value)| *arg = u32_arg(value));
         // SAFETY: these are the kernel's arguments; the caller guarantees the memory

@@ -11,9 +11,9 @@ const FP8_ROW_MULTIPLE: usize = 16;
 
 /// The number format of weights and products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Numbers {
+pub enum NumberFormat {
     /// Everything in one dtype.
-    Of(Element),
+    Dtype(Element),
     /// e4m3 products in the layers: one scale per output of a weight, and one per token for the activations.
     ///
     /// Everything else, including the LM head, is bfloat16 with f32 sums. Widths must be multiples of 16, and few
@@ -21,18 +21,18 @@ pub enum Numbers {
     Fp8,
 }
 
-impl From<Element> for Numbers {
+impl From<Element> for NumberFormat {
     fn from(element: Element) -> Self {
-        Self::Of(element)
+        Self::Dtype(element)
     }
 }
 
-impl Numbers {
+impl NumberFormat {
     /// The dtype of activations, and of weights that are not multiplied in 8 bits.
     #[must_use]
     pub const fn element(self) -> Element {
         match self {
-            Self::Of(element) => element,
+            Self::Dtype(element) => element,
             Self::Fp8 => Element::Bf16,
         }
     }
@@ -41,7 +41,7 @@ impl Numbers {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Of(element) => element.name(),
+            Self::Dtype(element) => element.name(),
             Self::Fp8 => "fp8",
         }
     }
@@ -54,7 +54,7 @@ impl Numbers {
     #[must_use]
     pub const fn padded_rows(self, tokens: usize) -> usize {
         match self {
-            Self::Of(_) => tokens,
+            Self::Dtype(_) => tokens,
             Self::Fp8 if tokens < MIN_FP8_ROWS => MIN_FP8_ROWS,
             Self::Fp8 => tokens.next_multiple_of(FP8_ROW_MULTIPLE),
         }

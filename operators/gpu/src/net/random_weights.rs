@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::kernels::Kernels;
 use super::weights::{Layer, Linear, Norm, Weights};
-use super::{Kind, Net, Numbers, Rope, Shape, check_rope, invalid};
+use super::{Architecture, Net, NumberFormat, Rope, Shape, check_rope, invalid};
 use crate::device::{Buffer, Device, Result};
 
 /// Parameters of random weights.
@@ -23,7 +23,7 @@ struct Generator<'a> {
     device: &'a Arc<dyn Device>,
     kernels: Kernels,
     shape: &'a Shape,
-    number_format: Numbers,
+    number_format: NumberFormat,
     next: u64,
 }
 
@@ -35,7 +35,7 @@ impl Net {
     pub fn with_random_weights(
         device: &Arc<dyn Device>,
         shape: Shape,
-        number_format: impl Into<Numbers>,
+        number_format: impl Into<NumberFormat>,
         rope: Option<Rope<'_>>,
         random: RandomWeights,
         max_tokens: usize,
@@ -49,7 +49,7 @@ impl Net {
         }
         let table = |values: &[f32]| {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-            Buffer::of(device, &bytes)
+            Buffer::from_bytes(device, &bytes)
         };
         Self::allocate_and_load(device, shape, number_format, max_tokens, || {
             let rope_tables = match rope.filter(|_| shape.rotates()) {
@@ -65,15 +65,15 @@ impl Net {
 
 impl Generator<'_> {
     fn weights(&mut self, logits_std: f32) -> Result<Weights> {
-        let Shape { kind, vocab, width, layers, tied, positions, .. } = *self.shape;
+        let Shape { architecture, vocab, width, layers, tied, positions, .. } = *self.shape;
         // States are normalised, so head rows of this size give logits of the wanted standard deviation.
         let head_scale = logits_std / (width as f32).sqrt();
         let token_embedding = self.table(vocab, if tied { head_scale } else { 0.5 })?;
         Ok(Weights {
             token_embedding,
-            position_embedding: match kind {
-                Kind::Gpt2 => Some(self.buffer(positions * width, 0.02, 0.0)?),
-                Kind::Llama | Kind::Qwen3 => None,
+            position_embedding: match architecture {
+                Architecture::Gpt2 => Some(self.buffer(positions * width, 0.02, 0.0)?),
+                Architecture::Llama | Architecture::Qwen3 => None,
             },
             layers: (0..layers).map(|_| self.layer()).collect::<Result<_>>()?,
             final_norm: self.norm()?,
@@ -82,15 +82,15 @@ impl Generator<'_> {
     }
 
     fn layer(&mut self) -> Result<Layer> {
-        let Shape { kind, width, inner, head_dim, attention_bias, mlp_bias, .. } = *self.shape;
+        let Shape { architecture, width, inner, head_dim, attention_bias, mlp_bias, .. } = *self.shape;
         let [qkv, out] = self.shape.attention_widths();
-        let has_bias = kind == Kind::Gpt2;
+        let has_bias = architecture == Architecture::Gpt2;
         Ok(Layer {
             before_attention: self.norm()?,
             qkv: self.linear([qkv, width], has_bias || attention_bias)?,
-            head_norms: match kind {
-                Kind::Qwen3 => Some([self.buffer(head_dim, 0.02, 1.0)?, self.buffer(head_dim, 0.02, 1.0)?]),
-                Kind::Gpt2 | Kind::Llama => None,
+            head_norms: match architecture {
+                Architecture::Qwen3 => Some([self.buffer(head_dim, 0.02, 1.0)?, self.buffer(head_dim, 0.02, 1.0)?]),
+                Architecture::Gpt2 | Architecture::Llama => None,
             },
             attention_out: self.linear([width, out], has_bias || attention_bias)?,
             before_mlp: self.norm()?,
@@ -101,7 +101,8 @@ impl Generator<'_> {
 
     fn norm(&mut self) -> Result<Norm> {
         let width = self.shape.width;
-        let bias = if self.shape.kind == Kind::Gpt2 { Some(self.buffer(width, 0.02, 0.0)?) } else { None };
+        let bias =
+            if self.shape.architecture == Architecture::Gpt2 { Some(self.buffer(width, 0.02, 0.0)?) } else { None };
         Ok(Norm { weight: self.buffer(width, 0.02, 1.0)?, bias })
     }
 

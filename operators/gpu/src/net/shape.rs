@@ -1,13 +1,13 @@
 //! The shape of a net, and the memory it needs.
 
-use super::Numbers;
+use super::NumberFormat;
 use super::kernels::{Heads, ITEM_BYTES, padded_dim};
 use crate::device::{Element, Result};
 use crate::error::GpuError;
 
 /// A model architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Architecture {
     /// Learned positions, LayerNorm, an ungated feed-forward block, biases, weights stored as Conv1D.
     Gpt2,
     /// Rotary positions, RMSNorm, a gated feed-forward block.
@@ -41,7 +41,7 @@ impl Activation {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Architecture.
-    pub kind: Kind,
+    pub architecture: Architecture,
     /// Vocabulary size V.
     pub vocab: usize,
     /// Width H of the residual stream.
@@ -120,7 +120,7 @@ impl Shape {
     /// Whether positions are rotary.
     #[must_use]
     pub fn rotates(&self) -> bool {
-        self.kind != Kind::Gpt2
+        self.architecture != Architecture::Gpt2
     }
 
     /// Whether the first product of the feed-forward block computes gate ‖ up.
@@ -152,10 +152,10 @@ impl Shape {
 
     /// Bytes of the weights on the device, without the rounding of allocations.
     #[must_use]
-    pub fn weight_bytes(&self, number_format: impl Into<Numbers>) -> u64 {
+    pub fn weight_bytes(&self, number_format: impl Into<NumberFormat>) -> u64 {
         match number_format.into() {
-            Numbers::Of(element) => self.plain_weight_bytes(element),
-            Numbers::Fp8 => self.fp8_weight_bytes(),
+            NumberFormat::Dtype(element) => self.plain_weight_bytes(element),
+            NumberFormat::Fp8 => self.fp8_weight_bytes(),
         }
     }
 
@@ -165,7 +165,7 @@ impl Shape {
         let (width, up, gpt2) = (self.width, self.up_width(), !self.rotates());
         let biases = |on: bool, outputs: usize| if on || gpt2 { outputs } else { 0 };
         let norm = if gpt2 { 2 * width } else { width };
-        let heads_norms = if self.kind == Kind::Qwen3 { 2 * dim } else { 0 };
+        let heads_norms = if self.architecture == Architecture::Qwen3 { 2 * dim } else { 0 };
         let layer = (qkv + attention) * width
             + biases(self.attention_bias, qkv + width)
             + (up + self.inner) * width
@@ -203,8 +203,8 @@ impl Shape {
 
     /// Extra bytes while an 8-bit weight is made from a 16-bit one: the largest 16-bit weight.
     #[must_use]
-    pub fn loading_bytes(&self, number_format: Numbers) -> u64 {
-        if number_format != Numbers::Fp8 {
+    pub fn loading_bytes(&self, number_format: NumberFormat) -> u64 {
+        if number_format != NumberFormat::Fp8 {
             return 0;
         }
         let [qkv, _] = self.attention_widths();
@@ -219,9 +219,9 @@ impl Shape {
 
     /// Bytes of a pass's buffers for at most `max_tokens` tokens.
     #[must_use]
-    pub fn workspace_bytes(&self, number_format: impl Into<Numbers>, max_tokens: usize) -> u64 {
+    pub fn workspace_bytes(&self, number_format: impl Into<NumberFormat>, max_tokens: usize) -> u64 {
         let (number_format, [wide, narrow]) = (number_format.into(), self.work_widths());
-        let fp8_bytes = if number_format == Numbers::Fp8 { self.widest_input() + Element::F32.bytes() } else { 0 };
+        let fp8_bytes = if number_format == NumberFormat::Fp8 { self.widest_input() + Element::F32.bytes() } else { 0 };
         let row = (2 * self.width + wide + narrow) * number_format.element().bytes() + fp8_bytes;
         (row * number_format.padded_rows(max_tokens) + (INPUT_BYTES + ROW_BYTES) * max_tokens) as u64
     }

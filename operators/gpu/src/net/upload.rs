@@ -48,7 +48,7 @@ impl UploadRing {
         fill(memory);
         // SAFETY: the caller guarantees the target; nothing writes the source until `copied` has been waited for, above
         // or in `drop`
-        unsafe { self.device.copy_in(Stream::Pass, to, memory.as_ptr(), bytes)? };
+        unsafe { self.device.copy_to_device(Stream::Pass, to, memory.as_ptr(), bytes)? };
         slot.copied = Some(self.device.record(Stream::Pass)?);
         Ok(())
     }

@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use super::Numbers;
-use super::kernels::{Axis, Heads, Kernels};
-use super::shape::{Kind, Shape};
-use super::widen::{Stages, Stored, Target};
+use super::NumberFormat;
+use super::kernels::{HeadPadding, Heads, Kernels};
+use super::shape::{Architecture, Shape};
+use super::widen::{Stages, StoredTensor, Target};
 use crate::device::{Buffer, Device, Element, Matrix, Result, ScaledMatrix, Stream};
 use crate::error::GpuError;
 
@@ -30,8 +30,8 @@ pub trait Source {
     ///
     /// # Errors
     /// As [`Source::tensor`].
-    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
-        self.tensor(name, shape).map(Stored::Numbers)
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>> {
+        self.tensor(name, shape).map(StoredTensor::F32)
     }
 }
 
@@ -52,8 +52,8 @@ impl Linear {
     }
 
     /// Converts the weight to the number format of its products.
-    pub fn into_format(self, number_format: Numbers, device: &Arc<dyn Device>, kernels: &Kernels) -> Result<Self> {
-        if number_format != Numbers::Fp8 {
+    pub fn into_format(self, number_format: NumberFormat, device: &Arc<dyn Device>, kernels: &Kernels) -> Result<Self> {
+        if number_format != NumberFormat::Fp8 {
             return Ok(self);
         }
         let Self { weight, bias, outputs, inputs, .. } = self;
@@ -119,7 +119,7 @@ pub(super) struct Weights {
 pub(super) struct Loader<'a> {
     device: &'a Arc<dyn Device>,
     shape: &'a Shape,
-    number_format: Numbers,
+    number_format: NumberFormat,
     source: &'a mut dyn Source,
     stages: Stages,
 }
@@ -128,35 +128,35 @@ pub(super) struct Loader<'a> {
 #[derive(Clone, Copy)]
 struct PaddedDim {
     heads: usize,
-    axis: Axis,
+    padding: HeadPadding,
 }
 
 impl PaddedDim {
     /// Elements in the model.
     fn model_len(self) -> usize {
-        self.heads * self.axis.own
+        self.heads * self.padding.model
     }
 
     /// Elements in the weight on the device, with padding.
     fn padded_len(self) -> usize {
-        self.heads * self.axis.dim
+        self.heads * self.padding.padded
     }
 
     fn is_padded(self) -> bool {
-        self.axis.own != self.axis.dim
+        self.padding.model != self.padding.padded
     }
 }
 
 /// A dimension that is not split into heads.
 fn unpadded(size: usize) -> PaddedDim {
-    PaddedDim { heads: 1, axis: Axis { own: size, dim: size } }
+    PaddedDim { heads: 1, padding: HeadPadding { model: size, padded: size } }
 }
 
 impl<'a> Loader<'a> {
     pub fn new(
         device: &'a Arc<dyn Device>,
         shape: &'a Shape,
-        number_format: Numbers,
+        number_format: NumberFormat,
         source: &'a mut dyn Source,
     ) -> Result<Self> {
         let stages = Stages::new(device, number_format.element())?;
@@ -165,7 +165,7 @@ impl<'a> Loader<'a> {
 
     pub fn load(mut self) -> Result<Weights> {
         let Shape { vocab, width, layers, tied, .. } = *self.shape;
-        let gpt2 = self.shape.kind == Kind::Gpt2;
+        let gpt2 = self.shape.architecture == Architecture::Gpt2;
         let [embedding_name, final_norm_name] =
             if gpt2 { ["wte.weight", "ln_f"] } else { ["embed_tokens.weight", "norm"] };
         let token_embedding = self.table(embedding_name, vocab, width)?;
@@ -195,14 +195,14 @@ impl<'a> Loader<'a> {
     }
 
     fn llama_layer(&mut self, prefix: &str) -> Result<Layer> {
-        let Shape { width, inner, attention_bias, mlp_bias, kind, .. } = *self.shape;
+        let Shape { width, inner, attention_bias, mlp_bias, architecture, .. } = *self.shape;
         let [q, kv] = self.head_dims();
         let (attention, mlp) = (format!("{prefix}self_attn."), format!("{prefix}mlp."));
         let qkv = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
         let gate_up = ["gate_proj", "up_proj"].map(|name| (name, unpadded(inner)));
-        let head_norms = match kind {
-            Kind::Qwen3 => Some([self.head_norm(&attention, "q_norm")?, self.head_norm(&attention, "k_norm")?]),
-            Kind::Gpt2 | Kind::Llama => None,
+        let head_norms = match architecture {
+            Architecture::Qwen3 => Some([self.head_norm(&attention, "q_norm")?, self.head_norm(&attention, "k_norm")?]),
+            Architecture::Gpt2 | Architecture::Llama => None,
         };
         Ok(Layer {
             before_attention: self.norm(&format!("{prefix}input_layernorm"))?,
@@ -262,9 +262,9 @@ impl<'a> Loader<'a> {
     fn norm(&mut self, name: &str) -> Result<Norm> {
         let width = unpadded(self.shape.width);
         let weight = self.vector(&format!("{name}.weight"), width)?;
-        let bias = match self.shape.kind {
-            Kind::Gpt2 => Some(self.vector(&format!("{name}.bias"), width)?),
-            Kind::Llama | Kind::Qwen3 => None,
+        let bias = match self.shape.architecture {
+            Architecture::Gpt2 => Some(self.vector(&format!("{name}.bias"), width)?),
+            Architecture::Llama | Architecture::Qwen3 => None,
         };
         Ok(Norm { weight, bias })
     }
@@ -288,13 +288,13 @@ impl<'a> Loader<'a> {
         for (to, row) in rows {
             super::upload::write_words(row, to, f32::to_ne_bytes);
         }
-        Buffer::of(self.device, &bytes)
+        Buffer::from_bytes(self.device, &bytes)
     }
 
     /// The dimensions of the query heads, and of the key or value heads.
     fn head_dims(&self) -> [PaddedDim; 2] {
         let Heads { heads, kv_heads, dim, model_dim } = self.shape.heads();
-        [heads, kv_heads].map(|heads| PaddedDim { heads, axis: Axis { own: model_dim, dim } })
+        [heads, kv_heads].map(|heads| PaddedDim { heads, padding: HeadPadding { model: model_dim, padded: dim } })
     }
 
     /// Allocates `elements` elements; clears them if padding leaves some of them unwritten.
@@ -338,5 +338,5 @@ fn target(to: &Buffer, element: Element, first: usize, shape: [PaddedDim; 2], st
         return Err(GpuError::Input { what: "bytes of a weight", got: end.to_string(), valid });
     }
     let to = to.pointer() + (first * element.bytes()) as u64;
-    Ok(Target { to, size: shape.map(PaddedDim::model_len), axes: shape.map(|dim| dim.axis), strides })
+    Ok(Target { to, size: shape.map(PaddedDim::model_len), padding: shape.map(|dim| dim.padding), strides })
 }

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::kernels::{Axis, Kernels, Widening};
+use super::kernels::{HeadPadding, Kernels, Widening};
 use super::upload::write_words;
 use crate::device::{Buffer, Device, Element, Event, Pinned, Result, Stream};
 use crate::error::GpuError;
@@ -27,7 +27,7 @@ pub const STAGES_BYTES: usize = 2 * STAGE_BYTES;
 /// The storage format of a tensor's elements. The block formats are those of GGUF files.
 #[allow(missing_docs, reason = "the formats' own names")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum StorageFormat {
     F64,
     F32,
     F16,
@@ -46,7 +46,7 @@ pub enum Format {
     Q8K,
 }
 
-impl Format {
+impl StorageFormat {
     /// All formats.
     pub const ALL: [Self; 16] = [
         Self::F64,
@@ -101,28 +101,28 @@ impl Format {
 
 /// The order of the elements of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum StorageOrder {
     /// Row-major in the requested shape.
-    AsAsked,
+    RowMajor,
     /// Column-major in the requested shape.
     Transposed,
     /// Row-major, with the two halves of each head interleaved: a0 b0 a1 b1.
-    Neighbours,
+    Interleaved,
 }
 
 /// A tensor as its source stores it.
 #[derive(Debug)]
-pub enum Stored<'a> {
+pub enum StoredTensor<'a> {
     /// Numbers that the source computed, row-major.
-    Numbers(Vec<f32>),
+    F32(Vec<f32>),
     /// Bytes of a file.
     Bytes {
         /// The bytes.
         bytes: &'a [u8],
         /// Their format.
-        format: Format,
+        format: StorageFormat,
         /// The order of the elements.
-        order: Order,
+        order: StorageOrder,
     },
 }
 
@@ -131,7 +131,7 @@ pub enum Stored<'a> {
 pub(super) struct Target {
     pub to: u64,
     pub size: [usize; 2],
-    pub axes: [Axis; 2],
+    pub padding: [HeadPadding; 2],
     /// Elements between two rows and between two columns.
     pub strides: [usize; 2],
 }
@@ -181,32 +181,32 @@ impl Stages {
     ///
     /// # Errors
     /// If the number of bytes does not match the number of elements, or the device fails.
-    pub unsafe fn load(&mut self, name: &str, stored: &Stored<'_>, target: &Target) -> Result<()> {
+    pub unsafe fn load(&mut self, name: &str, stored: &StoredTensor<'_>, target: &Target) -> Result<()> {
         let [rows, columns] = target.size;
         let count = rows * columns;
         let (format, order) = match stored {
-            Stored::Numbers(_) => (Format::F32, Order::AsAsked),
-            Stored::Bytes { format, order, .. } => (*format, *order),
+            StoredTensor::F32(_) => (StorageFormat::F32, StorageOrder::RowMajor),
+            StoredTensor::Bytes { format, order, .. } => (*format, *order),
         };
         let [elements, bytes] = format.block();
         let (got, valid) = match stored {
-            Stored::Numbers(numbers) => (numbers.len(), count),
-            Stored::Bytes { bytes: stored, .. } => (stored.len(), count / elements * bytes),
+            StoredTensor::F32(numbers) => (numbers.len(), count),
+            StoredTensor::Bytes { bytes: stored, .. } => (stored.len(), count / elements * bytes),
         };
         if got != valid || !count.is_multiple_of(elements) || rows.max(columns) > i32::MAX as usize {
-            let unit = if matches!(stored, Stored::Numbers(_)) { "numbers" } else { "bytes" };
+            let unit = if matches!(stored, StoredTensor::F32(_)) { "numbers" } else { "bytes" };
             let valid = format!("{valid} {unit} of {format:?} for {:?}, whole blocks", target.size);
             return Err(GpuError::Input { what: "size of a weight", got: format!("{got} of {name}"), valid });
         }
         let target = target.in_order(order);
         let is_contiguous_copy =
-            format.matches_element(self.element) && order != Order::Neighbours && target.is_contiguous();
+            format.matches_element(self.element) && order != StorageOrder::Interleaved && target.is_contiguous();
         let step = STAGE_BYTES / bytes * elements;
         for first in (0..count).step_by(step) {
             let part = step.min(count - first);
             let fill = |memory: &mut [u8]| match stored {
-                Stored::Numbers(numbers) => write_words(&numbers[first..first + part], memory, f32::to_ne_bytes),
-                Stored::Bytes { bytes: stored, .. } => {
+                StoredTensor::F32(numbers) => write_words(&numbers[first..first + part], memory, f32::to_ne_bytes),
+                StoredTensor::Bytes { bytes: stored, .. } => {
                     let at = first / elements * bytes;
                     memory.copy_from_slice(&stored[at..at + memory.len()]);
                 }
@@ -217,7 +217,7 @@ impl Stages {
                 match is_contiguous_copy {
                     true => self.copy(target.to + (first * bytes) as u64, length, fill)?,
                     false => {
-                        let widening = target.widening(format, first, part, order == Order::Neighbours);
+                        let widening = target.widening(format, first, part, order == StorageOrder::Interleaved);
                         self.widen(widening, length, fill)?;
                     }
                 }
@@ -243,7 +243,7 @@ impl Stages {
         let device = Arc::clone(&self.device);
         let stage = self.fill_next_stage(length, fill)?;
         // SAFETY: the caller guarantees the target; nothing writes the pinned memory before the event below
-        unsafe { device.copy_in(Stream::Pass, to, stage.pinned.as_ptr(), length)? };
+        unsafe { device.copy_to_device(Stream::Pass, to, stage.pinned.as_ptr(), length)? };
         stage.reusable_after = Some(device.record(Stream::Pass)?);
         Ok(())
     }
@@ -258,8 +258,8 @@ impl Stages {
         // rest
         unsafe {
             // On the other stream, so that this copy overlaps with the widening of the previous stage.
-            device.copy_in(Stream::Extract, from, stage.pinned.as_ptr(), length)?;
-            device.wait_in(Stream::Pass, device.record(Stream::Extract)?)?;
+            device.copy_to_device(Stream::Extract, from, stage.pinned.as_ptr(), length)?;
+            device.stream_wait_event(Stream::Pass, device.record(Stream::Extract)?)?;
             kernels.widen(&Widening { from, ..widening })?;
         }
         stage.reusable_after = Some(device.record(Stream::Pass)?);
@@ -281,24 +281,31 @@ impl Drop for Stages {
 
 impl Target {
     /// The target for a tensor stored in this order.
-    fn in_order(&self, order: Order) -> Self {
-        let Self { to, size: [rows, columns], axes: [row_axis, column_axis], strides: [row_stride, column_stride] } =
-            *self;
+    fn in_order(&self, order: StorageOrder) -> Self {
+        let Self {
+            to,
+            size: [rows, columns],
+            padding: [row_padding, column_padding],
+            strides: [row_stride, column_stride],
+        } = *self;
         match order {
-            Order::Transposed => {
-                Self { to, size: [columns, rows], axes: [column_axis, row_axis], strides: [column_stride, row_stride] }
-            }
-            Order::AsAsked | Order::Neighbours => *self,
+            StorageOrder::Transposed => Self {
+                to,
+                size: [columns, rows],
+                padding: [column_padding, row_padding],
+                strides: [column_stride, row_stride],
+            },
+            StorageOrder::RowMajor | StorageOrder::Interleaved => *self,
         }
     }
 
     /// Whether the elements are contiguous.
     fn is_contiguous(&self) -> bool {
         let [_, columns] = self.size;
-        self.axes.iter().all(|axis| axis.own == axis.dim) && self.strides == [columns, 1]
+        self.padding.iter().all(|padding| padding.model == padding.padded) && self.strides == [columns, 1]
     }
 
-    fn widening(&self, format: Format, first: usize, count: usize, interleaved: bool) -> Widening {
+    fn widening(&self, format: StorageFormat, first: usize, count: usize, interleaved: bool) -> Widening {
         let [_, columns] = self.size;
         Widening {
             from: 0,
@@ -307,8 +314,8 @@ impl Target {
             to: self.to,
             first: [first / columns, first % columns],
             columns,
-            axes: self.axes,
-            neighbours: interleaved,
+            padding: self.padding,
+            interleaved,
             strides: self.strides,
         }
     }

@@ -1,7 +1,9 @@
 //! Properties of the columns of a slice, for every way of extraction.
 
-use stillhouse_gpu::extract::{Asked, Dense, Extracted, Noise};
-use stillhouse_noise::{Correction, NoiseStream, RowSignals, StoredToken, ValueType, judge, judge_dense};
+use stillhouse_gpu::extract::{Dense, ExtractRequest, Extracted, Noise};
+use stillhouse_noise::{
+    Correction, NoiseStream, RowSignals, StoredToken, ValueType, measure_accuracy, measure_dense_accuracy,
+};
 
 use crate::extraction::{ExtractFn, Slice, on_cpu};
 
@@ -33,7 +35,7 @@ macro_rules! holds {
 }
 
 /// Extracts the columns of a slice, checks them against the specification, and returns them.
-pub fn check(extract: ExtractFn<'_>, slice: &Slice, request: &Asked) -> Result<Extracted, String> {
+pub fn check(extract: ExtractFn<'_>, slice: &Slice, request: &ExtractRequest) -> Result<Extracted, String> {
     let expected = on_cpu(slice, request);
     let got = match (extract(slice, request), expected.as_ref()) {
         (Ok(got), Ok(_)) => got,
@@ -70,8 +72,8 @@ fn check_topk(got: &Extracted, expected: &Extracted) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks against twice the bounds of `stillhouse_noise::Signals`.
-fn check_signals(request: &Asked, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
+/// Checks against twice the bounds of `stillhouse_noise::SignalSpec`.
+fn check_signals(request: &ExtractRequest, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
     let near = |a: f32, b: f32| a == b || ulp_distance(a, b) <= 1 || (a - b).abs() <= 2e-5;
     let all_near = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b));
     holds!(all_near(&got.logz, &expected.logz), "logz {:?}, the CPU has {:?}", got.logz, expected.logz);
@@ -79,13 +81,13 @@ fn check_signals(request: &Asked, got: &RowSignals, expected: &RowSignals) -> Re
     let exact = got.candidates.iter().zip(&expected.candidates).all(|(a, b)| same_logprob(*a, *b));
     holds!(exact && got.candidates.len() == expected.candidates.len(), "candidates {:?}", got.candidates);
     if let Some(sampling) = &request.signals.sampling {
-        let times = |row: &RowSignals| row.sampled.iter().map(|s| s.times).sum::<u32>();
+        let times = |row: &RowSignals| row.sampled.iter().map(|s| s.count).sum::<u32>();
         holds!(times(got) == sampling.draws, "{} draws", times(got));
         holds!(got.sampled.is_sorted_by(|a, b| a.index < b.index), "draws do not ascend");
         let from_cpu = |index: u32| expected.sampled.iter().find(|s| s.index == index);
         // A uniform at the edge of an entry may select the entry next to it.
         let moved: u32 =
-            got.sampled.iter().map(|s| s.times.saturating_sub(from_cpu(s.index).map_or(0, |e| e.times))).sum();
+            got.sampled.iter().map(|s| s.count.saturating_sub(from_cpu(s.index).map_or(0, |e| e.count))).sum();
         holds!(moved <= 1 + sampling.draws / 64, "{moved} of {} draws fell elsewhere", sampling.draws);
         for drawn in &got.sampled {
             let Some(exact) = from_cpu(drawn.index) else { continue };
@@ -100,7 +102,7 @@ fn check_signals(request: &Asked, got: &RowSignals, expected: &RowSignals) -> Re
     Ok(())
 }
 
-fn check_replay(slice: &Slice, request: &Asked, got: &Extracted) -> Result<(), String> {
+fn check_replay(slice: &Slice, request: &ExtractRequest, got: &Extracted) -> Result<(), String> {
     let Some(Noise::Replay { tolerance, value_type, condition }) = request.noise else { return Ok(()) };
     let replay = got.replay.as_ref().ok_or("no corrections")?;
     holds!(replay.logprob == got.logprob && replay.draws == request.keys.len(), "columns do not belong together");
@@ -119,13 +121,14 @@ fn check_replay(slice: &Slice, request: &Asked, got: &Extracted) -> Result<(), S
             holds!(corrections.iter().all(|c| c.index != slice.tokens[row]), "{at}: x is corrected");
             let stream = NoiseStream::new(key, slice.sequence_ids[row], slice.positions[row]);
             let (token, logprob) = (slice.tokens[row], got.logprob[row]);
-            let judged = judge(slice.row(row), &StoredToken { token, logprob, corrections: &corrections }, &stream)
-                .map_err(|e| e.to_string())?;
-            holds!(judged.total_variation <= tolerance.get(), "{at}: {judged:?}");
+            let accuracy =
+                measure_accuracy(slice.row(row), &StoredToken { token, logprob, corrections: &corrections }, &stream)
+                    .map_err(|e| e.to_string())?;
+            holds!(accuracy.total_variation <= tolerance.get(), "{at}: {accuracy:?}");
             // The encoder's exponentials are f32, the judge's are not.
-            holds!(!condition || judged.lead >= 0.9 * tolerance.lead(), "{at}: {judged:?}");
-            sum += judged.total_variation;
-            largest = largest.max(judged.total_variation);
+            holds!(!condition || accuracy.lead >= 0.9 * tolerance.lead(), "{at}: {accuracy:?}");
+            sum += accuracy.total_variation;
+            largest = largest.max(accuracy.total_variation);
         }
     }
     let lists = (slice.rows() * request.keys.len()).max(1) as f64;
@@ -142,7 +145,7 @@ fn widened(dense: &Dense) -> Vec<f32> {
     }
 }
 
-fn check_dense(slice: &Slice, request: &Asked, got: &Extracted, expected: &Extracted) -> Result<(), String> {
+fn check_dense(slice: &Slice, request: &ExtractRequest, got: &Extracted, expected: &Extracted) -> Result<(), String> {
     let Some(Noise::Dense { value_type, condition }) = request.noise else { return Ok(()) };
     let (got, expected) = (got.dense.as_ref().ok_or("no noise")?, expected.dense.as_ref().ok_or("no noise")?);
     let (got, expected) = (widened(got), widened(expected));
@@ -165,8 +168,9 @@ fn check_dense(slice: &Slice, request: &Asked, got: &Extracted, expected: &Extra
     for (list, xi) in got.chunks(slice.vocab).enumerate() {
         let (row, key) = (list / request.keys.len(), request.keys[list % request.keys.len()]);
         let stream = NoiseStream::new(key, slice.sequence_ids[row], slice.positions[row]);
-        let judged = judge_dense(slice.row(row), slice.tokens[row], xi, &stream).map_err(|e| e.to_string())?;
-        holds!(!condition || judged.lead > 0.0, "list {list}: {judged:?}");
+        let accuracy =
+            measure_dense_accuracy(slice.row(row), slice.tokens[row], xi, &stream).map_err(|e| e.to_string())?;
+        holds!(!condition || accuracy.lead > 0.0, "list {list}: {accuracy:?}");
     }
     Ok(())
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use half::f16;
-use stillhouse_gpu::extract::{Asked, Dense, Extracted, Extractor, Noise, Positions};
+use stillhouse_gpu::extract::{Dense, ExtractRequest, Extracted, Extractor, Noise, Positions};
 use stillhouse_gpu::{Arg, Buffer, Device, Event, GpuError, Launch, Memory, Product, Stream};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{Extract, Extraction, RowExtractor, ValueType};
+use stillhouse_noise::{Extract, ExtractionSpec, RowExtractor, ValueType};
 
 /// Rows of logits with their observed tokens.
 #[derive(Debug, Clone, Default)]
@@ -46,17 +46,17 @@ impl Slice {
 }
 
 /// Extracts the columns of a slice; an error is its message.
-pub type ExtractFn<'a> = &'a dyn Fn(&Slice, &Asked) -> Result<Extracted, String>;
+pub type ExtractFn<'a> = &'a dyn Fn(&Slice, &ExtractRequest) -> Result<Extracted, String>;
 
 /// Extraction by `stillhouse_noise` on the CPU.
-pub fn on_cpu(slice: &Slice, request: &Asked) -> Result<Extracted, String> {
+pub fn on_cpu(slice: &Slice, request: &ExtractRequest) -> Result<Extracted, String> {
     cpu(slice, request).map_err(|e| GpuError::from(e).to_string())
 }
 
-fn cpu(slice: &Slice, request: &Asked) -> Result<Extracted, stillhouse_noise::NoiseError> {
-    let Asked { vocab, keys, noise, topk, signals, .. } = request.clone();
-    let mut extractor = RowExtractor::new(Extraction { vocab, keys, noise, topk, signals })?;
-    let stillhouse_noise::Extracted { logprob, replay, dense, topk, signals, fallbacks } =
+fn cpu(slice: &Slice, request: &ExtractRequest) -> Result<Extracted, stillhouse_noise::NoiseError> {
+    let ExtractRequest { vocab, keys, noise, topk, signals, .. } = request.clone();
+    let mut extractor = RowExtractor::new(ExtractionSpec { vocab, keys, noise, topk, signals })?;
+    let stillhouse_noise::ExtractedColumns { logprob, replay, dense, topk, signals, fallbacks } =
         extractor.extract(&slice.logits, &slice.positions())?;
     let dense = dense.map(|values| match noise {
         Some(Noise::Dense { value_type: ValueType::F16, .. }) => {
@@ -74,11 +74,11 @@ pub fn upload(device: &Arc<dyn Device>, slice: &Slice, stride: usize) -> Buffer 
         let padding = std::iter::repeat_n(f32::NAN, stride - slice.vocab);
         padded.extend(slice.row(row).iter().copied().chain(padding).flat_map(f32::to_ne_bytes));
     }
-    Buffer::of(device, &padded).unwrap()
+    Buffer::from_bytes(device, &padded).unwrap()
 }
 
 /// Extraction by the kernels.
-pub fn on_device(device: &Arc<dyn Device>, slice: &Slice, request: &Asked) -> Result<Extracted, String> {
+pub fn on_device(device: &Arc<dyn Device>, slice: &Slice, request: &ExtractRequest) -> Result<Extracted, String> {
     let logits = upload(device, slice, request.stride);
     let mut extractor = Extractor::new(device, request.clone(), slice.rows().max(1)).map_err(|e| e.to_string())?;
     // SAFETY: the buffer holds these rows, and lives until they are collected
@@ -86,7 +86,7 @@ pub fn on_device(device: &Arc<dyn Device>, slice: &Slice, request: &Asked) -> Re
     extractor.collect(pending).map_err(|e| e.to_string())
 }
 
-pub fn on_host(seed: u64) -> impl Fn(&Slice, &Asked) -> Result<Extracted, String> {
+pub fn on_host(seed: u64) -> impl Fn(&Slice, &ExtractRequest) -> Result<Extracted, String> {
     let device: Arc<dyn Device> = Arc::new(Host::new(seed));
     move |slice, request| on_device(&device, slice, request)
 }
@@ -124,11 +124,17 @@ impl Device for MutantHost {
     fn free_pinned(&self, pointer: *mut u8, bytes: usize) {
         self.host.free_pinned(pointer, bytes);
     }
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> stillhouse_gpu::Result<()> {
-        unsafe { self.host.copy_in(stream, to, from, bytes) }
+    unsafe fn copy_to_device(
+        &self,
+        stream: Stream,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+    ) -> stillhouse_gpu::Result<()> {
+        unsafe { self.host.copy_to_device(stream, to, from, bytes) }
     }
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> stillhouse_gpu::Result<()> {
-        unsafe { self.host.copy_out(stream, to, from, bytes) }
+    unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> stillhouse_gpu::Result<()> {
+        unsafe { self.host.copy_to_host(stream, to, from, bytes) }
     }
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> stillhouse_gpu::Result<()> {
         let kernel = match launch.kernel.starts_with(self.kernels) {
@@ -146,8 +152,8 @@ impl Device for MutantHost {
     fn record(&self, stream: Stream) -> stillhouse_gpu::Result<Event> {
         self.host.record(stream)
     }
-    fn wait_in(&self, stream: Stream, event: Event) -> stillhouse_gpu::Result<()> {
-        self.host.wait_in(stream, event)
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> stillhouse_gpu::Result<()> {
+        self.host.stream_wait_event(stream, event)
     }
     fn wait(&self, event: Event) -> stillhouse_gpu::Result<()> {
         self.host.wait(event)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use stillhouse_gpu::extract::{Asked, Dense, Noise};
+use stillhouse_gpu::extract::{Dense, ExtractRequest, Noise};
 use stillhouse_gpu::{Arg, Buffer, Device, Launch, Stream};
 use stillhouse_gpu_host::Host;
 use stillhouse_noise::{DrawKey, NoiseStream, Tolerance, ValueType, exponentials};
@@ -79,7 +79,8 @@ fn the_reference_values_of_the_format() {
         slice.push(&logits, integer("token") as u32);
         (slice.positions[0], slice.sequence_ids[0]) = (stream.position, stream.sequence_id);
         let noise = Some(Noise::Dense { value_type: ValueType::F32, condition: false });
-        let request = Asked { vocab, stride: vocab, keys: vec![key], noise, topk: 0, signals: Default::default() };
+        let request =
+            ExtractRequest { vocab, stride: vocab, keys: vec![key], noise, topk: 0, signals: Default::default() };
         let got = on_device(&device, &slice, &request).unwrap();
         assert!((f64::from(got.logprob[0]) - t["logprob"].as_f64().unwrap()).abs() < 1e-6);
         let Some(Dense::F32(xi)) = got.dense else { panic!("32-bit noise was asked for") };
@@ -88,7 +89,7 @@ fn the_reference_values_of_the_format() {
         }
         let tolerance = Tolerance::new(1e-3).unwrap();
         let noise = Some(Noise::Replay { tolerance, value_type: ValueType::F16, condition: true });
-        crate::checks::check(&|s, a| on_device(&device, s, a), &slice, &Asked { noise, ..request }).unwrap();
+        crate::checks::check(&|s, a| on_device(&device, s, a), &slice, &ExtractRequest { noise, ..request }).unwrap();
     }
     assert!(complete > 0);
 }

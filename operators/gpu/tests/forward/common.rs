@@ -45,23 +45,23 @@ macro_rules! forward_to_host {
         fn free_pinned(&self, pointer: *mut u8, bytes: usize) {
             self.host.free_pinned(pointer, bytes);
         }
-        unsafe fn copy_in(
+        unsafe fn copy_to_device(
             &self,
             stream: stillhouse_gpu::Stream,
             to: u64,
             from: *const u8,
             bytes: usize,
         ) -> stillhouse_gpu::Result<()> {
-            unsafe { self.host.copy_in(stream, to, from, bytes) }
+            unsafe { self.host.copy_to_device(stream, to, from, bytes) }
         }
-        unsafe fn copy_out(
+        unsafe fn copy_to_host(
             &self,
             stream: stillhouse_gpu::Stream,
             to: *mut u8,
             from: u64,
             bytes: usize,
         ) -> stillhouse_gpu::Result<()> {
-            unsafe { self.host.copy_out(stream, to, from, bytes) }
+            unsafe { self.host.copy_to_host(stream, to, from, bytes) }
         }
         unsafe fn product(
             &self,
@@ -126,8 +126,8 @@ impl Device for MutantHost {
         };
         unsafe { self.host.launch(stream, &Launch { kernel, ..*launch }, args) }
     }
-    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
-        self.host.wait_in(stream, event)
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<()> {
+        self.host.stream_wait_event(stream, event)
     }
     fn wait(&self, event: Event) -> Result<()> {
         self.host.wait(event)
@@ -166,11 +166,11 @@ pub fn upload(device: &Arc<dyn Device>, values: &[f32], element: Element) -> Buf
         Element::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_ne_bytes()).collect(),
         Element::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_ne_bytes()).collect(),
     };
-    Buffer::of(device, &bytes).unwrap()
+    Buffer::from_bytes(device, &bytes).unwrap()
 }
 
 pub fn upload_u32s(device: &Arc<dyn Device>, words: &[u32]) -> Buffer {
-    Buffer::of(device, &words.iter().flat_map(|v| v.to_ne_bytes()).collect::<Vec<_>>()).unwrap()
+    Buffer::from_bytes(device, &words.iter().flat_map(|v| v.to_ne_bytes()).collect::<Vec<_>>()).unwrap()
 }
 
 pub fn empty_buffer(device: &Arc<dyn Device>, count: usize, element: Element) -> Buffer {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stillhouse_gpu::net::{Kind, Net, Numbers, RandomWeights, Rope, Shape};
+use stillhouse_gpu::net::{Architecture, Net, NumberFormat, RandomWeights, Rope, Shape};
 use stillhouse_gpu::{Arg, Buffer, Device, Element, Launch, Matrix, ScaledMatrix, ScaledProduct, Stream};
 use stillhouse_gpu_host::{Host, e4m3};
 
@@ -112,7 +112,7 @@ fn products_of_e4m3_are_those_of_f64() {
     let scales =
         [random_values(3, m), random_values(4, n)].map(|all| all.iter().map(|v| v.abs() / 1e5).collect::<Vec<f32>>());
     let bias = random_values(5, n);
-    let [a_at, b_at] = [&a, &b].map(|bytes| Buffer::of(&device, bytes).unwrap());
+    let [a_at, b_at] = [&a, &b].map(|bytes| Buffer::from_bytes(&device, bytes).unwrap());
     let scales_at = [&scales[0], &scales[1]].map(|scales| upload(&device, scales, Element::F32));
     for element in [Element::Bf16, Element::F16] {
         let before = random_values(6, m * n);
@@ -163,7 +163,7 @@ fn fp8_shapes() -> impl Iterator<Item = Shape> {
 fn load(device: &Arc<dyn Device>, shape: Shape, source: &mut RandomSource) -> Net {
     let [cos, sin] = rope_tables(shape.positions, shape.head_dim / 2);
     let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
-    Net::load(device, shape, Numbers::Fp8, rope, source, 96).unwrap()
+    Net::load(device, shape, NumberFormat::Fp8, rope, source, 96).unwrap()
 }
 
 #[test]
@@ -222,8 +222,8 @@ fn memory_in_fp8_is_what_was_said() {
         let host = Arc::new(Host::new(0));
         let device: Arc<dyn Device> = Arc::clone(&host) as Arc<dyn Device>;
         let mut net = load(&device, shape, &mut RandomSource::new(Element::Bf16));
-        let pass = shape.workspace_bytes(Numbers::Fp8, 96);
-        assert_eq!(host.used(), shape.weight_bytes(Numbers::Fp8) + pass, "{shape:?}");
+        let pass = shape.workspace_bytes(NumberFormat::Fp8, 96);
+        assert_eq!(host.used(), shape.weight_bytes(NumberFormat::Fp8) + pass, "{shape:?}");
         let allocations = host.allocations();
         for _ in 0..3 {
             net.hidden(&[1, 2, 3], &[0, 1, 3]).unwrap();
@@ -237,8 +237,8 @@ fn memory_in_fp8_is_what_was_said() {
         let [cos, sin] = rope_tables(shape.positions, shape.head_dim / 2);
         let rope = shape.rotates().then_some(Rope { cos: &cos, sin: &sin });
         let random = RandomWeights { seed: 1, logits_std: 3.0 };
-        let mut net = Net::with_random_weights(&device, shape, Numbers::Fp8, rope, random, 96).unwrap();
-        assert_eq!(host.used(), shape.weight_bytes(Numbers::Fp8) + pass, "{shape:?}, made up");
+        let mut net = Net::with_random_weights(&device, shape, NumberFormat::Fp8, rope, random, 96).unwrap();
+        assert_eq!(host.used(), shape.weight_bytes(NumberFormat::Fp8) + pass, "{shape:?}, made up");
         net.hidden(&[1, 2, 3], &[0, 3]).unwrap();
         assert!(values(&states(&device, &net), Element::Bf16).iter().all(|v| v.is_finite()));
     }
@@ -247,9 +247,9 @@ fn memory_in_fp8_is_what_was_said() {
 #[test]
 fn widths_that_do_not_fit_are_said() {
     let [gpt2, ..] = shapes();
-    assert_eq!((gpt2.kind, gpt2.inner), (Kind::Gpt2, 68));
+    assert_eq!((gpt2.architecture, gpt2.inner), (Architecture::Gpt2, 68));
     let error_text = |shape| {
-        Net::load(&host(0), shape, Numbers::Fp8, None, &mut RandomSource::new(Element::Bf16), 8)
+        Net::load(&host(0), shape, NumberFormat::Fp8, None, &mut RandomSource::new(Element::Bf16), 8)
             .unwrap_err()
             .to_string()
     };

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use stillhouse_gpu::net::{Activation, Kind, Shape};
+use stillhouse_gpu::net::{Activation, Architecture, Shape};
 
 /// Weights by name, as the net received them.
 pub type Weights = HashMap<String, Vec<f64>>;
@@ -110,8 +110,8 @@ impl Naive<'_> {
     fn project(&self, x: &[f64], name: &str) -> Vec<f64> {
         let weight = &self.weights[&format!("{name}.weight")];
         let bias = self.weights.get(&format!("{name}.bias"));
-        match (self.shape.kind, bias) {
-            (Kind::Gpt2, Some(bias)) => {
+        match (self.shape.architecture, bias) {
+            (Architecture::Gpt2, Some(bias)) => {
                 let inputs = weight.len() / bias.len();
                 linear(x, inputs, &transposed(weight, bias.len()), Some(bias))
             }
@@ -148,8 +148,8 @@ impl Naive<'_> {
 
     /// Normalised hidden states of one run.
     pub fn hidden(&self, tokens: &[u32]) -> Vec<f64> {
-        let Shape { kind, width, layers, .. } = self.shape;
-        let gpt2 = kind == Kind::Gpt2;
+        let Shape { architecture, width, layers, .. } = self.shape;
+        let gpt2 = architecture == Architecture::Gpt2;
         let wte = &self.weights[if gpt2 { "wte.weight" } else { "embed_tokens.weight" }];
         let mut x: Vec<f64> =
             tokens.iter().flat_map(|t| wte.chunks_exact(width).nth(*t as usize).unwrap().to_vec()).collect();
@@ -166,9 +166,9 @@ impl Naive<'_> {
     }
 
     pub fn logits(&self, hidden: &[f64]) -> Vec<f64> {
-        let head = match (self.shape.tied, self.shape.kind) {
+        let head = match (self.shape.tied, self.shape.architecture) {
             (false, _) => "lm_head",
-            (true, Kind::Gpt2) => "wte",
+            (true, Architecture::Gpt2) => "wte",
             (true, _) => "embed_tokens",
         };
         linear(hidden, self.shape.width, &self.weights[&format!("{head}.weight")], None)
@@ -191,12 +191,12 @@ impl Naive<'_> {
     }
 
     fn llama_attention(&self, x: &[f64], i: usize) -> Vec<f64> {
-        let Shape { kind, heads, kv_heads, head_dim, .. } = self.shape;
+        let Shape { architecture, heads, kv_heads, head_dim, .. } = self.shape;
         let n = self.norm(x, &format!("layers.{i}.input_layernorm"));
         let at = |name: &str| format!("layers.{i}.self_attn.{name}");
         let mut parts = ["q", "k", "v"].map(|part| self.project(&n, &at(&format!("{part}_proj"))));
         for (part, count, norm) in [(0, heads, "q_norm"), (1, kv_heads, "k_norm")] {
-            if kind == Kind::Qwen3 {
+            if architecture == Architecture::Qwen3 {
                 parts[part] = self.norm(&parts[part], &at(norm));
             }
             for (i, head) in parts[part].chunks_exact_mut(head_dim).enumerate() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stillhouse_gpu::net::{Activation, Kind, Net, RandomWeights, Rope, Shape, Source};
+use stillhouse_gpu::net::{Activation, Architecture, Net, RandomWeights, Rope, Shape, Source};
 use stillhouse_gpu::{Buffer, Device, Element, Result, Stream};
 use stillhouse_gpu_host::Host;
 
@@ -41,7 +41,7 @@ impl Source for RandomSource {
 /// of a vector and widths that are not.
 pub fn shapes() -> [Shape; 6] {
     let gpt2 = Shape {
-        kind: Kind::Gpt2,
+        architecture: Architecture::Gpt2,
         vocab: 41,
         width: 48,
         layers: 2,
@@ -60,7 +60,7 @@ pub fn shapes() -> [Shape; 6] {
     };
     let gelu_exact = Shape { activation: Activation::Gelu, scaled: false, scaled_by_layer: true, inner: 72, ..gpt2 };
     let llama = Shape {
-        kind: Kind::Llama,
+        architecture: Architecture::Llama,
         heads: 4,
         kv_heads: 2,
         head_dim: 20,
@@ -72,7 +72,7 @@ pub fn shapes() -> [Shape; 6] {
     };
     let biased =
         Shape { attention_bias: true, mlp_bias: true, head_dim: 32, heads: 2, kv_heads: 1, tied: true, ..llama };
-    let qwen3 = Shape { kind: Kind::Qwen3, kv_heads: 1, head_dim: 32, width: 40, inner: 56, ..llama };
+    let qwen3 = Shape { architecture: Architecture::Qwen3, kv_heads: 1, head_dim: 32, width: 40, inner: 56, ..llama };
     let geglu = Shape { activation: Activation::GeGlu, scaled_by_layer: true, ..llama };
     [gpt2, llama, biased, qwen3, gelu_exact, geglu]
 }
@@ -90,7 +90,7 @@ fn load(device: &Arc<dyn Device>, shape: Shape, element: Element) -> (Net, Weigh
 pub fn states(device: &Arc<dyn Device>, net: &Net) -> Vec<u8> {
     let states = net.states();
     let mut bytes = vec![0; states.rows * states.columns * states.element.bytes()];
-    unsafe { device.copy_out(Stream::Pass, bytes.as_mut_ptr(), states.pointer, bytes.len()) }.unwrap();
+    unsafe { device.copy_to_host(Stream::Pass, bytes.as_mut_ptr(), states.pointer, bytes.len()) }.unwrap();
     device.wait(device.record(Stream::Pass).unwrap()).unwrap();
     bytes
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use stillhouse_gpu::net::kernels::{Axis, Kernels, Widening};
-use stillhouse_gpu::net::{Format, Net, Order, Rope, Shape, Source, Stored};
+use stillhouse_gpu::net::kernels::{HeadPadding, Kernels, Widening};
+use stillhouse_gpu::net::{Net, Rope, Shape, Source, StorageFormat, StorageOrder, StoredTensor};
 use stillhouse_gpu::{Buffer, Device, Element, Result, Stream};
 use stillhouse_gpu_host::Host;
 
@@ -13,21 +13,21 @@ use crate::nets::{RandomSource, shapes, states};
 use crate::rope_tables;
 
 /// The target index of each model element, built piece by piece: each head's first half, then its second half from
-/// `dim / 2` on.
-fn target_indices(axis: Axis, size: usize, interleaved: bool) -> Vec<usize> {
-    let Axis { own, dim } = axis;
+/// `padded / 2` on.
+fn target_indices(padding: HeadPadding, size: usize, interleaved: bool) -> Vec<usize> {
+    let HeadPadding { model, padded } = padding;
     let mut all = vec![0; size];
-    for head in 0..size / own {
-        let half = own.div_ceil(2);
-        for at in 0..own {
-            let to = if at < half { at } else { dim / 2 + at - half };
-            let to = if own == dim { at } else { to };
+    for head in 0..size / model {
+        let half = model.div_ceil(2);
+        for at in 0..model {
+            let to = if at < half { at } else { padded / 2 + at - half };
+            let to = if model == padded { at } else { to };
             let stored = match (interleaved, at < half) {
                 (false, _) => at,
                 (true, true) => 2 * at,
                 (true, false) => 2 * (at - half) + 1,
             };
-            all[head * own + stored] = head * dim + to;
+            all[head * model + stored] = head * padded + to;
         }
     }
     all
@@ -35,8 +35,8 @@ fn target_indices(axis: Axis, size: usize, interleaved: bool) -> Vec<usize> {
 
 #[test]
 fn elements_go_where_the_weight_has_them() {
-    let whole = |size| Axis { own: size, dim: size };
-    let heads = |own, dim| Axis { own, dim };
+    let whole = |size| HeadPadding { model: size, padded: size };
+    let heads = |model, padded| HeadPadding { model, padded };
     // size of the stored matrix, axes, interleaved, transposed
     let cases = [
         ([7, 33], [whole(7), whole(33)], false, false),
@@ -48,12 +48,12 @@ fn elements_go_where_the_weight_has_them() {
         ([10, 9], [heads(5, 16), whole(9)], false, true),
         ([20, 1], [heads(10, 16), whole(1)], true, false),
     ];
-    for (size, axes, interleaved, is_transposed) in cases {
+    for (size, padding, interleaved, is_transposed) in cases {
         let [rows, columns] = size;
         let numbers = random_values(rows as u64, rows * columns);
-        let all = [0, 1].map(|i| size[i] / axes[i].own * axes[i].dim);
+        let all = [0, 1].map(|i| size[i] / padding[i].model * padding[i].padded);
         let strides = if is_transposed { [1, all[0]] } else { [all[1], 1] };
-        let at = [target_indices(axes[0], rows, interleaved), target_indices(axes[1], columns, false)];
+        let at = [target_indices(padding[0], rows, interleaved), target_indices(padding[1], columns, false)];
         for element in ELEMENTS {
             let device = host(4);
             let (kernels, to) = (Kernels::new(&device, element), empty_buffer(&device, all[0] * all[1], element));
@@ -68,18 +68,18 @@ fn elements_go_where_the_weight_has_them() {
                 let from = upload(&device, part, Element::F32);
                 let widening = Widening {
                     from: from.pointer(),
-                    format: Format::F32,
+                    format: StorageFormat::F32,
                     count: part.len(),
                     to: to.pointer(),
                     first: [first / columns, first % columns],
                     columns,
-                    axes,
-                    neighbours: interleaved,
+                    padding,
+                    interleaved,
                     strides,
                 };
                 unsafe { kernels.widen(&widening) }.unwrap();
             }
-            assert_eq!(download(&to, element), want, "{size:?} {axes:?} {interleaved} {is_transposed} {element:?}");
+            assert_eq!(download(&to, element), want, "{size:?} {padding:?} {interleaved} {is_transposed} {element:?}");
         }
     }
 }
@@ -87,7 +87,7 @@ fn elements_go_where_the_weight_has_them() {
 /// The numbers of another source, as a file of `format` stores them; in another order where the tensor allows one.
 struct FileSource {
     random: RandomSource,
-    format: Format,
+    format: StorageFormat,
     reordered: bool,
     bytes: Vec<u8>,
     head_dim: usize,
@@ -99,8 +99,8 @@ impl FileSource {
         Ok(numbers
             .into_iter()
             .map(|v| match self.format {
-                Format::Bf16 => bf16::from_f32(v).to_f32(),
-                Format::F16 => f16::from_f32(v).to_f32(),
+                StorageFormat::Bf16 => bf16::from_f32(v).to_f32(),
+                StorageFormat::F16 => f16::from_f32(v).to_f32(),
                 _ => v,
             })
             .collect())
@@ -121,33 +121,33 @@ impl Source for FileSource {
         panic!("the numbers of {name} are asked for");
     }
 
-    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>> {
         let mut numbers = self.rounded(name, shape)?;
         let is_conv1d = name.contains(".c_") && shape.len() == 2;
         let is_rotated = name.contains("q_proj") || name.contains("k_proj");
         let order = match (self.reordered, is_conv1d, is_rotated) {
-            (true, true, _) => Order::Transposed,
-            (true, _, true) => Order::Neighbours,
-            _ => Order::AsAsked,
+            (true, true, _) => StorageOrder::Transposed,
+            (true, _, true) => StorageOrder::Interleaved,
+            _ => StorageOrder::RowMajor,
         };
         let columns = shape.get(1).copied().unwrap_or(1);
         match order {
-            Order::Transposed => {
+            StorageOrder::Transposed => {
                 numbers = (0..numbers.len()).map(|i| numbers[i % shape[0] * columns + i / shape[0]]).collect();
             }
-            Order::Neighbours => {
+            StorageOrder::Interleaved => {
                 let half = self.head_dim / 2;
                 let row = |r: usize| r / (2 * half) * 2 * half + r % 2 * half + r % (2 * half) / 2;
                 numbers = (0..numbers.len()).map(|i| numbers[row(i / columns) * columns + i % columns]).collect();
             }
-            Order::AsAsked => {}
+            StorageOrder::RowMajor => {}
         }
         self.bytes = match self.format {
-            Format::Bf16 => numbers.iter().flat_map(|v| bf16::from_f32(*v).to_ne_bytes()).collect(),
-            Format::F16 => numbers.iter().flat_map(|v| f16::from_f32(*v).to_ne_bytes()).collect(),
+            StorageFormat::Bf16 => numbers.iter().flat_map(|v| bf16::from_f32(*v).to_ne_bytes()).collect(),
+            StorageFormat::F16 => numbers.iter().flat_map(|v| f16::from_f32(*v).to_ne_bytes()).collect(),
             _ => numbers.iter().flat_map(|v| v.to_ne_bytes()).collect(),
         };
-        Ok(Stored::Bytes { bytes: &self.bytes, format: self.format, order })
+        Ok(StoredTensor::Bytes { bytes: &self.bytes, format: self.format, order })
     }
 }
 
@@ -155,11 +155,11 @@ impl Source for FileSource {
 fn stored_weights_make_the_net_of_their_numbers() {
     for shape in shapes() {
         for (element, format, reordered) in [
-            (Element::Bf16, Format::Bf16, false),
-            (Element::Bf16, Format::Bf16, true),
-            (Element::F32, Format::F16, true),
-            (Element::F16, Format::F32, true),
-            (Element::F32, Format::F32, false),
+            (Element::Bf16, StorageFormat::Bf16, false),
+            (Element::Bf16, StorageFormat::Bf16, true),
+            (Element::F32, StorageFormat::F16, true),
+            (Element::F16, StorageFormat::F32, true),
+            (Element::F32, StorageFormat::F32, false),
         ] {
             let device = host(6);
             let file_source = || FileSource {
@@ -191,10 +191,10 @@ impl Source for WrongSizeSource {
         Ok(vec![0.0; shape.iter().product::<usize>() + 1])
     }
 
-    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<Stored<'_>> {
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>> {
         match self.0.len() {
-            0 => self.tensor(name, shape).map(Stored::Numbers),
-            _ => Ok(Stored::Bytes { bytes: &self.0, format: Format::Q4K, order: Order::AsAsked }),
+            0 => self.tensor(name, shape).map(StoredTensor::F32),
+            _ => Ok(StoredTensor::Bytes { bytes: &self.0, format: StorageFormat::Q4K, order: StorageOrder::RowMajor }),
         }
     }
 }
@@ -222,7 +222,9 @@ fn a_weight_of_several_pieces_is_whole() {
     let shape = Shape { vocab: 23_000, layers: 1, ..shape };
     // 2 MiB hold 10,922 rows of 48 numbers in f32, 21,845 in bf16.
     let tokens = [0, 10_921, 10_922, 10_923, 21_844, 21_845, 21_846, 22_999];
-    for (element, format) in [(Element::F32, Format::F32), (Element::Bf16, Format::Bf16), (Element::F16, Format::F32)] {
+    for (element, format) in
+        [(Element::F32, StorageFormat::F32), (Element::Bf16, StorageFormat::Bf16), (Element::F16, StorageFormat::F32)]
+    {
         let load = |source: &mut dyn Source| {
             let device = host(0);
             let mut net = Net::load(&device, shape, element, None, source, 8).unwrap();

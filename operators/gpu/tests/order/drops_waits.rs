@@ -48,8 +48,8 @@ impl Device for DropsWaits {
     unsafe fn launch(&self, stream: Stream, launch: &Launch, args: &[Arg]) -> Result<()> {
         unsafe { self.host.launch(stream, launch, args) }
     }
-    fn wait_in(&self, stream: Stream, event: Event) -> Result<()> {
-        if self.dropped() == DroppedWait::WaitIn { Ok(()) } else { self.host.wait_in(stream, event) }
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<()> {
+        if self.dropped() == DroppedWait::WaitIn { Ok(()) } else { self.host.stream_wait_event(stream, event) }
     }
     fn wait(&self, event: Event) -> Result<()> {
         let is_dropped = [DroppedWait::WaitFor(stream(event)), DroppedWait::AnyWait].contains(&self.dropped());

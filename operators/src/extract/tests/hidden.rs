@@ -9,7 +9,7 @@ const WIDTH: usize = 3;
 
 /// A teacher whose state of layer k at a token is `[1000·k + token, its position in the run, scale]`.
 struct Keeping {
-    teacher: OnHost<HashTeacher>,
+    teacher: HostTeacherAdapter<HashTeacher>,
     info: TeacherInfo,
     scale: f32,
 }
@@ -17,7 +17,7 @@ struct Keeping {
 impl Keeping {
     fn new(scale: f32) -> Self {
         let info = TeacherInfo { hidden_size: WIDTH, layers: 2, ..info(VOCAB) };
-        Self { teacher: OnHost(HashTeacher(super::info(VOCAB))), info, scale }
+        Self { teacher: HostTeacherAdapter(HashTeacher(super::info(VOCAB))), info, scale }
     }
 }
 
@@ -38,7 +38,7 @@ impl Teacher for Keeping {
         self.teacher.pass(runs)
     }
 
-    fn pass_keeping(&self, runs: &Runs, layers: &[usize]) -> stillhouse_teacher::Result<(Hidden, Vec<f32>)> {
+    fn pass_with_states(&self, runs: &Runs, layers: &[usize]) -> stillhouse_teacher::Result<(Hidden, Vec<f32>)> {
         let of = |(i, token): (usize, &u32)| {
             let state = |layer: &usize| [(1000 * layer) as f32 + *token as f32, i as f32, self.scale];
             layers.iter().flat_map(state).collect::<Vec<_>>()
@@ -51,7 +51,7 @@ impl Teacher for Keeping {
     }
 }
 
-fn keeping(context: TeacherContext, precision: NoisePrecision, rows: Rows) -> ExtractConfig {
+fn keeping(context: TeacherContext, precision: NoisePrecision, rows: RowLength) -> ExtractConfig {
     let hidden = Some(HiddenConfig { layers: vec![2, 0], width: WIDTH, precision });
     ExtractConfig { hidden, ..config(context, None, 0, rows) }
 }
@@ -69,7 +69,7 @@ fn made(config: &ExtractConfig, data: &RecordBatch, scale: f32) -> Result<Record
 
 #[test]
 fn a_position_has_the_states_that_it_is_predicted_from() {
-    let rows = Rows::UpTo(7);
+    let rows = RowLength::UpTo(7);
     // two documents, the first with a leading BOS; then a short row, and one with padding
     let data = [(vec![BOS, 3, 4, 5, 9, 2, 7], vec![0, 4], 7), (vec![8, 1], vec![0], 2), (vec![6, 5, 0, 0], vec![0], 2)];
     for (precision, context) in [
@@ -100,9 +100,9 @@ fn a_position_has_the_states_that_it_is_predicted_from() {
                 assert_eq!(stored.at(row, position), want, "{context:?} row {row} position {position}");
             }
         }
-        let mut broken = Vec::new();
-        check(&config, &out, &mut broken).unwrap();
-        assert_eq!(broken, []);
+        let mut violations = Vec::new();
+        check(&config, &out, &mut violations).unwrap();
+        assert_eq!(violations, []);
         let shown = crate::config::OperatorConfig::view(&config, &out.slice(1, 1)).unwrap().unwrap();
         assert!(shown.facts.contains(&("hidden states".into(), "2 of width 3".into())), "{:?}", shown.facts);
         assert_eq!(shown.tokens.len(), 2);
@@ -119,7 +119,7 @@ fn a_position_has_the_states_that_it_is_predicted_from() {
 
 #[test]
 fn values_that_a_type_cannot_hold_end_as_one_error() {
-    let rows = Rows::Fixed(3);
+    let rows = RowLength::Fixed(3);
     let data = batch(rows, &[(vec![BOS, 3, 4], vec![0], 3)], PackMode::Wrap);
     for (precision, scale, says) in [
         (NoisePrecision::F16, 7e4, "component 2 of the hidden state of layer 2 is 70000, f16 holds up to 65504; set"),
@@ -134,13 +134,13 @@ fn values_that_a_type_cannot_hold_end_as_one_error() {
 
 #[test]
 fn rows_that_are_made_at_once_are_bounded() {
-    let rows = Rows::Fixed(1024);
+    let rows = RowLength::Fixed(1024);
     let mut config = keeping(TeacherContext::Sequence, NoisePrecision::F16, rows);
     config.hidden.as_mut().unwrap().width = 4096;
     // 4 bytes · 2 layers · 4,096 · 1,024
-    assert_eq!(config.rows_at_once(), 2);
+    assert_eq!(config.max_rows_per_part(), 2);
     config.hidden.as_mut().unwrap().width = 1 << 20;
-    assert_eq!(config.rows_at_once(), 1);
+    assert_eq!(config.max_rows_per_part(), 1);
     let wide = config.build(&context(Place::Cpu)).err().unwrap().to_string();
     assert!(wide.contains("hidden states are 1 wide, the job's 1048576"), "{wide}");
 }

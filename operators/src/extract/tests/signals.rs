@@ -16,7 +16,7 @@ fn asking(power: f64) -> SignalsConfig {
     }
 }
 
-fn with(signals: SignalsConfig, noise: Option<NoiseConfig>, rows: Rows) -> ExtractConfig {
+fn with(signals: SignalsConfig, noise: Option<NoiseConfig>, rows: RowLength) -> ExtractConfig {
     ExtractConfig { signals, ..config(TeacherContext::Sequence, noise, 0, rows) }
 }
 
@@ -30,7 +30,7 @@ fn alike(a: &RowSignals, b: &RowSignals) -> bool {
     };
     let entries = |row: &RowSignals| {
         let kept = row.top_p.iter().map(|entry| (entry.0, 0));
-        row.sampled.iter().map(|s| (s.index, s.times)).chain(kept).collect::<Vec<_>>()
+        row.sampled.iter().map(|s| (s.index, s.count)).chain(kept).collect::<Vec<_>>()
     };
     entries(a) == entries(b) && all(reals(a), reals(b))
 }
@@ -38,7 +38,7 @@ fn alike(a: &RowSignals, b: &RowSignals) -> bool {
 #[test]
 fn columns_hold_the_signals_of_every_position() {
     let data = [(vec![BOS, 3, 4, 5, 9, 0, 0], vec![0], 5), (vec![8, 8, 1], vec![0], 3)];
-    let rows = Rows::UpTo(7);
+    let rows = RowLength::UpTo(7);
     for (place, power, noise) in [
         (Place::Cpu, 1.0, None),
         (Place::Cpu, 0.8, noise(NoiseCodec::Replay, 2, 1e-3)),
@@ -50,9 +50,9 @@ fn columns_hold_the_signals_of_every_position() {
         let (out, _) = run(place, &config, &batch(rows, &data, PackMode::Pad));
         let names: Vec<String> = out.schema().fields().iter().map(|f| f.name().clone()).collect();
         assert_eq!(names.contains(&columns::SAMPLED_RATIO.to_owned()), power != 1.0);
-        let mut broken = Vec::new();
-        check(&config, &out, &mut broken).unwrap();
-        assert_eq!(broken, []);
+        let mut violations = Vec::new();
+        check(&config, &out, &mut violations).unwrap();
+        assert_eq!(violations, []);
         let (stored, misfits) = StoredSignals::of(&config.signals, &out).unwrap();
         assert_eq!(misfits, []);
         let asked = config.signals.asked();
@@ -60,7 +60,7 @@ fn columns_hold_the_signals_of_every_position() {
             for (position, token) in tokens.iter().enumerate() {
                 let certain = position >= *valid || (position == 0 && *token == BOS);
                 let expected = if certain {
-                    asked.certain(*token)
+                    asked.one_hot(*token)
                 } else {
                     let logits = logits_at(tokens, position);
                     let mut softmax = Softmax::new(VOCAB).unwrap();
@@ -79,7 +79,7 @@ fn columns_hold_the_signals_of_every_position() {
 
 #[test]
 fn a_row_is_shown_in_words() {
-    let rows = Rows::Fixed(3);
+    let rows = RowLength::Fixed(3);
     let config = with(asking(1.0), None, rows);
     let (out, _) = run(Place::Cpu, &config, &batch(rows, &[(vec![8, 8, 1], vec![0], 3)], PackMode::Wrap));
     let view = crate::config::OperatorConfig::view(&config, &out).unwrap().unwrap();
@@ -95,7 +95,7 @@ fn a_row_is_shown_in_words() {
 /// BOS at the start and padding at the end are certain; including them would pull every mean towards 0.
 #[test]
 fn means_and_strips_are_of_predicted_positions() {
-    let rows = Rows::Fixed(5);
+    let rows = RowLength::Fixed(5);
     let config = ExtractConfig { topk: 2, ..with(asking(1.0), None, rows) };
     let (out, _) = run(Place::Cpu, &config, &batch(rows, &[(vec![BOS, 8, 1, 0, 0], vec![0], 3)], PackMode::Pad));
     let (stored, _) = StoredSignals::of(&config.signals, &out).unwrap();
@@ -130,14 +130,14 @@ fn means_and_strips_are_of_predicted_positions() {
 
 #[test]
 fn signals_that_are_not_asked_for_are_no_rows() {
-    let config = with(asking(0.5), None, Rows::Fixed(3));
-    assert_ne!(RowSignals::default(), config.signals.asked().certain(0));
+    let config = with(asking(0.5), None, RowLength::Fixed(3));
+    assert_ne!(RowSignals::default(), config.signals.asked().one_hot(0));
 }
 
 /// Signals that are not requested are equal everywhere, so that `verify` can compare whole positions.
 #[test]
 fn each_signal_alone_is_certain_where_nothing_is_predicted() {
-    let (rows, all) = (Rows::Fixed(4), asking(0.8));
+    let (rows, all) = (RowLength::Fixed(4), asking(0.8));
     let data = [(vec![BOS, 3, 0, 0], vec![0], 2)];
     let none = SignalsConfig::default;
     for alone in [
@@ -151,7 +151,7 @@ fn each_signal_alone_is_certain_where_nothing_is_predicted() {
         let (out, _) = run(Place::Cpu, &config, &batch(rows, &data, PackMode::Pad));
         let (stored, _) = StoredSignals::of(&config.signals, &out).unwrap();
         for (position, token) in data[0].0.iter().enumerate() {
-            let certain = stored.at(0, position) == config.signals.asked().certain(*token);
+            let certain = stored.at(0, position) == config.signals.asked().one_hot(*token);
             assert_eq!(certain, position != 1, "{:?}, position {position}", config.signals);
         }
     }

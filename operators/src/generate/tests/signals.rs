@@ -58,7 +58,7 @@ fn signals_are_of_the_distribution_before_anything_is_cut_away() {
                         wide += usize::from(config.sequential.top_k == 2 && signals.entropy > 2f32.ln());
                         (signals, chain_states(&[1, 0], before, position))
                     } else {
-                        (asked.certain(*token), vec![0.0; 2 * WIDTH])
+                        (asked.one_hot(*token), vec![0.0; 2 * WIDTH])
                     };
                     assert_eq!(stored[row][position], want, "row {row} position {position}");
                 }
@@ -103,7 +103,7 @@ fn a_parallel_job_over_the_written_rows_has_the_same_columns_to_the_bit() {
                         let (here, other) = (&here[row][position], &other[row][position]);
                         if (1..given[row]).contains(&position) {
                             // the parallel job predicts the prompt, too
-                            assert!(here.0 == asked.certain(*token) && here != other, "row {row} position {position}");
+                            assert!(here.0 == asked.one_hot(*token) && here != other, "row {row} position {position}");
                             continue;
                         }
                         assert_eq!(here, other, "row {row} position {position}");
@@ -142,14 +142,14 @@ fn signals_do_not_know_of_other_texts_nor_of_slots() {
 fn states_that_do_not_fit_fail_their_batch_and_no_other() {
     let teacher = Chain::new();
     let config = asking(all_signals("f16"), json!({"prompt_tokens": 3, "slots": 3}), VOCAB, [BOS, EOS], 24);
-    let mut writer = Writer::new(&teacher, Arc::new(config.clone())).unwrap();
+    let mut decoder = BatchedDecoder::new(&teacher, Arc::new(config.clone())).unwrap();
     let (sound, wide) = (prompts(&[(1, vec![4]), (2, vec![5, 6])]), prompts(&[(50, vec![1]), (51, vec![2, WIDE])]));
     for (ticket, batch) in [("first", &sound), ("wide", &wide), ("again", &sound)] {
-        writer.push(ticket, batch, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
+        decoder.push(ticket, batch, Arc::new(Counters::default())).unwrap_or_else(|_| panic!("prompts"));
     }
     let (mut made, mut failed) = (Vec::new(), Vec::new());
-    while !writer.is_idle() {
-        for (ticket, written) in writer.step() {
+    while !decoder.is_idle() {
+        for (ticket, written) in decoder.step() {
             match written {
                 Ok(written) => made.push(written.batch),
                 Err(error) => failed.push((ticket, error.to_string())),
@@ -165,10 +165,10 @@ fn states_that_do_not_fit_fail_their_batch_and_no_other() {
 
 fn messages(batch: &RecordBatch, config: &GenerateConfig) -> String {
     let split = stillhouse_schemas::ids::SplitId(0);
-    let limits = Limits { vocab_size: VOCAB, length: 24, split, operators: Vec::new(), place: None };
-    let mut broken = Vec::new();
-    OperatorConfig::check(config, batch, &limits, &mut broken).unwrap();
-    broken.into_iter().map(|b| b.message).collect::<Vec<_>>().join("; ")
+    let limits = CheckContext { vocab_size: VOCAB, length: 24, split, operators: Vec::new(), sequence_range: None };
+    let mut violations = Vec::new();
+    OperatorConfig::check(config, batch, &limits, &mut violations).unwrap();
+    violations.into_iter().map(|b| b.message).collect::<Vec<_>>().join("; ")
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn what_is_given_has_no_signals_of_its_own() {
     let with = |name: &str, value: f32| {
         let (schema, mut arrays) = (good.schema(), good.columns().to_vec());
         let (at, field) = schema.column_with_name(name).unwrap();
-        let lists = ListRows::of(&good, name).unwrap();
+        let lists = ListRows::from_batch(&good, name).unwrap();
         let lengths: Vec<usize> = (0..lists.len()).map(|row| lists.range(row).len()).collect();
         let values = Arc::new(Float32Array::from(vec![value; lengths.iter().sum()]));
         arrays[at] = list_column(field, values, &lengths).unwrap();
@@ -199,7 +199,7 @@ fn what_is_given_has_no_signals_of_its_own() {
 
 #[test]
 fn what_is_held_of_texts_is_bounded() {
-    let bounds = |config: &GenerateConfig| (config.rows_at_once(), config.batches_at_once());
+    let bounds = |config: &GenerateConfig| (config.max_rows_per_part(), config.max_batches_in_flight());
     let slots = json!({"slots": 16});
     assert_eq!(bounds(&config(slots.clone(), VOCAB, [BOS, EOS], 1024)), (64, 2), "as ever without signals");
     assert_eq!(bounds(&config(json!({"slots": 200}), VOCAB, [BOS, EOS], 1024)), (64, 5));
@@ -210,6 +210,6 @@ fn what_is_held_of_texts_is_bounded() {
     large.extract.hidden.as_mut().unwrap().width = 1 << 20;
     assert_eq!(bounds(&large), (1, 17), "a slot has its text whatever that takes");
     let many = json!({"top_p": {"mass": 0.9, "most": 4000}});
-    let many = asking(many, json!({}), 50_257, [50_256; 2], 1024).rows_at_once();
+    let many = asking(many, json!({}), 50_257, [50_256; 2], 1024).max_rows_per_part();
     assert!((1..4).contains(&many), "{many}");
 }

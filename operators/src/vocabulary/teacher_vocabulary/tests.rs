@@ -33,7 +33,7 @@ fn words(n: u32) -> Vec<(String, u32)> {
 }
 
 fn own(folder: &tempfile::TempDir) -> TeacherVocabulary {
-    TeacherVocabulary::of(folder.path(), TeacherSpecials::default()).unwrap().unwrap()
+    TeacherVocabulary::load(folder.path(), TeacherSpecials::default()).unwrap().unwrap()
 }
 
 fn loaded(path: PathBuf, spec: &spec::Tokenizer) -> Vocabulary {
@@ -48,7 +48,7 @@ fn differences(teacher: &tempfile::TempDir, job: &tempfile::TempDir) -> Option<S
 #[test]
 fn real_tokenizers_are_themselves_and_no_other() {
     let specials = TeacherSpecials { bos: Some(50256), eos: Some(50256) };
-    let teacher = TeacherVocabulary::of(&repository("assets/teacher-nano-gpt2"), specials).unwrap().unwrap();
+    let teacher = TeacherVocabulary::load(&repository("assets/teacher-nano-gpt2"), specials).unwrap().unwrap();
     let spec = spec::Tokenizer::default();
     assert_eq!(teacher.differences(&gpt2(), &spec), None);
     let found = teacher.differences(&bert(), &spec).unwrap();
@@ -57,11 +57,11 @@ fn real_tokenizers_are_themselves_and_no_other() {
         "{found}"
     );
     let smollm2 = fetched("smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let teacher = TeacherVocabulary::of(&smollm2, TeacherSpecials::default()).unwrap().unwrap();
+    let teacher = TeacherVocabulary::load(&smollm2, TeacherSpecials::default()).unwrap().unwrap();
     assert_eq!(teacher.differences(&loaded(smollm2, &spec), &spec), None);
     assert!(teacher.differences(&gpt2(), &spec).unwrap().contains("more ids"));
     let nothing = tempfile::tempdir().unwrap();
-    assert!(TeacherVocabulary::of(nothing.path(), specials).unwrap().is_none());
+    assert!(TeacherVocabulary::load(nothing.path(), specials).unwrap().is_none());
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn ids_beyond_the_rows_are_named() {
 fn a_damaged_tokenizer_is_named() {
     let broken = tempfile::tempdir().unwrap();
     fs::write(broken.path().join("tokenizer.json"), "{").unwrap();
-    let error = TeacherVocabulary::of(broken.path(), TeacherSpecials::default()).unwrap_err().to_string();
+    let error = TeacherVocabulary::load(broken.path(), TeacherSpecials::default()).unwrap_err().to_string();
     assert!(error.contains("tokenizer.json"), "{error}");
 }
 

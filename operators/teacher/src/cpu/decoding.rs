@@ -1,7 +1,7 @@
 //! Decoding slots of a teacher on a CPU: the KV cache of each sequence, and steps over several of them.
 
 use super::{CpuTeacher, check_layers};
-use crate::contract::{Decoding, Stepped};
+use crate::contract::{Decoding, StepOutput};
 use crate::error::{Result, TeacherError};
 use crate::model::check_decodable;
 use crate::net::{DecodeBuffers, SequenceKvCache, StateCapture};
@@ -75,7 +75,7 @@ impl Decoding for CpuDecoding<'_> {
         }
     }
 
-    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut Stepped) -> Result<()> {
+    fn step(&mut self, inputs: &[(usize, &[u32])], out: &mut StepOutput) -> Result<()> {
         self.check(inputs)?;
         let (count, width) = (inputs.len(), self.teacher.info.hidden_size);
         self.states.resize(count * width, 0.0);

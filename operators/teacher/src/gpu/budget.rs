@@ -10,10 +10,10 @@
 
 use std::sync::Arc;
 
-use stillhouse_gpu::extract::{Asked, Extractor, Positions};
-use stillhouse_gpu::net::{Net, Numbers, STAGES_BYTES, Shape};
+use stillhouse_gpu::extract::{ExtractRequest, Extractor, Positions};
+use stillhouse_gpu::net::{Net, NumberFormat, STAGES_BYTES, Shape};
 use stillhouse_gpu::{Device, GpuError, Memory, Stream, logits_stride};
-use stillhouse_noise::Extraction;
+use stillhouse_noise::ExtractionSpec;
 
 use crate::contract::DeviceLogits;
 use crate::error::{Result, TeacherError};
@@ -27,10 +27,10 @@ const SLICES: usize = 2;
 pub(super) struct Budget<'a> {
     pub device: &'a Arc<dyn Device>,
     pub shape: &'a Shape,
-    pub numbers: Numbers,
+    pub numbers: NumberFormat,
     pub slice_rows: usize,
     /// The extraction that runs on slices, if known.
-    pub extraction: Option<&'a Extraction>,
+    pub extraction: Option<&'a ExtractionSpec>,
 }
 
 /// A net with memory for passes of `pass_tokens` tokens.
@@ -122,8 +122,8 @@ impl Budget<'_> {
         logits.max(STAGES_BYTES as u64 + self.shape.loading_bytes(self.numbers))
     }
 
-    fn extraction_request(&self) -> Option<Asked> {
-        self.extraction.map(|extraction| Asked::of_rows(extraction, logits_stride(self.shape.vocab)))
+    fn extraction_request(&self) -> Option<ExtractRequest> {
+        self.extraction.map(|extraction| ExtractRequest::with_stride(extraction, logits_stride(self.shape.vocab)))
     }
 
     fn bytes(&self, tokens: usize) -> u64 {
@@ -148,7 +148,7 @@ impl Budget<'_> {
     /// drivers allocate memory at the first use of a kernel.
     fn warm_up(&self, net: &mut Net, tokens: usize) -> Result<()> {
         let vocab = self.shape.vocab;
-        let tokens = self.device.rehearsed(tokens);
+        let tokens = self.device.trial_tokens(tokens);
         let logits = (0..SLICES)
             .map(|_| DeviceLogits::new(self.device, self.slice_rows, vocab))
             .collect::<std::result::Result<Vec<_>, _>>()?;

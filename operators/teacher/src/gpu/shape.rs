@@ -1,7 +1,7 @@
 //! Derives the net of a device from the net of the CPU. Both read configurations with the same code, so neither
 //! computes a model that the other refuses, and a newly supported field applies to both.
 
-use stillhouse_gpu::net::{Activation as DeviceActivation, Kind, Shape};
+use stillhouse_gpu::net::{Activation as DeviceActivation, Architecture as DeviceArchitecture, Shape};
 
 use crate::error::{Result, TeacherError};
 use crate::net::{Activation, Attention, Embedding, Head, Layer, Mlp, Net, Norm};
@@ -31,7 +31,7 @@ struct Facts {
 
 impl Facts {
     /// Collects the properties of a layer. [`shape`] checks window and scale, which may differ between layers.
-    fn from_layer(kind: Kind, layer: &Layer) -> Self {
+    fn from_layer(kind: DeviceArchitecture, layer: &Layer) -> Self {
         let Layer { before_attention, qkv, attention, out, after_attention, before_mlp, mlp, after_mlp, parallel } =
             layer;
         let Attention { heads, kv_heads, head_dim, scale: _, soft_cap, window: _, rope, norms } = attention;
@@ -55,10 +55,10 @@ impl Facts {
     }
 }
 
-fn eps(kind: Kind, norm: &Norm) -> Option<f32> {
+fn eps(kind: DeviceArchitecture, norm: &Norm) -> Option<f32> {
     match (kind, norm) {
-        (Kind::Gpt2, Norm::Layer { weight: _, bias: _, eps }) => Some(*eps),
-        (Kind::Llama | Kind::Qwen3, Norm::Rms { weight: _, eps }) => Some(*eps),
+        (DeviceArchitecture::Gpt2, Norm::Layer { weight: _, bias: _, eps }) => Some(*eps),
+        (DeviceArchitecture::Llama | DeviceArchitecture::Qwen3, Norm::Rms { weight: _, eps }) => Some(*eps),
         _ => None,
     }
 }
@@ -71,11 +71,11 @@ fn unsupported(what: &'static str, got: impl ToString, valid: impl std::fmt::Dis
 ///
 /// # Errors
 /// If the device does not support a property of the net; the error names it and the valid values.
-pub(super) fn shape(kind: Kind, net: &Net, positions: usize, length: usize) -> Result<Shape> {
+pub(super) fn shape(kind: DeviceArchitecture, net: &Net, positions: usize, length: usize) -> Result<Shape> {
     let Net { width, embedding, ropes, layers, last, head } = net;
     let Embedding { tokens: _, scale, positions: learned } = embedding;
     let Head { weight: head, tied, soft_cap } = head;
-    let gpt2 = kind == Kind::Gpt2;
+    let gpt2 = kind == DeviceArchitecture::Gpt2;
     let Some(properties) = layers.first().map(|layer| Facts::from_layer(kind, layer)) else {
         return Err(unsupported("layers of a teacher on a GPU", 0, "at least 1"));
     };
@@ -84,7 +84,10 @@ pub(super) fn shape(kind: Kind, net: &Net, positions: usize, length: usize) -> R
     let checks = [
         ("layers that differ, on a GPU", layers.iter().all(|layer| Facts::from_layer(kind, layer) == properties)),
         ("norms on a GPU", last.is_some() && properties.eps == [last; 2] && properties.norms_after == [false; 2]),
-        ("norms of queries and keys on a GPU", properties.head_eps == last.filter(|_| kind == Kind::Qwen3)),
+        (
+            "norms of queries and keys on a GPU",
+            properties.head_eps == last.filter(|_| kind == DeviceArchitecture::Qwen3),
+        ),
         ("soft caps on a GPU", properties.soft_cap.is_none() && soft_cap.is_none()),
         ("positions on a GPU", properties.rope == (!gpt2).then_some(0) && learned.is_some() == gpt2),
         ("layers with two parts side by side, on a GPU", !properties.parallel),
@@ -108,7 +111,7 @@ pub(super) fn shape(kind: Kind, net: &Net, positions: usize, length: usize) -> R
         unsupported("scale of scores on a GPU", layers[0].attention.scale, "1, or 1 / sqrt(head_dim)")
     })?;
     Ok(Shape {
-        kind,
+        architecture: kind,
         vocab: head.outputs(),
         width: *width,
         layers: layers.len(),

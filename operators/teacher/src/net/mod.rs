@@ -141,7 +141,7 @@ pub(crate) struct Net {
 }
 
 /// Hidden states to return besides the final ones: those of `layers` for each token, numbered as in
-/// [`crate::Teacher::pass_keeping`].
+/// [`crate::Teacher::pass_with_states`].
 #[derive(Debug, Default)]
 pub(crate) struct StateCapture<'a> {
     pub layers: &'a [usize],

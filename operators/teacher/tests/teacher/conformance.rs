@@ -95,7 +95,9 @@ fn runs_together_equal_each_of_them_alone_to_the_bit() {
         let together = logits(&runs, &(0..runs.tokens().len() as u32).collect::<Vec<_>>());
         let (layers, width) = ([0, teacher.info().layers, 1], teacher.info().hidden_size);
         let floats_per_token = layers.len() * width;
-        let (Hidden::Host { states, .. }, captured) = teacher.pass_keeping(&runs, &layers).unwrap() else { panic!() };
+        let (Hidden::Host { states, .. }, captured) = teacher.pass_with_states(&runs, &layers).unwrap() else {
+            panic!()
+        };
         let states: Vec<f32> = states.flatten_all().unwrap().to_vec1().unwrap();
         for (captured, state) in captured.chunks_exact(floats_per_token).zip(states.chunks_exact(width)) {
             assert_eq!(&captured[width..2 * width], state, "{model}: the last one is what the head sees");
@@ -104,7 +106,7 @@ fn runs_together_equal_each_of_them_alone_to_the_bit() {
             let row = (run.as_ptr() as usize - runs.tokens().as_ptr() as usize) / size_of::<u32>();
             let mut alone = Runs::new();
             alone.push(run.iter().copied());
-            let captured_alone = teacher.pass_keeping(&alone, &layers).unwrap().1;
+            let captured_alone = teacher.pass_with_states(&alone, &layers).unwrap().1;
             assert!(
                 captured[row * floats_per_token..(row + run.len()) * floats_per_token] == captured_alone,
                 "{model}: {}",

@@ -1,7 +1,9 @@
 //! Incremental decoding: the logits of every position and the states of every layer equal those of a pass over the
 //! whole sequence.
 
-use stillhouse_teacher::{Decoding, LoadOptions, Logits, Runs, Stepped, Teacher, TeacherError, decoding_bytes, load};
+use stillhouse_teacher::{
+    Decoding, LoadOptions, Logits, Runs, StepOutput, Teacher, TeacherError, decoding_bytes, load,
+};
 
 use super::golden::{Golden, Spelling, cases};
 use super::*;
@@ -22,7 +24,7 @@ fn layers(teacher: &dyn Teacher) -> Vec<usize> {
 fn parallel(teacher: &dyn Teacher, tokens: &[u32]) -> (Vec<f32>, Vec<f32>) {
     let mut runs = Runs::new();
     runs.push(tokens.iter().copied());
-    let (hidden, states) = teacher.pass_keeping(&runs, &layers(teacher)).unwrap();
+    let (hidden, states) = teacher.pass_with_states(&runs, &layers(teacher)).unwrap();
     let (mut all, mut logits) = (Vec::new(), teacher.buffer().unwrap());
     for rows in (0..tokens.len() as u32).collect::<Vec<_>>().chunks(teacher.slice_rows()) {
         teacher.slice(&hidden, rows, &mut logits).unwrap();
@@ -53,7 +55,7 @@ fn check_decoding(
     want: &Passed,
     what: &str,
 ) {
-    let (mut done, mut out) = (0, Stepped::default());
+    let (mut done, mut out) = (0, StepOutput::default());
     for n in pieces.iter().cycle() {
         let next = &tokens[done..tokens.len().min(done + n)];
         decoding.step(&[(slot, next)], &mut out).unwrap();
@@ -104,7 +106,7 @@ fn slots_do_not_know_of_each_other_nor_of_threads() {
                 // finished.
                 let mut decoding = teacher.decoding(2, length, &layers(teacher.as_ref())).unwrap();
                 let (mut waiting, mut at) = (0..texts.len(), [None::<(usize, usize)>; 2]);
-                let mut out = Stepped::default();
+                let mut out = StepOutput::default();
                 loop {
                     for (slot, state) in at.iter_mut().enumerate() {
                         if state.is_none_or(|(_, done)| done == length) {
@@ -146,11 +148,11 @@ fn many_prompts_at_once_are_those_of_one_by_one() {
     let text = |slot: usize| -> Vec<u32> { (0..length - slot % 3).map(|i| ((i * 7 + slot) % vocab) as u32).collect() };
     let texts: Vec<Vec<u32>> = (0..slots).map(text).collect();
     let inputs: Vec<(usize, &[u32])> = texts.iter().map(Vec::as_slice).enumerate().collect();
-    let mut together = Stepped::default();
+    let mut together = StepOutput::default();
     teacher.decoding(slots, length, &layers).unwrap().step(&inputs, &mut together).unwrap();
     let mut alone = teacher.decoding(1, length, &layers).unwrap();
     for (slot, text) in inputs {
-        let mut one = Stepped::default();
+        let mut one = StepOutput::default();
         alone.clear(0);
         alone.step(&[(0, text)], &mut one).unwrap();
         assert!(same_bits(&one.logits, row(&together.logits, slots, slot)), "logits of slot {slot}");
@@ -168,7 +170,7 @@ fn what_makes_no_step_is_refused() {
     let beyond = teacher.decoding(1, 4, &[0, teacher.info().layers + 1]).err().unwrap().to_string();
     assert!(beyond.contains("layer of hidden states"), "{beyond}");
     let mut decoding = teacher.decoding(2, 4, &[0]).unwrap();
-    let mut out = Stepped::default();
+    let mut out = StepOutput::default();
     let vocab = teacher.info().vocab_size as u32;
     for inputs in [
         &[(1, &[1u32][..]), (0, &[1])][..],

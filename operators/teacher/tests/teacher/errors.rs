@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use stillhouse_teacher::{Architecture, TeacherConfig, check_weights, devices};
+use stillhouse_teacher::{Architecture, TeacherConfig, check_weights, parse_devices};
 
 use super::*;
 
@@ -107,15 +107,15 @@ fn devices_and_types_are_parsed() {
     }
     assert_all(&"gpu".parse::<DeviceChoice>().unwrap_err().to_string(), &["gpu", "auto, cpu, cuda, cuda:N"]);
     assert_all(&"int4".parse::<Precision>().unwrap_err().to_string(), &["int4", "f32, bf16, f16, bf16x3, fp8"]);
-    assert_eq!(devices("cuda:1").unwrap(), [DeviceChoice::Cuda(1)]);
-    assert_eq!(devices("cuda:1,cuda:0").unwrap(), [DeviceChoice::Cuda(1), DeviceChoice::Cuda(0)]);
-    assert_all(&devices("cuda:1,cuda:1").unwrap_err().to_string(), &["there twice", "`cuda:1`"]);
-    assert_all(&devices("cpu,cuda:0").unwrap_err().to_string(), &["one of several devices", "`cpu`"]);
-    assert_all(&devices("cuda:0,").unwrap_err().to_string(), &["device: got ``", "all, or several cuda:N"]);
+    assert_eq!(parse_devices("cuda:1").unwrap(), [DeviceChoice::Cuda(1)]);
+    assert_eq!(parse_devices("cuda:1,cuda:0").unwrap(), [DeviceChoice::Cuda(1), DeviceChoice::Cuda(0)]);
+    assert_all(&parse_devices("cuda:1,cuda:1").unwrap_err().to_string(), &["there twice", "`cuda:1`"]);
+    assert_all(&parse_devices("cpu,cuda:0").unwrap_err().to_string(), &["one of several devices", "`cpu`"]);
+    assert_all(&parse_devices("cuda:0,").unwrap_err().to_string(), &["device: got ``", "all, or several cuda:N"]);
     if !cfg!(feature = "cuda") {
         assert_all(&DeviceChoice::Cuda(0).open().unwrap_err().to_string(), &["cuda:0", "valid: cpu"]);
         assert!(DeviceChoice::Auto.open().unwrap().is_cpu());
-        assert_all(&devices("all").unwrap_err().to_string(), &["all", "no GPU", "valid: cpu"]);
+        assert_all(&parse_devices("all").unwrap_err().to_string(), &["all", "no GPU", "valid: cpu"]);
     }
 }
 

@@ -470,7 +470,7 @@ fn hidden_states_equal_those_of_transformers() {
         golden.tokens.chunks(golden.length).for_each(|run| runs.push(run.iter().copied()));
         // Descending order shows that states are returned in the requested order.
         let requested: Vec<usize> = (0..=layers).rev().collect();
-        let (_, captured) = teacher.pass_keeping(&runs, &requested).unwrap();
+        let (_, captured) = teacher.pass_with_states(&runs, &requested).unwrap();
         assert_eq!(captured.len(), runs.tokens().len() * requested.len() * width);
         let largest = want.iter().fold(0f32, |largest, value| largest.max(value.abs()));
         for (layer, want) in want.chunks_exact(KEPT.len() * width).enumerate() {
@@ -482,7 +482,7 @@ fn hidden_states_equal_those_of_transformers() {
                 }
             }
         }
-        let e = teacher.pass_keeping(&runs, &[layers + 1]).unwrap_err().to_string();
+        let e = teacher.pass_with_states(&runs, &[layers + 1]).unwrap_err().to_string();
         assert!(e.contains("layer of hidden states") && e.contains(&format!("0 to {layers}")), "{e}");
     }
     assert!(worst.is_empty(), "{worst:#?}");

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{DrawKey, Extract, Extraction, NoiseForm, Observed, Tolerance, ValueType};
+use stillhouse_noise::{DrawKey, Extract, ExtractionSpec, NoiseForm, ObservedTokens, Tolerance, ValueType};
 use stillhouse_teacher::candle_core::quantized::GgmlDType;
 use stillhouse_teacher::probe::{Reference, Text};
 use stillhouse_teacher::stillhouse_gpu::Device;
-use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
+use stillhouse_teacher::stillhouse_gpu::extract::{ExtractRequest, Extractor};
 use stillhouse_teacher::{Architecture, LoadOptions, Logits, Runs, Teacher, TeacherConfig, gpu};
 
 use super::golden::{Golden, IN_GGUF, Spelling, cases, checkpoint};
@@ -213,12 +213,12 @@ fn a_device_keeps_the_hidden_states_of_layers() {
         let cpu = LoadOptions { device: DeviceChoice::Cpu, ..LoadOptions::default() };
         let cpu = stillhouse_teacher::load(&testdata(model), &cpu).unwrap();
         let layers: Vec<usize> = (0..=cpu.info().layers).rev().chain([1]).collect();
-        let (_, want) = cpu.pass_keeping(&runs, &layers).unwrap();
+        let (_, want) = cpu.pass_with_states(&runs, &layers).unwrap();
         let size = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
         for (dtype, allowed) in [(Precision::F32, 1e-5), (Precision::Bf16, 0.08), (Precision::F16, 0.01)] {
             let teacher = on_device(model, dtype);
             for _ in 0..2 {
-                let (hidden, got) = teacher.pass_keeping(&runs, &layers).unwrap();
+                let (hidden, got) = teacher.pass_with_states(&runs, &layers).unwrap();
                 assert_eq!(got.len(), want.len());
                 // Compares each layer separately, because their magnitudes differ a lot.
                 for place in 0..layers.len() {
@@ -235,8 +235,8 @@ fn a_device_keeps_the_hidden_states_of_layers() {
                 let mut buffer = teacher.buffer().unwrap();
                 teacher.slice(&hidden, &[0, 5], &mut buffer).unwrap();
             }
-            assert!(teacher.pass_keeping(&runs, &[]).unwrap().1.is_empty());
-            let e = teacher.pass_keeping(&runs, &[0, cpu.info().layers + 1]).unwrap_err().to_string();
+            assert!(teacher.pass_with_states(&runs, &[]).unwrap().1.is_empty());
+            let e = teacher.pass_with_states(&runs, &[0, cpu.info().layers + 1]).unwrap_err().to_string();
             assert!(e.contains("layer of hidden states") && e.contains("0 to"), "{e}");
         }
     }
@@ -346,8 +346,9 @@ fn the_steady_state_allocates_nothing() {
     let noise =
         NoiseForm::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
     let extraction =
-        Extraction { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 2, signals: Default::default() };
-    let mut extractor = Extractor::new(&device, Asked::of_rows(&extraction, vocab.next_multiple_of(8)), 8).unwrap();
+        ExtractionSpec { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 2, signals: Default::default() };
+    let mut extractor =
+        Extractor::new(&device, ExtractRequest::with_stride(&extraction, vocab.next_multiple_of(8)), 8).unwrap();
     let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
     let mut after_the_first = None;
     for batch in 0..1000u32 {
@@ -357,7 +358,7 @@ fn the_steady_state_allocates_nothing() {
         let logits = &mut buffers[batch as usize % 2];
         teacher.slice(&hidden, &[0], logits).unwrap();
         let Logits::Device(logits) = logits else { panic!("not on the device") };
-        let observed = Observed { tokens: &[batch % 7], positions: &[batch], sequence_ids: &[5] };
+        let observed = ObservedTokens { tokens: &[batch % 7], positions: &[batch], sequence_ids: &[5] };
         // SAFETY: the buffer lives, and nothing writes to it meanwhile
         let slice = unsafe { logits.slice() }.unwrap();
         let found = extractor.extract(&slice, &observed).unwrap();

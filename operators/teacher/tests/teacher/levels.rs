@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use stillhouse_teacher::{Precision, arithmetic_on_cpu};
+use stillhouse_teacher::{Precision, cpu_arithmetic};
 
 use crate::{MODELS, expected, floats, rows, teacher, testdata};
 
@@ -18,7 +18,7 @@ const DTYPES: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::F16,
 fn tells_what_it_computes() {
     for (model, dtype) in MODELS.iter().flat_map(|model| DTYPES.map(|dtype| (model, dtype))) {
         let (teacher, expected) = (teacher(model, dtype), expected(model));
-        assert_eq!(arithmetic_on_cpu(&testdata(model), dtype, &[]).unwrap(), teacher.info().arithmetic);
+        assert_eq!(cpu_arithmetic(&testdata(model), dtype, &[]).unwrap(), teacher.info().arithmetic);
         let hidden = teacher.hidden(&expected.tokens, expected.batch, expected.length).unwrap();
         let logits = floats(&teacher.logits(&rows(&hidden)).unwrap());
         // FNV-1a

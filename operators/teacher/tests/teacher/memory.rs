@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{DrawKey, Extraction, NoiseForm, Tolerance, ValueType};
+use stillhouse_noise::{DrawKey, ExtractionSpec, NoiseForm, Tolerance, ValueType};
 use stillhouse_teacher::stillhouse_gpu::Device;
-use stillhouse_teacher::stillhouse_gpu::extract::{Asked, Extractor};
+use stillhouse_teacher::stillhouse_gpu::extract::{ExtractRequest, Extractor};
 use stillhouse_teacher::{LoadOptions, Logits, Runs, Teacher, gpu};
 
 use super::*;
@@ -15,17 +15,17 @@ const LENGTH: usize = 32;
 /// More bytes than any of these tests needs.
 const MUCH: u64 = 4 << 30;
 
-fn extraction(noise: NoiseForm, draws: u32) -> Extraction {
+fn extraction(noise: NoiseForm, draws: u32) -> ExtractionSpec {
     let vocab = stillhouse_teacher::TeacherConfig::read(&testdata("llama-gqa")).unwrap().vocab_size;
-    Extraction { vocab, keys: DrawKey::draws(1, draws), noise: Some(noise), topk: 2, signals: Default::default() }
+    ExtractionSpec { vocab, keys: DrawKey::draws(1, draws), noise: Some(noise), topk: 2, signals: Default::default() }
 }
 
-fn replay(draws: u32) -> Extraction {
+fn replay(draws: u32) -> ExtractionSpec {
     let tolerance = Tolerance::new(1e-3).unwrap();
     extraction(NoiseForm::Replay { tolerance, value_type: ValueType::F16, condition: true }, draws)
 }
 
-fn options(batch_tokens: usize, extraction: &Extraction) -> LoadOptions {
+fn options(batch_tokens: usize, extraction: &ExtractionSpec) -> LoadOptions {
     let extraction = Some(extraction.clone());
     LoadOptions { dtype: Precision::Bf16, batch_tokens, length: LENGTH, extraction, ..LoadOptions::default() }
 }
@@ -41,7 +41,7 @@ fn load(host: Host, options: &LoadOptions) -> Result<(Arc<Host>, Box<dyn Teacher
 fn needed(options: &LoadOptions) -> u64 {
     let (host, teacher) = load(Host::with_memory(0, MUCH), options).unwrap();
     assert_eq!(teacher.pass_tokens(), options.batch_tokens);
-    host.most_used()
+    host.peak_used()
 }
 
 /// Loads on a device that reports `MUCH` free bytes, of which only `usable` can be allocated.
@@ -50,10 +50,10 @@ fn with_usable(usable: u64, options: &LoadOptions) -> Result<(Arc<Host>, Box<dyn
 }
 
 /// Does the first steps of a job and returns the logits.
-fn work(host: &Arc<Host>, teacher: &dyn Teacher, extraction: &Extraction) -> Vec<f32> {
+fn work(host: &Arc<Host>, teacher: &dyn Teacher, extraction: &ExtractionSpec) -> Vec<f32> {
     let device: Arc<dyn Device> = host.clone();
     let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];
-    let request = Asked::of_rows(extraction, extraction.vocab.next_multiple_of(8));
+    let request = ExtractRequest::with_stride(extraction, extraction.vocab.next_multiple_of(8));
     let _extractor = Extractor::new(&device, request, teacher.slice_rows()).unwrap();
     let mut runs = Runs::new();
     for run in 0..teacher.pass_tokens().min(4 * LENGTH) / LENGTH {

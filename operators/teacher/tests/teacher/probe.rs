@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stillhouse_gpu_host::Host;
-use stillhouse_teacher::probe::{MOST_TOKENS, Reference, Text, seconds};
+use stillhouse_teacher::probe::{MAX_TOKENS, Reference, Text, seconds};
 use stillhouse_teacher::stillhouse_gpu::Device;
 use stillhouse_teacher::{Hidden, LoadOptions, Logits, Result, Runs, Teacher, TeacherInfo, gpu, load};
 
@@ -70,8 +70,8 @@ fn a_teacher_is_at_no_distance_from_itself_and_a_text_has_a_bound() {
     assert!(itself.max_kl_nats < 1e-6 && itself.max_logprob_change_nats < 1e-6, "{itself:?}");
     assert!(seconds(teacher.as_ref(), reference.text()).unwrap() > 0.0);
 
-    let long = [7u32; 3 * MOST_TOKENS];
-    assert_eq!(Text::new(long.chunks(100), 50_257).tokens(), MOST_TOKENS);
+    let long = [7u32; 3 * MAX_TOKENS];
+    assert_eq!(Text::new(long.chunks(100), 50_257).tokens(), MAX_TOKENS);
     assert_eq!(Text::new(long.chunks(100), 1 << 20).tokens(), 64, "256 MiB of log-probabilities");
     let error = Reference::new(Text::new([], 16), teacher.as_ref()).err().unwrap().to_string();
     assert_all(&error, &["text of a probe", "no tokens", "one token at least"]);

@@ -6,29 +6,29 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use stillhouse_gpu_host::Host;
 use stillhouse_teacher::candle_core::quantized::{GgmlDType, QStorage, QTensor};
-use stillhouse_teacher::stillhouse_gpu::net::Format;
-use stillhouse_teacher::stillhouse_gpu::net::kernels::{Axis, Kernels, Widening};
+use stillhouse_teacher::stillhouse_gpu::net::StorageFormat;
+use stillhouse_teacher::stillhouse_gpu::net::kernels::{HeadPadding, Kernels, Widening};
 use stillhouse_teacher::stillhouse_gpu::{Arg, Buffer, Device as Gpu, Element, Launch, Stream};
 
 use super::*;
 
 /// Types in GGUF files with candle's names, and the byte offsets of the 16-bit scales in a block.
-const KINDS: [(Format, GgmlDType, &[usize]); 15] = [
-    (Format::F32, GgmlDType::F32, &[]),
-    (Format::F16, GgmlDType::F16, &[0]),
-    (Format::Bf16, GgmlDType::BF16, &[0]),
-    (Format::Q4_0, GgmlDType::Q4_0, &[0]),
-    (Format::Q4_1, GgmlDType::Q4_1, &[0, 2]),
-    (Format::Q5_0, GgmlDType::Q5_0, &[0]),
-    (Format::Q5_1, GgmlDType::Q5_1, &[0, 2]),
-    (Format::Q8_0, GgmlDType::Q8_0, &[0]),
-    (Format::Q8_1, GgmlDType::Q8_1, &[0, 2]),
-    (Format::Q2K, GgmlDType::Q2K, &[80, 82]),
-    (Format::Q3K, GgmlDType::Q3K, &[108]),
-    (Format::Q4K, GgmlDType::Q4K, &[0, 2]),
-    (Format::Q5K, GgmlDType::Q5K, &[0, 2]),
-    (Format::Q6K, GgmlDType::Q6K, &[208]),
-    (Format::Q8K, GgmlDType::Q8K, &[]),
+const KINDS: [(StorageFormat, GgmlDType, &[usize]); 15] = [
+    (StorageFormat::F32, GgmlDType::F32, &[]),
+    (StorageFormat::F16, GgmlDType::F16, &[0]),
+    (StorageFormat::Bf16, GgmlDType::BF16, &[0]),
+    (StorageFormat::Q4_0, GgmlDType::Q4_0, &[0]),
+    (StorageFormat::Q4_1, GgmlDType::Q4_1, &[0, 2]),
+    (StorageFormat::Q5_0, GgmlDType::Q5_0, &[0]),
+    (StorageFormat::Q5_1, GgmlDType::Q5_1, &[0, 2]),
+    (StorageFormat::Q8_0, GgmlDType::Q8_0, &[0]),
+    (StorageFormat::Q8_1, GgmlDType::Q8_1, &[0, 2]),
+    (StorageFormat::Q2K, GgmlDType::Q2K, &[80, 82]),
+    (StorageFormat::Q3K, GgmlDType::Q3K, &[108]),
+    (StorageFormat::Q4K, GgmlDType::Q4K, &[0, 2]),
+    (StorageFormat::Q5K, GgmlDType::Q5K, &[0, 2]),
+    (StorageFormat::Q6K, GgmlDType::Q6K, &[208]),
+    (StorageFormat::Q8K, GgmlDType::Q8K, &[]),
 ];
 
 /// As f16: zero, the smallest and largest subnormal, the smallest normal, 1, the largest; -0, -1, the negative largest,
@@ -46,7 +46,7 @@ fn random(key: u64) -> impl Iterator<Item = u8> {
 }
 
 /// Returns blocks of random bytes. Every second block has scales from the list.
-fn blocks(format: Format, scales: &[usize]) -> Vec<u8> {
+fn blocks(format: StorageFormat, scales: &[usize]) -> Vec<u8> {
     let [_, bytes] = format.block();
     let mut all: Vec<u8> = random(format.block()[1] as u64 + 7).take(BLOCKS * bytes).collect();
     for (i, block) in all.chunks_exact_mut(bytes).enumerate().step_by(2) {
@@ -65,15 +65,16 @@ fn dequantized(kind: GgmlDType, bytes: &[u8], count: usize) -> Vec<f32> {
     floats(&QTensor::new(storage, (1, count)).unwrap().dequantize(&Device::Cpu).unwrap())
 }
 
-fn whole(size: usize) -> Axis {
-    Axis { own: size, dim: size }
+fn whole(size: usize) -> HeadPadding {
+    HeadPadding { model: size, padded: size }
 }
 
-fn widened(format: Format, bytes: &[u8], element: Element, seed: u64) -> Vec<u8> {
+fn widened(format: StorageFormat, bytes: &[u8], element: Element, seed: u64) -> Vec<u8> {
     let device: Arc<dyn Gpu> = Arc::new(Host::new(seed));
     let [elements, size] = format.block();
     let count = bytes.len() / size * elements;
-    let (from, to) = (Buffer::of(&device, bytes).unwrap(), Buffer::new(&device, count * element.bytes()).unwrap());
+    let (from, to) =
+        (Buffer::from_bytes(&device, bytes).unwrap(), Buffer::new(&device, count * element.bytes()).unwrap());
     let columns = count / 3;
     let widening = Widening {
         from: from.pointer(),
@@ -82,8 +83,8 @@ fn widened(format: Format, bytes: &[u8], element: Element, seed: u64) -> Vec<u8>
         to: to.pointer(),
         first: [0, 0],
         columns,
-        axes: [whole(3), whole(columns)],
-        neighbours: false,
+        padding: [whole(3), whole(columns)],
+        interleaved: false,
         strides: [columns, 1],
     };
     // SAFETY: both buffers have the length of the elements
@@ -157,7 +158,7 @@ fn blocks_are_widened_to_the_bits_of_candle() {
     let doubles: Vec<f64> = doubles.into_iter().chain((1..20).map(|i| 1.0 / f64::from(i))).chain([f64::MIN]).collect();
     let bytes: Vec<u8> = doubles.iter().flat_map(|v| v.to_ne_bytes()).collect();
     let want: Vec<f32> = doubles.iter().map(|v| *v as f32).collect();
-    let got = widened(Format::F64, &bytes, Element::F32, 1);
+    let got = widened(StorageFormat::F64, &bytes, Element::F32, 1);
     assert_eq!(differs_in(Element::F32, &got, &want), None);
 }
 
@@ -170,10 +171,10 @@ fn a_broken_kernel_is_seen() {
         let want = dequantized(kind, &bytes, count);
         let wrong = |kernel: &'static str| {
             let device: Arc<dyn Gpu> = Arc::new(Host::new(1));
-            let (from, to) = (Buffer::of(&device, &bytes).unwrap(), Buffer::new(&device, count * 4).unwrap());
+            let (from, to) = (Buffer::from_bytes(&device, &bytes).unwrap(), Buffer::new(&device, count * 4).unwrap());
             let grid = [count.div_ceil(256) as u32, 1, 1];
             let launch = Launch { kernel, grid, block: [256, 1, 1], shared_bytes: 0 };
-            let number = Format::ALL.iter().position(|f| *f == format).unwrap() as u32;
+            let number = StorageFormat::ALL.iter().position(|f| *f == format).unwrap() as u32;
             let n = count as u32;
             let head = [Arg::Pointer(from.pointer()), Arg::U32(number), Arg::U32(n), Arg::Pointer(to.pointer())];
             let sizes = [0, 0, n, 1, 1, 0, n, n, n, 1].map(Arg::U32);

@@ -238,7 +238,7 @@ impl Work {
         for (name, content) in self.small_files(&made)? {
             made.push(self.small(name, content).await?);
         }
-        self.destination.remove_mark(MARK).await?;
+        self.destination.delete(MARK).await?;
         Ok(made)
     }
 

@@ -166,12 +166,12 @@ impl Sparse {
             Signal::Samples => (Some(columns::SAMPLED_INDEX), columns::SAMPLED_TIMES, Some(columns::SAMPLED_COUNT)),
             Signal::Candidates => (None, columns::CANDIDATE_LOGPROB, None),
         };
-        let list = |name: &'static str| ListRows::of(batch, name).map(|rows| (name, rows));
+        let list = |name: &'static str| ListRows::from_batch(batch, name).map(|rows| (name, rows));
         let values = list(logprob)?;
         let same = |other: &ListRows<'_>| (0..other.len()).all(|row| other.range(row) == values.1.range(row));
         let mut index_values = None;
         if let Some(name) = index {
-            let rows = ListRows::of(batch, name)?;
+            let rows = ListRows::from_batch(batch, name)?;
             if !same(&rows) {
                 return Err(ArrowError::SchemaError(format!("columns {name} and {logprob} have different lengths")));
             }
@@ -185,7 +185,7 @@ impl Sparse {
             Signal::Samples => {
                 let ratio = match self.weighted {
                     true => {
-                        let rows = ListRows::of(batch, columns::SAMPLED_RATIO)?;
+                        let rows = ListRows::from_batch(batch, columns::SAMPLED_RATIO)?;
                         if !same(&rows) {
                             let what =
                                 format!("columns {} and {logprob} have different lengths", columns::SAMPLED_RATIO);
@@ -199,17 +199,17 @@ impl Sparse {
             }
             _ => Numbers::Logprob(values.1.values::<Float32Array>(logprob)?),
         };
-        let tokens = ListRows::of(batch, columns::INPUT_IDS)?;
+        let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
         let mask = match self.masked {
             true => {
-                let rows = ListRows::of(batch, columns::ATTENTION_MASK)?;
+                let rows = ListRows::from_batch(batch, columns::ATTENTION_MASK)?;
                 Some((rows.values::<BooleanArray>(columns::ATTENTION_MASK)?, rows))
             }
             false => None,
         };
         let count = match count {
             Some(name) => {
-                let rows = ListRows::of(batch, name)?;
+                let rows = ListRows::from_batch(batch, name)?;
                 Some((rows.values::<UInt16Array>(name)?, rows))
             }
             None => None,

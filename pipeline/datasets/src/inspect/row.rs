@@ -25,7 +25,7 @@ pub(super) async fn decode_row(dataset: &Dataset, row: u64, options: &InspectOpt
     let manifest = dataset.manifest();
     let Some((shard, offset)) = find(manifest, row)? else { return Ok(None) };
     let Some(batch) = dataset.rows(shard, offset as usize, 1).await? else { return Ok(None) };
-    let vocabulary = Vocabulary::of(dataset.tokenizer().await?, TOKENIZER)
+    let vocabulary = Vocabulary::from_tokenizer(dataset.tokenizer().await?, TOKENIZER)
         .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?;
     let view = Decoder { manifest, options, vocabulary: &vocabulary, batch: &batch };
     view.check_options()?;
@@ -87,7 +87,7 @@ impl Decoder<'_> {
         let job = &self.manifest.job;
         let views = job.partitions.as_ref().map_or(1, |p| p.views as usize);
         let draws = job.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |n| n.draws as usize);
-        let length = ListRows::of(self.batch, columns::INPUT_IDS)
+        let length = ListRows::from_batch(self.batch, columns::INPUT_IDS)
             .map_err(PipelineError::dataset(columns::INPUT_IDS))?
             .range(0)
             .len();
@@ -152,13 +152,13 @@ impl Decoder<'_> {
     }
 
     fn operators(&self) -> Fallible<Vec<OperatorView>> {
-        let (operators, _) = registry::of_manifest(self.manifest);
+        let (operators, _) = registry::operators_from_manifest(self.manifest);
         let views = operators.iter().map(|operator| operator.view(self.batch));
         Ok(views.filter_map(Result::transpose).collect::<std::result::Result<_, _>>()?)
     }
 
     fn documents(&self, sequence: &Sequence) -> Fallible<Vec<DocumentView>> {
-        let ids = ListRows::of(self.batch, columns::DOCUMENT_IDS)?;
+        let ids = ListRows::from_batch(self.batch, columns::DOCUMENT_IDS)?;
         let values = ids.values::<UInt64Array>(columns::DOCUMENT_IDS)?;
         Ok(sequence
             .offsets
@@ -181,7 +181,7 @@ impl Decoder<'_> {
     fn groups(&self, sequence: &Sequence) -> Fallible<(Option<Vec<bool>>, Option<f32>)> {
         let Some(partitions) = &self.manifest.job.partitions else { return Ok((None, None)) };
         let (view, views) = (self.options.view, partitions.views.max(1) as usize);
-        let rows = ListRows::of(self.batch, columns::PARTITION)?;
+        let rows = ListRows::from_batch(self.batch, columns::PARTITION)?;
         let values = rows.values::<BooleanArray>(columns::PARTITION)?;
         // at digit level, a token is in group 1 if one of its digits is
         let of_view = rows.range(0).len() / views;

@@ -18,15 +18,16 @@ use arrow::datatypes::Int32Type;
 use rayon::prelude::*;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::{Event, Observer};
-use stillhouse_base::path_expansion::Names;
+use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_base::path_expansion::local_path;
 use stillhouse_engine::teacher::{self, file_sha256};
-use stillhouse_hub::{self as hub, HubRef, Wanted};
+use stillhouse_hub::{self as hub, FetchPurpose, HubRef};
 use stillhouse_noise::{
-    Correction, DrawKey, Judged, NoiseError, NoiseStream, Sampler, Softmax, StoredToken, judge, judge_dense,
+    Correction, DrawKey, NoiseAccuracy, NoiseError, NoiseStream, Sampler, Softmax, StoredToken, measure_accuracy,
+    measure_dense_accuracy,
 };
 use stillhouse_operators::config::rows_per_batch;
-use stillhouse_operators::extract::pass::{Predicted, Sequence, Slice, TeacherPass};
+use stillhouse_operators::extract::pass::{PredictedPosition, Sequence, Slice, TeacherPass};
 use stillhouse_operators::extract::sequences;
 use stillhouse_operators::generate::{GIVEN, sampling};
 use stillhouse_operators::invariants::{Widened, float_column, unsigned_column};
@@ -173,9 +174,9 @@ fn of_the_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
         let message = format!("the job had its teacher at {path}; name it with --teacher-path");
         return Err(PipelineError::new(ErrorKind::Usage, message));
     }
-    let real = Names::of_this_process().real(path).map_err(|e| PipelineError::new(ErrorKind::Usage, e))?;
+    let real = PathExpander::from_environment().expand(path).map_err(|e| PipelineError::new(ErrorKind::Usage, e))?;
     if let Ok(Some(reference)) = HubRef::parse(&real) {
-        return Ok(hub::fetch(&reference, Wanted::Teacher, &|_, _, _| {})?.path);
+        return Ok(hub::fetch(&reference, FetchPurpose::Teacher, &|_, _, _| {})?.path);
     }
     let there = local_path(&job_folder.unwrap_or_default(), &real);
     let here = PathBuf::from(&real);
@@ -223,7 +224,7 @@ struct Stored {
 struct TokenCheck {
     logprob: f64,
     stored_logprob: f64,
-    noises: Vec<Judged>,
+    noises: Vec<NoiseAccuracy>,
     /// Margin by which a written token wins; negative if it loses.
     lead: Option<f64>,
     /// First fault of the other signals.
@@ -314,13 +315,13 @@ impl Recomputed<'_> {
         Ok(())
     }
 
-    fn place_of(&self, p: Predicted) -> String {
+    fn place_of(&self, p: PredictedPosition) -> String {
         format!("{} row {} position {}", self.place, self.offset + p.row, p.position)
     }
 
     fn judge(
         &self,
-        p: Predicted,
+        p: PredictedPosition,
         result: &TokenCheck,
         check: &mut TeacherCheck,
         sum: &mut f64,
@@ -378,7 +379,7 @@ impl Recomputed<'_> {
         &self,
         sequences: &[Sequence],
         stored: &Stored,
-        p: Predicted,
+        p: PredictedPosition,
         logits: &[f32],
     ) -> Result<TokenCheck, NoiseError> {
         let vocab = logits.len();
@@ -403,10 +404,10 @@ impl Recomputed<'_> {
                     .map(|(&index, &logprob)| Correction { index, logprob })
                     .collect();
                 let token = StoredToken { token: x, logprob, corrections: &corrections };
-                noises.push(judge(logits, &token, &stream(draw))?);
+                noises.push(measure_accuracy(logits, &token, &stream(draw))?);
             } else if let Some(dense) = &stored.dense {
                 let xi = &dense.row(p.row)[at * vocab..(at + 1) * vocab];
-                noises.push(judge_dense(logits, x, xi, &stream(draw))?);
+                noises.push(measure_dense_accuracy(logits, x, xi, &stream(draw))?);
             }
         }
         let lead = match &self.written {

@@ -20,8 +20,8 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use rayon::prelude::*;
 use serde::Serialize;
-use stillhouse_noise::{Compared, DrawKey, NoiseError, NoiseStream, compare};
-use stillhouse_operators::extract::pass::{Predicted, Sequence, Slice, TeacherPass};
+use stillhouse_noise::{DrawKey, NoiseError, NoiseStream, TeacherDifference, measure_difference};
+use stillhouse_operators::extract::pass::{PredictedPosition, Sequence, Slice, TeacherPass};
 use stillhouse_operators::extract::sequences;
 use stillhouse_operators::operator::{Counters, OperatorError};
 use stillhouse_schemas::manifest::{Manifest, TeacherRecord};
@@ -125,8 +125,8 @@ pub(super) struct Comparing {
     other: Arc<dyn Teacher>,
     /// Number of tokens to compare in each batch.
     tokens_of_a_batch: usize,
-    batch: Vec<Compared>,
-    arithmetic: Vec<Compared>,
+    batch: Vec<TeacherDifference>,
+    arithmetic: Vec<TeacherDifference>,
 }
 
 /// A sampled token with its live logits.
@@ -202,7 +202,7 @@ impl Comparing {
     /// Builds the report. `stored` holds the differences of the stored values.
     pub(super) fn report(self, manifest: &Manifest, stored: StoredSide) -> Report {
         let noise = manifest.job.extract.as_ref().and_then(|extract| extract.noise.as_ref());
-        let of = |kind, what: String, found: Vec<Compared>| Comparison {
+        let of = |kind, what: String, found: Vec<TeacherDifference>| Comparison {
             kind,
             what,
             total_variation: noise.map(|_| Distribution::of(found.iter().map(|c| c.total_variation).collect())),
@@ -249,13 +249,13 @@ fn differences(
     row: usize,
     kept: &HashMap<(usize, usize), Live<'_>>,
     seed: u64,
-) -> Result<Vec<Compared>, OperatorError> {
+) -> Result<Vec<TeacherDifference>, OperatorError> {
     let vocab = pass.teacher.info().vocab_size;
     let mut found = Vec::new();
     pass.run(sequences, &mut pass.teacher.buffer()?, &mut |Slice { positions, logits, .. }| {
         let on_host = logits.on_host()?;
-        let pairs: Vec<(&Predicted, &[f32])> = positions.iter().zip(on_host.chunks_exact(vocab)).collect();
-        let compared: Result<Vec<Option<Compared>>, NoiseError> = pairs
+        let pairs: Vec<(&PredictedPosition, &[f32])> = positions.iter().zip(on_host.chunks_exact(vocab)).collect();
+        let compared: Result<Vec<Option<TeacherDifference>>, NoiseError> = pairs
             .par_iter()
             .map(|(p, logits)| kept.get(&(row + p.row, p.position)).map(|live| live.beside(logits, seed)).transpose())
             .collect();
@@ -272,9 +272,9 @@ fn differences(
 }
 
 impl Live<'_> {
-    fn beside(&self, other: &[f32], seed: u64) -> Result<Compared, NoiseError> {
+    fn beside(&self, other: &[f32], seed: u64) -> Result<TeacherDifference, NoiseError> {
         let stream = NoiseStream::new(DrawKey::new(seed, 0), self.sequence.id, self.position as u32);
-        compare(&self.logits, other, self.sequence.tokens[self.position], &stream)
+        measure_difference(&self.logits, other, self.sequence.tokens[self.position], &stream)
     }
 }
 

@@ -106,13 +106,13 @@ async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verifica
     }
     let specials = &manifest.tokenizer.special_tokens;
     let place = manifest.splits.iter().find(|split| split.split == shard.split).and_then(|split| split.place);
-    let limits = registry::limits(&manifest.job, manifest.vocab_size as usize, specials, (shard.split, place));
+    let limits = registry::check_context(&manifest.job, manifest.vocab_size as usize, specials, (shard.split, place));
     let mut rows = 0;
     let mut tokens = 0;
     while let Some(batch) = batches.try_next().await.map_err(PipelineError::dataset(dataset.shown(&shard.path)))? {
         let context = || dataset.shown(&shard.path);
-        for broken in invariants::check(&batch, &limits).map_err(PipelineError::dataset(context()))? {
-            found.fault(format!("{} row {}", shard.path, rows + broken.row as u64), broken.message);
+        for violation in invariants::check(&batch, &limits).map_err(PipelineError::dataset(context()))? {
+            found.fault(format!("{} row {}", shard.path, rows + violation.row as u64), violation.message);
         }
         rows += batch.num_rows() as u64;
         tokens += stillhouse_operators::extract::sequences(&batch)
@@ -146,7 +146,7 @@ pub(super) fn check_manifest(manifest: &Manifest, found: &mut Verification) {
             format!("noise_seed is {}, the job's is {}", shown(manifest.noise_seed.as_ref()), shown(seed.as_ref())),
         );
     }
-    let (made_by, problems) = registry::of_manifest(manifest);
+    let (made_by, problems) = registry::operators_from_manifest(manifest);
     let known = problems.is_empty();
     for problem in problems {
         found.fault("manifest.json", problem.to_string());

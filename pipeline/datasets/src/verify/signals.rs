@@ -47,7 +47,7 @@ impl Signals {
 
     /// Whether a position is stored as certain, that is with all probability on its token.
     pub(super) fn is_certain(&self, row: usize, position: usize, token: u32) -> bool {
-        self.stored.at(row, position) == self.stored.asked().certain(token)
+        self.stored.at(row, position) == self.stored.asked().one_hot(token)
     }
 
     /// Compares a predicted position with its recomputed logits and describes the first fault.
@@ -79,7 +79,8 @@ impl TopK {
         if k == 0 {
             return Ok(None);
         }
-        let (ids, listed) = (ListRows::of(batch, columns::INPUT_IDS)?, ListRows::of(batch, columns::TOPK_INDEX)?);
+        let (ids, listed) =
+            (ListRows::from_batch(batch, columns::INPUT_IDS)?, ListRows::from_batch(batch, columns::TOPK_INDEX)?);
         let values = listed.values::<Int32Array>(columns::TOPK_INDEX)?.values();
         let logprobs = float_column(batch, columns::TOPK_LOGPROB)?;
         let tokens: Vec<Vec<i32>> = (0..batch.num_rows()).map(|row| values[listed.range(row)].to_vec()).collect();
@@ -174,8 +175,8 @@ fn compare(
             return said("candidate_logprob", *got, *right);
         }
     }
-    let times: BTreeMap<u32, u32> = right.sampled.iter().map(|s| (s.index, s.times)).collect();
-    let kept: u32 = got.sampled.iter().map(|s| s.times.min(times.get(&s.index).copied().unwrap_or(0))).sum();
+    let times: BTreeMap<u32, u32> = right.sampled.iter().map(|s| (s.index, s.count)).collect();
+    let kept: u32 = got.sampled.iter().map(|s| s.count.min(times.get(&s.index).copied().unwrap_or(0))).sum();
     let moved = draws.saturating_sub(kept);
     if moved > limits.moved_draws(draws) {
         return Some(format!("{moved} of {draws} sampled tokens are not those of the seed"));
@@ -224,7 +225,7 @@ fn compare(
 
 #[cfg(test)]
 mod tests {
-    use stillhouse_noise::{LogitSampling, Sampled, TopP};
+    use stillhouse_noise::{LogitSampling, SampledLogit, TopP};
 
     use super::*;
 
@@ -233,12 +234,12 @@ mod tests {
         let logits: Vec<f32> = (0..50).map(|k| 3.0 * (k as f32 * 1.7).sin()).collect();
         let mut softmax = Softmax::new(50).unwrap();
         softmax.load(&logits).unwrap();
-        let asked = stillhouse_noise::Signals {
+        let asked = stillhouse_noise::SignalSpec {
             temperatures: vec![1.0, 3.0],
             entropy: true,
             candidates: vec![1],
             sampling: Some(LogitSampling { draws: 64, power: 0.9, seed: 1 }),
-            top_p: Some(TopP { mass: 0.7, most: 40 }),
+            top_p: Some(TopP { mass: 0.7, max_entries: 40 }),
         };
         let right = signals_of_loaded(&asked, &softmax, &logits, 3, 2);
         let under = |got: &RowSignals, limits| compare(got, &right, (&softmax, &logits), 64, limits);
@@ -269,10 +270,10 @@ mod tests {
             ("candidate_logprob is", |s| s.candidates[0] -= 1e-5),
             ("1 of 64 sampled", |s| {
                 // one draw moves to the next entry
-                let moved = Sampled { index: s.sampled[0].index + 1, times: 1, ratio: 1.0 };
-                s.sampled[0].times -= 1;
+                let moved = SampledLogit { index: s.sampled[0].index + 1, count: 1, ratio: 1.0 };
+                s.sampled[0].count -= 1;
                 match s.sampled.iter_mut().find(|other| other.index == moved.index) {
-                    Some(other) => other.times += 1,
+                    Some(other) => other.count += 1,
                     None => s.sampled.push(moved),
                 }
             }),

@@ -24,8 +24,8 @@ pub(super) struct States(StoredStates);
 impl States {
     /// Reads the states of a batch; `None` if the job stores none.
     pub(super) fn of(manifest: &Manifest, batch: &RecordBatch) -> Result<Option<Self>, ArrowError> {
-        let (operators, _) = registry::of_manifest(manifest);
-        let config = registry::extract_of(&operators);
+        let (operators, _) = registry::operators_from_manifest(manifest);
+        let config = registry::extract_config(&operators);
         Ok(StoredStates::of(config.and_then(|config| config.hidden.as_ref()), batch)?.map(Self))
     }
 

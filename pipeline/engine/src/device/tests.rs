@@ -12,11 +12,12 @@ use candle_core::{DType, Device, Tensor};
 use stillhouse_gpu_host::Host;
 use stillhouse_operators::extract::ExtractConfig;
 use stillhouse_operators::operator::{Counters, Measure, Meter, OperatorError};
-use stillhouse_schemas::columns::{self, Rows};
+use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::spec::TeacherContext;
 use stillhouse_teacher::stillhouse_gpu::Device as GpuDevice;
 use stillhouse_teacher::{
-    Architecture, DeviceLogits, Hidden, HostTeacher, Logits, OnHost, Precision, Result, Runs, Teacher, TeacherInfo,
+    Architecture, DeviceLogits, Hidden, HostTeacher, HostTeacherAdapter, Logits, Precision, Result, Runs, Teacher,
+    TeacherInfo,
 };
 
 use super::{DeviceQueue, next_buffer};
@@ -37,7 +38,7 @@ struct Echo {
 impl Echo {
     fn start(passes: &Arc<AtomicU64>) -> DeviceQueue {
         let info = Self::info();
-        DeviceQueue::start(Arc::new(OnHost(Self { info, passes: Arc::clone(passes) }))).unwrap()
+        DeviceQueue::start(Arc::new(HostTeacherAdapter(Self { info, passes: Arc::clone(passes) }))).unwrap()
     }
 
     fn info() -> TeacherInfo {
@@ -60,7 +61,7 @@ impl Echo {
     /// The same mock with its logits on a device, two rows per slice.
     fn start_on_device() -> DeviceQueue {
         let echo = Self { info: Self::info(), passes: Arc::default() };
-        DeviceQueue::start(Arc::new(Uploaded(OnHost(echo), Arc::new(Host::new(0))))).unwrap()
+        DeviceQueue::start(Arc::new(Uploaded(HostTeacherAdapter(echo), Arc::new(Host::new(0))))).unwrap()
     }
 }
 
@@ -89,7 +90,7 @@ impl HostTeacher for Echo {
 }
 
 /// A mock teacher whose logits look as if they were on a GPU.
-struct Uploaded(OnHost<Echo>, Arc<dyn GpuDevice>);
+struct Uploaded(HostTeacherAdapter<Echo>, Arc<dyn GpuDevice>);
 
 impl Teacher for Uploaded {
     fn info(&self) -> &TeacherInfo {
@@ -144,7 +145,7 @@ fn config() -> Arc<ExtractConfig> {
         topk: 0,
         signals: <_>::default(),
         hidden: None,
-        rows: Rows::UpTo(8),
+        rows: RowLength::UpTo(8),
     })
 }
 

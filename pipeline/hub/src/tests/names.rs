@@ -118,7 +118,7 @@ fn endpoints_are_addresses_without_secrets() {
     let fixture = Fixture::gpt2();
     let config =
         HubConfig { endpoint: format!("{}/hf/", fixture.fake_hub.hub_url).parse().unwrap(), ..fixture.config() };
-    let _ = fixture.fetch_with(config, "hf://org/name", Wanted::Tokenizer);
+    let _ = fixture.fetch_with(config, "hf://org/name", FetchPurpose::Tokenizer);
     assert_eq!(fixture.fake_hub.take_requests()[0].path, "/hf/api/models/org/name/revision/main");
 }
 
@@ -126,6 +126,6 @@ fn endpoints_are_addresses_without_secrets() {
 fn certificates_that_cannot_be_read_are_said() {
     let fixture = Fixture::gpt2();
     let config = HubConfig { ca_bundle: Some(fixture.cache.path().join("no.pem")), ..fixture.config() };
-    let error = fixture.fetch_with(config, "hf://org/name", Wanted::Tokenizer).unwrap_err();
+    let error = fixture.fetch_with(config, "hf://org/name", FetchPurpose::Tokenizer).unwrap_err();
     assert!(error.kind == ErrorKind::Usage && error.to_string().contains("no.pem"), "{error}");
 }

@@ -79,7 +79,7 @@ async fn where_there_are_no_links_a_commit_renames() {
         output.begin(&plan("hash")).await.unwrap();
         let (shard, record) = staged(&output, &content(1, 1)).await;
         output.commit(shard, record.clone()).await.unwrap();
-        let Found::Resumable { done, .. } = output.look("hash").await.unwrap() else { panic!("error {number}") };
+        let Found::Resumable { done, .. } = output.inspect("hash").await.unwrap() else { panic!("error {number}") };
         assert_eq!(done.into_values().collect::<Vec<_>>(), [record], "error {number}");
     }
 }

@@ -146,7 +146,7 @@ fn stage(
     let inputs = || tables.iter().flat_map(|table| &table.files);
     let watched = store.expecting(inputs());
     for file in inputs() {
-        watched.check(&file.location, true).map_err(|e| SourceError::of_store(&file.path, e))?;
+        watched.check(&file.location, true).map_err(|e| SourceError::from_store(&file.path, e))?;
     }
     let states = inputs().map(|f| f.state.clone()).collect();
     let written = StagedRecord { rows, files, skipped: skipped.take(), inputs: states, sha256 };

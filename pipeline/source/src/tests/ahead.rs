@@ -116,7 +116,7 @@ impl Bucket {
         let gate = Arc::new(gate);
         let store = with_corpora(runtime.handle(), gate.clone());
         let input = input(json!({"paths": ["s3://corpora/a.jsonl"]}));
-        let names = Names::of_this_process();
+        let names = PathExpander::from_environment();
         let files = list(&store, Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap();
         gate.asked.lock().unwrap().clear();
         Self { gate, store, input, files, content, runtime }

@@ -179,7 +179,7 @@ fn an_object_that_changes_while_it_is_read_is_reported_by_name() {
     let store = with_corpora(runtime.handle(), memory.clone());
     let input = input(json!({"paths": ["s3://corpora/*.jsonl"]}));
     let files = {
-        let names = Names::of_this_process();
+        let names = PathExpander::from_environment();
         list(&store, std::path::Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
     };
     let splits = plan_splits(&store, &files, &input, u64::MAX, 0, &|_| {}).unwrap().splits;

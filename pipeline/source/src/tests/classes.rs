@@ -1,7 +1,7 @@
 //! Class folders: a tree that leaves doubt about the numbers of classes is refused, by the file or folder that makes it.
 
 use serde_json::{Value, json};
-use stillhouse_base::path_expansion::Names;
+use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_schemas::spec::Input;
 
 use super::super::list::NotListed;
@@ -15,7 +15,7 @@ fn of(paths: Value) -> Input {
 
 /// The classes of a tree, or why it is refused.
 fn classes(bench: &Bench, input: &Input) -> Result<Vec<String>, String> {
-    let names = Names::of_this_process();
+    let names = PathExpander::from_environment();
     match list(&bench.store, bench.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}) {
         Ok(files) => Ok(with_classes(input, &files).into_owned().images.unwrap().classes),
         Err(NotListed::Problems(problems)) => {

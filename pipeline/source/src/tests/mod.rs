@@ -29,7 +29,7 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::UInt64Type;
 use object_store::ObjectStore;
 use serde_json::{Value, json};
-use stillhouse_base::path_expansion::Names;
+use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_base::storage::{Opened, StoreUrl};
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::SplitRecord;
@@ -103,7 +103,7 @@ impl Bench {
     }
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
-        let names = Names::of_this_process();
+        let names = PathExpander::from_environment();
         list(&self.store, self.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
     }
 

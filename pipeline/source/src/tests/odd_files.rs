@@ -4,7 +4,7 @@ use super::*;
 
 fn refused(bench: &Bench, fields: Value) -> String {
     let input = input(fields);
-    let names = Names::of_this_process();
+    let names = PathExpander::from_environment();
     let listed = list(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
     match listed {
         Err(NotListed::Problems(problems)) => problems.iter().map(ToString::to_string).collect(),

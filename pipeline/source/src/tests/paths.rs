@@ -1,5 +1,5 @@
 use super::*;
-use stillhouse_base::path_expansion::Names;
+use stillhouse_base::path_expansion::PathExpander;
 
 fn names(bench: &Bench, paths: Value) -> Vec<String> {
     bench.files(&input(json!({"format": "text", "paths": paths}))).into_iter().map(|f| f.path).collect()
@@ -7,7 +7,7 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 
 fn problem(bench: &Bench, paths: Value) -> String {
     let input = input(json!({"format": "text", "paths": paths}));
-    let names = Names::of_this_process();
+    let names = PathExpander::from_environment();
     let listed = list(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
@@ -115,7 +115,7 @@ fn variables_are_not_patterns_and_stay_out_of_names() {
     let all = ["[x]/a.txt", "[x]/b.txt", "x/a.txt", "e*/c.txt", "ee/c.txt"];
     let bench = Bench::with(&all.map(|n| (n, b"t\n" as &[u8])));
     let found = |paths: Value| -> Vec<String> {
-        let names = Names::with(|name| match name {
+        let names = PathExpander::with(|name| match name {
             "X" => Ok("[x]".into()),
             "E" => Ok("e*".into()),
             "NONE" => Ok("none".into()),
@@ -138,9 +138,10 @@ fn of_many_paths_that_find_nothing_the_first_are_reported_and_the_rest_counted()
         (0..2000).map(|n| if n == 1000 { "a.txt".into() } else { format!("gone-{n}.txt") }).collect();
     let mut looked_at = Vec::new();
     let given = input(json!({"format": "text", "paths": paths}));
-    let listed = list(&bench.store, bench.path(), &given, "input", &Names::of_this_process(), &|_| Ok(()), &mut |n| {
-        looked_at.push(n)
-    });
+    let listed =
+        list(&bench.store, bench.path(), &given, "input", &PathExpander::from_environment(), &|_| Ok(()), &mut |n| {
+            looked_at.push(n)
+        });
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     assert_eq!(problems.len(), 91);
     assert_eq!(problems[89].field, "input.paths[89]");
@@ -229,7 +230,7 @@ mod names {
             }
             _ => Ok(()),
         };
-        let own = Names::of_this_process();
+        let own = PathExpander::from_environment();
         let listed = list(&bench.store, bench.path(), &input, "input", &own, &admits, &mut |_| {});
         let Err(NotListed::Problems(problems)) = listed else {
             panic!("listed");

@@ -34,7 +34,7 @@ fn job_with(folder: &Path, dtype: &str, bound: Option<f64>) -> String {
 }
 
 fn whole_input(prepared: &Prepared) -> (Vec<SplitRecord>, Vec<InputFile>) {
-    (plan::splits(prepared, &prepared.files, &Silent).unwrap(), prepared.files.clone())
+    (plan::splits(prepared, &prepared.files, &NullObserver).unwrap(), prepared.files.clone())
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_type_that_costs_more_than_the_job_allows_is_refused() {
     let load = |bound| {
         let prepared = prepare(&job_with(kept.path(), "bf16", Some(bound)), kept.path());
         let (splits, files) = whole_input(&prepared);
-        teacher::load_all(&prepared, JobInput { splits: &splits, files: &files }, None, true, &Silent)
+        teacher::load_all(&prepared, JobInput { splits: &splits, files: &files }, None, true, &NullObserver)
     };
     let error = load(1e-12).err().unwrap().to_string();
     assert!(
@@ -78,24 +78,24 @@ fn an_earlier_choice_is_not_measured_again() {
     assert!(!told.0.lock().unwrap().contains("tokens per second"));
     // if nothing is left to build, another machine's arithmetic is reported and is not an error
     let others = TeacherArithmetic { arithmetic: "f16 on the abacus".into(), ..earlier };
-    let told = teacher::load_all(&prepared, none, Some(Decided::ByShards(&others)), false, &Silent).unwrap();
+    let told = teacher::load_all(&prepared, none, Some(Decided::ByShards(&others)), false, &NullObserver).unwrap();
     assert_eq!(told.arithmetic, Some(others.clone()));
-    let refused = |decided| teacher::load_all(&prepared, none, Some(decided), true, &Silent).err().unwrap();
+    let refused = |decided| teacher::load_all(&prepared, none, Some(decided), true, &NullObserver).err().unwrap();
     let of_shards = refused(Decided::ByShards(&others));
     assert!(of_shards.to_string().starts_with("the splits that are done were computed in f16 on the abacus, this"));
-    assert!(!of_shards.of_place);
+    assert!(!of_shards.machine_specific);
     // the error of a worker does not mention finished splits, and another executor may take its splits
     let of_run = refused(Decided::ByRun(&others));
     let told = of_run.to_string();
     assert!(told.starts_with("the run computes in f16 on the abacus, this executor's machine computes f16 "), "{told}");
-    assert!(of_run.of_place && !told.contains("done"), "{told}");
+    assert!(of_run.machine_specific && !told.contains("done"), "{told}");
     // an arithmetic of an earlier version without the instructions differs, even if it is a prefix of the present one
     let (bare, _) = earlier.arithmetic.split_once(", ").unwrap();
     let bare = TeacherArithmetic { arithmetic: bare.to_owned(), ..others };
     let told = refused(Decided::ByShards(&bare)).to_string();
     assert!(told.contains("did not say on which instructions"), "{told}");
     // without text there is nothing to measure with
-    let error = teacher::load_all(&prepared, none, None, true, &Silent).err().unwrap().to_string();
+    let error = teacher::load_all(&prepared, none, None, true, &NullObserver).err().unwrap().to_string();
     assert!(error.contains("extract.teacher.dtype: the first 0 splits have no token to measure with"), "{error}");
 }
 
@@ -107,7 +107,7 @@ async fn what_auto_chose_stands_in_plan_and_manifest_and_a_run_that_goes_on_keep
         let (folder, text) = (folder.clone(), job_with(&folder, "auto", None));
         async { tokio::task::spawn_blocking(move || prepare(&text, &folder)).await.unwrap() }
     };
-    run::run(prepared().await, RunOptions::default(), Arc::new(Silent)).await.unwrap();
+    run::run(prepared().await, RunOptions::default(), Arc::new(NullObserver)).await.unwrap();
     let out = folder.join("out");
     let first = sums(&out);
     let dataset = Dataset::open(Output::on_disk(&out).unwrap()).await.unwrap();
@@ -117,7 +117,7 @@ async fn what_auto_chose_stands_in_plan_and_manifest_and_a_run_that_goes_on_keep
     assert!(record.arithmetic.starts_with(chosen.name()), "{record:?}");
     assert_eq!(record.cost.is_some(), chosen != Dtype::F32);
     let options = VerifyOptions { teacher: true, device: Some("cpu".into()), ..VerifyOptions::default() };
-    assert!(verify(&dataset, &options, &Silent).await.unwrap().faults.is_empty());
+    assert!(verify(&dataset, &options, &NullObserver).await.unwrap().faults.is_empty());
 
     let plan_file = out.join("_stillhouse/plan.json");
     let kept_plan = fs::read_to_string(&plan_file).unwrap();
@@ -134,7 +134,8 @@ async fn what_auto_chose_stands_in_plan_and_manifest_and_a_run_that_goes_on_keep
     unfinished();
     plan["teacher"]["arithmetic"] = json!("f32 on the abacus");
     fs::write(&plan_file, plan.to_string()).unwrap();
-    let error = run::run(prepared().await, RunOptions::default(), Arc::new(Silent)).await.unwrap_err().to_string();
+    let error =
+        run::run(prepared().await, RunOptions::default(), Arc::new(NullObserver)).await.unwrap_err().to_string();
     assert!(error.contains("were computed in f32 on the abacus, this machine computes"), "{error}");
     fs::write(&plan_file, kept_plan).unwrap();
     let told = Arc::new(Told::default());

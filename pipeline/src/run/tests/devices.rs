@@ -64,9 +64,9 @@ async fn run_on(
 ) -> (Result<()>, Vec<String>) {
     let work = folder.to_path_buf();
     let prepared = tokio::task::spawn_blocking(move || prepare(&text, &work)).await.unwrap();
-    let hash = plan::job_hash(&prepared, &Silent).unwrap();
-    let output = prepared.output().unwrap().create(&Silent).await.unwrap().for_job(&hash.hash);
-    let lock = output.lock(&Silent).await.unwrap();
+    let hash = plan::job_hash(&prepared, &NullObserver).unwrap();
+    let output = prepared.output().unwrap().create(&NullObserver).await.unwrap().for_job(&hash.hash);
+    let lock = output.lock(&NullObserver).await.unwrap();
     let warnings = Arc::new(Warnings::default());
     let observer: Arc<dyn Observer> = warnings.clone();
     let job = Job::start(Arc::clone(&prepared), hash, output.clone(), BTreeMap::new(), observer).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_device_that_is_lost_takes_no_split_along() {
     let folder = kept.path().canonicalize().unwrap();
     let (work, text) = (folder.clone(), job_in(&folder, "whole"));
     let whole = tokio::task::spawn_blocking(move || prepare(&text, &work)).await.unwrap();
-    run::run(whole, RunOptions::default(), Arc::new(Silent)).await.unwrap();
+    run::run(whole, RunOptions::default(), Arc::new(NullObserver)).await.unwrap();
     let (ran, said) = run_on(&folder, job_in(&folder, "lost"), |prepared| falling(prepared, 1)).await;
     ran.unwrap();
     assert_eq!(sums(&folder.join("lost")), sums(&folder.join("whole")));
@@ -137,7 +137,7 @@ async fn a_data_set_made_on_a_device_is_good_by_the_cpu() {
         teacher_batches: 1000,
         report: None,
     };
-    let verified = verify(&dataset, &all, &Silent).await.unwrap();
+    let verified = verify(&dataset, &all, &NullObserver).await.unwrap();
     assert!(verified.passed(), "{:?}", verified.faults);
     let check = verified.teacher.unwrap();
     assert!(check.tokens > 60, "{check:?}");

@@ -74,7 +74,7 @@ fn needed(folder: &Path, tokens: u32) -> u64 {
     let (loaded, said) = load(&job_on(folder, "cuda:0", tokens, "out"), folder, None);
     let arithmetic = loaded.unwrap().arithmetic.unwrap();
     assert_eq!((arithmetic.pass_tokens, said), (Some(u64::from(tokens)), Vec::new()));
-    GPUS.lock().unwrap().opened_last.take().unwrap().most_used()
+    GPUS.lock().unwrap().opened_last.take().unwrap().peak_used()
 }
 
 #[test]
@@ -108,7 +108,8 @@ fn devices_have_passes_that_all_of_them_have_room_for() {
     gpus([(MUCH, 0); 2]);
     let prepared = prepare(&job_on(folder, "cuda:0", 8, "out"), folder);
     let none = JobInput { splits: &[], files: &[] };
-    let described = teacher::load_all(&prepared, none, Some(Decided::ByShards(&arithmetic)), false, &Silent).unwrap();
+    let described =
+        teacher::load_all(&prepared, none, Some(Decided::ByShards(&arithmetic)), false, &NullObserver).unwrap();
     assert_eq!(described.arithmetic, Some(arithmetic));
 }
 

@@ -6,7 +6,7 @@ use stillhouse_schemas::storage::Storage;
 
 use super::fake_store::{Answer, BODY, FakeStore, xml};
 use super::{key, open, options, url};
-use crate::{Opened, Storages, explain, explain_cause, find_failure, is_retryable};
+use crate::{Opened, Storages, explain, explain_cause, find_transport_error, is_retryable};
 
 fn status(status: u16, code: &str) -> Answer {
     Answer::Status(status, "", if code.is_empty() { String::new() } else { xml(code) })
@@ -167,7 +167,7 @@ async fn truncated_bodies_never_arrive() {
 async fn the_limits_hold() {
     let server = FakeStore::new(vec![status(503, "SlowDown"); 20]);
     let error = get(&open(&server)).await.unwrap_err();
-    let text = find_failure(&error).unwrap().to_string();
+    let text = find_transport_error(&error).unwrap().to_string();
     assert!(text.starts_with("GET s3://b/folder/k: 503 SlowDown: m (gave up after 5 attempts in "), "{text}");
     assert_eq!(server.count(), 5);
 

@@ -42,7 +42,7 @@ fn guard() -> Guard {
 }
 
 fn open(text: &str) -> Opened {
-    let storages = Storages::with_environment(Environment::from_iter([("HOME", "/nonexistent")])).guarded(guard());
+    let storages = Storages::with_environment(Environment::from_iter([("HOME", "/nonexistent")])).with_guard(guard());
     storages.open(&url(text), &Storage::default()).unwrap()
 }
 
@@ -172,5 +172,5 @@ async fn without_a_guard_anybody_is_asked() {
     let storages = Storages::with_environment(Environment::from_iter([("HOME", "/nonexistent")]));
     let opened = storages.open(&url(&inside.url), &Storage::default()).unwrap();
     assert_eq!(get(&opened).await.unwrap(), BODY);
-    assert_eq!((storages.requests().sent, storages.requests().again), (1, 0));
+    assert_eq!((storages.requests().sent, storages.requests().retries), (1, 0));
 }

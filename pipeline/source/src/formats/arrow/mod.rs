@@ -84,7 +84,7 @@ fn wrong(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
 }
 
 fn unread(file: &InputFile, source: object_store::Error) -> SourceError {
-    SourceError::of_store(&file.path, source)
+    SourceError::from_store(&file.path, source)
 }
 
 fn within(file: &InputFile, start: u64, length: u64) -> Result<u64, SourceError> {

@@ -225,7 +225,7 @@ impl Number {
 fn npy_header(store: &Store, file: &InputFile) -> Result<NpyHeader, SourceError> {
     let wrong = |message: String| SourceError::corrupt(&file.path, format!("cannot be read as .npy: {message}"));
     let head = store.get(&file.location, 0, file.size.min(MOST_HEADER));
-    let head = head.map_err(|e| SourceError::of_store(&file.path, e))?;
+    let head = head.map_err(|e| SourceError::from_store(&file.path, e))?;
     if !head.starts_with(b"\x93NUMPY") || head.len() < 12 {
         return Err(wrong("it does not begin as such a file does".into()));
     }

@@ -9,7 +9,7 @@
 //! The 3,072 bytes are three planes of 32×32: red, green, blue. Rows of ours have the channel last.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
-use stillhouse_operators::images::Picture;
+use stillhouse_operators::images::Image;
 use stillhouse_schemas::spec::{Compression, Input};
 
 use super::pickle::{self, Batch};
@@ -40,7 +40,7 @@ impl Cifar {
     }
 
     /// The label of this number, which has to be one of the classes.
-    fn label(self, number: i64) -> Result<Option<i32>, stillhouse_operators::images::Bad> {
+    fn label(self, number: i64) -> Result<Option<i32>, stillhouse_operators::images::BadImage> {
         match (self.labels, number) {
             (false, _) => Ok(None),
             (true, n) if n >= i64::from(self.classes) => {
@@ -52,9 +52,9 @@ impl Cifar {
 }
 
 /// Planes to pixels.
-pub(super) fn interleaved(planes: &[u8]) -> Picture {
+pub(super) fn interleaved(planes: &[u8]) -> Image {
     let values = (0..PLANE).flat_map(|i| [0, 1, 2].map(|c| planes.get(c * PLANE + i).copied().unwrap_or(0))).collect();
-    Picture { width: SIDE, height: SIDE, channels: 3, values }
+    Image { width: SIDE, height: SIDE, channels: 3, values }
 }
 
 /// How many records a file has.
@@ -105,7 +105,7 @@ fn pickled(store: &Store, file: &InputFile, cifar: Cifar) -> Result<(bytes::Byte
             format!("has {} bytes; valid: a batch of CIFAR's Python version, at most {MOST_PICKLED}", file.size);
         return Err(SourceError::corrupt(&file.path, message));
     }
-    let bytes = store.get(&file.location, 0, file.size).map_err(|e| SourceError::of_store(&file.path, e))?;
+    let bytes = store.get(&file.location, 0, file.size).map_err(|e| SourceError::from_store(&file.path, e))?;
     let labels = if cifar.classes == 100 { "fine_labels" } else { "labels" };
     let batch = pickle::batch(&bytes, labels, IMAGE).map_err(|message| {
         let version = cifar.classes;

@@ -1,7 +1,7 @@
 //! A PNG or JPEG in a file of its own.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
-use stillhouse_operators::images::{Bad, reason as image};
+use stillhouse_operators::images::{BadImage, reason as image};
 use stillhouse_schemas::spec::{ImageLabels, Images};
 
 use super::{Content, Raw, RawRecords, bad, label_of};
@@ -19,7 +19,7 @@ pub(super) struct ImageFile {
     store: Store,
     file: Option<InputFile>,
     most: u64,
-    label: Result<Option<i32>, Bad>,
+    label: Result<Option<i32>, BadImage>,
 }
 
 impl ImageFile {
@@ -43,7 +43,7 @@ impl RawRecords for ImageFile {
             }
             size => {
                 let bytes = self.store.get(&file.location, 0, size);
-                (bytes.map_err(|e| SourceError::of_store(&file.path, e))?.to_vec(), Ok(Content::Encoded))
+                (bytes.map_err(|e| SourceError::from_store(&file.path, e))?.to_vec(), Ok(Content::Encoded))
             }
         };
         Ok(Some(Raw { position: RecordPosition::Whole, stored, label: self.label.clone(), content }))

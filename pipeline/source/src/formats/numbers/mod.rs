@@ -33,7 +33,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
-use stillhouse_operators::images::{Bad, Picture, pixels, pixels_of};
+use stillhouse_operators::images::{BadImage, Image, decode_pixels, to_row_pixels};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
 
@@ -56,8 +56,8 @@ mod reason {
     pub const NULL: &str = "null codes";
 }
 
-fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Bad> {
-    Err(Bad { reason, message: message.into() })
+fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, BadImage> {
+    Err(BadImage { reason, message: message.into() })
 }
 
 /// A record as it is stored.
@@ -65,8 +65,8 @@ pub(crate) struct Raw {
     pub position: RecordPosition,
     /// What its checksum and its key are of.
     pub stored: Vec<u8>,
-    pub label: Result<Option<i32>, Bad>,
-    pub content: Result<Content, Bad>,
+    pub label: Result<Option<i32>, BadImage>,
+    pub content: Result<Content, BadImage>,
 }
 
 /// What the stored bytes are.
@@ -83,20 +83,18 @@ pub(crate) enum Content {
 
 impl Raw {
     /// The numbers of the row and its label.
-    pub fn row(self, input: &Input) -> Result<(Vec<u32>, Option<i32>), Bad> {
+    pub fn row(self, input: &Input) -> Result<(Vec<u32>, Option<i32>), BadImage> {
         let label = self.label?;
         let picture = match self.content? {
             Content::Numbers(numbers) => return Ok((of_length(numbers, length(input))?, label)),
             Content::Encoded => None,
             Content::Planes => Some(cifar::interleaved(&self.stored)),
-            Content::Grey { width, height } => {
-                Some(Picture { width, height, channels: 1, values: self.stored.clone() })
-            }
+            Content::Grey { width, height } => Some(Image { width, height, channels: 1, values: self.stored.clone() }),
         };
         let Some(images) = &input.images else { return bad(reason::NO_IMAGE, "the job names no images") };
         let values = match picture {
-            Some(picture) => pixels(picture, images)?,
-            None => pixels_of(&self.stored, images)?,
+            Some(picture) => to_row_pixels(picture, images)?,
+            None => decode_pixels(&self.stored, images)?,
         };
         Ok((values.into_iter().map(u32::from).collect(), label))
     }
@@ -258,7 +256,7 @@ pub(crate) fn holds_labels(path: &str, input: &Input) -> bool {
 }
 
 /// A row of codes has to have the length of the job's rows.
-fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, Bad> {
+fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, BadImage> {
     match numbers.len() as u64 == length {
         true => Ok(numbers),
         false => bad(reason::LENGTH, format!("has {} codes; valid: {length} (`input.codes.length`)", numbers.len())),
@@ -279,7 +277,7 @@ pub fn with_classes<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input>
 }
 
 /// The label of a class.
-fn label_of(class: &str, images: &Images) -> Result<Option<i32>, Bad> {
+fn label_of(class: &str, images: &Images) -> Result<Option<i32>, BadImage> {
     match images.classes.iter().position(|name| name == class) {
         Some(label) => Ok(i32::try_from(label).ok()),
         None => bad(reason::CLASS, format!("lies in {class:?}, which is none of `input.images.classes`")),
@@ -287,7 +285,7 @@ fn label_of(class: &str, images: &Images) -> Result<Option<i32>, Bad> {
 }
 
 /// A label that was read as a number.
-fn label(number: i64) -> Result<Option<i32>, Bad> {
+fn label(number: i64) -> Result<Option<i32>, BadImage> {
     match i32::try_from(number) {
         Ok(label) if label >= 0 => Ok(Some(label)),
         _ => bad(reason::LABEL, format!("got label {number}; valid: 0 to {}", i32::MAX)),

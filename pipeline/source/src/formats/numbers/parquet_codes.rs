@@ -10,7 +10,7 @@ use arrow::datatypes::{DataType, Int64Type};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use stillhouse_base::source_error::{RecordPosition, SourceError};
-use stillhouse_operators::images::Bad;
+use stillhouse_operators::images::BadImage;
 use stillhouse_schemas::spec::Codes;
 
 use super::{Content, Raw, RawRecords, bad, label, reason};
@@ -24,7 +24,7 @@ pub(super) fn raw(
     position: RecordPosition,
     numbers: impl Iterator<Item = i128>,
     size: u32,
-    label: Result<Option<i32>, Bad>,
+    label: Result<Option<i32>, BadImage>,
 ) -> Raw {
     let mut stored = Vec::new();
     let mut codes = Vec::new();
@@ -60,7 +60,7 @@ type Builder = ParquetRecordBatchReaderBuilder<Chunks>;
 fn builder(store: &Store, file: &InputFile, codes: &Codes) -> Result<Builder, SourceError> {
     let builder = Builder::try_new(Chunks::new(store, &file.location, file.size)).map_err(|e| match e {
         parquet::errors::ParquetError::External(e) => match e.downcast::<object_store::Error>() {
-            Ok(error) => SourceError::of_store(&file.path, *error),
+            Ok(error) => SourceError::from_store(&file.path, *error),
             Err(e) => wrong(file, e),
         },
         e => wrong(file, e),

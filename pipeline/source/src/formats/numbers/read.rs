@@ -7,7 +7,7 @@ use arrow::array::{Int32Builder, ListBuilder, RecordBatch, UInt32Builder, UInt64
 use arrow::datatypes::{DataType, Field};
 use stillhouse_base::source_error::SourceError;
 use stillhouse_operators::grid::numbers_schema;
-use stillhouse_operators::images::Bad;
+use stillhouse_operators::images::BadImage;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, OnError};
 
@@ -87,7 +87,7 @@ impl Numbers {
             })?;
             self.ordinal += 1;
             if let Some(keys) = split.keys
-                && !keys.holds(Key::new(keys.seed).with(&raw.stored).get())
+                && !keys.contains(Key::new(keys.seed).with(&raw.stored).get())
             {
                 continue;
             }
@@ -109,7 +109,7 @@ impl Numbers {
                     self.batch.rows += 1;
                     self.batch.numbers += numbers.len();
                 }
-                Err(Bad { reason, message }) => {
+                Err(BadImage { reason, message }) => {
                     if self.input.on_error == OnError::Fail {
                         return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
                     }
@@ -145,7 +145,7 @@ pub(crate) fn read_keys(
         let position = raw.position.clone();
         match raw.row(input) {
             Ok(_) => each(key),
-            Err(Bad { reason, message }) if input.on_error == OnError::Fail => {
+            Err(BadImage { reason, message }) if input.on_error == OnError::Fail => {
                 return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
             }
             Err(_) => {}
@@ -177,10 +177,10 @@ pub(crate) fn first(
         let position = raw.position.clone();
         match raw.row(input) {
             Ok(_) => return Ok(None),
-            Err(Bad { reason, message }) if input.on_error == OnError::Fail => {
+            Err(BadImage { reason, message }) if input.on_error == OnError::Fail => {
                 return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
             }
-            Err(Bad { reason, .. }) => skipped = skipped.or(Some(reason.to_owned())),
+            Err(BadImage { reason, .. }) => skipped = skipped.or(Some(reason.to_owned())),
         }
     }
     Ok(skipped)

@@ -12,7 +12,7 @@
 use std::io;
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
-use stillhouse_operators::images::{Bad, reason as image};
+use stillhouse_operators::images::{BadImage, reason as image};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
 
@@ -263,7 +263,7 @@ struct Sample {
     header: u64,
     key: String,
     name: Option<String>,
-    image: Option<Result<Vec<u8>, Bad>>,
+    image: Option<Result<Vec<u8>, BadImage>>,
     label: Option<Vec<u8>>,
     /// The endings of its members, as far as they are kept, and one that came twice.
     endings: Vec<String>,
@@ -369,7 +369,7 @@ impl TarRecords {
         Ok(())
     }
 
-    fn label(&self, sample: &Sample) -> Result<Option<i32>, Bad> {
+    fn label(&self, sample: &Sample) -> Result<Option<i32>, BadImage> {
         let json = match self.labels {
             ImageLabels::Folder => {
                 let folder = sample.key.rsplit('/').nth(1).unwrap_or_default();

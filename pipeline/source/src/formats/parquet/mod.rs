@@ -61,7 +61,7 @@ impl RowsFormat for Parquet {
 fn fault(file: &str, error: ParquetError) -> SourceError {
     match error {
         ParquetError::External(source) => match source.downcast::<object_store::Error>() {
-            Ok(error) => SourceError::of_store(file, *error),
+            Ok(error) => SourceError::from_store(file, *error),
             Err(other) => {
                 SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string())))
             }

@@ -37,10 +37,10 @@ impl TableFormat for TextTable {
             take(batch(schema, columns, rows)?, bad_records)
         };
         while let Some(start) = records.next().map_err(|e| SourceError::from_io(&file.path, e))? {
-            text.clear().map_err(SourceError::spool)?;
+            text.clear().map_err(SourceError::temporary_file)?;
             let record = records.read(&mut text).map_err(|fault| match fault {
                 Fault::Input(e) => SourceError::from_io(&file.path, e),
-                Fault::Spool(e) => SourceError::spool(e),
+                Fault::Spool(e) => SourceError::temporary_file(e),
             })?;
             let length = text.length();
             if let Err(bad) = record {
@@ -53,7 +53,7 @@ impl TableFormat for TextTable {
                 continue;
             }
             let mut line = String::with_capacity(length as usize);
-            text.pieces(SourceError::spool, &mut |piece, _| {
+            text.pieces(SourceError::temporary_file, &mut |piece, _| {
                 line.push_str(piece);
                 Ok(())
             })?;

@@ -26,7 +26,7 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The address of a scheduler, and how callers connect to it.
 #[derive(Debug, Clone)]
-pub struct Scheduler {
+pub struct SchedulerAddress {
     /// The address as the user wrote it.
     address: String,
     host_and_port: String,
@@ -34,12 +34,12 @@ pub struct Scheduler {
     tls: Option<ClientTlsConfig>,
 }
 
-impl Scheduler {
+impl SchedulerAddress {
     /// The scheduler at `host:port`, without TLS, or at `https://host:port`. The address must already be validated.
     ///
     /// # Errors
     /// Those of [`tls::client_config`].
-    pub fn find(address: &str) -> Result<Self> {
+    pub fn parse(address: &str) -> Result<Self> {
         let (host_and_port, tls) = match address.split_once("://") {
             Some(("https", host_and_port)) => (host_and_port, Some(tls::client_config()?)),
             Some((_, host_and_port)) => (host_and_port, None),
@@ -101,7 +101,7 @@ impl Scheduler {
     }
 }
 
-impl fmt::Display for Scheduler {
+impl fmt::Display for SchedulerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.address)
     }

@@ -18,8 +18,10 @@ use arrow::array::{AsArray, RecordBatch, UInt32Array};
 use arrow::datatypes::UInt64Type;
 use arrow::error::ArrowError;
 use rayon::prelude::*;
-use stillhouse_noise::{DrawKey, Extract, Extracted, NoiseError, NoiseStream, Observed, RowExtractor, Sampler};
-use stillhouse_teacher::{Decoding, Stepped, Teacher};
+use stillhouse_noise::{
+    DrawKey, Extract, ExtractedColumns, NoiseError, NoiseStream, ObservedTokens, RowExtractor, Sampler,
+};
+use stillhouse_teacher::{Decoding, StepOutput, Teacher};
 
 use super::rows::{self, GeneratedBatch, Text};
 use super::{GenerateConfig, NAME, sampling};
@@ -28,7 +30,7 @@ use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::{ListRows, column, sequence_ids};
 
 /// Texts that wait, that are being written, or that have ended while others of their batch have not.
-pub struct Writer<'t, T> {
+pub struct BatchedDecoder<'t, T> {
     config: Arc<GenerateConfig>,
     decoding: Box<dyn Decoding + 't>,
     extractor: RowExtractor,
@@ -37,7 +39,7 @@ pub struct Writer<'t, T> {
     batches: Vec<Batch<T>>,
     /// Number of batches pushed so far.
     pushed: usize,
-    stepped: Stepped,
+    stepped: StepOutput,
 }
 
 /// A slot: its text, and the sampler that chooses the text's tokens.
@@ -57,8 +59,8 @@ struct Batch<T> {
     meter: Arc<dyn Meter>,
 }
 
-impl<'t, T> Writer<'t, T> {
-    /// Creates a writer with the config's number of slots.
+impl<'t, T> BatchedDecoder<'t, T> {
+    /// Creates a decoder with the config's number of slots.
     ///
     /// # Errors
     /// Fails if the teacher cannot decode (as on a GPU), supports no texts of this length, or lacks one of the layers.
@@ -73,7 +75,7 @@ impl<'t, T> Writer<'t, T> {
             waiting: VecDeque::new(),
             batches: Vec::new(),
             pushed: 0,
-            stepped: Stepped::default(),
+            stepped: StepOutput::default(),
             config,
         })
     }
@@ -89,7 +91,7 @@ impl<'t, T> Writer<'t, T> {
     }
 
     /// Whether more slots are free than texts wait.
-    pub fn has_room(&self) -> bool {
+    pub fn has_free_slot(&self) -> bool {
         self.waiting.len() < self.slots.iter().filter(|slot| slot.text.is_none()).count()
     }
 
@@ -111,7 +113,7 @@ impl<'t, T> Writer<'t, T> {
     }
 
     /// Drops the batches for which `is_cancelled` is true; returns their tickets.
-    pub fn forget(&mut self, is_cancelled: impl Fn(&T) -> bool) -> Vec<T> {
+    pub fn cancel(&mut self, is_cancelled: impl Fn(&T) -> bool) -> Vec<T> {
         let dropped = self.batches.extract_if(.., |batch| is_cancelled(&batch.ticket)).collect::<Vec<_>>();
         dropped.iter().for_each(|batch| self.drop_texts(batch.number));
         dropped.into_iter().map(|batch| batch.ticket).collect()
@@ -158,7 +160,7 @@ impl<'t, T> Writer<'t, T> {
         self.decoding.step(&inputs, &mut self.stepped)?;
         let decode_time = began.elapsed();
         let began = Instant::now();
-        let (key, vocab) = (DrawKey::new(self.config.seed, 0), self.extractor.asked().vocab);
+        let (key, vocab) = (DrawKey::new(self.config.seed, 0), self.extractor.spec().vocab);
         let active: Vec<(&mut Text, &mut Sampler)> = (self.slots.iter_mut())
             .filter_map(|Slot { text, sampler }| text.as_mut().map(|text| (text, sampler)))
             .collect();
@@ -180,7 +182,7 @@ impl<'t, T> Writer<'t, T> {
         let tokens: Vec<u32> = chosen.iter().map(|token| *token.as_ref().unwrap_or(&0)).collect();
         let positions: Vec<u32> = texts().map(|text| text.tokens.len() as u32).collect();
         let sequence_ids: Vec<u64> = texts().map(|text| text.id).collect();
-        let observed = Observed { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
+        let observed = ObservedTokens { tokens: &tokens, positions: &positions, sequence_ids: &sequence_ids };
         let extracted = self.extractor.extract(&self.stepped.logits, &observed).map_err(noise_error)?;
         self.record_times(decode_time, began.elapsed());
         self.append_tokens(chosen, &extracted);
@@ -205,7 +207,7 @@ impl<'t, T> Writer<'t, T> {
     }
 
     /// Appends its token to every text; frees the slots of texts that have ended.
-    fn append_tokens(&mut self, chosen: Vec<Result<u32, NoiseError>>, extracted: &Extracted) {
+    fn append_tokens(&mut self, chosen: Vec<Result<u32, NoiseError>>, extracted: &ExtractedColumns) {
         let states_per_text = self.stepped.states.len() / chosen.len().max(1);
         let mut chosen = chosen.into_iter().enumerate();
         for slot in &mut self.slots {
@@ -250,7 +252,7 @@ impl<'t, T> Writer<'t, T> {
 /// Returns the texts of a batch of prompts.
 fn read_prompts(batch: &RecordBatch, number: usize, config: &GenerateConfig) -> Result<Vec<Text>, ArrowError> {
     let ids = sequence_ids(batch)?;
-    let lists = ListRows::of(batch, "prompt")?;
+    let lists = ListRows::from_batch(batch, "prompt")?;
     let prompts = lists.values::<UInt32Array>("prompt")?.values();
     let documents = column(batch, "document_id")?.as_primitive_opt::<UInt64Type>();
     let documents =

@@ -56,7 +56,7 @@ impl Log for Bridge {
 }
 
 /// Installs the forwarder: for all levels down to debug if `STILLHOUSE_LOG` is set, else for warnings.
-pub fn take() {
+pub fn install() {
     let level = if std::env::var_os("STILLHOUSE_LOG").is_some() { LevelFilter::Debug } else { LevelFilter::Warn };
     if ::log::set_logger(&Bridge).is_ok() {
         ::log::set_max_level(level);

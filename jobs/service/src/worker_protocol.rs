@@ -1,7 +1,7 @@
 //! The messages between the service and a worker process.
 //!
 //! ```text
-//!   service ──stdin──► one line: Order; stays open and closes when the service dies ──► the worker ends at once
+//!   service ──stdin──► one WorkerRequest; closes when the service dies ──► the worker ends at once
 //!           ◄─stdout── one Message per line
 //!           ◄─stderr── the job's log
 //! ```
@@ -24,13 +24,13 @@ use stillhouse_schemas::spec::EngineKind;
 use super::model::FieldProblem;
 
 /// Exit code of a worker that was asked to stop or whose service is gone.
-pub const STOPPED: i32 = 75;
+pub const STOPPED_EXIT_CODE: i32 = 75;
 
 /// What a worker has to do.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct WorkerRequest {
     /// The work.
-    pub work: Work,
+    pub work: WorkerTask,
     /// What the worker may access.
     pub access: Access,
     /// The scheduler of the cluster that runs jobs without `engine.kind`.
@@ -48,7 +48,7 @@ pub struct Order {
 /// Kinds of work.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Work {
+pub enum WorkerTask {
     /// Runs a job.
     Run {
         /// The job file.
@@ -92,16 +92,16 @@ pub enum Work {
     },
 }
 
-impl Work {
+impl WorkerTask {
     /// Whether the work runs on a cluster and so needs the cluster's token.
-    pub fn asks_a_cluster(&self, scheduler: Option<&str>) -> bool {
+    pub fn uses_cluster(&self, scheduler: Option<&str>) -> bool {
         let Self::Run { file, .. } = self else { return false };
-        let sent = sent(job_format().parse(file), scheduler);
+        let sent = with_default_engine(job_format().parse(file), scheduler);
         sent.spec.is_some_and(|spec| spec.engine.kind == EngineKind::Ballista)
     }
 
     /// Whether the job names an object store and so needs the credentials of stores.
-    pub fn asks_stores(&self) -> bool {
+    pub fn uses_stores(&self) -> bool {
         let (Self::Run { file, .. }
         | Self::Report { file, .. }
         | Self::Finished { file, .. }
@@ -114,8 +114,8 @@ impl Work {
 }
 
 /// Sets the engine to the service's cluster, if there is one and the job file has no `engine.kind`.
-pub fn sent(mut parsed: Parsed, scheduler: Option<&str>) -> Parsed {
-    let says = parsed.says("engine.kind");
+pub fn with_default_engine(mut parsed: Parsed, scheduler: Option<&str>) -> Parsed {
+    let says = parsed.contains_field("engine.kind");
     if let (Some(spec), Some(scheduler), false) = (&mut parsed.spec, scheduler, says) {
         (spec.engine.kind, spec.engine.scheduler) = (EngineKind::Ballista, Some(scheduler.to_owned()));
     }
@@ -155,7 +155,7 @@ mod tests {
             let file = format!(
                 "version: 1\nname: x\ninput: {{format: text, paths: [a]}}\ntokenizer: {{path: t}}\npack: {{length: 8}}\noutput: {{path: o}}\n{engine}"
             );
-            Work::Run { file, folder: "/".into(), overwrite: false, append: false }.asks_a_cluster(scheduler)
+            WorkerTask::Run { file, folder: "/".into(), overwrite: false, append: false }.uses_cluster(scheduler)
         };
         let named = "engine: {kind: ballista, scheduler: \"10.0.0.5:50050\"}";
         for (engine, here, there) in [
