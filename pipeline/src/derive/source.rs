@@ -120,7 +120,7 @@ impl Reading {
         self.metrics.worked_since(began);
         self.metrics.count_output(batch.num_rows(), batch.get_array_memory_size());
         self.stage.count_output(batch.num_rows());
-        self.stage.set_activity(StageActivity::NotStarted);
+        self.stage.set_activity(StageActivity::WaitsForConsumer);
         Ok(Some((batch, self)))
     }
 

@@ -40,7 +40,7 @@ use super::failure::{
     find_cause,
 };
 use super::guard::{Guard, GuardError};
-use super::retry::{Backoff, retry_after};
+use super::retry::{Backoff, is_transient_status, retry_after};
 
 const MAX_BODY_BYTES: u64 = 1 << 30;
 /// Maximum memory to allocate in advance, whatever `Content-Length` says.
@@ -297,8 +297,7 @@ fn classify(response: &ErrorResponse, info: &RequestInfo) -> Verdict {
         }
         404 if matches!(code, "NoSuchBucket" | "ContainerNotFound") => fail,
         404 | 409 | 412 if info.at_store => Verdict::Return,
-        501 | 505 | 507 => fail,
-        408 | 425 | 429 | 500.. => resend,
+        _ if is_transient_status(response.status) => resend,
         _ => fail,
     }
 }
