@@ -1,6 +1,7 @@
-//! A check when a job is planned: the files are what the job says they are, and the text column is there and can be text.
+//! Checks during planning that the files have the job's format and that the text column exists and can hold text.
 //!
-//! Cost: the footer or header of at most [`MOST_LOOKED_INTO`] Parquet, Arrow and CSV files; the first bytes of as many others (of a store, of the first 32).
+//! Cost: reads the footer or header of at most [`MOST_LOOKED_INTO`] Parquet, Arrow and CSV files, or the first bytes of
+//! as many other files (in a store, of the first 32).
 
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::parse::did_you_mean;
@@ -13,22 +14,23 @@ use super::parallel::{MOST_LOOKED_INTO, spread};
 use super::sniff::{self, HEAD};
 use super::store::Store;
 
-/// Files of a store that are looked at before a job begins; the others when they are read, at no further request.
+/// Maximum number of files in stores that the check reads before a job begins. The run checks the others when it reads
+/// them, without a further request.
 const STORE_FILES: usize = 32;
 const MOST: usize = 5;
 
-/// Checks that `input.text` is a string column of the files; with `input.sql` nothing is checked here (see
-/// [`super::check_sql`]). Tells at most five files. `looked_at` is told of every file, before it is looked at.
+/// Checks that `input.text` is a string column of the files. With `input.sql` it checks nothing (see
+/// [`super::check_sql`]). Reports at most five files. Calls `looked_at` before it examines each file.
 ///
 /// # Errors
-/// When a store does not answer: that is no problem of the job.
+/// When a store does not answer, which is not a problem of the job.
 pub fn check_columns(
     store: &Store,
     files: &[InputFile],
     input: &Input,
     looked_at: LookedAt<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
-    // of images and codes the first records tell
+    // `first_records` checks images and codes
     if input.sql.is_some() || input.is_rows() {
         return Ok(Vec::new());
     }
@@ -42,7 +44,7 @@ pub fn check_columns(
         match format.columns(store, file, input) {
             Err(e) if e.retryable() => return Err(e),
             Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
-            // an empty file of CSV has no header
+            // an empty CSV file has no header
             Ok(Some(columns)) if columns.is_empty() && matches!(format, Format::Bytes(_)) => {}
             Ok(Some(columns)) => problems.extend(check(&columns, &file.path, input)),
             Ok(None) => return first_bytes(store, files, input, "input.paths", MOST, looked_at),
@@ -68,8 +70,9 @@ fn check(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
     Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
 }
 
-/// Looks at the first bytes of the files of lines, at most `most` problems: of this machine [`MOST_LOOKED_INTO`], evenly spread, the first ones of a store.
-/// The others are looked at when they are read.
+/// Checks the first bytes of line files and returns at most `most` problems. Examines [`MOST_LOOKED_INTO`] evenly
+/// spread files on the local disk, and the first ones in a store.
+/// The run checks the others when it reads them.
 ///
 /// # Errors
 /// When a store does not answer.

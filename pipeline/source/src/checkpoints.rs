@@ -1,20 +1,29 @@
-//! Places inside of compressed files where reading can begin, found by whoever decompresses up to them first.
+//! Checkpoints: positions inside compressed files where decompression can begin. The first reader that decompresses up
+//! to one records it.
 //!
 //! ```text
 //!   stored        ├─ header ─ block ─ block ─┼─ block ─ ... ─┼─ ... ─ trailer ├─ header ─ ...      (or frames of Zstandard)
 //!   decompressed  0                         1 MB            2 MB              a member
-//!                                            └─ bits of a byte, 32 KB of text  └─ nothing but the place
+//!                                            └─ bits of a byte, 32 KB of text  └─ only the offset
 //! ```
 //!
-//! Fast compressors write blocks without end. Where none ends within twice the distance, the whole state of the decompressor is the place.
+//! Fast compressors write very long blocks. If no block ends within twice the interval, the checkpoint holds the whole
+//! state of
+//! the decompressor.
 //!
-//! A split that begins somewhere in a file begins at the last place before it instead of the file's start. Places are of one state of
-//! a file, and are used and noted only where every range that is read is held against that state ([`super::Store::expecting`]).
+//! A split that begins inside a file starts at the last checkpoint before it instead of at the start of the file.
+//! Checkpoints
+//! belong to one state of a file. They are used and recorded only if every range that is read is compared with that
+//! state
+//! ([`super::Store::expecting`]).
 //!
-//! Memory: at most [`MOST_BYTES`] for all places of a store, and for each file that has any about what the listing has of it. A place takes about 12 KB (its text is kept compressed),
-//! one inside of a block 48 KB; where the bound is
-//! met, the distance between places is doubled and every second one is given up, of all files. Planning, which knows where splits begin, keeps of
-//! each file only the places before those.
+//! Memory: at most [`MOST_BYTES`] for all checkpoints of a store, plus, for each file with checkpoints, about the size
+//! of its
+//! listing entry. A checkpoint takes about 12 KB (its window is stored compressed), one inside a block 48 KB. At the
+//! bound,
+//! the interval doubles and every second checkpoint of all files is dropped. Planning knows where splits begin, so it
+//! keeps
+//! only the checkpoints of each file before those offsets.
 
 use std::collections::HashMap;
 #[cfg(test)]
@@ -27,23 +36,23 @@ use stillhouse_base::file_state::FileState;
 use super::inflate::{Inflate, STREAM};
 use super::input_file::InputFile;
 
-/// Decompressed bytes between two places, at first.
+/// Initial interval between two checkpoints, in decompressed bytes.
 const INTERVAL: u64 = 1 << 20;
-/// Bytes of all places of a store.
+/// Maximum size in bytes of all checkpoints of a store.
 const MOST_BYTES: usize = 64 << 20;
 
-/// A place where reading can begin.
+/// A position where decompression can begin.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     /// Decompressed bytes before it.
     pub decompressed: u64,
     /// Stored bytes before it.
     pub stored: u64,
-    /// None where a gzip member or a frame of Zstandard begins.
+    /// `None` at the start of a gzip member or a Zstandard frame.
     pub inside: Option<Inside>,
 }
 
-/// What it takes to begin inside of a gzip member.
+/// The state needed to begin inside a gzip member.
 #[derive(Debug)]
 pub(super) struct Inside {
     /// CRC-32 of the member's bytes so far.
@@ -53,19 +62,19 @@ pub(super) struct Inside {
     pub stream: Stream,
 }
 
-/// The deflate stream of a member.
+/// The state of a member's deflate stream.
 #[derive(Debug)]
 pub(super) enum Stream {
     /// Between two blocks.
     Between {
-        /// The stored byte before.
+        /// The last stored byte before the position.
         last: u8,
-        /// Bits of it that belong to the next block.
+        /// Number of bits of `last` that belong to the next block.
         bits: u8,
         /// The window, compressed with Zstandard.
         window: Box<[u8]>,
     },
-    /// Anywhere.
+    /// Anywhere: a copy of the decompressor's state.
     Copy(Inflate),
 }
 
@@ -80,21 +89,21 @@ impl Checkpoint {
     }
 }
 
-/// The next place that is wanted.
+/// Where the next checkpoint is wanted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Due {
-    /// The first offset at which it may be.
+    /// The first decompressed offset at which it may be.
     pub from: u64,
-    /// From here on it may cost more.
+    /// The offset from which a checkpoint inside a block, which costs more memory, is accepted.
     pub late: u64,
 }
 
-/// The places of all files of a store.
+/// The checkpoints of all files of a store.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
     places: Mutex<Places>,
     most_bytes: usize,
-    /// Bytes that were decompressed.
+    /// Bytes decompressed so far.
     #[cfg(test)]
     pub decompressed: AtomicU64,
 }
@@ -109,11 +118,12 @@ struct Places {
 #[derive(Debug)]
 struct OfFile {
     state: FileState,
-    /// In order.
+    /// Checkpoints in order of their offsets.
     list: Vec<Arc<Checkpoint>>,
-    /// Decompressed bytes up to which places were noted.
+    /// Decompressed bytes up to which checkpoints were recorded.
     reached: u64,
-    /// Held while somebody decompresses what is before a split, so that others wait for the places that this yields.
+    /// Locked while a reader decompresses the bytes before a split, so that other readers wait for the checkpoints that
+    /// it records.
     turn: Arc<Mutex<()>>,
 }
 
@@ -137,7 +147,7 @@ impl Checkpoints {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last place that is no later than an offset of the decompressed bytes.
+    /// Returns the last checkpoint at or before a decompressed offset.
     pub fn before(&self, file: &InputFile, offset: u64) -> Option<Arc<Checkpoint>> {
         let places = self.lock();
         let list = &places.files.get(&file.location).filter(|of| of.state == file.state)?.list;
@@ -145,7 +155,8 @@ impl Checkpoints {
         list.get(after.checked_sub(1)?).cloned()
     }
 
-    /// What to hold while decompressing up to an offset; none where the places reach that far, or it is near.
+    /// Returns the lock to hold while decompressing up to an offset. `None` if the checkpoints reach that far or the
+    /// offset is near.
     pub fn turn(&self, file: &InputFile, offset: u64) -> Option<Arc<Mutex<()>>> {
         let mut places = self.lock();
         let interval = places.interval;
@@ -153,7 +164,7 @@ impl Checkpoints {
         (offset > of.reached.saturating_add(interval)).then(|| Arc::clone(&of.turn))
     }
 
-    /// Where the next place is wanted.
+    /// Returns where the next checkpoint is wanted.
     pub fn due(&self, file: &InputFile) -> Due {
         let places = self.lock();
         let of = places.files.get(&file.location).filter(|of| of.state == file.state);
@@ -161,7 +172,7 @@ impl Checkpoints {
         Due { from, late: from.saturating_add(places.interval) }
     }
 
-    /// Notes a place, where it is still wanted.
+    /// Records a checkpoint if it is still wanted.
     pub fn note(&self, file: &InputFile, checkpoint: Checkpoint) {
         let mut places = self.lock();
         let interval = places.interval;
@@ -176,10 +187,11 @@ impl Checkpoints {
         while places.bytes > self.most_bytes && places.thin() {}
     }
 
-    /// Keeps of a file that was decompressed to its end only the places before these offsets, which are in order.
+    /// Keeps only the last checkpoint before each of these offsets, which are in order. The file was decompressed to
+    /// its end.
     pub fn keep(&self, file: &InputFile, starts: impl Iterator<Item = u64>) {
         let mut places = self.lock();
-        // a file without places has none because it is short
+        // a file without an entry is too short to have checkpoints
         let Some(of) = places.files.get_mut(&file.location).filter(|of| of.state == file.state) else { return };
         of.reached = u64::MAX;
         let before = std::mem::take(&mut of.list);
@@ -221,7 +233,7 @@ impl Places {
         of
     }
 
-    /// Doubles the distance; false where nothing is left to give up.
+    /// Doubles the interval and drops the checkpoints in between. Returns false if none is left to drop.
     fn thin(&mut self) -> bool {
         self.interval = self.interval.saturating_mul(2);
         let interval = self.interval;

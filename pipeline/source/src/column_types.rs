@@ -1,12 +1,12 @@
-//! Types of the columns of JSON lines and CSV, decided without loss.
+//! Infers types of the columns of JSON lines and CSV without loss.
 //!
-//! | whole numbers | with fractions | type |
+//! | whole numbers | fractions | type |
 //! |---|---|---|
 //! | -2^63 to 2^63-1 | no | Int64 |
 //! | 0 to 2^64-1, one of them from 2^63 | no | UInt64 |
-//! | negative ones and some from 2^63 | no | Decimal128(38, 0) |
+//! | some negative and some at or above 2^63 | no | Decimal128(38, 0) |
 //! | -2^53 to 2^53 | yes | Float64 |
-//! | beyond 2^53, where a 64-bit float has no place for each | yes | text |
+//! | beyond 2^53, where a 64-bit float cannot hold every whole number | yes | text |
 //!
 //! `input.schema` names the type of a column instead.
 
@@ -16,15 +16,15 @@ use stillhouse_schemas::spec::{ColumnType, Input};
 
 use super::table::SAMPLE_RECORDS;
 
-/// Up to this a 64-bit float holds every whole number.
+/// The largest integer up to which a 64-bit float represents every whole number.
 pub(crate) const EXACT: u64 = 1 << 53;
-/// Digits of [`WIDE`].
+/// Decimal digits of [`WIDE`].
 pub(crate) const WIDE_DIGITS: usize = 38;
-/// Whole numbers that no 64 bits hold.
+/// Whole numbers that do not fit in 64 bits.
 pub(crate) const WIDE: DataType = DataType::Decimal128(38, 0);
 pub(crate) const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
 
-/// What was seen of the numbers of a column.
+/// The kinds of numbers seen in a column.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Numbers {
     negative: bool,
@@ -61,7 +61,7 @@ impl Numbers {
     }
 }
 
-/// The type that a job names.
+/// Returns the Arrow type of a column type of the job file.
 pub(crate) fn named(kind: ColumnType) -> DataType {
     match kind {
         ColumnType::String => DataType::LargeUtf8,
@@ -74,7 +74,7 @@ pub(crate) fn named(kind: ColumnType) -> DataType {
     }
 }
 
-/// What is said of a value that is not of its column's type.
+/// Returns the message about a value that does not fit its column's type.
 pub(crate) fn misfit(name: &str, kind: &DataType, input: &Input) -> String {
     let valid = valid(kind);
     match input.schema.contains_key(name) {
@@ -85,13 +85,13 @@ pub(crate) fn misfit(name: &str, kind: &DataType, input: &Input) -> String {
     }
 }
 
-/// A name in `schema` that no column has.
+/// Returns the error about a name in `schema` that no column has.
 pub(crate) fn unknown_column(name: &str, columns: &[&str]) -> SourceError {
     let message = format!("schema names a column {name:?}, which is not there; the columns: {}", columns.join(", "));
     SourceError::Sql { message, retryable: false }
 }
 
-/// What a value of a type is, for messages.
+/// Describes a valid value of a type, for messages.
 fn valid(kind: &DataType) -> &'static str {
     match kind {
         DataType::Int64 => "a whole number from -2^63 to 2^63-1",

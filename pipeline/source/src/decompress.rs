@@ -1,10 +1,12 @@
-//! gzip of several members and Zstandard of several frames, read to the end of the file, from their start or from a checkpoint.
+//! Decompresses gzip with several members and Zstandard with several frames up to the end of the file, from its start
+//! or from a checkpoint.
 //!
-//! Every reader notes the places that it passes and nobody has noted ([`super::checkpoints`]). The sums of a gzip member (CRC-32 and length)
-//! are held against its trailer by whoever reads to its end; who began inside of the member goes on with the sums of the checkpoint,
-//! so they are of all of its bytes.
+//! Every reader records the checkpoints that it passes, unless another reader has recorded them
+//! ([`super::checkpoints`]). A reader that reaches the end of a gzip member compares the member's CRC-32 and length
+//! with its trailer. A reader that began inside the member continues with the CRC-32 and length of the checkpoint, so
+//! they cover all bytes of the member.
 //!
-//! Errors: what a file lacks at its end is `UnexpectedEof`; everything else says what is broken.
+//! Errors: a truncated file gives `UnexpectedEof`; every other error says what is broken.
 
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
@@ -18,29 +20,29 @@ use super::input_file::InputFile;
 use super::store::{ObjectReader, Store};
 
 const BUFFER: usize = 256 << 10;
-/// Largest name or comment in a gzip header.
+/// Maximum bytes of a name or comment in a gzip header.
 const LARGEST_FIELD: usize = 65_535;
-// flags of a gzip header: its CRC-16, a field for applications, a name, a comment, and what has no meaning
+// flags of a gzip header: a CRC-16, an extra field, a name, a comment, and the reserved bits
 const HEADER_CRC: u8 = 2;
 const EXTRA: u8 = 4;
 const NAME: u8 = 8;
 const COMMENT: u8 = 16;
 const RESERVED: u8 = 0xe0;
 
-/// The decompressed bytes of a file.
+/// A reader of the decompressed bytes of a file.
 pub(super) struct Decompressor {
     raw: ObjectReader,
     codec: Codec,
     buffer: Vec<u8>,
-    /// What of the buffer is to be handed on.
+    /// The part of the buffer that the consumer has not read: `begin..end`.
     begin: usize,
     end: usize,
-    /// Decompressed bytes before the end of what is in the buffer.
+    /// Decompressed offset of the end of the buffer's content.
     offset: u64,
     notes: Option<Notes>,
 }
 
-/// Where places are noted.
+/// Records checkpoints of a file.
 struct Notes {
     checkpoints: Arc<Checkpoints>,
     file: InputFile,
@@ -52,23 +54,23 @@ enum Codec {
     Zstd(Frames<'static>, Place),
 }
 
-/// Where in a file of members or frames.
+/// Position relative to a gzip member or a Zstandard frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Before one, or at the end of the file.
+    /// Before a member or frame, or at the end of the file.
     Before,
     Inside,
-    /// At the end of the file, after at least one.
+    /// At the end of the file, after at least one member or frame.
     Ended,
 }
 
-/// A gzip member.
+/// The decoder of a gzip member.
 struct Member {
     inflate: Inflate,
     place: Place,
     crc: crc32fast::Hasher,
     length: u32,
-    /// The last stored byte of the deflate stream so far.
+    /// The last stored byte read from the deflate stream.
     last: u8,
 }
 
@@ -86,7 +88,7 @@ fn exactly<const N: usize>(raw: &mut ObjectReader) -> io::Result<[u8; N]> {
 }
 
 impl Notes {
-    /// Notes a place, unless somebody else has in the meantime.
+    /// Records a checkpoint, unless another reader has recorded one in the meantime.
     fn note(
         &mut self,
         offset: u64,
@@ -130,7 +132,7 @@ impl Member {
         Ok(Some(Inside { crc: self.crc.clone().finalize(), length: self.length, stream }))
     }
 
-    /// Some bytes of the member; none at its end or between two blocks.
+    /// Decodes some bytes of the member. Returns 0 at its end or between two blocks.
     fn decode(
         &mut self,
         raw: &mut ObjectReader,
@@ -219,7 +221,7 @@ impl Header<'_> {
         Ok(bytes)
     }
 
-    /// Passes a field that ends with a zero byte.
+    /// Skips a field that ends with a zero byte.
     fn skip_field(&mut self) -> io::Result<()> {
         for _ in 0..=LARGEST_FIELD {
             if self.take()? == [0] {
@@ -231,7 +233,7 @@ impl Header<'_> {
 }
 
 impl Decompressor {
-    /// Begins at the start of the file, of which a reader has read nothing or only looked at it.
+    /// Begins at the start of the file. `raw` may have buffered bytes, but its consumer must not have read any.
     pub fn new(store: &Store, file: &InputFile, how: Compression, raw: ObjectReader) -> io::Result<Self> {
         Self::with(store, file, how, raw, None)
     }
@@ -263,7 +265,7 @@ impl Decompressor {
         Ok(Self { raw, codec, buffer: vec![0; BUFFER], begin: 0, end: 0, offset, notes })
     }
 
-    /// Fills the buffer as far as the stored bytes that are here reach; nothing at the end of the file.
+    /// Decodes into the buffer until it holds some bytes; it stays empty at the end of the file.
     fn decode(&mut self) -> io::Result<()> {
         (self.begin, self.end) = (0, 0);
         while self.end == 0 {
@@ -305,7 +307,8 @@ impl Decompressor {
     }
 }
 
-/// Whether only zeros are left of a file, as tapes and block devices leave them behind the last member; gzip passes them, too.
+/// Whether the rest of the file consists of zeros, which tapes and block devices leave after the last member. gzip
+/// skips them, too.
 fn zeros(raw: &mut ObjectReader) -> io::Result<bool> {
     if raw.fill_buf()?.first() != Some(&0) {
         return Ok(false);
@@ -323,7 +326,7 @@ fn zeros(raw: &mut ObjectReader) -> io::Result<bool> {
     }
 }
 
-/// Some bytes of a frame of Zstandard; none where more of it has to be read first, or at its end.
+/// Decodes some bytes of a Zstandard frame. Returns 0 if it needs more stored bytes, or at the end of the frame.
 fn frame(frames: &mut Frames<'_>, place: &mut Place, raw: &mut ObjectReader, out: &mut [u8]) -> io::Result<usize> {
     if *place == Place::Before {
         frames.reinit()?;

@@ -1,7 +1,7 @@
-//! A check before work begins: the first records of the files are what the job says they are.
+//! Checks before a run begins that the first records of the files are what the job says.
 //!
-//! Cost: on a disk the first bytes of at most [`MOST_LOOKED_INTO`] files, in stores of at most [`MOST_IN_STORES`], evenly spread over the list. What is not
-//! looked into here is told when it is read.
+//! Cost: reads the first bytes of at most [`MOST_LOOKED_INTO`] files on a disk and of at most [`MOST_IN_STORES`] in
+//! stores, evenly spread over the list. The run reports problems of the other files when it reads them.
 
 use std::collections::BTreeMap;
 
@@ -19,31 +19,31 @@ use super::records::Fault;
 use super::spool::Spool;
 use super::store::Store;
 
-/// Files of stores that are looked into: each costs a request or two.
+/// Maximum number of files in stores that the check reads. Each costs one or two requests.
 const MOST_IN_STORES: usize = 32;
-/// Problems told; the first are enough to see what is wrong.
+/// Maximum number of problems reported. The first ones are enough to see the cause.
 const MOST_PROBLEMS: usize = 5;
-/// Records that all have to be bad before a file is warned of, where bad ones may be skipped.
+/// If bad records may be skipped, the check warns about a file whose first this many records are all bad.
 const FEW: usize = 16;
-/// Stored bytes of a file that are looked at.
+/// Maximum number of stored bytes that the check reads of a file.
 const HEAD_BYTES: u64 = 1 << 20;
 
-/// What the first records of the files say.
+/// Results of checking the first records of the files.
 #[derive(Debug, Default)]
 pub struct FirstRecords {
-    /// Files that a run would fail at, at once: their first record is bad, or the file is damaged.
+    /// Files at which a run would fail at once: their first record is bad, or the file is damaged.
     pub problems: Vec<Problem>,
-    /// Files whose first records would all be skipped, by the reason.
+    /// Files whose first records would all be skipped, each with the reason.
     pub skipped: Vec<(String, String)>,
-    /// Files that were looked into.
+    /// Number of files checked.
     pub files: usize,
 }
 
-/// Reads the first record of the files (of 10,000 of a disk, of 32 in stores); where bad records are skipped, the first few.
-/// `tell` is told how many of how many files are done.
+/// Reads the first record of the files (of 10,000 on a disk, of 32 in stores), or the first few records if bad ones are
+/// skipped. Calls `report` with the number of files done and the total.
 ///
 /// # Errors
-/// When a store does not answer: that is no problem of the job.
+/// When a store does not answer, which is not a problem of the job.
 pub fn first_records(
     store: &Store,
     files: &[InputFile],
@@ -68,7 +68,8 @@ pub fn first_records(
     Ok(found)
 }
 
-/// Some files of the disk, and fewer of those in stores. Of images, which may be a file each, fewer anywhere.
+/// Returns files spread over the list: many of the disk, fewer of those in stores, and fewer of images, which may be
+/// one file each.
 fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
     let far = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
     let all_far = files.iter().filter(|file| far(file)).count();
@@ -83,7 +84,8 @@ fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a I
     files.iter().filter(|file| wanted(file)).collect()
 }
 
-/// The reason for which all of the first records would be skipped; `None` where the file begins well or cannot be told.
+/// Returns the reason why all of the first records would be skipped. `None` if one of them is good or the file is too
+/// short to tell.
 fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
     let groups = match formats::of(input) {
         Format::Bytes(format) => return of_bytes(format, store, file, input),
@@ -121,17 +123,17 @@ fn of_bytes(
         Ok(Head { ended_at, .. }) if cut && ended_at >= head.size => Ok(None),
         Ok(Head { good: true, .. }) => Ok(None),
         Ok(head) => Ok(head.skipped.into_keys().next()),
-        // the cut may be what it complains of
+        // the error may come from the cut
         Err(SourceError::Corrupt { .. }) if cut => Ok(None),
         Err(e) => Err(e),
     }
 }
 
 struct Head {
-    /// Whether a record is a document.
+    /// Whether one of the records is a document.
     good: bool,
     skipped: BTreeMap<String, u64>,
-    /// Where the last record that was read ended.
+    /// Offset of the end of the last record read.
     ended_at: u64,
 }
 

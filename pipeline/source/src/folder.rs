@@ -1,7 +1,8 @@
-//! A folder of this machine: what is in it, name by name, so that one that cannot be read harms no other.
+//! Lists a local folder name by name, so that an unreadable name does not affect the others.
 //!
-//! A name that is not UTF-8 or has control characters has no place in a job's listing, in manifests and in messages: it is told, escaped, where it
-//! would be read. So is a link that leads nowhere, in a circle, or out of what is allowed.
+//! A name that is not UTF-8 or has control characters cannot appear in a job's listing, in manifests or in messages. It
+//! is reported, escaped, where it would be read. So is a link that is dangling, circular, or leads outside of what is
+//! allowed.
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
@@ -16,20 +17,21 @@ use stillhouse_base::storage::Location;
 
 use super::input_file::Admits;
 
-/// What is in a folder.
+/// An entry of a folder.
 pub(super) enum Child {
     Folder(Path),
     File(ObjectMeta),
     /// A pipe, a device or a socket.
     Odd(Path),
-    /// What it is that cannot be read, and why; `folder`: it is one, or could be.
+    /// An entry that cannot be read, with the reason. `folder`: it is or could be a folder.
     Unreadable {
         message: String,
         folder: bool,
     },
 }
 
-/// What a file is, as the store of the disk says it; `None` where there is none, or a folder.
+/// Returns the file at a path with the metadata that `object_store` would report. `None` if nothing exists there, or a
+/// folder.
 pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<Child>, String> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(None),
@@ -42,7 +44,7 @@ pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<Child>, St
 
 const HIDDEN_BYTES: &str = "has 0 bytes by what the system says and holds some all the same, as files of /proc do; valid: a copy of it on a disk";
 
-/// Whether a file holds bytes that its size does not tell: nothing of it would be read, without a word.
+/// Whether a file holds bytes although its size is 0. Without this check it would be read as empty, without an error.
 fn has_hidden_bytes(found: &Metadata, path: &DiskPath) -> bool {
     let reads = || fs::File::open(path).and_then(|mut file| file.read(&mut [0]));
     found.is_file() && found.len() == 0 && reads().is_ok_and(|read| read > 0)
@@ -56,7 +58,7 @@ fn of_metadata(found: &Metadata, location: Path) -> Child {
     }
 }
 
-/// As `object_store` makes it, which would have to open the file for it.
+/// Builds the same metadata as `object_store`, which would have to open the file for it.
 pub(super) fn meta(found: &Metadata, location: Path) -> ObjectMeta {
     let modified = found.modified().unwrap_or(UNIX_EPOCH);
     let micros = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
@@ -65,7 +67,7 @@ pub(super) fn meta(found: &Metadata, location: Path) -> ObjectMeta {
     ObjectMeta { location, last_modified: modified.into(), size, e_tag, version: None }
 }
 
-/// What is in a folder, by name: those that are wanted. What is not there is empty, as in a store.
+/// Returns the wanted entries of a folder, sorted by name. A folder that does not exist is empty, as in a store.
 pub(super) fn children(
     folder: &DiskPath,
     location: &Path,
@@ -90,7 +92,7 @@ pub(super) fn children(
             .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
         children.push((shown.into_owned(), child));
     }
-    // two names that are not UTF-8 may be shown alike
+    // two names that are not UTF-8 may have the same lossy form
     children.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(children)
 }
@@ -102,10 +104,10 @@ fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, adm
     if is_link && let Err(message) = admits(&Location::Disk(entry.path())) {
         return unreadable(&format!("is a link: {message}"), true);
     }
-    // of what is no link the folder that is open already is asked, which needs no walk along the path
+    // for an entry that is not a link, the open folder gives the metadata, without resolving the whole path
     let found = match if is_link { fs::metadata(entry.path()) } else { entry.metadata() } {
         Ok(found) => found,
-        // removed since it was listed
+        // removed after the listing
         Err(e) if !is_link && e.kind() == ErrorKind::NotFound => return unreadable("is gone", false),
         Err(e) if e.kind() == ErrorKind::NotFound => return unreadable("is a link to what is not there", false),
         Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", describe(&e)), true),
@@ -124,19 +126,19 @@ fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, adm
     Ok(of_metadata(&found, at))
 }
 
-/// Whether a link to a folder leads to one of those that it was found through.
+/// Whether a link leads to one of the folders that contain it.
 fn leads_back(link: &DiskPath) -> bool {
     let Ok(target) = link.canonicalize() else { return false };
     link.ancestors().skip(1).any(|folder| folder.canonicalize().is_ok_and(|folder| folder == target))
 }
 
-/// A name as it can be shown on one line, in quotes.
+/// Formats a name for one line, escaped and in quotes.
 fn escaped(display: &str, name: &OsStr) -> String {
     let name = format!("{name:?}");
     format!("\"{display}{}\"", name.trim_start_matches('"').trim_end_matches('"'))
 }
 
-/// What the system says, without its number.
+/// Returns the system's message without the error number.
 fn describe(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => "permission denied".into(),

@@ -1,15 +1,17 @@
-//! The holdouts: which documents are of which data set split.
+//! Holdouts: assign documents to data set splits.
 //!
 //! ```text
-//!   segments ─┬─ the last N records, cut off ─────────────────────────────────► a data set split each
-//!             └─ the rest, read once for each of ─┬─ share: keys of an interval ──► a data set split each
+//!   segments ─┬─ the last N records, cut off ───────────────────────────────► one data set split each
+//!             └─ the rest, read once for each of ─┬─ share: keys of an interval ──► one data set split each
 //!                                                 ├─ documents: the N smallest keys after that
 //!                                                 └─ every other key ─────────────► train
 //! ```
 //!
-//! A document's key is a hash of the job's seed and its text, so what a share takes does not depend on the files, the splits or the other documents,
-//! and copies of a text are together. Counting goes back from the end, segment by segment, and reads only the segments
-//! that are needed. Finding the N smallest keys reads all of the input once; memory: 64 bytes for each of the N.
+//! A document's key is a hash of the job's seed and its text. So the documents of a share do not depend on the files,
+//! the splits or the other documents, and copies of a text have the same key.
+//!
+//! To count the last records, the code goes back from the end segment by segment and reads only the segments that it
+//! needs. To find the N smallest keys, it reads the whole input once. Memory: 64 bytes for each of the N.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,14 +28,14 @@ use super::segment::Segment;
 use super::store::Store;
 use super::summary::TRAIN;
 
-/// What becomes the splits of one data set split.
+/// The segments and keys from which the splits of one data set split are made.
 pub(crate) struct Part {
     pub dataset_split: String,
     pub segments: Vec<Segment>,
     pub keys: Option<KeyRange>,
 }
 
-/// The data set splits: `train`, then the holdouts by name.
+/// Returns the data set splits: `train`, then the holdouts by name.
 pub(crate) fn parts(
     store: &Store,
     files: &[InputFile],
@@ -79,7 +81,7 @@ pub(crate) fn parts(
     Ok([train].into_iter().chain(held).collect())
 }
 
-/// The data set splits of segments that are appended to what these splits read: the documents with the same keys.
+/// Assigns appended segments to the data set splits of existing splits: documents with the same keys as there.
 pub(crate) fn parts_as(input: &Input, splits: &[SplitRecord], segments: &[Segment]) -> Vec<Part> {
     let is_cut_off = |name: &str| input.holdout.get(name).is_some_and(|h| h.last_documents.is_some());
     let mut seen = BTreeSet::new();
@@ -90,12 +92,12 @@ pub(crate) fn parts_as(input: &Input, splits: &[SplitRecord], segments: &[Segmen
         .collect()
 }
 
-/// The holdouts with a value for this rule, by name.
+/// Returns the holdouts that have a value for this rule, by name.
 fn entries<T>(input: &Input, rule: impl Fn(&Holdout) -> Option<T>) -> impl DoubleEndedIterator<Item = (&str, T)> {
     input.holdout.iter().filter_map(move |(name, holdout)| Some((name.as_str(), rule(holdout)?)))
 }
 
-/// The `n` smallest keys of the range that documents have, and no fewer.
+/// Returns the `n` smallest document keys of the range.
 fn smallest_keys(
     store: &Store,
     files: &[InputFile],
@@ -104,7 +106,7 @@ fn smallest_keys(
     range: KeyRange,
     n: u64,
 ) -> Result<BTreeSet<u64>, SourceError> {
-    // one more, so that something is known to be left for train
+    // one more, to make sure that something is left for train
     let most = n as usize + 1;
     let smallest = Mutex::new(BTreeSet::new());
     let bound = AtomicU64::new(u64::MAX);
@@ -141,7 +143,8 @@ fn smallest_keys(
     Ok(keys)
 }
 
-/// Looks at all segments, on as many threads as the machine has cores; the error is that of the first one that failed.
+/// Calls `look` with all segments, on as many threads as the machine has cores. Returns the error of the first segment
+/// that failed.
 fn for_each_segment(
     segments: &[Segment],
     look: impl Fn(&Segment) -> Result<(), SourceError> + Sync,
@@ -167,7 +170,8 @@ fn for_each_segment(
     errors.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first().map_or(Ok(()), |(_, first)| Err(first))
 }
 
-/// What comes before the last `n` records, and those records; `before` records after them are held already.
+/// Returns the segments before the last `n` records, and those of the last `n` records. Other holdouts already hold
+/// `before` records after them.
 fn cut_off(
     store: &Store,
     files: &[InputFile],
@@ -237,7 +241,7 @@ fn count(store: &Store, files: &[InputFile], input: &Input, segment: &Segment) -
     Ok(count)
 }
 
-/// Cuts a segment before its record of this number, counted from 0.
+/// Cuts a segment before its record with this index, counted from 0.
 fn cut(
     store: &Store,
     files: &[InputFile],

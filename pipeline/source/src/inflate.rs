@@ -1,7 +1,8 @@
-//! Deflate with stops: zlib's own calls, which tell where a block ends, begin between two blocks, and copy a stream wherever it is.
+//! Deflate with stops. It calls zlib's functions that report the end of a block, begin between two blocks, and copy a
+//! stream in any state.
 //!
-//! A block may end in the middle of a byte. What it takes to begin after one is the window (up to 32 KB of text before it), the
-//! bits of that byte which are left, and the byte where the stored bytes go on.
+//! A block may end inside a byte. To begin after a block, zlib needs the window (up to 32 KB of preceding text), the
+//! remaining bits of that byte, and the byte at which the stored bytes continue.
 
 use std::{fmt, io};
 
@@ -13,26 +14,26 @@ use libz_rs_sys::{
 /// Bytes that a block may refer back to.
 pub(super) const WINDOW: usize = 32 << 10;
 
-/// Deflate without a header, in zlib's words.
+/// `windowBits` of zlib: deflate without a header, with a window of 2^15 bytes.
 const RAW: i32 = -15;
-// of `data_type`: between two blocks; in or after the last block; the bits taken from the input and not used
+// bits of `data_type`: between two blocks; in or after the last block; number of unused bits of the last byte taken
 const BETWEEN: i32 = 128;
 const LAST: i32 = 64;
 const BITS: i32 = 63;
 
-/// Memory of a stream: its window and its tables.
+/// Bytes of memory of a stream: its window and its tables.
 pub(super) const STREAM: usize = 48 << 10;
 
-/// A deflate stream that is being read.
+/// A deflate stream that is being decompressed.
 pub(super) struct Inflate(Box<z_stream>);
 
-// SAFETY: zlib's state belongs to this stream alone (nothing shares it, and no thread keeps anything of it), its allocator is the one of
-// the process, and `next_in` and `next_out` are not looked at but in `step`, which sets them first.
+// SAFETY: zlib's state belongs to this stream alone (no other object shares it, and no thread keeps a part of it). Its
+// allocator is that of the process. Only `step` reads `next_in` and `next_out`, after it has set them.
 unsafe impl Send for Inflate {}
-// SAFETY: what takes `&self` only reads zlib's state.
+// SAFETY: the methods that take `&self` only read zlib's state.
 unsafe impl Sync for Inflate {}
 
-/// How far a step came.
+/// Progress of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Step {
     /// Bytes taken from the input.
@@ -45,11 +46,11 @@ pub(super) struct Step {
 /// Where a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
-    /// Where the input or the output has ended.
+    /// Where the input or the output ended.
     Anywhere,
     /// Between two blocks.
     Between {
-        /// Bits of the last byte taken that belong to the next block: fewer than 8.
+        /// Number of bits of the last byte taken that belong to the next block: fewer than 8.
         bits: u8,
     },
     /// At the end of the stream.
@@ -64,7 +65,8 @@ impl Inflate {
     pub fn new() -> io::Result<Self> {
         let mut stream = Box::new(z_stream::default());
         let size = size_of::<z_stream>() as i32;
-        // SAFETY: the stream is exclusively ours and stays where it is (boxed), with the allocator that its default brings; the version is zlib's.
+        // SAFETY: we own the stream exclusively; it does not move (boxed) and has the allocator of its default value;
+        // the version is zlib's.
         let outcome = unsafe { inflateInit2_(&mut *stream, RAW, zlibVersion(), size) };
         if outcome != Z_OK {
             return Err(refused());
@@ -72,7 +74,7 @@ impl Inflate {
         Ok(Self(stream))
     }
 
-    /// Goes to the start of another stream.
+    /// Starts another stream.
     pub fn reset(&mut self) -> io::Result<()> {
         // SAFETY: `new` has initialized the stream.
         match unsafe { inflateReset(&mut *self.0) } {
@@ -81,7 +83,7 @@ impl Inflate {
         }
     }
 
-    /// Begins between two blocks of a stream: with the bits that are left of the byte before the input, and the text before.
+    /// Begins between two blocks of a stream, with the unused bits of the byte before the input and the preceding text.
     pub fn resume(last: u8, bits: u8, window: &[u8]) -> io::Result<Self> {
         let mut inflate = Self::new()?;
         if bits > 0 {
@@ -91,7 +93,7 @@ impl Inflate {
                 return Err(refused());
             }
         }
-        // SAFETY: the stream is initialized; zlib copies so many bytes out of the slice.
+        // SAFETY: the stream is initialized; zlib copies `window.len()` bytes out of the slice.
         let outcome = unsafe { inflateSetDictionary(&mut *inflate.0, window.as_ptr(), window.len() as u32) };
         if outcome != Z_OK {
             return Err(refused());
@@ -99,17 +101,18 @@ impl Inflate {
         Ok(inflate)
     }
 
-    /// A stream that goes on where this one is.
+    /// Copies a stream with its state.
     pub fn copy(&self) -> io::Result<Self> {
         let mut stream = Box::new(z_stream::default());
-        // SAFETY: the source is initialized, and zlib only reads it; the destination is ours, is no stream yet, and stays where it is (boxed).
+        // SAFETY: the source is initialized, and zlib only reads it; we own the destination, which is not a stream yet
+        // and does not move (boxed).
         match unsafe { inflateCopy(&mut *stream, &*self.0) } {
             Z_OK => Ok(Self(stream)),
             _ => Err(refused()),
         }
     }
 
-    /// Reads on; with `stop` no further than to the end of the present block.
+    /// Decompresses some bytes; with `stop`, at most up to the end of the current block.
     pub fn step(&mut self, input: &[u8], output: &mut [u8], stop: bool) -> io::Result<Step> {
         let (most_in, most_out) = (fitting(input.len()), fitting(output.len()));
         let stream = &mut *self.0;
@@ -130,10 +133,10 @@ impl Inflate {
         Ok(Step { read, written, at })
     }
 
-    /// The last bytes that were written, as many as later blocks may refer to.
+    /// Returns the last bytes written, as many as later blocks may refer to.
     pub fn window(&self) -> Vec<u8> {
         let (mut window, mut length) = (vec![0; WINDOW], 0);
-        // SAFETY: the stream is initialized, and a window of deflate, which is what zlib writes, has no more bytes than this.
+        // SAFETY: the stream is initialized, and a deflate window, which zlib writes, has at most this many bytes.
         let outcome = unsafe { inflateGetDictionary(&*self.0, window.as_mut_ptr(), &mut length) };
         window.truncate(if outcome == Z_OK { length as usize } else { 0 });
         window
@@ -148,7 +151,7 @@ impl fmt::Debug for Inflate {
 
 impl Drop for Inflate {
     fn drop(&mut self) {
-        // SAFETY: `new` has initialized the stream, and it is ended once.
+        // SAFETY: `new` has initialized the stream, and it is ended only once.
         unsafe { inflateEnd(&mut *self.0) };
     }
 }

@@ -1,8 +1,10 @@
-//! From the job's paths to files: globs and folders expanded in one fixed order.
+//! Expands the job's paths, with their globs and folders, to files in one fixed order.
 //!
-//! Entries stay in the job's order; within an entry files are sorted by name, component by component. A file that two entries find is
-//! taken once, at its first place. An entry with `{a,b}` stands for several, in the order of the braces, each of which finds files. Names that begin with a dot are found by a path only, not by a glob or a folder.
-//! A glob finds files; a folder stands for all files below it that have an ending of the format.
+//! - Entries stay in the job's order. Within an entry, files are sorted by name, component by component.
+//! - A file that two entries find is listed once, at its first place.
+//! - An entry with `{a,b}` stands for several paths, in the order of the braces. Each of them must find files.
+//! - A glob finds files. A folder stands for all files below it whose ending is one of the format's.
+//! - Globs and folders skip names that begin with a dot; only a path finds them.
 //!
 //! Cost: one listing per folder that a pattern can reach.
 
@@ -30,19 +32,20 @@ use super::store::Store;
 pub(super) const MATCH: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// Problems of paths that are told one by one: nobody mends more at once, and of the hundred that a service tells some are left for others.
+/// Maximum number of path problems listed one by one. Nobody fixes more at once, and the service reports at most 100
+/// problems, so some are left for others.
 const MOST_PROBLEMS: usize = 90;
 
-/// Why there is no list.
+/// Why the files could not be listed.
 #[derive(Debug)]
 pub enum NotListed {
-    /// The job names what is not there, or what makes no sense.
+    /// Problems of the job, such as a path that does not exist.
     Problems(Vec<Problem>),
-    /// A store did not answer as it should.
+    /// A store did not answer as expected.
     Store(PipelineError),
 }
 
-/// Why a path was not listed.
+/// Why a path could not be listed.
 enum Trouble {
     Problem(String),
     Store(PipelineError),
@@ -54,12 +57,13 @@ impl From<String> for Trouble {
     }
 }
 
-/// Finds the files of the job, relative paths from `base_dir`. The buckets of URLs must be open in `store`. A file that `admits`
-/// refuses makes a problem of the path that found it, in `field` of the job file. `looked_at` is told of every path, before it is looked at.
+/// Finds the files of the job; relative paths start at `base_dir`. The buckets of URLs must be open in `store`. If
+/// `admits` refuses a file, the path that found it becomes a problem in `field` of the job file. Calls `looked_at`
+/// before it examines each path.
 ///
 /// # Errors
-/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds what is no file or not admitted (of more
-/// than 90 the rest is counted in one); or what a store said.
+/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds something that is not a
+/// file or not admitted (above 90 problems, the last one counts the rest); or the error of a store.
 pub fn list(
     store: &Store,
     base_dir: &std::path::Path,
@@ -71,7 +75,7 @@ pub fn list(
 ) -> Result<Vec<InputFile>, NotListed> {
     let (mut files, mut empty_folders) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
-    // one path finds a file once, unless it stands for several or goes down twice
+    // a single path finds each file once, unless it has braces or `**`
     let may_repeat = !matches!(input.paths.as_slice(), [path] if !path.contains('{') && !path.contains("**"));
     let mut problems = Vec::new();
     let mut more_problems = 0;
@@ -92,7 +96,7 @@ pub fn list(
                 }
                 Some(Err(Trouble::Problem(_))) => more_problems += 1,
                 Some(Err(Trouble::Store(error))) => return Err(NotListed::Store(error)),
-                // what was not looked at comes after what a store has refused
+                // skipped, because an earlier path got an error from a store
                 None => {}
             }
         }
@@ -109,35 +113,35 @@ pub fn list(
     if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
 }
 
-/// What paths have found.
+/// The files that a path of the job found.
 #[derive(Debug, Default)]
 struct Listed {
     files: Vec<InputFile>,
-    /// Class folders without an image, as they are shown.
+    /// Class folders without an image, by their displayed names.
     empty: Vec<EmptyFolder>,
 }
 
-/// What a path finds, folder by folder.
+/// What the expansion of a path found.
 struct Found {
     files: Vec<InputFile>,
-    /// Folders below which nothing was found.
+    /// Folders below which it found no file.
     empty: Vec<EmptyFolder>,
-    /// The first pipe, device or socket, as it is shown and where it is.
+    /// The first pipe, device or socket: its displayed name and its location.
     odd: Option<(String, Path)>,
 }
 
-/// Paths that are looked at before their files are taken into the list.
+/// Number of paths expanded before their files are added to the list.
 const BLOCK: usize = 4096;
-/// Requests to stores under way at once.
+/// Maximum number of concurrent requests to stores.
 const REQUESTS: usize = 16;
 
-/// A file as `store` listed it.
+/// Returns a file as `store` listed it.
 fn listed(store: &Store, path: String, meta: ObjectMeta) -> InputFile {
     let is_on_disk = store.is_on_disk(&meta.location);
     InputFile::listed(path, meta, is_on_disk)
 }
 
-/// The files of one path of the job: each of the paths that it stands for finds some.
+/// Returns the files of one path of the job. Each of the paths that it stands for must find some.
 fn named(
     store: &Store,
     base_dir: &std::path::Path,
@@ -149,7 +153,7 @@ fn named(
     let mut listed = Listed::default();
     for named in names.all(given)? {
         let found = expand(store, base_dir, &named.real, input, admits).and_then(|(found, root)| {
-            // first, so that nothing is told of what is not admitted
+            // first, so that no message mentions a file that is not admitted
             found.files.iter().try_for_each(|file| admitted(store, &file.path, &file.location, admits))?;
             if let Some((shown, location)) = found.odd {
                 admitted(store, &shown, &location, admits)?;
@@ -171,7 +175,8 @@ fn named(
     Ok(listed)
 }
 
-/// Folders are asked about before they are listed, so that nothing is told of what is in one that a link leads to.
+/// Checks that a folder may be read before it is listed, so that no message mentions the content of a folder behind a
+/// forbidden link.
 fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
     store
         .location_of(folder)
@@ -183,13 +188,13 @@ fn admitted(store: &Store, shown: &str, location: &Path, admits: Admits<'_>) -> 
     admits(&named).map_err(|message| format!("{shown:?}: {message}"))
 }
 
-/// Only files are read: a pipe or a device could give bytes for ever, or none.
+/// Message for an entry that is not a file. Only files are read: a pipe or a device could yield endless bytes, or none.
 const ODD: &str = "is a pipe, a device or a socket; valid: files and folders";
 
-/// The components of a path or URL, and how many of them come before the first that is a glob; of a URL at least scheme and bucket.
+/// Splits a path or URL into components, and counts those before the first glob; of a URL, at least scheme and bucket.
 fn components(given: &str) -> (Vec<Cow<'_, str>>, usize) {
     let mut components: Vec<_> = given.strip_prefix("file://").unwrap_or(given).split('/').map(Cow::Borrowed).collect();
-    // the host of a web server may be [::1]
+    // the host of a web server may be an IPv6 address such as [::1]
     let fixed = if split_url(given).is_some() { 3 } else { 0 };
     let mut literal = fixed.min(components.len());
     while let Some(name) = components.get(literal).and_then(|component| name(component)) {
@@ -199,7 +204,8 @@ fn components(given: &str) -> (Vec<Cow<'_, str>>, usize) {
     (components, literal)
 }
 
-/// What a component names if it is no pattern: one whose globs are all escaped, such as `[*]`, is none.
+/// Returns the unescaped name of a component that is not a pattern. If all its globs are escaped, as in `[*]`, it is
+/// not a pattern.
 fn name(component: &str) -> Option<String> {
     let mut name = String::new();
     let mut rest = component;
@@ -225,20 +231,20 @@ fn head(components: &[Cow<'_, str>], literal: usize) -> String {
     if head.is_empty() && literal > 0 { "/".into() } else { head }
 }
 
-/// A path or URL without its first glob and what comes after: nothing outside of it is looked at.
+/// Returns a path or URL up to its first glob. The expansion reads nothing outside of it.
 pub fn literal(given: &str) -> String {
     let (components, literal) = components(given);
     head(&components, literal)
 }
 
-/// A path or URL of the job, cut where its first glob begins.
+/// A path or URL of the job, with the position of its first glob.
 pub(super) struct Given<'a> {
-    /// As it stands in the job, without `file://`.
+    /// The path as in the job, without `file://`.
     plain: Cow<'a, str>,
     pub components: Vec<Cow<'a, str>>,
-    /// How many components are no globs; of a URL at least scheme and bucket.
+    /// Number of leading components without a glob; of a URL, at least scheme and bucket.
     pub literal: usize,
-    /// Where the store has them.
+    /// Location of these components in the store.
     pub location: Path,
 }
 
@@ -306,7 +312,7 @@ fn expand(
     Ok((found, location))
 }
 
-/// What a disk says is a problem of the job; what a store says is not.
+/// Converts an error: one of a disk is a problem of the job, one of a store is not.
 fn trouble(store: &Store, location: &Path, action: &str, error: &object_store::Error) -> Trouble {
     match store.shown(location) {
         (shown, true) => Trouble::Problem(explain(error, action, &shown)),
@@ -314,7 +320,7 @@ fn trouble(store: &Store, location: &Path, action: &str, error: &object_store::E
     }
 }
 
-/// The store's path of a name; `..` is taken from where links lead, as the system does.
+/// Converts a name to a path of the store. `..` is relative to the target of a link, as in the system.
 fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
     let joined = std::path::absolute(base_dir.join(name)).map_err(|e| e.to_string())?;
     let mut resolved = PathBuf::new();
@@ -347,9 +353,9 @@ fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<Inp
     }
 }
 
-/// What is in a folder, by name.
+/// Returns the entries of a folder, sorted by name.
 ///
-/// On a disk only the names that are wanted are looked at, and a name that cannot be read is a problem of its own.
+/// On a disk it examines only the wanted names, and reports each unreadable name on its own.
 fn children(
     store: &Store,
     location: &Path,
@@ -367,7 +373,7 @@ fn children(
     };
     let name = |path: &Path| path.filename().unwrap_or_default().to_string();
     let folders = listing.common_prefixes.into_iter().map(|p| (name(&p), Child::Folder(p)));
-    // consoles put an empty object for a folder itself
+    // consoles create an empty object for the folder itself
     let objects = listing.objects.into_iter().filter(|o| o.location != *location);
     let files = objects.map(|o| (name(&o.location), Child::File(o)));
     let named: BTreeMap<String, Child> =
@@ -385,7 +391,7 @@ fn matching(
 ) -> Result<(), Trouble> {
     let Some((pattern, rest)) = patterns.split_first() else { return Ok(()) };
     if pattern.as_str() == "**" {
-        // no folder between, or any number of them; `**` at the end finds every file
+        // `**` matches no folder or any number of them; at the end it matches every file
         if rest.is_empty() {
             matching(store, display, location, &[any()], admits, found)?;
         } else {
@@ -402,7 +408,7 @@ fn matching(
         }
         return Ok(());
     }
-    // a name that is written as it is, `a[1].jsonl`, is found whatever the pattern makes of it
+    // a name that is written literally, such as `a[1].jsonl`, is found whatever the pattern matches
     let wanted = |name: &str| name == pattern.as_str() || pattern.matches_with(name, MATCH);
     for (name, child) in children(store, location, display, &wanted, admits)? {
         match child {

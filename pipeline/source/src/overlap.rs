@@ -1,6 +1,8 @@
-//! Whether a job would read what it writes: an output below the input's folder, or where its glob finds files.
+//! Detects jobs that would read their own output: the output is below an input folder, or an input glob finds files of
+//! it.
 //!
-//! Judged by the names that a run gives its files, not by what is there: after a kill the same job would find its own shards and states among its input.
+//! It compares the names that a run gives to its files, not the existing files: after a kill, the same job would find
+//! its own shards and states in its input.
 
 use std::collections::HashSet;
 use std::path::{Component, Path as DiskPath, PathBuf};
@@ -16,7 +18,7 @@ use super::input_file::InputFile;
 use super::list::{Given, MATCH, has_ending};
 use super::store::Store;
 
-/// Files of an output, one of each kind.
+/// Example files of an output, one of each kind.
 const OURS: [&str; 12] = [
     "data/train-00000-of-00001.parquet",
     "manifest.json",
@@ -32,7 +34,8 @@ const OURS: [&str; 12] = [
     "_stillhouse/input/part-00000.parquet",
 ];
 
-/// Paths of the input, in `field` of the job file, that would find files of the output; `files` are those that they find now.
+/// Returns the problems of input paths, in `field` of the job file, that would find files of the output. `files` are
+/// those that they find now.
 pub fn reads_output(
     base_dir: &DiskPath,
     input: &Input,
@@ -44,7 +47,7 @@ pub fn reads_output(
     let Some(output_parts) = location(output) else { return Vec::new() };
     let files: HashSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
     let found = |given: &String| {
-        // a file stands for itself
+        // a path of a file finds only that file
         if files.contains(given.as_str()) {
             return None;
         }
@@ -69,7 +72,7 @@ fn shown(output: &Location) -> String {
     }
 }
 
-/// Where the input's stores would have a place, by where links lead as far as it exists.
+/// Returns the components of a location as the input's stores name it, with links resolved as far as the path exists.
 fn location(place: &Location) -> Option<Vec<String>> {
     let path = match place {
         Location::Store(url) => Store::location(url),
@@ -93,7 +96,7 @@ fn resolved(path: &DiskPath) -> Option<PathBuf> {
     }))
 }
 
-/// A file of the output that a path of the input stands for.
+/// Returns a file of the output that a path of the input would find.
 fn finds(base_dir: &DiskPath, given: &str, input: &Input, output: &[String]) -> Option<&'static str> {
     let Given { components, literal, location: head, .. } = Given::parse(base_dir, given).ok()?;
     let is_on_disk = head.parts().next().is_none_or(|first| !first.as_ref().ends_with(':'));

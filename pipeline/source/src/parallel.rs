@@ -1,15 +1,16 @@
-//! Many small looks at once, with their results in order.
+//! Runs many small checks concurrently and returns their results in order.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Fewer things for each thread than that are not worth one.
+/// Minimum number of items per thread; fewer are not worth a thread.
 const FEW: usize = 4;
 
-/// Most files of a disk that a check before a job opens: a small fraction of a second.
+/// Maximum number of files on a disk that a check before a job opens; this takes a small fraction of a second.
 pub(super) const MOST_LOOKED_INTO: usize = 10_000;
 
-/// Looks at things at once, by at most so many threads; no further after a result that is the `last`. `None` only stands behind such a result.
+/// Calls `look` with each item on at most `threads` threads. Starts no further item after a result for which `is_last`
+/// holds; only items after such a result can be `None`.
 pub(super) fn looked<T: Sync, R: Send + Sync>(
     things: &[T],
     threads: usize,
@@ -20,7 +21,7 @@ pub(super) fn looked<T: Sync, R: Send + Sync>(
     let next = AtomicUsize::new(0);
     let results: Vec<OnceLock<R>> = things.iter().map(|_| OnceLock::new()).collect();
     let work = || {
-        // things are begun in order: those before a last one are done when all threads are
+        // items start in order, so all items before the last one are done when the threads end
         while let i = next.fetch_add(1, Ordering::Relaxed)
             && let (Some(thing), Some(result)) = (things.get(i), results.get(i))
         {
@@ -38,12 +39,12 @@ pub(super) fn looked<T: Sync, R: Send + Sync>(
     results.into_iter().map(OnceLock::into_inner).collect()
 }
 
-/// The threads that this machine runs at once.
+/// Returns the number of threads that this machine runs in parallel.
 pub(super) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// At most so many of them, evenly spread.
+/// Returns at most `most` of the `all` items, evenly spread.
 pub(super) fn spread<T>(things: impl IntoIterator<Item = T>, all: usize, most: usize) -> impl Iterator<Item = T> {
     things.into_iter().step_by(all.div_ceil(most.max(1)).max(1))
 }
