@@ -71,8 +71,7 @@ fn check(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
 }
 
 /// Checks the first bytes of line files and returns at most `most` problems. Examines [`MOST_LOOKED_INTO`] evenly
-/// spread files on the local disk, and the first ones in a store.
-/// The run checks the others when it reads them.
+/// spread files on the local disk, and the first ones in a store. The run checks the others when it reads them.
 ///
 /// # Errors
 /// When a store does not answer.

@@ -8,22 +8,16 @@
 //! ```
 //!
 //! Fast compressors write very long blocks. If no block ends within twice the interval, the checkpoint holds the whole
-//! state of
-//! the decompressor.
+//! state of the decompressor.
 //!
 //! A split that begins inside a file starts at the last checkpoint before it instead of at the start of the file.
-//! Checkpoints
-//! belong to one state of a file. They are used and recorded only if every range that is read is compared with that
-//! state
-//! ([`super::Store::expecting`]).
+//! Checkpoints belong to one state of a file. They are used and recorded only if every range that is read is compared
+//! with that state ([`super::Store::expecting`]).
 //!
 //! Memory: at most [`MOST_BYTES`] for all checkpoints of a store, plus, for each file with checkpoints, about the size
-//! of its
-//! listing entry. A checkpoint takes about 12 KB (its window is stored compressed), one inside a block 48 KB. At the
-//! bound,
-//! the interval doubles and every second checkpoint of all files is dropped. Planning knows where splits begin, so it
-//! keeps
-//! only the checkpoints of each file before those offsets.
+//! of its listing entry. A checkpoint takes about 12 KB (its window is stored compressed), one inside a block 48 KB. At
+//! the bound, the interval doubles and every second checkpoint of all files is dropped. Planning knows where splits
+//! begin, so it keeps only the checkpoints of each file before those offsets.
 
 use std::collections::HashMap;
 #[cfg(test)]

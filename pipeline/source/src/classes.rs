@@ -9,8 +9,7 @@
 //! ```
 //!
 //! A label is the index of its folder's name among all names in order, so one folder more or less shifts the labels of
-//! the
-//! others. `input.images.classes` names all classes and removes the ambiguity.
+//! the others. `input.images.classes` names all classes and removes the ambiguity.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -55,8 +54,7 @@ fn depth(folder: &str) -> usize {
 }
 
 /// Checks the files that one path of the job found below a root: all images must be at the same depth. Returns the
-/// empty folders at the
-/// depth of the class folders.
+/// empty folders at the depth of the class folders.
 ///
 /// # Errors
 /// Names a file whose depth differs from that of the majority.

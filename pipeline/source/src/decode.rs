@@ -1,8 +1,8 @@
 //! A cursor over the decompressed bytes of a file, which counts the offset and the newlines passed.
 //!
 //! To open a compressed file at an offset, it decompresses the bytes between the last checkpoint
-//! ([`super::checkpoints`]) and the
-//! offset: about 1 MB of gzip if the file was read before. A Zstandard frame is decompressed from its start.
+//! ([`super::checkpoints`]) and the offset: about 1 MB of gzip if the file was read before. A Zstandard frame is
+//! decompressed from its start.
 
 use std::io::{self, BufRead};
 use std::sync::PoisonError;
@@ -51,8 +51,7 @@ impl Cursor {
     }
 
     /// Opens a file at a decompressed offset, to read up to about another. For a compressed file, whose stored size up
-    /// to there is
-    /// unknown, it may fetch one chunk more.
+    /// to there is unknown, it may fetch one chunk more.
     pub fn open_range(
         store: &Store,
         file: &InputFile,
@@ -79,8 +78,7 @@ impl Cursor {
         }
         let checkpoints = store.checkpoints(file);
         // if several readers would decompress the same bytes, one does, and the others wait for the checkpoints that it
-        // records;
-        // Zstandard has no checkpoints inside a frame
+        // records; Zstandard has no checkpoints inside a frame
         let turn = checkpoints.filter(|_| how == Compression::Gzip).and_then(|all| all.turn(file, start));
         let _turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
         let mut cursor = match checkpoints.and_then(|all| all.before(file, start)) {

@@ -11,8 +11,8 @@
 //! The code is plain blocking code over [`object_store`], meant for `spawn_blocking`. It waits for the store through a
 //! tokio handle ([`Store`]). A split depends only on the job and the files (`plan`).
 //!
-//! A *record* is a candidate for a document: a line of text, a non-blank line of JSON, a CSV record after the header,
-//! a block between blank lines, a file, or a row. A bad record is a record too: it takes an ordinal and counts in the
+//! A *record* is a candidate for a document: a line of text, a non-blank line of JSON, a CSV record after the header, a
+//! block between blank lines, a file, or a row. A bad record is a record too: it takes an ordinal and counts in the
 //! holdout.
 //!
 //! | format | where a split begins | memory per reader |
@@ -25,16 +25,13 @@
 //! | Arrow IPC | at a row | a record batch |
 //!
 //! A reader of a row format writes a whole document into a spool (`spool::Spool`) before it emits any of it. So a bad
-//! record
-//! emits nothing, and a document of any length needs only one piece of memory. A *cell* of Parquet or Arrow must fit in
-//! memory.
+//! record emits nothing, and a document of any length needs only one piece of memory. A *cell* of Parquet or Arrow must
+//! fit in memory.
 //!
 //! Cost: planning reads the sizes of uncompressed line files, the footers of columnar files, and every byte of all
-//! other
-//! files once (on all cores). A split that begins inside a compressed file first decompresses the bytes between the
-//! last
-//! checkpoint and its start (`checkpoints`): about 1 MB for gzip; for Zstandard, the part of the frame before it.
-//! The checkpoints of all files of a store take at most 64 MB.
+//! other files once (on all cores). A split that begins inside a compressed file first decompresses the bytes between
+//! the last checkpoint and its start (`checkpoints`): about 1 MB for gzip; for Zstandard, the part of the frame before
+//! it. The checkpoints of all files of a store take at most 64 MB.
 
 mod batch;
 mod check;

@@ -1,17 +1,22 @@
-//! The input cut into splits: a fixed function of the job and the files, so that shards do not depend on who makes them.
+//! Cuts the input into splits. The cuts are a function of the job and the files, so shards do not depend on who makes
+//! them.
 //!
 //! ```text
 //!   file ─► segments of about the target (records that begin in a range) ─┐
 //!   file ─► segments ... ─────────────────────────────────────────────────┼─► train │ holdouts ─► grouped into splits
-//!   file ─► ...                                       (the last records cut off; documents by their keys)
+//!   file ─► ...                                (the last records are cut off; other documents are assigned by their keys)
 //! ```
 //!
-//! Every file is cut on its own into segments no longer than about the target, then neighbours are joined while they
-//! fit. A data set split that takes a part of the documents only reads so much more of the input for each of its splits, up to
-//! 64 times the target. Plain line files are cut by their size alone. Compressed files, CSV and blocks of text are scanned once, on all cores, for the
-//! places where records begin. Columnar files are cut by their metadata. Images and codes are cut as [`numbers`] says; what they weigh is their numbers.
+//! It cuts every file on its own into segments no longer than about the target, then joins neighbours while they fit. A
+//! data set split that takes only a part of the documents reads proportionally more of the input for each of its
+//! splits, up to 64 times the target.
 //!
-//! Memory: the segments, and per core what a reader needs.
+//! - Uncompressed line files: cut by their size alone.
+//! - Compressed files, CSV and blocks of text: scanned once, on all cores, for the offsets where records begin.
+//! - Columnar files: cut by their metadata.
+//! - Images and codes: cut as [`numbers`] says; their weight is the count of their numbers.
+//!
+//! Memory: the segments, and per core the memory of a reader.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -28,39 +33,42 @@ use super::input_file::InputFile;
 use super::segment::Segment;
 use super::store::Store;
 
-/// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
+/// Maximum number of splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MOST_SPLITS: u32 = 1_000_000;
 
-/// A split that takes fewer of the documents it reads than this is smaller than the target, so that it does not take for ever.
+/// Lower bound on the fraction of documents that a split is assumed to take. Below it, splits are smaller than the
+/// target, so that they do not take too long.
 const LEAST_TAKEN: f64 = 1.0 / 64.0;
 
-/// How far planning has come.
+/// Progress of planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanProgress {
     /// Files cut into segments.
     pub files: u64,
-    /// Of so many.
+    /// Total number of files.
     pub files_total: u64,
     /// Stored bytes of the files that are done.
     pub bytes: u64,
-    /// Of so many.
+    /// Total stored bytes of all files.
     pub bytes_total: u64,
 }
 
-/// Splits, and what those that are new take of the input: bytes of text, numbers of rows, or documents that have no text yet.
+/// Splits, and the weights of the new ones: bytes of text, numbers of rows, or documents that have no text yet.
 #[derive(Debug, Default)]
 pub struct Weighed {
     /// All splits.
     pub splits: Vec<SplitRecord>,
-    /// What each of the last ones takes.
+    /// Weights of the last (new) splits.
     pub weights: Vec<f64>,
 }
 
-/// Cuts the input into splits: first all of `train`, then those of the holdouts by name, numbered through. `seed` is of the documents' keys.
+/// Cuts the input into splits: first all of `train`, then those of the holdouts by name, numbered consecutively. `seed`
+/// is the seed of the documents' keys.
 ///
-/// `target_split_bytes` are bytes of text; of `format: none`, documents.
+/// `target_split_bytes` counts bytes of text; with `format: none`, documents.
 ///
-/// `files` must be what the listing (or [`super::stage_sql`]) gave for this job. `progress` may be called from several threads.
+/// `files` must be the result of the listing (or of [`super::stage_sql`]) for this job. Several threads may call
+/// `progress`.
 ///
 /// # Errors
 /// When a file cannot be read or is corrupt, when the holdouts take all records, or when there are too many splits.
@@ -83,10 +91,10 @@ pub fn plan_splits(
     Ok(weighed)
 }
 
-/// Cuts files that are appended to the input into splits, which come after `earlier` and carry the number of the append.
+/// Cuts files appended to the input into splits, which follow the existing splits and carry the number of the append.
 ///
-/// What a document's data set split is was decided by the first run: by its key, as there; the last documents that were held out stay
-/// the ones that were, so none of these is among them.
+/// The first run decided the data set split of each key, and the documents of appended files follow their keys. The
+/// last documents that the first run held out stay held out; no appended document joins them.
 ///
 /// # Errors
 /// As [`plan_splits`].
@@ -150,7 +158,7 @@ fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) ->
     Ok(())
 }
 
-/// Joins a range that follows another directly; false where it does not.
+/// Extends `last` by a range that directly follows it. Returns false if `next` does not follow.
 fn join(last: &mut Range, next: Range) -> bool {
     match (last, next) {
         (Range::Bytes { end, .. }, Range::Bytes { start, end: new, .. }) if *end == start => *end = new,
@@ -160,7 +168,8 @@ fn join(last: &mut Range, next: Range) -> bool {
     true
 }
 
-/// The segments of all files, in order; files are worked on at once, and the first error in the order of the files counts.
+/// Returns the segments of all files, in order. Works on several files at once; returns the first error in the order of
+/// the files.
 fn segments(
     store: &Store,
     files: &[InputFile],
@@ -197,7 +206,7 @@ fn segments(
     });
     let mut all = Vec::new();
     for result in found {
-        // files are begun in order, so what an error has kept from being begun comes after it
+        // files begin in order, so those that an error kept from beginning come after it
         if let Some(result) = result.into_inner().unwrap_or_else(PoisonError::into_inner) {
             all.extend(result?);
         }
@@ -205,7 +214,8 @@ fn segments(
     Ok(all)
 }
 
-/// Whether the listing alone decides the cuts; then the states of the files, which may be very many, are not needed.
+/// Whether the listing alone decides the cuts. Then the states of the files, of which there may be very many, are not
+/// needed.
 fn reads_nothing(files: &[InputFile], input: &Input) -> bool {
     let format = formats::of(input);
     input.holdout.is_empty() && files.iter().all(|file| format.is_cut_by_listing(file, input))

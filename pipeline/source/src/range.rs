@@ -1,7 +1,7 @@
-//! The records of a range of a file, one after another, and the text of each piece by piece.
+//! Reads the records of a range of a file one after another, and the text of each piece by piece.
 //!
-//! Every call reads what it needs and comes back: nothing waits for a consumer, and between two calls no more is held than a record's
-//! spool (a piece of it in memory), the decoder's window, and of a columnar file a page or a record batch.
+//! Every call reads what it needs and returns; none waits for a consumer. Between two calls the reader holds at most a
+//! record's spool (a piece of it in memory), the decoder's window, and for a columnar file a page or a record batch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::store::Store;
 pub(super) enum Found {
     /// A document, whose text can be read.
     Document,
-    /// Not a document; it was counted among the skipped.
+    /// A bad record; it is counted as skipped.
     Bad,
 }
 
@@ -35,17 +35,17 @@ struct Open {
 enum Opened {
     Bytes {
         records: Box<dyn Records>,
-        /// Where the records were opened.
+        /// Offset from which the records count newlines.
         from: u64,
-        /// Records that begin here or later are not of the range.
+        /// Records that begin at this offset or later do not belong to the range.
         end: u64,
-        /// The line at the start of the range, where it is known.
+        /// Line number at the start of the range, if known.
         line: Option<u64>,
     },
     Rows(Box<dyn Rows>),
 }
 
-/// Why a record is no document, and where.
+/// Why a record is not a document, and where.
 struct Wrong {
     reason: &'static str,
     message: String,
@@ -53,7 +53,7 @@ struct Wrong {
 }
 
 enum At {
-    /// So many newlines after where the records were opened.
+    /// Number of newlines after the offset where the records were opened.
     Newlines(u64),
     Row(u64),
 }
@@ -65,7 +65,7 @@ pub(super) struct RecordReader {
     spool: Spool,
     skipped: BTreeMap<String, u64>,
     open: Option<Open>,
-    /// Bytes of the present row's cell that were handed on.
+    /// Bytes of the current row's cell already returned.
     handed_on: usize,
 }
 
@@ -75,18 +75,19 @@ impl RecordReader {
         Self { store, input, spool, skipped: BTreeMap::new(), open: None, handed_on: 0 }
     }
 
-    /// Records skipped so far, by reason, and documents that went through a temporary file.
+    /// Returns the number of records skipped, by reason, and the number of documents that went through a temporary
+    /// file.
     pub fn into_counts(self) -> (BTreeMap<String, u64>, u64) {
         (self.skipped, self.spool.rolled)
     }
 
-    /// Bytes of text that are in memory to be handed on.
+    /// Bytes of text in memory that are still to be returned.
     #[cfg(test)]
     pub fn held_bytes(&self) -> usize {
         self.spool.buffered()
     }
 
-    /// Whether there is a range whose end has not been reached.
+    /// Whether a range is open whose end has not been reached.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
@@ -97,7 +98,7 @@ impl RecordReader {
         let format = formats::of(input);
         let records = match range {
             Range::Bytes { start, end, line } => {
-                // what was appended to a file that is one record belongs to it
+                // a file that is a single record includes what was appended to it
                 let is_whole = matches!(format, Format::Bytes(format) if format.cut(input) == Cut::Nowhere);
                 let end = if is_whole { u64::MAX } else { end };
                 let (records, from) = format.open_bytes(store, file, input, (start, end))?;
@@ -109,7 +110,7 @@ impl RecordReader {
         Ok(())
     }
 
-    /// Goes to the next record; none at the end of the range, which is closed then.
+    /// Advances to the next record. Returns `None` at the end of the range and closes it.
     pub fn next(&mut self) -> Result<Option<Found>, SourceError> {
         let Some(open) = &mut self.open else { return Ok(None) };
         let found = match &mut open.records {
@@ -142,7 +143,8 @@ impl RecordReader {
         Ok(())
     }
 
-    /// The line, from 1, where the records of a range were opened. Where the plan does not tell, all before it is read once more.
+    /// Returns the line number, from 1, where the records of a range were opened. If the plan does not have it, reads
+    /// all bytes before the range once more.
     fn first_line(&self, open: &Open) -> Result<u64, SourceError> {
         match open.records {
             Opened::Bytes { line: Some(line), .. } => Ok(line),
@@ -155,7 +157,7 @@ impl RecordReader {
         }
     }
 
-    /// The cell of the present document, where it has not gone through the spool.
+    /// Returns the cell of the current document, if it did not go through the spool.
     fn cell(&self) -> Cell<'_> {
         match &self.open {
             Some(Open { records: Opened::Rows(rows), .. }) => rows.cell(),
@@ -163,12 +165,12 @@ impl RecordReader {
         }
     }
 
-    /// Bytes of the present document's text.
+    /// Bytes of the current document's text.
     pub fn length(&self) -> u64 {
         self.cell().map_or(self.spool.length(), |cell| cell.len() as u64)
     }
 
-    /// The key of the present document.
+    /// Returns the key of the current document.
     pub fn key(&mut self, seed: u64) -> Result<u64, SourceError> {
         match self.cell() {
             Some(cell) => Ok(Key::new(seed).with(cell).get()),
@@ -176,13 +178,14 @@ impl RecordReader {
         }
     }
 
-    /// Goes to the start of the present document's text.
+    /// Goes to the start of the current document's text.
     pub fn rewind(&mut self) -> Result<(), SourceError> {
         self.handed_on = 0;
         self.spool.rewind().map_err(SourceError::spool)
     }
 
-    /// The next piece of the present document's text; true with the last one. Pieces end between characters; an empty text is one empty piece.
+    /// Returns the next piece of the current document's text, and true with the last one. Pieces end between
+    /// characters; an empty text is one empty piece.
     pub fn next_piece(&mut self) -> Result<(&str, bool), SourceError> {
         let Some(Open { file, records: Opened::Rows(rows) }) = &self.open else {
             return self.spool.next_piece().map_err(SourceError::spool);
@@ -193,13 +196,13 @@ impl RecordReader {
             _ => rest.len(),
         };
         self.handed_on += length;
-        // seen to be UTF-8 as a whole, and looked at once more, which costs little beside its checksum
+        // the whole cell was checked as UTF-8; the second check costs little compared with the cell's checksum
         let text = std::str::from_utf8(&rest[..length]).map_err(|e| SourceError::corrupt(&file.path, e))?;
         Ok((text, length == rest.len()))
     }
 }
 
-/// Most bytes of a piece.
+/// Maximum bytes of a piece.
 fn piece(input: &Input) -> usize {
     input.piece_kilobytes as usize * 1000
 }

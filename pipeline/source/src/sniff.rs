@@ -1,6 +1,6 @@
-//! What the first bytes of a file say that it is, where its name and the job say otherwise.
+//! Detects from the first bytes of a file that it has another type than its name and the job say.
 //!
-//! Such a file is refused whatever `on_error` says: its records are not bad, they are not what was asked for.
+//! Such a file is refused whatever `on_error` says: its records are not bad, it is the wrong kind of file.
 
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::{Compression, Input};
@@ -9,14 +9,14 @@ use super::compression::compression;
 use super::input_file::InputFile;
 use super::store::Store;
 
-/// Bytes that are looked at.
+/// Bytes examined at the start of a file.
 pub(super) const HEAD: u64 = 64;
-/// What the first bytes of a file say that it is.
+/// File type detected from the first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Gzip,
     Zstd,
-    /// Compressed in a way that is not read here.
+    /// Compressed with an unsupported method.
     Packed(&'static str),
     Parquet,
     Arrow,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     Encoded(&'static str),
 }
 
-/// What begins like this; `None` for what may be text in UTF-8.
+/// Returns the type that these first bytes indicate; `None` if they may be text in UTF-8.
 fn kind(bytes: &[u8]) -> Option<Kind> {
     let head = &bytes[..bytes.len().min(HEAD as usize)];
     let begins: [(&[u8], Kind); 13] = [
@@ -35,10 +35,10 @@ fn kind(bytes: &[u8]) -> Option<Kind> {
         (b"\x04\x22\x4d\x18", Kind::Packed("LZ4")),
         (b"PK\x03\x04", Kind::Packed("zip")),
         (b"\xff\x06\0\0sNaPpY", Kind::Packed("Snappy")),
-        // "PAR1" alone could be a word
+        // "PAR1" alone could be the start of a text
         (b"PAR1\x15", Kind::Parquet),
         (b"ARROW1\0\0", Kind::Arrow),
-        // before UTF-16, which begins in the same way
+        // before UTF-16, whose mark is a prefix of this one
         (b"\xff\xfe\0\0", Kind::Encoded("UTF-32")),
         (b"\0\0\xfe\xff", Kind::Encoded("UTF-32")),
         (b"\xff\xfe", Kind::Encoded("UTF-16")),
@@ -49,7 +49,7 @@ fn kind(bytes: &[u8]) -> Option<Kind> {
     begun.or(bzip2.then_some(Kind::Packed("bzip2"))).or_else(|| without_mark(head))
 }
 
-/// UTF-16 without a byte order mark, as far as it is plain ASCII: every second byte is zero.
+/// Detects UTF-16 without a byte order mark in plain ASCII text: every second byte is zero.
 fn without_mark(head: &[u8]) -> Option<Kind> {
     let zero = |from: usize| head.len() >= 8 && head.iter().skip(from).step_by(2).all(|b| *b == 0);
     let text = |from: usize| head.iter().skip(from).step_by(2).all(|b| *b != 0);
@@ -68,7 +68,7 @@ fn said(file: &InputFile, message: String) -> SourceError {
     SourceError::corrupt(&file.path, message)
 }
 
-/// What speaks against reading a file of lines or CSV that begins with these bytes, as they are stored.
+/// Returns the reason not to read a file of lines or CSV that begins with these stored bytes.
 pub(super) fn stored(head: &[u8], file: &InputFile, input: &Input) -> Option<SourceError> {
     let how = compression(file, input);
     let (found, wanted) = match kind(head) {
@@ -76,7 +76,7 @@ pub(super) fn stored(head: &[u8], file: &InputFile, input: &Input) -> Option<Sou
         Some(Kind::Zstd) if how == Compression::Zstd => return None,
         Some(found) => (describe(found), how),
         None if how == Compression::None => return None,
-        // Zstandard files may begin with a frame that is skipped
+        // a Zstandard file may begin with a skippable frame
         None if how == Compression::Zstd && head.get(1..4) == Some(b"\x2a\x4d\x18") => return None,
         None => ("these bytes are not compressed, or in a way that is not known; say `compression: none`".into(), how),
     };
@@ -86,12 +86,12 @@ pub(super) fn stored(head: &[u8], file: &InputFile, input: &Input) -> Option<Sou
     Some(said(file, format!("{read}{found}")))
 }
 
-/// What speaks against text that begins with these bytes after decompression.
+/// Returns the reason not to read a file whose decompressed content begins with these bytes.
 pub(super) fn decompressed(head: &[u8], file: &InputFile) -> Option<SourceError> {
     Some(said(file, format!("after decompression, {}", describe(kind(head)?))))
 }
 
-/// What a file that is no file of the format is instead, as far as its first bytes tell.
+/// Returns what a file that is not of the expected format is instead, if its first bytes show it.
 pub(super) fn other_format(store: &Store, file: &InputFile, wanted: Kind) -> Option<SourceError> {
     let head = store.get(&file.location, 0, file.size.min(HEAD)).ok()?;
     match (kind(&head), wanted) {

@@ -1,14 +1,16 @@
-//! One document on its way from the input to batches: checked UTF-8, in memory up to a size, then in a temporary file.
+//! Holds one document between the input and the batches: validates UTF-8, keeps it in memory up to a size, then in a
+//! temporary file.
 //!
-//! Nothing of a record is emitted before all of it is known to be good, and no document is ever whole in memory: the
-//! spool holds up to one piece, and what is longer is written to a temporary file (`TMPDIR`) and read again in pieces.
+//! A record is emitted only after all of it is known to be good, and a document is never whole in memory. The spool
+//! keeps at most one piece in memory, writes longer documents to a temporary file (`TMPDIR`), and reads them back in
+//! pieces.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use sha2::{Digest, Sha256};
 use tempfile::SpooledTempFile;
 
-/// Why bytes were not taken.
+/// Why bytes were not accepted.
 #[derive(Debug)]
 pub(crate) enum PushError {
     /// Not UTF-8 at this index of the pushed bytes (0 where the fault began in an earlier push).
@@ -17,7 +19,8 @@ pub(crate) enum PushError {
     Io(io::Error),
 }
 
-/// The key of a document: SHA-256 of `holdout`, the seed (8 bytes, low first) and the text; its first 8 bytes, low first.
+/// Computes the key of a document: the first 8 bytes, little-endian, of SHA-256 over `holdout`, the seed (8 bytes,
+/// little-endian) and the text.
 pub(crate) struct Key(Sha256);
 
 impl Key {
@@ -39,26 +42,26 @@ impl Key {
     }
 }
 
-/// Text of one document.
+/// The text of one document.
 pub(crate) struct Spool {
     file: SpooledTempFile,
     piece: usize,
     length: u64,
     last: u8,
-    /// The bytes of a character that is not whole yet.
+    /// Bytes of a character that is not complete yet.
     partial: [u8; 4],
     partial_length: usize,
     buffer: Vec<u8>,
-    /// Bytes at the start of the buffer that were handed on.
+    /// Bytes at the start of the buffer already returned.
     handed_on: usize,
-    /// Bytes that have not been read again yet.
+    /// Bytes of the text still to be read back.
     left: u64,
-    /// How many documents went to disk.
+    /// Number of documents that went to disk.
     pub rolled: u64,
 }
 
 impl Spool {
-    /// A spool for documents that are handed on in pieces of at most `piece` bytes.
+    /// Creates a spool that returns documents in pieces of at most `piece` bytes.
     pub fn new(piece: usize) -> Self {
         Self {
             file: SpooledTempFile::new(piece),
@@ -79,7 +82,7 @@ impl Spool {
         self.length
     }
 
-    /// Forgets the text.
+    /// Removes the text.
     pub fn clear(&mut self) -> io::Result<()> {
         if self.file.is_rolled() {
             self.file = SpooledTempFile::new(self.piece);
@@ -91,7 +94,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Appends bytes; a character may be cut between two pushes.
+    /// Appends bytes. A character may be divided between two calls.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), PushError> {
         let Some(&last) = bytes.last() else { return Ok(()) };
         self.validate(bytes).map_err(PushError::Utf8)?;
@@ -129,7 +132,7 @@ impl Spool {
         }
     }
 
-    /// Takes a carriage return off the end.
+    /// Removes a carriage return at the end.
     pub fn trim_carriage_return(&mut self) -> io::Result<()> {
         if self.length > 0 && self.last == b'\r' {
             self.length -= 1;
@@ -145,7 +148,7 @@ impl Spool {
         self.partial_length == 0
     }
 
-    /// The key of the text.
+    /// Computes the key of the text.
     pub fn key(&mut self, seed: u64) -> io::Result<u64> {
         let mut key = Key::new(seed);
         self.pieces(|e| e, &mut |text, _| {
@@ -155,7 +158,8 @@ impl Spool {
         Ok(key.get())
     }
 
-    /// Hands the text on in pieces cut between characters; the flag is true on the last one. An empty text is one empty piece.
+    /// Calls `emit` with pieces of the text, cut between characters; the flag is true for the last one. An empty text
+    /// is one empty piece.
     pub fn pieces<E>(
         &mut self,
         error: impl Fn(io::Error) -> E,
@@ -171,14 +175,15 @@ impl Spool {
         }
     }
 
-    /// Goes to the start of the text, to hand it on.
+    /// Goes to the start of the text, to return its pieces.
     pub fn rewind(&mut self) -> io::Result<()> {
         self.buffer.clear();
         (self.handed_on, self.left) = (0, self.length);
         self.file.rewind()
     }
 
-    /// The next piece, after [`Spool::rewind`], cut between characters; true with the last one. An empty text is one empty piece.
+    /// Returns the next piece after [`Spool::rewind`], cut between characters, and true with the last one. An empty
+    /// text is one empty piece.
     pub fn next_piece(&mut self) -> io::Result<(&str, bool)> {
         self.buffer.drain(..self.handed_on);
         let had = self.buffer.len();
@@ -193,14 +198,14 @@ impl Spool {
         Ok((text, end))
     }
 
-    /// Bytes of text that are in memory to be handed on.
+    /// Bytes of text in memory that are still to be returned.
     #[cfg(test)]
     pub fn buffered(&self) -> usize {
         self.buffer.len()
     }
 }
 
-/// Length of the part of valid UTF-8 that ends with a whole character.
+/// Returns the length of the longest prefix of valid UTF-8 that ends with a complete character.
 pub(crate) fn whole_characters(bytes: &[u8]) -> usize {
     let tail = bytes.len().saturating_sub(3);
     for at in (tail..bytes.len()).rev() {

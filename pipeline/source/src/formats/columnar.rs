@@ -1,7 +1,8 @@
-//! Parquet and Arrow files as a table: the columns of all files, each of one type.
+//! Parquet and Arrow files as a table: the columns of all files, each with one type.
 //!
-//! Strings of every kind become one kind. Columns of text in Parquet are read below Arrow, so that a value that is not UTF-8 is one bad record
-//! (see [`super::parquet`]); inside of structs and lists, and in Arrow files, it breaks the file.
+//! All string types become one type. Text columns of Parquet are read as bytes, without Arrow, so that a value that is
+//! not UTF-8 makes one bad record (see [`super::parquet`]). Inside structs and lists, and in Arrow files, such a value
+//! makes the file corrupt.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub(super) fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + 
     |e| SourceError::corrupt(&file.path, format!("its columns cannot be read: {e}"))
 }
 
-/// The type that a column has in the query.
+/// Returns the type of a column in the query.
 fn plain(field: &Field, text: &str) -> DataType {
     match field.data_type() {
         DataType::Utf8 | DataType::Utf8View => DataType::LargeUtf8,
@@ -29,7 +30,7 @@ fn plain(field: &Field, text: &str) -> DataType {
     }
 }
 
-/// The type of a column that has one type in one file and another in another, where there is one.
+/// Returns a common type for a column with different types in two files, if there is one.
 fn common(a: &DataType, b: &DataType) -> Option<DataType> {
     match (a, b) {
         _ if a == b => Some(a.clone()),
@@ -40,7 +41,7 @@ fn common(a: &DataType, b: &DataType) -> Option<DataType> {
     }
 }
 
-/// The columns of the files.
+/// Returns the columns of the files.
 pub(super) fn schema(
     files: &[InputFile],
     input: &Input,
@@ -66,19 +67,19 @@ pub(super) fn schema(
     Ok(Schema::new(fields.into_iter().map(|(name, kind, _)| Field::new(name, kind, true)).collect::<Vec<_>>()))
 }
 
-/// Columns of a file on their way to the columns of the table.
+/// Converts columns of a file to the columns of the table.
 pub(super) struct Columns<'a, 'b> {
     pub file: &'a InputFile,
     pub schema: &'a SchemaRef,
     pub own: &'a SchemaRef,
-    /// Rows so far.
+    /// Number of rows so far.
     pub row: u64,
     pub bad_records: &'a mut BadRecords,
     pub take: &'a mut TakeRows<'b>,
 }
 
 impl Columns<'_, '_> {
-    /// Takes rows of the columns of the file, by name; rows with a text that is none are bad.
+    /// Passes rows on, given by the file's columns with their names. Rows with a text that is not UTF-8 are bad.
     pub fn add(&mut self, named: Vec<(String, ArrayRef)>, rows: usize) -> Result<(), SourceError> {
         let wrong = corrupt(self.file);
         let mut columns = Vec::new();
@@ -112,14 +113,14 @@ impl Columns<'_, '_> {
             }
         }
         for (column, field) in columns.iter_mut().zip(self.schema.fields()) {
-            // what was not text is out
+            // rows with invalid UTF-8 are removed, so the cast succeeds
             *column = cast(column, field.data_type()).map_err(&wrong)?;
         }
         (self.take)(batch(self.schema, columns, left)?, self.bad_records)
     }
 }
 
-/// The bytes of a column of bytes.
+/// Returns a binary column as its bytes; `None` for other types.
 fn bytes_of(column: &ArrayRef) -> Result<Option<LargeBinaryArray>, ArrowError> {
     let plain = match column.data_type() {
         DataType::Dictionary(_, value) => cast(column, value)?,

@@ -1,8 +1,10 @@
-//! Bounds on what a query may ask for: the size of its text and of its syntax tree, and of the values that its functions make.
+//! Bounds on a query: the size of its text and syntax tree, and of the values that its functions create.
 //!
-//! Planning a query recurses over its tree, and a stack that overflows ends the process. So the tree has a bound ([`check_size`]), and the query runs on
-//! a thread whose stack has room for a tree of that size ([`on_large_stack`]). A few functions make values whose size an argument decides; DataFusion
-//! allocates them outside of its memory pool, so `repeat(text, 2000000000)` would end the process, too ([`bounded_functions`]).
+//! Planning recurses over the syntax tree, and a stack overflow ends the process. So the tree has a bound
+//! ([`check_size`]), and the query runs on a thread whose stack suffices for a tree of that size ([`on_large_stack`]).
+//!
+//! A few functions create values whose size an argument decides. DataFusion allocates them outside of its memory pool,
+//! so `repeat(text, 2000000000)` would end the process, too ([`bounded_functions`]).
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -23,22 +25,23 @@ use memchr::memmem;
 
 use stillhouse_base::source_error::SourceError;
 
-/// Bytes of the text of a query.
+/// Maximum bytes of the text of a query.
 const MOST_BYTES: usize = 1_000_000;
-/// Operators of a query, comparisons counted: each may make its tree one level deeper.
+/// Maximum number of operators of a query, including comparisons. Each may make the tree one level deeper.
 const MOST_OPERATORS: usize = 1_000;
-/// Of these, sums, products and the like: DataFusion looks up their types anew at each level.
+/// Maximum number of arithmetic operators among them: DataFusion derives their types again at each level.
 const MOST_ARITHMETIC: usize = 200;
-/// Tables that a query names, each time counted.
+/// Maximum number of references to tables in a query.
 const MOST_TABLES: usize = 200;
-/// A stack with room for [`MOST_OPERATORS`] levels, in a program without optimizations, too. What is not used takes no memory.
+/// Stack size in bytes. It suffices for [`MOST_OPERATORS`] levels, also in a program without optimizations. Unused
+/// stack takes no memory.
 const STACK: usize = 128 << 20;
-/// Bytes of the values that a function makes for one batch of rows.
+/// Maximum bytes of the values that a function creates for one batch of rows.
 const MOST_VALUES: u64 = 256 << 20;
-/// Bytes of the text that `regexp_replace` puts in.
+/// Maximum bytes of a replacement text of `regexp_replace`.
 const MOST_REPLACEMENT: usize = 1_000;
 
-/// What is too large of a query's text, if anything is.
+/// Returns a message if a query's text is too large.
 pub(super) fn check_size(sql: &str) -> Option<String> {
     if sql.len() > MOST_BYTES {
         return Some(format!(
@@ -46,7 +49,7 @@ pub(super) fn check_size(sql: &str) -> Option<String> {
             sql.len()
         ));
     }
-    // what is no token is told by the parser, with its place
+    // the parser reports invalid tokens with their positions
     let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().ok()?;
     let operators = tokens.iter().filter(|token| is_operator(token)).count();
     if operators > MOST_OPERATORS {
@@ -70,7 +73,7 @@ fn is_arithmetic(token: &Token) -> bool {
     matches!(token, Token::Plus | Token::Minus | Token::Mul | Token::Div | Token::Mod)
 }
 
-/// Whether a token can make a tree deeper. Parentheses cannot: the parser bounds how deep they are nested.
+/// Whether a token can make the tree deeper. Parentheses cannot: the parser bounds their nesting.
 fn is_operator(token: &Token) -> bool {
     match token {
         Token::Word(word) => matches!(
@@ -106,15 +109,15 @@ fn is_operator(token: &Token) -> bool {
         | Token::Period
         | Token::SemiColon => false,
         Token::SingleQuotedString(_) | Token::DoubleQuotedString(_) => false,
-        // every other one is an operator, a bracket, or a literal that is rare
+        // every other token is an operator, a bracket, or a rare literal
         _ => true,
     }
 }
 
-/// Does work on a thread with a large stack.
+/// Runs `work` on a thread with a large stack.
 ///
 /// # Errors
-/// When the system gives no such thread, or it panics.
+/// When the system cannot create the thread, or the thread panics.
 pub(super) fn on_large_stack<T: Send>(
     work: impl FnOnce() -> std::result::Result<T, SourceError> + Send,
 ) -> std::result::Result<T, SourceError> {
@@ -128,10 +131,10 @@ pub(super) fn on_large_stack<T: Send>(
     })
 }
 
-/// Bytes that a call makes, of its arguments, or why it is refused.
+/// Estimates the bytes that a call creates from its arguments, or returns the reason to refuse it.
 type Estimate = fn(&[ArrayRef]) -> Result<u64>;
 
-/// Puts functions whose arguments decide the size of their values behind a bound.
+/// Wraps the functions whose arguments decide the size of their values, to bound that size.
 pub(super) fn bounded_functions(context: &SessionContext) {
     let bounds: [(&str, Estimate); 9] = [
         ("repeat", |args| times(args, &lengths(args, 0)?)),
@@ -152,7 +155,7 @@ pub(super) fn bounded_functions(context: &SessionContext) {
     }
 }
 
-/// Whole numbers of an argument, where it is there and has some.
+/// Returns an argument as integers; `None` if it is missing or not an integer.
 fn numbers(args: &[ArrayRef], position: usize) -> Result<Option<Int64Array>> {
     match args.get(position) {
         Some(array) if array.data_type().is_integer() => {
@@ -162,7 +165,7 @@ fn numbers(args: &[ArrayRef], position: usize) -> Result<Option<Int64Array>> {
     }
 }
 
-/// Bytes of the texts of an argument.
+/// Returns the byte lengths of the texts of an argument.
 fn lengths(args: &[ArrayRef], position: usize) -> Result<Vec<u64>> {
     let Some(array) = args.get(position) else { return Ok(Vec::new()) };
     if array.data_type().is_null() {
@@ -176,7 +179,7 @@ fn bytes_of_a_row(args: &[ArrayRef]) -> u64 {
     args.first().map_or(0, |array| 8 + (array.get_array_memory_size() / array.len().max(1)) as u64)
 }
 
-/// The sum of the second argument times bytes, which are those of each row or of all.
+/// Returns the sum over the rows of the second argument times `bytes`, which has one value per row or one for all.
 fn times(args: &[ArrayRef], bytes: &[u64]) -> Result<u64> {
     let Some(counts) = numbers(args, 1)? else { return Ok(0) };
     let bytes_of = |row: usize| bytes.get(row).or(bytes.first()).copied().unwrap_or(0);
@@ -185,7 +188,7 @@ fn times(args: &[ArrayRef], bytes: &[u64]) -> Result<u64> {
     Ok(sizes.fold(0, u64::saturating_add))
 }
 
-/// `range(stop)`, `range(start, stop)`, `range(start, stop, step)` of whole numbers.
+/// Estimates `range(stop)`, `range(start, stop)` and `range(start, stop, step)` of integers.
 fn steps(args: &[ArrayRef]) -> Result<u64> {
     if args.iter().any(|array| !array.data_type().is_integer() && !array.data_type().is_null()) {
         return exec_err!("got a range of times; valid: whole numbers");
@@ -207,7 +210,7 @@ fn texts(array: &ArrayRef) -> Result<ArrayRef> {
     Ok(cast(array, &DataType::LargeUtf8)?)
 }
 
-/// `replace(text, from, to)`.
+/// Estimates `replace(text, from, to)`.
 fn replaced(args: &[ArrayRef]) -> Result<u64> {
     let [text, from, to] = args else { return Ok(0) };
     let (text, from, to) = (texts(text)?, texts(from)?, texts(to)?);
@@ -224,7 +227,8 @@ fn replaced(args: &[ArrayRef]) -> Result<u64> {
     Ok(sizes.fold(0, u64::saturating_add))
 }
 
-/// `regexp_replace(text, pattern, replacement[, flags])`: how often a pattern is found shows only when it is done.
+/// Bounds `regexp_replace(text, pattern, replacement[, flags])` by the length of the replacement: the number of matches
+/// is known only afterwards.
 fn put_in(args: &[ArrayRef]) -> Result<u64> {
     match lengths(args, 2)?.into_iter().max() {
         Some(most) if most > MOST_REPLACEMENT as u64 => {
@@ -234,7 +238,7 @@ fn put_in(args: &[ArrayRef]) -> Result<u64> {
     }
 }
 
-/// A function of DataFusion that refuses to make values of more than [`MOST_VALUES`] bytes.
+/// A DataFusion function that refuses to create values of more than [`MOST_VALUES`] bytes.
 #[derive(Debug)]
 struct Bounded {
     inner: Arc<ScalarUDF>,

@@ -1,11 +1,14 @@
-//! Refuses what the SQL parser accepts and DataFusion does not execute.
+//! Refuses clauses that the SQL parser accepts and DataFusion does not execute.
 //!
-//! sqlparser reads the union of many dialects. DataFusion plans a part of it, answers "not implemented" to another part, and drops the rest without
-//! a word: `SELECT text FROM input TABLESAMPLE (10 PERCENT)` gave all rows. So every struct of the syntax tree is taken apart here field by field, without `..`:
-//! each field is one that DataFusion's planner reads, or it must be empty. A version of sqlparser with one more field does not compile before
-//! somebody has decided.
+//! sqlparser reads the union of many dialects. DataFusion plans a part of it, answers "not implemented" to another
+//! part, and silently drops the rest: `SELECT text FROM input TABLESAMPLE (10 PERCENT)` returned all rows.
 //!
-//! Nodes that DataFusion refuses by name itself (`PIVOT`, `TOP`, `FETCH`, `LATERAL VIEW`) are refused here too where they stand in a struct that is taken apart anyway.
+//! So this module destructures every struct of the syntax tree field by field, without `..`: either DataFusion's
+//! planner reads a field, or the field must be empty. A version of sqlparser with a new field does not compile until
+//! somebody decides about it.
+//!
+//! DataFusion itself refuses some nodes by name (`PIVOT`, `TOP`, `FETCH`, `LATERAL VIEW`). This module refuses them too
+//! if they are in a struct that it destructures anyway.
 
 use std::ops::ControlFlow;
 
@@ -16,7 +19,7 @@ use datafusion::sql::sqlparser::ast::{
     TableSampleKind, TableWithJoins, Visit, Visitor, WildcardAdditionalOptions, WindowSpec, WindowType, With,
 };
 
-/// What kind of function a name stands for, where it is a function at all.
+/// The kind of function that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FunctionKind {
     Scalar,
@@ -24,7 +27,7 @@ pub(super) enum FunctionKind {
     Window,
 }
 
-/// The first clause of a statement that would be accepted and dropped: what it is called, and its text.
+/// Returns the first clause of a statement that DataFusion would accept and drop: its name, and its text.
 pub(super) fn unexecuted(statement: &Statement, kind: &dyn Fn(&str, bool) -> Option<FunctionKind>) -> Option<String> {
     let mut check = Check { kind, named_windows_planned: 0 };
     match statement.visit(&mut check) {
@@ -37,14 +40,15 @@ type Found = ControlFlow<String>;
 
 const GO_ON: Found = ControlFlow::Continue(());
 
-/// Breaks with the name of a clause that is there.
+/// Breaks with the name of a clause if it is present.
 fn refuse_if(is_there: bool, clause: impl Into<String>) -> Found {
     if is_there { ControlFlow::Break(clause.into()) } else { GO_ON }
 }
 
 struct Check<'a> {
     kind: &'a dyn Fn(&str, bool) -> Option<FunctionKind>,
-    /// Depth of projections whose named windows DataFusion replaces by their definitions; it does so nowhere else.
+    /// Depth of projections whose named windows DataFusion replaces by their definitions; it does so only in
+    /// projections.
     named_windows_planned: usize,
 }
 
@@ -85,7 +89,7 @@ impl Visitor for Check<'_> {
         for operator in pipe_operators {
             check_pipe(operator)?;
         }
-        // what is nested in them is visited as expressions, queries and selects of their own
+        // nested parts are visited as expressions, queries and selects of their own
         match &**body {
             SetExpr::Select(_) | SetExpr::Query(_) | SetExpr::Values(_) | SetExpr::SetOperation { .. } => GO_ON,
             SetExpr::Insert(_) | SetExpr::Update(_) | SetExpr::Delete(_) | SetExpr::Merge(_) => {
@@ -230,7 +234,7 @@ impl Visitor for Check<'_> {
             Expr::Function(function) => self.check_function(function),
             Expr::Cast { data_type, .. } => check_type(data_type),
             Expr::TypedString(typed) => check_type(&typed.data_type),
-            // DataFusion reads or refuses every field of the others; what is nested in them is visited
+            // DataFusion reads or refuses every field of the others; their nested parts are visited
             _ => GO_ON,
         }
     }
@@ -284,7 +288,7 @@ impl Check<'_> {
             Some(FunctionKind::Aggregate) => {
                 refuse_if(nulls && over.is_some(), format!("IGNORE or RESPECT NULLS of {called}() with OVER"))
             }
-            // DataFusion says that there is no such function
+            // DataFusion reports that the function does not exist
             None => GO_ON,
         }
     }
@@ -408,7 +412,8 @@ fn check_pipe(operator: &PipeOperator) -> Found {
     }
 }
 
-/// Types whose length DataFusion drops: `CAST('abc' AS VARCHAR(2))` would be 'abc', `FLOAT(53)` of 32 bits.
+/// Refuses types whose length DataFusion drops: `CAST('abc' AS VARCHAR(2))` would be 'abc', `FLOAT(53)` would have 32
+/// bits.
 fn check_type(data_type: &DataType) -> Found {
     let has_length = match data_type {
         DataType::Varchar(length) | DataType::Char(length) => length.is_some(),
@@ -447,7 +452,7 @@ fn is_named(argument: &FunctionArg) -> bool {
     !matches!(argument, FunctionArg::Unnamed(_))
 }
 
-/// Whether a function over a named window is in a part of a query.
+/// Whether a part of a query has a function over a named window.
 fn names_a_window(part: &impl Visit) -> bool {
     struct Named;
     impl Visitor for Named {

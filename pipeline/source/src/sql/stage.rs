@@ -1,6 +1,6 @@
 //! Runs the query and writes its text column to Parquet files.
 //!
-//! Files and row groups are cut by bytes of text, row by row, so that they do not depend on the batches that the query gives.
+//! Files and row groups are cut by bytes of text, row by row, so the cuts do not depend on the query's batches.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -32,44 +32,44 @@ const FILE_BYTES: u64 = 256_000_000;
 const GROUP_BYTES: u64 = 16_000_000;
 const RECORD: &str = "staged.json";
 
-/// What the query gave.
+/// The staged rows of the query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Staged {
-    /// Parquet files with one column, named by `input.text`; none where the query gave no rows. Plan and read them with
-    /// `input.format` set to Parquet and a store of local files.
+    /// Parquet files with one column, named by `input.text`; empty if the query returned no rows. Plan and read them
+    /// with `input.format` set to Parquet and a store of local files.
     pub files: Vec<InputFile>,
-    /// Rows in them.
+    /// Number of rows in the files.
     pub rows: u64,
-    /// Bad records of the tables that were skipped on the way, by reason.
+    /// Number of bad records of the tables that were skipped, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// sha256 of each file.
+    /// SHA-256 of each file.
     pub sha256: Vec<String>,
 }
 
-/// What was staged, as the run that did it has noted.
+/// The record that a run writes about its staged rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StagedRecord {
-    /// Rows in all parts.
+    /// Number of rows in all parts.
     pub rows: u64,
-    /// Names and sizes.
+    /// Names and sizes in bytes.
     pub files: Vec<(String, u64)>,
-    /// Records that were skipped, by reason.
+    /// Number of records skipped, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// What the files were that the query read.
+    /// States of the files that the query read.
     #[serde(default)]
     pub inputs: Vec<FileState>,
-    /// sha256 of each file.
+    /// SHA-256 of each file.
     #[serde(default)]
     pub sha256: Vec<String>,
 }
 
 impl StagedRecord {
-    /// Whether the query read these files.
+    /// Whether the query read exactly these files, in these states.
     pub fn is_of(&self, inputs: &[InputFile]) -> bool {
         self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state)
     }
 
-    /// What was staged, where each file is found at what `place` says of its name.
+    /// Converts the record to [`Staged`], with the path of each file as `place` returns it for its name.
     pub fn at<E>(self, place: impl Fn(&str) -> Result<object_store::path::Path, E>) -> Result<Staged, E> {
         let mut files = Vec::new();
         for (name, size) in self.files {
@@ -79,7 +79,7 @@ impl StagedRecord {
         Ok(Staged { files, rows: self.rows, skipped: self.skipped, sha256: self.sha256 })
     }
 
-    /// Names, sizes and sums of the files.
+    /// Iterates over the names, sizes and checksums of the files.
     pub fn parts(&self) -> impl Iterator<Item = (&str, u64, &str)> {
         self.files.iter().zip(&self.sha256).map(|((name, size), sha256)| (name.as_str(), *size, sha256.as_str()))
     }
@@ -89,7 +89,8 @@ fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
     move |source| SourceError::Temporary { path: path.display().to_string(), source }
 }
 
-/// Runs `input.sql` and stages its text column in `dir`, which is made and may hold what an earlier run left.
+/// Runs `input.sql` and stages its text column in `dir`, which it creates if needed and which may hold files of an
+/// earlier run.
 ///
 /// # Errors
 /// When the query is not valid or fails, or when the files cannot be written.
@@ -142,7 +143,7 @@ fn stage(
         Ok::<_, SourceError>(())
     })?;
     let Written { files, sha256, rows } = parts.finish()?;
-    // what the query read is what was listed, or it is nothing
+    // the result is valid only if the files that the query read are still as listed
     let inputs = || tables.iter().flat_map(|table| &table.files);
     let watched = store.expecting(inputs());
     for file in inputs() {
@@ -158,10 +159,10 @@ fn stage(
     named(dir, written)
 }
 
-/// What an earlier [`stage_sql`] of the same job has staged in `dir`, where it came to its end, all files still have their sums, and those
-/// that the query read are still what they were. Reads the files once.
+/// Returns what an earlier [`stage_sql`] of the same job staged in `dir`, if it completed, all files still have their
+/// checksums, and the files that the query read have not changed. Reads the staged files once.
 ///
-/// That it was the same job is for the caller to know.
+/// The caller must know that it was the same job.
 pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
     let record = staged_record(dir).filter(|record| record.is_of(inputs))?;
     for (name, _, sha256) in record.parts() {
@@ -191,12 +192,12 @@ fn sum_of(path: &Path) -> std::io::Result<String> {
     }
 }
 
-/// What was staged in `dir`, whatever it was staged of: for who works for the run that did it.
+/// Returns what was staged in `dir`, whatever it was staged from: for processes that work for the run that staged it.
 pub fn staged_by_run(dir: &Path) -> Option<Staged> {
     named(dir, staged_record(dir)?).ok()
 }
 
-/// What is noted of the rows in `dir`, where they are all there and have sums.
+/// Returns the record of the rows in `dir`, if all files exist with their sizes and the record has their checksums.
 pub fn staged_record(dir: &Path) -> Option<StagedRecord> {
     let record: StagedRecord = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
     if record.sha256.len() != record.files.len() {
@@ -213,7 +214,7 @@ fn named(dir: &Path, record: StagedRecord) -> Result<Staged, SourceError> {
     })
 }
 
-/// A file that sums what is written to it.
+/// A file that computes a checksum of the bytes written to it.
 struct Summed {
     file: File,
     hasher: Sha256,
@@ -231,7 +232,7 @@ impl Write for Summed {
     }
 }
 
-/// The files that are written.
+/// Writes the staged files.
 struct Parts<'a> {
     dir: &'a Path,
     schema: SchemaRef,
@@ -241,7 +242,7 @@ struct Parts<'a> {
     written: Written,
 }
 
-/// The files that were written: names and sizes, sums, rows in all of them.
+/// The written files: names and sizes, checksums, and the number of rows in all of them.
 #[derive(Default)]
 struct Written {
     files: Vec<(String, u64)>,
@@ -281,7 +282,7 @@ impl<'a> Parts<'a> {
         };
         let mut start = 0;
         for (i, length) in lengths.iter().enumerate() {
-            // four bytes more for each row, so that short and null rows count too
+            // four bytes more for each row, so that empty and null rows count too
             self.group_bytes += length + 4;
             self.file_bytes += length + 4;
             if self.group_bytes >= GROUP_BYTES {

@@ -1,10 +1,13 @@
-//! Rows of Arrow IPC: the file format and the stream format (what Hugging Face `datasets` writes), bodies compressed or not.
+//! Rows of Arrow IPC: the file format and the stream format (which Hugging Face `datasets` writes), with or without
+//! compressed bodies.
 //!
-//! Both are messages, of which the headers (bodies are not read) tell where each record batch is and how many rows it has; then
-//! the batches that a range needs are read one at a time, and only the text column is decoded.
+//! Both formats consist of messages. Their headers give the position and the number of rows of each record batch, so
+//! planning does not read bodies. A reader then reads the batches of its range one at a time and decodes only the text
+//! column.
 //!
 //! Memory: one record batch with all its columns, as stored, and the dictionaries of the file.
-//! Invalid UTF-8 inside a string column breaks the Arrow format itself: the file is corrupt, whatever `on_error` says.
+//!
+//! Invalid UTF-8 in a string column violates the Arrow format itself: the file is corrupt, whatever `on_error` says.
 
 mod table;
 
@@ -72,7 +75,7 @@ struct Message {
     rows: u64,
 }
 
-/// What is in a file.
+/// The schema and the messages of a file.
 struct Index {
     schema: SchemaRef,
     version: MetadataVersion,
@@ -104,7 +107,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// A message's header, and where its body is.
+/// Returns a message's header and the position of the message.
 fn message(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
     if at.saturating_add(4) > file.size {
         return Ok(None);
@@ -134,7 +137,7 @@ fn entry(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, Sou
     Ok(Message { block, dictionary, rows })
 }
 
-/// What is in a file.
+/// Reads the index of a file.
 fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let index = if is_stream(store, file)? { walk(store, file) } else { footer(store, file) };
     index.map_err(|e| match e {
@@ -143,7 +146,7 @@ fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     })
 }
 
-/// The file format: its footer tells where the schema, the dictionaries and the record batches are.
+/// Reads the index of the file format: the footer has the positions of the dictionaries and the record batches.
 fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let tail = get(store, file, file.size.saturating_sub(10), file.size.min(10))?;
     let length = u32_at(&tail, 0).map_or(0, u64::from);
@@ -164,7 +167,7 @@ fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     Ok(Index { schema: Arc::new(fb_to_schema(schema)), version: footer.version(), messages })
 }
 
-/// The stream format: one message after another.
+/// Reads the index of the stream format: one message after another.
 fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let chunks = Chunks::new(store, &file.location, file.size);
     let mut at = 0_u64;
@@ -192,7 +195,7 @@ fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     Ok(Index { schema, version, messages })
 }
 
-/// Where a stream is over that something comes after: the mark of its end is at `at`, and zeros may follow it.
+/// Returns the offset of data after the end of a stream. The end mark is at `at`, and zeros may follow it.
 fn after_the_end(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
     let left = file.size.saturating_sub(at);
     if left == 0 {
@@ -205,7 +208,7 @@ fn after_the_end(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<u6
     Ok((!is_over).then_some(at + mark.min(left as usize) as u64))
 }
 
-/// Text, or bytes that may be.
+/// Whether a type is text, or bytes that may be text.
 fn may_be_text(kind: &DataType) -> bool {
     match kind {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
@@ -215,7 +218,7 @@ fn may_be_text(kind: &DataType) -> bool {
     }
 }
 
-/// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
+/// Returns the columns of a file: name (fields of structs as `meta.text`), whether it can be the text, and type.
 fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceError> {
     fn collect(prefix: &str, fields: &Fields, columns: &mut Vec<FileColumn>) {
         for field in fields {
@@ -234,7 +237,8 @@ fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceErr
     Ok(columns)
 }
 
-/// The indexes that lead to the text: of the column, and inside of structs. A column that has the whole name comes first.
+/// Returns the path of indexes to the text: the column, then fields of structs. A column with the whole name takes
+/// precedence.
 fn path_to(fields: &Fields, name: &str) -> Option<Vec<usize>> {
     let exact = fields.iter().position(|f| f.name() == name && may_be_text(f.data_type()));
     if let Some(exact) = exact {
@@ -247,7 +251,7 @@ fn path_to(fields: &Fields, name: &str) -> Option<Vec<usize>> {
     })
 }
 
-/// The record batches of a file; their bytes are those of all columns as stored.
+/// Returns the record batches of a file as row groups. Their size covers all columns as stored.
 fn row_groups(store: &Store, file: &InputFile) -> Result<Vec<RowGroup>, SourceError> {
     let index = index(store, file)?;
     let batches = index.messages.iter().filter(|m| !m.dictionary);
@@ -258,20 +262,20 @@ fn body(store: &Store, file: &InputFile, block: &Block) -> Result<Buffer, Source
     get(store, file, block.offset() as u64, block.metaDataLength() as u64 + block.bodyLength() as u64)
 }
 
-/// Whether the format is the stream format.
+/// Whether a file has the stream format.
 fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceError> {
     Ok(!get(store, file, 0, file.size.min(8))?.starts_with(MAGIC))
 }
 
-/// The text cells of a range of rows, in order, a record batch at a time.
+/// Reads the text cells of a range of rows, in order, one record batch at a time.
 pub(crate) struct IpcRows {
     batches: Batches,
-    /// The indexes that lead to the text inside of the column.
+    /// Path of indexes to the text inside the column.
     inside: Vec<usize>,
-    /// The wanted rows of a batch, and which of them are there.
+    /// The wanted rows of a batch, and their nulls.
     column: ArrayRef,
     nulls: Option<NullBuffer>,
-    /// The number of the first of them, and how many were passed; the present row is among them.
+    /// Number of the first of these rows, and how many of them were passed, including the current row.
     first: u64,
     passed: usize,
 }
@@ -296,7 +300,7 @@ impl IpcRows {
 impl Rows for IpcRows {
     fn next(&mut self) -> Result<Option<u64>, SourceError> {
         while self.passed == self.column.len() {
-            // let go first, so that there is one batch in memory
+            // drop the old batch first, so that only one is in memory
             (self.column, self.nulls) = (new_empty_array(&DataType::Utf8), None);
             self.passed = 0;
             let Some(part) = self.batches.next()? else { return Ok(None) };
@@ -321,7 +325,7 @@ impl Rows for IpcRows {
     }
 }
 
-/// The wanted rows of the text, and which of them are there.
+/// Returns the wanted rows of the text, and their nulls.
 fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
     let (from, to) = ((part.from - part.first) as usize, (part.to - part.first) as usize);
     let mut column = part.batch.column(0).slice(from, to - from);
@@ -338,12 +342,12 @@ fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer
     Ok((column, nulls))
 }
 
-/// The schema of a file.
+/// Returns the schema of a file.
 fn schema(store: &Store, file: &InputFile) -> Result<SchemaRef, SourceError> {
     Ok(index(store, file)?.schema)
 }
 
-/// Reads these columns of all rows, a record batch at a time.
+/// Calls `each` with these columns of all rows, one record batch at a time.
 fn read_columns(
     store: &Store,
     file: &InputFile,
@@ -357,7 +361,7 @@ fn read_columns(
     Ok(())
 }
 
-/// A record batch, the number of its first row, and from which to which row it is wanted.
+/// A record batch, the number of its first row, and the range of wanted rows.
 struct Part {
     batch: RecordBatch,
     first: u64,
@@ -365,13 +369,13 @@ struct Part {
     to: u64,
 }
 
-/// Some columns of the record batches that hold rows of a range.
+/// Iterates over some columns of the record batches that have rows of a range.
 struct Batches {
     store: Store,
     file: InputFile,
     decoder: FileDecoder,
     messages: std::vec::IntoIter<Message>,
-    /// The first row of the next batch.
+    /// Number of the first row of the next batch.
     first: u64,
     range: (u64, u64),
 }

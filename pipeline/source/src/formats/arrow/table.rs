@@ -27,10 +27,10 @@ impl TableFormat for ArrowTable {
         let own = schema(store, file)?;
         let mut columns = Columns { file, schema: wanted, own: &own, row: 0, bad_records, take };
         let found: Vec<usize> = wanted.fields().iter().filter_map(|f| own.index_of(f.name()).ok()).collect();
-        // no column at all would not tell how many rows there are
+        // read at least one column, which gives the number of rows
         let read = if found.is_empty() { vec![0] } else { found };
         read_columns(store, file, read, &mut |rows| {
-            // a record batch may be of any size
+            // a record batch may have any size
             (0..rows.num_rows()).step_by(BATCH_ROWS).try_for_each(|from| {
                 let part = rows.slice(from, BATCH_ROWS.min(rows.num_rows() - from));
                 columns.add(named(&part), part.num_rows())

@@ -1,7 +1,7 @@
 //! Records of CSV files (RFC 4180): quoted fields may hold delimiters, quotes and newlines, and be of any length.
 //!
-//! The first record is the header; a record with another number of fields is bad. Blank lines are no records. Only the text
-//! field is kept, and only it has to be UTF-8. A CSV file has no nulls: an empty field is an empty document.
+//! The first record is the header. A record with another number of fields is bad. Blank lines are not records. Only the
+//! text field is kept, and only it must be UTF-8. CSV has no nulls: an empty field is an empty document.
 
 pub(super) mod table;
 
@@ -24,7 +24,7 @@ const OUTPUT: usize = 64 << 10;
 const ENDS: usize = 256;
 const LARGEST_HEADER: usize = 1 << 20;
 
-/// The parser and where it is.
+/// The CSV parser and its position.
 struct Parser {
     cursor: Cursor,
     csv: Reader,
@@ -53,22 +53,24 @@ impl Parser {
             self.cursor.consume(length);
             if n.is_some() {
                 self.csv.reset();
-                // an empty line first, so that the parser takes no byte order mark out of the middle of a file
+                // feed an empty line first, so that the parser does not strip a byte order mark in the middle of a file
                 self.csv.read_record(b"\n", &mut self.output, &mut self.ends);
                 return Ok(Some(Start { offset: self.cursor.offset, newlines: self.cursor.newlines }));
             }
         }
     }
 
-    /// Passes a record, showing its fields in parts: the number of the field, and bytes of it. Gives the number of fields.
+    /// Passes a record and calls `see` with parts of its fields: the index of the field, and bytes of it. Returns the
+    /// number of fields.
     ///
-    /// A quoted field that the file ends in is no bad record, which could be skipped: all that comes after the quote would be skipped with it.
+    /// If the file ends inside a quoted field, this is an error, not a bad record: to skip it would skip everything
+    /// after the quote.
     fn record(&mut self, mut see: impl FnMut(usize, &[u8])) -> io::Result<usize> {
         let (mut fields, mut before, began) = (0, 0, self.cursor.newlines);
         loop {
             let input = self.cursor.fill()?;
             let at_end = input.is_empty();
-            // the end of the file ends a line, and tells by that whether a quoted field is open: there it ends no record
+            // at the end of the file, feed a newline: if it does not end the record, a quoted field is open
             let input = if at_end { b"\n" } else { input };
             let (result, read, written, ended) = self.csv.read_record(input, &mut self.output, &mut self.ends);
             if at_end && matches!(result, ReadRecordResult::InputEmpty) {
@@ -101,7 +103,7 @@ fn wrong_number(got: usize, names: &[String]) -> String {
     format!("got {got} fields; valid: {}, as in the header ({})", names.len(), names.join(", "))
 }
 
-/// The names in the header, and the parser after it; none where the file is empty.
+/// Returns the names in the header, and the parser after it; no names if the file is empty.
 fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Parser), SourceError> {
     let mut parser = Parser::new(cursor, delimiter);
     let mut names: Vec<Vec<u8>> = Vec::new();
@@ -171,7 +173,7 @@ impl BytesFormat for Csv {
     }
 }
 
-/// Records after the header.
+/// Reads the records after the header.
 pub(crate) struct CsvRecords {
     parser: Parser,
     fields: usize,
@@ -180,7 +182,7 @@ pub(crate) struct CsvRecords {
 }
 
 impl CsvRecords {
-    /// Reads the header, then goes to `start`, which must be 0 or where a record begins.
+    /// Reads the header, then goes to `start`, which must be 0 or the start of a record.
     pub fn open(store: &Store, file: &InputFile, input: &Input, (start, end): (u64, u64)) -> Result<Self, SourceError> {
         let cursor = Cursor::open_range(store, file, input, (0, end))?;
         let (names, mut parser) = header(cursor, &file.path, delimiter(input))?;
@@ -251,7 +253,7 @@ impl Records for CsvRecords {
     }
 }
 
-/// Whole records after the header, for queries.
+/// Reads whole records after the header, for queries.
 pub(crate) struct CsvRows {
     parser: Parser,
     pub names: Vec<String>,
@@ -266,7 +268,8 @@ impl CsvRows {
         Ok(Self { parser, names })
     }
 
-    /// The fields of the next record, and the newlines of the file before it; bytes past `most` are left out, and the record is bad.
+    /// Returns the fields of the next record, and the number of newlines before it in the file. A record of more than
+    /// `most` bytes is bad, and its further bytes are dropped.
     pub fn next(&mut self, fields: &mut Vec<Vec<u8>>, most: usize) -> io::Result<Option<(u64, Result<(), Bad>)>> {
         if self.parser.next()?.is_none() {
             return Ok(None);

@@ -1,8 +1,9 @@
-//! CSV as a table: the columns are those of all headers, their types those of the first 1000 good records.
+//! CSV as a table: the columns are those of all headers, their types come from the first 1000 good records.
 //!
-//! Whole numbers, numbers ([`super::types`]), true and false, dates (`2024-12-31`) and times (`2024-12-31T23:59:59`) are found; all else, and the text, are
-//! text, and so is what a number would not give back: `007`, `+5`. An empty field is null, but an empty text is an empty text, as without a query. A later
-//! value that does not fit makes a bad record.
+//! It detects whole numbers, numbers ([`crate::column_types`]), true and false, dates (`2024-12-31`) and times
+//! (`2024-12-31T23:59:59`). Everything else is text, and so are the text column and values that a number would not
+//! reproduce: `007`, `+5`. An empty field is null, but in the text column it is an empty text, as without a query. A
+//! later value that does not fit its column's type makes a bad record.
 
 use std::sync::Arc;
 
@@ -41,11 +42,11 @@ impl TableFormat for CsvTable {
     }
 }
 
-/// From the narrowest.
+/// Types in the order in which they are tried.
 const KINDS: [DataType; 7] =
     [DataType::Int64, DataType::UInt64, WIDE, DataType::Float64, DataType::Boolean, DataType::Date32, TIME];
 
-/// The digits of a whole number as a number would be written back: no `+`, no zeros before it.
+/// Returns the digits of a whole number in canonical form: no `+`, no leading zeros.
 fn digits(text: &str) -> Option<&str> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let is_whole = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
@@ -55,7 +56,7 @@ fn digits(text: &str) -> Option<&str> {
 fn float(text: &str) -> Option<f64> {
     let unsigned = text.strip_prefix('-').unwrap_or(text).as_bytes();
     let has_zeros_before = unsigned.len() > 1 && unsigned[0] == b'0' && unsigned[1].is_ascii_digit();
-    // "nan" and "inf" are words first
+    // "nan" and "inf" are words
     if has_zeros_before || text.starts_with('+') || !text.bytes().any(|b| b.is_ascii_digit()) {
         return None;
     }
@@ -91,15 +92,15 @@ fn fits(text: &str, kind: &DataType) -> bool {
     }
 }
 
-/// A column while its type is looked for.
+/// A column while its type is inferred.
 struct Guess {
     name: String,
-    /// Which of [`KINDS`] all values so far fit.
+    /// For each of [`KINDS`], whether all values so far fit it.
     fits: [bool; KINDS.len()],
     seen: bool,
 }
 
-/// The columns of the files.
+/// Returns the columns of the files.
 fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
     let mut guesses: Vec<Guess> = Vec::new();
     let mut seen = 0;
@@ -143,7 +144,7 @@ fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, S
     Ok(Schema::new(guesses.into_iter().map(field).collect::<Vec<_>>()))
 }
 
-/// Reads these columns of a file.
+/// Reads the columns of the query from a file.
 fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
     let FileColumns { store, file, input, schema } = columns;
     let mut records = CsvRows::open(store, file, input)?;
@@ -182,7 +183,7 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
     if rows == 0 { Ok(()) } else { take(batch(schema, arrays(&mut columns, schema), rows)?, bad_records) }
 }
 
-/// The value of a column in a record, if it fits.
+/// Returns the value of a column in a record, or the reason why it does not fit.
 fn cell(
     position: Option<usize>,
     fields: &[Vec<u8>],

@@ -1,7 +1,7 @@
-//! The text of a line of JSON that is whole in memory, the fast way: good lines only.
+//! The fast parser of the text in a line of JSON that is completely in memory. It accepts only good lines.
 //!
-//! It takes a line, with the very text, only where [`super::json`]'s parser takes it, and gives up at the first oddity (whatever is no
-//! good record: that parser says what is wrong, and where). The line is parsed, not searched: every value is looked at.
+//! It accepts a line only if the parser of [`super`] does, with the same text. At the first irregularity it gives up,
+//! and the other parser says what is wrong, and where. It parses the whole line: it validates every value.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use crate::records::{Fault, push};
 use crate::spool::Spool;
 
-/// Puts the text of a line into the spool; false where the line is to be parsed in the other way, after the spool is cleared.
+/// Writes the text of a line into the spool. Returns false if the caller must clear the spool and use the other parser.
 ///
 /// # Errors
 /// When the temporary file fails.
@@ -23,8 +23,8 @@ pub(crate) fn read(line: &[u8], name: &str, text: &mut Spool) -> io::Result<bool
     failed.map_or(Ok(good), Err)
 }
 
-/// An object, of which a key holds the text: the key as it stands, else what comes before its first dot, and the rest inside of that.
-/// True where the text was found.
+/// Visits an object with the text under a key: the key with the whole name, else the part before the first dot, with
+/// the rest inside its object. The value is true if it found the text.
 struct Object<'a> {
     name: &'a str,
     text: &'a mut Spool,
@@ -48,7 +48,7 @@ impl<'de> Visitor<'de> for Object<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<bool, A::Error> {
         let Self { name, text, failed } = self;
-        // whether the key as it stands was there, and whether what came last held the text
+        // whether the key with the whole name was present, and whether the last value had the text
         let (mut whole, mut found) = (false, false);
         while let Some(key) = entries.next_key_seed(Name(name))? {
             match key {
@@ -66,10 +66,10 @@ impl<'de> Visitor<'de> for Object<'_> {
     }
 }
 
-/// What a key is to the name of the text.
+/// Relation of a key to the name of the text.
 enum Key<'a> {
     Whole,
-    /// What comes before its first dot; the rest.
+    /// The part before the first dot; holds the rest of the name.
     Head(&'a str),
     Other,
 }
@@ -100,7 +100,7 @@ impl<'a> Visitor<'_> for Name<'a> {
     }
 }
 
-/// A string that goes into the spool, instead of what is there.
+/// Visits a string and writes it into the spool, replacing its content.
 struct Text<'a> {
     text: &'a mut Spool,
     failed: &'a mut Option<io::Error>,
@@ -134,7 +134,7 @@ impl Visitor<'_> for Text<'_> {
     }
 }
 
-/// A value that is passed over. Unlike serde's `IgnoredAny`, for which serde_json looks neither at the depth nor at escapes.
+/// A value that is skipped. Unlike serde's `IgnoredAny`, for which serde_json checks neither the depth nor escapes.
 struct Skipped;
 
 impl<'de> serde::Deserialize<'de> for Skipped {

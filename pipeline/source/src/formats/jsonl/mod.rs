@@ -1,8 +1,11 @@
-//! Records of JSON lines: one object per line, of which one key holds the text.
+//! Records of JSON lines: one object per line, with the text under one key.
 //!
-//! The object is parsed as a stream, so the text, and whatever else the line holds, may be of any length; a key may
-//! have 1 MB. Where the key comes twice the last one counts, as in Python's `json`. Numbers of any size and up to
-//! 128 levels of nesting pass. A line that is whole in the buffer and good is read in a faster way ([`super::json_line`]). `meta.text` is the key `text` of the object `meta`, where no key has the whole name. Lines of white space alone are no records.
+//! It parses the object as a stream, so the text and the other values may have any length; a key may have 1 MB. If a
+//! key occurs twice, the last one counts, as in Python's `json`. Numbers of any size and up to 128 levels of nesting
+//! are valid.
+//!
+//! A good line that is completely in the buffer is read by a faster parser ([`line`]). `meta.text` is the key `text` of
+//! the object `meta`, unless a key has the whole name. Lines of white space are not records.
 
 pub(crate) mod line;
 mod table;
@@ -26,11 +29,11 @@ use crate::store::Store;
 use crate::table::TableFormat;
 
 const LARGEST_KEY: u64 = 1 << 20;
-/// Keys of an object that a message names, and characters of one.
+/// Maximum number of keys of an object that a message names, and maximum characters of one.
 const MOST_KEYS: usize = 20;
 const LONGEST_SHOWN: usize = 64;
 
-/// One line as a reader of its own. A failure of the input behind it is kept apart from what is wrong with the line.
+/// A reader of one line. It keeps errors of the input separate from errors in the line.
 struct Line<'a> {
     cursor: &'a mut Cursor,
     ended: bool,
@@ -96,7 +99,7 @@ impl BytesFormat for Jsonl {
     }
 }
 
-/// Lines that are not blank.
+/// Reads lines that are not blank.
 pub(crate) struct JsonRecords {
     cursor: Cursor,
     key: String,
@@ -108,8 +111,8 @@ impl JsonRecords {
         Self { cursor, key: key.into(), buffer: vec![0; 16 << 10] }
     }
 
-    /// Reads the line, where it is whole in the buffer and good; else nothing of it is passed. No key of a line that is no longer
-    /// than the longest key is too long.
+    /// Reads the line if it is completely in the buffer and good; else consumes nothing. A line of at most
+    /// `LARGEST_KEY` bytes cannot have a key that is too long.
     fn read_fast(&mut self, text: &mut Spool) -> Result<bool, Fault> {
         let available = self.cursor.fill()?;
         let window = &available[..available.len().min(LARGEST_KEY as usize)];
@@ -124,7 +127,7 @@ impl JsonRecords {
     }
 }
 
-/// What is wrong with a line, before it is known where.
+/// An error in a line, without its position in the file.
 enum Wrong {
     Line(&'static str, String),
     Spool(io::Error),
@@ -148,7 +151,7 @@ impl From<ReaderError> for Wrong {
 
 impl From<io::Error> for Wrong {
     fn from(error: io::Error) -> Self {
-        // the reader of a string value wraps the same error once more, and its kind is lost
+        // the reader of a string value wraps the error again, which loses its kind
         match error.kind() == io::ErrorKind::InvalidData || error.to_string().contains("invalid UTF-8 data") {
             true => Self::Line(reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".into()),
             false => match error.get_ref().and_then(|inner| inner.downcast_ref::<JsonSyntaxError>()) {
@@ -159,7 +162,7 @@ impl From<io::Error> for Wrong {
     }
 }
 
-/// A syntax error in a person's words, with its column.
+/// Describes a syntax error in plain words, with its column.
 fn syntax(error: &JsonSyntaxError) -> String {
     use SyntaxErrorKind as K;
     let what = match error.kind {
@@ -201,7 +204,7 @@ type Reader<'a, 'b> = JsonStreamReader<&'a mut Line<'b>>;
 
 /// Finds the text of a line.
 struct Search<'a> {
-    /// The whole of `input.text`.
+    /// The whole name in `input.text`.
     name: &'a str,
     buffer: &'a mut [u8],
     text: &'a mut Spool,
@@ -221,7 +224,8 @@ impl Search<'_> {
         outcome
     }
 
-    /// The text under a key of an object: the key as it stands, else what comes before its first dot, and the rest inside of that.
+    /// Reads the text under a key of an object: the key with the whole name, else the part before the first dot, with
+    /// the rest inside its object.
     fn object(&mut self, json: &mut Reader<'_, '_>, key: &str) -> Result<Result<(), Wrong>, Wrong> {
         let mut outcome = Err(Wrong::Line(reason::MISSING, String::new()));
         let mut keys: Vec<String> = Vec::new();
@@ -253,7 +257,7 @@ impl Search<'_> {
         Ok(outcome)
     }
 
-    /// What is said of an object without the key that is looked for.
+    /// Returns the message about an object without the key.
     fn missing(&self, key: &str, keys: &[String]) -> String {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let there = if keys.is_empty() { "it has none".to_owned() } else { format!("its keys: {}", keys.join(", ")) };

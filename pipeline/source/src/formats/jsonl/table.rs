@@ -1,7 +1,8 @@
 //! JSON lines as a table: the columns are those of the first 1000 good records.
 //!
-//! Types of numbers are decided without loss ([`super::types`]), objects are structs, arrays lists; values of several kinds under one key are text, as is what
-//! was null in all of them. A later value that does not fit makes a bad record; a later key is not a column, unless `schema` names it.
+//! Types of numbers are inferred without loss ([`crate::column_types`]); objects become structs, arrays lists. A key
+//! with values of several kinds is text, and so is a key with only nulls. A later value that does not fit makes a bad
+//! record; a later key does not become a column, unless `schema` names it.
 
 use std::sync::Arc;
 
@@ -42,17 +43,17 @@ impl TableFormat for JsonlTable {
     }
 }
 
-/// A record, or why it is none: the reason and what was got.
+/// A record, or why it is bad: the reason and the message.
 type Parsed = Result<Record, (&'static str, String)>;
 
 /// The values of a record.
 struct Record {
     values: Map<String, Value>,
-    /// Keys under which a whole number is too large for 64 bits, and so only nearly there.
+    /// Keys of whole numbers that are too large for 64 bits, so that their values are rounded.
     rounded: Vec<String>,
 }
 
-/// Shows every record of a file with its line and its bytes, until it is told that it is enough.
+/// Calls `see` with every record of a file, its line number and its bytes, until `see` returns false.
 fn each(
     store: &Store,
     file: &InputFile,
@@ -120,7 +121,7 @@ fn kind_name(value: &Value) -> &'static str {
     }
 }
 
-/// What was seen of the values under a key.
+/// The kinds of values seen under a key.
 #[derive(Debug, Clone, PartialEq)]
 enum Kind {
     Null,
@@ -131,7 +132,7 @@ enum Kind {
     Object(Vec<(String, Self)>),
 }
 
-/// The columns of the files.
+/// Returns the columns of the files.
 fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
     let mut kinds: Vec<(String, Kind)> = Vec::new();
     let mut seen = 0;
@@ -210,7 +211,8 @@ impl Kind {
         }
     }
 
-    /// What was null in all records is text; DataFusion has no use for an object without keys.
+    /// Returns the Arrow type. A key that is null in all records is text. An object without keys is text too:
+    /// DataFusion does not support it.
     fn data_type(self) -> DataType {
         match self {
             Self::Null | Self::Text => DataType::LargeUtf8,
@@ -226,9 +228,10 @@ impl Kind {
     }
 }
 
-/// The keys of an object under which there is a whole number outside of -2^63 to 2^64-1: serde_json would round it to a float.
+/// Returns the keys of an object that have a whole number outside of -2^63 to 2^64-1, which serde_json would round to a
+/// float.
 ///
-/// Cost: one pass over the line, where it has a run of 19 digits at all.
+/// Cost: one pass over the line; the caller skips lines without a run of 19 digits.
 fn rounded(line: &str) -> Vec<String> {
     const RUN: usize = 19;
     let bytes = line.as_bytes();
@@ -277,7 +280,7 @@ fn has_long_number(line: &[u8]) -> bool {
     })
 }
 
-/// Reads these columns of a file.
+/// Reads the columns of the query from a file.
 fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
     let FileColumns { store, file, input, schema } = columns;
     let (mut records, mut held) = (Vec::new(), 0);
@@ -300,7 +303,7 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
     if records.is_empty() { Ok(()) } else { take(rows(&records, schema)?, bad_records) }
 }
 
-/// Why a record does not fit the columns, if it does not.
+/// Checks that a record fits the columns; returns the reason if it does not.
 fn fit(record: &Record, fields: &Fields, input: &Input) -> Result<(), (&'static str, String)> {
     for field in fields {
         let Some(value) = record.values.get(field.name()) else { continue };
@@ -350,7 +353,7 @@ fn rows(records: &[Map<String, Value>], schema: &SchemaRef) -> Result<arrow::arr
     batch(schema, schema.fields().iter().map(column).collect(), records.len())
 }
 
-/// Values that [`fit`] a type.
+/// Converts values that [`fit`] a type to an array.
 fn array(values: &[Option<&Value>], kind: &DataType) -> ArrayRef {
     let there = || NullBuffer::from_iter(values.iter().map(|v| v.is_some_and(|v| !v.is_null())));
     match kind {

@@ -1,11 +1,11 @@
-//! Arrays in files: IDX, as MNIST is published, and `.npy`. A record is a row of the first axis.
+//! Arrays in files: IDX, the format of MNIST, and `.npy`. A record is a row of the first axis.
 //!
 //! ```text
-//!   IDX     0 0 8 rank ─ each length, 4 bytes, high first ─ bytes            rank 3: images, rank 1: labels
+//!   IDX     0 0 8 rank ─ each length, 4 bytes, big-endian ─ bytes            rank 3: images, rank 1: labels
 //!   npy     \x93NUMPY major minor ─ length of the header ─ {'descr': '<i4', 'fortran_order': False, 'shape': (n, L), } ─ values
 //! ```
 //!
-//! Labels are in a file beside, found by its name among the files of the job.
+//! Labels are in a separate file, found by its name among the files of the job.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_schemas::spec::{Codes, Compression, ImageLabels, Images, Input};
@@ -16,10 +16,10 @@ use crate::decode::Cursor;
 use crate::input_file::InputFile;
 use crate::store::Store;
 
-/// Bytes of a header that are looked at.
+/// Maximum bytes read to parse a header.
 const MOST_HEADER: u64 = 1 << 16;
 
-/// So many bytes, or the file is cut off.
+/// Reads exactly `size` bytes, or returns the error that the file is cut off.
 pub(super) fn exactly(cursor: &mut Cursor, file: &str, size: usize) -> Result<Vec<u8>, SourceError> {
     let mut bytes = Vec::with_capacity(size);
     while bytes.len() < size {
@@ -34,7 +34,7 @@ pub(super) fn exactly(cursor: &mut Cursor, file: &str, size: usize) -> Result<Ve
     Ok(bytes)
 }
 
-/// An IDX file: its lengths.
+/// The header of an IDX file: its lengths.
 struct IdxHeader {
     lengths: Vec<u64>,
     bytes: u64,
@@ -59,9 +59,9 @@ fn idx_header(store: &Store, file: &InputFile, input: &Input, rank: u8) -> Resul
     Ok(IdxHeader { lengths, bytes })
 }
 
-/// Makes sure that a compressed IDX file ends behind its last row, as the size of a plain one tells.
+/// Checks that a compressed IDX file ends after its last row. For an uncompressed file its size shows that.
 ///
-/// Cost: it is decompressed.
+/// Cost: decompresses the file.
 pub(super) fn idx_ends(store: &Store, file: &InputFile, input: &Input, images: &Images) -> Result<(), SourceError> {
     let holds_labels = is_idx_labels(&file.path);
     if compression(file, input) == Compression::None || (holds_labels && images.labels() != ImageLabels::Stored) {
@@ -82,7 +82,7 @@ pub(super) fn idx_ends(store: &Store, file: &InputFile, input: &Input, images: &
     Err(SourceError::corrupt(&file.path, message))
 }
 
-/// How many images an IDX file has; none where it holds labels.
+/// Returns the number of images of an IDX file; 0 if it holds labels.
 pub(super) fn idx_rows(store: &Store, file: &InputFile, input: &Input) -> Result<u64, SourceError> {
     match is_idx_labels(&file.path) {
         true => Ok(0),
@@ -98,7 +98,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Images of an IDX file with their labels.
+/// Reads images of an IDX file with their labels.
 pub(super) struct Idx {
     cursor: Cursor,
     file: String,
@@ -180,14 +180,14 @@ impl RawRecords for Idx {
     }
 }
 
-/// What a `.npy` file says of itself.
+/// The header of a `.npy` file.
 struct NpyHeader {
     kind: Number,
     shape: Vec<u64>,
     bytes: u64,
 }
 
-/// A type of whole numbers.
+/// An integer type.
 #[derive(Debug, Clone, Copy)]
 struct Number {
     bytes: usize,
@@ -260,7 +260,7 @@ fn npy_header(store: &Store, file: &InputFile) -> Result<NpyHeader, SourceError>
     Ok(NpyHeader { kind, shape, bytes })
 }
 
-/// Rows of a `.npy` file; none where it holds labels.
+/// Returns the number of rows of a `.npy` file; 0 if it holds labels.
 pub(super) fn npy_rows(store: &Store, file: &InputFile, codes: &Codes) -> Result<u64, SourceError> {
     if codes.labels.as_ref().is_some_and(|ending| is_npy_labels(&file.path, ending)) {
         return Ok(0);
@@ -280,7 +280,7 @@ pub(super) fn is_npy_labels(path: &str, ending: &str) -> bool {
     !ending.is_empty() && path.strip_suffix(".npy").is_some_and(|stem| stem.ends_with(ending))
 }
 
-/// Rows of codes.
+/// Reads rows of codes.
 pub(super) struct Npy {
     cursor: Cursor,
     file: String,

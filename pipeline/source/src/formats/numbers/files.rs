@@ -1,4 +1,4 @@
-//! A PNG or JPEG in a file of its own.
+//! Images in one PNG or JPEG file each.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::{Bad, reason as image};
@@ -9,12 +9,13 @@ use crate::classes::class;
 use crate::input_file::InputFile;
 use crate::store::Store;
 
-/// Bytes that an image of so many pixels may have as it is stored: no PNG or JPEG of sense has more than four for each, and headers.
+/// Returns the maximum stored bytes of an image of `max_pixels`: no sensible PNG or JPEG has more than four per pixel,
+/// plus headers.
 pub(super) fn most_bytes(images: &Images) -> u64 {
     u64::from(images.max_pixels) * 4 + (1 << 20)
 }
 
-/// The one record of such a file.
+/// Reads the single record of an image file.
 pub(super) struct ImageFile {
     store: Store,
     file: Option<InputFile>,

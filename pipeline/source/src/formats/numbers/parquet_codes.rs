@@ -1,4 +1,4 @@
-//! Codes in Parquet: a column of lists of whole numbers, and one of labels.
+//! Codes in Parquet: a column of lists of integers, and one of labels.
 //!
 //! Memory: a batch of at most 256 rows of the two columns, and a page of each.
 
@@ -19,7 +19,7 @@ use crate::store::{Chunks, Store};
 
 const BATCH: usize = 256;
 
-/// A record of codes, each of which has to be below `size`.
+/// Builds a record of codes, each of which must be below `size`.
 pub(super) fn raw(
     position: RecordPosition,
     numbers: impl Iterator<Item = i128>,
@@ -81,7 +81,7 @@ fn is_list(kind: &DataType) -> bool {
     }
 }
 
-/// Makes sure that a column is there and of a type that serves.
+/// Checks that a column exists and has a valid type.
 fn column(
     file: &InputFile,
     builder: &Builder,
@@ -103,12 +103,12 @@ fn column(
     }
 }
 
-/// How many rows a file has.
+/// Returns the number of rows of a file.
 pub(super) fn rows(store: &Store, file: &InputFile, codes: &Codes) -> Result<u64, SourceError> {
     Ok(builder(store, file, codes)?.metadata().file_metadata().num_rows().max(0) as u64)
 }
 
-/// Rows of codes of a file.
+/// Reads rows of codes of a file.
 pub(super) struct ParquetCodes {
     file: InputFile,
     reader: ParquetRecordBatchReader,
@@ -152,7 +152,7 @@ impl ParquetCodes {
             };
             raws.push(match cell(&lists, i).map_err(|e| wrong(&self.file, e))? {
                 Some(numbers) => {
-                    // a null is no number that there is
+                    // a null becomes -1, which is not a valid code
                     let number = |k: usize| if numbers.is_null(k) { -1 } else { i128::from(numbers.value(k)) };
                     raw(position, (0..numbers.len()).map(number), self.codes.size, label)
                 }
@@ -169,7 +169,7 @@ impl ParquetCodes {
     }
 }
 
-/// The numbers of a row; none where it is null.
+/// Returns the numbers of a row; `None` if it is null.
 fn cell(lists: &ArrayRef, row: usize) -> Result<Option<Int64Array>, arrow::error::ArrowError> {
     if lists.is_null(row) {
         return Ok(None);

@@ -1,27 +1,29 @@
-//! The pickles of CIFAR's Python version, and nothing else: a dictionary with an array of bytes and a list of numbers.
+//! Reads the pickles of CIFAR's Python version only: a dictionary with an array of bytes and a list of numbers.
 //!
-//! A pickle is a program for a small machine; Python's runs whatever it names. This one runs nothing: it knows the opcodes that these files
-//! are made of, builds texts, numbers, lists, tuples and one dictionary, and of names it knows the four that an array of numpy is
-//! rebuilt with. Anything else ends the reading. What is built is bounded by the file: a byte makes at most one value.
+//! A pickle is a program for a stack machine, and Python's machine calls whatever the pickle names. This one calls
+//! nothing. It knows the opcodes of these files and builds texts, numbers, lists, tuples and one dictionary. Of names,
+//! it knows the four from which numpy rebuilds an array. Anything else is an error. The file bounds the memory: a byte
+//! creates at most one value.
 //!
 //! ```text
-//!   {'batch_label': …, 'labels': [6, 9, …], 'data': _reconstruct(ndarray, (0,), 'b') ← (1, (10000, 3072), dtype('u1') ← (…), False, '…'), 'filenames': […]}
+//!   {'batch_label': …, 'labels': [6, 9, …], 'filenames': […],
+//!    'data': _reconstruct(ndarray, (0,), 'b') ← (1, (10000, 3072), dtype('u1') ← (…), False, '…')}
 //! ```
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// What is needed of a file.
+/// The needed content of a file.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub rows: usize,
-    /// Where the array's bytes are in the file.
+    /// Byte range of the array in the file.
     pub data: Range<usize>,
-    /// Empty where the job wants none: as many as there are rows otherwise.
+    /// One label per row.
     pub labels: Vec<i64>,
 }
 
-/// Functions and classes that an array names.
+/// Functions and classes that an array refers to.
 const NAMES: [(&str, Name); 7] = [
     ("numpy.core.multiarray _reconstruct", Name::Reconstruct),
     ("numpy._core.multiarray _reconstruct", Name::Reconstruct),
@@ -45,7 +47,7 @@ enum Value {
     Mark,
     None,
     Int(i64),
-    /// Where a text or bytes are in the file.
+    /// Byte range of a text or of bytes in the file.
     Text(Range<usize>),
     List(Vec<Value>),
     Tuple(Vec<Value>),
@@ -53,7 +55,7 @@ enum Value {
     Name(Name),
     /// An array that is not filled yet.
     NewArray,
-    /// A type, by its name.
+    /// A type, by the byte range of its name.
     Type(Range<usize>),
     Array {
         shape: Vec<i64>,
@@ -72,11 +74,11 @@ struct Machine<'a> {
 /// Reads the batch of a file.
 ///
 /// # Errors
-/// What is not as in a batch of CIFAR.
+/// When the pickle is not a batch of CIFAR.
 pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<Batch, String> {
     let mut machine = Machine { bytes, at: 0, stack: Vec::new(), memo: HashMap::new(), puts: 0 };
     let Value::Dict(entries) = machine.run()? else { return Err("is no dictionary".into()) };
-    // Python's reader leaves what follows to whoever reads on
+    // Python's reader leaves the following bytes to its caller
     if machine.at < bytes.len() {
         return Err(format!("has {} bytes behind its end at byte {}", bytes.len() - machine.at, machine.at));
     }
@@ -123,7 +125,7 @@ impl Machine<'_> {
                         return Err(format!("is a pickle of version {version}; valid: up to 5"));
                     }
                 }
-                // a frame only says how much follows
+                // a frame opcode only gives the length of the following bytes
                 0x95 => {
                     self.range(8)?;
                 }
@@ -235,7 +237,7 @@ impl Machine<'_> {
         Ok(items)
     }
 
-    /// Only what does not change later is kept: a list that were fetched again would have to be the same list.
+    /// Keeps only values that do not change later: a list that was fetched again would have to be the same object.
     fn put(&mut self, n: usize) -> Result<(), String> {
         let index = if n == 0 { self.puts } else { self.unsigned(n)? as u32 };
         self.puts += 1;

@@ -1,4 +1,4 @@
-//! The records of a split into batches of rows of numbers.
+//! Reads the records of a split into batches of rows of numbers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use crate::store::Store;
 use crate::summary::{ReadSummary, RecordsDigest};
 
 const ROWS: usize = 1024;
-/// Numbers of a batch that is full: 1 MB.
+/// Count of numbers at which a batch is full: 1 MB.
 const FULL: usize = 1 << 18;
 
-/// The rows that a split takes.
+/// Reads the rows that a split takes.
 pub(crate) struct Numbers {
     store: Store,
     input: Arc<Input>,
     open: Option<Box<dyn RawRecords>>,
-    /// Records so far.
+    /// Number of records so far.
     ordinal: u64,
     batch: Batch,
     pub records: RecordsDigest,
     pub skipped: BTreeMap<String, u64>,
 }
 
-/// Rows that wait for their batch.
+/// Collects rows until they fill a batch.
 struct Batch {
     ids: UInt64Builder,
     tokens: ListBuilder<UInt32Builder>,
@@ -66,7 +66,7 @@ impl Numbers {
         Self { store, input, open: None, ordinal: 0, batch: Batch::new(), records, skipped }
     }
 
-    /// The next batch that is full; none at the end of the range.
+    /// Returns the next full batch, or `None` at the end of the range.
     pub fn next(
         &mut self,
         split: &SplitRecord,
@@ -91,7 +91,7 @@ impl Numbers {
             {
                 continue;
             }
-            // of the bytes as they are stored, before they become something else
+            // hash the stored bytes, before they are decoded
             self.records.good(raw.stored.len() as u64);
             self.records.bytes(&raw.stored);
             let position = raw.position.clone();
@@ -123,13 +123,13 @@ impl Numbers {
         self.close()
     }
 
-    /// The batch of what waits; none where that is nothing.
+    /// Returns the collected rows as a batch, or `None` if there are none.
     pub fn close(&mut self) -> Result<Option<RecordBatch>, SourceError> {
         self.batch.close()
     }
 }
 
-/// Gives the key of every good record of a range.
+/// Calls `each` with the key of every good record of a range.
 pub(crate) fn read_keys(
     store: &Store,
     file: &InputFile,
@@ -154,10 +154,11 @@ pub(crate) fn read_keys(
     Ok(())
 }
 
-/// The reason for which all of the first records of a file would be skipped; `None` where one is good or there is none.
+/// Returns the reason why all of the first records of a file would be skipped; `None` if one is good or the file has
+/// none.
 ///
 /// # Errors
-/// As reading it: at the first bad record where none may be skipped.
+/// As reading the file: at the first bad record unless they may be skipped.
 pub(crate) fn first(
     store: &Store,
     files: &[InputFile],

@@ -1,13 +1,14 @@
-//! Tar files of images: a record is a sample in WebDataset's sense, the members that follow one another and share their name up to
-//! the first dot of its last part; a plain tar of images is one in which samples have one member.
+//! Tar files of images. A record is a sample as in WebDataset: consecutive members whose names are equal up to the
+//! first dot of the last path component. In a plain tar of images, each sample has one member.
 //!
 //! ```text
 //!   header 512 ─ content, filled up to 512 ─ header ─ … ─ two blocks of zeros
 //!   class/00012.jpg  class/00012.cls  class/00013.jpg …      (ustar, GNU long names, pax path and size)
 //! ```
 //!
-//! A range begins at a header, so a reader goes there at once; in a compressed tar by the checkpoints of its stream. Contents that are not
-//! needed are passed over. Every header's checksum is looked at. Folders and names that begin with a dot are passed over.
+//! A range begins at a header, so a reader seeks there directly; in a compressed tar it uses the checkpoints of the
+//! stream. It skips contents that it does not need, folders, and names that begin with a dot. It checks the checksum of
+//! every header.
 
 use std::io;
 
@@ -25,12 +26,12 @@ use crate::segment::Segment;
 use crate::store::{FIRST_CHUNK, Store};
 
 const BLOCK: u64 = 512;
-/// Bytes of a long name, of a pax header, of a label.
+/// Maximum bytes of a long name, of a pax header, of a label.
 const MOST_BESIDE: u64 = 1 << 20;
 
-/// A member: its name, and where it is.
+/// A member: its name and position.
 struct Member {
-    /// Where its first header is, that of a long name included.
+    /// Offset of its first header, including that of a long name.
     header: u64,
     content: u64,
     size: u64,
@@ -39,12 +40,12 @@ struct Member {
     is_link: bool,
 }
 
-/// Members, in order.
+/// Iterates over the members, in order.
 struct Members {
     store: Store,
     file: InputFile,
     input: Input,
-    /// Taken only while it is moved.
+    /// `None` only while it is moved.
     cursor: Option<Cursor>,
     end: u64,
 }
@@ -68,7 +69,8 @@ impl Members {
         self.cursor.as_ref().map_or(0, |cursor| cursor.offset)
     }
 
-    /// Goes on to an offset: passes what is before it, or, where that is much and nothing has to be decompressed, opens the file there.
+    /// Advances to an offset: skips the bytes before it, or reopens the file there if they are many and need no
+    /// decompression.
     fn go(&mut self, to: u64) -> Result<(), SourceError> {
         let far = to.saturating_sub(self.offset()) > 4 * FIRST_CHUNK;
         if far && compression(&self.file, &self.input) == Compression::None && to <= self.file.size {
@@ -86,7 +88,7 @@ impl Members {
         }
     }
 
-    /// So many bytes from here; fewer only at the end of the file.
+    /// Reads `size` bytes; fewer only at the end of the file.
     fn take(&mut self, size: u64) -> Result<Vec<u8>, SourceError> {
         let path = self.file.path.clone();
         let cursor = self.cursor()?;
@@ -103,7 +105,7 @@ impl Members {
         Ok(bytes)
     }
 
-    /// The content of a member that the cursor is before.
+    /// Reads the content of a member; the cursor is before it.
     fn content(&mut self, member: &Member) -> Result<Vec<u8>, SourceError> {
         self.go(member.content)?;
         let bytes = self.take(member.size)?;
@@ -116,7 +118,7 @@ impl Members {
         }
     }
 
-    /// The next member; none at the end of the archive.
+    /// Returns the next member; `None` at the end of the archive.
     fn next(&mut self) -> Result<Option<Member>, SourceError> {
         let first = self.offset();
         let (mut long_name, mut pax) = (None, Pax::default());
@@ -163,13 +165,13 @@ impl Members {
         }
     }
 
-    /// Goes behind a member.
+    /// Goes to the end of a member.
     fn pass(&mut self, member: &Member) -> Result<(), SourceError> {
         let end = (member.content + member.size).next_multiple_of(BLOCK);
         if compression(&self.file, &self.input) == Compression::None && member.content + member.size > self.file.size {
             return Err(self.corrupt(format_args!("is cut off: {:?} ends behind the file", member.name)));
         }
-        // the last member may not be filled up
+        // the last member may lack its padding
         if compression(&self.file, &self.input) == Compression::None {
             return self.go(end.min(self.file.size));
         }
@@ -201,7 +203,7 @@ impl Header {
     }
 }
 
-/// A number of a header: octal digits, or (GNU) big-endian behind a set bit.
+/// Parses a number of a header: octal digits, or (GNU) big-endian after a set bit.
 fn octal(field: &[u8]) -> Option<u64> {
     if field.first()? & 0x80 != 0 {
         let (high, low) = field.split_at(field.len() - 8);
@@ -212,13 +214,13 @@ fn octal(field: &[u8]) -> Option<u64> {
     if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
 }
 
-/// A text up to its first zero.
+/// Returns a text up to its first zero byte.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// What a pax header says of the member behind it.
+/// The fields of a pax header that apply to the following member.
 #[derive(Default)]
 struct Pax {
     path: Option<String>,
@@ -245,7 +247,7 @@ impl Pax {
     }
 }
 
-/// A name as WebDataset takes it apart: what a sample is called, and what the member is of it.
+/// Splits a name as WebDataset does: into the key of a sample and the ending of the member.
 fn parts(name: &str) -> Option<(&str, String)> {
     let base = name.rfind('/').map_or(0, |slash| slash + 1);
     let file = &name[base..];
@@ -265,22 +267,22 @@ struct Sample {
     name: Option<String>,
     image: Option<Result<Vec<u8>, Bad>>,
     label: Option<Vec<u8>>,
-    /// The endings of its members, as far as they are kept, and one that came twice.
+    /// The endings of its members, up to a maximum number, and one that occurred twice.
     endings: Vec<String>,
     twice: Option<String>,
 }
 
-/// Endings of a sample that are kept: so many kinds of members has none.
+/// Maximum number of endings kept per sample: no sample has that many kinds of members.
 const MOST_ENDINGS: usize = 1_000;
 
-/// Samples, in order.
+/// Reads samples, in order.
 pub(super) struct TarRecords {
     members: Members,
     images: Images,
     labels: ImageLabels,
-    /// The member after the last sample.
+    /// The first member after the last sample.
     waiting: Option<Member>,
-    /// Whether contents are wanted.
+    /// Whether to read contents.
     reads: bool,
     end: u64,
 }
@@ -294,7 +296,7 @@ impl TarRecords {
         Ok(Self { members, images, labels, waiting: None, reads: true, end: range.1 })
     }
 
-    /// The next member that is of a sample; others are passed over.
+    /// Returns the next member that belongs to a sample; skips others.
     fn member(&mut self) -> Result<Option<Member>, SourceError> {
         if let Some(member) = self.waiting.take() {
             return Ok(Some(member));
@@ -336,7 +338,7 @@ impl TarRecords {
     fn add(&mut self, sample: &mut Sample, member: &Member, ending: &str) -> Result<(), SourceError> {
         let is_image = matches!(ending, "png" | "jpg" | "jpeg");
         if !is_image && sample.endings.iter().any(|had| had == ending) {
-            // which of the two is meant nobody can say
+            // it is ambiguous which of the two is meant
             sample.twice.get_or_insert_with(|| member.name.clone());
             return Ok(());
         }
@@ -425,7 +427,7 @@ impl RawRecords for TarRecords {
     }
 }
 
-/// Cuts where the first sample begins that is a target away from the cut before.
+/// Cuts at the start of a sample before the segment would exceed the target.
 pub(super) fn segments(
     store: &Store,
     index: usize,
@@ -463,7 +465,7 @@ pub(super) fn segments(
     Ok(segments)
 }
 
-/// Refuses what stands behind the end of an archive: of tars put behind one another only the first would be read.
+/// Refuses data after the end of an archive: of concatenated tars, only the first would be read.
 fn nothing_behind(members: &mut Members) -> Result<(), SourceError> {
     let path = members.file.path.clone();
     loop {
@@ -481,7 +483,7 @@ fn nothing_behind(members: &mut Members) -> Result<(), SourceError> {
     }
 }
 
-/// Where the sample of this number begins, counted from 0, of those of a range.
+/// Returns the offset of the sample with this index, counted from 0, in a range.
 pub(super) fn offset_of(
     store: &Store,
     file: &InputFile,

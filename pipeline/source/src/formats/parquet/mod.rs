@@ -1,7 +1,8 @@
-//! Rows of Parquet files: the text column alone, page by page, its bytes checked cell by cell.
+//! Rows of Parquet files: reads only the text column, page by page, and checks its bytes cell by cell.
 //!
-//! The column is read below Arrow, as byte arrays, for three reasons: pages are read one at a time, so memory is a page and a
-//! dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a failed batch; nothing is copied.
+//! It reads the column as byte arrays, without Arrow, for three reasons: it reads one page at a time, so it needs
+//! memory for a page and a dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a
+//! failed batch; and it copies nothing.
 
 mod table;
 
@@ -70,7 +71,7 @@ fn fault(file: &str, error: ParquetError) -> SourceError {
     }
 }
 
-/// Without the names that the reader has for kinds of errors.
+/// Removes the reader's prefixes for kinds of errors.
 fn words(said: &str) -> &str {
     ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| said.strip_prefix(kind)).unwrap_or(said)
 }
@@ -84,7 +85,7 @@ fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>,
     })
 }
 
-/// Text, or bytes that say nothing of what they are: many writers put text there.
+/// Whether a column is text, or bytes without a declared meaning, in which many writers put text.
 fn may_be_text(column: &ColumnDescriptor) -> bool {
     let logical = match column.logical_type_ref() {
         Some(kind) => matches!(kind, LogicalType::String | LogicalType::Json | LogicalType::Enum),
@@ -96,7 +97,7 @@ fn may_be_text(column: &ColumnDescriptor) -> bool {
     column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0 && logical
 }
 
-/// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
+/// Returns the columns of a file: name (fields of structs as `meta.text`), whether it can be the text, and type.
 fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceError> {
     let reader = open(store, file)?;
     let schema = reader.metadata().file_metadata().schema_descr();
@@ -120,7 +121,7 @@ fn text_column(reader: &SerializedFileReader<Chunks>, file: &str, text: &str) ->
     let named = |depth: fn(usize) -> bool| {
         columns.iter().position(|c| depth(c.path().parts().len()) && c.path().string() == text && may_be_text(c))
     };
-    // a column that has the whole name comes before a field of a struct
+    // a column with the whole name takes precedence over a field of a struct
     named(|depth| depth == 1).or_else(|| named(|depth| depth > 1)).ok_or_else(|| {
         let names: Vec<_> = columns.iter().map(|c| c.path().string()).collect();
         SourceError::corrupt(
@@ -136,7 +137,7 @@ fn text_bytes(group: &RowGroupMetaData, column: usize) -> u64 {
     bytes.max(0) as u64
 }
 
-/// The row groups of a file.
+/// Returns the row groups of a file.
 fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGroup>, SourceError> {
     let reader = open(store, file)?;
     let column = text_column(&reader, &file.path, text)?;
@@ -148,7 +149,7 @@ fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGrou
         .collect())
 }
 
-/// The text cells of a range of rows, in order: a column of one row group at a time, of that as many rows as are about 1 MB.
+/// Reads the text cells of a range of rows, in order: one row group at a time, and of it about 1 MB of rows at a time.
 pub(crate) struct ParquetRows {
     file: String,
     text: String,
@@ -156,9 +157,9 @@ pub(crate) struct ParquetRows {
     column: usize,
     /// The row after the range.
     end: u64,
-    /// The row group that is opened next, and its first row.
+    /// The next row group to open, and its first row.
     group: (usize, u64),
-    /// What is read next.
+    /// The next row to read.
     row: u64,
     open: Option<Column>,
     cells: Cells,
@@ -167,11 +168,11 @@ pub(crate) struct ParquetRows {
 /// The text column of a row group.
 struct Column {
     values: ColumnReaderImpl<ByteArrayType>,
-    /// The definition level of a value that is there.
+    /// Definition level of a value that is not null.
     most: i16,
-    /// Rows that are decoded at a time.
+    /// Number of rows decoded at a time.
     batch: u64,
-    /// The row after those that are wanted of the group.
+    /// The row after the last wanted row of the group.
     to: u64,
 }
 
@@ -179,11 +180,11 @@ struct Column {
 #[derive(Default)]
 struct Cells {
     levels: Vec<i16>,
-    /// The cells that are no nulls.
+    /// The cells that are not null.
     values: Vec<ByteArray>,
     rows: usize,
     most: i16,
-    /// Rows, and values of them, that were passed; the present row is among them.
+    /// Number of rows and of values passed, including the current row.
     passed: (usize, usize),
     is_null: bool,
 }
@@ -217,7 +218,7 @@ impl ParquetRows {
         Ok(Self { file, text, reader, column, end, group: (0, 0), row: start, open: None, cells: Cells::default() })
     }
 
-    /// The column of the next row group with rows of the range.
+    /// Opens the text column of the next row group that has rows of the range.
     fn next_column(&mut self) -> Result<Option<Column>, SourceError> {
         let wrong = |e| fault(&self.file, e);
         let groups = self.reader.metadata().row_groups();

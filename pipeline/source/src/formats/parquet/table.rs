@@ -1,4 +1,5 @@
-//! Parquet files as a table. Columns of text are read below Arrow, so that a value that is not UTF-8 is one bad record.
+//! Parquet files as a table. Text columns are read as bytes, without Arrow, so that a value that is not UTF-8 makes one
+//! bad record.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ pub(super) struct ParquetTable;
 impl TableFormat for ParquetTable {
     fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
         columnar::schema(files, input, |file| {
-            // opened first for what it says of files that are no Parquet
+            // opened first for its error about files that are not Parquet
             open(store, file)?;
             Ok(metadata(store, file)?.schema().clone())
         })

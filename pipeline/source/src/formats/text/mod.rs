@@ -1,7 +1,8 @@
 //! Records of text files: lines, blocks between blank lines, whole files.
 //!
-//! A line ends with `\n`; one `\r` before it belongs to the ending. A newline at the end of the file begins no further line.
-//! Within a block the lines are joined with `\n`. A file is taken byte for byte. A byte order mark at the start is left out.
+//! A line ends with `\n`; one `\r` before it belongs to the line ending. A newline at the end of the file begins no
+//! further line. Within a block, lines are joined with `\n`. A whole file is taken byte for byte. A byte order mark at
+//! the start is dropped.
 
 mod table;
 
@@ -65,7 +66,8 @@ fn invalid(newlines: u64) -> Bad {
     Bad { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }
 }
 
-/// Reads to the end of the line into the text; false where the line is not UTF-8. The rest of the line is passed over either way.
+/// Reads the rest of the line into the text. Returns false if the line is not UTF-8. Passes the whole line in both
+/// cases.
 fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, Fault> {
     let mut good = true;
     let mut fault = None;
@@ -86,7 +88,7 @@ fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, Fault> {
     Ok(good && text.is_whole())
 }
 
-/// Every line.
+/// Reads every line.
 pub(crate) struct LineRecords {
     cursor: Cursor,
 }
@@ -118,10 +120,10 @@ impl Records for LineRecords {
     }
 }
 
-/// Blocks of lines; a line of white space alone is blank, unless it is longer than 1 MB.
+/// Reads blocks of lines. A line of white space is blank, unless it is longer than 1 MB.
 pub(crate) struct BlockRecords {
     cursor: Cursor,
-    /// White space at the start of the present line.
+    /// White space at the start of the current line.
     indent: Vec<u8>,
 }
 
@@ -130,7 +132,8 @@ impl BlockRecords {
         Self { cursor, indent: Vec::new() }
     }
 
-    /// Passes the white space at the start of a line; false where that is all of the line, or the file has ended.
+    /// Passes the white space at the start of a line. Returns false if the line has nothing else, or at the end of the
+    /// file.
     fn has_text(&mut self) -> io::Result<bool> {
         self.indent.clear();
         loop {
@@ -201,7 +204,7 @@ impl Records for BlockRecords {
     }
 }
 
-/// The whole file as one record, empty or not.
+/// Reads the whole file as one record, empty or not.
 pub(crate) struct FileRecords {
     cursor: Cursor,
     done: bool,

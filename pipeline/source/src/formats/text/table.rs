@@ -1,4 +1,4 @@
-//! Lines of text files as a table: one column.
+//! Lines of text files as a table with one column.
 
 use std::sync::Arc;
 
