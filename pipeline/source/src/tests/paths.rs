@@ -148,7 +148,7 @@ fn of_many_paths_that_find_nothing_the_first_are_reported_and_the_rest_counted()
     assert_eq!(looked_at, (0..2000).collect::<Vec<_>>());
 }
 
-/// What is said of a listing that fails; names of a folder that are no UTF-8 or lead nowhere.
+/// Error messages of a listing: names of a folder that are not UTF-8, and dangling links.
 #[cfg(unix)]
 mod names {
     use std::ffi::OsStr;
@@ -167,7 +167,7 @@ mod names {
             let bench = Bench::with(&[("a.txt", b"a\n"), ("d/b.txt", b"b\n"), ("x.csv", b"")]);
             put_bytes(&bench, odd);
             put_bytes(&bench, &[b"d/", odd].concat());
-            // not among what is asked for
+            // the patterns do not match the unreadable name
             assert_eq!(names(&bench, json!(["a.txt", "a*.txt", "*/b.*"])), ["a.txt", "d/b.txt"]);
             for (path, folder) in [("*.txt", ""), ("**/*.txt", ""), ("d", "d/"), ("d/*", "d/"), ("d/**", "d/")] {
                 let text = problem(&bench, json!([path]));
@@ -191,7 +191,7 @@ mod names {
         link("nowhere", "gone.txt");
         link("..", "d/e/up");
         link("a.txt", "link.txt");
-        // neither is asked for
+        // the patterns match neither name
         assert_eq!(names(&bench, json!(["[al]*.txt", "d/e/*.txt"])), ["a.txt", "link.txt", "d/e/b.txt"]);
         assert_eq!(names(&bench, json!(["d/*/*.txt"])), ["d/e/b.txt"]);
         for (path, says) in [

@@ -146,7 +146,7 @@ fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     })
 }
 
-/// Reads the index of the file format: the footer has the positions of the dictionaries and the record batches.
+/// Reads the index of the file format: the footer has the schema and the positions of dictionaries and record batches.
 fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let tail = get(store, file, file.size.saturating_sub(10), file.size.min(10))?;
     let length = u32_at(&tail, 0).map_or(0, u64::from);
