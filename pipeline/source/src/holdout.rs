@@ -1,7 +1,7 @@
 //! Holdouts: assign documents to data set splits.
 //!
 //! ```text
-//!   segments ─┬─ the last N records, cut off ───────────────────────────────► one data set split each
+//!   segments ─┬─ the last N records, cut off ─────────────────────────────────────► one data set split each
 //!             └─ the rest, read once for each of ─┬─ share: keys of an interval ──► one data set split each
 //!                                                 ├─ documents: the N smallest keys after that
 //!                                                 └─ every other key ─────────────► train

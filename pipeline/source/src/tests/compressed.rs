@@ -340,7 +340,7 @@ proptest! {
     }
 }
 
-/// Run by hand: `cargo nextest run -p stillhouse-pipeline --run-ignored only readers_by_hand --no-capture`.
+/// Run by hand: `cargo nextest run -p stillhouse-source --run-ignored only readers_by_hand --no-capture`.
 #[test]
 #[ignore = "200 MB of each format; prints the figures for BENCHMARKS.md"]
 fn readers_by_hand() {

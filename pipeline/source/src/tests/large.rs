@@ -61,7 +61,7 @@ fn the_spool_checks_characters_across_pushes() {
     }
 }
 
-/// Run by hand: `cargo nextest run -p stillhouse-pipeline --run-ignored only large_document_by_hand --no-capture`.
+/// Run by hand: `cargo nextest run -p stillhouse-source --run-ignored only large_document_by_hand --no-capture`.
 #[test]
 #[ignore = "200 MB; prints the resident memory for BENCHMARKS.md"]
 fn large_document_by_hand() {
