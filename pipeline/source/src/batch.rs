@@ -11,12 +11,12 @@ use stillhouse_schemas::ids::DocumentId;
 
 use stillhouse_base::source_error::SourceError;
 
-const ROWS: usize = 1024;
+const MAX_ROWS: usize = 1024;
 const FULL_BYTES: usize = 1 << 20;
-const LARGEST_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 
 /// Collects pieces until they fill a batch.
-pub(crate) struct Batches {
+pub(crate) struct BatchBuilder {
     schema: SchemaRef,
     ids: UInt64Builder,
     texts: StringBuilder,
@@ -25,7 +25,7 @@ pub(crate) struct Batches {
     bytes: usize,
 }
 
-impl Batches {
+impl BatchBuilder {
     pub fn new() -> Self {
         Self {
             schema: documents_schema(),
@@ -39,7 +39,7 @@ impl Batches {
 
     /// Adds a piece. Returns the previous batch if both together would be too large. The batch must not be full.
     pub fn push(&mut self, id: DocumentId, text: &str, end: bool) -> Result<Option<RecordBatch>, SourceError> {
-        let before = if self.bytes + text.len() > LARGEST_BYTES { self.close()? } else { None };
+        let before = if self.bytes + text.len() > MAX_BYTES { self.close()? } else { None };
         self.ids.append_value(id.0);
         self.texts.append_value(text);
         self.ends.append_value(end);
@@ -50,7 +50,7 @@ impl Batches {
 
     /// Whether the batch accepts no further piece.
     pub fn is_full(&self) -> bool {
-        self.rows >= ROWS || self.bytes >= FULL_BYTES
+        self.rows >= MAX_ROWS || self.bytes >= FULL_BYTES
     }
 
     /// Bytes of text held.

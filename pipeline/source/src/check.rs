@@ -1,6 +1,6 @@
 //! Checks during planning that the files have the job's format and that the text column exists and can hold text.
 //!
-//! Cost: reads the footer or header of at most [`MOST_LOOKED_INTO`] Parquet, Arrow and CSV files, or the first bytes of
+//! Cost: reads the footer or header of at most [`MAX_CHECKED_FILES`] Parquet, Arrow and CSV files, or the first bytes of
 //! as many other files (in a store, of the first 32).
 
 use stillhouse_base::source_error::SourceError;
@@ -9,18 +9,18 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
 use super::formats::{self, FileColumn, Format};
-use super::input_file::{InputFile, LookedAt};
-use super::parallel::{MOST_LOOKED_INTO, spread};
+use super::input_file::{BeforeItem, InputFile};
+use super::parallel::{MAX_CHECKED_FILES, evenly_spaced};
 use super::sniff::{self, HEAD};
 use super::store::Store;
 
 /// Maximum number of files in stores that the check reads before a job begins. The run checks the others when it reads
 /// them, without a further request.
-const STORE_FILES: usize = 32;
-const MOST: usize = 5;
+const MAX_STORE_FILES: usize = 32;
+const MAX_PROBLEMS: usize = 5;
 
 /// Checks that `input.text` is a string column of the files. With `input.sql` it checks nothing (see
-/// [`super::check_sql`]). Reports at most five files. Calls `looked_at` before it examines each file.
+/// [`super::check_sql`]). Reports at most five files. Calls `before_item` before it examines each file.
 ///
 /// # Errors
 /// When a store does not answer, which is not a problem of the job.
@@ -28,7 +28,7 @@ pub fn check_columns(
     store: &Store,
     files: &[InputFile],
     input: &Input,
-    looked_at: LookedAt<'_>,
+    before_item: BeforeItem<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
     // `first_records` checks images and codes
     if input.sql.is_some() || input.is_rows() {
@@ -36,24 +36,24 @@ pub fn check_columns(
     }
     let format = formats::of(input);
     let mut problems = Vec::new();
-    for (i, file) in spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO) {
-        if problems.len() >= MOST {
+    for (i, file) in evenly_spaced(files.iter().enumerate(), files.len(), MAX_CHECKED_FILES) {
+        if problems.len() >= MAX_PROBLEMS {
             break;
         }
-        looked_at(i);
+        before_item(i);
         match format.columns(store, file, input) {
             Err(e) if e.retryable() => return Err(e),
             Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
             // an empty CSV file has no header
             Ok(Some(columns)) if columns.is_empty() && matches!(format, Format::Bytes(_)) => {}
-            Ok(Some(columns)) => problems.extend(check(&columns, &file.path, input)),
-            Ok(None) => return first_bytes(store, files, input, "input.paths", MOST, looked_at),
+            Ok(Some(columns)) => problems.extend(check_text_column(&columns, &file.path, input)),
+            Ok(None) => return check_first_bytes(store, files, input, "input.paths", MAX_PROBLEMS, before_item),
         }
     }
     Ok(problems)
 }
 
-fn check(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
+fn check_text_column(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
     if columns.iter().any(|column| column.name == input.text && column.is_text) {
         return None;
     }
@@ -70,30 +70,30 @@ fn check(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
     Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
 }
 
-/// Checks the first bytes of line files and returns at most `most` problems. Examines [`MOST_LOOKED_INTO`] evenly
+/// Checks the first bytes of line files and returns at most `max_problems` problems. Examines [`MAX_CHECKED_FILES`] evenly
 /// spread files on the local disk, and the first ones in a store. The run checks the others when it reads them.
 ///
 /// # Errors
 /// When a store does not answer.
-pub(super) fn first_bytes(
+pub(super) fn check_first_bytes(
     store: &Store,
     files: &[InputFile],
     input: &Input,
     field: &str,
-    most: usize,
-    looked_at: LookedAt<'_>,
+    max_problems: usize,
+    before_item: BeforeItem<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
     let mut problems = Vec::new();
     let mut in_stores = 0;
-    let chosen = spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO);
+    let chosen = evenly_spaced(files.iter().enumerate(), files.len(), MAX_CHECKED_FILES);
     for (i, file) in chosen.filter(|(_, file)| file.size > 0) {
-        looked_at(i);
-        if problems.len() >= most {
+        before_item(i);
+        if problems.len() >= max_problems {
             break;
         }
         if !store.is_on_disk(&file.location) {
             in_stores += 1;
-            if in_stores > STORE_FILES {
+            if in_stores > MAX_STORE_FILES {
                 continue;
             }
         }

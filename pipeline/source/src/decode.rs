@@ -79,8 +79,8 @@ impl Cursor {
         let checkpoints = store.checkpoints(file);
         // if several readers would decompress the same bytes, one does, and the others wait for the checkpoints that it
         // records; Zstandard has no checkpoints inside a frame
-        let turn = checkpoints.filter(|_| how == Compression::Gzip).and_then(|all| all.turn(file, start));
-        let _turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+        let lock = checkpoints.filter(|_| how == Compression::Gzip).and_then(|all| all.decompression_lock(file, start));
+        let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         let mut cursor = match checkpoints.and_then(|all| all.before(file, start)) {
             Some(from) => {
                 let reader = Box::new(Decompressor::resume(store, file, how, &from).map_err(io)?);

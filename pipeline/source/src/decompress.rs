@@ -14,14 +14,14 @@ use std::sync::Arc;
 use stillhouse_schemas::spec::Compression;
 use zstd::stream::raw::{Decoder as Frames, Operation};
 
-use super::checkpoints::{Checkpoint, Checkpoints, Due, Inside, Stream};
-use super::inflate::{At, Inflate, WINDOW};
+use super::checkpoints::{Checkpoint, Checkpoints, DeflateState, MemberState, NextCheckpoint};
+use super::inflate::{Inflate, StepEnd, WINDOW_BYTES};
 use super::input_file::InputFile;
 use super::store::{ObjectReader, Store};
 
-const BUFFER: usize = 256 << 10;
+const BUFFER_BYTES: usize = 256 << 10;
 /// Maximum bytes of a name or comment in a gzip header.
-const LARGEST_FIELD: usize = 65_535;
+const MAX_FIELD_BYTES: usize = 65_535;
 // flags of a gzip header: a CRC-16, an extra field, a name, a comment, and the reserved bits
 const HEADER_CRC: u8 = 2;
 const EXTRA: u8 = 4;
@@ -39,24 +39,24 @@ pub(super) struct Decompressor {
     end: usize,
     /// Decompressed offset of the end of the buffer's content.
     offset: u64,
-    notes: Option<Notes>,
+    recorder: Option<CheckpointRecorder>,
 }
 
 /// Records checkpoints of a file.
-struct Notes {
+struct CheckpointRecorder {
     checkpoints: Arc<Checkpoints>,
     file: InputFile,
-    due: Due,
+    next: NextCheckpoint,
 }
 
 enum Codec {
-    Gzip(Box<Member>),
-    Zstd(Frames<'static>, Place),
+    Gzip(Box<GzipMember>),
+    Zstd(Frames<'static>, MemberPosition),
 }
 
 /// Position relative to a gzip member or a Zstandard frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum MemberPosition {
     /// Before a member or frame, or at the end of the file.
     Before,
     Inside,
@@ -65,9 +65,9 @@ enum Place {
 }
 
 /// The decoder of a gzip member.
-struct Member {
+struct GzipMember {
     inflate: Inflate,
-    place: Place,
+    position: MemberPosition,
     crc: crc32fast::Hasher,
     length: u32,
     /// The last stored byte read from the deflate stream.
@@ -87,49 +87,55 @@ fn exactly<const N: usize>(raw: &mut ObjectReader) -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-impl Notes {
+impl CheckpointRecorder {
     /// Records a checkpoint, unless another reader has recorded one in the meantime.
-    fn note(
+    fn record(
         &mut self,
         offset: u64,
         stored: u64,
-        inside: impl FnOnce() -> io::Result<Option<Inside>>,
+        member_state: impl FnOnce() -> io::Result<Option<MemberState>>,
     ) -> io::Result<()> {
-        self.due = self.checkpoints.due(&self.file);
-        if offset < self.due.from {
+        self.next = self.checkpoints.next_wanted(&self.file);
+        if offset < self.next.from {
             return Ok(());
         }
-        self.checkpoints.note(&self.file, Checkpoint { decompressed: offset, stored, inside: inside()? });
-        self.due = self.checkpoints.due(&self.file);
+        self.checkpoints.record(&self.file, Checkpoint { decompressed: offset, stored, member_state: member_state()? });
+        self.next = self.checkpoints.next_wanted(&self.file);
         Ok(())
     }
 }
 
-impl Member {
-    fn before() -> io::Result<Self> {
-        Ok(Self { inflate: Inflate::new()?, place: Place::Before, crc: crc32fast::Hasher::new(), length: 0, last: 0 })
+impl GzipMember {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            inflate: Inflate::new()?,
+            position: MemberPosition::Before,
+            crc: crc32fast::Hasher::new(),
+            length: 0,
+            last: 0,
+        })
     }
 
-    fn inside(inside: &Inside) -> io::Result<Self> {
-        let (inflate, last) = match &inside.stream {
-            Stream::Copy(inflate) => (inflate.copy()?, 0),
-            Stream::Between { last, bits, window } => {
-                (Inflate::resume(*last, *bits, &zstd::bulk::decompress(window, WINDOW)?)?, *last)
+    fn resume(state: &MemberState) -> io::Result<Self> {
+        let (inflate, last) = match &state.deflate {
+            DeflateState::Copy(inflate) => (inflate.copy()?, 0),
+            DeflateState::BetweenBlocks { last, bits, window } => {
+                (Inflate::resume(*last, *bits, &zstd::bulk::decompress(window, WINDOW_BYTES)?)?, *last)
             }
         };
-        let crc = crc32fast::Hasher::new_with_initial(inside.crc);
-        Ok(Self { inflate, place: Place::Inside, crc, length: inside.length, last })
+        let crc = crc32fast::Hasher::new_with_initial(state.crc);
+        Ok(Self { inflate, position: MemberPosition::Inside, crc, length: state.length, last })
     }
 
-    fn checkpoint(&self, bits: Option<u8>) -> io::Result<Option<Inside>> {
-        let stream = match bits {
-            None => Stream::Copy(self.inflate.copy()?),
+    fn checkpoint(&self, bits: Option<u8>) -> io::Result<Option<MemberState>> {
+        let deflate = match bits {
+            None => DeflateState::Copy(self.inflate.copy()?),
             Some(bits) => {
                 let window = zstd::bulk::compress(&self.inflate.window(), 1)?.into();
-                Stream::Between { last: self.last, bits, window }
+                DeflateState::BetweenBlocks { last: self.last, bits, window }
             }
         };
-        Ok(Some(Inside { crc: self.crc.clone().finalize(), length: self.length, stream }))
+        Ok(Some(MemberState { crc: self.crc.clone().finalize(), length: self.length, deflate }))
     }
 
     /// Decodes some bytes of the member. Returns 0 at its end or between two blocks.
@@ -138,14 +144,14 @@ impl Member {
         raw: &mut ObjectReader,
         out: &mut [u8],
         offset: u64,
-        notes: &mut Option<Notes>,
+        recorder: &mut Option<CheckpointRecorder>,
     ) -> io::Result<usize> {
         let input = raw.fill_buf()?;
-        let stop = notes.as_ref().is_some_and(|notes| offset >= notes.due.from);
+        let stop = recorder.as_ref().is_some_and(|recorder| offset >= recorder.next.from);
         let step = self.inflate.step(input, out, stop)?;
         if let Some(last) = step.read.checked_sub(1).and_then(|i| input.get(i)) {
             self.last = *last;
-        } else if step.written == 0 && step.at == At::Anywhere {
+        } else if step.written == 0 && step.at == StepEnd::Anywhere {
             return Err(match input.is_empty() {
                 true => io::ErrorKind::UnexpectedEof.into(),
                 false => broken("corrupt deflate stream"),
@@ -156,13 +162,13 @@ impl Member {
         self.crc.update(written);
         self.length = self.length.wrapping_add(step.written as u32);
         let now = offset + step.written as u64;
-        match (step.at, notes) {
-            (At::End, _) => self.trailer(raw)?,
-            (At::Between { bits }, Some(notes)) if stop => {
-                notes.note(now, raw.offset(), || self.checkpoint(Some(bits)))?;
+        match (step.at, recorder) {
+            (StepEnd::End, _) => self.trailer(raw)?,
+            (StepEnd::BetweenBlocks { bits }, Some(recorder)) if stop => {
+                recorder.record(now, raw.offset(), || self.checkpoint(Some(bits)))?;
             }
-            (_, Some(notes)) if now >= notes.due.late => {
-                notes.note(now, raw.offset(), || self.checkpoint(None))?;
+            (_, Some(recorder)) if now >= recorder.next.inside_block_from => {
+                recorder.record(now, raw.offset(), || self.checkpoint(None))?;
             }
             _ => {}
         }
@@ -176,7 +182,7 @@ impl Member {
         if !sums.eq(stored) {
             return Err(broken("corrupt gzip stream does not have a matching checksum"));
         }
-        (self.place, self.length) = (Place::Before, 0);
+        (self.position, self.length) = (MemberPosition::Before, 0);
         Ok(())
     }
 
@@ -204,7 +210,7 @@ impl Member {
             }
         }
         self.inflate.reset()?;
-        self.place = Place::Inside;
+        self.position = MemberPosition::Inside;
         Ok(())
     }
 }
@@ -223,7 +229,7 @@ impl Header<'_> {
 
     /// Skips a field that ends with a zero byte.
     fn skip_field(&mut self) -> io::Result<()> {
-        for _ in 0..=LARGEST_FIELD {
+        for _ in 0..=MAX_FIELD_BYTES {
             if self.take()? == [0] {
                 return Ok(());
             }
@@ -251,56 +257,56 @@ impl Decompressor {
         raw: ObjectReader,
         from: Option<&Checkpoint>,
     ) -> io::Result<Self> {
-        let codec = match (how, from.and_then(|from| from.inside.as_ref())) {
-            (Compression::Gzip, None) => Codec::Gzip(Box::new(Member::before()?)),
-            (Compression::Gzip, Some(inside)) => Codec::Gzip(Box::new(Member::inside(inside)?)),
-            _ => Codec::Zstd(Frames::new()?, Place::Before),
+        let codec = match (how, from.and_then(|from| from.member_state.as_ref())) {
+            (Compression::Gzip, None) => Codec::Gzip(Box::new(GzipMember::new()?)),
+            (Compression::Gzip, Some(state)) => Codec::Gzip(Box::new(GzipMember::resume(state)?)),
+            _ => Codec::Zstd(Frames::new()?, MemberPosition::Before),
         };
-        let notes = store.checkpoints(file).map(|checkpoints| Notes {
-            due: checkpoints.due(file),
+        let recorder = store.checkpoints(file).map(|checkpoints| CheckpointRecorder {
+            next: checkpoints.next_wanted(file),
             checkpoints: Arc::clone(checkpoints),
             file: file.clone(),
         });
         let offset = from.map_or(0, |from| from.decompressed);
-        Ok(Self { raw, codec, buffer: vec![0; BUFFER], begin: 0, end: 0, offset, notes })
+        Ok(Self { raw, codec, buffer: vec![0; BUFFER_BYTES], begin: 0, end: 0, offset, recorder })
     }
 
     /// Decodes into the buffer until it holds some bytes; it stays empty at the end of the file.
     fn decode(&mut self) -> io::Result<()> {
         (self.begin, self.end) = (0, 0);
         while self.end == 0 {
-            let Self { raw, codec, buffer, offset, notes, .. } = self;
-            let place = match codec {
-                Codec::Gzip(member) => &mut member.place,
-                Codec::Zstd(_, place) => place,
+            let Self { raw, codec, buffer, offset, recorder, .. } = self;
+            let position = match codec {
+                Codec::Gzip(member) => &mut member.position,
+                Codec::Zstd(_, position) => position,
             };
-            if *place == Place::Ended {
+            if *position == MemberPosition::Ended {
                 return Ok(());
             }
-            if *place == Place::Before {
+            if *position == MemberPosition::Before {
                 if raw.fill_buf()?.is_empty() {
-                    *place = Place::Ended;
+                    *position = MemberPosition::Ended;
                     return Ok(());
                 }
-                if matches!(codec, Codec::Gzip(_)) && raw.offset() > 0 && zeros(raw)? {
+                if matches!(codec, Codec::Gzip(_)) && raw.offset() > 0 && has_only_zeros_left(raw)? {
                     if let Codec::Gzip(member) = codec {
-                        member.place = Place::Ended;
+                        member.position = MemberPosition::Ended;
                     }
                     return Ok(());
                 }
-                if let Some(notes) = notes.as_mut().filter(|notes| *offset >= notes.due.from) {
-                    notes.note(*offset, raw.offset(), || Ok(None))?;
+                if let Some(recorder) = recorder.as_mut().filter(|recorder| *offset >= recorder.next.from) {
+                    recorder.record(*offset, raw.offset(), || Ok(None))?;
                 }
             }
             let written = match codec {
-                Codec::Gzip(member) if member.place == Place::Before => member.header(raw).map(|()| 0)?,
-                Codec::Gzip(member) => member.decode(raw, buffer, *offset, notes)?,
-                Codec::Zstd(frames, place) => frame(frames, place, raw, buffer)?,
+                Codec::Gzip(member) if member.position == MemberPosition::Before => member.header(raw).map(|()| 0)?,
+                Codec::Gzip(member) => member.decode(raw, buffer, *offset, recorder)?,
+                Codec::Zstd(frames, position) => decode_frame(frames, position, raw, buffer)?,
             };
             (self.end, self.offset) = (written, *offset + written as u64);
             #[cfg(test)]
-            if let Some(notes) = &self.notes {
-                notes.checkpoints.add_decompressed(written);
+            if let Some(recorder) = &self.recorder {
+                recorder.checkpoints.add_decompressed(written);
             }
         }
         Ok(())
@@ -309,7 +315,7 @@ impl Decompressor {
 
 /// Whether the rest of the file consists of zeros, which tapes and block devices leave after the last member. gzip
 /// skips them, too.
-fn zeros(raw: &mut ObjectReader) -> io::Result<bool> {
+fn has_only_zeros_left(raw: &mut ObjectReader) -> io::Result<bool> {
     if raw.fill_buf()?.first() != Some(&0) {
         return Ok(false);
     }
@@ -327,10 +333,15 @@ fn zeros(raw: &mut ObjectReader) -> io::Result<bool> {
 }
 
 /// Decodes some bytes of a Zstandard frame. Returns 0 if it needs more stored bytes, or at the end of the frame.
-fn frame(frames: &mut Frames<'_>, place: &mut Place, raw: &mut ObjectReader, out: &mut [u8]) -> io::Result<usize> {
-    if *place == Place::Before {
+fn decode_frame(
+    frames: &mut Frames<'_>,
+    position: &mut MemberPosition,
+    raw: &mut ObjectReader,
+    out: &mut [u8],
+) -> io::Result<usize> {
+    if *position == MemberPosition::Before {
         frames.reinit()?;
-        *place = Place::Inside;
+        *position = MemberPosition::Inside;
     }
     let input = raw.fill_buf()?;
     let step = frames.run_on_buffers(input, out)?;
@@ -339,7 +350,7 @@ fn frame(frames: &mut Frames<'_>, place: &mut Place, raw: &mut ObjectReader, out
     }
     raw.consume(step.bytes_read);
     if step.remaining == 0 {
-        *place = Place::Before;
+        *position = MemberPosition::Before;
     }
     Ok(step.bytes_written)
 }

@@ -1,6 +1,6 @@
 //! Checks before a run begins that the first records of the files are what the job says.
 //!
-//! Cost: reads the first bytes of at most [`MOST_LOOKED_INTO`] files on a disk and of at most [`MOST_IN_STORES`] in
+//! Cost: reads the first bytes of at most [`MAX_CHECKED_FILES`] files on a disk and of at most [`MOST_IN_STORES`] in
 //! stores, evenly spread over the list. The run reports problems of the other files when it reads them.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use stillhouse_schemas::spec::{Input, OnError};
 
 use super::formats::{self, BytesFormat, Format, numbers};
 use super::input_file::InputFile;
-use super::parallel::MOST_LOOKED_INTO;
+use super::parallel::MAX_CHECKED_FILES;
 use super::read::read_split;
 use super::records::Fault;
 use super::spool::Spool;
@@ -74,7 +74,7 @@ fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a I
     let far = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
     let all_far = files.iter().filter(|file| far(file)).count();
     let every = |all: usize, most: usize| all.div_ceil(most).max(1);
-    let steps = [every(files.len() - all_far, MOST_LOOKED_INTO), every(all_far, MOST_IN_STORES)];
+    let steps = [every(files.len() - all_far, MAX_CHECKED_FILES), every(all_far, MOST_IN_STORES)];
     let mut numbers = [0, 0];
     let mut wanted = |file: &InputFile| {
         let of = usize::from(far(file));

@@ -15,7 +15,7 @@ use object_store::ObjectMeta;
 use object_store::path::{Path, PathPart};
 use stillhouse_base::storage::Location;
 
-use super::input_file::Admits;
+use super::input_file::AccessCheck;
 
 /// An entry of a folder.
 pub(super) enum Child {
@@ -73,7 +73,7 @@ pub(super) fn children(
     location: &Path,
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
-    admits: Admits<'_>,
+    check_access: AccessCheck<'_>,
 ) -> Result<Vec<(String, Child)>, String> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -88,7 +88,7 @@ pub(super) fn children(
         if !wanted(&shown) {
             continue;
         }
-        let child = child(&entry, &name, location, display, admits)
+        let child = child(&entry, &name, location, display, check_access)
             .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
         children.push((shown.into_owned(), child));
     }
@@ -97,11 +97,17 @@ pub(super) fn children(
     Ok(children)
 }
 
-fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, admits: Admits<'_>) -> io::Result<Child> {
+fn child(
+    entry: &fs::DirEntry,
+    name: &OsStr,
+    location: &Path,
+    display: &str,
+    check_access: AccessCheck<'_>,
+) -> io::Result<Child> {
     let unreadable =
         |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
     let is_link = entry.file_type()?.is_symlink();
-    if is_link && let Err(message) = admits(&Location::Disk(entry.path())) {
+    if is_link && let Err(message) = check_access(&Location::Disk(entry.path())) {
         return unreadable(&format!("is a link: {message}"), true);
     }
     // for an entry that is not a link, the open folder gives the metadata, without resolving the whole path

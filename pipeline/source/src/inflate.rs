@@ -12,17 +12,17 @@ use libz_rs_sys::{
 };
 
 /// Bytes that a block may refer back to.
-pub(super) const WINDOW: usize = 32 << 10;
+pub(super) const WINDOW_BYTES: usize = 32 << 10;
 
 /// `windowBits` of zlib: deflate without a header, with a window of 2^15 bytes.
-const RAW: i32 = -15;
+const RAW_WINDOW_BITS: i32 = -15;
 // bits of `data_type`: between two blocks; in or after the last block; number of unused bits of the last byte taken
-const BETWEEN: i32 = 128;
-const LAST: i32 = 64;
-const BITS: i32 = 63;
+const BETWEEN_BLOCKS: i32 = 128;
+const IN_LAST_BLOCK: i32 = 64;
+const UNUSED_BITS: i32 = 63;
 
 /// Bytes of memory of a stream: its window and its tables.
-pub(super) const STREAM: usize = 48 << 10;
+pub(super) const STREAM_BYTES: usize = 48 << 10;
 
 /// A deflate stream that is being decompressed.
 pub(super) struct Inflate(Box<z_stream>);
@@ -40,16 +40,16 @@ pub(super) struct Step {
     pub read: usize,
     /// Bytes put into the output.
     pub written: usize,
-    pub at: At,
+    pub at: StepEnd,
 }
 
 /// Where a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum StepEnd {
     /// Where the input or the output ended.
     Anywhere,
     /// Between two blocks.
-    Between {
+    BetweenBlocks {
         /// Number of bits of the last byte taken that belong to the next block: fewer than 8.
         bits: u8,
     },
@@ -57,7 +57,7 @@ pub(super) enum At {
     End,
 }
 
-fn refused() -> io::Error {
+fn init_error() -> io::Error {
     io::Error::other("the decompressor could not begin: no memory")
 }
 
@@ -67,9 +67,9 @@ impl Inflate {
         let size = size_of::<z_stream>() as i32;
         // SAFETY: we own the stream exclusively; it does not move (boxed) and has the allocator of its default value;
         // the version is zlib's.
-        let outcome = unsafe { inflateInit2_(&mut *stream, RAW, zlibVersion(), size) };
+        let outcome = unsafe { inflateInit2_(&mut *stream, RAW_WINDOW_BITS, zlibVersion(), size) };
         if outcome != Z_OK {
-            return Err(refused());
+            return Err(init_error());
         }
         Ok(Self(stream))
     }
@@ -79,7 +79,7 @@ impl Inflate {
         // SAFETY: `new` has initialized the stream.
         match unsafe { inflateReset(&mut *self.0) } {
             Z_OK => Ok(()),
-            _ => Err(refused()),
+            _ => Err(init_error()),
         }
     }
 
@@ -90,13 +90,13 @@ impl Inflate {
             // SAFETY: `new` has initialized the stream, and nothing was read from it.
             let outcome = unsafe { inflatePrime(&mut *inflate.0, bits.into(), i32::from(last) >> (8 - bits.min(8))) };
             if outcome != Z_OK {
-                return Err(refused());
+                return Err(init_error());
             }
         }
         // SAFETY: the stream is initialized; zlib copies `window.len()` bytes out of the slice.
         let outcome = unsafe { inflateSetDictionary(&mut *inflate.0, window.as_ptr(), window.len() as u32) };
         if outcome != Z_OK {
-            return Err(refused());
+            return Err(init_error());
         }
         Ok(inflate)
     }
@@ -108,26 +108,28 @@ impl Inflate {
         // and does not move (boxed).
         match unsafe { inflateCopy(&mut *stream, &*self.0) } {
             Z_OK => Ok(Self(stream)),
-            _ => Err(refused()),
+            _ => Err(init_error()),
         }
     }
 
     /// Decompresses some bytes; with `stop`, at most up to the end of the current block.
     pub fn step(&mut self, input: &[u8], output: &mut [u8], stop: bool) -> io::Result<Step> {
-        let (most_in, most_out) = (fitting(input.len()), fitting(output.len()));
+        let (input_bytes, output_bytes) = (saturating_u32(input.len()), saturating_u32(output.len()));
         let stream = &mut *self.0;
-        (stream.next_in, stream.avail_in) = (input.as_ptr(), most_in);
-        (stream.next_out, stream.avail_out) = (output.as_mut_ptr(), most_out);
+        (stream.next_in, stream.avail_in) = (input.as_ptr(), input_bytes);
+        (stream.next_out, stream.avail_out) = (output.as_mut_ptr(), output_bytes);
         // SAFETY: `new` has initialized the stream; `next_in` and `next_out` have `avail_in` readable and `avail_out` writable bytes,
         // in slices that are borrowed for the call.
         let outcome = unsafe { inflate(stream, if stop { Z_BLOCK } else { Z_NO_FLUSH }) };
-        let (read, written) = ((most_in - stream.avail_in) as usize, (most_out - stream.avail_out) as usize);
+        let (read, written) = ((input_bytes - stream.avail_in) as usize, (output_bytes - stream.avail_out) as usize);
         let at = match outcome {
-            Z_STREAM_END => At::End,
-            Z_OK | Z_BUF_ERROR => match (stream.data_type & (BETWEEN | LAST), stream.data_type & BITS) {
-                (BETWEEN, bits @ 0..8) => At::Between { bits: bits as u8 },
-                _ => At::Anywhere,
-            },
+            Z_STREAM_END => StepEnd::End,
+            Z_OK | Z_BUF_ERROR => {
+                match (stream.data_type & (BETWEEN_BLOCKS | IN_LAST_BLOCK), stream.data_type & UNUSED_BITS) {
+                    (BETWEEN_BLOCKS, bits @ 0..8) => StepEnd::BetweenBlocks { bits: bits as u8 },
+                    _ => StepEnd::Anywhere,
+                }
+            }
             _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "corrupt deflate stream")),
         };
         Ok(Step { read, written, at })
@@ -135,7 +137,7 @@ impl Inflate {
 
     /// Returns the last bytes written, as many as later blocks may refer to.
     pub fn window(&self) -> Vec<u8> {
-        let (mut window, mut length) = (vec![0; WINDOW], 0);
+        let (mut window, mut length) = (vec![0; WINDOW_BYTES], 0);
         // SAFETY: the stream is initialized, and a deflate window, which zlib writes, has at most this many bytes.
         let outcome = unsafe { inflateGetDictionary(&*self.0, window.as_mut_ptr(), &mut length) };
         window.truncate(if outcome == Z_OK { length as usize } else { 0 });
@@ -156,6 +158,6 @@ impl Drop for Inflate {
     }
 }
 
-fn fitting(length: usize) -> u32 {
+fn saturating_u32(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }

@@ -25,8 +25,8 @@ use stillhouse_schemas::storage::split_url;
 use super::classes::{self, EmptyFolder};
 use super::folder::{self, Child};
 use super::formats;
-use super::input_file::{Admits, InputFile, LookedAt};
-use super::parallel::{cores, looked};
+use super::input_file::{AccessCheck, BeforeItem, InputFile};
+use super::parallel::{available_threads, map_in_order};
 use super::store::Store;
 
 pub(super) const MATCH: MatchOptions =
@@ -58,7 +58,7 @@ impl From<String> for Trouble {
 }
 
 /// Finds the files of the job; relative paths start at `base_dir`. The buckets of URLs must be open in `store`. If
-/// `admits` refuses a file, the path that found it becomes a problem in `field` of the job file. Calls `looked_at`
+/// `check_access` refuses a file, the path that found it becomes a problem in `field` of the job file. Calls `before_item`
 /// before it examines each path.
 ///
 /// # Errors
@@ -70,8 +70,8 @@ pub fn list(
     input: &Input,
     field: &str,
     names: &Names,
-    admits: Admits<'_>,
-    looked_at: LookedAt<'_>,
+    check_access: AccessCheck<'_>,
+    before_item: BeforeItem<'_>,
 ) -> Result<Vec<InputFile>, NotListed> {
     let (mut files, mut empty_folders) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
@@ -79,13 +79,15 @@ pub fn list(
     let may_repeat = !matches!(input.paths.as_slice(), [path] if !path.contains('{') && !path.contains("**"));
     let mut problems = Vec::new();
     let mut more_problems = 0;
-    let look = |given: &String| named(store, base_dir, given, input, names, admits);
+    let look = |given: &String| named(store, base_dir, given, input, names, check_access);
     let refused = |found: &Result<Listed, Trouble>| matches!(found, Err(Trouble::Store(_)));
     let in_stores = input.paths.iter().any(|path| split_url(path).is_some());
-    let threads = if in_stores { REQUESTS } else { cores() };
+    let threads = if in_stores { REQUESTS } else { available_threads() };
     for (block, paths) in input.paths.chunks(BLOCK).enumerate() {
-        for (i, (given, found)) in (block * BLOCK..).zip(paths.iter().zip(looked(paths, threads, &look, &refused))) {
-            looked_at(i);
+        for (i, (given, found)) in
+            (block * BLOCK..).zip(paths.iter().zip(map_in_order(paths, threads, &look, &refused)))
+        {
+            before_item(i);
             match found {
                 Some(Ok(Listed { files: found, empty })) => {
                     files.extend(found.into_iter().filter(|f| !may_repeat || seen.insert(f.location.clone())));
@@ -148,15 +150,15 @@ fn named(
     given: &str,
     input: &Input,
     names: &Names,
-    admits: Admits<'_>,
+    check_access: AccessCheck<'_>,
 ) -> Result<Listed, Trouble> {
     let mut listed = Listed::default();
     for named in names.all(given)? {
-        let found = expand(store, base_dir, &named.real, input, admits).and_then(|(found, root)| {
+        let found = expand(store, base_dir, &named.real, input, check_access).and_then(|(found, root)| {
             // first, so that no message mentions a file that is not admitted
-            found.files.iter().try_for_each(|file| admitted(store, &file.path, &file.location, admits))?;
+            found.files.iter().try_for_each(|file| admitted(store, &file.path, &file.location, check_access))?;
             if let Some((shown, location)) = found.odd {
-                admitted(store, &shown, &location, admits)?;
+                admitted(store, &shown, &location, check_access)?;
                 return Err(format!("{shown:?} {ODD}").into());
             }
             let empty = classes::of_path(&found.files, found.empty, &root, input)?;
@@ -177,15 +179,15 @@ fn named(
 
 /// Checks that a folder may be read before it is listed, so that no message mentions the content of a folder behind a
 /// forbidden link.
-fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
-    store
-        .location_of(folder)
-        .map_or(Ok(()), |named| admits(&named).map_err(|message| Trouble::Problem(format!("{display:?}: {message}"))))
+fn enters(store: &Store, display: &str, folder: &Path, check_access: AccessCheck<'_>) -> Result<(), Trouble> {
+    store.location_of(folder).map_or(Ok(()), |named| {
+        check_access(&named).map_err(|message| Trouble::Problem(format!("{display:?}: {message}")))
+    })
 }
 
-fn admitted(store: &Store, shown: &str, location: &Path, admits: Admits<'_>) -> Result<(), String> {
+fn admitted(store: &Store, shown: &str, location: &Path, check_access: AccessCheck<'_>) -> Result<(), String> {
     let Some(named) = store.location_of(location) else { return Err("is not a path of this machine".into()) };
-    admits(&named).map_err(|message| format!("{shown:?}: {message}"))
+    check_access(&named).map_err(|message| format!("{shown:?}: {message}"))
 }
 
 /// Message for an entry that is not a file. Only files are read: a pipe or a device could yield endless bytes, or none.
@@ -274,7 +276,7 @@ fn expand(
     base_dir: &std::path::Path,
     given: &str,
     input: &Input,
-    admits: Admits<'_>,
+    check_access: AccessCheck<'_>,
 ) -> Result<(Found, Path), Trouble> {
     let Given { plain, components, literal, location } = Given::parse(base_dir, given)?;
     let mut found = Found { files: Vec::new(), empty: Vec::new(), odd: None };
@@ -286,7 +288,7 @@ fn expand(
             return Ok((found, location));
         }
         let name = plain.trim_end_matches('/');
-        below(store, name, &location, input, admits, &mut found)?;
+        below(store, name, &location, input, check_access, &mut found)?;
         if found.files.is_empty() && found.odd.is_none() {
             let is_folder = matches!(store.location_of(&location), Some(Location::Disk(path)) if path.is_dir());
             let message = match !is_folder && children(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
@@ -305,7 +307,7 @@ fn expand(
         .map(|c| Pattern::new(c).map_err(|e| format!("not a glob: {e}; valid: *, ?, [..], and ** between slashes")))
         .collect::<Result<Vec<_>, _>>()?;
     let display = if literal == 0 { String::new() } else { components[..literal].join("/") + "/" };
-    matching(store, &display, &location, &patterns, admits, &mut found)?;
+    matching(store, &display, &location, &patterns, check_access, &mut found)?;
     if found.files.is_empty() && found.odd.is_none() {
         return Err(format!("matches no file (looked in {})", store.shown(&location).0).into());
     }
@@ -361,10 +363,10 @@ fn children(
     location: &Path,
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
-    admits: Admits<'_>,
+    check_access: AccessCheck<'_>,
 ) -> Result<Vec<(String, Child)>, Trouble> {
     if let Some(Location::Disk(path)) = store.location_of(location) {
-        return Ok(folder::children(&path, location, display, wanted, admits)?);
+        return Ok(folder::children(&path, location, display, wanted, check_access)?);
     }
     let listing = match store.wait(store.store.list_with_delimiter(Some(location))) {
         Ok(listing) => listing,
@@ -386,22 +388,22 @@ fn matching(
     display: &str,
     location: &Path,
     patterns: &[Pattern],
-    admits: Admits<'_>,
+    check_access: AccessCheck<'_>,
     found: &mut Found,
 ) -> Result<(), Trouble> {
     let Some((pattern, rest)) = patterns.split_first() else { return Ok(()) };
     if pattern.as_str() == "**" {
         // `**` matches no folder or any number of them; at the end it matches every file
         if rest.is_empty() {
-            matching(store, display, location, &[any()], admits, found)?;
+            matching(store, display, location, &[any()], check_access, found)?;
         } else {
-            matching(store, display, location, rest, admits, found)?;
+            matching(store, display, location, rest, check_access, found)?;
         }
-        for (name, child) in children(store, location, display, &|name| !name.starts_with('.'), admits)? {
+        for (name, child) in children(store, location, display, &|name| !name.starts_with('.'), check_access)? {
             if let Child::Folder(path) = child {
                 let display = format!("{display}{name}/");
-                enters(store, &display, &path, admits)?;
-                matching(store, &display, &path, patterns, admits, found)?;
+                enters(store, &display, &path, check_access)?;
+                matching(store, &display, &path, patterns, check_access, found)?;
             } else if let Child::Unreadable { message, folder: true } = child {
                 return Err(message.into());
             }
@@ -410,7 +412,7 @@ fn matching(
     }
     // a name that is written literally, such as `a[1].jsonl`, is found whatever the pattern matches
     let wanted = |name: &str| name == pattern.as_str() || pattern.matches_with(name, MATCH);
-    for (name, child) in children(store, location, display, &wanted, admits)? {
+    for (name, child) in children(store, location, display, &wanted, check_access)? {
         match child {
             Child::File(meta) if rest.is_empty() => {
                 found.files.push(listed(store, format!("{display}{name}"), meta));
@@ -420,8 +422,8 @@ fn matching(
             }
             Child::Folder(path) if !rest.is_empty() => {
                 let (display, before) = (format!("{display}{name}/"), found.files.len());
-                enters(store, &display, &path, admits)?;
-                matching(store, &display, &path, rest, admits, found)?;
+                enters(store, &display, &path, check_access)?;
+                matching(store, &display, &path, rest, check_access, found)?;
                 if found.files.len() == before {
                     found.empty.push(EmptyFolder { shown: display, location: path });
                 }
@@ -442,17 +444,19 @@ fn below(
     display: &str,
     location: &Path,
     input: &Input,
-    admits: Admits<'_>,
+    check_access: AccessCheck<'_>,
     found: &mut Found,
 ) -> Result<(), Trouble> {
-    for (name, child) in children(store, location, &format!("{display}/"), &|name| !name.starts_with('.'), admits)? {
+    for (name, child) in
+        children(store, location, &format!("{display}/"), &|name| !name.starts_with('.'), check_access)?
+    {
         let path = format!("{display}/{name}");
         match child {
             Child::Unreadable { message, folder } if folder || has_ending(&name, input) => return Err(message.into()),
             Child::Folder(location) => {
                 let before = found.files.len();
-                enters(store, &path, &location, admits)?;
-                below(store, &path, &location, input, admits, found)?;
+                enters(store, &path, &location, check_access)?;
+                below(store, &path, &location, input, check_access, found)?;
                 if found.files.len() == before {
                     found.empty.push(EmptyFolder { shown: path, location });
                 }

@@ -10,7 +10,7 @@ use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
-use super::batch::Batches;
+use super::batch::BatchBuilder;
 use super::formats::numbers::{self, Numbers};
 use super::input_file::{InputFile, Listing};
 use super::range::{Found, RecordReader};
@@ -62,7 +62,7 @@ impl SplitReader {
                 reader: RecordReader::new(store.clone(), input),
                 ordinal: 0,
                 document: None,
-                batches: Batches::new(),
+                batch_builder: BatchBuilder::new(),
                 records: RecordsDigest::default(),
             })),
         };
@@ -104,7 +104,7 @@ impl SplitReader {
             self.piece += 1;
         }
         let last = match documents {
-            Reading::Texts(texts) => texts.batches.close()?,
+            Reading::Texts(texts) => texts.batch_builder.close()?,
             Reading::Numbers(rows) => rows.close()?,
         };
         match self.documents.take() {
@@ -126,7 +126,7 @@ impl SplitReader {
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
         match &self.documents {
-            Some(Reading::Texts(d)) => d.batches.bytes() + d.reader.held_bytes(),
+            Some(Reading::Texts(d)) => d.batch_builder.bytes() + d.reader.held_bytes(),
             _ => 0,
         }
     }
@@ -153,7 +153,7 @@ struct Documents {
     ordinal: u64,
     /// The document whose pieces are being returned.
     document: Option<DocumentId>,
-    batches: Batches,
+    batch_builder: BatchBuilder,
     records: RecordsDigest,
 }
 
@@ -170,8 +170,8 @@ impl Documents {
             self.reader.open(file, range)?;
         }
         loop {
-            if self.batches.is_full() {
-                return self.batches.close();
+            if self.batch_builder.is_full() {
+                return self.batch_builder.close();
             }
             let Some(id) = self.document else {
                 match self.reader.next()? {
@@ -185,7 +185,7 @@ impl Documents {
             if end {
                 self.document = None;
             }
-            if let Some(full) = self.batches.push(id, text, end)? {
+            if let Some(full) = self.batch_builder.push(id, text, end)? {
                 return Ok(Some(full));
             }
         }

@@ -336,7 +336,7 @@ fn scan(
             Range::Bytes { start, .. } => Some(start.saturating_sub(1)),
             Range::Rows { .. } => None,
         });
-        checkpoints.keep(file, starts);
+        checkpoints.keep_before(file, starts);
     }
     Ok(segments)
 }

@@ -43,7 +43,7 @@ use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
-use super::check::first_bytes;
+use super::check::check_first_bytes;
 use super::formats::{self, Format};
 use super::store::Store;
 use super::table::BATCH_ROWS;
@@ -282,7 +282,7 @@ pub fn check_sql(
     for table in tables {
         let field = format!("{}.paths", table.field);
         if matches!(formats::of(&table.input), Format::Bytes(_)) {
-            problems.extend(first_bytes(store, &table.files, &table.input, &field, MOST_PROBLEMS, &mut |_| {})?);
+            problems.extend(check_first_bytes(store, &table.files, &table.input, &field, MOST_PROBLEMS, &mut |_| {})?);
         }
         match FilesTable::open(store, table, &skipped) {
             Ok(table_opened) => opened.push((table.name.clone(), table_opened)),

@@ -460,7 +460,7 @@ pub(super) fn segments(
             Range::Bytes { start, .. } => Some(start),
             Range::Rows { .. } => None,
         });
-        checkpoints.keep(file, starts);
+        checkpoints.keep_before(file, starts);
     }
     Ok(segments)
 }
