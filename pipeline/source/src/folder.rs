@@ -18,11 +18,11 @@ use stillhouse_base::storage::Location;
 use super::input_file::AccessCheck;
 
 /// An entry of a folder.
-pub(super) enum Child {
+pub(super) enum FolderEntry {
     Folder(Path),
     File(ObjectMeta),
     /// A pipe, a device or a socket.
-    Odd(Path),
+    Special(Path),
     /// An entry that cannot be read, with the reason. `folder`: it is or could be a folder.
     Unreadable {
         message: String,
@@ -32,11 +32,11 @@ pub(super) enum Child {
 
 /// Returns the file at a path with the metadata that `object_store` would report. `None` if nothing exists there, or a
 /// folder.
-pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<Child>, String> {
+pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<FolderEntry>, String> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(None),
         Ok(found) if has_hidden_bytes(&found, path) => Err(HIDDEN_BYTES.into()),
-        Ok(found) => Ok(Some(of_metadata(&found, location.clone()))),
+        Ok(found) => Ok(Some(from_metadata(&found, location.clone()))),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(e) => Err(describe(&e)),
     }
@@ -50,16 +50,16 @@ fn has_hidden_bytes(found: &Metadata, path: &DiskPath) -> bool {
     found.is_file() && found.len() == 0 && reads().is_ok_and(|read| read > 0)
 }
 
-fn of_metadata(found: &Metadata, location: Path) -> Child {
+fn from_metadata(found: &Metadata, location: Path) -> FolderEntry {
     match (found.is_dir(), found.is_file()) {
-        (true, _) => Child::Folder(location),
-        (_, true) => Child::File(meta(found, location)),
-        _ => Child::Odd(location),
+        (true, _) => FolderEntry::Folder(location),
+        (_, true) => FolderEntry::File(object_meta(found, location)),
+        _ => FolderEntry::Special(location),
     }
 }
 
 /// Builds the same metadata as `object_store`, which would have to open the file for it.
-pub(super) fn meta(found: &Metadata, location: Path) -> ObjectMeta {
+pub(super) fn object_meta(found: &Metadata, location: Path) -> ObjectMeta {
     let modified = found.modified().unwrap_or(UNIX_EPOCH);
     let micros = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     let (inode, size) = (found.ino(), found.len());
@@ -68,13 +68,13 @@ pub(super) fn meta(found: &Metadata, location: Path) -> ObjectMeta {
 }
 
 /// Returns the wanted entries of a folder, sorted by name. A folder that does not exist is empty, as in a store.
-pub(super) fn children(
+pub(super) fn list_entries(
     folder: &DiskPath,
     location: &Path,
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
     check_access: AccessCheck<'_>,
-) -> Result<Vec<(String, Child)>, String> {
+) -> Result<Vec<(String, FolderEntry)>, String> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
@@ -88,24 +88,25 @@ pub(super) fn children(
         if !wanted(&shown) {
             continue;
         }
-        let child = child(&entry, &name, location, display, check_access)
+        let found = read_entry(&entry, &name, location, display, check_access)
             .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
-        children.push((shown.into_owned(), child));
+        children.push((shown.into_owned(), found));
     }
     // two names that are not UTF-8 may have the same lossy form
     children.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(children)
 }
 
-fn child(
+fn read_entry(
     entry: &fs::DirEntry,
     name: &OsStr,
     location: &Path,
     display: &str,
     check_access: AccessCheck<'_>,
-) -> io::Result<Child> {
-    let unreadable =
-        |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
+) -> io::Result<FolderEntry> {
+    let unreadable = |why: &str, folder| {
+        Ok(FolderEntry::Unreadable { message: format!("{} {why}", escaped(display, name)), folder })
+    };
     let is_link = entry.file_type()?.is_symlink();
     if is_link && let Err(message) = check_access(&Location::Disk(entry.path())) {
         return unreadable(&format!("is a link: {message}"), true);
@@ -118,7 +119,7 @@ fn child(
         Err(e) if e.kind() == ErrorKind::NotFound => return unreadable("is a link to what is not there", false),
         Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", describe(&e)), true),
     };
-    if is_link && found.is_dir() && leads_back(&entry.path()) {
+    if is_link && found.is_dir() && is_circular_link(&entry.path()) {
         return unreadable("is a link that leads back to a folder it is in; valid: no circles", true);
     }
     if has_hidden_bytes(&found, &entry.path()) {
@@ -129,11 +130,11 @@ fn child(
         return unreadable("has a name that is not UTF-8 or has control characters; valid: rename it", found.is_dir());
     };
     let at: Path = location.parts().chain([part]).collect();
-    Ok(of_metadata(&found, at))
+    Ok(from_metadata(&found, at))
 }
 
 /// Whether a link leads to one of the folders that contain it.
-fn leads_back(link: &DiskPath) -> bool {
+fn is_circular_link(link: &DiskPath) -> bool {
     let Ok(target) = link.canonicalize() else { return false };
     link.ancestors().skip(1).any(|folder| folder.canonicalize().is_ok_and(|folder| folder == target))
 }
@@ -168,9 +169,9 @@ mod tests {
         fs::write(&path, "text").unwrap();
         let location = Path::from_absolute_path(&path).unwrap();
         let store = object_store::local::LocalFileSystem::new();
-        let Ok(Some(Child::File(found))) = file(&path, &location) else { panic!("no file") };
+        let Ok(Some(FolderEntry::File(found))) = file(&path, &location) else { panic!("no file") };
         assert_eq!(found, store.head(&location).await.unwrap());
-        let listed = children(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
-        assert!(matches!(listed.as_slice(), [(name, Child::File(meta))] if name == "a ü.txt" && meta.size == 4));
+        let listed = list_entries(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
+        assert!(matches!(listed.as_slice(), [(name, FolderEntry::File(meta))] if name == "a ü.txt" && meta.size == 4));
     }
 }

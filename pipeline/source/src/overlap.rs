@@ -15,11 +15,11 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
 use super::input_file::InputFile;
-use super::list::{Given, MATCH, has_ending};
+use super::list::{JobPath, MATCH_OPTIONS, has_ending};
 use super::store::Store;
 
 /// Example files of an output, one of each kind.
-const OURS: [&str; 12] = [
+const OUTPUT_FILES: [&str; 12] = [
     "data/train-00000-of-00001.parquet",
     "manifest.json",
     "tokenizer.json",
@@ -44,7 +44,7 @@ pub fn reads_output(
     files: &[InputFile],
     output: &Location,
 ) -> Vec<Problem> {
-    let Some(output_parts) = location(output) else { return Vec::new() };
+    let Some(output_parts) = location_components(output) else { return Vec::new() };
     let files: HashSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
     let found = |given: &String| {
         // a path of a file finds only that file
@@ -73,7 +73,7 @@ fn shown(output: &Location) -> String {
 }
 
 /// Returns the components of a location as the input's stores name it, with links resolved as far as the path exists.
-fn location(place: &Location) -> Option<Vec<String>> {
+fn location_components(place: &Location) -> Option<Vec<String>> {
     let path = match place {
         Location::Store(url) => Store::location(url),
         Location::Disk(path) => Path::from_absolute_path(resolved(path)?).ok()?,
@@ -98,20 +98,20 @@ fn resolved(path: &DiskPath) -> Option<PathBuf> {
 
 /// Returns a file of the output that a path of the input would find.
 fn finds(base_dir: &DiskPath, given: &str, input: &Input, output: &[String]) -> Option<&'static str> {
-    let Given { components, literal, location: head, .. } = Given::parse(base_dir, given).ok()?;
+    let JobPath { components, literal, location: head, .. } = JobPath::parse(base_dir, given).ok()?;
     let is_on_disk = head.parts().next().is_none_or(|first| !first.as_ref().ends_with(':'));
     if is_on_disk && literal == components.len() && DiskPath::new("/").join(head.as_ref()).is_file() {
         return None;
     }
     let head = match is_on_disk {
-        true => location(&Location::Disk(DiskPath::new("/").join(head.as_ref())))?,
+        true => location_components(&Location::Disk(DiskPath::new("/").join(head.as_ref())))?,
         false => parts(&head),
     };
     let patterns: Option<Vec<Pattern>> =
         components[literal..].iter().filter(|c| !c.is_empty()).map(|c| Pattern::new(c).ok()).collect();
     let patterns = patterns?;
-    OURS.into_iter().find(|ours| {
-        let whole: Vec<&str> = output.iter().map(String::as_str).chain(ours.split('/')).collect();
+    OUTPUT_FILES.into_iter().find(|output_file| {
+        let whole: Vec<&str> = output.iter().map(String::as_str).chain(output_file.split('/')).collect();
         let Some(rest) = whole.strip_prefix(head.iter().map(String::as_str).collect::<Vec<_>>().as_slice()) else {
             return false;
         };
@@ -132,7 +132,9 @@ fn matches(patterns: &[Pattern], names: &[&str]) -> bool {
             let here = if rest.is_empty() { names.len() == 1 } else { matches(rest, names) };
             here || names.split_first().is_some_and(|(name, below)| !name.starts_with('.') && matches(patterns, below))
         }
-        (Some((pattern, rest)), Some((name, below))) => pattern.matches_with(name, MATCH) && matches(rest, below),
+        (Some((pattern, rest)), Some((name, below))) => {
+            pattern.matches_with(name, MATCH_OPTIONS) && matches(rest, below)
+        }
         _ => false,
     }
 }

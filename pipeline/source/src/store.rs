@@ -194,7 +194,7 @@ impl Store {
         if start >= end {
             return None;
         }
-        if let Err(changed) = self.is_expected(&folder::meta(&found, location.clone())) {
+        if let Err(changed) = self.is_expected(&folder::object_meta(&found, location.clone())) {
             return Some(Err(changed));
         }
         let mut bytes = vec![0; usize::try_from(end - start).ok()?];
