@@ -14,7 +14,7 @@ use arrow::datatypes::{DataType, TimeUnit};
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::{ColumnType, Input};
 
-use super::table::SAMPLE_RECORDS;
+use super::table_format::SAMPLE_RECORDS;
 
 /// The largest integer up to which a 64-bit float represents every whole number.
 pub(crate) const EXACT: u64 = 1 << 53;

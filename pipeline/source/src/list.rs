@@ -22,7 +22,7 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 use stillhouse_schemas::storage::split_url;
 
-use super::classes::{self, EmptyFolder};
+use super::class_folders::{self, EmptyFolder};
 use super::folder::{self, FolderEntry};
 use super::formats;
 use super::input_file::{AccessCheck, BeforeItem, InputFile};
@@ -108,7 +108,7 @@ pub fn list(
             .push(Problem::missing(format!("{field}.paths"), format!("and {more_problems} more paths with problems")));
     }
     if problems.is_empty()
-        && let Err(message) = classes::of_all(&files, &empty_folders, input)
+        && let Err(message) = class_folders::check_all(&files, &empty_folders, input)
     {
         problems.push(Problem::missing(format!("{field}.paths"), message));
     }
@@ -164,7 +164,7 @@ fn list_path(
                 check_file_access(store, &shown, &location, check_access)?;
                 return Err(format!("{shown:?} {NOT_A_FILE}").into());
             }
-            let empty = classes::of_path(&found.files, found.empty, &root, input)?;
+            let empty = class_folders::check_path(&found.files, found.empty, &root, input)?;
             Ok(ListedFiles { files: found.files, empty })
         });
         let found = found.map_err(|trouble| match trouble {

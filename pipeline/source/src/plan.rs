@@ -28,17 +28,17 @@ use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
 use super::formats;
-use super::holdout::{self, Part};
+use super::holdout::{self, SplitSource};
 use super::input_file::InputFile;
 use super::segment::Segment;
 use super::store::Store;
 
 /// Maximum number of splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
-const MOST_SPLITS: u32 = 1_000_000;
+const MAX_SPLITS: u32 = 1_000_000;
 
 /// Lower bound on the fraction of documents that a split is assumed to take. Below it, splits are smaller than the
 /// target, so that they do not take too long.
-const LEAST_TAKEN: f64 = 1.0 / 64.0;
+const MIN_TAKEN_SHARE: f64 = 1.0 / 64.0;
 
 /// Progress of planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,12 +81,12 @@ pub fn plan_splits(
     progress: &(dyn Fn(PlanProgress) + Sync),
 ) -> Result<Weighed, SourceError> {
     let target = target_split_bytes.max(1);
-    let expecting = (!reads_nothing(files, input)).then(|| store.expecting(files));
+    let expecting = (!is_cut_by_listing(files, input)).then(|| store.expecting(files));
     let store = expecting.as_ref().unwrap_or(store);
     let segments = segments(store, files, input, target, progress)?;
     let mut weighed = Weighed::default();
-    for part in holdout::parts(store, files, input, seed, segments)? {
-        group(files, part, target, &mut weighed)?;
+    for part in holdout::split_sources(store, files, input, seed, segments)? {
+        add_splits(files, part, target, &mut weighed)?;
     }
     Ok(weighed)
 }
@@ -109,19 +109,19 @@ pub fn append_splits(
     let store = &store.expecting(files);
     let segments = segments(store, files, input, target, &|_| {})?;
     let before = splits.len();
-    let parts = holdout::parts_as(input, &splits, &segments);
+    let parts = holdout::appended_split_sources(input, &splits, &segments);
     let mut weighed = Weighed { splits, weights: Vec::new() };
     for part in parts {
-        group(files, part, target, &mut weighed)?;
+        add_splits(files, part, target, &mut weighed)?;
     }
     weighed.splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
     Ok(weighed)
 }
 
-fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) -> Result<(), SourceError> {
+fn add_splits(files: &[InputFile], part: SplitSource, target: u64, weighed: &mut Weighed) -> Result<(), SourceError> {
     let Weighed { splits, weights } = weighed;
     let share = part.keys.map_or(1.0, |keys| keys.share());
-    let taken = part.keys.map_or(1.0, |keys| keys.share().max(LEAST_TAKEN));
+    let taken = part.keys.map_or(1.0, |keys| keys.share().max(MIN_TAKEN_SHARE));
     let mut filled = None;
     for segment in part.segments {
         let weight = (segment.weight as f64 * taken).ceil() as u64;
@@ -129,9 +129,9 @@ fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) ->
         if joined.is_none() {
             let too_many = || SourceError::Plan {
                 field: "input.split_megabytes".into(),
-                message: format!("the input makes more than {MOST_SPLITS} splits; make them larger"),
+                message: format!("the input makes more than {MAX_SPLITS} splits; make them larger"),
             };
-            let split = u32::try_from(splits.len()).ok().filter(|n| *n < MOST_SPLITS).ok_or_else(too_many)?;
+            let split = u32::try_from(splits.len()).ok().filter(|n| *n < MAX_SPLITS).ok_or_else(too_many)?;
             splits.push(SplitRecord {
                 split: SplitId(split),
                 dataset_split: part.dataset_split.clone(),
@@ -148,8 +148,10 @@ fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) ->
         filled = Some(joined.unwrap_or(weight));
         if let Some(split) = splits.last_mut() {
             let file = &files[segment.file].path;
-            let joined =
-                split.pieces.last_mut().is_some_and(|last| last.file == *file && join(&mut last.range, segment.range));
+            let joined = split
+                .pieces
+                .last_mut()
+                .is_some_and(|last| last.file == *file && extend_range(&mut last.range, segment.range));
             if !joined {
                 split.pieces.push(Piece { file: file.clone(), range: segment.range });
             }
@@ -159,7 +161,7 @@ fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) ->
 }
 
 /// Extends `last` by a range that directly follows it. Returns false if `next` does not follow.
-fn join(last: &mut Range, next: Range) -> bool {
+fn extend_range(last: &mut Range, next: Range) -> bool {
     match (last, next) {
         (Range::Bytes { end, .. }, Range::Bytes { start, end: new, .. }) if *end == start => *end = new,
         (Range::Rows { end, .. }, Range::Rows { start, end: new }) if *end == start => *end = new,
@@ -216,7 +218,7 @@ fn segments(
 
 /// Whether the listing alone decides the cuts. Then the states of the files, of which there may be very many, are not
 /// needed.
-fn reads_nothing(files: &[InputFile], input: &Input) -> bool {
+fn is_cut_by_listing(files: &[InputFile], input: &Input) -> bool {
     let format = formats::of(input);
     input.holdout.is_empty() && files.iter().all(|file| format.is_cut_by_listing(file, input))
 }

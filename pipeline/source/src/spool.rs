@@ -53,11 +53,11 @@ pub(crate) struct Spool {
     partial_length: usize,
     buffer: Vec<u8>,
     /// Bytes at the start of the buffer already returned.
-    handed_on: usize,
+    returned: usize,
     /// Bytes of the text still to be read back.
-    left: u64,
+    unread: u64,
     /// Number of documents that went to disk.
-    pub rolled: u64,
+    pub spooled_to_disk: u64,
 }
 
 impl Spool {
@@ -71,9 +71,9 @@ impl Spool {
             partial: [0; 4],
             partial_length: 0,
             buffer: Vec::new(),
-            handed_on: 0,
-            left: 0,
-            rolled: 0,
+            returned: 0,
+            unread: 0,
+            spooled_to_disk: 0,
         }
     }
 
@@ -101,7 +101,7 @@ impl Spool {
         let was = self.file.is_rolled();
         self.file.write_all(bytes).map_err(PushError::Io)?;
         if self.file.is_rolled() && !was {
-            self.rolled += 1;
+            self.spooled_to_disk += 1;
         }
         self.length += bytes.len() as u64;
         self.last = last;
@@ -178,22 +178,22 @@ impl Spool {
     /// Goes to the start of the text, to return its pieces.
     pub fn rewind(&mut self) -> io::Result<()> {
         self.buffer.clear();
-        (self.handed_on, self.left) = (0, self.length);
+        (self.returned, self.unread) = (0, self.length);
         self.file.rewind()
     }
 
     /// Returns the next piece after [`Spool::rewind`], cut between characters, and true with the last one. An empty
     /// text is one empty piece.
     pub fn next_piece(&mut self) -> io::Result<(&str, bool)> {
-        self.buffer.drain(..self.handed_on);
+        self.buffer.drain(..self.returned);
         let had = self.buffer.len();
-        let want = self.left.min((self.piece - had) as u64);
+        let want = self.unread.min((self.piece - had) as u64);
         self.buffer.resize(had + want as usize, 0);
         self.file.read_exact(&mut self.buffer[had..])?;
-        self.left -= want;
-        let end = self.left == 0;
-        self.handed_on = if end { self.buffer.len() } else { whole_characters(&self.buffer) };
-        let text = std::str::from_utf8(&self.buffer[..self.handed_on])
+        self.unread -= want;
+        let end = self.unread == 0;
+        self.returned = if end { self.buffer.len() } else { whole_characters(&self.buffer) };
+        let text = std::str::from_utf8(&self.buffer[..self.returned])
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         Ok((text, end))
     }

@@ -14,7 +14,7 @@ use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use crate::input_file::InputFile;
-use crate::table::{BadRecords, TakeRows, batch};
+use crate::table_format::{BadRecords, TakeRows, batch};
 
 pub(super) fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + '_ {
     |e| SourceError::corrupt(&file.path, format!("its columns cannot be read: {e}"))

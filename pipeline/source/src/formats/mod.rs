@@ -28,9 +28,9 @@ use super::input_file::InputFile;
 use super::records::{Records, Rows};
 use super::segment::{self, RowGroup, Segment};
 use super::store::Store;
-use super::table::TableFormat;
+use super::table_format::TableFormat;
 #[cfg(test)]
-pub(crate) use jsonl::line as json_line;
+pub(crate) use jsonl::fast_parser as fast_json_parser;
 
 /// Returns the format of an input.
 pub(crate) fn of(input: &Input) -> Format {

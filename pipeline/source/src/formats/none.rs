@@ -10,7 +10,7 @@ use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::{RowGroup, Segment};
 use crate::store::Store;
-use crate::table::TableFormat;
+use crate::table_format::TableFormat;
 
 /// `input.format: none`.
 pub(super) struct NoFiles;

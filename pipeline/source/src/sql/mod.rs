@@ -43,10 +43,10 @@ use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
-use super::check::check_first_bytes;
+use super::column_check::check_first_bytes;
 use super::formats::{self, Format};
 use super::store::Store;
-use super::table::BATCH_ROWS;
+use super::table_format::BATCH_ROWS;
 use bounds::on_large_stack;
 use clauses::FunctionKind;
 pub use stage::{Staged, stage_sql, staged};

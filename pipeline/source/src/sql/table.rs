@@ -29,7 +29,7 @@ use stillhouse_schemas::spec::Input;
 use super::super::formats;
 use super::super::input_file::InputFile;
 use super::super::store::Store;
-use super::super::table::{BadRecords, FileColumns, TakeRows};
+use super::super::table_format::{BadRecords, FileColumns, TakeRows};
 
 /// A table of a query.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::formats::json_line;
+use crate::formats::fast_json_parser;
 use crate::spool::Spool;
 
 const LONGEST_LINE: usize = 1 << 20;
@@ -11,7 +11,7 @@ const LONGEST_LINE: usize = 1 << 20;
 /// Returns the text that the fast parser finds in a line.
 fn fast(line: &[u8], name: &str) -> Option<String> {
     let mut spool = Spool::new(4000);
-    let taken = json_line::read(line, name, &mut spool).unwrap();
+    let taken = fast_json_parser::read(line, name, &mut spool).unwrap();
     taken.then(|| {
         let mut text = String::new();
         spool

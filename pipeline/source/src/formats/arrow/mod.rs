@@ -31,7 +31,7 @@ use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
 use crate::sniff::{self, Kind};
 use crate::store::{Chunks, FIRST_CHUNK, Store};
-use crate::table::TableFormat;
+use crate::table_format::TableFormat;
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];

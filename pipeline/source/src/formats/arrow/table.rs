@@ -8,7 +8,7 @@ use super::super::columnar::{self, Columns, named};
 use super::{read_columns, schema};
 use crate::input_file::InputFile;
 use crate::store::Store;
-use crate::table::{BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
+use crate::table_format::{BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
 
 /// Arrow files as a table.
 pub(super) struct ArrowTable;

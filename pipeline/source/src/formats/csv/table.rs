@@ -20,7 +20,7 @@ use super::CsvRows;
 use crate::column_types::{self as types, EXACT, TIME, WIDE, WIDE_DIGITS};
 use crate::input_file::InputFile;
 use crate::store::Store;
-use crate::table::{
+use crate::table_format::{
     BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows, batch,
 };
 

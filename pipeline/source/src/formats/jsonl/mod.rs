@@ -4,10 +4,10 @@
 //! key occurs twice, the last one counts, as in Python's `json`. Numbers of any size and up to 128 levels of nesting
 //! are valid.
 //!
-//! A good line that is completely in the buffer is read by a faster parser ([`line`]). `meta.text` is the key `text` of
+//! A good line that is completely in the buffer is read by a faster parser ([`fast_parser`]). `meta.text` is the key `text` of
 //! the object `meta`, unless a key has the whole name. Lines of white space are not records.
 
-pub(crate) mod line;
+pub(crate) mod fast_parser;
 mod table;
 
 use std::io::{self, Read};
@@ -26,7 +26,7 @@ use crate::input_file::InputFile;
 use crate::records::{Bad, Fault, Records, Start, push};
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::table::TableFormat;
+use crate::table_format::TableFormat;
 
 const LARGEST_KEY: u64 = 1 << 20;
 /// Maximum number of keys of an object that a message names, and maximum characters of one.
@@ -117,7 +117,7 @@ impl JsonRecords {
         let available = self.cursor.fill()?;
         let window = &available[..available.len().min(LARGEST_KEY as usize)];
         let Some(end) = memchr::memchr(b'\n', window) else { return Ok(false) };
-        if !line::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
+        if !fast_parser::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
             text.clear().map_err(Fault::Spool)?;
             return Ok(false);
         }

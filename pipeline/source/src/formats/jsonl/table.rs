@@ -21,7 +21,7 @@ use crate::column_types::{self as types, EXACT, Numbers, WIDE};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
 use crate::store::Store;
-use crate::table::{
+use crate::table_format::{
     BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows, batch,
 };
 

@@ -5,7 +5,7 @@ use stillhouse_operators::images::{Bad, reason as image};
 use stillhouse_schemas::spec::{ImageLabels, Images};
 
 use super::{Content, Raw, RawRecords, bad, label_of};
-use crate::classes::class;
+use crate::class_folders::class_name;
 use crate::input_file::InputFile;
 use crate::store::Store;
 
@@ -26,7 +26,7 @@ pub(super) struct ImageFile {
 impl ImageFile {
     pub fn new(store: &Store, file: &InputFile, images: &Images) -> Self {
         let label = match images.labels() {
-            ImageLabels::Folder => label_of(class(&file.location), images),
+            ImageLabels::Folder => label_of(class_name(&file.location), images),
             _ => Ok(None),
         };
         let most = most_bytes(images);

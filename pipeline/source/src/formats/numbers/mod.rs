@@ -41,8 +41,8 @@ use stillhouse_operators::images::{Bad, Picture, pixels, pixels_of};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
 
-pub(crate) use self::read::{Numbers, first, read_keys};
-use crate::classes;
+pub(crate) use self::read::{Numbers, read_keys, skip_reason};
+use crate::class_folders;
 use crate::input_file::InputFile;
 use crate::segment::Segment;
 use crate::store::Store;
@@ -273,12 +273,12 @@ fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, Bad> {
 /// Returns the input with the names of all classes in order. If the job takes the classes from the folders of images,
 /// they are these folders' names.
 pub fn with_classes<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input> {
-    if !classes::are_folders(input) {
+    if !class_folders::defines_classes(input) {
         return Cow::Borrowed(input);
     }
     let mut named = input.clone();
     if let Some(images) = &mut named.images {
-        let names: BTreeSet<&str> = files.iter().map(|file| classes::class(&file.location)).collect();
+        let names: BTreeSet<&str> = files.iter().map(|file| class_folders::class_name(&file.location)).collect();
         images.classes = names.into_iter().map(str::to_owned).collect();
     }
     Cow::Owned(named)

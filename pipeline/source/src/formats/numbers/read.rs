@@ -159,12 +159,12 @@ pub(crate) fn read_keys(
 ///
 /// # Errors
 /// As reading the file: at the first bad record unless they may be skipped.
-pub(crate) fn first(
+pub(crate) fn skip_reason(
     store: &Store,
     files: &[InputFile],
     file: &InputFile,
     input: &Input,
-    few: usize,
+    max_records: usize,
 ) -> Result<Option<String>, SourceError> {
     if holds_labels(&file.path, input) {
         return Ok(None);
@@ -173,7 +173,7 @@ pub(crate) fn first(
     let Some(range) = whole(store, file, input)? else { return Ok(None) };
     let mut records = open(store, file, &others, input, range)?;
     let mut skipped = None;
-    for _ in 0..few {
+    for _ in 0..max_records {
         let Some(raw) = records.next()? else { break };
         let position = raw.position.clone();
         match raw.row(input) {

@@ -23,7 +23,7 @@ use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
 use crate::sniff::{self, Kind};
 use crate::store::{Chunks, Store};
-use crate::table::TableFormat;
+use crate::table_format::TableFormat;
 
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_ROWS: u64 = 1024;

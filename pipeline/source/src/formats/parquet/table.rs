@@ -19,7 +19,7 @@ use super::super::columnar::{self, Columns, corrupt, named};
 use super::{fault, open};
 use crate::input_file::InputFile;
 use crate::store::{Chunks, Store};
-use crate::table::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
+use crate::table_format::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
 
 /// Parquet files as a table.
 pub(super) struct ParquetTable;

@@ -17,7 +17,7 @@ use crate::input_file::InputFile;
 use crate::records::{Bad, Fault, Records, Start, push};
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::table::TableFormat;
+use crate::table_format::TableFormat;
 
 const LARGEST_INDENT: usize = 1 << 20;
 

@@ -12,7 +12,9 @@ use crate::input_file::InputFile;
 use crate::records::Fault;
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::table::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, TableFormat, TakeRows, batch};
+use crate::table_format::{
+    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, TableFormat, TakeRows, batch,
+};
 
 /// Text files as a table.
 pub(super) struct TextTable;

@@ -1,6 +1,6 @@
 //! Checks before a run begins that the first records of the files are what the job says.
 //!
-//! Cost: reads the first bytes of at most [`MAX_CHECKED_FILES`] files on a disk and of at most [`MOST_IN_STORES`] in
+//! Cost: reads the first bytes of at most [`MAX_CHECKED_FILES`] files on a disk and of at most [`MAX_STORE_FILES`] in
 //! stores, evenly spread over the list. The run reports problems of the other files when it reads them.
 
 use std::collections::BTreeMap;
@@ -14,17 +14,17 @@ use stillhouse_schemas::spec::{Input, OnError};
 use super::formats::{self, BytesFormat, Format, numbers};
 use super::input_file::InputFile;
 use super::parallel::MAX_CHECKED_FILES;
-use super::read::read_split;
 use super::records::Fault;
+use super::split_reader::read_split;
 use super::spool::Spool;
 use super::store::Store;
 
 /// Maximum number of files in stores that the check reads. Each costs one or two requests.
-const MOST_IN_STORES: usize = 32;
+const MAX_STORE_FILES: usize = 32;
 /// Maximum number of problems reported. The first ones are enough to see the cause.
-const MOST_PROBLEMS: usize = 5;
+const MAX_PROBLEMS: usize = 5;
 /// If bad records may be skipped, the check warns about a file whose first this many records are all bad.
-const FEW: usize = 16;
+const MAX_RECORDS: usize = 16;
 /// Maximum number of stored bytes that the check reads of a file.
 const HEAD_BYTES: u64 = 1 << 20;
 
@@ -51,14 +51,14 @@ pub fn first_records(
     report: &dyn Fn(usize, usize),
 ) -> Result<FirstRecords, SourceError> {
     let mut found = FirstRecords::default();
-    let chosen = chosen(store, files, input);
+    let chosen = choose_files(store, files, input);
     for (i, file) in chosen.iter().enumerate() {
-        if found.problems.len() >= MOST_PROBLEMS {
+        if found.problems.len() >= MAX_PROBLEMS {
             break;
         }
         report(i, chosen.len());
         found.files += 1;
-        match first(store, files, file, input) {
+        match skip_reason(store, files, file, input) {
             Ok(None) => {}
             Ok(Some(reason)) => found.skipped.push((file.path.clone(), reason)),
             Err(e) if e.retryable() => return Err(e),
@@ -70,11 +70,11 @@ pub fn first_records(
 
 /// Returns files spread over the list: many of the disk, fewer of those in stores, and fewer of images, which may be
 /// one file each.
-fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
+fn choose_files<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
     let far = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
     let all_far = files.iter().filter(|file| far(file)).count();
     let every = |all: usize, most: usize| all.div_ceil(most).max(1);
-    let steps = [every(files.len() - all_far, MAX_CHECKED_FILES), every(all_far, MOST_IN_STORES)];
+    let steps = [every(files.len() - all_far, MAX_CHECKED_FILES), every(all_far, MAX_STORE_FILES)];
     let mut numbers = [0, 0];
     let mut wanted = |file: &InputFile| {
         let of = usize::from(far(file));
@@ -86,23 +86,34 @@ fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a I
 
 /// Returns the reason why all of the first records would be skipped. `None` if one of them is good or the file is too
 /// short to tell.
-fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
+fn skip_reason(
+    store: &Store,
+    files: &[InputFile],
+    file: &InputFile,
+    input: &Input,
+) -> Result<Option<String>, SourceError> {
     let groups = match formats::of(input) {
-        Format::Bytes(format) => return of_bytes(format, store, file, input),
+        Format::Bytes(format) => return check_bytes(format, store, file, input),
         Format::Rows(format) => format.row_groups(store, file, input)?,
         Format::Numbers => {
-            return numbers::first(store, files, file, input, if input.on_error == OnError::Fail { 1 } else { FEW });
+            return numbers::skip_reason(
+                store,
+                files,
+                file,
+                input,
+                if input.on_error == OnError::Fail { 1 } else { MAX_RECORDS },
+            );
         }
     };
     let rows: u64 = groups.iter().map(|group| group.rows).sum();
-    let few = if input.on_error == OnError::Fail { 1 } else { FEW as u64 };
+    let max_records = if input.on_error == OnError::Fail { 1 } else { MAX_RECORDS as u64 };
     let split = SplitRecord {
         split: SplitId(0),
         dataset_split: String::new(),
         keys: None,
         appended: 0,
         place: None,
-        pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(few) } }],
+        pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(max_records) } }],
     };
     if rows == 0 {
         return Ok(None);
@@ -111,25 +122,25 @@ fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) ->
     Ok(if read.documents == 0 { read.skipped.into_keys().next() } else { None })
 }
 
-fn of_bytes(
+fn check_bytes(
     format: &dyn BytesFormat,
     store: &Store,
     file: &InputFile,
     input: &Input,
 ) -> Result<Option<String>, SourceError> {
     let head = InputFile { size: file.size.min(HEAD_BYTES), ..file.clone() };
-    let cut = head.size < file.size;
+    let is_truncated = head.size < file.size;
     match read_head(format, store, &head, input) {
-        Ok(Head { ended_at, .. }) if cut && ended_at >= head.size => Ok(None),
-        Ok(Head { good: true, .. }) => Ok(None),
+        Ok(HeadRecords { ended_at, .. }) if is_truncated && ended_at >= head.size => Ok(None),
+        Ok(HeadRecords { good: true, .. }) => Ok(None),
         Ok(head) => Ok(head.skipped.into_keys().next()),
         // the error may come from the cut
-        Err(SourceError::Corrupt { .. }) if cut => Ok(None),
+        Err(SourceError::Corrupt { .. }) if is_truncated => Ok(None),
         Err(e) => Err(e),
     }
 }
 
-struct Head {
+struct HeadRecords {
     /// Whether one of the records is a document.
     good: bool,
     skipped: BTreeMap<String, u64>,
@@ -137,12 +148,17 @@ struct Head {
     ended_at: u64,
 }
 
-fn read_head(format: &dyn BytesFormat, store: &Store, file: &InputFile, input: &Input) -> Result<Head, SourceError> {
+fn read_head(
+    format: &dyn BytesFormat,
+    store: &Store,
+    file: &InputFile,
+    input: &Input,
+) -> Result<HeadRecords, SourceError> {
     let fault = |e| SourceError::from_io(&file.path, e);
     let (mut records, _) = format.open(store, file, input, (0, u64::MAX))?;
     let mut text = Spool::new(input.piece_kilobytes as usize * 1000);
-    let mut head = Head { good: false, skipped: BTreeMap::new(), ended_at: 0 };
-    for _ in 0..FEW {
+    let mut head = HeadRecords { good: false, skipped: BTreeMap::new(), ended_at: 0 };
+    for _ in 0..MAX_RECORDS {
         if records.next().map_err(fault)?.is_none() {
             break;
         }

@@ -19,7 +19,7 @@ use super::store::Store;
 
 /// A record of the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum RecordKind {
     /// A document, whose text can be read.
     Document,
     /// A bad record; it is counted as skipped.
@@ -27,12 +27,12 @@ pub(super) enum Found {
 }
 
 /// A range that is being read.
-struct Open {
+struct OpenRange {
     file: InputFile,
-    records: Opened,
+    records: RangeRecords,
 }
 
-enum Opened {
+enum RangeRecords {
     Bytes {
         records: Box<dyn Records>,
         /// Offset from which the records count newlines.
@@ -46,13 +46,13 @@ enum Opened {
 }
 
 /// Why a record is not a document, and where.
-struct Wrong {
+struct RecordFault {
     reason: &'static str,
     message: String,
-    at: At,
+    at: FaultPosition,
 }
 
-enum At {
+enum FaultPosition {
     /// Number of newlines after the offset where the records were opened.
     Newlines(u64),
     Row(u64),
@@ -64,21 +64,21 @@ pub(super) struct RecordReader {
     input: Arc<Input>,
     spool: Spool,
     skipped: BTreeMap<String, u64>,
-    open: Option<Open>,
+    open: Option<OpenRange>,
     /// Bytes of the current row's cell already returned.
-    handed_on: usize,
+    returned: usize,
 }
 
 impl RecordReader {
     pub fn new(store: Store, input: Arc<Input>) -> Self {
-        let spool = Spool::new(piece(&input));
-        Self { store, input, spool, skipped: BTreeMap::new(), open: None, handed_on: 0 }
+        let spool = Spool::new(piece_bytes(&input));
+        Self { store, input, spool, skipped: BTreeMap::new(), open: None, returned: 0 }
     }
 
     /// Returns the number of records skipped, by reason, and the number of documents that went through a temporary
     /// file.
     pub fn into_counts(self) -> (BTreeMap<String, u64>, u64) {
-        (self.skipped, self.spool.rolled)
+        (self.skipped, self.spool.spooled_to_disk)
     }
 
     /// Bytes of text in memory that are still to be returned.
@@ -102,39 +102,41 @@ impl RecordReader {
                 let is_whole = matches!(format, Format::Bytes(format) if format.cut(input) == Cut::Nowhere);
                 let end = if is_whole { u64::MAX } else { end };
                 let (records, from) = format.open_bytes(store, file, input, (start, end))?;
-                Opened::Bytes { records, from, end, line }
+                RangeRecords::Bytes { records, from, end, line }
             }
-            Range::Rows { start, end } => Opened::Rows(format.open_rows(store, file, input, (start, end))?),
+            Range::Rows { start, end } => RangeRecords::Rows(format.open_rows(store, file, input, (start, end))?),
         };
-        self.open = Some(Open { file: file.clone(), records });
+        self.open = Some(OpenRange { file: file.clone(), records });
         Ok(())
     }
 
     /// Advances to the next record. Returns `None` at the end of the range and closes it.
-    pub fn next(&mut self) -> Result<Option<Found>, SourceError> {
+    pub fn next(&mut self) -> Result<Option<RecordKind>, SourceError> {
         let Some(open) = &mut self.open else { return Ok(None) };
         let found = match &mut open.records {
-            Opened::Bytes { records, end, .. } => next_of_bytes(&open.file, records.as_mut(), *end, &mut self.spool)?,
-            Opened::Rows(rows) => next_of_rows(rows.as_mut(), &self.input.text)?,
+            RangeRecords::Bytes { records, end, .. } => {
+                next_in_bytes(&open.file, records.as_mut(), *end, &mut self.spool)?
+            }
+            RangeRecords::Rows(rows) => next_in_rows(rows.as_mut(), &self.input.text)?,
         };
-        self.handed_on = 0;
+        self.returned = 0;
         match found {
             None => {
                 self.open = None;
                 Ok(None)
             }
-            Some(Ok(())) => Ok(Some(Found::Document)),
-            Some(Err(wrong)) => self.bad(wrong).map(|()| Some(Found::Bad)),
+            Some(Ok(())) => Ok(Some(RecordKind::Document)),
+            Some(Err(wrong)) => self.bad(wrong).map(|()| Some(RecordKind::Bad)),
         }
     }
 
-    fn bad(&mut self, Wrong { reason, message, at }: Wrong) -> Result<(), SourceError> {
+    fn bad(&mut self, RecordFault { reason, message, at }: RecordFault) -> Result<(), SourceError> {
         let Some(open) = &self.open else { return Ok(()) };
         let file = &open.file.path;
         if self.input.on_error == OnError::Fail {
             let position = match at {
-                At::Row(row) => RecordPosition::Row(row),
-                At::Newlines(newlines) => RecordPosition::Line(self.first_line(open)? + newlines),
+                FaultPosition::Row(row) => RecordPosition::Row(row),
+                FaultPosition::Newlines(newlines) => RecordPosition::Line(self.first_line(open)? + newlines),
             };
             return Err(SourceError::Record { file: file.clone(), position, reason, message });
         }
@@ -145,10 +147,10 @@ impl RecordReader {
 
     /// Returns the line number, from 1, where the records of a range were opened. If the plan does not have it, reads
     /// all bytes before the range once more.
-    fn first_line(&self, open: &Open) -> Result<u64, SourceError> {
+    fn first_line(&self, open: &OpenRange) -> Result<u64, SourceError> {
         match open.records {
-            Opened::Bytes { line: Some(line), .. } => Ok(line),
-            Opened::Bytes { from, .. } if from > 0 => {
+            RangeRecords::Bytes { line: Some(line), .. } => Ok(line),
+            RangeRecords::Bytes { from, .. } if from > 0 => {
                 let mut cursor = Cursor::open_range(&self.store, &open.file, &self.input, (0, from))?;
                 let newlines = cursor.count_newlines(from);
                 Ok(1 + newlines.map_err(|e| SourceError::from_io(&open.file.path, e))?)
@@ -160,7 +162,7 @@ impl RecordReader {
     /// Returns the cell of the current document, if it did not go through the spool.
     fn cell(&self) -> Cell<'_> {
         match &self.open {
-            Some(Open { records: Opened::Rows(rows), .. }) => rows.cell(),
+            Some(OpenRange { records: RangeRecords::Rows(rows), .. }) => rows.cell(),
             _ => None,
         }
     }
@@ -180,22 +182,22 @@ impl RecordReader {
 
     /// Goes to the start of the current document's text.
     pub fn rewind(&mut self) -> Result<(), SourceError> {
-        self.handed_on = 0;
+        self.returned = 0;
         self.spool.rewind().map_err(SourceError::spool)
     }
 
     /// Returns the next piece of the current document's text, and true with the last one. Pieces end between
     /// characters; an empty text is one empty piece.
     pub fn next_piece(&mut self) -> Result<(&str, bool), SourceError> {
-        let Some(Open { file, records: Opened::Rows(rows) }) = &self.open else {
+        let Some(OpenRange { file, records: RangeRecords::Rows(rows) }) = &self.open else {
             return self.spool.next_piece().map_err(SourceError::spool);
         };
-        let rest = rows.cell().and_then(|cell| cell.get(self.handed_on..)).unwrap_or_default();
+        let rest = rows.cell().and_then(|cell| cell.get(self.returned..)).unwrap_or_default();
         let length = match rest.get(..piece(&self.input)) {
             Some(window) if rest.len() > window.len() => whole_characters(window),
             _ => rest.len(),
         };
-        self.handed_on += length;
+        self.returned += length;
         // the whole cell was checked as UTF-8; the second check costs little compared with the cell's checksum
         let text = std::str::from_utf8(&rest[..length]).map_err(|e| SourceError::corrupt(&file.path, e))?;
         Ok((text, length == rest.len()))
@@ -203,18 +205,18 @@ impl RecordReader {
 }
 
 /// Maximum bytes of a piece.
-fn piece(input: &Input) -> usize {
+fn piece_bytes(input: &Input) -> usize {
     input.piece_kilobytes as usize * 1000
 }
 
-type Next = Option<Result<(), Wrong>>;
+type NextRecord = Option<Result<(), RecordFault>>;
 
-fn next_of_bytes(
+fn next_in_bytes(
     file: &InputFile,
     records: &mut dyn Records,
     end: u64,
     spool: &mut Spool,
-) -> Result<Next, SourceError> {
+) -> Result<NextRecord, SourceError> {
     let start = records.next().map_err(|e| SourceError::from_io(&file.path, e))?;
     if start.is_none_or(|at| at.offset >= end) {
         return Ok(None);
@@ -224,13 +226,17 @@ fn next_of_bytes(
         Fault::Input(e) => SourceError::from_io(&file.path, e),
         Fault::Spool(e) => SourceError::spool(e),
     })?;
-    let wrong = |bad: records::Bad| Wrong { reason: bad.reason, message: bad.message, at: At::Newlines(bad.newlines) };
+    let wrong = |bad: records::Bad| RecordFault {
+        reason: bad.reason,
+        message: bad.message,
+        at: FaultPosition::Newlines(bad.newlines),
+    };
     Ok(Some(outcome.map_err(wrong)))
 }
 
-fn next_of_rows(rows: &mut dyn Rows, name: &str) -> Result<Next, SourceError> {
+fn next_in_rows(rows: &mut dyn Rows, name: &str) -> Result<NextRecord, SourceError> {
     let Some(row) = rows.next()? else { return Ok(None) };
-    let wrong = |reason, message| Ok(Some(Err(Wrong { reason, message, at: At::Row(row) })));
+    let wrong = |reason, message| Ok(Some(Err(RecordFault { reason, message, at: FaultPosition::Row(row) })));
     match rows.cell().map(std::str::from_utf8) {
         Some(Ok(_)) => Ok(Some(Ok(()))),
         Some(Err(_)) => wrong(reason::UTF8, format!("the value of {name:?} is not UTF-8; valid: text in UTF-8")),

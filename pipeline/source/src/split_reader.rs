@@ -13,7 +13,7 @@ use stillhouse_schemas::spec::Input;
 use super::batch::BatchBuilder;
 use super::formats::numbers::{self, Numbers};
 use super::input_file::{InputFile, Listing};
-use super::range::{Found, RecordReader};
+use super::record_reader::{RecordKind, RecordReader};
 use super::store::Store;
 use super::summary::{ReadSummary, RecordsDigest, TRAIN};
 
@@ -39,13 +39,13 @@ pub struct SplitReader {
     split: SplitRecord,
     /// Index of the current piece.
     piece: usize,
-    documents: Option<Reading>,
+    documents: Option<ContentReader>,
     summary: ReadSummary,
 }
 
 /// The reader of a split, by the kind of its records.
-enum Reading {
-    Texts(Box<Documents>),
+enum ContentReader {
+    Texts(Box<DocumentReader>),
     Numbers(Box<Numbers>),
 }
 
@@ -57,8 +57,8 @@ impl SplitReader {
     pub fn new(store: &Store, listing: &Listing, split: SplitRecord, input: Arc<Input>) -> Self {
         let store = store.expecting(split.pieces.iter().filter_map(|piece| listing.get(&piece.file)));
         let documents = match input.is_rows() {
-            true => Reading::Numbers(Box::new(Numbers::new(store.clone(), input))),
-            false => Reading::Texts(Box::new(Documents {
+            true => ContentReader::Numbers(Box::new(Numbers::new(store.clone(), input))),
+            false => ContentReader::Texts(Box::new(DocumentReader {
                 reader: RecordReader::new(store.clone(), input),
                 ordinal: 0,
                 document: None,
@@ -88,8 +88,8 @@ impl SplitReader {
             let (split, summary) = (&self.split, &mut self.summary);
             let others = |path: &str| self.listing.get(path).cloned();
             let read = match documents {
-                Reading::Texts(texts) => texts.next(split, file, piece.range, summary),
-                Reading::Numbers(rows) => rows.next(split, file, &others, piece.range, summary),
+                ContentReader::Texts(texts) => texts.next(split, file, piece.range, summary),
+                ContentReader::Numbers(rows) => rows.next(split, file, &others, piece.range, summary),
             };
             if let Ok(Some(batch)) = read {
                 return Ok(Some(batch));
@@ -98,17 +98,17 @@ impl SplitReader {
             self.store.check(&file.location, false).map_err(|e| SourceError::of_store(&file.path, e))?;
             read?;
             self.summary.sha256.push(match documents {
-                Reading::Texts(texts) => texts.records.take(),
-                Reading::Numbers(rows) => rows.records.take(),
+                ContentReader::Texts(texts) => texts.records.take(),
+                ContentReader::Numbers(rows) => rows.records.take(),
             });
             self.piece += 1;
         }
         let last = match documents {
-            Reading::Texts(texts) => texts.batch_builder.close()?,
-            Reading::Numbers(rows) => rows.close()?,
+            ContentReader::Texts(texts) => texts.batch_builder.close()?,
+            ContentReader::Numbers(rows) => rows.close()?,
         };
         match self.documents.take() {
-            Some(Reading::Texts(texts)) => {
+            Some(ContentReader::Texts(texts)) => {
                 let (skipped, spooled) = texts.reader.into_counts();
                 self.summary.spooled_to_disk = spooled;
                 if self.split.keys.is_none() || self.split.dataset_split == TRAIN {
@@ -116,7 +116,7 @@ impl SplitReader {
                 }
             }
             // a bad record of these has a key and is counted by the split that takes the key
-            Some(Reading::Numbers(rows)) => self.summary.skipped = rows.skipped,
+            Some(ContentReader::Numbers(rows)) => self.summary.skipped = rows.skipped,
             None => {}
         }
         Ok(last)
@@ -126,7 +126,7 @@ impl SplitReader {
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
         match &self.documents {
-            Some(Reading::Texts(d)) => d.batch_builder.bytes() + d.reader.held_bytes(),
+            Some(ContentReader::Texts(d)) => d.batch_builder.bytes() + d.reader.held_bytes(),
             _ => 0,
         }
     }
@@ -147,7 +147,7 @@ impl Iterator for SplitReader {
 impl FusedIterator for SplitReader {}
 
 /// Collects the documents that a split takes into batches.
-struct Documents {
+struct DocumentReader {
     reader: RecordReader,
     /// Number of records so far.
     ordinal: u64,
@@ -157,7 +157,7 @@ struct Documents {
     records: RecordsDigest,
 }
 
-impl Documents {
+impl DocumentReader {
     /// Returns the next full batch, or `None` at the end of the range.
     fn next(
         &mut self,
@@ -176,7 +176,7 @@ impl Documents {
             let Some(id) = self.document else {
                 match self.reader.next()? {
                     None => return Ok(None),
-                    Some(found) => self.take(split, found, summary)?,
+                    Some(found) => self.handle_record(split, found, summary)?,
                 }
                 continue;
             };
@@ -192,9 +192,14 @@ impl Documents {
     }
 
     /// Processes a record to which the reader has advanced: takes it, skips it, or counts it as bad.
-    fn take(&mut self, split: &SplitRecord, found: Found, summary: &mut ReadSummary) -> Result<(), SourceError> {
+    fn handle_record(
+        &mut self,
+        split: &SplitRecord,
+        found: RecordKind,
+        summary: &mut ReadSummary,
+    ) -> Result<(), SourceError> {
         self.ordinal += 1;
-        if found == Found::Bad {
+        if found == RecordKind::Bad {
             self.records.bad();
             return Ok(());
         }
@@ -277,7 +282,7 @@ pub(crate) fn read_keys(
     let mut reader = RecordReader::new(store.clone(), Arc::new(input.clone()));
     reader.open(file, range)?;
     while let Some(found) = reader.next()? {
-        if found == Found::Document {
+        if found == RecordKind::Document {
             each(reader.key(seed)?);
         }
     }

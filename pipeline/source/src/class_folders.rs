@@ -29,7 +29,7 @@ const VALID: &str =
     "valid: class folders on one level and nothing beside them, or all classes by name in `input.images.classes`";
 
 /// Whether the names of the folders are the classes.
-pub(super) fn are_folders(input: &Input) -> bool {
+pub(super) fn defines_classes(input: &Input) -> bool {
     input.images.as_ref().is_some_and(|images| {
         images.layout == Layout::Files && images.labels() == ImageLabels::Folder && images.classes.is_empty()
     })
@@ -41,7 +41,7 @@ fn folder(location: &Path) -> &str {
 }
 
 /// Returns the name of the folder of a file.
-pub(super) fn class(location: &Path) -> &str {
+pub(super) fn class_name(location: &Path) -> &str {
     name(folder(location))
 }
 
@@ -58,13 +58,13 @@ fn depth(folder: &str) -> usize {
 ///
 /// # Errors
 /// Names a file whose depth differs from that of the majority.
-pub(super) fn of_path(
+pub(super) fn check_path(
     files: &[InputFile],
     mut empty: Vec<EmptyFolder>,
     root: &Path,
     input: &Input,
 ) -> Result<Vec<EmptyFolder>, String> {
-    if !are_folders(input) {
+    if !defines_classes(input) {
         return Ok(Vec::new());
     }
     let mut levels: BTreeMap<usize, (usize, &InputFile)> = BTreeMap::new();
@@ -89,7 +89,7 @@ fn stray_file(stray: &InputFile, count: usize, usual: &InputFile) -> String {
         "{:?}{more} is on another level than {:?}: its folder {:?} would be a class too and shift the labels of others; {VALID}",
         stray.path,
         usual.path,
-        class(&stray.location)
+        class_name(&stray.location)
     )
 }
 
@@ -97,8 +97,8 @@ fn stray_file(stray: &InputFile, count: usize, usual: &InputFile) -> String {
 ///
 /// # Errors
 /// Names the file or folder.
-pub(super) fn of_all(files: &[InputFile], empty: &[EmptyFolder], input: &Input) -> Result<(), String> {
-    if !are_folders(input) {
+pub(super) fn check_all(files: &[InputFile], empty: &[EmptyFolder], input: &Input) -> Result<(), String> {
+    if !defines_classes(input) {
         return Ok(());
     }
     let mut folders: HashMap<&str, &InputFile> = HashMap::new();
