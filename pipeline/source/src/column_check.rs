@@ -1,7 +1,7 @@
 //! Checks during planning that the files have the job's format and that the text column exists and can hold text.
 //!
-//! Cost: reads the footer or header of at most [`MAX_CHECKED_FILES`] Parquet, Arrow and CSV files, or the first bytes of
-//! as many other files (in a store, of the first 32).
+//! Cost: reads the footer or header of at most [`MAX_CHECKED_FILES`] Parquet, Arrow and CSV files, or the first bytes
+//! of as many other files (in a store, of the first 32).
 
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::parse::did_you_mean;
@@ -11,7 +11,7 @@ use stillhouse_schemas::spec::Input;
 use super::formats::{self, FileColumn, Format};
 use super::input_file::{BeforeItem, InputFile};
 use super::parallel::{MAX_CHECKED_FILES, evenly_spaced};
-use super::sniff::{self, HEAD};
+use super::sniff::{self, HEAD_BYTES};
 use super::store::Store;
 
 /// Maximum number of files in stores that the check reads before a job begins. The run checks the others when it reads
@@ -70,8 +70,8 @@ fn check_text_column(columns: &[FileColumn], file: &str, input: &Input) -> Optio
     Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
 }
 
-/// Checks the first bytes of line files and returns at most `max_problems` problems. Examines [`MAX_CHECKED_FILES`] evenly
-/// spread files on the local disk, and the first ones in a store. The run checks the others when it reads them.
+/// Checks the first bytes of line files and returns at most `max_problems` problems. Examines [`MAX_CHECKED_FILES`]
+/// evenly spread files on the local disk, and the first ones in a store. The run checks the others when it reads them.
 ///
 /// # Errors
 /// When a store does not answer.
@@ -97,9 +97,9 @@ pub(super) fn check_first_bytes(
                 continue;
             }
         }
-        match store.get(&file.location, 0, file.size.min(HEAD)) {
+        match store.get(&file.location, 0, file.size.min(HEAD_BYTES)) {
             Ok(head) => {
-                problems.extend(sniff::stored(&head, file, input).map(|e| Problem::missing(field, e.to_string())))
+                problems.extend(sniff::check_stored(&head, file, input).map(|e| Problem::missing(field, e.to_string())))
             }
             Err(error) => {
                 let error = SourceError::of_store(&file.path, error);

@@ -61,9 +61,9 @@ impl Cursor {
         let how = compression(file, input);
         let io = |e| SourceError::from_io(&file.path, e);
         if how == Compression::None {
-            let mut reader = ObjectReader::new(store, &file.location, file.size, start).until(end);
+            let mut reader = ObjectReader::new(store, &file.location, file.size, start).read_ahead_until(end);
             if start == 0
-                && let Some(wrong) = sniff::stored(reader.fill_buf().map_err(io)?, file, input)
+                && let Some(wrong) = sniff::check_stored(reader.fill_buf().map_err(io)?, file, input)
             {
                 return Err(wrong);
             }
@@ -94,19 +94,19 @@ impl Cursor {
 
     /// Opens the stored bytes of a file at an offset, without decompression, to read up to about another.
     pub fn stored(store: &Store, file: &InputFile, (start, end): (u64, u64)) -> Result<Self, SourceError> {
-        let reader = ObjectReader::new(store, &file.location, file.size, start).until(end);
+        let reader = ObjectReader::new(store, &file.location, file.size, start).read_ahead_until(end);
         Ok(Self { reader: Box::new(reader), offset: start, newlines: 0 })
     }
 
     fn at_start(store: &Store, file: &InputFile, input: &Input, how: Compression) -> Result<Self, SourceError> {
         let io = |e| SourceError::from_io(&file.path, e);
         let mut raw = ObjectReader::new(store, &file.location, file.size, 0);
-        if let Some(wrong) = sniff::stored(raw.fill_buf().map_err(io)?, file, input) {
+        if let Some(wrong) = sniff::check_stored(raw.fill_buf().map_err(io)?, file, input) {
             return Err(wrong);
         }
         let reader = Box::new(Decompressor::new(store, file, how, raw).map_err(io)?);
         let mut cursor = Self { reader, offset: 0, newlines: 0 };
-        if let Some(wrong) = sniff::decompressed(cursor.fill().map_err(io)?, file) {
+        if let Some(wrong) = sniff::check_decompressed(cursor.fill().map_err(io)?, file) {
             return Err(wrong);
         }
         Ok(cursor)

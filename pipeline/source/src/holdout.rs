@@ -233,15 +233,15 @@ fn count_records(store: &Store, files: &[InputFile], input: &Input, segment: &Se
         return Ok(records);
     }
     let file = &files[segment.file];
-    let wrong = |e| SourceError::from_io(&file.path, e);
+    let io_error = |e| SourceError::from_io(&file.path, e);
     let (start, end) = bounds(segment.range);
     let (mut records, _) = formats::of(input).open_bytes(store, file, input, (start, end))?;
     let mut count = 0;
-    while let Some(at) = records.next().map_err(wrong)?
+    while let Some(at) = records.next().map_err(io_error)?
         && at.offset < end
     {
         count += 1;
-        records.skip().map_err(wrong)?;
+        records.skip().map_err(io_error)?;
     }
     Ok(count)
 }
@@ -255,7 +255,7 @@ fn split_segment(
     record: u64,
 ) -> Result<(Segment, Segment), SourceError> {
     let file = &files[segment.file];
-    let wrong = |e| SourceError::from_io(&file.path, e);
+    let io_error = |e| SourceError::from_io(&file.path, e);
     let (before, after) = match segment.range {
         Range::Rows { start, end } => {
             let at = start + record;
@@ -268,10 +268,10 @@ fn split_segment(
         Range::Bytes { start, end, line } => {
             let (mut records, _) = formats::of(input).open_bytes(store, file, input, (start, end))?;
             for _ in 0..record {
-                records.next().map_err(wrong)?;
-                records.skip().map_err(wrong)?;
+                records.next().map_err(io_error)?;
+                records.skip().map_err(io_error)?;
             }
-            let at = records.next().map_err(wrong)?;
+            let at = records.next().map_err(io_error)?;
             let (offset, newlines) = at.map_or((end, 0), |at| (at.offset, at.newlines));
             let after = Range::Bytes { start: offset, end, line: line.map(|l| l + newlines) };
             (Range::Bytes { start, end: offset, line }, after)

@@ -118,8 +118,8 @@ impl Inflate {
         let stream = &mut *self.0;
         (stream.next_in, stream.avail_in) = (input.as_ptr(), input_bytes);
         (stream.next_out, stream.avail_out) = (output.as_mut_ptr(), output_bytes);
-        // SAFETY: `new` has initialized the stream; `next_in` and `next_out` have `avail_in` readable and `avail_out` writable bytes,
-        // in slices that are borrowed for the call.
+        // SAFETY: `new` has initialized the stream; `next_in` and `next_out` have `avail_in` readable and `avail_out`
+        // writable bytes, in slices that are borrowed for the call.
         let outcome = unsafe { inflate(stream, if stop { Z_BLOCK } else { Z_NO_FLUSH }) };
         let (read, written) = ((input_bytes - stream.avail_in) as usize, (output_bytes - stream.avail_out) as usize);
         let at = match outcome {

@@ -58,8 +58,8 @@ impl From<String> for ListingError {
 }
 
 /// Finds the files of the job; relative paths start at `base_dir`. The buckets of URLs must be open in `store`. If
-/// `check_access` refuses a file, the path that found it becomes a problem in `field` of the job file. Calls `before_item`
-/// before it examines each path.
+/// `check_access` refuses a file, the path that found it becomes a problem in `field` of the job file. Calls
+/// `before_item` before it examines each path.
 ///
 /// # Errors
 /// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds something that is not a
@@ -300,7 +300,7 @@ fn expand(
         if found.files.is_empty() && found.special.is_none() {
             let is_folder = matches!(store.location_of(&location), Some(Location::Disk(path)) if path.is_dir());
             let message = match !is_folder && list_entries(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
-                true => format!("no such file or folder (looked for {})", store.shown(&location).0),
+                true => format!("no such file or folder (looked for {})", store.display_name(&location).0),
                 false => {
                     format!("the folder has no files with an ending of the format; valid: {}", endings(input))
                 }
@@ -317,14 +317,14 @@ fn expand(
     let display = if literal == 0 { String::new() } else { components[..literal].join("/") + "/" };
     expand_pattern(store, &display, &location, &patterns, check_access, &mut found)?;
     if found.files.is_empty() && found.special.is_none() {
-        return Err(format!("matches no file (looked in {})", store.shown(&location).0).into());
+        return Err(format!("matches no file (looked in {})", store.display_name(&location).0).into());
     }
     Ok((found, location))
 }
 
 /// Converts an error: one of a disk is a problem of the job, one of a store is not.
 fn listing_error(store: &Store, location: &Path, action: &str, error: &object_store::Error) -> ListingError {
-    match store.shown(location) {
+    match store.display_name(location) {
         (shown, true) => ListingError::Problem(explain(error, action, &shown)),
         (shown, false) => ListingError::Store(PipelineError::store(ErrorKind::Input, error, action, &shown)),
     }

@@ -126,11 +126,11 @@ impl RecordReader {
                 Ok(None)
             }
             Some(Ok(())) => Ok(Some(RecordKind::Document)),
-            Some(Err(wrong)) => self.bad(wrong).map(|()| Some(RecordKind::Bad)),
+            Some(Err(fault)) => self.handle_bad(fault).map(|()| Some(RecordKind::Bad)),
         }
     }
 
-    fn bad(&mut self, RecordFault { reason, message, at }: RecordFault) -> Result<(), SourceError> {
+    fn handle_bad(&mut self, RecordFault { reason, message, at }: RecordFault) -> Result<(), SourceError> {
         let Some(open) = &self.open else { return Ok(()) };
         let file = &open.file.path;
         if self.input.on_error == OnError::Fail {
@@ -226,20 +226,20 @@ fn next_in_bytes(
         Fault::Input(e) => SourceError::from_io(&file.path, e),
         Fault::Spool(e) => SourceError::spool(e),
     })?;
-    let wrong = |bad: records::Bad| RecordFault {
+    let fault = |bad: records::BadRecord| RecordFault {
         reason: bad.reason,
         message: bad.message,
         at: FaultPosition::Newlines(bad.newlines),
     };
-    Ok(Some(outcome.map_err(wrong)))
+    Ok(Some(outcome.map_err(fault)))
 }
 
 fn next_in_rows(rows: &mut dyn Rows, name: &str) -> Result<NextRecord, SourceError> {
     let Some(row) = rows.next()? else { return Ok(None) };
-    let wrong = |reason, message| Ok(Some(Err(RecordFault { reason, message, at: FaultPosition::Row(row) })));
+    let fault = |reason, message| Ok(Some(Err(RecordFault { reason, message, at: FaultPosition::Row(row) })));
     match rows.cell().map(std::str::from_utf8) {
         Some(Ok(_)) => Ok(Some(Ok(()))),
-        Some(Err(_)) => wrong(reason::UTF8, format!("the value of {name:?} is not UTF-8; valid: text in UTF-8")),
-        None => wrong(reason::NULL, format!("the value of {name:?} is null; valid: a string")),
+        Some(Err(_)) => fault(reason::UTF8, format!("the value of {name:?} is not UTF-8; valid: text in UTF-8")),
+        None => fault(reason::NULL, format!("the value of {name:?} is null; valid: a string")),
     }
 }

@@ -9,7 +9,7 @@ use super::spool::{PushError, Spool};
 
 /// The start of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Start {
+pub(crate) struct RecordStart {
     /// Offset in the decompressed bytes of the file.
     pub offset: u64,
     /// Newlines between the position where the records were opened and this offset.
@@ -18,7 +18,7 @@ pub(crate) struct Start {
 
 /// Why a record is bad.
 #[derive(Debug)]
-pub(crate) struct Bad {
+pub(crate) struct BadRecord {
     pub reason: &'static str,
     pub message: String,
     /// Newlines between the position where the records were opened and the fault.
@@ -44,10 +44,10 @@ impl From<io::Error> for Fault {
 /// [`Records::skip`].
 pub(crate) trait Records: Send {
     /// Advances to the next record.
-    fn next(&mut self) -> io::Result<Option<Start>>;
+    fn next(&mut self) -> io::Result<Option<RecordStart>>;
 
     /// Reads the record's text; skips to the end of a bad record.
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault>;
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault>;
 
     /// Skips the record.
     fn skip(&mut self) -> io::Result<()>;

@@ -29,7 +29,7 @@ use stillhouse_base::storage::{Location, StoreUrl};
 /// A store mounted at a path prefix.
 #[derive(Debug, Clone)]
 pub(crate) struct Mount {
-    pub at: Path,
+    pub prefix: Path,
     pub store: Arc<dyn ObjectStore>,
     /// URL of the bucket, without a key; or of the mounted prefix, if only a part of the bucket is mounted.
     pub url: StoreUrl,
@@ -59,9 +59,9 @@ impl Router {
     }
 
     /// Returns a path as users name it, and whether it is on the disk.
-    pub fn shown(&self, path: &Path) -> (String, bool) {
+    pub fn display_name(&self, path: &Path) -> (String, bool) {
         for mount in &self.mounts {
-            if let Some(inner) = path.prefix_match(&mount.at) {
+            if let Some(inner) = path.prefix_match(&mount.prefix) {
                 return (format!("{}/{}", mount.url, inner.collect::<Path>()), false);
             }
         }
@@ -72,7 +72,7 @@ impl Router {
     pub fn location_of(&self, path: &Path) -> Option<Location> {
         for mount in &self.mounts {
             let root = mount.url.path();
-            if let Some(inner) = path.prefix_match(&mount.at) {
+            if let Some(inner) = path.prefix_match(&mount.prefix) {
                 let of_bucket = root.parts().chain(inner).collect::<Path>();
                 return Some(Location::Store(StoreUrl { key: of_bucket.to_string(), ..mount.url.clone() }));
             }
@@ -91,14 +91,14 @@ impl Router {
 
     /// Whether a path is on the disk.
     pub fn is_on_disk(&self, path: &Path) -> bool {
-        !self.mounts.iter().any(|mount| path.prefix_matches(&mount.at))
+        !self.mounts.iter().any(|mount| path.prefix_matches(&mount.prefix))
     }
 
     /// Returns the store of a path, the path inside it, and the prefix of its mount.
     fn route(&self, path: &Path) -> (Arc<dyn ObjectStore>, Path, Option<Path>) {
         for mount in &self.mounts {
-            if let Some(inner) = path.prefix_match(&mount.at) {
-                return (Arc::clone(&mount.store), inner.collect(), Some(mount.at.clone()));
+            if let Some(inner) = path.prefix_match(&mount.prefix) {
+                return (Arc::clone(&mount.store), inner.collect(), Some(mount.prefix.clone()));
             }
         }
         (Arc::clone(&self.disk) as Arc<dyn ObjectStore>, path.clone(), None)
@@ -115,15 +115,15 @@ fn disk_path(path: &Path) -> Option<PathBuf> {
     (!name.split_once('#').is_some_and(unfinished)).then(|| PathBuf::from(format!("/{path}")))
 }
 
-fn outer(at: Option<&Path>, inner: Path) -> Path {
-    match at {
-        Some(at) => at.parts().chain(inner.parts()).collect(),
+fn with_prefix(prefix: Option<&Path>, inner: Path) -> Path {
+    match prefix {
+        Some(prefix) => prefix.parts().chain(inner.parts()).collect(),
         None => inner,
     }
 }
 
-fn outer_meta(at: Option<&Path>, meta: ObjectMeta) -> ObjectMeta {
-    ObjectMeta { location: outer(at, meta.location.clone()), ..meta }
+fn meta_with_prefix(prefix: Option<&Path>, meta: ObjectMeta) -> ObjectMeta {
+    ObjectMeta { location: with_prefix(prefix, meta.location.clone()), ..meta }
 }
 
 fn read_only<T>(operation: &str) -> Result<T> {
@@ -147,9 +147,9 @@ impl ObjectStore for Router {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let (store, inner, at) = self.route(location);
+        let (store, inner, prefix) = self.route(location);
         let got = store.get_opts(&inner, options).await?;
-        Ok(GetResult { meta: outer_meta(at.as_ref(), got.meta.clone()), ..got })
+        Ok(GetResult { meta: meta_with_prefix(prefix.as_ref(), got.meta.clone()), ..got })
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
@@ -162,17 +162,17 @@ impl ObjectStore for Router {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let (store, inner, at) = self.route(prefix.unwrap_or(&Path::default()));
-        store.list(Some(&inner)).map_ok(move |meta| outer_meta(at.as_ref(), meta)).boxed()
+        let (store, inner, prefix) = self.route(prefix.unwrap_or(&Path::default()));
+        store.list(Some(&inner)).map_ok(move |meta| meta_with_prefix(prefix.as_ref(), meta)).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let (store, inner, at) = self.route(prefix.unwrap_or(&Path::default()));
+        let (store, inner, prefix) = self.route(prefix.unwrap_or(&Path::default()));
         let listed = store.list_with_delimiter(Some(&inner)).await?;
-        let at = at.as_ref();
+        let prefix = prefix.as_ref();
         Ok(ListResult {
-            common_prefixes: listed.common_prefixes.into_iter().map(|p| outer(at, p)).collect(),
-            objects: listed.objects.into_iter().map(|meta| outer_meta(at, meta)).collect(),
+            common_prefixes: listed.common_prefixes.into_iter().map(|p| with_prefix(prefix, p)).collect(),
+            objects: listed.objects.into_iter().map(|meta| meta_with_prefix(prefix, meta)).collect(),
         })
     }
 

@@ -181,7 +181,7 @@ impl DocumentReader {
                 continue;
             };
             let (text, end) = self.reader.next_piece()?;
-            self.records.text(text);
+            self.records.add_text(text);
             if end {
                 self.document = None;
             }
@@ -200,7 +200,7 @@ impl DocumentReader {
     ) -> Result<(), SourceError> {
         self.ordinal += 1;
         if found == RecordKind::Bad {
-            self.records.bad();
+            self.records.add_bad_record();
             return Ok(());
         }
         if let Some(keys) = split.keys
@@ -215,7 +215,7 @@ impl DocumentReader {
         let length = self.reader.length();
         summary.documents += 1;
         summary.text_bytes += length;
-        self.records.good(length);
+        self.records.add_length(length);
         self.reader.rewind()?;
         self.document = Some(split.split.document(ordinal));
         Ok(())

@@ -7,8 +7,8 @@
 //!
 //! Memory: an [`ObjectReader`] holds two chunks, the current one and the one being fetched, each 64 KB at first and 2
 //! MB after a
-//! few. [`Chunks`] hold 1 MB and do not read ahead: they fetch a page when it is needed, together with the bytes that
-//! follow it.
+//! few. A [`RangeCache`] holds 1 MB and does not read ahead: it fetches a page when it is needed, together with the
+//! bytes that follow it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -34,12 +34,12 @@ use super::folder;
 use super::input_file::InputFile;
 use super::router::{Mount, Router};
 
-pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
-const LARGEST_CHUNK: u64 = 2 << 20;
-const PAGE_CHUNK: u64 = 1 << 20;
+pub(crate) const FIRST_CHUNK_BYTES: u64 = 64 << 10;
+const MAX_CHUNK_BYTES: u64 = 2 << 20;
+const PAGE_FETCH_BYTES: u64 = 1 << 20;
 
 /// Path prefix of the staged rows of a run's query, if they are beside an output in a store.
-const ROWS: &str = "input.sql:";
+const STAGED_ROWS_PREFIX: &str = "input.sql:";
 
 /// An object store and the runtime that runs its futures.
 ///
@@ -66,7 +66,7 @@ impl Store {
     pub fn with_buckets(handle: Handle, buckets: impl IntoIterator<Item = (StoreUrl, Opened)>) -> Self {
         let mount = |(url, opened): (StoreUrl, Opened)| {
             let url = url.root();
-            Mount { at: at(&url), store: opened.store, url }
+            Mount { prefix: mount_path(&url), store: opened.store, url }
         };
         let router = Arc::new(Router::new(buckets.into_iter().map(mount).collect()));
         Self {
@@ -81,14 +81,14 @@ impl Store {
     /// Returns the same store with access to the rows beside an output in a store.
     pub fn with_rows_beside(&self, output: &StoreUrl, store: &Arc<dyn ObjectStore>) -> Self {
         let url = StoreUrl { key: output.key.trim_end_matches('/').to_owned(), ..output.clone() };
-        let mount = Mount { at: Path::from(ROWS), store: Arc::clone(store), url };
+        let mount = Mount { prefix: Path::from(STAGED_ROWS_PREFIX), store: Arc::clone(store), url };
         let router = Arc::new(self.router.with(mount));
         Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, router, ..self.clone() }
     }
 
     /// Returns the path of a file beside the output in this store.
     pub fn beside_output(name: &str) -> Path {
-        Path::from(ROWS).parts().chain(Path::from(name).parts()).collect()
+        Path::from(STAGED_ROWS_PREFIX).parts().chain(Path::from(name).parts()).collect()
     }
 
     /// Registers the buckets with a DataFusion session under their URLs, so that DataFusion's own nodes find them as
@@ -151,12 +151,12 @@ impl Store {
 
     /// Returns the path of a URL in this store; its bucket must be one of the given buckets.
     pub(crate) fn location(url: &StoreUrl) -> Path {
-        at(url).parts().chain(url.path().parts()).collect()
+        mount_path(url).parts().chain(url.path().parts()).collect()
     }
 
     /// Returns a location as users name it, and whether it is on the disk.
-    pub(crate) fn shown(&self, location: &Path) -> (String, bool) {
-        self.router.shown(location)
+    pub(crate) fn display_name(&self, location: &Path) -> (String, bool) {
+        self.router.display_name(location)
     }
 
     /// Whether a location is on the disk.
@@ -179,7 +179,7 @@ impl Store {
             // stores refuse an empty range
             return Ok(Bytes::new());
         }
-        match self.of_disk(location, start, end) {
+        match self.read_from_disk(location, start, end) {
             Some(read) => read,
             None => self.wait(self.fetch(location, start, end)),
         }
@@ -187,7 +187,7 @@ impl Store {
 
     /// Reads a range of a local file on this thread: the store would use another thread, which costs more than a small
     /// read. `None` on failure; the caller then asks the store, which returns its own error.
-    fn of_disk(&self, location: &Path, start: u64, end: u64) -> Option<Result<Bytes, object_store::Error>> {
+    fn read_from_disk(&self, location: &Path, start: u64, end: u64) -> Option<Result<Bytes, object_store::Error>> {
         let file = File::open(self.router.on_disk(location)?).ok()?;
         let found = file.metadata().ok().filter(|found| !found.is_dir())?;
         let end = end.min(found.len());
@@ -210,28 +210,28 @@ impl Store {
     }
 
     /// Starts to fetch a range that is not empty.
-    fn fetch_ahead(&self, location: &Path, start: u64, end: u64) -> Ahead {
+    fn fetch_ahead(&self, location: &Path, start: u64, end: u64) -> PendingFetch {
         let (store, location) = (self.clone(), location.clone());
-        Ahead(self.handle.spawn(async move { store.fetch(&location, start, end).await }))
+        PendingFetch(self.handle.spawn(async move { store.fetch(&location, start, end).await }))
     }
 }
 
 /// A fetch in progress; dropping it aborts the fetch.
-struct Ahead(JoinHandle<Result<Bytes, object_store::Error>>);
+struct PendingFetch(JoinHandle<Result<Bytes, object_store::Error>>);
 
-impl Ahead {
+impl PendingFetch {
     async fn bytes(mut self) -> Result<Bytes, object_store::Error> {
         (&mut self.0).await?
     }
 }
 
-impl Drop for Ahead {
+impl Drop for PendingFetch {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-fn at(url: &StoreUrl) -> Path {
+fn mount_path(url: &StoreUrl) -> Path {
     Path::from_iter([format!("{}:", url.scheme), url.bucket.clone()])
 }
 
@@ -245,12 +245,12 @@ pub(crate) struct ObjectReader {
     location: Path,
     size: u64,
     /// Offset from which chunks are fetched only when they are needed.
-    until: u64,
+    read_ahead_end: u64,
     /// Offset where the next chunk begins.
     position: u64,
     chunk: Bytes,
     next_chunk: u64,
-    ahead: Option<Ahead>,
+    ahead: Option<PendingFetch>,
 }
 
 impl ObjectReader {
@@ -259,18 +259,18 @@ impl ObjectReader {
             store: store.clone(),
             location: location.clone(),
             size,
-            until: size,
+            read_ahead_end: size,
             position: position.min(size),
             chunk: Bytes::new(),
-            next_chunk: FIRST_CHUNK,
+            next_chunk: FIRST_CHUNK_BYTES,
             ahead: None,
         }
     }
 
     /// Returns the same reader for a consumer that needs little or nothing from this offset on: no chunk that begins
     /// there is fetched ahead.
-    pub fn until(self, end: u64) -> Self {
-        Self { until: self.size.min(end), ..self }
+    pub fn read_ahead_until(self, end: u64) -> Self {
+        Self { read_ahead_end: self.size.min(end), ..self }
     }
 
     /// Bytes of the object before the next unread byte.
@@ -291,10 +291,10 @@ impl ObjectReader {
         if self.chunk.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let is_first = self.next_chunk == FIRST_CHUNK;
+        let is_first = self.next_chunk == FIRST_CHUNK_BYTES;
         self.position += self.chunk.len() as u64;
-        self.next_chunk = (self.next_chunk * 2).min(LARGEST_CHUNK);
-        if !is_first && self.position < self.until {
+        self.next_chunk = (self.next_chunk * 2).min(MAX_CHUNK_BYTES);
+        if !is_first && self.position < self.read_ahead_end {
             self.ahead = Some(self.store.fetch_ahead(&self.location, self.position, self.next_end()));
         }
         Ok(())
@@ -326,25 +326,25 @@ impl Read for ObjectReader {
 
 /// Reads pages of a Parquet file. Headers and small pages come from fetches of 1 MB.
 #[derive(Debug)]
-pub(crate) struct Chunks {
+pub(crate) struct RangeCache {
     store: Store,
     location: Path,
     size: u64,
     fetched: Mutex<(u64, Bytes)>,
 }
 
-impl Chunks {
+impl RangeCache {
     pub fn new(store: &Store, location: &Path, size: u64) -> Self {
         Self { store: store.clone(), location: location.clone(), size, fetched: Mutex::new((0, Bytes::new())) }
     }
 
-    /// Returns bytes of the object. If they are not buffered, fetches them together with the following bytes, `least`
-    /// bytes in total, for the next calls.
-    pub fn fetch(&self, start: u64, length: u64, least: u64) -> Result<Bytes, object_store::Error> {
+    /// Returns bytes of the object. If they are not buffered, fetches them together with the following bytes,
+    /// `min_bytes` bytes in total, for the next calls.
+    pub fn fetch(&self, start: u64, length: u64, min_bytes: u64) -> Result<Bytes, object_store::Error> {
         let mut cached = self.fetched.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, bytes) = &*cached;
         if start < *at || start + length > at + bytes.len() as u64 {
-            let end = self.size.min(start + length.max(least));
+            let end = self.size.min(start + length.max(min_bytes));
             *cached = (start, self.store.get(&self.location, start, end)?);
         }
         let (at, bytes) = &*cached;
@@ -354,18 +354,18 @@ impl Chunks {
     }
 }
 
-impl Length for Chunks {
+impl Length for RangeCache {
     fn len(&self) -> u64 {
         self.size
     }
 }
 
-impl ChunkReader for Chunks {
+impl ChunkReader for RangeCache {
     type T = ObjectPage;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let length = PAGE_CHUNK.min(self.size.saturating_sub(start)).min(FIRST_CHUNK);
-        let bytes = self.fetch(start, length, PAGE_CHUNK).map_err(|e| ParquetError::External(Box::new(e)))?;
+        let length = PAGE_FETCH_BYTES.min(self.size.saturating_sub(start)).min(FIRST_CHUNK_BYTES);
+        let bytes = self.fetch(start, length, PAGE_FETCH_BYTES).map_err(|e| ParquetError::External(Box::new(e)))?;
         let after = start + bytes.len() as u64;
         Ok(io::Read::chain(io::Cursor::new(bytes), ObjectReader::new(&self.store, &self.location, self.size, after)))
     }
@@ -378,7 +378,7 @@ impl ChunkReader for Chunks {
                 self.size
             )));
         }
-        self.fetch(start, length as u64, PAGE_CHUNK).map_err(|e| ParquetError::External(Box::new(e)))
+        self.fetch(start, length as u64, PAGE_FETCH_BYTES).map_err(|e| ParquetError::External(Box::new(e)))
     }
 }
 

@@ -34,19 +34,19 @@ pub struct ReadSummary {
 pub(crate) struct RecordsDigest(Sha256);
 
 impl RecordsDigest {
-    pub(crate) fn good(&mut self, length: u64) {
+    pub(crate) fn add_length(&mut self, length: u64) {
         self.0.update(length.to_le_bytes());
     }
 
-    pub(crate) fn text(&mut self, text: &str) {
+    pub(crate) fn add_text(&mut self, text: &str) {
         self.0.update(text);
     }
 
-    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn add_bytes(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    pub(crate) fn bad(&mut self) {
+    pub(crate) fn add_bad_record(&mut self) {
         self.0.update([0xff; 8]);
     }
 

@@ -64,7 +64,7 @@ impl BadRecords {
     }
 
     /// Handles a bad record: returns an error or counts it as skipped.
-    pub fn bad(
+    pub fn add(
         &mut self,
         file: &InputFile,
         position: RecordPosition,
@@ -83,7 +83,11 @@ impl BadRecords {
 pub(crate) type TakeRows<'a> = dyn FnMut(RecordBatch, &BadRecords) -> Result<(), SourceError> + 'a;
 
 /// Creates a batch, which may have no columns.
-pub(crate) fn batch(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch, SourceError> {
+pub(crate) fn record_batch(
+    schema: &SchemaRef,
+    columns: Vec<ArrayRef>,
+    rows: usize,
+) -> Result<RecordBatch, SourceError> {
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
         .map_err(|e| SourceError::Sql { message: e.to_string(), retryable: false })

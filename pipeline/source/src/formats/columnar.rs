@@ -14,7 +14,7 @@ use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use crate::input_file::InputFile;
-use crate::table_format::{BadRecords, TakeRows, batch};
+use crate::table_format::{BadRecords, TakeRows, record_batch};
 
 pub(super) fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + '_ {
     |e| SourceError::corrupt(&file.path, format!("its columns cannot be read: {e}"))
@@ -101,7 +101,7 @@ impl Columns<'_, '_> {
         }
         for (row, name) in bad.iter().enumerate().filter_map(|(row, name)| Some((row, (*name)?))) {
             let message = format!("the value of {name:?} is not UTF-8; valid: text in UTF-8");
-            self.bad_records.bad(self.file, RecordPosition::Row(self.row + row as u64), reason::UTF8, message)?;
+            self.bad_records.add(self.file, RecordPosition::Row(self.row + row as u64), reason::UTF8, message)?;
         }
         self.row += rows as u64;
         let good: BooleanArray = bad.iter().map(|name| Some(name.is_none())).collect();
@@ -116,7 +116,7 @@ impl Columns<'_, '_> {
             // rows with invalid UTF-8 are removed, so the cast succeeds
             *column = cast(column, field.data_type()).map_err(&wrong)?;
         }
-        (self.take)(batch(self.schema, columns, left)?, self.bad_records)
+        (self.take)(record_batch(self.schema, columns, left)?, self.bad_records)
     }
 }
 

@@ -310,7 +310,7 @@ fn scan(
     input: &Input,
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
-    let wrong = |e| SourceError::from_io(&file.path, e);
+    let io_error = |e| SourceError::from_io(&file.path, e);
     let (mut records, _) = format.open(store, file, input, (0, u64::MAX))?;
     let mut segments = Vec::new();
     let (mut start, mut line, mut count) = (0, 1, 0);
@@ -318,13 +318,13 @@ fn scan(
         let range = Range::Bytes { start, end, line: Some(line) };
         segments.push(Segment { file: index, range, weight: end - start, records: Some(records) });
     };
-    while let Some(at) = records.next().map_err(wrong)? {
+    while let Some(at) = records.next().map_err(io_error)? {
         if count > 0 && at.offset - start >= target {
             cut(start, at.offset, line, count);
             (start, line, count) = (at.offset, at.newlines + 1, 0);
         }
         count += 1;
-        records.skip().map_err(wrong)?;
+        records.skip().map_err(io_error)?;
     }
     let end = records.offset();
     if count > 0 {

@@ -52,15 +52,15 @@ use clauses::FunctionKind;
 pub use stage::{Staged, stage_sql, staged};
 pub use stage::{StagedRecord, staged_by_run, staged_record};
 pub use table::QueryTable;
-use table::{FilesTable, Skipped};
+use table::{FilesTable, SkippedCounts};
 
-const CHECK_MEMORY: u64 = 256 << 20;
-const MOST_PROBLEMS: usize = 5;
+const CHECK_MEMORY_BYTES: u64 = 256 << 20;
+const MAX_PROBLEMS: usize = 5;
 /// Maximum characters of a query that a message shows.
-const MOST_SHOWN: usize = 1_000;
+const MAX_SHOWN_CHARS: usize = 1_000;
 
 /// Returns the message of an error without the names of the crates that report it.
-fn plain(error: &ArrowError) -> String {
+fn plain_message(error: &ArrowError) -> String {
     match error {
         ArrowError::CastError(m) | ArrowError::ParseError(m) => {
             format!("a value cannot be converted: {m}; TRY_CAST gives NULL instead")
@@ -81,7 +81,7 @@ fn sql_error(error: DataFusionError) -> SourceError {
         }
         DataFusionError::ArrowError(inner, _) => match *inner {
             ArrowError::ExternalError(source) => sql_error(DataFusionError::External(source)),
-            other => SourceError::Sql { message: plain(&other), retryable: false },
+            other => SourceError::Sql { message: plain_message(&other), retryable: false },
         },
         DataFusionError::Execution(message) => SourceError::Sql { message, retryable: false },
         DataFusionError::External(source) => match source.downcast::<SourceError>() {
@@ -125,7 +125,11 @@ fn shared_error(error: &DataFusionError) -> Option<SourceError> {
 }
 
 /// Opens the tables, which determines their columns.
-fn open(store: &Store, tables: &[QueryTable], skipped: &Skipped) -> Result<Vec<(String, FilesTable)>, SourceError> {
+fn open(
+    store: &Store,
+    tables: &[QueryTable],
+    skipped: &SkippedCounts,
+) -> Result<Vec<(String, FilesTable)>, SourceError> {
     tables.iter().map(|table| Ok((table.name.clone(), FilesTable::open(store, table, skipped)?))).collect()
 }
 
@@ -190,7 +194,8 @@ async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, So
         return Err(invalid(format!("DML not supported: COPY; valid: one SELECT over the tables {tables}")));
     }
     if let Statement::Statement(statement) = &statement
-        && let Some(clause) = clauses::unexecuted(statement, &|name, is_window| function_kind(&state, name, is_window))
+        && let Some(clause) =
+            clauses::ignored_clause(statement, &|name, is_window| function_kind(&state, name, is_window))
     {
         return Err(invalid(format!("{clause} is not supported; valid: a query without it")));
     }
@@ -277,12 +282,12 @@ pub fn check_sql(
     extra_udfs: impl FnOnce(&SessionContext) + Send,
 ) -> Result<Vec<Problem>, SourceError> {
     let Some(sql) = input.sql.as_deref() else { return Ok(Vec::new()) };
-    let skipped = Skipped::default();
+    let skipped = SkippedCounts::default();
     let (mut opened, mut problems) = (Vec::new(), Vec::new());
     for table in tables {
         let field = format!("{}.paths", table.field);
         if matches!(formats::of(&table.input), Format::Bytes(_)) {
-            problems.extend(check_first_bytes(store, &table.files, &table.input, &field, MOST_PROBLEMS, &mut |_| {})?);
+            problems.extend(check_first_bytes(store, &table.files, &table.input, &field, MAX_PROBLEMS, &mut |_| {})?);
         }
         match FilesTable::open(store, table, &skipped) {
             Ok(table_opened) => opened.push((table.name.clone(), table_opened)),
@@ -295,7 +300,7 @@ pub fn check_sql(
         return Ok(problems);
     }
     let checked = on_large_stack(|| {
-        let context = session(opened, CHECK_MEMORY, None, extra_udfs)?;
+        let context = session(opened, CHECK_MEMORY_BYTES, None, extra_udfs)?;
         store.wait(async {
             let plan = plan(&context, input).await?;
             context.state().create_physical_plan(&plan).await.map_err(sql_error)?;
@@ -306,7 +311,7 @@ pub fn check_sql(
         Ok(()) => Ok(Vec::new()),
         Err(e) if e.retryable() => Err(e),
         Err(SourceError::Sql { message, .. }) => {
-            let shown: String = sql.chars().take(MOST_SHOWN).collect();
+            let shown: String = sql.chars().take(MAX_SHOWN_CHARS).collect();
             let more = if shown.len() < sql.len() { "…" } else { "" };
             Ok(vec![Problem::new("input.sql", format!("{shown:?}{more}"), message)])
         }

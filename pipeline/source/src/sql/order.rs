@@ -39,7 +39,7 @@ use datafusion::physical_plan::{ExecutionPlan, InputOrderMode, replace_children_
 use super::nodes::{NodeKind, QueryNode, ROW};
 
 /// Maximum rows of a top k that is held in memory.
-const MOST_IN_MEMORY: usize = 1_000;
+const MAX_IN_MEMORY_ROWS: usize = 1_000;
 
 type Plan = Arc<dyn ExecutionPlan>;
 
@@ -149,7 +149,7 @@ fn stable_sort(sort: &SortExec) -> Result<Plan> {
     let sorted = SortExec::new(keys, input);
     let sorted: Plan = match sort.fetch() {
         // a top k stays in memory; a sort may spill
-        Some(fetch) if fetch > MOST_IN_MEMORY => Arc::new(GlobalLimitExec::new(Arc::new(sorted), 0, Some(fetch))),
+        Some(fetch) if fetch > MAX_IN_MEMORY_ROWS => Arc::new(GlobalLimitExec::new(Arc::new(sorted), 0, Some(fetch))),
         fetch => Arc::new(sorted.with_fetch(fetch)),
     };
     without_numbers(sorted)

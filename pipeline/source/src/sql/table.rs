@@ -47,9 +47,9 @@ pub struct QueryTable {
 /// Bad records that the query's scans have met, by table and reason. If a table is scanned several times, the largest
 /// count counts.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Skipped(Arc<Mutex<BTreeMap<(String, String), u64>>>);
+pub(super) struct SkippedCounts(Arc<Mutex<BTreeMap<(String, String), u64>>>);
 
-impl Skipped {
+impl SkippedCounts {
     fn record(&self, table: &str, counts: &BTreeMap<String, u64>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (reason, n) in counts {
@@ -73,12 +73,12 @@ pub(super) struct FilesTable {
     store: Store,
     table: Arc<QueryTable>,
     schema: SchemaRef,
-    skipped: Skipped,
+    skipped: SkippedCounts,
 }
 
 impl FilesTable {
     /// Opens the table and determines the columns and their types. Blocks.
-    pub fn open(store: &Store, table: &QueryTable, skipped: &Skipped) -> std::result::Result<Self, SourceError> {
+    pub fn open(store: &Store, table: &QueryTable, skipped: &SkippedCounts) -> std::result::Result<Self, SourceError> {
         let QueryTable { files, input, .. } = table;
         let schema = formats::of(input).table()?.schema(store, files, input)?;
         let table = Arc::new(table.clone());
@@ -124,7 +124,7 @@ struct Scan {
     store: Store,
     table: Arc<QueryTable>,
     schema: SchemaRef,
-    skipped: Skipped,
+    skipped: SkippedCounts,
 }
 
 enum Message {

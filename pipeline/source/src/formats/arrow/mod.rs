@@ -29,8 +29,8 @@ use super::{FileColumn, RowsFormat};
 use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
-use crate::sniff::{self, Kind};
-use crate::store::{Chunks, FIRST_CHUNK, Store};
+use crate::sniff::{self, FileType};
+use crate::store::{FIRST_CHUNK_BYTES, RangeCache, Store};
 use crate::table_format::TableFormat;
 
 const MAGIC: &[u8] = b"ARROW1";
@@ -108,13 +108,13 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Returns a message's header and the position of the message.
-fn message(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
+fn message(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
     if at.saturating_add(4) > file.size {
         return Ok(None);
     }
     let get = |start: u64, length: u64| {
         within(file, start, length)?;
-        chunks.fetch(start, length, FIRST_CHUNK).map_err(|e| unread(file, e))
+        cache.fetch(start, length, FIRST_CHUNK_BYTES).map_err(|e| unread(file, e))
     };
     let prefix = get(at, 8.min(file.size - at))?;
     let prefix_length = if prefix.starts_with(&CONTINUATION) { 8 } else { 4 };
@@ -141,7 +141,7 @@ fn entry(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, Sou
 fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let index = if is_stream(store, file)? { walk(store, file) } else { footer(store, file) };
     index.map_err(|e| match e {
-        SourceError::Corrupt { .. } => sniff::other_format(store, file, Kind::Arrow).unwrap_or(e),
+        SourceError::Corrupt { .. } => sniff::other_format(store, file, FileType::Arrow).unwrap_or(e),
         other => other,
     })
 }
@@ -156,11 +156,11 @@ fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let bytes = get(store, file, file.size - length - 10, length)?;
     let footer = root_as_footer(&bytes).map_err(|e| wrong(file, e))?;
     let schema = footer.schema().ok_or_else(|| wrong(file, "its footer has no schema"))?;
-    let chunks = Chunks::new(store, &file.location, file.size);
+    let cache = RangeCache::new(store, &file.location, file.size);
     let blocks = footer.dictionaries().into_iter().flatten().chain(footer.recordBatches().into_iter().flatten());
     let mut messages = Vec::new();
     for block in blocks {
-        let (header, _) = message(&chunks, file, block.offset().max(0) as u64)?
+        let (header, _) = message(&cache, file, block.offset().max(0) as u64)?
             .ok_or_else(|| wrong(file, format_args!("no message at byte {}, where its footer says", block.offset())))?;
         messages.push(entry(file, &header, *block)?);
     }
@@ -169,11 +169,11 @@ fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
 
 /// Reads the index of the stream format: one message after another.
 fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
-    let chunks = Chunks::new(store, &file.location, file.size);
+    let cache = RangeCache::new(store, &file.location, file.size);
     let mut at = 0_u64;
     let mut schema: Option<(SchemaRef, MetadataVersion)> = None;
     let mut messages = Vec::new();
-    while let Some((header, block)) = message(&chunks, file, at)? {
+    while let Some((header, block)) = message(&cache, file, at)? {
         let message = root_as_message(&header).map_err(|e| wrong(file, e))?;
         match message.header_as_schema() {
             Some(fields) => schema = Some((Arc::new(fb_to_schema(fields)), message.version())),
@@ -186,7 +186,7 @@ fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     }
     let (schema, version) =
         schema.ok_or_else(|| wrong(file, "it has no schema; valid: Arrow IPC files and streams"))?;
-    if let Some(after) = after_the_end(&chunks, file, at)? {
+    if let Some(after) = after_the_end(&cache, file, at)? {
         let message = format!(
             "there is more behind the end of its stream, from byte {after}; valid: one stream in a file, not several one after the other"
         );
@@ -196,13 +196,13 @@ fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
 }
 
 /// Returns the offset of data after the end of a stream. The end mark is at `at`, and zeros may follow it.
-fn after_the_end(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
+fn after_the_end(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
     let left = file.size.saturating_sub(at);
     if left == 0 {
         return Ok(None);
     }
-    let looked = left.min(FIRST_CHUNK);
-    let tail = chunks.fetch(at, looked, FIRST_CHUNK).map_err(|e| unread(file, e))?;
+    let looked = left.min(FIRST_CHUNK_BYTES);
+    let tail = cache.fetch(at, looked, FIRST_CHUNK_BYTES).map_err(|e| unread(file, e))?;
     let mark = if tail.starts_with(&CONTINUATION) { 8 } else { 4 };
     let is_over = tail.iter().skip(mark).all(|byte| *byte == 0) && looked == left;
     Ok((!is_over).then_some(at + mark.min(left as usize) as u64))

@@ -15,7 +15,7 @@ use stillhouse_schemas::spec::Input;
 use super::{BytesFormat, Cut, FileColumn};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{Bad, Fault, Records, Start, push};
+use crate::records::{BadRecord, Fault, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::TableFormat;
@@ -38,7 +38,7 @@ impl Parser {
         Self { cursor, csv, output: vec![0; OUTPUT], ends: [0; ENDS] }
     }
 
-    fn next(&mut self) -> io::Result<Option<Start>> {
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
         self.cursor.skip_byte_order_mark()?;
         loop {
             let available = self.cursor.fill()?;
@@ -55,7 +55,7 @@ impl Parser {
                 self.csv.reset();
                 // feed an empty line first, so that the parser does not strip a byte order mark in the middle of a file
                 self.csv.read_record(b"\n", &mut self.output, &mut self.ends);
-                return Ok(Some(Start { offset: self.cursor.offset, newlines: self.cursor.newlines }));
+                return Ok(Some(RecordStart { offset: self.cursor.offset, newlines: self.cursor.newlines }));
             }
         }
     }
@@ -216,11 +216,11 @@ impl CsvRecords {
 }
 
 impl Records for CsvRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
         self.parser.next()
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         let newlines = self.parser.cursor.newlines;
         let (wanted, mut valid, mut fault) = (self.text, true, None);
         let fields = self.parser.record(|field, bytes| {
@@ -234,7 +234,7 @@ impl Records for CsvRecords {
         if let Some(fault) = fault {
             return Err(fault);
         }
-        let bad = |reason, message| Ok(Err(Bad { reason, message, newlines }));
+        let bad = |reason, message| Ok(Err(BadRecord { reason, message, newlines }));
         if fields != self.fields {
             return bad(reason::FIELDS, wrong_number(fields, &self.names));
         }
@@ -270,7 +270,7 @@ impl CsvRows {
 
     /// Returns the fields of the next record, and the number of newlines before it in the file. A record of more than
     /// `most` bytes is bad, and its further bytes are dropped.
-    pub fn next(&mut self, fields: &mut Vec<Vec<u8>>, most: usize) -> io::Result<Option<(u64, Result<(), Bad>)>> {
+    pub fn next(&mut self, fields: &mut Vec<Vec<u8>>, most: usize) -> io::Result<Option<(u64, Result<(), BadRecord>)>> {
         if self.parser.next()?.is_none() {
             return Ok(None);
         }
@@ -291,6 +291,6 @@ impl CsvRows {
         } else {
             None
         };
-        Ok(Some((newlines, bad.map_or(Ok(()), |(reason, message)| Err(Bad { reason, message, newlines })))))
+        Ok(Some((newlines, bad.map_or(Ok(()), |(reason, message)| Err(BadRecord { reason, message, newlines })))))
     }
 }

@@ -21,7 +21,8 @@ use crate::column_types::{self as types, EXACT, TIME, WIDE, WIDE_DIGITS};
 use crate::input_file::InputFile;
 use crate::store::Store;
 use crate::table_format::{
-    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows, batch,
+    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows,
+    record_batch,
 };
 
 /// The format as a table.
@@ -166,7 +167,7 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
         let record: Vec<Option<String>> = match record {
             Ok(record) => record,
             Err((reason, message)) => {
-                bad_records.bad(file, RecordPosition::Line(newlines + 1), reason, message)?;
+                bad_records.add(file, RecordPosition::Line(newlines + 1), reason, message)?;
                 continue;
             }
         };
@@ -176,11 +177,11 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
         }
         rows += 1;
         if rows >= BATCH_ROWS || held >= BATCH_BYTES {
-            take(batch(schema, arrays(&mut columns, schema), rows)?, bad_records)?;
+            take(record_batch(schema, arrays(&mut columns, schema), rows)?, bad_records)?;
             (rows, held) = (0, 0);
         }
     }
-    if rows == 0 { Ok(()) } else { take(batch(schema, arrays(&mut columns, schema), rows)?, bad_records) }
+    if rows == 0 { Ok(()) } else { take(record_batch(schema, arrays(&mut columns, schema), rows)?, bad_records) }
 }
 
 /// Returns the value of a column in a record, or the reason why it does not fit.

@@ -4,8 +4,8 @@
 //! key occurs twice, the last one counts, as in Python's `json`. Numbers of any size and up to 128 levels of nesting
 //! are valid.
 //!
-//! A good line that is completely in the buffer is read by a faster parser ([`fast_parser`]). `meta.text` is the key `text` of
-//! the object `meta`, unless a key has the whole name. Lines of white space are not records.
+//! A good line that is completely in the buffer is read by a faster parser ([`fast_parser`]). `meta.text` is the key
+//! `text` of the object `meta`, unless a key has the whole name. Lines of white space are not records.
 
 pub(crate) mod fast_parser;
 mod table;
@@ -23,7 +23,7 @@ use stillhouse_schemas::spec::Input;
 use super::{BytesFormat, Cut};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{Bad, Fault, Records, Start, push};
+use crate::records::{BadRecord, Fault, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::TableFormat;
@@ -301,9 +301,9 @@ impl Search<'_> {
 }
 
 impl Records for JsonRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
         loop {
-            let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+            let start = RecordStart { offset: self.cursor.offset, newlines: self.cursor.newlines };
             self.cursor.skip_byte_order_mark()?;
             loop {
                 let available = self.cursor.fill()?;
@@ -328,7 +328,7 @@ impl Records for JsonRecords {
         }
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         if self.read_fast(text)? {
             return Ok(Ok(()));
         }
@@ -342,7 +342,7 @@ impl Records for JsonRecords {
         match outcome {
             Ok(()) => Ok(Ok(())),
             Err(Wrong::Spool(e)) => Err(Fault::Spool(e)),
-            Err(Wrong::Line(reason, message)) => Ok(Err(Bad { reason, message, newlines })),
+            Err(Wrong::Line(reason, message)) => Ok(Err(BadRecord { reason, message, newlines })),
         }
     }
 

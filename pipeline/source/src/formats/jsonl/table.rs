@@ -22,7 +22,8 @@ use crate::decode::Cursor;
 use crate::input_file::InputFile;
 use crate::store::Store;
 use crate::table_format::{
-    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows, batch,
+    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows,
+    record_batch,
 };
 
 /// The format as a table.
@@ -60,12 +61,12 @@ fn each(
     input: &Input,
     see: &mut dyn FnMut(u64, usize, Parsed) -> Result<bool, SourceError>,
 ) -> Result<(), SourceError> {
-    let wrong = |e| SourceError::from_io(&file.path, e);
+    let io_error = |e| SourceError::from_io(&file.path, e);
     let mut cursor = Cursor::open(store, file, input, 0)?;
     let mut line = Vec::new();
     loop {
-        cursor.skip_byte_order_mark().map_err(wrong)?;
-        if cursor.fill().map_err(wrong)?.is_empty() {
+        cursor.skip_byte_order_mark().map_err(io_error)?;
+        if cursor.fill().map_err(io_error)?.is_empty() {
             return Ok(());
         }
         let number = cursor.newlines + 1;
@@ -77,7 +78,7 @@ fn each(
                 line.extend_from_slice(part);
             }
         };
-        cursor.finish_line(add).map_err(wrong)?;
+        cursor.finish_line(add).map_err(io_error)?;
         if bytes <= MAX_RECORD_BYTES && line.iter().all(|b| matches!(b, b' ' | b'\t' | b'\r')) {
             continue;
         }
@@ -291,7 +292,7 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
                 records.push(record);
                 held += bytes;
             }
-            Err((reason, message)) => bad_records.bad(file, RecordPosition::Line(line), reason, message)?,
+            Err((reason, message)) => bad_records.add(file, RecordPosition::Line(line), reason, message)?,
         }
         if records.len() >= BATCH_ROWS || held >= BATCH_BYTES {
             take(rows(&records, schema)?, bad_records)?;
@@ -350,7 +351,7 @@ fn fits(value: &Value, kind: &DataType) -> bool {
 fn rows(records: &[Map<String, Value>], schema: &SchemaRef) -> Result<arrow::array::RecordBatch, SourceError> {
     let column =
         |field: &Arc<Field>| array(&records.iter().map(|r| r.get(field.name())).collect::<Vec<_>>(), field.data_type());
-    batch(schema, schema.fields().iter().map(column).collect(), records.len())
+    record_batch(schema, schema.fields().iter().map(column).collect(), records.len())
 }
 
 /// Converts values that [`fit`] a type to an array.

@@ -15,7 +15,7 @@ use stillhouse_schemas::spec::Codes;
 
 use super::{Content, Raw, RawRecords, bad, label, reason};
 use crate::input_file::InputFile;
-use crate::store::{Chunks, Store};
+use crate::store::{RangeCache, Store};
 
 const BATCH: usize = 256;
 
@@ -55,10 +55,10 @@ fn wrong(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
     SourceError::corrupt(&file.path, format!("cannot be read as Parquet: {error}"))
 }
 
-type Builder = ParquetRecordBatchReaderBuilder<Chunks>;
+type Builder = ParquetRecordBatchReaderBuilder<RangeCache>;
 
 fn builder(store: &Store, file: &InputFile, codes: &Codes) -> Result<Builder, SourceError> {
-    let builder = Builder::try_new(Chunks::new(store, &file.location, file.size)).map_err(|e| match e {
+    let builder = Builder::try_new(RangeCache::new(store, &file.location, file.size)).map_err(|e| match e {
         parquet::errors::ParquetError::External(e) => match e.downcast::<object_store::Error>() {
             Ok(error) => SourceError::of_store(&file.path, *error),
             Err(e) => wrong(file, e),

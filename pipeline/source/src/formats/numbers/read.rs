@@ -92,13 +92,13 @@ impl Numbers {
                 continue;
             }
             // hash the stored bytes, before they are decoded
-            self.records.good(raw.stored.len() as u64);
-            self.records.bytes(&raw.stored);
+            self.records.add_length(raw.stored.len() as u64);
+            self.records.add_bytes(&raw.stored);
             let position = raw.position.clone();
             match raw.row(&self.input) {
                 Ok((numbers, label)) => {
                     if let Some(label) = label {
-                        self.records.bytes(&label.to_le_bytes());
+                        self.records.add_bytes(&label.to_le_bytes());
                     }
                     summary.documents += 1;
                     summary.text_bytes += numbers.len() as u64;
@@ -114,7 +114,7 @@ impl Numbers {
                         return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
                     }
                     tracing::debug!(file = file.path, %position, reason, message, "record skipped");
-                    self.records.bad();
+                    self.records.add_bad_record();
                     *self.skipped.entry(reason.into()).or_default() += 1;
                 }
             }

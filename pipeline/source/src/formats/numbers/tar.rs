@@ -23,7 +23,7 @@ use crate::compression::compression;
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
 use crate::segment::Segment;
-use crate::store::{FIRST_CHUNK, Store};
+use crate::store::{FIRST_CHUNK_BYTES, Store};
 
 const BLOCK: u64 = 512;
 /// Maximum bytes of a long name, of a pax header, of a label.
@@ -72,7 +72,7 @@ impl Members {
     /// Advances to an offset: skips the bytes before it, or reopens the file there if they are many and need no
     /// decompression.
     fn go(&mut self, to: u64) -> Result<(), SourceError> {
-        let far = to.saturating_sub(self.offset()) > 4 * FIRST_CHUNK;
+        let far = to.saturating_sub(self.offset()) > 4 * FIRST_CHUNK_BYTES;
         if far && compression(&self.file, &self.input) == Compression::None && to <= self.file.size {
             let cursor = self.cursor.take().ok_or_else(|| self.corrupt("was given up after an error"))?;
             self.cursor = Some(cursor.forward(&self.store, &self.file, &self.input, (to, self.end))?);

@@ -21,8 +21,8 @@ use super::{FileColumn, RowsFormat};
 use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
-use crate::sniff::{self, Kind};
-use crate::store::{Chunks, Store};
+use crate::sniff::{self, FileType};
+use crate::store::{RangeCache, Store};
 use crate::table_format::TableFormat;
 
 const BATCH_BYTES: u64 = 1 << 20;
@@ -76,12 +76,13 @@ fn words(said: &str) -> &str {
     ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| said.strip_prefix(kind)).unwrap_or(said)
 }
 
-fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
-    SerializedFileReader::new(Chunks::new(store, &file.location, file.size)).map_err(|e| match fault(&file.path, e) {
-        SourceError::Corrupt { file: name, message } => {
-            sniff::other_format(store, file, Kind::Parquet).unwrap_or(SourceError::Corrupt { file: name, message })
+fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<RangeCache>, SourceError> {
+    SerializedFileReader::new(RangeCache::new(store, &file.location, file.size)).map_err(|e| {
+        match fault(&file.path, e) {
+            SourceError::Corrupt { file: name, message } => sniff::other_format(store, file, FileType::Parquet)
+                .unwrap_or(SourceError::Corrupt { file: name, message }),
+            other => other,
         }
-        other => other,
     })
 }
 
@@ -115,7 +116,7 @@ fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceErr
         .collect())
 }
 
-fn text_column(reader: &SerializedFileReader<Chunks>, file: &str, text: &str) -> Result<usize, SourceError> {
+fn text_column(reader: &SerializedFileReader<RangeCache>, file: &str, text: &str) -> Result<usize, SourceError> {
     let schema = reader.metadata().file_metadata().schema_descr();
     let columns = schema.columns();
     let named = |depth: fn(usize) -> bool| {
@@ -153,7 +154,7 @@ fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGrou
 pub(crate) struct ParquetRows {
     file: String,
     text: String,
-    reader: SerializedFileReader<Chunks>,
+    reader: SerializedFileReader<RangeCache>,
     column: usize,
     /// The row after the range.
     end: u64,

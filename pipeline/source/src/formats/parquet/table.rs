@@ -18,7 +18,7 @@ use stillhouse_schemas::spec::Input;
 use super::super::columnar::{self, Columns, corrupt, named};
 use super::{fault, open};
 use crate::input_file::InputFile;
-use crate::store::{Chunks, Store};
+use crate::store::{RangeCache, Store};
 use crate::table_format::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
 
 /// Parquet files as a table.
@@ -46,8 +46,8 @@ impl TableFormat for ParquetTable {
 }
 
 fn metadata(store: &Store, file: &InputFile) -> Result<ArrowReaderMetadata, SourceError> {
-    let chunks = Chunks::new(store, &file.location, file.size);
-    ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new()).map_err(|e| fault(&file.path, e))
+    let cache = RangeCache::new(store, &file.location, file.size);
+    ArrowReaderMetadata::load(&cache, ArrowReaderOptions::new()).map_err(|e| fault(&file.path, e))
 }
 
 fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), SourceError> {
@@ -82,8 +82,8 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
             };
             readers.push((name.clone(), leaves.column(*leaf).max_def_level(), reader));
         }
-        let chunks = || Chunks::new(store, &file.location, file.size);
-        let builder = || ParquetRecordBatchReaderBuilder::new_with_metadata(chunks(), metadata.clone());
+        let cache = || RangeCache::new(store, &file.location, file.size);
+        let builder = || ParquetRecordBatchReaderBuilder::new_with_metadata(cache(), metadata.clone());
         let roots = || ProjectionMask::roots(leaves, others.iter().copied());
         let open = || builder().with_row_groups(vec![index]).with_projection(roots()).with_batch_size(size).build();
         let mut rest = (!others.is_empty()).then(open).transpose().map_err(wrong)?;

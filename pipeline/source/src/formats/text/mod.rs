@@ -14,7 +14,7 @@ use stillhouse_schemas::spec::{Input, TextDocument};
 use super::{BytesFormat, Cut};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{Bad, Fault, Records, Start, push};
+use crate::records::{BadRecord, Fault, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::TableFormat;
@@ -62,8 +62,8 @@ impl BytesFormat for Text {
     }
 }
 
-fn invalid(newlines: u64) -> Bad {
-    Bad { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }
+fn invalid(newlines: u64) -> BadRecord {
+    BadRecord { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }
 }
 
 /// Reads the rest of the line into the text. Returns false if the line is not UTF-8. Passes the whole line in both
@@ -100,13 +100,13 @@ impl LineRecords {
 }
 
 impl Records for LineRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
-        let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
+        let start = RecordStart { offset: self.cursor.offset, newlines: self.cursor.newlines };
         self.cursor.skip_byte_order_mark()?;
         Ok((!self.cursor.fill()?.is_empty()).then_some(start))
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         let newlines = self.cursor.newlines;
         Ok(if read_line(&mut self.cursor, text)? { Ok(()) } else { Err(invalid(newlines)) })
     }
@@ -160,9 +160,9 @@ impl BlockRecords {
 }
 
 impl Records for BlockRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
         loop {
-            let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+            let start = RecordStart { offset: self.cursor.offset, newlines: self.cursor.newlines };
             self.cursor.skip_byte_order_mark()?;
             if self.has_text()? {
                 return Ok(Some(start));
@@ -173,7 +173,7 @@ impl Records for BlockRecords {
         }
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         loop {
             let newlines = self.cursor.newlines;
             let indent = push(text, &self.indent)?;
@@ -217,12 +217,12 @@ impl FileRecords {
 }
 
 impl Records for FileRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
-        let start = Start { offset: 0, newlines: 0 };
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
+        let start = RecordStart { offset: 0, newlines: 0 };
         Ok((!std::mem::replace(&mut self.done, true)).then_some(start))
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         self.cursor.skip_byte_order_mark()?;
         loop {
             let available = self.cursor.fill()?;
