@@ -34,7 +34,7 @@ pub fn check_columns(
     if input.sql.is_some() || input.is_rows() {
         return Ok(Vec::new());
     }
-    let format = formats::of(input);
+    let format = formats::for_input(input);
     let mut problems = Vec::new();
     for (i, file) in evenly_spaced(files.iter().enumerate(), files.len(), MAX_CHECKED_FILES) {
         if problems.len() >= MAX_PROBLEMS {

@@ -17,22 +17,22 @@ use stillhouse_schemas::spec::{ColumnType, Input};
 use super::table_format::SAMPLE_RECORDS;
 
 /// The largest integer up to which a 64-bit float represents every whole number.
-pub(crate) const EXACT: u64 = 1 << 53;
-/// Decimal digits of [`WIDE`].
+pub(crate) const MAX_EXACT_FLOAT: u64 = 1 << 53;
+/// Decimal digits of [`WIDE_INTEGER`].
 pub(crate) const WIDE_DIGITS: usize = 38;
 /// Whole numbers that do not fit in 64 bits.
-pub(crate) const WIDE: DataType = DataType::Decimal128(38, 0);
+pub(crate) const WIDE_INTEGER: DataType = DataType::Decimal128(38, 0);
 pub(crate) const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
 
 /// The kinds of numbers seen in a column.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Numbers {
+pub(crate) struct NumberRange {
     negative: bool,
     largest: u64,
     fraction: bool,
 }
 
-impl Numbers {
+impl NumberRange {
     pub fn whole(negative: bool, magnitude: u64) -> Self {
         Self { negative, largest: magnitude, fraction: false }
     }
@@ -50,19 +50,19 @@ impl Numbers {
     }
 
     pub fn data_type(self) -> DataType {
-        const MOST: u64 = i64::MAX as u64;
+        const MAX_I64: u64 = i64::MAX as u64;
         match self {
-            Self { fraction: true, largest, .. } if largest <= EXACT => DataType::Float64,
+            Self { fraction: true, largest, .. } if largest <= MAX_EXACT_FLOAT => DataType::Float64,
             Self { fraction: true, .. } => DataType::LargeUtf8,
-            Self { largest, .. } if largest <= MOST => DataType::Int64,
+            Self { largest, .. } if largest <= MAX_I64 => DataType::Int64,
             Self { negative: false, .. } => DataType::UInt64,
-            _ => WIDE,
+            _ => WIDE_INTEGER,
         }
     }
 }
 
 /// Returns the Arrow type of a column type of the job file.
-pub(crate) fn named(kind: ColumnType) -> DataType {
+pub(crate) fn arrow_type(kind: ColumnType) -> DataType {
     match kind {
         ColumnType::String => DataType::LargeUtf8,
         ColumnType::Boolean => DataType::Boolean,
@@ -75,7 +75,7 @@ pub(crate) fn named(kind: ColumnType) -> DataType {
 }
 
 /// Returns the message about a value that does not fit its column's type.
-pub(crate) fn misfit(name: &str, kind: &DataType, input: &Input) -> String {
+pub(crate) fn misfit_message(name: &str, kind: &DataType, input: &Input) -> String {
     let valid = valid(kind);
     match input.schema.contains_key(name) {
         true => format!("valid: {valid}, as `schema` says of this column"),

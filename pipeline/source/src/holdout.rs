@@ -235,7 +235,7 @@ fn count_records(store: &Store, files: &[InputFile], input: &Input, segment: &Se
     let file = &files[segment.file];
     let io_error = |e| SourceError::from_io(&file.path, e);
     let (start, end) = bounds(segment.range);
-    let (mut records, _) = formats::of(input).open_bytes(store, file, input, (start, end))?;
+    let (mut records, _) = formats::for_input(input).open_bytes(store, file, input, (start, end))?;
     let mut count = 0;
     while let Some(at) = records.next().map_err(io_error)?
         && at.offset < end
@@ -261,12 +261,12 @@ fn split_segment(
             let at = start + record;
             (Range::Rows { start, end: at }, Range::Rows { start: at, end })
         }
-        Range::Bytes { start, end, .. } if matches!(formats::of(input), Format::Numbers) => {
+        Range::Bytes { start, end, .. } if matches!(formats::for_input(input), Format::Numbers) => {
             let at = numbers::offset_of(store, file, input, (start, end), record)?;
             (Range::Bytes { start, end: at, line: None }, Range::Bytes { start: at, end, line: None })
         }
         Range::Bytes { start, end, line } => {
-            let (mut records, _) = formats::of(input).open_bytes(store, file, input, (start, end))?;
+            let (mut records, _) = formats::for_input(input).open_bytes(store, file, input, (start, end))?;
             for _ in 0..record {
                 records.next().map_err(io_error)?;
                 records.skip().map_err(io_error)?;

@@ -482,13 +482,13 @@ fn expand_folder(
 }
 
 pub(super) fn has_ending(name: &str, input: &Input) -> bool {
-    let (name, format) = (name.to_ascii_lowercase(), formats::of(input));
+    let (name, format) = (name.to_ascii_lowercase(), formats::for_input(input));
     let bare = if format.is_compressible(input) { formats::without_compression(&name) } else { &name };
     format.endings(input).iter().any(|e| bare.ends_with(e))
 }
 
 fn endings(input: &Input) -> String {
-    let format = formats::of(input);
+    let format = formats::for_input(input);
     let known = format.endings(input);
     if known.is_empty() {
         return "the files themselves, as this layout has files without one".into();

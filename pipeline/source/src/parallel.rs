@@ -44,9 +44,13 @@ pub(super) fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// Returns at most `most` of the `all` items, evenly evenly_spaced.
-pub(super) fn evenly_spaced<T>(items: impl IntoIterator<Item = T>, all: usize, most: usize) -> impl Iterator<Item = T> {
-    items.into_iter().step_by(all.div_ceil(most.max(1)).max(1))
+/// Returns at most `max_items` of the `all` items, evenly spaced.
+pub(super) fn evenly_spaced<T>(
+    items: impl IntoIterator<Item = T>,
+    all: usize,
+    max_items: usize,
+) -> impl Iterator<Item = T> {
+    items.into_iter().step_by(all.div_ceil(max_items.max(1)).max(1))
 }
 
 #[cfg(test)]

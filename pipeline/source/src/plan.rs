@@ -191,7 +191,7 @@ fn segments(
                     && let Some(file) = files.get(i)
                 {
                     let result: Result<Vec<Segment>, SourceError> =
-                        formats::of(input).segments(store, i, file, input, target);
+                        formats::for_input(input).segments(store, i, file, input, target);
                     if result.is_err() {
                         next.store(files.len(), Ordering::Relaxed);
                     }
@@ -219,6 +219,6 @@ fn segments(
 /// Whether the listing alone decides the cuts. Then the states of the files, of which there may be very many, are not
 /// needed.
 fn is_cut_by_listing(files: &[InputFile], input: &Input) -> bool {
-    let format = formats::of(input);
+    let format = formats::for_input(input);
     input.holdout.is_empty() && files.iter().all(|file| format.is_cut_by_listing(file, input))
 }

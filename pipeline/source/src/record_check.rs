@@ -92,7 +92,7 @@ fn skip_reason(
     file: &InputFile,
     input: &Input,
 ) -> Result<Option<String>, SourceError> {
-    let groups = match formats::of(input) {
+    let groups = match formats::for_input(input) {
         Format::Bytes(format) => return check_bytes(format, store, file, input),
         Format::Rows(format) => format.row_groups(store, file, input)?,
         Format::Numbers => {

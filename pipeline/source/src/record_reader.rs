@@ -95,7 +95,7 @@ impl RecordReader {
     /// Opens a range.
     pub fn open(&mut self, file: &InputFile, range: Range) -> Result<(), SourceError> {
         let (store, input) = (&self.store, &*self.input);
-        let format = formats::of(input);
+        let format = formats::for_input(input);
         let records = match range {
             Range::Bytes { start, end, line } => {
                 // a file that is a single record includes what was appended to it

@@ -11,7 +11,7 @@ use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
 use super::batch::BatchBuilder;
-use super::formats::numbers::{self, Numbers};
+use super::formats::numbers::{self, NumbersReader};
 use super::input_file::{InputFile, Listing};
 use super::record_reader::{RecordKind, RecordReader};
 use super::store::Store;
@@ -46,7 +46,7 @@ pub struct SplitReader {
 /// The reader of a split, by the kind of its records.
 enum ContentReader {
     Texts(Box<DocumentReader>),
-    Numbers(Box<Numbers>),
+    Numbers(Box<NumbersReader>),
 }
 
 impl SplitReader {
@@ -57,7 +57,7 @@ impl SplitReader {
     pub fn new(store: &Store, listing: &Listing, split: SplitRecord, input: Arc<Input>) -> Self {
         let store = store.expecting(split.pieces.iter().filter_map(|piece| listing.get(&piece.file)));
         let documents = match input.is_rows() {
-            true => ContentReader::Numbers(Box::new(Numbers::new(store.clone(), input))),
+            true => ContentReader::Numbers(Box::new(NumbersReader::new(store.clone(), input))),
             false => ContentReader::Texts(Box::new(DocumentReader {
                 reader: RecordReader::new(store.clone(), input),
                 ordinal: 0,

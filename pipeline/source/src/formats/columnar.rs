@@ -21,17 +21,17 @@ pub(super) fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + 
 }
 
 /// Returns the type of a column in the query.
-fn plain(field: &Field, text: &str) -> DataType {
+fn column_type(field: &Field, text: &str) -> DataType {
     match field.data_type() {
         DataType::Utf8 | DataType::Utf8View => DataType::LargeUtf8,
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView if field.name() == text => DataType::LargeUtf8,
-        DataType::Dictionary(_, value) => plain(&Field::new(field.name(), value.as_ref().clone(), true), text),
+        DataType::Dictionary(_, value) => column_type(&Field::new(field.name(), value.as_ref().clone(), true), text),
         other => other.clone(),
     }
 }
 
 /// Returns a common type for a column with different types in two files, if there is one.
-fn common(a: &DataType, b: &DataType) -> Option<DataType> {
+fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
     match (a, b) {
         _ if a == b => Some(a.clone()),
         (DataType::Null, other) | (other, DataType::Null) => Some(other.clone()),
@@ -50,11 +50,11 @@ pub(super) fn schema(
     let mut fields: Vec<(String, DataType, &str)> = Vec::new();
     for file in files {
         for field in file_schema(file)?.fields() {
-            let kind = plain(field, &input.text);
+            let kind = column_type(field, &input.text);
             match fields.iter_mut().find(|(name, ..)| name == field.name()) {
                 None => fields.push((field.name().clone(), kind, &file.path)),
                 Some((name, known, first)) => {
-                    *known = common(known, &kind).ok_or_else(|| {
+                    *known = common_type(known, &kind).ok_or_else(|| {
                         let message = format!(
                             "the column {name:?} is of type {kind}, in {first} of type {known}; valid: one type in all files of a table"
                         );
@@ -71,7 +71,7 @@ pub(super) fn schema(
 pub(super) struct Columns<'a, 'b> {
     pub file: &'a InputFile,
     pub schema: &'a SchemaRef,
-    pub own: &'a SchemaRef,
+    pub file_schema: &'a SchemaRef,
     /// Number of rows so far.
     pub row: u64,
     pub bad_records: &'a mut BadRecords,
@@ -91,7 +91,7 @@ impl Columns<'_, '_> {
             };
             columns.push(match (field.data_type(), bytes_of(column).map_err(&wrong)?) {
                 (DataType::LargeUtf8, Some(bytes)) => {
-                    for row in not_text(&bytes) {
+                    for row in invalid_rows(&bytes) {
                         bad[row].get_or_insert(name);
                     }
                     Arc::new(bytes) as ArrayRef
@@ -134,10 +134,10 @@ fn bytes_of(column: &ArrayRef) -> Result<Option<LargeBinaryArray>, ArrowError> {
     }
 }
 
-fn not_text(bytes: &LargeBinaryArray) -> impl Iterator<Item = usize> {
+fn invalid_rows(bytes: &LargeBinaryArray) -> impl Iterator<Item = usize> {
     (0..bytes.len()).filter(|row| bytes.is_valid(*row) && str::from_utf8(bytes.value(*row)).is_err())
 }
 
-pub(super) fn named(rows: &RecordBatch) -> Vec<(String, ArrayRef)> {
+pub(super) fn named_columns(rows: &RecordBatch) -> Vec<(String, ArrayRef)> {
     rows.schema_ref().fields().iter().map(|f| f.name().clone()).zip(rows.columns().iter().cloned()).collect()
 }

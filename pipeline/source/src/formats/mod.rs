@@ -1,4 +1,4 @@
-//! The formats of input files: each has one folder or file, and one line in [`of`].
+//! The formats of input files: each has one folder or file, and one line in [`for_input`].
 //!
 //! | family | a record is | where a file is cut | formats |
 //! |---|---|---|---|
@@ -33,14 +33,14 @@ use super::table_format::TableFormat;
 pub(crate) use jsonl::fast_parser as fast_json_parser;
 
 /// Returns the format of an input.
-pub(crate) fn of(input: &Input) -> Format {
-    of_name(input.format())
+pub(crate) fn for_input(input: &Input) -> Format {
+    for_name(input.format())
 }
 
 /// Returns the format of a file by its ending, among the formats whose files can be tables.
 pub fn of_file_name(name: &str) -> Option<InputFormat> {
     let name = name.to_ascii_lowercase();
-    let has_ending = |format: &InputFormat| match of_name(*format) {
+    let has_ending = |format: &InputFormat| match for_name(*format) {
         Format::Bytes(format) => format.endings().iter().any(|ending| without_compression(&name).ends_with(ending)),
         Format::Rows(format) => format.endings().iter().any(|ending| name.ends_with(ending)),
         Format::Numbers => false,
@@ -53,7 +53,7 @@ pub(crate) fn without_compression(name: &str) -> &str {
     [".gz", ".gzip", ".zst", ".zstd"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name)
 }
 
-fn of_name(format: InputFormat) -> Format {
+fn for_name(format: InputFormat) -> Format {
     match format {
         InputFormat::Jsonl => Format::Bytes(&jsonl::Jsonl),
         InputFormat::Text => Format::Bytes(&text::Text),
@@ -220,7 +220,7 @@ impl Format {
                 Ok(vec![Segment { file: index, range, weight: size, records: Some(1) }])
             }
             Cut::Anywhere if is_plain => Ok(segment::by_size(index, file.size, target)),
-            Cut::Anywhere | Cut::AtRecords => scan(format, store, index, file, input, target),
+            Cut::Anywhere | Cut::AtRecords => scan_segments(format, store, index, file, input, target),
         }
     }
 
@@ -237,7 +237,7 @@ impl Format {
     ) -> Result<(Box<dyn Records>, u64), SourceError> {
         match self {
             Self::Bytes(format) => format.open(store, file, input, range),
-            Self::Rows(_) | Self::Numbers => Err(misplanned(file, "bytes")),
+            Self::Rows(_) | Self::Numbers => Err(wrong_range_kind(file, "bytes")),
         }
     }
 
@@ -254,7 +254,7 @@ impl Format {
     ) -> Result<Box<dyn Rows>, SourceError> {
         match self {
             Self::Rows(format) => format.open(store, file, input, range),
-            Self::Bytes(_) | Self::Numbers => Err(misplanned(file, "rows")),
+            Self::Bytes(_) | Self::Numbers => Err(wrong_range_kind(file, "rows")),
         }
     }
 
@@ -290,7 +290,7 @@ impl Format {
     }
 }
 
-fn misplanned(file: &InputFile, unit: &str) -> SourceError {
+fn wrong_range_kind(file: &InputFile, unit: &str) -> SourceError {
     SourceError::corrupt(&file.path, format!("the plan has ranges of {unit} of it, which this format does not have"))
 }
 
@@ -302,7 +302,7 @@ fn decompressed_bytes(store: &Store, file: &InputFile, input: &Input) -> Result<
 
 /// Cuts at the first record that begins at least `target` bytes after the previous cut. For a compressed file, keeps
 /// the checkpoints before the cuts.
-fn scan(
+fn scan_segments(
     format: &dyn BytesFormat,
     store: &Store,
     index: usize,
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn formats_agree_with_what_the_job_file_says_of_them() {
         for name in InputFormat::ALL {
-            let format = of_name(name);
+            let format = for_name(name);
             assert_eq!(format.table().is_ok(), name.is_table(), "{name:?}");
             assert_eq!(matches!(format, Format::Numbers), name.is_numbers(), "{name:?}");
             if let Format::Bytes(_) = format {

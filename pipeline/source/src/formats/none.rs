@@ -54,9 +54,9 @@ impl RowsFormat for NoFiles {
     }
 }
 
-/// Divides documents into equal ranges of at most `most`.
-fn ranges(documents: u64, most: u64) -> Vec<(u64, u64)> {
-    let parts = documents.div_ceil(most.max(1));
+/// Divides documents into equal ranges of at most `max_documents`.
+fn ranges(documents: u64, max_documents: u64) -> Vec<(u64, u64)> {
+    let parts = documents.div_ceil(max_documents.max(1));
     let at = |i: u64| (u128::from(documents) * u128::from(i) / u128::from(parts.max(1))) as u64;
     (0..parts).map(|i| (at(i), at(i + 1))).collect()
 }
@@ -85,11 +85,11 @@ mod tests {
 
     #[test]
     fn ranges_are_all_documents_once() {
-        for (documents, most) in [(1, 1), (1, 100), (10, 3), (10_000, 4096), (7, 7), (3, 0)] {
-            let ranges = ranges(documents, most);
-            assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "{documents}, {most}");
+        for (documents, max_documents) in [(1, 1), (1, 100), (10, 3), (10_000, 4096), (7, 7), (3, 0)] {
+            let ranges = ranges(documents, max_documents);
+            assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "{documents}, {max_documents}");
             assert_eq!((ranges[0].0, ranges[ranges.len() - 1].1), (0, documents));
-            assert!(ranges.iter().all(|(start, end)| start < end && end - start <= most.max(1)));
+            assert!(ranges.iter().all(|(start, end)| start < end && end - start <= max_documents.max(1)));
         }
         assert!(ranges(0, 5).is_empty());
     }

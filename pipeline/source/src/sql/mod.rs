@@ -286,7 +286,7 @@ pub fn check_sql(
     let (mut opened, mut problems) = (Vec::new(), Vec::new());
     for table in tables {
         let field = format!("{}.paths", table.field);
-        if matches!(formats::of(&table.input), Format::Bytes(_)) {
+        if matches!(formats::for_input(&table.input), Format::Bytes(_)) {
             problems.extend(check_first_bytes(store, &table.files, &table.input, &field, MAX_PROBLEMS, &mut |_| {})?);
         }
         match FilesTable::open(store, table, &skipped) {

@@ -80,7 +80,7 @@ impl FilesTable {
     /// Opens the table and determines the columns and their types. Blocks.
     pub fn open(store: &Store, table: &QueryTable, skipped: &SkippedCounts) -> std::result::Result<Self, SourceError> {
         let QueryTable { files, input, .. } = table;
-        let schema = formats::of(input).table()?.schema(store, files, input)?;
+        let schema = formats::for_input(input).table()?.schema(store, files, input)?;
         let table = Arc::new(table.clone());
         Ok(Self { store: store.clone(), table, schema: Arc::new(schema), skipped: skipped.clone() })
     }
@@ -136,7 +136,7 @@ enum Message {
 impl Scan {
     fn read(&self, take: &mut TakeRows<'_>) -> std::result::Result<BadRecords, SourceError> {
         let QueryTable { input, files, .. } = &*self.table;
-        let (table, mut bad_records) = (formats::of(input).table()?, BadRecords::new(input.on_error));
+        let (table, mut bad_records) = (formats::for_input(input).table()?, BadRecords::new(input.on_error));
         for file in files {
             let columns = FileColumns { store: &self.store, file, input, schema: &self.schema };
             table.read(columns, &mut bad_records, take)?;

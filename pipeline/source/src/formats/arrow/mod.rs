@@ -35,7 +35,7 @@ use crate::table_format::TableFormat;
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];
-const LARGEST_HEADER: u64 = 256 << 20;
+const MAX_HEADER_BYTES: u64 = 256 << 20;
 
 /// `input.format: arrow`.
 pub(super) struct Arrow;
@@ -82,25 +82,27 @@ struct Index {
     messages: Vec<Message>,
 }
 
-fn wrong(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
+fn corrupt(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
     SourceError::corrupt(&file.path, format!("cannot be read as Arrow IPC: {error}"))
 }
 
-fn unread(file: &InputFile, source: object_store::Error) -> SourceError {
+fn store_error(file: &InputFile, source: object_store::Error) -> SourceError {
     SourceError::of_store(&file.path, source)
 }
 
-fn within(file: &InputFile, start: u64, length: u64) -> Result<u64, SourceError> {
+fn checked_end(file: &InputFile, start: u64, length: u64) -> Result<u64, SourceError> {
     let end = start.saturating_add(length);
     match end <= file.size {
         true => Ok(end),
-        false => Err(wrong(file, format_args!("is cut off: a message ends at byte {end}, the file at {}", file.size))),
+        false => {
+            Err(corrupt(file, format_args!("is cut off: a message ends at byte {end}, the file at {}", file.size)))
+        }
     }
 }
 
 fn get(store: &Store, file: &InputFile, start: u64, length: u64) -> Result<Buffer, SourceError> {
-    let end = within(file, start, length)?;
-    store.get(&file.location, start, end).map(Buffer::from).map_err(|e| unread(file, e))
+    let end = checked_end(file, start, length)?;
+    store.get(&file.location, start, end).map(Buffer::from).map_err(|e| store_error(file, e))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -108,13 +110,13 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Returns a message's header and the position of the message.
-fn message(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
+fn read_message(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
     if at.saturating_add(4) > file.size {
         return Ok(None);
     }
     let get = |start: u64, length: u64| {
-        within(file, start, length)?;
-        cache.fetch(start, length, FIRST_CHUNK_BYTES).map_err(|e| unread(file, e))
+        checked_end(file, start, length)?;
+        cache.fetch(start, length, FIRST_CHUNK_BYTES).map_err(|e| store_error(file, e))
     };
     let prefix = get(at, 8.min(file.size - at))?;
     let prefix_length = if prefix.starts_with(&CONTINUATION) { 8 } else { 4 };
@@ -122,24 +124,27 @@ fn message(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<(Buff
     if length == 0 {
         return Ok(None);
     }
-    if length > LARGEST_HEADER {
-        return Err(wrong(file, format_args!("got a message header of {length} bytes at byte {at}; is it Arrow IPC?")));
+    if length > MAX_HEADER_BYTES {
+        return Err(corrupt(
+            file,
+            format_args!("got a message header of {length} bytes at byte {at}; is it Arrow IPC?"),
+        ));
     }
     let header = Buffer::from(get(at + prefix_length as u64, length)?);
-    let body = root_as_message(&header).map_err(|e| wrong(file, e))?.bodyLength().max(0);
+    let body = root_as_message(&header).map_err(|e| corrupt(file, e))?.bodyLength().max(0);
     Ok(Some((header, Block::new(at as i64, (prefix_length as u64 + length) as i32, body))))
 }
 
-fn entry(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, SourceError> {
-    let message = root_as_message(header).map_err(|e| wrong(file, e))?;
+fn to_message(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, SourceError> {
+    let message = root_as_message(header).map_err(|e| corrupt(file, e))?;
     let dictionary = message.header_type() == MessageHeader::DictionaryBatch;
     let rows = message.header_as_record_batch().map_or(0, |b| b.length().max(0) as u64);
     Ok(Message { block, dictionary, rows })
 }
 
 /// Reads the index of a file.
-fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
-    let index = if is_stream(store, file)? { walk(store, file) } else { footer(store, file) };
+fn read_index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+    let index = if is_stream(store, file)? { stream_index(store, file) } else { file_index(store, file) };
     index.map_err(|e| match e {
         SourceError::Corrupt { .. } => sniff::other_format(store, file, FileType::Arrow).unwrap_or(e),
         other => other,
@@ -147,64 +152,65 @@ fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
 }
 
 /// Reads the index of the file format: the footer has the schema and the positions of dictionaries and record batches.
-fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+fn file_index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let tail = get(store, file, file.size.saturating_sub(10), file.size.min(10))?;
     let length = u32_at(&tail, 0).map_or(0, u64::from);
     if !tail.ends_with(MAGIC) || length + 18 > file.size {
-        return Err(wrong(file, "is cut off: it begins as an Arrow file, but does not end with its footer"));
+        return Err(corrupt(file, "is cut off: it begins as an Arrow file, but does not end with its footer"));
     }
     let bytes = get(store, file, file.size - length - 10, length)?;
-    let footer = root_as_footer(&bytes).map_err(|e| wrong(file, e))?;
-    let schema = footer.schema().ok_or_else(|| wrong(file, "its footer has no schema"))?;
+    let footer = root_as_footer(&bytes).map_err(|e| corrupt(file, e))?;
+    let schema = footer.schema().ok_or_else(|| corrupt(file, "its footer has no schema"))?;
     let cache = RangeCache::new(store, &file.location, file.size);
     let blocks = footer.dictionaries().into_iter().flatten().chain(footer.recordBatches().into_iter().flatten());
     let mut messages = Vec::new();
     for block in blocks {
-        let (header, _) = message(&cache, file, block.offset().max(0) as u64)?
-            .ok_or_else(|| wrong(file, format_args!("no message at byte {}, where its footer says", block.offset())))?;
-        messages.push(entry(file, &header, *block)?);
+        let (header, _) = read_message(&cache, file, block.offset().max(0) as u64)?.ok_or_else(|| {
+            corrupt(file, format_args!("no message at byte {}, where its footer says", block.offset()))
+        })?;
+        messages.push(to_message(file, &header, *block)?);
     }
     Ok(Index { schema: Arc::new(fb_to_schema(schema)), version: footer.version(), messages })
 }
 
 /// Reads the index of the stream format: one message after another.
-fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+fn stream_index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let cache = RangeCache::new(store, &file.location, file.size);
     let mut at = 0_u64;
     let mut schema: Option<(SchemaRef, MetadataVersion)> = None;
     let mut messages = Vec::new();
-    while let Some((header, block)) = message(&cache, file, at)? {
-        let message = root_as_message(&header).map_err(|e| wrong(file, e))?;
+    while let Some((header, block)) = read_message(&cache, file, at)? {
+        let message = root_as_message(&header).map_err(|e| corrupt(file, e))?;
         match message.header_as_schema() {
             Some(fields) => schema = Some((Arc::new(fb_to_schema(fields)), message.version())),
-            None => messages.push(entry(file, &header, block)?),
+            None => messages.push(to_message(file, &header, block)?),
         }
         at = at.saturating_add(block.metaDataLength() as u64).saturating_add(block.bodyLength() as u64);
     }
     if at > file.size {
-        return Err(wrong(file, format_args!("is cut off: a message ends at byte {at}, the file at {}", file.size)));
+        return Err(corrupt(file, format_args!("is cut off: a message ends at byte {at}, the file at {}", file.size)));
     }
     let (schema, version) =
-        schema.ok_or_else(|| wrong(file, "it has no schema; valid: Arrow IPC files and streams"))?;
-    if let Some(after) = after_the_end(&cache, file, at)? {
+        schema.ok_or_else(|| corrupt(file, "it has no schema; valid: Arrow IPC files and streams"))?;
+    if let Some(after) = data_after_end(&cache, file, at)? {
         let message = format!(
             "there is more behind the end of its stream, from byte {after}; valid: one stream in a file, not several one after the other"
         );
-        return Err(wrong(file, message));
+        return Err(corrupt(file, message));
     }
     Ok(Index { schema, version, messages })
 }
 
 /// Returns the offset of data after the end of a stream. The end mark is at `at`, and zeros may follow it.
-fn after_the_end(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
+fn data_after_end(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
     let left = file.size.saturating_sub(at);
     if left == 0 {
         return Ok(None);
     }
-    let looked = left.min(FIRST_CHUNK_BYTES);
-    let tail = cache.fetch(at, looked, FIRST_CHUNK_BYTES).map_err(|e| unread(file, e))?;
+    let examined = left.min(FIRST_CHUNK_BYTES);
+    let tail = cache.fetch(at, examined, FIRST_CHUNK_BYTES).map_err(|e| store_error(file, e))?;
     let mark = if tail.starts_with(&CONTINUATION) { 8 } else { 4 };
-    let is_over = tail.iter().skip(mark).all(|byte| *byte == 0) && looked == left;
+    let is_over = tail.iter().skip(mark).all(|byte| *byte == 0) && examined == left;
     Ok((!is_over).then_some(at + mark.min(left as usize) as u64))
 }
 
@@ -231,7 +237,7 @@ fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceErr
             }
         }
     }
-    let index = index(store, file)?;
+    let index = read_index(store, file)?;
     let mut columns = Vec::new();
     collect("", index.schema.fields(), &mut columns);
     Ok(columns)
@@ -253,12 +259,12 @@ fn path_to(fields: &Fields, name: &str) -> Option<Vec<usize>> {
 
 /// Returns the record batches of a file as row groups. Their size covers all columns as stored.
 fn row_groups(store: &Store, file: &InputFile) -> Result<Vec<RowGroup>, SourceError> {
-    let index = index(store, file)?;
+    let index = read_index(store, file)?;
     let batches = index.messages.iter().filter(|m| !m.dictionary);
     Ok(batches.map(|m| RowGroup { rows: m.rows, bytes: m.block.bodyLength().max(0) as u64 }).collect())
 }
 
-fn body(store: &Store, file: &InputFile, block: &Block) -> Result<Buffer, SourceError> {
+fn read_body(store: &Store, file: &InputFile, block: &Block) -> Result<Buffer, SourceError> {
     get(store, file, block.offset() as u64, block.metaDataLength() as u64 + block.bodyLength() as u64)
 }
 
@@ -269,7 +275,7 @@ fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceError> {
 
 /// Reads the text cells of a range of rows, in order, one record batch at a time.
 pub(crate) struct IpcRows {
-    batches: Batches,
+    batches: BatchReader,
     /// Path of indexes to the text inside the column.
     inside: Vec<usize>,
     /// The wanted rows of a batch, and their nulls.
@@ -283,7 +289,7 @@ pub(crate) struct IpcRows {
 impl IpcRows {
     /// Opens a file to read the rows from `start` to `end` of a column.
     pub fn open(store: &Store, file: &InputFile, text: &str, range: (u64, u64)) -> Result<Self, SourceError> {
-        let index = index(store, file)?;
+        let index = read_index(store, file)?;
         let path = path_to(index.schema.fields(), text).ok_or_else(|| {
             let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
             SourceError::corrupt(
@@ -292,7 +298,7 @@ impl IpcRows {
             )
         })?;
         let (column, inside) = (path[0], path[1..].to_vec());
-        let batches = Batches::new(store, file, index, vec![column], range);
+        let batches = BatchReader::new(store, file, index, vec![column], range);
         Ok(Self { batches, inside, column: new_empty_array(&DataType::Utf8), nulls: None, first: 0, passed: 0 })
     }
 }
@@ -305,7 +311,7 @@ impl Rows for IpcRows {
             self.passed = 0;
             let Some(part) = self.batches.next()? else { return Ok(None) };
             self.first = part.from;
-            (self.column, self.nulls) = text_of(&part, &self.inside).map_err(|e| wrong(&self.batches.file, e))?;
+            (self.column, self.nulls) = text_of(&part, &self.inside).map_err(|e| corrupt(&self.batches.file, e))?;
         }
         self.passed += 1;
         Ok(Some(self.first + self.passed as u64 - 1))
@@ -326,7 +332,7 @@ impl Rows for IpcRows {
 }
 
 /// Returns the wanted rows of the text, and their nulls.
-fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
+fn text_of(part: &WantedRows, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
     let (from, to) = ((part.from - part.first) as usize, (part.to - part.first) as usize);
     let mut column = part.batch.column(0).slice(from, to - from);
     let mut nulls = column.logical_nulls();
@@ -344,7 +350,7 @@ fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer
 
 /// Returns the schema of a file.
 fn schema(store: &Store, file: &InputFile) -> Result<SchemaRef, SourceError> {
-    Ok(index(store, file)?.schema)
+    Ok(read_index(store, file)?.schema)
 }
 
 /// Calls `each` with these columns of all rows, one record batch at a time.
@@ -354,7 +360,7 @@ fn read_columns(
     columns: Vec<usize>,
     each: &mut dyn FnMut(&RecordBatch) -> Result<(), SourceError>,
 ) -> Result<(), SourceError> {
-    let mut batches = Batches::new(store, file, index(store, file)?, columns, (0, u64::MAX));
+    let mut batches = BatchReader::new(store, file, read_index(store, file)?, columns, (0, u64::MAX));
     while let Some(part) = batches.next()? {
         each(&part.batch)?;
     }
@@ -362,7 +368,7 @@ fn read_columns(
 }
 
 /// A record batch, the number of its first row, and the range of wanted rows.
-struct Part {
+struct WantedRows {
     batch: RecordBatch,
     first: u64,
     from: u64,
@@ -370,7 +376,7 @@ struct Part {
 }
 
 /// Iterates over some columns of the record batches that have rows of a range.
-struct Batches {
+struct BatchReader {
     store: Store,
     file: InputFile,
     decoder: FileDecoder,
@@ -380,14 +386,14 @@ struct Batches {
     range: (u64, u64),
 }
 
-impl Batches {
+impl BatchReader {
     fn new(store: &Store, file: &InputFile, index: Index, columns: Vec<usize>, range: (u64, u64)) -> Self {
         let decoder = FileDecoder::new(index.schema, index.version).with_projection(columns);
         let messages = index.messages.into_iter();
         Self { store: store.clone(), file: file.clone(), decoder, messages, first: 0, range }
     }
 
-    fn next(&mut self) -> Result<Option<Part>, SourceError> {
+    fn next(&mut self) -> Result<Option<WantedRows>, SourceError> {
         let (start, end) = self.range;
         for message in self.messages.by_ref() {
             let first = self.first;
@@ -400,9 +406,9 @@ impl Batches {
                 break;
             }
             let file = &self.file;
-            let bytes = body(&self.store, file, &message.block)?;
+            let bytes = read_body(&self.store, file, &message.block)?;
             if message.dictionary {
-                self.decoder.read_dictionary(&message.block, &bytes).map_err(|e| wrong(file, e))?;
+                self.decoder.read_dictionary(&message.block, &bytes).map_err(|e| corrupt(file, e))?;
                 continue;
             }
             self.first += message.rows;
@@ -411,8 +417,8 @@ impl Batches {
                 .decoder
                 .read_record_batch(&message.block, &bytes)
                 .and_then(|b| b.ok_or_else(|| ArrowError::IpcError("an empty message".into())))
-                .map_err(|e| wrong(file, format_args!("{rows}: {e}")))?;
-            return Ok(Some(Part { batch, first, from, to }));
+                .map_err(|e| corrupt(file, format_args!("{rows}: {e}")))?;
+            return Ok(Some(WantedRows { batch, first, from, to }));
         }
         Ok(None)
     }

@@ -20,22 +20,22 @@ use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::TableFormat;
 
-const OUTPUT: usize = 64 << 10;
-const ENDS: usize = 256;
-const LARGEST_HEADER: usize = 1 << 20;
+const OUTPUT_BYTES: usize = 64 << 10;
+const MAX_FIELD_ENDS: usize = 256;
+const MAX_HEADER_BYTES: usize = 1 << 20;
 
 /// The CSV parser and its position.
 struct Parser {
     cursor: Cursor,
     csv: Reader,
     output: Vec<u8>,
-    ends: [usize; ENDS],
+    ends: [usize; MAX_FIELD_ENDS],
 }
 
 impl Parser {
     fn new(cursor: Cursor, delimiter: u8) -> Self {
         let csv = ReaderBuilder::new().delimiter(delimiter).build();
-        Self { cursor, csv, output: vec![0; OUTPUT], ends: [0; ENDS] }
+        Self { cursor, csv, output: vec![0; OUTPUT_BYTES], ends: [0; MAX_FIELD_ENDS] }
     }
 
     fn next(&mut self) -> io::Result<Option<RecordStart>> {
@@ -60,12 +60,12 @@ impl Parser {
         }
     }
 
-    /// Passes a record and calls `see` with parts of its fields: the index of the field, and bytes of it. Returns the
-    /// number of fields.
+    /// Passes a record and calls `on_field` with parts of its fields: the index of the field, and bytes of it. Returns
+    /// the number of fields.
     ///
     /// If the file ends inside a quoted field, this is an error, not a bad record: to skip it would skip everything
     /// after the quote.
-    fn record(&mut self, mut see: impl FnMut(usize, &[u8])) -> io::Result<usize> {
+    fn record(&mut self, mut on_field: impl FnMut(usize, &[u8])) -> io::Result<usize> {
         let (mut fields, mut before, began) = (0, 0, self.cursor.newlines);
         loop {
             let input = self.cursor.fill()?;
@@ -83,11 +83,11 @@ impl Parser {
             let mut from = 0;
             for end in &self.ends[..ended] {
                 let to = (end - before).min(written);
-                see(fields, &self.output[from..to]);
+                on_field(fields, &self.output[from..to]);
                 (from, fields) = (to, fields + 1);
             }
             if from < written {
-                see(fields, &self.output[from..written]);
+                on_field(fields, &self.output[from..written]);
             }
             before += written;
             if matches!(result, ReadRecordResult::Record | ReadRecordResult::End) {
@@ -112,7 +112,7 @@ fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Par
         parser
             .record(|field, bytes| {
                 size += bytes.len() + 1;
-                if size <= LARGEST_HEADER {
+                if size <= MAX_HEADER_BYTES {
                     if names.len() <= field {
                         names.resize_with(field + 1, Vec::new);
                     }
@@ -121,17 +121,17 @@ fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Par
             })
             .map_err(|e| SourceError::from_io(file, e))?;
     }
-    if size > LARGEST_HEADER {
+    if size > MAX_HEADER_BYTES {
         return Err(SourceError::corrupt(
             file,
-            format!("line 1: the header has {size} bytes; valid: at most {LARGEST_HEADER}. Is it a CSV file?"),
+            format!("line 1: the header has {size} bytes; valid: at most {MAX_HEADER_BYTES}. Is it a CSV file?"),
         ));
     }
     let names = names.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect();
     Ok((names, parser))
 }
 
-fn named_twice(file: &InputFile, name: &str) -> SourceError {
+fn duplicate_column(file: &InputFile, name: &str) -> SourceError {
     SourceError::corrupt(&file.path, format!("line 1: two columns are named {name:?}; valid: each name once"))
 }
 
@@ -203,7 +203,7 @@ impl CsvRecords {
             }
         };
         if names.iter().filter(|name| **name == input.text).count() > 1 {
-            return Err(named_twice(file, &input.text));
+            return Err(duplicate_column(file, &input.text));
         }
         if start > parser.cursor.offset {
             parser.cursor = parser.cursor.forward(store, file, input, (start, end))?;
@@ -263,14 +263,18 @@ impl CsvRows {
     pub fn open(store: &Store, file: &InputFile, input: &Input) -> Result<Self, SourceError> {
         let (names, parser) = header(Cursor::open(store, file, input, 0)?, &file.path, delimiter(input))?;
         if let Some(name) = (1..names.len()).find(|i| names[..*i].contains(&names[*i])).map(|i| &names[i]) {
-            return Err(named_twice(file, name));
+            return Err(duplicate_column(file, name));
         }
         Ok(Self { parser, names })
     }
 
     /// Returns the fields of the next record, and the number of newlines before it in the file. A record of more than
-    /// `most` bytes is bad, and its further bytes are dropped.
-    pub fn next(&mut self, fields: &mut Vec<Vec<u8>>, most: usize) -> io::Result<Option<(u64, Result<(), BadRecord>)>> {
+    /// `max_bytes` bytes is bad, and its further bytes are dropped.
+    pub fn next(
+        &mut self,
+        fields: &mut Vec<Vec<u8>>,
+        max_bytes: usize,
+    ) -> io::Result<Option<(u64, Result<(), BadRecord>)>> {
         if self.parser.next()?.is_none() {
             return Ok(None);
         }
@@ -280,14 +284,14 @@ impl CsvRows {
         fields.resize_with(wanted, Vec::new);
         let got = self.parser.record(|field, part| {
             bytes += part.len();
-            if field < wanted && bytes <= most {
+            if field < wanted && bytes <= max_bytes {
                 fields[field].extend_from_slice(part);
             }
         })?;
         let bad = if got != wanted {
             Some((reason::FIELDS, wrong_number(got, &self.names)))
-        } else if bytes > most {
-            Some((reason::LONG, format!("the record has {bytes} bytes; valid in a query: at most {most}")))
+        } else if bytes > max_bytes {
+            Some((reason::LONG, format!("the record has {bytes} bytes; valid in a query: at most {max_bytes}")))
         } else {
             None
         };

@@ -17,7 +17,7 @@ use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use super::CsvRows;
-use crate::column_types::{self as types, EXACT, TIME, WIDE, WIDE_DIGITS};
+use crate::column_types::{self as types, MAX_EXACT_FLOAT, TIME, WIDE_DIGITS, WIDE_INTEGER};
 use crate::input_file::InputFile;
 use crate::store::Store;
 use crate::table_format::{
@@ -45,7 +45,7 @@ impl TableFormat for CsvTable {
 
 /// Types in the order in which they are tried.
 const KINDS: [DataType; 7] =
-    [DataType::Int64, DataType::UInt64, WIDE, DataType::Float64, DataType::Boolean, DataType::Date32, TIME];
+    [DataType::Int64, DataType::UInt64, WIDE_INTEGER, DataType::Float64, DataType::Boolean, DataType::Date32, TIME];
 
 /// Returns the digits of a whole number in canonical form: no `+`, no leading zeros.
 fn digits(text: &str) -> Option<&str> {
@@ -62,7 +62,7 @@ fn float(text: &str) -> Option<f64> {
         return None;
     }
     match digits(text) {
-        Some(digits) if digits.parse::<u64>().map_or(true, |n| n > EXACT) => None,
+        Some(digits) if digits.parse::<u64>().map_or(true, |n| n > MAX_EXACT_FLOAT) => None,
         _ => text.parse().ok(),
     }
 }
@@ -94,7 +94,7 @@ fn fits(text: &str, kind: &DataType) -> bool {
 }
 
 /// A column while its type is inferred.
-struct Guess {
+struct TypeGuess {
     name: String,
     /// For each of [`KINDS`], whether all values so far fit it.
     fits: [bool; KINDS.len()],
@@ -103,14 +103,14 @@ struct Guess {
 
 /// Returns the columns of the files.
 fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
-    let mut guesses: Vec<Guess> = Vec::new();
+    let mut guesses: Vec<TypeGuess> = Vec::new();
     let mut seen = 0;
     let mut fields = Vec::new();
     for file in files {
         let mut rows = CsvRows::open(store, file, input)?;
         for name in &rows.names {
             if guesses.iter().all(|g| g.name != *name) {
-                guesses.push(Guess { name: name.clone(), fits: [true; KINDS.len()], seen: false });
+                guesses.push(TypeGuess { name: name.clone(), fits: [true; KINDS.len()], seen: false });
             }
         }
         while seen < SAMPLE_RECORDS
@@ -134,9 +134,9 @@ fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, S
     if let Some(unknown) = input.schema.keys().find(|name| !names.contains(&name.as_str())) {
         return Err(types::unknown_column(unknown, &names));
     }
-    let field = |guess: Guess| {
+    let field = |guess: TypeGuess| {
         if let Some(kind) = input.schema.get(&guess.name) {
-            return Field::new(guess.name, types::named(*kind), true);
+            return Field::new(guess.name, types::arrow_type(*kind), true);
         }
         let kind = KINDS.into_iter().zip(guess.fits).find(|(_, fits)| *fits && guess.seen);
         let kind = kind.filter(|_| guess.name != input.text).map_or(DataType::LargeUtf8, |(kind, _)| kind);
@@ -201,7 +201,8 @@ fn cell(
     }
     if !fits(text, field.data_type()) {
         let got: String = text.chars().take(80).collect();
-        let message = format!("the field {name:?} is {got:?}; {}", types::misfit(name, field.data_type(), input));
+        let message =
+            format!("the field {name:?} is {got:?}; {}", types::misfit_message(name, field.data_type(), input));
         return Err((reason::VALUE, message));
     }
     Ok(Some(text.to_owned()))
@@ -218,7 +219,7 @@ fn array(values: Vec<Option<String>>, kind: &DataType) -> ArrayRef {
         DataType::UInt64 => Arc::new(values.map(|v| v?.parse().ok()).collect::<UInt64Array>()),
         DataType::Decimal128(..) => {
             let wide = values.map(|v| v?.parse().ok()).collect::<Decimal128Array>();
-            Arc::new(wide.with_data_type(WIDE))
+            Arc::new(wide.with_data_type(WIDE_INTEGER))
         }
         DataType::Float64 => Arc::new(values.map(|v| float(v?)).collect::<Float64Array>()),
         DataType::Boolean => Arc::new(values.map(|v| boolean(v?)).collect::<BooleanArray>()),

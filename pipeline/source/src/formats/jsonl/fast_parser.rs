@@ -18,20 +18,20 @@ use crate::spool::Spool;
 pub(crate) fn read(line: &[u8], name: &str, text: &mut Spool) -> io::Result<bool> {
     let mut json = serde_json::Deserializer::from_slice(line);
     let mut failed = None;
-    let found = Object { name, text, failed: &mut failed }.deserialize(&mut json);
+    let found = ObjectVisitor { name, text, failed: &mut failed }.deserialize(&mut json);
     let good = matches!(found, Ok(true)) && json.end().is_ok();
     failed.map_or(Ok(good), Err)
 }
 
 /// Visits an object with the text under a key: the key with the whole name, else the part before the first dot, with
 /// the rest inside its object. The value is true if it found the text.
-struct Object<'a> {
+struct ObjectVisitor<'a> {
     name: &'a str,
     text: &'a mut Spool,
     failed: &'a mut Option<io::Error>,
 }
 
-impl<'de> DeserializeSeed<'de> for Object<'_> {
+impl<'de> DeserializeSeed<'de> for ObjectVisitor<'_> {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<bool, D::Error> {
@@ -39,7 +39,7 @@ impl<'de> DeserializeSeed<'de> for Object<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Object<'_> {
+impl<'de> Visitor<'de> for ObjectVisitor<'_> {
     type Value = bool;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -50,16 +50,16 @@ impl<'de> Visitor<'de> for Object<'_> {
         let Self { name, text, failed } = self;
         // whether the key with the whole name was present, and whether the last value had the text
         let (mut whole, mut found) = (false, false);
-        while let Some(key) = entries.next_key_seed(Name(name))? {
+        while let Some(key) = entries.next_key_seed(KeyVisitor(name))? {
             match key {
                 Key::Whole => {
-                    entries.next_value_seed(Text { text: &mut *text, failed: &mut *failed })?;
+                    entries.next_value_seed(TextVisitor { text: &mut *text, failed: &mut *failed })?;
                     (whole, found) = (true, true);
                 }
                 Key::Head(name) if !whole => {
-                    found = entries.next_value_seed(Object { name, text: &mut *text, failed: &mut *failed })?;
+                    found = entries.next_value_seed(ObjectVisitor { name, text: &mut *text, failed: &mut *failed })?;
                 }
-                Key::Head(_) | Key::Other => entries.next_value::<Skipped>().map(|_| ())?,
+                Key::Head(_) | Key::Other => entries.next_value::<IgnoredValue>().map(|_| ())?,
             }
         }
         Ok(found)
@@ -74,9 +74,9 @@ enum Key<'a> {
     Other,
 }
 
-struct Name<'a>(&'a str);
+struct KeyVisitor<'a>(&'a str);
 
-impl<'a, 'de> DeserializeSeed<'de> for Name<'a> {
+impl<'a, 'de> DeserializeSeed<'de> for KeyVisitor<'a> {
     type Value = Key<'a>;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Key<'a>, D::Error> {
@@ -84,7 +84,7 @@ impl<'a, 'de> DeserializeSeed<'de> for Name<'a> {
     }
 }
 
-impl<'a> Visitor<'_> for Name<'a> {
+impl<'a> Visitor<'_> for KeyVisitor<'a> {
     type Value = Key<'a>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,12 +101,12 @@ impl<'a> Visitor<'_> for Name<'a> {
 }
 
 /// Visits a string and writes it into the spool, replacing its content.
-struct Text<'a> {
+struct TextVisitor<'a> {
     text: &'a mut Spool,
     failed: &'a mut Option<io::Error>,
 }
 
-impl<'de> DeserializeSeed<'de> for Text<'_> {
+impl<'de> DeserializeSeed<'de> for TextVisitor<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
@@ -114,7 +114,7 @@ impl<'de> DeserializeSeed<'de> for Text<'_> {
     }
 }
 
-impl Visitor<'_> for Text<'_> {
+impl Visitor<'_> for TextVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,15 +135,15 @@ impl Visitor<'_> for Text<'_> {
 }
 
 /// A value that is skipped. Unlike serde's `IgnoredAny`, for which serde_json checks neither the depth nor escapes.
-struct Skipped;
+struct IgnoredValue;
 
-impl<'de> serde::Deserialize<'de> for Skipped {
+impl<'de> serde::Deserialize<'de> for IgnoredValue {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         json.deserialize_any(Self)
     }
 }
 
-impl<'de> Visitor<'de> for Skipped {
+impl<'de> Visitor<'de> for IgnoredValue {
     type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

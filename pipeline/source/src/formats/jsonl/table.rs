@@ -17,7 +17,7 @@ use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use super::super::csv::table as csv;
-use crate::column_types::{self as types, EXACT, Numbers, WIDE};
+use crate::column_types::{self as types, MAX_EXACT_FLOAT, NumberRange, WIDE_INTEGER};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
 use crate::store::Store;
@@ -51,15 +51,15 @@ type Parsed = Result<Record, (&'static str, String)>;
 struct Record {
     values: Map<String, Value>,
     /// Keys of whole numbers that are too large for 64 bits, so that their values are rounded.
-    rounded: Vec<String>,
+    rounded_keys: Vec<String>,
 }
 
-/// Calls `see` with every record of a file, its line number and its bytes, until `see` returns false.
-fn each(
+/// Calls `on_record` with every record of a file, its line number and its bytes, until `on_record` returns false.
+fn for_each_record(
     store: &Store,
     file: &InputFile,
     input: &Input,
-    see: &mut dyn FnMut(u64, usize, Parsed) -> Result<bool, SourceError>,
+    on_record: &mut dyn FnMut(u64, usize, Parsed) -> Result<bool, SourceError>,
 ) -> Result<(), SourceError> {
     let io_error = |e| SourceError::from_io(&file.path, e);
     let mut cursor = Cursor::open(store, file, input, 0)?;
@@ -88,7 +88,7 @@ fn each(
             }
             false => parse(&line),
         };
-        if !see(number, bytes, parsed)? {
+        if !on_record(number, bytes, parsed)? {
             return Ok(());
         }
     }
@@ -99,8 +99,8 @@ fn parse(line: &[u8]) -> Parsed {
         .map_err(|_| (reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".to_owned()))?;
     match serde_json::from_str(text) {
         Ok(Value::Object(values)) => {
-            let rounded = if has_long_number(line) { rounded(text) } else { Vec::new() };
-            Ok(Record { values, rounded })
+            let rounded_keys = if has_long_number(line) { rounded_keys(text) } else { Vec::new() };
+            Ok(Record { values, rounded_keys })
         }
         Ok(other) => Err((reason::JSON, format!("got {}; valid: one JSON object per line", kind_name(&other)))),
         Err(e) => {
@@ -124,10 +124,10 @@ fn kind_name(value: &Value) -> &'static str {
 
 /// The kinds of values seen under a key.
 #[derive(Debug, Clone, PartialEq)]
-enum Kind {
+enum ValueKind {
     Null,
     Boolean,
-    Number(Numbers),
+    Number(NumberRange),
     Text,
     List(Box<Self>),
     Object(Vec<(String, Self)>),
@@ -135,13 +135,13 @@ enum Kind {
 
 /// Returns the columns of the files.
 fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
-    let mut kinds: Vec<(String, Kind)> = Vec::new();
+    let mut kinds: Vec<(String, ValueKind)> = Vec::new();
     let mut seen = 0;
     for file in files {
         if seen >= SAMPLE_RECORDS {
             break;
         }
-        each(store, file, input, &mut |_, _, record| {
+        for_each_record(store, file, input, &mut |_, _, record| {
             if let Ok(record) = record {
                 add_fields(&mut kinds, &record.values);
                 seen += 1;
@@ -151,12 +151,12 @@ fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, S
     }
     for name in input.schema.keys().filter(|_| seen > 0) {
         if kinds.iter().all(|(known, _)| known != name) {
-            kinds.push((name.clone(), Kind::Null));
+            kinds.push((name.clone(), ValueKind::Null));
         }
     }
-    let field = |(name, kind): (String, Kind)| {
+    let field = |(name, kind): (String, ValueKind)| {
         let data_type = match input.schema.get(&name) {
-            Some(named) => types::named(*named),
+            Some(named) => types::arrow_type(*named),
             None if name == input.text => DataType::LargeUtf8,
             None => kind.data_type(),
         };
@@ -165,28 +165,28 @@ fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, S
     Ok(Schema::new(kinds.into_iter().map(field).collect::<Vec<_>>()))
 }
 
-fn add_fields(kinds: &mut Vec<(String, Kind)>, record: &Map<String, Value>) {
+fn add_fields(kinds: &mut Vec<(String, ValueKind)>, record: &Map<String, Value>) {
     for (name, value) in record {
-        add(kinds, name, Kind::of(value));
+        add(kinds, name, ValueKind::of(value));
     }
 }
 
-fn add(kinds: &mut Vec<(String, Kind)>, name: &str, kind: Kind) {
+fn add(kinds: &mut Vec<(String, ValueKind)>, name: &str, kind: ValueKind) {
     match kinds.iter_mut().find(|(known, _)| known == name) {
-        Some((_, known)) => *known = std::mem::replace(known, Kind::Null).and(kind),
+        Some((_, known)) => *known = std::mem::replace(known, ValueKind::Null).and(kind),
         None => kinds.push((name.to_owned(), kind)),
     }
 }
 
-impl Kind {
+impl ValueKind {
     fn of(value: &Value) -> Self {
         match value {
             Value::Null => Self::Null,
             Value::Bool(_) => Self::Boolean,
             Value::Number(n) => Self::Number(match (n.as_i64(), n.as_u64()) {
-                (Some(n), _) => Numbers::whole(n < 0, n.unsigned_abs()),
-                (_, Some(n)) => Numbers::whole(false, n),
-                _ => Numbers::fraction(),
+                (Some(n), _) => NumberRange::whole(n < 0, n.unsigned_abs()),
+                (_, Some(n)) => NumberRange::whole(false, n),
+                _ => NumberRange::fraction(),
             }),
             Value::String(_) => Self::Text,
             Value::Array(items) => Self::List(Box::new(items.iter().map(Self::of).fold(Self::Null, Self::and))),
@@ -233,7 +233,7 @@ impl Kind {
 /// float.
 ///
 /// Cost: one pass over the line; the caller skips lines without a run of 19 digits.
-fn rounded(line: &str) -> Vec<String> {
+fn rounded_keys(line: &str) -> Vec<String> {
     const RUN: usize = 19;
     let bytes = line.as_bytes();
     let (mut found, mut depth, mut key, mut at) = (Vec::new(), 0_usize, String::new(), 0);
@@ -285,8 +285,8 @@ fn has_long_number(line: &[u8]) -> bool {
 fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
     let FileColumns { store, file, input, schema } = columns;
     let (mut records, mut held) = (Vec::new(), 0);
-    each(store, file, input, &mut |line, bytes, parsed| {
-        let record = parsed.and_then(|record| fit(&record, schema.fields(), input).map(|()| record.values));
+    for_each_record(store, file, input, &mut |line, bytes, parsed| {
+        let record = parsed.and_then(|record| check_fit(&record, schema.fields(), input).map(|()| record.values));
         match record {
             Ok(record) => {
                 records.push(record);
@@ -305,14 +305,14 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
 }
 
 /// Checks that a record fits the columns; returns the reason if it does not.
-fn fit(record: &Record, fields: &Fields, input: &Input) -> Result<(), (&'static str, String)> {
+fn check_fit(record: &Record, fields: &Fields, input: &Input) -> Result<(), (&'static str, String)> {
     for field in fields {
         let Some(value) = record.values.get(field.name()) else { continue };
         let name = field.name();
         if *name == input.text && !matches!(value, Value::String(_) | Value::Null) {
             return Err((reason::TYPE, format!("the value of {name:?} is {}; valid: a string", kind_name(value))));
         }
-        if record.rounded.contains(name) {
+        if record.rounded_keys.contains(name) {
             let message = format!(
                 "the value of {name:?} is or holds a whole number outside of -2^63 to 2^64-1; valid: one that 64 bits hold, or a string"
             );
@@ -320,7 +320,7 @@ fn fit(record: &Record, fields: &Fields, input: &Input) -> Result<(), (&'static 
         }
         if !fits(value, field.data_type()) {
             let got: String = value.to_string().chars().take(80).collect();
-            let valid = types::misfit(name, field.data_type(), input);
+            let valid = types::misfit_message(name, field.data_type(), input);
             return Err((reason::VALUE, format!("the value of {name:?} is or holds {got}; {valid}")));
         }
     }
@@ -335,7 +335,7 @@ fn fits(value: &Value, kind: &DataType) -> bool {
         (DataType::UInt64, value) => value.is_u64(),
         (DataType::Decimal128(..), value) => value.is_i64() || value.is_u64(),
         (DataType::Float64, Value::Number(n)) => match (n.as_i64(), n.as_u64()) {
-            (Some(n), _) => n.unsigned_abs() <= EXACT,
+            (Some(n), _) => n.unsigned_abs() <= MAX_EXACT_FLOAT,
             (_, whole) => whole.is_none(),
         },
         (DataType::Date32, Value::String(text)) => csv::date(text).is_some(),
@@ -354,7 +354,7 @@ fn rows(records: &[Map<String, Value>], schema: &SchemaRef) -> Result<arrow::arr
     record_batch(schema, schema.fields().iter().map(column).collect(), records.len())
 }
 
-/// Converts values that [`fit`] a type to an array.
+/// Converts values that pass [`check_fit`] for a type to an array.
 fn array(values: &[Option<&Value>], kind: &DataType) -> ArrayRef {
     let there = || NullBuffer::from_iter(values.iter().map(|v| v.is_some_and(|v| !v.is_null())));
     match kind {
@@ -363,7 +363,7 @@ fn array(values: &[Option<&Value>], kind: &DataType) -> ArrayRef {
         DataType::UInt64 => Arc::new(values.iter().map(|v| v.and_then(Value::as_u64)).collect::<UInt64Array>()),
         DataType::Decimal128(..) => {
             let whole = |v: &Value| v.as_i64().map(i128::from).or(v.as_u64().map(i128::from));
-            Arc::new(values.iter().map(|v| v.and_then(whole)).collect::<Decimal128Array>().with_data_type(WIDE))
+            Arc::new(values.iter().map(|v| v.and_then(whole)).collect::<Decimal128Array>().with_data_type(WIDE_INTEGER))
         }
         DataType::Date32 => {
             Arc::new(values.iter().map(|v| csv::date(v.and_then(Value::as_str)?)).collect::<Date32Array>())

@@ -12,8 +12,8 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::Picture;
 use stillhouse_schemas::spec::{Compression, Input};
 
-use super::pickle::{self, Batch};
-use super::{Content, Raw, RawRecords, bad, label, reason};
+use super::pickle::{self, CifarBatch};
+use super::{Content, RawRecord, RawRecords, bad, label, reason};
 use crate::compression::compression;
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
@@ -23,7 +23,7 @@ const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
 pub(super) const IMAGE: usize = 3 * PLANE;
 /// Maximum bytes of a pickled file. A published file has 31 MB (CIFAR-100: 155 MB).
-const MOST_PICKLED: u64 = 1 << 28;
+const MAX_PICKLE_BYTES: u64 = 1 << 28;
 
 /// Which of the four versions it is, and whether the job wants labels.
 #[derive(Debug, Clone, Copy)]
@@ -99,10 +99,10 @@ pub(super) fn open(
     Ok(Box::new(Binary { cursor, file: file.path.clone(), cifar, rows }))
 }
 
-fn pickled(store: &Store, file: &InputFile, cifar: Cifar) -> Result<(bytes::Bytes, Batch), SourceError> {
-    if file.size > MOST_PICKLED {
+fn pickled(store: &Store, file: &InputFile, cifar: Cifar) -> Result<(bytes::Bytes, CifarBatch), SourceError> {
+    if file.size > MAX_PICKLE_BYTES {
         let message =
-            format!("has {} bytes; valid: a batch of CIFAR's Python version, at most {MOST_PICKLED}", file.size);
+            format!("has {} bytes; valid: a batch of CIFAR's Python version, at most {MAX_PICKLE_BYTES}", file.size);
         return Err(SourceError::corrupt(&file.path, message));
     }
     let bytes = store.get(&file.location, 0, file.size).map_err(|e| SourceError::of_store(&file.path, e))?;
@@ -122,17 +122,17 @@ struct Binary {
 }
 
 impl RawRecords for Binary {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         if self.rows.0 == self.rows.1 {
             return Ok(None);
         }
         let size = self.cifar.head() + IMAGE;
-        let record = super::arrays::exactly(&mut self.cursor, &self.file, size)?;
+        let record = super::arrays::read_exactly(&mut self.cursor, &self.file, size)?;
         let row = self.rows.0;
         self.rows.0 += 1;
         let (head, image) = record.split_at(self.cifar.head());
         let label = self.cifar.label(head.last().map_or(0, |byte| i64::from(*byte)));
-        Ok(Some(Raw {
+        Ok(Some(RawRecord {
             position: RecordPosition::Row(row),
             stored: image.to_vec(),
             label,
@@ -143,13 +143,13 @@ impl RawRecords for Binary {
 
 struct Python {
     bytes: bytes::Bytes,
-    batch: Batch,
+    batch: CifarBatch,
     cifar: Cifar,
     rows: (u64, u64),
 }
 
 impl RawRecords for Python {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         if self.rows.0 == self.rows.1 {
             return Ok(None);
         }
@@ -158,6 +158,6 @@ impl RawRecords for Python {
         let start = self.batch.data.start + row * IMAGE;
         let stored = self.bytes.get(start..start + IMAGE).unwrap_or_default().to_vec();
         let label = self.batch.labels.get(row).map_or(Ok(None), |number| self.cifar.label(*number));
-        Ok(Some(Raw { position: RecordPosition::Row(row as u64), stored, label, content: Ok(Content::Planes) }))
+        Ok(Some(RawRecord { position: RecordPosition::Row(row as u64), stored, label, content: Ok(Content::Planes) }))
     }
 }

@@ -4,14 +4,14 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::{Bad, reason as image};
 use stillhouse_schemas::spec::{ImageLabels, Images};
 
-use super::{Content, Raw, RawRecords, bad, label_of};
+use super::{Content, RawRecord, RawRecords, bad, label_of};
 use crate::class_folders::class_name;
 use crate::input_file::InputFile;
 use crate::store::Store;
 
 /// Returns the maximum stored bytes of an image of `max_pixels`: no sensible PNG or JPEG has more than four per pixel,
 /// plus headers.
-pub(super) fn most_bytes(images: &Images) -> u64 {
+pub(super) fn max_stored_bytes(images: &Images) -> u64 {
     u64::from(images.max_pixels) * 4 + (1 << 20)
 }
 
@@ -19,7 +19,7 @@ pub(super) fn most_bytes(images: &Images) -> u64 {
 pub(super) struct ImageFile {
     store: Store,
     file: Option<InputFile>,
-    most: u64,
+    max_bytes: u64,
     label: Result<Option<i32>, Bad>,
 }
 
@@ -29,17 +29,18 @@ impl ImageFile {
             ImageLabels::Folder => label_of(class_name(&file.location), images),
             _ => Ok(None),
         };
-        let most = most_bytes(images);
-        Self { store: store.clone(), file: Some(file.clone()), most, label }
+        let max_bytes = max_stored_bytes(images);
+        Self { store: store.clone(), file: Some(file.clone()), max_bytes, label }
     }
 }
 
 impl RawRecords for ImageFile {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         let Some(file) = self.file.take() else { return Ok(None) };
         let (stored, content) = match file.size {
-            size if size > self.most => {
-                let message = format!("has {size} bytes; valid: at most {} with `input.images.max_pixels`", self.most);
+            size if size > self.max_bytes => {
+                let message =
+                    format!("has {size} bytes; valid: at most {} with `input.images.max_pixels`", self.max_bytes);
                 (Vec::new(), bad(image::LARGE, message))
             }
             size => {
@@ -47,6 +48,6 @@ impl RawRecords for ImageFile {
                 (bytes.map_err(|e| SourceError::of_store(&file.path, e))?.to_vec(), Ok(Content::Encoded))
             }
         };
-        Ok(Some(Raw { position: RecordPosition::Whole, stored, label: self.label.clone(), content }))
+        Ok(Some(RawRecord { position: RecordPosition::Whole, stored, label: self.label.clone(), content }))
     }
 }

@@ -41,7 +41,7 @@ use stillhouse_operators::images::{Bad, Picture, pixels, pixels_of};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
 
-pub(crate) use self::read::{Numbers, read_keys, skip_reason};
+pub(crate) use self::read::{NumbersReader, read_keys, skip_reason};
 use crate::class_folders;
 use crate::input_file::InputFile;
 use crate::segment::Segment;
@@ -66,7 +66,7 @@ fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Bad> {
 }
 
 /// A record as stored.
-pub(crate) struct Raw {
+pub(crate) struct RawRecord {
     pub position: RecordPosition,
     /// The bytes that its checksum and its key cover.
     pub stored: Vec<u8>,
@@ -86,7 +86,7 @@ pub(crate) enum Content {
     Numbers(Vec<u32>),
 }
 
-impl Raw {
+impl RawRecord {
     /// Decodes the record to the numbers of its row and its label.
     pub fn row(self, input: &Input) -> Result<(Vec<u32>, Option<i32>), Bad> {
         let label = self.label?;
@@ -109,17 +109,17 @@ impl Raw {
 
 /// Reads the records of a range of a file, in order.
 pub(crate) trait RawRecords: Send {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError>;
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError>;
 }
 
 /// Finds another file of the listing by its path: one that holds labels.
-pub(crate) type Others<'a> = &'a dyn Fn(&str) -> Option<InputFile>;
+pub(crate) type FindFile<'a> = &'a dyn Fn(&str) -> Option<InputFile>;
 
 /// Opens the records of a range.
 pub(crate) fn open(
     store: &Store,
     file: &InputFile,
-    others: Others<'_>,
+    others: FindFile<'_>,
     input: &Input,
     range: Range,
 ) -> Result<Box<dyn RawRecords>, SourceError> {
@@ -210,7 +210,7 @@ fn rows(store: &Store, file: &InputFile, input: &Input) -> Result<Option<u64>, S
 }
 
 /// Returns the range of a whole file; `None` if it has no records.
-fn whole(store: &Store, file: &InputFile, input: &Input) -> Result<Option<Range>, SourceError> {
+fn whole_range(store: &Store, file: &InputFile, input: &Input) -> Result<Option<Range>, SourceError> {
     Ok(match rows(store, file, input)? {
         None => Some(Range::Bytes { start: 0, end: u64::MAX, line: None }),
         Some(0) => None,
@@ -228,7 +228,7 @@ pub(crate) fn segments(
 ) -> Result<Vec<Segment>, SourceError> {
     let Some(rows) = rows(store, file, input)? else { return tar::segments(store, index, file, input, target) };
     if let Kind::Idx(images) = kind(file, input)? {
-        arrays::idx_ends(store, file, input, images)?;
+        arrays::check_idx_end(store, file, input, images)?;
     }
     let length = length(input);
     let parts = rows.div_ceil((target / length).max(1));

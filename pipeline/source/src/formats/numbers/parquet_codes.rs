@@ -13,7 +13,7 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::Bad;
 use stillhouse_schemas::spec::Codes;
 
-use super::{Content, Raw, RawRecords, bad, label, reason};
+use super::{Content, RawRecord, RawRecords, bad, label, reason};
 use crate::input_file::InputFile;
 use crate::store::{RangeCache, Store};
 
@@ -25,7 +25,7 @@ pub(super) fn raw(
     numbers: impl Iterator<Item = i128>,
     size: u32,
     label: Result<Option<i32>, Bad>,
-) -> Raw {
+) -> RawRecord {
     let mut stored = Vec::new();
     let mut codes = Vec::new();
     let mut wrong = None;
@@ -48,7 +48,7 @@ pub(super) fn raw(
         ),
         None => Ok(Content::Numbers(codes)),
     };
-    Raw { position, stored, label, content }
+    RawRecord { position, stored, label, content }
 }
 
 fn wrong(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
@@ -113,7 +113,7 @@ pub(super) struct ParquetCodes {
     file: InputFile,
     reader: ParquetRecordBatchReader,
     codes: Codes,
-    waiting: IntoIter<Raw>,
+    waiting: IntoIter<RawRecord>,
     row: u64,
     end: u64,
 }
@@ -159,7 +159,7 @@ impl ParquetCodes {
                 None => {
                     let message =
                         format!("the value of {:?} is null; valid: a list of whole numbers", self.codes.column);
-                    Raw { position, stored: Vec::new(), label, content: bad(reason::NULL, message) }
+                    RawRecord { position, stored: Vec::new(), label, content: bad(reason::NULL, message) }
                 }
             });
         }
@@ -183,7 +183,7 @@ fn cell(lists: &ArrayRef, row: usize) -> Result<Option<Int64Array>, arrow::error
 }
 
 impl RawRecords for ParquetCodes {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         loop {
             if let Some(raw) = self.waiting.next() {
                 return Ok(Some(raw));

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// The needed content of a file.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct CifarBatch {
     pub rows: usize,
     /// Byte range of the array in the file.
     pub data: Range<usize>,
@@ -24,18 +24,18 @@ pub(super) struct Batch {
 }
 
 /// Functions and classes that an array refers to.
-const NAMES: [(&str, Name); 7] = [
-    ("numpy.core.multiarray _reconstruct", Name::Reconstruct),
-    ("numpy._core.multiarray _reconstruct", Name::Reconstruct),
-    ("numpy ndarray", Name::Array),
-    ("numpy dtype", Name::Type),
-    ("numpy.dtypes UInt8DType", Name::Type),
-    ("_codecs encode", Name::Encode),
-    ("__builtin__ bytes", Name::Encode),
+const KNOWN_NAMES: [(&str, KnownName); 7] = [
+    ("numpy.core.multiarray _reconstruct", KnownName::Reconstruct),
+    ("numpy._core.multiarray _reconstruct", KnownName::Reconstruct),
+    ("numpy ndarray", KnownName::Array),
+    ("numpy dtype", KnownName::Type),
+    ("numpy.dtypes UInt8DType", KnownName::Type),
+    ("_codecs encode", KnownName::Encode),
+    ("__builtin__ bytes", KnownName::Encode),
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Name {
+enum KnownName {
     Reconstruct,
     Array,
     Type,
@@ -52,7 +52,7 @@ enum Value {
     List(Vec<Value>),
     Tuple(Vec<Value>),
     Dict(Vec<(Value, Value)>),
-    Name(Name),
+    KnownName(KnownName),
     /// An array that is not filled yet.
     NewArray,
     /// A type, by the byte range of its name.
@@ -75,7 +75,7 @@ struct Machine<'a> {
 ///
 /// # Errors
 /// When the pickle is not a batch of CIFAR.
-pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<Batch, String> {
+pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<CifarBatch, String> {
     let mut machine = Machine { bytes, at: 0, stack: Vec::new(), memo: HashMap::new(), puts: 0 };
     let Value::Dict(entries) = machine.run()? else { return Err("is no dictionary".into()) };
     // Python's reader leaves the following bytes to its caller
@@ -110,7 +110,7 @@ pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<Batch, S
     if labels.len() != rows {
         return Err(format!("has {} labels for {rows} images", labels.len()));
     }
-    Ok(Batch { rows, data, labels })
+    Ok(CifarBatch { rows, data, labels })
 }
 
 impl Machine<'_> {
@@ -241,7 +241,7 @@ impl Machine<'_> {
     fn put(&mut self, n: usize) -> Result<(), String> {
         let index = if n == 0 { self.puts } else { self.unsigned(n)? as u32 };
         self.puts += 1;
-        if let Some(value @ (Value::Text(_) | Value::Name(_) | Value::Int(_) | Value::None | Value::Type(_))) =
+        if let Some(value @ (Value::Text(_) | Value::KnownName(_) | Value::Int(_) | Value::None | Value::Type(_))) =
             self.stack.last()
         {
             self.memo.insert(index, value.clone());
@@ -287,10 +287,10 @@ impl Machine<'_> {
     }
 
     fn name(&mut self, named: &str) -> Result<(), String> {
-        let known = NAMES.iter().find(|(name, _)| *name == named).map(|(_, name)| *name);
+        let known = KNOWN_NAMES.iter().find(|(name, _)| *name == named).map(|(_, name)| *name);
         let name = known
             .ok_or_else(|| format!("names {named:?}, which is not of an array of numpy; nothing of it was run"))?;
-        self.stack.push(Value::Name(name));
+        self.stack.push(Value::KnownName(name));
         Ok(())
     }
 
@@ -305,8 +305,8 @@ impl Machine<'_> {
         let (arguments, name) = (self.pop()?, self.pop()?);
         let Value::Tuple(arguments) = arguments else { return Err("calls without a tuple".into()) };
         let made = match (name, arguments.as_slice()) {
-            (Value::Name(Name::Reconstruct), [Value::Name(Name::Array), ..]) => Value::NewArray,
-            (Value::Name(Name::Type), [Value::Text(range), ..]) => Value::Type(range.clone()),
+            (Value::KnownName(KnownName::Reconstruct), [Value::KnownName(KnownName::Array), ..]) => Value::NewArray,
+            (Value::KnownName(KnownName::Type), [Value::Text(range), ..]) => Value::Type(range.clone()),
             _ => return Err("calls what is not of an array of bytes; nothing of it was run".into()),
         };
         self.stack.push(made);

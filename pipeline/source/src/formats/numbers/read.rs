@@ -11,7 +11,7 @@ use stillhouse_operators::images::Bad;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, OnError};
 
-use super::{Others, RawRecords, holds_labels, open, whole};
+use super::{FindFile, RawRecords, holds_labels, open, whole_range};
 use crate::input_file::InputFile;
 use crate::spool::Key;
 use crate::store::Store;
@@ -22,7 +22,7 @@ const ROWS: usize = 1024;
 const FULL: usize = 1 << 18;
 
 /// Reads the rows that a split takes.
-pub(crate) struct Numbers {
+pub(crate) struct NumbersReader {
     store: Store,
     input: Arc<Input>,
     open: Option<Box<dyn RawRecords>>,
@@ -60,7 +60,7 @@ impl Batch {
     }
 }
 
-impl Numbers {
+impl NumbersReader {
     pub fn new(store: Store, input: Arc<Input>) -> Self {
         let (records, skipped) = Default::default();
         Self { store, input, open: None, ordinal: 0, batch: Batch::new(), records, skipped }
@@ -71,7 +71,7 @@ impl Numbers {
         &mut self,
         split: &SplitRecord,
         file: &InputFile,
-        others: Others<'_>,
+        others: FindFile<'_>,
         range: Range,
         summary: &mut ReadSummary,
     ) -> Result<Option<RecordBatch>, SourceError> {
@@ -133,7 +133,7 @@ impl Numbers {
 pub(crate) fn read_keys(
     store: &Store,
     file: &InputFile,
-    others: Others<'_>,
+    others: FindFile<'_>,
     range: Range,
     input: &Input,
     seed: u64,
@@ -170,7 +170,7 @@ pub(crate) fn skip_reason(
         return Ok(None);
     }
     let others = |path: &str| files.iter().find(|file| file.path == path).cloned();
-    let Some(range) = whole(store, file, input)? else { return Ok(None) };
+    let Some(range) = whole_range(store, file, input)? else { return Ok(None) };
     let mut records = open(store, file, &others, input, range)?;
     let mut skipped = None;
     for _ in 0..max_records {

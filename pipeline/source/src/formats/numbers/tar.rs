@@ -17,8 +17,8 @@ use stillhouse_operators::images::{Bad, reason as image};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
 
-use super::files::most_bytes;
-use super::{Content, Raw, RawRecords, bad, label, label_of, length, reason};
+use super::files::max_stored_bytes;
+use super::{Content, RawRecord, RawRecords, bad, label, label_of, length, reason};
 use crate::compression::compression;
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
@@ -27,7 +27,7 @@ use crate::store::{FIRST_CHUNK_BYTES, Store};
 
 const BLOCK: u64 = 512;
 /// Maximum bytes of a long name, of a pax header, of a label.
-const MOST_BESIDE: u64 = 1 << 20;
+const MAX_METADATA_BYTES: u64 = 1 << 20;
 
 /// A member: its name and position.
 struct Member {
@@ -143,7 +143,7 @@ impl Members {
             let after = content.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK));
             let after = after.ok_or_else(|| self.corrupt(format_args!("header at byte {at}: its size is {size}")))?;
             if matches!(header.kind, b'L' | b'K' | b'x' | b'g') {
-                if size > MOST_BESIDE {
+                if size > MAX_METADATA_BYTES {
                     return Err(self.corrupt(format_args!("header at byte {at}: a name of {size} bytes")));
                 }
                 let bytes = self.take(size)?;
@@ -273,7 +273,7 @@ struct Sample {
 }
 
 /// Maximum number of endings kept per sample: no sample has that many kinds of members.
-const MOST_ENDINGS: usize = 1_000;
+const MAX_ENDINGS: usize = 1_000;
 
 /// Reads samples, in order.
 pub(super) struct TarRecords {
@@ -342,7 +342,7 @@ impl TarRecords {
             sample.twice.get_or_insert_with(|| member.name.clone());
             return Ok(());
         }
-        if !is_image && sample.endings.len() < MOST_ENDINGS {
+        if !is_image && sample.endings.len() < MAX_ENDINGS {
             sample.endings.push(ending.to_owned());
         }
         let wanted = match self.labels {
@@ -351,7 +351,7 @@ impl TarRecords {
             _ => "",
         };
         if is_image {
-            let most = most_bytes(&self.images);
+            let most = max_stored_bytes(&self.images);
             let image = if sample.image.is_some() {
                 bad(reason::SEVERAL, "has several images under one name; valid: one")
             } else if member.is_link {
@@ -365,7 +365,7 @@ impl TarRecords {
             };
             sample.image = Some(image);
             sample.name = Some(member.name.clone());
-        } else if ending == wanted && !wanted.is_empty() && member.size <= MOST_BESIDE {
+        } else if ending == wanted && !wanted.is_empty() && member.size <= MAX_METADATA_BYTES {
             sample.label = Some(self.members.content(member)?);
         }
         Ok(())
@@ -409,7 +409,7 @@ impl TarRecords {
 }
 
 impl RawRecords for TarRecords {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         let Some(sample) = self.sample()? else { return Ok(None) };
         let label = self.label(&sample);
         let position = RecordPosition::Member(sample.name.unwrap_or(sample.key));
@@ -423,7 +423,7 @@ impl RawRecords for TarRecords {
             Some(Err(wrong)) => (Vec::new(), Err(wrong)),
             None => (Vec::new(), bad(reason::NO_IMAGE, "has no member that ends in .png, .jpg or .jpeg")),
         };
-        Ok(Some(Raw { position, stored, label, content }))
+        Ok(Some(RawRecord { position, stored, label, content }))
     }
 }
 
@@ -454,7 +454,7 @@ pub(super) fn segments(
     if count > 0 {
         cut(start, end, count);
     }
-    nothing_behind(&mut records.members)?;
+    check_end(&mut records.members)?;
     if let Some(checkpoints) = store.checkpoints(file) {
         let starts = segments.iter().filter_map(|segment| match segment.range {
             Range::Bytes { start, .. } => Some(start),
@@ -466,7 +466,7 @@ pub(super) fn segments(
 }
 
 /// Refuses data after the end of an archive: of concatenated tars, only the first would be read.
-fn nothing_behind(members: &mut Members) -> Result<(), SourceError> {
+fn check_end(members: &mut Members) -> Result<(), SourceError> {
     let path = members.file.path.clone();
     loop {
         let at = members.offset();

@@ -64,16 +64,18 @@ fn fault(file: &str, error: ParquetError) -> SourceError {
         ParquetError::External(source) => match source.downcast::<object_store::Error>() {
             Ok(error) => SourceError::of_store(file, *error),
             Err(other) => {
-                SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string())))
+                SourceError::corrupt(file, format!("cannot be read as Parquet: {}", without_prefix(&other.to_string())))
             }
         },
-        other => SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string()))),
+        other => {
+            SourceError::corrupt(file, format!("cannot be read as Parquet: {}", without_prefix(&other.to_string())))
+        }
     }
 }
 
 /// Removes the reader's prefixes for kinds of errors.
-fn words(said: &str) -> &str {
-    ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| said.strip_prefix(kind)).unwrap_or(said)
+fn without_prefix(message: &str) -> &str {
+    ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| message.strip_prefix(kind)).unwrap_or(message)
 }
 
 fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<RangeCache>, SourceError> {
@@ -170,7 +172,7 @@ pub(crate) struct ParquetRows {
 struct Column {
     values: ColumnReaderImpl<ByteArrayType>,
     /// Definition level of a value that is not null.
-    most: i16,
+    max_level: i16,
     /// Number of rows decoded at a time.
     batch: u64,
     /// The row after the last wanted row of the group.
@@ -184,7 +186,7 @@ struct Cells {
     /// The cells that are not null.
     values: Vec<ByteArray>,
     rows: usize,
-    most: i16,
+    max_level: i16,
     /// Number of rows and of values passed, including the current row.
     passed: (usize, usize),
     is_null: bool,
@@ -195,7 +197,7 @@ impl Cells {
         self.levels.clear();
         self.values.clear();
         let (rows, _, _) = column.values.read_records(want, Some(&mut self.levels), None, &mut self.values)?;
-        (self.rows, self.most, self.passed) = (rows, column.most, (0, 0));
+        (self.rows, self.max_level, self.passed) = (rows, column.max_level, (0, 0));
         Ok(())
     }
 
@@ -204,7 +206,7 @@ impl Cells {
         if row == self.rows {
             return false;
         }
-        self.is_null = self.most > 0 && self.levels.get(row) != Some(&self.most);
+        self.is_null = self.max_level > 0 && self.levels.get(row) != Some(&self.max_level);
         self.passed = (row + 1, value + usize::from(!self.is_null));
         true
     }
@@ -238,9 +240,9 @@ impl ParquetRows {
             if self.row > first {
                 values.skip_records((self.row - first) as usize).map_err(wrong)?;
             }
-            let most = group.schema_descr().column(self.column).max_def_level();
+            let max_level = group.schema_descr().column(self.column).max_def_level();
             let batch = (BATCH_BYTES * rows / text_bytes(group, self.column).max(1)).clamp(1, BATCH_ROWS);
-            return Ok(Some(Column { values, most, batch, to }));
+            return Ok(Some(Column { values, max_level, batch, to }));
         }
         Ok(None)
     }

@@ -15,7 +15,7 @@ use parquet::file::reader::FileReader;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::Input;
 
-use super::super::columnar::{self, Columns, corrupt, named};
+use super::super::columnar::{self, Columns, corrupt, named_columns};
 use super::{fault, open};
 use crate::input_file::InputFile;
 use crate::store::{RangeCache, Store};
@@ -40,8 +40,8 @@ impl TableFormat for ParquetTable {
         take: &mut TakeRows<'_>,
     ) -> Result<(), SourceError> {
         open(store, file)?;
-        let own = metadata(store, file)?.schema().clone();
-        read_parquet(store, &mut Columns { file, schema, own: &own, row: 0, bad_records, take })
+        let file_schema = metadata(store, file)?.schema().clone();
+        read_parquet(store, &mut Columns { file, schema, file_schema: &file_schema, row: 0, bad_records, take })
     }
 }
 
@@ -55,7 +55,7 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
     let wrong = |e| fault(&file.path, e);
     let metadata = metadata(store, file)?;
     let wanted: Vec<usize> =
-        columns.schema.fields().iter().filter_map(|f| columns.own.index_of(f.name()).ok()).collect();
+        columns.schema.fields().iter().filter_map(|f| columns.file_schema.index_of(f.name()).ok()).collect();
     let leaves = metadata.parquet_schema();
     let leaf = |name: &str| {
         let mut all = leaves.columns().iter();
@@ -66,7 +66,7 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
         let bytes = leaf(name).is_some_and(|at| leaves.column(at).physical_type() == parquet::basic::Type::BYTE_ARRAY);
         bytes && kind == Some(&DataType::LargeUtf8)
     };
-    let name = |i: usize| columns.own.field(i).name().clone();
+    let name = |i: usize| columns.file_schema.field(i).name().clone();
     let (texts, others): (Vec<usize>, Vec<usize>) = wanted.into_iter().partition(|i| is_text(&name(*i)));
     let texts: Vec<(String, usize)> = texts.into_iter().filter_map(|i| Some((name(i), leaf(&name(i))?))).collect();
     let raw = open(store, file)?;
@@ -91,11 +91,11 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
         while left > 0 {
             let want = size.min(left);
             let mut cells_of = Vec::new();
-            for (name, most, reader) in &mut readers {
-                cells_of.push((name.clone(), Arc::new(cells(file, reader, *most, want)?) as ArrayRef));
+            for (name, max_level, reader) in &mut readers {
+                cells_of.push((name.clone(), Arc::new(cells(file, reader, *max_level, want)?) as ArrayRef));
             }
             if let Some(batch) = next(file, &mut rest, want)? {
-                cells_of.extend(named(&batch));
+                cells_of.extend(named_columns(&batch));
             }
             columns.add(cells_of, want)?;
             left -= want;
@@ -104,7 +104,7 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
     Ok(())
 }
 
-fn cut_off(file: &InputFile) -> SourceError {
+fn truncated(file: &InputFile) -> SourceError {
     SourceError::corrupt(&file.path, "ends before the rows that its footer says")
 }
 
@@ -115,13 +115,13 @@ fn next(
 ) -> Result<Option<RecordBatch>, SourceError> {
     let Some(reader) = reader else { return Ok(None) };
     let batch = reader.next().transpose().map_err(corrupt(file))?;
-    batch.filter(|rows| rows.num_rows() == want).map(Some).ok_or_else(|| cut_off(file))
+    batch.filter(|rows| rows.num_rows() == want).map(Some).ok_or_else(|| truncated(file))
 }
 
 fn cells(
     file: &InputFile,
     reader: &mut ColumnReaderImpl<ByteArrayType>,
-    most: i16,
+    max_level: i16,
     want: usize,
 ) -> Result<LargeBinaryArray, SourceError> {
     let (mut levels, mut values): (Vec<i16>, Vec<ByteArray>) = (Vec::new(), Vec::new());
@@ -130,14 +130,14 @@ fn cells(
         let (records, _, _) =
             reader.read_records(want - got, Some(&mut levels), None, &mut values).map_err(|e| fault(&file.path, e))?;
         if records == 0 {
-            return Err(cut_off(file));
+            return Err(truncated(file));
         }
         got += records;
     }
     let mut filled = values.iter();
     let mut cells = LargeBinaryBuilder::new();
     for i in 0..want {
-        let there = most == 0 || levels.get(i) == Some(&most);
+        let there = max_level == 0 || levels.get(i) == Some(&max_level);
         cells.append_option(if there { filled.next().map(ByteArray::data) } else { None });
     }
     Ok(cells.finish())

@@ -19,7 +19,7 @@ use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::TableFormat;
 
-const LARGEST_INDENT: usize = 1 << 20;
+const MAX_INDENT_BYTES: usize = 1 << 20;
 
 /// `input.format: text`.
 pub(super) struct Text;
@@ -141,9 +141,9 @@ impl BlockRecords {
             if available.is_empty() {
                 return Ok(false);
             }
-            let room = LARGEST_INDENT.saturating_sub(self.indent.len());
-            let end = available.iter().take(room).position(|b| !matches!(b, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
-            let n = end.unwrap_or(available.len().min(room));
+            let space = MAX_INDENT_BYTES.saturating_sub(self.indent.len());
+            let end = available.iter().take(space).position(|b| !matches!(b, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
+            let n = end.unwrap_or(available.len().min(space));
             let newline = available.get(n) == Some(&b'\n');
             self.indent.extend_from_slice(&available[..n]);
             if newline {
@@ -152,7 +152,7 @@ impl BlockRecords {
                 return Ok(false);
             }
             self.cursor.consume(n);
-            if end.is_some() || self.indent.len() >= LARGEST_INDENT {
+            if end.is_some() || self.indent.len() >= MAX_INDENT_BYTES {
                 return Ok(true);
             }
         }
