@@ -165,15 +165,15 @@ impl Cursor {
         Ok(())
     }
 
-    /// Passes the rest of a line and its newline. Calls `see` with each part of the line, without the newline.
-    pub fn finish_line(&mut self, mut see: impl FnMut(&[u8])) -> io::Result<()> {
+    /// Passes the rest of a line and its newline. Calls `on_part` with each part of the line, without the newline.
+    pub fn finish_line(&mut self, mut on_part: impl FnMut(&[u8])) -> io::Result<()> {
         loop {
             let available = self.fill()?;
             if available.is_empty() {
                 return Ok(());
             }
             let end = memchr::memchr(b'\n', available);
-            see(&available[..end.unwrap_or(available.len())]);
+            on_part(&available[..end.unwrap_or(available.len())]);
             let n = end.map_or(available.len(), |i| i + 1);
             self.consume(n);
             if end.is_some() {

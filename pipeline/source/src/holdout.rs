@@ -148,11 +148,11 @@ fn smallest_keys(
     Ok(keys)
 }
 
-/// Calls `look` with all segments, on as many threads as the machine has cores. Returns the error of the first segment
+/// Calls `visit` with all segments, on as many threads as the machine has cores. Returns the error of the first segment
 /// that failed.
 fn for_each_segment(
     segments: &[Segment],
-    look: impl Fn(&Segment) -> Result<(), SourceError> + Sync,
+    visit: impl Fn(&Segment) -> Result<(), SourceError> + Sync,
 ) -> Result<(), SourceError> {
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(segments.len().max(1));
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -164,7 +164,7 @@ fn for_each_segment(
                     && let Some(segment) = segments.get(i)
                     && !failed.load(Ordering::Relaxed)
                 {
-                    if let Err(e) = look(segment) {
+                    if let Err(e) = visit(segment) {
                         failed.store(true, Ordering::Relaxed);
                         errors.lock().unwrap_or_else(PoisonError::into_inner).insert(i, e);
                     }

@@ -71,13 +71,13 @@ pub fn first_records(
 /// Returns files spread over the list: many of the disk, fewer of those in stores, and fewer of images, which may be
 /// one file each.
 fn choose_files<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
-    let far = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
-    let all_far = files.iter().filter(|file| far(file)).count();
+    let is_remote = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
+    let remote_files = files.iter().filter(|file| is_remote(file)).count();
     let every = |all: usize, most: usize| all.div_ceil(most).max(1);
-    let steps = [every(files.len() - all_far, MAX_CHECKED_FILES), every(all_far, MAX_STORE_FILES)];
+    let steps = [every(files.len() - remote_files, MAX_CHECKED_FILES), every(remote_files, MAX_STORE_FILES)];
     let mut numbers = [0, 0];
     let mut wanted = |file: &InputFile| {
-        let of = usize::from(far(file));
+        let of = usize::from(is_remote(file));
         numbers[of] += 1;
         (numbers[of] - 1) % steps[of] == 0
     };

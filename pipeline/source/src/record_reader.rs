@@ -14,7 +14,7 @@ use super::decode::Cursor;
 use super::formats::{self, Cut, Format};
 use super::input_file::InputFile;
 use super::records::{self, Cell, Fault, Records, Rows};
-use super::spool::{Key, Spool, whole_characters};
+use super::spool::{DocumentKey, Spool, whole_characters};
 use super::store::Store;
 
 /// A record of the range.
@@ -175,7 +175,7 @@ impl RecordReader {
     /// Returns the key of the current document.
     pub fn key(&mut self, seed: u64) -> Result<u64, SourceError> {
         match self.cell() {
-            Some(cell) => Ok(Key::new(seed).with(cell).get()),
+            Some(cell) => Ok(DocumentKey::new(seed).with(cell).get()),
             None => self.spool.key(seed).map_err(SourceError::spool),
         }
     }

@@ -21,9 +21,9 @@ pub(crate) enum PushError {
 
 /// Computes the key of a document: the first 8 bytes, little-endian, of SHA-256 over `holdout`, the seed (8 bytes,
 /// little-endian) and the text.
-pub(crate) struct Key(Sha256);
+pub(crate) struct DocumentKey(Sha256);
 
-impl Key {
+impl DocumentKey {
     pub fn new(seed: u64) -> Self {
         Self(Sha256::new().chain_update(b"holdout").chain_update(seed.to_le_bytes()))
     }
@@ -150,7 +150,7 @@ impl Spool {
 
     /// Computes the key of the text.
     pub fn key(&mut self, seed: u64) -> io::Result<u64> {
-        let mut key = Key::new(seed);
+        let mut key = DocumentKey::new(seed);
         self.pieces(|e| e, &mut |text, _| {
             key.add(text);
             Ok(())

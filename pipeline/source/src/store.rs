@@ -6,9 +6,8 @@
 //! ```
 //!
 //! Memory: an [`ObjectReader`] holds two chunks, the current one and the one being fetched, each 64 KB at first and 2
-//! MB after a
-//! few. A [`RangeCache`] holds 1 MB and does not read ahead: it fetches a page when it is needed, together with the
-//! bytes that follow it.
+//! MB after a few. A [`RangeCache`] holds 1 MB and does not read ahead: it fetches a page when it is needed, together
+//! with the bytes that follow it.
 
 use std::collections::HashMap;
 use std::fs::File;

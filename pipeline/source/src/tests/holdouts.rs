@@ -143,7 +143,7 @@ proptest! {
 fn a_key_is_what_the_format_says() {
     // computed with Python: hashlib.sha256(b"holdout" + bytes(8) + "naïve 🎲".encode()).digest()[:8], little-endian
     assert_eq!(key("naïve 🎲"), KNOWN_KEY);
-    assert_eq!(super::super::spool::Key::new(0).with("naïve 🎲").get(), KNOWN_KEY);
+    assert_eq!(super::super::spool::DocumentKey::new(0).with("naïve 🎲").get(), KNOWN_KEY);
 }
 
 const KNOWN_KEY: u64 = 0xcc1cbb087f28a510;

@@ -277,7 +277,7 @@ fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceError> {
 pub(crate) struct IpcRows {
     batches: BatchReader,
     /// Path of indexes to the text inside the column.
-    inside: Vec<usize>,
+    struct_path: Vec<usize>,
     /// The wanted rows of a batch, and their nulls.
     column: ArrayRef,
     nulls: Option<NullBuffer>,
@@ -297,9 +297,9 @@ impl IpcRows {
                 format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
             )
         })?;
-        let (column, inside) = (path[0], path[1..].to_vec());
+        let (column, struct_path) = (path[0], path[1..].to_vec());
         let batches = BatchReader::new(store, file, index, vec![column], range);
-        Ok(Self { batches, inside, column: new_empty_array(&DataType::Utf8), nulls: None, first: 0, passed: 0 })
+        Ok(Self { batches, struct_path, column: new_empty_array(&DataType::Utf8), nulls: None, first: 0, passed: 0 })
     }
 }
 
@@ -311,7 +311,8 @@ impl Rows for IpcRows {
             self.passed = 0;
             let Some(part) = self.batches.next()? else { return Ok(None) };
             self.first = part.from;
-            (self.column, self.nulls) = text_of(&part, &self.inside).map_err(|e| corrupt(&self.batches.file, e))?;
+            (self.column, self.nulls) =
+                text_of(&part, &self.struct_path).map_err(|e| corrupt(&self.batches.file, e))?;
         }
         self.passed += 1;
         Ok(Some(self.first + self.passed as u64 - 1))
@@ -332,11 +333,11 @@ impl Rows for IpcRows {
 }
 
 /// Returns the wanted rows of the text, and their nulls.
-fn text_of(part: &WantedRows, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
+fn text_of(part: &WantedRows, struct_path: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
     let (from, to) = ((part.from - part.first) as usize, (part.to - part.first) as usize);
     let mut column = part.batch.column(0).slice(from, to - from);
     let mut nulls = column.logical_nulls();
-    for field in inside {
+    for field in struct_path {
         let fields = column.as_struct_opt().ok_or_else(|| ArrowError::SchemaError("not a struct".into()))?;
         column = Arc::clone(fields.column(*field));
         nulls = NullBuffer::union(nulls.as_ref(), column.logical_nulls().as_ref());

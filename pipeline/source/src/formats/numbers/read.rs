@@ -13,7 +13,7 @@ use stillhouse_schemas::spec::{Input, OnError};
 
 use super::{FindFile, RawRecords, holds_labels, open, whole_range};
 use crate::input_file::InputFile;
-use crate::spool::Key;
+use crate::spool::DocumentKey;
 use crate::store::Store;
 use crate::summary::{ReadSummary, RecordsDigest};
 
@@ -87,7 +87,7 @@ impl NumbersReader {
             })?;
             self.ordinal += 1;
             if let Some(keys) = split.keys
-                && !keys.holds(Key::new(keys.seed).with(&raw.stored).get())
+                && !keys.holds(DocumentKey::new(keys.seed).with(&raw.stored).get())
             {
                 continue;
             }
@@ -141,7 +141,7 @@ pub(crate) fn read_keys(
 ) -> Result<(), SourceError> {
     let mut records = open(store, file, others, input, range)?;
     while let Some(raw) = records.next()? {
-        let key = Key::new(seed).with(&raw.stored).get();
+        let key = DocumentKey::new(seed).with(&raw.stored).get();
         let position = raw.position.clone();
         match raw.row(input) {
             Ok(_) => each(key),

@@ -71,7 +71,7 @@ impl Members {
 
     /// Advances to an offset: skips the bytes before it, or reopens the file there if they are many and need no
     /// decompression.
-    fn go(&mut self, to: u64) -> Result<(), SourceError> {
+    fn advance_to(&mut self, to: u64) -> Result<(), SourceError> {
         let far = to.saturating_sub(self.offset()) > 4 * FIRST_CHUNK_BYTES;
         if far && compression(&self.file, &self.input) == Compression::None && to <= self.file.size {
             let cursor = self.cursor.take().ok_or_else(|| self.corrupt("was given up after an error"))?;
@@ -107,7 +107,7 @@ impl Members {
 
     /// Reads the content of a member; the cursor is before it.
     fn content(&mut self, member: &Member) -> Result<Vec<u8>, SourceError> {
-        self.go(member.content)?;
+        self.advance_to(member.content)?;
         let bytes = self.take(member.size)?;
         match bytes.len() as u64 == member.size {
             true => Ok(bytes),
@@ -154,7 +154,7 @@ impl Members {
                     }
                     _ => {}
                 }
-                self.go(after)?;
+                self.advance_to(after)?;
                 continue;
             }
             let name = pax.path.or(long_name).unwrap_or(header.name);
@@ -166,16 +166,16 @@ impl Members {
     }
 
     /// Goes to the end of a member.
-    fn pass(&mut self, member: &Member) -> Result<(), SourceError> {
+    fn skip(&mut self, member: &Member) -> Result<(), SourceError> {
         let end = (member.content + member.size).next_multiple_of(BLOCK);
         if compression(&self.file, &self.input) == Compression::None && member.content + member.size > self.file.size {
             return Err(self.corrupt(format_args!("is cut off: {:?} ends behind the file", member.name)));
         }
         // the last member may lack its padding
         if compression(&self.file, &self.input) == Compression::None {
-            return self.go(end.min(self.file.size));
+            return self.advance_to(end.min(self.file.size));
         }
-        self.go(member.content + member.size)?;
+        self.advance_to(member.content + member.size)?;
         let path = self.file.path.clone();
         self.cursor()?.skip_to(end).map_err(|e| SourceError::from_io(&path, e))
     }
@@ -248,7 +248,7 @@ impl Pax {
 }
 
 /// Splits a name as WebDataset does: into the key of a sample and the ending of the member.
-fn parts(name: &str) -> Option<(&str, String)> {
+fn split_name(name: &str) -> Option<(&str, String)> {
     let base = name.rfind('/').map_or(0, |slash| slash + 1);
     let file = &name[base..];
     if file.is_empty() || file.starts_with('.') {
@@ -269,7 +269,7 @@ struct Sample {
     label: Option<Vec<u8>>,
     /// The endings of its members, up to a maximum number, and one that occurred twice.
     endings: Vec<String>,
-    twice: Option<String>,
+    duplicate: Option<String>,
 }
 
 /// Maximum number of endings kept per sample: no sample has that many kinds of members.
@@ -283,7 +283,7 @@ pub(super) struct TarRecords {
     /// The first member after the last sample.
     waiting: Option<Member>,
     /// Whether to read contents.
-    reads: bool,
+    reads_contents: bool,
     end: u64,
 }
 
@@ -293,7 +293,7 @@ impl TarRecords {
         let images = input.images.clone().ok_or_else(missing)?;
         let members = Members::open(store, file, input, range)?;
         let labels = images.labels();
-        Ok(Self { members, images, labels, waiting: None, reads: true, end: range.1 })
+        Ok(Self { members, images, labels, waiting: None, reads_contents: true, end: range.1 })
     }
 
     /// Returns the next member that belongs to a sample; skips others.
@@ -302,10 +302,10 @@ impl TarRecords {
             return Ok(Some(member));
         }
         while let Some(member) = self.members.next()? {
-            if (member.is_file || member.is_link) && parts(&member.name).is_some() {
+            if (member.is_file || member.is_link) && split_name(&member.name).is_some() {
                 return Ok(Some(member));
             }
-            self.members.pass(&member)?;
+            self.members.skip(&member)?;
         }
         Ok(None)
     }
@@ -313,7 +313,7 @@ impl TarRecords {
     fn sample(&mut self) -> Result<Option<Sample>, SourceError> {
         let mut sample: Option<Sample> = None;
         while let Some(member) = self.member()? {
-            let Some((key, ending)) = parts(&member.name) else { continue };
+            let Some((key, ending)) = split_name(&member.name) else { continue };
             if sample.as_ref().is_some_and(|sample| sample.key != key) || member.header >= self.end {
                 self.waiting = Some(member);
                 break;
@@ -325,12 +325,12 @@ impl TarRecords {
                 image: None,
                 label: None,
                 endings: Vec::new(),
-                twice: None,
+                duplicate: None,
             });
-            if self.reads {
+            if self.reads_contents {
                 self.add(sample, &member, &ending)?;
             }
-            self.members.pass(&member)?;
+            self.members.skip(&member)?;
         }
         Ok(sample)
     }
@@ -339,7 +339,7 @@ impl TarRecords {
         let is_image = matches!(ending, "png" | "jpg" | "jpeg");
         if !is_image && sample.endings.iter().any(|had| had == ending) {
             // it is ambiguous which of the two is meant
-            sample.twice.get_or_insert_with(|| member.name.clone());
+            sample.duplicate.get_or_insert_with(|| member.name.clone());
             return Ok(());
         }
         if !is_image && sample.endings.len() < MAX_ENDINGS {
@@ -414,7 +414,7 @@ impl RawRecords for TarRecords {
         let label = self.label(&sample);
         let position = RecordPosition::Member(sample.name.unwrap_or(sample.key));
         let (stored, content) = match sample.image {
-            Some(Ok(bytes)) => match sample.twice {
+            Some(Ok(bytes)) => match sample.duplicate {
                 Some(name) => {
                     (bytes, bad(reason::TWICE, format!("has two members {name:?}; valid: one of each ending")))
                 }
@@ -435,7 +435,7 @@ pub(super) fn segments(
     input: &Input,
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
-    let mut records = TarRecords { reads: false, ..TarRecords::open(store, file, input, (0, u64::MAX))? };
+    let mut records = TarRecords { reads_contents: false, ..TarRecords::open(store, file, input, (0, u64::MAX))? };
     let length = length(input);
     let mut segments = Vec::new();
     let (mut start, mut count) = (0, 0);
@@ -491,7 +491,7 @@ pub(super) fn offset_of(
     range: (u64, u64),
     record: u64,
 ) -> Result<u64, SourceError> {
-    let mut records = TarRecords { reads: false, ..TarRecords::open(store, file, input, range)? };
+    let mut records = TarRecords { reads_contents: false, ..TarRecords::open(store, file, input, range)? };
     for _ in 0..record {
         records.sample()?;
     }
