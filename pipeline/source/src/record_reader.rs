@@ -193,7 +193,7 @@ impl RecordReader {
             return self.spool.next_piece().map_err(SourceError::spool);
         };
         let rest = rows.cell().and_then(|cell| cell.get(self.returned..)).unwrap_or_default();
-        let length = match rest.get(..piece(&self.input)) {
+        let length = match rest.get(..piece_bytes(&self.input)) {
             Some(window) if rest.len() > window.len() => whole_characters(window),
             _ => rest.len(),
         };
