@@ -12,6 +12,12 @@ mod olmo2;
 mod phi3;
 mod qwen;
 
+#[cfg(test)]
+#[path = "walkthrough/seed_oss.rs"]
+mod seed_oss;
+#[cfg(test)]
+mod walkthrough;
+
 use std::fmt;
 
 pub(crate) use decoder::rope;

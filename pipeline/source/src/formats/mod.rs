@@ -18,6 +18,12 @@ pub(crate) mod numbers;
 mod parquet;
 mod text;
 
+#[cfg(test)]
+#[path = "walkthrough/nul.rs"]
+mod nul;
+#[cfg(test)]
+mod walkthrough;
+
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat};
@@ -126,8 +132,10 @@ pub(crate) trait BytesFormat: Sync {
         Ok(None)
     }
 
-    /// Returns the reader of files as a table of a query.
-    fn table(&self) -> &'static dyn TableFormat;
+    /// Returns the reader of files as a table of a query, if the format supports that.
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        None
+    }
 }
 
 /// A format whose records are numbered rows.
@@ -165,7 +173,9 @@ pub(crate) trait RowsFormat: Sync {
     fn columns(&self, store: &Store, file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError>;
 
     /// Returns the reader of files as a table of a query, if the format supports that.
-    fn table(&self) -> Option<&'static dyn TableFormat>;
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        None
+    }
 }
 
 impl Format {
@@ -281,7 +291,7 @@ impl Format {
     /// When files of this format cannot be tables.
     pub fn table(self) -> Result<&'static dyn TableFormat, SourceError> {
         let table = match self {
-            Self::Bytes(format) => Some(format.table()),
+            Self::Bytes(format) => format.table(),
             Self::Rows(format) => format.table(),
             Self::Numbers => None,
         };

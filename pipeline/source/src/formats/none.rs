@@ -10,7 +10,6 @@ use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::{RowGroup, Segment};
 use crate::store::Store;
-use crate::table_format::TableFormat;
 
 /// `input.format: none`.
 pub(super) struct NoFiles;
@@ -47,10 +46,6 @@ impl RowsFormat for NoFiles {
 
     fn columns(&self, _store: &Store, _file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError> {
         Ok(None)
-    }
-
-    fn table(&self) -> Option<&'static dyn TableFormat> {
-        None
     }
 }
 

@@ -168,8 +168,8 @@ impl BytesFormat for Csv {
         Ok(Some(names.into_iter().map(text).collect()))
     }
 
-    fn table(&self) -> &'static dyn TableFormat {
-        &table::CsvTable
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        Some(&table::CsvTable)
     }
 }
 

@@ -94,8 +94,8 @@ impl BytesFormat for Jsonl {
         Ok((Box::new(JsonRecords::new(cursor, &input.text)), from))
     }
 
-    fn table(&self) -> &'static dyn TableFormat {
-        &table::JsonlTable
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        Some(&table::JsonlTable)
     }
 }
 

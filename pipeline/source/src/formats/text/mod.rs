@@ -57,8 +57,8 @@ impl BytesFormat for Text {
         Ok((records, from))
     }
 
-    fn table(&self) -> &'static dyn TableFormat {
-        &table::TextTable
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        Some(&table::TextTable)
     }
 }
 
