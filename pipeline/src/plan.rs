@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use stillhouse_operators::registry::bytes_per_token;
+use stillhouse_operators::registry::{bytes_per_token, job_format};
 use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
@@ -142,29 +142,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         // an omitted section counts as its defaults
         extract.insert("sequential".into(), json!(written));
     }
-    let elsewhere = [
-        ("", "name"),
-        ("", "engine"),
-        ("", "storage"),
-        ("/input", "paths"),
-        ("/input", "storage"),
-        // decides only whether a run succeeds
-        ("/input", "max_skipped"),
-        ("/tokenizer", "path"),
-        // replaced below by the hash of its content
-        ("/subtokens", "permutation"),
-        ("/extract/teacher", "path"),
-        ("/extract/teacher", "device"),
-        ("/extract/sequential", "slots"),
-        ("/output", "card"),
-        ("/output", "path"),
-        ("/output", "storage"),
-    ];
-    for (section, key) in elsewhere {
-        if let Some(Value::Object(map)) = job.pointer_mut(section) {
-            map.remove(key);
-        }
-    }
+    job_format().retain_identity(&mut job);
     for table in &prepared.tables {
         if let Some(Value::Object(map)) = job.pointer_mut(&format!("/input/tables/{}", table.name)) {
             // the paths of a table's files do not matter; which of all files belong to it does

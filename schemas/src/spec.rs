@@ -40,6 +40,7 @@ pub struct JobSpec {
     pub version: u32,
     /// Name of the job: lower-case letters, digits, `.`, `_` and `-`.
     #[schemars(regex(pattern = r"^[a-z0-9][a-z0-9._-]{0,99}$"))]
+    #[schemars(extend("x-identity" = false))]
     pub name: String,
     /// Seed of every random choice of the job (0 to 2^63 − 1).
     #[serde(default)]
@@ -71,9 +72,11 @@ pub struct JobSpec {
     pub output: Output,
     /// How object stores are reached. Never changes a byte of the shards.
     #[serde(default, skip_serializing_if = "Storage::is_unset")]
+    #[schemars(extend("x-identity" = false))]
     pub storage: Storage,
     /// What runs the job. Never changes a byte of the shards.
     #[serde(default)]
+    #[schemars(extend("x-identity" = false))]
     pub engine: Engine,
     /// Sections of operators. [`crate::parse::JobFormat`] defines which ones exist and their keys.
     #[serde(flatten)]
@@ -114,6 +117,7 @@ pub enum Detokenizer {
 pub struct Tokenizer {
     /// `tokenizer.json`, a folder that holds one, a `.gguf`, or `hf://org/name[@revision]`. Default: the teacher's own.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-identity" = false))]
     pub path: Option<String>,
     /// The token that begins a sequence, as text. Default: from the tokenizer's or the teacher's configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,12 +231,15 @@ pub enum Remainder {
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// A folder, relative to the job file's folder, or a URL: s3://bucket/folder, gs://, az://.
+    #[schemars(extend("x-identity" = false))]
     pub path: String,
     /// How the store of the output is reached, where other than `storage` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-identity" = false))]
     pub storage: Option<Storage>,
     /// What the data set card says that nothing else tells. Never changes a byte of the shards.
     #[serde(default, skip_serializing_if = "Card::is_empty")]
+    #[schemars(extend("x-identity" = false))]
     pub card: Card,
     /// Size of a shard to aim for, in megabytes (10^6 bytes), where `input.split_megabytes` does not say how large a split is. A split
     /// becomes one shard.

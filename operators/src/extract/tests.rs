@@ -162,7 +162,7 @@ fn context_of(place: Place, teacher: impl HostTeacher + 'static) -> SplitContext
 
 fn info(vocab_size: usize) -> TeacherInfo {
     TeacherInfo {
-        architecture: Architecture::Gpt2,
+        architecture: Architecture::named("gpt2").unwrap(),
         vocab_size,
         max_positions: 64,
         hidden_size: 1,

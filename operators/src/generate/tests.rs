@@ -174,7 +174,7 @@ const WIDTH: usize = 64;
 impl Chain {
     fn new() -> Self {
         Self(TeacherInfo {
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::named("gpt2").unwrap(),
             vocab_size: VOCAB,
             max_positions: 64,
             hidden_size: WIDTH,

@@ -14,8 +14,9 @@
 
 use serde_json::{Value, json};
 
-use crate::config::{Architecture, ConfigFile};
+use crate::config_file::ConfigFile;
 use crate::error::Result;
+use crate::families::Architecture;
 
 /// Keys that do not affect the logits of a pass without dropout, by topic.
 const HARMLESS: [&[&str]; 7] = [
@@ -274,7 +275,7 @@ impl ConfigFile {
 
     /// Checks that all layers are of the one kind that the family supports.
     fn check_layer_types(&self, architecture: Architecture) -> Result<()> {
-        let slides = matches!(architecture, Architecture::Mistral | Architecture::Phi3);
+        let slides = architecture.family().every_layer_slides();
         let kind = if slides && self.get("sliding_window").is_some() { "sliding_attention" } else { "full_attention" };
         let all = self.get("layer_types").and_then(Value::as_array);
         match all.is_some_and(|all| all.iter().all(|layer| layer == kind)) {

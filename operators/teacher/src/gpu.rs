@@ -11,12 +11,13 @@ use stillhouse_gpu::net::{
 };
 use stillhouse_gpu::{Device, Element, GpuError, Stream};
 
-use crate::config::{Architecture, TeacherConfig};
+use crate::config::TeacherConfig;
 use crate::contract::{DeviceLogits, Hidden, Logits, Runs};
 use crate::device::Precision;
 use crate::error::{Result, TeacherError};
 use crate::families;
-use crate::model::{BuiltNet, LoadOptions, build, check_tokens, describe, is_buffer, open, quoted_fields};
+use crate::families::Architecture;
+use crate::model::{BuiltNet, LoadOptions, build, check_tokens, describe, open, quoted_fields};
 use crate::net::{Arithmetic, RopeFields, Tables};
 use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
@@ -68,7 +69,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     };
     let angles = angles.as_ref().map(|Tables { cos, sin }| Angles { cos, sin });
     if shape.tied {
-        weights.check_tied("lm_head.weight", config.architecture.prefix().1)?;
+        weights.check_tied("lm_head.weight", config.architecture.family().prefix().1)?;
     }
     let make = |pass_tokens| {
         let mut source = WeightSource { weights: &weights, error: None };
@@ -80,7 +81,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let FittedNet { net, pass_tokens, warning } = budget.fit([wanted, length], options.pass_tokens, make)?;
     weights.check_all_used(
         &quoted_fields(path, &config, &json),
-        &|name| is_buffer(&config, name),
+        &|name| config.architecture.family().is_buffer(name, config.layers),
         &options.ignore_tensors,
     )?;
     let mut info = describe(path, &config, &weights, dtype, device.name());
@@ -106,15 +107,12 @@ fn device_numbers(dtype: Precision) -> Result<NumberFormat> {
 
 /// Maps an architecture to a net that devices support.
 fn kind(architecture: Architecture) -> Result<DeviceArchitecture> {
-    match architecture {
-        Architecture::Gpt2 => Ok(DeviceArchitecture::Gpt2),
-        Architecture::Llama => Ok(DeviceArchitecture::Llama),
-        Architecture::Qwen3 => Ok(DeviceArchitecture::Qwen3),
-        other => {
-            let (got, valid) = (other.name().into(), "gpt2, llama, qwen3 on a GPU; the others with device: cpu".into());
-            Err(TeacherError::Input { what: "architecture", got, valid })
-        }
-    }
+    architecture.family().device_kind().ok_or_else(|| {
+        let on_devices = Architecture::all().filter(|known| known.family().device_kind().is_some());
+        let names: Vec<_> = on_devices.map(Architecture::name).collect();
+        let valid = format!("{} on a GPU; the others with device: cpu", names.join(", "));
+        TeacherError::Input { what: "architecture", got: architecture.name().into(), valid }
+    })
 }
 
 /// Hands out weights from files to the device.

@@ -40,6 +40,7 @@
 //! ```
 
 mod config;
+mod config_file;
 mod config_keys;
 mod contract;
 mod cpu;
@@ -64,13 +65,14 @@ use std::path::PathBuf;
 use candle_core::Tensor;
 
 pub use candle_core;
-pub use config::{Architecture, TeacherConfig};
+pub use config::TeacherConfig;
 pub use contract::{
     Decoding, DeviceEvent, DeviceLogits, Hidden, HostTeacherAdapter, Logits, Runs, StepOutput, Teacher,
 };
 pub use cpu::cpu_arithmetic;
 pub use device::{DeviceChoice, OpenGpu, OpenedDevice, Precision, library_folders, parse_devices, provide_gpus};
 pub use error::{Result, TeacherError};
+pub use families::Architecture;
 pub use gguf_tokenizer::{GgufTokenizer, GgufVocabulary, gguf_tokenizer, gguf_vocabulary};
 pub use load::{load, load_on_host};
 pub use memory_budget::{HostBytes, host_bytes};

@@ -5,14 +5,14 @@ use std::path::Path;
 use stillhouse_cpu::HeadKvCache;
 use stillhouse_noise::ExtractionSpec;
 
-use crate::config::{Architecture, ConfigFile, TeacherConfig, is_gguf};
+use crate::TeacherInfo;
+use crate::config::{TeacherConfig, is_gguf};
+use crate::config_file::ConfigFile;
 use crate::device::{DeviceChoice, Precision};
 use crate::error::{Result, TeacherError};
 use crate::gguf::Gguf;
-use crate::gguf_model::LONGROPE_FACTORS;
 use crate::net::{Arithmetic, Attention, Loader, Net};
 use crate::weights::{Read, Weights};
-use crate::{TeacherInfo, families};
 
 /// Options for loading a teacher.
 #[derive(Debug, Clone)]
@@ -133,7 +133,7 @@ pub(crate) fn open(path: &Path, config: &TeacherConfig, read: Read) -> Result<(C
         let json = ConfigFile::read(&path.join("config.json"))?;
         (json, Weights::safetensors(&config.weights, read)?)
     };
-    let (prefix, embedding) = config.architecture.prefix();
+    let (prefix, embedding) = config.architecture.family().prefix();
     Ok((json, weights.with_prefix_if(prefix, embedding)))
 }
 
@@ -160,47 +160,27 @@ pub(crate) fn build(
         let valid = "null or no such key: weights in f32, f16 or bf16 (a .gguf may hold quantized ones)";
         return Err(json.invalid("quantization_config", valid));
     }
-    let net = families::load(config.architecture, &json, &Loader { weights: &weights, arithmetic })?;
+    let family = config.architecture.family();
+    let net = family.load(&json, &Loader { weights: &weights, arithmetic })?;
     let warning = json.check_unread(config.architecture)?;
-    weights.check_all_used(&quoted_fields(path, config, &json), &|name| is_buffer(config, name), ignore)?;
+    weights.check_all_used(
+        &quoted_fields(path, config, &json),
+        &|name| family.is_buffer(name, config.layers),
+        ignore,
+    )?;
     Ok(BuiltNet { net, weights, warning })
 }
 
 /// Quotes the fields of a configuration that determine which tensors exist.
 pub(crate) fn quoted_fields(path: &Path, config: &TeacherConfig, json: &ConfigFile) -> String {
     if is_gguf(path) {
-        let name = config.architecture.gguf_name();
+        let family = config.architecture.family();
+        let name = family.gguf_name().unwrap_or(family.name());
         return format!("{name}.block_count {}, {name}.embedding_length {}", config.layers, config.hidden_size);
     }
-    let fields: &[&str] = match config.architecture {
-        Architecture::Gpt2 => &["model_type", "n_layer", "tie_word_embeddings"],
-        _ => &["model_type", "num_hidden_layers", "attention_bias", "tie_word_embeddings"],
-    };
+    let fields = config.architecture.family().tensor_fields();
     let named = fields.iter().filter_map(|field| Some(format!("{field} {}", json.get(field)?)));
     format!("config.json: {}", named.collect::<Vec<_>>().join(", "))
-}
-
-/// Whether a tensor is a computed table that older programs stored with the weights. `name` is without prefix.
-pub(crate) fn is_buffer(config: &TeacherConfig, name: &str) -> bool {
-    let of_layer = |before: &str, after: &str| {
-        let layer = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
-        let number = layer.and_then(|layer| layer.parse::<usize>().ok());
-        number.is_some_and(|number| number < config.layers)
-    };
-    match config.architecture {
-        Architecture::Gpt2 => of_layer("h.", ".attn.bias") || of_layer("h.", ".attn.masked_bias"),
-        Architecture::GptNeoX => {
-            let buffers = [".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"];
-            buffers.iter().any(|buffer| of_layer("layers.", buffer))
-        }
-        _ => {
-            name == "rotary_emb.inv_freq"
-                || of_layer("layers.", ".self_attn.rotary_emb.inv_freq")
-                || of_layer("blk.", ".attn_rot_embd.weight")
-                // These are read with the configuration.
-                || config.architecture == Architecture::Phi3 && LONGROPE_FACTORS.contains(&name)
-        }
-    }
 }
 
 fn conversion_verb(to: Precision, stored: &str) -> &'static str {

@@ -39,8 +39,8 @@ use sha2::{Digest, Sha256};
 use stillhouse_operators::config::SIDECAR_FILES;
 
 pub use self::convert::{Conversion, Converted, convert};
-pub use self::format::{Format, LeftOut};
-pub use self::megatron::{Identity, MegatronRun};
+pub use self::format::{Format, FormatName, FormatOptions, LeftOut};
+pub use self::megatron::{Identity, MegatronOptions, MegatronRun};
 pub use self::sparse::{Signal, ValueType};
 use crate::card::{self, CardFault};
 use crate::dataset::Dataset;

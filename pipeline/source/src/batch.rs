@@ -1,6 +1,6 @@
-//! Pieces of documents into record batches of bounded size.
+//! Collects pieces of documents into record batches of bounded size.
 //!
-//! A batch is closed at 1024 rows or 1 MB of text; it never passes 4 MB, except for a single piece that is longer.
+//! A batch is full at 1024 rows or 1 MB of text. It never exceeds 4 MB, except for a single longer piece.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use stillhouse_schemas::ids::DocumentId;
 
 use stillhouse_base::source_error::SourceError;
 
-const ROWS: usize = 1024;
+const MAX_ROWS: usize = 1024;
 const FULL_BYTES: usize = 1 << 20;
-const LARGEST_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 
-/// Collects pieces until they are a batch.
-pub(crate) struct Batches {
+/// Collects pieces until they fill a batch.
+pub(crate) struct BatchBuilder {
     schema: SchemaRef,
     ids: UInt64Builder,
     texts: StringBuilder,
@@ -25,7 +25,7 @@ pub(crate) struct Batches {
     bytes: usize,
 }
 
-impl Batches {
+impl BatchBuilder {
     pub fn new() -> Self {
         Self {
             schema: documents_schema(),
@@ -37,9 +37,9 @@ impl Batches {
         }
     }
 
-    /// Adds a piece; gives the batch before it where both together would be too large. It must not be full.
+    /// Adds a piece. Returns the previous batch if both together would be too large. The batch must not be full.
     pub fn push(&mut self, id: DocumentId, text: &str, end: bool) -> Result<Option<RecordBatch>, SourceError> {
-        let before = if self.bytes + text.len() > LARGEST_BYTES { self.close()? } else { None };
+        let before = if self.bytes + text.len() > MAX_BYTES { self.close()? } else { None };
         self.ids.append_value(id.0);
         self.texts.append_value(text);
         self.ends.append_value(end);
@@ -48,18 +48,18 @@ impl Batches {
         Ok(before)
     }
 
-    /// Whether the batch takes no further piece.
+    /// Whether the batch accepts no further piece.
     pub fn is_full(&self) -> bool {
-        self.rows >= ROWS || self.bytes >= FULL_BYTES
+        self.rows >= MAX_ROWS || self.bytes >= FULL_BYTES
     }
 
-    /// Bytes of text that are held.
+    /// Bytes of text held.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The batch of what is held; none where that is nothing.
+    /// Returns the collected rows as a batch, or `None` if there are none.
     pub fn close(&mut self) -> Result<Option<RecordBatch>, SourceError> {
         if self.rows == 0 {
             return Ok(None);

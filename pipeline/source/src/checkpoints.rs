@@ -1,20 +1,23 @@
-//! Places inside of compressed files where reading can begin, found by whoever decompresses up to them first.
+//! Checkpoints: positions inside compressed files where decompression can begin. The first reader that decompresses up
+//! to one records it.
 //!
 //! ```text
 //!   stored        ├─ header ─ block ─ block ─┼─ block ─ ... ─┼─ ... ─ trailer ├─ header ─ ...      (or frames of Zstandard)
 //!   decompressed  0                         1 MB            2 MB              a member
-//!                                            └─ bits of a byte, 32 KB of text  └─ nothing but the place
+//!                                            └─ bits of a byte, 32 KB of text  └─ only the offset
 //! ```
 //!
-//! Fast compressors write blocks without end. Where none ends within twice the distance, the whole state of the decompressor is the place.
+//! Fast compressors write very long blocks. If no block ends within twice the interval, the checkpoint holds the whole
+//! state of the decompressor.
 //!
-//! A split that begins somewhere in a file begins at the last place before it instead of the file's start. Places are of one state of
-//! a file, and are used and noted only where every range that is read is held against that state ([`super::Store::expecting`]).
+//! A split that begins inside a file starts at the last checkpoint before it instead of at the start of the file.
+//! Checkpoints belong to one state of a file. They are used and recorded only if every range that is read is compared
+//! with that state ([`super::Store::expecting`]).
 //!
-//! Memory: at most [`MOST_BYTES`] for all places of a store, and for each file that has any about what the listing has of it. A place takes about 12 KB (its text is kept compressed),
-//! one inside of a block 48 KB; where the bound is
-//! met, the distance between places is doubled and every second one is given up, of all files. Planning, which knows where splits begin, keeps of
-//! each file only the places before those.
+//! Memory: at most [`MAX_BYTES`] for all checkpoints of a store, plus, for each file with checkpoints, about the size
+//! of its listing entry. A checkpoint takes about 12 KB (its window is stored compressed), one inside a block 48 KB. At
+//! the bound, the interval doubles and every second checkpoint of all files is dropped. Planning knows where splits
+//! begin, so it keeps only the checkpoints of each file before those offsets.
 
 use std::collections::HashMap;
 #[cfg(test)]
@@ -24,175 +27,178 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use object_store::path::Path;
 use stillhouse_base::file_state::FileState;
 
-use super::inflate::{Inflate, STREAM};
+use super::inflate::{Inflate, STREAM_BYTES};
 use super::input_file::InputFile;
 
-/// Decompressed bytes between two places, at first.
+/// Initial interval between two checkpoints, in decompressed bytes.
 const INTERVAL: u64 = 1 << 20;
-/// Bytes of all places of a store.
-const MOST_BYTES: usize = 64 << 20;
+/// Maximum size in bytes of all checkpoints of a store.
+const MAX_BYTES: usize = 64 << 20;
 
-/// A place where reading can begin.
+/// A position where decompression can begin.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
     /// Decompressed bytes before it.
     pub decompressed: u64,
     /// Stored bytes before it.
     pub stored: u64,
-    /// None where a gzip member or a frame of Zstandard begins.
-    pub inside: Option<Inside>,
+    /// `None` at the start of a gzip member or a Zstandard frame.
+    pub member_state: Option<MemberState>,
 }
 
-/// What it takes to begin inside of a gzip member.
+/// The state needed to begin inside a gzip member.
 #[derive(Debug)]
-pub(super) struct Inside {
+pub(super) struct MemberState {
     /// CRC-32 of the member's bytes so far.
     pub crc: u32,
     /// Number of the member's bytes so far, modulo 2^32.
     pub length: u32,
-    pub stream: Stream,
+    pub deflate: DeflateState,
 }
 
-/// The deflate stream of a member.
+/// The state of a member's deflate stream.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(super) enum DeflateState {
     /// Between two blocks.
-    Between {
-        /// The stored byte before.
+    BetweenBlocks {
+        /// The last stored byte before the position.
         last: u8,
-        /// Bits of it that belong to the next block.
+        /// Number of bits of `last` that belong to the next block.
         bits: u8,
         /// The window, compressed with Zstandard.
         window: Box<[u8]>,
     },
-    /// Anywhere.
+    /// Anywhere: a copy of the decompressor's state.
     Copy(Inflate),
 }
 
 impl Checkpoint {
     fn bytes(&self) -> usize {
         size_of::<Self>()
-            + match self.inside.as_ref().map(|inside| &inside.stream) {
+            + match self.member_state.as_ref().map(|state| &state.deflate) {
                 None => 0,
-                Some(Stream::Between { window, .. }) => window.len(),
-                Some(Stream::Copy(_)) => STREAM,
+                Some(DeflateState::BetweenBlocks { window, .. }) => window.len(),
+                Some(DeflateState::Copy(_)) => STREAM_BYTES,
             }
     }
 }
 
-/// The next place that is wanted.
+/// Where the next checkpoint is wanted.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Due {
-    /// The first offset at which it may be.
+pub(super) struct NextCheckpoint {
+    /// The first decompressed offset at which it may be.
     pub from: u64,
-    /// From here on it may cost more.
-    pub late: u64,
+    /// The offset from which a checkpoint inside a block, which costs more memory, is accepted.
+    pub inside_block_from: u64,
 }
 
-/// The places of all files of a store.
+/// The checkpoints of all files of a store.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
-    places: Mutex<Places>,
-    most_bytes: usize,
-    /// Bytes that were decompressed.
+    table: Mutex<CheckpointTable>,
+    max_bytes: usize,
+    /// Bytes decompressed so far.
     #[cfg(test)]
     pub decompressed: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Places {
-    files: HashMap<Path, OfFile>,
+struct CheckpointTable {
+    files: HashMap<Path, FileCheckpoints>,
     bytes: usize,
     interval: u64,
 }
 
 #[derive(Debug)]
-struct OfFile {
+struct FileCheckpoints {
     state: FileState,
-    /// In order.
+    /// Checkpoints in order of their offsets.
     list: Vec<Arc<Checkpoint>>,
-    /// Decompressed bytes up to which places were noted.
-    reached: u64,
-    /// Held while somebody decompresses what is before a split, so that others wait for the places that this yields.
-    turn: Arc<Mutex<()>>,
+    /// Decompressed bytes up to which checkpoints were recorded.
+    recorded_until: u64,
+    /// Locked while a reader decompresses the bytes before a split, so that other readers wait for the checkpoints that
+    /// it records.
+    decompression_lock: Arc<Mutex<()>>,
 }
 
 impl Default for Checkpoints {
     fn default() -> Self {
-        Self::new(INTERVAL, MOST_BYTES)
+        Self::new(INTERVAL, MAX_BYTES)
     }
 }
 
 impl Checkpoints {
-    pub fn new(interval: u64, most_bytes: usize) -> Self {
+    pub fn new(interval: u64, max_bytes: usize) -> Self {
         Self {
-            places: Mutex::new(Places { files: HashMap::new(), bytes: 0, interval }),
-            most_bytes,
+            table: Mutex::new(CheckpointTable { files: HashMap::new(), bytes: 0, interval }),
+            max_bytes,
             #[cfg(test)]
             decompressed: AtomicU64::new(0),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, CheckpointTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last place that is no later than an offset of the decompressed bytes.
+    /// Returns the last checkpoint at or before a decompressed offset.
     pub fn before(&self, file: &InputFile, offset: u64) -> Option<Arc<Checkpoint>> {
-        let places = self.lock();
-        let list = &places.files.get(&file.location).filter(|of| of.state == file.state)?.list;
-        let after = list.partition_point(|place| place.decompressed <= offset);
+        let table = self.lock();
+        let list = &table.files.get(&file.location).filter(|entry| entry.state == file.state)?.list;
+        let after = list.partition_point(|checkpoint| checkpoint.decompressed <= offset);
         list.get(after.checked_sub(1)?).cloned()
     }
 
-    /// What to hold while decompressing up to an offset; none where the places reach that far, or it is near.
-    pub fn turn(&self, file: &InputFile, offset: u64) -> Option<Arc<Mutex<()>>> {
-        let mut places = self.lock();
-        let interval = places.interval;
-        let of = places.of(file);
-        (offset > of.reached.saturating_add(interval)).then(|| Arc::clone(&of.turn))
+    /// Returns the lock to hold while decompressing up to an offset. `None` if the checkpoints reach that far or the
+    /// offset is near.
+    pub fn decompression_lock(&self, file: &InputFile, offset: u64) -> Option<Arc<Mutex<()>>> {
+        let mut table = self.lock();
+        let interval = table.interval;
+        let entry = table.file_mut(file);
+        (offset > entry.recorded_until.saturating_add(interval)).then(|| Arc::clone(&entry.decompression_lock))
     }
 
-    /// Where the next place is wanted.
-    pub fn due(&self, file: &InputFile) -> Due {
-        let places = self.lock();
-        let of = places.files.get(&file.location).filter(|of| of.state == file.state);
-        let from = of.map_or(0, |of| of.reached).saturating_add(places.interval);
-        Due { from, late: from.saturating_add(places.interval) }
+    /// Returns where the next checkpoint is wanted.
+    pub fn next_wanted(&self, file: &InputFile) -> NextCheckpoint {
+        let table = self.lock();
+        let entry = table.files.get(&file.location).filter(|entry| entry.state == file.state);
+        let from = entry.map_or(0, |entry| entry.recorded_until).saturating_add(table.interval);
+        NextCheckpoint { from, inside_block_from: from.saturating_add(table.interval) }
     }
 
-    /// Notes a place, where it is still wanted.
-    pub fn note(&self, file: &InputFile, checkpoint: Checkpoint) {
-        let mut places = self.lock();
-        let interval = places.interval;
-        let of = places.of(file);
-        if checkpoint.decompressed < of.reached.saturating_add(interval) {
+    /// Records a checkpoint if it is still wanted.
+    pub fn record(&self, file: &InputFile, checkpoint: Checkpoint) {
+        let mut table = self.lock();
+        let interval = table.interval;
+        let entry = table.file_mut(file);
+        if checkpoint.decompressed < entry.recorded_until.saturating_add(interval) {
             return;
         }
-        of.reached = checkpoint.decompressed;
+        entry.recorded_until = checkpoint.decompressed;
         let bytes = checkpoint.bytes();
-        of.list.push(Arc::new(checkpoint));
-        places.bytes += bytes;
-        while places.bytes > self.most_bytes && places.thin() {}
+        entry.list.push(Arc::new(checkpoint));
+        table.bytes += bytes;
+        while table.bytes > self.max_bytes && table.double_interval() {}
     }
 
-    /// Keeps of a file that was decompressed to its end only the places before these offsets, which are in order.
-    pub fn keep(&self, file: &InputFile, starts: impl Iterator<Item = u64>) {
-        let mut places = self.lock();
-        // a file without places has none because it is short
-        let Some(of) = places.files.get_mut(&file.location).filter(|of| of.state == file.state) else { return };
-        of.reached = u64::MAX;
-        let before = std::mem::take(&mut of.list);
+    /// Keeps only the last checkpoint before each of these offsets, which are in order. The file was decompressed to
+    /// its end.
+    pub fn keep_before(&self, file: &InputFile, starts: impl Iterator<Item = u64>) {
+        let mut table = self.lock();
+        // a file without an entry is too short to have checkpoints
+        let Some(entry) = table.files.get_mut(&file.location).filter(|entry| entry.state == file.state) else { return };
+        entry.recorded_until = u64::MAX;
+        let before = std::mem::take(&mut entry.list);
         for start in starts {
-            let after = before.partition_point(|place| place.decompressed <= start);
-            if let Some(place) = after.checked_sub(1).and_then(|i| before.get(i))
-                && of.list.last().is_none_or(|last| !Arc::ptr_eq(last, place))
+            let after = before.partition_point(|checkpoint| checkpoint.decompressed <= start);
+            if let Some(checkpoint) = after.checked_sub(1).and_then(|i| before.get(i))
+                && entry.list.last().is_none_or(|last| !Arc::ptr_eq(last, checkpoint))
             {
-                of.list.push(Arc::clone(place));
+                entry.list.push(Arc::clone(checkpoint));
             }
         }
-        of.list.shrink_to_fit();
-        places.count();
+        entry.list.shrink_to_fit();
+        table.recount_bytes();
     }
 
     #[cfg(test)]
@@ -202,7 +208,7 @@ impl Checkpoints {
 
     #[cfg(test)]
     pub fn count(&self) -> usize {
-        self.lock().files.values().map(|of| of.list.len()).sum()
+        self.lock().files.values().map(|entry| entry.list.len()).sum()
     }
 
     #[cfg(test)]
@@ -211,33 +217,38 @@ impl Checkpoints {
     }
 }
 
-impl Places {
-    fn of(&mut self, file: &InputFile) -> &mut OfFile {
-        let new = || OfFile { state: file.state.clone(), list: Vec::new(), reached: 0, turn: Arc::default() };
-        let of = self.files.entry(file.location.clone()).or_insert_with(new);
-        if of.state != file.state {
-            *of = new();
+impl CheckpointTable {
+    fn file_mut(&mut self, file: &InputFile) -> &mut FileCheckpoints {
+        let new = || FileCheckpoints {
+            state: file.state.clone(),
+            list: Vec::new(),
+            recorded_until: 0,
+            decompression_lock: Arc::default(),
+        };
+        let entry = self.files.entry(file.location.clone()).or_insert_with(new);
+        if entry.state != file.state {
+            *entry = new();
         }
-        of
+        entry
     }
 
-    /// Doubles the distance; false where nothing is left to give up.
-    fn thin(&mut self) -> bool {
+    /// Doubles the interval and drops the checkpoints in between. Returns false if none is left to drop.
+    fn double_interval(&mut self) -> bool {
         self.interval = self.interval.saturating_mul(2);
         let interval = self.interval;
-        for of in self.files.values_mut() {
+        for entry in self.files.values_mut() {
             let mut last = 0;
-            of.list.retain(|place| {
-                let keep = place.decompressed - last >= interval;
-                last = if keep { place.decompressed } else { last };
+            entry.list.retain(|checkpoint| {
+                let keep = checkpoint.decompressed - last >= interval;
+                last = if keep { checkpoint.decompressed } else { last };
                 keep
             });
         }
-        self.count();
+        self.recount_bytes();
         self.bytes > 0
     }
 
-    fn count(&mut self) {
-        self.bytes = self.files.values().flat_map(|of| &of.list).map(|place| place.bytes()).sum();
+    fn recount_bytes(&mut self) {
+        self.bytes = self.files.values().flat_map(|entry| &entry.list).map(|checkpoint| checkpoint.bytes()).sum();
     }
 }

@@ -1,12 +1,12 @@
-//! Types of the columns of JSON lines and CSV, decided without loss.
+//! Infers types of the columns of JSON lines and CSV without loss.
 //!
-//! | whole numbers | with fractions | type |
+//! | whole numbers | fractions | type |
 //! |---|---|---|
 //! | -2^63 to 2^63-1 | no | Int64 |
 //! | 0 to 2^64-1, one of them from 2^63 | no | UInt64 |
-//! | negative ones and some from 2^63 | no | Decimal128(38, 0) |
+//! | some negative and some at or above 2^63 | no | Decimal128(38, 0) |
 //! | -2^53 to 2^53 | yes | Float64 |
-//! | beyond 2^53, where a 64-bit float has no place for each | yes | text |
+//! | beyond 2^53, where a 64-bit float cannot hold every whole number | yes | text |
 //!
 //! `input.schema` names the type of a column instead.
 
@@ -14,25 +14,25 @@ use arrow::datatypes::{DataType, TimeUnit};
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::{ColumnType, Input};
 
-use super::table::SAMPLE_RECORDS;
+use super::table_format::SAMPLE_RECORDS;
 
-/// Up to this a 64-bit float holds every whole number.
-pub(crate) const EXACT: u64 = 1 << 53;
-/// Digits of [`WIDE`].
+/// The largest integer up to which a 64-bit float represents every whole number.
+pub(crate) const MAX_EXACT_FLOAT: u64 = 1 << 53;
+/// Decimal digits of [`WIDE_INTEGER`].
 pub(crate) const WIDE_DIGITS: usize = 38;
-/// Whole numbers that no 64 bits hold.
-pub(crate) const WIDE: DataType = DataType::Decimal128(38, 0);
+/// Whole numbers that do not fit in 64 bits.
+pub(crate) const WIDE_INTEGER: DataType = DataType::Decimal128(38, 0);
 pub(crate) const TIME: DataType = DataType::Timestamp(TimeUnit::Microsecond, None);
 
-/// What was seen of the numbers of a column.
+/// The kinds of numbers seen in a column.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Numbers {
+pub(crate) struct NumberRange {
     negative: bool,
     largest: u64,
     fraction: bool,
 }
 
-impl Numbers {
+impl NumberRange {
     pub fn whole(negative: bool, magnitude: u64) -> Self {
         Self { negative, largest: magnitude, fraction: false }
     }
@@ -50,19 +50,19 @@ impl Numbers {
     }
 
     pub fn data_type(self) -> DataType {
-        const MOST: u64 = i64::MAX as u64;
+        const MAX_I64: u64 = i64::MAX as u64;
         match self {
-            Self { fraction: true, largest, .. } if largest <= EXACT => DataType::Float64,
+            Self { fraction: true, largest, .. } if largest <= MAX_EXACT_FLOAT => DataType::Float64,
             Self { fraction: true, .. } => DataType::LargeUtf8,
-            Self { largest, .. } if largest <= MOST => DataType::Int64,
+            Self { largest, .. } if largest <= MAX_I64 => DataType::Int64,
             Self { negative: false, .. } => DataType::UInt64,
-            _ => WIDE,
+            _ => WIDE_INTEGER,
         }
     }
 }
 
-/// The type that a job names.
-pub(crate) fn named(kind: ColumnType) -> DataType {
+/// Returns the Arrow type of a column type of the job file.
+pub(crate) fn arrow_type(kind: ColumnType) -> DataType {
     match kind {
         ColumnType::String => DataType::LargeUtf8,
         ColumnType::Boolean => DataType::Boolean,
@@ -74,8 +74,8 @@ pub(crate) fn named(kind: ColumnType) -> DataType {
     }
 }
 
-/// What is said of a value that is not of its column's type.
-pub(crate) fn misfit(name: &str, kind: &DataType, input: &Input) -> String {
+/// Returns the message about a value that does not fit its column's type.
+pub(crate) fn misfit_message(name: &str, kind: &DataType, input: &Input) -> String {
     let valid = valid(kind);
     match input.schema.contains_key(name) {
         true => format!("valid: {valid}, as `schema` says of this column"),
@@ -85,13 +85,13 @@ pub(crate) fn misfit(name: &str, kind: &DataType, input: &Input) -> String {
     }
 }
 
-/// A name in `schema` that no column has.
+/// Returns the error about a name in `schema` that no column has.
 pub(crate) fn unknown_column(name: &str, columns: &[&str]) -> SourceError {
     let message = format!("schema names a column {name:?}, which is not there; the columns: {}", columns.join(", "));
     SourceError::Sql { message, retryable: false }
 }
 
-/// What a value of a type is, for messages.
+/// Describes a valid value of a type, for messages.
 fn valid(kind: &DataType) -> &'static str {
     match kind {
         DataType::Int64 => "a whole number from -2^63 to 2^63-1",

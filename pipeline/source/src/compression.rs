@@ -1,10 +1,10 @@
-//! How a whole file is compressed: by the job, or by the ending of its name.
+//! Determines how a whole file is compressed: from the job, or from the ending of its name.
 
 use stillhouse_schemas::spec::{Compression, Input};
 
 use super::input_file::InputFile;
 
-/// Compression of a file: never `Auto`.
+/// Returns the compression of a file; never `Auto`.
 pub(crate) fn compression(file: &InputFile, input: &Input) -> Compression {
     if input.format().compresses_inside() {
         return Compression::None;

@@ -1,7 +1,8 @@
-//! The decompressed bytes of a file, with the offset and the newlines passed.
+//! A cursor over the decompressed bytes of a file, which counts the offset and the newlines passed.
 //!
-//! Opening a compressed file at an offset costs decompressing what is between the last checkpoint before it ([`super::checkpoints`]) and
-//! there: about 1 MB of gzip that was read before. A frame of Zstandard is decompressed from its start.
+//! To open a compressed file at an offset, it decompresses the bytes between the last checkpoint
+//! ([`super::checkpoints`]) and the offset: about 1 MB of gzip if the file was read before. A Zstandard frame is
+//! decompressed from its start.
 
 use std::io::{self, BufRead};
 use std::sync::PoisonError;
@@ -17,10 +18,10 @@ use super::store::{ObjectReader, Store};
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// A place in the decompressed bytes of a file.
+/// A position in the decompressed bytes of a file.
 pub(crate) struct Cursor {
     reader: Box<dyn BufRead + Send>,
-    /// Bytes passed, from the start of the file.
+    /// Decompressed bytes passed, from the start of the file.
     pub offset: u64,
     /// Newlines passed since this cursor was opened; the record readers count them.
     pub newlines: u64,
@@ -32,9 +33,10 @@ impl Cursor {
         Self::open_range(store, file, input, (start, u64::MAX))
     }
 
-    /// Opens a file at the first line that begins at `start` or later, to read up to about `end`. Newlines are counted from there.
+    /// Opens a file at the first line that begins at `start` or later, to read up to about `end`. Counts newlines from
+    /// that line.
     ///
-    /// Opens one byte earlier, which tells a line that begins exactly at `start` from one that began before.
+    /// Opens one byte earlier, to distinguish a line that begins exactly at `start` from one that began before it.
     pub fn open_at_line(
         store: &Store,
         file: &InputFile,
@@ -48,8 +50,8 @@ impl Cursor {
         Ok(cursor)
     }
 
-    /// Opens a file at an offset of its decompressed bytes, to read up to about another. Of a compressed file, whose stored bytes do
-    /// not tell where that is, one chunk more may be fetched.
+    /// Opens a file at a decompressed offset, to read up to about another. For a compressed file, whose stored size up
+    /// to there is unknown, it may fetch one chunk more.
     pub fn open_range(
         store: &Store,
         file: &InputFile,
@@ -59,9 +61,9 @@ impl Cursor {
         let how = compression(file, input);
         let io = |e| SourceError::from_io(&file.path, e);
         if how == Compression::None {
-            let mut reader = ObjectReader::new(store, &file.location, file.size, start).until(end);
+            let mut reader = ObjectReader::new(store, &file.location, file.size, start).read_ahead_until(end);
             if start == 0
-                && let Some(wrong) = sniff::stored(reader.fill_buf().map_err(io)?, file, input)
+                && let Some(wrong) = sniff::check_stored(reader.fill_buf().map_err(io)?, file, input)
             {
                 return Err(wrong);
             }
@@ -75,10 +77,10 @@ impl Cursor {
             ));
         }
         let checkpoints = store.checkpoints(file);
-        // of several readers that would decompress the same, one does, and the others wait for the checkpoints that this yields;
-        // Zstandard has none inside of a frame
-        let turn = checkpoints.filter(|_| how == Compression::Gzip).and_then(|all| all.turn(file, start));
-        let _turn = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+        // if several readers would decompress the same bytes, one does, and the others wait for the checkpoints that it
+        // records; Zstandard has no checkpoints inside a frame
+        let lock = checkpoints.filter(|_| how == Compression::Gzip).and_then(|all| all.decompression_lock(file, start));
+        let _guard = lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         let mut cursor = match checkpoints.and_then(|all| all.before(file, start)) {
             Some(from) => {
                 let reader = Box::new(Decompressor::resume(store, file, how, &from).map_err(io)?);
@@ -90,27 +92,27 @@ impl Cursor {
         Ok(cursor)
     }
 
-    /// Opens a file as it is stored at an offset, to read up to about another.
+    /// Opens the stored bytes of a file at an offset, without decompression, to read up to about another.
     pub fn stored(store: &Store, file: &InputFile, (start, end): (u64, u64)) -> Result<Self, SourceError> {
-        let reader = ObjectReader::new(store, &file.location, file.size, start).until(end);
+        let reader = ObjectReader::new(store, &file.location, file.size, start).read_ahead_until(end);
         Ok(Self { reader: Box::new(reader), offset: start, newlines: 0 })
     }
 
     fn at_start(store: &Store, file: &InputFile, input: &Input, how: Compression) -> Result<Self, SourceError> {
         let io = |e| SourceError::from_io(&file.path, e);
         let mut raw = ObjectReader::new(store, &file.location, file.size, 0);
-        if let Some(wrong) = sniff::stored(raw.fill_buf().map_err(io)?, file, input) {
+        if let Some(wrong) = sniff::check_stored(raw.fill_buf().map_err(io)?, file, input) {
             return Err(wrong);
         }
         let reader = Box::new(Decompressor::new(store, file, how, raw).map_err(io)?);
         let mut cursor = Self { reader, offset: 0, newlines: 0 };
-        if let Some(wrong) = sniff::decompressed(cursor.fill().map_err(io)?, file) {
+        if let Some(wrong) = sniff::check_decompressed(cursor.fill().map_err(io)?, file) {
             return Err(wrong);
         }
         Ok(cursor)
     }
 
-    /// Goes on to an offset of the same file: passes what is before it, or opens the file there, where that costs less.
+    /// Advances to an offset of the same file: skips the bytes before it, or reopens the file there if that costs less.
     pub fn forward(
         mut self,
         store: &Store,
@@ -133,7 +135,7 @@ impl Cursor {
         Ok(self)
     }
 
-    /// What can be seen without waiting for more; empty at the end of the file.
+    /// Returns the buffered bytes and reads more only if there are none. Empty at the end of the file.
     pub fn fill(&mut self) -> io::Result<&[u8]> {
         loop {
             match self.reader.fill_buf() {
@@ -145,13 +147,13 @@ impl Cursor {
         self.reader.fill_buf()
     }
 
-    /// Passes bytes that [`Cursor::fill`] has shown.
+    /// Passes bytes that [`Cursor::fill`] has returned.
     pub fn consume(&mut self, n: usize) {
         self.reader.consume(n);
         self.offset += n as u64;
     }
 
-    /// Passes bytes up to an offset, or to the end of the file.
+    /// Skips bytes up to an offset, or to the end of the file.
     pub fn skip_to(&mut self, offset: u64) -> io::Result<()> {
         while self.offset < offset {
             let available = self.fill()?.len() as u64;
@@ -163,15 +165,15 @@ impl Cursor {
         Ok(())
     }
 
-    /// Passes the rest of a line and its newline; what it shows goes to `see`.
-    pub fn finish_line(&mut self, mut see: impl FnMut(&[u8])) -> io::Result<()> {
+    /// Passes the rest of a line and its newline. Calls `on_part` with each part of the line, without the newline.
+    pub fn finish_line(&mut self, mut on_part: impl FnMut(&[u8])) -> io::Result<()> {
         loop {
             let available = self.fill()?;
             if available.is_empty() {
                 return Ok(());
             }
             let end = memchr::memchr(b'\n', available);
-            see(&available[..end.unwrap_or(available.len())]);
+            on_part(&available[..end.unwrap_or(available.len())]);
             let n = end.map_or(available.len(), |i| i + 1);
             self.consume(n);
             if end.is_some() {
@@ -181,7 +183,7 @@ impl Cursor {
         }
     }
 
-    /// Passes the byte order mark, where this is the start of a file that has one.
+    /// Skips the byte order mark if the cursor is at the start of a file that has one.
     pub fn skip_byte_order_mark(&mut self) -> io::Result<()> {
         if self.offset != 0 {
             return Ok(());
@@ -212,7 +214,7 @@ impl Cursor {
         Ok(())
     }
 
-    /// Newlines from here up to an offset.
+    /// Counts the newlines from the current offset up to `until`.
     pub fn count_newlines(&mut self, until: u64) -> io::Result<u64> {
         let mut count = 0;
         while self.offset < until {

@@ -1,10 +1,12 @@
-//! gzip of several members and Zstandard of several frames, read to the end of the file, from their start or from a checkpoint.
+//! Decompresses gzip with several members and Zstandard with several frames up to the end of the file, from its start
+//! or from a checkpoint.
 //!
-//! Every reader notes the places that it passes and nobody has noted ([`super::checkpoints`]). The sums of a gzip member (CRC-32 and length)
-//! are held against its trailer by whoever reads to its end; who began inside of the member goes on with the sums of the checkpoint,
-//! so they are of all of its bytes.
+//! Every reader records the checkpoints that it passes, unless another reader has recorded them
+//! ([`super::checkpoints`]). A reader that reaches the end of a gzip member compares the member's CRC-32 and length
+//! with its trailer. A reader that began inside the member continues with the CRC-32 and length of the checkpoint, so
+//! they cover all bytes of the member.
 //!
-//! Errors: what a file lacks at its end is `UnexpectedEof`; everything else says what is broken.
+//! Errors: a truncated file gives `UnexpectedEof`; every other error says what is broken.
 
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
@@ -12,63 +14,63 @@ use std::sync::Arc;
 use stillhouse_schemas::spec::Compression;
 use zstd::stream::raw::{Decoder as Frames, Operation};
 
-use super::checkpoints::{Checkpoint, Checkpoints, Due, Inside, Stream};
-use super::inflate::{At, Inflate, WINDOW};
+use super::checkpoints::{Checkpoint, Checkpoints, DeflateState, MemberState, NextCheckpoint};
+use super::inflate::{Inflate, StepEnd, WINDOW_BYTES};
 use super::input_file::InputFile;
 use super::store::{ObjectReader, Store};
 
-const BUFFER: usize = 256 << 10;
-/// Largest name or comment in a gzip header.
-const LARGEST_FIELD: usize = 65_535;
-// flags of a gzip header: its CRC-16, a field for applications, a name, a comment, and what has no meaning
+const BUFFER_BYTES: usize = 256 << 10;
+/// Maximum bytes of a name or comment in a gzip header.
+const MAX_FIELD_BYTES: usize = 65_535;
+// flags of a gzip header: a CRC-16, an extra field, a name, a comment, and the reserved bits
 const HEADER_CRC: u8 = 2;
 const EXTRA: u8 = 4;
 const NAME: u8 = 8;
 const COMMENT: u8 = 16;
 const RESERVED: u8 = 0xe0;
 
-/// The decompressed bytes of a file.
+/// A reader of the decompressed bytes of a file.
 pub(super) struct Decompressor {
     raw: ObjectReader,
     codec: Codec,
     buffer: Vec<u8>,
-    /// What of the buffer is to be handed on.
+    /// The part of the buffer that the consumer has not read: `begin..end`.
     begin: usize,
     end: usize,
-    /// Decompressed bytes before the end of what is in the buffer.
+    /// Decompressed offset of the end of the buffer's content.
     offset: u64,
-    notes: Option<Notes>,
+    recorder: Option<CheckpointRecorder>,
 }
 
-/// Where places are noted.
-struct Notes {
+/// Records checkpoints of a file.
+struct CheckpointRecorder {
     checkpoints: Arc<Checkpoints>,
     file: InputFile,
-    due: Due,
+    next: NextCheckpoint,
 }
 
 enum Codec {
-    Gzip(Box<Member>),
-    Zstd(Frames<'static>, Place),
+    Gzip(Box<GzipMember>),
+    Zstd(Frames<'static>, MemberPosition),
 }
 
-/// Where in a file of members or frames.
+/// Position relative to a gzip member or a Zstandard frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// Before one, or at the end of the file.
+enum MemberPosition {
+    /// Before a member or frame, or at the end of the file.
     Before,
     Inside,
-    /// At the end of the file, after at least one.
+    /// At the end of the file, after at least one member or frame.
     Ended,
 }
 
-/// A gzip member.
-struct Member {
+/// The decoder of a gzip member.
+struct GzipMember {
     inflate: Inflate,
-    place: Place,
+    position: MemberPosition,
     crc: crc32fast::Hasher,
     length: u32,
-    /// The last stored byte of the deflate stream so far.
+    /// The last stored byte read from the deflate stream.
     last: u8,
 }
 
@@ -85,65 +87,71 @@ fn exactly<const N: usize>(raw: &mut ObjectReader) -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-impl Notes {
-    /// Notes a place, unless somebody else has in the meantime.
-    fn note(
+impl CheckpointRecorder {
+    /// Records a checkpoint, unless another reader has recorded one in the meantime.
+    fn record(
         &mut self,
         offset: u64,
         stored: u64,
-        inside: impl FnOnce() -> io::Result<Option<Inside>>,
+        member_state: impl FnOnce() -> io::Result<Option<MemberState>>,
     ) -> io::Result<()> {
-        self.due = self.checkpoints.due(&self.file);
-        if offset < self.due.from {
+        self.next = self.checkpoints.next_wanted(&self.file);
+        if offset < self.next.from {
             return Ok(());
         }
-        self.checkpoints.note(&self.file, Checkpoint { decompressed: offset, stored, inside: inside()? });
-        self.due = self.checkpoints.due(&self.file);
+        self.checkpoints.record(&self.file, Checkpoint { decompressed: offset, stored, member_state: member_state()? });
+        self.next = self.checkpoints.next_wanted(&self.file);
         Ok(())
     }
 }
 
-impl Member {
-    fn before() -> io::Result<Self> {
-        Ok(Self { inflate: Inflate::new()?, place: Place::Before, crc: crc32fast::Hasher::new(), length: 0, last: 0 })
+impl GzipMember {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            inflate: Inflate::new()?,
+            position: MemberPosition::Before,
+            crc: crc32fast::Hasher::new(),
+            length: 0,
+            last: 0,
+        })
     }
 
-    fn inside(inside: &Inside) -> io::Result<Self> {
-        let (inflate, last) = match &inside.stream {
-            Stream::Copy(inflate) => (inflate.copy()?, 0),
-            Stream::Between { last, bits, window } => {
-                (Inflate::resume(*last, *bits, &zstd::bulk::decompress(window, WINDOW)?)?, *last)
+    fn resume(state: &MemberState) -> io::Result<Self> {
+        let (inflate, last) = match &state.deflate {
+            DeflateState::Copy(inflate) => (inflate.copy()?, 0),
+            DeflateState::BetweenBlocks { last, bits, window } => {
+                (Inflate::resume(*last, *bits, &zstd::bulk::decompress(window, WINDOW_BYTES)?)?, *last)
             }
         };
-        let crc = crc32fast::Hasher::new_with_initial(inside.crc);
-        Ok(Self { inflate, place: Place::Inside, crc, length: inside.length, last })
+        let crc = crc32fast::Hasher::new_with_initial(state.crc);
+        Ok(Self { inflate, position: MemberPosition::Inside, crc, length: state.length, last })
     }
 
-    fn checkpoint(&self, bits: Option<u8>) -> io::Result<Option<Inside>> {
-        let stream = match bits {
-            None => Stream::Copy(self.inflate.copy()?),
+    fn checkpoint(&self, bits: Option<u8>) -> io::Result<Option<MemberState>> {
+        let deflate = match bits {
+            None => DeflateState::Copy(self.inflate.copy()?),
             Some(bits) => {
                 let window = zstd::bulk::compress(&self.inflate.window(), 1)?.into();
-                Stream::Between { last: self.last, bits, window }
+                DeflateState::BetweenBlocks { last: self.last, bits, window }
             }
         };
-        Ok(Some(Inside { crc: self.crc.clone().finalize(), length: self.length, stream }))
+        Ok(Some(MemberState { crc: self.crc.clone().finalize(), length: self.length, deflate }))
     }
 
-    /// Some bytes of the member; none at its end or between two blocks.
+    /// Decodes some bytes of the member. Returns 0 at its end or between two blocks.
     fn decode(
         &mut self,
         raw: &mut ObjectReader,
         out: &mut [u8],
         offset: u64,
-        notes: &mut Option<Notes>,
+        recorder: &mut Option<CheckpointRecorder>,
     ) -> io::Result<usize> {
         let input = raw.fill_buf()?;
-        let stop = notes.as_ref().is_some_and(|notes| offset >= notes.due.from);
+        let stop = recorder.as_ref().is_some_and(|recorder| offset >= recorder.next.from);
         let step = self.inflate.step(input, out, stop)?;
         if let Some(last) = step.read.checked_sub(1).and_then(|i| input.get(i)) {
             self.last = *last;
-        } else if step.written == 0 && step.at == At::Anywhere {
+        } else if step.written == 0 && step.at == StepEnd::Anywhere {
             return Err(match input.is_empty() {
                 true => io::ErrorKind::UnexpectedEof.into(),
                 false => broken("corrupt deflate stream"),
@@ -154,13 +162,13 @@ impl Member {
         self.crc.update(written);
         self.length = self.length.wrapping_add(step.written as u32);
         let now = offset + step.written as u64;
-        match (step.at, notes) {
-            (At::End, _) => self.trailer(raw)?,
-            (At::Between { bits }, Some(notes)) if stop => {
-                notes.note(now, raw.offset(), || self.checkpoint(Some(bits)))?;
+        match (step.at, recorder) {
+            (StepEnd::End, _) => self.trailer(raw)?,
+            (StepEnd::BetweenBlocks { bits }, Some(recorder)) if stop => {
+                recorder.record(now, raw.offset(), || self.checkpoint(Some(bits)))?;
             }
-            (_, Some(notes)) if now >= notes.due.late => {
-                notes.note(now, raw.offset(), || self.checkpoint(None))?;
+            (_, Some(recorder)) if now >= recorder.next.inside_block_from => {
+                recorder.record(now, raw.offset(), || self.checkpoint(None))?;
             }
             _ => {}
         }
@@ -174,7 +182,7 @@ impl Member {
         if !sums.eq(stored) {
             return Err(broken("corrupt gzip stream does not have a matching checksum"));
         }
-        (self.place, self.length) = (Place::Before, 0);
+        (self.position, self.length) = (MemberPosition::Before, 0);
         Ok(())
     }
 
@@ -202,7 +210,7 @@ impl Member {
             }
         }
         self.inflate.reset()?;
-        self.place = Place::Inside;
+        self.position = MemberPosition::Inside;
         Ok(())
     }
 }
@@ -219,9 +227,9 @@ impl Header<'_> {
         Ok(bytes)
     }
 
-    /// Passes a field that ends with a zero byte.
+    /// Skips a field that ends with a zero byte.
     fn skip_field(&mut self) -> io::Result<()> {
-        for _ in 0..=LARGEST_FIELD {
+        for _ in 0..=MAX_FIELD_BYTES {
             if self.take()? == [0] {
                 return Ok(());
             }
@@ -231,7 +239,7 @@ impl Header<'_> {
 }
 
 impl Decompressor {
-    /// Begins at the start of the file, of which a reader has read nothing or only looked at it.
+    /// Begins at the start of the file. `raw` may have buffered bytes, but its consumer must not have read any.
     pub fn new(store: &Store, file: &InputFile, how: Compression, raw: ObjectReader) -> io::Result<Self> {
         Self::with(store, file, how, raw, None)
     }
@@ -249,64 +257,65 @@ impl Decompressor {
         raw: ObjectReader,
         from: Option<&Checkpoint>,
     ) -> io::Result<Self> {
-        let codec = match (how, from.and_then(|from| from.inside.as_ref())) {
-            (Compression::Gzip, None) => Codec::Gzip(Box::new(Member::before()?)),
-            (Compression::Gzip, Some(inside)) => Codec::Gzip(Box::new(Member::inside(inside)?)),
-            _ => Codec::Zstd(Frames::new()?, Place::Before),
+        let codec = match (how, from.and_then(|from| from.member_state.as_ref())) {
+            (Compression::Gzip, None) => Codec::Gzip(Box::new(GzipMember::new()?)),
+            (Compression::Gzip, Some(state)) => Codec::Gzip(Box::new(GzipMember::resume(state)?)),
+            _ => Codec::Zstd(Frames::new()?, MemberPosition::Before),
         };
-        let notes = store.checkpoints(file).map(|checkpoints| Notes {
-            due: checkpoints.due(file),
+        let recorder = store.checkpoints(file).map(|checkpoints| CheckpointRecorder {
+            next: checkpoints.next_wanted(file),
             checkpoints: Arc::clone(checkpoints),
             file: file.clone(),
         });
         let offset = from.map_or(0, |from| from.decompressed);
-        Ok(Self { raw, codec, buffer: vec![0; BUFFER], begin: 0, end: 0, offset, notes })
+        Ok(Self { raw, codec, buffer: vec![0; BUFFER_BYTES], begin: 0, end: 0, offset, recorder })
     }
 
-    /// Fills the buffer as far as the stored bytes that are here reach; nothing at the end of the file.
+    /// Decodes into the buffer until it holds some bytes; it stays empty at the end of the file.
     fn decode(&mut self) -> io::Result<()> {
         (self.begin, self.end) = (0, 0);
         while self.end == 0 {
-            let Self { raw, codec, buffer, offset, notes, .. } = self;
-            let place = match codec {
-                Codec::Gzip(member) => &mut member.place,
-                Codec::Zstd(_, place) => place,
+            let Self { raw, codec, buffer, offset, recorder, .. } = self;
+            let position = match codec {
+                Codec::Gzip(member) => &mut member.position,
+                Codec::Zstd(_, position) => position,
             };
-            if *place == Place::Ended {
+            if *position == MemberPosition::Ended {
                 return Ok(());
             }
-            if *place == Place::Before {
+            if *position == MemberPosition::Before {
                 if raw.fill_buf()?.is_empty() {
-                    *place = Place::Ended;
+                    *position = MemberPosition::Ended;
                     return Ok(());
                 }
-                if matches!(codec, Codec::Gzip(_)) && raw.offset() > 0 && zeros(raw)? {
+                if matches!(codec, Codec::Gzip(_)) && raw.offset() > 0 && has_only_zeros_left(raw)? {
                     if let Codec::Gzip(member) = codec {
-                        member.place = Place::Ended;
+                        member.position = MemberPosition::Ended;
                     }
                     return Ok(());
                 }
-                if let Some(notes) = notes.as_mut().filter(|notes| *offset >= notes.due.from) {
-                    notes.note(*offset, raw.offset(), || Ok(None))?;
+                if let Some(recorder) = recorder.as_mut().filter(|recorder| *offset >= recorder.next.from) {
+                    recorder.record(*offset, raw.offset(), || Ok(None))?;
                 }
             }
             let written = match codec {
-                Codec::Gzip(member) if member.place == Place::Before => member.header(raw).map(|()| 0)?,
-                Codec::Gzip(member) => member.decode(raw, buffer, *offset, notes)?,
-                Codec::Zstd(frames, place) => frame(frames, place, raw, buffer)?,
+                Codec::Gzip(member) if member.position == MemberPosition::Before => member.header(raw).map(|()| 0)?,
+                Codec::Gzip(member) => member.decode(raw, buffer, *offset, recorder)?,
+                Codec::Zstd(frames, position) => decode_frame(frames, position, raw, buffer)?,
             };
             (self.end, self.offset) = (written, *offset + written as u64);
             #[cfg(test)]
-            if let Some(notes) = &self.notes {
-                notes.checkpoints.add_decompressed(written);
+            if let Some(recorder) = &self.recorder {
+                recorder.checkpoints.add_decompressed(written);
             }
         }
         Ok(())
     }
 }
 
-/// Whether only zeros are left of a file, as tapes and block devices leave them behind the last member; gzip passes them, too.
-fn zeros(raw: &mut ObjectReader) -> io::Result<bool> {
+/// Whether the rest of the file consists of zeros, which tapes and block devices leave after the last member. gzip
+/// skips them, too.
+fn has_only_zeros_left(raw: &mut ObjectReader) -> io::Result<bool> {
     if raw.fill_buf()?.first() != Some(&0) {
         return Ok(false);
     }
@@ -323,11 +332,16 @@ fn zeros(raw: &mut ObjectReader) -> io::Result<bool> {
     }
 }
 
-/// Some bytes of a frame of Zstandard; none where more of it has to be read first, or at its end.
-fn frame(frames: &mut Frames<'_>, place: &mut Place, raw: &mut ObjectReader, out: &mut [u8]) -> io::Result<usize> {
-    if *place == Place::Before {
+/// Decodes some bytes of a Zstandard frame. Returns 0 if it needs more stored bytes, or at the end of the frame.
+fn decode_frame(
+    frames: &mut Frames<'_>,
+    position: &mut MemberPosition,
+    raw: &mut ObjectReader,
+    out: &mut [u8],
+) -> io::Result<usize> {
+    if *position == MemberPosition::Before {
         frames.reinit()?;
-        *place = Place::Inside;
+        *position = MemberPosition::Inside;
     }
     let input = raw.fill_buf()?;
     let step = frames.run_on_buffers(input, out)?;
@@ -336,7 +350,7 @@ fn frame(frames: &mut Frames<'_>, place: &mut Place, raw: &mut ObjectReader, out
     }
     raw.consume(step.bytes_read);
     if step.remaining == 0 {
-        *place = Place::Before;
+        *position = MemberPosition::Before;
     }
     Ok(step.bytes_written)
 }

@@ -1,7 +1,8 @@
-//! A folder of this machine: what is in it, name by name, so that one that cannot be read harms no other.
+//! Lists a local folder name by name, so that an unreadable name does not affect the others.
 //!
-//! A name that is not UTF-8 or has control characters has no place in a job's listing, in manifests and in messages: it is told, escaped, where it
-//! would be read. So is a link that leads nowhere, in a circle, or out of what is allowed.
+//! A name that is not UTF-8 or has control characters cannot appear in a job's listing, in manifests or in messages. It
+//! is reported, escaped, where it would be read. So is a link that is dangling, circular, or leads outside of what is
+//! allowed.
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
@@ -14,27 +15,28 @@ use object_store::ObjectMeta;
 use object_store::path::{Path, PathPart};
 use stillhouse_base::storage::Location;
 
-use super::input_file::Admits;
+use super::input_file::AccessCheck;
 
-/// What is in a folder.
-pub(super) enum Child {
+/// An entry of a folder.
+pub(super) enum FolderEntry {
     Folder(Path),
     File(ObjectMeta),
     /// A pipe, a device or a socket.
-    Odd(Path),
-    /// What it is that cannot be read, and why; `folder`: it is one, or could be.
+    Special(Path),
+    /// An entry that cannot be read, with the reason. `folder`: it is or could be a folder.
     Unreadable {
         message: String,
         folder: bool,
     },
 }
 
-/// What a file is, as the store of the disk says it; `None` where there is none, or a folder.
-pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<Child>, String> {
+/// Returns the file at a path with the metadata that `object_store` would report. `None` if nothing exists there, or a
+/// folder.
+pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<FolderEntry>, String> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(None),
         Ok(found) if has_hidden_bytes(&found, path) => Err(HIDDEN_BYTES.into()),
-        Ok(found) => Ok(Some(of_metadata(&found, location.clone()))),
+        Ok(found) => Ok(Some(from_metadata(&found, location.clone()))),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(e) => Err(describe(&e)),
     }
@@ -42,22 +44,22 @@ pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<Child>, St
 
 const HIDDEN_BYTES: &str = "has 0 bytes by what the system says and holds some all the same, as files of /proc do; valid: a copy of it on a disk";
 
-/// Whether a file holds bytes that its size does not tell: nothing of it would be read, without a word.
+/// Whether a file holds bytes although its size is 0. Without this check it would be read as empty, without an error.
 fn has_hidden_bytes(found: &Metadata, path: &DiskPath) -> bool {
     let reads = || fs::File::open(path).and_then(|mut file| file.read(&mut [0]));
     found.is_file() && found.len() == 0 && reads().is_ok_and(|read| read > 0)
 }
 
-fn of_metadata(found: &Metadata, location: Path) -> Child {
+fn from_metadata(found: &Metadata, location: Path) -> FolderEntry {
     match (found.is_dir(), found.is_file()) {
-        (true, _) => Child::Folder(location),
-        (_, true) => Child::File(meta(found, location)),
-        _ => Child::Odd(location),
+        (true, _) => FolderEntry::Folder(location),
+        (_, true) => FolderEntry::File(object_meta(found, location)),
+        _ => FolderEntry::Special(location),
     }
 }
 
-/// As `object_store` makes it, which would have to open the file for it.
-pub(super) fn meta(found: &Metadata, location: Path) -> ObjectMeta {
+/// Builds the same metadata as `object_store`, which would have to open the file for it.
+pub(super) fn object_meta(found: &Metadata, location: Path) -> ObjectMeta {
     let modified = found.modified().unwrap_or(UNIX_EPOCH);
     let micros = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     let (inode, size) = (found.ino(), found.len());
@@ -65,14 +67,14 @@ pub(super) fn meta(found: &Metadata, location: Path) -> ObjectMeta {
     ObjectMeta { location, last_modified: modified.into(), size, e_tag, version: None }
 }
 
-/// What is in a folder, by name: those that are wanted. What is not there is empty, as in a store.
-pub(super) fn children(
+/// Returns the wanted entries of a folder, sorted by name. A folder that does not exist is empty, as in a store.
+pub(super) fn list_entries(
     folder: &DiskPath,
     location: &Path,
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
-    admits: Admits<'_>,
-) -> Result<Vec<(String, Child)>, String> {
+    check_access: AccessCheck<'_>,
+) -> Result<Vec<(String, FolderEntry)>, String> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
@@ -86,31 +88,38 @@ pub(super) fn children(
         if !wanted(&shown) {
             continue;
         }
-        let child = child(&entry, &name, location, display, admits)
+        let found = read_entry(&entry, &name, location, display, check_access)
             .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
-        children.push((shown.into_owned(), child));
+        children.push((shown.into_owned(), found));
     }
-    // two names that are not UTF-8 may be shown alike
+    // two names that are not UTF-8 may have the same lossy form
     children.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(children)
 }
 
-fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, admits: Admits<'_>) -> io::Result<Child> {
-    let unreadable =
-        |why: &str, folder| Ok(Child::Unreadable { message: format!("{} {why}", escaped(display, name)), folder });
+fn read_entry(
+    entry: &fs::DirEntry,
+    name: &OsStr,
+    location: &Path,
+    display: &str,
+    check_access: AccessCheck<'_>,
+) -> io::Result<FolderEntry> {
+    let unreadable = |why: &str, folder| {
+        Ok(FolderEntry::Unreadable { message: format!("{} {why}", escaped(display, name)), folder })
+    };
     let is_link = entry.file_type()?.is_symlink();
-    if is_link && let Err(message) = admits(&Location::Disk(entry.path())) {
+    if is_link && let Err(message) = check_access(&Location::Disk(entry.path())) {
         return unreadable(&format!("is a link: {message}"), true);
     }
-    // of what is no link the folder that is open already is asked, which needs no walk along the path
+    // for an entry that is not a link, the open folder gives the metadata, without resolving the whole path
     let found = match if is_link { fs::metadata(entry.path()) } else { entry.metadata() } {
         Ok(found) => found,
-        // removed since it was listed
+        // removed after the listing
         Err(e) if !is_link && e.kind() == ErrorKind::NotFound => return unreadable("is gone", false),
         Err(e) if e.kind() == ErrorKind::NotFound => return unreadable("is a link to what is not there", false),
         Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", describe(&e)), true),
     };
-    if is_link && found.is_dir() && leads_back(&entry.path()) {
+    if is_link && found.is_dir() && is_circular_link(&entry.path()) {
         return unreadable("is a link that leads back to a folder it is in; valid: no circles", true);
     }
     if has_hidden_bytes(&found, &entry.path()) {
@@ -121,22 +130,22 @@ fn child(entry: &fs::DirEntry, name: &OsStr, location: &Path, display: &str, adm
         return unreadable("has a name that is not UTF-8 or has control characters; valid: rename it", found.is_dir());
     };
     let at: Path = location.parts().chain([part]).collect();
-    Ok(of_metadata(&found, at))
+    Ok(from_metadata(&found, at))
 }
 
-/// Whether a link to a folder leads to one of those that it was found through.
-fn leads_back(link: &DiskPath) -> bool {
+/// Whether a link leads to one of the folders that contain it.
+fn is_circular_link(link: &DiskPath) -> bool {
     let Ok(target) = link.canonicalize() else { return false };
     link.ancestors().skip(1).any(|folder| folder.canonicalize().is_ok_and(|folder| folder == target))
 }
 
-/// A name as it can be shown on one line, in quotes.
+/// Formats a name for one line, escaped and in quotes.
 fn escaped(display: &str, name: &OsStr) -> String {
     let name = format!("{name:?}");
     format!("\"{display}{}\"", name.trim_start_matches('"').trim_end_matches('"'))
 }
 
-/// What the system says, without its number.
+/// Returns the system's message without the error number.
 fn describe(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => "permission denied".into(),
@@ -160,9 +169,9 @@ mod tests {
         fs::write(&path, "text").unwrap();
         let location = Path::from_absolute_path(&path).unwrap();
         let store = object_store::local::LocalFileSystem::new();
-        let Ok(Some(Child::File(found))) = file(&path, &location) else { panic!("no file") };
+        let Ok(Some(FolderEntry::File(found))) = file(&path, &location) else { panic!("no file") };
         assert_eq!(found, store.head(&location).await.unwrap());
-        let listed = children(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
-        assert!(matches!(listed.as_slice(), [(name, Child::File(meta))] if name == "a ü.txt" && meta.size == 4));
+        let listed = list_entries(folder.path(), &Path::default(), "", &|_| true, &|_| Ok(())).unwrap();
+        assert!(matches!(listed.as_slice(), [(name, FolderEntry::File(meta))] if name == "a ü.txt" && meta.size == 4));
     }
 }

@@ -1,15 +1,17 @@
-//! The holdouts: which documents are of which data set split.
+//! Holdouts: assign documents to data set splits.
 //!
 //! ```text
-//!   segments ─┬─ the last N records, cut off ─────────────────────────────────► a data set split each
-//!             └─ the rest, read once for each of ─┬─ share: keys of an interval ──► a data set split each
+//!   segments ─┬─ the last N records, cut off ─────────────────────────────────────► one data set split each
+//!             └─ the rest, read once for each of ─┬─ share: keys of an interval ──► one data set split each
 //!                                                 ├─ documents: the N smallest keys after that
 //!                                                 └─ every other key ─────────────► train
 //! ```
 //!
-//! A document's key is a hash of the job's seed and its text, so what a share takes does not depend on the files, the splits or the other documents,
-//! and copies of a text are together. Counting goes back from the end, segment by segment, and reads only the segments
-//! that are needed. Finding the N smallest keys reads all of the input once; memory: 64 bytes for each of the N.
+//! A document's key is a hash of the job's seed and its text. So the documents of a share do not depend on the files,
+//! the splits or the other documents, and copies of a text have the same key.
+//!
+//! To count the last records, the code goes back from the end segment by segment and reads only the segments that it
+//! needs. To find the N smallest keys, it reads the whole input once. Memory: 64 bytes for each of the N.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,38 +23,38 @@ use stillhouse_schemas::spec::{Holdout, Input};
 
 use super::formats::{self, Format, numbers};
 use super::input_file::InputFile;
-use super::read::read_keys;
 use super::segment::Segment;
+use super::split_reader::read_keys;
 use super::store::Store;
 use super::summary::TRAIN;
 
-/// What becomes the splits of one data set split.
-pub(crate) struct Part {
+/// The segments and keys from which the splits of one data set split are made.
+pub(crate) struct SplitSource {
     pub dataset_split: String,
     pub segments: Vec<Segment>,
     pub keys: Option<KeyRange>,
 }
 
-/// The data set splits: `train`, then the holdouts by name.
-pub(crate) fn parts(
+/// Returns the data set splits: `train`, then the holdouts by name.
+pub(crate) fn split_sources(
     store: &Store,
     files: &[InputFile],
     input: &Input,
     seed: u64,
     segments: Vec<Segment>,
-) -> Result<Vec<Part>, SourceError> {
+) -> Result<Vec<SplitSource>, SourceError> {
     let mut rest = segments;
     let mut held = BTreeMap::new();
     let mut before = 0;
-    for (name, n) in entries(input, |h| h.last_documents).rev() {
+    for (name, n) in holdouts_with(input, |h| h.last_documents).rev() {
         let field = format!("input.holdout.{name}.last_documents");
-        let (left, tail) = cut_off(store, files, input, rest, (n, before), &field)?;
+        let (left, tail) = split_off_last(store, files, input, rest, (n, before), &field)?;
         (rest, before) = (left, before + n);
         held.insert(name, (tail, None));
     }
     let mut bound = 0;
     let mut sum = 0.0;
-    for (name, share) in entries(input, |h| h.share) {
+    for (name, share) in holdouts_with(input, |h| h.share) {
         sum += share;
         let end = (sum * KEYS) as u64;
         held.insert(
@@ -61,7 +63,7 @@ pub(crate) fn parts(
         );
         bound = end;
     }
-    let counts: Vec<(&str, u64)> = entries(input, |h| h.documents).collect();
+    let counts: Vec<(&str, u64)> = holdouts_with(input, |h| h.documents).collect();
     if !counts.is_empty() {
         let total = counts.iter().map(|(_, n)| n).sum();
         let smallest =
@@ -74,28 +76,33 @@ pub(crate) fn parts(
         }
     }
     let keys = (bound > 0).then_some(KeyRange { seed, first: bound, last: u64::MAX });
-    let train = Part { dataset_split: TRAIN.into(), segments: rest, keys };
-    let held = held.into_iter().map(|(name, (segments, keys))| Part { dataset_split: name.into(), segments, keys });
+    let train = SplitSource { dataset_split: TRAIN.into(), segments: rest, keys };
+    let held =
+        held.into_iter().map(|(name, (segments, keys))| SplitSource { dataset_split: name.into(), segments, keys });
     Ok([train].into_iter().chain(held).collect())
 }
 
-/// The data set splits of segments that are appended to what these splits read: the documents with the same keys.
-pub(crate) fn parts_as(input: &Input, splits: &[SplitRecord], segments: &[Segment]) -> Vec<Part> {
+/// Assigns appended segments to the data set splits of existing splits: documents with the same keys as there.
+pub(crate) fn appended_split_sources(input: &Input, splits: &[SplitRecord], segments: &[Segment]) -> Vec<SplitSource> {
     let is_cut_off = |name: &str| input.holdout.get(name).is_some_and(|h| h.last_documents.is_some());
     let mut seen = BTreeSet::new();
     let first_of_each = splits.iter().filter(|split| seen.insert(split.dataset_split.as_str()));
     first_of_each
         .filter(|split| !is_cut_off(&split.dataset_split))
-        .map(|split| Part { dataset_split: split.dataset_split.clone(), segments: segments.to_vec(), keys: split.keys })
+        .map(|split| SplitSource {
+            dataset_split: split.dataset_split.clone(),
+            segments: segments.to_vec(),
+            keys: split.keys,
+        })
         .collect()
 }
 
-/// The holdouts with a value for this rule, by name.
-fn entries<T>(input: &Input, rule: impl Fn(&Holdout) -> Option<T>) -> impl DoubleEndedIterator<Item = (&str, T)> {
+/// Returns the holdouts that have a value for this rule, by name.
+fn holdouts_with<T>(input: &Input, rule: impl Fn(&Holdout) -> Option<T>) -> impl DoubleEndedIterator<Item = (&str, T)> {
     input.holdout.iter().filter_map(move |(name, holdout)| Some((name.as_str(), rule(holdout)?)))
 }
 
-/// The `n` smallest keys of the range that documents have, and no fewer.
+/// Returns the `n` smallest document keys of the range.
 fn smallest_keys(
     store: &Store,
     files: &[InputFile],
@@ -104,8 +111,8 @@ fn smallest_keys(
     range: KeyRange,
     n: u64,
 ) -> Result<BTreeSet<u64>, SourceError> {
-    // one more, so that something is known to be left for train
-    let most = n as usize + 1;
+    // one more, to make sure that something is left for train
+    let max_keys = n as usize + 1;
     let smallest = Mutex::new(BTreeSet::new());
     let bound = AtomicU64::new(u64::MAX);
     let add = |key: u64| {
@@ -114,10 +121,10 @@ fn smallest_keys(
         }
         let mut smallest = smallest.lock().unwrap_or_else(PoisonError::into_inner);
         smallest.insert(key);
-        if smallest.len() > most {
+        if smallest.len() > max_keys {
             smallest.pop_last();
         }
-        if let Some(last) = smallest.last().filter(|_| smallest.len() == most) {
+        if let Some(last) = smallest.last().filter(|_| smallest.len() == max_keys) {
             bound.store(*last, Ordering::Relaxed);
         }
     };
@@ -125,9 +132,9 @@ fn smallest_keys(
         read_keys(store, files, &files[segment.file], segment.range, input, range.seed, &mut |key| add(key))
     })?;
     let mut keys = smallest.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if keys.len() < most {
+    if keys.len() < max_keys {
         let fields: Vec<String> =
-            entries(input, |h| h.documents).map(|(name, _)| format!("input.holdout.{name}.documents")).collect();
+            holdouts_with(input, |h| h.documents).map(|(name, _)| format!("input.holdout.{name}.documents")).collect();
         return Err(SourceError::Plan {
             field: fields.join(" and "),
             message: format!(
@@ -141,10 +148,11 @@ fn smallest_keys(
     Ok(keys)
 }
 
-/// Looks at all segments, on as many threads as the machine has cores; the error is that of the first one that failed.
+/// Calls `visit` with all segments, on as many threads as the machine has cores. Returns the error of the first segment
+/// that failed.
 fn for_each_segment(
     segments: &[Segment],
-    look: impl Fn(&Segment) -> Result<(), SourceError> + Sync,
+    visit: impl Fn(&Segment) -> Result<(), SourceError> + Sync,
 ) -> Result<(), SourceError> {
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(segments.len().max(1));
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -156,7 +164,7 @@ fn for_each_segment(
                     && let Some(segment) = segments.get(i)
                     && !failed.load(Ordering::Relaxed)
                 {
-                    if let Err(e) = look(segment) {
+                    if let Err(e) = visit(segment) {
                         failed.store(true, Ordering::Relaxed);
                         errors.lock().unwrap_or_else(PoisonError::into_inner).insert(i, e);
                     }
@@ -167,8 +175,9 @@ fn for_each_segment(
     errors.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first().map_or(Ok(()), |(_, first)| Err(first))
 }
 
-/// What comes before the last `n` records, and those records; `before` records after them are held already.
-fn cut_off(
+/// Returns the segments before the last `n` records, and those of the last `n` records. Other holdouts already hold
+/// `before` records after them.
+fn split_off_last(
     store: &Store,
     files: &[InputFile],
     input: &Input,
@@ -180,10 +189,10 @@ fn cut_off(
     let mut left = n;
     while left > 0 {
         let Some(mut segment) = segments.pop() else { break };
-        let records = count(store, files, input, &segment)?;
+        let records = count_records(store, files, input, &segment)?;
         segment.records = Some(records);
         if records > left {
-            let (before, after) = cut(store, files, input, &segment, records - left)?;
+            let (before, after) = split_segment(store, files, input, &segment, records - left)?;
             segments.push(before);
             held.push(after);
             left = 0;
@@ -194,7 +203,7 @@ fn cut_off(
     }
     let mut train = false;
     for segment in segments.iter().rev() {
-        if count(store, files, input, segment)? > 0 {
+        if count_records(store, files, input, segment)? > 0 {
             train = true;
             break;
         }
@@ -213,32 +222,32 @@ fn cut_off(
     Ok((segments, held))
 }
 
-fn bytes(range: Range) -> (u64, u64) {
+fn bounds(range: Range) -> (u64, u64) {
     match range {
         Range::Bytes { start, end, .. } | Range::Rows { start, end } => (start, end),
     }
 }
 
-fn count(store: &Store, files: &[InputFile], input: &Input, segment: &Segment) -> Result<u64, SourceError> {
+fn count_records(store: &Store, files: &[InputFile], input: &Input, segment: &Segment) -> Result<u64, SourceError> {
     if let Some(records) = segment.records {
         return Ok(records);
     }
     let file = &files[segment.file];
-    let wrong = |e| SourceError::from_io(&file.path, e);
-    let (start, end) = bytes(segment.range);
-    let (mut records, _) = formats::of(input).open_bytes(store, file, input, (start, end))?;
+    let io_error = |e| SourceError::from_io(&file.path, e);
+    let (start, end) = bounds(segment.range);
+    let (mut records, _) = formats::for_input(input).open_bytes(store, file, input, (start, end))?;
     let mut count = 0;
-    while let Some(at) = records.next().map_err(wrong)?
+    while let Some(at) = records.next().map_err(io_error)?
         && at.offset < end
     {
         count += 1;
-        records.skip().map_err(wrong)?;
+        records.skip().map_err(io_error)?;
     }
     Ok(count)
 }
 
-/// Cuts a segment before its record of this number, counted from 0.
-fn cut(
+/// Cuts a segment before its record with this index, counted from 0.
+fn split_segment(
     store: &Store,
     files: &[InputFile],
     input: &Input,
@@ -246,32 +255,32 @@ fn cut(
     record: u64,
 ) -> Result<(Segment, Segment), SourceError> {
     let file = &files[segment.file];
-    let wrong = |e| SourceError::from_io(&file.path, e);
+    let io_error = |e| SourceError::from_io(&file.path, e);
     let (before, after) = match segment.range {
         Range::Rows { start, end } => {
             let at = start + record;
             (Range::Rows { start, end: at }, Range::Rows { start: at, end })
         }
-        Range::Bytes { start, end, .. } if matches!(formats::of(input), Format::Numbers) => {
+        Range::Bytes { start, end, .. } if matches!(formats::for_input(input), Format::Numbers) => {
             let at = numbers::offset_of(store, file, input, (start, end), record)?;
             (Range::Bytes { start, end: at, line: None }, Range::Bytes { start: at, end, line: None })
         }
         Range::Bytes { start, end, line } => {
-            let (mut records, _) = formats::of(input).open_bytes(store, file, input, (start, end))?;
+            let (mut records, _) = formats::for_input(input).open_bytes(store, file, input, (start, end))?;
             for _ in 0..record {
-                records.next().map_err(wrong)?;
-                records.skip().map_err(wrong)?;
+                records.next().map_err(io_error)?;
+                records.skip().map_err(io_error)?;
             }
-            let at = records.next().map_err(wrong)?;
+            let at = records.next().map_err(io_error)?;
             let (offset, newlines) = at.map_or((end, 0), |at| (at.offset, at.newlines));
             let after = Range::Bytes { start: offset, end, line: line.map(|l| l + newlines) };
             (Range::Bytes { start, end: offset, line }, after)
         }
     };
-    let (from, to) = bytes(segment.range);
+    let (from, to) = bounds(segment.range);
     let records = segment.records.unwrap_or(record);
     let part = |range: Range, records: u64| {
-        let (start, end) = bytes(range);
+        let (start, end) = bounds(range);
         let weight = u128::from(segment.weight) * u128::from(end - start) / u128::from((to - from).max(1));
         Segment { file: segment.file, range, weight: weight as u64, records: Some(records) }
     };

@@ -1,7 +1,8 @@
-//! Deflate with stops: zlib's own calls, which tell where a block ends, begin between two blocks, and copy a stream wherever it is.
+//! Deflate with stops. It calls zlib's functions that report the end of a block, begin between two blocks, and copy a
+//! stream in any state.
 //!
-//! A block may end in the middle of a byte. What it takes to begin after one is the window (up to 32 KB of text before it), the
-//! bits of that byte which are left, and the byte where the stored bytes go on.
+//! A block may end inside a byte. To begin after a block, zlib needs the window (up to 32 KB of preceding text), the
+//! remaining bits of that byte, and the byte at which the stored bytes continue.
 
 use std::{fmt, io};
 
@@ -11,52 +12,52 @@ use libz_rs_sys::{
 };
 
 /// Bytes that a block may refer back to.
-pub(super) const WINDOW: usize = 32 << 10;
+pub(super) const WINDOW_BYTES: usize = 32 << 10;
 
-/// Deflate without a header, in zlib's words.
-const RAW: i32 = -15;
-// of `data_type`: between two blocks; in or after the last block; the bits taken from the input and not used
-const BETWEEN: i32 = 128;
-const LAST: i32 = 64;
-const BITS: i32 = 63;
+/// `windowBits` of zlib: deflate without a header, with a window of 2^15 bytes.
+const RAW_WINDOW_BITS: i32 = -15;
+// bits of `data_type`: between two blocks; in or after the last block; number of unused bits of the last byte taken
+const BETWEEN_BLOCKS: i32 = 128;
+const IN_LAST_BLOCK: i32 = 64;
+const UNUSED_BITS: i32 = 63;
 
-/// Memory of a stream: its window and its tables.
-pub(super) const STREAM: usize = 48 << 10;
+/// Bytes of memory of a stream: its window and its tables.
+pub(super) const STREAM_BYTES: usize = 48 << 10;
 
-/// A deflate stream that is being read.
+/// A deflate stream that is being decompressed.
 pub(super) struct Inflate(Box<z_stream>);
 
-// SAFETY: zlib's state belongs to this stream alone (nothing shares it, and no thread keeps anything of it), its allocator is the one of
-// the process, and `next_in` and `next_out` are not looked at but in `step`, which sets them first.
+// SAFETY: zlib's state belongs to this stream alone (no other object shares it, and no thread keeps a part of it). Its
+// allocator is that of the process. Only `step` reads `next_in` and `next_out`, after it has set them.
 unsafe impl Send for Inflate {}
-// SAFETY: what takes `&self` only reads zlib's state.
+// SAFETY: the methods that take `&self` only read zlib's state.
 unsafe impl Sync for Inflate {}
 
-/// How far a step came.
+/// Progress of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Step {
     /// Bytes taken from the input.
     pub read: usize,
     /// Bytes put into the output.
     pub written: usize,
-    pub at: At,
+    pub at: StepEnd,
 }
 
 /// Where a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum At {
-    /// Where the input or the output has ended.
+pub(super) enum StepEnd {
+    /// Where the input or the output ended.
     Anywhere,
     /// Between two blocks.
-    Between {
-        /// Bits of the last byte taken that belong to the next block: fewer than 8.
+    BetweenBlocks {
+        /// Number of bits of the last byte taken that belong to the next block: fewer than 8.
         bits: u8,
     },
     /// At the end of the stream.
     End,
 }
 
-fn refused() -> io::Error {
+fn init_error() -> io::Error {
     io::Error::other("the decompressor could not begin: no memory")
 }
 
@@ -64,76 +65,80 @@ impl Inflate {
     pub fn new() -> io::Result<Self> {
         let mut stream = Box::new(z_stream::default());
         let size = size_of::<z_stream>() as i32;
-        // SAFETY: the stream is exclusively ours and stays where it is (boxed), with the allocator that its default brings; the version is zlib's.
-        let outcome = unsafe { inflateInit2_(&mut *stream, RAW, zlibVersion(), size) };
+        // SAFETY: we own the stream exclusively; it does not move (boxed) and has the allocator of its default value;
+        // the version is zlib's.
+        let outcome = unsafe { inflateInit2_(&mut *stream, RAW_WINDOW_BITS, zlibVersion(), size) };
         if outcome != Z_OK {
-            return Err(refused());
+            return Err(init_error());
         }
         Ok(Self(stream))
     }
 
-    /// Goes to the start of another stream.
+    /// Starts another stream.
     pub fn reset(&mut self) -> io::Result<()> {
         // SAFETY: `new` has initialized the stream.
         match unsafe { inflateReset(&mut *self.0) } {
             Z_OK => Ok(()),
-            _ => Err(refused()),
+            _ => Err(init_error()),
         }
     }
 
-    /// Begins between two blocks of a stream: with the bits that are left of the byte before the input, and the text before.
+    /// Begins between two blocks of a stream, with the unused bits of the byte before the input and the preceding text.
     pub fn resume(last: u8, bits: u8, window: &[u8]) -> io::Result<Self> {
         let mut inflate = Self::new()?;
         if bits > 0 {
             // SAFETY: `new` has initialized the stream, and nothing was read from it.
             let outcome = unsafe { inflatePrime(&mut *inflate.0, bits.into(), i32::from(last) >> (8 - bits.min(8))) };
             if outcome != Z_OK {
-                return Err(refused());
+                return Err(init_error());
             }
         }
-        // SAFETY: the stream is initialized; zlib copies so many bytes out of the slice.
+        // SAFETY: the stream is initialized; zlib copies `window.len()` bytes out of the slice.
         let outcome = unsafe { inflateSetDictionary(&mut *inflate.0, window.as_ptr(), window.len() as u32) };
         if outcome != Z_OK {
-            return Err(refused());
+            return Err(init_error());
         }
         Ok(inflate)
     }
 
-    /// A stream that goes on where this one is.
+    /// Copies a stream with its state.
     pub fn copy(&self) -> io::Result<Self> {
         let mut stream = Box::new(z_stream::default());
-        // SAFETY: the source is initialized, and zlib only reads it; the destination is ours, is no stream yet, and stays where it is (boxed).
+        // SAFETY: the source is initialized, and zlib only reads it; we own the destination, which is not a stream yet
+        // and does not move (boxed).
         match unsafe { inflateCopy(&mut *stream, &*self.0) } {
             Z_OK => Ok(Self(stream)),
-            _ => Err(refused()),
+            _ => Err(init_error()),
         }
     }
 
-    /// Reads on; with `stop` no further than to the end of the present block.
+    /// Decompresses some bytes; with `stop`, at most up to the end of the current block.
     pub fn step(&mut self, input: &[u8], output: &mut [u8], stop: bool) -> io::Result<Step> {
-        let (most_in, most_out) = (fitting(input.len()), fitting(output.len()));
+        let (input_bytes, output_bytes) = (saturating_u32(input.len()), saturating_u32(output.len()));
         let stream = &mut *self.0;
-        (stream.next_in, stream.avail_in) = (input.as_ptr(), most_in);
-        (stream.next_out, stream.avail_out) = (output.as_mut_ptr(), most_out);
-        // SAFETY: `new` has initialized the stream; `next_in` and `next_out` have `avail_in` readable and `avail_out` writable bytes,
-        // in slices that are borrowed for the call.
+        (stream.next_in, stream.avail_in) = (input.as_ptr(), input_bytes);
+        (stream.next_out, stream.avail_out) = (output.as_mut_ptr(), output_bytes);
+        // SAFETY: `new` has initialized the stream; `next_in` and `next_out` have `avail_in` readable and `avail_out`
+        // writable bytes, in slices that are borrowed for the call.
         let outcome = unsafe { inflate(stream, if stop { Z_BLOCK } else { Z_NO_FLUSH }) };
-        let (read, written) = ((most_in - stream.avail_in) as usize, (most_out - stream.avail_out) as usize);
+        let (read, written) = ((input_bytes - stream.avail_in) as usize, (output_bytes - stream.avail_out) as usize);
         let at = match outcome {
-            Z_STREAM_END => At::End,
-            Z_OK | Z_BUF_ERROR => match (stream.data_type & (BETWEEN | LAST), stream.data_type & BITS) {
-                (BETWEEN, bits @ 0..8) => At::Between { bits: bits as u8 },
-                _ => At::Anywhere,
-            },
+            Z_STREAM_END => StepEnd::End,
+            Z_OK | Z_BUF_ERROR => {
+                match (stream.data_type & (BETWEEN_BLOCKS | IN_LAST_BLOCK), stream.data_type & UNUSED_BITS) {
+                    (BETWEEN_BLOCKS, bits @ 0..8) => StepEnd::BetweenBlocks { bits: bits as u8 },
+                    _ => StepEnd::Anywhere,
+                }
+            }
             _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "corrupt deflate stream")),
         };
         Ok(Step { read, written, at })
     }
 
-    /// The last bytes that were written, as many as later blocks may refer to.
+    /// Returns the last bytes written, as many as later blocks may refer to.
     pub fn window(&self) -> Vec<u8> {
-        let (mut window, mut length) = (vec![0; WINDOW], 0);
-        // SAFETY: the stream is initialized, and a window of deflate, which is what zlib writes, has no more bytes than this.
+        let (mut window, mut length) = (vec![0; WINDOW_BYTES], 0);
+        // SAFETY: the stream is initialized, and a deflate window, which zlib writes, has at most this many bytes.
         let outcome = unsafe { inflateGetDictionary(&*self.0, window.as_mut_ptr(), &mut length) };
         window.truncate(if outcome == Z_OK { length as usize } else { 0 });
         window
@@ -148,11 +153,11 @@ impl fmt::Debug for Inflate {
 
 impl Drop for Inflate {
     fn drop(&mut self) {
-        // SAFETY: `new` has initialized the stream, and it is ended once.
+        // SAFETY: `new` has initialized the stream, and it is ended only once.
         unsafe { inflateEnd(&mut *self.0) };
     }
 }
 
-fn fitting(length: usize) -> u32 {
+fn saturating_u32(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }

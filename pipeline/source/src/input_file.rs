@@ -1,4 +1,4 @@
-//! Files of the input, as a listing found them.
+//! Files of the input, as the listing found them.
 
 use std::sync::Arc;
 
@@ -8,30 +8,30 @@ use serde::{Deserialize, Serialize};
 use stillhouse_base::file_state::FileState;
 use stillhouse_base::storage::Location;
 
-/// The path in the manifest of documents that have no file.
+/// Path in the manifest of documents that have no file.
 const NOTHING: &str = "none";
 
-/// Returns the reason why a file or folder may not be read, as the error.
-pub(crate) type Admits<'a> = &'a (dyn Fn(&Location) -> Result<(), String> + Sync);
+/// Returns, as the error, the reason why a file or folder may not be read.
+pub(crate) type AccessCheck<'a> = &'a (dyn Fn(&Location) -> Result<(), String> + Sync);
 
-/// Is called with the index of each item before it is examined.
-pub(crate) type LookedAt<'a> = &'a mut dyn FnMut(usize);
+/// Called with the index of each item before it is examined.
+pub(crate) type BeforeItem<'a> = &'a mut dyn FnMut(usize);
 
 /// A file of the input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputFile {
-    /// As users and the manifest see it: as the job's path or glob yields it; what was relative stays relative.
+    /// Path for users and the manifest: as the job's path or glob yields it; a relative path stays relative.
     pub path: String,
-    /// Where the store has it.
+    /// Location in the store.
     #[serde(with = "location")]
     pub location: Path,
-    /// Bytes, compressed as it is.
+    /// Size in bytes, as stored.
     pub size: u64,
-    /// What the store said of it in the listing.
+    /// The file's state in the listing of the store.
     pub state: FileState,
 }
 
-/// A location as its text.
+/// Serializes a location as its text.
 mod location {
     use object_store::path::Path;
     use serde::{Deserialize, Deserializer, Serializer, de};
@@ -51,27 +51,27 @@ impl InputFile {
         Self { path, size: meta.size, state, location: meta.location }
     }
 
-    /// Stands for the file of documents that have none (`input.format: none`).
+    /// Returns the placeholder for the file of documents that have none (`input.format: none`).
     pub fn nothing() -> Self {
         Self { path: NOTHING.into(), location: Path::default(), size: 0, state: FileState::default() }
     }
 
-    /// Whether this stands for no file.
+    /// Whether this is the placeholder for no file.
     pub(crate) fn is_nothing(&self) -> bool {
         self.location == Path::default()
     }
 }
 
-/// The files of a job in its order, also found by their path. A clone shares them: many splits read from one listing.
+/// The files of a job in its order, indexed by path. A clone shares them, so many splits can read from one listing.
 #[derive(Debug, Clone)]
 pub struct Listing {
     files: Arc<Vec<InputFile>>,
-    /// Places in `files`, by path.
+    /// Indexes into `files`, sorted by path.
     by_path: Arc<[usize]>,
 }
 
 impl Listing {
-    /// Cost: a sort of the paths.
+    /// Builds a listing. Cost: a sort of the paths.
     pub fn new(files: Arc<Vec<InputFile>>) -> Self {
         let mut by_path: Vec<usize> = (0..files.len()).collect();
         by_path.sort_by(|a, b| files[*a].path.cmp(&files[*b].path));
@@ -83,7 +83,7 @@ impl Listing {
         &self.files
     }
 
-    /// The file with this path; cost: a binary search.
+    /// Returns the file with this path. Cost: a binary search.
     pub fn get(&self, path: &str) -> Option<&InputFile> {
         let after = self.by_path.partition_point(|i| self.files[*i].path.as_str() <= path);
         let last = &self.files[self.by_path[after.checked_sub(1)?]];

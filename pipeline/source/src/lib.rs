@@ -1,45 +1,46 @@
-//! The corpus: from the job's paths to documents in pieces, for every format, without ever holding a document.
+//! Turns the job's input paths into documents, cut into pieces, for every format. It never holds a whole document.
 //!
 //! ```text
 //!   input.paths ─► list ─► [InputFile] ─► plan_splits ─► [SplitRecord] ─► SplitReader ─► documents_schema batches
 //!                   │                        ▲                               │
-//!                   └─► stage_sql ─► Parquet parts (where the job has sql)   ├─ lines, json, csv: Cursor ─► Spool
+//!                   └─► stage_sql ─► Parquet parts (if the job has sql)      ├─ lines, json, csv: Cursor ─► Spool
 //!                                                                            ├─ parquet, ipc: ranged reads of one column
 //!                                                                            └─ numbers: images, codes ─► numbers_schema batches
 //! ```
 //!
-//! All of it is plain blocking code over [`object_store`], meant for `spawn_blocking`: it waits for the store through a
-//! tokio handle ([`Store`]). What a split is depends on the job and the files alone (`plan`).
+//! The code is plain blocking code over [`object_store`], meant for `spawn_blocking`. It waits for the store through a
+//! tokio handle ([`Store`]). A split depends only on the job and the files (`plan`).
 //!
-//! A *record* is what may become a document: a line of text, a line of JSON that is not blank, a CSV record after the
-//! header, a block between blank lines, a file, a row. Bad records are records too: they take an ordinal and count in the holdout.
+//! A *record* is a candidate for a document: a line of text, a non-blank line of JSON, a CSV record after the header, a
+//! block between blank lines, a file, or a row. A bad record is a record too: it takes an ordinal and counts in the
+//! holdout.
 //!
-//! | format | a split begins | memory per reader |
+//! | format | where a split begins | memory per reader |
 //! |---|---|---|
-//! | jsonl, text by line, plain | anywhere: it owns the lines that begin in its bytes | read-ahead ≤ 4 MB (two chunks) + one piece |
-//! | the same compressed; csv; text by blank line | at a record found by one scan when planning | the same + the decoder's window |
+//! | jsonl, text by line, uncompressed | anywhere: the split owns the lines that begin in its bytes | read-ahead ≤ 4 MB (two chunks) + one piece |
+//! | the same compressed; csv; text by blank line | at a record, which one scan finds during planning | the same + the decoder's window |
 //! | text by file | at the file | the same |
 //! | Parquet | at a row | a page and a dictionary of one column + the cells of ≤ 1 MB of rows |
 //! | none | at a document | nothing |
 //! | Arrow IPC | at a row | a record batch |
 //!
-//! A document of a row format goes through a spool (`spool::Spool`) before any of it is emitted, so that a bad record emits nothing
-//! and a document of any length costs one piece of memory. A *cell* of Parquet or Arrow has to fit in memory.
+//! A reader of a row format writes a whole document into a spool (`spool::Spool`) before it emits any of it. So a bad
+//! record emits nothing, and a document of any length needs only one piece of memory. A *cell* of Parquet or Arrow must
+//! fit in memory.
 //!
-//! Cost: planning reads nothing of plain line files but their sizes, the footers of columnar files, and all of
-//! every other file once (on all cores). A split in the middle of a compressed file decompresses what is between the last checkpoint
-//! before it and there (`checkpoints`): about 1 MB of gzip, and of Zstandard what is before it in its frame. All files of a store together
-//! hold at most 64 MB of checkpoints.
+//! Cost: planning reads the sizes of uncompressed line files, the footers of columnar files, and every byte of all
+//! other files once (on all cores). A split that begins inside a compressed file first decompresses the bytes between
+//! the last checkpoint and its start (`checkpoints`): about 1 MB for gzip; for Zstandard, the part of the frame before
+//! it. The checkpoints of all files of a store take at most 64 MB.
 
 mod batch;
-mod check;
 mod checkpoints;
-mod classes;
+mod class_folders;
+mod column_check;
 mod column_types;
 mod compression;
 mod decode;
 mod decompress;
-mod first;
 mod folder;
 mod formats;
 mod holdout;
@@ -49,27 +50,28 @@ mod list;
 mod overlap;
 mod parallel;
 mod plan;
-mod range;
-mod read;
+mod record_check;
+mod record_reader;
 mod records;
 mod router;
 mod segment;
 mod sniff;
+mod split_reader;
 mod spool;
 mod sql;
 mod store;
 mod summary;
-mod table;
+mod table_format;
 
-pub use check::check_columns;
-pub use first::{FirstRecords, first_records};
+pub use column_check::check_columns;
 pub use formats::numbers::with_classes;
 pub use formats::of_file_name;
 pub use input_file::{InputFile, Listing};
 pub use list::{NotListed, list, literal};
 pub use overlap::reads_output;
 pub use plan::{PlanProgress, Weighed, append_splits, plan_splits};
-pub use read::{SplitReader, digests, read_split};
+pub use record_check::{FirstRecords, first_records};
+pub use split_reader::{SplitReader, digests, read_split};
 pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
 pub use sql::{StagedRecord, staged_by_run, staged_record};
 pub use stillhouse_base::file_state::{Changed, FileState};

@@ -1,8 +1,10 @@
-//! From the job's paths to files: globs and folders expanded in one fixed order.
+//! Expands the job's paths, with their globs and folders, to files in one fixed order.
 //!
-//! Entries stay in the job's order; within an entry files are sorted by name, component by component. A file that two entries find is
-//! taken once, at its first place. An entry with `{a,b}` stands for several, in the order of the braces, each of which finds files. Names that begin with a dot are found by a path only, not by a glob or a folder.
-//! A glob finds files; a folder stands for all files below it that have an ending of the format.
+//! - Entries stay in the job's order. Within an entry, files are sorted by name, component by component.
+//! - A file that two entries find is listed once, at its first place.
+//! - An entry with `{a,b}` stands for several paths, in the order of the braces. Each of them must find files.
+//! - A glob finds files. A folder stands for all files below it whose ending is one of the format's.
+//! - Globs and folders skip names that begin with a dot; only a path finds them.
 //!
 //! Cost: one listing per folder that a pattern can reach.
 
@@ -20,79 +22,83 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 use stillhouse_schemas::storage::split_url;
 
-use super::classes::{self, EmptyFolder};
-use super::folder::{self, Child};
+use super::class_folders::{self, EmptyFolder};
+use super::folder::{self, FolderEntry};
 use super::formats;
-use super::input_file::{Admits, InputFile, LookedAt};
-use super::parallel::{cores, looked};
+use super::input_file::{AccessCheck, BeforeItem, InputFile};
+use super::parallel::{available_threads, map_in_order};
 use super::store::Store;
 
-pub(super) const MATCH: MatchOptions =
+pub(super) const MATCH_OPTIONS: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// Problems of paths that are told one by one: nobody mends more at once, and of the hundred that a service tells some are left for others.
-const MOST_PROBLEMS: usize = 90;
+/// Maximum number of path problems listed one by one. Nobody fixes more at once, and the service reports at most 100
+/// problems, so some are left for others.
+const MAX_PROBLEMS: usize = 90;
 
-/// Why there is no list.
+/// Why the files could not be listed.
 #[derive(Debug)]
 pub enum NotListed {
-    /// The job names what is not there, or what makes no sense.
+    /// Problems of the job, such as a path that does not exist.
     Problems(Vec<Problem>),
-    /// A store did not answer as it should.
+    /// A store did not answer as expected.
     Store(PipelineError),
 }
 
-/// Why a path was not listed.
-enum Trouble {
+/// Why a path could not be listed.
+enum ListingError {
     Problem(String),
     Store(PipelineError),
 }
 
-impl From<String> for Trouble {
+impl From<String> for ListingError {
     fn from(message: String) -> Self {
         Self::Problem(message)
     }
 }
 
-/// Finds the files of the job, relative paths from `base_dir`. The buckets of URLs must be open in `store`. A file that `admits`
-/// refuses makes a problem of the path that found it, in `field` of the job file. `looked_at` is told of every path, before it is looked at.
+/// Finds the files of the job; relative paths start at `base_dir`. The buckets of URLs must be open in `store`. If
+/// `check_access` refuses a file, the path that found it becomes a problem in `field` of the job file. Calls
+/// `before_item` before it examines each path.
 ///
 /// # Errors
-/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds what is no file or not admitted (of more
-/// than 90 the rest is counted in one); or what a store said.
+/// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds something that is not a
+/// file or not admitted (above 90 problems, the last one counts the rest); or the error of a store.
 pub fn list(
     store: &Store,
     base_dir: &std::path::Path,
     input: &Input,
     field: &str,
     names: &PathExpander,
-    admits: Admits<'_>,
-    looked_at: LookedAt<'_>,
+    check_access: AccessCheck<'_>,
+    before_item: BeforeItem<'_>,
 ) -> Result<Vec<InputFile>, NotListed> {
     let (mut files, mut empty_folders) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
-    // one path finds a file once, unless it stands for several or goes down twice
+    // a single path finds each file once, unless it has braces or `**`
     let may_repeat = !matches!(input.paths.as_slice(), [path] if !path.contains('{') && !path.contains("**"));
     let mut problems = Vec::new();
     let mut more_problems = 0;
-    let look = |given: &String| named(store, base_dir, given, input, names, admits);
-    let refused = |found: &Result<Listed, Trouble>| matches!(found, Err(Trouble::Store(_)));
+    let look = |given: &String| list_path(store, base_dir, given, input, names, check_access);
+    let refused = |found: &Result<ListedFiles, ListingError>| matches!(found, Err(ListingError::Store(_)));
     let in_stores = input.paths.iter().any(|path| split_url(path).is_some());
-    let threads = if in_stores { REQUESTS } else { cores() };
-    for (block, paths) in input.paths.chunks(BLOCK).enumerate() {
-        for (i, (given, found)) in (block * BLOCK..).zip(paths.iter().zip(looked(paths, threads, &look, &refused))) {
-            looked_at(i);
+    let threads = if in_stores { MAX_REQUESTS } else { available_threads() };
+    for (block, paths) in input.paths.chunks(PATHS_PER_BLOCK).enumerate() {
+        for (i, (given, found)) in
+            (block * PATHS_PER_BLOCK..).zip(paths.iter().zip(map_in_order(paths, threads, &look, &refused)))
+        {
+            before_item(i);
             match found {
-                Some(Ok(Listed { files: found, empty })) => {
+                Some(Ok(ListedFiles { files: found, empty })) => {
                     files.extend(found.into_iter().filter(|f| !may_repeat || seen.insert(f.location.clone())));
                     empty_folders.extend(empty);
                 }
-                Some(Err(Trouble::Problem(message))) if problems.len() < MOST_PROBLEMS => {
+                Some(Err(ListingError::Problem(message))) if problems.len() < MAX_PROBLEMS => {
                     problems.push(Problem::new(format!("{field}.paths[{i}]"), format!("{given:?}"), message));
                 }
-                Some(Err(Trouble::Problem(_))) => more_problems += 1,
-                Some(Err(Trouble::Store(error))) => return Err(NotListed::Store(error)),
-                // what was not looked at comes after what a store has refused
+                Some(Err(ListingError::Problem(_))) => more_problems += 1,
+                Some(Err(ListingError::Store(error))) => return Err(NotListed::Store(error)),
+                // skipped, because an earlier path got an error from a store
                 None => {}
             }
         }
@@ -102,65 +108,68 @@ pub fn list(
             .push(Problem::missing(format!("{field}.paths"), format!("and {more_problems} more paths with problems")));
     }
     if problems.is_empty()
-        && let Err(message) = classes::of_all(&files, &empty_folders, input)
+        && let Err(message) = class_folders::check_all(&files, &empty_folders, input)
     {
         problems.push(Problem::missing(format!("{field}.paths"), message));
     }
     if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
 }
 
-/// What paths have found.
+/// The files that a path of the job found.
 #[derive(Debug, Default)]
-struct Listed {
+struct ListedFiles {
     files: Vec<InputFile>,
-    /// Class folders without an image, as they are shown.
+    /// Class folders without an image, by their displayed names.
     empty: Vec<EmptyFolder>,
 }
 
-/// What a path finds, folder by folder.
-struct Found {
+/// What the expansion of a path found.
+struct Expansion {
     files: Vec<InputFile>,
-    /// Folders below which nothing was found.
+    /// Folders below which it found no file.
     empty: Vec<EmptyFolder>,
-    /// The first pipe, device or socket, as it is shown and where it is.
-    odd: Option<(String, Path)>,
+    /// The first pipe, device or socket: its displayed name and its location.
+    special: Option<(String, Path)>,
 }
 
-/// Paths that are looked at before their files are taken into the list.
-const BLOCK: usize = 4096;
-/// Requests to stores under way at once.
-const REQUESTS: usize = 16;
+/// Number of paths expanded before their files are added to the list.
+const PATHS_PER_BLOCK: usize = 4096;
+/// Maximum number of concurrent requests to stores.
+const MAX_REQUESTS: usize = 16;
 
-/// A file as `store` listed it.
-fn listed(store: &Store, path: String, meta: ObjectMeta) -> InputFile {
+/// Returns a file as `store` listed it.
+fn to_input_file(store: &Store, path: String, meta: ObjectMeta) -> InputFile {
     let is_on_disk = store.is_on_disk(&meta.location);
     InputFile::listed(path, meta, is_on_disk)
 }
 
-/// The files of one path of the job: each of the paths that it stands for finds some.
-fn named(
+/// Returns the files of one path of the job. Each of the paths that it stands for must find some.
+fn list_path(
     store: &Store,
     base_dir: &std::path::Path,
     given: &str,
     input: &Input,
     names: &PathExpander,
-    admits: Admits<'_>,
-) -> Result<Listed, Trouble> {
-    let mut listed = Listed::default();
+    check_access: AccessCheck<'_>,
+) -> Result<ListedFiles, ListingError> {
+    let mut listed = ListedFiles::default();
     for named in names.expand_all(given)? {
-        let found = expand(store, base_dir, &named.expanded, input, admits).and_then(|(found, root)| {
-            // first, so that nothing is told of what is not admitted
-            found.files.iter().try_for_each(|file| admitted(store, &file.path, &file.location, admits))?;
-            if let Some((shown, location)) = found.odd {
-                admitted(store, &shown, &location, admits)?;
-                return Err(format!("{shown:?} {ODD}").into());
+        let found = expand(store, base_dir, &named.expanded, input, check_access).and_then(|(found, root)| {
+            // first, so that no message mentions a file that is not admitted
+            found
+                .files
+                .iter()
+                .try_for_each(|file| check_file_access(store, &file.path, &file.location, check_access))?;
+            if let Some((shown, location)) = found.special {
+                check_file_access(store, &shown, &location, check_access)?;
+                return Err(format!("{shown:?} {NOT_A_FILE}").into());
             }
-            let empty = classes::of_path(&found.files, found.empty, &root, input)?;
-            Ok(Listed { files: found.files, empty })
+            let empty = class_folders::check_path(&found.files, found.empty, &root, input)?;
+            Ok(ListedFiles { files: found.files, empty })
         });
         let found = found.map_err(|trouble| match trouble {
-            Trouble::Problem(message) if named.braces_expanded != given => {
-                Trouble::Problem(format!("{:?}: {message}", named.braces_expanded))
+            ListingError::Problem(message) if named.braces_expanded != given => {
+                ListingError::Problem(format!("{:?}: {message}", named.braces_expanded))
             }
             other => other,
         })?;
@@ -171,36 +180,43 @@ fn named(
     Ok(listed)
 }
 
-/// Folders are asked about before they are listed, so that nothing is told of what is in one that a link leads to.
-fn enters(store: &Store, display: &str, folder: &Path, admits: Admits<'_>) -> Result<(), Trouble> {
-    store
-        .location_of(folder)
-        .map_or(Ok(()), |named| admits(&named).map_err(|message| Trouble::Problem(format!("{display:?}: {message}"))))
+/// Checks that a folder may be read before it is listed, so that no message mentions the content of a folder behind a
+/// forbidden link.
+fn check_folder_access(
+    store: &Store,
+    display: &str,
+    folder: &Path,
+    check_access: AccessCheck<'_>,
+) -> Result<(), ListingError> {
+    store.location_of(folder).map_or(Ok(()), |named| {
+        check_access(&named).map_err(|message| ListingError::Problem(format!("{display:?}: {message}")))
+    })
 }
 
-fn admitted(store: &Store, shown: &str, location: &Path, admits: Admits<'_>) -> Result<(), String> {
+fn check_file_access(store: &Store, shown: &str, location: &Path, check_access: AccessCheck<'_>) -> Result<(), String> {
     let Some(named) = store.location_of(location) else { return Err("is not a path of this machine".into()) };
-    admits(&named).map_err(|message| format!("{shown:?}: {message}"))
+    check_access(&named).map_err(|message| format!("{shown:?}: {message}"))
 }
 
-/// Only files are read: a pipe or a device could give bytes for ever, or none.
-const ODD: &str = "is a pipe, a device or a socket; valid: files and folders";
+/// Message for an entry that is not a file. Only files are read: a pipe or a device could yield endless bytes, or none.
+const NOT_A_FILE: &str = "is a pipe, a device or a socket; valid: files and folders";
 
-/// The components of a path or URL, and how many of them come before the first that is a glob; of a URL at least scheme and bucket.
+/// Splits a path or URL into components, and counts those before the first glob; of a URL, at least scheme and bucket.
 fn components(given: &str) -> (Vec<Cow<'_, str>>, usize) {
     let mut components: Vec<_> = given.strip_prefix("file://").unwrap_or(given).split('/').map(Cow::Borrowed).collect();
-    // the host of a web server may be [::1]
+    // the host of a web server may be an IPv6 address such as [::1]
     let fixed = if split_url(given).is_some() { 3 } else { 0 };
     let mut literal = fixed.min(components.len());
-    while let Some(name) = components.get(literal).and_then(|component| name(component)) {
+    while let Some(name) = components.get(literal).and_then(|component| unescaped(component)) {
         components[literal] = Cow::Owned(name);
         literal += 1;
     }
     (components, literal)
 }
 
-/// What a component names if it is no pattern: one whose globs are all escaped, such as `[*]`, is none.
-fn name(component: &str) -> Option<String> {
+/// Returns the unescaped name of a component that is not a pattern. If all its globs are escaped, as in `[*]`, it is
+/// not a pattern.
+fn unescaped(component: &str) -> Option<String> {
     let mut name = String::new();
     let mut rest = component;
     while let Some(c) = rest.chars().next() {
@@ -220,29 +236,29 @@ fn name(component: &str) -> Option<String> {
     Some(name)
 }
 
-fn head(components: &[Cow<'_, str>], literal: usize) -> String {
+fn literal_prefix(components: &[Cow<'_, str>], literal: usize) -> String {
     let head = components[..literal.min(components.len())].join("/");
     if head.is_empty() && literal > 0 { "/".into() } else { head }
 }
 
-/// A path or URL without its first glob and what comes after: nothing outside of it is looked at.
+/// Returns a path or URL up to its first glob. The expansion reads nothing outside of it.
 pub fn literal(given: &str) -> String {
     let (components, literal) = components(given);
-    head(&components, literal)
+    literal_prefix(&components, literal)
 }
 
-/// A path or URL of the job, cut where its first glob begins.
-pub(super) struct Given<'a> {
-    /// As it stands in the job, without `file://`.
+/// A path or URL of the job, with the position of its first glob.
+pub(super) struct JobPath<'a> {
+    /// The path as in the job, without `file://`.
     plain: Cow<'a, str>,
     pub components: Vec<Cow<'a, str>>,
-    /// How many components are no globs; of a URL at least scheme and bucket.
+    /// Number of leading components without a glob; of a URL, at least scheme and bucket.
     pub literal: usize,
-    /// Where the store has them.
+    /// Location of these components in the store.
     pub location: Path,
 }
 
-impl<'a> Given<'a> {
+impl<'a> JobPath<'a> {
     pub fn parse(base_dir: &std::path::Path, given: &'a str) -> Result<Self, String> {
         let (components, literal) = components(given);
         let plain = match literal < components.len() {
@@ -250,14 +266,14 @@ impl<'a> Given<'a> {
             false => Cow::Owned(components.join("/")),
         };
         let url = StoreUrl::parse(&plain).transpose()?;
-        let head = head(&components, literal);
+        let head = literal_prefix(&components, literal);
         let location = match url {
             Some(url) if literal < components.len() => match StoreUrl::parse(&head) {
                 Some(head) => Store::location(&head?),
                 None => Store::location(&url.root()),
             },
             Some(url) => Store::location(&url),
-            None => locate(base_dir, &head)?,
+            None => resolve_path(base_dir, &head)?,
         };
         Ok(Self { plain, components, literal, location })
     }
@@ -268,23 +284,23 @@ fn expand(
     base_dir: &std::path::Path,
     given: &str,
     input: &Input,
-    admits: Admits<'_>,
-) -> Result<(Found, Path), Trouble> {
-    let Given { plain, components, literal, location } = Given::parse(base_dir, given)?;
-    let mut found = Found { files: Vec::new(), empty: Vec::new(), odd: None };
+    check_access: AccessCheck<'_>,
+) -> Result<(Expansion, Path), ListingError> {
+    let JobPath { plain, components, literal, location } = JobPath::parse(base_dir, given)?;
+    let mut found = Expansion { files: Vec::new(), empty: Vec::new(), special: None };
     if literal == components.len() {
         if !plain.ends_with('/')
-            && let Some(file) = head_file(store, &plain, &location)?
+            && let Some(file) = find_file(store, &plain, &location)?
         {
             found.files.push(file);
             return Ok((found, location));
         }
         let name = plain.trim_end_matches('/');
-        below(store, name, &location, input, admits, &mut found)?;
-        if found.files.is_empty() && found.odd.is_none() {
+        expand_folder(store, name, &location, input, check_access, &mut found)?;
+        if found.files.is_empty() && found.special.is_none() {
             let is_folder = matches!(store.location_of(&location), Some(Location::Disk(path)) if path.is_dir());
-            let message = match !is_folder && children(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
-                true => format!("no such file or folder (looked for {})", store.shown(&location).0),
+            let message = match !is_folder && list_entries(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
+                true => format!("no such file or folder (looked for {})", store.display_name(&location).0),
                 false => {
                     format!("the folder has no files with an ending of the format; valid: {}", endings(input))
                 }
@@ -299,23 +315,23 @@ fn expand(
         .map(|c| Pattern::new(c).map_err(|e| format!("not a glob: {e}; valid: *, ?, [..], and ** between slashes")))
         .collect::<Result<Vec<_>, _>>()?;
     let display = if literal == 0 { String::new() } else { components[..literal].join("/") + "/" };
-    matching(store, &display, &location, &patterns, admits, &mut found)?;
-    if found.files.is_empty() && found.odd.is_none() {
-        return Err(format!("matches no file (looked in {})", store.shown(&location).0).into());
+    expand_pattern(store, &display, &location, &patterns, check_access, &mut found)?;
+    if found.files.is_empty() && found.special.is_none() {
+        return Err(format!("matches no file (looked in {})", store.display_name(&location).0).into());
     }
     Ok((found, location))
 }
 
-/// What a disk says is a problem of the job; what a store says is not.
-fn trouble(store: &Store, location: &Path, action: &str, error: &object_store::Error) -> Trouble {
-    match store.shown(location) {
-        (shown, true) => Trouble::Problem(explain(error, action, &shown)),
-        (shown, false) => Trouble::Store(PipelineError::store(ErrorKind::Input, error, action, &shown)),
+/// Converts an error: one of a disk is a problem of the job, one of a store is not.
+fn listing_error(store: &Store, location: &Path, action: &str, error: &object_store::Error) -> ListingError {
+    match store.display_name(location) {
+        (shown, true) => ListingError::Problem(explain(error, action, &shown)),
+        (shown, false) => ListingError::Store(PipelineError::store(ErrorKind::Input, error, action, &shown)),
     }
 }
 
-/// The store's path of a name; `..` is taken from where links lead, as the system does.
-fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
+/// Converts a name to a path of the store. `..` is relative to the target of a link, as in the system.
+fn resolve_path(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
     let joined = std::path::absolute(base_dir.join(name)).map_err(|e| e.to_string())?;
     let mut resolved = PathBuf::new();
     for component in joined.components() {
@@ -332,143 +348,147 @@ fn locate(base_dir: &std::path::Path, name: &str) -> Result<Path, String> {
     Path::from_absolute_path(&resolved).map_err(|e| e.to_string())
 }
 
-fn head_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, Trouble> {
+fn find_file(store: &Store, display: &str, location: &Path) -> Result<Option<InputFile>, ListingError> {
     if let Some(Location::Disk(path)) = store.location_of(location) {
         return match folder::file(&path, location)? {
-            Some(Child::Odd(_)) => Err(ODD.to_owned().into()),
-            Some(Child::File(meta)) => Ok(Some(listed(store, display.into(), meta))),
+            Some(FolderEntry::Special(_)) => Err(NOT_A_FILE.to_owned().into()),
+            Some(FolderEntry::File(meta)) => Ok(Some(to_input_file(store, display.into(), meta))),
             _ => Ok(None),
         };
     }
     match store.wait(store.store.head(location)) {
-        Ok(meta) => Ok(Some(listed(store, display.into(), meta))),
+        Ok(meta) => Ok(Some(to_input_file(store, display.into(), meta))),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
-        Err(e) => Err(trouble(store, location, "look at", &e)),
+        Err(e) => Err(listing_error(store, location, "look at", &e)),
     }
 }
 
-/// What is in a folder, by name.
+/// Returns the entries of a folder, sorted by name.
 ///
-/// On a disk only the names that are wanted are looked at, and a name that cannot be read is a problem of its own.
-fn children(
+/// On a disk it examines only the wanted names, and reports each unreadable name on its own.
+fn list_entries(
     store: &Store,
     location: &Path,
     display: &str,
     wanted: &dyn Fn(&str) -> bool,
-    admits: Admits<'_>,
-) -> Result<Vec<(String, Child)>, Trouble> {
+    check_access: AccessCheck<'_>,
+) -> Result<Vec<(String, FolderEntry)>, ListingError> {
     if let Some(Location::Disk(path)) = store.location_of(location) {
-        return Ok(folder::children(&path, location, display, wanted, admits)?);
+        return Ok(folder::list_entries(&path, location, display, wanted, check_access)?);
     }
     let listing = match store.wait(store.store.list_with_delimiter(Some(location))) {
         Ok(listing) => listing,
         Err(object_store::Error::NotFound { .. }) => return Ok(Vec::new()),
-        Err(e) => return Err(trouble(store, location, "list", &e)),
+        Err(e) => return Err(listing_error(store, location, "list", &e)),
     };
     let name = |path: &Path| path.filename().unwrap_or_default().to_string();
-    let folders = listing.common_prefixes.into_iter().map(|p| (name(&p), Child::Folder(p)));
-    // consoles put an empty object for a folder itself
+    let folders = listing.common_prefixes.into_iter().map(|p| (name(&p), FolderEntry::Folder(p)));
+    // consoles create an empty object for the folder itself
     let objects = listing.objects.into_iter().filter(|o| o.location != *location);
-    let files = objects.map(|o| (name(&o.location), Child::File(o)));
-    let named: BTreeMap<String, Child> =
+    let files = objects.map(|o| (name(&o.location), FolderEntry::File(o)));
+    let named: BTreeMap<String, FolderEntry> =
         folders.chain(files).filter(|(name, _)| !name.is_empty() && wanted(name)).collect();
     Ok(named.into_iter().collect())
 }
 
-fn matching(
+fn expand_pattern(
     store: &Store,
     display: &str,
     location: &Path,
     patterns: &[Pattern],
-    admits: Admits<'_>,
-    found: &mut Found,
-) -> Result<(), Trouble> {
+    check_access: AccessCheck<'_>,
+    found: &mut Expansion,
+) -> Result<(), ListingError> {
     let Some((pattern, rest)) = patterns.split_first() else { return Ok(()) };
     if pattern.as_str() == "**" {
-        // no folder between, or any number of them; `**` at the end finds every file
+        // `**` matches no folder or any number of them; at the end it matches every file
         if rest.is_empty() {
-            matching(store, display, location, &[any()], admits, found)?;
+            expand_pattern(store, display, location, &[any_name()], check_access, found)?;
         } else {
-            matching(store, display, location, rest, admits, found)?;
+            expand_pattern(store, display, location, rest, check_access, found)?;
         }
-        for (name, child) in children(store, location, display, &|name| !name.starts_with('.'), admits)? {
-            if let Child::Folder(path) = child {
+        for (name, entry) in list_entries(store, location, display, &|name| !name.starts_with('.'), check_access)? {
+            if let FolderEntry::Folder(path) = entry {
                 let display = format!("{display}{name}/");
-                enters(store, &display, &path, admits)?;
-                matching(store, &display, &path, patterns, admits, found)?;
-            } else if let Child::Unreadable { message, folder: true } = child {
+                check_folder_access(store, &display, &path, check_access)?;
+                expand_pattern(store, &display, &path, patterns, check_access, found)?;
+            } else if let FolderEntry::Unreadable { message, folder: true } = entry {
                 return Err(message.into());
             }
         }
         return Ok(());
     }
-    // a name that is written as it is, `a[1].jsonl`, is found whatever the pattern makes of it
-    let wanted = |name: &str| name == pattern.as_str() || pattern.matches_with(name, MATCH);
-    for (name, child) in children(store, location, display, &wanted, admits)? {
-        match child {
-            Child::File(meta) if rest.is_empty() => {
-                found.files.push(listed(store, format!("{display}{name}"), meta));
+    // a name that is written literally, such as `a[1].jsonl`, is found whatever the pattern matches
+    let wanted = |name: &str| name == pattern.as_str() || pattern.matches_with(name, MATCH_OPTIONS);
+    for (name, entry) in list_entries(store, location, display, &wanted, check_access)? {
+        match entry {
+            FolderEntry::File(meta) if rest.is_empty() => {
+                found.files.push(to_input_file(store, format!("{display}{name}"), meta));
             }
-            Child::Odd(location) if rest.is_empty() => {
-                found.odd.get_or_insert_with(|| (format!("{display}{name}"), location));
+            FolderEntry::Special(location) if rest.is_empty() => {
+                found.special.get_or_insert_with(|| (format!("{display}{name}"), location));
             }
-            Child::Folder(path) if !rest.is_empty() => {
+            FolderEntry::Folder(path) if !rest.is_empty() => {
                 let (display, before) = (format!("{display}{name}/"), found.files.len());
-                enters(store, &display, &path, admits)?;
-                matching(store, &display, &path, rest, admits, found)?;
+                check_folder_access(store, &display, &path, check_access)?;
+                expand_pattern(store, &display, &path, rest, check_access, found)?;
                 if found.files.len() == before {
                     found.empty.push(EmptyFolder { shown: display, location: path });
                 }
             }
-            Child::Unreadable { message, folder } if folder || rest.is_empty() => return Err(message.into()),
+            FolderEntry::Unreadable { message, folder } if folder || rest.is_empty() => return Err(message.into()),
             _ => {}
         }
     }
     Ok(())
 }
 
-fn any() -> Pattern {
+fn any_name() -> Pattern {
     Pattern::new("*").unwrap_or_default()
 }
 
-fn below(
+fn expand_folder(
     store: &Store,
     display: &str,
     location: &Path,
     input: &Input,
-    admits: Admits<'_>,
-    found: &mut Found,
-) -> Result<(), Trouble> {
-    for (name, child) in children(store, location, &format!("{display}/"), &|name| !name.starts_with('.'), admits)? {
+    check_access: AccessCheck<'_>,
+    found: &mut Expansion,
+) -> Result<(), ListingError> {
+    for (name, entry) in
+        list_entries(store, location, &format!("{display}/"), &|name| !name.starts_with('.'), check_access)?
+    {
         let path = format!("{display}/{name}");
-        match child {
-            Child::Unreadable { message, folder } if folder || has_ending(&name, input) => return Err(message.into()),
-            Child::Folder(location) => {
+        match entry {
+            FolderEntry::Unreadable { message, folder } if folder || has_ending(&name, input) => {
+                return Err(message.into());
+            }
+            FolderEntry::Folder(location) => {
                 let before = found.files.len();
-                enters(store, &path, &location, admits)?;
-                below(store, &path, &location, input, admits, found)?;
+                check_folder_access(store, &path, &location, check_access)?;
+                expand_folder(store, &path, &location, input, check_access, found)?;
                 if found.files.len() == before {
                     found.empty.push(EmptyFolder { shown: path, location });
                 }
             }
-            Child::File(meta) if has_ending(&name, input) => found.files.push(listed(store, path, meta)),
-            Child::Odd(location) if has_ending(&name, input) => {
-                found.odd.get_or_insert((path, location));
+            FolderEntry::File(meta) if has_ending(&name, input) => found.files.push(to_input_file(store, path, meta)),
+            FolderEntry::Special(location) if has_ending(&name, input) => {
+                found.special.get_or_insert((path, location));
             }
-            Child::File(..) | Child::Odd(_) | Child::Unreadable { .. } => {}
+            FolderEntry::File(..) | FolderEntry::Special(_) | FolderEntry::Unreadable { .. } => {}
         }
     }
     Ok(())
 }
 
 pub(super) fn has_ending(name: &str, input: &Input) -> bool {
-    let (name, format) = (name.to_ascii_lowercase(), formats::of(input));
+    let (name, format) = (name.to_ascii_lowercase(), formats::for_input(input));
     let bare = if format.is_compressible(input) { formats::without_compression(&name) } else { &name };
     format.endings(input).iter().any(|e| bare.ends_with(e))
 }
 
 fn endings(input: &Input) -> String {
-    let format = formats::of(input);
+    let format = formats::for_input(input);
     let known = format.endings(input);
     if known.is_empty() {
         return "the files themselves, as this layout has files without one".into();

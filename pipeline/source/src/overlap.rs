@@ -1,6 +1,8 @@
-//! Whether a job would read what it writes: an output below the input's folder, or where its glob finds files.
+//! Detects jobs that would read their own output: the output is below an input folder, or an input glob finds files of
+//! it.
 //!
-//! Judged by the names that a run gives its files, not by what is there: after a kill the same job would find its own shards and states among its input.
+//! It compares the names that a run gives to its files, not the existing files: after a kill, the same job would find
+//! its own shards and states in its input.
 
 use std::collections::HashSet;
 use std::path::{Component, Path as DiskPath, PathBuf};
@@ -13,11 +15,11 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
 use super::input_file::InputFile;
-use super::list::{Given, MATCH, has_ending};
+use super::list::{JobPath, MATCH_OPTIONS, has_ending};
 use super::store::Store;
 
-/// Files of an output, one of each kind.
-const OURS: [&str; 12] = [
+/// Example files of an output, one of each kind.
+const OUTPUT_FILES: [&str; 12] = [
     "data/train-00000-of-00001.parquet",
     "manifest.json",
     "tokenizer.json",
@@ -32,7 +34,8 @@ const OURS: [&str; 12] = [
     "_stillhouse/input/part-00000.parquet",
 ];
 
-/// Paths of the input, in `field` of the job file, that would find files of the output; `files` are those that they find now.
+/// Returns the problems of input paths, in `field` of the job file, that would find files of the output. `files` are
+/// those that they find now.
 pub fn reads_output(
     base_dir: &DiskPath,
     input: &Input,
@@ -41,10 +44,10 @@ pub fn reads_output(
     files: &[InputFile],
     output: &Location,
 ) -> Vec<Problem> {
-    let Some(output_parts) = location(output) else { return Vec::new() };
+    let Some(output_parts) = location_components(output) else { return Vec::new() };
     let files: HashSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
     let found = |given: &String| {
-        // a file stands for itself
+        // a path of a file finds only that file
         if files.contains(given.as_str()) {
             return None;
         }
@@ -69,8 +72,8 @@ fn shown(output: &Location) -> String {
     }
 }
 
-/// Where the input's stores would have a place, by where links lead as far as it exists.
-fn location(place: &Location) -> Option<Vec<String>> {
+/// Returns the components of a location as the input's stores name it, with links resolved as far as the path exists.
+fn location_components(place: &Location) -> Option<Vec<String>> {
     let path = match place {
         Location::Store(url) => Store::location(url),
         Location::Disk(path) => Path::from_absolute_path(resolved(path)?).ok()?,
@@ -93,22 +96,22 @@ fn resolved(path: &DiskPath) -> Option<PathBuf> {
     }))
 }
 
-/// A file of the output that a path of the input stands for.
+/// Returns a file of the output that a path of the input would find.
 fn finds(base_dir: &DiskPath, given: &str, input: &Input, output: &[String]) -> Option<&'static str> {
-    let Given { components, literal, location: head, .. } = Given::parse(base_dir, given).ok()?;
+    let JobPath { components, literal, location: head, .. } = JobPath::parse(base_dir, given).ok()?;
     let is_on_disk = head.parts().next().is_none_or(|first| !first.as_ref().ends_with(':'));
     if is_on_disk && literal == components.len() && DiskPath::new("/").join(head.as_ref()).is_file() {
         return None;
     }
     let head = match is_on_disk {
-        true => location(&Location::Disk(DiskPath::new("/").join(head.as_ref())))?,
+        true => location_components(&Location::Disk(DiskPath::new("/").join(head.as_ref())))?,
         false => parts(&head),
     };
     let patterns: Option<Vec<Pattern>> =
         components[literal..].iter().filter(|c| !c.is_empty()).map(|c| Pattern::new(c).ok()).collect();
     let patterns = patterns?;
-    OURS.into_iter().find(|ours| {
-        let whole: Vec<&str> = output.iter().map(String::as_str).chain(ours.split('/')).collect();
+    OUTPUT_FILES.into_iter().find(|output_file| {
+        let whole: Vec<&str> = output.iter().map(String::as_str).chain(output_file.split('/')).collect();
         let Some(rest) = whole.strip_prefix(head.iter().map(String::as_str).collect::<Vec<_>>().as_slice()) else {
             return false;
         };
@@ -129,7 +132,9 @@ fn matches(patterns: &[Pattern], names: &[&str]) -> bool {
             let here = if rest.is_empty() { names.len() == 1 } else { matches(rest, names) };
             here || names.split_first().is_some_and(|(name, below)| !name.starts_with('.') && matches(patterns, below))
         }
-        (Some((pattern, rest)), Some((name, below))) => pattern.matches_with(name, MATCH) && matches(rest, below),
+        (Some((pattern, rest)), Some((name, below))) => {
+            pattern.matches_with(name, MATCH_OPTIONS) && matches(rest, below)
+        }
         _ => false,
     }
 }

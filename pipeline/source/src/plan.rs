@@ -1,17 +1,22 @@
-//! The input cut into splits: a fixed function of the job and the files, so that shards do not depend on who makes them.
+//! Cuts the input into splits. The cuts are a function of the job and the files, so shards do not depend on who makes
+//! them.
 //!
 //! ```text
 //!   file ─► segments of about the target (records that begin in a range) ─┐
 //!   file ─► segments ... ─────────────────────────────────────────────────┼─► train │ holdouts ─► grouped into splits
-//!   file ─► ...                                       (the last records cut off; documents by their keys)
+//!   file ─► ...                                (the last records are cut off; other documents are assigned by their keys)
 //! ```
 //!
-//! Every file is cut on its own into segments no longer than about the target, then neighbours are joined while they
-//! fit. A data set split that takes a part of the documents only reads so much more of the input for each of its splits, up to
-//! 64 times the target. Plain line files are cut by their size alone. Compressed files, CSV and blocks of text are scanned once, on all cores, for the
-//! places where records begin. Columnar files are cut by their metadata. Images and codes are cut as [`numbers`] says; what they weigh is their numbers.
+//! It cuts every file on its own into segments no longer than about the target, then joins neighbours while they fit. A
+//! data set split that takes only a part of the documents reads proportionally more of the input for each of its
+//! splits, up to 64 times the target.
 //!
-//! Memory: the segments, and per core what a reader needs.
+//! - Uncompressed line files: cut by their size alone.
+//! - Compressed files, CSV and blocks of text: scanned once, on all cores, for the offsets where records begin.
+//! - Columnar files: cut by their metadata.
+//! - Images and codes: cut as [`numbers`] says; their weight is the count of their numbers.
+//!
+//! Memory: the segments, and per core the memory of a reader.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -23,44 +28,47 @@ use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
 use super::formats;
-use super::holdout::{self, Part};
+use super::holdout::{self, SplitSource};
 use super::input_file::InputFile;
 use super::segment::Segment;
 use super::store::Store;
 
-/// Splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
-const MOST_SPLITS: u32 = 1_000_000;
+/// Maximum number of splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
+const MAX_SPLITS: u32 = 1_000_000;
 
-/// A split that takes fewer of the documents it reads than this is smaller than the target, so that it does not take for ever.
-const LEAST_TAKEN: f64 = 1.0 / 64.0;
+/// Lower bound on the fraction of documents that a split is assumed to take. Below it, splits are smaller than the
+/// target, so that they do not take too long.
+const MIN_TAKEN_SHARE: f64 = 1.0 / 64.0;
 
-/// How far planning has come.
+/// Progress of planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanProgress {
     /// Files cut into segments.
     pub files: u64,
-    /// Of so many.
+    /// Total number of files.
     pub files_total: u64,
     /// Stored bytes of the files that are done.
     pub bytes: u64,
-    /// Of so many.
+    /// Total stored bytes of all files.
     pub bytes_total: u64,
 }
 
-/// Splits, and what those that are new take of the input: bytes of text, numbers of rows, or documents that have no text yet.
+/// Splits, and the weights of the new ones: bytes of text, numbers of rows, or documents that have no text yet.
 #[derive(Debug, Default)]
 pub struct Weighed {
     /// All splits.
     pub splits: Vec<SplitRecord>,
-    /// What each of the last ones takes.
+    /// Weights of the last (new) splits.
     pub weights: Vec<f64>,
 }
 
-/// Cuts the input into splits: first all of `train`, then those of the holdouts by name, numbered through. `seed` is of the documents' keys.
+/// Cuts the input into splits: first all of `train`, then those of the holdouts by name, numbered consecutively. `seed`
+/// is the seed of the documents' keys.
 ///
-/// `target_split_bytes` are bytes of text; of `format: none`, documents.
+/// `target_split_bytes` counts bytes of text; with `format: none`, documents.
 ///
-/// `files` must be what the listing (or [`super::stage_sql`]) gave for this job. `progress` may be called from several threads.
+/// `files` must be the result of the listing (or of [`super::stage_sql`]) for this job. Several threads may call
+/// `progress`.
 ///
 /// # Errors
 /// When a file cannot be read or is corrupt, when the holdouts take all records, or when there are too many splits.
@@ -73,20 +81,20 @@ pub fn plan_splits(
     progress: &(dyn Fn(PlanProgress) + Sync),
 ) -> Result<Weighed, SourceError> {
     let target = target_split_bytes.max(1);
-    let expecting = (!reads_nothing(files, input)).then(|| store.expecting(files));
+    let expecting = (!is_cut_by_listing(files, input)).then(|| store.expecting(files));
     let store = expecting.as_ref().unwrap_or(store);
     let segments = segments(store, files, input, target, progress)?;
     let mut weighed = Weighed::default();
-    for part in holdout::parts(store, files, input, seed, segments)? {
-        group(files, part, target, &mut weighed)?;
+    for part in holdout::split_sources(store, files, input, seed, segments)? {
+        add_splits(files, part, target, &mut weighed)?;
     }
     Ok(weighed)
 }
 
-/// Cuts files that are appended to the input into splits, which come after `earlier` and carry the number of the append.
+/// Cuts files appended to the input into splits, which follow the existing splits and carry the number of the append.
 ///
-/// What a document's data set split is was decided by the first run: by its key, as there; the last documents that were held out stay
-/// the ones that were, so none of these is among them.
+/// The first run decided the data set split of each key, and the documents of appended files follow their keys. The
+/// last documents that the first run held out stay held out; no appended document joins them.
 ///
 /// # Errors
 /// As [`plan_splits`].
@@ -101,19 +109,19 @@ pub fn append_splits(
     let store = &store.expecting(files);
     let segments = segments(store, files, input, target, &|_| {})?;
     let before = splits.len();
-    let parts = holdout::parts_as(input, &splits, &segments);
+    let parts = holdout::appended_split_sources(input, &splits, &segments);
     let mut weighed = Weighed { splits, weights: Vec::new() };
     for part in parts {
-        group(files, part, target, &mut weighed)?;
+        add_splits(files, part, target, &mut weighed)?;
     }
     weighed.splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
     Ok(weighed)
 }
 
-fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) -> Result<(), SourceError> {
+fn add_splits(files: &[InputFile], part: SplitSource, target: u64, weighed: &mut Weighed) -> Result<(), SourceError> {
     let Weighed { splits, weights } = weighed;
     let share = part.keys.map_or(1.0, |keys| keys.share());
-    let taken = part.keys.map_or(1.0, |keys| keys.share().max(LEAST_TAKEN));
+    let taken = part.keys.map_or(1.0, |keys| keys.share().max(MIN_TAKEN_SHARE));
     let mut filled = None;
     for segment in part.segments {
         let weight = (segment.weight as f64 * taken).ceil() as u64;
@@ -121,9 +129,9 @@ fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) ->
         if joined.is_none() {
             let too_many = || SourceError::Plan {
                 field: "input.split_megabytes".into(),
-                message: format!("the input makes more than {MOST_SPLITS} splits; make them larger"),
+                message: format!("the input makes more than {MAX_SPLITS} splits; make them larger"),
             };
-            let split = u32::try_from(splits.len()).ok().filter(|n| *n < MOST_SPLITS).ok_or_else(too_many)?;
+            let split = u32::try_from(splits.len()).ok().filter(|n| *n < MAX_SPLITS).ok_or_else(too_many)?;
             splits.push(SplitRecord {
                 split: SplitId(split),
                 dataset_split: part.dataset_split.clone(),
@@ -140,8 +148,10 @@ fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) ->
         filled = Some(joined.unwrap_or(weight));
         if let Some(split) = splits.last_mut() {
             let file = &files[segment.file].path;
-            let joined =
-                split.pieces.last_mut().is_some_and(|last| last.file == *file && join(&mut last.range, segment.range));
+            let joined = split
+                .pieces
+                .last_mut()
+                .is_some_and(|last| last.file == *file && extend_range(&mut last.range, segment.range));
             if !joined {
                 split.pieces.push(Piece { file: file.clone(), range: segment.range });
             }
@@ -150,8 +160,8 @@ fn group(files: &[InputFile], part: Part, target: u64, weighed: &mut Weighed) ->
     Ok(())
 }
 
-/// Joins a range that follows another directly; false where it does not.
-fn join(last: &mut Range, next: Range) -> bool {
+/// Extends `last` by a range that directly follows it. Returns false if `next` does not follow.
+fn extend_range(last: &mut Range, next: Range) -> bool {
     match (last, next) {
         (Range::Bytes { end, .. }, Range::Bytes { start, end: new, .. }) if *end == start => *end = new,
         (Range::Rows { end, .. }, Range::Rows { start, end: new }) if *end == start => *end = new,
@@ -160,7 +170,8 @@ fn join(last: &mut Range, next: Range) -> bool {
     true
 }
 
-/// The segments of all files, in order; files are worked on at once, and the first error in the order of the files counts.
+/// Returns the segments of all files, in order. Works on several files at once; returns the first error in the order of
+/// the files.
 fn segments(
     store: &Store,
     files: &[InputFile],
@@ -180,7 +191,7 @@ fn segments(
                     && let Some(file) = files.get(i)
                 {
                     let result: Result<Vec<Segment>, SourceError> =
-                        formats::of(input).segments(store, i, file, input, target);
+                        formats::for_input(input).segments(store, i, file, input, target);
                     if result.is_err() {
                         next.store(files.len(), Ordering::Relaxed);
                     }
@@ -197,7 +208,7 @@ fn segments(
     });
     let mut all = Vec::new();
     for result in found {
-        // files are begun in order, so what an error has kept from being begun comes after it
+        // files begin in order, so those that an error kept from beginning come after it
         if let Some(result) = result.into_inner().unwrap_or_else(PoisonError::into_inner) {
             all.extend(result?);
         }
@@ -205,8 +216,9 @@ fn segments(
     Ok(all)
 }
 
-/// Whether the listing alone decides the cuts; then the states of the files, which may be very many, are not needed.
-fn reads_nothing(files: &[InputFile], input: &Input) -> bool {
-    let format = formats::of(input);
+/// Whether the listing alone decides the cuts. Then the states of the files, of which there may be very many, are not
+/// needed.
+fn is_cut_by_listing(files: &[InputFile], input: &Input) -> bool {
+    let format = formats::for_input(input);
     input.holdout.is_empty() && files.iter().all(|file| format.is_cut_by_listing(file, input))
 }

@@ -1,4 +1,5 @@
-//! What every row format is to the planner and the reader: records that begin somewhere, and are read or passed over.
+//! The interface between row formats and the planner and reader: records that begin at an offset and are read or
+//! skipped.
 
 use std::io;
 
@@ -6,25 +7,25 @@ use stillhouse_base::source_error::SourceError;
 
 use super::spool::{PushError, Spool};
 
-/// Where a record begins.
+/// The start of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Start {
-    /// In the decompressed bytes of the file.
+pub(crate) struct RecordStart {
+    /// Offset in the decompressed bytes of the file.
     pub offset: u64,
-    /// Newlines between where the records were opened and here.
+    /// Newlines between the position where the records were opened and this offset.
     pub newlines: u64,
 }
 
 /// Why a record is bad.
 #[derive(Debug)]
-pub(crate) struct Bad {
+pub(crate) struct BadRecord {
     pub reason: &'static str,
     pub message: String,
-    /// Newlines between where the records were opened and the fault.
+    /// Newlines between the position where the records were opened and the fault.
     pub newlines: u64,
 }
 
-/// Reading cannot go on.
+/// An error after which reading cannot continue.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The input failed.
@@ -39,34 +40,35 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// Records of a file, in order. After each [`Records::next`] comes one [`Records::read`] or [`Records::skip`].
+/// Records of a file, in order. After each [`Records::next`] the caller makes one call of [`Records::read`] or
+/// [`Records::skip`].
 pub(crate) trait Records: Send {
-    /// Goes to the next record.
-    fn next(&mut self) -> io::Result<Option<Start>>;
+    /// Advances to the next record.
+    fn next(&mut self) -> io::Result<Option<RecordStart>>;
 
-    /// Reads the record's text; a bad record is passed over to its end.
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault>;
+    /// Reads the record's text; skips to the end of a bad record.
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault>;
 
-    /// Passes over the record.
+    /// Skips the record.
     fn skip(&mut self) -> io::Result<()>;
 
-    /// Bytes passed, from the start of the file.
+    /// Decompressed bytes passed, from the start of the file.
     fn offset(&self) -> u64;
 }
 
-/// The text of a row as the file stores it; `None` where it is null.
+/// The text of a row as the file stores it; `None` if it is null.
 pub(crate) type Cell<'a> = Option<&'a [u8]>;
 
 /// Rows of a columnar file, in order.
 pub(crate) trait Rows: Send {
-    /// Goes to the next row; its number in the file, or none at the end of the range.
+    /// Advances to the next row. Returns its number in the file, or `None` at the end of the range.
     fn next(&mut self) -> Result<Option<u64>, SourceError>;
 
-    /// The text of the row that [`Rows::next`] has gone to.
+    /// Returns the text of the row to which [`Rows::next`] has advanced.
     fn cell(&self) -> Cell<'_>;
 }
 
-/// Passes bytes to the text until they are not UTF-8; says at which index of them, or `None` where all is well.
+/// Appends bytes to the text. Returns the index of the first byte that is not UTF-8, or `None` if all are.
 pub(crate) fn push(text: &mut Spool, bytes: &[u8]) -> Result<Option<usize>, Fault> {
     match text.push(bytes) {
         Ok(()) => Ok(None),

@@ -1,12 +1,12 @@
-//! One object store out of several: the disk of this machine, and buckets under names of their own.
+//! One object store over several: the local disk, and buckets under path prefixes.
 //!
 //! ```text
 //!   home/x/corpus.jsonl   ─► the disk, /home/x/corpus.jsonl
 //!   s3:/corpora/owt/1.gz  ─► the bucket `corpora`, owt/1.gz
-//!   input.sql:/…          ─► what the query of a run gave, where that lies beside its output
+//!   input.sql:/…          ─► the staged rows of a run's query, if they are beside its output in a store
 //! ```
 //!
-//! Reading only: what is written goes to the output's own store.
+//! It only reads; writes go to the output's own store.
 
 use std::fmt;
 use std::ops::Range;
@@ -26,16 +26,16 @@ use object_store::{
 
 use stillhouse_base::storage::{Location, StoreUrl};
 
-/// A bucket under its name.
+/// A store mounted at a path prefix.
 #[derive(Debug, Clone)]
 pub(crate) struct Mount {
-    pub at: Path,
+    pub prefix: Path,
     pub store: Arc<dyn ObjectStore>,
-    /// The bucket, without a key; or what is in it, where no more of it is mounted.
+    /// URL of the bucket, without a key; or of the mounted prefix, if only a part of the bucket is mounted.
     pub url: StoreUrl,
 }
 
-/// The disk and what is mounted.
+/// The disk and the mounts.
 #[derive(Debug)]
 pub(crate) struct Router {
     disk: Arc<LocalFileSystem>,
@@ -47,32 +47,32 @@ impl Router {
         Self { disk: Arc::new(LocalFileSystem::new()), mounts }
     }
 
-    /// The same with another mount, before the others.
+    /// Returns the same router with another mount, which takes precedence.
     pub fn with(&self, mount: Mount) -> Self {
         let mounts = std::iter::once(mount).chain(self.mounts.iter().cloned()).collect();
         Self { disk: Arc::clone(&self.disk), mounts }
     }
 
-    /// The buckets, by their URLs without a key.
+    /// Iterates over the buckets with their URLs, which have no key.
     pub fn buckets(&self) -> impl Iterator<Item = (&StoreUrl, &Arc<dyn ObjectStore>)> {
         self.mounts.iter().filter(|mount| mount.url.key.is_empty()).map(|mount| (&mount.url, &mount.store))
     }
 
-    /// A path as a person names it, and whether it is on the disk.
-    pub fn shown(&self, path: &Path) -> (String, bool) {
+    /// Returns a path as users name it, and whether it is on the disk.
+    pub fn display_name(&self, path: &Path) -> (String, bool) {
         for mount in &self.mounts {
-            if let Some(inner) = path.prefix_match(&mount.at) {
+            if let Some(inner) = path.prefix_match(&mount.prefix) {
                 return (format!("{}/{}", mount.url, inner.collect::<Path>()), false);
             }
         }
         (format!("/{path}"), true)
     }
 
-    /// Where a path is; `None` for what no path of the disk can be.
+    /// Returns the location of a path; `None` if no path of the disk can have this name.
     pub fn location_of(&self, path: &Path) -> Option<Location> {
         for mount in &self.mounts {
             let root = mount.url.path();
-            if let Some(inner) = path.prefix_match(&mount.at) {
+            if let Some(inner) = path.prefix_match(&mount.prefix) {
                 let of_bucket = root.parts().chain(inner).collect::<Path>();
                 return Some(Location::Store(StoreUrl { key: of_bucket.to_string(), ..mount.url.clone() }));
             }
@@ -80,7 +80,8 @@ impl Router {
         disk_path(path).map(Location::Disk)
     }
 
-    /// The path in the file system of what no bucket has; `None` for what no path of the disk can be.
+    /// Returns the file system path of a location that no mount covers; `None` if no path of the disk can have this
+    /// name.
     pub fn on_disk(&self, path: &Path) -> Option<PathBuf> {
         match self.is_on_disk(path) {
             true => disk_path(path),
@@ -90,38 +91,39 @@ impl Router {
 
     /// Whether a path is on the disk.
     pub fn is_on_disk(&self, path: &Path) -> bool {
-        !self.mounts.iter().any(|mount| path.prefix_matches(&mount.at))
+        !self.mounts.iter().any(|mount| path.prefix_matches(&mount.prefix))
     }
 
-    /// The store that has a path, what it is called there, and what comes before that.
+    /// Returns the store of a path, the path inside it, and the prefix of its mount.
     fn route(&self, path: &Path) -> (Arc<dyn ObjectStore>, Path, Option<Path>) {
         for mount in &self.mounts {
-            if let Some(inner) = path.prefix_match(&mount.at) {
-                return (Arc::clone(&mount.store), inner.collect(), Some(mount.at.clone()));
+            if let Some(inner) = path.prefix_match(&mount.prefix) {
+                return (Arc::clone(&mount.store), inner.collect(), Some(mount.prefix.clone()));
             }
         }
         (Arc::clone(&self.disk) as Arc<dyn ObjectStore>, path.clone(), None)
     }
 }
 
-/// As [`LocalFileSystem::path_to_filesystem`] without a prefix, which goes by way of a URL: this is asked for every file of a listing.
+/// Same as [`LocalFileSystem::path_to_filesystem`] without a prefix, but without the detour over a URL: every file of a
+/// listing calls it.
 fn disk_path(path: &Path) -> Option<PathBuf> {
     let path = path.as_ref();
     let name = path.rsplit('/').next().filter(|name| !name.is_empty())?;
-    // `#` and digits at the end is what the store calls its own unfinished files
+    // the store names its own unfinished files with `#` and digits at the end
     let unfinished = |(_, suffix): (&str, &str)| !suffix.is_empty() && suffix.bytes().all(|b| b.is_ascii_digit());
     (!name.split_once('#').is_some_and(unfinished)).then(|| PathBuf::from(format!("/{path}")))
 }
 
-fn outer(at: Option<&Path>, inner: Path) -> Path {
-    match at {
-        Some(at) => at.parts().chain(inner.parts()).collect(),
+fn with_prefix(prefix: Option<&Path>, inner: Path) -> Path {
+    match prefix {
+        Some(prefix) => prefix.parts().chain(inner.parts()).collect(),
         None => inner,
     }
 }
 
-fn outer_meta(at: Option<&Path>, meta: ObjectMeta) -> ObjectMeta {
-    ObjectMeta { location: outer(at, meta.location.clone()), ..meta }
+fn meta_with_prefix(prefix: Option<&Path>, meta: ObjectMeta) -> ObjectMeta {
+    ObjectMeta { location: with_prefix(prefix, meta.location.clone()), ..meta }
 }
 
 fn read_only<T>(operation: &str) -> Result<T> {
@@ -145,9 +147,9 @@ impl ObjectStore for Router {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let (store, inner, at) = self.route(location);
+        let (store, inner, prefix) = self.route(location);
         let got = store.get_opts(&inner, options).await?;
-        Ok(GetResult { meta: outer_meta(at.as_ref(), got.meta.clone()), ..got })
+        Ok(GetResult { meta: meta_with_prefix(prefix.as_ref(), got.meta.clone()), ..got })
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
@@ -160,17 +162,17 @@ impl ObjectStore for Router {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let (store, inner, at) = self.route(prefix.unwrap_or(&Path::default()));
-        store.list(Some(&inner)).map_ok(move |meta| outer_meta(at.as_ref(), meta)).boxed()
+        let (store, inner, prefix) = self.route(prefix.unwrap_or(&Path::default()));
+        store.list(Some(&inner)).map_ok(move |meta| meta_with_prefix(prefix.as_ref(), meta)).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let (store, inner, at) = self.route(prefix.unwrap_or(&Path::default()));
+        let (store, inner, prefix) = self.route(prefix.unwrap_or(&Path::default()));
         let listed = store.list_with_delimiter(Some(&inner)).await?;
-        let at = at.as_ref();
+        let prefix = prefix.as_ref();
         Ok(ListResult {
-            common_prefixes: listed.common_prefixes.into_iter().map(|p| outer(at, p)).collect(),
-            objects: listed.objects.into_iter().map(|meta| outer_meta(at, meta)).collect(),
+            common_prefixes: listed.common_prefixes.into_iter().map(|p| with_prefix(prefix, p)).collect(),
+            objects: listed.objects.into_iter().map(|meta| meta_with_prefix(prefix, meta)).collect(),
         })
     }
 

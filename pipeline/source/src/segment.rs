@@ -1,35 +1,35 @@
-//! Ranges of files that records are cut into before they are grouped into splits.
+//! Segments: ranges into which files are cut before they are grouped into splits.
 
 use stillhouse_schemas::manifest::Range;
 
-/// A range of a file that is not cut further, except by the holdout.
+/// A range of a file that only the holdout cuts further.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Index of the file.
+    /// Index of the file in the listing.
     pub file: usize,
     pub range: Range,
-    /// Bytes of input that it stands for.
+    /// Weight in the units of the target: bytes of text, numbers of rows, or documents.
     pub weight: u64,
-    /// Records, where known.
+    /// Number of records, if known.
     pub records: Option<u64>,
 }
 
-/// Rows that are read, planned and cut as one.
+/// Rows that are read, planned and cut as a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowGroup {
     pub rows: u64,
-    /// Bytes of text, as well as the metadata tells.
+    /// Bytes of text, estimated from the metadata.
     pub bytes: u64,
 }
 
-/// Segments of about `target` bytes over rows in groups.
+/// Returns segments of about `target` bytes over groups of rows.
 pub(crate) fn by_rows(file: usize, groups: &[RowGroup], target: u64) -> Vec<Segment> {
     let segment =
         |(start, end, weight)| Segment { file, range: Range::Rows { start, end }, weight, records: Some(end - start) };
     cut_rows(groups, target).into_iter().map(segment).collect()
 }
 
-/// Equal ranges of at most the target.
+/// Returns ranges of equal size, at most the target.
 pub(crate) fn by_size(file: usize, size: u64, target: u64) -> Vec<Segment> {
     let parts = size.div_ceil(target);
     let at = |i: u64| (u128::from(size) * u128::from(i) / u128::from(parts)) as u64;
@@ -43,7 +43,7 @@ pub(crate) fn by_size(file: usize, size: u64, target: u64) -> Vec<Segment> {
         .collect()
 }
 
-/// Rows of groups or batches cut and joined into ranges of about `target` bytes: start, end, bytes.
+/// Cuts and joins groups of rows into ranges of about `target` bytes: start, end, bytes.
 fn cut_rows(groups: &[RowGroup], target: u64) -> Vec<(u64, u64, u64)> {
     let mut ranges: Vec<(u64, u64, u64)> = Vec::new();
     let mut first = 0;

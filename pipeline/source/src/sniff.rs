@@ -1,6 +1,6 @@
-//! What the first bytes of a file say that it is, where its name and the job say otherwise.
+//! Detects from the first bytes of a file that it has another type than its name and the job say.
 //!
-//! Such a file is refused whatever `on_error` says: its records are not bad, they are not what was asked for.
+//! Such a file is refused whatever `on_error` says: its records are not bad, it is the wrong kind of file.
 
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::{Compression, Input};
@@ -9,51 +9,51 @@ use super::compression::compression;
 use super::input_file::InputFile;
 use super::store::Store;
 
-/// Bytes that are looked at.
-pub(super) const HEAD: u64 = 64;
-/// What the first bytes of a file say that it is.
+/// Bytes examined at the start of a file.
+pub(super) const HEAD_BYTES: u64 = 64;
+/// File type detected from the first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileType {
     Gzip,
     Zstd,
-    /// Compressed in a way that is not read here.
-    Packed(&'static str),
+    /// Compressed with an unsupported method.
+    UnsupportedCompression(&'static str),
     Parquet,
     Arrow,
     /// Text, but not in UTF-8.
-    Encoded(&'static str),
+    OtherEncoding(&'static str),
 }
 
-/// What begins like this; `None` for what may be text in UTF-8.
-fn kind(bytes: &[u8]) -> Option<Kind> {
-    let head = &bytes[..bytes.len().min(HEAD as usize)];
-    let begins: [(&[u8], Kind); 13] = [
-        (b"\x1f\x8b", Kind::Gzip),
-        (b"\x28\xb5\x2f\xfd", Kind::Zstd),
-        (b"\xfd7zXZ\0", Kind::Packed("xz")),
-        (b"7z\xbc\xaf\x27\x1c", Kind::Packed("7z")),
-        (b"\x04\x22\x4d\x18", Kind::Packed("LZ4")),
-        (b"PK\x03\x04", Kind::Packed("zip")),
-        (b"\xff\x06\0\0sNaPpY", Kind::Packed("Snappy")),
-        // "PAR1" alone could be a word
-        (b"PAR1\x15", Kind::Parquet),
-        (b"ARROW1\0\0", Kind::Arrow),
-        // before UTF-16, which begins in the same way
-        (b"\xff\xfe\0\0", Kind::Encoded("UTF-32")),
-        (b"\0\0\xfe\xff", Kind::Encoded("UTF-32")),
-        (b"\xff\xfe", Kind::Encoded("UTF-16")),
-        (b"\xfe\xff", Kind::Encoded("UTF-16")),
+/// Returns the type that these first bytes indicate; `None` if they may be text in UTF-8.
+fn detect(bytes: &[u8]) -> Option<FileType> {
+    let head = &bytes[..bytes.len().min(HEAD_BYTES as usize)];
+    let begins: [(&[u8], FileType); 13] = [
+        (b"\x1f\x8b", FileType::Gzip),
+        (b"\x28\xb5\x2f\xfd", FileType::Zstd),
+        (b"\xfd7zXZ\0", FileType::UnsupportedCompression("xz")),
+        (b"7z\xbc\xaf\x27\x1c", FileType::UnsupportedCompression("7z")),
+        (b"\x04\x22\x4d\x18", FileType::UnsupportedCompression("LZ4")),
+        (b"PK\x03\x04", FileType::UnsupportedCompression("zip")),
+        (b"\xff\x06\0\0sNaPpY", FileType::UnsupportedCompression("Snappy")),
+        // "PAR1" alone could be the start of a text
+        (b"PAR1\x15", FileType::Parquet),
+        (b"ARROW1\0\0", FileType::Arrow),
+        // before UTF-16, whose mark is a prefix of this one
+        (b"\xff\xfe\0\0", FileType::OtherEncoding("UTF-32")),
+        (b"\0\0\xfe\xff", FileType::OtherEncoding("UTF-32")),
+        (b"\xff\xfe", FileType::OtherEncoding("UTF-16")),
+        (b"\xfe\xff", FileType::OtherEncoding("UTF-16")),
     ];
     let begun = begins.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, kind)| *kind);
     let bzip2 = head.starts_with(b"BZh") && head.get(4..10) == Some(b"1AY&SY");
-    begun.or(bzip2.then_some(Kind::Packed("bzip2"))).or_else(|| without_mark(head))
+    begun.or(bzip2.then_some(FileType::UnsupportedCompression("bzip2"))).or_else(|| utf16_without_mark(head))
 }
 
-/// UTF-16 without a byte order mark, as far as it is plain ASCII: every second byte is zero.
-fn without_mark(head: &[u8]) -> Option<Kind> {
+/// Detects UTF-16 without a byte order mark in plain ASCII text: every second byte is zero.
+fn utf16_without_mark(head: &[u8]) -> Option<FileType> {
     let zero = |from: usize| head.len() >= 8 && head.iter().skip(from).step_by(2).all(|b| *b == 0);
     let text = |from: usize| head.iter().skip(from).step_by(2).all(|b| *b != 0);
-    ((zero(1) && text(0)) || (zero(0) && text(1))).then_some(Kind::Encoded("UTF-16"))
+    ((zero(1) && text(0)) || (zero(0) && text(1))).then_some(FileType::OtherEncoding("UTF-16"))
 }
 
 fn name(how: Compression) -> &'static str {
@@ -64,57 +64,61 @@ fn name(how: Compression) -> &'static str {
     }
 }
 
-fn said(file: &InputFile, message: String) -> SourceError {
+fn wrong_type(file: &InputFile, message: String) -> SourceError {
     SourceError::corrupt(&file.path, message)
 }
 
-/// What speaks against reading a file of lines or CSV that begins with these bytes, as they are stored.
-pub(super) fn stored(head: &[u8], file: &InputFile, input: &Input) -> Option<SourceError> {
+/// Returns the reason not to read a file of lines or CSV that begins with these stored bytes.
+pub(super) fn check_stored(head: &[u8], file: &InputFile, input: &Input) -> Option<SourceError> {
     let how = compression(file, input);
-    let (found, wanted) = match kind(head) {
-        Some(Kind::Gzip) if how == Compression::Gzip => return None,
-        Some(Kind::Zstd) if how == Compression::Zstd => return None,
+    let (found, wanted) = match detect(head) {
+        Some(FileType::Gzip) if how == Compression::Gzip => return None,
+        Some(FileType::Zstd) if how == Compression::Zstd => return None,
         Some(found) => (describe(found), how),
         None if how == Compression::None => return None,
-        // Zstandard files may begin with a frame that is skipped
+        // a Zstandard file may begin with a skippable frame
         None if how == Compression::Zstd && head.get(1..4) == Some(b"\x2a\x4d\x18") => return None,
         None => ("these bytes are not compressed, or in a way that is not known; say `compression: none`".into(), how),
     };
     let by = if input.compression == Compression::Auto { "by its name" } else { "as `compression` says" };
     let read =
         if wanted == Compression::None { String::new() } else { format!("is read as {} {by}, but ", name(wanted)) };
-    Some(said(file, format!("{read}{found}")))
+    Some(wrong_type(file, format!("{read}{found}")))
 }
 
-/// What speaks against text that begins with these bytes after decompression.
-pub(super) fn decompressed(head: &[u8], file: &InputFile) -> Option<SourceError> {
-    Some(said(file, format!("after decompression, {}", describe(kind(head)?))))
+/// Returns the reason not to read a file whose decompressed content begins with these bytes.
+pub(super) fn check_decompressed(head: &[u8], file: &InputFile) -> Option<SourceError> {
+    Some(wrong_type(file, format!("after decompression, {}", describe(detect(head)?))))
 }
 
-/// What a file that is no file of the format is instead, as far as its first bytes tell.
-pub(super) fn other_format(store: &Store, file: &InputFile, wanted: Kind) -> Option<SourceError> {
-    let head = store.get(&file.location, 0, file.size.min(HEAD)).ok()?;
-    match (kind(&head), wanted) {
+/// Returns what a file that is not of the expected format is instead, if its first bytes show it.
+pub(super) fn other_format(store: &Store, file: &InputFile, wanted: FileType) -> Option<SourceError> {
+    let head = store.get(&file.location, 0, file.size.min(HEAD_BYTES)).ok()?;
+    match (detect(&head), wanted) {
         (Some(found), wanted) if found == wanted => None,
-        (Some(Kind::Gzip | Kind::Zstd | Kind::Packed(_)), _) => {
+        (Some(FileType::Gzip | FileType::Zstd | FileType::UnsupportedCompression(_)), _) => {
             let message = "these are compressed bytes; Parquet and Arrow files compress inside: decompress the file";
-            Some(said(file, message.into()))
+            Some(wrong_type(file, message.into()))
         }
-        (Some(found), _) => Some(said(file, describe(found))),
+        (Some(found), _) => Some(wrong_type(file, describe(found))),
         (None, _) if head.trim_ascii_start().starts_with(b"{") => {
-            Some(said(file, "this begins like JSON; is it `format: jsonl`?".into()))
+            Some(wrong_type(file, "this begins like JSON; is it `format: jsonl`?".into()))
         }
         (None, _) => None,
     }
 }
 
-fn describe(found: Kind) -> String {
+fn describe(found: FileType) -> String {
     match found {
-        Kind::Gzip => "these are gzip bytes; say `compression: gzip`".into(),
-        Kind::Zstd => "these are Zstandard bytes; say `compression: zstd`".into(),
-        Kind::Packed(how) => format!("these are {how} bytes, which are not read here; valid: plain, gzip, Zstandard"),
-        Kind::Parquet => "this is a Parquet file; say `format: parquet`".into(),
-        Kind::Arrow => "this is an Arrow file; say `format: arrow`".into(),
-        Kind::Encoded(how) => format!("this is text in {how}; valid: UTF-8 (`iconv -f {how} -t UTF-8` makes it)"),
+        FileType::Gzip => "these are gzip bytes; say `compression: gzip`".into(),
+        FileType::Zstd => "these are Zstandard bytes; say `compression: zstd`".into(),
+        FileType::UnsupportedCompression(how) => {
+            format!("these are {how} bytes, which are not read here; valid: plain, gzip, Zstandard")
+        }
+        FileType::Parquet => "this is a Parquet file; say `format: parquet`".into(),
+        FileType::Arrow => "this is an Arrow file; say `format: arrow`".into(),
+        FileType::OtherEncoding(how) => {
+            format!("this is text in {how}; valid: UTF-8 (`iconv -f {how} -t UTF-8` makes it)")
+        }
     }
 }

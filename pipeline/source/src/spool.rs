@@ -1,14 +1,16 @@
-//! One document on its way from the input to batches: checked UTF-8, in memory up to a size, then in a temporary file.
+//! Holds one document between the input and the batches: validates UTF-8, keeps it in memory up to a size, then in a
+//! temporary file.
 //!
-//! Nothing of a record is emitted before all of it is known to be good, and no document is ever whole in memory: the
-//! spool holds up to one piece, and what is longer is written to a temporary file (`TMPDIR`) and read again in pieces.
+//! A record is emitted only after all of it is known to be good, and a document is never whole in memory. The spool
+//! keeps at most one piece in memory, writes longer documents to a temporary file (`TMPDIR`), and reads them back in
+//! pieces.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use sha2::{Digest, Sha256};
 use tempfile::SpooledTempFile;
 
-/// Why bytes were not taken.
+/// Why bytes were not accepted.
 #[derive(Debug)]
 pub(crate) enum PushError {
     /// Not UTF-8 at this index of the pushed bytes (0 where the fault began in an earlier push).
@@ -17,10 +19,11 @@ pub(crate) enum PushError {
     Io(io::Error),
 }
 
-/// The key of a document: SHA-256 of `holdout`, the seed (8 bytes, low first) and the text; its first 8 bytes, low first.
-pub(crate) struct Key(Sha256);
+/// Computes the key of a document: the first 8 bytes, little-endian, of SHA-256 over `holdout`, the seed (8 bytes,
+/// little-endian) and the text.
+pub(crate) struct DocumentKey(Sha256);
 
-impl Key {
+impl DocumentKey {
     pub fn new(seed: u64) -> Self {
         Self(Sha256::new().chain_update(b"holdout").chain_update(seed.to_le_bytes()))
     }
@@ -39,26 +42,26 @@ impl Key {
     }
 }
 
-/// Text of one document.
+/// The text of one document.
 pub(crate) struct Spool {
     file: SpooledTempFile,
     piece: usize,
     length: u64,
     last: u8,
-    /// The bytes of a character that is not whole yet.
+    /// Bytes of a character that is not complete yet.
     partial: [u8; 4],
     partial_length: usize,
     buffer: Vec<u8>,
-    /// Bytes at the start of the buffer that were handed on.
-    handed_on: usize,
-    /// Bytes that have not been read again yet.
-    left: u64,
-    /// How many documents went to disk.
-    pub rolled: u64,
+    /// Bytes at the start of the buffer already returned.
+    returned: usize,
+    /// Bytes of the text still to be read back.
+    unread: u64,
+    /// Number of documents that went to disk.
+    pub spooled_to_disk: u64,
 }
 
 impl Spool {
-    /// A spool for documents that are handed on in pieces of at most `piece` bytes.
+    /// Creates a spool that returns documents in pieces of at most `piece` bytes.
     pub fn new(piece: usize) -> Self {
         Self {
             file: SpooledTempFile::new(piece),
@@ -68,9 +71,9 @@ impl Spool {
             partial: [0; 4],
             partial_length: 0,
             buffer: Vec::new(),
-            handed_on: 0,
-            left: 0,
-            rolled: 0,
+            returned: 0,
+            unread: 0,
+            spooled_to_disk: 0,
         }
     }
 
@@ -79,7 +82,7 @@ impl Spool {
         self.length
     }
 
-    /// Forgets the text.
+    /// Removes the text.
     pub fn clear(&mut self) -> io::Result<()> {
         if self.file.is_rolled() {
             self.file = SpooledTempFile::new(self.piece);
@@ -91,14 +94,14 @@ impl Spool {
         Ok(())
     }
 
-    /// Appends bytes; a character may be cut between two pushes.
+    /// Appends bytes. A character may be divided between two calls.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), PushError> {
         let Some(&last) = bytes.last() else { return Ok(()) };
         self.validate(bytes).map_err(PushError::Utf8)?;
         let was = self.file.is_rolled();
         self.file.write_all(bytes).map_err(PushError::Io)?;
         if self.file.is_rolled() && !was {
-            self.rolled += 1;
+            self.spooled_to_disk += 1;
         }
         self.length += bytes.len() as u64;
         self.last = last;
@@ -129,7 +132,7 @@ impl Spool {
         }
     }
 
-    /// Takes a carriage return off the end.
+    /// Removes a carriage return at the end.
     pub fn trim_carriage_return(&mut self) -> io::Result<()> {
         if self.length > 0 && self.last == b'\r' {
             self.length -= 1;
@@ -145,9 +148,9 @@ impl Spool {
         self.partial_length == 0
     }
 
-    /// The key of the text.
+    /// Computes the key of the text.
     pub fn key(&mut self, seed: u64) -> io::Result<u64> {
-        let mut key = Key::new(seed);
+        let mut key = DocumentKey::new(seed);
         self.pieces(|e| e, &mut |text, _| {
             key.add(text);
             Ok(())
@@ -155,7 +158,8 @@ impl Spool {
         Ok(key.get())
     }
 
-    /// Hands the text on in pieces cut between characters; the flag is true on the last one. An empty text is one empty piece.
+    /// Calls `emit` with pieces of the text, cut between characters; the flag is true for the last one. An empty text
+    /// is one empty piece.
     pub fn pieces<E>(
         &mut self,
         error: impl Fn(io::Error) -> E,
@@ -171,36 +175,37 @@ impl Spool {
         }
     }
 
-    /// Goes to the start of the text, to hand it on.
+    /// Goes to the start of the text, to return its pieces.
     pub fn rewind(&mut self) -> io::Result<()> {
         self.buffer.clear();
-        (self.handed_on, self.left) = (0, self.length);
+        (self.returned, self.unread) = (0, self.length);
         self.file.rewind()
     }
 
-    /// The next piece, after [`Spool::rewind`], cut between characters; true with the last one. An empty text is one empty piece.
+    /// Returns the next piece after [`Spool::rewind`], cut between characters, and true with the last one. An empty
+    /// text is one empty piece.
     pub fn next_piece(&mut self) -> io::Result<(&str, bool)> {
-        self.buffer.drain(..self.handed_on);
+        self.buffer.drain(..self.returned);
         let had = self.buffer.len();
-        let want = self.left.min((self.piece - had) as u64);
+        let want = self.unread.min((self.piece - had) as u64);
         self.buffer.resize(had + want as usize, 0);
         self.file.read_exact(&mut self.buffer[had..])?;
-        self.left -= want;
-        let end = self.left == 0;
-        self.handed_on = if end { self.buffer.len() } else { whole_characters(&self.buffer) };
-        let text = std::str::from_utf8(&self.buffer[..self.handed_on])
+        self.unread -= want;
+        let end = self.unread == 0;
+        self.returned = if end { self.buffer.len() } else { whole_characters(&self.buffer) };
+        let text = std::str::from_utf8(&self.buffer[..self.returned])
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         Ok((text, end))
     }
 
-    /// Bytes of text that are in memory to be handed on.
+    /// Bytes of text in memory that are still to be returned.
     #[cfg(test)]
     pub fn buffered(&self) -> usize {
         self.buffer.len()
     }
 }
 
-/// Length of the part of valid UTF-8 that ends with a whole character.
+/// Returns the length of the longest prefix of valid UTF-8 that ends with a complete character.
 pub(crate) fn whole_characters(bytes: &[u8]) -> usize {
     let tail = bytes.len().saturating_sub(3);
     for at in (tail..bytes.len()).rev() {

@@ -1,12 +1,13 @@
-//! Blocking, ranged access to objects, which reads ahead where an object is read from one end to the other.
+//! Blocking, ranged access to objects, with read-ahead for sequential reads.
 //!
 //! ```text
-//!   ObjectReader   parser ◄── chunk n          (blocking; waits for the task only where the parser is faster)
+//!   ObjectReader   parser ◄── chunk n          (blocking; waits for the task only if the parser is faster)
 //!                             chunk n+1 ◄── a task on the store's runtime, from the second chunk on
 //! ```
 //!
-//! Memory: an [`ObjectReader`] holds two chunks, the one that is read and the one that is being fetched, each 64 KB at first and 2 MB after a
-//! few; [`Chunks`] hold 1 MB and read nothing ahead of what is asked for: a page is fetched when it is wanted, with what lies next to it.
+//! Memory: an [`ObjectReader`] holds two chunks, the current one and the one being fetched, each 64 KB at first and 2
+//! MB after a few. A [`RangeCache`] holds 1 MB and does not read ahead: it fetches a page when it is needed, together
+//! with the bytes that follow it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,16 +33,16 @@ use super::folder;
 use super::input_file::InputFile;
 use super::router::{Mount, Router};
 
-pub(crate) const FIRST_CHUNK: u64 = 64 << 10;
-const LARGEST_CHUNK: u64 = 2 << 20;
-const PAGE_CHUNK: u64 = 1 << 20;
+pub(crate) const FIRST_CHUNK_BYTES: u64 = 64 << 10;
+const MAX_CHUNK_BYTES: u64 = 2 << 20;
+const PAGE_FETCH_BYTES: u64 = 1 << 20;
 
-/// Where what the query of a run gave is read, if it lies beside an output in a store.
-const ROWS: &str = "input.sql:";
+/// Path prefix of the staged rows of a run's query, if they are beside an output in a store.
+const STAGED_ROWS_PREFIX: &str = "input.sql:";
 
-/// An object store and the runtime that waits for it.
+/// An object store and the runtime that runs its futures.
 ///
-/// The blocking calls on it must not be made on a runtime's own worker thread: use `spawn_blocking`.
+/// Do not make its blocking calls on a runtime's own worker thread: use `spawn_blocking`.
 #[derive(Debug, Clone)]
 pub struct Store {
     /// The store.
@@ -49,22 +50,22 @@ pub struct Store {
     /// The runtime on which its futures run.
     pub handle: Handle,
     router: Arc<Router>,
-    /// What files must still be when they are read.
+    /// States that files must still have when they are read.
     expected: Arc<HashMap<Path, FileState>>,
     checkpoints: Arc<Checkpoints>,
 }
 
 impl Store {
-    /// The files of this machine, under their absolute paths.
+    /// Creates a store of the local files, under their absolute paths.
     pub fn local(handle: Handle) -> Self {
         Self::with_buckets(handle, [])
     }
 
-    /// The files of this machine, and buckets.
+    /// Creates a store of the local files and of buckets.
     pub fn with_buckets(handle: Handle, buckets: impl IntoIterator<Item = (StoreUrl, Opened)>) -> Self {
         let mount = |(url, opened): (StoreUrl, Opened)| {
             let url = url.root();
-            Mount { at: at(&url), store: opened.store, url }
+            Mount { prefix: mount_path(&url), store: opened.store, url }
         };
         let router = Arc::new(Router::new(buckets.into_iter().map(mount).collect()));
         Self {
@@ -76,23 +77,24 @@ impl Store {
         }
     }
 
-    /// The same, with what lies beside an output in a store.
+    /// Returns the same store with access to the rows beside an output in a store.
     pub fn with_rows_beside(&self, output: &StoreUrl, store: &Arc<dyn ObjectStore>) -> Self {
         let url = StoreUrl { key: output.key.trim_end_matches('/').to_owned(), ..output.clone() };
-        let mount = Mount { at: Path::from(ROWS), store: Arc::clone(store), url };
+        let mount = Mount { prefix: Path::from(STAGED_ROWS_PREFIX), store: Arc::clone(store), url };
         let router = Arc::new(self.router.with(mount));
         Self { store: Arc::clone(&router) as Arc<dyn ObjectStore>, router, ..self.clone() }
     }
 
-    /// What a file beside the output is called here.
+    /// Returns the path of a file beside the output in this store.
     pub fn beside_output(name: &str) -> Path {
-        Path::from(ROWS).parts().chain(Path::from(name).parts()).collect()
+        Path::from(STAGED_ROWS_PREFIX).parts().chain(Path::from(name).parts()).collect()
     }
 
-    /// Makes the buckets known to a session, under their URLs: nodes of DataFusion's own find them there, as they find the disk.
+    /// Registers the buckets with a DataFusion session under their URLs, so that DataFusion's own nodes find them as
+    /// they find the disk.
     ///
     /// # Errors
-    /// When a bucket has a name that no URL can have.
+    /// When the name of a bucket is not valid in a URL.
     pub fn register(&self, runtime: &RuntimeEnv) -> datafusion::common::Result<()> {
         for (url, store) in self.router.buckets() {
             let url = Url::parse(&url.to_string()).map_err(|e| DataFusionError::External(Box::new(e)))?;
@@ -101,19 +103,20 @@ impl Store {
         Ok(())
     }
 
-    /// The same, for reading these files as they were listed: a range of one that is another by now is an error ([`Changed`]).
+    /// Returns the same store for reading these files as they were listed: to read a range of a changed file is an
+    /// error ([`Changed`]).
     pub(crate) fn expecting<'a>(&self, files: impl IntoIterator<Item = &'a InputFile>) -> Self {
         let real = files.into_iter().filter(|f| !f.is_nothing());
         let expected = real.map(|f| (f.location.clone(), f.state.clone())).collect();
         Self { expected: Arc::new(expected), ..self.clone() }
     }
 
-    /// Where reading can begin inside of a compressed file; none where what is read is not held against the listing.
+    /// Returns the checkpoints for a file; `None` unless reads of the file are compared with the listing.
     pub(super) fn checkpoints(&self, file: &InputFile) -> Option<&Arc<Checkpoints>> {
         (self.expected.get(&file.location) == Some(&file.state)).then_some(&self.checkpoints)
     }
 
-    /// The same store with other distances between checkpoints, and bounds of them.
+    /// Returns the same store with another interval and bound of checkpoints.
     #[cfg(test)]
     pub(super) fn with_checkpoints(&self, checkpoints: Checkpoints) -> Self {
         Self { checkpoints: Arc::new(checkpoints), ..self.clone() }
@@ -124,8 +127,8 @@ impl Store {
         &self.checkpoints
     }
 
-    /// Looks whether a file is still what it was when it was listed. What a store gave has said so with every answer, so only a disk
-    /// is asked, unless `also_stores`.
+    /// Checks that a file has not changed since it was listed. Every answer of a store was compared already, so it asks
+    /// only a disk, unless `also_stores`.
     pub(crate) fn check(&self, location: &Path, also_stores: bool) -> Result<(), object_store::Error> {
         if !self.expected.contains_key(location) || !(also_stores || self.is_on_disk(location)) {
             return Ok(());
@@ -145,14 +148,14 @@ impl Store {
         }
     }
 
-    /// What a URL is called here; its bucket must be one of those that were given.
+    /// Returns the path of a URL in this store; its bucket must be one of the given buckets.
     pub(crate) fn location(url: &StoreUrl) -> Path {
-        at(url).parts().chain(url.path().parts()).collect()
+        mount_path(url).parts().chain(url.path().parts()).collect()
     }
 
-    /// A location as a person names it, and whether it is on the disk.
-    pub(crate) fn shown(&self, location: &Path) -> (String, bool) {
-        self.router.shown(location)
+    /// Returns a location as users name it, and whether it is on the disk.
+    pub(crate) fn display_name(&self, location: &Path) -> (String, bool) {
+        self.router.display_name(location)
     }
 
     /// Whether a location is on the disk.
@@ -160,37 +163,37 @@ impl Store {
         self.router.is_on_disk(location)
     }
 
-    /// Where a location is.
+    /// Returns the path or URL of a location.
     pub(crate) fn location_of(&self, location: &Path) -> Option<Location> {
         self.router.location_of(location)
     }
 
-    /// Waits for a future on this thread, which may block.
+    /// Waits for a future on this thread, which must be allowed to block.
     pub fn wait<F: Future>(&self, future: F) -> F::Output {
         self.handle.block_on(future)
     }
 
     pub(crate) fn get(&self, location: &Path, start: u64, end: u64) -> Result<Bytes, object_store::Error> {
         if start >= end {
-            // stores refuse to give nothing
+            // stores refuse an empty range
             return Ok(Bytes::new());
         }
-        match self.of_disk(location, start, end) {
+        match self.read_from_disk(location, start, end) {
             Some(read) => read,
             None => self.wait(self.fetch(location, start, end)),
         }
     }
 
-    /// A range of a file of this machine, read by this thread: another one, which the store would ask, costs more than a small read. `None` where
-    /// that fails, which the store tells in its words.
-    fn of_disk(&self, location: &Path, start: u64, end: u64) -> Option<Result<Bytes, object_store::Error>> {
+    /// Reads a range of a local file on this thread: the store would use another thread, which costs more than a small
+    /// read. `None` on failure; the caller then asks the store, which returns its own error.
+    fn read_from_disk(&self, location: &Path, start: u64, end: u64) -> Option<Result<Bytes, object_store::Error>> {
         let file = File::open(self.router.on_disk(location)?).ok()?;
         let found = file.metadata().ok().filter(|found| !found.is_dir())?;
         let end = end.min(found.len());
         if start >= end {
             return None;
         }
-        if let Err(changed) = self.is_expected(&folder::meta(&found, location.clone())) {
+        if let Err(changed) = self.is_expected(&folder::object_meta(&found, location.clone())) {
             return Some(Err(changed));
         }
         let mut bytes = vec![0; usize::try_from(end - start).ok()?];
@@ -205,48 +208,48 @@ impl Store {
         got.bytes().await
     }
 
-    /// Begins to fetch a range that is not empty.
-    fn fetch_ahead(&self, location: &Path, start: u64, end: u64) -> Ahead {
+    /// Starts to fetch a range that is not empty.
+    fn fetch_ahead(&self, location: &Path, start: u64, end: u64) -> PendingFetch {
         let (store, location) = (self.clone(), location.clone());
-        Ahead(self.handle.spawn(async move { store.fetch(&location, start, end).await }))
+        PendingFetch(self.handle.spawn(async move { store.fetch(&location, start, end).await }))
     }
 }
 
-/// A fetch under way, which ends where nobody waits for it any more.
-struct Ahead(JoinHandle<Result<Bytes, object_store::Error>>);
+/// A fetch in progress; dropping it aborts the fetch.
+struct PendingFetch(JoinHandle<Result<Bytes, object_store::Error>>);
 
-impl Ahead {
+impl PendingFetch {
     async fn bytes(mut self) -> Result<Bytes, object_store::Error> {
         (&mut self.0).await?
     }
 }
 
-impl Drop for Ahead {
+impl Drop for PendingFetch {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-fn at(url: &StoreUrl) -> Path {
+fn mount_path(url: &StoreUrl) -> Path {
     Path::from_iter([format!("{}:", url.scheme), url.bucket.clone()])
 }
 
-/// Reads an object from some byte on, chunk by chunk.
+/// Reads an object from an offset on, chunk by chunk.
 ///
-/// While a chunk is read the next one is being fetched, so that the parser and the store work at the same time. The first chunk is
-/// fetched alone: who looks at the start of an object costs one request.
-/// A fetch that failed is told where its bytes are needed, not before.
+/// While the parser reads a chunk, a task fetches the next one, so that both work at the same time. The first chunk is
+/// fetched alone, so a look at the start of an object costs one request. A failed fetch is reported when its bytes are
+/// needed, not before.
 pub(crate) struct ObjectReader {
     store: Store,
     location: Path,
     size: u64,
-    /// Nothing from here on is fetched before it is needed.
-    until: u64,
-    /// Where the next chunk begins.
+    /// Offset from which chunks are fetched only when they are needed.
+    read_ahead_end: u64,
+    /// Offset where the next chunk begins.
     position: u64,
     chunk: Bytes,
     next_chunk: u64,
-    ahead: Option<Ahead>,
+    ahead: Option<PendingFetch>,
 }
 
 impl ObjectReader {
@@ -255,20 +258,21 @@ impl ObjectReader {
             store: store.clone(),
             location: location.clone(),
             size,
-            until: size,
+            read_ahead_end: size,
             position: position.min(size),
             chunk: Bytes::new(),
-            next_chunk: FIRST_CHUNK,
+            next_chunk: FIRST_CHUNK_BYTES,
             ahead: None,
         }
     }
 
-    /// The same for a reader that needs little, or nothing, from this byte on: no chunk that begins there is fetched ahead.
-    pub fn until(self, end: u64) -> Self {
-        Self { until: self.size.min(end), ..self }
+    /// Returns the same reader for a consumer that needs little or nothing from this offset on: no chunk that begins
+    /// there is fetched ahead.
+    pub fn read_ahead_until(self, end: u64) -> Self {
+        Self { read_ahead_end: self.size.min(end), ..self }
     }
 
-    /// Bytes of the object before what is read next.
+    /// Bytes of the object before the next unread byte.
     pub fn offset(&self) -> u64 {
         self.position - self.chunk.len() as u64
     }
@@ -286,10 +290,10 @@ impl ObjectReader {
         if self.chunk.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let is_first = self.next_chunk == FIRST_CHUNK;
+        let is_first = self.next_chunk == FIRST_CHUNK_BYTES;
         self.position += self.chunk.len() as u64;
-        self.next_chunk = (self.next_chunk * 2).min(LARGEST_CHUNK);
-        if !is_first && self.position < self.until {
+        self.next_chunk = (self.next_chunk * 2).min(MAX_CHUNK_BYTES);
+        if !is_first && self.position < self.read_ahead_end {
             self.ahead = Some(self.store.fetch_ahead(&self.location, self.position, self.next_end()));
         }
         Ok(())
@@ -319,26 +323,27 @@ impl Read for ObjectReader {
     }
 }
 
-/// Pages of a Parquet file: headers and small pages come out of fetches of 1 MB.
+/// Reads pages of a Parquet file. Headers and small pages come from fetches of 1 MB.
 #[derive(Debug)]
-pub(crate) struct Chunks {
+pub(crate) struct RangeCache {
     store: Store,
     location: Path,
     size: u64,
     fetched: Mutex<(u64, Bytes)>,
 }
 
-impl Chunks {
+impl RangeCache {
     pub fn new(store: &Store, location: &Path, size: u64) -> Self {
         Self { store: store.clone(), location: location.clone(), size, fetched: Mutex::new((0, Bytes::new())) }
     }
 
-    /// Bytes of the object; where they are not here already they are fetched, with what follows up to `least` bytes for the next calls.
-    pub fn fetch(&self, start: u64, length: u64, least: u64) -> Result<Bytes, object_store::Error> {
+    /// Returns bytes of the object. If they are not buffered, fetches them together with the following bytes,
+    /// `min_bytes` bytes in total, for the next calls.
+    pub fn fetch(&self, start: u64, length: u64, min_bytes: u64) -> Result<Bytes, object_store::Error> {
         let mut cached = self.fetched.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, bytes) = &*cached;
         if start < *at || start + length > at + bytes.len() as u64 {
-            let end = self.size.min(start + length.max(least));
+            let end = self.size.min(start + length.max(min_bytes));
             *cached = (start, self.store.get(&self.location, start, end)?);
         }
         let (at, bytes) = &*cached;
@@ -348,18 +353,18 @@ impl Chunks {
     }
 }
 
-impl Length for Chunks {
+impl Length for RangeCache {
     fn len(&self) -> u64 {
         self.size
     }
 }
 
-impl ChunkReader for Chunks {
+impl ChunkReader for RangeCache {
     type T = ObjectPage;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let length = PAGE_CHUNK.min(self.size.saturating_sub(start)).min(FIRST_CHUNK);
-        let bytes = self.fetch(start, length, PAGE_CHUNK).map_err(|e| ParquetError::External(Box::new(e)))?;
+        let length = PAGE_FETCH_BYTES.min(self.size.saturating_sub(start)).min(FIRST_CHUNK_BYTES);
+        let bytes = self.fetch(start, length, PAGE_FETCH_BYTES).map_err(|e| ParquetError::External(Box::new(e)))?;
         let after = start + bytes.len() as u64;
         Ok(io::Read::chain(io::Cursor::new(bytes), ObjectReader::new(&self.store, &self.location, self.size, after)))
     }
@@ -372,9 +377,9 @@ impl ChunkReader for Chunks {
                 self.size
             )));
         }
-        self.fetch(start, length as u64, PAGE_CHUNK).map_err(|e| ParquetError::External(Box::new(e)))
+        self.fetch(start, length as u64, PAGE_FETCH_BYTES).map_err(|e| ParquetError::External(Box::new(e)))
     }
 }
 
-/// Bytes from some offset on: what was fetched, then the object itself.
+/// Bytes from an offset on: first the fetched ones, then the rest of the object.
 pub(crate) type ObjectPage = io::Chain<io::Cursor<Bytes>, ObjectReader>;

@@ -133,7 +133,14 @@ impl JobFormat {
     pub fn json_schema(&self) -> Value {
         let mut schema = self.schema.clone();
         schema::allow_single_values(&mut schema);
+        schema::remove_identity_keyword(&mut schema);
         schema
+    }
+
+    /// Removes from a job, as JSON, the keys that change no byte of its shards: names, locations, and what says how it
+    /// runs. Each of these keys declares so beside its type.
+    pub fn retain_identity(&self, job: &mut Value) {
+        self.retain_identity_below(job, &self.schema);
     }
 
     fn checked(&self, read: Result<Document, Problem>) -> Parsed {

@@ -20,7 +20,34 @@ pub(super) fn plain_schema(sections: &[SectionKind]) -> Value {
     schema
 }
 
+/// The keyword of a key that changes no byte of the shards. A key declares it: `#[schemars(extend("x-identity" = false))]`.
+const IDENTITY: &str = "x-identity";
+
+/// Removes the keyword [`IDENTITY`], which is no part of the published schema.
+pub(super) fn remove_identity_keyword(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            map.remove(IDENTITY);
+            map.values_mut().for_each(remove_identity_keyword);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_identity_keyword),
+        _ => {}
+    }
+}
+
 impl JobFormat {
+    /// Removes the keys that a schema declares to change no byte of the shards.
+    pub(super) fn retain_identity_below(&self, value: &mut Value, schema: &Value) {
+        let Value::Object(map) = value else { return };
+        let declared = |key: &str| schema.get("properties").and_then(|properties| properties.get(key)?.get(IDENTITY));
+        map.retain(|key, _| declared(key) != Some(&json!(false)));
+        for (key, value) in map {
+            if let Some(schema) = self.property(schema, key) {
+                self.retain_identity_below(value, schema);
+            }
+        }
+    }
+
     /// The schema of a property; if it has none of its own, that of additional properties.
     fn property<'a>(&'a self, schema: &'a Value, key: &str) -> Option<&'a Value> {
         let named = schema.get("properties").and_then(|p| p.get(key));

@@ -302,3 +302,52 @@ fn whole_numbers_may_be_written_as_floats() {
         assert!(problems.contains("5:8: pack.length: got "), "{problems}");
     }
 }
+
+/// Declaring another key would change no byte, and drop it from the hash of every job: existing data sets would no
+/// longer be found.
+#[test]
+fn these_keys_change_no_byte_of_the_shards() {
+    fn collect(schema: &Value, at: &str, root: &Value, found: &mut Vec<String>) {
+        let resolve = |schema: &Value| {
+            let reference = schema.get("$ref").and_then(Value::as_str);
+            reference.and_then(|r| root.pointer(r.trim_start_matches('#'))).cloned().unwrap_or_else(|| schema.clone())
+        };
+        for (key, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            let field = format!("{at}{key}");
+            match property.get("x-identity") {
+                Some(_) => found.push(field),
+                None => collect(&resolve(property), &format!("{field}."), root, found),
+            }
+        }
+        if let Some(each) = schema.get("additionalProperties").filter(|each| each.is_object()) {
+            collect(&resolve(each), &format!("{at}*."), root, found);
+        }
+    }
+    let schema = schema::plain_schema(&[]);
+    let mut found = Vec::new();
+    collect(&schema, "", &schema, &mut found);
+    found.sort();
+    let expected = [
+        "engine",
+        "extract.sequential.slots",
+        "extract.teacher.device",
+        "extract.teacher.path",
+        "input.max_skipped",
+        "input.paths",
+        "input.storage",
+        "input.tables.*.paths",
+        "name",
+        "output.card",
+        "output.path",
+        "output.storage",
+        "storage",
+        "subtokens.permutation",
+        "tokenizer.path",
+    ];
+    assert_eq!(found, expected);
+    let mut job = serde_json::to_value(format().read(GOOD).unwrap()).unwrap();
+    format().retain_identity(&mut job);
+    assert_eq!((job.get("name"), job.pointer("/input/paths"), job.pointer("/output/path")), (None, None, None));
+    assert!(job.pointer("/pack/length").is_some() && job.pointer("/input/format").is_some());
+    assert!(!format().json_schema().to_string().contains("x-identity"));
+}

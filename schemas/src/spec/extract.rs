@@ -93,10 +93,12 @@ pub struct HiddenStates {
 #[serde(deny_unknown_fields)]
 pub struct TeacherSpec {
     /// A folder with config.json and safetensors, a `.gguf` file, or `hf://org/name[@revision]`.
+    #[schemars(extend("x-identity" = false))]
     pub path: String,
     /// `auto`, `cpu`, `cuda` or `cuda:N`; `all` GPUs of the machine, or several of them: `cuda:0,cuda:1`. Each takes splits of its own.
     #[serde(default = "default_device")]
     #[schemars(regex(pattern = r"^(auto|cpu|all|cuda|cuda:[0-9]+(,cuda:[0-9]+)*)$"))]
+    #[schemars(extend("x-identity" = false))]
     pub device: String,
     /// Arithmetic of the forward pass. Logits and everything after them are f32 and wider.
     #[serde(default)]
@@ -191,6 +193,7 @@ pub struct Sequential {
     /// Texts that are written at once; one that ends makes room for the next. Each takes memory for the keys and values of `pack.length`
     /// tokens. Never changes a byte of the shards.
     #[schemars(range(min = 1, max = 1024))]
+    #[schemars(extend("x-identity" = false))]
     pub slots: u32,
 }
 

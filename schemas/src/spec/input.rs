@@ -23,6 +23,7 @@ pub struct Input {
     /// Paths, relative to the job file's folder, or s3://, gs://, az://, http(s):// URLs; globs: `*`, `?`, `[..]`, `**`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1))]
+    #[schemars(extend("x-identity" = false))]
     pub paths: Vec<String>,
     /// More files for `sql`, each under the name of its table, beside or instead of `paths`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -61,6 +62,7 @@ pub struct Input {
     /// more fails, and keeps what it has prepared, so that it goes on where a larger share is allowed.
     #[serde(default = "default_max_skipped")]
     #[schemars(range(min = 0.0, max = 1.0))]
+    #[schemars(extend("x-identity" = false))]
     pub max_skipped: f64,
     /// Documents held out of `train`, by data set split: `validation: {share: 0.01}`. No document is in two of them.
     #[serde(default)]
@@ -77,6 +79,7 @@ pub struct Input {
     pub piece_kilobytes: u32,
     /// How the stores of the input are reached, where other than `storage` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-identity" = false))]
     pub storage: Option<Storage>,
 }
 
@@ -88,6 +91,7 @@ pub struct Table {
     pub format: InputFormat,
     /// As `input.paths`.
     #[schemars(length(min = 1))]
+    #[schemars(extend("x-identity" = false))]
     pub paths: Vec<String>,
     /// The column that is text, whatever its values look like; the only column of `format: text`.
     #[serde(default = "default_text")]

@@ -24,6 +24,7 @@ pub struct Subtokens {
     /// a `.npy` or `.json` file with V numbers, that of id 0 first, each of 0 to V − 1 once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
+    #[schemars(extend("x-identity" = false))]
     pub permutation: Option<String>,
     /// Whether the table of which tokens agree with which digit stands beside the shards, as `filter_table.npy`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

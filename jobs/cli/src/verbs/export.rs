@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::json;
-use stillhouse_datasets::export::{Converted, Export, ExportOptions, convert, export};
+use stillhouse_datasets::export::{Converted, Export, ExportOptions, FormatOptions, convert, export};
 use stillhouse_pipeline::units;
 use stillhouse_schemas::storage::Storage;
 
@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     source_region: Option<String>,
     #[command(flatten)]
-    format: format::FormatArgs,
+    format: FormatOptions,
     #[command(flatten)]
     store: StoreOptions,
     /// Write one JSON event per line to stdout, and last the list of files
@@ -78,7 +78,7 @@ const RESUME: &str = "interrupted; what is copied stays: run the same command ag
 
 /// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
-    let conversion = args.format.conversion()?;
+    let conversion = args.format.conversion().map_err(Failure::Usage)?;
     let runtime = Threads::default().runtime()?;
     let mode = match (args.json, args.quiet || args.dry_run) {
         (true, _) => Mode::Json,

@@ -10,7 +10,7 @@
 
 use serde_json::json;
 
-use crate::config::ConfigFile;
+use crate::config_file::ConfigFile;
 use crate::error::Result;
 use crate::net::{Activation, Attention, Bias, Embedding, Head, HeadNorms, Layer, Loader, Mlp, Net, Rope, RopeFields};
 use crate::weights::Weights;

@@ -6,12 +6,14 @@
 //!
 //! Both scale the embedding by sqrt(H), and store the weights of norms minus 1.
 
-use serde_json::json;
+use candle_core::quantized::gguf_file::Value as Metadata;
+use serde_json::{Map, Value, json};
 
 use super::decoder::{Decoder, Defaults, Norms, Positions, QueryNorms};
-use super::{activation, windows};
-use crate::config::ConfigFile;
+use super::{Family, GgufFeatures, GgufLayout, activation, windows};
+use crate::config_file::ConfigFile;
 use crate::error::Result;
+use crate::gguf::Gguf;
 use crate::net::{Activation, Loader, Net, RopeFields};
 
 const DEFAULTS: Defaults = Defaults { kv_heads: Some(4), head_dim: Some(256), eps: 1e-6, tied: true };
@@ -23,7 +25,117 @@ const NORMS: Norms = Norms {
     after_mlp: Some("post_feedforward_layernorm"),
 };
 
-pub(crate) fn gemma2(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+/// Gemma 2.
+pub(super) struct Gemma2;
+
+impl Family for Gemma2 {
+    fn name(&self) -> &'static str {
+        "gemma2"
+    }
+
+    fn class(&self) -> &'static str {
+        "Gemma2ForCausalLM"
+    }
+
+    fn load(&self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+        gemma2(config, loader)
+    }
+
+    fn gguf_features(&self) -> GgufFeatures {
+        GGUF
+    }
+
+    fn add_gguf_fields(&self, file: &Gguf, heads_and_dim: [usize; 2], json: &mut Map<String, Value>) -> Result<()> {
+        add_gguf_fields(
+            file,
+            heads_and_dim,
+            json,
+            &GgufDefaults { largest: 46, window: Some(4096), caps: [Some(50.0), Some(30.0)] },
+        )
+    }
+
+    fn gguf_layout(&self, name: &str, _module: &str, _dimensions: usize) -> GgufLayout {
+        gguf_layout(name)
+    }
+}
+
+/// Gemma 3, text only.
+pub(super) struct Gemma3;
+
+impl Family for Gemma3 {
+    fn name(&self) -> &'static str {
+        "gemma3_text"
+    }
+
+    fn class(&self) -> &'static str {
+        "Gemma3ForCausalLM"
+    }
+
+    fn load(&self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+        gemma3(config, loader)
+    }
+
+    fn gguf_name(&self) -> Option<&'static str> {
+        Some("gemma3")
+    }
+
+    fn gguf_features(&self) -> GgufFeatures {
+        GGUF
+    }
+
+    fn gguf_rope(&self, file: &Gguf, _head_dim: usize, json: &mut Map<String, Value>) -> Result<()> {
+        let mut global = file.rope_scaling()?;
+        global["rope_theta"] = file.rope_theta(1_000_000.0)?;
+        let local = file.float(&file.key("rope.freq_base_swa"))?.unwrap_or(10_000.0);
+        let local = json!({"rope_type": "default", "rope_theta": local});
+        json.insert("rope_parameters".into(), json!({"full_attention": global, "sliding_attention": local}));
+        Ok(())
+    }
+
+    fn add_gguf_fields(&self, file: &Gguf, heads_and_dim: [usize; 2], json: &mut Map<String, Value>) -> Result<()> {
+        add_gguf_fields(file, heads_and_dim, json, &GgufDefaults { largest: 62, window: None, caps: [None, None] })
+    }
+
+    fn gguf_layout(&self, name: &str, _module: &str, _dimensions: usize) -> GgufLayout {
+        gguf_layout(name)
+    }
+}
+
+const GGUF: GgufFeatures = GgufFeatures { soft_caps: true, window: true, norms_behind: true, partial_rotation: false };
+
+/// What a GGUF file leaves out.
+struct GgufDefaults {
+    /// Layers of the largest model of the family, in which the scale of the scores is not that of a head.
+    largest: usize,
+    window: Option<u64>,
+    /// Soft caps of scores and of logits.
+    caps: [Option<f64>; 2],
+}
+
+fn add_gguf_fields(
+    file: &Gguf,
+    [heads, head_dim]: [usize; 2],
+    json: &mut Map<String, Value>,
+    defaults: &GgufDefaults,
+) -> Result<()> {
+    let mut put = |key: &str, value: Value| json.insert(key.into(), value);
+    let of_width = file.layers()? == defaults.largest;
+    put("query_pre_attn_scalar", json!(if of_width { file.hidden_size()? / heads } else { head_dim }));
+    put("sliding_window", json!(file.window().or(defaults.window)));
+    for (name, default) in ["attn_logit_softcapping", "final_logit_softcapping"].into_iter().zip(defaults.caps) {
+        put(name, json!(file.float(&file.key(name))?.or(default)));
+    }
+    if let Some(Metadata::U32(pattern)) = file.value(&file.key("attention.sliding_window_pattern")) {
+        put("sliding_window_pattern", json!(pattern));
+    }
+    Ok(())
+}
+
+fn gguf_layout(name: &str) -> GgufLayout {
+    if name.ends_with("norm.weight") { GgufLayout::PlusOne } else { GgufLayout::Same }
+}
+
+fn gemma2(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let mut decoder = read(config, [Some(50.0), Some(30.0)])?;
     let window = config.window("sliding_window", Some(4096))?;
     let windows = windows(config, decoder.positions.len(), window, |i| i % 2 == 0)?;
@@ -32,7 +144,7 @@ pub(crate) fn gemma2(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }
 
-pub(crate) fn gemma3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+fn gemma3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     config.only("attn_logit_softcapping", &[])?;
     let mut decoder = read(config, [None, None])?;
     decoder.query_norms = QueryNorms::PerHead;

@@ -10,14 +10,72 @@
 //!
 //! Weights are stored as Conv1D: `[in, out]`.
 
-use serde_json::json;
+use serde_json::{Value, json};
+use stillhouse_gpu::net::Architecture as DeviceArchitecture;
 
-use crate::config::ConfigFile;
+use crate::config_file::ConfigFile;
 use crate::error::Result;
-use crate::families::{activation, with_gelu};
+use crate::families::{Family, GgufLayout, SizeFields, activation, is_in_layer, with_gelu};
+use crate::gguf::Gguf;
 use crate::net::{Activation, Attention, Embedding, Head, Layer, Loader, Mlp, Net};
 
-pub(crate) fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+/// GPT-2.
+pub(super) struct Gpt2;
+
+impl Family for Gpt2 {
+    fn name(&self) -> &'static str {
+        "gpt2"
+    }
+
+    fn class(&self) -> &'static str {
+        "GPT2LMHeadModel"
+    }
+
+    fn load(&self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+        load(config, loader)
+    }
+
+    fn device_kind(&self) -> Option<DeviceArchitecture> {
+        Some(DeviceArchitecture::Gpt2)
+    }
+
+    fn prefix(&self) -> (&'static str, &'static str) {
+        ("transformer.", "wte.weight")
+    }
+
+    fn size_fields(&self) -> SizeFields {
+        SizeFields { positions: "n_positions", width: "n_embd", layers: "n_layer" }
+    }
+
+    fn tensor_fields(&self) -> &'static [&'static str] {
+        &["model_type", "n_layer", "tie_word_embeddings"]
+    }
+
+    fn is_buffer(&self, name: &str, layers: usize) -> bool {
+        [".attn.bias", ".attn.masked_bias"].iter().any(|buffer| is_in_layer(name, layers, "h.", buffer))
+    }
+
+    fn gguf_config(&self, file: &Gguf) -> Result<Value> {
+        Ok(json!({
+            "model_type": self.name(),
+            "vocab_size": file.vocab_size()?,
+            "n_positions": file.max_positions()?,
+            "n_embd": file.hidden_size()?,
+            "n_layer": file.layers()?,
+            "n_head": file.size(&file.key("attention.head_count"))?,
+            "n_inner": file.size(&file.key("feed_forward_length"))?,
+            "layer_norm_epsilon": file.eps("attention.layer_norm_epsilon")?,
+            "tie_word_embeddings": !file.has("lm_head.weight"),
+        }))
+    }
+
+    fn gguf_layout(&self, _name: &str, module: &str, dimensions: usize) -> GgufLayout {
+        let is_conv1d = matches!(module, "c_attn" | "c_proj" | "c_fc");
+        if is_conv1d && dimensions == 2 { GgufLayout::Transposed } else { GgufLayout::Same }
+    }
+}
+
+fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     config.only("add_cross_attention", &[json!(false)])?;
     config.only("reorder_and_upcast_attn", &[json!(false), json!(true)])?;
     let (vocab, width) = (config.size("vocab_size")?, config.size("n_embd")?);

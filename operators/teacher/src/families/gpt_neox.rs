@@ -10,12 +10,73 @@
 //! rotated. The rows of `query_key_value` are q, k and v of the first head, then of the second, and so on; this module
 //! reorders them to q, k, v of all heads.
 
-use super::{activation, with_gelu};
-use crate::config::ConfigFile;
+use serde_json::{Value, json};
+
+use super::{Family, GgufLayout, activation, is_in_layer, with_gelu};
+use crate::config_file::ConfigFile;
 use crate::error::Result;
+use crate::gguf::Gguf;
 use crate::net::{Activation, Attention, Bias, Embedding, Head, Layer, Linear, Loader, Mlp, Net, RopeFields, Stored};
 
-pub(crate) fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+/// GPT-NeoX and Pythia.
+pub(super) struct GptNeoX;
+
+impl Family for GptNeoX {
+    fn name(&self) -> &'static str {
+        "gpt_neox"
+    }
+
+    fn class(&self) -> &'static str {
+        "GPTNeoXForCausalLM"
+    }
+
+    fn load(&self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+        load(config, loader)
+    }
+
+    fn gguf_name(&self) -> Option<&'static str> {
+        Some("gptneox")
+    }
+
+    fn prefix(&self) -> (&'static str, &'static str) {
+        ("gpt_neox.", "embed_in.weight")
+    }
+
+    fn is_buffer(&self, name: &str, layers: usize) -> bool {
+        let buffers = [".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"];
+        buffers.iter().any(|buffer| is_in_layer(name, layers, "layers.", buffer))
+    }
+
+    fn gguf_config(&self, file: &Gguf) -> Result<Value> {
+        let (heads, width) = (file.size(&file.key("attention.head_count"))?, file.hidden_size()?);
+        let rotated = match file.value(&file.key("rope.dimension_count")) {
+            None => width / heads,
+            Some(_) => file.size(&file.key("rope.dimension_count"))?,
+        };
+        let parallel = file.value(&file.key("use_parallel_residual")).is_none_or(|flag| flag.to_bool().unwrap_or(true));
+        Ok(json!({
+            "model_type": self.name(),
+            "vocab_size": file.vocab_size()?,
+            "max_position_embeddings": file.max_positions()?,
+            "hidden_size": width,
+            "intermediate_size": file.size(&file.key("feed_forward_length"))?,
+            "num_hidden_layers": file.layers()?,
+            "num_attention_heads": heads,
+            "layer_norm_eps": file.eps("attention.layer_norm_epsilon")?,
+            "rotary_pct": rotated as f64 / (width / heads) as f64,
+            "rotary_emb_base": file.float(&file.key("rope.freq_base"))?.unwrap_or(10_000.0),
+            "use_parallel_residual": parallel,
+            "attention_bias": file.has("layers.0.attention.query_key_value.bias"),
+            "tie_word_embeddings": !file.has("embed_out.weight"),
+        }))
+    }
+
+    fn gguf_layout(&self, _name: &str, module: &str, _dimensions: usize) -> GgufLayout {
+        if module == "query_key_value" { GgufLayout::ByPart } else { GgufLayout::Same }
+    }
+}
+
+fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let (vocab, width) = (config.size("vocab_size")?, config.size("hidden_size")?);
     let (heads, inner) = (config.size("num_attention_heads")?, config.size("intermediate_size")?);
     if width % heads != 0 {

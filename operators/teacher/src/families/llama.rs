@@ -5,16 +5,98 @@
 //! SmolLM3 (Bakouch et al. 2025: every fourth layer without positions).
 
 use serde_json::{Value, json};
+use stillhouse_gpu::net::Architecture as DeviceArchitecture;
 
 use super::decoder::{Decoder, Defaults, Positions};
-use super::{activation, windows};
-use crate::config::ConfigFile;
+use super::{Family, GgufLayout, activation, windows};
+use crate::config_file::ConfigFile;
 use crate::error::Result;
 use crate::net::{Activation, Loader, Net, RopeFields};
 
 const DEFAULTS: Defaults = Defaults { kv_heads: None, head_dim: None, eps: 1e-6, tied: false };
 
-pub(crate) fn llama(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+/// Llama 1 to 3, SmolLM, TinyLlama and other models of the same design.
+pub(super) struct Llama;
+
+impl Family for Llama {
+    fn name(&self) -> &'static str {
+        "llama"
+    }
+
+    fn class(&self) -> &'static str {
+        "LlamaForCausalLM"
+    }
+
+    fn load(&self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+        llama(config, loader)
+    }
+
+    fn device_kind(&self) -> Option<DeviceArchitecture> {
+        Some(DeviceArchitecture::Llama)
+    }
+
+    fn gguf_layout(&self, _name: &str, module: &str, _dimensions: usize) -> GgufLayout {
+        pairs(module)
+    }
+}
+
+/// Mistral.
+pub(super) struct Mistral;
+
+impl Family for Mistral {
+    fn name(&self) -> &'static str {
+        "mistral"
+    }
+
+    fn class(&self) -> &'static str {
+        "MistralForCausalLM"
+    }
+
+    fn load(&self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+        mistral(config, loader)
+    }
+
+    fn gguf_name(&self) -> Option<&'static str> {
+        // files of Mistral say llama
+        None
+    }
+
+    fn every_layer_slides(&self) -> bool {
+        true
+    }
+}
+
+/// SmolLM3.
+pub(super) struct SmolLm3;
+
+impl Family for SmolLm3 {
+    fn name(&self) -> &'static str {
+        "smollm3"
+    }
+
+    fn class(&self) -> &'static str {
+        "SmolLM3ForCausalLM"
+    }
+
+    fn load(&self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+        smollm3(config, loader)
+    }
+
+    fn gguf_layout(&self, _name: &str, module: &str, _dimensions: usize) -> GgufLayout {
+        pairs(module)
+    }
+}
+
+/// GGUF files of these families store the rotated pairs of queries and keys as adjacent rows.
+fn pairs(module: &str) -> GgufLayout {
+    match module {
+        "q_proj" => GgufLayout::PairsOfQueries,
+        "k_proj" => GgufLayout::PairsOfKeys,
+        _ => GgufLayout::Same,
+    }
+}
+
+fn llama(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let mut decoder = Decoder::read(config, &DEFAULTS)?;
     decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
     decoder.qkv_bias = config.flag_or("attention_bias", false)?;
@@ -24,7 +106,7 @@ pub(crate) fn llama(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }
 
-pub(crate) fn mistral(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+fn mistral(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let mut decoder = Decoder::read(config, &Defaults { kv_heads: Some(8), ..DEFAULTS })?;
     decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
     let window = config.window("sliding_window", Some(4096))?;
@@ -33,7 +115,7 @@ pub(crate) fn mistral(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }
 
-pub(crate) fn smollm3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
+fn smollm3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let mut decoder = Decoder::read(config, &Defaults { kv_heads: Some(4), tied: true, ..DEFAULTS })?;
     decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
     decoder.qkv_bias = config.flag_or("attention_bias", false)?;

@@ -1,6 +1,7 @@
-//! The families of teachers: builds a net from the configuration of each.
+//! The families of teachers: how each is recognised, configured and built.
 //!
-//! To add a family, add a file with a `load`, a line in [`load`], and a variant of [`crate::Architecture`].
+//! To add a family, add a file with its [`Family`] and a line in [`FAMILIES`]. A family of Llama's design describes
+//! what differs from it as a [`decoder::Decoder`]; the defaults of [`Family`] fit such a family.
 
 mod decoder;
 mod gemma;
@@ -11,27 +12,243 @@ mod olmo2;
 mod phi3;
 mod qwen;
 
-pub(crate) use decoder::rope;
-use serde_json::Value;
+#[cfg(test)]
+#[path = "walkthrough/seed_oss.rs"]
+mod seed_oss;
+#[cfg(test)]
+mod walkthrough;
 
-use crate::config::{Architecture, ConfigFile};
+use std::fmt;
+
+pub(crate) use decoder::rope;
+use serde_json::{Map, Value};
+use stillhouse_gpu::net::Architecture as DeviceArchitecture;
+
+use crate::config_file::ConfigFile;
 use crate::error::Result;
+use crate::gguf::Gguf;
 use crate::net::{Activation, Linear, Loader, Net};
 
-/// Builds the net of a configuration.
-pub(crate) fn load(architecture: Architecture, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
-    match architecture {
-        Architecture::Gpt2 => gpt2::load(config, loader),
-        Architecture::Llama => llama::llama(config, loader),
-        Architecture::Mistral => llama::mistral(config, loader),
-        Architecture::SmolLm3 => llama::smollm3(config, loader),
-        Architecture::Qwen2 => qwen::qwen2(config, loader),
-        Architecture::Qwen3 => qwen::qwen3(config, loader),
-        Architecture::Gemma2 => gemma::gemma2(config, loader),
-        Architecture::Gemma3 => gemma::gemma3(config, loader),
-        Architecture::GptNeoX => gpt_neox::load(config, loader),
-        Architecture::Olmo2 => olmo2::load(config, loader),
-        Architecture::Phi3 => phi3::load(config, loader),
+/// The families, in the order in which messages list them.
+const FAMILIES: [&dyn Family; 11] = [
+    &gpt2::Gpt2,
+    &llama::Llama,
+    &llama::Mistral,
+    &llama::SmolLm3,
+    &qwen::Qwen2,
+    &qwen::Qwen3,
+    &gemma::Gemma2,
+    &gemma::Gemma3,
+    &gpt_neox::GptNeoX,
+    &olmo2::Olmo2,
+    &phi3::Phi3,
+];
+
+/// A family of teachers. The defaults are those of Llama's design.
+pub(crate) trait Family: Sync {
+    /// The name in `model_type` of `config.json`.
+    fn name(&self) -> &'static str;
+
+    /// The name of its class in `architectures` of `config.json`.
+    fn class(&self) -> &'static str;
+
+    /// The name in `general.architecture` of a GGUF file; `None` where files name another family.
+    fn gguf_name(&self) -> Option<&'static str> {
+        Some(self.name())
+    }
+
+    /// Builds the net.
+    ///
+    /// # Errors
+    /// Names the field or tensor that is missing or has another value than this program computes.
+    fn load(&self, config: &ConfigFile, loader: &Loader<'_>) -> Result<Net>;
+
+    /// The net of the same design on a device; `None` where only the CPU computes it.
+    fn device_kind(&self) -> Option<DeviceArchitecture> {
+        None
+    }
+
+    /// The prefix of its tensors, which checkpoints of a bare model lack, and the embedding's name, whose presence
+    /// tells the two apart.
+    fn prefix(&self) -> (&'static str, &'static str) {
+        ("model.", "embed_tokens.weight")
+    }
+
+    /// The fields of `config.json` that hold its size.
+    fn size_fields(&self) -> SizeFields {
+        SizeFields { positions: "max_position_embeddings", width: "hidden_size", layers: "num_hidden_layers" }
+    }
+
+    /// The fields that decide which tensors there are, for messages.
+    fn tensor_fields(&self) -> &'static [&'static str] {
+        &["model_type", "num_hidden_layers", "attention_bias", "tie_word_embeddings"]
+    }
+
+    /// Whether every layer has the window of `sliding_window`.
+    fn every_layer_slides(&self) -> bool {
+        false
+    }
+
+    /// Whether a tensor is a computed table that older programs stored with the weights. `name` is without prefix.
+    fn is_buffer(&self, name: &str, layers: usize) -> bool {
+        name == "rotary_emb.inv_freq"
+            || is_in_layer(name, layers, "layers.", ".self_attn.rotary_emb.inv_freq")
+            || is_in_layer(name, layers, "blk.", ".attn_rot_embd.weight")
+    }
+
+    /// What a GGUF file of this family may say.
+    fn gguf_features(&self) -> GgufFeatures {
+        GgufFeatures::default()
+    }
+
+    /// The metadata of a GGUF file as a `config.json`.
+    ///
+    /// # Errors
+    /// Names the key that is missing or has another value than this program computes.
+    fn gguf_config(&self, file: &Gguf) -> Result<Value> {
+        file.decoder_config(self.name(), &self.gguf_features(), &|heads, head_dim, json| {
+            self.gguf_rope(file, head_dim, json)?;
+            self.add_gguf_fields(file, [heads, head_dim], json)
+        })
+    }
+
+    /// Adds the rotation in a GGUF file's metadata to its `config.json`.
+    ///
+    /// # Errors
+    /// As [`Family::gguf_config`].
+    fn gguf_rope(&self, file: &Gguf, _head_dim: usize, json: &mut Map<String, Value>) -> Result<()> {
+        let scaling = file.rope_scaling()?;
+        json.insert("rope_theta".into(), file.rope_theta(10_000.0)?);
+        json.insert("rope_scaling".into(), scaling);
+        Ok(())
+    }
+
+    /// Adds the fields that only this family has.
+    ///
+    /// # Errors
+    /// As [`Family::gguf_config`].
+    fn add_gguf_fields(&self, _file: &Gguf, _heads_and_dim: [usize; 2], _json: &mut Map<String, Value>) -> Result<()> {
+        Ok(())
+    }
+
+    /// How a GGUF file stores a tensor. `module` is the second-last part of its Hugging Face name.
+    fn gguf_layout(&self, _name: &str, _module: &str, _dimensions: usize) -> GgufLayout {
+        GgufLayout::Same
+    }
+}
+
+/// The fields of `config.json` that hold a model's size.
+pub(crate) struct SizeFields {
+    /// Length of the longest sequence.
+    pub positions: &'static str,
+    /// Width of the hidden states, H.
+    pub width: &'static str,
+    /// Number of layers.
+    pub layers: &'static str,
+}
+
+/// What a GGUF file of a family may say; the default is what one of Llama's design says.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct GgufFeatures {
+    /// Soft caps of scores and logits.
+    pub soft_caps: bool,
+    /// A window of attention.
+    pub window: bool,
+    /// A norm behind attention, and one behind the MLP.
+    pub norms_behind: bool,
+    /// A rotation of a part of each head.
+    pub partial_rotation: bool,
+}
+
+/// How a GGUF file stores a tensor, beside Hugging Face's order of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GgufLayout {
+    /// As Hugging Face does.
+    Same,
+    /// Rotated pairs are adjacent rows instead of rows in two halves, in each query head.
+    PairsOfQueries,
+    /// As [`GgufLayout::PairsOfQueries`], in each key head.
+    PairsOfKeys,
+    /// `[out, in]` instead of `[in, out]`.
+    Transposed,
+    /// q of all heads, then k, then v, instead of q, k and v of each head.
+    ByPart,
+    /// 1 is added to every value.
+    PlusOne,
+}
+
+/// Whether a tensor's name is that of a layer, between `before` and `after`.
+fn is_in_layer(name: &str, layers: usize, before: &str, after: &str) -> bool {
+    let layer = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+    layer.and_then(|layer| layer.parse::<usize>().ok()).is_some_and(|layer| layer < layers)
+}
+
+/// A supported architecture: one of the families.
+#[derive(Clone, Copy)]
+pub struct Architecture(&'static dyn Family);
+
+impl Architecture {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        FAMILIES.into_iter().map(Self)
+    }
+
+    /// The architecture with this name in `model_type`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|known| known.name() == name)
+    }
+
+    /// The name in `model_type`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.0.name()
+    }
+
+    pub(crate) fn family(self) -> &'static dyn Family {
+        self.0
+    }
+
+    /// The architecture that a `config.json` names by its `model_type`, else by its class.
+    pub(crate) fn of_config(config: &ConfigFile) -> Result<Self> {
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+        let name = text(config.get("model_type"));
+        let class = text(config.get("architectures").and_then(|list| list.get(0)));
+        let found = Self::all().find(|known| match (&name, &class) {
+            (Some(name), _) => name == known.name(),
+            (None, Some(class)) => class == known.0.class(),
+            (None, None) => false,
+        });
+        let field = if name.is_none() && class.is_some() { "architectures" } else { "model_type" };
+        found.ok_or_else(|| {
+            let valid: Vec<_> = Self::all().map(Self::name).collect();
+            config.invalid(field, &valid.join(", "))
+        })
+    }
+
+    /// The architecture that a GGUF file names.
+    pub(crate) fn of_gguf(file: &Gguf) -> Result<Self> {
+        const KEY: &str = "general.architecture";
+        let name = file.text(KEY);
+        let found = Self::all().find(|known| known.0.gguf_name().is_some_and(|known| Some(known) == name));
+        found.ok_or_else(|| {
+            let valid: Vec<_> = FAMILIES.iter().filter_map(|family| family.gguf_name()).collect();
+            file.invalid(KEY, &valid.join(", "))
+        })
+    }
+}
+
+impl PartialEq for Architecture {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Architecture {}
+
+impl fmt::Debug for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

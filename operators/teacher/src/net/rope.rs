@@ -8,7 +8,7 @@
 
 use serde_json::Value;
 
-use crate::config::ConfigFile;
+use crate::config_file::ConfigFile;
 use crate::error::Result;
 
 /// Positions whose cosines and sines are always computed; longer sequences extend the tables.

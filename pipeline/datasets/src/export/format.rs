@@ -1,20 +1,22 @@
-//! The interface of an export format. A format's file implements [`ExportFormat`]; [`Format`] has a variant for it.
+//! The interface of an export format. A format's file implements [`ExportFormat`], and declares its options, if it has
+//! any; [`FormatName`], [`Format`] and [`FormatOptions`] have a line for it.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use stillhouse_base::error::Result;
+use stillhouse_base::error;
 use stillhouse_output::Output;
 use stillhouse_schemas::manifest::Manifest;
 
 use super::ExportedFile;
+use super::convert::Conversion;
 use super::distillkit::DistillKit;
 use super::files::Files;
-use super::megatron::MegatronRun;
+use super::megatron::{MegatronOptions, MegatronRun};
 use super::rows::RowReader;
-use super::sparse::{Sparse, ValueType};
+use super::sparse::{Signal, Sparse, ValueType};
 use crate::dataset::Dataset;
 
 /// The target format, with its settings.
@@ -33,6 +35,52 @@ impl Format {
             Self::DistillKit => &DistillKit,
             Self::MegatronKd(run) => run,
         }
+    }
+}
+
+/// A format by its name on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum FormatName {
+    /// Captured logits of arcee-ai/DistillKit: Parquet and the compressor's configuration
+    Distillkit,
+    /// Cached logits of NVIDIA/Megatron-LM: tars of iterations
+    MegatronKd,
+}
+
+/// For another project's reader.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "The teacher's log-probabilities for another reader")]
+pub struct FormatOptions {
+    /// Write them for this reader in place of the data set
+    #[arg(long, value_enum, value_name = "READER")]
+    format: Option<FormatName>,
+    /// Which columns; else the first of these that are there
+    #[arg(long, value_enum, value_name = "COLUMNS", requires = "format")]
+    signal: Option<Signal>,
+    /// Type of the log-probabilities: as they are (float32), within |ln p|/2048 (float16) or |ln p|/256 (bfloat16)
+    #[arg(long, value_enum, value_name = "TYPE", requires = "format")]
+    dtype: Option<ValueType>,
+    #[command(flatten)]
+    megatron: MegatronOptions,
+}
+
+impl FormatOptions {
+    /// Returns the conversion to make; `None` to copy the data set.
+    ///
+    /// # Errors
+    /// If an option is missing, invalid, or belongs to another format.
+    pub fn conversion(&self) -> Result<Option<Conversion>, String> {
+        if self.format != Some(FormatName::MegatronKd)
+            && let Some(option) = self.megatron.given()
+        {
+            return Err(format!("{option} is an option of --format megatron-kd"));
+        }
+        let format = match self.format {
+            None => return Ok(None),
+            Some(FormatName::Distillkit) => Format::DistillKit,
+            Some(FormatName::MegatronKd) => Format::MegatronKd(self.megatron.run()?),
+        };
+        Ok(Some(Conversion { format, signal: self.signal, dtype: self.dtype.unwrap_or_default() }))
     }
 }
 
@@ -70,7 +118,7 @@ pub(super) trait ExportFormat: Send + Sync {
     ///
     /// # Errors
     /// If the data set's tokenizer cannot be read.
-    async fn ids(&self, dataset: &Dataset) -> Result<u64> {
+    async fn ids(&self, dataset: &Dataset) -> error::Result<u64> {
         Ok(dataset.manifest().vocab_size)
     }
 
@@ -99,13 +147,13 @@ pub(super) trait ExportWriter: Send + Sync {
     ///
     /// # Errors
     /// If a row is invalid or the files cannot be written.
-    async fn write(&self, unit: &Unit, rows: RowReader<'_>, files: &mut Files) -> Result<LeftOut>;
+    async fn write(&self, unit: &Unit, rows: RowReader<'_>, files: &mut Files) -> error::Result<LeftOut>;
 
     /// What an earlier export left out of the files that it wrote.
     ///
     /// # Errors
     /// If the files are not the output of this export.
-    async fn left_out_of(&self, files: &[ExportedFile], destination: &Output) -> Result<LeftOut> {
+    async fn left_out_of(&self, files: &[ExportedFile], destination: &Output) -> error::Result<LeftOut> {
         let _ = (files, destination);
         Ok(LeftOut::default())
     }

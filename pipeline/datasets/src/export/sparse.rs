@@ -31,11 +31,13 @@ use stillhouse_schemas::manifest::Manifest;
 pub(super) const FLOOR: f32 = -1000.0;
 
 /// The columns that hold the teacher's log-probabilities.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum Signal {
     /// The k most likely entries.
     #[serde(rename = "topk")]
+    #[value(name = "topk")]
     TopK,
     /// The most likely entries up to a probability mass.
     TopP,
@@ -408,7 +410,7 @@ impl Entries {
 }
 
 /// Float type of the exported values.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum ValueType {
     /// Single precision, as in the data set.

@@ -43,7 +43,7 @@ impl Echo {
 
     fn info() -> TeacherInfo {
         TeacherInfo {
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::named("gpt2").unwrap(),
             vocab_size: VOCAB,
             max_positions: 64,
             hidden_size: 1,

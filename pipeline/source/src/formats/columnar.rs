@@ -1,7 +1,8 @@
-//! Parquet and Arrow files as a table: the columns of all files, each of one type.
+//! Parquet and Arrow files as a table: the columns of all files, each with one type.
 //!
-//! Strings of every kind become one kind. Columns of text in Parquet are read below Arrow, so that a value that is not UTF-8 is one bad record
-//! (see [`super::parquet`]); inside of structs and lists, and in Arrow files, it breaks the file.
+//! All string types become one type. Text columns of Parquet are read as bytes, without Arrow, so that a value that is
+//! not UTF-8 makes one bad record (see [`super::parquet`]). Inside structs and lists, and in Arrow files, such a value
+//! makes the file corrupt.
 
 use std::sync::Arc;
 
@@ -13,24 +14,24 @@ use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use crate::input_file::InputFile;
-use crate::table::{BadRecords, TakeRows, batch};
+use crate::table_format::{BadRecords, TakeRows, record_batch};
 
 pub(super) fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + '_ {
     |e| SourceError::corrupt(&file.path, format!("its columns cannot be read: {e}"))
 }
 
-/// The type that a column has in the query.
-fn plain(field: &Field, text: &str) -> DataType {
+/// Returns the type of a column in the query.
+fn column_type(field: &Field, text: &str) -> DataType {
     match field.data_type() {
         DataType::Utf8 | DataType::Utf8View => DataType::LargeUtf8,
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView if field.name() == text => DataType::LargeUtf8,
-        DataType::Dictionary(_, value) => plain(&Field::new(field.name(), value.as_ref().clone(), true), text),
+        DataType::Dictionary(_, value) => column_type(&Field::new(field.name(), value.as_ref().clone(), true), text),
         other => other.clone(),
     }
 }
 
-/// The type of a column that has one type in one file and another in another, where there is one.
-fn common(a: &DataType, b: &DataType) -> Option<DataType> {
+/// Returns a common type for a column with different types in two files, if there is one.
+fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
     match (a, b) {
         _ if a == b => Some(a.clone()),
         (DataType::Null, other) | (other, DataType::Null) => Some(other.clone()),
@@ -40,7 +41,7 @@ fn common(a: &DataType, b: &DataType) -> Option<DataType> {
     }
 }
 
-/// The columns of the files.
+/// Returns the columns of the files.
 pub(super) fn schema(
     files: &[InputFile],
     input: &Input,
@@ -49,11 +50,11 @@ pub(super) fn schema(
     let mut fields: Vec<(String, DataType, &str)> = Vec::new();
     for file in files {
         for field in file_schema(file)?.fields() {
-            let kind = plain(field, &input.text);
+            let kind = column_type(field, &input.text);
             match fields.iter_mut().find(|(name, ..)| name == field.name()) {
                 None => fields.push((field.name().clone(), kind, &file.path)),
                 Some((name, known, first)) => {
-                    *known = common(known, &kind).ok_or_else(|| {
+                    *known = common_type(known, &kind).ok_or_else(|| {
                         let message = format!(
                             "the column {name:?} is of type {kind}, in {first} of type {known}; valid: one type in all files of a table"
                         );
@@ -66,19 +67,19 @@ pub(super) fn schema(
     Ok(Schema::new(fields.into_iter().map(|(name, kind, _)| Field::new(name, kind, true)).collect::<Vec<_>>()))
 }
 
-/// Columns of a file on their way to the columns of the table.
+/// Converts columns of a file to the columns of the table.
 pub(super) struct Columns<'a, 'b> {
     pub file: &'a InputFile,
     pub schema: &'a SchemaRef,
-    pub own: &'a SchemaRef,
-    /// Rows so far.
+    pub file_schema: &'a SchemaRef,
+    /// Number of rows so far.
     pub row: u64,
     pub bad_records: &'a mut BadRecords,
     pub take: &'a mut TakeRows<'b>,
 }
 
 impl Columns<'_, '_> {
-    /// Takes rows of the columns of the file, by name; rows with a text that is none are bad.
+    /// Passes rows on, given by the file's columns with their names. Rows with a text that is not UTF-8 are bad.
     pub fn add(&mut self, named: Vec<(String, ArrayRef)>, rows: usize) -> Result<(), SourceError> {
         let wrong = corrupt(self.file);
         let mut columns = Vec::new();
@@ -90,7 +91,7 @@ impl Columns<'_, '_> {
             };
             columns.push(match (field.data_type(), bytes_of(column).map_err(&wrong)?) {
                 (DataType::LargeUtf8, Some(bytes)) => {
-                    for row in not_text(&bytes) {
+                    for row in invalid_rows(&bytes) {
                         bad[row].get_or_insert(name);
                     }
                     Arc::new(bytes) as ArrayRef
@@ -100,7 +101,7 @@ impl Columns<'_, '_> {
         }
         for (row, name) in bad.iter().enumerate().filter_map(|(row, name)| Some((row, (*name)?))) {
             let message = format!("the value of {name:?} is not UTF-8; valid: text in UTF-8");
-            self.bad_records.bad(self.file, RecordPosition::Row(self.row + row as u64), reason::UTF8, message)?;
+            self.bad_records.add(self.file, RecordPosition::Row(self.row + row as u64), reason::UTF8, message)?;
         }
         self.row += rows as u64;
         let good: BooleanArray = bad.iter().map(|name| Some(name.is_none())).collect();
@@ -112,14 +113,14 @@ impl Columns<'_, '_> {
             }
         }
         for (column, field) in columns.iter_mut().zip(self.schema.fields()) {
-            // what was not text is out
+            // rows with invalid UTF-8 are removed, so the cast succeeds
             *column = cast(column, field.data_type()).map_err(&wrong)?;
         }
-        (self.take)(batch(self.schema, columns, left)?, self.bad_records)
+        (self.take)(record_batch(self.schema, columns, left)?, self.bad_records)
     }
 }
 
-/// The bytes of a column of bytes.
+/// Returns a binary column as its bytes; `None` for other types.
 fn bytes_of(column: &ArrayRef) -> Result<Option<LargeBinaryArray>, ArrowError> {
     let plain = match column.data_type() {
         DataType::Dictionary(_, value) => cast(column, value)?,
@@ -133,10 +134,10 @@ fn bytes_of(column: &ArrayRef) -> Result<Option<LargeBinaryArray>, ArrowError> {
     }
 }
 
-fn not_text(bytes: &LargeBinaryArray) -> impl Iterator<Item = usize> {
+fn invalid_rows(bytes: &LargeBinaryArray) -> impl Iterator<Item = usize> {
     (0..bytes.len()).filter(|row| bytes.is_valid(*row) && str::from_utf8(bytes.value(*row)).is_err())
 }
 
-pub(super) fn named(rows: &RecordBatch) -> Vec<(String, ArrayRef)> {
+pub(super) fn named_columns(rows: &RecordBatch) -> Vec<(String, ArrayRef)> {
     rows.schema_ref().fields().iter().map(|f| f.name().clone()).zip(rows.columns().iter().cloned()).collect()
 }

@@ -1,13 +1,13 @@
-//! The formats of input files: one folder or file each, and one line in [`of`].
+//! The formats of input files: each has one folder or file, and one line in [`for_input`].
 //!
-//! | family | a record is | a file is cut | formats |
+//! | family | a record is | where a file is cut | formats |
 //! |---|---|---|---|
-//! | [`BytesFormat`] | a stretch of the decompressed bytes | anywhere, at a record, or not at all | jsonl, text, csv |
+//! | [`BytesFormat`] | a range of the decompressed bytes | anywhere, at a record, or not at all | jsonl, text, csv |
 //! | [`RowsFormat`] | a numbered row | at a row, by the metadata of the file | parquet, arrow, none |
-//! | [`numbers`] | a row of numbers, not text | as that module says | images, codes |
+//! | [`numbers`] | a row of numbers, not text | see that module | images, codes |
 //!
-//! What else depends on a format (whether it compresses inside, whether its columns have types) is declared beside its variant of
-//! `InputFormat` in `schemas`, where the job file is checked.
+//! Other properties of a format (whether it compresses inside, whether its columns have types) are declared with its
+//! variant of `InputFormat` in `schemas`, which checks the job file.
 
 mod arrow;
 mod columnar;
@@ -17,6 +17,12 @@ mod none;
 pub(crate) mod numbers;
 mod parquet;
 mod text;
+
+#[cfg(test)]
+#[path = "walkthrough/nul.rs"]
+mod nul;
+#[cfg(test)]
+mod walkthrough;
 
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::manifest::Range;
@@ -28,19 +34,19 @@ use super::input_file::InputFile;
 use super::records::{Records, Rows};
 use super::segment::{self, RowGroup, Segment};
 use super::store::Store;
-use super::table::TableFormat;
+use super::table_format::TableFormat;
 #[cfg(test)]
-pub(crate) use jsonl::line as json_line;
+pub(crate) use jsonl::fast_parser as fast_json_parser;
 
-/// The format of an input.
-pub(crate) fn of(input: &Input) -> Format {
-    of_name(input.format())
+/// Returns the format of an input.
+pub(crate) fn for_input(input: &Input) -> Format {
+    for_name(input.format())
 }
 
-/// The format of the file with this name, by its ending; one whose files can be tables.
+/// Returns the format of a file by its ending, among the formats whose files can be tables.
 pub fn of_file_name(name: &str) -> Option<InputFormat> {
     let name = name.to_ascii_lowercase();
-    let has_ending = |format: &InputFormat| match of_name(*format) {
+    let has_ending = |format: &InputFormat| match for_name(*format) {
         Format::Bytes(format) => format.endings().iter().any(|ending| without_compression(&name).ends_with(ending)),
         Format::Rows(format) => format.endings().iter().any(|ending| name.ends_with(ending)),
         Format::Numbers => false,
@@ -48,12 +54,12 @@ pub fn of_file_name(name: &str) -> Option<InputFormat> {
     InputFormat::tables().find(has_ending)
 }
 
-/// A name without its ending of compression.
+/// Returns a name without its compression ending.
 pub(crate) fn without_compression(name: &str) -> &str {
     [".gz", ".gzip", ".zst", ".zstd"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name)
 }
 
-fn of_name(format: InputFormat) -> Format {
+fn for_name(format: InputFormat) -> Format {
     match format {
         InputFormat::Jsonl => Format::Bytes(&jsonl::Jsonl),
         InputFormat::Text => Format::Bytes(&text::Text),
@@ -76,15 +82,15 @@ pub(crate) enum Format {
 /// Where a file may be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Anywhere: a reader finds the next record from any byte. Planning reads nothing of a file that is not compressed.
+    /// Anywhere: a reader finds the next record from any byte. Planning does not read an uncompressed file.
     Anywhere,
-    /// Where a record begins, which a scan of the file finds.
+    /// Where a record begins; a scan of the file finds these offsets.
     AtRecords,
     /// Nowhere: the file is one record.
     Nowhere,
 }
 
-/// A column that a file has: its name, whether it can be the text, and its type for messages.
+/// A column of a file: its name, whether it can be the text, and its type for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileColumn {
     pub name: String,
@@ -92,16 +98,16 @@ pub(crate) struct FileColumn {
     pub data_type: String,
 }
 
-/// A format whose records follow one another in the bytes of a file, which may be compressed as a whole.
+/// A format whose records follow one another in the bytes of a file. The whole file may be compressed.
 pub(crate) trait BytesFormat: Sync {
-    /// Endings, in lower case and without those of compression, of the files that a folder stands for.
+    /// Endings of the files that a folder stands for, in lower case, without compression endings.
     fn endings(&self) -> &'static [&'static str];
 
     /// Where a file may be cut.
     fn cut(&self, input: &Input) -> Cut;
 
-    /// Opens the records that begin at `start` or later, of which those before `end` are wanted. Also gives the offset from which the
-    /// records count newlines.
+    /// Opens the records that begin at `start` or later, to read those that begin before `end`. Also returns the offset
+    /// from which the records count newlines.
     ///
     /// # Errors
     /// When the file cannot be read or is not of this format.
@@ -113,7 +119,7 @@ pub(crate) trait BytesFormat: Sync {
         range: (u64, u64),
     ) -> Result<(Box<dyn Records>, u64), SourceError>;
 
-    /// The columns of a file, for formats that have some; an empty file has none.
+    /// Returns the columns of a file, for formats that have columns. An empty file has none.
     ///
     /// # Errors
     /// When the file cannot be read or is not of this format.
@@ -126,8 +132,10 @@ pub(crate) trait BytesFormat: Sync {
         Ok(None)
     }
 
-    /// How files become a table of a query.
-    fn table(&self) -> &'static dyn TableFormat;
+    /// Returns the reader of files as a table of a query, if the format supports that.
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        None
+    }
 }
 
 /// A format whose records are numbered rows.
@@ -135,7 +143,7 @@ pub(crate) trait RowsFormat: Sync {
     /// As [`BytesFormat::endings`].
     fn endings(&self) -> &'static [&'static str];
 
-    /// The rows of a file in the groups that are read as one.
+    /// Returns the rows of a file in groups that are read as a unit.
     ///
     /// # Errors
     /// When the file cannot be read or is not of this format.
@@ -158,18 +166,20 @@ pub(crate) trait RowsFormat: Sync {
         range: (u64, u64),
     ) -> Result<Box<dyn Rows>, SourceError>;
 
-    /// The columns of a file, fields of structs among them as `meta.text`.
+    /// Returns the columns of a file. Fields of structs have names such as `meta.text`.
     ///
     /// # Errors
     /// When the file cannot be read or is not of this format.
     fn columns(&self, store: &Store, file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError>;
 
-    /// How files become a table of a query, where they can.
-    fn table(&self) -> Option<&'static dyn TableFormat>;
+    /// Returns the reader of files as a table of a query, if the format supports that.
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        None
+    }
 }
 
 impl Format {
-    /// As [`BytesFormat::endings`]; empty where every file has to be named.
+    /// As [`BytesFormat::endings`]; empty if the job must name every file.
     pub fn endings(self, input: &Input) -> &'static [&'static str] {
         match self {
             Self::Bytes(format) => format.endings(),
@@ -178,7 +188,7 @@ impl Format {
         }
     }
 
-    /// Whether the format finds files by their ending with one of compression behind it, such as `.jsonl.gz`.
+    /// Whether a folder also finds files with a compression ending behind that of the format, such as `.jsonl.gz`.
     pub fn is_compressible(self, input: &Input) -> bool {
         match self {
             Self::Bytes(_) => true,
@@ -187,7 +197,7 @@ impl Format {
         }
     }
 
-    /// Whether name and size of the file decide its cuts, so that planning does not open it.
+    /// Whether name and size of the file determine its cuts, so that planning does not open it.
     pub fn is_cut_by_listing(self, file: &InputFile, input: &Input) -> bool {
         match self {
             Self::Bytes(format) => format.cut(input) != Cut::AtRecords && compression(file, input) == Compression::None,
@@ -220,14 +230,14 @@ impl Format {
                 Ok(vec![Segment { file: index, range, weight: size, records: Some(1) }])
             }
             Cut::Anywhere if is_plain => Ok(segment::by_size(index, file.size, target)),
-            Cut::Anywhere | Cut::AtRecords => scan(format, store, index, file, input, target),
+            Cut::Anywhere | Cut::AtRecords => scan_segments(format, store, index, file, input, target),
         }
     }
 
     /// Opens records in the bytes of a file, as [`BytesFormat::open`].
     ///
     /// # Errors
-    /// As there; when records of this format are not in its bytes.
+    /// As there; when the records of this format are not ranges of bytes.
     pub fn open_bytes(
         self,
         store: &Store,
@@ -237,14 +247,14 @@ impl Format {
     ) -> Result<(Box<dyn Records>, u64), SourceError> {
         match self {
             Self::Bytes(format) => format.open(store, file, input, range),
-            Self::Rows(_) | Self::Numbers => Err(misplanned(file, "bytes")),
+            Self::Rows(_) | Self::Numbers => Err(wrong_range_kind(file, "bytes")),
         }
     }
 
     /// Opens rows of a file, as [`RowsFormat::open`].
     ///
     /// # Errors
-    /// As there; when records of this format are not numbered.
+    /// As there; when the records of this format are not numbered rows.
     pub fn open_rows(
         self,
         store: &Store,
@@ -254,11 +264,11 @@ impl Format {
     ) -> Result<Box<dyn Rows>, SourceError> {
         match self {
             Self::Rows(format) => format.open(store, file, input, range),
-            Self::Bytes(_) | Self::Numbers => Err(misplanned(file, "rows")),
+            Self::Bytes(_) | Self::Numbers => Err(wrong_range_kind(file, "rows")),
         }
     }
 
-    /// The columns of a file; `None` for formats without any.
+    /// Returns the columns of a file; `None` for formats without columns.
     ///
     /// # Errors
     /// When the file cannot be read or is not of this format.
@@ -275,13 +285,13 @@ impl Format {
         }
     }
 
-    /// How files become a table of a query.
+    /// Returns the reader of files as a table of a query.
     ///
     /// # Errors
-    /// When they cannot.
+    /// When files of this format cannot be tables.
     pub fn table(self) -> Result<&'static dyn TableFormat, SourceError> {
         let table = match self {
-            Self::Bytes(format) => Some(format.table()),
+            Self::Bytes(format) => format.table(),
             Self::Rows(format) => format.table(),
             Self::Numbers => None,
         };
@@ -290,7 +300,7 @@ impl Format {
     }
 }
 
-fn misplanned(file: &InputFile, unit: &str) -> SourceError {
+fn wrong_range_kind(file: &InputFile, unit: &str) -> SourceError {
     SourceError::corrupt(&file.path, format!("the plan has ranges of {unit} of it, which this format does not have"))
 }
 
@@ -300,8 +310,9 @@ fn decompressed_bytes(store: &Store, file: &InputFile, input: &Input) -> Result<
     Ok(cursor.offset)
 }
 
-/// Cuts at the first record that begins at least `target` bytes after the cut before. Of a compressed file, keeps the checkpoints before the cuts.
-fn scan(
+/// Cuts at the first record that begins at least `target` bytes after the previous cut. For a compressed file, keeps
+/// the checkpoints before the cuts.
+fn scan_segments(
     format: &dyn BytesFormat,
     store: &Store,
     index: usize,
@@ -309,7 +320,7 @@ fn scan(
     input: &Input,
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
-    let wrong = |e| SourceError::from_io(&file.path, e);
+    let io_error = |e| SourceError::from_io(&file.path, e);
     let (mut records, _) = format.open(store, file, input, (0, u64::MAX))?;
     let mut segments = Vec::new();
     let (mut start, mut line, mut count) = (0, 1, 0);
@@ -317,25 +328,25 @@ fn scan(
         let range = Range::Bytes { start, end, line: Some(line) };
         segments.push(Segment { file: index, range, weight: end - start, records: Some(records) });
     };
-    while let Some(at) = records.next().map_err(wrong)? {
+    while let Some(at) = records.next().map_err(io_error)? {
         if count > 0 && at.offset - start >= target {
             cut(start, at.offset, line, count);
             (start, line, count) = (at.offset, at.newlines + 1, 0);
         }
         count += 1;
-        records.skip().map_err(wrong)?;
+        records.skip().map_err(io_error)?;
     }
     let end = records.offset();
     if count > 0 {
         cut(start, end, line, count);
     }
     if let Some(checkpoints) = store.checkpoints(file) {
-        // readers look at the byte before as well
+        // readers also examine the byte before the start
         let starts = segments.iter().filter_map(|segment| match segment.range {
             Range::Bytes { start, .. } => Some(start.saturating_sub(1)),
             Range::Rows { .. } => None,
         });
-        checkpoints.keep(file, starts);
+        checkpoints.keep_before(file, starts);
     }
     Ok(segments)
 }
@@ -364,7 +375,7 @@ mod tests {
     #[test]
     fn formats_agree_with_what_the_job_file_says_of_them() {
         for name in InputFormat::ALL {
-            let format = of_name(name);
+            let format = for_name(name);
             assert_eq!(format.table().is_ok(), name.is_table(), "{name:?}");
             assert_eq!(matches!(format, Format::Numbers), name.is_numbers(), "{name:?}");
             if let Format::Bytes(_) = format {

@@ -1,4 +1,5 @@
-//! `input.format: none`: documents without a text, of no file. They are cut into splits, held out, counted and checked like any others.
+//! `input.format: none`: documents without a text and without a file. They are split, held out, counted and checked
+//! like others.
 
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::manifest::Range;
@@ -9,7 +10,6 @@ use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::{RowGroup, Segment};
 use crate::store::Store;
-use crate::table::TableFormat;
 
 /// `input.format: none`.
 pub(super) struct NoFiles;
@@ -21,7 +21,7 @@ impl RowsFormat for NoFiles {
 
     fn row_groups(&self, _store: &Store, _file: &InputFile, input: &Input) -> Result<Vec<RowGroup>, SourceError> {
         let rows = input.documents.unwrap_or(0);
-        // a document weighs 1, and the target of a split is in documents too
+        // a document weighs 1, and the target of a split counts documents too
         Ok(vec![RowGroup { rows, bytes: rows }])
     }
 
@@ -47,20 +47,16 @@ impl RowsFormat for NoFiles {
     fn columns(&self, _store: &Store, _file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError> {
         Ok(None)
     }
-
-    fn table(&self) -> Option<&'static dyn TableFormat> {
-        None
-    }
 }
 
-/// So many documents in equal ranges of at most `most`.
-fn ranges(documents: u64, most: u64) -> Vec<(u64, u64)> {
-    let parts = documents.div_ceil(most.max(1));
+/// Divides documents into equal ranges of at most `max_documents`.
+fn ranges(documents: u64, max_documents: u64) -> Vec<(u64, u64)> {
+    let parts = documents.div_ceil(max_documents.max(1));
     let at = |i: u64| (u128::from(documents) * u128::from(i) / u128::from(parts.max(1))) as u64;
     (0..parts).map(|i| (at(i), at(i + 1))).collect()
 }
 
-/// The documents of a range.
+/// Reads the empty documents of a range.
 struct EmptyDocuments {
     next: u64,
     end: u64,
@@ -84,11 +80,11 @@ mod tests {
 
     #[test]
     fn ranges_are_all_documents_once() {
-        for (documents, most) in [(1, 1), (1, 100), (10, 3), (10_000, 4096), (7, 7), (3, 0)] {
-            let ranges = ranges(documents, most);
-            assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "{documents}, {most}");
+        for (documents, max_documents) in [(1, 1), (1, 100), (10, 3), (10_000, 4096), (7, 7), (3, 0)] {
+            let ranges = ranges(documents, max_documents);
+            assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "{documents}, {max_documents}");
             assert_eq!((ranges[0].0, ranges[ranges.len() - 1].1), (0, documents));
-            assert!(ranges.iter().all(|(start, end)| start < end && end - start <= most.max(1)));
+            assert!(ranges.iter().all(|(start, end)| start < end && end - start <= max_documents.max(1)));
         }
         assert!(ranges(0, 5).is_empty());
     }

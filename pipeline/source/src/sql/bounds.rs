@@ -1,8 +1,10 @@
-//! Bounds on what a query may ask for: the size of its text and of its syntax tree, and of the values that its functions make.
+//! Bounds on a query: the size of its text and syntax tree, and of the values that its functions create.
 //!
-//! Planning a query recurses over its tree, and a stack that overflows ends the process. So the tree has a bound ([`check_size`]), and the query runs on
-//! a thread whose stack has room for a tree of that size ([`on_large_stack`]). A few functions make values whose size an argument decides; DataFusion
-//! allocates them outside of its memory pool, so `repeat(text, 2000000000)` would end the process, too ([`bounded_functions`]).
+//! Planning recurses over the syntax tree, and a stack overflow ends the process. So the tree has a bound
+//! ([`check_size`]), and the query runs on a thread whose stack suffices for a tree of that size ([`on_large_stack`]).
+//!
+//! A few functions create values whose size an argument decides. DataFusion allocates them outside of its memory pool,
+//! so `repeat(text, 2000000000)` would end the process, too ([`bounded_functions`]).
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -23,45 +25,46 @@ use memchr::memmem;
 
 use stillhouse_base::source_error::SourceError;
 
-/// Bytes of the text of a query.
-const MOST_BYTES: usize = 1_000_000;
-/// Operators of a query, comparisons counted: each may make its tree one level deeper.
-const MOST_OPERATORS: usize = 1_000;
-/// Of these, sums, products and the like: DataFusion looks up their types anew at each level.
-const MOST_ARITHMETIC: usize = 200;
-/// Tables that a query names, each time counted.
-const MOST_TABLES: usize = 200;
-/// A stack with room for [`MOST_OPERATORS`] levels, in a program without optimizations, too. What is not used takes no memory.
-const STACK: usize = 128 << 20;
-/// Bytes of the values that a function makes for one batch of rows.
-const MOST_VALUES: u64 = 256 << 20;
-/// Bytes of the text that `regexp_replace` puts in.
-const MOST_REPLACEMENT: usize = 1_000;
+/// Maximum bytes of the text of a query.
+const MAX_BYTES: usize = 1_000_000;
+/// Maximum number of operators of a query, including comparisons. Each may make the tree one level deeper.
+const MAX_OPERATORS: usize = 1_000;
+/// Maximum number of arithmetic operators among them: DataFusion derives their types again at each level.
+const MAX_ARITHMETIC: usize = 200;
+/// Maximum number of references to tables in a query.
+const MAX_TABLES: usize = 200;
+/// Stack size in bytes. It suffices for [`MAX_OPERATORS`] levels, also in a program without optimizations. Unused
+/// stack takes no memory.
+const STACK_BYTES: usize = 128 << 20;
+/// Maximum bytes of the values that a function creates for one batch of rows.
+const MAX_VALUE_BYTES: u64 = 256 << 20;
+/// Maximum bytes of a replacement text of `regexp_replace`.
+const MAX_REPLACEMENT_BYTES: usize = 1_000;
 
-/// What is too large of a query's text, if anything is.
+/// Returns a message if a query's text is too large.
 pub(super) fn check_size(sql: &str) -> Option<String> {
-    if sql.len() > MOST_BYTES {
+    if sql.len() > MAX_BYTES {
         return Some(format!(
-            "the query has {} bytes; valid: at most {MOST_BYTES}; put long lists into a table and join it",
+            "the query has {} bytes; valid: at most {MAX_BYTES}; put long lists into a table and join it",
             sql.len()
         ));
     }
-    // what is no token is told by the parser, with its place
+    // the parser reports invalid tokens with their positions
     let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().ok()?;
     let operators = tokens.iter().filter(|token| is_operator(token)).count();
-    if operators > MOST_OPERATORS {
+    if operators > MAX_OPERATORS {
         return Some(format!(
-            "the query has {operators} operators; valid: at most {MOST_OPERATORS}; IN (…) takes a list, and long lists can be a table that is joined"
+            "the query has {operators} operators; valid: at most {MAX_OPERATORS}; IN (…) takes a list, and long lists can be a table that is joined"
         ));
     }
     let arithmetic = tokens.iter().filter(|token| is_arithmetic(token)).count();
-    if arithmetic > MOST_ARITHMETIC {
-        return Some(format!("the query has {arithmetic} times + - * / %; valid: at most {MOST_ARITHMETIC} in all"));
+    if arithmetic > MAX_ARITHMETIC {
+        return Some(format!("the query has {arithmetic} times + - * / %; valid: at most {MAX_ARITHMETIC} in all"));
     }
     let tables =
         tokens.iter().filter(|token| matches!(token, Token::Word(word) if TABLE_WORDS.contains(&word.keyword))).count();
-    (tables > MOST_TABLES)
-        .then(|| format!("the query has {tables} times FROM and JOIN; valid: at most {MOST_TABLES} in all"))
+    (tables > MAX_TABLES)
+        .then(|| format!("the query has {tables} times FROM and JOIN; valid: at most {MAX_TABLES} in all"))
 }
 
 const TABLE_WORDS: [Keyword; 2] = [Keyword::FROM, Keyword::JOIN];
@@ -70,7 +73,7 @@ fn is_arithmetic(token: &Token) -> bool {
     matches!(token, Token::Plus | Token::Minus | Token::Mul | Token::Div | Token::Mod)
 }
 
-/// Whether a token can make a tree deeper. Parentheses cannot: the parser bounds how deep they are nested.
+/// Whether a token can make the tree deeper. Parentheses cannot: the parser bounds their nesting.
 fn is_operator(token: &Token) -> bool {
     match token {
         Token::Word(word) => matches!(
@@ -106,54 +109,54 @@ fn is_operator(token: &Token) -> bool {
         | Token::Period
         | Token::SemiColon => false,
         Token::SingleQuotedString(_) | Token::DoubleQuotedString(_) => false,
-        // every other one is an operator, a bracket, or a literal that is rare
+        // every other token is an operator, a bracket, or a rare literal
         _ => true,
     }
 }
 
-/// Does work on a thread with a large stack.
+/// Runs `work` on a thread with a large stack.
 ///
 /// # Errors
-/// When the system gives no such thread, or it panics.
+/// When the system cannot create the thread, or the thread panics.
 pub(super) fn on_large_stack<T: Send>(
     work: impl FnOnce() -> std::result::Result<T, SourceError> + Send,
 ) -> std::result::Result<T, SourceError> {
     let failed = |message: String| SourceError::Sql { message, retryable: true };
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("query".into()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name("query".into()).stack_size(STACK_BYTES);
         let thread = thread.spawn_scoped(scope, work);
-        let thread =
-            thread.map_err(|e| failed(format!("the system gives no thread with a stack of {STACK} bytes: {e}")))?;
+        let thread = thread
+            .map_err(|e| failed(format!("the system gives no thread with a stack of {STACK_BYTES} bytes: {e}")))?;
         thread.join().unwrap_or_else(|_| Err(failed("the thread of the query panicked".into())))
     })
 }
 
-/// Bytes that a call makes, of its arguments, or why it is refused.
+/// Estimates the bytes that a call creates from its arguments, or returns the reason to refuse it.
 type Estimate = fn(&[ArrayRef]) -> Result<u64>;
 
-/// Puts functions whose arguments decide the size of their values behind a bound.
+/// Wraps the functions whose arguments decide the size of their values, to bound that size.
 pub(super) fn bounded_functions(context: &SessionContext) {
     let bounds: [(&str, Estimate); 9] = [
-        ("repeat", |args| times(args, &lengths(args, 0)?)),
-        ("lpad", |args| times(args, &[1])),
-        ("rpad", |args| times(args, &[1])),
-        ("array_repeat", |args| times(args, &[bytes_of_a_row(args)])),
-        ("array_resize", |args| times(args, &[16])),
-        ("range", steps),
-        ("generate_series", steps),
-        ("replace", replaced),
-        ("regexp_replace", put_in),
+        ("repeat", |args| repeated_bytes(args, &lengths(args, 0)?)),
+        ("lpad", |args| repeated_bytes(args, &[1])),
+        ("rpad", |args| repeated_bytes(args, &[1])),
+        ("array_repeat", |args| repeated_bytes(args, &[bytes_of_a_row(args)])),
+        ("array_resize", |args| repeated_bytes(args, &[16])),
+        ("range", range_bytes),
+        ("generate_series", range_bytes),
+        ("replace", replace_bytes),
+        ("regexp_replace", check_replacement),
     ];
     let known = context.state().scalar_functions().clone();
     for (name, estimate) in bounds {
         if let Some(inner) = known.get(name) {
-            context.register_udf(ScalarUDF::new_from_impl(Bounded { inner: inner.clone(), estimate }));
+            context.register_udf(ScalarUDF::new_from_impl(BoundedFunction { inner: inner.clone(), estimate }));
         }
     }
 }
 
-/// Whole numbers of an argument, where it is there and has some.
-fn numbers(args: &[ArrayRef], position: usize) -> Result<Option<Int64Array>> {
+/// Returns an argument as integers; `None` if it is missing or not an integer.
+fn integers(args: &[ArrayRef], position: usize) -> Result<Option<Int64Array>> {
     match args.get(position) {
         Some(array) if array.data_type().is_integer() => {
             Ok(Some(cast(array, &DataType::Int64)?.as_primitive::<Int64Type>().clone()))
@@ -162,7 +165,7 @@ fn numbers(args: &[ArrayRef], position: usize) -> Result<Option<Int64Array>> {
     }
 }
 
-/// Bytes of the texts of an argument.
+/// Returns the byte lengths of the texts of an argument.
 fn lengths(args: &[ArrayRef], position: usize) -> Result<Vec<u64>> {
     let Some(array) = args.get(position) else { return Ok(Vec::new()) };
     if array.data_type().is_null() {
@@ -176,21 +179,21 @@ fn bytes_of_a_row(args: &[ArrayRef]) -> u64 {
     args.first().map_or(0, |array| 8 + (array.get_array_memory_size() / array.len().max(1)) as u64)
 }
 
-/// The sum of the second argument times bytes, which are those of each row or of all.
-fn times(args: &[ArrayRef], bytes: &[u64]) -> Result<u64> {
-    let Some(counts) = numbers(args, 1)? else { return Ok(0) };
+/// Returns the sum over the rows of the second argument times `bytes`, which has one value per row or one for all.
+fn repeated_bytes(args: &[ArrayRef], bytes: &[u64]) -> Result<u64> {
+    let Some(counts) = integers(args, 1)? else { return Ok(0) };
     let bytes_of = |row: usize| bytes.get(row).or(bytes.first()).copied().unwrap_or(0);
     let sizes =
         counts.iter().enumerate().map(|(row, n)| bytes_of(row).saturating_mul(n.unwrap_or(0).max(0).unsigned_abs()));
     Ok(sizes.fold(0, u64::saturating_add))
 }
 
-/// `range(stop)`, `range(start, stop)`, `range(start, stop, step)` of whole numbers.
-fn steps(args: &[ArrayRef]) -> Result<u64> {
+/// Estimates `range(stop)`, `range(start, stop)` and `range(start, stop, step)` of integers.
+fn range_bytes(args: &[ArrayRef]) -> Result<u64> {
     if args.iter().any(|array| !array.data_type().is_integer() && !array.data_type().is_null()) {
         return exec_err!("got a range of times; valid: whole numbers");
     }
-    let (first, second, step) = (numbers(args, 0)?, numbers(args, 1)?, numbers(args, 2)?);
+    let (first, second, step) = (integers(args, 0)?, integers(args, 1)?, integers(args, 2)?);
     let Some(first) = first else { return Ok(0) };
     let at =
         |array: &Option<Int64Array>, row: usize| array.as_ref().map(|a| if a.is_null(row) { 0 } else { a.value(row) });
@@ -203,14 +206,14 @@ fn steps(args: &[ArrayRef]) -> Result<u64> {
     Ok(sizes.fold(0, u64::saturating_add))
 }
 
-fn texts(array: &ArrayRef) -> Result<ArrayRef> {
+fn to_large_utf8(array: &ArrayRef) -> Result<ArrayRef> {
     Ok(cast(array, &DataType::LargeUtf8)?)
 }
 
-/// `replace(text, from, to)`.
-fn replaced(args: &[ArrayRef]) -> Result<u64> {
+/// Estimates `replace(text, from, to)`.
+fn replace_bytes(args: &[ArrayRef]) -> Result<u64> {
     let [text, from, to] = args else { return Ok(0) };
-    let (text, from, to) = (texts(text)?, texts(from)?, texts(to)?);
+    let (text, from, to) = (to_large_utf8(text)?, to_large_utf8(from)?, to_large_utf8(to)?);
     let (text, from, to) = (text.as_string::<i64>(), from.as_string::<i64>(), to.as_string::<i64>());
     let sizes = text.iter().zip(from).zip(to).map(|((text, from), to)| {
         let (Some(text), Some(from), Some(to)) = (text, from, to) else { return 0 };
@@ -224,38 +227,39 @@ fn replaced(args: &[ArrayRef]) -> Result<u64> {
     Ok(sizes.fold(0, u64::saturating_add))
 }
 
-/// `regexp_replace(text, pattern, replacement[, flags])`: how often a pattern is found shows only when it is done.
-fn put_in(args: &[ArrayRef]) -> Result<u64> {
+/// Bounds `regexp_replace(text, pattern, replacement[, flags])` by the length of the replacement: the number of matches
+/// is known only afterwards.
+fn check_replacement(args: &[ArrayRef]) -> Result<u64> {
     match lengths(args, 2)?.into_iter().max() {
-        Some(most) if most > MOST_REPLACEMENT as u64 => {
-            exec_err!("got a replacement of {most} bytes; valid: at most {MOST_REPLACEMENT}")
+        Some(most) if most > MAX_REPLACEMENT_BYTES as u64 => {
+            exec_err!("got a replacement of {most} bytes; valid: at most {MAX_REPLACEMENT_BYTES}")
         }
         _ => Ok(0),
     }
 }
 
-/// A function of DataFusion that refuses to make values of more than [`MOST_VALUES`] bytes.
+/// A DataFusion function that refuses to create values of more than [`MAX_VALUE_BYTES`] bytes.
 #[derive(Debug)]
-struct Bounded {
+struct BoundedFunction {
     inner: Arc<ScalarUDF>,
     estimate: Estimate,
 }
 
-impl PartialEq for Bounded {
+impl PartialEq for BoundedFunction {
     fn eq(&self, other: &Self) -> bool {
         self.inner == other.inner
     }
 }
 
-impl Eq for Bounded {}
+impl Eq for BoundedFunction {}
 
-impl Hash for Bounded {
+impl Hash for BoundedFunction {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.inner.hash(state);
     }
 }
 
-impl ScalarUDFImpl for Bounded {
+impl ScalarUDFImpl for BoundedFunction {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -287,9 +291,9 @@ impl ScalarUDFImpl for Bounded {
     fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let bytes = (self.estimate)(&ColumnarValue::values_to_arrays(&arguments.args)?);
         match bytes {
-            Ok(bytes) if bytes <= MOST_VALUES => self.inner.invoke_with_args(arguments),
+            Ok(bytes) if bytes <= MAX_VALUE_BYTES => self.inner.invoke_with_args(arguments),
             Ok(bytes) => exec_err!(
-                "{}(): would make {bytes} bytes for {} rows; valid: at most {MOST_VALUES}",
+                "{}(): would make {bytes} bytes for {} rows; valid: at most {MAX_VALUE_BYTES}",
                 self.name(),
                 arguments.number_rows
             ),

@@ -1,11 +1,14 @@
-//! Refuses what the SQL parser accepts and DataFusion does not execute.
+//! Refuses clauses that the SQL parser accepts and DataFusion does not execute.
 //!
-//! sqlparser reads the union of many dialects. DataFusion plans a part of it, answers "not implemented" to another part, and drops the rest without
-//! a word: `SELECT text FROM input TABLESAMPLE (10 PERCENT)` gave all rows. So every struct of the syntax tree is taken apart here field by field, without `..`:
-//! each field is one that DataFusion's planner reads, or it must be empty. A version of sqlparser with one more field does not compile before
-//! somebody has decided.
+//! sqlparser reads the union of many dialects. DataFusion plans a part of it, answers "not implemented" to another
+//! part, and silently drops the rest: `SELECT text FROM input TABLESAMPLE (10 PERCENT)` returned all rows.
 //!
-//! Nodes that DataFusion refuses by name itself (`PIVOT`, `TOP`, `FETCH`, `LATERAL VIEW`) are refused here too where they stand in a struct that is taken apart anyway.
+//! So this module destructures every struct of the syntax tree field by field, without `..`: either DataFusion's
+//! planner reads a field, or the field must be empty. A version of sqlparser with a new field does not compile until
+//! somebody decides about it.
+//!
+//! DataFusion itself refuses some nodes by name (`PIVOT`, `TOP`, `FETCH`, `LATERAL VIEW`). This module refuses them too
+//! if they are in a struct that it destructures anyway.
 
 use std::ops::ControlFlow;
 
@@ -16,7 +19,7 @@ use datafusion::sql::sqlparser::ast::{
     TableSampleKind, TableWithJoins, Visit, Visitor, WildcardAdditionalOptions, WindowSpec, WindowType, With,
 };
 
-/// What kind of function a name stands for, where it is a function at all.
+/// The kind of function that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FunctionKind {
     Scalar,
@@ -24,34 +27,38 @@ pub(super) enum FunctionKind {
     Window,
 }
 
-/// The first clause of a statement that would be accepted and dropped: what it is called, and its text.
-pub(super) fn unexecuted(statement: &Statement, kind: &dyn Fn(&str, bool) -> Option<FunctionKind>) -> Option<String> {
-    let mut check = Check { kind, named_windows_planned: 0 };
+/// Returns the first clause of a statement that DataFusion would accept and drop: its name, and its text.
+pub(super) fn ignored_clause(
+    statement: &Statement,
+    kind: &dyn Fn(&str, bool) -> Option<FunctionKind>,
+) -> Option<String> {
+    let mut check = ClauseCheck { kind, named_windows_planned: 0 };
     match statement.visit(&mut check) {
         ControlFlow::Break(clause) => Some(clause),
         ControlFlow::Continue(()) => None,
     }
 }
 
-type Found = ControlFlow<String>;
+type Outcome = ControlFlow<String>;
 
-const GO_ON: Found = ControlFlow::Continue(());
+const CONTINUE: Outcome = ControlFlow::Continue(());
 
-/// Breaks with the name of a clause that is there.
-fn refuse_if(is_there: bool, clause: impl Into<String>) -> Found {
-    if is_there { ControlFlow::Break(clause.into()) } else { GO_ON }
+/// Breaks with the name of a clause if it is present.
+fn refuse_if(is_there: bool, clause: impl Into<String>) -> Outcome {
+    if is_there { ControlFlow::Break(clause.into()) } else { CONTINUE }
 }
 
-struct Check<'a> {
+struct ClauseCheck<'a> {
     kind: &'a dyn Fn(&str, bool) -> Option<FunctionKind>,
-    /// Depth of projections whose named windows DataFusion replaces by their definitions; it does so nowhere else.
+    /// Depth of projections whose named windows DataFusion replaces by their definitions; it does so only in
+    /// projections.
     named_windows_planned: usize,
 }
 
-impl Visitor for Check<'_> {
+impl Visitor for ClauseCheck<'_> {
     type Break = String;
 
-    fn pre_visit_query(&mut self, query: &Query) -> Found {
+    fn pre_visit_query(&mut self, query: &Query) -> Outcome {
         let Query {
             with,
             body,
@@ -85,9 +92,9 @@ impl Visitor for Check<'_> {
         for operator in pipe_operators {
             check_pipe(operator)?;
         }
-        // what is nested in them is visited as expressions, queries and selects of their own
+        // nested parts are visited as expressions, queries and selects of their own
         match &**body {
-            SetExpr::Select(_) | SetExpr::Query(_) | SetExpr::Values(_) | SetExpr::SetOperation { .. } => GO_ON,
+            SetExpr::Select(_) | SetExpr::Query(_) | SetExpr::Values(_) | SetExpr::SetOperation { .. } => CONTINUE,
             SetExpr::Insert(_) | SetExpr::Update(_) | SetExpr::Delete(_) | SetExpr::Merge(_) => {
                 ControlFlow::Break("a statement that changes a table".into())
             }
@@ -95,7 +102,7 @@ impl Visitor for Check<'_> {
         }
     }
 
-    fn pre_visit_select(&mut self, select: &Select) -> Found {
+    fn pre_visit_select(&mut self, select: &Select) -> Outcome {
         let Select {
             select_token: _,
             optimizer_hints,
@@ -154,15 +161,15 @@ impl Visitor for Check<'_> {
         let elsewhere = [names_a_window(selection), names_a_window(group_by), names_a_window(having)];
         refuse_if(elsewhere.contains(&true) || names_a_window(qualify), "a named window outside of the columns")?;
         self.named_windows_planned += 1;
-        GO_ON
+        CONTINUE
     }
 
-    fn post_visit_select(&mut self, _select: &Select) -> Found {
+    fn post_visit_select(&mut self, _select: &Select) -> Outcome {
         self.named_windows_planned -= 1;
-        GO_ON
+        CONTINUE
     }
 
-    fn pre_visit_table_factor(&mut self, factor: &TableFactor) -> Found {
+    fn pre_visit_table_factor(&mut self, factor: &TableFactor) -> Outcome {
         match factor {
             TableFactor::Table {
                 name,
@@ -225,19 +232,19 @@ impl Visitor for Check<'_> {
         }
     }
 
-    fn pre_visit_expr(&mut self, expr: &Expr) -> Found {
+    fn pre_visit_expr(&mut self, expr: &Expr) -> Outcome {
         match expr {
             Expr::Function(function) => self.check_function(function),
             Expr::Cast { data_type, .. } => check_type(data_type),
             Expr::TypedString(typed) => check_type(&typed.data_type),
-            // DataFusion reads or refuses every field of the others; what is nested in them is visited
-            _ => GO_ON,
+            // DataFusion reads or refuses every field of the others; their nested parts are visited
+            _ => CONTINUE,
         }
     }
 }
 
-impl Check<'_> {
-    fn check_function(&self, function: &Function) -> Found {
+impl ClauseCheck<'_> {
+    fn check_function(&self, function: &Function) -> Outcome {
         let Function { name, uses_odbc_syntax: _, parameters, args, filter, null_treatment, over, within_group } =
             function;
         let called = name.to_string();
@@ -284,13 +291,13 @@ impl Check<'_> {
             Some(FunctionKind::Aggregate) => {
                 refuse_if(nulls && over.is_some(), format!("IGNORE or RESPECT NULLS of {called}() with OVER"))
             }
-            // DataFusion says that there is no such function
-            None => GO_ON,
+            // DataFusion reports that the function does not exist
+            None => CONTINUE,
         }
     }
 }
 
-fn check_with(with: &With) -> Found {
+fn check_with(with: &With) -> Outcome {
     let With { with_token: _, recursive: _, cte_tables } = with;
     for table in cte_tables {
         refuse_if(table.from.is_some(), "FROM after a query of WITH")?;
@@ -299,10 +306,10 @@ fn check_with(with: &With) -> Found {
         }
         check_alias(Some(&table.alias))?;
     }
-    GO_ON
+    CONTINUE
 }
 
-fn check_order_by(order_by: &OrderBy, body: &SetExpr) -> Found {
+fn check_order_by(order_by: &OrderBy, body: &SetExpr) -> Outcome {
     let OrderBy { kind, interpolate } = order_by;
     refuse_if(interpolate.is_some(), "INTERPOLATE")?;
     match kind {
@@ -311,20 +318,20 @@ fn check_order_by(order_by: &OrderBy, body: &SetExpr) -> Found {
     }
 }
 
-fn check_key(key: &OrderByExpr) -> Found {
+fn check_key(key: &OrderByExpr) -> Outcome {
     let OrderByExpr { expr: _, options: _, with_fill } = key;
     refuse_if(with_fill.is_some(), "WITH FILL")
 }
 
-fn check_window(spec: &WindowSpec) -> Found {
+fn check_window(spec: &WindowSpec) -> Outcome {
     let WindowSpec { window_name, partition_by: _, order_by, window_frame: _ } = spec;
     refuse_if(window_name.is_some(), "a window that is defined by another one")?;
     order_by.iter().try_for_each(check_key)
 }
 
-fn check_item(item: &SelectItem) -> Found {
+fn check_item(item: &SelectItem) -> Outcome {
     match item {
-        SelectItem::UnnamedExpr(_) | SelectItem::ExprWithAlias { expr: _, alias: _ } => GO_ON,
+        SelectItem::UnnamedExpr(_) | SelectItem::ExprWithAlias { expr: _, alias: _ } => CONTINUE,
         SelectItem::ExprWithAliases { expr: _, aliases: _ } => ControlFlow::Break("several names of one column".into()),
         SelectItem::QualifiedWildcard(_, options) | SelectItem::Wildcard(options) => {
             let WildcardAdditionalOptions {
@@ -342,12 +349,12 @@ fn check_item(item: &SelectItem) -> Found {
     }
 }
 
-fn check_joins(table: &TableWithJoins) -> Found {
+fn check_joins(table: &TableWithJoins) -> Outcome {
     let TableWithJoins { relation: _, joins } = table;
     joins.iter().try_for_each(check_join)
 }
 
-fn check_join(join: &Join) -> Found {
+fn check_join(join: &Join) -> Outcome {
     let Join { relation: _, global, join_operator } = join;
     refuse_if(*global, "GLOBAL")?;
     match join_operator {
@@ -362,7 +369,7 @@ fn check_join(join: &Join) -> Found {
         | JoinOperator::LeftSemi(_)
         | JoinOperator::RightSemi(_)
         | JoinOperator::LeftAnti(_)
-        | JoinOperator::RightAnti(_) => GO_ON,
+        | JoinOperator::RightAnti(_) => CONTINUE,
         JoinOperator::Semi(_) => ControlFlow::Break("SEMI JOIN without LEFT or RIGHT".into()),
         JoinOperator::Anti(_) => ControlFlow::Break("ANTI JOIN without LEFT or RIGHT".into()),
         JoinOperator::CrossApply | JoinOperator::OuterApply => ControlFlow::Break("APPLY".into()),
@@ -374,20 +381,20 @@ fn check_join(join: &Join) -> Found {
     }
 }
 
-fn check_alias(alias: Option<&TableAlias>) -> Found {
-    let Some(TableAlias { explicit: _, name: _, columns, at }) = alias else { return GO_ON };
+fn check_alias(alias: Option<&TableAlias>) -> Outcome {
+    let Some(TableAlias { explicit: _, name: _, columns, at }) = alias else { return CONTINUE };
     refuse_if(at.is_some(), "AT after a table")?;
     refuse_if(columns.iter().any(|column| column.data_type.is_some()), "the type of a column after a table's name")
 }
 
-fn check_pipe(operator: &PipeOperator) -> Found {
+fn check_pipe(operator: &PipeOperator) -> Outcome {
     match operator {
         PipeOperator::Limit { .. }
         | PipeOperator::Where { .. }
         | PipeOperator::As { .. }
         | PipeOperator::Union { .. }
         | PipeOperator::Intersect { .. }
-        | PipeOperator::Except { .. } => GO_ON,
+        | PipeOperator::Except { .. } => CONTINUE,
         PipeOperator::OrderBy { exprs } => exprs.iter().try_for_each(check_key),
         PipeOperator::Select { exprs } | PipeOperator::Extend { exprs } => exprs.iter().try_for_each(check_item),
         PipeOperator::Aggregate { full_table_exprs, group_by_expr } => {
@@ -408,8 +415,9 @@ fn check_pipe(operator: &PipeOperator) -> Found {
     }
 }
 
-/// Types whose length DataFusion drops: `CAST('abc' AS VARCHAR(2))` would be 'abc', `FLOAT(53)` of 32 bits.
-fn check_type(data_type: &DataType) -> Found {
+/// Refuses types whose length DataFusion drops: `CAST('abc' AS VARCHAR(2))` would be 'abc', `FLOAT(53)` would have 32
+/// bits.
+fn check_type(data_type: &DataType) -> Outcome {
     let has_length = match data_type {
         DataType::Varchar(length) | DataType::Char(length) => length.is_some(),
         DataType::String(length) => length.is_some(),
@@ -447,7 +455,7 @@ fn is_named(argument: &FunctionArg) -> bool {
     !matches!(argument, FunctionArg::Unnamed(_))
 }
 
-/// Whether a function over a named window is in a part of a query.
+/// Whether a part of a query has a function over a named window.
 fn names_a_window(part: &impl Visit) -> bool {
     struct Named;
     impl Visitor for Named {

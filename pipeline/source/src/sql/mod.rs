@@ -1,16 +1,21 @@
-//! `input.sql`: a DataFusion query over the tables, whose text is staged as Parquet files and then read like any other input.
+//! `input.sql`: a DataFusion query over the tables. Its text column is staged as Parquet files and then read like any
+//! other input.
 //!
 //! ```text
 //!   files ─► tables ─► query (1 partition, fixed options, memory bound, spills) ─► dir/part-NNNNN.parquet ─► plan_splits
 //! ```
 //!
-//! The query runs in one partition, nothing that depends on the time or on chance may be called, and every order is total ([`order`]), so the rows, their
-//! order and the splits are the same every time, whatever the memory. Without ORDER BY a filter keeps the order of the files. What the parser accepts and
-//! DataFusion would drop is refused ([`clauses`]), and so is a query that is too large ([`bounds`]). A broken record of a table follows
-//! `on_error`, and so does a null in the query's text column, which is a bad record of the staged files.
+//! The query's rows, their order and the splits are the same every time, whatever the memory: it runs in one partition,
+//! may not call functions that depend on the time or on chance, and every order is total ([`order`]). Without ORDER BY
+//! a filter keeps the order of the files.
 //!
-//! Memory: sorts, aggregations and windows spill to disk past the bound; the smaller side of a join has to fit in it. So do 1024 rows
-//! or 1 MB of the columns used, and a record of at most 256 MB, outside of the bound. Disk: the text, compressed, once more.
+//! Clauses that the parser accepts and DataFusion would drop are refused ([`clauses`]), and so are queries that are too
+//! large ([`bounds`]). A broken record of a table follows `on_error`, and so does a null in the query's text column,
+//! which is a bad record of the staged files.
+//!
+//! Memory: sorts, aggregations and windows spill to disk beyond the bound; the smaller side of a join must fit in it.
+//! Outside of the bound: 1024 rows or 1 MB of the columns used, and a record of at most 256 MB. Disk: another copy of
+//! the text, compressed.
 
 mod bounds;
 mod clauses;
@@ -38,24 +43,24 @@ use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
-use super::check::first_bytes;
+use super::column_check::check_first_bytes;
 use super::formats::{self, Format};
 use super::store::Store;
-use super::table::BATCH_ROWS;
+use super::table_format::BATCH_ROWS;
 use bounds::on_large_stack;
 use clauses::FunctionKind;
 pub use stage::{Staged, stage_sql, staged};
 pub use stage::{StagedRecord, staged_by_run, staged_record};
 pub use table::QueryTable;
-use table::{FilesTable, Skipped};
+use table::{FilesTable, SkippedCounts};
 
-const CHECK_MEMORY: u64 = 256 << 20;
-const MOST_PROBLEMS: usize = 5;
-/// Characters of a query that a message shows.
-const MOST_SHOWN: usize = 1_000;
+const CHECK_MEMORY_BYTES: u64 = 256 << 20;
+const MAX_PROBLEMS: usize = 5;
+/// Maximum characters of a query that a message shows.
+const MAX_SHOWN_CHARS: usize = 1_000;
 
-/// What an error says, without the names of the crates that say it.
-fn plain(error: &ArrowError) -> String {
+/// Returns the message of an error without the names of the crates that report it.
+fn plain_message(error: &ArrowError) -> String {
     match error {
         ArrowError::CastError(m) | ArrowError::ParseError(m) => {
             format!("a value cannot be converted: {m}; TRY_CAST gives NULL instead")
@@ -76,7 +81,7 @@ fn sql_error(error: DataFusionError) -> SourceError {
         }
         DataFusionError::ArrowError(inner, _) => match *inner {
             ArrowError::ExternalError(source) => sql_error(DataFusionError::External(source)),
-            other => SourceError::Sql { message: plain(&other), retryable: false },
+            other => SourceError::Sql { message: plain_message(&other), retryable: false },
         },
         DataFusionError::Execution(message) => SourceError::Sql { message, retryable: false },
         DataFusionError::External(source) => match source.downcast::<SourceError>() {
@@ -95,12 +100,12 @@ fn sql_error(error: DataFusionError) -> SourceError {
     }
 }
 
-/// An error that several parts of the query wait for.
+/// Returns the source error inside an error that several parts of the query share.
 fn shared_error(error: &DataFusionError) -> Option<SourceError> {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
         match cause.downcast_ref::<SourceError>() {
-            // it cannot be taken out of what is shared, so it is told again
+            // the error is shared and cannot be moved out, so it is rebuilt
             Some(SourceError::Record { file, position, reason, message }) => {
                 return Some(SourceError::Record {
                     file: file.clone(),
@@ -119,12 +124,16 @@ fn shared_error(error: &DataFusionError) -> Option<SourceError> {
     None
 }
 
-/// The tables, opened: their columns are known.
-fn open(store: &Store, tables: &[QueryTable], skipped: &Skipped) -> Result<Vec<(String, FilesTable)>, SourceError> {
+/// Opens the tables, which determines their columns.
+fn open(
+    store: &Store,
+    tables: &[QueryTable],
+    skipped: &SkippedCounts,
+) -> Result<Vec<(String, FilesTable)>, SourceError> {
     tables.iter().map(|table| Ok((table.name.clone(), FilesTable::open(store, table, skipped)?))).collect()
 }
 
-/// A session with the tables registered.
+/// Creates a session with the tables registered.
 fn session(
     tables: Vec<(String, FilesTable)>,
     memory_bytes: u64,
@@ -138,7 +147,7 @@ fn session(
         .with_collect_statistics(false);
     let options = config.options_mut();
     options.execution.sort_spill_reservation_bytes = (memory_bytes / 8).min(10 << 20) as usize;
-    // shortcuts whose choice among equal rows is nobody's: see `order`
+    // shortcuts that choose arbitrarily among equal rows: see `order`
     options.optimizer.enable_topk_aggregation = false;
     options.optimizer.enable_distinct_aggregation_soft_limit = false;
     options.optimizer.enable_window_topn = false;
@@ -169,7 +178,7 @@ fn session(
     Ok(context)
 }
 
-/// The plan of the query, checked: a query and nothing else, the same at every run, with the text column as a string.
+/// Plans the query and checks it: it must be a single query, deterministic, with the text column as a string.
 async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, SourceError> {
     let tables = input.sources().into_iter().map(|source| format!("`{}`", source.name)).collect::<Vec<_>>().join(", ");
     let invalid = |message: String| SourceError::Sql { message, retryable: false };
@@ -181,11 +190,12 @@ async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, So
     }
     let statement = state.sql_to_statement(sql, &dialect).map_err(sql_error)?;
     if matches!(statement, Statement::CopyTo(_)) {
-        // to where, in which format, is nobody's question
+        // the target and the format of the COPY do not matter for the message
         return Err(invalid(format!("DML not supported: COPY; valid: one SELECT over the tables {tables}")));
     }
     if let Statement::Statement(statement) = &statement
-        && let Some(clause) = clauses::unexecuted(statement, &|name, is_window| function_kind(&state, name, is_window))
+        && let Some(clause) =
+            clauses::ignored_clause(statement, &|name, is_window| function_kind(&state, name, is_window))
     {
         return Err(invalid(format!("{clause} is not supported; valid: a query without it")));
     }
@@ -220,7 +230,7 @@ async fn plan(context: &SessionContext, input: &Input) -> Result<LogicalPlan, So
     }
 }
 
-/// What a call of this name is, as DataFusion looks it up.
+/// Returns the kind of function that DataFusion finds under this name.
 fn function_kind(state: &SessionState, name: &str, is_window: bool) -> Option<FunctionKind> {
     let name = name.to_lowercase();
     match () {
@@ -239,7 +249,7 @@ fn is_string(kind: &DataType) -> bool {
     }
 }
 
-/// The name of a function in the plan whose result depends on more than its arguments.
+/// Returns the name of a function in the plan whose result depends on more than its arguments.
 fn unstable_function(plan: &LogicalPlan) -> Result<Option<String>, DataFusionError> {
     let mut found = None;
     plan.apply_with_subqueries(|node| {
@@ -258,13 +268,13 @@ fn unstable_function(plan: &LogicalPlan) -> Result<Option<String>, DataFusionErr
     Ok(found)
 }
 
-/// Plans the query without running it and checks its text column. Reads what tells the types: footers,
-/// headers, the first 1000 records of each table of JSON or CSV; and the first bytes of its files.
+/// Plans the query without running it and checks its text column. Reads what determines the types: footers, headers,
+/// and the first 1000 records of each JSON or CSV table; also the first bytes of its files.
 ///
 /// Functions that `extra_udfs` registers must be declared immutable.
 ///
 /// # Errors
-/// When a store does not answer: that is no problem of the job.
+/// When a store does not answer, which is not a problem of the job.
 pub fn check_sql(
     store: &Store,
     tables: &[QueryTable],
@@ -272,12 +282,12 @@ pub fn check_sql(
     extra_udfs: impl FnOnce(&SessionContext) + Send,
 ) -> Result<Vec<Problem>, SourceError> {
     let Some(sql) = input.sql.as_deref() else { return Ok(Vec::new()) };
-    let skipped = Skipped::default();
+    let skipped = SkippedCounts::default();
     let (mut opened, mut problems) = (Vec::new(), Vec::new());
     for table in tables {
         let field = format!("{}.paths", table.field);
-        if matches!(formats::of(&table.input), Format::Bytes(_)) {
-            problems.extend(first_bytes(store, &table.files, &table.input, &field, MOST_PROBLEMS, &mut |_| {})?);
+        if matches!(formats::for_input(&table.input), Format::Bytes(_)) {
+            problems.extend(check_first_bytes(store, &table.files, &table.input, &field, MAX_PROBLEMS, &mut |_| {})?);
         }
         match FilesTable::open(store, table, &skipped) {
             Ok(table_opened) => opened.push((table.name.clone(), table_opened)),
@@ -290,7 +300,7 @@ pub fn check_sql(
         return Ok(problems);
     }
     let checked = on_large_stack(|| {
-        let context = session(opened, CHECK_MEMORY, None, extra_udfs)?;
+        let context = session(opened, CHECK_MEMORY_BYTES, None, extra_udfs)?;
         store.wait(async {
             let plan = plan(&context, input).await?;
             context.state().create_physical_plan(&plan).await.map_err(sql_error)?;
@@ -301,7 +311,7 @@ pub fn check_sql(
         Ok(()) => Ok(Vec::new()),
         Err(e) if e.retryable() => Err(e),
         Err(SourceError::Sql { message, .. }) => {
-            let shown: String = sql.chars().take(MOST_SHOWN).collect();
+            let shown: String = sql.chars().take(MAX_SHOWN_CHARS).collect();
             let more = if shown.len() < sql.len() { "…" } else { "" };
             Ok(vec![Problem::new("input.sql", format!("{shown:?}{more}"), message)])
         }

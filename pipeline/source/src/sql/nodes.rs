@@ -1,4 +1,4 @@
-//! Nodes that the plan of a query needs so that its rows and their order depend on the input alone: see [`super::order`].
+//! Plan nodes that make the rows of a query and their order depend on the input alone: see [`super::order`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties};
 use futures::{StreamExt, TryStreamExt};
 
-/// The name of the column that [`NodeKind::RowNumbers`] adds.
+/// Name of the column that [`NodeKind::RowNumbers`] adds.
 pub(super) const ROW: &str = "__stillhouse_row";
 
-/// What a [`QueryNode`] does.
+/// The function of a [`QueryNode`].
 #[derive(Debug, Clone)]
 pub(super) enum NodeKind {
-    /// Adds the number of each row, from 0, as the last column. One partition.
+    /// Adds the number of each row, from 0, as the last column. Has one partition.
     RowNumbers,
-    /// Gives the partitions of its input one after the other, as one.
+    /// Outputs the partitions of its input one after the other, as one partition.
     Concatenate,
-    /// Runs what is below it with another runtime: another rule of what may be written to a disk.
+    /// Runs its input with another runtime, which has another rule for spilling to disk.
     WithRuntime(Arc<RuntimeEnv>),
 }
 

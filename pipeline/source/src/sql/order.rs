@@ -1,15 +1,16 @@
-//! Rules of the physical plan that make the rows of a query, and their order, a function of the input alone.
+//! Physical optimizer rules that make the rows of a query, and their order, a function of the input alone.
 //!
-//! DataFusion promises no order of rows that are equal under ORDER BY, of groups, and of the parts of a UNION ALL. What it gives depends on
-//! the memory: a sort and an aggregation that were written to the disk on the way give other rows first than those that were not, and so LIMIT and
-//! `row_number()` choose others. Two runs of one job with another `engine.sql_memory_megabytes` must have the same rows, so:
+//! DataFusion does not define the order of rows that are equal under ORDER BY, of groups, or of the parts of a UNION
+//! ALL. In practice it depends on the memory: a sort or an aggregation that spilled returns other rows first, so LIMIT
+//! and `row_number()` choose others. Two runs of one job with different `engine.sql_memory_megabytes` must have the
+//! same rows, so:
 //!
-//! | node | is | order |
+//! | node | change | order |
 //! |---|---|---|
-//! | sort, top k | sorted by the number of the row in its input, too | rows that are equal keep the order of the input |
-//! | aggregation with groups | over input that is sorted by the group and the row, so that it holds one group at a time and never spills | groups in the order of their first rows |
-//! | aggregation over grouping sets, join without an equation | not allowed to spill: more memory, or an error that says so | as without memory pressure |
-//! | UNION ALL | its inputs one after the other | as written |
+//! | sort, top k | also sorted by the row number in its input | equal rows keep the order of the input |
+//! | aggregation with groups | input sorted by group and row: one group in memory, no spilling | groups in the order of their first rows |
+//! | aggregation over grouping sets, join without an equation | no spilling: an error if memory is short | as without memory pressure |
+//! | UNION ALL | outputs its inputs one after the other | as written |
 //!
 //! Hash joins do not spill; windows and merge joins keep the order of their sorted input.
 
@@ -37,12 +38,12 @@ use datafusion::physical_plan::{ExecutionPlan, InputOrderMode, replace_children_
 
 use super::nodes::{NodeKind, QueryNode, ROW};
 
-/// Rows of a top k.
-const MOST_IN_MEMORY: usize = 1_000;
+/// Maximum rows of a top k that is held in memory.
+const MAX_IN_MEMORY_ROWS: usize = 1_000;
 
 type Plan = Arc<dyn ExecutionPlan>;
 
-/// DataFusion's rules, between those of this module.
+/// Returns DataFusion's rules, with this module's rules before and after them.
 pub(super) fn rules(
     spilling: Arc<RuntimeEnv>,
     in_memory: Arc<RuntimeEnv>,
@@ -53,7 +54,7 @@ pub(super) fn rules(
     rules
 }
 
-/// Runs first, so that the rules after it see one partition everywhere.
+/// Runs first, so that all later rules see a single partition.
 #[derive(Debug)]
 struct UnionsAsWritten;
 
@@ -77,7 +78,7 @@ impl PhysicalOptimizerRule for UnionsAsWritten {
     }
 }
 
-/// Runs last, over the sorts that the rules before it have put in and left.
+/// Runs last, on the sorts that remain after all other rules.
 #[derive(Debug)]
 struct TotalOrder {
     spilling: Arc<RuntimeEnv>,
@@ -124,14 +125,14 @@ fn one_partition(plan: Plan) -> Plan {
     }
 }
 
-/// The input with the numbers of its rows, and the expression of those.
+/// Adds row numbers to the input and returns the expression of their column.
 fn numbered(input: Plan) -> (Plan, Arc<dyn PhysicalExpr>) {
     let numbered = QueryNode::over(NodeKind::RowNumbers, one_partition(input));
     let last = numbered.schema().fields().len() - 1;
     (numbered, Arc::new(Column::new(ROW, last)))
 }
 
-/// Without the last column, which is a row number.
+/// Removes the last column, which is a row number.
 fn without_numbers(plan: Plan) -> Result<Plan> {
     let schema = plan.schema();
     let kept = schema.fields().len() - 1;
@@ -147,8 +148,8 @@ fn stable_sort(sort: &SortExec) -> Result<Plan> {
     let Some(keys) = LexOrdering::new(keys) else { return Ok(sort.input().clone()) };
     let sorted = SortExec::new(keys, input);
     let sorted: Plan = match sort.fetch() {
-        // a top k is held in memory; a sort may spill
-        Some(fetch) if fetch > MOST_IN_MEMORY => Arc::new(GlobalLimitExec::new(Arc::new(sorted), 0, Some(fetch))),
+        // a top k stays in memory; a sort may spill
+        Some(fetch) if fetch > MAX_IN_MEMORY_ROWS => Arc::new(GlobalLimitExec::new(Arc::new(sorted), 0, Some(fetch))),
         fetch => Arc::new(sorted.with_fetch(fetch)),
     };
     without_numbers(sorted)
@@ -166,7 +167,7 @@ impl TotalOrder {
         }))
     }
 
-    /// A node that reports that memory is short where it would write to the disk; its inputs may write.
+    /// Makes a node fail for lack of memory instead of spilling to disk; its inputs may spill.
     fn without_spilling(&self, node: Plan) -> Result<Plan> {
         let inputs = node.children().into_iter().cloned();
         let inputs = inputs.map(|input| QueryNode::over(NodeKind::WithRuntime(self.spilling.clone()), input)).collect();
@@ -175,7 +176,8 @@ impl TotalOrder {
     }
 }
 
-/// The aggregation over sorted input; `None` where that is not possible: grouping sets, groups of types that have no order.
+/// Returns the aggregation over sorted input; `None` if that is not possible: grouping sets, or group keys of types
+/// without an order.
 fn group_by_group(aggregation: &AggregateExec) -> Result<Option<Plan>> {
     let groups = aggregation.group_expr();
     if !groups.is_single() || groups.has_grouping_set() || *aggregation.mode() != AggregateMode::Single {

@@ -1,6 +1,6 @@
 //! Runs the query and writes its text column to Parquet files.
 //!
-//! Files and row groups are cut by bytes of text, row by row, so that they do not depend on the batches that the query gives.
+//! Files and row groups are cut by bytes of text, row by row, so the cuts do not depend on the query's batches.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,51 +25,51 @@ use stillhouse_schemas::spec::Input;
 use super::super::input_file::InputFile;
 use super::super::store::Store;
 use super::bounds::on_large_stack;
-use super::table::Skipped;
+use super::table::SkippedCounts;
 use super::{QueryTable, open, plan, session, sql_error};
 
 const FILE_BYTES: u64 = 256_000_000;
-const GROUP_BYTES: u64 = 16_000_000;
+const ROW_GROUP_BYTES: u64 = 16_000_000;
 const RECORD: &str = "staged.json";
 
-/// What the query gave.
+/// The staged rows of the query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Staged {
-    /// Parquet files with one column, named by `input.text`; none where the query gave no rows. Plan and read them with
-    /// `input.format` set to Parquet and a store of local files.
+    /// Parquet files with one column, named by `input.text`; empty if the query returned no rows. Plan and read them
+    /// with `input.format` set to Parquet and a store of local files.
     pub files: Vec<InputFile>,
-    /// Rows in them.
+    /// Number of rows in the files.
     pub rows: u64,
-    /// Bad records of the tables that were skipped on the way, by reason.
+    /// Number of bad records of the tables that were skipped, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// sha256 of each file.
+    /// SHA-256 of each file.
     pub sha256: Vec<String>,
 }
 
-/// What was staged, as the run that did it has noted.
+/// The record that a run writes about its staged rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StagedRecord {
-    /// Rows in all parts.
+    /// Number of rows in all parts.
     pub rows: u64,
-    /// Names and sizes.
+    /// Names and sizes in bytes.
     pub files: Vec<(String, u64)>,
-    /// Records that were skipped, by reason.
+    /// Number of records skipped, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// What the files were that the query read.
+    /// States of the files that the query read.
     #[serde(default)]
     pub inputs: Vec<FileState>,
-    /// sha256 of each file.
+    /// SHA-256 of each file.
     #[serde(default)]
     pub sha256: Vec<String>,
 }
 
 impl StagedRecord {
-    /// Whether the query read these files.
+    /// Whether the query read exactly these files, in these states.
     pub fn is_of(&self, inputs: &[InputFile]) -> bool {
         self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state)
     }
 
-    /// What was staged, where each file is found at what `place` says of its name.
+    /// Converts the record to [`Staged`], with the path of each file as `place` returns it for its name.
     pub fn at<E>(self, place: impl Fn(&str) -> Result<object_store::path::Path, E>) -> Result<Staged, E> {
         let mut files = Vec::new();
         for (name, size) in self.files {
@@ -79,7 +79,7 @@ impl StagedRecord {
         Ok(Staged { files, rows: self.rows, skipped: self.skipped, sha256: self.sha256 })
     }
 
-    /// Names, sizes and sums of the files.
+    /// Iterates over the names, sizes and checksums of the files.
     pub fn parts(&self) -> impl Iterator<Item = (&str, u64, &str)> {
         self.files.iter().zip(&self.sha256).map(|((name, size), sha256)| (name.as_str(), *size, sha256.as_str()))
     }
@@ -89,7 +89,8 @@ fn temporary(path: &Path) -> impl Fn(std::io::Error) -> SourceError + '_ {
     move |source| SourceError::Temporary { path: path.display().to_string(), source }
 }
 
-/// Runs `input.sql` and stages its text column in `dir`, which is made and may hold what an earlier run left.
+/// Runs `input.sql` and stages its text column in `dir`, which it creates if needed and which may hold files of an
+/// earlier run.
 ///
 /// # Errors
 /// When the query is not valid or fails, or when the files cannot be written.
@@ -123,8 +124,8 @@ fn stage(
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(temporary(&record)(e)),
         _ => {}
     }
-    let mut parts = Parts::new(dir, &input.text)?;
-    let skipped = Skipped::default();
+    let mut parts = PartWriter::new(dir, &input.text)?;
+    let skipped = SkippedCounts::default();
     let context = session(open(store, tables, &skipped)?, memory_bytes, Some(&spill), extra_udfs)?;
     store.wait(async {
         let plan = plan(&context, input).await?;
@@ -141,8 +142,8 @@ fn stage(
         }
         Ok::<_, SourceError>(())
     })?;
-    let Written { files, sha256, rows } = parts.finish()?;
-    // what the query read is what was listed, or it is nothing
+    let WrittenParts { files, sha256, rows } = parts.finish()?;
+    // the result is valid only if the files that the query read are still as listed
     let inputs = || tables.iter().flat_map(|table| &table.files);
     let watched = store.expecting(inputs());
     for file in inputs() {
@@ -155,18 +156,18 @@ fn stage(
     std::fs::write(&partial, text).map_err(temporary(&partial))?;
     std::fs::rename(&partial, &record).map_err(temporary(&record))?;
     let _ = std::fs::remove_dir_all(&spill);
-    named(dir, written)
+    with_paths(dir, written)
 }
 
-/// What an earlier [`stage_sql`] of the same job has staged in `dir`, where it came to its end, all files still have their sums, and those
-/// that the query read are still what they were. Reads the files once.
+/// Returns what an earlier [`stage_sql`] of the same job staged in `dir`, if it completed, all files still have their
+/// checksums, and the files that the query read have not changed. Reads the staged files once.
 ///
-/// That it was the same job is for the caller to know.
+/// The caller must know that it was the same job.
 pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
     let record = staged_record(dir).filter(|record| record.is_of(inputs))?;
     for (name, _, sha256) in record.parts() {
         let path = dir.join(name);
-        match sum_of(&path) {
+        match file_checksum(&path) {
             Ok(now) if now == sha256 => {}
             Ok(_) => {
                 tracing::warn!("{}: rows of input.sql are not what was staged; they are made again", path.display());
@@ -178,10 +179,10 @@ pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
             }
         }
     }
-    named(dir, record).ok()
+    with_paths(dir, record).ok()
 }
 
-fn sum_of(path: &Path) -> std::io::Result<String> {
+fn file_checksum(path: &Path) -> std::io::Result<String> {
     let (mut file, mut hasher, mut piece) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut piece)? {
@@ -191,12 +192,12 @@ fn sum_of(path: &Path) -> std::io::Result<String> {
     }
 }
 
-/// What was staged in `dir`, whatever it was staged of: for who works for the run that did it.
+/// Returns what was staged in `dir`, whatever it was staged from: for processes that work for the run that staged it.
 pub fn staged_by_run(dir: &Path) -> Option<Staged> {
-    named(dir, staged_record(dir)?).ok()
+    with_paths(dir, staged_record(dir)?).ok()
 }
 
-/// What is noted of the rows in `dir`, where they are all there and have sums.
+/// Returns the record of the rows in `dir`, if all files exist with their sizes and the record has their checksums.
 pub fn staged_record(dir: &Path) -> Option<StagedRecord> {
     let record: StagedRecord = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
     if record.sha256.len() != record.files.len() {
@@ -206,20 +207,20 @@ pub fn staged_record(dir: &Path) -> Option<StagedRecord> {
     record.files.iter().all(whole).then_some(record)
 }
 
-fn named(dir: &Path, record: StagedRecord) -> Result<Staged, SourceError> {
+fn with_paths(dir: &Path, record: StagedRecord) -> Result<Staged, SourceError> {
     record.at(|name| {
         let path = dir.join(name);
         object_store::path::Path::from_filesystem_path(&path).map_err(|e| temporary(&path)(std::io::Error::other(e)))
     })
 }
 
-/// A file that sums what is written to it.
-struct Summed {
+/// A file that computes a checksum of the bytes written to it.
+struct ChecksumFile {
     file: File,
     hasher: Sha256,
 }
 
-impl Write for Summed {
+impl Write for ChecksumFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.hasher.update(&bytes[..written]);
@@ -231,25 +232,25 @@ impl Write for Summed {
     }
 }
 
-/// The files that are written.
-struct Parts<'a> {
+/// Writes the staged files.
+struct PartWriter<'a> {
     dir: &'a Path,
     schema: SchemaRef,
-    writer: Option<ArrowWriter<Summed>>,
+    writer: Option<ArrowWriter<ChecksumFile>>,
     group_bytes: u64,
     file_bytes: u64,
-    written: Written,
+    written: WrittenParts,
 }
 
-/// The files that were written: names and sizes, sums, rows in all of them.
+/// The written files: names and sizes, checksums, and the number of rows in all of them.
 #[derive(Default)]
-struct Written {
+struct WrittenParts {
     files: Vec<(String, u64)>,
     sha256: Vec<String>,
     rows: u64,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> PartWriter<'a> {
     fn new(dir: &'a Path, text: &str) -> Result<Self, SourceError> {
         for entry in std::fs::read_dir(dir).map_err(temporary(dir))? {
             let path = entry.map_err(temporary(dir))?.path();
@@ -258,7 +259,7 @@ impl<'a> Parts<'a> {
             }
         }
         let schema = Arc::new(Schema::new(vec![Field::new(text, DataType::LargeUtf8, true)]));
-        Ok(Self { dir, schema, writer: None, group_bytes: 0, file_bytes: 0, written: Written::default() })
+        Ok(Self { dir, schema, writer: None, group_bytes: 0, file_bytes: 0, written: WrittenParts::default() })
     }
 
     fn path(&self) -> std::path::PathBuf {
@@ -269,7 +270,7 @@ impl<'a> Parts<'a> {
         format!("part-{:05}.parquet", self.written.files.len())
     }
 
-    fn wrong(&self) -> impl Fn(parquet::errors::ParquetError) -> SourceError + 'static {
+    fn part_error(&self) -> impl Fn(parquet::errors::ParquetError) -> SourceError + 'static {
         let path = self.path();
         move |e| temporary(&path)(std::io::Error::other(e))
     }
@@ -281,16 +282,16 @@ impl<'a> Parts<'a> {
         };
         let mut start = 0;
         for (i, length) in lengths.iter().enumerate() {
-            // four bytes more for each row, so that short and null rows count too
+            // four bytes more for each row, so that empty and null rows count too
             self.group_bytes += length + 4;
             self.file_bytes += length + 4;
-            if self.group_bytes >= GROUP_BYTES {
+            if self.group_bytes >= ROW_GROUP_BYTES {
                 self.append(&column.slice(start, i + 1 - start))?;
                 start = i + 1;
                 self.group_bytes = 0;
-                let wrong = self.wrong();
+                let error = self.part_error();
                 if let Some(writer) = &mut self.writer {
-                    writer.flush().map_err(wrong)?;
+                    writer.flush().map_err(error)?;
                 }
                 if self.file_bytes >= FILE_BYTES {
                     self.close()?;
@@ -304,10 +305,10 @@ impl<'a> Parts<'a> {
     }
 
     fn append(&mut self, rows: &ArrayRef) -> Result<(), SourceError> {
-        let wrong = self.wrong();
+        let error = self.part_error();
         if self.writer.is_none() {
             let path = self.path();
-            let file = Summed { file: File::create(&path).map_err(temporary(&path))?, hasher: Sha256::new() };
+            let file = ChecksumFile { file: File::create(&path).map_err(temporary(&path))?, hasher: Sha256::new() };
             let properties = WriterProperties::builder()
                 .set_compression(Compression::ZSTD(ZstdLevel::default()))
                 .set_dictionary_enabled(false)
@@ -315,21 +316,21 @@ impl<'a> Parts<'a> {
                 .set_write_batch_size(32)
                 .set_max_row_group_row_count(None)
                 .build();
-            self.writer = Some(ArrowWriter::try_new(file, self.schema.clone(), Some(properties)).map_err(&wrong)?);
+            self.writer = Some(ArrowWriter::try_new(file, self.schema.clone(), Some(properties)).map_err(&error)?);
         }
-        let batch = RecordBatch::try_new(self.schema.clone(), vec![rows.clone()]).map_err(|e| wrong(e.into()))?;
+        let batch = RecordBatch::try_new(self.schema.clone(), vec![rows.clone()]).map_err(|e| error(e.into()))?;
         self.written.rows += rows.len() as u64;
         match &mut self.writer {
-            Some(writer) => writer.write(&batch).map_err(wrong),
+            Some(writer) => writer.write(&batch).map_err(error),
             None => Ok(()),
         }
     }
 
     fn close(&mut self) -> Result<(), SourceError> {
         let path = self.path();
-        let wrong = self.wrong();
+        let error = self.part_error();
         if let Some(writer) = self.writer.take() {
-            let Summed { file, hasher } = writer.into_inner().map_err(wrong)?;
+            let ChecksumFile { file, hasher } = writer.into_inner().map_err(error)?;
             file.sync_all().map_err(temporary(&path))?;
             let size = file.metadata().map_err(temporary(&path))?.len();
             let name = self.name();
@@ -340,7 +341,7 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Written, SourceError> {
+    fn finish(mut self) -> Result<WrittenParts, SourceError> {
         self.close()?;
         Ok(self.written)
     }

@@ -1,7 +1,8 @@
-//! A table of a query: its files in the job's order, in one partition, read by the readers of this house.
+//! A table of a query: its files in the job's order, in one partition, read by this crate's own readers.
 //!
-//! So a byte order mark, a broken record, a file that is compressed or not, and what a person is told are the same with and without a query.
-//! Only the columns that the query uses are decoded; a record is bad where one of them is, or where its line or its number of fields is.
+//! So byte order marks, broken records, compression and messages are the same with and without a query. It decodes only
+//! the columns that the query uses; a record is bad if one of them is, or if its line or its number of fields is
+//! invalid.
 //!
 //! ```text
 //!   read (a thread) ──2 batches, each with the bad records so far──► the query
@@ -28,26 +29,27 @@ use stillhouse_schemas::spec::Input;
 use super::super::formats;
 use super::super::input_file::InputFile;
 use super::super::store::Store;
-use super::super::table::{BadRecords, FileColumns, TakeRows};
+use super::super::table_format::{BadRecords, FileColumns, TakeRows};
 
 /// A table of a query.
 #[derive(Debug, Clone)]
 pub struct QueryTable {
-    /// Its name in the query.
+    /// Name in the query.
     pub name: String,
-    /// Its field in the job file, such as `input.tables.labels`.
+    /// Field in the job file, such as `input.tables.labels`.
     pub field: String,
-    /// How its files are read.
+    /// Input settings of its files.
     pub input: Input,
-    /// Its files, in order.
+    /// The files, in order.
     pub files: Vec<InputFile>,
 }
 
-/// Bad records that the query's scans have met, by table and reason. Of several scans of a table the largest count stands.
+/// Bad records that the query's scans have met, by table and reason. If a table is scanned several times, the largest
+/// count counts.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Skipped(Arc<Mutex<BTreeMap<(String, String), u64>>>);
+pub(super) struct SkippedCounts(Arc<Mutex<BTreeMap<(String, String), u64>>>);
 
-impl Skipped {
+impl SkippedCounts {
     fn record(&self, table: &str, counts: &BTreeMap<String, u64>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (reason, n) in counts {
@@ -65,20 +67,20 @@ impl Skipped {
     }
 }
 
-/// The table as DataFusion sees it.
+/// The table as a DataFusion provider.
 #[derive(Debug)]
 pub(super) struct FilesTable {
     store: Store,
     table: Arc<QueryTable>,
     schema: SchemaRef,
-    skipped: Skipped,
+    skipped: SkippedCounts,
 }
 
 impl FilesTable {
-    /// Finds out the columns and their types; blocking.
-    pub fn open(store: &Store, table: &QueryTable, skipped: &Skipped) -> std::result::Result<Self, SourceError> {
+    /// Opens the table and determines the columns and their types. Blocks.
+    pub fn open(store: &Store, table: &QueryTable, skipped: &SkippedCounts) -> std::result::Result<Self, SourceError> {
         let QueryTable { files, input, .. } = table;
-        let schema = formats::of(input).table()?.schema(store, files, input)?;
+        let schema = formats::for_input(input).table()?.schema(store, files, input)?;
         let table = Arc::new(table.clone());
         Ok(Self { store: store.clone(), table, schema: Arc::new(schema), skipped: skipped.clone() })
     }
@@ -116,13 +118,13 @@ impl TableProvider for FilesTable {
     }
 }
 
-/// One reading of some columns of a table.
+/// One scan of some columns of a table.
 #[derive(Debug, Clone)]
 struct Scan {
     store: Store,
     table: Arc<QueryTable>,
     schema: SchemaRef,
-    skipped: Skipped,
+    skipped: SkippedCounts,
 }
 
 enum Message {
@@ -134,7 +136,7 @@ enum Message {
 impl Scan {
     fn read(&self, take: &mut TakeRows<'_>) -> std::result::Result<BadRecords, SourceError> {
         let QueryTable { input, files, .. } = &*self.table;
-        let (table, mut bad_records) = (formats::of(input).table()?, BadRecords::new(input.on_error));
+        let (table, mut bad_records) = (formats::for_input(input).table()?, BadRecords::new(input.on_error));
         for file in files {
             let columns = FileColumns { store: &self.store, file, input, schema: &self.schema };
             table.read(columns, &mut bad_records, take)?;
@@ -151,7 +153,8 @@ impl PartitionStream for Scan {
     fn execute(&self, _context: Arc<TaskContext>) -> SendableRecordBatchStream {
         let (tx, mut rx) = tokio::sync::mpsc::channel(2);
         let scan = self.clone();
-        // a thread of its own: it waits for the query, which may wait for other scans, and its reads for tokio's pool
+        // a thread of its own: it waits for the query, which may wait for other scans, and its reads wait for tokio's
+        // pool
         let scanning = Builder::new().name("scan".into()).spawn(move || {
             let read = scan.read(&mut |rows, bad_records| {
                 tx.blocking_send(Message::Rows(rows, bad_records.skipped.clone())).map_err(|_| Stopped.into())
@@ -161,13 +164,13 @@ impl PartitionStream for Scan {
                 Err(SourceError::Stopped(_)) => return,
                 Err(e) => Message::Failed(e),
             };
-            // nobody waits for it where the query has enough
+            // the receiver may be gone, if the query has enough rows
             let _ = tx.blocking_send(last);
         });
         if let Err(e) = scanning {
             tracing::error!("the system gives no thread for reading {}: {e}", self.table.name);
         }
-        // counted as the query takes the batches, so that the counts do not depend on how far ahead the reader is
+        // counted as the query takes the batches, so that the counts do not depend on how far the reader is ahead
         let (skipped, name, mut ended) = (self.skipped.clone(), self.table.name.clone(), false);
         let batches = futures::stream::poll_fn(move |cx| {
             rx.poll_recv(cx).map(|message| match message {

@@ -1,4 +1,4 @@
-//! Reading ahead: what is asked of a store, when, and what becomes of it where nobody reads on.
+//! Read-ahead: which ranges are requested from a store, when, and whether unneeded requests are cancelled.
 
 #![allow(clippy::single_range_in_vec_init, reason = "often one range is asked for")]
 
@@ -22,14 +22,14 @@ use crate::store::ObjectReader;
 
 const KB: u64 = 1 << 10;
 
-/// A store that notes the ranges it is asked for; from some offset on it answers nothing, or fails.
+/// A store that records the requested ranges. From some offset on it does not answer, or fails.
 #[derive(Debug)]
 struct Gate {
     store: InMemory,
     asked: Mutex<Vec<Range<u64>>>,
     silent_from: u64,
     fails_from: u64,
-    /// Requests that were given up before they were answered.
+    /// Number of requests cancelled before they were answered.
     given_up: AtomicU64,
 }
 
@@ -93,7 +93,7 @@ impl ObjectStore for Gate {
     }
 }
 
-/// A bucket behind a gate with one object of JSON lines, and what reads it.
+/// A bucket behind a gate with one object of JSON lines, and a store that reads it.
 struct Bucket {
     gate: Arc<Gate>,
     store: Store,
@@ -104,7 +104,7 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// An object of at least this many bytes; ranges from some offset on are not answered, or fail.
+    /// An object of at least `size` bytes; ranges from some offset on are not answered, or fail.
     fn new(size: u64, silent_from: u64, fails_from: u64) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let line = |i: u64| json!({"text": format!("document {i:08}")}).to_string() + "\n";
@@ -146,13 +146,13 @@ impl Bucket {
         self.gate.asked.lock().unwrap().clone()
     }
 
-    /// Fetches that are under way: with none, everything that was begun has been noted.
+    /// Number of running tasks; with none, all requests have been recorded.
     fn under_way(&self) -> usize {
         self.runtime.metrics().num_alive_tasks()
     }
 }
 
-/// Waits for what is bound to come; where it does not, the test does not end.
+/// Waits until a condition holds; if it never does, the test hangs.
 fn until(what: impl Fn() -> bool) {
     while !what() {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -166,7 +166,7 @@ fn the_next_chunk_is_fetched_while_one_is_read_and_given_up_with_the_reader() {
     assert_eq!(reader.fill_buf().unwrap().len() as u64, 64 * KB);
     assert_eq!((bucket.asked(), bucket.under_way()), (vec![0..64 * KB], 0), "the first chunk is fetched alone");
     reader.consume(64 << 10);
-    // no byte of it is taken, and yet the third is asked for, which is never answered
+    // no byte was consumed, and yet the reader requests the third chunk, which is never answered
     assert_eq!(reader.fill_buf().unwrap().len() as u64, 128 * KB);
     until(|| bucket.asked().len() == 3);
     assert_eq!(bucket.asked(), [0..64 * KB, 64 * KB..192 * KB, 192 * KB..448 * KB]);
@@ -237,12 +237,12 @@ fn a_look_at_the_first_records_fetches_one_chunk() {
     assert_eq!((bucket.asked(), bucket.under_way()), (vec![0..64 * KB], 0));
 }
 
-/// A reader that is dropped between two batches leaves nothing under way.
+/// A reader that is dropped between two batches leaves no fetch running.
 #[test]
 fn a_split_that_is_given_up_fetches_no_further() {
     let bucket = Bucket::new(4 << 20, 448 * KB, u64::MAX);
     let mut split = bucket.split(0, u64::MAX);
-    // so many lines end in the third chunk
+    // 8 * 1024 lines end inside the third chunk
     let line = bucket.content.iter().position(|b| *b == b'\n').unwrap() as u64 + 1;
     assert!((192 * KB..448 * KB).contains(&(8 * 1024 * line)));
     for _ in 0..8 {

@@ -1,4 +1,4 @@
-//! Files that are others than they were: while they are read, and between two readings.
+//! Files that change while they are read, and between two reads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use object_store::{ObjectStoreExt, PutPayload};
 use super::columnar::parquet_bytes;
 use super::*;
 
-/// Numbers, always the same.
+/// A deterministic generator of numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -22,7 +22,7 @@ impl Numbers {
     }
 }
 
-/// How documents are stored, and what reads them.
+/// Stores documents in a format: the file name, its bytes and the input that reads it.
 fn stored(format: &str, documents: &[String]) -> (String, Vec<u8>, Input) {
     let lines = |each: &dyn Fn(&String) -> String| documents.iter().map(each).collect::<String>().into_bytes();
     let json = |d: &String| json!({"id": d.len(), "text": d}).to_string() + "\n";
@@ -47,7 +47,7 @@ fn stored(format: &str, documents: &[String]) -> (String, Vec<u8>, Input) {
 
 const FORMATS: [&str; 7] = ["jsonl", "jsonl.gz", "jsonl.zst", "text", "blocks", "csv", "parquet"];
 
-/// For every format: another letter in one document changes the checksum of the one piece that holds it, and no other.
+/// For every format: a changed letter in one document changes only the checksum of the piece that holds it.
 #[test]
 fn checksums_report_which_piece_holds_another_document() {
     let rounds = if std::env::var_os("STILLHOUSE_SOAK").is_some() { 200 } else { 8 };
@@ -119,7 +119,8 @@ fn bad_records_count_in_the_checksum() {
     assert!(good != bad && bad != moved && good != moved);
 }
 
-/// A file that is written to, replaced, cut or lengthened after it was listed is told by name, whatever is in it now.
+/// A file that is overwritten, replaced, truncated or extended after the listing is reported by name, whatever it
+/// contains now.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_reported_by_name() {
     let document = |i: usize| json!({"text": format!("document {i} {}", "z".repeat(4000))}).to_string() + "\n";
@@ -147,7 +148,7 @@ fn a_file_that_changes_while_it_is_read_is_reported_by_name() {
             let (files, splits) = (bench.files(&input), bench.plan(&input, u64::MAX).unwrap());
             let path = bench.path().join("a.jsonl");
             if early {
-                // between the listing and the reading
+                // between the listing and the read
                 change(&path, &content);
             }
             let mut batches = 0;
@@ -206,12 +207,12 @@ fn rows_of_a_query_over_files_that_changed_are_not_used_again() {
     std::fs::remove_file(bench.path().join("a.jsonl")).unwrap();
     bench.put("a.jsonl", b"{\"text\":\"two\"}\n");
     assert_eq!(staged(out.path(), &bench.files(&input)), None);
-    // and what changes while the query reads is an error
+    // a change while the query reads is an error
     let refused = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
     assert!(matches!(refused, SourceError::Changed { .. }), "{refused}");
 }
 
-/// What is not ours in a plan finds the buckets of a job where DataFusion looks for them.
+/// DataFusion's own plan nodes find the buckets of a job in the session, under their URLs.
 #[test]
 fn a_session_finds_the_buckets_by_their_urls() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

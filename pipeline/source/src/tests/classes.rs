@@ -1,4 +1,4 @@
-//! Class folders: a tree that leaves doubt about the numbers of classes is refused, by the file or folder that makes it.
+//! Class folders: a tree with ambiguous class numbers is refused, with the file or folder that makes it ambiguous.
 
 use serde_json::{Value, json};
 use stillhouse_base::path_expansion::PathExpander;
@@ -13,7 +13,7 @@ fn of(paths: Value) -> Input {
     images(json!({}), json!({"paths": paths}))
 }
 
-/// The classes of a tree, or why it is refused.
+/// Returns the classes of a tree, or why it is refused.
 fn classes(bench: &Bench, input: &Input) -> Result<Vec<String>, String> {
     let names = PathExpander::from_environment();
     match list(&bench.store, bench.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}) {
@@ -55,9 +55,9 @@ fn a_stray_image_shifts_no_label() {
         );
     }
     refused(&bench, &of(json!(["data"])), &["input.paths[0]: got \"data\": ", stray]);
-    // found by other paths than the rest
+    // found by another path than the rest
     refused(&bench, &of(json!(["data/*/*.png", "data/*.jpg"])), &["input.paths: ", stray]);
-    // what is left out shifts nothing, nor does what has no image's name or is hidden
+    // excluded files shift nothing, nor do files without an image ending or hidden files
     bench.put("data/notes.txt", b"");
     bench.put("data/.cache/x.png", &image("rgb.png"));
     assert_eq!(classes(&bench, &of(json!(["data/*/*.png"]))).unwrap(), ["fish", "goat"]);
@@ -69,18 +69,18 @@ fn a_stray_image_shifts_no_label() {
 
 #[test]
 fn class_folders_are_on_one_level() {
-    // neither lies in the other
+    // neither folder lies in the other
     let bench =
         tree(&["data/fish/1.png", "data/fish/2.png", "data/goat/1.png", "data/dog/2023/1.png", "data/dog/2023/2.png"]);
     let stray = "\"data/dog/2023/1.png\" (and 1 more on its level) is on another level than \"data/fish/1.png\": its folder \"2023\"";
     refused(&bench, &of(json!(["data"])), &[stray]);
-    // one in the other
+    // one folder lies in the other
     let bench = tree(&["data/fish/1.png", "data/fish/old/1.png", "data/goat/1.png", "data/goat/2.png"]);
     refused(&bench, &of(json!(["data"])), &["\"data/fish/old/1.png\" is on another level", "its folder \"old\""]);
-    // as many on both: the deeper ones are the classes
+    // at a tie, the deeper level has the classes
     let bench = tree(&["data/1.png", "data/fish/1.png"]);
     refused(&bench, &of(json!(["data"])), &["\"data/1.png\" is on another level than \"data/fish/1.png\""]);
-    // every path has a level of its own, one path twice and several roots are one list of classes
+    // each path may have its own level; a repeated path and several roots give one list of classes
     let bench = tree(&["a/fish/1.png", "a/goat/1.png", "b/x/fish/1.png", "b/x/dog/1.png", "c/cow/1.png"]);
     let several = of(json!(["a", "b", "a", "c/cow", "a/{fish,goat}"]));
     assert_eq!(classes(&bench, &several).unwrap(), ["cow", "dog", "fish", "goat"]);
@@ -99,7 +99,7 @@ fn a_folder_without_an_image_is_no_class_that_is_left_out_silently() {
     assert_eq!(classes(&bench, &of(json!(["data/[cg]*/*.png"]))).unwrap(), ["cat", "goat"], "is not asked for");
     let named = images(json!({"classes": ["cat", "dog", "elk", "goat"]}), json!({"paths": ["data"]}));
     assert_eq!(classes(&bench, &named).unwrap().len(), 4);
-    // a class folder may have an empty one inside, or be empty in one of several roots
+    // a class folder may contain an empty folder, or be empty in one of several roots
     let bench = tree(&["a/cat/1.png", "a/dog/1.png", "b/cat/1.png"]);
     std::fs::create_dir_all(bench.path().join("a/cat/old")).unwrap();
     std::fs::create_dir_all(bench.path().join("b/dog")).unwrap();

@@ -17,7 +17,7 @@ fn texts(n: usize) -> Vec<String> {
     (0..n).map(|i| format!("row {i} é {}", "z".repeat(i * 31 % 83))).collect()
 }
 
-/// The texts in every Arrow type a string column may have.
+/// Returns the texts in every Arrow type that a string column may have.
 fn arrays(texts: &[String]) -> Vec<ArrayRef> {
     let all = || texts.iter().map(String::as_str);
     vec![
@@ -121,7 +121,8 @@ fn nulls_and_bytes_that_are_not_text_follow_on_error() {
     }
 }
 
-/// A Parquet file whose string column holds bytes that are not UTF-8: written through the column writer, which does not look.
+/// A Parquet file whose string column holds bytes that are not UTF-8, written through the column writer, which does not
+/// validate.
 fn broken_strings() -> Vec<u8> {
     use parquet::data_type::{ByteArray, ByteArrayType};
     use parquet::file::writer::SerializedFileWriter;
@@ -202,7 +203,7 @@ fn missing_and_mistyped_columns_are_problems_of_the_job() {
         problems("parquet", "a.parquet", "body"),
         "input.text: got \"body\": no such column in a.parquet; columns: n (int32), text (string)"
     );
-    // bytes may be text
+    // a binary column may be the text
     assert_eq!(problems("parquet", "b.parquet", "text"), "");
     assert!(problems("parquet", "b.parquet", "n").contains("is of type int32 in b.parquet; valid: a string column"));
     assert!(problems("arrow", "c.arrow", "n").contains("the column is of type Int32 in c.arrow"));
@@ -213,7 +214,8 @@ fn missing_and_mistyped_columns_are_problems_of_the_job() {
     assert!(problems("parquet", "e.parquet", "text").starts_with("input.paths: e.parquet: cannot be read as Parquet"));
 }
 
-/// Pages have checksums where the writer was asked for them (pyarrow: `write_page_checksum=True`, no compression, no dictionaries).
+/// Pages have checksums if the writer was configured so (pyarrow: `write_page_checksum=True`, no compression, no
+/// dictionaries).
 #[test]
 fn a_page_that_is_not_what_its_checksum_says_is_an_error_for_text_and_sql() {
     let whole = include_bytes!("../../testdata/page_checksums.parquet");
@@ -233,7 +235,7 @@ fn a_page_that_is_not_what_its_checksum_says_is_an_error_for_text_and_sql() {
     let of_text = flipped(b"spreads");
     says(of_text.try_all(&text, 1 << 20).unwrap_err().to_string());
     says(run(&of_text, &sql).unwrap_err().to_string());
-    // what is held out is read by the same readers
+    // a holdout uses the same readers
     let mut held = text.clone();
     held.holdout = serde_json::from_value(json!({"validation": {"last_documents": 1}})).unwrap();
     says(of_text.try_all(&held, 1 << 20).unwrap_err().to_string());

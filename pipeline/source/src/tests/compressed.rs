@@ -1,4 +1,4 @@
-//! Compressed files: a split begins at the last checkpoint before it, and what it reads is what it would read from the start.
+//! Compressed files: a split begins at the last checkpoint before it and reads the same bytes as from the start.
 
 use std::io::Read;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::decode::Cursor;
 
 const KB: u64 = 1 << 10;
 
-/// Words that compress about as text does.
+/// Words that compress about as well as text.
 fn words(bytes: usize) -> String {
     let mut state = 7_u64;
     let mut text = String::with_capacity(bytes + 10);
@@ -42,7 +42,7 @@ fn lines(bytes: usize) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// A bench whose store has small distances between checkpoints.
+/// A bench whose store has a small interval between checkpoints.
 fn bench(name: &str, bytes: &[u8], interval: u64, most_bytes: usize) -> Bench {
     let mut bench = Bench::with(&[(name, bytes)]);
     bench.store = bench.store.with_checkpoints(Checkpoints::new(interval, most_bytes));
@@ -59,7 +59,7 @@ fn decompressed(bench: &Bench) -> u64 {
     bench.store.all_checkpoints().decompressed.swap(0, Ordering::SeqCst)
 }
 
-/// The bytes of a file from an offset on, up to an error.
+/// Returns the bytes of a file from an offset on, up to an error.
 fn from(bench: &Bench, file: &InputFile, offset: u64, most: usize) -> Result<Vec<u8>, String> {
     let (store, input) = (bench.store.expecting([file]), input(json!({"format": "text"})));
     let mut cursor = Cursor::open(&store, file, &input, offset).map_err(|e| e.to_string())?;
@@ -85,7 +85,7 @@ fn a_split_decompresses_little_of_what_is_before_it() {
     let content = lines(4_000_000);
     let length = content.len() as u64;
     let frames: Vec<u8> = content.chunks(100_000).flat_map(zstandard).collect();
-    // of level 1 is one block without end, of level 6 many
+    // level 1 gives one very long block, level 6 many blocks
     let (quick, usual) = (gzip(&content), at_level(&content, 6));
     for (name, stored) in [("a.jsonl.gz", quick), ("a.jsonl.gz", usual), ("a.jsonl.zst", frames)] {
         let input = input(json!({}));
@@ -94,14 +94,15 @@ fn a_split_decompresses_little_of_what_is_before_it() {
         let (files, splits) = (bench.files(&input), bench.plan(&input, 200_000).unwrap());
         assert!(splits.len() > 15, "{}", splits.len());
         assert_eq!(decompressed(&bench), length, "planning decompresses once");
-        // for each split a distance, a block (or a frame), and what the reader has decoded past the end
+        // per split: an interval, a block (or a frame), and the bytes that the reader decoded past the end
         let more = splits.len() as u64 * 600 * KB;
         assert!(length * splits.len() as u64 / 2 > 2 * (length + more), "the bound tells nothing");
         let got = bench.read(&files, &input, &splits).unwrap();
         let read = decompressed(&bench);
         assert_eq!(got.documents, expected);
         assert!((length..length + more).contains(&read), "{read} of {length}, {name}");
-        // what a resumed run does: no planning; backwards, so that the first split finds all that the others need
+        // like a resumed run: without planning, and backwards, so that the first split records all checkpoints that the
+        // others need
         let fresh = super::compressed::bench(name, &stored, 64 * KB, 1 << 20);
         let files = fresh.files(&input);
         for split in splits.iter().rev() {
@@ -143,7 +144,7 @@ fn checkpoints_have_a_bound_and_stay_right_where_they_are_thinned() {
     let got = bench.read(&bench.files(&input), &input, &splits).unwrap();
     assert_eq!(got.documents[..expected.len()], expected);
     assert!(checkpoints.bytes() <= 60_000);
-    // a bound that no place meets
+    // a bound that no checkpoint fits into
     let bench = super::compressed::bench("a.jsonl.gz", &gzip(&content), 4 * KB, 1);
     assert_eq!(bench.all(&input, 100_000).documents, expected);
     assert_eq!(bench.store.all_checkpoints().bytes(), 0);
@@ -176,7 +177,7 @@ fn who_begins_inside_of_a_member_still_holds_all_of_it_against_its_checksum() {
         after
     };
     assert_eq!(read(&whole).unwrap(), content[half as usize..]);
-    // a letter of a stored block, which nothing but the checksum can tell, before the checkpoint and after it
+    // a byte of a stored block, which only the checksum can detect, before the checkpoint and after it
     for at in [1000, most - 1000] {
         let mut damaged = whole.clone();
         damaged[at] ^= 1;
@@ -188,7 +189,7 @@ fn who_begins_inside_of_a_member_still_holds_all_of_it_against_its_checksum() {
     }
     let garbage = [&whole[..], b"more than ten bytes"].concat();
     assert_eq!(read(&garbage).unwrap_err(), "a.txt.gz: cannot be decoded: invalid gzip header");
-    // padding, as gzip passes it
+    // zero padding, which gzip accepts
     assert_eq!(read(&[&whole[..], &[0; 3]].concat()).unwrap(), content[half as usize..]);
 }
 
@@ -223,7 +224,7 @@ fn every_field_of_a_gzip_header_is_passed() {
 struct Part {
     bytes: usize,
     level: u32,
-    /// Bytes after each of which a block ends.
+    /// Number of bytes after which a block ends.
     flush: usize,
     named: bool,
     noise: bool,
@@ -235,20 +236,20 @@ fn parts() -> impl Strategy<Value = Vec<Part>> {
     prop::collection::vec(prop_oneof![5 => part.clone(), 1 => part.prop_map(|p| Part { bytes: 0, ..p })], 1..6)
 }
 
-/// Members (or frames) and their text.
+/// Returns gzip members (or Zstandard frames) and their text.
 fn store(parts: &[Part], as_gzip: bool) -> (Vec<u8>, Vec<u8>) {
     let (mut stored, mut content) = (Vec::new(), Vec::new());
     for (i, part) in parts.iter().enumerate() {
         let mut text = words(part.bytes).into_bytes();
         if part.noise {
-            // what does not compress is stored
+            // incompressible data makes stored blocks
             let mut state = i as u64 + 1;
             text.iter_mut().for_each(|byte| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 *byte = (state >> 40) as u8;
             });
         }
-        // a small number of blocks, and of them tiny ones
+        // a limited number of blocks, some of them tiny
         let flush = part.flush.max(part.bytes / 400 + 1);
         if as_gzip {
             let mut builder = GzBuilder::new();
@@ -281,7 +282,7 @@ proptest! {
         places in prop::collection::vec(0..1000_u64, 1..12),
     ) {
         let (stored, mut content) = store(&parts, as_gzip);
-        // some bytes at the start say that a file is no text
+        // the first bytes of a random file could look like another file type, so begin with text
         let start = Part { bytes: 100, level: 6, flush: 10, named: false, noise: false };
         let (first, text) = store(&[start], as_gzip);
         let stored = [first, stored].concat();
@@ -299,7 +300,7 @@ proptest! {
             let got = from(&bench, &file, offset, usize::MAX).unwrap();
             prop_assert!(got == content[offset as usize..], "{offset} of {}", content.len());
         }
-        // a step of the decompressor is 256 KB
+        // one step of the decompressor yields up to 256 KB
         prop_assert!(!as_gzip || content.len() < 300_000 || bench.store.all_checkpoints().count() > 0);
     }
 
@@ -339,7 +340,7 @@ proptest! {
     }
 }
 
-/// By hand: `cargo nextest run -p stillhouse-pipeline --run-ignored only readers_by_hand --no-capture`.
+/// Run by hand: `cargo nextest run -p stillhouse-source --run-ignored only readers_by_hand --no-capture`.
 #[test]
 #[ignore = "200 MB of each format; prints the figures for BENCHMARKS.md"]
 fn readers_by_hand() {

@@ -1,4 +1,4 @@
-//! Files whose content is not what their name or the job says.
+//! Files whose content does not match their name or the job.
 
 use super::columnar::parquet_bytes;
 use super::*;
@@ -8,7 +8,7 @@ fn utf16(text: &str, mark: bool, big: bool) -> Vec<u8> {
     units.flat_map(|unit| if big { unit.to_be_bytes() } else { unit.to_le_bytes() }).collect()
 }
 
-/// Bytes, and what is said of them.
+/// File names, their bytes, and the expected messages.
 fn impostors() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let text: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::StringArray::from(vec!["x"]));
     let batch = RecordBatch::try_from_iter([("text", text)]).unwrap();

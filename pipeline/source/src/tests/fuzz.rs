@@ -1,4 +1,4 @@
-//! Random records, good and bad, through every format, with and without a query: what comes out is what a reference says.
+//! Random good and bad records through every format, with and without a query: the results equal those of a reference.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use super::*;
 #[derive(Debug, Clone)]
 enum Record {
     Good(String),
-    /// The record as bytes, and why it is bad.
+    /// A bad record: its bytes, and the reason.
     Bad(Vec<u8>, &'static str),
-    /// No text.
+    /// A null text.
     Null,
     NotUtf8,
 }
@@ -25,7 +25,7 @@ fn cases() -> u32 {
     if std::env::var("STILLHOUSE_SOAK").is_ok() { 400 } else { 20 }
 }
 
-/// What is good, by place; and the counts of what is bad.
+/// Returns the texts of the good records in order, and the counts of bad ones by reason.
 fn reference(records: &[Record], null: &str) -> (Vec<String>, BTreeMap<String, u64>) {
     let (mut texts, mut bad) = (Vec::new(), BTreeMap::new());
     for record in records {
@@ -43,7 +43,8 @@ fn reference(records: &[Record], null: &str) -> (Vec<String>, BTreeMap<String, u
     (texts, bad)
 }
 
-/// The records through the readers, split small and large, and through a query; with `on_error: fail` the first bad one is told.
+/// Reads the records with small and large splits, and through a query. With `on_error: fail` the first bad record is
+/// reported.
 fn assert_records(name: &str, bytes: &[u8], fields: Value, records: &[Record], null: &str) {
     let mut fields = fields;
     fields["on_error"] = json!("skip");
@@ -56,7 +57,7 @@ fn assert_records(name: &str, bytes: &[u8], fields: Value, records: &[Record], n
     let query = with_sql(fields.clone(), "SELECT \"text\" FROM input");
     let (staged, documents) = run(&bench, &query).unwrap();
     assert_eq!(documents, texts, "{name}");
-    // a missing key is a null to a query, and the nulls of its result are counted when it is read
+    // in a query a missing key is a null, and nulls of the result are counted when the staged rows are read
     let mut bad = bad;
     let missing = bad.remove("missing column").unwrap_or(0);
     bad.remove("null text");
@@ -71,7 +72,7 @@ fn assert_records(name: &str, bytes: &[u8], fields: Value, records: &[Record], n
             let read = failed.unwrap_err();
             let SourceError::Record { file, position, reason, .. } = &read else { panic!("{read}") };
             assert_eq!(file, name);
-            // the same record, in the same place, for the same reason
+            // the query reports the same record, at the same position, for the same reason
             let query = run(&bench, &with_sql(fields, "SELECT \"text\" FROM input")).unwrap_err();
             match &query {
                 SourceError::Record { reason: "null text", .. } if *reason == "missing column" => {}
@@ -113,7 +114,7 @@ proptest! {
     #[test]
     fn json_lines(records in prop::collection::vec(json_record(), 0..40), mark: bool, compress in 0..3_usize) {
         let mut bytes = if mark { b"\xef\xbb\xbf".to_vec() } else { Vec::new() };
-        // one at least, so that a query knows the column
+        // at least one good record, so that the query finds the column
         let records: Vec<Record> = [Record::Good("first".into())].into_iter().chain(records).collect();
         for record in &records {
             match record {
@@ -145,7 +146,7 @@ proptest! {
             }
             bytes.push(b'\n');
         }
-        // a file of a few zero bytes and letters in turn is UTF-16 to everybody
+        // a short file of alternating zero bytes and letters is detected as UTF-16
         prop_assume!(!bytes.contains(&0));
         assert_records("a.txt", &bytes, json!({"format": "text"}), &records, "");
     }

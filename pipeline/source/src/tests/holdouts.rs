@@ -1,4 +1,4 @@
-//! Holdouts against a reference that has all documents in memory.
+//! Compares holdouts with a reference that holds all documents in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use super::*;
 
 const SEED: u64 = 0;
 
-/// As docs/FORMAT.md has it.
+/// Computes a key as docs/FORMAT.md defines it.
 fn key(text: &str) -> u64 {
     let hash = Sha256::digest([b"holdout".as_slice(), &SEED.to_le_bytes(), text.as_bytes()].concat());
     u64::from_le_bytes(hash[..8].try_into().unwrap())
@@ -22,7 +22,7 @@ enum Rule {
     Documents(usize),
 }
 
-/// The documents of each data set split; `None` is a bad record.
+/// Returns the documents of each data set split; `None` is a bad record.
 fn reference(records: &[Option<String>], rules: &BTreeMap<String, Rule>) -> BTreeMap<String, Vec<String>> {
     let mut parts = BTreeMap::new();
     let mut rest = records;
@@ -68,7 +68,7 @@ fn with_rules(rules: &BTreeMap<String, Rule>) -> Value {
     rules.iter().map(|(name, rule)| (name.clone(), entry(rule))).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// The documents of each data set split, and how many bad records were counted, whatever the size of a split.
+/// Returns the documents of each data set split and the number of bad records, for a size of splits.
 fn parts(bench: &Bench, input: &Input, target: u64) -> (BTreeMap<String, Vec<String>>, u64) {
     let splits = bench.plan(input, target).unwrap();
     let files = bench.files(input);
@@ -85,7 +85,7 @@ fn parts(bench: &Bench, input: &Input, target: u64) -> (BTreeMap<String, Vec<Str
     (parts, skipped)
 }
 
-/// The records in files of one, two, … records.
+/// Writes the records to files of one, two, … records.
 fn bench(records: &[Option<String>], compressed: bool) -> Bench {
     let bench = Bench::new();
     let mut rest = records;
@@ -114,7 +114,7 @@ proptest! {
 
     #[test]
     fn every_document_is_in_the_split_that_the_rules_say(
-        // few different texts, so that there are copies; a long one that goes through a temporary file
+        // a few different texts, so that copies occur; a long one, which goes through a temporary file
         records in prop::collection::vec(prop_oneof![
             1 => Just(None),
             8 => (0..60_u32).prop_map(|i| Some(if i == 7 { "long ".repeat(2000) } else { format!("document {i}") })),
@@ -143,7 +143,7 @@ proptest! {
 fn a_key_is_what_the_format_says() {
     // computed with Python: hashlib.sha256(b"holdout" + bytes(8) + "naïve 🎲".encode()).digest()[:8], little-endian
     assert_eq!(key("naïve 🎲"), KNOWN_KEY);
-    assert_eq!(super::super::spool::Key::new(0).with("naïve 🎲").get(), KNOWN_KEY);
+    assert_eq!(super::super::spool::DocumentKey::new(0).with("naïve 🎲").get(), KNOWN_KEY);
 }
 
 const KNOWN_KEY: u64 = 0xcc1cbb087f28a510;

@@ -1,17 +1,17 @@
-//! JSON lines are read in two ways; where the fast one takes a line, the other would have given the very same.
+//! JSON lines have two parsers: if the fast one accepts a line, the other returns exactly the same.
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::formats::json_line;
+use crate::formats::fast_json_parser;
 use crate::spool::Spool;
 
 const LONGEST_LINE: usize = 1 << 20;
 
-/// What the fast way makes of a line.
+/// Returns the text that the fast parser finds in a line.
 fn fast(line: &[u8], name: &str) -> Option<String> {
     let mut spool = Spool::new(4000);
-    let taken = json_line::read(line, name, &mut spool).unwrap();
+    let taken = fast_json_parser::read(line, name, &mut spool).unwrap();
     taken.then(|| {
         let mut text = String::new();
         spool
@@ -24,7 +24,7 @@ fn fast(line: &[u8], name: &str) -> Option<String> {
     })
 }
 
-/// What is made of the only line of a file. The fast way wants a newline, so without one it is the other that reads.
+/// Reads the only line of a file. The fast parser needs a newline, so without one the other parser reads it.
 fn read(line: &[u8], name: &str, newline: bool) -> Got {
     let bytes = [line, if newline { b"\n" } else { b"" }].concat();
     let bench = Bench::with(&[("a.jsonl", &bytes)]);
@@ -34,7 +34,7 @@ fn read(line: &[u8], name: &str, newline: bool) -> Got {
 fn both(line: &[u8], name: &str) {
     let slow = read(line, name, false);
     assert_eq!(read(line, name, true), slow, "{}", String::from_utf8_lossy(line));
-    // a longer line is never handed to it
+    // the fast parser never gets longer lines
     if line.len() > LONGEST_LINE {
         return;
     }
@@ -122,7 +122,7 @@ fn whatever_is_odd_is_left_to_the_other_way() {
     for depth in [1, 100, 124, 125, 126, 127, 128, 129, 130, 1000] {
         both(deep(depth).as_bytes(), "text");
     }
-    // numbers of any size pass, which the fast way does not know
+    // numbers of any size are valid; the fast parser does not accept them
     for number in ["1e999", "123456789012345678901234567890", "-0", "0.1e-999", "1E+5"] {
         let line = format!("{{\"n\": {number}, \"text\": \"a\"}}");
         assert_eq!(read(line.as_bytes(), "text", true).documents, ["a"], "{number}");
@@ -139,7 +139,7 @@ fn a_key_of_more_than_a_megabyte_is_refused_in_both_ways() {
     }
 }
 
-/// Tokens of JSON, whole and broken, in any order that often makes an object.
+/// Generates valid and broken tokens of JSON, which often form an object.
 fn token() -> impl Strategy<Value = String> {
     let string = prop_oneof![
         3 => "[a-z ]{0,6}",

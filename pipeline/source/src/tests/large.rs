@@ -1,4 +1,4 @@
-//! One document far larger than a piece: memory is bounded because nothing holds more than a piece of it.
+//! One document far larger than a piece: memory stays bounded because nothing holds more than a piece.
 
 use super::*;
 use crate::spool::Spool;
@@ -61,7 +61,7 @@ fn the_spool_checks_characters_across_pushes() {
     }
 }
 
-/// By hand: `cargo nextest run -p stillhouse-pipeline --run-ignored only large_document_by_hand --no-capture`.
+/// Run by hand: `cargo nextest run -p stillhouse-source --run-ignored only large_document_by_hand --no-capture`.
 #[test]
 #[ignore = "200 MB; prints the resident memory for BENCHMARKS.md"]
 fn large_document_by_hand() {

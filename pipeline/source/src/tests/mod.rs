@@ -1,4 +1,5 @@
-//! Tests of the corpus readers: a folder of files, a job's input, and all documents that come out, for any size of split.
+//! Tests of the input readers: they read a folder of files with a job's input and compare all documents, for any size
+//! of split.
 
 mod ahead;
 mod changes;
@@ -38,14 +39,14 @@ use tokio::runtime::Handle;
 
 use super::*;
 
-/// A store of the input with the one bucket `s3://corpora`.
+/// Creates a store with the one bucket `s3://corpora`.
 pub(super) fn with_corpora(handle: &Handle, bucket: Arc<dyn ObjectStore>) -> Store {
     let opened = Opened { store: bucket, multipart: None, uploads: None, statistics: Arc::default() };
     let url = StoreUrl::parse("s3://corpora/").unwrap().unwrap();
     Store::with_buckets(handle.clone(), [(url, opened)])
 }
 
-/// A folder of input files and what reads them.
+/// A folder of input files and a store that reads it.
 pub(super) struct Bench {
     pub dir: tempfile::TempDir,
     pub store: Store,
@@ -153,7 +154,7 @@ impl Bench {
         self.try_all(input, target).unwrap()
     }
 
-    /// The same documents for every size of split, and an error-free plan of consecutive splits.
+    /// Checks that every size of split gives the same documents, and that the plan has consecutive splits.
     pub fn assert_documents(&self, input: &Input, expected: &[impl AsRef<str>]) {
         let expected: Vec<&str> = expected.iter().map(AsRef::as_ref).collect();
         for target in [1, 2, 3, 5, 8, 13, 40, 97, 1000, 1 << 20, u64::MAX] {

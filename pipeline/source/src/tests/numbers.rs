@@ -1,4 +1,5 @@
-//! Images and codes: every layout gives the same rows for any size of split, and what is hostile ends as one error or is counted.
+//! Images and codes: every layout gives the same rows for any size of split, and hostile files give one error or are
+//! counted.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +68,7 @@ fn all(bench: &Bench, input: &Input, target: u64) -> Result<Got, SourceError> {
     read(bench, input, &bench.plan(input, target)?)
 }
 
-/// The same rows for every size of split.
+/// Returns the rows, which must be the same for every size of split.
 #[track_caller]
 fn rows(bench: &Bench, input: &Input) -> Vec<Row> {
     let whole = all(bench, input, u64::MAX).unwrap();
@@ -89,7 +90,7 @@ fn labels(rows: &[Row]) -> Vec<i32> {
     rows.iter().map(|(_, label)| label.unwrap()).collect()
 }
 
-/// A member of a tar as `ustar` has it, filled up.
+/// Returns a padded member of a `ustar` archive.
 fn member(name: &str, content: &[u8]) -> Vec<u8> {
     typed_member(name, content, b'0')
 }
@@ -126,7 +127,7 @@ fn folders_are_classes() {
     bench.put("a/readme.txt", b"no image");
     let input = images(json!({}), json!({"paths": ["a", "b", "c"]}));
     let got = rows(&bench, &input);
-    // the bytes decide what a file is: x.JPEG is a PNG
+    // the content decides the type: x.JPEG is a PNG
     assert_eq!(labels(&got), [0, 1, 1, 2]);
     assert!(got.iter().all(|(numbers, _)| numbers.len() == 48 && numbers.iter().all(|n| *n < 256)));
     assert_eq!(with_classes(&input, &bench.files(&input)).into_owned().images.unwrap().classes, ["a", "b", "c"]);
@@ -155,7 +156,7 @@ fn samples_of_tar_files() {
     tar.extend(member("cut short", &c));
     tar.extend(typed_member("././@LongLink", long.replace(".png", ".cls").as_bytes(), b'L'));
     tar.extend(member("cut short", b"3"));
-    // pax
+    // a pax header
     tar.extend(typed_member("pax", b"17 path=last.png\n", b'x'));
     tar.extend(member("p", &a));
     tar.extend(member("last.cls", b"2147483647"));
@@ -168,7 +169,7 @@ fn samples_of_tar_files() {
     assert_eq!(got[0].0, got[3].0);
     assert_eq!(of("gz"), got);
     assert_eq!(of("zst/a.tar.zst"), got);
-    // every end but the right one is seen
+    // every wrong end is detected
     for end in (0..tar.len() - 10_240).step_by(256) {
         let cut = Bench::with(&[("a.tar", &tar[..end])]);
         let error =
@@ -218,7 +219,7 @@ fn labels_of_tar_files() {
     );
 }
 
-/// One clear error that names file and member, or counted by reason.
+/// Hostile members give one clear error with file and member, or are counted by reason.
 #[test]
 fn hostile_members_are_skipped_and_counted() {
     let a = image("rgb.png");
@@ -269,7 +270,7 @@ fn hostile_members_are_skipped_and_counted() {
     fails(&bench, &images(fields, json!({})), &["a.tar: member \"a.png\": too many pixels: has 60000×60000"]);
 }
 
-/// Of two labels of one sample nobody can say which is meant; the same holds for whatever else comes twice.
+/// If a sample has two labels it is ambiguous which one is meant; the same holds for other members that occur twice.
 #[test]
 fn members_that_come_twice_are_bad_records() {
     let a = image("rgb.png");
@@ -297,7 +298,8 @@ fn members_that_come_twice_are_bad_records() {
     fails(&bench, &images(json!({"layout": "tar"}), json!({})), &[says]);
 }
 
-/// Images that are cut and closed, or lack their last scans, or have pixels of no colour, count as broken, and the file is named.
+/// Truncated but closed images, images without their last scans, and images with invalid pixels count as broken; an
+/// error names the file.
 #[test]
 fn images_that_only_look_whole_are_counted() {
     let (whole, coarse) = (image("grey.jpg"), image("grey-progressive.jpg"));
@@ -318,7 +320,7 @@ fn images_that_only_look_whole_are_counted() {
     fails(&bench, &of("c/coarse.jpg"), &["c/coarse.jpg: the image: broken image: lacks its last scans"]);
 }
 
-/// CIFAR's planes: value of pixel (y, x), channel c of image n.
+/// Value of pixel (y, x), channel c of image n in CIFAR's planes.
 fn pixel(n: usize, c: usize, y: usize, x: usize) -> u8 {
     (n * 31 + c * 97 + y * 7 + x * 3) as u8
 }
@@ -332,7 +334,7 @@ fn expected(n: usize) -> Vec<u32> {
     (0..3072).map(|i| u32::from(pixel(n, i % 3, i / 3 / 32, i / 3 % 32))).collect()
 }
 
-/// A batch as cPickle of Python 2 wrote them: protocol 2, texts as `U` and `T`.
+/// A batch in the format of Python 2's cPickle: protocol 2, texts as `U` and `T`.
 fn pickled(n: usize, labels: &str) -> Vec<u8> {
     let mut out = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03".to_vec();
     out.push(b'U');
@@ -370,7 +372,7 @@ fn cifar_in_both_versions() {
     assert_eq!(rows(&bench, &of("cifar100_python", "train")), wanted);
     let fine: Vec<Row> = wanted.iter().map(|(row, label)| (row.clone(), label.map(|l| l + 90))).collect();
     assert_eq!(rows(&bench, &of("cifar100_binary", "train.bin")), fine);
-    // the wrong one of the four
+    // a version other than the job's
     fails(&bench, &of("cifar10_binary", "data_batch_1"), &["bytes, which is 7 records of 3073 bytes and"]);
     fails(&bench, &of("cifar10_python", "data_batch_1.bin"), &["is no batch of CIFAR-10's Python version"]);
     fails(&bench, &of("cifar10_python", "train"), &["has no list `labels`"]);
@@ -378,7 +380,7 @@ fn cifar_in_both_versions() {
     fails(&wrong, &of("cifar10_binary", "x.bin"), &["x.bin: row 0 (from 0): bad label: got label 10; valid: 0 to 9"]);
 }
 
-/// What a pickle names is never run, and nothing of it is needed.
+/// The reader never runs what a pickle names, and does not need to.
 #[test]
 fn pickles_that_are_no_cifar() {
     let of = |bytes: &[u8]| {
@@ -550,7 +552,7 @@ fn codes_in_npy_and_parquet() {
     }
 }
 
-/// No image is in two data set splits, none is lost, copies stay together, and a bad one is counted once.
+/// No image is in two data set splits, none is lost, copies are in the same one, and a bad image is counted once.
 #[test]
 fn holdouts_of_images() {
     let binary: Vec<u8> = (0..200usize).flat_map(|n| [vec![(n % 12) as u8], planes(n % 150)].concat()).collect();
@@ -583,7 +585,7 @@ fn holdouts_of_images() {
     }
 }
 
-/// The checksum of a piece is of what is stored, its label and nothing else.
+/// The checksum of a piece covers only the stored bytes and the label.
 #[test]
 fn sums_are_of_the_stored_bytes() {
     let bench = Bench::with(&[("a.bin", &[vec![3u8], planes(1), vec![11], planes(2)].concat())]);

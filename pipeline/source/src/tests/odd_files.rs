@@ -1,4 +1,4 @@
-//! Files that are nearly what they should be: each is read whole, or there is one error that names it.
+//! Almost valid files: each is read completely, or gives one error that names it.
 
 use super::*;
 
@@ -53,7 +53,7 @@ fn several_arrow_streams_in_one_file_are_refused() {
 fn a_name_with_brackets_is_found_as_it_is_written() {
     let bench = Bench::with(&[("br[a].jsonl", b"{\"text\":\"brackets\"}\n"), ("br[b].jsonl", b"{\"text\":\"b\"}\n")]);
     assert_eq!(bench.all(&input(json!({"paths": ["br[a].jsonl"]})), 1 << 20).documents, ["brackets"]);
-    // what it stands for as a pattern is found beside it
+    // the pattern also matches another file
     bench.put("bra.jsonl", b"{\"text\":\"pattern\"}\n");
     assert_eq!(bench.all(&input(json!({"paths": ["br[a].jsonl"]})), 1 << 20).documents, ["brackets", "pattern"]);
 }

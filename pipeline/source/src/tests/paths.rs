@@ -136,20 +136,20 @@ fn of_many_paths_that_find_nothing_the_first_are_reported_and_the_rest_counted()
     let bench = tree();
     let paths: Vec<String> =
         (0..2000).map(|n| if n == 1000 { "a.txt".into() } else { format!("gone-{n}.txt") }).collect();
-    let mut looked_at = Vec::new();
+    let mut before_item = Vec::new();
     let given = input(json!({"format": "text", "paths": paths}));
     let listed =
         list(&bench.store, bench.path(), &given, "input", &PathExpander::from_environment(), &|_| Ok(()), &mut |n| {
-            looked_at.push(n)
+            before_item.push(n)
         });
     let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
     assert_eq!(problems.len(), 91);
     assert_eq!(problems[89].field, "input.paths[89]");
     assert_eq!(problems[90].to_string(), "input.paths: and 1909 more paths with problems");
-    assert_eq!(looked_at, (0..2000).collect::<Vec<_>>());
+    assert_eq!(before_item, (0..2000).collect::<Vec<_>>());
 }
 
-/// What is said of a listing that fails; names of a folder that are no UTF-8 or lead nowhere.
+/// Error messages of a listing: names of a folder that are not UTF-8, and dangling links.
 #[cfg(unix)]
 mod names {
     use std::ffi::OsStr;
@@ -168,7 +168,7 @@ mod names {
             let bench = Bench::with(&[("a.txt", b"a\n"), ("d/b.txt", b"b\n"), ("x.csv", b"")]);
             put_bytes(&bench, odd);
             put_bytes(&bench, &[b"d/", odd].concat());
-            // not among what is asked for
+            // the patterns do not match the unreadable name
             assert_eq!(names(&bench, json!(["a.txt", "a*.txt", "*/b.*"])), ["a.txt", "d/b.txt"]);
             for (path, folder) in [("*.txt", ""), ("**/*.txt", ""), ("d", "d/"), ("d/*", "d/"), ("d/**", "d/")] {
                 let text = problem(&bench, json!([path]));
@@ -192,7 +192,7 @@ mod names {
         link("nowhere", "gone.txt");
         link("..", "d/e/up");
         link("a.txt", "link.txt");
-        // neither is asked for
+        // the patterns match neither name
         assert_eq!(names(&bench, json!(["[al]*.txt", "d/e/*.txt"])), ["a.txt", "link.txt", "d/e/b.txt"]);
         assert_eq!(names(&bench, json!(["d/*/*.txt"])), ["d/e/b.txt"]);
         for (path, says) in [
@@ -222,7 +222,7 @@ mod names {
         let bench = Bench::with(&[("d/a.txt", b"a\n"), ("other.txt", b"o\n")]);
         symlink("../other.txt", bench.path().join("d/out.txt")).unwrap();
         let input = input(json!({"format": "text", "paths": ["d/*.txt"]}));
-        let admits = |named: &stillhouse_base::storage::Location| match named {
+        let check_access = |named: &stillhouse_base::storage::Location| match named {
             stillhouse_base::storage::Location::Disk(path)
                 if path.canonicalize().is_ok_and(|at| at.ends_with("other.txt")) =>
             {
@@ -231,7 +231,7 @@ mod names {
             _ => Ok(()),
         };
         let own = PathExpander::from_environment();
-        let listed = list(&bench.store, bench.path(), &input, "input", &own, &admits, &mut |_| {});
+        let listed = list(&bench.store, bench.path(), &input, "input", &own, &check_access, &mut |_| {});
         let Err(NotListed::Problems(problems)) = listed else {
             panic!("listed");
         };

@@ -2,7 +2,7 @@ use stillhouse_schemas::manifest::Range;
 
 use super::*;
 
-/// All splits of a data set split, read.
+/// Returns the documents of all splits of a data set split.
 fn documents(bench: &Bench, input: &Input, splits: &[SplitRecord], name: &str) -> Vec<String> {
     let part: Vec<SplitRecord> = splits.iter().filter(|s| s.dataset_split == name).cloned().collect();
     bench.read(&bench.files(input), input, &part).unwrap().documents
@@ -143,7 +143,7 @@ fn the_first_broken_file_is_reported() {
     assert!(text.starts_with("b.txt.gz: "), "{text}");
 }
 
-/// Of very many files some are looked into before work begins: what the others are shows when they are read.
+/// The check before a run reads only some of very many files; problems of the others are reported when they are read.
 #[test]
 fn of_very_many_files_some_are_looked_into() {
     let bench = Bench::new();
@@ -154,7 +154,8 @@ fn of_very_many_files_some_are_looked_into() {
     assert_eq!((files.len(), found.files, found.problems.len()), (10_050, 5_025, 0));
 }
 
-/// Another thread for each small read is what planning many files would wait for: so it works with no runtime left.
+/// A small local read uses no other thread, which would slow down planning of many files: it works after the runtime
+/// has ended.
 #[test]
 fn a_range_of_a_local_file_is_read_by_the_thread_that_asks() {
     let Bench { dir, store, _runtime } = Bench::with(&[("a.txt", b"0123456789")]);

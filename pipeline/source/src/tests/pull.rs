@@ -1,4 +1,5 @@
-//! What a reader gives when it is asked step by step: the very batches that a reference cuts, and never more in memory than one of them.
+//! Pulling batches step by step: the reader returns exactly the batches of a reference and never holds more than one
+//! batch in memory.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::*;
 
 const FORMATS: [&str; 8] = ["jsonl", "jsonl.gz", "jsonl.zst", "text", "blocks", "csv", "parquet", "arrow"];
 
-/// How documents are stored, and what reads them; what is none is a bad record.
+/// Stores documents in a format: the file name, its bytes and the input. `None` is a bad record.
 fn stored(format: &str, documents: &[Option<String>]) -> (&'static str, Vec<u8>, Value) {
     let lines = |bad: &[u8], each: &dyn Fn(&str) -> String| -> Vec<u8> {
         let line = |d: &Option<String>| d.as_ref().map_or(bad.to_vec(), |d| each(d).into_bytes());
@@ -46,10 +47,10 @@ fn stored(format: &str, documents: &[Option<String>]) -> (&'static str, Vec<u8>,
     }
 }
 
-/// The id of a document, a piece of it, and whether that is its last one.
+/// The id of a document, a piece of it, and whether it is its last one.
 type Row = (u64, String, bool);
 
-/// The batches up to the end, or those that are full before the first bad record; and the checksum of the records.
+/// Returns the batches up to the end, or the full ones before the first bad record; and the checksum of the records.
 fn reference(documents: &[Option<String>], piece: usize, fails: bool) -> (Vec<Vec<Row>>, Option<String>) {
     let (mut batches, mut rows, mut sum) = (vec![], Vec::<Row>::new(), Sha256::new());
     let bytes = |rows: &[Row]| rows.iter().map(|row| row.1.len()).sum::<usize>();
@@ -97,7 +98,7 @@ fn reader(bench: &Bench, input: &Input) -> SplitReader {
     SplitReader::new(&bench.store, &listing, split, Arc::new(input.clone()))
 }
 
-/// One step, on a thread of its own.
+/// Runs one step on a new thread.
 fn step(mut reader: SplitReader) -> (SplitReader, Option<Result<RecordBatch, SourceError>>) {
     std::thread::spawn(move || {
         let batch = reader.next();
@@ -143,7 +144,7 @@ fn assert_steps(format: &str, documents: &[Option<String>], kilobytes: usize, on
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Batches, ids, checksums and counts of every format are those of the reference, wherever each step is taken.
+    /// Batches, ids, checksums and counts of every format equal the reference, whichever thread runs a step.
     #[test]
     fn steps_give_the_batches_of_the_reference(
         records in prop::collection::vec(prop_oneof![
@@ -167,7 +168,7 @@ proptest! {
     }
 }
 
-/// 50 MB in one document: between two batches less than one of them is held, and no batch is larger than it may be.
+/// A document of 50 MB: between two batches the reader holds less than a batch, and no batch exceeds its bound.
 #[test]
 fn a_document_of_any_length_is_never_more_than_a_piece_and_a_batch_in_memory() {
     const PIECE: usize = 64_000;

@@ -150,7 +150,7 @@ fn a_stopped_consumer_stops_the_reader() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the texts and the target: every record once, in order.
+    /// For random texts and targets, the splits contain every record once, in order.
     #[test]
     fn splits_partition_the_records(
         texts in prop::collection::vec("[a-z\"\\\\,é🎲 \n\r]{0,30}", 1..12),

@@ -202,7 +202,7 @@ fn tables_are_joined() {
     assert_eq!(run(&bench, &input).unwrap().1, expected);
     let reported = problems(&bench, &with_sql(fields.clone(), "SELECT text FROM nowhere"));
     assert!(reported.contains("nowhere"), "{reported}");
-    // what is wrong with a table is told with its field
+    // a problem of a table names its field
     bench.put("labels.csv", &gzip(b"id,label\n"));
     let reported = problems(&bench, &with_sql(fields, sql));
     assert!(
@@ -234,7 +234,7 @@ fn broken_records_are_skipped_and_counted_or_reported_with_their_place() {
         assert_eq!(documents, expected, "{format}");
         let counts = [(structure.to_owned(), 1), ("value of another type".to_owned(), 2)];
         assert_eq!(staged.skipped, counts.into(), "{format}");
-        // a column that is not used is not looked at; two scans of a table count its bad records once
+        // an unused column is not checked; two scans of a table count its bad records once
         let (staged, documents) = run(&bench, &with_sql(fields("skip"), "SELECT text FROM input")).unwrap();
         assert_eq!((documents.len(), staged.skipped), (1199, [(structure.to_owned(), 1)].into()), "{format}");
         let both = "SELECT a.text FROM input a JOIN input b ON a.id = b.id ORDER BY a.id";

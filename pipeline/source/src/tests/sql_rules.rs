@@ -1,4 +1,4 @@
-//! What a query may be, and that its rows do not depend on the memory.
+//! Which queries are allowed, and that their rows do not depend on the memory.
 
 use super::sql::{problems, tables, with_sql};
 use super::*;
@@ -54,7 +54,7 @@ fn a_clause_that_would_be_dropped_is_refused_by_name() {
     for (sql, clause) in cases {
         let told = problems(&bench, &with_sql(json!({}), sql));
         let refused = told.contains(clause) && told.contains("is not supported; valid: a query without it");
-        // some of these are no grammar of this dialect: then the parser says so
+        // some of these are not valid in this dialect; then the parser reports it
         assert!(refused || told.contains("ParserError") || told.contains("Expected"), "{sql}\n{told}");
         assert!(!told.is_empty(), "{sql} is taken");
     }
@@ -86,7 +86,7 @@ fn what_is_executed_is_taken() {
     }
 }
 
-/// Rows with many ties, wide enough that small memory does not hold them.
+/// Rows with many ties, wide enough to exceed a small memory bound.
 fn with_ties() -> Bench {
     let row = |i: u64| {
         let key = i.wrapping_mul(0x9e37_79b9) % 7;
@@ -118,7 +118,7 @@ fn rows_do_not_depend_on_the_memory() {
             let staged = stage_sql(&bench.store, &tables(&bench, &input), &input, megabytes << 20, out.path(), |_| {});
             match staged {
                 Ok(staged) => sums.push((megabytes, staged.rows, staged.sha256)),
-                // too little for a query to work at all is an answer; other rows are none
+                // too little memory may be an error, but must not change the rows
                 Err(e) => assert!(megabytes == 3 && e.to_string().contains("sql_memory_megabytes"), "{sql}: {e}"),
             }
         }
@@ -134,7 +134,7 @@ fn rows_that_are_equal_keep_the_order_of_the_input() {
     let (_, documents) = super::sql::run(&bench, &with_sql(json!({}), "SELECT text FROM input ORDER BY lang")).unwrap();
     let odd_then_even = (0..40).filter(|i| i % 2 == 1).chain((0..40).filter(|i| i % 2 == 0));
     assert_eq!(documents, odd_then_even.map(|i| format!("document {i}")).collect::<Vec<_>>());
-    // groups come in the order of their first rows
+    // groups are in the order of their first rows
     let grouped = with_sql(json!({}), "SELECT lang || count(*) AS text FROM input GROUP BY lang");
     assert_eq!(super::sql::run(&bench, &grouped).unwrap().1, ["en20", "de20"]);
 }
@@ -164,7 +164,7 @@ fn a_query_is_bounded() {
     let bench = labelled();
     let told = |sql: &str| problems(&bench, &with_sql(json!({}), sql));
     let chain = |n: usize, one: &str, joined: &str| vec![one; n].join(joined);
-    // as deep as is allowed, in each direction that a tree can grow
+    // at the maximum depth, in each direction in which a tree can grow
     for condition in [
         chain(490, "id > 1", " AND "),
         chain(490, "id > 1", " OR "),
@@ -188,7 +188,7 @@ fn a_query_is_bounded() {
         );
     }
     assert_eq!(told(&chain(90, "SELECT text FROM input", " UNION ALL ")), "");
-    // one too many
+    // one more than allowed
     let many = format!("SELECT text FROM input WHERE {} > 1", chain(300, "id", " + "));
     assert!(told(&many).contains("299 times + - * / %; valid: at most 200 in all"), "{}", told(&many));
     let many = format!("SELECT text FROM input WHERE {}", chain(20_000, "id > 1", " AND "));

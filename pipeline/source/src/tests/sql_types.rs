@@ -1,4 +1,4 @@
-//! Types of the columns of a query, decided without loss.
+//! Types of the columns of a query are inferred without loss.
 
 use super::sql::{problems, run, with_sql};
 use super::*;
@@ -7,7 +7,7 @@ fn lines(rows: impl IntoIterator<Item = String>) -> Vec<u8> {
     rows.into_iter().map(|row| row + "\n").collect::<String>().into_bytes()
 }
 
-/// Six documents and six labels whose ids differ in their last digits only.
+/// Joins six documents with six labels whose ids differ only in their last digits.
 #[test]
 fn ids_from_2_to_the_63_are_joined_one_by_one() {
     let ids = (0..6).map(|i| 18_446_744_073_709_551_600_u64 + i);
@@ -36,7 +36,7 @@ fn a_hash_of_64_bits_keeps_what_differs() {
     }
 }
 
-/// Ids between 2^53 and 2^60, beside one value of another kind, in JSON and in CSV.
+/// Ids between 2^53 and 2^60 stay exact beside one value of another kind, in JSON and in CSV.
 #[test]
 fn one_value_spoils_no_column_of_ids() {
     let first = (1_u64 << 53) + 1;
@@ -51,7 +51,7 @@ fn one_value_spoils_no_column_of_ids() {
         {
             let got = run(&bench, &with_sql(fields, sql));
             if is_json && other.len() > 20 {
-                // no 64 bits hold it: it is refused by file and line
+                // it does not fit in 64 bits, so it is refused with file and line
                 let error = got.unwrap_err().to_string();
                 assert!(error.starts_with("a.jsonl: line 11: ") && error.contains("-2^63 to 2^64-1"), "{error}");
                 continue;
@@ -138,7 +138,7 @@ fn a_quote_that_is_not_closed_ends_the_job_and_one_in_a_field_does_not() {
             for got in [plain, query] {
                 match (&wanted, got) {
                     (Ok(wanted), got) => assert_eq!(&got.unwrap(), wanted),
-                    // all that comes after it would be skipped with it
+                    // everything after it would be skipped with it
                     (Err(wanted), got) => assert!(got.clone().unwrap_err().contains(wanted), "{got:?}"),
                 }
             }

@@ -1,10 +1,13 @@
-//! Rows of Arrow IPC: the file format and the stream format (what Hugging Face `datasets` writes), bodies compressed or not.
+//! Rows of Arrow IPC: the file format and the stream format (which Hugging Face `datasets` writes), with or without
+//! compressed bodies.
 //!
-//! Both are messages, of which the headers (bodies are not read) tell where each record batch is and how many rows it has; then
-//! the batches that a range needs are read one at a time, and only the text column is decoded.
+//! Both formats consist of messages. Their headers give the position and the number of rows of each record batch, so
+//! planning does not read bodies. A reader then reads the batches of its range one at a time and decodes only the text
+//! column.
 //!
 //! Memory: one record batch with all its columns, as stored, and the dictionaries of the file.
-//! Invalid UTF-8 inside a string column breaks the Arrow format itself: the file is corrupt, whatever `on_error` says.
+//!
+//! Invalid UTF-8 in a string column violates the Arrow format itself: the file is corrupt, whatever `on_error` says.
 
 mod table;
 
@@ -26,13 +29,13 @@ use super::{FileColumn, RowsFormat};
 use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
-use crate::sniff::{self, Kind};
-use crate::store::{Chunks, FIRST_CHUNK, Store};
-use crate::table::TableFormat;
+use crate::sniff::{self, FileType};
+use crate::store::{FIRST_CHUNK_BYTES, RangeCache, Store};
+use crate::table_format::TableFormat;
 
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];
-const LARGEST_HEADER: u64 = 256 << 20;
+const MAX_HEADER_BYTES: u64 = 256 << 20;
 
 /// `input.format: arrow`.
 pub(super) struct Arrow;
@@ -72,46 +75,48 @@ struct Message {
     rows: u64,
 }
 
-/// What is in a file.
+/// The schema and the messages of a file.
 struct Index {
     schema: SchemaRef,
     version: MetadataVersion,
     messages: Vec<Message>,
 }
 
-fn wrong(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
+fn corrupt(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
     SourceError::corrupt(&file.path, format!("cannot be read as Arrow IPC: {error}"))
 }
 
-fn unread(file: &InputFile, source: object_store::Error) -> SourceError {
+fn store_error(file: &InputFile, source: object_store::Error) -> SourceError {
     SourceError::from_store(&file.path, source)
 }
 
-fn within(file: &InputFile, start: u64, length: u64) -> Result<u64, SourceError> {
+fn checked_end(file: &InputFile, start: u64, length: u64) -> Result<u64, SourceError> {
     let end = start.saturating_add(length);
     match end <= file.size {
         true => Ok(end),
-        false => Err(wrong(file, format_args!("is cut off: a message ends at byte {end}, the file at {}", file.size))),
+        false => {
+            Err(corrupt(file, format_args!("is cut off: a message ends at byte {end}, the file at {}", file.size)))
+        }
     }
 }
 
 fn get(store: &Store, file: &InputFile, start: u64, length: u64) -> Result<Buffer, SourceError> {
-    let end = within(file, start, length)?;
-    store.get(&file.location, start, end).map(Buffer::from).map_err(|e| unread(file, e))
+    let end = checked_end(file, start, length)?;
+    store.get(&file.location, start, end).map(Buffer::from).map_err(|e| store_error(file, e))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// A message's header, and where its body is.
-fn message(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
+/// Returns a message's header and the position of the message.
+fn read_message(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<(Buffer, Block)>, SourceError> {
     if at.saturating_add(4) > file.size {
         return Ok(None);
     }
     let get = |start: u64, length: u64| {
-        within(file, start, length)?;
-        chunks.fetch(start, length, FIRST_CHUNK).map_err(|e| unread(file, e))
+        checked_end(file, start, length)?;
+        cache.fetch(start, length, FIRST_CHUNK_BYTES).map_err(|e| store_error(file, e))
     };
     let prefix = get(at, 8.min(file.size - at))?;
     let prefix_length = if prefix.starts_with(&CONTINUATION) { 8 } else { 4 };
@@ -119,93 +124,97 @@ fn message(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<(Buffer,
     if length == 0 {
         return Ok(None);
     }
-    if length > LARGEST_HEADER {
-        return Err(wrong(file, format_args!("got a message header of {length} bytes at byte {at}; is it Arrow IPC?")));
+    if length > MAX_HEADER_BYTES {
+        return Err(corrupt(
+            file,
+            format_args!("got a message header of {length} bytes at byte {at}; is it Arrow IPC?"),
+        ));
     }
     let header = Buffer::from(get(at + prefix_length as u64, length)?);
-    let body = root_as_message(&header).map_err(|e| wrong(file, e))?.bodyLength().max(0);
+    let body = root_as_message(&header).map_err(|e| corrupt(file, e))?.bodyLength().max(0);
     Ok(Some((header, Block::new(at as i64, (prefix_length as u64 + length) as i32, body))))
 }
 
-fn entry(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, SourceError> {
-    let message = root_as_message(header).map_err(|e| wrong(file, e))?;
+fn to_message(file: &InputFile, header: &Buffer, block: Block) -> Result<Message, SourceError> {
+    let message = root_as_message(header).map_err(|e| corrupt(file, e))?;
     let dictionary = message.header_type() == MessageHeader::DictionaryBatch;
     let rows = message.header_as_record_batch().map_or(0, |b| b.length().max(0) as u64);
     Ok(Message { block, dictionary, rows })
 }
 
-/// What is in a file.
-fn index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
-    let index = if is_stream(store, file)? { walk(store, file) } else { footer(store, file) };
+/// Reads the index of a file.
+fn read_index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+    let index = if is_stream(store, file)? { stream_index(store, file) } else { file_index(store, file) };
     index.map_err(|e| match e {
-        SourceError::Corrupt { .. } => sniff::other_format(store, file, Kind::Arrow).unwrap_or(e),
+        SourceError::Corrupt { .. } => sniff::other_format(store, file, FileType::Arrow).unwrap_or(e),
         other => other,
     })
 }
 
-/// The file format: its footer tells where the schema, the dictionaries and the record batches are.
-fn footer(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+/// Reads the index of the file format: the footer has the schema and the positions of dictionaries and record batches.
+fn file_index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
     let tail = get(store, file, file.size.saturating_sub(10), file.size.min(10))?;
     let length = u32_at(&tail, 0).map_or(0, u64::from);
     if !tail.ends_with(MAGIC) || length + 18 > file.size {
-        return Err(wrong(file, "is cut off: it begins as an Arrow file, but does not end with its footer"));
+        return Err(corrupt(file, "is cut off: it begins as an Arrow file, but does not end with its footer"));
     }
     let bytes = get(store, file, file.size - length - 10, length)?;
-    let footer = root_as_footer(&bytes).map_err(|e| wrong(file, e))?;
-    let schema = footer.schema().ok_or_else(|| wrong(file, "its footer has no schema"))?;
-    let chunks = Chunks::new(store, &file.location, file.size);
+    let footer = root_as_footer(&bytes).map_err(|e| corrupt(file, e))?;
+    let schema = footer.schema().ok_or_else(|| corrupt(file, "its footer has no schema"))?;
+    let cache = RangeCache::new(store, &file.location, file.size);
     let blocks = footer.dictionaries().into_iter().flatten().chain(footer.recordBatches().into_iter().flatten());
     let mut messages = Vec::new();
     for block in blocks {
-        let (header, _) = message(&chunks, file, block.offset().max(0) as u64)?
-            .ok_or_else(|| wrong(file, format_args!("no message at byte {}, where its footer says", block.offset())))?;
-        messages.push(entry(file, &header, *block)?);
+        let (header, _) = read_message(&cache, file, block.offset().max(0) as u64)?.ok_or_else(|| {
+            corrupt(file, format_args!("no message at byte {}, where its footer says", block.offset()))
+        })?;
+        messages.push(to_message(file, &header, *block)?);
     }
     Ok(Index { schema: Arc::new(fb_to_schema(schema)), version: footer.version(), messages })
 }
 
-/// The stream format: one message after another.
-fn walk(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
-    let chunks = Chunks::new(store, &file.location, file.size);
+/// Reads the index of the stream format: one message after another.
+fn stream_index(store: &Store, file: &InputFile) -> Result<Index, SourceError> {
+    let cache = RangeCache::new(store, &file.location, file.size);
     let mut at = 0_u64;
     let mut schema: Option<(SchemaRef, MetadataVersion)> = None;
     let mut messages = Vec::new();
-    while let Some((header, block)) = message(&chunks, file, at)? {
-        let message = root_as_message(&header).map_err(|e| wrong(file, e))?;
+    while let Some((header, block)) = read_message(&cache, file, at)? {
+        let message = root_as_message(&header).map_err(|e| corrupt(file, e))?;
         match message.header_as_schema() {
             Some(fields) => schema = Some((Arc::new(fb_to_schema(fields)), message.version())),
-            None => messages.push(entry(file, &header, block)?),
+            None => messages.push(to_message(file, &header, block)?),
         }
         at = at.saturating_add(block.metaDataLength() as u64).saturating_add(block.bodyLength() as u64);
     }
     if at > file.size {
-        return Err(wrong(file, format_args!("is cut off: a message ends at byte {at}, the file at {}", file.size)));
+        return Err(corrupt(file, format_args!("is cut off: a message ends at byte {at}, the file at {}", file.size)));
     }
     let (schema, version) =
-        schema.ok_or_else(|| wrong(file, "it has no schema; valid: Arrow IPC files and streams"))?;
-    if let Some(after) = after_the_end(&chunks, file, at)? {
+        schema.ok_or_else(|| corrupt(file, "it has no schema; valid: Arrow IPC files and streams"))?;
+    if let Some(after) = data_after_end(&cache, file, at)? {
         let message = format!(
             "there is more behind the end of its stream, from byte {after}; valid: one stream in a file, not several one after the other"
         );
-        return Err(wrong(file, message));
+        return Err(corrupt(file, message));
     }
     Ok(Index { schema, version, messages })
 }
 
-/// Where a stream is over that something comes after: the mark of its end is at `at`, and zeros may follow it.
-fn after_the_end(chunks: &Chunks, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
+/// Returns the offset of data after the end of a stream. The end mark is at `at`, and zeros may follow it.
+fn data_after_end(cache: &RangeCache, file: &InputFile, at: u64) -> Result<Option<u64>, SourceError> {
     let left = file.size.saturating_sub(at);
     if left == 0 {
         return Ok(None);
     }
-    let looked = left.min(FIRST_CHUNK);
-    let tail = chunks.fetch(at, looked, FIRST_CHUNK).map_err(|e| unread(file, e))?;
+    let examined = left.min(FIRST_CHUNK_BYTES);
+    let tail = cache.fetch(at, examined, FIRST_CHUNK_BYTES).map_err(|e| store_error(file, e))?;
     let mark = if tail.starts_with(&CONTINUATION) { 8 } else { 4 };
-    let is_over = tail.iter().skip(mark).all(|byte| *byte == 0) && looked == left;
+    let is_over = tail.iter().skip(mark).all(|byte| *byte == 0) && examined == left;
     Ok((!is_over).then_some(at + mark.min(left as usize) as u64))
 }
 
-/// Text, or bytes that may be.
+/// Whether a type is text, or bytes that may be text.
 fn may_be_text(kind: &DataType) -> bool {
     match kind {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
@@ -215,7 +224,7 @@ fn may_be_text(kind: &DataType) -> bool {
     }
 }
 
-/// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
+/// Returns the columns of a file: name (fields of structs as `meta.text`), whether it can be the text, and type.
 fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceError> {
     fn collect(prefix: &str, fields: &Fields, columns: &mut Vec<FileColumn>) {
         for field in fields {
@@ -228,13 +237,14 @@ fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceErr
             }
         }
     }
-    let index = index(store, file)?;
+    let index = read_index(store, file)?;
     let mut columns = Vec::new();
     collect("", index.schema.fields(), &mut columns);
     Ok(columns)
 }
 
-/// The indexes that lead to the text: of the column, and inside of structs. A column that has the whole name comes first.
+/// Returns the path of indexes to the text: the column, then fields of structs. A column with the whole name takes
+/// precedence.
 fn path_to(fields: &Fields, name: &str) -> Option<Vec<usize>> {
     let exact = fields.iter().position(|f| f.name() == name && may_be_text(f.data_type()));
     if let Some(exact) = exact {
@@ -247,31 +257,31 @@ fn path_to(fields: &Fields, name: &str) -> Option<Vec<usize>> {
     })
 }
 
-/// The record batches of a file; their bytes are those of all columns as stored.
+/// Returns the record batches of a file as row groups. Their size covers all columns as stored.
 fn row_groups(store: &Store, file: &InputFile) -> Result<Vec<RowGroup>, SourceError> {
-    let index = index(store, file)?;
+    let index = read_index(store, file)?;
     let batches = index.messages.iter().filter(|m| !m.dictionary);
     Ok(batches.map(|m| RowGroup { rows: m.rows, bytes: m.block.bodyLength().max(0) as u64 }).collect())
 }
 
-fn body(store: &Store, file: &InputFile, block: &Block) -> Result<Buffer, SourceError> {
+fn read_body(store: &Store, file: &InputFile, block: &Block) -> Result<Buffer, SourceError> {
     get(store, file, block.offset() as u64, block.metaDataLength() as u64 + block.bodyLength() as u64)
 }
 
-/// Whether the format is the stream format.
+/// Whether a file has the stream format.
 fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceError> {
     Ok(!get(store, file, 0, file.size.min(8))?.starts_with(MAGIC))
 }
 
-/// The text cells of a range of rows, in order, a record batch at a time.
+/// Reads the text cells of a range of rows, in order, one record batch at a time.
 pub(crate) struct IpcRows {
-    batches: Batches,
-    /// The indexes that lead to the text inside of the column.
-    inside: Vec<usize>,
-    /// The wanted rows of a batch, and which of them are there.
+    batches: BatchReader,
+    /// Path of indexes to the text inside the column.
+    struct_path: Vec<usize>,
+    /// The wanted rows of a batch, and their nulls.
     column: ArrayRef,
     nulls: Option<NullBuffer>,
-    /// The number of the first of them, and how many were passed; the present row is among them.
+    /// Number of the first of these rows, and how many of them were passed, including the current row.
     first: u64,
     passed: usize,
 }
@@ -279,7 +289,7 @@ pub(crate) struct IpcRows {
 impl IpcRows {
     /// Opens a file to read the rows from `start` to `end` of a column.
     pub fn open(store: &Store, file: &InputFile, text: &str, range: (u64, u64)) -> Result<Self, SourceError> {
-        let index = index(store, file)?;
+        let index = read_index(store, file)?;
         let path = path_to(index.schema.fields(), text).ok_or_else(|| {
             let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
             SourceError::corrupt(
@@ -287,21 +297,22 @@ impl IpcRows {
                 format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
             )
         })?;
-        let (column, inside) = (path[0], path[1..].to_vec());
-        let batches = Batches::new(store, file, index, vec![column], range);
-        Ok(Self { batches, inside, column: new_empty_array(&DataType::Utf8), nulls: None, first: 0, passed: 0 })
+        let (column, struct_path) = (path[0], path[1..].to_vec());
+        let batches = BatchReader::new(store, file, index, vec![column], range);
+        Ok(Self { batches, struct_path, column: new_empty_array(&DataType::Utf8), nulls: None, first: 0, passed: 0 })
     }
 }
 
 impl Rows for IpcRows {
     fn next(&mut self) -> Result<Option<u64>, SourceError> {
         while self.passed == self.column.len() {
-            // let go first, so that there is one batch in memory
+            // drop the old batch first, so that only one is in memory
             (self.column, self.nulls) = (new_empty_array(&DataType::Utf8), None);
             self.passed = 0;
             let Some(part) = self.batches.next()? else { return Ok(None) };
             self.first = part.from;
-            (self.column, self.nulls) = text_of(&part, &self.inside).map_err(|e| wrong(&self.batches.file, e))?;
+            (self.column, self.nulls) =
+                text_of(&part, &self.struct_path).map_err(|e| corrupt(&self.batches.file, e))?;
         }
         self.passed += 1;
         Ok(Some(self.first + self.passed as u64 - 1))
@@ -321,12 +332,12 @@ impl Rows for IpcRows {
     }
 }
 
-/// The wanted rows of the text, and which of them are there.
-fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
+/// Returns the wanted rows of the text, and their nulls.
+fn text_of(part: &WantedRows, struct_path: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
     let (from, to) = ((part.from - part.first) as usize, (part.to - part.first) as usize);
     let mut column = part.batch.column(0).slice(from, to - from);
     let mut nulls = column.logical_nulls();
-    for field in inside {
+    for field in struct_path {
         let fields = column.as_struct_opt().ok_or_else(|| ArrowError::SchemaError("not a struct".into()))?;
         column = Arc::clone(fields.column(*field));
         nulls = NullBuffer::union(nulls.as_ref(), column.logical_nulls().as_ref());
@@ -338,52 +349,52 @@ fn text_of(part: &Part, inside: &[usize]) -> Result<(ArrayRef, Option<NullBuffer
     Ok((column, nulls))
 }
 
-/// The schema of a file.
+/// Returns the schema of a file.
 fn schema(store: &Store, file: &InputFile) -> Result<SchemaRef, SourceError> {
-    Ok(index(store, file)?.schema)
+    Ok(read_index(store, file)?.schema)
 }
 
-/// Reads these columns of all rows, a record batch at a time.
+/// Calls `each` with these columns of all rows, one record batch at a time.
 fn read_columns(
     store: &Store,
     file: &InputFile,
     columns: Vec<usize>,
     each: &mut dyn FnMut(&RecordBatch) -> Result<(), SourceError>,
 ) -> Result<(), SourceError> {
-    let mut batches = Batches::new(store, file, index(store, file)?, columns, (0, u64::MAX));
+    let mut batches = BatchReader::new(store, file, read_index(store, file)?, columns, (0, u64::MAX));
     while let Some(part) = batches.next()? {
         each(&part.batch)?;
     }
     Ok(())
 }
 
-/// A record batch, the number of its first row, and from which to which row it is wanted.
-struct Part {
+/// A record batch, the number of its first row, and the range of wanted rows.
+struct WantedRows {
     batch: RecordBatch,
     first: u64,
     from: u64,
     to: u64,
 }
 
-/// Some columns of the record batches that hold rows of a range.
-struct Batches {
+/// Iterates over some columns of the record batches that have rows of a range.
+struct BatchReader {
     store: Store,
     file: InputFile,
     decoder: FileDecoder,
     messages: std::vec::IntoIter<Message>,
-    /// The first row of the next batch.
+    /// Number of the first row of the next batch.
     first: u64,
     range: (u64, u64),
 }
 
-impl Batches {
+impl BatchReader {
     fn new(store: &Store, file: &InputFile, index: Index, columns: Vec<usize>, range: (u64, u64)) -> Self {
         let decoder = FileDecoder::new(index.schema, index.version).with_projection(columns);
         let messages = index.messages.into_iter();
         Self { store: store.clone(), file: file.clone(), decoder, messages, first: 0, range }
     }
 
-    fn next(&mut self) -> Result<Option<Part>, SourceError> {
+    fn next(&mut self) -> Result<Option<WantedRows>, SourceError> {
         let (start, end) = self.range;
         for message in self.messages.by_ref() {
             let first = self.first;
@@ -396,9 +407,9 @@ impl Batches {
                 break;
             }
             let file = &self.file;
-            let bytes = body(&self.store, file, &message.block)?;
+            let bytes = read_body(&self.store, file, &message.block)?;
             if message.dictionary {
-                self.decoder.read_dictionary(&message.block, &bytes).map_err(|e| wrong(file, e))?;
+                self.decoder.read_dictionary(&message.block, &bytes).map_err(|e| corrupt(file, e))?;
                 continue;
             }
             self.first += message.rows;
@@ -407,8 +418,8 @@ impl Batches {
                 .decoder
                 .read_record_batch(&message.block, &bytes)
                 .and_then(|b| b.ok_or_else(|| ArrowError::IpcError("an empty message".into())))
-                .map_err(|e| wrong(file, format_args!("{rows}: {e}")))?;
-            return Ok(Some(Part { batch, first, from, to }));
+                .map_err(|e| corrupt(file, format_args!("{rows}: {e}")))?;
+            return Ok(Some(WantedRows { batch, first, from, to }));
         }
         Ok(None)
     }

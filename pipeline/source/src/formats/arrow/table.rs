@@ -4,11 +4,11 @@ use arrow::datatypes::Schema;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::Input;
 
-use super::super::columnar::{self, Columns, named};
+use super::super::columnar::{self, Columns, named_columns};
 use super::{read_columns, schema};
 use crate::input_file::InputFile;
 use crate::store::Store;
-use crate::table::{BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
+use crate::table_format::{BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
 
 /// Arrow files as a table.
 pub(super) struct ArrowTable;
@@ -24,16 +24,16 @@ impl TableFormat for ArrowTable {
         bad_records: &mut BadRecords,
         take: &mut TakeRows<'_>,
     ) -> Result<(), SourceError> {
-        let own = schema(store, file)?;
-        let mut columns = Columns { file, schema: wanted, own: &own, row: 0, bad_records, take };
-        let found: Vec<usize> = wanted.fields().iter().filter_map(|f| own.index_of(f.name()).ok()).collect();
-        // no column at all would not tell how many rows there are
+        let file_schema = schema(store, file)?;
+        let mut columns = Columns { file, schema: wanted, file_schema: &file_schema, row: 0, bad_records, take };
+        let found: Vec<usize> = wanted.fields().iter().filter_map(|f| file_schema.index_of(f.name()).ok()).collect();
+        // read at least one column, which gives the number of rows
         let read = if found.is_empty() { vec![0] } else { found };
         read_columns(store, file, read, &mut |rows| {
-            // a record batch may be of any size
+            // a record batch may have any size
             (0..rows.num_rows()).step_by(BATCH_ROWS).try_for_each(|from| {
                 let part = rows.slice(from, BATCH_ROWS.min(rows.num_rows() - from));
-                columns.add(named(&part), part.num_rows())
+                columns.add(named_columns(&part), part.num_rows())
             })
         })
     }

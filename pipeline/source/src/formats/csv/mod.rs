@@ -1,7 +1,7 @@
 //! Records of CSV files (RFC 4180): quoted fields may hold delimiters, quotes and newlines, and be of any length.
 //!
-//! The first record is the header; a record with another number of fields is bad. Blank lines are no records. Only the text
-//! field is kept, and only it has to be UTF-8. A CSV file has no nulls: an empty field is an empty document.
+//! The first record is the header. A record with another number of fields is bad. Blank lines are not records. Only the
+//! text field is kept, and only it must be UTF-8. CSV has no nulls: an empty field is an empty document.
 
 pub(super) mod table;
 
@@ -15,30 +15,30 @@ use stillhouse_schemas::spec::Input;
 use super::{BytesFormat, Cut, FileColumn};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{Bad, Fault, Records, Start, push};
+use crate::records::{BadRecord, Fault, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::table::TableFormat;
+use crate::table_format::TableFormat;
 
-const OUTPUT: usize = 64 << 10;
-const ENDS: usize = 256;
-const LARGEST_HEADER: usize = 1 << 20;
+const OUTPUT_BYTES: usize = 64 << 10;
+const MAX_FIELD_ENDS: usize = 256;
+const MAX_HEADER_BYTES: usize = 1 << 20;
 
-/// The parser and where it is.
+/// The CSV parser and its position.
 struct Parser {
     cursor: Cursor,
     csv: Reader,
     output: Vec<u8>,
-    ends: [usize; ENDS],
+    ends: [usize; MAX_FIELD_ENDS],
 }
 
 impl Parser {
     fn new(cursor: Cursor, delimiter: u8) -> Self {
         let csv = ReaderBuilder::new().delimiter(delimiter).build();
-        Self { cursor, csv, output: vec![0; OUTPUT], ends: [0; ENDS] }
+        Self { cursor, csv, output: vec![0; OUTPUT_BYTES], ends: [0; MAX_FIELD_ENDS] }
     }
 
-    fn next(&mut self) -> io::Result<Option<Start>> {
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
         self.cursor.skip_byte_order_mark()?;
         loop {
             let available = self.cursor.fill()?;
@@ -53,22 +53,24 @@ impl Parser {
             self.cursor.consume(length);
             if n.is_some() {
                 self.csv.reset();
-                // an empty line first, so that the parser takes no byte order mark out of the middle of a file
+                // feed an empty line first, so that the parser does not strip a byte order mark in the middle of a file
                 self.csv.read_record(b"\n", &mut self.output, &mut self.ends);
-                return Ok(Some(Start { offset: self.cursor.offset, newlines: self.cursor.newlines }));
+                return Ok(Some(RecordStart { offset: self.cursor.offset, newlines: self.cursor.newlines }));
             }
         }
     }
 
-    /// Passes a record, showing its fields in parts: the number of the field, and bytes of it. Gives the number of fields.
+    /// Passes a record and calls `on_field` with parts of its fields: the index of the field, and bytes of it. Returns
+    /// the number of fields.
     ///
-    /// A quoted field that the file ends in is no bad record, which could be skipped: all that comes after the quote would be skipped with it.
-    fn record(&mut self, mut see: impl FnMut(usize, &[u8])) -> io::Result<usize> {
+    /// If the file ends inside a quoted field, this is an error, not a bad record: to skip it would skip everything
+    /// after the quote.
+    fn record(&mut self, mut on_field: impl FnMut(usize, &[u8])) -> io::Result<usize> {
         let (mut fields, mut before, began) = (0, 0, self.cursor.newlines);
         loop {
             let input = self.cursor.fill()?;
             let at_end = input.is_empty();
-            // the end of the file ends a line, and tells by that whether a quoted field is open: there it ends no record
+            // at the end of the file, feed a newline: if it does not end the record, a quoted field is open
             let input = if at_end { b"\n" } else { input };
             let (result, read, written, ended) = self.csv.read_record(input, &mut self.output, &mut self.ends);
             if at_end && matches!(result, ReadRecordResult::InputEmpty) {
@@ -81,11 +83,11 @@ impl Parser {
             let mut from = 0;
             for end in &self.ends[..ended] {
                 let to = (end - before).min(written);
-                see(fields, &self.output[from..to]);
+                on_field(fields, &self.output[from..to]);
                 (from, fields) = (to, fields + 1);
             }
             if from < written {
-                see(fields, &self.output[from..written]);
+                on_field(fields, &self.output[from..written]);
             }
             before += written;
             if matches!(result, ReadRecordResult::Record | ReadRecordResult::End) {
@@ -101,7 +103,7 @@ fn wrong_number(got: usize, names: &[String]) -> String {
     format!("got {got} fields; valid: {}, as in the header ({})", names.len(), names.join(", "))
 }
 
-/// The names in the header, and the parser after it; none where the file is empty.
+/// Returns the names in the header, and the parser after it; no names if the file is empty.
 fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Parser), SourceError> {
     let mut parser = Parser::new(cursor, delimiter);
     let mut names: Vec<Vec<u8>> = Vec::new();
@@ -110,7 +112,7 @@ fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Par
         parser
             .record(|field, bytes| {
                 size += bytes.len() + 1;
-                if size <= LARGEST_HEADER {
+                if size <= MAX_HEADER_BYTES {
                     if names.len() <= field {
                         names.resize_with(field + 1, Vec::new);
                     }
@@ -119,17 +121,17 @@ fn header(cursor: Cursor, file: &str, delimiter: u8) -> Result<(Vec<String>, Par
             })
             .map_err(|e| SourceError::from_io(file, e))?;
     }
-    if size > LARGEST_HEADER {
+    if size > MAX_HEADER_BYTES {
         return Err(SourceError::corrupt(
             file,
-            format!("line 1: the header has {size} bytes; valid: at most {LARGEST_HEADER}. Is it a CSV file?"),
+            format!("line 1: the header has {size} bytes; valid: at most {MAX_HEADER_BYTES}. Is it a CSV file?"),
         ));
     }
     let names = names.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect();
     Ok((names, parser))
 }
 
-fn named_twice(file: &InputFile, name: &str) -> SourceError {
+fn duplicate_column(file: &InputFile, name: &str) -> SourceError {
     SourceError::corrupt(&file.path, format!("line 1: two columns are named {name:?}; valid: each name once"))
 }
 
@@ -166,12 +168,12 @@ impl BytesFormat for Csv {
         Ok(Some(names.into_iter().map(text).collect()))
     }
 
-    fn table(&self) -> &'static dyn TableFormat {
-        &table::CsvTable
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        Some(&table::CsvTable)
     }
 }
 
-/// Records after the header.
+/// Reads the records after the header.
 pub(crate) struct CsvRecords {
     parser: Parser,
     fields: usize,
@@ -180,7 +182,7 @@ pub(crate) struct CsvRecords {
 }
 
 impl CsvRecords {
-    /// Reads the header, then goes to `start`, which must be 0 or where a record begins.
+    /// Reads the header, then goes to `start`, which must be 0 or the start of a record.
     pub fn open(store: &Store, file: &InputFile, input: &Input, (start, end): (u64, u64)) -> Result<Self, SourceError> {
         let cursor = Cursor::open_range(store, file, input, (0, end))?;
         let (names, mut parser) = header(cursor, &file.path, delimiter(input))?;
@@ -201,7 +203,7 @@ impl CsvRecords {
             }
         };
         if names.iter().filter(|name| **name == input.text).count() > 1 {
-            return Err(named_twice(file, &input.text));
+            return Err(duplicate_column(file, &input.text));
         }
         if start > parser.cursor.offset {
             parser.cursor = parser.cursor.forward(store, file, input, (start, end))?;
@@ -214,11 +216,11 @@ impl CsvRecords {
 }
 
 impl Records for CsvRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
         self.parser.next()
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         let newlines = self.parser.cursor.newlines;
         let (wanted, mut valid, mut fault) = (self.text, true, None);
         let fields = self.parser.record(|field, bytes| {
@@ -232,7 +234,7 @@ impl Records for CsvRecords {
         if let Some(fault) = fault {
             return Err(fault);
         }
-        let bad = |reason, message| Ok(Err(Bad { reason, message, newlines }));
+        let bad = |reason, message| Ok(Err(BadRecord { reason, message, newlines }));
         if fields != self.fields {
             return bad(reason::FIELDS, wrong_number(fields, &self.names));
         }
@@ -251,7 +253,7 @@ impl Records for CsvRecords {
     }
 }
 
-/// Whole records after the header, for queries.
+/// Reads whole records after the header, for queries.
 pub(crate) struct CsvRows {
     parser: Parser,
     pub names: Vec<String>,
@@ -261,13 +263,18 @@ impl CsvRows {
     pub fn open(store: &Store, file: &InputFile, input: &Input) -> Result<Self, SourceError> {
         let (names, parser) = header(Cursor::open(store, file, input, 0)?, &file.path, delimiter(input))?;
         if let Some(name) = (1..names.len()).find(|i| names[..*i].contains(&names[*i])).map(|i| &names[i]) {
-            return Err(named_twice(file, name));
+            return Err(duplicate_column(file, name));
         }
         Ok(Self { parser, names })
     }
 
-    /// The fields of the next record, and the newlines of the file before it; bytes past `most` are left out, and the record is bad.
-    pub fn next(&mut self, fields: &mut Vec<Vec<u8>>, most: usize) -> io::Result<Option<(u64, Result<(), Bad>)>> {
+    /// Returns the fields of the next record, and the number of newlines before it in the file. A record of more than
+    /// `max_bytes` bytes is bad, and its further bytes are dropped.
+    pub fn next(
+        &mut self,
+        fields: &mut Vec<Vec<u8>>,
+        max_bytes: usize,
+    ) -> io::Result<Option<(u64, Result<(), BadRecord>)>> {
         if self.parser.next()?.is_none() {
             return Ok(None);
         }
@@ -277,17 +284,17 @@ impl CsvRows {
         fields.resize_with(wanted, Vec::new);
         let got = self.parser.record(|field, part| {
             bytes += part.len();
-            if field < wanted && bytes <= most {
+            if field < wanted && bytes <= max_bytes {
                 fields[field].extend_from_slice(part);
             }
         })?;
         let bad = if got != wanted {
             Some((reason::FIELDS, wrong_number(got, &self.names)))
-        } else if bytes > most {
-            Some((reason::LONG, format!("the record has {bytes} bytes; valid in a query: at most {most}")))
+        } else if bytes > max_bytes {
+            Some((reason::LONG, format!("the record has {bytes} bytes; valid in a query: at most {max_bytes}")))
         } else {
             None
         };
-        Ok(Some((newlines, bad.map_or(Ok(()), |(reason, message)| Err(Bad { reason, message, newlines })))))
+        Ok(Some((newlines, bad.map_or(Ok(()), |(reason, message)| Err(BadRecord { reason, message, newlines })))))
     }
 }

@@ -1,8 +1,9 @@
-//! CSV as a table: the columns are those of all headers, their types those of the first 1000 good records.
+//! CSV as a table: the columns are those of all headers, their types come from the first 1000 good records.
 //!
-//! Whole numbers, numbers ([`super::types`]), true and false, dates (`2024-12-31`) and times (`2024-12-31T23:59:59`) are found; all else, and the text, are
-//! text, and so is what a number would not give back: `007`, `+5`. An empty field is null, but an empty text is an empty text, as without a query. A later
-//! value that does not fit makes a bad record.
+//! It detects whole numbers, numbers ([`crate::column_types`]), true and false, dates (`2024-12-31`) and times
+//! (`2024-12-31T23:59:59`). Everything else is text, and so are the text column and values that a number would not
+//! reproduce: `007`, `+5`. An empty field is null, but in the text column it is an empty text, as without a query. A
+//! later value that does not fit its column's type makes a bad record.
 
 use std::sync::Arc;
 
@@ -16,11 +17,12 @@ use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use super::CsvRows;
-use crate::column_types::{self as types, EXACT, TIME, WIDE, WIDE_DIGITS};
+use crate::column_types::{self as types, MAX_EXACT_FLOAT, TIME, WIDE_DIGITS, WIDE_INTEGER};
 use crate::input_file::InputFile;
 use crate::store::Store;
-use crate::table::{
-    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows, batch,
+use crate::table_format::{
+    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows,
+    record_batch,
 };
 
 /// The format as a table.
@@ -41,11 +43,11 @@ impl TableFormat for CsvTable {
     }
 }
 
-/// From the narrowest.
+/// Types in the order in which they are tried.
 const KINDS: [DataType; 7] =
-    [DataType::Int64, DataType::UInt64, WIDE, DataType::Float64, DataType::Boolean, DataType::Date32, TIME];
+    [DataType::Int64, DataType::UInt64, WIDE_INTEGER, DataType::Float64, DataType::Boolean, DataType::Date32, TIME];
 
-/// The digits of a whole number as a number would be written back: no `+`, no zeros before it.
+/// Returns the digits of a whole number in canonical form: no `+`, no leading zeros.
 fn digits(text: &str) -> Option<&str> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let is_whole = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
@@ -55,12 +57,12 @@ fn digits(text: &str) -> Option<&str> {
 fn float(text: &str) -> Option<f64> {
     let unsigned = text.strip_prefix('-').unwrap_or(text).as_bytes();
     let has_zeros_before = unsigned.len() > 1 && unsigned[0] == b'0' && unsigned[1].is_ascii_digit();
-    // "nan" and "inf" are words first
+    // "nan" and "inf" are words
     if has_zeros_before || text.starts_with('+') || !text.bytes().any(|b| b.is_ascii_digit()) {
         return None;
     }
     match digits(text) {
-        Some(digits) if digits.parse::<u64>().map_or(true, |n| n > EXACT) => None,
+        Some(digits) if digits.parse::<u64>().map_or(true, |n| n > MAX_EXACT_FLOAT) => None,
         _ => text.parse().ok(),
     }
 }
@@ -91,24 +93,24 @@ fn fits(text: &str, kind: &DataType) -> bool {
     }
 }
 
-/// A column while its type is looked for.
-struct Guess {
+/// A column while its type is inferred.
+struct TypeGuess {
     name: String,
-    /// Which of [`KINDS`] all values so far fit.
+    /// For each of [`KINDS`], whether all values so far fit it.
     fits: [bool; KINDS.len()],
     seen: bool,
 }
 
-/// The columns of the files.
+/// Returns the columns of the files.
 fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
-    let mut guesses: Vec<Guess> = Vec::new();
+    let mut guesses: Vec<TypeGuess> = Vec::new();
     let mut seen = 0;
     let mut fields = Vec::new();
     for file in files {
         let mut rows = CsvRows::open(store, file, input)?;
         for name in &rows.names {
             if guesses.iter().all(|g| g.name != *name) {
-                guesses.push(Guess { name: name.clone(), fits: [true; KINDS.len()], seen: false });
+                guesses.push(TypeGuess { name: name.clone(), fits: [true; KINDS.len()], seen: false });
             }
         }
         while seen < SAMPLE_RECORDS
@@ -132,9 +134,9 @@ fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, S
     if let Some(unknown) = input.schema.keys().find(|name| !names.contains(&name.as_str())) {
         return Err(types::unknown_column(unknown, &names));
     }
-    let field = |guess: Guess| {
+    let field = |guess: TypeGuess| {
         if let Some(kind) = input.schema.get(&guess.name) {
-            return Field::new(guess.name, types::named(*kind), true);
+            return Field::new(guess.name, types::arrow_type(*kind), true);
         }
         let kind = KINDS.into_iter().zip(guess.fits).find(|(_, fits)| *fits && guess.seen);
         let kind = kind.filter(|_| guess.name != input.text).map_or(DataType::LargeUtf8, |(kind, _)| kind);
@@ -143,7 +145,7 @@ fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, S
     Ok(Schema::new(guesses.into_iter().map(field).collect::<Vec<_>>()))
 }
 
-/// Reads these columns of a file.
+/// Reads the columns of the query from a file.
 fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
     let FileColumns { store, file, input, schema } = columns;
     let mut records = CsvRows::open(store, file, input)?;
@@ -165,7 +167,7 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
         let record: Vec<Option<String>> = match record {
             Ok(record) => record,
             Err((reason, message)) => {
-                bad_records.bad(file, RecordPosition::Line(newlines + 1), reason, message)?;
+                bad_records.add(file, RecordPosition::Line(newlines + 1), reason, message)?;
                 continue;
             }
         };
@@ -175,14 +177,14 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
         }
         rows += 1;
         if rows >= BATCH_ROWS || held >= BATCH_BYTES {
-            take(batch(schema, arrays(&mut columns, schema), rows)?, bad_records)?;
+            take(record_batch(schema, arrays(&mut columns, schema), rows)?, bad_records)?;
             (rows, held) = (0, 0);
         }
     }
-    if rows == 0 { Ok(()) } else { take(batch(schema, arrays(&mut columns, schema), rows)?, bad_records) }
+    if rows == 0 { Ok(()) } else { take(record_batch(schema, arrays(&mut columns, schema), rows)?, bad_records) }
 }
 
-/// The value of a column in a record, if it fits.
+/// Returns the value of a column in a record, or the reason why it does not fit.
 fn cell(
     position: Option<usize>,
     fields: &[Vec<u8>],
@@ -199,7 +201,8 @@ fn cell(
     }
     if !fits(text, field.data_type()) {
         let got: String = text.chars().take(80).collect();
-        let message = format!("the field {name:?} is {got:?}; {}", types::misfit(name, field.data_type(), input));
+        let message =
+            format!("the field {name:?} is {got:?}; {}", types::misfit_message(name, field.data_type(), input));
         return Err((reason::VALUE, message));
     }
     Ok(Some(text.to_owned()))
@@ -216,7 +219,7 @@ fn array(values: Vec<Option<String>>, kind: &DataType) -> ArrayRef {
         DataType::UInt64 => Arc::new(values.map(|v| v?.parse().ok()).collect::<UInt64Array>()),
         DataType::Decimal128(..) => {
             let wide = values.map(|v| v?.parse().ok()).collect::<Decimal128Array>();
-            Arc::new(wide.with_data_type(WIDE))
+            Arc::new(wide.with_data_type(WIDE_INTEGER))
         }
         DataType::Float64 => Arc::new(values.map(|v| float(v?)).collect::<Float64Array>()),
         DataType::Boolean => Arc::new(values.map(|v| boolean(v?)).collect::<BooleanArray>()),

@@ -1,10 +1,13 @@
-//! Records of JSON lines: one object per line, of which one key holds the text.
+//! Records of JSON lines: one object per line, with the text under one key.
 //!
-//! The object is parsed as a stream, so the text, and whatever else the line holds, may be of any length; a key may
-//! have 1 MB. Where the key comes twice the last one counts, as in Python's `json`. Numbers of any size and up to
-//! 128 levels of nesting pass. A line that is whole in the buffer and good is read in a faster way ([`super::json_line`]). `meta.text` is the key `text` of the object `meta`, where no key has the whole name. Lines of white space alone are no records.
+//! It parses the object as a stream, so the text and the other values may have any length; a key may have 1 MB. If a
+//! key occurs twice, the last one counts, as in Python's `json`. Numbers of any size and up to 128 levels of nesting
+//! are valid.
+//!
+//! A good line that is completely in the buffer is read by a faster parser ([`fast_parser`]). `meta.text` is the key
+//! `text` of the object `meta`, unless a key has the whole name. Lines of white space are not records.
 
-pub(crate) mod line;
+pub(crate) mod fast_parser;
 mod table;
 
 use std::io::{self, Read};
@@ -20,25 +23,25 @@ use stillhouse_schemas::spec::Input;
 use super::{BytesFormat, Cut};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{Bad, Fault, Records, Start, push};
+use crate::records::{BadRecord, Fault, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::table::TableFormat;
+use crate::table_format::TableFormat;
 
-const LARGEST_KEY: u64 = 1 << 20;
-/// Keys of an object that a message names, and characters of one.
-const MOST_KEYS: usize = 20;
-const LONGEST_SHOWN: usize = 64;
+const MAX_KEY_BYTES: u64 = 1 << 20;
+/// Maximum number of keys of an object that a message names, and maximum characters of one.
+const MAX_KEYS_SHOWN: usize = 20;
+const MAX_KEY_BYTES_SHOWN: usize = 64;
 
-/// One line as a reader of its own. A failure of the input behind it is kept apart from what is wrong with the line.
-struct Line<'a> {
+/// A reader of one line. It keeps errors of the input separate from errors in the line.
+struct LineReader<'a> {
     cursor: &'a mut Cursor,
     ended: bool,
     left: u64,
     failed: Option<io::Error>,
 }
 
-impl Read for Line<'_> {
+impl Read for LineReader<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.ended {
             return Ok(0);
@@ -91,12 +94,12 @@ impl BytesFormat for Jsonl {
         Ok((Box::new(JsonRecords::new(cursor, &input.text)), from))
     }
 
-    fn table(&self) -> &'static dyn TableFormat {
-        &table::JsonlTable
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        Some(&table::JsonlTable)
     }
 }
 
-/// Lines that are not blank.
+/// Reads lines that are not blank.
 pub(crate) struct JsonRecords {
     cursor: Cursor,
     key: String,
@@ -108,13 +111,13 @@ impl JsonRecords {
         Self { cursor, key: key.into(), buffer: vec![0; 16 << 10] }
     }
 
-    /// Reads the line, where it is whole in the buffer and good; else nothing of it is passed. No key of a line that is no longer
-    /// than the longest key is too long.
+    /// Reads the line if it is completely in the buffer and good; else consumes nothing. A line of at most
+    /// `MAX_KEY_BYTES` bytes cannot have a key that is too long.
     fn read_fast(&mut self, text: &mut Spool) -> Result<bool, Fault> {
         let available = self.cursor.fill()?;
-        let window = &available[..available.len().min(LARGEST_KEY as usize)];
+        let window = &available[..available.len().min(MAX_KEY_BYTES as usize)];
         let Some(end) = memchr::memchr(b'\n', window) else { return Ok(false) };
-        if !line::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
+        if !fast_parser::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
             text.clear().map_err(Fault::Spool)?;
             return Ok(false);
         }
@@ -124,17 +127,17 @@ impl JsonRecords {
     }
 }
 
-/// What is wrong with a line, before it is known where.
-enum Wrong {
+/// An error in a line, without its position in the file.
+enum LineError {
     Line(&'static str, String),
     Spool(io::Error),
 }
 
-impl From<ReaderError> for Wrong {
+impl From<ReaderError> for LineError {
     fn from(error: ReaderError) -> Self {
         match error {
             ReaderError::IoError { error, .. } => Self::from(error),
-            ReaderError::SyntaxError(e) => Self::Line(reason::JSON, syntax(&e)),
+            ReaderError::SyntaxError(e) => Self::Line(reason::JSON, describe_syntax_error(&e)),
             ReaderError::MaxNestingDepthExceeded { max_nesting_depth, .. } => Self::Line(
                 reason::JSON,
                 format!(
@@ -146,21 +149,21 @@ impl From<ReaderError> for Wrong {
     }
 }
 
-impl From<io::Error> for Wrong {
+impl From<io::Error> for LineError {
     fn from(error: io::Error) -> Self {
-        // the reader of a string value wraps the same error once more, and its kind is lost
+        // the reader of a string value wraps the error again, which loses its kind
         match error.kind() == io::ErrorKind::InvalidData || error.to_string().contains("invalid UTF-8 data") {
             true => Self::Line(reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".into()),
             false => match error.get_ref().and_then(|inner| inner.downcast_ref::<JsonSyntaxError>()) {
-                Some(e) => Self::Line(reason::JSON, syntax(e)),
+                Some(e) => Self::Line(reason::JSON, describe_syntax_error(e)),
                 None => Self::Line(reason::JSON, format!("{error}; valid: one JSON object per line")),
             },
         }
     }
 }
 
-/// A syntax error in a person's words, with its column.
-fn syntax(error: &JsonSyntaxError) -> String {
+/// Describes a syntax error in plain words, with its column.
+fn describe_syntax_error(error: &JsonSyntaxError) -> String {
     use SyntaxErrorKind as K;
     let what = match error.kind {
         K::CommentsNotEnabled | K::IncompleteComment | K::BlockCommentNotClosed => {
@@ -197,23 +200,26 @@ fn type_name(value: ValueType) -> &'static str {
     }
 }
 
-type Reader<'a, 'b> = JsonStreamReader<&'a mut Line<'b>>;
+type Reader<'a, 'b> = JsonStreamReader<&'a mut LineReader<'b>>;
 
 /// Finds the text of a line.
-struct Search<'a> {
-    /// The whole of `input.text`.
+struct TextSearch<'a> {
+    /// The whole name in `input.text`.
     name: &'a str,
     buffer: &'a mut [u8],
     text: &'a mut Spool,
 }
 
-impl Search<'_> {
-    fn line(&mut self, line: &mut Line<'_>) -> Result<(), Wrong> {
+impl TextSearch<'_> {
+    fn line(&mut self, line: &mut LineReader<'_>) -> Result<(), LineError> {
         let settings = ReaderSettings { track_path: false, restrict_number_values: false, ..ReaderSettings::default() };
         let mut json = JsonStreamReader::new_custom(line, settings);
         let got = json.peek()?;
         if got != ValueType::Object {
-            return Err(Wrong::Line(reason::JSON, format!("got {}; valid: one JSON object per line", type_name(got))));
+            return Err(LineError::Line(
+                reason::JSON,
+                format!("got {}; valid: one JSON object per line", type_name(got)),
+            ));
         }
         let outcome = self.object(&mut json, self.name)?;
         json.reader_mut().left = u64::MAX;
@@ -221,20 +227,21 @@ impl Search<'_> {
         outcome
     }
 
-    /// The text under a key of an object: the key as it stands, else what comes before its first dot, and the rest inside of that.
-    fn object(&mut self, json: &mut Reader<'_, '_>, key: &str) -> Result<Result<(), Wrong>, Wrong> {
-        let mut outcome = Err(Wrong::Line(reason::MISSING, String::new()));
+    /// Reads the text under a key of an object: the key with the whole name, else the part before the first dot, with
+    /// the rest inside its object.
+    fn object(&mut self, json: &mut Reader<'_, '_>, key: &str) -> Result<Result<(), LineError>, LineError> {
+        let mut outcome = Err(LineError::Line(reason::MISSING, String::new()));
         let mut keys: Vec<String> = Vec::new();
         let mut found = false;
         json.begin_object()?;
         while {
-            json.reader_mut().left = LARGEST_KEY;
+            json.reader_mut().left = MAX_KEY_BYTES;
             json.has_next()?
         } {
             let name = json.next_name()?;
             let exact = name == key;
             let inside = key.split_once('.').filter(|(head, _)| !found && name == *head).map(|(_, rest)| rest);
-            if keys.len() < MOST_KEYS && name.len() <= LONGEST_SHOWN {
+            if keys.len() < MAX_KEYS_SHOWN && name.len() <= MAX_KEY_BYTES_SHOWN {
                 keys.push(name.to_owned());
             }
             json.reader_mut().left = u64::MAX;
@@ -245,7 +252,7 @@ impl Search<'_> {
             }
         }
         json.end_object()?;
-        if let Err(Wrong::Line(reason::MISSING, message)) = &mut outcome
+        if let Err(LineError::Line(reason::MISSING, message)) = &mut outcome
             && message.is_empty()
         {
             *message = self.missing(key, &keys);
@@ -253,7 +260,7 @@ impl Search<'_> {
         Ok(outcome)
     }
 
-    /// What is said of an object without the key that is looked for.
+    /// Returns the message about an object without the key.
     fn missing(&self, key: &str, keys: &[String]) -> String {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let there = if keys.is_empty() { "it has none".to_owned() } else { format!("its keys: {}", keys.join(", ")) };
@@ -261,19 +268,19 @@ impl Search<'_> {
         format!("the object has no key {:?}, which `input.text` names; {there}{meant}", self.name)
     }
 
-    fn inside(&mut self, json: &mut Reader<'_, '_>, rest: &str) -> Result<Result<(), Wrong>, Wrong> {
+    fn inside(&mut self, json: &mut Reader<'_, '_>, rest: &str) -> Result<Result<(), LineError>, LineError> {
         match json.peek()? {
             ValueType::Object => self.object(json, rest),
-            other => self.other(json, other, &format!("an object that holds {rest:?}")),
+            other => self.wrong_type(json, other, &format!("an object that holds {rest:?}")),
         }
     }
 
-    fn string(&mut self, json: &mut Reader<'_, '_>) -> Result<Result<(), Wrong>, Wrong> {
+    fn string(&mut self, json: &mut Reader<'_, '_>) -> Result<Result<(), LineError>, LineError> {
         match json.peek()? {
             ValueType::String => {}
-            other => return self.other(json, other, "a string"),
+            other => return self.wrong_type(json, other, "a string"),
         }
-        self.text.clear().map_err(Wrong::Spool)?;
+        self.text.clear().map_err(LineError::Spool)?;
         let mut value = json.next_string_reader()?;
         loop {
             let n = value.read(self.buffer)?;
@@ -283,23 +290,28 @@ impl Search<'_> {
             match push(self.text, &self.buffer[..n]) {
                 Ok(None) => {}
                 Ok(Some(_)) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
-                Err(Fault::Spool(e) | Fault::Input(e)) => return Err(Wrong::Spool(e)),
+                Err(Fault::Spool(e) | Fault::Input(e)) => return Err(LineError::Spool(e)),
             }
         }
     }
 
-    fn other(&self, json: &mut Reader<'_, '_>, got: ValueType, valid: &str) -> Result<Result<(), Wrong>, Wrong> {
+    fn wrong_type(
+        &self,
+        json: &mut Reader<'_, '_>,
+        got: ValueType,
+        valid: &str,
+    ) -> Result<Result<(), LineError>, LineError> {
         json.skip_value()?;
         let why = if got == ValueType::Null { reason::NULL } else { reason::TYPE };
         let message = format!("the value of {:?} is {}; valid: {valid}", self.name, type_name(got));
-        Ok(Err(Wrong::Line(why, message)))
+        Ok(Err(LineError::Line(why, message)))
     }
 }
 
 impl Records for JsonRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
         loop {
-            let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+            let start = RecordStart { offset: self.cursor.offset, newlines: self.cursor.newlines };
             self.cursor.skip_byte_order_mark()?;
             loop {
                 let available = self.cursor.fill()?;
@@ -324,21 +336,21 @@ impl Records for JsonRecords {
         }
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         if self.read_fast(text)? {
             return Ok(Ok(()));
         }
         let newlines = self.cursor.newlines;
-        let mut line = Line { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
-        let outcome = Search { name: &self.key, buffer: &mut self.buffer, text }.line(&mut line);
+        let mut line = LineReader { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
+        let outcome = TextSearch { name: &self.key, buffer: &mut self.buffer, text }.line(&mut line);
         if let Some(error) = line.failed.take() {
             return Err(Fault::Input(error));
         }
         self.cursor.finish_line(|_| {})?;
         match outcome {
             Ok(()) => Ok(Ok(())),
-            Err(Wrong::Spool(e)) => Err(Fault::Spool(e)),
-            Err(Wrong::Line(reason, message)) => Ok(Err(Bad { reason, message, newlines })),
+            Err(LineError::Spool(e)) => Err(Fault::Spool(e)),
+            Err(LineError::Line(reason, message)) => Ok(Err(BadRecord { reason, message, newlines })),
         }
     }
 

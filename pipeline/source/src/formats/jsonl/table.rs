@@ -1,7 +1,8 @@
 //! JSON lines as a table: the columns are those of the first 1000 good records.
 //!
-//! Types of numbers are decided without loss ([`super::types`]), objects are structs, arrays lists; values of several kinds under one key are text, as is what
-//! was null in all of them. A later value that does not fit makes a bad record; a later key is not a column, unless `schema` names it.
+//! Types of numbers are inferred without loss ([`crate::column_types`]); objects become structs, arrays lists. A key
+//! with values of several kinds is text, and so is a key with only nulls. A later value that does not fit makes a bad
+//! record; a later key does not become a column, unless `schema` names it.
 
 use std::sync::Arc;
 
@@ -16,12 +17,13 @@ use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_schemas::spec::Input;
 
 use super::super::csv::table as csv;
-use crate::column_types::{self as types, EXACT, Numbers, WIDE};
+use crate::column_types::{self as types, MAX_EXACT_FLOAT, NumberRange, WIDE_INTEGER};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
 use crate::store::Store;
-use crate::table::{
-    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows, batch,
+use crate::table_format::{
+    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows,
+    record_batch,
 };
 
 /// The format as a table.
@@ -42,29 +44,29 @@ impl TableFormat for JsonlTable {
     }
 }
 
-/// A record, or why it is none: the reason and what was got.
+/// A record, or why it is bad: the reason and the message.
 type Parsed = Result<Record, (&'static str, String)>;
 
 /// The values of a record.
 struct Record {
     values: Map<String, Value>,
-    /// Keys under which a whole number is too large for 64 bits, and so only nearly there.
-    rounded: Vec<String>,
+    /// Keys of whole numbers that are too large for 64 bits, so that their values are rounded.
+    rounded_keys: Vec<String>,
 }
 
-/// Shows every record of a file with its line and its bytes, until it is told that it is enough.
-fn each(
+/// Calls `on_record` with every record of a file, its line number and its bytes, until `on_record` returns false.
+fn for_each_record(
     store: &Store,
     file: &InputFile,
     input: &Input,
-    see: &mut dyn FnMut(u64, usize, Parsed) -> Result<bool, SourceError>,
+    on_record: &mut dyn FnMut(u64, usize, Parsed) -> Result<bool, SourceError>,
 ) -> Result<(), SourceError> {
-    let wrong = |e| SourceError::from_io(&file.path, e);
+    let io_error = |e| SourceError::from_io(&file.path, e);
     let mut cursor = Cursor::open(store, file, input, 0)?;
     let mut line = Vec::new();
     loop {
-        cursor.skip_byte_order_mark().map_err(wrong)?;
-        if cursor.fill().map_err(wrong)?.is_empty() {
+        cursor.skip_byte_order_mark().map_err(io_error)?;
+        if cursor.fill().map_err(io_error)?.is_empty() {
             return Ok(());
         }
         let number = cursor.newlines + 1;
@@ -76,7 +78,7 @@ fn each(
                 line.extend_from_slice(part);
             }
         };
-        cursor.finish_line(add).map_err(wrong)?;
+        cursor.finish_line(add).map_err(io_error)?;
         if bytes <= MAX_RECORD_BYTES && line.iter().all(|b| matches!(b, b' ' | b'\t' | b'\r')) {
             continue;
         }
@@ -86,7 +88,7 @@ fn each(
             }
             false => parse(&line),
         };
-        if !see(number, bytes, parsed)? {
+        if !on_record(number, bytes, parsed)? {
             return Ok(());
         }
     }
@@ -97,8 +99,8 @@ fn parse(line: &[u8]) -> Parsed {
         .map_err(|_| (reason::UTF8, "got bytes that are not UTF-8; valid: JSON in UTF-8".to_owned()))?;
     match serde_json::from_str(text) {
         Ok(Value::Object(values)) => {
-            let rounded = if has_long_number(line) { rounded(text) } else { Vec::new() };
-            Ok(Record { values, rounded })
+            let rounded_keys = if has_long_number(line) { rounded_keys(text) } else { Vec::new() };
+            Ok(Record { values, rounded_keys })
         }
         Ok(other) => Err((reason::JSON, format!("got {}; valid: one JSON object per line", kind_name(&other)))),
         Err(e) => {
@@ -120,26 +122,26 @@ fn kind_name(value: &Value) -> &'static str {
     }
 }
 
-/// What was seen of the values under a key.
+/// The kinds of values seen under a key.
 #[derive(Debug, Clone, PartialEq)]
-enum Kind {
+enum ValueKind {
     Null,
     Boolean,
-    Number(Numbers),
+    Number(NumberRange),
     Text,
     List(Box<Self>),
     Object(Vec<(String, Self)>),
 }
 
-/// The columns of the files.
+/// Returns the columns of the files.
 fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
-    let mut kinds: Vec<(String, Kind)> = Vec::new();
+    let mut kinds: Vec<(String, ValueKind)> = Vec::new();
     let mut seen = 0;
     for file in files {
         if seen >= SAMPLE_RECORDS {
             break;
         }
-        each(store, file, input, &mut |_, _, record| {
+        for_each_record(store, file, input, &mut |_, _, record| {
             if let Ok(record) = record {
                 add_fields(&mut kinds, &record.values);
                 seen += 1;
@@ -149,12 +151,12 @@ fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, S
     }
     for name in input.schema.keys().filter(|_| seen > 0) {
         if kinds.iter().all(|(known, _)| known != name) {
-            kinds.push((name.clone(), Kind::Null));
+            kinds.push((name.clone(), ValueKind::Null));
         }
     }
-    let field = |(name, kind): (String, Kind)| {
+    let field = |(name, kind): (String, ValueKind)| {
         let data_type = match input.schema.get(&name) {
-            Some(named) => types::named(*named),
+            Some(named) => types::arrow_type(*named),
             None if name == input.text => DataType::LargeUtf8,
             None => kind.data_type(),
         };
@@ -163,28 +165,28 @@ fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, S
     Ok(Schema::new(kinds.into_iter().map(field).collect::<Vec<_>>()))
 }
 
-fn add_fields(kinds: &mut Vec<(String, Kind)>, record: &Map<String, Value>) {
+fn add_fields(kinds: &mut Vec<(String, ValueKind)>, record: &Map<String, Value>) {
     for (name, value) in record {
-        add(kinds, name, Kind::of(value));
+        add(kinds, name, ValueKind::of(value));
     }
 }
 
-fn add(kinds: &mut Vec<(String, Kind)>, name: &str, kind: Kind) {
+fn add(kinds: &mut Vec<(String, ValueKind)>, name: &str, kind: ValueKind) {
     match kinds.iter_mut().find(|(known, _)| known == name) {
-        Some((_, known)) => *known = std::mem::replace(known, Kind::Null).and(kind),
+        Some((_, known)) => *known = std::mem::replace(known, ValueKind::Null).and(kind),
         None => kinds.push((name.to_owned(), kind)),
     }
 }
 
-impl Kind {
+impl ValueKind {
     fn of(value: &Value) -> Self {
         match value {
             Value::Null => Self::Null,
             Value::Bool(_) => Self::Boolean,
             Value::Number(n) => Self::Number(match (n.as_i64(), n.as_u64()) {
-                (Some(n), _) => Numbers::whole(n < 0, n.unsigned_abs()),
-                (_, Some(n)) => Numbers::whole(false, n),
-                _ => Numbers::fraction(),
+                (Some(n), _) => NumberRange::whole(n < 0, n.unsigned_abs()),
+                (_, Some(n)) => NumberRange::whole(false, n),
+                _ => NumberRange::fraction(),
             }),
             Value::String(_) => Self::Text,
             Value::Array(items) => Self::List(Box::new(items.iter().map(Self::of).fold(Self::Null, Self::and))),
@@ -210,7 +212,8 @@ impl Kind {
         }
     }
 
-    /// What was null in all records is text; DataFusion has no use for an object without keys.
+    /// Returns the Arrow type. A key that is null in all records is text. An object without keys is text too:
+    /// DataFusion does not support it.
     fn data_type(self) -> DataType {
         match self {
             Self::Null | Self::Text => DataType::LargeUtf8,
@@ -226,10 +229,11 @@ impl Kind {
     }
 }
 
-/// The keys of an object under which there is a whole number outside of -2^63 to 2^64-1: serde_json would round it to a float.
+/// Returns the keys of an object that have a whole number outside of -2^63 to 2^64-1, which serde_json would round to a
+/// float.
 ///
-/// Cost: one pass over the line, where it has a run of 19 digits at all.
-fn rounded(line: &str) -> Vec<String> {
+/// Cost: one pass over the line; the caller skips lines without a run of 19 digits.
+fn rounded_keys(line: &str) -> Vec<String> {
     const RUN: usize = 19;
     let bytes = line.as_bytes();
     let (mut found, mut depth, mut key, mut at) = (Vec::new(), 0_usize, String::new(), 0);
@@ -277,18 +281,18 @@ fn has_long_number(line: &[u8]) -> bool {
     })
 }
 
-/// Reads these columns of a file.
+/// Reads the columns of the query from a file.
 fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
     let FileColumns { store, file, input, schema } = columns;
     let (mut records, mut held) = (Vec::new(), 0);
-    each(store, file, input, &mut |line, bytes, parsed| {
-        let record = parsed.and_then(|record| fit(&record, schema.fields(), input).map(|()| record.values));
+    for_each_record(store, file, input, &mut |line, bytes, parsed| {
+        let record = parsed.and_then(|record| check_fit(&record, schema.fields(), input).map(|()| record.values));
         match record {
             Ok(record) => {
                 records.push(record);
                 held += bytes;
             }
-            Err((reason, message)) => bad_records.bad(file, RecordPosition::Line(line), reason, message)?,
+            Err((reason, message)) => bad_records.add(file, RecordPosition::Line(line), reason, message)?,
         }
         if records.len() >= BATCH_ROWS || held >= BATCH_BYTES {
             take(rows(&records, schema)?, bad_records)?;
@@ -300,15 +304,15 @@ fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeR
     if records.is_empty() { Ok(()) } else { take(rows(&records, schema)?, bad_records) }
 }
 
-/// Why a record does not fit the columns, if it does not.
-fn fit(record: &Record, fields: &Fields, input: &Input) -> Result<(), (&'static str, String)> {
+/// Checks that a record fits the columns; returns the reason if it does not.
+fn check_fit(record: &Record, fields: &Fields, input: &Input) -> Result<(), (&'static str, String)> {
     for field in fields {
         let Some(value) = record.values.get(field.name()) else { continue };
         let name = field.name();
         if *name == input.text && !matches!(value, Value::String(_) | Value::Null) {
             return Err((reason::TYPE, format!("the value of {name:?} is {}; valid: a string", kind_name(value))));
         }
-        if record.rounded.contains(name) {
+        if record.rounded_keys.contains(name) {
             let message = format!(
                 "the value of {name:?} is or holds a whole number outside of -2^63 to 2^64-1; valid: one that 64 bits hold, or a string"
             );
@@ -316,7 +320,7 @@ fn fit(record: &Record, fields: &Fields, input: &Input) -> Result<(), (&'static 
         }
         if !fits(value, field.data_type()) {
             let got: String = value.to_string().chars().take(80).collect();
-            let valid = types::misfit(name, field.data_type(), input);
+            let valid = types::misfit_message(name, field.data_type(), input);
             return Err((reason::VALUE, format!("the value of {name:?} is or holds {got}; {valid}")));
         }
     }
@@ -331,7 +335,7 @@ fn fits(value: &Value, kind: &DataType) -> bool {
         (DataType::UInt64, value) => value.is_u64(),
         (DataType::Decimal128(..), value) => value.is_i64() || value.is_u64(),
         (DataType::Float64, Value::Number(n)) => match (n.as_i64(), n.as_u64()) {
-            (Some(n), _) => n.unsigned_abs() <= EXACT,
+            (Some(n), _) => n.unsigned_abs() <= MAX_EXACT_FLOAT,
             (_, whole) => whole.is_none(),
         },
         (DataType::Date32, Value::String(text)) => csv::date(text).is_some(),
@@ -347,10 +351,10 @@ fn fits(value: &Value, kind: &DataType) -> bool {
 fn rows(records: &[Map<String, Value>], schema: &SchemaRef) -> Result<arrow::array::RecordBatch, SourceError> {
     let column =
         |field: &Arc<Field>| array(&records.iter().map(|r| r.get(field.name())).collect::<Vec<_>>(), field.data_type());
-    batch(schema, schema.fields().iter().map(column).collect(), records.len())
+    record_batch(schema, schema.fields().iter().map(column).collect(), records.len())
 }
 
-/// Values that [`fit`] a type.
+/// Converts values that pass [`check_fit`] for a type to an array.
 fn array(values: &[Option<&Value>], kind: &DataType) -> ArrayRef {
     let there = || NullBuffer::from_iter(values.iter().map(|v| v.is_some_and(|v| !v.is_null())));
     match kind {
@@ -359,7 +363,7 @@ fn array(values: &[Option<&Value>], kind: &DataType) -> ArrayRef {
         DataType::UInt64 => Arc::new(values.iter().map(|v| v.and_then(Value::as_u64)).collect::<UInt64Array>()),
         DataType::Decimal128(..) => {
             let whole = |v: &Value| v.as_i64().map(i128::from).or(v.as_u64().map(i128::from));
-            Arc::new(values.iter().map(|v| v.and_then(whole)).collect::<Decimal128Array>().with_data_type(WIDE))
+            Arc::new(values.iter().map(|v| v.and_then(whole)).collect::<Decimal128Array>().with_data_type(WIDE_INTEGER))
         }
         DataType::Date32 => {
             Arc::new(values.iter().map(|v| csv::date(v.and_then(Value::as_str)?)).collect::<Date32Array>())

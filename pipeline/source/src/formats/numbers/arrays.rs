@@ -1,26 +1,26 @@
-//! Arrays in files: IDX, as MNIST is published, and `.npy`. A record is a row of the first axis.
+//! Arrays in files: IDX, the format of MNIST, and `.npy`. A record is a row of the first axis.
 //!
 //! ```text
-//!   IDX     0 0 8 rank ─ each length, 4 bytes, high first ─ bytes            rank 3: images, rank 1: labels
+//!   IDX     0 0 8 rank ─ each length, 4 bytes, big-endian ─ bytes            rank 3: images, rank 1: labels
 //!   npy     \x93NUMPY major minor ─ length of the header ─ {'descr': '<i4', 'fortran_order': False, 'shape': (n, L), } ─ values
 //! ```
 //!
-//! Labels are in a file beside, found by its name among the files of the job.
+//! Labels are in a separate file, found by its name among the files of the job.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_schemas::spec::{Codes, Compression, ImageLabels, Images, Input};
 
-use super::{Content, Others, Raw, RawRecords, label};
+use super::{Content, FindFile, RawRecord, RawRecords, label};
 use crate::compression::compression;
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
 use crate::store::Store;
 
-/// Bytes of a header that are looked at.
-const MOST_HEADER: u64 = 1 << 16;
+/// Maximum bytes read to parse a header.
+const MAX_HEADER_BYTES: u64 = 1 << 16;
 
-/// So many bytes, or the file is cut off.
-pub(super) fn exactly(cursor: &mut Cursor, file: &str, size: usize) -> Result<Vec<u8>, SourceError> {
+/// Reads exactly `size` bytes, or returns the error that the file is cut off.
+pub(super) fn read_exactly(cursor: &mut Cursor, file: &str, size: usize) -> Result<Vec<u8>, SourceError> {
     let mut bytes = Vec::with_capacity(size);
     while bytes.len() < size {
         let available = cursor.fill().map_err(|e| SourceError::from_io(file, e))?;
@@ -34,7 +34,7 @@ pub(super) fn exactly(cursor: &mut Cursor, file: &str, size: usize) -> Result<Ve
     Ok(bytes)
 }
 
-/// An IDX file: its lengths.
+/// The header of an IDX file: its lengths.
 struct IdxHeader {
     lengths: Vec<u64>,
     bytes: u64,
@@ -42,12 +42,12 @@ struct IdxHeader {
 
 fn idx_header(store: &Store, file: &InputFile, input: &Input, rank: u8) -> Result<IdxHeader, SourceError> {
     let mut cursor = Cursor::open(store, file, input, 0)?;
-    let magic = exactly(&mut cursor, &file.path, 4)?;
+    let magic = read_exactly(&mut cursor, &file.path, 4)?;
     if magic != [0, 0, 8, rank] {
         let message = format!("begins with {magic:?}; valid: [0, 0, 8, {rank}], IDX of bytes with {rank} axes");
         return Err(SourceError::corrupt(&file.path, message));
     }
-    let lengths = exactly(&mut cursor, &file.path, 4 * usize::from(rank))?;
+    let lengths = read_exactly(&mut cursor, &file.path, 4 * usize::from(rank))?;
     let lengths: Vec<u64> =
         lengths.chunks_exact(4).map(|four| four.iter().fold(0, |n, byte| n << 8 | u64::from(*byte))).collect();
     let bytes = 4 + 4 * u64::from(rank);
@@ -59,10 +59,15 @@ fn idx_header(store: &Store, file: &InputFile, input: &Input, rank: u8) -> Resul
     Ok(IdxHeader { lengths, bytes })
 }
 
-/// Makes sure that a compressed IDX file ends behind its last row, as the size of a plain one tells.
+/// Checks that a compressed IDX file ends after its last row. For an uncompressed file its size shows that.
 ///
-/// Cost: it is decompressed.
-pub(super) fn idx_ends(store: &Store, file: &InputFile, input: &Input, images: &Images) -> Result<(), SourceError> {
+/// Cost: decompresses the file.
+pub(super) fn check_idx_end(
+    store: &Store,
+    file: &InputFile,
+    input: &Input,
+    images: &Images,
+) -> Result<(), SourceError> {
     let holds_labels = is_idx_labels(&file.path);
     if compression(file, input) == Compression::None || (holds_labels && images.labels() != ImageLabels::Stored) {
         return Ok(());
@@ -82,7 +87,7 @@ pub(super) fn idx_ends(store: &Store, file: &InputFile, input: &Input, images: &
     Err(SourceError::corrupt(&file.path, message))
 }
 
-/// How many images an IDX file has; none where it holds labels.
+/// Returns the number of images of an IDX file; 0 if it holds labels.
 pub(super) fn idx_rows(store: &Store, file: &InputFile, input: &Input) -> Result<u64, SourceError> {
     match is_idx_labels(&file.path) {
         true => Ok(0),
@@ -98,7 +103,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Images of an IDX file with their labels.
+/// Reads images of an IDX file with their labels.
 pub(super) struct Idx {
     cursor: Cursor,
     file: String,
@@ -111,7 +116,7 @@ impl Idx {
     pub fn open(
         store: &Store,
         file: &InputFile,
-        others: Others<'_>,
+        others: FindFile<'_>,
         input: &Input,
         images: &Images,
         rows: (u64, u64),
@@ -135,7 +140,7 @@ impl Idx {
     fn labels(
         store: &Store,
         file: &InputFile,
-        others: Others<'_>,
+        others: FindFile<'_>,
         input: &Input,
         images: u64,
         rows: (u64, u64),
@@ -154,7 +159,7 @@ impl Idx {
     }
 }
 
-fn labels_file(file: &InputFile, path: &str, others: Others<'_>) -> Result<InputFile, SourceError> {
+fn labels_file(file: &InputFile, path: &str, others: FindFile<'_>) -> Result<InputFile, SourceError> {
     let found = others(path).filter(|found| found.path != file.path);
     found.ok_or_else(|| {
         let message =
@@ -164,38 +169,38 @@ fn labels_file(file: &InputFile, path: &str, others: Others<'_>) -> Result<Input
 }
 
 impl RawRecords for Idx {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         if self.rows.0 == self.rows.1 {
             return Ok(None);
         }
         let (width, height) = self.size;
-        let stored = exactly(&mut self.cursor, &self.file, width * height)?;
+        let stored = read_exactly(&mut self.cursor, &self.file, width * height)?;
         let label = match &mut self.labels {
-            Some((cursor, file)) => label(i64::from(exactly(cursor, file, 1)?[0])),
+            Some((cursor, file)) => label(i64::from(read_exactly(cursor, file, 1)?[0])),
             None => Ok(None),
         };
         let position = RecordPosition::Row(self.rows.0);
         self.rows.0 += 1;
-        Ok(Some(Raw { position, stored, label, content: Ok(Content::Grey { width, height }) }))
+        Ok(Some(RawRecord { position, stored, label, content: Ok(Content::Grey { width, height }) }))
     }
 }
 
-/// What a `.npy` file says of itself.
+/// The header of a `.npy` file.
 struct NpyHeader {
-    kind: Number,
+    kind: IntegerType,
     shape: Vec<u64>,
     bytes: u64,
 }
 
-/// A type of whole numbers.
+/// An integer type.
 #[derive(Debug, Clone, Copy)]
-struct Number {
+struct IntegerType {
     bytes: usize,
     signed: bool,
     little: bool,
 }
 
-impl Number {
+impl IntegerType {
     fn parse(text: &str) -> Option<Self> {
         let (order, rest) = text.split_at_checked(1)?;
         let (kind, bytes) = rest.split_at_checked(1)?;
@@ -224,7 +229,7 @@ impl Number {
 
 fn npy_header(store: &Store, file: &InputFile) -> Result<NpyHeader, SourceError> {
     let wrong = |message: String| SourceError::corrupt(&file.path, format!("cannot be read as .npy: {message}"));
-    let head = store.get(&file.location, 0, file.size.min(MOST_HEADER));
+    let head = store.get(&file.location, 0, file.size.min(MAX_HEADER_BYTES));
     let head = head.map_err(|e| SourceError::from_store(&file.path, e))?;
     if !head.starts_with(b"\x93NUMPY") || head.len() < 12 {
         return Err(wrong("it does not begin as such a file does".into()));
@@ -239,7 +244,7 @@ fn npy_header(store: &Store, file: &InputFile) -> Result<NpyHeader, SourceError>
     let after = |key: &str| text.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
     let quoted = after("descr").and_then(|rest| rest.strip_prefix('\'')?.split_once('\''));
     let descr = quoted.map(|(name, _)| name).ok_or_else(|| wrong("its header names no type of numbers".into()))?;
-    let kind = Number::parse(descr).ok_or_else(|| {
+    let kind = IntegerType::parse(descr).ok_or_else(|| {
         wrong(format!("its numbers are of type {descr:?}; valid: whole numbers, such as <i4, <i8, |u1, <u2"))
     })?;
     if !after("fortran_order").is_some_and(|rest| rest.starts_with("False")) {
@@ -260,7 +265,7 @@ fn npy_header(store: &Store, file: &InputFile) -> Result<NpyHeader, SourceError>
     Ok(NpyHeader { kind, shape, bytes })
 }
 
-/// Rows of a `.npy` file; none where it holds labels.
+/// Returns the number of rows of a `.npy` file; 0 if it holds labels.
 pub(super) fn npy_rows(store: &Store, file: &InputFile, codes: &Codes) -> Result<u64, SourceError> {
     if codes.labels.as_ref().is_some_and(|ending| is_npy_labels(&file.path, ending)) {
         return Ok(0);
@@ -280,15 +285,15 @@ pub(super) fn is_npy_labels(path: &str, ending: &str) -> bool {
     !ending.is_empty() && path.strip_suffix(".npy").is_some_and(|stem| stem.ends_with(ending))
 }
 
-/// Rows of codes.
+/// Reads rows of codes.
 pub(super) struct Npy {
     cursor: Cursor,
     file: String,
-    kind: Number,
+    kind: IntegerType,
     /// Numbers of a row.
     width: usize,
     size: u32,
-    labels: Option<(Cursor, String, Number)>,
+    labels: Option<(Cursor, String, IntegerType)>,
     rows: (u64, u64),
 }
 
@@ -296,7 +301,7 @@ impl Npy {
     pub fn open(
         store: &Store,
         file: &InputFile,
-        others: Others<'_>,
+        others: FindFile<'_>,
         codes: &Codes,
         rows: (u64, u64),
     ) -> Result<Self, SourceError> {
@@ -334,15 +339,15 @@ impl Npy {
 }
 
 impl RawRecords for Npy {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         if self.rows.0 == self.rows.1 {
             return Ok(None);
         }
-        let bytes = exactly(&mut self.cursor, &self.file, self.width * self.kind.bytes)?;
+        let bytes = read_exactly(&mut self.cursor, &self.file, self.width * self.kind.bytes)?;
         let numbers = bytes.chunks_exact(self.kind.bytes).map(|bytes| self.kind.read(bytes));
         let label = match &mut self.labels {
             Some((cursor, file, kind)) => {
-                let number = kind.read(&exactly(cursor, file, kind.bytes)?);
+                let number = kind.read(&read_exactly(cursor, file, kind.bytes)?);
                 label(i64::try_from(number).unwrap_or(-1))
             }
             None => Ok(None),

@@ -1,19 +1,19 @@
-//! CIFAR-10 and CIFAR-100 as their authors publish them.
+//! CIFAR-10 and CIFAR-100 in the versions that their authors publish.
 //!
 //! | | a record | label |
 //! |---|---|---|
 //! | binary, 10 | `label`, 3,072 bytes | the first byte |
 //! | binary, 100 | `coarse`, `fine`, 3,072 bytes | the second byte |
-//! | Python | a row of `data` [n, 3072] uint8 | the same place of `labels` (100: `fine_labels`) |
+//! | Python | a row of `data` [n, 3072] uint8 | the same index of `labels` (100: `fine_labels`) |
 //!
-//! The 3,072 bytes are three planes of 32×32: red, green, blue. Rows of ours have the channel last.
+//! The 3,072 bytes are three planes of 32×32: red, green, blue. Our rows have the channel last.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::Image;
 use stillhouse_schemas::spec::{Compression, Input};
 
-use super::pickle::{self, Batch};
-use super::{Content, Raw, RawRecords, bad, label, reason};
+use super::pickle::{self, CifarBatch};
+use super::{Content, RawRecord, RawRecords, bad, label, reason};
 use crate::compression::compression;
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
@@ -22,10 +22,10 @@ use crate::store::Store;
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
 pub(super) const IMAGE: usize = 3 * PLANE;
-/// A published file has 31 MB (CIFAR-100: 155 MB).
-const MOST_PICKLED: u64 = 1 << 28;
+/// Maximum bytes of a pickled file. A published file has 31 MB (CIFAR-100: 155 MB).
+const MAX_PICKLE_BYTES: u64 = 1 << 28;
 
-/// Which of the four.
+/// Which of the four versions it is, and whether the job wants labels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cifar {
     pub python: bool,
@@ -34,12 +34,12 @@ pub(super) struct Cifar {
 }
 
 impl Cifar {
-    /// Bytes of a binary record before its image.
+    /// Returns the number of bytes of a binary record before its image.
     fn head(self) -> usize {
         if self.classes == 100 { 2 } else { 1 }
     }
 
-    /// The label of this number, which has to be one of the classes.
+    /// Converts a number to a label, which must be one of the classes.
     fn label(self, number: i64) -> Result<Option<i32>, stillhouse_operators::images::BadImage> {
         match (self.labels, number) {
             (false, _) => Ok(None),
@@ -51,13 +51,13 @@ impl Cifar {
     }
 }
 
-/// Planes to pixels.
+/// Converts planes to interleaved pixels.
 pub(super) fn interleaved(planes: &[u8]) -> Image {
     let values = (0..PLANE).flat_map(|i| [0, 1, 2].map(|c| planes.get(c * PLANE + i).copied().unwrap_or(0))).collect();
     Image { width: SIDE, height: SIDE, channels: 3, values }
 }
 
-/// How many records a file has.
+/// Returns the number of records of a file.
 pub(super) fn rows(store: &Store, file: &InputFile, cifar: Cifar) -> Result<u64, SourceError> {
     if cifar.python {
         return Ok(pickled(store, file, cifar)?.1.rows as u64);
@@ -99,10 +99,10 @@ pub(super) fn open(
     Ok(Box::new(Binary { cursor, file: file.path.clone(), cifar, rows }))
 }
 
-fn pickled(store: &Store, file: &InputFile, cifar: Cifar) -> Result<(bytes::Bytes, Batch), SourceError> {
-    if file.size > MOST_PICKLED {
+fn pickled(store: &Store, file: &InputFile, cifar: Cifar) -> Result<(bytes::Bytes, CifarBatch), SourceError> {
+    if file.size > MAX_PICKLE_BYTES {
         let message =
-            format!("has {} bytes; valid: a batch of CIFAR's Python version, at most {MOST_PICKLED}", file.size);
+            format!("has {} bytes; valid: a batch of CIFAR's Python version, at most {MAX_PICKLE_BYTES}", file.size);
         return Err(SourceError::corrupt(&file.path, message));
     }
     let bytes = store.get(&file.location, 0, file.size).map_err(|e| SourceError::from_store(&file.path, e))?;
@@ -122,17 +122,17 @@ struct Binary {
 }
 
 impl RawRecords for Binary {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         if self.rows.0 == self.rows.1 {
             return Ok(None);
         }
         let size = self.cifar.head() + IMAGE;
-        let record = super::arrays::exactly(&mut self.cursor, &self.file, size)?;
+        let record = super::arrays::read_exactly(&mut self.cursor, &self.file, size)?;
         let row = self.rows.0;
         self.rows.0 += 1;
         let (head, image) = record.split_at(self.cifar.head());
         let label = self.cifar.label(head.last().map_or(0, |byte| i64::from(*byte)));
-        Ok(Some(Raw {
+        Ok(Some(RawRecord {
             position: RecordPosition::Row(row),
             stored: image.to_vec(),
             label,
@@ -143,13 +143,13 @@ impl RawRecords for Binary {
 
 struct Python {
     bytes: bytes::Bytes,
-    batch: Batch,
+    batch: CifarBatch,
     cifar: Cifar,
     rows: (u64, u64),
 }
 
 impl RawRecords for Python {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         if self.rows.0 == self.rows.1 {
             return Ok(None);
         }
@@ -158,6 +158,6 @@ impl RawRecords for Python {
         let start = self.batch.data.start + row * IMAGE;
         let stored = self.bytes.get(start..start + IMAGE).unwrap_or_default().to_vec();
         let label = self.batch.labels.get(row).map_or(Ok(None), |number| self.cifar.label(*number));
-        Ok(Some(Raw { position: RecordPosition::Row(row as u64), stored, label, content: Ok(Content::Planes) }))
+        Ok(Some(RawRecord { position: RecordPosition::Row(row as u64), stored, label, content: Ok(Content::Planes) }))
     }
 }

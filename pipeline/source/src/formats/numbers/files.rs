@@ -1,44 +1,46 @@
-//! A PNG or JPEG in a file of its own.
+//! Images in one PNG or JPEG file each.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::{BadImage, reason as image};
 use stillhouse_schemas::spec::{ImageLabels, Images};
 
-use super::{Content, Raw, RawRecords, bad, label_of};
-use crate::classes::class;
+use super::{Content, RawRecord, RawRecords, bad, label_of};
+use crate::class_folders::class_name;
 use crate::input_file::InputFile;
 use crate::store::Store;
 
-/// Bytes that an image of so many pixels may have as it is stored: no PNG or JPEG of sense has more than four for each, and headers.
-pub(super) fn most_bytes(images: &Images) -> u64 {
+/// Returns the maximum stored bytes of an image of `max_pixels`: no sensible PNG or JPEG has more than four per pixel,
+/// plus headers.
+pub(super) fn max_stored_bytes(images: &Images) -> u64 {
     u64::from(images.max_pixels) * 4 + (1 << 20)
 }
 
-/// The one record of such a file.
+/// Reads the single record of an image file.
 pub(super) struct ImageFile {
     store: Store,
     file: Option<InputFile>,
-    most: u64,
+    max_bytes: u64,
     label: Result<Option<i32>, BadImage>,
 }
 
 impl ImageFile {
     pub fn new(store: &Store, file: &InputFile, images: &Images) -> Self {
         let label = match images.labels() {
-            ImageLabels::Folder => label_of(class(&file.location), images),
+            ImageLabels::Folder => label_of(class_name(&file.location), images),
             _ => Ok(None),
         };
-        let most = most_bytes(images);
-        Self { store: store.clone(), file: Some(file.clone()), most, label }
+        let max_bytes = max_stored_bytes(images);
+        Self { store: store.clone(), file: Some(file.clone()), max_bytes, label }
     }
 }
 
 impl RawRecords for ImageFile {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         let Some(file) = self.file.take() else { return Ok(None) };
         let (stored, content) = match file.size {
-            size if size > self.most => {
-                let message = format!("has {size} bytes; valid: at most {} with `input.images.max_pixels`", self.most);
+            size if size > self.max_bytes => {
+                let message =
+                    format!("has {size} bytes; valid: at most {} with `input.images.max_pixels`", self.max_bytes);
                 (Vec::new(), bad(image::LARGE, message))
             }
             size => {
@@ -46,6 +48,6 @@ impl RawRecords for ImageFile {
                 (bytes.map_err(|e| SourceError::from_store(&file.path, e))?.to_vec(), Ok(Content::Encoded))
             }
         };
-        Ok(Some(Raw { position: RecordPosition::Whole, stored, label: self.label.clone(), content }))
+        Ok(Some(RawRecord { position: RecordPosition::Whole, stored, label: self.label.clone(), content }))
     }
 }

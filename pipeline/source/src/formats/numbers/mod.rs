@@ -2,24 +2,28 @@
 //!
 //! ```text
 //!   files: PNG, JPEG ─┐                                  ┌─ label
-//!   tar: samples ─────┤ Raw: bytes as stored, what they ─┤
-//!   CIFAR, IDX ───────┤ are, label or why there is none  └─ row(): decoded, resized, checked ─► batches of numbers_schema
+//!   tar: samples ─────┤ Raw: bytes as stored, their ─────┤
+//!   CIFAR, IDX ───────┤ kind, label or why it has none   └─ row(): decoded, resized, checked ─► batches of numbers_schema
 //!   npy, Parquet ─────┘
 //! ```
 //!
-//! | layout | a record | a split begins | planning reads |
+//! | layout | a record | where a split begins | planning reads |
 //! |---|---|---|---|
 //! | `files` | a file | at a file | nothing |
-//! | `tar`, also compressed | the members of one name up to the first dot | at the header of such a member | the headers (of a compressed tar all of it, which leaves checkpoints) |
+//! | `tar`, also compressed | the members with one name up to the first dot | at the header of such a member | the headers (compressed: all) |
 //! | CIFAR, binary | 3,073 (3,074) bytes | at a record | nothing |
 //! | CIFAR, Python | a row of `data` | at a row | the files |
-//! | IDX, `.npy` | a row | at a row | the headers (of a compressed IDX all of it) |
+//! | IDX, `.npy` | a row | at a row | the headers (of a compressed IDX, the whole file) |
 //! | Parquet | a row | at a row | the footers |
 //!
-//! What a split is follows from the listing and these. A record's checksum and its key are of its bytes as stored, so a split that
-//! takes other keys decodes nothing of it; a bad record has a key too, and is counted by the split that its key is of.
+//! To plan a compressed tar, it reads the whole file, which records checkpoints. Splits follow from the listing and
+//! these reads.
 //!
-//! Memory per reader: one record as stored, one image decoded (bounded by `max_pixels`), a batch of about 1 MB; of Python's CIFAR a file.
+//! A record's checksum and its key cover its bytes as stored, so a split decodes only the records that it takes. A bad
+//! record has a key too, and is counted by the split that takes the key.
+//!
+//! Memory per reader: one record as stored, one decoded image (bounded by `max_pixels`), a batch of about 1 MB; for
+//! CIFAR's Python version, a file.
 
 mod arrays;
 mod cifar;
@@ -37,13 +41,14 @@ use stillhouse_operators::images::{BadImage, Image, decode_pixels, to_row_pixels
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
 
-pub(crate) use self::read::{Numbers, first, read_keys};
-use crate::classes;
+pub(crate) use self::read::{NumbersReader, read_keys, skip_reason};
+use crate::class_folders;
 use crate::input_file::InputFile;
 use crate::segment::Segment;
 use crate::store::Store;
 
-/// Why a record is bad, beside what is wrong with its image. The texts are in manifests: they stay as they are.
+/// Reasons why a record is bad, in addition to those of its image. The strings are in manifests, so they must not
+/// change.
 mod reason {
     pub const CLASS: &str = "unknown class";
     pub const LABEL: &str = "bad label";
@@ -60,20 +65,20 @@ fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, BadImag
     Err(BadImage { reason, message: message.into() })
 }
 
-/// A record as it is stored.
-pub(crate) struct Raw {
+/// A record as stored.
+pub(crate) struct RawRecord {
     pub position: RecordPosition,
-    /// What its checksum and its key are of.
+    /// The bytes that its checksum and its key cover.
     pub stored: Vec<u8>,
     pub label: Result<Option<i32>, BadImage>,
     pub content: Result<Content, BadImage>,
 }
 
-/// What the stored bytes are.
+/// The kind of the stored bytes.
 pub(crate) enum Content {
     /// A PNG or JPEG.
     Encoded,
-    /// Three planes of 32×32, as CIFAR has them.
+    /// Three planes of 32×32, as in CIFAR.
     Planes,
     /// An image of one channel, row by row.
     Grey { width: usize, height: usize },
@@ -81,8 +86,8 @@ pub(crate) enum Content {
     Numbers(Vec<u32>),
 }
 
-impl Raw {
-    /// The numbers of the row and its label.
+impl RawRecord {
+    /// Decodes the record to the numbers of its row and its label.
     pub fn row(self, input: &Input) -> Result<(Vec<u32>, Option<i32>), BadImage> {
         let label = self.label?;
         let picture = match self.content? {
@@ -100,19 +105,19 @@ impl Raw {
     }
 }
 
-/// Records of a range of a file, in order.
+/// Reads the records of a range of a file, in order.
 pub(crate) trait RawRecords: Send {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError>;
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError>;
 }
 
-/// Finds other files of the listing by their path: those that hold labels.
-pub(crate) type Others<'a> = &'a dyn Fn(&str) -> Option<InputFile>;
+/// Finds another file of the listing by its path: one that holds labels.
+pub(crate) type FindFile<'a> = &'a dyn Fn(&str) -> Option<InputFile>;
 
-/// Records of a range.
+/// Opens the records of a range.
 pub(crate) fn open(
     store: &Store,
     file: &InputFile,
-    others: Others<'_>,
+    others: FindFile<'_>,
     input: &Input,
     range: Range,
 ) -> Result<Box<dyn RawRecords>, SourceError> {
@@ -132,7 +137,7 @@ pub(crate) fn open(
     })
 }
 
-/// A file, by the job and its name.
+/// The kind of a file, determined by the job and the file's name.
 enum Kind<'a> {
     Image(&'a Images),
     Tar,
@@ -167,7 +172,7 @@ fn kind<'a>(file: &InputFile, input: &'a Input) -> Result<Kind<'a>, SourceError>
     })
 }
 
-/// Endings of the files that a folder stands for; empty where files are named one by one.
+/// Returns the endings of the files that a folder stands for; empty if the job must name every file.
 pub(super) fn endings(input: &Input) -> &'static [&'static str] {
     if input.format() == InputFormat::Codes {
         return &[".npy", ".parquet", ".pq"];
@@ -175,22 +180,22 @@ pub(super) fn endings(input: &Input) -> &'static [&'static str] {
     match input.images.as_ref().map(|images| images.layout) {
         Some(Layout::Files) => &[".png", ".jpg", ".jpeg"],
         Some(Layout::Tar) => &[".tar", ".tgz"],
-        // the folders of the other layouts hold the test set too
+        // the folders of the other layouts also hold the test set
         _ => &[],
     }
 }
 
-/// Whether files of this layout are found with an ending of compression.
+/// Whether files of this layout may have a compression ending.
 pub(super) fn is_compressible(input: &Input) -> bool {
     input.images.as_ref().is_some_and(|images| images.layout == Layout::Tar)
 }
 
-/// Numbers of a row, which is what a record weighs.
+/// Returns the count of numbers in a row, which is the weight of a record.
 fn length(input: &Input) -> u64 {
     input.row_length().unwrap_or(1).max(1)
 }
 
-/// How many records a file has, where they are numbered.
+/// Returns the number of records of a file, if they are numbered.
 fn rows(store: &Store, file: &InputFile, input: &Input) -> Result<Option<u64>, SourceError> {
     Ok(Some(match kind(file, input)? {
         Kind::Tar => return Ok(None),
@@ -202,8 +207,8 @@ fn rows(store: &Store, file: &InputFile, input: &Input) -> Result<Option<u64>, S
     }))
 }
 
-/// All of a file; none where it has no records.
-fn whole(store: &Store, file: &InputFile, input: &Input) -> Result<Option<Range>, SourceError> {
+/// Returns the range of a whole file; `None` if it has no records.
+fn whole_range(store: &Store, file: &InputFile, input: &Input) -> Result<Option<Range>, SourceError> {
     Ok(match rows(store, file, input)? {
         None => Some(Range::Bytes { start: 0, end: u64::MAX, line: None }),
         Some(0) => None,
@@ -211,7 +216,7 @@ fn whole(store: &Store, file: &InputFile, input: &Input) -> Result<Option<Range>
     })
 }
 
-/// The segments of a file: see the table of this module.
+/// Returns the segments of a file: see the table of this module.
 pub(crate) fn segments(
     store: &Store,
     index: usize,
@@ -221,7 +226,7 @@ pub(crate) fn segments(
 ) -> Result<Vec<Segment>, SourceError> {
     let Some(rows) = rows(store, file, input)? else { return tar::segments(store, index, file, input, target) };
     if let Kind::Idx(images) = kind(file, input)? {
-        arrays::idx_ends(store, file, input, images)?;
+        arrays::check_idx_end(store, file, input, images)?;
     }
     let length = length(input);
     let parts = rows.div_ceil((target / length).max(1));
@@ -235,7 +240,7 @@ pub(crate) fn segments(
     Ok((0..parts).map(part).collect())
 }
 
-/// Where in a tar file a record begins, of those from `start` on.
+/// Returns the offset of the record with this index in a range of a tar file.
 pub(crate) fn offset_of(
     store: &Store,
     file: &InputFile,
@@ -246,7 +251,7 @@ pub(crate) fn offset_of(
     tar::offset_of(store, file, input, range, record)
 }
 
-/// Whether a file holds labels of another one, and no records of its own.
+/// Whether a file holds the labels of another file, and no records of its own.
 pub(crate) fn holds_labels(path: &str, input: &Input) -> bool {
     match (&input.images, &input.codes) {
         (Some(images), _) if images.layout == Layout::Idx => arrays::is_idx_labels(path),
@@ -255,7 +260,7 @@ pub(crate) fn holds_labels(path: &str, input: &Input) -> bool {
     }
 }
 
-/// A row of codes has to have the length of the job's rows.
+/// Checks that a row of codes has the length of the job's rows.
 fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, BadImage> {
     match numbers.len() as u64 == length {
         true => Ok(numbers),
@@ -263,20 +268,21 @@ fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, BadImage> {
     }
 }
 
-/// The input with the names of the classes, where the job leaves them to the folders that images lie in: all of them, by name.
+/// Returns the input with the names of all classes in order. If the job takes the classes from the folders of images,
+/// they are these folders' names.
 pub fn with_classes<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input> {
-    if !classes::are_folders(input) {
+    if !class_folders::defines_classes(input) {
         return Cow::Borrowed(input);
     }
     let mut named = input.clone();
     if let Some(images) = &mut named.images {
-        let names: BTreeSet<&str> = files.iter().map(|file| classes::class(&file.location)).collect();
+        let names: BTreeSet<&str> = files.iter().map(|file| class_folders::class_name(&file.location)).collect();
         images.classes = names.into_iter().map(str::to_owned).collect();
     }
     Cow::Owned(named)
 }
 
-/// The label of a class.
+/// Returns the label of a class.
 fn label_of(class: &str, images: &Images) -> Result<Option<i32>, BadImage> {
     match images.classes.iter().position(|name| name == class) {
         Some(label) => Ok(i32::try_from(label).ok()),
@@ -284,7 +290,7 @@ fn label_of(class: &str, images: &Images) -> Result<Option<i32>, BadImage> {
     }
 }
 
-/// A label that was read as a number.
+/// Checks a label that was read as a number.
 fn label(number: i64) -> Result<Option<i32>, BadImage> {
     match i32::try_from(number) {
         Ok(label) if label >= 0 => Ok(Some(label)),

@@ -1,4 +1,4 @@
-//! Codes in Parquet: a column of lists of whole numbers, and one of labels.
+//! Codes in Parquet: a column of lists of integers, and one of labels.
 //!
 //! Memory: a batch of at most 256 rows of the two columns, and a page of each.
 
@@ -13,19 +13,19 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::BadImage;
 use stillhouse_schemas::spec::Codes;
 
-use super::{Content, Raw, RawRecords, bad, label, reason};
+use super::{Content, RawRecord, RawRecords, bad, label, reason};
 use crate::input_file::InputFile;
-use crate::store::{Chunks, Store};
+use crate::store::{RangeCache, Store};
 
 const BATCH: usize = 256;
 
-/// A record of codes, each of which has to be below `size`.
+/// Builds a record of codes, each of which must be below `size`.
 pub(super) fn raw(
     position: RecordPosition,
     numbers: impl Iterator<Item = i128>,
     size: u32,
     label: Result<Option<i32>, BadImage>,
-) -> Raw {
+) -> RawRecord {
     let mut stored = Vec::new();
     let mut codes = Vec::new();
     let mut wrong = None;
@@ -48,17 +48,17 @@ pub(super) fn raw(
         ),
         None => Ok(Content::Numbers(codes)),
     };
-    Raw { position, stored, label, content }
+    RawRecord { position, stored, label, content }
 }
 
 fn wrong(file: &InputFile, error: impl std::fmt::Display) -> SourceError {
     SourceError::corrupt(&file.path, format!("cannot be read as Parquet: {error}"))
 }
 
-type Builder = ParquetRecordBatchReaderBuilder<Chunks>;
+type Builder = ParquetRecordBatchReaderBuilder<RangeCache>;
 
 fn builder(store: &Store, file: &InputFile, codes: &Codes) -> Result<Builder, SourceError> {
-    let builder = Builder::try_new(Chunks::new(store, &file.location, file.size)).map_err(|e| match e {
+    let builder = Builder::try_new(RangeCache::new(store, &file.location, file.size)).map_err(|e| match e {
         parquet::errors::ParquetError::External(e) => match e.downcast::<object_store::Error>() {
             Ok(error) => SourceError::from_store(&file.path, *error),
             Err(e) => wrong(file, e),
@@ -81,7 +81,7 @@ fn is_list(kind: &DataType) -> bool {
     }
 }
 
-/// Makes sure that a column is there and of a type that serves.
+/// Checks that a column exists and has a valid type.
 fn column(
     file: &InputFile,
     builder: &Builder,
@@ -103,17 +103,17 @@ fn column(
     }
 }
 
-/// How many rows a file has.
+/// Returns the number of rows of a file.
 pub(super) fn rows(store: &Store, file: &InputFile, codes: &Codes) -> Result<u64, SourceError> {
     Ok(builder(store, file, codes)?.metadata().file_metadata().num_rows().max(0) as u64)
 }
 
-/// Rows of codes of a file.
+/// Reads rows of codes of a file.
 pub(super) struct ParquetCodes {
     file: InputFile,
     reader: ParquetRecordBatchReader,
     codes: Codes,
-    waiting: IntoIter<Raw>,
+    waiting: IntoIter<RawRecord>,
     row: u64,
     end: u64,
 }
@@ -152,14 +152,14 @@ impl ParquetCodes {
             };
             raws.push(match cell(&lists, i).map_err(|e| wrong(&self.file, e))? {
                 Some(numbers) => {
-                    // a null is no number that there is
+                    // a null becomes -1, which is not a valid code
                     let number = |k: usize| if numbers.is_null(k) { -1 } else { i128::from(numbers.value(k)) };
                     raw(position, (0..numbers.len()).map(number), self.codes.size, label)
                 }
                 None => {
                     let message =
                         format!("the value of {:?} is null; valid: a list of whole numbers", self.codes.column);
-                    Raw { position, stored: Vec::new(), label, content: bad(reason::NULL, message) }
+                    RawRecord { position, stored: Vec::new(), label, content: bad(reason::NULL, message) }
                 }
             });
         }
@@ -169,7 +169,7 @@ impl ParquetCodes {
     }
 }
 
-/// The numbers of a row; none where it is null.
+/// Returns the numbers of a row; `None` if it is null.
 fn cell(lists: &ArrayRef, row: usize) -> Result<Option<Int64Array>, arrow::error::ArrowError> {
     if lists.is_null(row) {
         return Ok(None);
@@ -183,7 +183,7 @@ fn cell(lists: &ArrayRef, row: usize) -> Result<Option<Int64Array>, arrow::error
 }
 
 impl RawRecords for ParquetCodes {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         loop {
             if let Some(raw) = self.waiting.next() {
                 return Ok(Some(raw));

@@ -1,39 +1,41 @@
-//! The pickles of CIFAR's Python version, and nothing else: a dictionary with an array of bytes and a list of numbers.
+//! Reads the pickles of CIFAR's Python version only: a dictionary with an array of bytes and a list of numbers.
 //!
-//! A pickle is a program for a small machine; Python's runs whatever it names. This one runs nothing: it knows the opcodes that these files
-//! are made of, builds texts, numbers, lists, tuples and one dictionary, and of names it knows the four that an array of numpy is
-//! rebuilt with. Anything else ends the reading. What is built is bounded by the file: a byte makes at most one value.
+//! A pickle is a program for a stack machine, and Python's machine calls whatever the pickle names. This one calls
+//! nothing. It knows the opcodes of these files and builds texts, numbers, lists, tuples and one dictionary. Of names,
+//! it knows the four from which numpy rebuilds an array. Anything else is an error. The file bounds the memory: a byte
+//! creates at most one value.
 //!
 //! ```text
-//!   {'batch_label': …, 'labels': [6, 9, …], 'data': _reconstruct(ndarray, (0,), 'b') ← (1, (10000, 3072), dtype('u1') ← (…), False, '…'), 'filenames': […]}
+//!   {'batch_label': …, 'labels': [6, 9, …], 'filenames': […],
+//!    'data': _reconstruct(ndarray, (0,), 'b') ← (1, (10000, 3072), dtype('u1') ← (…), False, '…')}
 //! ```
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// What is needed of a file.
+/// The needed content of a file.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct CifarBatch {
     pub rows: usize,
-    /// Where the array's bytes are in the file.
+    /// Byte range of the array in the file.
     pub data: Range<usize>,
-    /// Empty where the job wants none: as many as there are rows otherwise.
+    /// One label per row.
     pub labels: Vec<i64>,
 }
 
-/// Functions and classes that an array names.
-const NAMES: [(&str, Name); 7] = [
-    ("numpy.core.multiarray _reconstruct", Name::Reconstruct),
-    ("numpy._core.multiarray _reconstruct", Name::Reconstruct),
-    ("numpy ndarray", Name::Array),
-    ("numpy dtype", Name::Type),
-    ("numpy.dtypes UInt8DType", Name::Type),
-    ("_codecs encode", Name::Encode),
-    ("__builtin__ bytes", Name::Encode),
+/// Functions and classes that an array refers to.
+const KNOWN_NAMES: [(&str, KnownName); 7] = [
+    ("numpy.core.multiarray _reconstruct", KnownName::Reconstruct),
+    ("numpy._core.multiarray _reconstruct", KnownName::Reconstruct),
+    ("numpy ndarray", KnownName::Array),
+    ("numpy dtype", KnownName::Type),
+    ("numpy.dtypes UInt8DType", KnownName::Type),
+    ("_codecs encode", KnownName::Encode),
+    ("__builtin__ bytes", KnownName::Encode),
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Name {
+enum KnownName {
     Reconstruct,
     Array,
     Type,
@@ -45,15 +47,15 @@ enum Value {
     Mark,
     None,
     Int(i64),
-    /// Where a text or bytes are in the file.
+    /// Byte range of a text or of bytes in the file.
     Text(Range<usize>),
     List(Vec<Value>),
     Tuple(Vec<Value>),
     Dict(Vec<(Value, Value)>),
-    Name(Name),
+    KnownName(KnownName),
     /// An array that is not filled yet.
     NewArray,
-    /// A type, by its name.
+    /// A type, by the byte range of its name.
     Type(Range<usize>),
     Array {
         shape: Vec<i64>,
@@ -72,11 +74,11 @@ struct Machine<'a> {
 /// Reads the batch of a file.
 ///
 /// # Errors
-/// What is not as in a batch of CIFAR.
-pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<Batch, String> {
+/// When the pickle is not a batch of CIFAR.
+pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<CifarBatch, String> {
     let mut machine = Machine { bytes, at: 0, stack: Vec::new(), memo: HashMap::new(), puts: 0 };
     let Value::Dict(entries) = machine.run()? else { return Err("is no dictionary".into()) };
-    // Python's reader leaves what follows to whoever reads on
+    // Python's reader leaves the following bytes to its caller
     if machine.at < bytes.len() {
         return Err(format!("has {} bytes behind its end at byte {}", bytes.len() - machine.at, machine.at));
     }
@@ -108,7 +110,7 @@ pub(super) fn batch(bytes: &[u8], labels: &str, width: usize) -> Result<Batch, S
     if labels.len() != rows {
         return Err(format!("has {} labels for {rows} images", labels.len()));
     }
-    Ok(Batch { rows, data, labels })
+    Ok(CifarBatch { rows, data, labels })
 }
 
 impl Machine<'_> {
@@ -123,7 +125,7 @@ impl Machine<'_> {
                         return Err(format!("is a pickle of version {version}; valid: up to 5"));
                     }
                 }
-                // a frame only says how much follows
+                // a frame opcode only gives the length of the following bytes
                 0x95 => {
                     self.range(8)?;
                 }
@@ -235,11 +237,11 @@ impl Machine<'_> {
         Ok(items)
     }
 
-    /// Only what does not change later is kept: a list that were fetched again would have to be the same list.
+    /// Keeps only values that do not change later: a list that was fetched again would have to be the same object.
     fn put(&mut self, n: usize) -> Result<(), String> {
         let index = if n == 0 { self.puts } else { self.unsigned(n)? as u32 };
         self.puts += 1;
-        if let Some(value @ (Value::Text(_) | Value::Name(_) | Value::Int(_) | Value::None | Value::Type(_))) =
+        if let Some(value @ (Value::Text(_) | Value::KnownName(_) | Value::Int(_) | Value::None | Value::Type(_))) =
             self.stack.last()
         {
             self.memo.insert(index, value.clone());
@@ -285,10 +287,10 @@ impl Machine<'_> {
     }
 
     fn name(&mut self, named: &str) -> Result<(), String> {
-        let known = NAMES.iter().find(|(name, _)| *name == named).map(|(_, name)| *name);
+        let known = KNOWN_NAMES.iter().find(|(name, _)| *name == named).map(|(_, name)| *name);
         let name = known
             .ok_or_else(|| format!("names {named:?}, which is not of an array of numpy; nothing of it was run"))?;
-        self.stack.push(Value::Name(name));
+        self.stack.push(Value::KnownName(name));
         Ok(())
     }
 
@@ -303,8 +305,8 @@ impl Machine<'_> {
         let (arguments, name) = (self.pop()?, self.pop()?);
         let Value::Tuple(arguments) = arguments else { return Err("calls without a tuple".into()) };
         let made = match (name, arguments.as_slice()) {
-            (Value::Name(Name::Reconstruct), [Value::Name(Name::Array), ..]) => Value::NewArray,
-            (Value::Name(Name::Type), [Value::Text(range), ..]) => Value::Type(range.clone()),
+            (Value::KnownName(KnownName::Reconstruct), [Value::KnownName(KnownName::Array), ..]) => Value::NewArray,
+            (Value::KnownName(KnownName::Type), [Value::Text(range), ..]) => Value::Type(range.clone()),
             _ => return Err("calls what is not of an array of bytes; nothing of it was run".into()),
         };
         self.stack.push(made);

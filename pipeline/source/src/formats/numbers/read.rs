@@ -1,4 +1,4 @@
-//! The records of a split into batches of rows of numbers.
+//! Reads the records of a split into batches of rows of numbers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,29 +11,29 @@ use stillhouse_operators::images::BadImage;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, OnError};
 
-use super::{Others, RawRecords, holds_labels, open, whole};
+use super::{FindFile, RawRecords, holds_labels, open, whole_range};
 use crate::input_file::InputFile;
-use crate::spool::Key;
+use crate::spool::DocumentKey;
 use crate::store::Store;
 use crate::summary::{ReadSummary, RecordsDigest};
 
 const ROWS: usize = 1024;
-/// Numbers of a batch that is full: 1 MB.
+/// Count of numbers at which a batch is full: 1 MB.
 const FULL: usize = 1 << 18;
 
-/// The rows that a split takes.
-pub(crate) struct Numbers {
+/// Reads the rows that a split takes.
+pub(crate) struct NumbersReader {
     store: Store,
     input: Arc<Input>,
     open: Option<Box<dyn RawRecords>>,
-    /// Records so far.
+    /// Number of records so far.
     ordinal: u64,
     batch: Batch,
     pub records: RecordsDigest,
     pub skipped: BTreeMap<String, u64>,
 }
 
-/// Rows that wait for their batch.
+/// Collects rows until they fill a batch.
 struct Batch {
     ids: UInt64Builder,
     tokens: ListBuilder<UInt32Builder>,
@@ -60,18 +60,18 @@ impl Batch {
     }
 }
 
-impl Numbers {
+impl NumbersReader {
     pub fn new(store: Store, input: Arc<Input>) -> Self {
         let (records, skipped) = Default::default();
         Self { store, input, open: None, ordinal: 0, batch: Batch::new(), records, skipped }
     }
 
-    /// The next batch that is full; none at the end of the range.
+    /// Returns the next full batch, or `None` at the end of the range.
     pub fn next(
         &mut self,
         split: &SplitRecord,
         file: &InputFile,
-        others: Others<'_>,
+        others: FindFile<'_>,
         range: Range,
         summary: &mut ReadSummary,
     ) -> Result<Option<RecordBatch>, SourceError> {
@@ -87,18 +87,18 @@ impl Numbers {
             })?;
             self.ordinal += 1;
             if let Some(keys) = split.keys
-                && !keys.contains(Key::new(keys.seed).with(&raw.stored).get())
+                && !keys.contains(DocumentKey::new(keys.seed).with(&raw.stored).get())
             {
                 continue;
             }
-            // of the bytes as they are stored, before they become something else
-            self.records.good(raw.stored.len() as u64);
-            self.records.bytes(&raw.stored);
+            // hash the stored bytes, before they are decoded
+            self.records.add_length(raw.stored.len() as u64);
+            self.records.add_bytes(&raw.stored);
             let position = raw.position.clone();
             match raw.row(&self.input) {
                 Ok((numbers, label)) => {
                     if let Some(label) = label {
-                        self.records.bytes(&label.to_le_bytes());
+                        self.records.add_bytes(&label.to_le_bytes());
                     }
                     summary.documents += 1;
                     summary.text_bytes += numbers.len() as u64;
@@ -114,7 +114,7 @@ impl Numbers {
                         return Err(SourceError::Record { file: file.path.clone(), position, reason, message });
                     }
                     tracing::debug!(file = file.path, %position, reason, message, "record skipped");
-                    self.records.bad();
+                    self.records.add_bad_record();
                     *self.skipped.entry(reason.into()).or_default() += 1;
                 }
             }
@@ -123,17 +123,17 @@ impl Numbers {
         self.close()
     }
 
-    /// The batch of what waits; none where that is nothing.
+    /// Returns the collected rows as a batch, or `None` if there are none.
     pub fn close(&mut self) -> Result<Option<RecordBatch>, SourceError> {
         self.batch.close()
     }
 }
 
-/// Gives the key of every good record of a range.
+/// Calls `each` with the key of every good record of a range.
 pub(crate) fn read_keys(
     store: &Store,
     file: &InputFile,
-    others: Others<'_>,
+    others: FindFile<'_>,
     range: Range,
     input: &Input,
     seed: u64,
@@ -141,7 +141,7 @@ pub(crate) fn read_keys(
 ) -> Result<(), SourceError> {
     let mut records = open(store, file, others, input, range)?;
     while let Some(raw) = records.next()? {
-        let key = Key::new(seed).with(&raw.stored).get();
+        let key = DocumentKey::new(seed).with(&raw.stored).get();
         let position = raw.position.clone();
         match raw.row(input) {
             Ok(_) => each(key),
@@ -154,25 +154,26 @@ pub(crate) fn read_keys(
     Ok(())
 }
 
-/// The reason for which all of the first records of a file would be skipped; `None` where one is good or there is none.
+/// Returns the reason why all of the first records of a file would be skipped; `None` if one is good or the file has
+/// none.
 ///
 /// # Errors
-/// As reading it: at the first bad record where none may be skipped.
-pub(crate) fn first(
+/// As reading the file: at the first bad record unless they may be skipped.
+pub(crate) fn skip_reason(
     store: &Store,
     files: &[InputFile],
     file: &InputFile,
     input: &Input,
-    few: usize,
+    max_records: usize,
 ) -> Result<Option<String>, SourceError> {
     if holds_labels(&file.path, input) {
         return Ok(None);
     }
     let others = |path: &str| files.iter().find(|file| file.path == path).cloned();
-    let Some(range) = whole(store, file, input)? else { return Ok(None) };
+    let Some(range) = whole_range(store, file, input)? else { return Ok(None) };
     let mut records = open(store, file, &others, input, range)?;
     let mut skipped = None;
-    for _ in 0..few {
+    for _ in 0..max_records {
         let Some(raw) = records.next()? else { break };
         let position = raw.position.clone();
         match raw.row(input) {

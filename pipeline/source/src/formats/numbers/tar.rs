@@ -1,13 +1,14 @@
-//! Tar files of images: a record is a sample in WebDataset's sense, the members that follow one another and share their name up to
-//! the first dot of its last part; a plain tar of images is one in which samples have one member.
+//! Tar files of images. A record is a sample as in WebDataset: consecutive members whose names are equal up to the
+//! first dot of the last path component. In a plain tar of images, each sample has one member.
 //!
 //! ```text
 //!   header 512 ─ content, filled up to 512 ─ header ─ … ─ two blocks of zeros
 //!   class/00012.jpg  class/00012.cls  class/00013.jpg …      (ustar, GNU long names, pax path and size)
 //! ```
 //!
-//! A range begins at a header, so a reader goes there at once; in a compressed tar by the checkpoints of its stream. Contents that are not
-//! needed are passed over. Every header's checksum is looked at. Folders and names that begin with a dot are passed over.
+//! A range begins at a header, so a reader seeks there directly; in a compressed tar it uses the checkpoints of the
+//! stream. It skips contents that it does not need, folders, and names that begin with a dot. It checks the checksum of
+//! every header.
 
 use std::io;
 
@@ -16,21 +17,21 @@ use stillhouse_operators::images::{BadImage, reason as image};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
 
-use super::files::most_bytes;
-use super::{Content, Raw, RawRecords, bad, label, label_of, length, reason};
+use super::files::max_stored_bytes;
+use super::{Content, RawRecord, RawRecords, bad, label, label_of, length, reason};
 use crate::compression::compression;
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
 use crate::segment::Segment;
-use crate::store::{FIRST_CHUNK, Store};
+use crate::store::{FIRST_CHUNK_BYTES, Store};
 
 const BLOCK: u64 = 512;
-/// Bytes of a long name, of a pax header, of a label.
-const MOST_BESIDE: u64 = 1 << 20;
+/// Maximum bytes of a long name, of a pax header, of a label.
+const MAX_METADATA_BYTES: u64 = 1 << 20;
 
-/// A member: its name, and where it is.
+/// A member: its name and position.
 struct Member {
-    /// Where its first header is, that of a long name included.
+    /// Offset of its first header, including that of a long name.
     header: u64,
     content: u64,
     size: u64,
@@ -39,12 +40,12 @@ struct Member {
     is_link: bool,
 }
 
-/// Members, in order.
+/// Iterates over the members, in order.
 struct Members {
     store: Store,
     file: InputFile,
     input: Input,
-    /// Taken only while it is moved.
+    /// `None` only while it is moved.
     cursor: Option<Cursor>,
     end: u64,
 }
@@ -68,9 +69,10 @@ impl Members {
         self.cursor.as_ref().map_or(0, |cursor| cursor.offset)
     }
 
-    /// Goes on to an offset: passes what is before it, or, where that is much and nothing has to be decompressed, opens the file there.
-    fn go(&mut self, to: u64) -> Result<(), SourceError> {
-        let far = to.saturating_sub(self.offset()) > 4 * FIRST_CHUNK;
+    /// Advances to an offset: skips the bytes before it, or reopens the file there if they are many and need no
+    /// decompression.
+    fn advance_to(&mut self, to: u64) -> Result<(), SourceError> {
+        let far = to.saturating_sub(self.offset()) > 4 * FIRST_CHUNK_BYTES;
         if far && compression(&self.file, &self.input) == Compression::None && to <= self.file.size {
             let cursor = self.cursor.take().ok_or_else(|| self.corrupt("was given up after an error"))?;
             self.cursor = Some(cursor.forward(&self.store, &self.file, &self.input, (to, self.end))?);
@@ -86,7 +88,7 @@ impl Members {
         }
     }
 
-    /// So many bytes from here; fewer only at the end of the file.
+    /// Reads `size` bytes; fewer only at the end of the file.
     fn take(&mut self, size: u64) -> Result<Vec<u8>, SourceError> {
         let path = self.file.path.clone();
         let cursor = self.cursor()?;
@@ -103,9 +105,9 @@ impl Members {
         Ok(bytes)
     }
 
-    /// The content of a member that the cursor is before.
+    /// Reads the content of a member; the cursor is before it.
     fn content(&mut self, member: &Member) -> Result<Vec<u8>, SourceError> {
-        self.go(member.content)?;
+        self.advance_to(member.content)?;
         let bytes = self.take(member.size)?;
         match bytes.len() as u64 == member.size {
             true => Ok(bytes),
@@ -116,7 +118,7 @@ impl Members {
         }
     }
 
-    /// The next member; none at the end of the archive.
+    /// Returns the next member; `None` at the end of the archive.
     fn next(&mut self) -> Result<Option<Member>, SourceError> {
         let first = self.offset();
         let (mut long_name, mut pax) = (None, Pax::default());
@@ -141,7 +143,7 @@ impl Members {
             let after = content.checked_add(size).and_then(|end| end.checked_next_multiple_of(BLOCK));
             let after = after.ok_or_else(|| self.corrupt(format_args!("header at byte {at}: its size is {size}")))?;
             if matches!(header.kind, b'L' | b'K' | b'x' | b'g') {
-                if size > MOST_BESIDE {
+                if size > MAX_METADATA_BYTES {
                     return Err(self.corrupt(format_args!("header at byte {at}: a name of {size} bytes")));
                 }
                 let bytes = self.take(size)?;
@@ -152,7 +154,7 @@ impl Members {
                     }
                     _ => {}
                 }
-                self.go(after)?;
+                self.advance_to(after)?;
                 continue;
             }
             let name = pax.path.or(long_name).unwrap_or(header.name);
@@ -163,17 +165,17 @@ impl Members {
         }
     }
 
-    /// Goes behind a member.
-    fn pass(&mut self, member: &Member) -> Result<(), SourceError> {
+    /// Goes to the end of a member.
+    fn skip(&mut self, member: &Member) -> Result<(), SourceError> {
         let end = (member.content + member.size).next_multiple_of(BLOCK);
         if compression(&self.file, &self.input) == Compression::None && member.content + member.size > self.file.size {
             return Err(self.corrupt(format_args!("is cut off: {:?} ends behind the file", member.name)));
         }
-        // the last member may not be filled up
+        // the last member may lack its padding
         if compression(&self.file, &self.input) == Compression::None {
-            return self.go(end.min(self.file.size));
+            return self.advance_to(end.min(self.file.size));
         }
-        self.go(member.content + member.size)?;
+        self.advance_to(member.content + member.size)?;
         let path = self.file.path.clone();
         self.cursor()?.skip_to(end).map_err(|e| SourceError::from_io(&path, e))
     }
@@ -201,7 +203,7 @@ impl Header {
     }
 }
 
-/// A number of a header: octal digits, or (GNU) big-endian behind a set bit.
+/// Parses a number of a header: octal digits, or (GNU) big-endian after a set bit.
 fn octal(field: &[u8]) -> Option<u64> {
     if field.first()? & 0x80 != 0 {
         let (high, low) = field.split_at(field.len() - 8);
@@ -212,13 +214,13 @@ fn octal(field: &[u8]) -> Option<u64> {
     if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
 }
 
-/// A text up to its first zero.
+/// Returns a text up to its first zero byte.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// What a pax header says of the member behind it.
+/// The fields of a pax header that apply to the following member.
 #[derive(Default)]
 struct Pax {
     path: Option<String>,
@@ -245,8 +247,8 @@ impl Pax {
     }
 }
 
-/// A name as WebDataset takes it apart: what a sample is called, and what the member is of it.
-fn parts(name: &str) -> Option<(&str, String)> {
+/// Splits a name as WebDataset does: into the key of a sample and the ending of the member.
+fn split_name(name: &str) -> Option<(&str, String)> {
     let base = name.rfind('/').map_or(0, |slash| slash + 1);
     let file = &name[base..];
     if file.is_empty() || file.starts_with('.') {
@@ -265,23 +267,23 @@ struct Sample {
     name: Option<String>,
     image: Option<Result<Vec<u8>, BadImage>>,
     label: Option<Vec<u8>>,
-    /// The endings of its members, as far as they are kept, and one that came twice.
+    /// The endings of its members, up to a maximum number, and one that occurred twice.
     endings: Vec<String>,
-    twice: Option<String>,
+    duplicate: Option<String>,
 }
 
-/// Endings of a sample that are kept: so many kinds of members has none.
-const MOST_ENDINGS: usize = 1_000;
+/// Maximum number of endings kept per sample: no sample has that many kinds of members.
+const MAX_ENDINGS: usize = 1_000;
 
-/// Samples, in order.
+/// Reads samples, in order.
 pub(super) struct TarRecords {
     members: Members,
     images: Images,
     labels: ImageLabels,
-    /// The member after the last sample.
+    /// The first member after the last sample.
     waiting: Option<Member>,
-    /// Whether contents are wanted.
-    reads: bool,
+    /// Whether to read contents.
+    reads_contents: bool,
     end: u64,
 }
 
@@ -291,19 +293,19 @@ impl TarRecords {
         let images = input.images.clone().ok_or_else(missing)?;
         let members = Members::open(store, file, input, range)?;
         let labels = images.labels();
-        Ok(Self { members, images, labels, waiting: None, reads: true, end: range.1 })
+        Ok(Self { members, images, labels, waiting: None, reads_contents: true, end: range.1 })
     }
 
-    /// The next member that is of a sample; others are passed over.
+    /// Returns the next member that belongs to a sample; skips others.
     fn member(&mut self) -> Result<Option<Member>, SourceError> {
         if let Some(member) = self.waiting.take() {
             return Ok(Some(member));
         }
         while let Some(member) = self.members.next()? {
-            if (member.is_file || member.is_link) && parts(&member.name).is_some() {
+            if (member.is_file || member.is_link) && split_name(&member.name).is_some() {
                 return Ok(Some(member));
             }
-            self.members.pass(&member)?;
+            self.members.skip(&member)?;
         }
         Ok(None)
     }
@@ -311,7 +313,7 @@ impl TarRecords {
     fn sample(&mut self) -> Result<Option<Sample>, SourceError> {
         let mut sample: Option<Sample> = None;
         while let Some(member) = self.member()? {
-            let Some((key, ending)) = parts(&member.name) else { continue };
+            let Some((key, ending)) = split_name(&member.name) else { continue };
             if sample.as_ref().is_some_and(|sample| sample.key != key) || member.header >= self.end {
                 self.waiting = Some(member);
                 break;
@@ -323,12 +325,12 @@ impl TarRecords {
                 image: None,
                 label: None,
                 endings: Vec::new(),
-                twice: None,
+                duplicate: None,
             });
-            if self.reads {
+            if self.reads_contents {
                 self.add(sample, &member, &ending)?;
             }
-            self.members.pass(&member)?;
+            self.members.skip(&member)?;
         }
         Ok(sample)
     }
@@ -336,11 +338,11 @@ impl TarRecords {
     fn add(&mut self, sample: &mut Sample, member: &Member, ending: &str) -> Result<(), SourceError> {
         let is_image = matches!(ending, "png" | "jpg" | "jpeg");
         if !is_image && sample.endings.iter().any(|had| had == ending) {
-            // which of the two is meant nobody can say
-            sample.twice.get_or_insert_with(|| member.name.clone());
+            // it is ambiguous which of the two is meant
+            sample.duplicate.get_or_insert_with(|| member.name.clone());
             return Ok(());
         }
-        if !is_image && sample.endings.len() < MOST_ENDINGS {
+        if !is_image && sample.endings.len() < MAX_ENDINGS {
             sample.endings.push(ending.to_owned());
         }
         let wanted = match self.labels {
@@ -349,7 +351,7 @@ impl TarRecords {
             _ => "",
         };
         if is_image {
-            let most = most_bytes(&self.images);
+            let most = max_stored_bytes(&self.images);
             let image = if sample.image.is_some() {
                 bad(reason::SEVERAL, "has several images under one name; valid: one")
             } else if member.is_link {
@@ -363,7 +365,7 @@ impl TarRecords {
             };
             sample.image = Some(image);
             sample.name = Some(member.name.clone());
-        } else if ending == wanted && !wanted.is_empty() && member.size <= MOST_BESIDE {
+        } else if ending == wanted && !wanted.is_empty() && member.size <= MAX_METADATA_BYTES {
             sample.label = Some(self.members.content(member)?);
         }
         Ok(())
@@ -407,12 +409,12 @@ impl TarRecords {
 }
 
 impl RawRecords for TarRecords {
-    fn next(&mut self) -> Result<Option<Raw>, SourceError> {
+    fn next(&mut self) -> Result<Option<RawRecord>, SourceError> {
         let Some(sample) = self.sample()? else { return Ok(None) };
         let label = self.label(&sample);
         let position = RecordPosition::Member(sample.name.unwrap_or(sample.key));
         let (stored, content) = match sample.image {
-            Some(Ok(bytes)) => match sample.twice {
+            Some(Ok(bytes)) => match sample.duplicate {
                 Some(name) => {
                     (bytes, bad(reason::TWICE, format!("has two members {name:?}; valid: one of each ending")))
                 }
@@ -421,11 +423,11 @@ impl RawRecords for TarRecords {
             Some(Err(wrong)) => (Vec::new(), Err(wrong)),
             None => (Vec::new(), bad(reason::NO_IMAGE, "has no member that ends in .png, .jpg or .jpeg")),
         };
-        Ok(Some(Raw { position, stored, label, content }))
+        Ok(Some(RawRecord { position, stored, label, content }))
     }
 }
 
-/// Cuts where the first sample begins that is a target away from the cut before.
+/// Cuts at the start of a sample before the segment would exceed the target.
 pub(super) fn segments(
     store: &Store,
     index: usize,
@@ -433,7 +435,7 @@ pub(super) fn segments(
     input: &Input,
     target: u64,
 ) -> Result<Vec<Segment>, SourceError> {
-    let mut records = TarRecords { reads: false, ..TarRecords::open(store, file, input, (0, u64::MAX))? };
+    let mut records = TarRecords { reads_contents: false, ..TarRecords::open(store, file, input, (0, u64::MAX))? };
     let length = length(input);
     let mut segments = Vec::new();
     let (mut start, mut count) = (0, 0);
@@ -452,19 +454,19 @@ pub(super) fn segments(
     if count > 0 {
         cut(start, end, count);
     }
-    nothing_behind(&mut records.members)?;
+    check_end(&mut records.members)?;
     if let Some(checkpoints) = store.checkpoints(file) {
         let starts = segments.iter().filter_map(|segment| match segment.range {
             Range::Bytes { start, .. } => Some(start),
             Range::Rows { .. } => None,
         });
-        checkpoints.keep(file, starts);
+        checkpoints.keep_before(file, starts);
     }
     Ok(segments)
 }
 
-/// Refuses what stands behind the end of an archive: of tars put behind one another only the first would be read.
-fn nothing_behind(members: &mut Members) -> Result<(), SourceError> {
+/// Refuses data after the end of an archive: of concatenated tars, only the first would be read.
+fn check_end(members: &mut Members) -> Result<(), SourceError> {
     let path = members.file.path.clone();
     loop {
         let at = members.offset();
@@ -481,7 +483,7 @@ fn nothing_behind(members: &mut Members) -> Result<(), SourceError> {
     }
 }
 
-/// Where the sample of this number begins, counted from 0, of those of a range.
+/// Returns the offset of the sample with this index, counted from 0, in a range.
 pub(super) fn offset_of(
     store: &Store,
     file: &InputFile,
@@ -489,7 +491,7 @@ pub(super) fn offset_of(
     range: (u64, u64),
     record: u64,
 ) -> Result<u64, SourceError> {
-    let mut records = TarRecords { reads: false, ..TarRecords::open(store, file, input, range)? };
+    let mut records = TarRecords { reads_contents: false, ..TarRecords::open(store, file, input, range)? };
     for _ in 0..record {
         records.sample()?;
     }

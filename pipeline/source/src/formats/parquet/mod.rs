@@ -1,7 +1,8 @@
-//! Rows of Parquet files: the text column alone, page by page, its bytes checked cell by cell.
+//! Rows of Parquet files: reads only the text column, page by page, and checks its bytes cell by cell.
 //!
-//! The column is read below Arrow, as byte arrays, for three reasons: pages are read one at a time, so memory is a page and a
-//! dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a failed batch; nothing is copied.
+//! It reads the column as byte arrays, without Arrow, for three reasons: it reads one page at a time, so it needs
+//! memory for a page and a dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a
+//! failed batch; and it copies nothing.
 
 mod table;
 
@@ -20,9 +21,9 @@ use super::{FileColumn, RowsFormat};
 use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
-use crate::sniff::{self, Kind};
-use crate::store::{Chunks, Store};
-use crate::table::TableFormat;
+use crate::sniff::{self, FileType};
+use crate::store::{RangeCache, Store};
+use crate::table_format::TableFormat;
 
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_ROWS: u64 = 1024;
@@ -63,28 +64,31 @@ fn fault(file: &str, error: ParquetError) -> SourceError {
         ParquetError::External(source) => match source.downcast::<object_store::Error>() {
             Ok(error) => SourceError::from_store(file, *error),
             Err(other) => {
-                SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string())))
+                SourceError::corrupt(file, format!("cannot be read as Parquet: {}", without_prefix(&other.to_string())))
             }
         },
-        other => SourceError::corrupt(file, format!("cannot be read as Parquet: {}", words(&other.to_string()))),
+        other => {
+            SourceError::corrupt(file, format!("cannot be read as Parquet: {}", without_prefix(&other.to_string())))
+        }
     }
 }
 
-/// Without the names that the reader has for kinds of errors.
-fn words(said: &str) -> &str {
-    ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| said.strip_prefix(kind)).unwrap_or(said)
+/// Removes the reader's prefixes for kinds of errors.
+fn without_prefix(message: &str) -> &str {
+    ["Parquet error: ", "EOF: ", "External: "].iter().find_map(|kind| message.strip_prefix(kind)).unwrap_or(message)
 }
 
-fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<Chunks>, SourceError> {
-    SerializedFileReader::new(Chunks::new(store, &file.location, file.size)).map_err(|e| match fault(&file.path, e) {
-        SourceError::Corrupt { file: name, message } => {
-            sniff::other_format(store, file, Kind::Parquet).unwrap_or(SourceError::Corrupt { file: name, message })
+fn open(store: &Store, file: &InputFile) -> Result<SerializedFileReader<RangeCache>, SourceError> {
+    SerializedFileReader::new(RangeCache::new(store, &file.location, file.size)).map_err(|e| {
+        match fault(&file.path, e) {
+            SourceError::Corrupt { file: name, message } => sniff::other_format(store, file, FileType::Parquet)
+                .unwrap_or(SourceError::Corrupt { file: name, message }),
+            other => other,
         }
-        other => other,
     })
 }
 
-/// Text, or bytes that say nothing of what they are: many writers put text there.
+/// Whether a column is text, or bytes without a declared meaning, in which many writers put text.
 fn may_be_text(column: &ColumnDescriptor) -> bool {
     let logical = match column.logical_type_ref() {
         Some(kind) => matches!(kind, LogicalType::String | LogicalType::Json | LogicalType::Enum),
@@ -96,7 +100,7 @@ fn may_be_text(column: &ColumnDescriptor) -> bool {
     column.physical_type() == PhysicalType::BYTE_ARRAY && column.max_rep_level() == 0 && logical
 }
 
-/// The columns of a file, fields of structs among them as `meta.text`, each with whether it can be the text, and what its type is.
+/// Returns the columns of a file: name (fields of structs as `meta.text`), whether it can be the text, and type.
 fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceError> {
     let reader = open(store, file)?;
     let schema = reader.metadata().file_metadata().schema_descr();
@@ -114,13 +118,13 @@ fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceErr
         .collect())
 }
 
-fn text_column(reader: &SerializedFileReader<Chunks>, file: &str, text: &str) -> Result<usize, SourceError> {
+fn text_column(reader: &SerializedFileReader<RangeCache>, file: &str, text: &str) -> Result<usize, SourceError> {
     let schema = reader.metadata().file_metadata().schema_descr();
     let columns = schema.columns();
     let named = |depth: fn(usize) -> bool| {
         columns.iter().position(|c| depth(c.path().parts().len()) && c.path().string() == text && may_be_text(c))
     };
-    // a column that has the whole name comes before a field of a struct
+    // a column with the whole name takes precedence over a field of a struct
     named(|depth| depth == 1).or_else(|| named(|depth| depth > 1)).ok_or_else(|| {
         let names: Vec<_> = columns.iter().map(|c| c.path().string()).collect();
         SourceError::corrupt(
@@ -136,7 +140,7 @@ fn text_bytes(group: &RowGroupMetaData, column: usize) -> u64 {
     bytes.max(0) as u64
 }
 
-/// The row groups of a file.
+/// Returns the row groups of a file.
 fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGroup>, SourceError> {
     let reader = open(store, file)?;
     let column = text_column(&reader, &file.path, text)?;
@@ -148,17 +152,17 @@ fn row_groups(store: &Store, file: &InputFile, text: &str) -> Result<Vec<RowGrou
         .collect())
 }
 
-/// The text cells of a range of rows, in order: a column of one row group at a time, of that as many rows as are about 1 MB.
+/// Reads the text cells of a range of rows, in order: one row group at a time, and of it about 1 MB of rows at a time.
 pub(crate) struct ParquetRows {
     file: String,
     text: String,
-    reader: SerializedFileReader<Chunks>,
+    reader: SerializedFileReader<RangeCache>,
     column: usize,
     /// The row after the range.
     end: u64,
-    /// The row group that is opened next, and its first row.
+    /// The next row group to open, and its first row.
     group: (usize, u64),
-    /// What is read next.
+    /// The next row to read.
     row: u64,
     open: Option<Column>,
     cells: Cells,
@@ -167,11 +171,11 @@ pub(crate) struct ParquetRows {
 /// The text column of a row group.
 struct Column {
     values: ColumnReaderImpl<ByteArrayType>,
-    /// The definition level of a value that is there.
-    most: i16,
-    /// Rows that are decoded at a time.
+    /// Definition level of a value that is not null.
+    max_level: i16,
+    /// Number of rows decoded at a time.
     batch: u64,
-    /// The row after those that are wanted of the group.
+    /// The row after the last wanted row of the group.
     to: u64,
 }
 
@@ -179,11 +183,11 @@ struct Column {
 #[derive(Default)]
 struct Cells {
     levels: Vec<i16>,
-    /// The cells that are no nulls.
+    /// The cells that are not null.
     values: Vec<ByteArray>,
     rows: usize,
-    most: i16,
-    /// Rows, and values of them, that were passed; the present row is among them.
+    max_level: i16,
+    /// Number of rows and of values passed, including the current row.
     passed: (usize, usize),
     is_null: bool,
 }
@@ -193,7 +197,7 @@ impl Cells {
         self.levels.clear();
         self.values.clear();
         let (rows, _, _) = column.values.read_records(want, Some(&mut self.levels), None, &mut self.values)?;
-        (self.rows, self.most, self.passed) = (rows, column.most, (0, 0));
+        (self.rows, self.max_level, self.passed) = (rows, column.max_level, (0, 0));
         Ok(())
     }
 
@@ -202,7 +206,7 @@ impl Cells {
         if row == self.rows {
             return false;
         }
-        self.is_null = self.most > 0 && self.levels.get(row) != Some(&self.most);
+        self.is_null = self.max_level > 0 && self.levels.get(row) != Some(&self.max_level);
         self.passed = (row + 1, value + usize::from(!self.is_null));
         true
     }
@@ -217,7 +221,7 @@ impl ParquetRows {
         Ok(Self { file, text, reader, column, end, group: (0, 0), row: start, open: None, cells: Cells::default() })
     }
 
-    /// The column of the next row group with rows of the range.
+    /// Opens the text column of the next row group that has rows of the range.
     fn next_column(&mut self) -> Result<Option<Column>, SourceError> {
         let wrong = |e| fault(&self.file, e);
         let groups = self.reader.metadata().row_groups();
@@ -236,9 +240,9 @@ impl ParquetRows {
             if self.row > first {
                 values.skip_records((self.row - first) as usize).map_err(wrong)?;
             }
-            let most = group.schema_descr().column(self.column).max_def_level();
+            let max_level = group.schema_descr().column(self.column).max_def_level();
             let batch = (BATCH_BYTES * rows / text_bytes(group, self.column).max(1)).clamp(1, BATCH_ROWS);
-            return Ok(Some(Column { values, most, batch, to }));
+            return Ok(Some(Column { values, max_level, batch, to }));
         }
         Ok(None)
     }

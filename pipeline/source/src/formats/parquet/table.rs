@@ -1,4 +1,5 @@
-//! Parquet files as a table. Columns of text are read below Arrow, so that a value that is not UTF-8 is one bad record.
+//! Parquet files as a table. Text columns are read as bytes, without Arrow, so that a value that is not UTF-8 makes one
+//! bad record.
 
 use std::sync::Arc;
 
@@ -14,11 +15,11 @@ use parquet::file::reader::FileReader;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::Input;
 
-use super::super::columnar::{self, Columns, corrupt, named};
+use super::super::columnar::{self, Columns, corrupt, named_columns};
 use super::{fault, open};
 use crate::input_file::InputFile;
-use crate::store::{Chunks, Store};
-use crate::table::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
+use crate::store::{RangeCache, Store};
+use crate::table_format::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
 
 /// Parquet files as a table.
 pub(super) struct ParquetTable;
@@ -26,7 +27,7 @@ pub(super) struct ParquetTable;
 impl TableFormat for ParquetTable {
     fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
         columnar::schema(files, input, |file| {
-            // opened first for what it says of files that are no Parquet
+            // opened first for its error about files that are not Parquet
             open(store, file)?;
             Ok(metadata(store, file)?.schema().clone())
         })
@@ -39,14 +40,14 @@ impl TableFormat for ParquetTable {
         take: &mut TakeRows<'_>,
     ) -> Result<(), SourceError> {
         open(store, file)?;
-        let own = metadata(store, file)?.schema().clone();
-        read_parquet(store, &mut Columns { file, schema, own: &own, row: 0, bad_records, take })
+        let file_schema = metadata(store, file)?.schema().clone();
+        read_parquet(store, &mut Columns { file, schema, file_schema: &file_schema, row: 0, bad_records, take })
     }
 }
 
 fn metadata(store: &Store, file: &InputFile) -> Result<ArrowReaderMetadata, SourceError> {
-    let chunks = Chunks::new(store, &file.location, file.size);
-    ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new()).map_err(|e| fault(&file.path, e))
+    let cache = RangeCache::new(store, &file.location, file.size);
+    ArrowReaderMetadata::load(&cache, ArrowReaderOptions::new()).map_err(|e| fault(&file.path, e))
 }
 
 fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), SourceError> {
@@ -54,7 +55,7 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
     let wrong = |e| fault(&file.path, e);
     let metadata = metadata(store, file)?;
     let wanted: Vec<usize> =
-        columns.schema.fields().iter().filter_map(|f| columns.own.index_of(f.name()).ok()).collect();
+        columns.schema.fields().iter().filter_map(|f| columns.file_schema.index_of(f.name()).ok()).collect();
     let leaves = metadata.parquet_schema();
     let leaf = |name: &str| {
         let mut all = leaves.columns().iter();
@@ -65,7 +66,7 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
         let bytes = leaf(name).is_some_and(|at| leaves.column(at).physical_type() == parquet::basic::Type::BYTE_ARRAY);
         bytes && kind == Some(&DataType::LargeUtf8)
     };
-    let name = |i: usize| columns.own.field(i).name().clone();
+    let name = |i: usize| columns.file_schema.field(i).name().clone();
     let (texts, others): (Vec<usize>, Vec<usize>) = wanted.into_iter().partition(|i| is_text(&name(*i)));
     let texts: Vec<(String, usize)> = texts.into_iter().filter_map(|i| Some((name(i), leaf(&name(i))?))).collect();
     let raw = open(store, file)?;
@@ -81,8 +82,8 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
             };
             readers.push((name.clone(), leaves.column(*leaf).max_def_level(), reader));
         }
-        let chunks = || Chunks::new(store, &file.location, file.size);
-        let builder = || ParquetRecordBatchReaderBuilder::new_with_metadata(chunks(), metadata.clone());
+        let cache = || RangeCache::new(store, &file.location, file.size);
+        let builder = || ParquetRecordBatchReaderBuilder::new_with_metadata(cache(), metadata.clone());
         let roots = || ProjectionMask::roots(leaves, others.iter().copied());
         let open = || builder().with_row_groups(vec![index]).with_projection(roots()).with_batch_size(size).build();
         let mut rest = (!others.is_empty()).then(open).transpose().map_err(wrong)?;
@@ -90,11 +91,11 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
         while left > 0 {
             let want = size.min(left);
             let mut cells_of = Vec::new();
-            for (name, most, reader) in &mut readers {
-                cells_of.push((name.clone(), Arc::new(cells(file, reader, *most, want)?) as ArrayRef));
+            for (name, max_level, reader) in &mut readers {
+                cells_of.push((name.clone(), Arc::new(cells(file, reader, *max_level, want)?) as ArrayRef));
             }
             if let Some(batch) = next(file, &mut rest, want)? {
-                cells_of.extend(named(&batch));
+                cells_of.extend(named_columns(&batch));
             }
             columns.add(cells_of, want)?;
             left -= want;
@@ -103,7 +104,7 @@ fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), Sour
     Ok(())
 }
 
-fn cut_off(file: &InputFile) -> SourceError {
+fn truncated(file: &InputFile) -> SourceError {
     SourceError::corrupt(&file.path, "ends before the rows that its footer says")
 }
 
@@ -114,13 +115,13 @@ fn next(
 ) -> Result<Option<RecordBatch>, SourceError> {
     let Some(reader) = reader else { return Ok(None) };
     let batch = reader.next().transpose().map_err(corrupt(file))?;
-    batch.filter(|rows| rows.num_rows() == want).map(Some).ok_or_else(|| cut_off(file))
+    batch.filter(|rows| rows.num_rows() == want).map(Some).ok_or_else(|| truncated(file))
 }
 
 fn cells(
     file: &InputFile,
     reader: &mut ColumnReaderImpl<ByteArrayType>,
-    most: i16,
+    max_level: i16,
     want: usize,
 ) -> Result<LargeBinaryArray, SourceError> {
     let (mut levels, mut values): (Vec<i16>, Vec<ByteArray>) = (Vec::new(), Vec::new());
@@ -129,14 +130,14 @@ fn cells(
         let (records, _, _) =
             reader.read_records(want - got, Some(&mut levels), None, &mut values).map_err(|e| fault(&file.path, e))?;
         if records == 0 {
-            return Err(cut_off(file));
+            return Err(truncated(file));
         }
         got += records;
     }
     let mut filled = values.iter();
     let mut cells = LargeBinaryBuilder::new();
     for i in 0..want {
-        let there = most == 0 || levels.get(i) == Some(&most);
+        let there = max_level == 0 || levels.get(i) == Some(&max_level);
         cells.append_option(if there { filled.next().map(ByteArray::data) } else { None });
     }
     Ok(cells.finish())

@@ -1,7 +1,8 @@
 //! Records of text files: lines, blocks between blank lines, whole files.
 //!
-//! A line ends with `\n`; one `\r` before it belongs to the ending. A newline at the end of the file begins no further line.
-//! Within a block the lines are joined with `\n`. A file is taken byte for byte. A byte order mark at the start is left out.
+//! A line ends with `\n`; one `\r` before it belongs to the line ending. A newline at the end of the file begins no
+//! further line. Within a block, lines are joined with `\n`. A whole file is taken byte for byte. A byte order mark at
+//! the start is dropped.
 
 mod table;
 
@@ -13,12 +14,12 @@ use stillhouse_schemas::spec::{Input, TextDocument};
 use super::{BytesFormat, Cut};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{Bad, Fault, Records, Start, push};
+use crate::records::{BadRecord, Fault, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::table::TableFormat;
+use crate::table_format::TableFormat;
 
-const LARGEST_INDENT: usize = 1 << 20;
+const MAX_INDENT_BYTES: usize = 1 << 20;
 
 /// `input.format: text`.
 pub(super) struct Text;
@@ -56,16 +57,17 @@ impl BytesFormat for Text {
         Ok((records, from))
     }
 
-    fn table(&self) -> &'static dyn TableFormat {
-        &table::TextTable
+    fn table(&self) -> Option<&'static dyn TableFormat> {
+        Some(&table::TextTable)
     }
 }
 
-fn invalid(newlines: u64) -> Bad {
-    Bad { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }
+fn invalid(newlines: u64) -> BadRecord {
+    BadRecord { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }
 }
 
-/// Reads to the end of the line into the text; false where the line is not UTF-8. The rest of the line is passed over either way.
+/// Reads the rest of the line into the text. Returns false if the line is not UTF-8. Passes the whole line in both
+/// cases.
 fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, Fault> {
     let mut good = true;
     let mut fault = None;
@@ -86,7 +88,7 @@ fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, Fault> {
     Ok(good && text.is_whole())
 }
 
-/// Every line.
+/// Reads every line.
 pub(crate) struct LineRecords {
     cursor: Cursor,
 }
@@ -98,13 +100,13 @@ impl LineRecords {
 }
 
 impl Records for LineRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
-        let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
+        let start = RecordStart { offset: self.cursor.offset, newlines: self.cursor.newlines };
         self.cursor.skip_byte_order_mark()?;
         Ok((!self.cursor.fill()?.is_empty()).then_some(start))
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         let newlines = self.cursor.newlines;
         Ok(if read_line(&mut self.cursor, text)? { Ok(()) } else { Err(invalid(newlines)) })
     }
@@ -118,10 +120,10 @@ impl Records for LineRecords {
     }
 }
 
-/// Blocks of lines; a line of white space alone is blank, unless it is longer than 1 MB.
+/// Reads blocks of lines. A line of white space is blank, unless it is longer than 1 MB.
 pub(crate) struct BlockRecords {
     cursor: Cursor,
-    /// White space at the start of the present line.
+    /// White space at the start of the current line.
     indent: Vec<u8>,
 }
 
@@ -130,7 +132,8 @@ impl BlockRecords {
         Self { cursor, indent: Vec::new() }
     }
 
-    /// Passes the white space at the start of a line; false where that is all of the line, or the file has ended.
+    /// Passes the white space at the start of a line. Returns false if the line has nothing else, or at the end of the
+    /// file.
     fn has_text(&mut self) -> io::Result<bool> {
         self.indent.clear();
         loop {
@@ -138,9 +141,9 @@ impl BlockRecords {
             if available.is_empty() {
                 return Ok(false);
             }
-            let room = LARGEST_INDENT.saturating_sub(self.indent.len());
-            let end = available.iter().take(room).position(|b| !matches!(b, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
-            let n = end.unwrap_or(available.len().min(room));
+            let space = MAX_INDENT_BYTES.saturating_sub(self.indent.len());
+            let end = available.iter().take(space).position(|b| !matches!(b, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
+            let n = end.unwrap_or(available.len().min(space));
             let newline = available.get(n) == Some(&b'\n');
             self.indent.extend_from_slice(&available[..n]);
             if newline {
@@ -149,7 +152,7 @@ impl BlockRecords {
                 return Ok(false);
             }
             self.cursor.consume(n);
-            if end.is_some() || self.indent.len() >= LARGEST_INDENT {
+            if end.is_some() || self.indent.len() >= MAX_INDENT_BYTES {
                 return Ok(true);
             }
         }
@@ -157,9 +160,9 @@ impl BlockRecords {
 }
 
 impl Records for BlockRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
         loop {
-            let start = Start { offset: self.cursor.offset, newlines: self.cursor.newlines };
+            let start = RecordStart { offset: self.cursor.offset, newlines: self.cursor.newlines };
             self.cursor.skip_byte_order_mark()?;
             if self.has_text()? {
                 return Ok(Some(start));
@@ -170,7 +173,7 @@ impl Records for BlockRecords {
         }
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         loop {
             let newlines = self.cursor.newlines;
             let indent = push(text, &self.indent)?;
@@ -201,7 +204,7 @@ impl Records for BlockRecords {
     }
 }
 
-/// The whole file as one record, empty or not.
+/// Reads the whole file as one record, empty or not.
 pub(crate) struct FileRecords {
     cursor: Cursor,
     done: bool,
@@ -214,12 +217,12 @@ impl FileRecords {
 }
 
 impl Records for FileRecords {
-    fn next(&mut self) -> io::Result<Option<Start>> {
-        let start = Start { offset: 0, newlines: 0 };
+    fn next(&mut self) -> io::Result<Option<RecordStart>> {
+        let start = RecordStart { offset: 0, newlines: 0 };
         Ok((!std::mem::replace(&mut self.done, true)).then_some(start))
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), Bad>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
         self.cursor.skip_byte_order_mark()?;
         loop {
             let available = self.cursor.fill()?;

@@ -1,4 +1,4 @@
-//! Lines of text files as a table: one column.
+//! Lines of text files as a table with one column.
 
 use std::sync::Arc;
 
@@ -12,7 +12,9 @@ use crate::input_file::InputFile;
 use crate::records::Fault;
 use crate::spool::Spool;
 use crate::store::Store;
-use crate::table::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, TableFormat, TakeRows, batch};
+use crate::table_format::{
+    BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, TableFormat, TakeRows, record_batch,
+};
 
 /// Text files as a table.
 pub(super) struct TextTable;
@@ -34,7 +36,7 @@ impl TableFormat for TextTable {
         let mut flush = |texts: &mut LargeStringBuilder, rows: usize, bad_records: &BadRecords| {
             let column: ArrayRef = Arc::new(texts.finish());
             let columns = if schema.fields().is_empty() { Vec::new() } else { vec![column] };
-            take(batch(schema, columns, rows)?, bad_records)
+            take(record_batch(schema, columns, rows)?, bad_records)
         };
         while let Some(start) = records.next().map_err(|e| SourceError::from_io(&file.path, e))? {
             text.clear().map_err(SourceError::temporary_file)?;
@@ -44,12 +46,12 @@ impl TableFormat for TextTable {
             })?;
             let length = text.length();
             if let Err(bad) = record {
-                bad_records.bad(file, RecordPosition::Line(bad.newlines + 1), bad.reason, bad.message)?;
+                bad_records.add(file, RecordPosition::Line(bad.newlines + 1), bad.reason, bad.message)?;
                 continue;
             }
             if length > MAX_RECORD_BYTES as u64 {
                 let message = format!("the line has {length} bytes; valid in a query: at most {MAX_RECORD_BYTES}");
-                bad_records.bad(file, RecordPosition::Line(start.newlines + 1), reason::LONG, message)?;
+                bad_records.add(file, RecordPosition::Line(start.newlines + 1), reason::LONG, message)?;
                 continue;
             }
             let mut line = String::with_capacity(length as usize);

@@ -1,6 +1,7 @@
-//! Files as tables of a query (`input.sql`): what a format gives to be one.
+//! Files as tables of a query (`input.sql`): the interface that a format implements.
 //!
-//! Only the columns that the query uses are decoded. A record is bad where one of them is, or where its line or its number of fields is.
+//! It decodes only the columns that the query uses. A record is bad if one of them is, or if its line or its number of
+//! fields is invalid.
 
 use std::collections::BTreeMap;
 
@@ -12,27 +13,27 @@ use stillhouse_schemas::spec::{Input, OnError};
 use super::input_file::InputFile;
 use super::store::Store;
 
-/// Most rows of a batch.
+/// Maximum rows of a batch.
 pub(crate) const BATCH_ROWS: usize = 1024;
-/// A batch of this many bytes is full.
+/// Bytes at which a batch is full.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
-/// Records that decide the columns of JSON lines and the types of CSV.
+/// Number of records that determine the columns of JSON lines and the types of CSV.
 pub(crate) const SAMPLE_RECORDS: usize = 1000;
-/// Largest record in bytes; a query holds records as a whole.
+/// Maximum bytes of a record; a query holds whole records.
 pub(crate) const MAX_RECORD_BYTES: usize = 256 << 20;
 
-/// A format whose files can be tables.
+/// A format whose files can be tables of a query.
 pub(crate) trait TableFormat: Sync {
-    /// The columns of all files of a table, each of one type.
+    /// Returns the columns of all files of a table, each with one type.
     ///
     /// # Errors
     /// When a file cannot be read, or two files disagree on a column.
     fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError>;
 
-    /// Reads these columns of one file, in batches.
+    /// Reads the columns of `columns.schema` from one file, in batches.
     ///
     /// # Errors
-    /// When the file cannot be read, at the first bad record where none may be skipped, and the errors of `take`.
+    /// When the file cannot be read; at the first bad record unless they may be skipped; the errors of `take`.
     fn read(
         &self,
         columns: FileColumns<'_>,
@@ -41,7 +42,7 @@ pub(crate) trait TableFormat: Sync {
     ) -> Result<(), SourceError>;
 }
 
-/// A file of a table, and the columns that are asked of it.
+/// A file of a table, and the columns requested from it.
 #[derive(Clone, Copy)]
 pub(crate) struct FileColumns<'a> {
     pub store: &'a Store,
@@ -50,7 +51,7 @@ pub(crate) struct FileColumns<'a> {
     pub schema: &'a SchemaRef,
 }
 
-/// Counts the bad records of a table, or fails at the first one, as `input.on_error` says.
+/// Counts the bad records of a table, or fails at the first one, depending on `input.on_error`.
 #[derive(Debug)]
 pub(crate) struct BadRecords {
     on_error: OnError,
@@ -62,8 +63,8 @@ impl BadRecords {
         Self { on_error, skipped: BTreeMap::new() }
     }
 
-    /// A bad record: an error, or one more of the skipped.
-    pub fn bad(
+    /// Handles a bad record: returns an error or counts it as skipped.
+    pub fn add(
         &mut self,
         file: &InputFile,
         position: RecordPosition,
@@ -78,11 +79,15 @@ impl BadRecords {
     }
 }
 
-/// Takes rows of a file, with the bad records before them.
+/// Consumes rows of a file, together with the bad records before them.
 pub(crate) type TakeRows<'a> = dyn FnMut(RecordBatch, &BadRecords) -> Result<(), SourceError> + 'a;
 
-/// A batch, also of no columns.
-pub(crate) fn batch(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch, SourceError> {
+/// Creates a batch, which may have no columns.
+pub(crate) fn record_batch(
+    schema: &SchemaRef,
+    columns: Vec<ArrayRef>,
+    rows: usize,
+) -> Result<RecordBatch, SourceError> {
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
         .map_err(|e| SourceError::Sql { message: e.to_string(), retryable: false })

@@ -1,7 +1,7 @@
-//! A check before work begins: the first records of the files are what the job says they are.
+//! Checks before a run begins that the first records of the files are what the job says.
 //!
-//! Cost: on a disk the first bytes of at most [`MOST_LOOKED_INTO`] files, in stores of at most [`MOST_IN_STORES`], evenly spread over the list. What is not
-//! looked into here is told when it is read.
+//! Cost: reads the first bytes of at most [`MAX_CHECKED_FILES`] files on a disk and of at most [`MAX_STORE_FILES`] in
+//! stores, evenly spread over the list. The run reports problems of the other files when it reads them.
 
 use std::collections::BTreeMap;
 
@@ -13,37 +13,37 @@ use stillhouse_schemas::spec::{Input, OnError};
 
 use super::formats::{self, BytesFormat, Format, numbers};
 use super::input_file::InputFile;
-use super::parallel::MOST_LOOKED_INTO;
-use super::read::read_split;
+use super::parallel::MAX_CHECKED_FILES;
 use super::records::Fault;
+use super::split_reader::read_split;
 use super::spool::Spool;
 use super::store::Store;
 
-/// Files of stores that are looked into: each costs a request or two.
-const MOST_IN_STORES: usize = 32;
-/// Problems told; the first are enough to see what is wrong.
-const MOST_PROBLEMS: usize = 5;
-/// Records that all have to be bad before a file is warned of, where bad ones may be skipped.
-const FEW: usize = 16;
-/// Stored bytes of a file that are looked at.
+/// Maximum number of files in stores that the check reads. Each costs one or two requests.
+const MAX_STORE_FILES: usize = 32;
+/// Maximum number of problems reported. The first ones are enough to see the cause.
+const MAX_PROBLEMS: usize = 5;
+/// If bad records may be skipped, the check warns about a file whose first this many records are all bad.
+const MAX_RECORDS: usize = 16;
+/// Maximum number of stored bytes that the check reads of a file.
 const HEAD_BYTES: u64 = 1 << 20;
 
-/// What the first records of the files say.
+/// Results of checking the first records of the files.
 #[derive(Debug, Default)]
 pub struct FirstRecords {
-    /// Files that a run would fail at, at once: their first record is bad, or the file is damaged.
+    /// Files at which a run would fail at once: their first record is bad, or the file is damaged.
     pub problems: Vec<Problem>,
-    /// Files whose first records would all be skipped, by the reason.
+    /// Files whose first records would all be skipped, each with the reason.
     pub skipped: Vec<(String, String)>,
-    /// Files that were looked into.
+    /// Number of files checked.
     pub files: usize,
 }
 
-/// Reads the first record of the files (of 10,000 of a disk, of 32 in stores); where bad records are skipped, the first few.
-/// `tell` is told how many of how many files are done.
+/// Reads the first record of the files (of 10,000 on a disk, of 32 in stores), or the first few records if bad ones are
+/// skipped. Calls `report` with the number of files done and the total.
 ///
 /// # Errors
-/// When a store does not answer: that is no problem of the job.
+/// When a store does not answer, which is not a problem of the job.
 pub fn first_records(
     store: &Store,
     files: &[InputFile],
@@ -51,14 +51,14 @@ pub fn first_records(
     report: &dyn Fn(usize, usize),
 ) -> Result<FirstRecords, SourceError> {
     let mut found = FirstRecords::default();
-    let chosen = chosen(store, files, input);
+    let chosen = choose_files(store, files, input);
     for (i, file) in chosen.iter().enumerate() {
-        if found.problems.len() >= MOST_PROBLEMS {
+        if found.problems.len() >= MAX_PROBLEMS {
             break;
         }
         report(i, chosen.len());
         found.files += 1;
-        match first(store, files, file, input) {
+        match skip_reason(store, files, file, input) {
             Ok(None) => {}
             Ok(Some(reason)) => found.skipped.push((file.path.clone(), reason)),
             Err(e) if e.retryable() => return Err(e),
@@ -68,39 +68,52 @@ pub fn first_records(
     Ok(found)
 }
 
-/// Some files of the disk, and fewer of those in stores. Of images, which may be a file each, fewer anywhere.
-fn chosen<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
-    let far = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
-    let all_far = files.iter().filter(|file| far(file)).count();
+/// Returns files spread over the list: many of the disk, fewer of those in stores, and fewer of images, which may be
+/// one file each.
+fn choose_files<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
+    let is_remote = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
+    let remote_files = files.iter().filter(|file| is_remote(file)).count();
     let every = |all: usize, most: usize| all.div_ceil(most).max(1);
-    let steps = [every(files.len() - all_far, MOST_LOOKED_INTO), every(all_far, MOST_IN_STORES)];
+    let steps = [every(files.len() - remote_files, MAX_CHECKED_FILES), every(remote_files, MAX_STORE_FILES)];
     let mut numbers = [0, 0];
     let mut wanted = |file: &InputFile| {
-        let of = usize::from(far(file));
+        let of = usize::from(is_remote(file));
         numbers[of] += 1;
         (numbers[of] - 1) % steps[of] == 0
     };
     files.iter().filter(|file| wanted(file)).collect()
 }
 
-/// The reason for which all of the first records would be skipped; `None` where the file begins well or cannot be told.
-fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) -> Result<Option<String>, SourceError> {
-    let groups = match formats::of(input) {
-        Format::Bytes(format) => return of_bytes(format, store, file, input),
+/// Returns the reason why all of the first records would be skipped. `None` if one of them is good or the file is too
+/// short to tell.
+fn skip_reason(
+    store: &Store,
+    files: &[InputFile],
+    file: &InputFile,
+    input: &Input,
+) -> Result<Option<String>, SourceError> {
+    let groups = match formats::for_input(input) {
+        Format::Bytes(format) => return check_bytes(format, store, file, input),
         Format::Rows(format) => format.row_groups(store, file, input)?,
         Format::Numbers => {
-            return numbers::first(store, files, file, input, if input.on_error == OnError::Fail { 1 } else { FEW });
+            return numbers::skip_reason(
+                store,
+                files,
+                file,
+                input,
+                if input.on_error == OnError::Fail { 1 } else { MAX_RECORDS },
+            );
         }
     };
     let rows: u64 = groups.iter().map(|group| group.rows).sum();
-    let few = if input.on_error == OnError::Fail { 1 } else { FEW as u64 };
+    let max_records = if input.on_error == OnError::Fail { 1 } else { MAX_RECORDS as u64 };
     let split = SplitRecord {
         split: SplitId(0),
         dataset_split: String::new(),
         keys: None,
         appended: 0,
         place: None,
-        pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(few) } }],
+        pieces: vec![Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: rows.min(max_records) } }],
     };
     if rows == 0 {
         return Ok(None);
@@ -109,38 +122,43 @@ fn first(store: &Store, files: &[InputFile], file: &InputFile, input: &Input) ->
     Ok(if read.documents == 0 { read.skipped.into_keys().next() } else { None })
 }
 
-fn of_bytes(
+fn check_bytes(
     format: &dyn BytesFormat,
     store: &Store,
     file: &InputFile,
     input: &Input,
 ) -> Result<Option<String>, SourceError> {
     let head = InputFile { size: file.size.min(HEAD_BYTES), ..file.clone() };
-    let cut = head.size < file.size;
+    let is_truncated = head.size < file.size;
     match read_head(format, store, &head, input) {
-        Ok(Head { ended_at, .. }) if cut && ended_at >= head.size => Ok(None),
-        Ok(Head { good: true, .. }) => Ok(None),
+        Ok(HeadRecords { ended_at, .. }) if is_truncated && ended_at >= head.size => Ok(None),
+        Ok(HeadRecords { good: true, .. }) => Ok(None),
         Ok(head) => Ok(head.skipped.into_keys().next()),
-        // the cut may be what it complains of
-        Err(SourceError::Corrupt { .. }) if cut => Ok(None),
+        // the error may come from the cut
+        Err(SourceError::Corrupt { .. }) if is_truncated => Ok(None),
         Err(e) => Err(e),
     }
 }
 
-struct Head {
-    /// Whether a record is a document.
+struct HeadRecords {
+    /// Whether one of the records is a document.
     good: bool,
     skipped: BTreeMap<String, u64>,
-    /// Where the last record that was read ended.
+    /// Offset of the end of the last record read.
     ended_at: u64,
 }
 
-fn read_head(format: &dyn BytesFormat, store: &Store, file: &InputFile, input: &Input) -> Result<Head, SourceError> {
+fn read_head(
+    format: &dyn BytesFormat,
+    store: &Store,
+    file: &InputFile,
+    input: &Input,
+) -> Result<HeadRecords, SourceError> {
     let fault = |e| SourceError::from_io(&file.path, e);
     let (mut records, _) = format.open(store, file, input, (0, u64::MAX))?;
     let mut text = Spool::new(input.piece_kilobytes as usize * 1000);
-    let mut head = Head { good: false, skipped: BTreeMap::new(), ended_at: 0 };
-    for _ in 0..FEW {
+    let mut head = HeadRecords { good: false, skipped: BTreeMap::new(), ended_at: 0 };
+    for _ in 0..MAX_RECORDS {
         if records.next().map_err(fault)?.is_none() {
             break;
         }

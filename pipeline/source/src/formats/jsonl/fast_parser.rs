@@ -1,7 +1,7 @@
-//! The text of a line of JSON that is whole in memory, the fast way: good lines only.
+//! The fast parser of the text in a line of JSON that is completely in memory. It accepts only good lines.
 //!
-//! It takes a line, with the very text, only where [`super::json`]'s parser takes it, and gives up at the first oddity (whatever is no
-//! good record: that parser says what is wrong, and where). The line is parsed, not searched: every value is looked at.
+//! It accepts a line only if the parser of [`super`] does, with the same text. At the first irregularity it gives up,
+//! and the other parser says what is wrong, and where. It parses the whole line: it validates every value.
 
 use std::fmt;
 use std::io;
@@ -11,27 +11,27 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use crate::records::{Fault, push};
 use crate::spool::Spool;
 
-/// Puts the text of a line into the spool; false where the line is to be parsed in the other way, after the spool is cleared.
+/// Writes the text of a line into the spool. Returns false if the caller must clear the spool and use the other parser.
 ///
 /// # Errors
 /// When the temporary file fails.
 pub(crate) fn read(line: &[u8], name: &str, text: &mut Spool) -> io::Result<bool> {
     let mut json = serde_json::Deserializer::from_slice(line);
     let mut failed = None;
-    let found = Object { name, text, failed: &mut failed }.deserialize(&mut json);
+    let found = ObjectVisitor { name, text, failed: &mut failed }.deserialize(&mut json);
     let good = matches!(found, Ok(true)) && json.end().is_ok();
     failed.map_or(Ok(good), Err)
 }
 
-/// An object, of which a key holds the text: the key as it stands, else what comes before its first dot, and the rest inside of that.
-/// True where the text was found.
-struct Object<'a> {
+/// Visits an object with the text under a key: the key with the whole name, else the part before the first dot, with
+/// the rest inside its object. The value is true if it found the text.
+struct ObjectVisitor<'a> {
     name: &'a str,
     text: &'a mut Spool,
     failed: &'a mut Option<io::Error>,
 }
 
-impl<'de> DeserializeSeed<'de> for Object<'_> {
+impl<'de> DeserializeSeed<'de> for ObjectVisitor<'_> {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<bool, D::Error> {
@@ -39,7 +39,7 @@ impl<'de> DeserializeSeed<'de> for Object<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Object<'_> {
+impl<'de> Visitor<'de> for ObjectVisitor<'_> {
     type Value = bool;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,35 +48,35 @@ impl<'de> Visitor<'de> for Object<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<bool, A::Error> {
         let Self { name, text, failed } = self;
-        // whether the key as it stands was there, and whether what came last held the text
+        // whether the key with the whole name was present, and whether the last value had the text
         let (mut whole, mut found) = (false, false);
-        while let Some(key) = entries.next_key_seed(Name(name))? {
+        while let Some(key) = entries.next_key_seed(KeyVisitor(name))? {
             match key {
                 Key::Whole => {
-                    entries.next_value_seed(Text { text: &mut *text, failed: &mut *failed })?;
+                    entries.next_value_seed(TextVisitor { text: &mut *text, failed: &mut *failed })?;
                     (whole, found) = (true, true);
                 }
                 Key::Head(name) if !whole => {
-                    found = entries.next_value_seed(Object { name, text: &mut *text, failed: &mut *failed })?;
+                    found = entries.next_value_seed(ObjectVisitor { name, text: &mut *text, failed: &mut *failed })?;
                 }
-                Key::Head(_) | Key::Other => entries.next_value::<Skipped>().map(|_| ())?,
+                Key::Head(_) | Key::Other => entries.next_value::<IgnoredValue>().map(|_| ())?,
             }
         }
         Ok(found)
     }
 }
 
-/// What a key is to the name of the text.
+/// Relation of a key to the name of the text.
 enum Key<'a> {
     Whole,
-    /// What comes before its first dot; the rest.
+    /// The part before the first dot; holds the rest of the name.
     Head(&'a str),
     Other,
 }
 
-struct Name<'a>(&'a str);
+struct KeyVisitor<'a>(&'a str);
 
-impl<'a, 'de> DeserializeSeed<'de> for Name<'a> {
+impl<'a, 'de> DeserializeSeed<'de> for KeyVisitor<'a> {
     type Value = Key<'a>;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Key<'a>, D::Error> {
@@ -84,7 +84,7 @@ impl<'a, 'de> DeserializeSeed<'de> for Name<'a> {
     }
 }
 
-impl<'a> Visitor<'_> for Name<'a> {
+impl<'a> Visitor<'_> for KeyVisitor<'a> {
     type Value = Key<'a>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -100,13 +100,13 @@ impl<'a> Visitor<'_> for Name<'a> {
     }
 }
 
-/// A string that goes into the spool, instead of what is there.
-struct Text<'a> {
+/// Visits a string and writes it into the spool, replacing its content.
+struct TextVisitor<'a> {
     text: &'a mut Spool,
     failed: &'a mut Option<io::Error>,
 }
 
-impl<'de> DeserializeSeed<'de> for Text<'_> {
+impl<'de> DeserializeSeed<'de> for TextVisitor<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
@@ -114,7 +114,7 @@ impl<'de> DeserializeSeed<'de> for Text<'_> {
     }
 }
 
-impl Visitor<'_> for Text<'_> {
+impl Visitor<'_> for TextVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -134,16 +134,16 @@ impl Visitor<'_> for Text<'_> {
     }
 }
 
-/// A value that is passed over. Unlike serde's `IgnoredAny`, for which serde_json looks neither at the depth nor at escapes.
-struct Skipped;
+/// A value that is skipped. Unlike serde's `IgnoredAny`, for which serde_json checks neither the depth nor escapes.
+struct IgnoredValue;
 
-impl<'de> serde::Deserialize<'de> for Skipped {
+impl<'de> serde::Deserialize<'de> for IgnoredValue {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         json.deserialize_any(Self)
     }
 }
 
-impl<'de> Visitor<'de> for Skipped {
+impl<'de> Visitor<'de> for IgnoredValue {
     type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -20,6 +20,8 @@
 //!
 //! Memory: one iteration of all ranks, as values, as the uncompressed file and compressed.
 
+mod options;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -31,6 +33,7 @@ use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_output::CARD;
 use stillhouse_schemas::manifest::Manifest;
 
+pub use self::options::MegatronOptions;
 use super::files::Files;
 use super::format::{ExportFormat, ExportWriter, LeftOut, Unit};
 use super::rows::{RowReader, row_length, rows_of_splits};

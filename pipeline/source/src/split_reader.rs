@@ -1,4 +1,4 @@
-//! One split read into batches of documents, which the consumer pulls.
+//! Reads one split as batches of documents, which the consumer pulls.
 
 use std::collections::HashSet;
 use std::iter::FusedIterator;
@@ -10,57 +10,59 @@ use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
-use super::batch::Batches;
-use super::formats::numbers::{self, Numbers};
+use super::batch::BatchBuilder;
+use super::formats::numbers::{self, NumbersReader};
 use super::input_file::{InputFile, Listing};
-use super::range::{Found, RecordReader};
+use super::record_reader::{RecordKind, RecordReader};
 use super::store::Store;
 use super::summary::{ReadSummary, RecordsDigest, TRAIN};
 
-/// The documents of a split, batch by batch, as `documents_schema` batches of at most 1024 rows and about 1 MB (4 MB, or one
-/// longer piece, at the most).
+/// An iterator over the documents of a split, as `documents_schema` batches of at most 1024 rows and about 1 MB (at
+/// most 4 MB, or one longer piece).
 ///
-/// Every [`next`](Iterator::next) is one blocking call that ends by itself: it waits for the input and for nothing else, reads up to the
-/// end of one batch and gives it. Between two calls no batch is held, only the texts of the one that is not full yet. It may be called
-/// from any thread, one at a time; not from a runtime's own worker thread ([`Store`]). Where the split takes few of the records that it
-/// reads, a call may read far to fill its batch.
+/// Each [`next`](Iterator::next) is one blocking call: it waits only for the input, reads up to the end of one batch
+/// and returns it. Between two calls the reader holds no batch, only the texts of an unfinished one. Any thread may
+/// call it, one at a time, but not a runtime's own worker thread ([`Store`]). If the split takes few of the records
+/// that it reads, a call may read far to fill its batch.
 ///
-/// `document_id` counts bad records too, and those that the split does not take. Of splits that share their pieces that of `train`
-/// counts the bad records.
+/// `document_id` also counts bad records and records that the split does not take. Of several splits with the same
+/// pieces, the one of `train` counts the bad records.
 ///
-/// After an error and after the end it gives nothing more.
+/// After an error or the end it returns `None`.
 ///
 /// # Errors
-/// When a file cannot be read or is corrupt, or is not what it was when it was listed; at the first bad record with `on_error: fail`.
+/// When a file cannot be read, is corrupt, or has changed since it was listed; at the first bad record with `on_error:
+/// fail`.
 pub struct SplitReader {
     store: Store,
     listing: Listing,
     split: SplitRecord,
-    /// The piece that is being read.
+    /// Index of the current piece.
     piece: usize,
-    documents: Option<Reading>,
+    documents: Option<ContentReader>,
     summary: ReadSummary,
 }
 
-/// What a split is read into.
-enum Reading {
-    Texts(Box<Documents>),
-    Numbers(Box<Numbers>),
+/// The reader of a split, by the kind of its records.
+enum ContentReader {
+    Texts(Box<DocumentReader>),
+    Numbers(Box<NumbersReader>),
 }
 
 impl SplitReader {
-    /// A reader of a split; nothing is opened before the first batch is asked for. `listing` must be the one that the split was planned from.
+    /// Creates a reader of a split; it opens nothing before the first call for a batch. `listing` must be the one from
+    /// which the split was planned.
     ///
-    /// Cost: a search for the files of the split in the listing.
+    /// Cost: a lookup of the split's files in the listing.
     pub fn new(store: &Store, listing: &Listing, split: SplitRecord, input: Arc<Input>) -> Self {
         let store = store.expecting(split.pieces.iter().filter_map(|piece| listing.get(&piece.file)));
         let documents = match input.is_rows() {
-            true => Reading::Numbers(Box::new(Numbers::new(store.clone(), input))),
-            false => Reading::Texts(Box::new(Documents {
+            true => ContentReader::Numbers(Box::new(NumbersReader::new(store.clone(), input))),
+            false => ContentReader::Texts(Box::new(DocumentReader {
                 reader: RecordReader::new(store.clone(), input),
                 ordinal: 0,
                 document: None,
-                batches: Batches::new(),
+                batch_builder: BatchBuilder::new(),
                 records: RecordsDigest::default(),
             })),
         };
@@ -68,12 +70,12 @@ impl SplitReader {
         Self { store, listing: listing.clone(), split, piece: 0, documents, summary }
     }
 
-    /// What was read: whole once the reader has given its last batch and then none.
+    /// Counts and checksums of what was read; complete after the reader has returned `None`.
     pub fn summary(&self) -> &ReadSummary {
         &self.summary
     }
 
-    /// What was read, as [`SplitReader::summary`].
+    /// Returns the summary, as [`SplitReader::summary`].
     pub fn into_summary(self) -> ReadSummary {
         self.summary
     }
@@ -86,45 +88,45 @@ impl SplitReader {
             let (split, summary) = (&self.split, &mut self.summary);
             let others = |path: &str| self.listing.get(path).cloned();
             let read = match documents {
-                Reading::Texts(texts) => texts.next(split, file, piece.range, summary),
-                Reading::Numbers(rows) => rows.next(split, file, &others, piece.range, summary),
+                ContentReader::Texts(texts) => texts.next(split, file, piece.range, summary),
+                ContentReader::Numbers(rows) => rows.next(split, file, &others, piece.range, summary),
             };
             if let Ok(Some(batch)) = read {
                 return Ok(Some(batch));
             }
-            // first: in a file that changes under the reader, a record that makes no sense is not what is wrong
+            // before the read error: if the file has changed, a bad record is not the cause
             self.store.check(&file.location, false).map_err(|e| SourceError::from_store(&file.path, e))?;
             read?;
             self.summary.sha256.push(match documents {
-                Reading::Texts(texts) => texts.records.take(),
-                Reading::Numbers(rows) => rows.records.take(),
+                ContentReader::Texts(texts) => texts.records.take(),
+                ContentReader::Numbers(rows) => rows.records.take(),
             });
             self.piece += 1;
         }
         let last = match documents {
-            Reading::Texts(texts) => texts.batches.close()?,
-            Reading::Numbers(rows) => rows.close()?,
+            ContentReader::Texts(texts) => texts.batch_builder.close()?,
+            ContentReader::Numbers(rows) => rows.close()?,
         };
         match self.documents.take() {
-            Some(Reading::Texts(texts)) => {
+            Some(ContentReader::Texts(texts)) => {
                 let (skipped, spooled) = texts.reader.into_counts();
                 self.summary.spooled_to_disk = spooled;
                 if self.split.keys.is_none() || self.split.dataset_split == TRAIN {
                     self.summary.skipped = skipped;
                 }
             }
-            // a bad record of these has a key, and is of the split that takes it
-            Some(Reading::Numbers(rows)) => self.summary.skipped = rows.skipped,
+            // a bad record of these has a key and is counted by the split that takes the key
+            Some(ContentReader::Numbers(rows)) => self.summary.skipped = rows.skipped,
             None => {}
         }
         Ok(last)
     }
 
-    /// Bytes of text that are in memory between two batches.
+    /// Bytes of text in memory between two batches.
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
         match &self.documents {
-            Some(Reading::Texts(d)) => d.batches.bytes() + d.reader.held_bytes(),
+            Some(ContentReader::Texts(d)) => d.batch_builder.bytes() + d.reader.held_bytes(),
             _ => 0,
         }
     }
@@ -144,19 +146,19 @@ impl Iterator for SplitReader {
 
 impl FusedIterator for SplitReader {}
 
-/// The documents that a split takes, into batches.
-struct Documents {
+/// Collects the documents that a split takes into batches.
+struct DocumentReader {
     reader: RecordReader,
-    /// Records so far.
+    /// Number of records so far.
     ordinal: u64,
-    /// The document that is being handed on.
+    /// The document whose pieces are being returned.
     document: Option<DocumentId>,
-    batches: Batches,
+    batch_builder: BatchBuilder,
     records: RecordsDigest,
 }
 
-impl Documents {
-    /// The next batch that is full; none at the end of the range.
+impl DocumentReader {
+    /// Returns the next full batch, or `None` at the end of the range.
     fn next(
         &mut self,
         split: &SplitRecord,
@@ -168,32 +170,37 @@ impl Documents {
             self.reader.open(file, range)?;
         }
         loop {
-            if self.batches.is_full() {
-                return self.batches.close();
+            if self.batch_builder.is_full() {
+                return self.batch_builder.close();
             }
             let Some(id) = self.document else {
                 match self.reader.next()? {
                     None => return Ok(None),
-                    Some(found) => self.take(split, found, summary)?,
+                    Some(found) => self.handle_record(split, found, summary)?,
                 }
                 continue;
             };
             let (text, end) = self.reader.next_piece()?;
-            self.records.text(text);
+            self.records.add_text(text);
             if end {
                 self.document = None;
             }
-            if let Some(full) = self.batches.push(id, text, end)? {
+            if let Some(full) = self.batch_builder.push(id, text, end)? {
                 return Ok(Some(full));
             }
         }
     }
 
-    /// A record that the reader has gone to.
-    fn take(&mut self, split: &SplitRecord, found: Found, summary: &mut ReadSummary) -> Result<(), SourceError> {
+    /// Processes a record to which the reader has advanced: takes it, skips it, or counts it as bad.
+    fn handle_record(
+        &mut self,
+        split: &SplitRecord,
+        found: RecordKind,
+        summary: &mut ReadSummary,
+    ) -> Result<(), SourceError> {
         self.ordinal += 1;
-        if found == Found::Bad {
-            self.records.bad();
+        if found == RecordKind::Bad {
+            self.records.add_bad_record();
             return Ok(());
         }
         if let Some(keys) = split.keys
@@ -208,14 +215,14 @@ impl Documents {
         let length = self.reader.length();
         summary.documents += 1;
         summary.text_bytes += length;
-        self.records.good(length);
+        self.records.add_length(length);
         self.reader.rewind()?;
         self.document = Some(split.split.document(ordinal));
         Ok(())
     }
 }
 
-/// The checksums of what a split would read now, piece by piece.
+/// Returns the current checksums of a split's pieces.
 ///
 /// Cost: reads the split.
 ///
@@ -230,12 +237,13 @@ pub fn digests(
     Ok(read_split(store, files, split, input, &mut |_| Ok(()))?.sha256)
 }
 
-/// Reads all of a split, as [`SplitReader`], and hands each batch on.
+/// Reads all of a split, as [`SplitReader`], and calls `emit` with each batch.
 ///
-/// Cost: a look at every file of `files` beside the reading; who reads many splits makes one [`Listing`].
+/// Cost: one lookup for every file of `files` in addition to reading. To read many splits, create one [`Listing`]
+/// instead.
 ///
 /// # Errors
-/// As [`SplitReader`]; when `emit` says that it is over.
+/// As [`SplitReader`]; when `emit` returns `Stopped`.
 pub fn read_split(
     store: &Store,
     files: &[InputFile],
@@ -254,7 +262,7 @@ pub fn read_split(
     Ok(reader.into_summary())
 }
 
-/// Gives the key of every document of a range.
+/// Calls `each` with the key of every document of a range.
 ///
 /// # Errors
 /// As [`SplitReader`].
@@ -274,7 +282,7 @@ pub(crate) fn read_keys(
     let mut reader = RecordReader::new(store.clone(), Arc::new(input.clone()));
     reader.open(file, range)?;
     while let Some(found) = reader.next()? {
-        if found == Found::Document {
+        if found == RecordKind::Document {
             each(reader.key(seed)?);
         }
     }

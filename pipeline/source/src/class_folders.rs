@@ -1,4 +1,5 @@
-//! Class folders of images: whether the tree says without doubt which folder is a class, where the job leaves that to the folders.
+//! Checks class folders of images: if the job takes the classes from the folders, the tree must show unambiguously
+//! which folders are classes.
 //!
 //! ```text
 //!   images/cat/1.jpg  images/fish/2.jpg                      cat 0, fish 1
@@ -7,8 +8,8 @@
 //!   images/cat/1.jpg  images/dog/                            refused: `dog` would have no number
 //! ```
 //!
-//! A label is the place of its folder's name among all names, so that one folder more or less moves the labels of the others. `input.images.classes`
-//! names them all and ends the doubt.
+//! A label is the index of its folder's name among all names in order, so one folder more or less shifts the labels of
+//! the others. `input.images.classes` names all classes and removes the ambiguity.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,7 +18,7 @@ use stillhouse_schemas::spec::{ImageLabels, Input, Layout};
 
 use super::input_file::InputFile;
 
-/// A folder below which no file was found.
+/// A folder below which the listing found no file.
 #[derive(Debug)]
 pub(super) struct EmptyFolder {
     pub shown: String,
@@ -27,20 +28,20 @@ pub(super) struct EmptyFolder {
 const VALID: &str =
     "valid: class folders on one level and nothing beside them, or all classes by name in `input.images.classes`";
 
-/// Whether the names of the folders become the classes.
-pub(super) fn are_folders(input: &Input) -> bool {
+/// Whether the names of the folders are the classes.
+pub(super) fn defines_classes(input: &Input) -> bool {
     input.images.as_ref().is_some_and(|images| {
         images.layout == Layout::Files && images.labels() == ImageLabels::Folder && images.classes.is_empty()
     })
 }
 
-/// The folder that a file lies in, as its store has it.
+/// Returns the folder of a file, as a path in its store.
 fn folder(location: &Path) -> &str {
     location.as_ref().rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-/// The name of the folder that a file lies in.
-pub(super) fn class(location: &Path) -> &str {
+/// Returns the name of the folder of a file.
+pub(super) fn class_name(location: &Path) -> &str {
     name(folder(location))
 }
 
@@ -52,25 +53,25 @@ fn depth(folder: &str) -> usize {
     if folder.is_empty() { 0 } else { 1 + folder.bytes().filter(|byte| *byte == b'/').count() }
 }
 
-/// Looks at what one path of the job has found below a root: all images have to be equally deep. Gives the empty folders that are on the level of the
-/// class folders.
+/// Checks the files that one path of the job found below a root: all images must be at the same depth. Returns the
+/// empty folders at the depth of the class folders.
 ///
 /// # Errors
-/// Names the file that lies on another level than the most.
-pub(super) fn of_path(
+/// Names a file whose depth differs from that of the majority.
+pub(super) fn check_path(
     files: &[InputFile],
     mut empty: Vec<EmptyFolder>,
     root: &Path,
     input: &Input,
 ) -> Result<Vec<EmptyFolder>, String> {
-    if !are_folders(input) {
+    if !defines_classes(input) {
         return Ok(Vec::new());
     }
     let mut levels: BTreeMap<usize, (usize, &InputFile)> = BTreeMap::new();
     for file in files {
         levels.entry(depth(folder(&file.location))).or_insert((0, file)).0 += 1;
     }
-    // where two levels have as many, the upper one is not where the classes are
+    // at a tie the deeper level is taken as that of the class folders
     let Some((level, (_, usual))) = levels.iter().max_by_key(|(level, (count, _))| (*count, **level)) else {
         return Ok(Vec::new());
     };
@@ -88,16 +89,16 @@ fn stray_file(stray: &InputFile, count: usize, usual: &InputFile) -> String {
         "{:?}{more} is on another level than {:?}: its folder {:?} would be a class too and shift the labels of others; {VALID}",
         stray.path,
         usual.path,
-        class(&stray.location)
+        class_name(&stray.location)
     )
 }
 
-/// Looks at what all paths have found: no class folder lies in another one, and none is without an image.
+/// Checks the files that all paths found: no class folder lies inside another one, and each has an image.
 ///
 /// # Errors
-/// Names the folder.
-pub(super) fn of_all(files: &[InputFile], empty: &[EmptyFolder], input: &Input) -> Result<(), String> {
-    if !are_folders(input) {
+/// Names the file or folder.
+pub(super) fn check_all(files: &[InputFile], empty: &[EmptyFolder], input: &Input) -> Result<(), String> {
+    if !defines_classes(input) {
         return Ok(());
     }
     let mut folders: HashMap<&str, &InputFile> = HashMap::new();

@@ -1,6 +1,7 @@
-//! A check when a job is planned: the files are what the job says they are, and the text column is there and can be text.
+//! Checks during planning that the files have the job's format and that the text column exists and can hold text.
 //!
-//! Cost: the footer or header of at most [`MOST_LOOKED_INTO`] Parquet, Arrow and CSV files; the first bytes of as many others (of a store, of the first 32).
+//! Cost: reads the footer or header of at most [`MAX_CHECKED_FILES`] Parquet, Arrow and CSV files, or the first bytes
+//! of as many other files (in a store, of the first 32).
 
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::parse::did_you_mean;
@@ -8,50 +9,51 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
 use super::formats::{self, FileColumn, Format};
-use super::input_file::{InputFile, LookedAt};
-use super::parallel::{MOST_LOOKED_INTO, spread};
-use super::sniff::{self, HEAD};
+use super::input_file::{BeforeItem, InputFile};
+use super::parallel::{MAX_CHECKED_FILES, evenly_spaced};
+use super::sniff::{self, HEAD_BYTES};
 use super::store::Store;
 
-/// Files of a store that are looked at before a job begins; the others when they are read, at no further request.
-const STORE_FILES: usize = 32;
-const MOST: usize = 5;
+/// Maximum number of files in stores that the check reads before a job begins. The run checks the others when it reads
+/// them, without a further request.
+const MAX_STORE_FILES: usize = 32;
+const MAX_PROBLEMS: usize = 5;
 
-/// Checks that `input.text` is a string column of the files; with `input.sql` nothing is checked here (see
-/// [`super::check_sql`]). Tells at most five files. `looked_at` is told of every file, before it is looked at.
+/// Checks that `input.text` is a string column of the files. With `input.sql` it checks nothing (see
+/// [`super::check_sql`]). Reports at most five files. Calls `before_item` before it examines each file.
 ///
 /// # Errors
-/// When a store does not answer: that is no problem of the job.
+/// When a store does not answer, which is not a problem of the job.
 pub fn check_columns(
     store: &Store,
     files: &[InputFile],
     input: &Input,
-    looked_at: LookedAt<'_>,
+    before_item: BeforeItem<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
-    // of images and codes the first records tell
+    // `first_records` checks images and codes
     if input.sql.is_some() || input.is_rows() {
         return Ok(Vec::new());
     }
-    let format = formats::of(input);
+    let format = formats::for_input(input);
     let mut problems = Vec::new();
-    for (i, file) in spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO) {
-        if problems.len() >= MOST {
+    for (i, file) in evenly_spaced(files.iter().enumerate(), files.len(), MAX_CHECKED_FILES) {
+        if problems.len() >= MAX_PROBLEMS {
             break;
         }
-        looked_at(i);
+        before_item(i);
         match format.columns(store, file, input) {
             Err(e) if e.retryable() => return Err(e),
             Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
-            // an empty file of CSV has no header
+            // an empty CSV file has no header
             Ok(Some(columns)) if columns.is_empty() && matches!(format, Format::Bytes(_)) => {}
-            Ok(Some(columns)) => problems.extend(check(&columns, &file.path, input)),
-            Ok(None) => return first_bytes(store, files, input, "input.paths", MOST, looked_at),
+            Ok(Some(columns)) => problems.extend(check_text_column(&columns, &file.path, input)),
+            Ok(None) => return check_first_bytes(store, files, input, "input.paths", MAX_PROBLEMS, before_item),
         }
     }
     Ok(problems)
 }
 
-fn check(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
+fn check_text_column(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
     if columns.iter().any(|column| column.name == input.text && column.is_text) {
         return None;
     }
@@ -68,36 +70,36 @@ fn check(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
     Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
 }
 
-/// Looks at the first bytes of the files of lines, at most `most` problems: of this machine [`MOST_LOOKED_INTO`], evenly spread, the first ones of a store.
-/// The others are looked at when they are read.
+/// Checks the first bytes of line files and returns at most `max_problems` problems. Examines [`MAX_CHECKED_FILES`]
+/// evenly spread files on the local disk, and the first ones in a store. The run checks the others when it reads them.
 ///
 /// # Errors
 /// When a store does not answer.
-pub(super) fn first_bytes(
+pub(super) fn check_first_bytes(
     store: &Store,
     files: &[InputFile],
     input: &Input,
     field: &str,
-    most: usize,
-    looked_at: LookedAt<'_>,
+    max_problems: usize,
+    before_item: BeforeItem<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
     let mut problems = Vec::new();
     let mut in_stores = 0;
-    let chosen = spread(files.iter().enumerate(), files.len(), MOST_LOOKED_INTO);
+    let chosen = evenly_spaced(files.iter().enumerate(), files.len(), MAX_CHECKED_FILES);
     for (i, file) in chosen.filter(|(_, file)| file.size > 0) {
-        looked_at(i);
-        if problems.len() >= most {
+        before_item(i);
+        if problems.len() >= max_problems {
             break;
         }
         if !store.is_on_disk(&file.location) {
             in_stores += 1;
-            if in_stores > STORE_FILES {
+            if in_stores > MAX_STORE_FILES {
                 continue;
             }
         }
-        match store.get(&file.location, 0, file.size.min(HEAD)) {
+        match store.get(&file.location, 0, file.size.min(HEAD_BYTES)) {
             Ok(head) => {
-                problems.extend(sniff::stored(&head, file, input).map(|e| Problem::missing(field, e.to_string())))
+                problems.extend(sniff::check_stored(&head, file, input).map(|e| Problem::missing(field, e.to_string())))
             }
             Err(error) => {
                 let error = SourceError::from_store(&file.path, error);

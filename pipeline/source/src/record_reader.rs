@@ -1,0 +1,245 @@
+//! Reads the records of a range of a file one after another, and the text of each piece by piece.
+//!
+//! Every call reads what it needs and returns; none waits for a consumer. Between two calls the reader holds at most a
+//! record's spool (a piece of it in memory), the decoder's window, and for a columnar file a page or a record batch.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+use stillhouse_schemas::manifest::Range;
+use stillhouse_schemas::spec::{Input, OnError};
+
+use super::decode::Cursor;
+use super::formats::{self, Cut, Format};
+use super::input_file::InputFile;
+use super::records::{self, Cell, Fault, Records, Rows};
+use super::spool::{DocumentKey, Spool, whole_characters};
+use super::store::Store;
+
+/// A record of the range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RecordKind {
+    /// A document, whose text can be read.
+    Document,
+    /// A bad record; it is counted as skipped.
+    Bad,
+}
+
+/// A range that is being read.
+struct OpenRange {
+    file: InputFile,
+    records: RangeRecords,
+}
+
+enum RangeRecords {
+    Bytes {
+        records: Box<dyn Records>,
+        /// Offset from which the records count newlines.
+        from: u64,
+        /// Records that begin at this offset or later do not belong to the range.
+        end: u64,
+        /// Line number at the start of the range, if known.
+        line: Option<u64>,
+    },
+    Rows(Box<dyn Rows>),
+}
+
+/// Why a record is not a document, and where.
+struct RecordFault {
+    reason: &'static str,
+    message: String,
+    at: FaultPosition,
+}
+
+enum FaultPosition {
+    /// Number of newlines after the offset where the records were opened.
+    Newlines(u64),
+    Row(u64),
+}
+
+/// Reads ranges of files, one after another.
+pub(super) struct RecordReader {
+    store: Store,
+    input: Arc<Input>,
+    spool: Spool,
+    skipped: BTreeMap<String, u64>,
+    open: Option<OpenRange>,
+    /// Bytes of the current row's cell already returned.
+    returned: usize,
+}
+
+impl RecordReader {
+    pub fn new(store: Store, input: Arc<Input>) -> Self {
+        let spool = Spool::new(piece_bytes(&input));
+        Self { store, input, spool, skipped: BTreeMap::new(), open: None, returned: 0 }
+    }
+
+    /// Returns the number of records skipped, by reason, and the number of documents that went through a temporary
+    /// file.
+    pub fn into_counts(self) -> (BTreeMap<String, u64>, u64) {
+        (self.skipped, self.spool.spooled_to_disk)
+    }
+
+    /// Bytes of text in memory that are still to be returned.
+    #[cfg(test)]
+    pub fn held_bytes(&self) -> usize {
+        self.spool.buffered()
+    }
+
+    /// Whether a range is open whose end has not been reached.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Opens a range.
+    pub fn open(&mut self, file: &InputFile, range: Range) -> Result<(), SourceError> {
+        let (store, input) = (&self.store, &*self.input);
+        let format = formats::for_input(input);
+        let records = match range {
+            Range::Bytes { start, end, line } => {
+                // a file that is a single record includes what was appended to it
+                let is_whole = matches!(format, Format::Bytes(format) if format.cut(input) == Cut::Nowhere);
+                let end = if is_whole { u64::MAX } else { end };
+                let (records, from) = format.open_bytes(store, file, input, (start, end))?;
+                RangeRecords::Bytes { records, from, end, line }
+            }
+            Range::Rows { start, end } => RangeRecords::Rows(format.open_rows(store, file, input, (start, end))?),
+        };
+        self.open = Some(OpenRange { file: file.clone(), records });
+        Ok(())
+    }
+
+    /// Advances to the next record. Returns `None` at the end of the range and closes it.
+    pub fn next(&mut self) -> Result<Option<RecordKind>, SourceError> {
+        let Some(open) = &mut self.open else { return Ok(None) };
+        let found = match &mut open.records {
+            RangeRecords::Bytes { records, end, .. } => {
+                next_in_bytes(&open.file, records.as_mut(), *end, &mut self.spool)?
+            }
+            RangeRecords::Rows(rows) => next_in_rows(rows.as_mut(), &self.input.text)?,
+        };
+        self.returned = 0;
+        match found {
+            None => {
+                self.open = None;
+                Ok(None)
+            }
+            Some(Ok(())) => Ok(Some(RecordKind::Document)),
+            Some(Err(fault)) => self.handle_bad(fault).map(|()| Some(RecordKind::Bad)),
+        }
+    }
+
+    fn handle_bad(&mut self, RecordFault { reason, message, at }: RecordFault) -> Result<(), SourceError> {
+        let Some(open) = &self.open else { return Ok(()) };
+        let file = &open.file.path;
+        if self.input.on_error == OnError::Fail {
+            let position = match at {
+                FaultPosition::Row(row) => RecordPosition::Row(row),
+                FaultPosition::Newlines(newlines) => RecordPosition::Line(self.first_line(open)? + newlines),
+            };
+            return Err(SourceError::Record { file: file.clone(), position, reason, message });
+        }
+        tracing::debug!(file, reason, message, "record skipped");
+        *self.skipped.entry(reason.into()).or_default() += 1;
+        Ok(())
+    }
+
+    /// Returns the line number, from 1, where the records of a range were opened. If the plan does not have it, reads
+    /// all bytes before the range once more.
+    fn first_line(&self, open: &OpenRange) -> Result<u64, SourceError> {
+        match open.records {
+            RangeRecords::Bytes { line: Some(line), .. } => Ok(line),
+            RangeRecords::Bytes { from, .. } if from > 0 => {
+                let mut cursor = Cursor::open_range(&self.store, &open.file, &self.input, (0, from))?;
+                let newlines = cursor.count_newlines(from);
+                Ok(1 + newlines.map_err(|e| SourceError::from_io(&open.file.path, e))?)
+            }
+            _ => Ok(1),
+        }
+    }
+
+    /// Returns the cell of the current document, if it did not go through the spool.
+    fn cell(&self) -> Cell<'_> {
+        match &self.open {
+            Some(OpenRange { records: RangeRecords::Rows(rows), .. }) => rows.cell(),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the current document's text.
+    pub fn length(&self) -> u64 {
+        self.cell().map_or(self.spool.length(), |cell| cell.len() as u64)
+    }
+
+    /// Returns the key of the current document.
+    pub fn key(&mut self, seed: u64) -> Result<u64, SourceError> {
+        match self.cell() {
+            Some(cell) => Ok(DocumentKey::new(seed).with(cell).get()),
+            None => self.spool.key(seed).map_err(SourceError::temporary_file),
+        }
+    }
+
+    /// Goes to the start of the current document's text.
+    pub fn rewind(&mut self) -> Result<(), SourceError> {
+        self.returned = 0;
+        self.spool.rewind().map_err(SourceError::temporary_file)
+    }
+
+    /// Returns the next piece of the current document's text, and true with the last one. Pieces end between
+    /// characters; an empty text is one empty piece.
+    pub fn next_piece(&mut self) -> Result<(&str, bool), SourceError> {
+        let Some(OpenRange { file, records: RangeRecords::Rows(rows) }) = &self.open else {
+            return self.spool.next_piece().map_err(SourceError::temporary_file);
+        };
+        let rest = rows.cell().and_then(|cell| cell.get(self.returned..)).unwrap_or_default();
+        let length = match rest.get(..piece_bytes(&self.input)) {
+            Some(window) if rest.len() > window.len() => whole_characters(window),
+            _ => rest.len(),
+        };
+        self.returned += length;
+        // the whole cell was checked as UTF-8; the second check costs little compared with the cell's checksum
+        let text = std::str::from_utf8(&rest[..length]).map_err(|e| SourceError::corrupt(&file.path, e))?;
+        Ok((text, length == rest.len()))
+    }
+}
+
+/// Maximum bytes of a piece.
+fn piece_bytes(input: &Input) -> usize {
+    input.piece_kilobytes as usize * 1000
+}
+
+type NextRecord = Option<Result<(), RecordFault>>;
+
+fn next_in_bytes(
+    file: &InputFile,
+    records: &mut dyn Records,
+    end: u64,
+    spool: &mut Spool,
+) -> Result<NextRecord, SourceError> {
+    let start = records.next().map_err(|e| SourceError::from_io(&file.path, e))?;
+    if start.is_none_or(|at| at.offset >= end) {
+        return Ok(None);
+    }
+    spool.clear().map_err(SourceError::temporary_file)?;
+    let outcome = records.read(spool).map_err(|fault| match fault {
+        Fault::Input(e) => SourceError::from_io(&file.path, e),
+        Fault::Spool(e) => SourceError::temporary_file(e),
+    })?;
+    let fault = |bad: records::BadRecord| RecordFault {
+        reason: bad.reason,
+        message: bad.message,
+        at: FaultPosition::Newlines(bad.newlines),
+    };
+    Ok(Some(outcome.map_err(fault)))
+}
+
+fn next_in_rows(rows: &mut dyn Rows, name: &str) -> Result<NextRecord, SourceError> {
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let fault = |reason, message| Ok(Some(Err(RecordFault { reason, message, at: FaultPosition::Row(row) })));
+    match rows.cell().map(std::str::from_utf8) {
+        Some(Ok(_)) => Ok(Some(Ok(()))),
+        Some(Err(_)) => fault(reason::UTF8, format!("the value of {name:?} is not UTF-8; valid: text in UTF-8")),
+        None => fault(reason::NULL, format!("the value of {name:?} is null; valid: a string")),
+    }
+}
