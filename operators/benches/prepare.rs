@@ -11,9 +11,8 @@ use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stillhouse_operators::clean::CleanConfig;
 use stillhouse_operators::config::SpecialIds;
-use stillhouse_operators::operator::{
-    Counters, Operator, OperatorSpec, SharedStatistics, SplitContext, documents_schema,
-};
+use stillhouse_operators::operator::{Counters, Operator, SharedStatistics, SplitContext, documents_schema};
+use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::pack::PackConfig;
 use stillhouse_operators::tokenize::TokenizeConfig;
 use stillhouse_operators::vocabulary::Vocabulary;

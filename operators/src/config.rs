@@ -21,9 +21,6 @@ use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Operator, OperatorError, SplitContext, extend_schema};
 use crate::vocabulary::{Role, Vocabulary};
 
-/// Names of the files that operators may write beside the shards.
-pub const SIDECAR_FILES: [&str; 2] = [crate::subtokens::PERMUTATION, crate::subtokens::FILTER_TABLE];
-
 /// Sequences per batch in a job without a teacher.
 const ROWS_PER_BATCH: usize = 64;
 
@@ -74,7 +71,7 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
     }
 
     /// Returns the files to write beside the shards, (name, content), for data that decides a column but is not a
-    /// column. The names are in [`SIDECAR_FILES`].
+    /// column. The names are in [`crate::registry::SIDECAR_FILES`].
     fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
         Vec::new()
     }

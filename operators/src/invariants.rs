@@ -9,7 +9,6 @@ use arrow::error::ArrowError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::sequence_range::SequenceRange;
 
-use crate::registry::OperatorSpec;
 use crate::rows::ListRows;
 
 /// What the checks compare the columns with.
@@ -23,8 +22,6 @@ pub struct CheckContext {
     pub split: SplitId,
     /// Indices of the split's sequences in the data set, if the plan knows them.
     pub sequence_range: Option<SequenceRange>,
-    /// The operators that made the columns, in order; each checks its own ([`crate::config::OperatorConfig::check`]).
-    pub operators: Vec<OperatorSpec>,
 }
 
 /// A row that breaks a rule.
@@ -41,18 +38,6 @@ impl Violation {
     pub fn new(row: usize, message: impl Into<String>) -> Self {
         Self { row, message: message.into() }
     }
-}
-
-/// Checks every rule on every row.
-///
-/// # Errors
-/// Fails if a column is missing or has another type than the format defines.
-pub fn check(batch: &RecordBatch, context: &CheckContext) -> Result<Vec<Violation>, ArrowError> {
-    let mut violations = Vec::new();
-    for operator in &context.operators {
-        operator.check(batch, context, &mut violations)?;
-    }
-    Ok(violations)
 }
 
 /// Widens unsigned values of 8, 16 or 32 bits.

@@ -20,6 +20,7 @@ pub mod grid;
 pub mod images;
 pub mod invariants;
 pub mod operator;
+pub mod operator_spec;
 pub mod orders;
 pub mod pack;
 pub mod partitions;

@@ -17,7 +17,6 @@ use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::sequence_range::SequenceRange;
 use stillhouse_teacher::Teacher;
 
-pub use crate::registry::OperatorSpec;
 use crate::vocabulary::Vocabulary;
 
 /// Errors of operators. Retrying on the same input never helps.

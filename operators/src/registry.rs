@@ -1,27 +1,21 @@
 //! The list of operators in pipeline order, one line each. Each operator declares everything else in its own file.
 
-use std::any::Any;
 use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::{Schema, SchemaRef};
-use arrow::error::ArrowError;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, SpecialToken};
 use stillhouse_schemas::parse::JobFormat;
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::sections::SectionKind;
 use stillhouse_schemas::sequence_range::SequenceRange;
 use stillhouse_schemas::spec::JobSpec;
 
-use crate::config::{Column, JobContext, OperatorConfig, OperatorView, SpecialIds, StatisticKind};
+use crate::config::{Column, JobContext, SpecialIds, StatisticKind};
 use crate::extract::ExtractConfig;
 use crate::generate::GenerateConfig;
-use crate::invariants::{CheckContext, Violation};
-use crate::operator::{Operator, OperatorError, SplitContext};
+use crate::invariants::CheckContext;
+use crate::operator_spec::{Factory, OperatorFactory, OperatorSpec, RowChecks};
+use crate::subtokens::{FILTER_TABLE, PERMUTATION};
 
 /// The operators of Stillhouse, in the order in which they run.
 pub const OPERATORS: &[&dyn OperatorFactory] = &[
@@ -36,6 +30,9 @@ pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::partitions::PartitionsConfig>::ENTRY,
     &Factory::<crate::orders::OrdersConfig>::ENTRY,
 ];
+
+/// Names of the files that operators may write beside the shards.
+pub const SIDECAR_FILES: [&str; 2] = [PERMUTATION, FILTER_TABLE];
 
 /// Returns the operators of a job, in order.
 ///
@@ -70,15 +67,16 @@ pub fn extract_config(operators: &[OperatorSpec]) -> Option<&ExtractConfig> {
     })
 }
 
-/// The limits that the rows of a split keep. `special_tokens` are by role, as in the manifest.
-pub fn check_context(
+/// Returns the checks that the rows of a split must pass. `special_tokens` are by role, as in the manifest.
+pub fn row_checks(
     job: &JobSpec,
     vocab_size: usize,
     special_tokens: &BTreeMap<String, SpecialToken>,
     (split, sequence_range): (SplitId, Option<SequenceRange>),
-) -> CheckContext {
+) -> RowChecks {
     let (operators, _) = resolve_manifest(job, vocab_size, special_tokens);
-    CheckContext { vocab_size, length: job.pack.length as usize, split, sequence_range, operators }
+    let context = CheckContext { vocab_size, length: job.pack.length as usize, split, sequence_range };
+    RowChecks { context, operators }
 }
 
 /// The operators that made a data set, as far as its manifest describes them, and why the others are unknown.
@@ -139,198 +137,7 @@ pub fn columns_table() -> String {
 
 /// Estimates the bytes per token of a data set with the columns of these operators, from measurements in BENCHMARKS.md.
 pub fn bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
-    operators.iter().fold(0.0, |before, operator| operator.0.bytes_per_token(before, vocab_size))
-}
-
-/// Type-erased access to the declarations of an [`OperatorConfig`].
-pub trait OperatorFactory: fmt::Debug + Sync {
-    /// Name of the operator in plans, metrics and errors.
-    fn name(&self) -> &'static str;
-
-    /// Section of the job file that the operator defines itself, if any.
-    fn section(&self) -> Option<SectionKind>;
-
-    /// Columns that the operator may add, in order.
-    fn columns(&self) -> &'static [Column];
-
-    /// Statistics that the operator may add.
-    fn statistics(&self) -> &'static [StatisticKind];
-
-    /// Returns the operator with its config for a job, or `None` if the job does not use it.
-    ///
-    /// # Errors
-    /// See [`OperatorConfig::from_job`].
-    fn from_job(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem>;
-}
-
-/// Factory of the operator with config type `T`.
-pub struct Factory<T>(PhantomData<fn() -> T>);
-
-impl<T> Factory<T> {
-    /// The value to list in the registry.
-    pub const ENTRY: Self = Self(PhantomData);
-}
-
-impl<T: OperatorConfig> fmt::Debug for Factory<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(T::NAME)
-    }
-}
-
-impl<T: OperatorConfig> OperatorFactory for Factory<T> {
-    fn name(&self) -> &'static str {
-        T::NAME
-    }
-
-    fn section(&self) -> Option<SectionKind> {
-        T::SECTION
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        T::COLUMNS
-    }
-
-    fn statistics(&self) -> &'static [StatisticKind] {
-        T::STATISTICS
-    }
-
-    fn from_job(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem> {
-        Ok(T::from_job(context)?.map(OperatorSpec::from))
-    }
-}
-
-/// An operator with its config.
-#[derive(Clone)]
-pub struct OperatorSpec(Arc<dyn ErasedConfig>);
-
-/// A config of erased type.
-trait ErasedConfig: fmt::Debug + Send + Sync {
-    fn name(&self) -> &'static str;
-    fn output_schema(&self, input: &Schema) -> SchemaRef;
-    fn check(
-        &self,
-        batch: &RecordBatch,
-        context: &CheckContext,
-        violations: &mut Vec<Violation>,
-    ) -> Result<(), ArrowError>;
-    fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)>;
-    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
-    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
-    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
-    fn equals(&self, other: &dyn ErasedConfig) -> bool;
-    fn as_any(&self) -> &dyn Any;
-}
-
-impl<T: OperatorConfig> ErasedConfig for T {
-    fn name(&self) -> &'static str {
-        T::NAME
-    }
-
-    fn output_schema(&self, input: &Schema) -> SchemaRef {
-        OperatorConfig::output_schema(self, input)
-    }
-
-    fn check(
-        &self,
-        batch: &RecordBatch,
-        context: &CheckContext,
-        violations: &mut Vec<Violation>,
-    ) -> Result<(), ArrowError> {
-        OperatorConfig::check(self, batch, context, violations)
-    }
-
-    fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
-        OperatorConfig::sidecar_files(self)
-    }
-
-    fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
-        OperatorConfig::bytes_per_token(self, before, vocab_size)
-    }
-
-    fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-        OperatorConfig::view(self, row)
-    }
-
-    fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
-        OperatorConfig::operator(self, context)
-    }
-
-    fn equals(&self, other: &dyn ErasedConfig) -> bool {
-        other.as_any().downcast_ref::<T>() == Some(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl OperatorSpec {
-    /// Name in plans, metrics and errors.
-    pub fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    /// Returns the schema of the output for this schema of the input.
-    pub fn output_schema(&self, input: &Schema) -> SchemaRef {
-        self.0.output_schema(input)
-    }
-
-    /// Checks the operator's columns: see [`OperatorConfig::check`].
-    ///
-    /// # Errors
-    /// Fails if a column is missing or has another type than the format defines.
-    pub fn check(
-        &self,
-        batch: &RecordBatch,
-        context: &CheckContext,
-        violations: &mut Vec<Violation>,
-    ) -> Result<(), ArrowError> {
-        self.0.check(batch, context, violations)
-    }
-
-    /// Returns the files to write beside the shards: see [`OperatorConfig::sidecar_files`].
-    pub fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
-        self.0.sidecar_files()
-    }
-
-    /// Returns what to show of a batch's only row: see [`OperatorConfig::view`].
-    ///
-    /// # Errors
-    /// Fails if a column is missing or has another type than the format defines.
-    pub fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
-        self.0.view(row)
-    }
-
-    /// Creates the operator for one split.
-    ///
-    /// # Errors
-    /// Fails if the config cannot work with the resources of `context`.
-    pub fn build(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
-        self.0.operator(context)
-    }
-
-    /// Returns the config if it has type `T`.
-    pub fn config<T: OperatorConfig>(&self) -> Option<&T> {
-        self.0.as_any().downcast_ref()
-    }
-}
-
-impl<T: OperatorConfig> From<T> for OperatorSpec {
-    fn from(config: T) -> Self {
-        Self(Arc::new(config))
-    }
-}
-
-impl fmt::Debug for OperatorSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl PartialEq for OperatorSpec {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.equals(other.0.as_ref())
-    }
+    operators.iter().fold(0.0, |before, operator| operator.bytes_per_token(before, vocab_size))
 }
 
 #[cfg(test)]

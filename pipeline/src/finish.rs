@@ -6,7 +6,7 @@ use arrow::datatypes::Schema;
 use sha2::{Digest, Sha256};
 use stillhouse_datasets::card::{self, CardFault, card};
 use stillhouse_operators::operator::documents_schema;
-use stillhouse_operators::registry::OperatorSpec;
+use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::ids::SplitId;

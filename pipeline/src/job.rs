@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use stillhouse_operators::config::{JobContext, SpecialIds};
 use stillhouse_operators::extract::MAX_TOPK_ON_GPU;
-use stillhouse_operators::registry::{self, OperatorSpec};
+use stillhouse_operators::operator_spec::OperatorSpec;
+use stillhouse_operators::registry;
 use stillhouse_operators::subtokens::parse_numbers;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;

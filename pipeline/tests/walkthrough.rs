@@ -14,7 +14,8 @@ use stillhouse_datasets::dataset::{Dataset, Selection};
 use stillhouse_datasets::inspect::{InspectOptions, inspect};
 use stillhouse_datasets::verify::{VerifyOptions, verify};
 use stillhouse_operators::invariants::CheckContext;
-use stillhouse_operators::registry::{self, Factory};
+use stillhouse_operators::operator_spec::{Factory, RowChecks};
+use stillhouse_operators::registry;
 use stillhouse_operators::registry::{columns_table, job_format};
 use stillhouse_operators::{config, extract, invariants, operator, rows};
 use stillhouse_pipeline::access::Access;
@@ -129,17 +130,12 @@ async fn an_operator_of_one_file_and_one_line() {
     assert_eq!(shown.row.unwrap().operators[0].facts, [("length".to_owned(), stored.value(0).to_string())]);
     let verified = verify(&dataset, &VerifyOptions::default(), &NullObserver).await.unwrap();
     assert!(verified.passed(), "{:?}", verified.faults);
-    let limits = CheckContext {
-        vocab_size: prepared.vocab_size,
-        length: 12,
-        split: SplitId(0),
-        operators: prepared.operators.clone(),
-        sequence_range: None,
-    };
-    assert_eq!(invariants::check(&batch, &limits).unwrap(), []);
+    let context = CheckContext { vocab_size: prepared.vocab_size, length: 12, split: SplitId(0), sequence_range: None };
+    let row_checks = RowChecks { context, operators: prepared.operators.clone() };
+    assert_eq!(row_checks.check(&batch).unwrap(), []);
     let wrong: ArrayRef = Arc::new(Int32Array::from(vec![stored.value(0), 11]));
     let columns = batch.columns()[..batch.num_columns() - 1].iter().cloned().chain([wrong]).collect();
     let wrong = RecordBatch::try_new(batch.schema(), columns).unwrap();
-    let violations = invariants::check(&wrong, &limits).unwrap();
+    let violations = row_checks.check(&wrong).unwrap();
     assert_eq!(violations, [invariants::Violation::new(1, "length 11, valid: 12")]);
 }

@@ -315,7 +315,6 @@ fn batches_share_slots_and_do_not_know_of_each_other() {
             length: 24,
             split: stillhouse_schemas::ids::SplitId(0),
             sequence_range: None,
-            operators: Vec::new(),
         };
         let mut violations = Vec::new();
         together.iter().for_each(|(_, batch)| OperatorConfig::check(&config, batch, &limits, &mut violations).unwrap());
@@ -560,7 +559,6 @@ fn rows_that_no_teacher_writes_are_found() {
         length: 24,
         split: stillhouse_schemas::ids::SplitId(0),
         sequence_range: None,
-        operators: Vec::new(),
     };
     let messages = |batch: &RecordBatch, config: &GenerateConfig| {
         let mut violations = Vec::new();

@@ -8,7 +8,7 @@ use arrow::datatypes::{DataType, Field, Int32Type, UInt64Type};
 
 use super::*;
 use crate::config::SpecialIds;
-use crate::operator::OperatorSpec;
+use crate::operator_spec::OperatorSpec;
 use crate::registry;
 use crate::testing::{context, drive, gpt2, statistics};
 

@@ -18,7 +18,6 @@ use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 
 use super::*;
 use crate::config::SpecialIds;
-use crate::invariants;
 use crate::rows::list_column;
 use crate::testing::{context, documents, drive, gpt2, repository};
 
@@ -118,8 +117,9 @@ fn the_reader_of_trainers_names_the_same_columns() {
     }
 }
 
-fn limits(operators: Vec<OperatorSpec>) -> CheckContext {
-    CheckContext { vocab_size: 50_257, length: 8, split: SplitId(3), sequence_range: None, operators }
+fn row_checks(operators: Vec<OperatorSpec>) -> RowChecks {
+    let context = CheckContext { vocab_size: 50_257, length: 8, split: SplitId(3), sequence_range: None };
+    RowChecks { context, operators }
 }
 
 /// Returns the operators of a job with a teacher, and packed rows with all of its columns at certain values.
@@ -214,8 +214,8 @@ where
 #[test]
 fn the_invariants_of_every_operator_fail_on_a_broken_row() {
     let (specs, good) = rows();
-    let limits = limits(specs.clone());
-    assert_eq!(invariants::check(&good, &limits).unwrap(), []);
+    let row_checks = row_checks(specs.clone());
+    assert_eq!(row_checks.check(&good).unwrap(), []);
     let negated = |array: &ArrayRef| -> ArrayRef {
         let values: Vec<bool> = array.as_boolean().values().iter().map(|v| !v).collect();
         Arc::new(BooleanArray::from(values))
@@ -265,7 +265,7 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
     for (operator, says, batch) in &broken {
         let spec = specs.iter().find(|spec| spec.name() == *operator).unwrap();
         let mut reported = Vec::new();
-        spec.check(batch, &limits, &mut reported).unwrap();
+        spec.check(batch, &row_checks.context, &mut reported).unwrap();
         assert!(reported.iter().any(|b| b.message.contains(says)), "{operator}: {says}: {reported:?}");
     }
     let mut checked: BTreeSet<&str> = broken.iter().map(|(operator, ..)| *operator).collect();
@@ -279,14 +279,9 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
 /// Images need a test of their own, because their rows belong to another job than rows of text.
 fn a_broken_image() -> Option<&'static str> {
     let (spec, good) = crate::grid::tests::images();
-    let limits = CheckContext {
-        vocab_size: 256,
-        length: 12,
-        split: SplitId(3),
-        sequence_range: None,
-        operators: vec![spec.clone()],
-    };
-    assert_eq!(invariants::check(&good, &limits).unwrap(), []);
+    let context = CheckContext { vocab_size: 256, length: 12, split: SplitId(3), sequence_range: None };
+    let row_checks = RowChecks { context, operators: vec![spec.clone()] };
+    assert_eq!(row_checks.check(&good).unwrap(), []);
     for (says, batch) in [
         ("sequence_id", with_values(&good, names::SEQUENCE_ID, |a| shifted::<UInt64Type>(a, 1 << 32))),
         ("token 256", with_values(&good, names::INPUT_IDS, |a| shifted::<Int32Type>(a, 1))),
@@ -295,7 +290,7 @@ fn a_broken_image() -> Option<&'static str> {
         ("label -1, valid: 0 to 1", with_values(&good, names::LABEL, |a| shifted::<Int32Type>(a, -1))),
     ] {
         let mut reported = Vec::new();
-        spec.check(&batch, &limits, &mut reported).unwrap();
+        spec.check(&batch, &row_checks.context, &mut reported).unwrap();
         assert!(reported.iter().any(|b| b.message.contains(says)), "grid: {says}: {reported:?}");
     }
     Some(spec.name())

@@ -193,13 +193,8 @@ fn digits_are_of_the_permuted_number() {
     let digits = ListRows::from_batch(&output[0], columns::SUBTOKENS).unwrap();
     let digits: Vec<u8> = digits.values::<UInt8Array>("x").unwrap().values().to_vec();
     assert_eq!(digits, [1, 0, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1]);
-    let limits = CheckContext {
-        vocab_size: 7,
-        length: 7,
-        split: stillhouse_schemas::ids::SplitId(0),
-        sequence_range: None,
-        operators: Vec::new(),
-    };
+    let limits =
+        CheckContext { vocab_size: 7, length: 7, split: stillhouse_schemas::ids::SplitId(0), sequence_range: None };
     let broken = |config: &SubtokensConfig| {
         let mut broken = Vec::new();
         config.check(&output[0], &limits, &mut broken).unwrap();
@@ -241,7 +236,7 @@ fn the_filter_table_gives_the_valid_sets_of_the_paper() {
 fn permutations_are_read_as_numpy_and_json_write_them() {
     let config = permuted(7, 3, &[5, 0, 4, 6, 1, 2, 3]);
     let beside = config.sidecar_files();
-    assert_eq!(beside.iter().map(|(name, _)| *name).collect::<Vec<_>>(), crate::config::SIDECAR_FILES);
+    assert_eq!(beside.iter().map(|(name, _)| *name).collect::<Vec<_>>(), crate::registry::SIDECAR_FILES);
     assert_eq!(values(&beside[0].1, "<i4", "7,").len(), 28);
     assert_eq!(parse_numbers(&beside[0].1).unwrap(), [5, 0, 4, 6, 1, 2, 3]);
     assert_eq!(parse_numbers(b" [2, 0, -1]\n").unwrap(), [2, 0, -1]);

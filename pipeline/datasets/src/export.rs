@@ -36,7 +36,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use stillhouse_operators::config::SIDECAR_FILES;
+use stillhouse_operators::registry::SIDECAR_FILES;
 
 pub use self::convert::{Conversion, Converted, convert};
 pub use self::format::{Format, FormatName, FormatOptions, LeftOut};

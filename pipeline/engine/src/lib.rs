@@ -54,7 +54,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::metrics::{MetricValue, MetricsSet};
 use stillhouse_base::events::{Progress, StageProgress};
 use stillhouse_operators::operator::Measure;
-use stillhouse_operators::registry::OperatorSpec;
+use stillhouse_operators::operator_spec::OperatorSpec;
 
 use self::operator::OperatorExec;
 use self::resources::{READ, WRITE};

@@ -16,7 +16,7 @@ use futures::stream::try_unfold;
 use stillhouse_operators::extract::{self, ExtractConfig};
 use stillhouse_operators::generate::GenerateConfig;
 use stillhouse_operators::operator::{Meter, Operator, OperatorError, SplitContext};
-use stillhouse_operators::registry::OperatorSpec;
+use stillhouse_operators::operator_spec::OperatorSpec;
 
 use crate::device::{DeviceQueue, PendingBatch};
 use crate::node_metrics::{NodeMetrics, properties};

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use datafusion::common::{Result, internal_datafusion_err};
 use datafusion::execution::TaskContext;
-use stillhouse_operators::invariants::CheckContext;
 use stillhouse_operators::operator::OperatorError;
-use stillhouse_operators::registry::OperatorSpec;
+use stillhouse_operators::operator_spec::OperatorSpec;
+use stillhouse_operators::operator_spec::RowChecks;
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_output::Output;
 use stillhouse_schemas::ids::SplitId;
@@ -38,8 +38,8 @@ pub struct JobResources {
     pub devices: Vec<DeviceQueue>,
     /// The output to which the shards are committed.
     pub output: Output,
-    /// The limits that the rows of a split must satisfy.
-    pub limits: Arc<dyn Fn(&SplitRecord) -> CheckContext + Send + Sync>,
+    /// Returns the checks that the rows of a split must pass.
+    pub row_checks: Arc<dyn Fn(&SplitRecord) -> RowChecks + Send + Sync>,
     /// The threads that work on splits.
     pub spawner: Spawner,
     /// Whether the operators of a split overlap, each pulled one batch ahead: true when fewer splits run at once than

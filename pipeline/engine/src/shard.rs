@@ -32,7 +32,7 @@ use parquet::schema::types::ColumnPath;
 use sender::Sender;
 use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_operators::invariants::{self, CheckContext};
+use stillhouse_operators::operator_spec::RowChecks;
 use stillhouse_operators::rows::ListRows;
 use stillhouse_output::{Output, Staged};
 use stillhouse_schemas::columns;
@@ -68,8 +68,8 @@ pub struct WrittenShard {
 pub struct WriteOptions<'a> {
     /// Sizes and compression.
     pub spec: &'a OutputSpec,
-    /// The limits that its rows must satisfy.
-    pub limits: &'a CheckContext,
+    /// The checks that its rows must pass.
+    pub row_checks: &'a RowChecks,
     /// Names the split in messages.
     pub context: &'a str,
     /// Ends the work when set.
@@ -96,8 +96,12 @@ pub async fn write(
     batches: SendableRecordBatchStream,
     write_options: WriteOptions<'_>,
 ) -> Result<WrittenShard> {
-    let WriteOptions { spec, limits, context, stop, requests, metrics, .. } = write_options;
-    let options = ArrowWriterOptions::new().with_properties(writer_properties(&batches.schema(), spec, limits.length)?);
+    let WriteOptions { spec, row_checks, context, stop, requests, metrics, .. } = write_options;
+    let options = ArrowWriterOptions::new().with_properties(writer_properties(
+        &batches.schema(),
+        spec,
+        row_checks.context.length,
+    )?);
     let write_error = |e: ParquetError| to_pipeline_error(e, context, &output.shown(&format!("data/{shard}")));
     let mut sender = Sender::begin(requests, output, shard).await?;
     let encoded = match ShardWriter::new(&mut sender, batches.schema(), options, write_options.checksums) {
@@ -214,7 +218,7 @@ async fn encode_all(
     write_options: WriteOptions<'_>,
     write_error: &impl Fn(ParquetError) -> PipelineError,
 ) -> Result<Encoded> {
-    let WriteOptions { spec, limits, context, metrics, stage, .. } = write_options;
+    let WriteOptions { spec, row_checks, context, metrics, stage, .. } = write_options;
     tokio::pin!(batches);
     let limit = spec.row_group_megabytes as usize * 1_000_000;
     let (mut rows, mut tokens, mut group_bytes) = (0, 0, 0);
@@ -225,7 +229,7 @@ async fn encode_all(
         let Some(batch) = next else { break };
         let batch = batch.map_err(|e| PipelineError::from_stage(context, e))?;
         if cfg!(debug_assertions) {
-            check_invariants(&batch, limits, context)?;
+            check_invariants(&batch, row_checks, context)?;
         }
         for batch in split_by_size(&batch, limit) {
             let began = Instant::now();
@@ -273,9 +277,8 @@ fn out_of_memory(error: &DataFusionError, bytes: usize, context: &str) -> Pipeli
     PipelineError::new(ErrorKind::Usage, message)
 }
 
-fn check_invariants(batch: &RecordBatch, limits: &CheckContext, context: &str) -> Result<()> {
-    let violations =
-        invariants::check(batch, limits).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
+fn check_invariants(batch: &RecordBatch, row_checks: &RowChecks, context: &str) -> Result<()> {
+    let violations = row_checks.check(batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, context, e))?;
     match violations.first() {
         None => Ok(()),
         Some(first) => Err(PipelineError::new(

@@ -145,7 +145,7 @@ impl ShardTask {
         let Self { shard, split, spec, resources, stage, metrics, memory } = self;
         let write_options = WriteOptions {
             spec: &spec,
-            limits: &(resources.limits)(&split),
+            row_checks: &(resources.row_checks)(&split),
             context: &label,
             stop: &resources.stop,
             memory: &memory,

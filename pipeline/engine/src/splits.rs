@@ -167,7 +167,7 @@ mod tests {
     use std::time::Duration;
 
     use futures::StreamExt;
-    use stillhouse_operators::invariants::CheckContext;
+    use stillhouse_operators::operator_spec::RowChecks;
     use stillhouse_operators::vocabulary::Vocabulary;
     use stillhouse_output::Output;
     use stillhouse_schemas::manifest::{Piece, Range};
@@ -200,7 +200,7 @@ mod tests {
             vocabulary: Arc::new(Vocabulary::for_numbers(2, "none").unwrap()),
             devices: Vec::new(),
             output: Output::on_disk("no such folder").unwrap(),
-            limits: Arc::new(|_: &SplitRecord| -> CheckContext { panic!("no row is written") }),
+            row_checks: Arc::new(|_: &SplitRecord| -> RowChecks { panic!("no row is written") }),
             spawner: pool.spawner().unwrap(),
             operators_overlap: false,
             has_failed: AtomicBool::new(false),

@@ -9,7 +9,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use serde::Deserialize;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_operators::config::SIDECAR_FILES;
+use stillhouse_operators::registry::SIDECAR_FILES;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 

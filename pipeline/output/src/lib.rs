@@ -57,7 +57,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::{Event, Observer};
 use stillhouse_base::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
-use stillhouse_operators::config::SIDECAR_FILES;
+use stillhouse_operators::registry::SIDECAR_FILES;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 use stillhouse_schemas::storage::{ConditionalPut, Storage};

@@ -12,8 +12,8 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 use stillhouse_datasets::damage;
 use stillhouse_operators::config::rows_per_batch;
+use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::registry;
-use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ColumnRecord;
 use stillhouse_schemas::manifest::{Manifest, Piece, Range, ShardRecord, SplitRecord};
@@ -178,9 +178,8 @@ impl Derivation {
         let manifest = self.source_manifest();
         let (spec, specials) = (self.spec.clone(), manifest.tokenizer.special_tokens.clone());
         let vocab_size = manifest.vocab_size as usize;
-        let limits = move |split: &SplitRecord| {
-            registry::check_context(&spec, vocab_size, &specials, (split.split, split.place))
-        };
+        let row_checks =
+            move |split: &SplitRecord| registry::row_checks(&spec, vocab_size, &specials, (split.split, split.place));
         let resources = JobResources {
             operators_overlap: at_once.min(splits.len()) < rayon::current_num_threads(),
             splits: Arc::new(splits),
@@ -188,7 +187,7 @@ impl Derivation {
             vocabulary: Arc::clone(&self.vocabulary),
             devices: Vec::new(),
             output: runner.output.clone(),
-            limits: Arc::new(limits),
+            row_checks: Arc::new(row_checks),
             spawner: pool.spawner()?,
             has_failed: AtomicBool::new(false),
             stop: Arc::clone(&runner.stop),

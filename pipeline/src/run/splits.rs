@@ -157,16 +157,15 @@ pub(crate) fn resources(
     spawner: Spawner,
 ) -> JobResources {
     let (of, specials) = (Arc::clone(prepared), prepared.vocabulary.special_tokens());
-    let limits = move |split: &SplitRecord| {
-        registry::check_context(&of.spec, of.vocab_size, &specials, (split.split, split.place))
-    };
+    let row_checks =
+        move |split: &SplitRecord| registry::row_checks(&of.spec, of.vocab_size, &specials, (split.split, split.place));
     JobResources {
         splits: Arc::clone(splits),
         store: prepared.store.clone(),
         vocabulary: Arc::clone(&prepared.vocabulary),
         devices: devices.to_vec(),
         output,
-        limits: Arc::new(limits),
+        row_checks: Arc::new(row_checks),
         spawner,
         operators_overlap: false,
         has_failed: AtomicBool::new(false),

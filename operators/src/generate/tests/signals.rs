@@ -165,7 +165,7 @@ fn states_that_do_not_fit_fail_their_batch_and_no_other() {
 
 fn messages(batch: &RecordBatch, config: &GenerateConfig) -> String {
     let split = stillhouse_schemas::ids::SplitId(0);
-    let limits = CheckContext { vocab_size: VOCAB, length: 24, split, operators: Vec::new(), sequence_range: None };
+    let limits = CheckContext { vocab_size: VOCAB, length: 24, split, sequence_range: None };
     let mut violations = Vec::new();
     OperatorConfig::check(config, batch, &limits, &mut violations).unwrap();
     violations.into_iter().map(|b| b.message).collect::<Vec<_>>().join("; ")

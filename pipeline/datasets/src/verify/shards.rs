@@ -6,9 +6,8 @@ use futures::TryStreamExt;
 use sha2::{Digest, Sha256};
 use stillhouse_base::error::{PipelineError, Result};
 use stillhouse_base::events::{Event, Observer};
-use stillhouse_operators::invariants;
+use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::registry;
-use stillhouse_operators::registry::OperatorSpec;
 use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_output::{CARD, MANIFEST, TOKENIZER};
 use stillhouse_schemas::manifest::ColumnRecord;
@@ -106,12 +105,12 @@ async fn check_rows(dataset: &Dataset, shard: &ShardRecord, found: &mut Verifica
     }
     let specials = &manifest.tokenizer.special_tokens;
     let place = manifest.splits.iter().find(|split| split.split == shard.split).and_then(|split| split.place);
-    let limits = registry::check_context(&manifest.job, manifest.vocab_size as usize, specials, (shard.split, place));
+    let row_checks = registry::row_checks(&manifest.job, manifest.vocab_size as usize, specials, (shard.split, place));
     let mut rows = 0;
     let mut tokens = 0;
     while let Some(batch) = batches.try_next().await.map_err(PipelineError::dataset(dataset.shown(&shard.path)))? {
         let context = || dataset.shown(&shard.path);
-        for violation in invariants::check(&batch, &limits).map_err(PipelineError::dataset(context()))? {
+        for violation in row_checks.check(&batch).map_err(PipelineError::dataset(context()))? {
             found.fault(format!("{} row {}", shard.path, rows + violation.row as u64), violation.message);
         }
         rows += batch.num_rows() as u64;
