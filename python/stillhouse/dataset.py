@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,17 @@ class ColumnInfo:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] | None
+
+
+class OpenOptions(TypedDict, total=False):
+    """Optional arguments of :func:`open`."""
+
+    split: str
+    columns: Sequence[str] | None
+    storage: Mapping[str, Any] | None
+    disk_cache: str | os.PathLike[str] | None
+    disk_cache_gigabytes: float | None
+    cache_megabytes: int
 
 
 class Dataset:
@@ -184,14 +195,14 @@ class Dataset:
 def opened(
     dataset: Dataset | str | os.PathLike[str],
     *,
-    split: str,
-    columns: Sequence[str] | None,
-    storage: Mapping[str, Any] | None,
-    cache_megabytes: int,
-    disk_cache: str | os.PathLike[str] | None,
-    disk_cache_gigabytes: float | None,
+    split: str = "train",
+    columns: Sequence[str] | None = None,
+    storage: Mapping[str, Any] | None = None,
+    cache_megabytes: int = 512,
+    disk_cache: str | os.PathLike[str] | None = None,
+    disk_cache_gigabytes: float | None = None,
 ) -> Dataset:
-    """What a trainer's data set reads: one that is open already, which these options cannot change any more, or the one at a URL."""
+    """An open data set as it is, or the one at a URL with these options. Raises ``ValueError`` for an open one with options."""
     if not isinstance(dataset, Dataset):
         return Dataset(
             dataset,

@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
 import numpy as np
 
 from . import epochs
+from ._order import explicit_ranks
 from .batch import Batch, NumpyArray, Ragged
 from .dataset import Dataset
 
@@ -82,10 +83,8 @@ class Epochs(epochs.Epochs[T]):
         sharding: jax.sharding.Sharding | jax.Device | None = None,
         **options: Any,
     ) -> None:
-        if ("rank" in options) != ("world_size" in options):
-            raise ValueError(f"rank and world_size: got {', '.join(options)}, valid: both or none")
-        if "rank" not in options:
-            options |= {"rank": jax.process_index(), "world_size": jax.process_count()}
+        ranks = explicit_ranks(options.pop("rank", None), options.pop("world_size", None))
+        options["rank"], options["world_size"] = ranks or (jax.process_index(), jax.process_count())
         options.setdefault("drop_last", True)
         if isinstance(sharding, jax.sharding.Sharding) and not options["drop_last"]:
             raise ValueError("drop_last: got False, valid with a sharding: True, as every device must get as many rows")
