@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ._order import EpochsBase
+from ._epochs_base import EpochsBase
 from .batch import Batch
 
 

@@ -18,7 +18,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from ._order import EpochsBase, Order, OrderOptions, Share, State, check_epoch
+from ._epochs_base import EpochsBase, OrderOptions, State, check_epoch
+from ._order import Order, Share
 from ._reading import Reading
 from .batch import Batch, NumpyArray
 from .dataset import Dataset, OpenOptions, opened
@@ -94,7 +95,7 @@ class Epochs(EpochsBase, Generic[T]):
         self._share = Share(batch_size, rank, world_size, drop_last)
         self.refuse_empty()
         self._begin = (0, 0)  # epoch and position of the next iteration
-        self._given: State | None = None  # after the last batch given out
+        self._last_state = None
         self._newest: object = None  # the only iteration that moves the beginning of the next
 
     @property
@@ -130,26 +131,26 @@ class Epochs(EpochsBase, Generic[T]):
         return _Epoch(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from its beginning or, after a load in this epoch, from the loaded place."""
+        """The next iteration is this epoch: from the loaded place if that is in this epoch, else from its beginning."""
         check_epoch(epoch)
         if epoch != self.epoch:
-            self._place(epoch, 0)
+            self._set_begin(epoch, 0)
 
     def state_dict(self) -> State:
-        """The place after the last batch given out, counted over all ranks: the same in each. Plain numbers and strings."""
-        return dict(self._given) if self._given is not None else self.state_at(*self._begin)
+        """The place after the last batch given out, the same in all ranks. Plain numbers and strings."""
+        return dict(self._last_state) if self._last_state is not None else self.state_at(*self._begin)
 
     def load_state_dict(self, state: State) -> None:
-        """The next iteration goes on at this state: same order, next row. After the end of an epoch, the next epoch.
+        """The next iteration goes on at this state: same order, next row. After the end of an epoch, the next one.
 
         World size and batch size may differ. Raises ``ValueError`` for the state of another data set or split.
         """
         self._check(state)
         self._order = Order.of_state(state)
-        self._place(*self._normal(int(state["epoch"]), int(state["position"])))
+        self._set_begin(*self._normal(int(state["epoch"]), int(state["position"])))
 
-    def _place(self, epoch: int, position: int) -> None:
-        self._begin, self._given, self._newest = (epoch, position), None, None
+    def _set_begin(self, epoch: int, position: int) -> None:
+        self._begin, self._last_state, self._newest = (epoch, position), None, None
 
     def _finish(self, batch: Batch[NumpyArray]) -> Any:
         return batch if self.transform is None else self.transform(batch)
@@ -164,7 +165,7 @@ class _Epoch(Iterator[T]):
     def __init__(self, epochs: Epochs[T]) -> None:
         self._epochs = epochs
         self._reading = Reading(epochs, *epochs._begin)
-        epochs._newest, epochs._given = self, None
+        epochs._newest, epochs._last_state = self, None
 
     def __next__(self) -> T:
         epochs, reading = self._epochs, self._reading
@@ -179,11 +180,11 @@ class _Epoch(Iterator[T]):
             reading.go_on_after(given)  # after an error in `transform`, the next call gives the same batch
             raise
         if epochs._newest is self:
-            epochs._given = batch.state
+            epochs._last_state = batch.state
         if not reading.left:
             self._end()
         return made
 
     def _end(self) -> None:
         if self._epochs._newest is self:
-            self._epochs._place(self._reading.epoch + 1, 0)
+            self._epochs._set_begin(self._reading.epoch + 1, 0)

@@ -1,4 +1,4 @@
-"""Batches that Python composes, and a thread that reads them ahead. The core releases the interpreter's lock to read."""
+"""Batches that Python composes, and a thread that reads them ahead: the core reads without the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _AHEAD = 3
 def window_fits(dataset: Dataset, window_blocks: int, ranks: int = 1) -> bool:
     """Whether the cache of a data set holds the blocks of a shuffle window, or those of one of ``ranks`` ranks.
 
-    Where it does not, whole blocks would be decoded again for every batch: reading only the pages of its rows costs less.
+    Where it does not, whole blocks would be decoded again for every batch: reading only the pages of its rows costs
+    less.
     """
     last = len(dataset) - 1
     sample = dataset.read(np.asarray([0, last // 3, last // 3 * 2, last]))
@@ -91,5 +92,5 @@ class ReadAhead(Iterator[tuple[Batch, int]]):
             return
         try:
             reader.shutdown(wait=False, cancel_futures=True)
-        except Exception:  # noqa: BLE001, S110  # at exit the modules that `shutdown` needs are gone, and so is the thread
+        except Exception:  # noqa: BLE001, S110  # at exit the modules that it needs may be gone
             pass

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
+from torch.utils.data import Sampler
 
-from .._order import EpochsBase, Order, OrderOptions, Share, State, check_epoch, explicit_ranks
+from .._epochs_base import EpochsBase, OrderOptions, State, check_epoch, explicit_ranks
+from .._order import Order, Share
 from ..batch import Batch
 from ..dataset import Dataset, OpenOptions, opened
 from ..place import GlobalBatch
@@ -56,7 +58,7 @@ class Epochs(EpochsBase):
         self._given_ranks = explicit_ranks(rank, world_size)
         Share(batch_size, *(self._given_ranks or (0, 1)))  # raises ValueError for what is invalid
         self._place = Place(Order(shuffle, seed, shuffle_blocks))
-        self._now: State | None = None
+        self._last_state = None
 
     def _open(self, dataset: Any, **opening: Unpack[OpenOptions]) -> None:
         self.dataset = opened(dataset, **opening)
@@ -92,23 +94,23 @@ class Epochs(EpochsBase):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch: after the last batch of an epoch, the next one. (``batch.state`` has a batch's own.)"""
+        """The epoch of the next batch: after the last batch of an epoch, the next one."""
         return self._begin()[0]
 
     @property
     def remaining(self) -> int:
         """Batches of this rank until the end of the current epoch; those of a whole epoch between two epochs."""
-        now = (int(self._now["epoch"]), int(self._now["position"])) if self._now is not None else self._place.get()
-        return self.steps(*self._normal(*now)).own_batches
+        state = Epochs.state_dict(self)  # in a worker, that of a stream has other keys
+        return self.steps(*self._normal(int(state["epoch"]), int(state["position"]))).own_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from its beginning or, after a load in this epoch, from the loaded place.
+        """The next iteration is this epoch: from the loaded place if that is in this epoch, else from its beginning.
 
-        A loop that iterates every epoch to its last batch does not need it: the next epoch follows. An epoch that a loop
-        leaves early begins anew at the next iteration.
+        A loop that iterates every epoch to its last batch does not need it: the next epoch follows. An epoch that a
+        loop leaves early begins anew at the next iteration.
 
-        torch's own DataLoader with workers or a sampler asks for the last batch of an epoch a few batches early, and the
-        epoch counts as ended then. If you leave epochs early there, call this before each iteration.
+        torch's own DataLoader with workers or a sampler asks for the last batch of an epoch a few batches early, and
+        the epoch counts as ended then. If you leave epochs early there, call this before each iteration.
 
         Warns if it discards a loaded place, because the rest of that epoch is then left out.
         """
@@ -126,7 +128,7 @@ class Epochs(EpochsBase):
                 stacklevel=2,
             )
         self._place.set(epoch, 0)
-        self._now = None
+        self._last_state = None
 
     def state_dict(self) -> State:
         """The place after the last batch given out, counted over all ranks. Plain numbers and strings.
@@ -135,18 +137,20 @@ class Epochs(EpochsBase):
         workers, this process does not know which batches were given out: save ``batch.state`` of the last batch, or the
         loader's own state.
         """
-        return dict(self._now) if self._now is not None else self.state_at(*self._place.get())
+        return dict(self._last_state) if self._last_state is not None else self.state_at(*self._place.get())
 
     def load_state_dict(self, state: State) -> None:
-        """The next iteration goes on at this state: same order, next row. World size, batch size and workers may differ.
+        """The next iteration goes on at this state: same order, next row.
 
-        After a state of the end of an epoch, the next epoch follows. Raises ``ValueError`` for the state of another data
-        set or split.
+        World size, batch size and workers may differ.
+
+        After a state of the end of an epoch, the next epoch follows. Raises ``ValueError`` for the state of another
+        data set or split.
         """
         self._check(state)
         self._order = Order.of_state(state)
         self._place.set(int(state["epoch"]), int(state["position"]))
-        self._now = None
+        self._last_state = None
 
     def _begin(self) -> tuple[int, int]:
         """Epoch and position of the next iteration."""
@@ -166,6 +170,21 @@ class Epochs(EpochsBase):
         # a spawned worker has no process group, so it gets the ranks of this one; a spawned trainer may start its own
         known = torch.distributed.is_available() and torch.distributed.is_initialized()
         return {**self.__dict__, "_given_ranks": self._ranks() if known else self._given_ranks}
+
+
+class EpochSampler(Sampler[Any]):
+    """A sampler of the epochs of a data set."""
+
+    def __init__(self, dataset: Epochs) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return self.dataset.batches_per_epoch()
+
+    def set_epoch(self, epoch: int) -> None:
+        """``set_epoch`` of the data set."""
+        self.dataset.set_epoch(epoch)
 
 
 def finish(batch: Batch, transform: Callable[[Batch], Any] | None) -> Any:

@@ -3,7 +3,8 @@
 ::
 
     data sets   web   0 … 63 │ 64 … 127 │ …         each in its own shuffled order, one epoch after the other,
-                code  0 … 63 │ 64 … 127 │ …         cut into groups of 64 rows, one row of each lane (pipeline/reader/src/order.rs)
+                code  0 … 63 │ 64 … 127 │ …         cut into groups of 64 rows, one row of each lane (see
+                                                    pipeline/reader/src/order.rs)
     stretches   128 groups; each data set has its share of them, up to rounding
     lanes       each lane takes the 128 groups in turn, evenly mixed, and begins at a group of its own
 
@@ -39,7 +40,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Quota:
-    """The rows that one data set gives to an epoch: places ``begin`` to ``end`` of its own epochs of ``rows`` rows, one after the other."""
+    """The rows that one data set gives to an epoch: places ``begin`` to ``end`` of its own epochs, joined.
+
+    Each of these has ``rows`` rows.
+    """
 
     begin: int
     end: int
@@ -96,9 +100,9 @@ class Interleave:
     def groups_before(self, stretch: int) -> list[int]:
         """How many groups of each quota come before a stretch.
 
-        The two halves of the list divide the groups by their sizes, rounded; each half divides its part in the same way.
-        The counts never fall from one stretch to the next, and each of the log2(quotas) roundings moves at most half a
-        group.
+        The two halves of the list divide the groups by their sizes, rounded; each half divides its part in the same
+        way. The counts never fall from one stretch to the next, and each of the log2(quotas) roundings moves at most
+        half a group.
         """
         return _divided(min(stretch * TURNS, sum(self._groups)), self._groups)
 
@@ -134,7 +138,7 @@ def _divided(count: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _evenly(counts: Sequence[int]) -> tuple[Ints, Ints]:
-    """The turns of several sources, spread evenly: the source of each turn, and the number of the turn for that source."""
+    """The turns of several sources, spread evenly: the source of each turn, and its number for that source."""
     sources = np.repeat(np.arange(len(counts)), counts)
     turns = np.concatenate([np.arange(count) for count in counts])
     order = np.argsort((turns + 0.5) / np.asarray(counts)[sources], kind="stable")
@@ -142,7 +146,7 @@ def _evenly(counts: Sequence[int]) -> tuple[Ints, Ints]:
 
 
 def largest_remainder(total: int, weights: Sequence[float]) -> list[int]:
-    """An integer divided in proportion to weights, each part within 1 of its share (Hamilton's method; ties to the first)."""
+    """An integer divided in proportion to weights by Hamilton's method: each part is within 1 of its share, ties to the first."""
     whole = math.fsum(weights)
     exact = [total * weight / whole for weight in weights]
     given = [math.floor(share) for share in exact]

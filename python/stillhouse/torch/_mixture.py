@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._order import Order, Share, identity_of, steps_of
+from .._epochs_base import identity_of
+from .._order import Order, Share, steps_of
 from ..batch import Batch
 from ..dataset import Dataset
 from ..mixed import REPEAT, SOURCE, info_of, put_together
@@ -82,9 +83,10 @@ def _refuse_different(sources: Mapping[str, Dataset]) -> None:
         missing = sorted(first.columns.keys() ^ source.columns.keys())
         if missing:
             has = first_name if missing[0] in first.columns else name
+            common = [column for column in first.columns if column in source.columns]
             raise ValueError(
-                f"columns: {first_name} has {', '.join(first.columns)}; {name} has {', '.join(source.columns)}; only {has} has "
-                f"{missing[0]}; valid: the same, such as columns={[c for c in first.columns if c in source.columns]}"
+                f"columns: {first_name} has {', '.join(first.columns)}; {name} has {', '.join(source.columns)}; "
+                f"only {has} has {missing[0]}; valid: the same, such as columns={common}"
             )
         for column, ours in first.columns.items():
             theirs = source.columns[column]
@@ -97,7 +99,8 @@ def _refuse_different(sources: Mapping[str, Dataset]) -> None:
         if ours != theirs:
             raise ValueError(
                 f"tokenizer: {first_name} has {first.manifest['tokenizer'].get('source')} (sha256 {ours}), {name} has "
-                f"{source.manifest['tokenizer'].get('source')} (sha256 {theirs}); valid: the same, since one id must be one token"
+                f"{source.manifest['tokenizer'].get('source')} (sha256 {theirs}); valid: the same, because one id "
+                "must be one token"
             )
 
 

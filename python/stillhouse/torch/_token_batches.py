@@ -22,7 +22,8 @@ from ._interleave import Ints
 def lengths_of(dataset: Dataset) -> npt.NDArray[np.int32]:
     """Tokens of every row without padding, int32 [rows].
 
-    Reads ``attention_mask`` of all rows where they are padded, ``input_ids`` where they differ in length, and else nothing.
+    Reads ``attention_mask`` of all rows where they are padded, ``input_ids`` where they differ in length, and else
+    nothing.
     """
     columns = {column["name"] for column in dataset.manifest["columns"]}
     if "attention_mask" in columns:
@@ -89,7 +90,7 @@ class TokenBatches:
         return cls(np.concatenate(rows), np.cumsum(np.concatenate(sizes)))
 
     def filled(self, count: int) -> TokenBatches:
-        """The same rows in ``count`` batches, or one for each row: halves the batches with most rows until there are as many."""
+        """The same rows in ``count`` batches, or one for each row. It halves the batches with most rows."""
         bounds = self.bounds
         while len(bounds) - 1 < min(count, len(self.rows)):
             sizes = np.diff(bounds)
@@ -113,7 +114,8 @@ class TokenBatches:
     def step(self, batch: int, share: Share) -> list[tuple[int, int]]:
         """The batches of all ranks in the step that begins with this one, as positions (from, to); none after the end.
 
-        Where fewer batches than ranks are left, ``drop_last=None`` divides those with most rows until each rank has one.
+        Where fewer batches than ranks are left, ``drop_last=None`` divides those with most rows until each rank has
+        one.
         """
         world, drop_last = share.world_size, share.drop_last
         bounds = self.bounds[batch : batch + world + 1].tolist()

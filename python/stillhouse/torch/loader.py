@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import DistributedSampler, Sampler
 
-from .._order import GIVEN, State
+from .._epochs_base import GIVEN, State
 from .._reading import Reading
 from ..batch import Batch
 from ._accelerate import under_way
 from ._callers import passing_over, refuse_other_shape
-from ._epochs import Epochs, finish
+from ._epochs import Epochs, EpochSampler, finish
 from .map import ShardDataset
 from .streaming import StreamingShardDataset
 
@@ -31,11 +31,11 @@ class DataLoader(TorchDataLoader[Any]):
     """A ``torch.utils.data.DataLoader`` over a :class:`StreamingShardDataset` or :class:`ShardDataset`.
 
     It takes the arguments of torch's, without those that the data set decides (batch size, shuffle, samplers,
-    ``drop_last``). Iterating gives the rest of the epoch that was loaded, or else the next epoch. An epoch ends when its
-    last batch is given out.
+    ``drop_last``). Iterating gives the rest of the epoch that was loaded, or else the next epoch. An epoch ends when
+    its last batch is given out.
 
-    Threads of this process read, whatever ``num_workers`` is, so no block is decoded twice. The worker processes run the
-    data set's ``transform`` and ``collate_fn``. Without either, no worker starts.
+    Threads of this process read, whatever ``num_workers`` is, so no block is decoded twice. The worker processes run
+    the data set's ``transform`` and ``collate_fn``. Without either, no worker starts.
 
     Lightning, accelerate and Hugging Face's Trainer take it as it is. The data set shares the rows among the ranks, and
     each framework finds ``set_epoch``, ``state_dict`` and ``load_state_dict`` where it looks for them.
@@ -71,7 +71,7 @@ class DataLoader(TorchDataLoader[Any]):
 
     @property  # type: ignore[override]  # an attribute in torch's
     def dataset(self) -> StreamingShardDataset | ShardDataset:
-        """The data set. (Hugging Face's Trainer, when it resumes, builds a loader of parts instead, to pass over batches.)"""
+        """The data set; its transform alone for Hugging Face's Trainer when it passes over batches to resume."""
         return _Work(self._epochs.transform) if passing_over() else self._epochs  # type: ignore[return-value]
 
     @dataset.setter
@@ -111,7 +111,8 @@ class DataLoader(TorchDataLoader[Any]):
         """Batches of this rank in a whole epoch, the same in mid-epoch.
 
         In a loaded epoch, at least the batches given before plus those that remain. With more ranks than before, these
-        are more than a whole epoch has, and a trainer that counts batches from the state (Lightning) would end it early.
+        are more than a whole epoch has, and a trainer that counts batches from the state (Lightning) would end it
+        early.
         """
         whole = self._epochs.batches_per_epoch()
         run = self._run
@@ -127,7 +128,7 @@ class DataLoader(TorchDataLoader[Any]):
         begun = dataset.begin_iteration()
         epoch, start = begun.epoch, begun.position
         reading = Reading(dataset, epoch, start)
-        dataset._now = None
+        dataset._last_state = None
         earlier = self._run.earlier if self._run.epoch == epoch and start else 0
         self._run = replace(self._run, epoch=epoch, earlier=earlier, given=earlier)
         batches = self._through_workers(reading)
@@ -138,10 +139,10 @@ class DataLoader(TorchDataLoader[Any]):
                 if given == reading.batches:
                     dataset._place.end(begun, given)  # the caller may never ask for one more
                     self.end_of_dataloader = True
-                dataset._now = dataset.after(epoch, start, given)
+                dataset._last_state = dataset.after(epoch, start, given)
                 self._run = replace(self._run, given=earlier + given)
                 yield batch
-        dataset._now = None
+        dataset._last_state = None
 
     def _through_workers(self, reading: Reading) -> Iterator[Any]:
         """The batches, transformed and collated: in this process, or in the workers."""
@@ -162,7 +163,7 @@ class DataLoader(TorchDataLoader[Any]):
         return TorchDataLoader(work, batch_sampler=self._source, collate_fn=self.collate_fn, **options)
 
     def state_dict(self) -> State:
-        """The place after the last batch given out, counted over all ranks. All ranks have the same; save that of rank 0."""
+        """The place after the last batch given out. All ranks have the same; save that of rank 0."""
         state = self._epochs.state_dict()
         return {**state, GIVEN: self._run.given if state["epoch"] == self._run.epoch and state["position"] else 0}
 
@@ -211,25 +212,16 @@ class _Source(Sampler[Any]):
             self.error = error
 
 
-class _FromTheBeginning(Sampler[Any]):
-    """A whole epoch, for Hugging Face's Trainer that passes over batches of it. Like :class:`_Source`, it gives batches as indices."""
-
-    def __init__(self, dataset: Epochs) -> None:
-        self._epochs = dataset
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epochs.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return self._epochs.batches_per_epoch()
+class _FromTheBeginning(EpochSampler):
+    """A whole epoch of batches as indices (like :class:`_Source`), for Hugging Face's Trainer that passes over some."""
 
     def __iter__(self) -> Iterator[Batch]:
-        dataset = self._epochs
+        dataset = self.dataset
         begun = dataset.begin_iteration()
         if begun.position:
             raise ValueError(
-                f"the loader's state is row {begun.position:,} of epoch {begun.epoch}, and Hugging Face's Trainer would "
-                "pass over as many batches again: load no state into the loader "
+                f"the loader's state is row {begun.position:,} of epoch {begun.epoch}, and Hugging Face's Trainer "
+                "would pass over as many batches again: load no state into the loader "
                 "(trainer.train(resume_from_checkpoint=...) is enough), or set ignore_data_skip=True"
             )
         reading = Reading(dataset, begun.epoch, begun.position)
@@ -250,7 +242,7 @@ class _Work(TorchDataset[Any]):
 
 
 class _Dealt(DistributedSampler[Any]):
-    """Takes the epochs that Lightning counts. As a DistributedSampler, it keeps Lightning from adding one of its own."""
+    """Takes the epochs that Lightning counts, and as a DistributedSampler keeps Lightning from adding its own."""
 
     loaded = False
     """Whether a state was loaded since the last ``set_epoch``."""
@@ -270,5 +262,5 @@ class _Dealt(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
-            "this sampler has no rows: the data set shares them among the ranks; iterate the stillhouse.torch.DataLoader"
+            "this sampler has no rows: the data set shares them among the ranks; iterate stillhouse.torch.DataLoader"
         )

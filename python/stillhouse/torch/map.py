@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import Sampler
 
-from .._order import State
+from .._epochs_base import State
 from ..place import GlobalBatch
 from ._callers import refuse_dealing_again
-from ._epochs import Epochs
+from ._epochs import Epochs, EpochSampler
 from ._rows import Row, Rows, collate
 
 
@@ -31,8 +30,8 @@ class ShardDataset(Epochs, TorchDataset[Any]):
     - :class:`stillhouse.torch.DataLoader`.
     - torch's, in the order of this package: ``DataLoader(ds, batch_sampler=ds.batch_sampler, num_workers=K)``.
     - torch's, in any other order: ``DataLoader(ds, batch_size=32, shuffle=True)``, a ``DistributedSampler``, or the
-      loader of Hugging Face's Trainer. This data set then has no epochs (pass ``epoch`` to views) and does not share its
-      rows among ranks, and each row costs the pages that hold it.
+      loader of Hugging Face's Trainer. This data set then has no epochs (pass ``epoch`` to views) and does not share
+      its rows among ranks, and each row costs the pages that hold it.
 
     Each gives a :class:`~stillhouse.Batch`. A ``collate_fn`` of your own gets a sequence of rows, and :func:`collate`
     makes a batch of them.
@@ -65,22 +64,13 @@ class ShardDataset(Epochs, TorchDataset[Any]):
     collate = staticmethod(collate)
 
 
-class BatchSampler(Sampler[list[int]]):
+class BatchSampler(EpochSampler):
     """The rows of each batch of this rank, in the order of the epoch. Begins at the data set's state.
 
-    Its iterator has ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader uses.
+    torchdata's StatefulDataLoader uses ``state_dict`` and ``load_state_dict`` of its iterator.
     """
 
-    def __init__(self, dataset: ShardDataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        """Batches of this rank in a whole epoch."""
-        return self.dataset.batches_per_epoch()
-
-    def set_epoch(self, epoch: int) -> None:
-        """:meth:`ShardDataset.set_epoch`."""
-        self.dataset.set_epoch(epoch)
+    dataset: ShardDataset
 
     def __iter__(self) -> Iterator[list[int]]:
         refuse_dealing_again()
@@ -100,7 +90,7 @@ class _Batches(Iterator[list[int]]):
         self._start = self._position = start
         self._steps = self.dataset.steps(epoch, start)
         self._left = self._steps.own_batches
-        self.dataset._now = None
+        self.dataset._last_state = None
 
     def __next__(self) -> list[int]:
         if self._left <= 0:

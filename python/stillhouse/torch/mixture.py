@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._order import State
+from .._epochs_base import State
 from ..dataset import Dataset, OpenOptions, opened
 from ._interleave import largest_remainder
 from ._mixture import MixedSteps, Mixture
@@ -24,7 +24,8 @@ class MixtureDataset(StreamingShardDataset):
 
     ::
 
-        st.MixtureDataset({"web": "s3://shards/web", "code": "s3://shards/code"}, batch_size=32, weights={"web": 0.7, "code": 0.3})
+        datasets = {"web": "s3://shards/web", "code": "s3://shards/code"}
+        ds = st.MixtureDataset(datasets, batch_size=32, weights={"web": 0.7, "code": 0.3})
 
     ``datasets`` gives a name to each URL, folder or open data set. One of these says how many rows of each an epoch of
     the mixture has:
@@ -33,7 +34,8 @@ class MixtureDataset(StreamingShardDataset):
       ``rows_per_epoch`` rows, by default as many as all data sets together.
     - ``tokens``: tokens of each data set, to the nearest row. Where rows differ in length, the mean length without
       padding counts.
-    - ``epochs``: how often each data set comes, such as ``{"web": 1, "code": 2.5}``. Without any of the three: each once.
+    - ``epochs``: how often each data set comes, such as ``{"web": 1, "code": 2.5}``. Without any of the three: each
+      once.
 
     Each data set has its own shuffle with ``shuffle_blocks``. Where its epoch ends within the mixture, its next one
     begins, in a new order. An epoch of the mixture goes on in each data set where the previous one stopped: after two
@@ -55,9 +57,9 @@ class MixtureDataset(StreamingShardDataset):
     choices by data set and round as well, and replay the noise of each row with the seed of its data set.
     :func:`stillhouse.by_source` splits a batch by data set.
 
-    The data sets given by URL share ``cache_megabytes`` equally, and each holds a shuffle buffer. An open data set keeps
-    its cache. Raises ``ValueError`` where data sets have different columns, types, shapes, tokenizers or facts; the
-    message names both.
+    The data sets given by URL share ``cache_megabytes`` equally, and each holds a shuffle buffer. An open data set
+    keeps its cache. Raises ``ValueError`` where data sets have different columns, types, shapes, tokenizers or facts;
+    the message names both.
     """
 
     dataset: Mixture  # type: ignore[assignment]  # it has `url`, `split` and a length as well

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .._order import Order, State
+from .._epochs_base import State
+from .._order import Order
 from .._reading import Reading
 from ._callers import refuse_batching_again
 from ._epochs import Epochs, finish
@@ -29,7 +30,8 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
     - ``transform`` gets each :class:`~stillhouse.Batch` of tensors, in the worker.
     - ``evaluation=True`` is for validation: in every pass, views draw the masks and times of epoch 0, so losses of
       different passes are of the same examples. (``shuffle``, usually False there, still decides the order.)
-    - ``drop_last`` decides about the last global batch (``world_size × batch_size`` rows) where the rows do not fill it:
+    - ``drop_last`` decides about the last global batch (``world_size × batch_size`` rows) where the rows do not fill
+      it:
 
       - None, the default, gives it out smaller, unless it has fewer rows than there are ranks. So all ranks take
         equally many batches, and fewer than ``world_size`` rows of an epoch are left out.
@@ -37,9 +39,9 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
       - False never does; ranks may then differ by one batch.
 
     Memory of a process that iterates: the decoded blocks of up to two buffers, at most ``cache_megabytes``, and four
-    batches. 128 blocks are 8.4 million tokens, with noise of about 20 bytes each (40 where a teacher is unsure), and some
-    hundred bytes more with a top-k of 64. A cache smaller than one buffer gives the same rows, read one by one at about
-    a tenth of the speed.
+    batches. 128 blocks are 8.4 million tokens, with noise of about 20 bytes each (40 where a teacher is unsure), and
+    some hundred bytes more with a top-k of 64. A cache smaller than one buffer gives the same rows, read one by one at
+    about a tenth of the speed.
 
     Every worker process of torch's own loader decodes the blocks of its batches, which are nearly all blocks. So read
     without workers there (threads of the core read ahead), or use :class:`stillhouse.torch.DataLoader`, whose workers
@@ -95,7 +97,7 @@ class _Epoch(Iterator[Any]):
             epoch, position = dataset._resumed
             begun = replace(begun, epoch=epoch, position=position)
         dataset._resumed = None
-        dataset._now = None
+        dataset._last_state = None
         self._go(begun)
         if get_worker_info() is not None:
             dataset._iterator = self  # for the worker's state_dict
@@ -115,10 +117,10 @@ class _Epoch(Iterator[Any]):
         if batch is None:
             self.ended = True
             self._move_on()
-            self.dataset._now = None
+            self.dataset._last_state = None
             raise StopIteration
         if get_worker_info() is None:
-            self.dataset._now = batch.state
+            self.dataset._last_state = batch.state
         finished = finish(batch, self.dataset.transform)
         if not self.reading.left:
             self._move_on()  # the caller may never ask for one more
@@ -147,8 +149,9 @@ class _Epoch(Iterator[Any]):
         for key in ("worker", "workers", "world_size", "batch_size"):
             if state[key] != current[key]:
                 raise ValueError(
-                    f"state: got {key} {state[key]}, this iteration has {current[key]}: the state of a StatefulDataLoader "
-                    "loads only in the same shape; to change the shape, save batch.state and load that into the data set"
+                    f"state: got {key} {state[key]}, this iteration has {current[key]}: the state of a "
+                    "StatefulDataLoader loads only in the same shape; to change the shape, save batch.state and load "
+                    "that into the data set"
                 )
         begun = state["begun"]
         dataset._check(begun)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._order import Order, Share, State, steps_of
+from .._epochs_base import State
+from .._order import Order, Share, steps_of
 from ..dataset import Dataset
 from ._token_batches import TokenBatches, TokenSteps, batches_of_every_epoch, lengths_of
 from .streaming import StreamingShardDataset
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TokenBatchDataset(StreamingShardDataset):
-    """Batches of up to ``max_tokens`` tokens, padding included: rows × the longest of them. For rows of different lengths.
+    """Batches of rows of different lengths, up to ``max_tokens`` tokens each, padding included (rows × the longest).
 
     ::
 
@@ -32,8 +33,8 @@ class TokenBatchDataset(StreamingShardDataset):
     batch. Where rows are stored in their own lengths (``pack.remainder: keep``), call ``batch.padded()``. Rows of one
     length L give batches of ``max_tokens // L`` rows.
 
-    The order of the rows is that of :class:`StreamingShardDataset`. To pad little, each ``length_window`` rows of it are
-    sorted by length and cut into batches, which then come in random order (keyed by seed, epoch and window). With
+    The order of the rows is that of :class:`StreamingShardDataset`. To pad little, each ``length_window`` rows of it
+    are sorted by length and cut into batches, which then come in random order (keyed by seed, epoch and window). With
     ``length_window=1`` or ``shuffle=False`` the rows keep their order; where lengths vary much, batches are then padded
     to twice their tokens and more.
 
@@ -47,12 +48,12 @@ class TokenBatchDataset(StreamingShardDataset):
     A state is a position counted over all ranks. It loads at any world size and number of workers, with the same
     ``max_tokens`` and ``length_window``.
 
-    ``len`` is the same in every epoch. Epochs would differ by a few batches, because rows meet in other batches. So every
-    epoch has the number of the first plus its square root: the batches with most rows are halved.
+    ``len`` is the same in every epoch. Epochs would differ by a few batches, because rows meet in other batches. So
+    every epoch has the number of the first plus its square root: the batches with most rows are halved.
 
-    ``lengths`` (int [rows], the tokens of each row) saves reading them; pass ``ds.lengths`` of an earlier run. Without it,
-    the constructor reads one column of all rows: ``attention_mask`` where there is padding, ``input_ids`` where rows
-    differ in length, none where all rows have one length.
+    ``lengths`` (int [rows], the tokens of each row) saves reading them; pass ``ds.lengths`` of an earlier run. Without
+    it, the constructor reads one column of all rows: ``attention_mask`` where there is padding, ``input_ids`` where
+    rows differ in length, none where all rows have one length.
 
     Memory beyond that of :class:`StreamingShardDataset`: 4 bytes a row for the lengths, and 8 for the order of each of
     up to two epochs. Each rank reads the blocks of its own batches, which are nearly all blocks.
