@@ -51,7 +51,7 @@ class Epochs(EpochsBase, Generic[T]):
       that all ranks have equally many batches. True leaves it out wherever it is not full, False never.
 
     An epoch ends when its last batch is given out, and the next iteration begins the next epoch. This holds for a loop
-    to the end and for one that draws exactly ``len(epochs)`` batches. An epoch that a loop leaves early begins anew.
+    to the end and for one that draws exactly ``len(epochs)`` batches. The next iteration begins an epoch again that a loop left early.
 
     Threads of the core read ahead; :class:`stillhouse.torch.StreamingShardDataset` says how much memory they need. The
     object can be pickled; it goes on at its ``state_dict()``.
