@@ -8,12 +8,13 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
+from ._order import Order, Share, steps_of
 from .batch import Batch, NumpyArray, Ragged
 from .info import PERMUTATION, Info
 
@@ -21,7 +22,7 @@ _DTYPES = {"float16": np.float16, "float32": np.float32, "bool": np.bool_}
 
 
 DISK_CACHE_GIGABYTES = 100.0
-"""Bound of a disk cache where nobody says another."""
+"""Default size limit of a disk cache."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,27 @@ class ColumnInfo:
     shape: tuple[int, ...] | None
 
 
+class OpenOptions(TypedDict, total=False):
+    """Optional arguments of :func:`open`."""
+
+    split: str
+    columns: Sequence[str] | None
+    storage: Mapping[str, Any] | None
+    disk_cache: str | os.PathLike[str] | None
+    disk_cache_gigabytes: float | None
+    cache_megabytes: int
+
+
 class Dataset:
     """One split of a finished data set: rows by number, as numpy arrays.
 
     ``ds[i]`` is a row (a dictionary of arrays), ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are a :class:`~stillhouse.Batch`.
-    Rows are numbered from 0 in the order of the shards. Reading lets go of the interpreter's lock, and the object may be used from
-    several threads, pickled, and carried into forked or spawned workers, where it opens its files again.
+    Rows are numbered from 0 in the order of the shards. Reading releases the interpreter's lock. The object may be used
+    from several threads, pickled, and carried into forked or spawned workers, where it opens its files again.
 
-    Cost: a row that is read alone costs the pages of Parquet that hold it (8,192 tokens of every column); rows next to each other
-    are read block by block (65,536 tokens) and kept within ``cache_megabytes``. With ``disk_cache`` the shards of a store come over the
-    network once per machine, see :func:`open`.
+    Cost: a single row costs the Parquet pages that hold it (8,192 tokens of every column). Adjacent rows are read block
+    by block (65,536 tokens), and ``cache_megabytes`` limits the blocks kept. With ``disk_cache``, each machine fetches
+    the shards of a store once; see :func:`open`.
     """
 
     def __init__(
@@ -89,18 +101,21 @@ class Dataset:
         }
 
     def file(self, name: str) -> bytes:
-        """A file beside the shards, compared with its sha256 in the manifest: ``tokenizer.json``, and those that ``manifest["beside"]`` names, such as ``filter_table.npy``."""
+        """A file beside the shards, checked against its sha256 in the manifest.
+
+        It is ``tokenizer.json`` or a file that ``manifest["beside"]`` names, such as ``filter_table.npy``.
+        """
         return self._core.beside(name)
 
     @property
     def url(self) -> str:
-        """Where it lies, as it was given."""
+        """The URL of the data set; a path is absolute."""
         url: str = self._arguments["url"]
         return url
 
     @property
     def split(self) -> str:
-        """Which split: ``train``, ``validation``."""
+        """The split: ``train``, ``validation``."""
         split: str = self._arguments["split"]
         return split
 
@@ -126,7 +141,7 @@ class Dataset:
     def read(self, rows: npt.NDArray[Any], whole_blocks: bool = False) -> Batch[NumpyArray]:
         """Rows by their numbers [B], in that order; a number may come more than once.
 
-        ``whole_blocks`` tells that most of their neighbours will be asked for soon.
+        Set ``whole_blocks`` if most of their neighbours will be read soon.
         """
         if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
             raise TypeError(f"row numbers: got {rows.dtype} of shape {rows.shape}, valid: integers of shape (B,)")
@@ -151,23 +166,20 @@ class Dataset:
                 yield {name: column[i] for name, column in batch.items()}
 
     def batches(self, batch_size: int) -> Iterator[Batch[NumpyArray]]:
-        """Rows in order, ``batch_size`` at a time, read ahead; the last batch may be shorter."""
-        steps = self._core.steps(
-            epoch=0, seed=None, window_blocks=1, start=0, rank=0, world=1, batch_rows=batch_size, drop_last=False,
-            worker=0, workers=1,
-        )  # fmt: skip
-        for columns, _ in steps.stream():
+        """Rows in order, ``batch_size`` at a time, read ahead. The last batch may be shorter."""
+        in_order = Order(shuffle=False, seed=0, shuffle_blocks=1)
+        for columns, _ in steps_of(self, in_order, Share(batch_size), epoch=0).stream():
             yield self._batch(columns)
 
     def select_columns(self, columns: Sequence[str]) -> Dataset:
-        """The same data set with some of its columns: the others are not read at all."""
+        """The same data set with some of its columns. The others are never read."""
         return Dataset(**{**self._arguments, "columns": _names(columns)})
 
     def verify(self) -> None:
         """Checks size and sha256 of every shard of the split, reading all of it.
 
-        Raises :class:`~stillhouse.DatasetError` with the first shard that is wrong. (``stillhouse verify`` of the command line also
-        checks what the shards hold.)
+        Raises :class:`~stillhouse.DatasetError` for the first wrong shard. (The command ``stillhouse verify`` also
+        checks the contents of the shards.)
         """
         self._core.verify()
 
@@ -184,14 +196,14 @@ class Dataset:
 def opened(
     dataset: Dataset | str | os.PathLike[str],
     *,
-    split: str,
-    columns: Sequence[str] | None,
-    storage: Mapping[str, Any] | None,
-    cache_megabytes: int,
-    disk_cache: str | os.PathLike[str] | None,
-    disk_cache_gigabytes: float | None,
+    split: str = "train",
+    columns: Sequence[str] | None = None,
+    storage: Mapping[str, Any] | None = None,
+    cache_megabytes: int = 512,
+    disk_cache: str | os.PathLike[str] | None = None,
+    disk_cache_gigabytes: float | None = None,
 ) -> Dataset:
-    """What a trainer's data set reads: one that is open already, which these options cannot change any more, or the one at a URL."""
+    """Opens a URL or folder; returns an open data set as it is, and raises ``ValueError`` if options come with it."""
     if not isinstance(dataset, Dataset):
         return Dataset(
             dataset,
@@ -204,19 +216,19 @@ def opened(
         )
     if (split, columns, storage, disk_cache, disk_cache_gigabytes) != ("train", None, None, None, None):
         raise ValueError(
-            f"split, columns, storage and disk_cache belong to stillhouse.open when an open data set is given: {dataset.url}"
+            f"split, columns, storage and disk_cache belong to stillhouse.open when the data set is open: {dataset.url}"
         )
     return dataset
 
 
 def _absolute(url: str) -> str:
-    """A path that stays the same when the process changes its folder, or another one takes over; URLs as they are."""
+    """An absolute path, which stays valid when the working folder changes or in another process; URLs unchanged."""
     path = url.removeprefix("file://")
     return url if "://" in path else os.path.abspath(path)
 
 
 def _disk_cache(folder: str | os.PathLike[str] | None, gigabytes: float | None) -> tuple[str, float]:
-    """The folder of the cache ("" for none) and its bound, from the arguments or else the environment."""
+    """The folder of the cache ("" for none) and its size limit, from the arguments or else the environment."""
     if folder is None:
         folder = os.environ.get("STILLHOUSE_DISK_CACHE", "")
     name = "disk_cache_gigabytes"
@@ -250,24 +262,31 @@ def open(
     disk_cache: str | os.PathLike[str] | None = None,
     disk_cache_gigabytes: float | None = None,
 ) -> Dataset:
-    """Opens a finished data set: a folder, or a URL of an object store (``s3://``, ``gs://``, ``az://``) or web server.
+    """Opens a finished data set in a folder, on a web server or in an object store (``s3://``, ``gs://``, ``az://``).
 
-    Credentials come from the environment, the AWS profile files or the machine, as for the ``stillhouse`` program; never from the
-    URL. ``storage`` is the ``storage`` section of a job file, such as ``{"endpoint": "http://minio:9000", "anonymous": True}``.
-    ``columns`` leaves the others unread. ``cache_megabytes`` bounds the decoded rows that a process keeps (the footers of shards
-    take up to 256 MiB more in data sets of hundreds of shards).
+    - ``columns`` names the columns to read; the others are never read.
+    - ``storage`` is the ``storage`` section of a job file: ``{"endpoint": "http://minio:9000", "anonymous": True}``.
+      Credentials come from the environment, the AWS profile files or the machine, as for the ``stillhouse`` program;
+      never from the URL.
+    - ``cache_megabytes`` limits the decoded rows that a process keeps. (The footers of shards take up to 256 MiB more
+      in data sets of hundreds of shards.)
+    - ``disk_cache`` is a folder on a local disk that keeps the parts of shards that were read from a store. (Data sets
+      in folders need none.) The default is the variable ``STILLHOUSE_DISK_CACHE``, or none; ``""`` switches it off.
+    - ``disk_cache_gigabytes`` (10^9 bytes) limits the whole folder; give all processes the same. The default is the
+      variable ``STILLHOUSE_DISK_CACHE_GIGABYTES``, or 100.
 
-    ``disk_cache`` is a folder of a local disk where what is read of the shards of a store is kept (data sets in folders are read
-    as they are), shared by all processes of this user and machine: ranks and workers fetch nothing twice, and a later epoch or job
-    only asks which version each shard has. ``disk_cache_gigabytes`` (10^9 bytes) is the bound of the whole folder; give all processes
-    the same. When it is reached, data sets that no process has open go, the least recently used shard first; what finds no room then is
-    fetched each time. Defaults: the variables ``STILLHOUSE_DISK_CACHE`` (none; ``""`` here switches it off) and
-    ``STILLHOUSE_DISK_CACHE_GIGABYTES`` (100). A shard that was replaced in the store is fetched anew, and so is what was damaged on
-    the disk. If the disk fails or is full, reading goes on without it and warns once (``RuntimeWarning``).
+    All processes of this user and machine share the disk cache. Ranks and workers fetch nothing twice, and a later
+    epoch or job only asks the store for the version of each shard. At the limit, shards of data sets that no process
+    has open are deleted, the least recently used first; parts that still do not fit are fetched each time.
 
-    Raises :class:`~stillhouse.DatasetError` where there is no finished data set of a format that this version reads,
-    :class:`~stillhouse.StoreError` where a store refuses, ``ValueError`` for a split or option that does not exist, or a
-    ``disk_cache`` that cannot be written.
+    A shard that was replaced in the store, or damaged on the disk, is fetched again. If the disk fails or is full,
+    reading goes on without the cache and warns once (``RuntimeWarning``).
+
+    Raises:
+
+    - :class:`~stillhouse.DatasetError` where there is no finished data set of a format that this version reads.
+    - :class:`~stillhouse.StoreError` where a store refuses.
+    - ``ValueError`` for an unknown split or option, or a ``disk_cache`` that cannot be written.
     """
     return Dataset(
         url,

@@ -1,4 +1,4 @@
-"""Epochs of a data set as JAX arrays: shuffled, dealt to processes, on devices or shards of them, resumed exactly; without torch.
+"""Epochs of a data set as JAX arrays: shuffled, shared among processes, on any devices, resumed exactly; without torch.
 
 ::
 
@@ -8,7 +8,7 @@
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     epochs = sj.Epochs("s3://shards/owt-noise", batch_size=32, seed=1, transform=make, sharding=sharding)
     while epochs.epoch < 10:
-        for batch in epochs:                          # what `make` gave, as arrays [processes · 32, ...] over all devices
+        for batch in epochs:                          # the result of `make`, as arrays [processes · 32, ...]
             params, loss = step(params, batch)
     save(epochs.state_dict())                         # plain numbers and strings, the same in every process
 """
@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
 import numpy as np
 
 from . import epochs
+from ._epochs_base import explicit_ranks
 from .batch import Batch, NumpyArray, Ragged
 from .dataset import Dataset
 
@@ -41,14 +42,16 @@ T = TypeVar("T")
 class Epochs(epochs.Epochs[T]):
     """:class:`stillhouse.Epochs` whose batches are on JAX's devices.
 
-    ``rank`` and ``world_size`` are by default ``jax.process_index()`` and ``jax.process_count()`` (call ``jax.distributed.initialize`` before).
-    ``sharding`` is where arrays go: a ``jax.Device``; or a ``jax.sharding.Sharding`` over the first axis, for which the rows of all
-    processes make one global array, [processes · batch_size, ...]. None: JAX's default device. ``drop_last`` is true by default: a batch of
-    another shape would be compiled anew, and processes have to step together.
-
-    ``transform`` gets each :class:`~stillhouse.Batch` of numpy arrays (make the training example there) and gives a pytree, whose numpy
-    arrays go to the device. Without it a batch is given out with its arrays there; columns that have no fixed shape (:class:`~stillhouse.Ragged`) and
-    the 64-bit ``sequence_id``, which JAX would cut to 32 bits, stay numpy.
+    - ``rank`` and ``world_size`` are by default ``jax.process_index()`` and ``jax.process_count()``. (Call
+      ``jax.distributed.initialize`` first.)
+    - ``sharding`` says where arrays go. None is JAX's default device, a ``jax.Device`` another one. With a
+      ``jax.sharding.Sharding`` over the first axis, the rows of all processes make one global array,
+      [processes · batch_size, ...].
+    - ``drop_last`` is True by default: JAX would compile anew for a batch of another shape, and processes must step
+      together.
+    - ``transform`` gets each :class:`~stillhouse.Batch` of numpy arrays and makes the training example, a pytree. Its
+      numpy arrays go to the device. Without a transform, the arrays of the batch go there. Columns without a fixed
+      shape (:class:`~stillhouse.Ragged`) and the 64-bit ``sequence_id``, which JAX would cut to 32 bits, stay numpy.
 
     Raises ``ValueError`` for integers that JAX would cut to 32 bits (``jax_enable_x64`` is off).
     """
@@ -82,13 +85,13 @@ class Epochs(epochs.Epochs[T]):
         sharding: jax.sharding.Sharding | jax.Device | None = None,
         **options: Any,
     ) -> None:
-        if ("rank" in options) != ("world_size" in options):
-            raise ValueError(f"rank and world_size: got {', '.join(options)}, valid: both or none")
-        if "rank" not in options:
-            options |= {"rank": jax.process_index(), "world_size": jax.process_count()}
+        ranks = explicit_ranks(options.pop("rank", None), options.pop("world_size", None))
+        options["rank"], options["world_size"] = ranks or (jax.process_index(), jax.process_count())
         options.setdefault("drop_last", True)
         if isinstance(sharding, jax.sharding.Sharding) and not options["drop_last"]:
-            raise ValueError("drop_last: got False, valid with a sharding: True, as every device must get as many rows")
+            raise ValueError(
+                "drop_last: got False, valid with a sharding: True, because every device must get equally many rows"
+            )
         super().__init__(dataset, batch_size=batch_size, transform=transform, **options)  # type: ignore[arg-type]
         self.sharding = sharding
 
@@ -106,12 +109,14 @@ class Epochs(epochs.Epochs[T]):
             kept = array.astype(held)
             if not (kept == array).all():
                 raise ValueError(
-                    f"transform: gave {array.dtype} of values that need 64 bits, valid: 32 bits, as jax_enable_x64 is off; "
-                    "leave such ids out (views and noise use them in the transform)"
+                    f"transform: gave {array.dtype} of values that need 64 bits, valid: 32 bits, as jax_enable_x64 is "
+                    "off; leave such ids out (views and noise use them in the transform)"
                 )
             array = kept
         if isinstance(self.sharding, jax.sharding.Sharding):
-            made: jax.Array = jax.make_array_from_process_local_data(self.sharding, array)  # type: ignore[no-untyped-call]
+            made: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
+                self.sharding, array
+            )
             return made
         placed: jax.Array = jax.device_put(array, self.sharding)
         return placed

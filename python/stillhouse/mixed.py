@@ -1,4 +1,4 @@
-"""Batches with rows of several data sets: put together, taken apart, and what keys their random choices."""
+"""Batches with rows of several data sets: joining them, splitting them, and the keys of their random choices."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SOURCE, REPEAT = "source", "source_repeat"
 
 
 def info_of(infos: Mapping[str, Info]) -> Info:
-    """Facts that hold for the rows of all these data sets.
+    """The facts of a batch with rows of all these data sets.
 
-    Raises ``ValueError`` where they have different vocabularies, special tokens, lengths, sub-tokens or schedules.
+    Raises ``ValueError`` where their vocabularies, special tokens, lengths, sub-tokens or schedules differ.
     """
     (first_name, first), *others = infos.items()
     for name, info in others:
@@ -26,13 +26,13 @@ def info_of(infos: Mapping[str, Info]) -> Info:
             ours, theirs = getattr(first, field.name), getattr(info, field.name)
             if field.name not in ("noise", "sources") and ours != theirs:
                 raise ValueError(
-                    f"{field.name}: {first_name} has {ours}, {name} has {theirs}; valid: data sets that agree, in one mixture"
+                    f"{field.name}: {first_name} has {ours}, {name} has {theirs}; valid in one mixture: equal values"
                 )
     return replace(first, noise=_noise_of([info.noise for info in infos.values()]), sources=dict(infos))
 
 
 def _noise_of(noises: Sequence[NoiseInfo | None]) -> NoiseInfo | None:
-    """What is true of the noise of all; None where their seeds differ, so that nobody replays with a wrong one."""
+    """The facts of the noise of all; None where their seeds differ, because no single seed replays them."""
     known = [noise for noise in noises if noise is not None]
     if len(known) < len(noises) or len({(noise.codec, noise.seed, noise.draws) for noise in known}) != 1:
         return None
@@ -42,7 +42,7 @@ def _noise_of(noises: Sequence[NoiseInfo | None]) -> NoiseInfo | None:
 
 
 def put_together(parts: Sequence[tuple[npt.NDArray[np.int64], Batch]], rows: int) -> dict[str, Any]:
-    """Columns of ``rows`` rows; each part says which of them its rows become. All parts have the same columns, of numpy."""
+    """Columns of ``rows`` rows from parts (row numbers in the result, batch). All parts have the same numpy columns."""
     if len(parts) == 1:
         return dict(parts[0][1])
     made: dict[str, Any] = {}
@@ -69,14 +69,14 @@ def _put_together_ragged(columns: Sequence[tuple[npt.NDArray[np.int64], Ragged]]
 
 
 def _indices(begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """begin, begin + 1, … of each, so many as its length."""
+    """begin, begin + 1, … for each begin, as many as its length."""
     before = np.concatenate([[0], np.cumsum(lengths)])
     indices: npt.NDArray[np.int64] = np.repeat(begins - before[:-1], lengths) + np.arange(before[-1])
     return indices
 
 
 def bytes_of(batch: Batch) -> int:
-    """Bytes of the columns of a batch of numpy."""
+    """Bytes of the columns of a numpy batch."""
     arrays = [
         part
         for column in batch.values()
@@ -86,9 +86,10 @@ def bytes_of(batch: Batch) -> int:
 
 
 def by_source(batch: Batch) -> dict[str, Batch]:
-    """The rows of each data set as a batch of its own, in their order and with its own facts; without the data sets that have no row in it.
+    """Splits a batch by data set: the rows of each in their order, with its own facts.
 
-    Of a batch without a column ``source``: a ``ValueError``. Cost: a copy of the batch.
+    Data sets without rows are left out. Raises ``ValueError`` for a batch without a column ``source``. Cost: a copy of
+    the batch.
     """
     if batch.info is None or not batch.info.sources or SOURCE not in batch:
         raise ValueError("batch: is not of a mixture; valid: a batch of stillhouse.torch.MixtureDataset, with its info")
@@ -121,11 +122,12 @@ def _like(array: npt.NDArray[Any], other: Any) -> Any:
 
 
 def keyed_ids(batch: Batch, sequence_ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """What keys the random choices of views, [B] uint64: ``sequence_id``; in a mixture also the data set and how often it came round.
+    """The keys of the random choices of views, [B] uint64: ``sequence_id``, in a mixture with data set and round.
 
-    Data sets of a mixture have the same sequence ids, and a row that comes twice in an epoch of the mixture is to be masked anew. Stored
-    ids are (split of the job, row), below 2^48 as long as a job has fewer than 65,536 splits of its input: the number of the data set goes into the
-    bits from 56 on, ``source_repeat`` (mod 256) into those from 48 on. So the rows of the first data set are keyed as if it were alone.
+    Data sets of a mixture may have equal sequence ids, and a row that comes twice in an epoch needs a new mask each
+    time. Stored ids are (split of the job, row), below 2^48 if the job splits its input into fewer than 65,536 parts.
+    Bits 56 to 63 take the number of the data set, bits 48 to 55 take ``source_repeat`` (mod 256). In the first round,
+    the keys of the first data set are those that it has alone.
     """
     if SOURCE not in batch or REPEAT not in batch:
         return sequence_ids
@@ -136,14 +138,15 @@ def keyed_ids(batch: Batch, sequence_ids: npt.NDArray[np.uint64]) -> npt.NDArray
 
 
 def has_several_noises(batch: Any) -> bool:
-    """Whether the data sets of a batch have noise that is replayed with different facts."""
+    """Whether the noise of a batch needs the facts of each data set to replay."""
     info = batch.info if isinstance(batch, Batch) else None
     return info is not None and bool(info.sources) and info.noise is None and SOURCE in batch
 
 
 def replay_by_source(batch: Batch, positions: Any, replay: Callable[[Batch, Any], Any]) -> Any:
-    """The noise of every data set's rows by its own facts, in the order of the batch. Cost: a copy of columns and noise."""
-    found = _rows_of_sources(batch) or {name: np.arange(0) for name in list(batch.info.sources)[:1]}  # type: ignore[union-attr]
+    """The noise of each row by the facts of its data set. Cost: a copy of columns and noise."""
+    assert batch.info is not None
+    found = _rows_of_sources(batch) or {name: np.arange(0) for name in list(batch.info.sources)[:1]}
     if positions is not None and not is_torch(positions):
         positions = np.asarray(positions)
     if positions is not None and (positions.ndim != 2 or len(positions) != batch.rows):

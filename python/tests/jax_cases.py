@@ -64,5 +64,5 @@ def test_integers_that_jax_would_cut_are_refused(demo: pathlib.Path) -> None:
         mesh = jax.make_mesh((1,), ("data",))
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
         sj.Epochs(demo, batch_size=4, sharding=sharding, drop_last=False)
-    with pytest.raises(ValueError, match="rank and world_size: got rank, valid: both"):
+    with pytest.raises(ValueError, match="rank and world_size: got 0 and None, valid: both"):
         sj.Epochs(demo, batch_size=4, rank=0)

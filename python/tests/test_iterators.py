@@ -253,7 +253,7 @@ def test_what_is_refused(plain: pathlib.Path, demo: pathlib.Path) -> None:
         ({"shuffle_blocks": 0}, "shuffle_blocks: got 0"),
         ({"seed": -1}, "seed: got -1"),
         ({"rank": 2, "world_size": 2}, r"rank: got 2, valid: 0 to 1"),
-        ({"batch_size": 10**6, "drop_last": True}, r"batch_size: got 1000000.*no epoch has a batch"),
+        ({"batch_size": 10**6, "drop_last": True}, r"batch_size: got 1000000.*an epoch has no batch"),
     ):
         with pytest.raises(ValueError, match=message):
             epochs_of(plain, **options)

@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import stillhouse
 import stillhouse.torch as st
 from stillhouse import noise, views
-from stillhouse.torch._interleave import Interleave, Share, largest_remainder
+from stillhouse.torch._interleave import Interleave, Quota, largest_remainder
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'set_vital'")
 
@@ -121,27 +121,27 @@ def test_weights_and_tokens(sets: dict[str, pathlib.Path]) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_shares_at_every_position(seed: int | None) -> None:
+def test_quotas_at_every_position(seed: int | None) -> None:
     random = np.random.default_rng(5)
     for count in (1, 2, 3, 5, 16):
         for _ in range(3):
             sizes = [int(n) for n in random.integers(1, 20_000, count) ** random.uniform(0.3, 1)]
-            quotas = [max(1, int(size * random.uniform(0.2, 3))) for size in sizes]
+            counts = [max(1, int(size * random.uniform(0.2, 3))) for size in sizes]
             epoch = int(random.integers(0, 4))
-            shares = [Share(epoch * n, (epoch + 1) * n, size) for n, size in zip(quotas, sizes)]
-            order = Interleave(shares, epoch, seed)
+            quotas = [Quota(epoch * n, (epoch + 1) * n, size) for n, size in zip(counts, sizes)]
+            order = Interleave(quotas, epoch, seed)
             parts = [order.stretch(i) for i in range(order.stretches)]
             assert [order.begin(i) for i in range(order.stretches + 1)] == [0, *np.cumsum([len(p[0]) for p in parts])]
             sources, places = (np.concatenate(part) for part in zip(*parts))
             total = len(sources)
-            assert total == sum(quotas)
+            assert total == sum(counts)
             for position in random.integers(0, total, 20).tolist():
                 found = order.find(position)
                 assert order.begin(found) <= position < order.begin(found + 1)
-            for number, share in enumerate(shares):
+            for number, quota in enumerate(quotas):
                 mine = sources == number
-                assert sorted(places[mine]) == list(range(share.begin, share.end))
-                off = np.cumsum(mine) - np.arange(1, total + 1) * quotas[number] / total
+                assert sorted(places[mine]) == list(range(quota.begin, quota.end))
+                off = np.cumsum(mine) - np.arange(1, total + 1) * counts[number] / total
                 assert np.abs(off).max() < 64 * (2 + math.log2(count))
                 if seed is None:
                     assert (np.diff(places[mine]) == 1).all()
@@ -149,7 +149,7 @@ def test_shares_at_every_position(seed: int | None) -> None:
 
 def test_a_rank_meets_its_lanes_alone() -> None:
     """Whatever the data set: a row of lane i of its own order is at a position of lane i, if nothing came to an end before."""
-    order = Interleave([Share(0, 64 * 700, 64 * 700), Share(0, 64 * 90, 64 * 300)], 0, 9)
+    order = Interleave([Quota(0, 64 * 700, 64 * 700), Quota(0, 64 * 90, 64 * 300)], 0, 9)
     lanes = np.concatenate([order.stretch(i)[1] for i in range(order.stretches)]) % 64
     assert (lanes == np.arange(64 * 790) % 64).all()
     # and each 64 rows are of both data sets, each lane as well
@@ -161,7 +161,7 @@ def test_a_rank_meets_its_lanes_alone() -> None:
 
 def test_the_order_is_this_one_for_ever() -> None:
     """States of older versions must go on."""
-    sources, places = Interleave([Share(0, 300, 100), Share(50, 250, 1000)], 2, 7).stretch(0)
+    sources, places = Interleave([Quota(0, 300, 100), Quota(50, 250, 1000)], 2, 7).stretch(0)
     import hashlib
 
     assert len(sources) == 500

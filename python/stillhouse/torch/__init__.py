@@ -1,4 +1,4 @@
-"""Data sets for PyTorch trainers: shuffled over many shards, dealt to ranks and workers, resumed exactly in mid-epoch.
+"""Data sets for PyTorch trainers: shuffled over many shards, shared among ranks and workers, resumed exactly.
 
 ::
 
@@ -14,22 +14,29 @@
 
     loader.load_state_dict(saved["data"])          # same place, at any world size, batch size and number of workers
 
-The order of an epoch depends on the data set, the seed and the epoch alone. Global batch n is the next ``world_size × batch_size``
-rows of it; rank r takes every ``world_size``-th, beginning with the r-th; workers take whole batches in turn. So after any batch
-the rows given out are a prefix of the epoch, and its length is all the state there is. No shard belongs to a rank or worker: none is
-idle, and nothing must be divisible by anything. Where the rows of an epoch do not fill the last global batch, ranks get batches that
-differ by one row at most; that batch is left out where some rank would get nothing of it, so that ranks step together (see ``drop_last``).
+The order of an epoch depends only on the data set, the seed and the epoch. Global batch n is the next ``world_size ×
+batch_size`` rows of it. Rank r takes every ``world_size``-th of these, beginning with the r-th, and workers take whole
+batches in turn. So after any batch, the rows given out are a prefix of the epoch, and its length is the state.
 
-An epoch is over when its last batch is given out: loops that take ``len(loader)`` batches and loops that go on to the end
-come to the next one alike. ``len`` is that of a whole epoch, in mid-epoch too; ``loader.remaining`` is what is left.
+No shard belongs to a rank or worker: none is idle, and no number must divide another. Where the rows of an epoch do not
+fill the last global batch, ranks get batches that differ by at most one row. Where some rank would get no row, that
+batch is left out, so that ranks step together (see ``drop_last``).
 
-:class:`MixtureDataset` gives several data sets as one, in given proportions; :class:`TokenBatchDataset` batches of so many tokens. Both are
-:class:`StreamingShardDataset` in all that is said here.
+An epoch ends when its last batch is given out. The next one follows, whether the loop takes ``len(loader)`` batches or
+runs to the end. ``len`` is that of a whole epoch, also in mid-epoch; ``loader.remaining`` counts the batches left.
 
-``DataLoader`` of this module counts what it has given out, and is what Lightning, accelerate and Hugging Face's Trainer get; the plain
-one of torch works too (``batch_size=None``, or
-``batch_sampler=ds.batch_sampler`` for :class:`ShardDataset`), with ``batch.state`` as the state after each batch, and so does
-torchdata's ``StatefulDataLoader``, whose own state resumes at the same world size and number of workers.
+Two more kinds of :class:`StreamingShardDataset`:
+
+- :class:`MixtureDataset` gives several data sets as one, in given proportions.
+- :class:`TokenBatchDataset` gives batches of up to ``max_tokens`` tokens.
+
+Loaders:
+
+- ``DataLoader`` of this module counts the batches it gives out. It is the one for Lightning, accelerate and Hugging
+  Face's Trainer.
+- torch's own works too, with ``batch_size=None``, or ``batch_sampler=ds.batch_sampler`` for :class:`ShardDataset`. The
+  state after each batch is ``batch.state``.
+- torchdata's ``StatefulDataLoader`` has its own state, which loads at the same world size and number of workers.
 """
 
 try:

@@ -1,28 +1,31 @@
-"""Rows of several data sets as if they were one: the order of an epoch, who takes what of it, reading ahead."""
+"""A mixture of data sets: the rows of an epoch, and the batches that each rank and worker takes of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import _core
+from .._epochs_base import identity_of
+from .._order import Order, Share, steps_of
 from ..batch import Batch
 from ..dataset import Dataset
 from ..mixed import REPEAT, SOURCE, info_of, put_together
 from ..views.keyed import epoch_seed
-from ._ahead import ReadAhead, window_fits
-from ._interleave import LANES, Interleave, Ints, Share
+from ._ahead import PythonSteps, window_fits
+from ._interleave import LANES, Interleave, Ints, Quota
 
 _NUMBERS = 8192
-"""Row numbers that are asked of the core at once."""
+"""Row numbers in one request to the core."""
 
 
 class Mixture:
-    """Several data sets of which an epoch takes a number of rows each, by name."""
+    """Several data sets by name, and the number of rows that an epoch takes of each."""
 
     def __init__(self, sources: Mapping[str, Dataset], rows: Mapping[str, int]) -> None:
         self.sources = dict(sources)
@@ -41,37 +44,29 @@ class Mixture:
 
     @property
     def split(self) -> str:
-        """The split of all of them."""
+        """The split of every data set, for messages."""
         return " and ".join(dict.fromkeys(source.split for source in self.sources.values()))
 
     def identity(self) -> dict[str, Any]:
-        """What a state must agree with."""
+        """The facts that a state must match."""
         facts = {
-            name: {
-                "dataset": source._core.job_hash,
-                "split": source.split,
-                "rows": len(source),
-                "block_rows": source._core.block_rows,
-                "rows_per_epoch": self.rows[name],
-            }
-            for name, source in self.sources.items()
+            name: {**identity_of(source), "rows_per_epoch": self.rows[name]} for name, source in self.sources.items()
         }
         return {"mixture": facts, "rows": len(self)}
 
     def interleave(self, epoch: int, seed: int | None) -> Interleave:
-        """The order of an epoch. What each data set gives goes on where the epoch before ended."""
-        shares = [
-            Share(epoch * self.rows[name], (epoch + 1) * self.rows[name], len(source))
+        """The order of an epoch. Each data set goes on where the previous epoch ended."""
+        quotas = [
+            Quota(epoch * self.rows[name], (epoch + 1) * self.rows[name], len(source))
             for name, source in self.sources.items()
         ]
-        return Interleave(shares, epoch, seed)
-
-    def steps(self, **plan: Any) -> MixedSteps:
-        """The batches of one worker; arguments as of the core's data set."""
-        return MixedSteps(self, **plan)
+        return Interleave(quotas, epoch, seed)
 
     def read(self, rows: Ints, whole_blocks: Sequence[bool]) -> Batch:
-        """Rows [b, 3] by (number of the data set, row in it, how often the data set came round), in that order; of which data sets by whole blocks."""
+        """The batch of rows [b, 3], each (number of the data set, row in it, number of its round), in that order.
+
+        ``whole_blocks`` says of which data sets to read whole blocks.
+        """
         parts = []
         for number, (source, whole) in enumerate(zip(self.sources.values(), whole_blocks)):
             places = np.flatnonzero(rows[:, 0] == number)
@@ -82,15 +77,16 @@ class Mixture:
 
 
 def _refuse_different(sources: Mapping[str, Dataset]) -> None:
-    """Rows of one batch must have the same columns, of one tokenizer."""
+    """Raises ``ValueError`` unless all data sets have the same columns and tokenizer."""
     (first_name, first), *others = sources.items()
     for name, source in others:
         missing = sorted(first.columns.keys() ^ source.columns.keys())
         if missing:
             has = first_name if missing[0] in first.columns else name
+            common = [column for column in first.columns if column in source.columns]
             raise ValueError(
-                f"columns: {first_name} has {', '.join(first.columns)}; {name} has {', '.join(source.columns)}; only {has} has "
-                f"{missing[0]}; valid: the same, such as columns={[c for c in first.columns if c in source.columns]}"
+                f"columns: {first_name} has {', '.join(first.columns)}; {name} has {', '.join(source.columns)}; "
+                f"only {has} has {missing[0]}; valid: the same, such as columns={common}"
             )
         for column, ours in first.columns.items():
             theirs = source.columns[column]
@@ -103,7 +99,8 @@ def _refuse_different(sources: Mapping[str, Dataset]) -> None:
         if ours != theirs:
             raise ValueError(
                 f"tokenizer: {first_name} has {first.manifest['tokenizer'].get('source')} (sha256 {ours}), {name} has "
-                f"{source.manifest['tokenizer'].get('source')} (sha256 {theirs}); valid: the same, since one id must be one token"
+                f"{source.manifest['tokenizer'].get('source')} (sha256 {theirs}); valid: the same, because one id "
+                "must be one token"
             )
 
 
@@ -112,16 +109,16 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 class _Draws:
-    """Row numbers of one data set, its shuffled epochs laid end to end."""
+    """Row numbers of one data set, its epochs one after the other."""
 
-    def __init__(self, source: Dataset, seed: int | None, window_blocks: int) -> None:
-        self._source, self._seed, self._window_blocks = source, seed, window_blocks
+    def __init__(self, source: Dataset, order: Order) -> None:
+        self._source, self._order = source, order
         self._begin = 0
         self._numbers = np.zeros(0, np.int64)
         self._steps: Iterator[tuple[npt.NDArray[np.uint64], int]] = iter(())
 
     def take(self, begin: int, end: int) -> Ints:
-        """Those from one place to another. Going on where the last ones ended costs least."""
+        """The row numbers from one place to another. A call that begins where the last one ended costs least."""
         known = self._begin + len(self._numbers)
         if not self._begin <= begin <= known:
             self._begin, self._numbers, self._steps = begin, self._numbers[:0], iter(())
@@ -131,106 +128,71 @@ class _Draws:
         while count < end - begin:
             more = next(self._steps, None)
             if more is None:
-                self._steps = self._from(begin + count)
+                epoch, position = divmod(begin + count, len(self._source))
+                self._steps = steps_of(self._source, self._order, Share(_NUMBERS), epoch, position)
             else:
                 parts.append(more[0].astype(np.int64))
                 count += len(more[0])
         self._numbers = np.concatenate(parts)
         return self._numbers[: end - begin]
 
-    def _from(self, place: int) -> _core.Steps:
-        """The rest of the epoch that a place is in."""
-        epoch, position = divmod(place, len(self._source))
-        return self._source._core.steps(
-            epoch=epoch, seed=self._seed, window_blocks=self._window_blocks, start=position, rank=0, world=1,
-            batch_rows=_NUMBERS, drop_last=False, worker=0, workers=1,
-        )  # fmt: skip
 
-
-class MixedSteps(Iterator[tuple[Ints, int]]):
+class MixedSteps(PythonSteps):
     """The batches of one worker: (rows [b, 3] as :meth:`Mixture.read` takes them, position after the batch).
 
     Holds one stretch of the order, and a few thousand row numbers of each data set.
     """
 
     def __init__(
-        self,
-        mixture: Mixture,
-        *,
-        epoch: int,
-        seed: int | None,
-        window_blocks: int,
-        start: int,
-        rank: int,
-        world: int,
-        batch_rows: int,
-        drop_last: bool,
-        worker: int,
-        workers: int,
+        self, mixture: Mixture, order: Order, share: Share, epoch: int, start: int, worker: int, workers: int
     ) -> None:
-        self.mixture = mixture
-        self._order = mixture.interleave(epoch, seed)
-        self._repeats = [share.begin // share.rows for share in self._order.shares]
+        super().__init__(worker, workers)
+        self._mixture, self._order, self._share, self._start = mixture, order, share, start
+        self._interleave = mixture.interleave(epoch, order.shuffle_seed)
+        self._repeats = [quota.begin // quota.rows for quota in self._interleave.quotas]
         self._draws = [
-            _Draws(source, None if seed is None else epoch_seed(seed, number), window_blocks)
+            _Draws(source, replace(order, seed=epoch_seed(order.seed, number)))
             for number, source in enumerate(mixture.sources.values())
         ]
-        self._start, self._rank, self._world = start, rank, world
-        self._global = batch_rows * world
-        self._next, self._workers = worker, workers
-        self._window_blocks = window_blocks
-        self._whole_blocks: list[bool] | None = None
         self._low = self._high = 0
         self._rows = np.zeros((0, 3), np.int64)
-        full, rest = divmod(len(mixture) - start, self._global)
-        self.own_rows = full * batch_rows + (0 if drop_last else max(0, -(-(rest - rank) // world)))
-        """Rows that this trainer gets from here to the end of the epoch, over all its workers."""
-        self.own_batches = -(-self.own_rows // batch_rows)
-        """Its batches, over all its workers."""
+        left = len(mixture) - start
+        full, rest = divmod(left, share.global_rows)
+        self.own_batches = full + (rest > share.rank and not share.leaves_out(left))
 
-    def __next__(self) -> tuple[Ints, int]:
-        if self._next >= self.own_batches:
-            raise StopIteration
-        begin = self._start + self._next * self._global
-        end = min(begin + self._global, len(self.mixture))
-        self._next += self._workers
-        return self._rows_from(begin + self._rank, end), end
+    def _step(self, number: int) -> tuple[Ints, int]:
+        begin = self._start + number * self._share.global_rows
+        end = min(begin + self._share.global_rows, len(self._mixture))
+        return self._rows_from(begin + self._share.rank, end), end
 
-    def stream(self) -> ReadAhead:
-        """Starts to read them."""
-        return ReadAhead(self)
+    def _read(self, rows: Ints) -> Batch:
+        return self._mixture.read(rows, self._whole_blocks)
 
-    def read(self) -> tuple[Batch, int] | None:
-        """The next batch, read, and the position after it."""
-        step = next(self, None)
-        if step is None:
-            return None
-        if self._whole_blocks is None:
-            ranks = math.gcd(self._world, LANES)
-            sources = self.mixture.sources.values()
-            self._whole_blocks = [window_fits(source, self._window_blocks, ranks) for source in sources]
-        return self.mixture.read(step[0], self._whole_blocks), step[1]
+    @cached_property
+    def _whole_blocks(self) -> list[bool]:
+        ranks = math.gcd(self._share.world_size, LANES)
+        return [window_fits(source, self._order.shuffle_blocks, ranks) for source in self._mixture.sources.values()]
 
     def _rows_from(self, position: int, end: int) -> Ints:
-        """Every ``world``-th row from a position on."""
+        """Every ``world_size``-th row from a position on."""
         parts = []
         while position < end:
             if not self._low <= position < self._high:
-                self._load(self._order.find(position))
-            part = self._rows[position - self._low : end - self._low : self._world]
+                self._load(self._interleave.find(position))
+            part = self._rows[position - self._low : end - self._low : self._share.world_size]
             parts.append(part)
-            position += len(part) * self._world
+            position += len(part) * self._share.world_size
         return np.concatenate(parts)
 
     def _load(self, stretch: int) -> None:
-        sources, places = self._order.stretch(stretch)
+        sources, places = self._interleave.stretch(stretch)
         numbers, repeats = np.empty_like(places), np.empty_like(places)
-        for number, (draws, share) in enumerate(zip(self._draws, self._order.shares)):
+        for number, (draws, quota) in enumerate(zip(self._draws, self._interleave.quotas)):
             mine = sources == number
             if mine.any():
                 own = places[mine]
                 numbers[mine] = draws.take(own.min(), own.max() + 1)[own - own.min()]
-                repeats[mine] = own // share.rows - self._repeats[number]
-        self._low = self._order.begin(stretch)
+                repeats[mine] = own // quota.rows - self._repeats[number]
+        self._low = self._interleave.begin(stretch)
         self._high = self._low + len(sources)
         self._rows = np.stack([sources, numbers, repeats], axis=1)

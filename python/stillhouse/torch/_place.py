@@ -1,14 +1,17 @@
-"""Where the next iteration begins, in memory that worker processes share."""
+"""The place where the next iteration begins, in memory that worker processes share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import get_worker_info
 
 from .._order import Order
+
+if TYPE_CHECKING:
+    from torch.utils.data._utils.worker import WorkerInfo
 
 _MOST_WORKERS = 1024
 
@@ -23,26 +26,26 @@ class Begun:
 
 
 class Place:
-    """The order, and (epoch, position) at which the next iteration begins.
+    """The order, and the epoch and position at which the next iteration begins.
 
-    Worker processes of torch's loaders keep their copy of the data set from epoch to epoch, so the place is in shared memory. Nobody
-    tells them that an epoch is over: frameworks draw ``len(loader)`` batches and never ask for one more. So each worker leaves a mark
-    with its last batch, and the one that finds the marks of all that have a batch moves the place on. Two things must not happen:
+    Worker processes of torch's loaders keep their copy of the data set from epoch to epoch, so the place is in shared
+    memory. Frameworks draw ``len(loader)`` batches and never ask for one more, so no call tells a worker that an epoch
+    is over. Therefore each worker marks its last batch. The worker that finds the marks of all workers with batches
+    moves the place on. Two races are excluded:
 
-    - A worker of an iteration that was left, still at work, moves a place that was set meanwhile: marks are of one *generation* of
-      the place, which every ``set`` changes.
-    - A worker without a batch, which nobody waits for, begins so late that it finds the place moved by its own iteration, and gives
-      rows of the next epoch: who moves the place writes down which iteration ended, and a latecomer of that iteration takes part in it.
+    - A worker of an abandoned iteration must not move a place that was set in the meantime. Marks belong to one
+      *generation* of the place, and every ``set`` begins a new one.
+    - A worker without a batch may begin so late that its own iteration has moved the place, and must not give rows of
+      the next epoch. Whoever moves the place records the iteration that ended, and a late worker joins that one.
     """
 
     _HEAD = 11
     _EPOCH, _POSITION, _SHUFFLE, _SEED, _BLOCKS, _GENERATION = range(6)
-    _ENDED = slice(
-        6, 11
-    )  # of the iteration that ended last: its base seed, epoch, position, generation, workers with batches
+    # of the iteration that ended last: its base seed, epoch, position, generation, and number of workers with batches
+    _ENDED = slice(6, 11)
 
     def __init__(self, order: Order) -> None:
-        # of each worker: the iteration that it takes part in (base seed, epoch, generation), and its mark
+        # after the head, four cells of each worker: its iteration (base seed, epoch, generation) and its mark
         cells = torch.zeros(self._HEAD + 4 * _MOST_WORKERS, dtype=torch.int64)
         self._cells = cells.share_memory_()  # type: ignore[no-untyped-call]
         self._cells[self._ENDED] = -1
@@ -59,7 +62,7 @@ class Place:
         return epoch, position
 
     def set(self, epoch: int, position: int) -> None:
-        """The next iteration begins there."""
+        """The next iteration begins at this place."""
         self._cells[self._GENERATION] += 1
         self._cells[self._POSITION] = position
         self._cells[self._EPOCH] = epoch
@@ -70,17 +73,17 @@ class Place:
         return Order(bool(shuffle), seed % (1 << 64), shuffle_blocks)
 
     def set_order(self, order: Order) -> None:
-        """Another order, from the next iteration on."""
+        """Sets the order from the next iteration on."""
         seed = order.seed - (1 << 64) if order.seed >= 1 << 63 else order.seed
         self._cells[self._SHUFFLE : self._BLOCKS + 1] = torch.tensor([int(order.shuffle), seed, order.shuffle_blocks])
 
     def begin(self) -> Begun:
-        """The iteration that this process, a worker or the only one, is to begin."""
+        """The iteration that this process, a worker or the only one, begins now."""
         begun = Begun(*self.get(), int(self._cells[self._GENERATION]))
         worker = get_worker_info()
         if worker is None:
             return begun
-        base = worker.seed - worker.id
+        base = _base_seed(worker)
         mine = self._of_worker(worker.id)
         of, epoch, position, generation, busy = self._cells[self._ENDED].tolist()
         took_part = mine[:3].tolist() == [base, epoch, generation]
@@ -89,17 +92,16 @@ class Place:
         return begun
 
     def join(self, begun: Begun) -> None:
-        """This worker takes part in an iteration."""
+        """Records that this worker takes part in an iteration."""
         worker = get_worker_info()
         if worker is not None:
-            base = worker.seed - worker.id
-            self._of_worker(worker.id)[:] = torch.tensor([base, begun.epoch, begun.generation, -1])
+            self._of_worker(worker.id)[:] = torch.tensor([_base_seed(worker), begun.epoch, begun.generation, -1])
 
     def end(self, begun: Begun, batches: int) -> None:
-        """This process has come to its last batch of an iteration in which the workers have so many batches together."""
+        """Records that this process gave its last batch of an iteration with ``batches`` batches over all workers."""
         worker = get_worker_info()
         if worker is not None:
-            base = worker.seed - worker.id
+            base = _base_seed(worker)
             busy = max(1, min(worker.num_workers, batches))
             mark = ((base * 1_000_003 + begun.epoch) * 1_000_003 + begun.generation) % (1 << 62)
             self._of_worker(worker.id)[3] = mark
@@ -116,3 +118,8 @@ class Place:
     def _of_worker(self, worker: int) -> torch.Tensor:
         cells: torch.Tensor = self._cells[self._HEAD :].view(-1, 4)[worker]
         return cells
+
+
+def _base_seed(worker: WorkerInfo) -> int:
+    """The seed that a loader draws for each iteration: the same in all its workers."""
+    return worker.seed - worker.id

@@ -1,4 +1,4 @@
-"""Rows that come one by one or by a sampler of somebody else's, and the batch that is made of them."""
+"""Single rows, or those that another sampler chose, and the function that makes a batch of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..info import Info
 
 
 class Row(dict[str, Any]):
-    """One row as tensors, by column. Knows the data set it is of, so that a batch of rows does."""
+    """One row as tensors, by column, with the facts that a batch of such rows needs."""
 
     info: Info | None = None
     ragged: frozenset[str] = frozenset()
     """Columns whose rows may differ in length."""
     transform: Callable[[Batch], Any] | None = None
     state: dict[str, Any] | None = None
-    """Of the batch with which it was read."""
+    """The state of the batch with which the row was read."""
 
 
 class Rows(Sequence[Row]):
-    """Rows that were read together: a sequence for collate functions of others, a batch for :func:`collate`."""
+    """Rows that were read together: a sequence for other collate functions, a batch for :func:`collate`."""
 
     def __init__(self, batch: Batch, transform: Callable[[Batch], Any] | None) -> None:
         self.batch = batch
@@ -52,12 +52,11 @@ class Rows(Sequence[Row]):
 
 
 def collate(rows: Any) -> Any:
-    """A batch of rows of a :class:`ShardDataset`: a :class:`~stillhouse.Batch` of tensors, or what the data set's ``transform`` makes of it.
+    """Rows of a :class:`ShardDataset` as a :class:`~stillhouse.Batch` of tensors, through the data set's ``transform``.
 
-    For ``collate_fn`` of any loader, and for ``data_collator`` of Hugging Face's Trainer (with ``remove_unused_columns=False``). torch's default
-    collate function does the same with these rows. A batch that is one already is given back.
-
-    Raises ``TypeError`` for rows of something else.
+    Pass it as ``collate_fn`` of any loader, or as ``data_collator`` of Hugging Face's Trainer (with
+    ``remove_unused_columns=False``). torch's default collate function does the same with these rows. A batch is
+    returned unchanged. Raises ``TypeError`` for other rows.
     """
     if isinstance(rows, Batch):
         return rows
@@ -67,8 +66,8 @@ def collate(rows: Any) -> Any:
         if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, Row) for row in rows):
             got = type(rows[0]).__name__ if isinstance(rows, Sequence) and rows else type(rows).__name__
             raise TypeError(
-                f"collate: got rows of type {got}, valid: rows of a stillhouse.torch.ShardDataset as they came (under Hugging Face's "
-                "Trainer set remove_unused_columns=False, which else takes columns away)"
+                f"collate: got rows of type {got}, valid: rows of a stillhouse.torch.ShardDataset, unchanged (under "
+                "Hugging Face's Trainer set remove_unused_columns=False: by default it removes columns)"
             )
         ragged = rows[0].ragged
         columns = {name: (_ragged if name in ragged else torch.stack)([row[name] for row in rows]) for name in rows[0]}
@@ -92,6 +91,6 @@ def _refuse_batches(batches: Any, *, collate_fn_map: Mapping[Any, Any] | None = 
     )
 
 
-# what torch's default collate function does with a type: https://docs.pytorch.org/docs/stable/data.html, "collate_fn_map"
+# how the default collate function of torch finds a type: https://docs.pytorch.org/docs/stable/data.html
 default_collate_fn_map[Row] = _default_collate
 default_collate_fn_map[Batch] = _refuse_batches

@@ -1,27 +1,29 @@
-"""The batches of an epoch by tokens: where the order of the rows is cut, and who takes which batch."""
+"""Batches by tokens: where the order of an epoch is cut, and which rank takes which batch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._order import Order, Share
 from ..batch import _AFTER, _BEFORE, Batch, Ragged
 from ..dataset import Dataset
 from ..views.keyed import epoch_seed, integers
-from ._ahead import ReadAhead, window_fits
-
-Ints = npt.NDArray[np.int64]
+from ._ahead import PythonSteps, window_fits
+from ._interleave import Ints
 
 
 def lengths_of(dataset: Dataset) -> npt.NDArray[np.int32]:
     """Tokens of every row without padding, int32 [rows].
 
-    Where rows are padded, ``attention_mask`` of all rows is read; where they differ in length ``input_ids``; else nothing.
+    Reads ``attention_mask`` of all rows where they are padded, ``input_ids`` where they differ in length, and else
+    nothing.
     """
     columns = {column["name"] for column in dataset.manifest["columns"]}
     if "attention_mask" in columns:
@@ -31,7 +33,7 @@ def lengths_of(dataset: Dataset) -> npt.NDArray[np.int32]:
 
 
 def _read_lengths(dataset: Dataset, name: str) -> npt.NDArray[np.int32]:
-    """Values of each row of a column that differs in length, true ones of one that does not: one batch in memory at a time."""
+    """Values of each row of a ragged column, true values of each row of another. One batch is in memory at a time."""
     found = [np.zeros(0, np.int64)]
     for batch in dataset.select_columns([name]).batches(4096):
         column: Any = batch[name]
@@ -44,7 +46,7 @@ def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
 
 
 def trimmed(batch: Batch, length: int) -> Batch:
-    """A batch whose padding ends at a length: columns [B, L, ...] and [B, D, L, ...] become shorter. Rows that differ in length stay."""
+    """A batch cut to a length: columns [B, L, ...] and [B, D, L, ...] become shorter. Ragged columns stay."""
     made = dict(batch)
     for name, column in batch.items():
         if isinstance(column, Ragged):
@@ -58,7 +60,7 @@ def trimmed(batch: Batch, length: int) -> Batch:
 
 @dataclass(frozen=True)
 class TokenBatches:
-    """One epoch: its rows in the order in which they are given out, and the positions where batches begin, with the end at last."""
+    """One epoch: its rows in order, and the positions where batches begin. The last bound is the end of the epoch."""
 
     rows: Ints
     bounds: Ints
@@ -67,9 +69,9 @@ class TokenBatches:
     def cut(
         cls, order: Ints, lengths: npt.NDArray[np.int32], max_tokens: int, window: int, seed: int | None, epoch: int
     ) -> TokenBatches:
-        """Cuts an order of rows; each ``window`` rows of it are sorted by length before, and their batches shuffled afterwards.
+        """Sorts each ``window`` rows by length, cuts them into batches, and shuffles these batches if there is a seed.
 
-        With a window of 1 nothing is sorted, and batches are cut from one end of the epoch to the other.
+        With a window of 1 it sorts nothing and cuts the epoch from one end to the other.
         """
         rows, sizes = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
         for number, begin in enumerate(range(0, len(order), window if window > 1 else max(1, len(order)))):
@@ -88,7 +90,7 @@ class TokenBatches:
         return cls(np.concatenate(rows), np.cumsum(np.concatenate(sizes)))
 
     def filled(self, count: int) -> TokenBatches:
-        """The same rows in more batches: those with most rows are halved until there are so many, or one for each row."""
+        """The same rows in ``count`` batches, or one for each row. It halves the batches with most rows."""
         bounds = self.bounds
         while len(bounds) - 1 < min(count, len(self.rows)):
             sizes = np.diff(bounds)
@@ -98,9 +100,9 @@ class TokenBatches:
         return TokenBatches(self.rows, bounds)
 
     def batch_at(self, position: int) -> int:
-        """The number of the batch that begins at a position; for the end, the number of batches.
+        """The number of the batch that begins at a position; at the end of the epoch, the number of batches.
 
-        Raises ``ValueError`` where none does.
+        Raises ``ValueError`` where no batch begins.
         """
         found = int(np.searchsorted(self.bounds, position))
         if self.bounds[found] != position:
@@ -109,11 +111,13 @@ class TokenBatches:
             )
         return found
 
-    def step(self, batch: int, world: int, drop_last: bool | None) -> list[tuple[int, int]]:
-        """The batches of all ranks, as positions from and to, of a step that begins with a batch; none where the epoch is over.
+    def step(self, batch: int, share: Share) -> list[tuple[int, int]]:
+        """The batches of all ranks in the step that begins with this one, as positions (from, to); none after the end.
 
-        Where fewer batches than ranks are left, those with most rows are divided until there is one for each rank; see ``drop_last`` of the data set.
+        Where fewer batches than ranks are left, ``drop_last=None`` divides those with most rows until each rank has
+        one.
         """
+        world, drop_last = share.world_size, share.drop_last
         bounds = self.bounds[batch : batch + world + 1].tolist()
         parts = list(zip(bounds, bounds[1:]))
         if len(parts) == world or drop_last is False:
@@ -128,10 +132,10 @@ class TokenBatches:
 
 
 def batches_of_every_epoch(first: TokenBatches, lengths: npt.NDArray[np.int32], shuffled: bool) -> int:
-    """A number of batches that all epochs are brought to, from how many the first one was cut into.
+    """The number of batches of every epoch, from the first one as :meth:`TokenBatches.cut` gives it.
 
-    Where rows have one length, or always come in the same order, that is the number. Else epochs differ, as rows meet in other batches: by much less than the square root,
-    which is how far numbers of independent things are apart.
+    Epochs have equally many batches where rows have one length, or come in the same order every time. Else the numbers
+    differ by much less than the square root, the deviation of a count of independent things.
     """
     count = len(first.bounds) - 1
     if not shuffled or len(lengths) == 0 or lengths.min() == lengths.max():
@@ -140,7 +144,7 @@ def batches_of_every_epoch(first: TokenBatches, lengths: npt.NDArray[np.int32], 
 
 
 def _greedily(lengths: Ints, max_tokens: int) -> list[int]:
-    """Where to cut rows of such lengths so that each part has as many as fit: rows · longest ≤ max_tokens."""
+    """Bounds of the parts of rows of these lengths. Each part has as many rows as fit: rows · longest ≤ max_tokens."""
     bounds = [0]
     guess = 64
     while bounds[-1] < len(lengths):
@@ -156,7 +160,7 @@ def _greedily(lengths: Ints, max_tokens: int) -> list[int]:
     return bounds
 
 
-class TokenSteps(Iterator[tuple[Ints, int]]):
+class TokenSteps(PythonSteps):
     """The batches of one worker: (row numbers, position after the batches of all ranks)."""
 
     def __init__(
@@ -164,47 +168,31 @@ class TokenSteps(Iterator[tuple[Ints, int]]):
         dataset: Dataset,
         batches: TokenBatches,
         lengths: npt.NDArray[np.int32],
-        *,
+        order: Order,
+        share: Share,
         start: int,
-        rank: int,
-        world: int,
-        drop_last: bool | None,
         worker: int,
         workers: int,
-        window_blocks: int,
     ) -> None:
+        super().__init__(worker, workers)
         self._dataset, self._batches, self._lengths = dataset, batches, lengths
-        self._window_blocks = window_blocks
-        self._whole_blocks: bool | None = None
+        self._order, self._share = order, share
         self._first = batches.batch_at(start)
-        self._rank, self._world, self._drop_last = rank, world, drop_last
-        self._next, self._workers = worker, workers
         count = len(batches.bounds) - 1
-        full, rest = divmod(count - self._first, world)
-        last = batches.step(count - rest, world, drop_last) if rest else []
-        self.own_batches = full + (rank < len(last))
-        """Batches of this trainer from here to the end of the epoch, over all its workers."""
+        full, rest = divmod(count - self._first, share.world_size)
+        last = batches.step(count - rest, share) if rest else []
+        self.own_batches = full + (share.rank < len(last))
         self.given_out = full + bool(last)
-        """Those of the trainer with most."""
+        """Batches of the rank that has most."""
 
-    def __next__(self) -> tuple[Ints, int]:
-        if self._next >= self.own_batches:
-            raise StopIteration
-        step = self._batches.step(self._first + self._next * self._world, self._world, self._drop_last)
-        self._next += self._workers
-        a, b = step[self._rank]
+    def _step(self, number: int) -> tuple[Ints, int]:
+        step = self._batches.step(self._first + number * self._share.world_size, self._share)
+        a, b = step[self._share.rank]
         return self._batches.rows[a:b], step[-1][1]
 
-    def read(self) -> tuple[Batch, int] | None:
-        """The next batch, read, and the position after it."""
-        step = next(self, None)
-        if step is None:
-            return None
-        if self._whole_blocks is None:
-            self._whole_blocks = window_fits(self._dataset, self._window_blocks)
-        rows, after = step
-        return trimmed(self._dataset.read(rows, self._whole_blocks), int(self._lengths[rows].max())), after
+    def _read(self, rows: Ints) -> Batch:
+        return trimmed(self._dataset.read(rows, self._whole_blocks), int(self._lengths[rows].max()))
 
-    def stream(self) -> ReadAhead:
-        """Starts to read them."""
-        return ReadAhead(self)
+    @cached_property
+    def _whole_blocks(self) -> bool:
+        return window_fits(self._dataset, self._order.shuffle_blocks)

@@ -1,4 +1,7 @@
-"""A DataLoader that knows what it gave out: one state for any world size and number of workers, and every shard decoded once."""
+"""A DataLoader that counts the batches it gives out.
+
+Its state loads at any world size and number of workers, and it decodes every shard once.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import DistributedSampler, Sampler
 
-from .._order import GIVEN, State
+from .._epochs_base import GIVEN, State
+from .._reading import Reading
 from ..batch import Batch
 from ._accelerate import under_way
 from ._callers import passing_over, refuse_other_shape
-from ._epochs import Epochs
-from ._place import Begun
-from ._reading import Reading
+from ._epochs import Epochs, EpochSampler, finish
 from .map import ShardDataset
 from .streaming import StreamingShardDataset
 
@@ -28,18 +30,20 @@ _OF_WORKERS = ("persistent_workers", "prefetch_factor", "timeout", "worker_init_
 class DataLoader(TorchDataLoader[Any]):
     """A ``torch.utils.data.DataLoader`` over a :class:`StreamingShardDataset` or :class:`ShardDataset`.
 
-    Takes the arguments of torch's, without those that the data set decides (batch size, shuffle, samplers, ``drop_last``). Iterating it gives
-    the rest of the epoch that is under way, or else the next epoch; an epoch is over when its last batch is given out.
+    It takes the arguments of torch's, without those that the data set decides (batch size, shuffle, samplers,
+    ``drop_last``). Iterating gives the rest of the epoch that was loaded, or else the next epoch. An epoch ends when
+    its last batch is given out.
 
-    Threads of this process read, whatever ``num_workers`` says, so that nothing is decoded twice; the worker processes run the data set's
-    ``transform`` and ``collate_fn`` on what was read. Without either there is nothing for them to do, and none is started.
+    Threads of this process read, whatever ``num_workers`` is, so no block is decoded twice. The worker processes run
+    the data set's ``transform`` and ``collate_fn``. Without either, no worker starts.
 
-    Lightning, accelerate and Hugging Face's Trainer take it as it is: rows are dealt to the ranks already, and ``set_epoch``,
-    ``state_dict`` and ``load_state_dict`` are where each of them looks. ``accelerator.prepare`` gives it back, and ``accelerator.save_state``
-    saves its state; batches are moved by ``batch.to(accelerator.device)``.
+    Lightning, accelerate and Hugging Face's Trainer take it as it is. The data set shares the rows among the ranks, and
+    each framework finds ``set_epoch``, ``state_dict`` and ``load_state_dict`` where it looks for them.
+    ``accelerator.prepare`` returns it unchanged, and ``accelerator.save_state`` saves its state. Move batches by
+    ``batch.to(accelerator.device)``.
     """
 
-    # accelerate's own marks of a loader that it need not deal to its processes, of one whose state it saves, and of the end of an epoch
+    # accelerate's attributes: do not share the rows among processes, save the state, and the end of an epoch
     _is_accelerate_prepared = True
     use_stateful_dataloader = True
     end_of_dataloader = False
@@ -61,23 +65,23 @@ class DataLoader(TorchDataLoader[Any]):
         self._inner: TorchDataLoader[Any] | None = None
         self._source = _Source()
         self._run = _Run()
-        # without a batch size, torch would convert the batch to tensors once more
+        # the default of batch_size=None would convert the batch to tensors once more
         kwargs.setdefault("collate_fn", _as_it_is)
         super().__init__(dataset, batch_size=None, **kwargs)
 
     @property  # type: ignore[override]  # an attribute in torch's
     def dataset(self) -> StreamingShardDataset | ShardDataset:
-        """The data set. (Not for Hugging Face's Trainer that resumes: it makes a loader of parts, and passes over batches in between.)"""
+        """The data set; its transform alone for Hugging Face's Trainer when it passes over batches to resume."""
         return _Work(self._epochs.transform) if passing_over() else self._epochs  # type: ignore[return-value]
 
     @dataset.setter
     def dataset(self, value: Any) -> None:
-        """torch's constructor sets it; Lightning looks for it among the attributes of the object."""
+        """torch's constructor sets it; Lightning looks for it in the object's ``__dict__``."""
         self.__dict__["dataset"] = value
 
     @property
     def batch_sampler(self) -> Any:
-        """None, as of every loader of whole batches."""
+        """None, as in every loader of whole batches."""
         return _FromTheBeginning(self._epochs) if passing_over() else None
 
     @batch_sampler.setter
@@ -86,7 +90,7 @@ class DataLoader(TorchDataLoader[Any]):
 
     @property  # type: ignore[override]  # an attribute in torch's
     def sampler(self) -> DistributedSampler[Any]:
-        """Where Lightning looks for ``set_epoch``, and sees that rows are dealt to ranks already."""
+        """Lightning calls its ``set_epoch``, and does not replace it because it is a DistributedSampler."""
         return self._dealt
 
     @sampler.setter
@@ -95,19 +99,20 @@ class DataLoader(TorchDataLoader[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch: once the last one of an epoch is given out, the next epoch."""
+        """The epoch of the next batch: after the last batch of an epoch, the next one."""
         return self._epochs.epoch
 
     @property
     def remaining(self) -> int:
-        """Batches left of the epoch that is under way."""
+        """Batches left of the current epoch."""
         return self._epochs.remaining
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch, the same in mid-epoch.
+        """Batches of this rank in a whole epoch, the same in mid-epoch.
 
-        Of an epoch that was loaded: at least those that were given before and those that remain. With more ranks than before these are more
-        than a whole epoch has, and a trainer that counts batches from the state (Lightning) would end it early.
+        In a loaded epoch, at least the batches given before plus those that remain. With more ranks than before, these
+        are more than a whole epoch has, and a trainer that counts batches from the state (Lightning) would end it
+        early.
         """
         whole = self._epochs.batches_per_epoch()
         run = self._run
@@ -120,28 +125,27 @@ class DataLoader(TorchDataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator, where torch has a class of its own
         dataset = self._epochs
-        generation = dataset._place.begin().generation
-        epoch, start = dataset._begin()
-        begun = Begun(epoch, start, generation)
+        begun = dataset.begin_iteration()
+        epoch, start = begun.epoch, begun.position
         reading = Reading(dataset, epoch, start)
-        dataset._now = None
+        dataset._last_state = None
         earlier = self._run.earlier if self._run.epoch == epoch and start else 0
         self._run = replace(self._run, epoch=epoch, earlier=earlier, given=earlier)
         batches = self._through_workers(reading)
-        if reading.batches == 0:  # a rank that has no row of the last global batch
+        if reading.batches == 0:  # with drop_last=False, a rank may have no batch in the rest of an epoch
             dataset._place.end(begun, 0)
         with under_way(self):
             for given, batch in enumerate(batches, start=1):
                 if given == reading.batches:
-                    dataset._place.end(begun, given)  # nobody may ever ask for one more
+                    dataset._place.end(begun, given)  # the caller may never ask for one more
                     self.end_of_dataloader = True
-                dataset._now = dataset.after(epoch, start, given)
+                dataset._last_state = dataset.after(epoch, start, given)
                 self._run = replace(self._run, given=earlier + given)
                 yield batch
-        dataset._now = None
+        dataset._last_state = None
 
     def _through_workers(self, reading: Reading) -> Iterator[Any]:
-        """What was read, transformed and collated: here, or in the worker processes."""
+        """The batches, transformed and collated: in this process, or in the workers."""
         loader = self._loader_of_workers() if self._inner is None else self._inner  # not `or`: loaders have a length
         if loader.persistent_workers:
             self._inner = loader
@@ -151,7 +155,7 @@ class DataLoader(TorchDataLoader[Any]):
             raise self._source.error
 
     def _loader_of_workers(self) -> TorchDataLoader[Any]:
-        """torch's own loader, whose indices are batches: this process reads them, and workers get them as their work."""
+        """torch's own loader with batches as its indices: this process reads them and sends them to the workers."""
         work = _Work(self._epochs.transform)
         options = {name: getattr(self, name) for name in ("pin_memory", "generator", "pin_memory_device")}
         if self.num_workers and (self._epochs.transform is not None or self.collate_fn is not _as_it_is):
@@ -159,12 +163,12 @@ class DataLoader(TorchDataLoader[Any]):
         return TorchDataLoader(work, batch_sampler=self._source, collate_fn=self.collate_fn, **options)
 
     def state_dict(self) -> State:
-        """Where the trainer is: after the last batch it got, counted over all ranks. All ranks have the same; save one, of rank 0."""
+        """The place after the last batch given out. All ranks have the same; save that of rank 0."""
         state = self._epochs.state_dict()
         return {**state, GIVEN: self._run.given if state["epoch"] == self._run.epoch and state["position"] else 0}
 
     def load_state_dict(self, state: State) -> None:
-        """The next iteration goes on there; see :meth:`StreamingShardDataset.load_state_dict`."""
+        """The next iteration goes on at this state; see :meth:`StreamingShardDataset.load_state_dict`."""
         self._epochs.load_state_dict(state)
         self._dealt.loaded = True
         goes_on = self._epochs._begin() == (state["epoch"], state["position"]) and state["position"] > 0
@@ -174,24 +178,24 @@ class DataLoader(TorchDataLoader[Any]):
 
 @dataclass(frozen=True)
 class _Run:
-    """Batches of the epoch that is under way, as this rank counts them."""
+    """Batches of the current epoch, as this rank counts them."""
 
     epoch: int = -1
     earlier: int = 0
-    """Given before the state was saved that this run goes on with."""
+    """Given before the loaded state was saved."""
     remaining: int = 0
-    """Left of the epoch where it was loaded."""
+    """Left of the epoch when the state was loaded."""
     given: int = 0
     """Given, the earlier ones included."""
 
 
 def _as_it_is(batch: Any) -> Any:
-    """The batch is made already."""
+    """The ``collate_fn`` of batches that need none."""
     return batch
 
 
 class _Source(Sampler[Any]):
-    """Gives what is read to torch's loader. An error waits until what was read before it is given out."""
+    """Passes batches to torch's loader. It keeps an error until the batches before it are given out."""
 
     reading: Reading
     error: BaseException | None = None
@@ -202,34 +206,25 @@ class _Source(Sampler[Any]):
     def __iter__(self) -> Iterator[Batch]:
         self.error = None
         try:
-            # numpy, which goes through the pipe to a worker in one piece: tensors would each be a file in shared memory
+            # numpy arrays go through the pipe to a worker in one piece; each tensor would be a file in shared memory
             yield from self.reading
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is raised in its turn
+        except Exception as error:  # noqa: BLE001  # the loader raises it after the batches before it
             self.error = error
 
 
-class _FromTheBeginning(Sampler[Any]):
-    """A whole epoch, for somebody who passes over batches of it: batches as "indices", as of :class:`_Source`."""
-
-    def __init__(self, dataset: Epochs) -> None:
-        self._epochs = dataset
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epochs.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return self._epochs.batches_per_epoch()
+class _FromTheBeginning(EpochSampler):
+    """A whole epoch of batches as indices (like :class:`_Source`), for Hugging Face's Trainer that passes over some."""
 
     def __iter__(self) -> Iterator[Batch]:
-        dataset = self._epochs
-        epoch, start = dataset._begin()
-        if start:
+        dataset = self.dataset
+        begun = dataset.begin_iteration()
+        if begun.position:
             raise ValueError(
-                f"the loader goes on at row {start:,} of epoch {epoch}, where its state says, and Hugging Face's Trainer would pass over as many "
-                "batches again: load no state into it (trainer.train(resume_from_checkpoint=...) is enough), or set ignore_data_skip=True"
+                f"the loader's state is row {begun.position:,} of epoch {begun.epoch}, and Hugging Face's Trainer "
+                "would pass over as many batches again: load no state into the loader "
+                "(trainer.train(resume_from_checkpoint=...) is enough), or set ignore_data_skip=True"
             )
-        begun = Begun(epoch, start, dataset._place.begin().generation)
-        reading = Reading(dataset, epoch, start)
+        reading = Reading(dataset, begun.epoch, begun.position)
         for given, batch in enumerate(reading, start=1):
             if given == reading.batches:
                 dataset._place.end(begun, given)
@@ -237,28 +232,27 @@ class _FromTheBeginning(Sampler[Any]):
 
 
 class _Work(TorchDataset[Any]):
-    """What a worker does with a batch."""
+    """The work on a batch, in a worker."""
 
     def __init__(self, transform: Callable[[Batch], Any] | None) -> None:
         self.transform = transform
 
     def __getitems__(self, batch: Batch) -> Any:
-        tensors = batch.torch()
-        return tensors if self.transform is None else self.transform(tensors)
+        return finish(batch, self.transform)
 
 
 class _Dealt(DistributedSampler[Any]):
-    """Tells Lightning that the rows are dealt to the ranks already, and takes the epochs that it counts."""
+    """Takes the epochs that Lightning counts, and as a DistributedSampler keeps Lightning from adding its own."""
 
     loaded = False
-    """Whether a state was loaded that no epoch was set after."""
+    """Whether a state was loaded since the last ``set_epoch``."""
     _ahead = 0
 
     def __init__(self, dataset: Epochs) -> None:
         self._epochs = dataset
 
     def set_epoch(self, epoch: int) -> None:
-        # Lightning falls behind by one where a run goes on twice from checkpoints of the last batch of an epoch: the state knows better
+        # Lightning counts one epoch too few after two resumes from checkpoints of the last batch of an epoch
         if self.loaded:
             self.loaded, self._ahead = False, max(0, self._epochs.epoch - epoch)
         self._epochs.set_epoch(epoch + self._ahead)
@@ -268,5 +262,5 @@ class _Dealt(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
-            "this sampler only says that rows are dealt to ranks already; iterate the stillhouse.torch.DataLoader"
+            "this sampler has no rows: the data set shares them among the ranks; iterate stillhouse.torch.DataLoader"
         )

@@ -1,4 +1,4 @@
-"""The map-style data set, and the sampler that gives its rows out in the order of the epoch."""
+"""The map-style data set, and the sampler of its batches in the order of the epoch."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import Sampler
 
-from .._order import State
-from ..dataset import Dataset
+from .._epochs_base import State
 from ..place import GlobalBatch
 from ._callers import refuse_dealing_again
-from ._epochs import Epochs
+from ._epochs import Epochs, EpochSampler
 from ._rows import Row, Rows, collate
 
 
 class Indices(list[int]):
-    """Row numbers of one batch, with the state after it and its place in the epoch."""
+    """Row numbers of one batch, with the state after it and its global batch."""
 
     state: State | None = None
     global_batch: GlobalBatch | None = None
 
 
 class ShardDataset(Epochs, TorchDataset[Any]):
-    """A map-style data set: ``ds[i]`` is row i as tensors, and ``ds.batch_sampler`` deals the rows of an epoch in batches.
+    """A map-style data set: ``ds[i]`` is row i as tensors, and ``ds.batch_sampler`` gives the batches of an epoch.
 
-    :class:`stillhouse.torch.DataLoader` takes it, and so does torch's: with the order of this package
-    (``DataLoader(ds, batch_sampler=ds.batch_sampler, num_workers=K)``) or with any other
-    (``DataLoader(ds, batch_size=32, shuffle=True)``, a ``DistributedSampler``, what Hugging Face's Trainer makes). Batches are
-    :class:`~stillhouse.Batch` in each case; a ``collate_fn`` of your own gets a sequence of rows, and :func:`collate` makes the batch of
-    them. With a sampler of somebody else's this data set has no epochs (give views their ``epoch``), deals nothing to ranks, and rows cost the pages
-    that hold them.
+    Loaders for it:
 
-    Arguments are those of :class:`StreamingShardDataset`; the order is the same as well. For whole epochs that one is
-    faster: it knows what comes next and reads ahead.
+    - :class:`stillhouse.torch.DataLoader`.
+    - torch's, in the order of this package: ``DataLoader(ds, batch_sampler=ds.batch_sampler, num_workers=K)``.
+    - torch's, in any other order: ``DataLoader(ds, batch_size=32, shuffle=True)``, a ``DistributedSampler``, or the
+      loader of Hugging Face's Trainer. This data set then has no epochs (pass ``epoch`` to views) and does not share
+      its rows among ranks, and each row costs the pages that hold it.
+
+    Each gives a :class:`~stillhouse.Batch`. A ``collate_fn`` of your own gets a sequence of rows, and :func:`collate`
+    makes a batch of them.
+
+    Arguments and order are those of :class:`StreamingShardDataset`, which is faster for whole epochs because it reads
+    ahead.
     """
 
-    dataset: Dataset
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.batch_sampler = BatchSampler(self)
+    @property
+    def batch_sampler(self) -> BatchSampler:
+        """The batches of this rank, in the order of the epoch."""
+        return BatchSampler(self)
 
     def __len__(self) -> int:
         """Rows."""
@@ -55,7 +56,7 @@ class ShardDataset(Epochs, TorchDataset[Any]):
     def __getitems__(self, rows: Sequence[int]) -> Rows:
         """Several rows at once; torch's DataLoader calls this."""
         batch = self.dataset.read(np.asarray(rows, dtype=np.int64))
-        # by a sampler of somebody else's there is no place to go on at, but views must know the epoch that was set
+        # row numbers of another sampler have no state, but views need the epoch that was set
         batch.state = getattr(rows, "state", None) or {"epoch": self._place.get()[0]}
         batch.global_batch = getattr(rows, "global_batch", None)
         return Rows(batch.torch(), self.transform)
@@ -63,22 +64,13 @@ class ShardDataset(Epochs, TorchDataset[Any]):
     collate = staticmethod(collate)
 
 
-class BatchSampler(Sampler[list[int]]):
-    """The rows of each batch of this rank, in the order of the epoch. Goes on from where the data set's state says.
+class BatchSampler(EpochSampler):
+    """The rows of each batch of this rank, in the order of the epoch. Begins at the data set's state.
 
-    Its iterator has ``state_dict`` and ``load_state_dict``, which torchdata's StatefulDataLoader uses.
+    torchdata's StatefulDataLoader uses ``state_dict`` and ``load_state_dict`` of its iterator.
     """
 
-    def __init__(self, dataset: ShardDataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
-        return self.dataset.batches_per_epoch()
-
-    def set_epoch(self, epoch: int) -> None:
-        """:meth:`ShardDataset.set_epoch`."""
-        self.dataset.set_epoch(epoch)
+    dataset: ShardDataset
 
     def __iter__(self) -> Iterator[list[int]]:
         refuse_dealing_again()
@@ -98,23 +90,23 @@ class _Batches(Iterator[list[int]]):
         self._start = self._position = start
         self._steps = self.dataset.steps(epoch, start)
         self._left = self._steps.own_batches
-        self.dataset._now = None
+        self.dataset._last_state = None
 
     def __next__(self) -> list[int]:
         if self._left <= 0:
-            self._move_on()  # a rank without a batch, or a state of the end
+            self._move_on()  # with drop_last=False, a rank may have no batch in the rest of an epoch
             raise StopIteration
         rows, self._position = next(self._steps)
         self._left -= 1
         if self._left == 0:
-            self._move_on()  # nobody may ever ask for one more
+            self._move_on()  # the caller may never ask for one more
         indices = Indices(rows.tolist())
         indices.state = self.dataset.state_at(self.epoch, self._position)
         indices.global_batch = self.dataset.global_batch(self.epoch, self._start, self._position)
         return indices
 
     def _move_on(self) -> None:
-        if self.dataset.epoch == self.epoch:  # nobody set another one meanwhile
+        if self.dataset.epoch == self.epoch:  # the caller set no other one meanwhile
             self.dataset._place.set(self.epoch + 1, 0)
 
     def state_dict(self) -> State:

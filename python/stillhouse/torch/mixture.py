@@ -4,47 +4,65 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from ..batch import Batch
-from ..dataset import Dataset, opened
+from .._epochs_base import State
+from ..dataset import Dataset, OpenOptions, opened
 from ._interleave import largest_remainder
-from ._mixture import Mixture
+from ._mixture import MixedSteps, Mixture
 from .streaming import StreamingShardDataset
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._epochs import EpochOptions
 
 
 class MixtureDataset(StreamingShardDataset):
-    """A mixture of data sets: whole batches with rows of each, in given proportions, for the loaders of :class:`StreamingShardDataset`.
+    """A mixture of data sets in given proportions: whole batches with rows of each.
 
     ::
 
-        st.MixtureDataset({"web": "s3://shards/web", "code": "s3://shards/code"}, batch_size=32, weights={"web": 0.7, "code": 0.3})
+        datasets = {"web": "s3://shards/web", "code": "s3://shards/code"}
+        ds = st.MixtureDataset(datasets, batch_size=32, weights={"web": 0.7, "code": 0.3})
 
-    ``datasets`` gives a name to each URL, folder or open data set. One of these says how many rows of each an epoch of the mixture has:
+    ``datasets`` gives a name to each URL, folder or open data set. One of these says how many rows of each an epoch of
+    the mixture has:
 
-    - ``weights``: shares of the rows (which are shares of the tokens too, where rows have one length), of any scale. An epoch has
+    - ``weights``: shares of the rows (and of the tokens, where rows have one length), on any scale. An epoch has
       ``rows_per_epoch`` rows, by default as many as all data sets together.
-    - ``tokens``: tokens of each, to the nearest row. (Where rows differ in length: going by the mean of the data set, without padding.)
-    - ``epochs``: how often each data set comes, such as ``{"web": 1, "code": 2.5}``. Without any of the three: each once.
+    - ``tokens``: tokens of each data set, to the nearest row. Where rows differ in length, the mean length without
+      padding counts.
+    - ``epochs``: how often each data set comes, such as ``{"web": 1, "code": 2.5}``. Without any of the three: each
+      once.
 
-    Each data set is shuffled by itself, with ``shuffle_blocks`` of its own; where its epoch ends within the mixture, its next one begins, in a new order. An epoch
-    of the mixture takes up each data set where the one before left it: after two epochs of ``code: 2.5`` every row of it was there five times.
+    Each data set has its own shuffle with ``shuffle_blocks``. Where its epoch ends within the mixture, its next one
+    begins, in a new order. An epoch of the mixture goes on in each data set where the previous one stopped: after two
+    epochs of ``code: 2.5``, every row of ``code`` came five times.
 
-    The order of an epoch depends on the data sets, their rows per epoch, the seed and the epoch; ranks, workers, ``drop_last``, states and ``len`` are as of
-    :class:`StreamingShardDataset`. A state goes on with the same proportions only (else ``ValueError``). Rows of the data sets are mixed as evenly as
-    :mod:`stillhouse.torch._interleave` says: before any position, a data set is less than 64 · (2 + log2 of their number) rows off its share, and at the end of the epoch exact.
+    The order of an epoch depends on the data sets, their rows per epoch, the seed and the epoch. Ranks, workers,
+    ``drop_last``, ``len`` and the other options are those of :class:`StreamingShardDataset`. A state loads only with
+    the same data sets and proportions (else ``ValueError``).
 
-    A batch has two more columns: ``source`` int64 [B], the number of the data set in the order of ``datasets`` (``names``), and ``source_repeat`` int64 [B],
-    how often that data set came round in this epoch, from 0. ``sequence_id`` is the data set's own, so that two rows of a
-    batch may have the same: views key what they draw by data set and round as well, and noise is replayed row by row with the seed of its
-    data set. :func:`stillhouse.by_source` takes a batch apart.
+    :mod:`stillhouse.torch._interleave` mixes the rows evenly: before any position, a data set is less than
+    64 · (2 + log2 of their number) rows off its share. At the end of the epoch the counts are exact.
 
-    ``cache_megabytes`` is shared equally among the data sets given by URL; each holds a shuffle buffer of its own. An open data set keeps the
-    cache it has. Raises ``ValueError`` where data sets have different columns, types, shapes, tokenizers or facts: the message names both.
+    A batch has two more columns:
+
+    - ``source`` int64 [B]: the number of the data set, in the order of ``datasets`` (see ``names``).
+    - ``source_repeat`` int64 [B]: how often that data set has started again in this epoch, from 0.
+
+    ``sequence_id`` is that of the data set, so two rows of a batch may have the same. Views therefore key their random
+    choices by data set and round as well, and replay the noise of each row with the seed of its data set.
+    :func:`stillhouse.by_source` splits a batch by data set.
+
+    The data sets given by URL share ``cache_megabytes`` equally, and each holds a shuffle buffer. An open data set
+    keeps its cache. Raises ``ValueError`` where data sets have different columns, types, shapes, tokenizers or facts;
+    the message names both.
     """
 
-    dataset: Mixture
+    dataset: Mixture  # type: ignore[assignment]  # it has `url`, `split` and a length as well
 
     def __init__(
         self,
@@ -55,52 +73,29 @@ class MixtureDataset(StreamingShardDataset):
         tokens: Mapping[str, float] | None = None,
         epochs: Mapping[str, float] | None = None,
         rows_per_epoch: int | None = None,
-        split: str = "train",
-        columns: Sequence[str] | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        shuffle_blocks: int = 128,
-        rank: int | None = None,
-        world_size: int | None = None,
-        drop_last: bool | None = None,
-        transform: Callable[[Batch], Any] | None = None,
-        storage: Mapping[str, Any] | None = None,
-        disk_cache: str | os.PathLike[str] | None = None,
-        disk_cache_gigabytes: float | None = None,
-        cache_megabytes: int = 512,
+        **options: Unpack[EpochOptions],
     ) -> None:
         if not isinstance(datasets, Mapping) or not 1 <= len(datasets) <= 256:
             got = f"{len(datasets)}" if isinstance(datasets, Mapping) else type(datasets).__name__
             raise ValueError(f"datasets: got {got}, valid: a dictionary of 1 to 256 names and data sets")
-        each = max(1, cache_megabytes // len(datasets))
-        sources = {
-            name: opened(
-                dataset,
-                split=split,
-                columns=columns,
-                storage=storage,
-                cache_megabytes=each,
-                disk_cache=disk_cache,
-                disk_cache_gigabytes=disk_cache_gigabytes,
-            )
-            for name, dataset in datasets.items()
-        }
-        rows = _rows_per_epoch(sources, weights, tokens, epochs, rows_per_epoch)
-        super().__init__(
-            Mixture(sources, rows),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            shuffle_blocks=shuffle_blocks,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-            transform=transform,
-        )
+        self._proportions = (weights, tokens, epochs, rows_per_epoch)
+        super().__init__(datasets, batch_size=batch_size, **options)  # type: ignore[arg-type]  # `_open` takes them
+
+    def _open(self, dataset: Any, **opening: Unpack[OpenOptions]) -> None:
+        opening["cache_megabytes"] = max(1, opening.get("cache_megabytes", 512) // len(dataset))
+        sources = {name: opened(source, **opening) for name, source in dataset.items()}
+        self.dataset = Mixture(sources, _rows_per_epoch(sources, *self._proportions))
+
+    def _identity(self) -> State:
+        return self.dataset.identity()
+
+    def steps(self, epoch: int, position: int, worker: int = 0, workers: int = 1) -> MixedSteps:
+        """The batches of one worker from a position of an epoch on."""
+        return MixedSteps(self.dataset, self._order, self._share, epoch, position, worker, workers)
 
     @property
     def names(self) -> list[str]:
-        """Names of the data sets, in the order of the numbers in the column ``source``."""
+        """Names of the data sets. Their order is that of the numbers in the column ``source``."""
         return list(self.dataset.sources)
 
     @property

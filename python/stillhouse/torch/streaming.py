@@ -3,59 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .._order import State
+from .._epochs_base import State
+from .._order import Order
+from .._reading import Reading
 from ._callers import refuse_batching_again
-from ._epochs import Epochs
+from ._epochs import Epochs, finish
 from ._place import Begun
-from ._reading import Reading
 
 
 class StreamingShardDataset(Epochs, IterableDataset[Any]):
-    """An iterable data set that gives whole batches, for :class:`stillhouse.torch.DataLoader` or ``torch.utils.data.DataLoader(ds, batch_size=None)``.
+    """An iterable data set of whole batches.
 
-    ``dataset`` is a URL, a folder or what :func:`stillhouse.open` gave; ``columns`` leaves the others unread; ``batch_size`` is the
-    number of rows of a batch of one rank. ``shuffle`` mixes: blocks of 65,536 tokens from all shards in random order,
-    ``shuffle_blocks`` of them (rounded up to a multiple of 64) in the buffer whose rows are mixed; both keyed by ``seed`` and epoch. ``transform`` gets each
-    :class:`~stillhouse.Batch` of tensors, in the worker.
+    Its loader is :class:`stillhouse.torch.DataLoader`, or ``torch.utils.data.DataLoader(ds, batch_size=None)``.
 
-    ``evaluation=True`` is for validation: views draw the masks and times of epoch 0 in every pass, so that losses of different passes are of the same examples
-    (the order stays that of ``shuffle``, which is False there as a rule). By default every epoch has its own.
+    - ``dataset`` is a URL, a folder or the result of :func:`stillhouse.open`. The other options of
+      :func:`stillhouse.open` are valid for a URL or folder.
+    - ``batch_size`` is the number of rows of a batch of one rank. ``rank`` and ``world_size`` are by default those of
+      ``torch.distributed``.
+    - ``shuffle`` mixes the rows: blocks of 65,536 tokens from all shards come in random order, and rows are mixed in a
+      buffer of ``shuffle_blocks`` of them (rounded up to a multiple of 64). ``seed`` and epoch key both.
+    - ``transform`` gets each :class:`~stillhouse.Batch` of tensors, in the worker.
+    - ``evaluation=True`` is for validation: in every pass, views draw the masks and times of epoch 0, so losses of
+      different passes are of the same examples. (``shuffle``, usually False there, still decides the order.)
+    - ``drop_last`` decides about the last global batch (``world_size × batch_size`` rows) where the rows do not fill
+      it:
 
-    ``drop_last`` says what becomes of the last global batch (``world_size × batch_size`` rows) where the rows do not fill it. None, the
-    default: it is given out, smaller, unless some rank would get nothing of it; so all ranks take equally many batches, as
-    training in step needs, and fewer than ``world_size`` rows of an epoch are left out. True: it is always left out. False: never; ranks may
-    then differ by one batch.
+      - None, the default, gives it out smaller, unless it has fewer rows than there are ranks. So all ranks take
+        equally many batches, and fewer than ``world_size`` rows of an epoch are left out.
+      - True always leaves it out.
+      - False never does; ranks may then differ by one batch.
 
-    Memory of a process that iterates: the decoded blocks of up to two buffers, at most ``cache_megabytes``, and four batches. A cache that
-    cannot hold one buffer is right too, but rows are then read one by one, at about a tenth of the speed: 128 blocks are 8.4 million tokens, about 20 bytes each
-    with noise (40 where a teacher is unsure), some hundred more with a top-k of 64.
+    Memory of a process that iterates: the decoded blocks of up to two buffers, at most ``cache_megabytes``, and four
+    batches. 128 blocks are 8.4 million tokens, with noise of about 20 bytes each (40 where a teacher is unsure), and
+    some hundred bytes more with a top-k of 64. A cache smaller than one buffer gives the same rows, read one by one at
+    about a tenth of the speed.
 
-    Under torch's own loader every worker process decodes what its batches need, which is nearly everything: read without workers there
-    (threads of the core read ahead), or use :class:`stillhouse.torch.DataLoader`, whose workers run the transform alone.
+    Every worker process of torch's own loader decodes the blocks of its batches, which are nearly all blocks. So read
+    without workers there (threads of the core read ahead), or use :class:`stillhouse.torch.DataLoader`, whose workers
+    run only the transform.
     """
 
-    # of a worker's copy: the iteration it is in, and where the next one begins, for its state_dict and load_state_dict
+    # in a worker's copy: its current iteration, and the beginning of the next one after a load
     _iterator: _Epoch | None = None
     _resumed: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch. (``remaining`` says how many are left of the one that is under way.)"""
+        """Batches of this rank in a whole epoch. (``remaining`` counts those left of the current one.)"""
         return self.batches_per_epoch()
 
     def __iter__(self) -> Iterator[Any]:
         refuse_batching_again()
-        # the place is read now, not at the first batch: a generator would look when other workers may have ended the epoch
+        # not a generator: that would read the place at its first batch, when other workers may have ended the epoch
         return _Epoch(self)
 
-    # state_dict and load_state_dict of a worker's copy are those of torchdata's StatefulDataLoader: each worker has its own
+    # torchdata's StatefulDataLoader calls these two in each worker, for a state of that worker
 
     def state_dict(self) -> State:
-        worker = get_worker_info()
-        if worker is None:
+        if get_worker_info() is None:
             return super().state_dict()
         iterator = self._iterator
         if iterator is None:
@@ -68,7 +77,7 @@ class StreamingShardDataset(Epochs, IterableDataset[Any]):
             return
         begun = state["worker"]
         self._check(begun)
-        self.adopt(begun)
+        self._order = Order.of_state(begun)
         following = (begun["epoch"] + 1, 0)
         if state["ended"] and self._place.get() != following:
             self._place.set(*following)
@@ -83,22 +92,23 @@ class _Epoch(Iterator[Any]):
 
     def __init__(self, dataset: StreamingShardDataset) -> None:
         self.dataset = dataset
-        begun = dataset._place.begin()
-        epoch, start = dataset._resumed or dataset._normal(begun.epoch, begun.position)
+        begun = dataset.begin_iteration()
+        if dataset._resumed is not None:
+            epoch, position = dataset._resumed
+            begun = replace(begun, epoch=epoch, position=position)
         dataset._resumed = None
-        dataset._now = None
-        self._generation = begun.generation
-        self._go(epoch, start)
+        dataset._last_state = None
+        self._go(begun)
         if get_worker_info() is not None:
             dataset._iterator = self  # for the worker's state_dict
 
-    def _go(self, epoch: int, start: int) -> None:
+    def _go(self, begun: Begun) -> None:
         worker = get_worker_info()
-        share = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        self.reading = Reading(self.dataset, epoch, start, *share)
+        worker_and_count = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        self.reading = Reading(self.dataset, begun.epoch, begun.position, *worker_and_count)
         self.ended = self._moved = False
-        self._begun = Begun(epoch, start, self._generation)
-        self.dataset._place.join(self._begun)
+        self._begun = begun
+        self.dataset._place.join(begun)
 
     def __next__(self) -> Any:
         if self.ended:
@@ -107,13 +117,13 @@ class _Epoch(Iterator[Any]):
         if batch is None:
             self.ended = True
             self._move_on()
-            self.dataset._now = None
+            self.dataset._last_state = None
             raise StopIteration
         if get_worker_info() is None:
-            self.dataset._now = batch.state
-        finished = self.dataset.finish(batch)
+            self.dataset._last_state = batch.state
+        finished = finish(batch, self.dataset.transform)
         if not self.reading.left:
-            self._move_on()  # nobody may ever ask for one more
+            self._move_on()  # the caller may never ask for one more
         return finished
 
     def _move_on(self) -> None:
@@ -135,14 +145,17 @@ class _Epoch(Iterator[Any]):
 
     def load_state_dict(self, state: State) -> None:
         dataset = self.dataset
-        here = self.state_dict()
+        current = self.state_dict()
         for key in ("worker", "workers", "world_size", "batch_size"):
-            if state[key] != here[key]:
+            if state[key] != current[key]:
                 raise ValueError(
-                    f"state: got {key} {state[key]}, this iteration has {here[key]}: the state of a StatefulDataLoader resumes in the "
-                    "same shape only; to change it, save batch.state and load that into the data set"
+                    f"state: got {key} {state[key]}, this iteration has {current[key]}: the state of a "
+                    "StatefulDataLoader loads only in the same shape; to change the shape, save batch.state and load "
+                    "that into the data set"
                 )
-        dataset._check(state["begun"])
-        dataset.adopt(state["begun"])
-        self._go(int(state["begun"]["epoch"]), int(state["begun"]["position"]))
-        self.reading.given, self.ended = int(state["given"]), bool(state["ended"])
+        begun = state["begun"]
+        dataset._check(begun)
+        dataset._order = Order.of_state(begun)
+        self._go(replace(self._begun, epoch=int(begun["epoch"]), position=int(begun["position"])))
+        self.reading.go_on_after(int(state["given"]))
+        self.ended = bool(state["ended"])
