@@ -21,8 +21,8 @@ use stillhouse_schemas::checks::scheduler_problem;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::storage::endpoint_problem;
 
-use super::api::limits::StreamLimits;
-use super::proxies;
+use super::client_limits::StreamLimits;
+use super::proxies::{self, ProxyHeader};
 
 /// The service's configuration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -72,16 +72,6 @@ pub enum Auth {
     Auto,
     /// Only token holders.
     Token,
-}
-
-/// The header in which a trusted proxy names the client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ProxyHeader {
-    /// `X-Forwarded-For`.
-    XForwardedFor,
-    /// `Forwarded` (RFC 7239).
-    Forwarded,
 }
 
 /// A cluster that runs jobs.

@@ -21,6 +21,7 @@
 mod api;
 pub mod bounds;
 pub mod client;
+mod client_limits;
 pub mod config;
 mod dataset_query;
 mod disk_space;
@@ -38,6 +39,7 @@ mod runner;
 pub mod sandbox;
 mod scheduler;
 mod serve;
+mod stop;
 pub mod store;
 mod worker;
 pub mod worker_protocol;

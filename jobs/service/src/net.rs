@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use super::api::ConnectionInfo;
-use super::api::limits::{AddressCount, AddressCounts};
+use super::client_limits::{AddressCount, AddressCounts};
 use super::config::{Config, Limits};
 use super::drain_body::{self, UnreadBody};
 use super::proxies::Proxies;
@@ -185,7 +185,7 @@ impl ConnectionSlots {
         Self {
             ordinary: Arc::new(Semaphore::new(limits.connections as usize)),
             addresses: AddressCounts::new(limits.connections_per_address),
-            proxies: Proxies::from_config(config),
+            proxies: Proxies::new(&config.trusted_proxies, config.proxy_header),
             reserved: ReservedSlots { entries: Arc::default(), next: 0, max: limits.connections_kept as usize },
             warned: None,
         }

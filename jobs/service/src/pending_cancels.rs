@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Service;
 use super::model::{Job, JobId, JobState, Time};
-use super::runner::Stop;
+use super::stop::Stop;
 use super::store::jobs;
 use super::store::{Result, StoreError};
 

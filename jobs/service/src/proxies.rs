@@ -12,8 +12,17 @@ use std::net::{IpAddr, SocketAddr};
 
 use axum::http::HeaderMap;
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
-use super::config::{Config, ProxyHeader};
+/// The header in which a trusted proxy names the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProxyHeader {
+    /// `X-Forwarded-For`.
+    XForwardedFor,
+    /// `Forwarded` (RFC 7239).
+    Forwarded,
+}
 
 /// The trusted proxies.
 #[derive(Debug, Clone)]
@@ -28,10 +37,9 @@ pub fn parse_network(text: &str) -> Option<IpNet> {
 }
 
 impl Proxies {
-    /// The proxies of a valid configuration.
-    pub fn from_config(config: &Config) -> Self {
-        let trusted = config.trusted_proxies.iter().filter_map(|text| parse_network(text)).collect();
-        Self { trusted, header: config.proxy_header }
+    /// Trusts these addresses and networks, which must be valid, to name clients in this header.
+    pub fn new(trusted: &[String], header: ProxyHeader) -> Self {
+        Self { trusted: trusted.iter().filter_map(|text| parse_network(text)).collect(), header }
     }
 
     /// Whether this address may name the client that it forwards for.
@@ -89,7 +97,7 @@ mod tests {
 
     fn client(header: ProxyHeader, peer: &str, lines: &[(&'static str, &str)]) -> String {
         let trusted_proxies = vec!["10.0.0.0/8".into(), "fd00::1".into(), "127.0.0.1".into()];
-        let proxies = Proxies::from_config(&Config { trusted_proxies, proxy_header: header, ..Config::default() });
+        let proxies = Proxies::new(&trusted_proxies, header);
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             headers.append(*name, value.parse().unwrap());

@@ -16,23 +16,13 @@ use super::model::{EventType, EventView, Job, JobState, ProgressView, ResultView
 use super::outcome::Outcome;
 use super::process::TERMINATE;
 use super::rates::{CurrentRate, Rates};
+use super::stop::Stop;
 use super::store::jobs::{self, Report, Task};
 use super::store::{Result, StoreError, attempts, events};
 use super::worker::{Exit, Worker, WorkerOutput, WorkerStart, reports_no_memory};
 use super::worker_protocol::{Message, STOPPED_EXIT_CODE, WorkerRequest, WorkerTask};
 use super::{Service, bounds, dataset_query, metrics as service_metrics, pending_cancels};
 use stillhouse_pipeline::progress_estimate::{Estimator, RunStart};
-
-/// Why a worker has to stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
-    /// It does not have to.
-    No,
-    /// A user cancelled the job.
-    Cancel,
-    /// The service stops.
-    Shutdown,
-}
 
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 /// Seconds to wait, after a worker has ended, for child processes that hold its pipes: without output, and in total.

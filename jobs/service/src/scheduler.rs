@@ -17,7 +17,8 @@ use tokio::task::JoinSet;
 
 use super::config::Capacity;
 use super::model::{EventType, JobId, JobState, ResultView, Slot, Time};
-use super::runner::{self, Stop};
+use super::runner;
+use super::stop::Stop;
 use super::store::jobs::{self, Report, Task};
 use super::store::{self, Result, StoreError, attempts, events};
 use super::{Service, dataset_query, pending_cancels, wait_until_set, worker};

@@ -6,9 +6,6 @@ use std::path::{Path, PathBuf};
 
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Crates whose modules still have import cycles. Do not add any.
-const CYCLIC: [&str; 1] = ["jobs/service"];
-
 /// Folders of the workspace's library crates.
 fn crates(root: &Path) -> Vec<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
@@ -134,13 +131,8 @@ fn no_module_imports_one_that_imports_it() {
     let crates = crates(root);
     assert!(crates.len() > 19, "{crates:?}");
     for folder in crates {
-        let found = cycle(&imports(&root.join(&folder).join("src")));
-        match (found, CYCLIC.contains(&folder.as_str())) {
-            (Some(cycle), false) => {
-                panic!("{folder}: {}; move what both need into a module below them", cycle.join(" imports "))
-            }
-            (None, true) => panic!("{folder} has no cycle any more: take it out of CYCLIC"),
-            _ => {}
+        if let Some(cycle) = cycle(&imports(&root.join(&folder).join("src"))) {
+            panic!("{folder}: {}; move what both need into a module below them", cycle.join(" imports "))
         }
     }
 }

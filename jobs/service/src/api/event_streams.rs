@@ -17,7 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 
 use super::events::MAX_PAGE;
-use super::limits::Watcher;
+use crate::client_limits::Watcher;
 use crate::model::{EventType, EventView, JobId};
 use crate::store::events::{self, Position};
 use crate::store::{Store, StoreError, jobs};

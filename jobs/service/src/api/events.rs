@@ -14,10 +14,10 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Caller;
 use super::event_streams::{AllJobsStream, JobStream};
-use super::limits::{ReachedLimit, Watcher};
 use super::problem::{ApiResult, ProblemDetails};
 use super::query::{Id, NoQuery, Params};
 use super::{App, require_visible};
+use crate::client_limits::{ReachedLimit, Watcher};
 use crate::model::EventView;
 use crate::store::events::{self, Position};
 use crate::store::jobs;

@@ -13,7 +13,6 @@ mod event_streams;
 mod events;
 mod fair_semaphore;
 mod jobs;
-pub mod limits;
 mod meta;
 pub mod openapi;
 mod page;
@@ -43,10 +42,10 @@ use utoipa_axum::routes;
 use self::admission::Admission;
 use self::auth::Caller;
 use self::fair_semaphore::FairSemaphore;
-use self::limits::{AddressCount, AddressCounts, RateLimit, Watchers};
 use self::problem::{ApiResult, ProblemDetails};
 use self::report_cache::ReportCache;
 use super::Service;
+use super::client_limits::{AddressCount, AddressCounts, RateLimit, Watchers};
 use super::model::{JobId, Time};
 use super::proxies::Proxies;
 use super::store::{StoreError, jobs as job_store, tokens};
@@ -128,7 +127,7 @@ pub fn router(service: Arc<Service>) -> Router {
     let shared: App = Arc::new(Shared {
         watchers: Watchers::new(limits.streams()),
         last_answer: tokio::sync::Mutex::default(),
-        proxies: Proxies::from_config(&service.config),
+        proxies: Proxies::new(&service.config.trusted_proxies, service.config.proxy_header),
         proxied: AddressCounts::new(limits.connections_per_address),
         disk_reports: FairSemaphore::new(limits.reports_at_once as usize),
         store_reports: FairSemaphore::new(limits.reports_at_once as usize),

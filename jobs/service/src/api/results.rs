@@ -20,12 +20,12 @@ use utoipa::IntoParams;
 
 use super::auth::Caller;
 use super::fair_semaphore::Requester;
-use super::limits::Watcher;
 use super::problem::{ApiResult, ProblemDetails};
 use super::query::{Id, NoQuery, Params};
 use super::report_cache::DatasetQuery;
 use super::submit::JSON;
 use super::{App, require_visible};
+use crate::client_limits::Watcher;
 use crate::dataset_query::{QueryError, query_worker};
 use crate::logs::LogReader;
 use crate::model::{EventType, EventView, JobId, JobState};
