@@ -71,7 +71,9 @@ pub use list::{NotListed, list, literal};
 pub use overlap::reads_output;
 pub use plan::{PlanProgress, Weighed, append_splits, plan_splits};
 pub use record_check::{FirstRecords, first_records};
-pub use split_reader::{SplitReader, digests, read_split};
+#[cfg(test)]
+use split_reader::read_split;
+pub use split_reader::{SplitReader, digests};
 pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
 pub use sql::{StagedRecord, staged_by_run, staged_record};
 pub use stillhouse_base::file_state::{Changed, FileState};

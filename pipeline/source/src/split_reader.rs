@@ -244,7 +244,7 @@ pub fn digests(
 ///
 /// # Errors
 /// As [`SplitReader`]; when `emit` returns `Stopped`.
-pub fn read_split(
+pub(crate) fn read_split(
     store: &Store,
     files: &[InputFile],
     split: &SplitRecord,

@@ -31,19 +31,24 @@ use std::sync::Arc;
 
 use arrow::array::{AsArray, BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{UInt32Type, UInt64Type};
+use futures::TryStreamExt;
 use serde::Serialize;
-use stillhouse_operators::operator::{Counters, OperatorError, SharedStatistics, SplitContext};
+use stillhouse_operators::operator::OperatorError;
+use stillhouse_operators::operator_spec::OperatorSpec;
+use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::{Dtype, InputFormat, SpecialTokens, TextDocument};
 use stillhouse_teacher::Teacher;
 
 pub use self::mauve::{Features, Mauve, MauveOptions, mauve};
 use self::windows::{Finished, Scorer};
-use crate::engine::teacher;
+use crate::engine::pool::{Pool, Spawner};
+use crate::engine::session::Session;
+use crate::engine::{operator_plan, teacher};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::Prepared;
 use crate::plan;
-use crate::source::{self, SourceError, Stopped};
+use crate::run::splits::{resources, source_of};
 
 /// Options of [`score`].
 #[derive(Debug, Clone)]
@@ -181,9 +186,9 @@ pub fn score(
     observer: &dyn Observer,
     each: &mut dyn FnMut(&TextScore) -> Result<()>,
 ) -> Result<Scores> {
-    let prepared = job::prepare(options, &options.file, "FILE", observer)?;
+    let prepared = Arc::new(job::prepare(options, &options.file, "FILE", observer)?);
     let reference = match &options.reference {
-        Some(file) => Some(job::prepare(options, file, "--reference", observer)?),
+        Some(file) => Some(Arc::new(job::prepare(options, file, "--reference", observer)?)),
         None => None,
     };
     let teacher = load(&prepared, options, observer)?;
@@ -194,8 +199,8 @@ pub fn score(
 fn score_under(
     teacher: &Arc<dyn Teacher>,
     options: &ScoreOptions,
-    prepared: &Prepared,
-    reference: Option<&Prepared>,
+    prepared: &Arc<Prepared>,
+    reference: Option<&Arc<Prepared>>,
     observer: &dyn Observer,
     each: &mut dyn FnMut(&TextScore) -> Result<()>,
 ) -> Result<Scores> {
@@ -281,7 +286,7 @@ fn load(prepared: &Prepared, options: &ScoreOptions, observer: &dyn Observer) ->
 /// Passes the texts of a file through the teacher.
 struct Texts<'a> {
     options: &'a ScoreOptions,
-    prepared: &'a Prepared,
+    prepared: &'a Arc<Prepared>,
     teacher: &'a Arc<dyn Teacher>,
     /// Number of texts whose last hidden state is kept.
     most_texts: usize,
@@ -298,54 +303,39 @@ impl Texts<'_> {
         each: &mut dyn FnMut(Finished) -> Result<()>,
     ) -> Result<Features> {
         let prepared = self.prepared;
-        let splits = plan::splits(prepared, &prepared.files, observer)?;
+        let splits = Arc::new(plan::splits(prepared, &prepared.files, observer)?);
         observer.event(&Event::Preparing { what: format!("scoring the texts of {file}") });
         let bos = prepared.teacher.as_ref().map_or(0, |t| t.bos);
         let mut scorer = Scorer::new(self.teacher.as_ref(), self.options, bos, self.scores, self.most_texts);
         let of_teacher = |e: OperatorError| PipelineError::caused(ErrorKind::Model, file.to_owned(), e);
-        for split in &splits {
-            let context = SplitContext {
-                split: split.split,
-                dataset_split: split.dataset_split.clone(),
-                sequence_range: split.place,
-                vocabulary: Arc::clone(&prepared.vocabulary),
-                teacher: None,
-                statistics: SharedStatistics::default(),
-                meter: Arc::new(Counters::default()),
-            };
-            let tokenize = prepared.operators.iter().find(|spec| spec.name() == "tokenize");
-            let Some(mut tokenize) = tokenize.map(|spec| spec.build(&context)).transpose().map_err(of_teacher)? else {
-                return Err(PipelineError::new(ErrorKind::Usage, "a job without a tokenizer"));
-            };
-            let mut failed = None;
-            let mut emit = |batch: RecordBatch| {
-                let done = tokenize
-                    .process(&batch, &mut |tokens| scorer.take(&tokens))
-                    .map_err(of_teacher)
-                    .and_then(|()| scorer.finished().try_for_each(&mut *each));
-                done.map_err(|e| {
-                    failed = Some(e);
-                    Stopped
-                })
-            };
-            let read = source::read_split(
-                &prepared.store,
-                &prepared.files,
-                split,
-                &crate::job::query_input(prepared),
-                &mut emit,
-            );
-            match (read, failed) {
-                (Ok(_), None) => {}
-                (_, Some(e)) => return Err(e),
-                (Err(SourceError::Stopped(_)), None) => {}
-                (Err(e), None) => return Err(PipelineError::source(file.to_owned(), e)),
+        let of_stage = |e| PipelineError::from_stage(file.to_owned(), e);
+        let pool = Pool::of_this_process()?;
+        let session = self.tokenizing(&splits, pool.spawner()?)?;
+        for (partition, split) in splits.iter().enumerate() {
+            // the split's counts live as long as this handle
+            let _state = session.resources.split_state(split);
+            let mut tokens = session.rows(partition).map_err(of_stage)?;
+            while let Some(batch) = prepared.store.handle.block_on(tokens.try_next()).map_err(of_stage)? {
+                scorer.take(&batch).map_err(of_teacher)?;
+                scorer.finished().try_for_each(&mut *each)?;
             }
-            tokenize.finish(&mut |tokens| scorer.take(&tokens)).map_err(of_teacher)?;
         }
         scorer.flush().map_err(of_teacher)?;
         scorer.finished().try_for_each(each)?;
         Ok(scorer.into_features())
+    }
+
+    /// Plans reading and tokenizing as in a run of a job: a batch ahead of the teacher, in the job's memory limit.
+    fn tokenizing(&self, splits: &Arc<Vec<SplitRecord>>, spawner: Spawner) -> Result<Session> {
+        let prepared = self.prepared;
+        let tokenize: Vec<OperatorSpec> =
+            prepared.operators.iter().filter(|spec| spec.name() == "tokenize").cloned().collect();
+        if tokenize.is_empty() {
+            return Err(PipelineError::new(ErrorKind::Usage, "a job without a tokenizer"));
+        }
+        let files = Arc::new(prepared.files.clone());
+        let plan = operator_plan(source_of(prepared, &files, splits), &tokenize);
+        Session::new(plan, resources(prepared, prepared.output()?, &[], splits, spawner), &prepared.spec.engine)
     }
 }
 

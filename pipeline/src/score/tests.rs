@@ -115,7 +115,7 @@ fn the_features_of_mauve_are_the_last_hidden_states() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
     let observer = crate::events::NullObserver;
-    let prepared = job::prepare(&options, &options.file, "FILE", &observer).unwrap();
+    let prepared = Arc::new(job::prepare(&options, &options.file, "FILE", &observer).unwrap());
     // the first four records, of which the third has no token
     let mut expected = Features::default();
     for text in &golden["texts"].as_array().unwrap()[..3] {
@@ -151,8 +151,8 @@ fn a_teacher_on_a_device_gives_mauve_too() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
     let observer = crate::events::NullObserver;
-    let prepared = job::prepare(&options, &options.file, "FILE", &observer).unwrap();
-    let reference = job::prepare(&options, &other.display().to_string(), "--reference", &observer).unwrap();
+    let prepared = Arc::new(job::prepare(&options, &options.file, "FILE", &observer).unwrap());
+    let reference = Arc::new(job::prepare(&options, &other.display().to_string(), "--reference", &observer).unwrap());
     let of = |teacher: Arc<dyn Teacher>| {
         score_under(&teacher, &options, &prepared, Some(&reference), &observer, &mut |_| Ok(())).unwrap()
     };
