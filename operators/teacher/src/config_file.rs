@@ -145,7 +145,7 @@ impl ConfigFile {
     }
 
     /// Refuses a field whose value is not one of these.
-    pub(crate) fn only(&self, field: &str, valid: &[Value]) -> Result<()> {
+    pub(crate) fn require_one_of(&self, field: &str, valid: &[Value]) -> Result<()> {
         match self.get(field) {
             Some(value) if !valid.contains(value) => {
                 let valid: Vec<_> = valid.iter().map(Value::to_string).chain(["null".to_owned()]).collect();

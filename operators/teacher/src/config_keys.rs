@@ -234,7 +234,7 @@ impl ConfigFile {
                     return Err(self.invalid(&key, &valid));
                 }
                 _ => match neutral {
-                    Some(neutral) => self.only(&key, neutral)?,
+                    Some(neutral) => self.require_one_of(&key, neutral)?,
                     None => unknown.push(key),
                 },
             }

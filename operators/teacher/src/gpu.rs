@@ -59,7 +59,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let angles = match shape.architecture {
         DeviceArchitecture::Gpt2 => None,
         DeviceArchitecture::Llama | DeviceArchitecture::Qwen3 => {
-            let fields = RopeFields::usual(&json, shape.head_dim);
+            let fields = RopeFields::from_config(&json, shape.head_dim);
             if !net.ropes.contains(&families::rope(&fields, &headers)?) {
                 let (got, valid) = ("another than the family's".into(), "that of a Llama, or device: cpu".into());
                 return Err(TeacherError::Input { what: "rotation of positions on a GPU", got, valid });

@@ -132,7 +132,7 @@ impl Decoder {
     pub(super) fn with_rope(mut self, fields: &RopeFields<'_>, loader: &Loader<'_>) -> Result<Self> {
         if fields.rotated == self.head_dim {
             for field in ["partial_rotary_factor", "rope_parameters.partial_rotary_factor"] {
-                fields.config.only(field, &[json!(1.0), json!(1)])?;
+                fields.config.require_one_of(field, &[json!(1.0), json!(1)])?;
             }
         }
         self.ropes = vec![rope(fields, loader.weights)?];

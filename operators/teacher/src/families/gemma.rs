@@ -140,12 +140,12 @@ fn gemma2(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let window = config.window("sliding_window", Some(4096))?;
     let windows = windows(config, decoder.positions.len(), window, |i| i % 2 == 0)?;
     decoder.positions.iter_mut().zip(windows).for_each(|(layer, window)| layer.window = window);
-    let rope = RopeFields::usual(config, decoder.head_dim);
+    let rope = RopeFields::from_config(config, decoder.head_dim);
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }
 
 fn gemma3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
-    config.only("attn_logit_softcapping", &[])?;
+    config.require_one_of("attn_logit_softcapping", &[])?;
     let mut decoder = read(config, [None, None])?;
     decoder.query_norms = QueryNorms::PerHead;
     let window = config.window("sliding_window", Some(4096))?;
@@ -163,12 +163,12 @@ fn gemma3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
         let of = |kind: &str, theta| RopeFields {
             group: format!("rope_parameters.{kind}"),
             theta,
-            ..RopeFields::usual(config, rotated)
+            ..RopeFields::from_config(config, rotated)
         };
         (of("full_attention", 1e6), of("sliding_attention", 1e4))
     } else {
         let theta = config.float_or("rope_local_base_freq", 1e4)?;
-        let usual = |theta| RopeFields { theta, ..RopeFields::usual(config, rotated) };
+        let usual = |theta| RopeFields { theta, ..RopeFields::from_config(config, rotated) };
         (usual(1e6), usual(theta))
     };
     // Without a group of their own, layers with a window use neither the base nor the scaling of global layers.
@@ -178,7 +178,7 @@ fn gemma3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
 }
 
 fn read(config: &ConfigFile, [score_cap, logit_cap]: [Option<f64>; 2]) -> Result<Decoder> {
-    config.only("use_bidirectional_attention", &[json!(false)])?;
+    config.require_one_of("use_bidirectional_attention", &[json!(false)])?;
     let mut decoder = Decoder::read(config, &DEFAULTS)?;
     let field = if config.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
     decoder.activation = activation(config, field, Activation::GeGlu, true)?;

@@ -76,8 +76,8 @@ impl Family for Gpt2 {
 }
 
 fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
-    config.only("add_cross_attention", &[json!(false)])?;
-    config.only("reorder_and_upcast_attn", &[json!(false), json!(true)])?;
+    config.require_one_of("add_cross_attention", &[json!(false)])?;
+    config.require_one_of("reorder_and_upcast_attn", &[json!(false), json!(true)])?;
     let (vocab, width) = (config.size("vocab_size")?, config.size("n_embd")?);
     let (heads, inner) = (config.size_or("n_head", 12)?, config.size_or("n_inner", 4 * width)?);
     if width % heads != 0 {

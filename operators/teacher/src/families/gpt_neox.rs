@@ -16,7 +16,9 @@ use super::{Family, GgufLayout, activation, is_in_layer, with_gelu};
 use crate::config_file::ConfigFile;
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::net::{Activation, Attention, Bias, Embedding, Head, Layer, Linear, Loader, Mlp, Net, RopeFields, Stored};
+use crate::net::{
+    Activation, Attention, Bias, Embedding, Head, Layer, Linear, Loader, Mlp, Net, RopeFields, WeightLayout,
+};
 
 /// GPT-NeoX and Pythia.
 pub(super) struct GptNeoX;
@@ -87,7 +89,7 @@ fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let activation = activation(config, "hidden_act", Activation::Gelu, false)?;
     let bias = config.flag_or("attention_bias", true)?;
     let parallel = config.flag_or("use_parallel_residual", true)?;
-    let mut rope = RopeFields::usual(config, head_dim);
+    let mut rope = RopeFields::from_config(config, head_dim);
     rope.theta = config.float_or("rotary_emb_base", 10_000.0)?;
     let pct = config.float_or("rotary_pct", 0.25)?;
     rope.rotated = config.rotated("partial_rotary_factor", head_dim, pct)?;
@@ -151,5 +153,5 @@ fn query_key_value(loader: &Loader<'_>, name: &str, [heads, dim, width]: [usize;
         true => Some(sort(&loader.vector(&format!("{name}.bias"), rows)?, 1)),
         false => None,
     };
-    loader.packed(&weight, [rows, width], Stored::Outputs, bias)
+    loader.packed(&weight, [rows, width], WeightLayout::Outputs, bias)
 }

@@ -102,7 +102,7 @@ fn llama(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     decoder.qkv_bias = config.flag_or("attention_bias", false)?;
     decoder.out_bias = decoder.qkv_bias;
     decoder.mlp_bias = config.flag_or("mlp_bias", false)?;
-    let rope = RopeFields::usual(config, decoder.head_dim);
+    let rope = RopeFields::from_config(config, decoder.head_dim);
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }
 
@@ -111,7 +111,7 @@ fn mistral(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
     let window = config.window("sliding_window", Some(4096))?;
     decoder.positions.iter_mut().for_each(|layer| layer.window = window);
-    let rope = RopeFields::usual(config, decoder.head_dim);
+    let rope = RopeFields::from_config(config, decoder.head_dim);
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }
 
@@ -129,7 +129,7 @@ fn smollm3(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     for (layer, (rotates, window)) in decoder.positions.iter_mut().zip(rotated.into_iter().zip(windows)) {
         *layer = Positions { window, rope: rotates.then_some(0) };
     }
-    let mut rope = RopeFields::usual(config, decoder.head_dim);
+    let mut rope = RopeFields::from_config(config, decoder.head_dim);
     rope.theta = 2_000_000.0;
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }

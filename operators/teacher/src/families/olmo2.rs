@@ -40,7 +40,7 @@ impl Family for Olmo2 {
 
 fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     let mut decoder = Decoder::read(config, &Defaults { kv_heads: None, head_dim: None, eps: 1e-5, tied: false })?;
-    config.only("clip_qkv", &[])?;
+    config.require_one_of("clip_qkv", &[])?;
     decoder.activation = activation(config, "hidden_act", Activation::SwiGlu, true)?;
     decoder.qkv_bias = config.flag_or("attention_bias", false)?;
     decoder.out_bias = decoder.qkv_bias;
@@ -50,6 +50,6 @@ fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
         after_mlp: Some("post_feedforward_layernorm"),
         ..Norms::default()
     };
-    let rope = RopeFields::usual(config, decoder.head_dim);
+    let rope = RopeFields::from_config(config, decoder.head_dim);
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }

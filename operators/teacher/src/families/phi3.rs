@@ -75,9 +75,9 @@ fn load(config: &ConfigFile, loader: &Loader<'_>) -> Result<Net> {
     decoder.fused = true;
     let window = config.window("sliding_window", None)?;
     decoder.positions.iter_mut().for_each(|layer| layer.window = window);
-    let mut rope = RopeFields::usual(config, decoder.head_dim);
+    let mut rope = RopeFields::from_config(config, decoder.head_dim);
     rope.rotated = config.rotated("partial_rotary_factor", decoder.head_dim, 1.0)?;
-    rope.original = Some(4096.0);
+    rope.original_context = Some(4096.0);
     rope.yarn_is_longrope = true;
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }

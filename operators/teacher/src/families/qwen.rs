@@ -74,6 +74,6 @@ fn finish(mut decoder: Decoder, config: &ConfigFile, loader: &Loader<'_>) -> Res
     let first = config.count_or("max_window_layers", 28)?;
     let windows = windows(config, decoder.positions.len(), window, |i| i >= first)?;
     decoder.positions.iter_mut().zip(windows).for_each(|(layer, window)| layer.window = window);
-    let rope = RopeFields::usual(config, decoder.head_dim);
+    let rope = RopeFields::from_config(config, decoder.head_dim);
     decoder.with_rope(&rope, loader)?.net(config, loader)
 }

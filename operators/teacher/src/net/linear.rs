@@ -24,7 +24,7 @@ impl Scratch {
 
 /// Layout of a weight in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum WeightLayout {
     /// `[outputs, inputs]`, as PyTorch's `nn.Linear` stores it.
     Outputs,
     /// `[inputs, outputs]`, as GPT-2's `Conv1D` stores it.
@@ -47,13 +47,13 @@ impl Linear {
     pub(crate) fn new(
         weight: &[f32],
         [outputs, inputs]: [usize; 2],
-        stored: Stored,
+        stored: WeightLayout,
         bias: Option<Vec<f32>>,
         arithmetic: Arithmetic,
     ) -> Result<Self> {
         let layout = match stored {
-            Stored::Outputs => Layout::Outputs { stride: inputs },
-            Stored::Inputs => Layout::Inputs { stride: outputs },
+            WeightLayout::Outputs => Layout::Outputs { stride: inputs },
+            WeightLayout::Inputs => Layout::Inputs { stride: outputs },
         };
         let weight = PackedWeight::new(weight, outputs, inputs, layout, supported_arithmetic(arithmetic))?;
         Ok(Self { shape: [outputs, inputs], weight: Some(weight), bias, epilogue: Epilogue::Store })

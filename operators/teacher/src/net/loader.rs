@@ -2,7 +2,7 @@
 
 use stillhouse_cpu::Arithmetic;
 
-use super::{Activation, Linear, Norm, Stored};
+use super::{Activation, Linear, Norm, WeightLayout};
 use crate::error::Result;
 use crate::weights::Weights;
 
@@ -42,7 +42,7 @@ impl Loader<'_> {
     /// PyTorch's `nn.Linear` stores it.
     pub(crate) fn linear(&self, parts: &[(String, usize)], inputs: usize, bias: Bias) -> Result<Linear> {
         let (weight, biases, outputs) = self.stacked(parts, inputs, bias)?;
-        self.packed(&weight, [outputs, inputs], Stored::Outputs, biases)
+        self.packed(&weight, [outputs, inputs], WeightLayout::Outputs, biases)
     }
 
     /// Loads the first product of a gated MLP of width I: gate and up as two weights, or as one weight `[2I, inputs]`.
@@ -59,7 +59,7 @@ impl Loader<'_> {
                 Linear::gated(&weight, [outputs / 2, inputs], biases, self.arithmetic)
             }
             Activation::SwiGlu => Ok(Linear::unread([outputs / 2, inputs], biases)),
-            _ => self.packed(&weight, [outputs, inputs], Stored::Outputs, biases),
+            _ => self.packed(&weight, [outputs, inputs], WeightLayout::Outputs, biases),
         }
     }
 
@@ -90,7 +90,7 @@ impl Loader<'_> {
     pub(crate) fn conv1d(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
         let weight = self.matrix(&format!("{name}.weight"), [inputs, outputs])?;
         let bias = self.vector(&format!("{name}.bias"), outputs)?;
-        self.packed(&weight, [outputs, inputs], Stored::Inputs, Some(bias))
+        self.packed(&weight, [outputs, inputs], WeightLayout::Inputs, Some(bias))
     }
 
     /// Packs a weight, or returns one without numbers if only headers are read.
@@ -98,7 +98,7 @@ impl Loader<'_> {
         &self,
         weight: &[f32],
         [outputs, inputs]: [usize; 2],
-        stored: Stored,
+        stored: WeightLayout,
         bias: Option<Vec<f32>>,
     ) -> Result<Linear> {
         if self.weights.is_read() {
@@ -131,9 +131,9 @@ impl Loader<'_> {
     ) -> Result<Linear> {
         if tied {
             self.weights.check_tied(head, embedding)?;
-            return self.packed(tokens, shape, Stored::Outputs, None);
+            return self.packed(tokens, shape, WeightLayout::Outputs, None);
         }
         let weight = self.weights.bare_floats(head, &shape)?;
-        self.packed(&weight, shape, Stored::Outputs, None)
+        self.packed(&weight, shape, WeightLayout::Outputs, None)
     }
 }

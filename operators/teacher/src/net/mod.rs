@@ -34,7 +34,7 @@ use rayon::prelude::*;
 pub(crate) use attention::{Attention, HeadNorms};
 pub(crate) use decode::{DecodeBuffers, SequenceKvCache};
 pub(crate) use kernels::soft_cap;
-pub(crate) use linear::{Linear, Scratch as ProductScratch, Stored};
+pub(crate) use linear::{Linear, Scratch as ProductScratch, WeightLayout};
 pub(crate) use loader::{Bias, Loader};
 pub(crate) use rope::{Rope, RopeFields, Tables};
 use stillhouse_cpu::AttentionScratch;

@@ -42,16 +42,16 @@ pub(crate) struct RopeFields<'a> {
     /// Number of rotated dimensions.
     pub rotated: usize,
     /// Default of the context length before scaling; `None` for `max_position_embeddings`.
-    pub original: Option<f64>,
+    pub original_context: Option<f64>,
     /// Whether `yarn` means LongRoPE, as in Phi-3.
     pub yarn_is_longrope: bool,
 }
 
 impl<'a> RopeFields<'a> {
     /// Fields of most configurations: `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
-    pub(crate) fn usual(config: &'a ConfigFile, rotated: usize) -> Self {
+    pub(crate) fn from_config(config: &'a ConfigFile, rotated: usize) -> Self {
         let group = if config.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
-        Self { config, group: group.into(), theta: 10_000.0, rotated, original: None, yarn_is_longrope: false }
+        Self { config, group: group.into(), theta: 10_000.0, rotated, original_context: None, yarn_is_longrope: false }
     }
 
     fn path(&self, name: &str) -> String {
@@ -94,7 +94,7 @@ impl<'a> RopeFields<'a> {
         if self.config.get(name).is_some() {
             return self.config.float_or(name, 1.0);
         }
-        match (self.has(name), self.original) {
+        match (self.has(name), self.original_context) {
             (true, _) => self.number(name),
             (false, Some(original)) => Ok(original),
             (false, None) => Ok(self.config.size("max_position_embeddings")? as f64),

@@ -25,7 +25,7 @@ impl Family for SeedOss {
         decoder.qkv_bias = config.flag_or("attention_bias", true)?;
         decoder.out_bias = config.flag_or("attention_out_bias", false)?;
         decoder.mlp_bias = config.flag_or("mlp_bias", false)?;
-        let rope = RopeFields::usual(config, decoder.head_dim);
+        let rope = RopeFields::from_config(config, decoder.head_dim);
         decoder.with_rope(&rope, loader)?.net(config, loader)
     }
 }
