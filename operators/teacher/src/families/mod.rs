@@ -13,10 +13,10 @@ mod phi3;
 mod qwen;
 
 #[cfg(test)]
-#[path = "walkthrough/seed_oss.rs"]
+#[path = "tests/seed_oss.rs"]
 mod seed_oss;
 #[cfg(test)]
-mod walkthrough;
+mod tests;
 
 use std::fmt;
 

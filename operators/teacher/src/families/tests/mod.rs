@@ -20,7 +20,7 @@ const FILE: &str = include_str!("seed_oss.rs");
 fn the_page_quotes_the_file() {
     assert!(
         PAGE.contains(FILE),
-        "CONTRIBUTING.md does not quote operators/teacher/src/families/walkthrough/seed_oss.rs as it is"
+        "CONTRIBUTING.md does not quote operators/teacher/src/families/tests/seed_oss.rs as it is"
     );
 }
 
