@@ -200,7 +200,7 @@ fn checked(
         let context = JobContext { spec: &spec, vocab_size, special_ids: SpecialIds::from_vocabulary(&vocabulary) };
         registry::operators_for_job(&context).map_err(Problems)?
     };
-    if let Some(problem) = sequence_offsets::problem(&spec) {
+    if let Some(problem) = sequence_offsets::check_schedule(&spec) {
         return Err(Problems(vec![problem]).into());
     }
     let prepared = Prepared {
@@ -267,7 +267,7 @@ fn guard(access: &Access) -> Guard {
 
 /// Maximum size of a permutation file, in bytes. Even 2^32 ids of 20 characters exceed it, and no vocabulary is that
 /// large.
-const MOST_PERMUTATION: u64 = 1 << 30;
+const MAX_PERMUTATION_BYTES: u64 = 1 << 30;
 
 /// The files of a model or tokenizer that may be opened: the file itself, or the `.json` and `.safetensors` files of
 /// its folder.
@@ -410,7 +410,7 @@ impl Checks<'_> {
                 let local = local_path(self.base, &real);
                 if local.exists() {
                     let files = model_files(&local);
-                    return match self.gate.strays(files.iter().map(PathBuf::as_path)) {
+                    return match self.gate.outside_files(files.iter().map(PathBuf::as_path)) {
                         None => Some((local, path.to_owned())),
                         Some(message) => {
                             self.push(Problem::new(field, format!("{path:?}"), message));
@@ -454,7 +454,7 @@ impl Checks<'_> {
         // an index may name weights in subfolders; files from a hub are in its own cache and need no check
         let of_hub = self.names.expand(&spec.path).is_ok_and(|real| matches!(HubRef::parse(&real), Ok(Some(_))));
         let weights = config.weights.iter().map(PathBuf::as_path).filter(|_| !of_hub);
-        if let Some(message) = self.gate.strays(weights) {
+        if let Some(message) = self.gate.outside_files(weights) {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), message));
             return None;
         }

@@ -8,9 +8,9 @@ use crate::identity::{JobHash, PlannedFile};
 use crate::output::PlanRecord;
 
 /// Maximum number of lines about the job, and about the input.
-const MOST_LINES: usize = 12;
+const MAX_LINES: usize = 12;
 /// Maximum characters of a value in a message.
-const MOST_CHARACTERS: usize = 80;
+const MAX_VALUE_CHARACTERS: usize = 80;
 
 /// How a plan's job differs from this one, one difference per line. At most 12 lines about the job and about the input,
 /// then a count of the rest.
@@ -45,9 +45,9 @@ pub(crate) fn differences_of(there: &PlanRecord, identity: &Value, files: &[Plan
 }
 
 fn bounded(mut lines: Vec<String>) -> Vec<String> {
-    let more = lines.len().saturating_sub(MOST_LINES);
+    let more = lines.len().saturating_sub(MAX_LINES);
     if more > 0 {
-        lines.truncate(MOST_LINES);
+        lines.truncate(MAX_LINES);
         lines.push(format!("… and {more} more"));
     }
     lines
@@ -78,7 +78,7 @@ fn name(path: &str) -> &str {
 fn shown(value: Option<&Value>) -> String {
     let Some(value) = value else { return "nothing".into() };
     let text = value.to_string();
-    match text.char_indices().nth(MOST_CHARACTERS) {
+    match text.char_indices().nth(MAX_VALUE_CHARACTERS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
@@ -147,8 +147,8 @@ mod tests {
         let names: Vec<String> = (0..1000).map(|i| format!("{i:04}")).collect();
         let now: Vec<(&str, u64)> = names.iter().map(|n| (n.as_str(), 1)).collect();
         let lines = bounded(inputs(&was, &files(&now)));
-        assert_eq!((lines.len(), lines[MOST_LINES].as_str()), (MOST_LINES + 1, "… and 988 more"));
-        assert!(shown(Some(&json!("é".repeat(1000)))).chars().count() <= MOST_CHARACTERS + 1);
+        assert_eq!((lines.len(), lines[MAX_LINES].as_str()), (MAX_LINES + 1, "… and 988 more"));
+        assert!(shown(Some(&json!("é".repeat(1000)))).chars().count() <= MAX_VALUE_CHARACTERS + 1);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
     let seed = prepared.spec.seed;
     let planned = source::plan_splits(&prepared.store, files, &query_input(prepared), target, seed, &|_| {});
     let Weighed { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
-    sequence_offsets::planned(&prepared.spec, &mut splits, 0, &weights);
+    sequence_offsets::plan_ranges(&prepared.spec, &mut splits, 0, &weights);
     Ok(splits)
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn appended_splits(
     let there = earlier.0.len();
     let planned = source::append_splits(&prepared.store, files, &prepared.spec.input, split_bytes(prepared), earlier);
     let Weighed { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
-    sequence_offsets::planned(&prepared.spec, &mut splits, there, &weights);
+    sequence_offsets::plan_ranges(&prepared.spec, &mut splits, there, &weights);
     Ok(splits)
 }
 

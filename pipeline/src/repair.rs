@@ -25,7 +25,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
 use crate::finish;
 use crate::identity::JobHash;
-use crate::inputs::find;
+use crate::inputs::find_work;
 use crate::job::{Prepared, blocking};
 use crate::job_diff::differences;
 use crate::output::commands::derive_command;
@@ -55,10 +55,10 @@ pub async fn repair_until(
     observer: Arc<dyn Observer>,
     stop: &Stop,
 ) -> Result<Repaired> {
-    let is_elsewhere = prepared.spec.engine.kind == EngineKind::Ballista;
+    let is_remote = prepared.spec.engine.kind == EngineKind::Ballista;
     let (as_it_was, output, lock) = stop.or(hold(&prepared, output, &observer)).await?;
     let work = repair_locked(prepared, as_it_was, &output, observer, stop);
-    let result = stop.or_call_back(is_elsewhere, work).await;
+    let result = stop.or_cancel_remote(is_remote, work).await;
     release(lock, &result).await;
     result
 }
@@ -123,7 +123,7 @@ async fn repair_locked(
             done.damages.push(Damage { name: MANIFEST.into(), message: message.into(), split: None });
             done.rewritten.push(MANIFEST.into());
             // as in a run: compare what was read of the old files with their present content
-            let there = match find(&prepared, &hash, output, &observer).await? {
+            let there = match find_work(&prepared, &hash, output, &observer).await? {
                 Found::Resumable { done, incomplete_uploads } => (done, incomplete_uploads),
                 Found::Nothing | Found::Complete => return Ok(done),
             };

@@ -44,7 +44,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::identity::JobHash;
-use crate::inputs::find;
+use crate::inputs::find_work;
 use crate::job::{Prepared, blocking, chain};
 use crate::job_diff::differences;
 use crate::output::{self, CommitRecord, Found, Output, PlanRecord};
@@ -75,7 +75,7 @@ pub struct Ran {
     /// The physical plan with the metrics of its nodes, as DataFusion prints it; `None` if there was nothing to build.
     pub plan: Option<String>,
     /// Whether executors ran the plan. It then has no metrics; the progress of the run sums them up.
-    pub is_elsewhere: bool,
+    pub is_remote: bool,
 }
 
 /// Runs a job to its end. Resumes where an earlier run of the same job stopped.
@@ -98,9 +98,9 @@ pub async fn run_until(
 ) -> Result<Ran> {
     let began = Instant::now();
     let (hash, held) = stop.or(hold(&prepared, options, &observer)).await?;
-    let is_elsewhere = prepared.spec.engine.kind == EngineKind::Ballista;
+    let is_remote = prepared.spec.engine.kind == EngineKind::Ballista;
     let work = run_locked(prepared, hash, &held.output, options, observer, (began, stop));
-    let result = stop.or_call_back(is_elsewhere, work).await;
+    let result = stop.or_cancel_remote(is_remote, work).await;
     held.release(&result).await;
     result
 }
@@ -132,7 +132,7 @@ async fn run_locked(
 ) -> Result<Ran> {
     let hash = if options.append { append::grow(&prepared, hash, output, &observer).await? } else { hash };
     let output = &output.clone().for_grown_job(&hash);
-    let found = find(&prepared, &hash, output, &observer).await;
+    let found = find_work(&prepared, &hash, output, &observer).await;
     let there = match overwritten(output, &hash.hash, options.overwrite, found).await? {
         Found::Complete => {
             let manifest = finish::manifest_of(output).await?;
@@ -152,7 +152,7 @@ async fn run_locked(
 }
 
 /// Builds the missing splits and finishes the data set. `done` holds the committed shards, `incomplete_uploads` the
-/// commits whose shard is not visible. The caller holds the lock and got both from [`find`].
+/// commits whose shard is not visible. The caller holds the lock and got both from [`find_work`].
 ///
 /// # Errors
 /// See [`run`].
@@ -394,7 +394,7 @@ impl Job {
             }
             return Err(wrong);
         }
-        if let Some(message) = sequence_offsets::told(&manifest) {
+        if let Some(message) = sequence_offsets::schedule_warning(&manifest) {
             observer.event(&Event::Warning { message });
         }
         finish::write(&output, plan::tokenizer_json(&self.prepared)?, &self.prepared.operators, &manifest).await?;
@@ -415,7 +415,7 @@ impl Job {
             Some(_) => DisplayableExecutionPlan::new(plan.as_ref()).indent(false).to_string(),
         };
         let all: Vec<String> = plans.iter().filter(|plan| partitions(plan) > 0).map(shown).collect();
-        Ran { plan: (!all.is_empty()).then(|| all.join("\n")), is_elsewhere: self.driver.is_some() }
+        Ran { plan: (!all.is_empty()).then(|| all.join("\n")), is_remote: self.driver.is_some() }
     }
 
     /// Reads the shards of earlier runs and rebuilds those that were damaged since. Skips shards from before an append,

@@ -37,14 +37,14 @@ use crate::teacher::{JobInput, Loaded, load_all};
 use crate::{finish, functions, plan};
 
 /// Maximum number of rows that a sample decodes, however long its documents are.
-pub const MOST_ROWS: usize = 256;
+pub const MAX_ROWS: usize = 256;
 
 /// The prepared first documents of a job.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sample {
     /// Number of documents that the rows come from.
     pub documents: u64,
-    /// The rows that begin in these documents, as the job would store them; at most [`MOST_ROWS`].
+    /// The rows that begin in these documents, as the job would store them; at most [`MAX_ROWS`].
     pub rows: Vec<RowView>,
     /// Whether these documents have more rows.
     pub cut: bool,
@@ -160,7 +160,7 @@ impl Sample {
         // the split's counts live as long as this handle
         let state = session.resources.split_state(split);
         let most = documents - self.documents;
-        let room = MOST_ROWS - self.rows.len();
+        let room = MAX_ROWS - self.rows.len();
         let mut rows =
             Rows { most, documents: BTreeSet::new(), room, batches: Vec::new(), full: false, cut: &mut self.cut };
         let mut stream = session.rows(partition).map_err(of_stage)?;

@@ -28,14 +28,14 @@ use crate::job::{Prepared, PreparedTeacher, chain};
 use crate::source::{InputFile, Listing, SplitReader};
 
 /// Largest change of a log-probability on the probe text that `auto` accepts, in nat.
-const MOST_CHANGE: f64 = 1e-2;
+const MAX_LOGPROB_CHANGE_NATS: f64 = 1e-2;
 /// `auto` leaves f32 only for a type that is faster by this factor, so that two measurements on one machine choose
 /// alike.
 const WORTH_IT: f64 = 1.2;
 /// Maximum number of splits searched for text to measure on.
-const MOST_SPLITS: usize = 16;
+const MAX_SPLITS: usize = 16;
 /// Maximum bytes of a document used for measuring.
-const MOST_OF_A_DOCUMENT: usize = 1 << 16;
+const MAX_DOCUMENT_BYTES: usize = 1 << 16;
 
 /// The input of a job, as its splits read it.
 #[derive(Clone, Copy)]
@@ -252,7 +252,7 @@ impl Probe<'_> {
             let teacher = self.load(dtype)?;
             let cost = self.cost(reference, teacher.as_ref())?;
             let bound = self.spec.max_mean_kl_nats.unwrap_or(f64::INFINITY);
-            if cost.max_logprob_change_nats > MOST_CHANGE || cost.mean_kl_nats > bound {
+            if cost.max_logprob_change_nats > MAX_LOGPROB_CHANGE_NATS || cost.mean_kl_nats > bound {
                 self.tell(format!("{} is not exact enough: {cost}", dtype.name()));
                 continue;
             }
@@ -291,7 +291,7 @@ impl Probe<'_> {
         let listing = Listing::new(Arc::new(self.input.files.to_vec()));
         let input = Arc::new(query_input(self.prepared));
         let mut tokens = Vec::new();
-        'splits: for split in self.input.splits.iter().take(MOST_SPLITS) {
+        'splits: for split in self.input.splits.iter().take(MAX_SPLITS) {
             for batch in SplitReader::new(&self.prepared.store, &listing, split.clone(), Arc::clone(&input)) {
                 let batch = batch.map_err(|e| PipelineError::source("the first documents", e))?;
                 self.tokenize(&batch, &mut tokens)?;
@@ -303,7 +303,7 @@ impl Probe<'_> {
         if tokens.is_empty() {
             let message = format!(
                 "extract.teacher.dtype: the first {} splits have no token to measure with; valid: a dtype by its name, without a bound",
-                self.input.splits.len().min(MOST_SPLITS)
+                self.input.splits.len().min(MAX_SPLITS)
             );
             return Err(PipelineError::new(ErrorKind::Input, message));
         }
@@ -317,7 +317,7 @@ impl Probe<'_> {
             return Ok(());
         };
         for text in texts.iter().flatten() {
-            let text = &text[..text.floor_char_boundary(MOST_OF_A_DOCUMENT)];
+            let text = &text[..text.floor_char_boundary(MAX_DOCUMENT_BYTES)];
             self.prepared
                 .vocabulary
                 .encode_into(text, tokens)

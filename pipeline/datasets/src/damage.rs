@@ -17,7 +17,7 @@ use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use crate::card::{self, CardFault};
 
 /// Maximum number of damages that a message lists.
-const MOST_NAMED: usize = 10;
+const MAX_NAMED_FILES: usize = 10;
 
 /// A file that is missing or damaged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -124,11 +124,11 @@ pub async fn check_finished(
     }
     let mut message =
         format!("{output}: {} of its files are missing or damaged; {}", found.len(), how(output, job_file));
-    for damage in found.iter().take(MOST_NAMED) {
+    for damage in found.iter().take(MAX_NAMED_FILES) {
         message += &format!("\n  {}: {}", damage.name, damage.message);
     }
-    if found.len() > MOST_NAMED {
-        message += &format!("\n  … and {} more", found.len() - MOST_NAMED);
+    if found.len() > MAX_NAMED_FILES {
+        message += &format!("\n  … and {} more", found.len() - MAX_NAMED_FILES);
     }
     Err(PipelineError::new(ErrorKind::DataSet, message))
 }

@@ -155,10 +155,11 @@ pub async fn export(
 /// Reads the files beside the shards and verifies the checksum of each.
 async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<Small>> {
     let manifest = dataset.manifest();
-    let mut small = vec![Small { name: TOKENIZER, bytes: dataset.held(TOKENIZER, &manifest.tokenizer.sha256).await? }];
+    let mut small =
+        vec![Small { name: TOKENIZER, bytes: dataset.read_verified(TOKENIZER, &manifest.tokenizer.sha256).await? }];
     for name in SIDECAR_FILES {
         if let Some(sha256) = manifest.sidecar_files.get(name) {
-            small.push(Small { name, bytes: dataset.held(name, sha256).await? });
+            small.push(Small { name, bytes: dataset.read_verified(name, sha256).await? });
         }
     }
     let card = dataset.output().get(CARD).await?.unwrap_or_default();
@@ -173,7 +174,7 @@ async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<S
         None => {}
     }
     small.push(Small { name: CARD, bytes: card });
-    small.push(Small { name: MANIFEST, bytes: dataset.held_manifest().await? });
+    small.push(Small { name: MANIFEST, bytes: dataset.verified_manifest().await? });
     if let Some(plan) = dataset.output().get_json::<PlanRecord>(PLAN).await? {
         // omit the job file's path: it is useless on another machine and may be private
         let plan = PlanRecord { job_folder: String::new(), job_file: String::new(), ..plan };

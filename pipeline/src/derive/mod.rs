@@ -134,7 +134,11 @@ impl Derivation {
         let storages = Arc::new(Storages::new());
         let output = output_of(&spec, base, &storages)?.for_job(&hash);
         let are_new = anew.iter().any(|operator| operator.config::<OrdersConfig>().is_some());
-        let splits = if are_new { sequence_offsets::of_rows(&spec, manifest) } else { manifest.splits.clone() };
+        let splits = if are_new {
+            sequence_offsets::splits_with_actual_ranges(&spec, manifest)
+        } else {
+            manifest.splits.clone()
+        };
         Ok(Self {
             splits,
             source: Arc::new(source),

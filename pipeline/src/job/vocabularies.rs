@@ -64,7 +64,7 @@ impl Checks<'_> {
             return None;
         }
         let path = local_path(self.base, &self.names.expand(named).ok()?);
-        let problem = match self.gate.strays([path.as_path()]) {
+        let problem = match self.gate.outside_files([path.as_path()]) {
             Some(message) => message,
             None => match read_permutation(&path, vocab_size) {
                 Ok(permutation) => return Some(permutation),
@@ -190,8 +190,8 @@ pub(crate) fn read_permutation(path: &Path, vocab_size: usize) -> std::result::R
     if !found.is_file() {
         return Err(format!("{} is no file; valid: a .npy or .json file", path.display()));
     }
-    if found.len() > MOST_PERMUTATION {
-        return Err(format!("has {} bytes; valid: up to {MOST_PERMUTATION}", found.len()));
+    if found.len() > MAX_PERMUTATION_BYTES {
+        return Err(format!("has {} bytes; valid: up to {MAX_PERMUTATION_BYTES}", found.len()));
     }
     Permutation::new(&parse_numbers(&fs::read(path).map_err(unreadable)?)?, vocab_size)
 }

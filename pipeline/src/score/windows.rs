@@ -16,7 +16,7 @@ use stillhouse_teacher::{Hidden, Logits, Runs, Teacher};
 use super::{Features, FirstToken, ScoreOptions, TextScore, token_rows};
 
 /// Maximum number of texts in progress. Beyond it the queue goes through the teacher even if it is not full.
-const MOST_TEXTS: usize = 1 << 16;
+const MAX_TEXTS: usize = 1 << 16;
 
 /// Result of a text.
 pub(super) struct Finished {
@@ -201,7 +201,7 @@ impl<'a> Scorer<'a> {
         }
         self.number += 1;
         // texts without a token cannot finish before an earlier one in the queue
-        if self.texts.len() >= MOST_TEXTS { self.flush() } else { Ok(()) }
+        if self.texts.len() >= MAX_TEXTS { self.flush() } else { Ok(()) }
     }
 
     fn push(&mut self, tokens: Vec<u32>, aim: Aim) -> Result<(), OperatorError> {

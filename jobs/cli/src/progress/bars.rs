@@ -9,7 +9,7 @@ use stillhouse_pipeline::events::{Event, Progress, format_stall};
 
 use super::copies::{Copied, Copies};
 use super::lock;
-use super::ticker::{PATIENCE, Ticker};
+use super::ticker::{SPINNER_DELAY, Ticker};
 use crate::page::escaped;
 use stillhouse_pipeline::progress_estimate::{Estimate, Estimator, RunStart};
 use stillhouse_pipeline::units;
@@ -128,7 +128,7 @@ impl State {
         }
         match (&self.spinner, &self.preparing) {
             (Some(spinner), _) => spinner.tick(),
-            (None, Some((what, since))) if since.elapsed() >= PATIENCE => {
+            (None, Some((what, since))) if since.elapsed() >= SPINNER_DELAY => {
                 let spinner = self.multi.add(ProgressBar::new_spinner().with_style(style(SPINNER, self.colour)));
                 spinner.set_message(what.clone());
                 self.spinner = Some(spinner);
@@ -268,7 +268,7 @@ mod tests {
         let bars = Bars::new(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()), true);
         bars.event(&Event::Preparing { what: "loading\x1b[2J".into() });
         assert!(lock(&bars.state).spinner.is_none());
-        std::thread::sleep(PATIENCE * 2);
+        std::thread::sleep(SPINNER_DELAY * 2);
         assert_eq!(lock(&bars.state).spinner.as_ref().unwrap().message(), "loading\\u{1b}[2J");
         bars.close();
         assert!(lock(&bars.state).spinner.is_none());

@@ -7,7 +7,7 @@ use stillhouse_pipeline::events::{Event, Progress, format_stall};
 
 use super::copies::{Copied, Copies};
 use super::lock;
-use super::ticker::{PATIENCE, Ticker};
+use super::ticker::{SPINNER_DELAY, Ticker};
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use stillhouse_pipeline::progress_estimate::{Estimate, Estimator, RunStart};
@@ -128,7 +128,7 @@ impl State {
 
     fn tick(&mut self) {
         let quiet = self.last_printed.is_none_or(|t| t.elapsed() >= EVERY);
-        if let Some((what, _)) = self.preparing.take_if(|(_, since)| quiet && since.elapsed() >= PATIENCE) {
+        if let Some((what, _)) = self.preparing.take_if(|(_, since)| quiet && since.elapsed() >= SPINNER_DELAY) {
             self.say(&what);
         }
     }

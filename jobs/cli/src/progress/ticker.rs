@@ -8,7 +8,7 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Waits shorter than this are not shown.
-pub const PATIENCE: Duration = Duration::from_millis(500);
+pub const SPINNER_DELAY: Duration = Duration::from_millis(500);
 
 pub struct Ticker(Mutex<Option<Sender<()>>>);
 

@@ -11,7 +11,7 @@ use stillhouse_pipeline::storage::classify_no_response;
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
-use crate::progress::{Mode, went_in};
+use crate::progress::{Mode, input_summary};
 use crate::table::Table;
 use crate::verbs::submit;
 use stillhouse_pipeline::units;
@@ -321,7 +321,7 @@ fn progress_facts(p: &ProgressView) -> Vec<(&'static str, String)> {
 fn result_facts(result: &ResultView) -> Vec<(&'static str, String)> {
     let each = result.bytes as f64 / result.tokens.max(1) as f64;
     let (rows, tokens) = (units::counted(result.rows, "sequence"), units::counted(result.tokens, "token"));
-    let (read, skipped) = went_in(&InputCounts {
+    let (read, skipped) = input_summary(&InputCounts {
         documents: result.documents,
         empty_documents: result.empty_documents,
         skipped: result.skipped.clone(),

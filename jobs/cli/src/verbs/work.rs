@@ -36,17 +36,17 @@ Examples:
 #[command(after_help = EXAMPLES, hide = true)]
 pub struct Args {}
 
-const LONGEST_ORDER: u64 = 64 << 20;
+const MAX_REQUEST_BYTES: u64 = 64 << 20;
 
 /// Time limit for a run to end after a request to stop. The service kills the process after `cancel_seconds`, if that
 /// is less.
-const CALLS_BACK: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads the order and executes it.
 pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let system = |e: &dyn std::fmt::Display| Failure::System(format!("the worker cannot start: {e}"));
     let mut line = String::new();
-    std::io::stdin().lock().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| system(&e))?;
+    std::io::stdin().lock().take(MAX_REQUEST_BYTES).read_line(&mut line).map_err(|e| system(&e))?;
     let request: WorkerRequest = serde_json::from_str(&line).map_err(|e| system(&e))?;
     // if memory runs out, the kernel should kill this process, not the service
     if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "900") {
@@ -71,8 +71,8 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let observer = Arc::clone(&writer);
     let result = runtime.block_on(async move {
         let (stop, is_run) = (Stop::default(), matches!(request.work, WorkerTask::Run { .. }));
-        let told = stop.clone();
-        let work = tokio::task::spawn_blocking(move || follow(request, &observer, &told));
+        let requests = stop.clone();
+        let work = tokio::task::spawn_blocking(move || follow(request, &observer, &requests));
         tokio::pin!(work);
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
             .map_err(|e| PipelineError::new(ErrorKind::Output, format!("no signals: {e}")))?;
@@ -82,8 +82,8 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             _ = terminate.recv() => {
                 if is_run {
                     // cancels the run's remote work and releases its output
-                    stop.ask();
-                    let _ = tokio::time::timeout(CALLS_BACK, work).await;
+                    stop.request();
+                    let _ = tokio::time::timeout(STOP_TIMEOUT, work).await;
                 }
                 std::process::exit(STOPPED_EXIT_CODE)
             }

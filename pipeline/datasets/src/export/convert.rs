@@ -27,7 +27,7 @@ use stillhouse_output::{MANIFEST, Output, SUCCESS};
 use super::files::Files;
 use super::format::{ExportWriter, Format, LeftOut, Unit};
 use super::record::{FileRecord, RECORD, Record, check_destination};
-use super::rows::{RowReader, go_on, row_length, rows_of_splits};
+use super::rows::{RowReader, check_not_stopped, row_length, rows_of_splits};
 use super::sparse::{Signal, Sparse, ValueType};
 use super::{Counts, ExportOptions, ExportedFile, MARK, Mark, TICK, digest};
 use crate::dataset::Dataset;
@@ -146,7 +146,7 @@ impl Work {
         let manifest = dataset.manifest();
         let vocab = manifest.vocab_size;
         let format = conversion.format.settings();
-        let (most, who) = format.most_ids();
+        let (most, who) = format.max_ids();
         if vocab > most {
             return Err(unusable(format!("vocab_size: got {vocab}, valid up to {most}: {who}")));
         }
@@ -181,7 +181,7 @@ impl Work {
 
     fn left_out(&self) -> LeftOut {
         let counted = *self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
-        LeftOut { rows_of_no_iteration: self.writer.rows_of_no_iteration(), ..counted }
+        LeftOut { incomplete_batch_rows: self.writer.incomplete_batch_rows(), ..counted }
     }
 
     fn count(&self, more: &LeftOut) {
@@ -259,7 +259,7 @@ impl Work {
 
     /// Writes a unit, unless the destination has all of its files.
     async fn unit(&self, unit: Unit, known: &BTreeMap<String, FileRecord>) -> Result<Vec<ExportedFile>> {
-        go_on(&self.stop)?;
+        check_not_stopped(&self.stop)?;
         let mut there = Vec::new();
         for name in &unit.files {
             let Some(copied) = self.destination.copied(name).await? else { break };

@@ -38,10 +38,10 @@ use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
 use stillhouse_teacher::Teacher;
 
-use super::limits::{LOGPROB_TOLERANCE, Limits};
 use super::report::{self, Comparing, StoredSide};
 use super::signals::{Signals, TopK};
 use super::states::States;
+use super::tolerances::{LOGPROB_TOLERANCE, Tolerances};
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::dataset::Dataset;
 
@@ -86,7 +86,7 @@ pub(super) async fn check(
         );
         observer.event(&Event::Warning { message });
     }
-    let limits = Limits::of(alike, &teacher.info().device);
+    let tolerances = Tolerances::for_arithmetic(alike, &teacher.info().device);
     let written = manifest.job.sequential();
     let temperature = written.as_ref().map(|w| w.temperature).filter(|t| *t > 0.0).unwrap_or(1.0);
     let mut variation_sum = 0.0;
@@ -110,9 +110,13 @@ pub(super) async fn check(
             extract,
             bos: record.bos_token_id,
             teacher: Arc::clone(&teacher),
-            lead_slack: if written.is_some() { 2.0 * limits.off() / temperature } else { limits.lead() },
+            lead_slack: if written.is_some() {
+                2.0 * tolerances.logit_error() / temperature
+            } else {
+                tolerances.lead()
+            },
             written: written.clone(),
-            limits,
+            tolerances,
             place: shard.path.clone(),
             offset,
         };
@@ -203,7 +207,7 @@ struct Recomputed<'a> {
     /// How the teacher wrote the text, if it did.
     written: Option<Sequential>,
     /// Tolerances between stored and recomputed values.
-    limits: Limits,
+    tolerances: Tolerances,
     place: String,
     offset: usize,
 }
@@ -304,7 +308,7 @@ impl Recomputed<'_> {
                 let of_a_token = states.len() / positions.len().max(1);
                 let all = positions.iter().zip(states.chunks_exact(of_a_token));
                 for (p, states) in all.filter(|(p, _)| p.position >= stored.given[p.row]) {
-                    if let Some(message) = states_stored.wrong(p.row, p.position, states, self.limits) {
+                    if let Some(message) = states_stored.wrong(p.row, p.position, states, self.tolerances) {
                         found.fault(self.place_of(*p), message);
                     }
                 }
@@ -330,7 +334,7 @@ impl Recomputed<'_> {
         let place = || self.place_of(p);
         let difference = (result.logprob - result.stored_logprob).abs();
         check.logprob_difference_max = check.logprob_difference_max.max(difference);
-        if difference.is_nan() || difference > self.limits.logprob(result.logprob) {
+        if difference.is_nan() || difference > self.tolerances.logprob(result.logprob) {
             let (stored, recomputed) = (result.stored_logprob, result.logprob);
             found.fault(place(), format!("logprob is {stored}, recomputed it is {recomputed}: {difference:.3e} apart"));
         }
@@ -357,7 +361,7 @@ impl Recomputed<'_> {
             check.noises += 1;
             *sum += variation;
             check.total_variation_max = check.total_variation_max.max(variation);
-            let limit = check.tolerance.unwrap_or(DENSE_VARIATION) + self.limits.variation();
+            let limit = check.tolerance.unwrap_or(DENSE_VARIATION) + self.tolerances.variation();
             if variation <= limit {
                 check.within_tolerance += 1;
             } else {
@@ -411,15 +415,18 @@ impl Recomputed<'_> {
             }
         }
         let lead = match &self.written {
-            Some(written) => {
-                Some(Sampler::new(vocab, sampling(written))?.lead(logits, x, &stream(0), self.limits.off())?)
-            }
+            Some(written) => Some(Sampler::new(vocab, sampling(written))?.lead(
+                logits,
+                x,
+                &stream(0),
+                self.tolerances.logit_error(),
+            )?),
             None => None,
         };
         let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
         let at = (p.row, p.position);
-        let signals = stored.signals.as_ref().and_then(|s| s.wrong(at, &softmax, logits, sequence.id, self.limits));
-        let of_topk = || stored.topk.as_ref().and_then(|topk| topk.wrong(at, &softmax, logits, self.limits));
+        let signals = stored.signals.as_ref().and_then(|s| s.wrong(at, &softmax, logits, sequence.id, self.tolerances));
+        let of_topk = || stored.topk.as_ref().and_then(|topk| topk.wrong(at, &softmax, logits, self.tolerances));
         let signals = signals.or_else(of_topk);
         let logprob_now = softmax.logprob(logit);
         Ok(TokenCheck { signals, logprob: logprob_now, stored_logprob: f64::from(logprob), noises, lead })

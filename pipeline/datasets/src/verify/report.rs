@@ -10,7 +10,7 @@
 //! the same random words. On another kind of machine than the job's, the live teacher differs from the stored one. Then
 //! the first row contains both errors, and the report says so.
 //!
-//! Memory: live logits of sampled tokens, at most [`MOST_BYTES`], spread over the sample; two numbers for every stored
+//! Memory: live logits of sampled tokens, at most [`MAX_LOGIT_BYTES`], spread over the sample; two numbers for every stored
 //! token of the sample.
 
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ use stillhouse_schemas::spec::Extract;
 use stillhouse_teacher::{Teacher, TeacherInfo};
 
 /// Maximum size of the live logits that are kept for comparison, in bytes.
-const MOST_BYTES: usize = 128 << 20;
+const MAX_LOGIT_BYTES: usize = 128 << 20;
 /// Bins of a histogram: four per power of ten, from 10⁻⁹ to 10.
 const BINS: usize = 40;
 const LOWEST: f64 = -9.0;
@@ -140,7 +140,7 @@ impl Comparing {
     /// `live` computes as the job did, `other` in another dtype. `batches` is the size of the sample.
     pub(super) fn new(live: &Arc<dyn Teacher>, other: Arc<dyn Teacher>, batches: usize) -> Self {
         let row = live.info().vocab_size * size_of::<f32>();
-        let tokens_of_a_batch = (MOST_BYTES / row.max(1) / batches.max(1)).max(1);
+        let tokens_of_a_batch = (MAX_LOGIT_BYTES / row.max(1) / batches.max(1)).max(1);
         Self { live: Arc::clone(live), other, tokens_of_a_batch, batch: Vec::new(), arithmetic: Vec::new() }
     }
 
