@@ -255,7 +255,7 @@ pub(crate) async fn grow(
 async fn check_finished_output(output: &Output, hash: &JobHash, observer: &Arc<dyn Observer>) -> Result<()> {
     let manifest = finish::manifest_of(output).await?;
     damage::check_finished(output, &manifest, None, false, observer.as_ref()).await?;
-    damage::mend_records(output, hash, Some(&manifest), &mut Repaired::default()).await?;
+    damage::repair_records(output, hash, Some(&manifest), &mut Repaired::default()).await?;
     Ok(())
 }
 

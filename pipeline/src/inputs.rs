@@ -125,7 +125,7 @@ impl Comparison<'_> {
     /// # Errors
     /// If a file has other content or cannot be read.
     pub fn check(&self, touched: &BTreeSet<usize>, observer: &dyn Observer) -> Result<()> {
-        let names = self.named(touched);
+        let names = self.describe_files(touched);
         let files = match self.sql_folder {
             // the query reads all files
             Some(folder) => query_rows::stage_query(self.prepared, folder, observer)?.files,
@@ -149,11 +149,12 @@ impl Comparison<'_> {
                 (!pieces.is_empty()).then(|| (SplitRecord { pieces, ..split.clone() }, sums))
             })
             .collect();
-        let other = wanted.par_iter().map(|(split, sums)| self.differs(&files, split, sums)).collect::<Vec<_>>();
+        let other =
+            wanted.par_iter().map(|(split, sums)| self.find_difference(&files, split, sums)).collect::<Vec<_>>();
         for other in other {
             if let Some((file, what)) = other? {
                 let name = self.hash.files.iter().position(|f| f.path == file);
-                let named = name.map_or(names.clone(), |i| self.named(&BTreeSet::from([i])));
+                let named = name.map_or(names.clone(), |i| self.describe_files(&BTreeSet::from([i])));
                 return Err(self.refusal(&named, &what));
             }
         }
@@ -161,7 +162,7 @@ impl Comparison<'_> {
     }
 
     /// The first piece of a split whose records changed: its file and the reason.
-    fn differs(
+    fn find_difference(
         &self,
         files: &[InputFile],
         split: &SplitRecord,
@@ -169,7 +170,7 @@ impl Comparison<'_> {
     ) -> Result<Option<(String, String)>> {
         let file = |i: usize| split.pieces.get(i).map(|p| p.file.clone()).unwrap_or_default();
         let input = query_input(self.prepared);
-        match source::digests(&self.prepared.store, files, split, &input) {
+        match source::piece_checksums(&self.prepared.store, files, split, &input) {
             Ok(now) => {
                 let other = now.iter().zip(sums).position(|(now, was)| Some(now) != *was);
                 Ok(other.map(|i| (file(i), format!("split {} was made of other records", split.split.0))))
@@ -182,7 +183,7 @@ impl Comparison<'_> {
         }
     }
 
-    fn named(&self, touched: &BTreeSet<usize>) -> String {
+    fn describe_files(&self, touched: &BTreeSet<usize>) -> String {
         let one = |i: &usize| {
             let (was, is) = (&self.plan.files[*i], &self.hash.files[*i]);
             format!("{} ({} when it was read, {} now)", is.path, was.state, is.state)

@@ -31,7 +31,7 @@ use crate::source::{InputFile, Listing, SplitReader};
 const MAX_LOGPROB_CHANGE_NATS: f64 = 1e-2;
 /// `auto` leaves f32 only for a type that is faster by this factor, so that two measurements on one machine choose
 /// alike.
-const WORTH_IT: f64 = 1.2;
+const MIN_SPEEDUP: f64 = 1.2;
 /// Maximum number of splits searched for text to measure on.
 const MAX_SPLITS: usize = 16;
 /// Maximum bytes of a document used for measuring.
@@ -46,7 +46,7 @@ pub(crate) struct JobInput<'a> {
 
 /// A job's teacher, loaded on its devices.
 #[derive(Default)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedTeachers {
     /// One teacher per device; empty in a job without a teacher.
     pub teachers: Vec<Arc<dyn Teacher>>,
     /// The arithmetic of all of them.
@@ -55,14 +55,14 @@ pub(crate) struct Loaded {
 
 /// An arithmetic that is already decided, and its origin.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Decided<'a> {
+pub(crate) enum DecidedArithmetic<'a> {
     /// Decided by the finished splits.
     ByShards(&'a TeacherArithmetic),
     /// Decided by the run for which this process works.
     ByRun(&'a TeacherArithmetic),
 }
 
-impl<'a> Decided<'a> {
+impl<'a> DecidedArithmetic<'a> {
     fn arithmetic(self) -> &'a TeacherArithmetic {
         match self {
             Self::ByShards(arithmetic) | Self::ByRun(arithmetic) => arithmetic,
@@ -70,7 +70,7 @@ impl<'a> Decided<'a> {
     }
 
     /// The error of a machine with another arithmetic.
-    fn refuses(self, here: &str) -> PipelineError {
+    fn mismatch_error(self, here: &str) -> PipelineError {
         let decided = &self.arithmetic().arithmetic;
         let (was, is) = match self {
             Self::ByShards(_) => ("the splits that are done were computed in", "this machine computes"),
@@ -104,17 +104,17 @@ impl<'a> Decided<'a> {
 pub(crate) fn load_all(
     prepared: &Prepared,
     input: JobInput<'_>,
-    decided: Option<Decided<'_>>,
+    decided: Option<DecidedArithmetic<'_>>,
     pending: bool,
     observer: &dyn Observer,
-) -> Result<Loaded> {
+) -> Result<LoadedTeachers> {
     let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else {
-        return Ok(Loaded::default());
+        return Ok(LoadedTeachers::default());
     };
     let spec = &extract.teacher;
     let devices = stillhouse_teacher::parse_devices(&spec.device).map_err(teacher_error)?;
     let length = prepared.spec.pack.length as usize;
-    let (dtype, cost) = match decided.map(Decided::arithmetic) {
+    let (dtype, cost) = match decided.map(DecidedArithmetic::arithmetic) {
         Some(earlier) => (earlier.dtype, earlier.cost),
         None if spec.dtype == Dtype::Auto || spec.max_mean_kl_nats.is_some() => {
             let device = devices.first().map(ToString::to_string).unwrap_or_default();
@@ -130,13 +130,13 @@ pub(crate) fn load_all(
         let here =
             stillhouse_teacher::cpu_arithmetic(&found.path, precision, &spec.ignore_tensors).map_err(teacher_error)?;
         if here != decided.arithmetic().arithmetic {
-            return Err(decided.refuses(&here));
+            return Err(decided.mismatch_error(&here));
         }
     }
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }
-    let of_run = matches!(decided, Some(Decided::ByRun(_)));
+    let of_run = matches!(decided, Some(DecidedArithmetic::ByRun(_)));
     let loading = TeacherLoader { path: &found.path, spec, dtype, length, extraction: extraction(prepared)?, of_run };
     // if nothing is left to build, the earlier pass size does not matter
     let before = decided.filter(|_| pending).and_then(|decided| decided.arithmetic().pass_tokens);
@@ -165,9 +165,9 @@ pub(crate) fn load_all(
         return Err(PipelineError::new(ErrorKind::Model, message));
     }
     if let Some(other) = decided.filter(|decided| pending && decided.arithmetic().arithmetic != first) {
-        return Err(other.refuses(first));
+        return Err(other.mismatch_error(first));
     }
-    let arithmetic = match decided.map(Decided::arithmetic) {
+    let arithmetic = match decided.map(DecidedArithmetic::arithmetic) {
         // others built all of it, perhaps on another machine
         Some(earlier) if !pending => earlier.clone(),
         _ => {
@@ -175,7 +175,7 @@ pub(crate) fn load_all(
             TeacherArithmetic { dtype, arithmetic: first.to_owned(), cost, pass_tokens }
         }
     };
-    Ok(Loaded { teachers, arithmetic: Some(arithmetic) })
+    Ok(LoadedTeachers { teachers, arithmetic: Some(arithmetic) })
 }
 
 /// What a job extracts from its teacher's logits, if anything.
@@ -209,7 +209,7 @@ struct Probe<'a> {
 impl Probe<'_> {
     fn choose(&self) -> Result<(Dtype, Option<ArithmeticCost>)> {
         let text = self.text()?;
-        self.tell(format!(
+        self.report(format!(
             "loading the teacher {} in f32, to measure with {} tokens",
             self.found.source,
             text.tokens()
@@ -219,15 +219,15 @@ impl Probe<'_> {
         let reference = Reference::new(text, teacher.as_ref()).map_err(teacher_error)?;
         if self.spec.dtype != Dtype::Auto {
             drop(teacher);
-            return self.bounded(&reference);
+            return self.check_bound(&reference);
         }
         let slowest = self.seconds(&reference, teacher.as_ref())?;
         drop(teacher);
-        self.fastest(&reference, slowest, on_cpu)
+        self.choose_fastest(&reference, slowest, on_cpu)
     }
 
     /// The dtype that the job names, if it costs no more than the job allows.
-    fn bounded(&self, reference: &Reference) -> Result<(Dtype, Option<ArithmeticCost>)> {
+    fn check_bound(&self, reference: &Reference) -> Result<(Dtype, Option<ArithmeticCost>)> {
         let dtype = self.spec.dtype;
         let cost = self.cost(reference, self.load(dtype)?.as_ref())?;
         let bound = self.spec.max_mean_kl_nats.unwrap_or(f64::INFINITY);
@@ -241,19 +241,19 @@ impl Probe<'_> {
         Err(PipelineError::new(ErrorKind::Model, message))
     }
 
-    fn fastest(
+    fn choose_fastest(
         &self,
         reference: &Reference,
         f32_seconds: f64,
         on_cpu: bool,
     ) -> Result<(Dtype, Option<ArithmeticCost>)> {
-        let mut best = (Dtype::F32, f32_seconds / WORTH_IT, None);
+        let mut best = (Dtype::F32, f32_seconds / MIN_SPEEDUP, None);
         for dtype in candidates(on_cpu) {
             let teacher = self.load(dtype)?;
             let cost = self.cost(reference, teacher.as_ref())?;
             let bound = self.spec.max_mean_kl_nats.unwrap_or(f64::INFINITY);
             if cost.max_logprob_change_nats > MAX_LOGPROB_CHANGE_NATS || cost.mean_kl_nats > bound {
-                self.tell(format!("{} is not exact enough: {cost}", dtype.name()));
+                self.report(format!("{} is not exact enough: {cost}", dtype.name()));
                 continue;
             }
             let seconds = self.seconds(reference, teacher.as_ref())?;
@@ -268,7 +268,7 @@ impl Probe<'_> {
         load(&self.found.path, self.spec, dtype, self.length, self.device)
     }
 
-    fn tell(&self, what: String) {
+    fn report(&self, what: String) {
         self.observer.event(&Event::Preparing { what });
     }
 
@@ -281,13 +281,13 @@ impl Probe<'_> {
     fn seconds(&self, reference: &Reference, teacher: &dyn Teacher) -> Result<f64> {
         let seconds = probe::seconds(teacher, reference.text()).map_err(teacher_error)?;
         let speed = reference.text().tokens() as f64 / seconds;
-        self.tell(format!("{}: {speed:.0} tokens per second", teacher.info().arithmetic));
+        self.report(format!("{}: {speed:.0} tokens per second", teacher.info().arithmetic));
         Ok(seconds)
     }
 
     /// The first tokens of the input, each sequence preceded by BOS.
     fn text(&self) -> Result<Text> {
-        self.tell("reading the first documents".into());
+        self.report("reading the first documents".into());
         let listing = Listing::new(Arc::new(self.input.files.to_vec()));
         let input = Arc::new(query_input(self.prepared));
         let mut tokens = Vec::new();

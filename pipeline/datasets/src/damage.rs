@@ -123,7 +123,7 @@ pub async fn check_finished(
         return Ok(());
     }
     let mut message =
-        format!("{output}: {} of its files are missing or damaged; {}", found.len(), how(output, job_file));
+        format!("{output}: {} of its files are missing or damaged; {}", found.len(), repair_advice(output, job_file));
     for damage in found.iter().take(MAX_NAMED_FILES) {
         message += &format!("\n  {}: {}", damage.name, damage.message);
     }
@@ -133,7 +133,7 @@ pub async fn check_finished(
     Err(PipelineError::new(ErrorKind::DataSet, message))
 }
 
-fn how(output: &Output, job_file: Option<&str>) -> String {
+fn repair_advice(output: &Output, job_file: Option<&str>) -> String {
     format!("`{}` makes them again", repair_command(output, job_file))
 }
 
@@ -153,7 +153,7 @@ fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {
 ///
 /// With a manifest, this rewrites records that are missing, unreadable or different. Without one, it deletes unreadable
 /// records, so that a run rebuilds their splits.
-pub async fn mend_records(
+pub async fn repair_records(
     output: &Output,
     hash: &JobHash,
     manifest: Option<&Manifest>,

@@ -27,7 +27,7 @@ use self::folders::{Roots, resolve, stripped};
 use self::urls::{Prefix, is_url, same_endpoint};
 use crate::hub::HubRef;
 use crate::path_expansion::{PathExpander, local_path};
-use crate::source::literal;
+use crate::source::literal_prefix;
 use crate::storage::{Location, StoreUrl, is_public};
 
 /// Wildcard that allows everything of a kind.
@@ -372,7 +372,7 @@ impl<'a> Gate<'a> {
         if given.chars().any(char::is_control) {
             return Some("has control characters, which no name may have here".into());
         }
-        let head = if purpose == Purpose::Read { literal(given) } else { given.to_owned() };
+        let head = if purpose == Purpose::Read { literal_prefix(given) } else { given.to_owned() };
         match StoreUrl::parse(&head) {
             // the parser has reported what is wrong with it
             Some(Err(_)) => refused(),

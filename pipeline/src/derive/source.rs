@@ -30,7 +30,7 @@ pub(super) struct Source {
     pub dataset: Arc<Dataset>,
     /// The unchanged columns, and those of [`LOOSENED_COLUMNS`] if the noise is stored again.
     pub schema: SchemaRef,
-    pub loosen: Option<NoiseLoosener>,
+    pub loosener: Option<NoiseLoosener>,
     /// Noise draws per token.
     pub draws: u32,
     /// Rows per batch.
@@ -128,9 +128,9 @@ impl Reading {
     fn columns(&self, batch: &RecordBatch) -> std::result::Result<RecordBatch, PipelineError> {
         let Self { source, shard, shown, stage, .. } = self;
         let mut loosened: Vec<(&str, ArrayRef)> = Vec::new();
-        if let Some(loosen) = &source.loosen {
+        if let Some(loosener) = &source.loosener {
             let mut statistics = stage.split().statistics.lock();
-            let arrays = loosen.columns(batch, shard.statistics.total_variation_max, &mut statistics);
+            let arrays = loosener.columns(batch, shard.statistics.total_variation_max, &mut statistics);
             loosened.extend(LOOSENED_COLUMNS.into_iter().zip(arrays.map_err(PipelineError::dataset(shown.clone()))?));
         }
         let columns = source.schema.fields().iter().map(|field| {
@@ -151,7 +151,7 @@ impl Reading {
             let message = format!("{shown}: {} rows, the manifest has {}", self.rows, shard.rows);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
-        if source.loosen.is_some() {
+        if source.loosener.is_some() {
             count_empty_lists(&mut stage.split().statistics.lock(), source.draws);
         }
         stage.set_activity(StageActivity::Done);
@@ -198,7 +198,7 @@ impl ExecutionPlan for DatasetExec {
         let resources = JobResources::of(&context)?;
         let state = resources.split_state(&resources.split(partition)?);
         state.set_input_sha256(shard.input_sha256.clone());
-        *state.statistics.lock() = kept(&shard.statistics, self.source.loosen.is_some());
+        *state.statistics.lock() = kept(&shard.statistics, self.source.loosener.is_some());
         let reading = Reading {
             shown: self.source.dataset.shown(&shard.path),
             source: Arc::clone(&self.source),

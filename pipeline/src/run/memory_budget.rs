@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use stillhouse_schemas::spec::Dtype;
 use stillhouse_teacher::{host_bytes, parse_devices};
 
-use super::splits::ROW_GROUPS_OF_A_SPLIT;
+use super::splits::ROW_GROUPS_PER_SPLIT;
 use crate::engine::teacher::precision;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::job::{Prepared, chain};
@@ -80,10 +80,10 @@ pub(super) struct MemoryNeeds {
 }
 
 impl MemoryNeeds {
-    /// Needs of a job with `at_once` concurrent splits.
-    pub fn for_job(prepared: &Prepared, dtype: Option<Dtype>, at_once: usize) -> Result<Self> {
-        let row_groups = u64::from(ROW_GROUPS_OF_A_SPLIT) * u64::from(prepared.spec.output.row_group_megabytes);
-        let needs = Self { splits: at_once as u64 * row_groups * MEGABYTE, ..Self::default() };
+    /// Needs of a job with `concurrent_splits` concurrent splits.
+    pub fn for_job(prepared: &Prepared, dtype: Option<Dtype>, concurrent_splits: usize) -> Result<Self> {
+        let row_groups = u64::from(ROW_GROUPS_PER_SPLIT) * u64::from(prepared.spec.output.row_group_megabytes);
+        let needs = Self { splits: concurrent_splits as u64 * row_groups * MEGABYTE, ..Self::default() };
         let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(needs) };
         let failed = |e| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
         // a teacher on a GPU checks the GPU's memory when it is loaded; a missing GPU is reported then

@@ -46,7 +46,7 @@ use crate::job_diff::differences;
 use crate::output::{LeaseMonitor, Output, SplitReport, Warning, WorkerReport};
 use crate::plan;
 use crate::query_rows;
-use crate::teacher::{self, Decided, JobInput, Loaded};
+use crate::teacher::{self, DecidedArithmetic, JobInput, LoadedTeachers};
 
 /// Interval between two checks that the run still holds the output.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -82,7 +82,7 @@ struct WorkerState {
     warnings: Arc<Warnings>,
     /// Name of the worker's report. The lock serializes writes, so that an older report never replaces a newer one.
     report: tokio::sync::Mutex<String>,
-    told: AtomicU64,
+    report_count: AtomicU64,
     /// Memory of the job, held while the teacher is loaded.
     _reservation: Reservation,
 }
@@ -106,7 +106,7 @@ impl WorkerState {
         WorkerReport {
             splits: splits.iter().map(at).collect(),
             cannot: self.devices_lost().map(|e| e.to_string()),
-            told: self.told.fetch_add(1, Ordering::Relaxed),
+            told: self.report_count.fetch_add(1, Ordering::Relaxed),
             progress: self.job.runner.progress(self.began),
             warnings: self.warnings.last(),
             ..WorkerReport::new(&self.name, &self.job.runner.output)
@@ -139,26 +139,26 @@ struct Warnings {
     /// Number of the latest warning.
     count: AtomicU64,
     /// Number of the latest warning that was reported to the run.
-    told: AtomicU64,
+    last_reported: AtomicU64,
 }
 
 impl Warnings {
     fn new(log: Arc<dyn Observer>) -> Arc<Self> {
-        Arc::new(Self { log, last: Mutex::default(), count: AtomicU64::new(0), told: AtomicU64::new(0) })
+        Arc::new(Self { log, last: Mutex::default(), count: AtomicU64::new(0), last_reported: AtomicU64::new(0) })
     }
 
     fn last(&self) -> Vec<Warning> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    fn mark_reported(&self, told: &[Warning]) {
-        if let Some(last) = told.last() {
-            self.told.fetch_max(last.number, Ordering::Relaxed);
+    fn mark_reported(&self, reported: &[Warning]) {
+        if let Some(last) = reported.last() {
+            self.last_reported.fetch_max(last.number, Ordering::Relaxed);
         }
     }
 
     fn has_unreported(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > self.told.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed) > self.last_reported.load(Ordering::Relaxed)
     }
 }
 
@@ -284,7 +284,7 @@ impl Worker {
             began,
             warnings: Arc::clone(warnings),
             report: tokio::sync::Mutex::new(id.to_owned()),
-            told: AtomicU64::new(0),
+            report_count: AtomicU64::new(0),
             _reservation: reservation,
         });
         let permits = splits_with_memory(&state.job.prepared.spec).min(Semaphore::MAX_PERMITS);
@@ -381,7 +381,7 @@ impl Drop for Worker {
 async fn watch(state: Arc<WorkerState>) {
     let runner = &state.job.runner;
     let output = &runner.output;
-    let (mut told, mut at) = (BTreeSet::new(), Instant::now());
+    let (mut reported, mut at) = (BTreeSet::new(), Instant::now());
     let mut monitor = LeaseMonitor::default();
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -398,10 +398,11 @@ async fn watch(state: Arc<WorkerState>) {
         }
         let splits = state.splits();
         // an empty report could arrive after the run has deleted all reports
-        if !splits.is_empty() && (splits != told || state.warnings.has_unreported() || at.elapsed() >= REPORT_INTERVAL)
+        if !splits.is_empty()
+            && (splits != reported || state.warnings.has_unreported() || at.elapsed() >= REPORT_INTERVAL)
         {
             state.report(&splits).await;
-            (told, at) = (splits, Instant::now());
+            (reported, at) = (splits, Instant::now());
         }
     }
 }
@@ -498,13 +499,13 @@ async fn load_teacher(
     splits: &[SplitRecord],
     files: &Arc<Vec<crate::source::InputFile>>,
     observer: &Arc<dyn Observer>,
-) -> Result<Loaded> {
+) -> Result<LoadedTeachers> {
     if prepared.teacher.is_none() {
-        return Ok(Loaded::default());
+        return Ok(LoadedTeachers::default());
     }
     let (splits, files, arithmetic) = (splits.to_vec(), Arc::clone(files), task.teacher.clone());
     let load = move |p: &Prepared, o: &dyn Observer| {
-        let decided = arithmetic.as_ref().map(Decided::ByRun);
+        let decided = arithmetic.as_ref().map(DecidedArithmetic::ByRun);
         teacher::load_all(p, JobInput { splits: &splits, files: &files }, decided, true, o)
     };
     blocking(prepared, observer, load).await
@@ -521,9 +522,9 @@ mod tests {
         assert!(!warnings.has_unreported() && warnings.last().is_empty());
         let warn = |message: String| warnings.event(&Event::Warning { message });
         warn("é".repeat(MAX_WARNING_BYTES));
-        let told = warnings.last();
-        assert_eq!((told.len(), told[0].number, told[0].message.len()), (1, 1, MAX_WARNING_BYTES));
-        warnings.mark_reported(&told);
+        let reported = warnings.last();
+        assert_eq!((reported.len(), reported[0].number, reported[0].message.len()), (1, 1, MAX_WARNING_BYTES));
+        warnings.mark_reported(&reported);
         assert!(!warnings.has_unreported());
         (0..MAX_WARNINGS).for_each(|n| warn(n.to_string()));
         assert!(warnings.has_unreported());
@@ -531,7 +532,7 @@ mod tests {
         assert_eq!(numbers, (2..=MAX_WARNINGS as u64 + 1).collect::<Vec<_>>());
         // an older report that is written later does not undo a newer one
         warnings.mark_reported(&warnings.last());
-        warnings.mark_reported(&told);
+        warnings.mark_reported(&reported);
         assert!(!warnings.has_unreported());
     }
 }

@@ -15,7 +15,7 @@ use stillhouse_pipeline::progress_estimate::{Estimate, Estimator, RunStart};
 use stillhouse_pipeline::units;
 
 /// Steps of a bar that shows a fraction.
-const STEPS: u64 = 1000;
+const BAR_STEPS: u64 = 1000;
 
 /// Draws progress bars on stderr, limited to indicatif's draw rate.
 pub struct Bars {
@@ -170,8 +170,8 @@ impl Job {
             estimator: Estimator::new(start),
             splits: add(BAR, "splits", splits),
             documents: add(COUNTER, "documents", 0),
-            tokens: add(tokens, "tokens", STEPS),
-            teacher: start.teacher.then(|| add(BAR, "teacher", STEPS)),
+            tokens: add(tokens, "tokens", BAR_STEPS),
+            teacher: start.teacher.then(|| add(BAR, "teacher", BAR_STEPS)),
         };
         job.splits.set_position(start.splits_done);
         job
@@ -187,7 +187,7 @@ impl Job {
             units::bytes(now.text_bytes)
         ));
         let pace = pace(&estimate);
-        let position = (estimate.fraction * STEPS as f64) as u64;
+        let position = (estimate.fraction * BAR_STEPS as f64) as u64;
         let tokens = format!("{} in {}", units::count(now.tokens), units::counted(now.sequences, "sequence"));
         match &self.teacher {
             Some(teacher) => {

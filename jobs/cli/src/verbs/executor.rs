@@ -67,7 +67,7 @@ pub struct Args {
 }
 
 /// Default slots with a device. The device stays busy while one split is written and the next begins.
-const SLOTS_OF_A_DEVICE: usize = 2;
+const SLOTS_PER_DEVICE: usize = 2;
 
 impl Args {
     /// What jobs may access; everything if no option restricts it.
@@ -107,7 +107,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let scheduler = SchedulerAddress::parse(&args.scheduler)?;
     let name = args.name.clone().unwrap_or_else(executor::default_name);
     let runtime = args.threads.requests_runtime()?;
-    let usual = if args.device.is_some() { SLOTS_OF_A_DEVICE } else { rayon::current_num_threads() };
+    let usual = if args.device.is_some() { SLOTS_PER_DEVICE } else { rayon::current_num_threads() };
     let slots = args.slots.map_or(usual, NonZeroUsize::get);
     let budget = match args.memory_megabytes {
         Some(megabytes) => megabytes.get().saturating_mul(1_000_000),

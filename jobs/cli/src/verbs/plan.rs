@@ -153,7 +153,7 @@ fn render_sample(sample: &Sample, view: View, page: &mut Page) {
 }
 
 /// Number of splits to show at each end of a long list.
-const ENDS: usize = 4;
+const SHOWN_AT_EACH_END: usize = 4;
 
 fn render(plan: &Plan, view: View) -> Page {
     let mut page = Page::new();
@@ -252,14 +252,16 @@ fn estimate(plan: &Plan) -> String {
 
 fn splits_table(splits: &[SplitRecord]) -> Table {
     let mut table = Table::new("rlrll").header(&["split", "data set", "size", "range", "file"]);
-    let shown = |i: usize| splits.len() <= 2 * ENDS + 1 || i < ENDS || i >= splits.len() - ENDS;
+    let shown = |i: usize| {
+        splits.len() <= 2 * SHOWN_AT_EACH_END + 1 || i < SHOWN_AT_EACH_END || i >= splits.len() - SHOWN_AT_EACH_END
+    };
     for (i, split) in splits.iter().enumerate() {
         if shown(i) {
             let name = split.dataset_split.clone();
             let (range, file) = (range(&split.pieces), file(&split.pieces));
             table.texts([split.split.0.to_string(), name, taken(split), range, file]);
-        } else if i == ENDS {
-            let left_out = units::count((splits.len() - 2 * ENDS) as u64);
+        } else if i == SHOWN_AT_EACH_END {
+            let left_out = units::count((splits.len() - 2 * SHOWN_AT_EACH_END) as u64);
             table.texts(["…", &format!("{left_out} more")]);
         }
     }

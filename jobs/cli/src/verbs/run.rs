@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run;
-use stillhouse_pipeline::run::{Ran, RunOptions, Stop};
+use stillhouse_pipeline::run::{RunOptions, RunResult, Stop};
 
 use crate::cli::Failure;
 use crate::job_file::JobFile;
@@ -65,7 +65,7 @@ async fn prepare_and_run(
     options: RunOptions,
     watch: &Arc<Watch>,
     stop: &Stop,
-) -> Result<Ran, Failure> {
+) -> Result<RunResult, Failure> {
     let (job, observer) = (Arc::clone(file), Arc::clone(watch));
     let prepared = tokio::select! {
         prepared = tokio::task::spawn_blocking(move || job.prepare(observer.as_ref())) => prepared,

@@ -161,7 +161,7 @@ fn load(
 fn path(options: &VerifyOptions, extract: &Extract, job_folder: Option<PathBuf>) -> Result<PathBuf> {
     let path = match &options.teacher_path {
         Some(path) => path.clone(),
-        None => of_the_job(&extract.teacher.path, job_folder)?,
+        None => teacher_path_of_job(&extract.teacher.path, job_folder)?,
     };
     if path.exists() {
         return Ok(path);
@@ -172,7 +172,7 @@ fn path(options: &VerifyOptions, extract: &Extract, job_folder: Option<PathBuf>)
 
 /// Path at which the job found its teacher. The manifest may come from someone else, so this expands no environment
 /// variable in it.
-fn of_the_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
+fn teacher_path_of_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
     let is_variable = |part: &Part<'_>| matches!(part, Part::Variable(_));
     if parts(path).is_ok_and(|parts| parts.iter().any(is_variable)) {
         let message = format!("the job had its teacher at {path}; name it with --teacher-path");
@@ -308,7 +308,7 @@ impl Recomputed<'_> {
                 let of_a_token = states.len() / positions.len().max(1);
                 let all = positions.iter().zip(states.chunks_exact(of_a_token));
                 for (p, states) in all.filter(|(p, _)| p.position >= stored.given[p.row]) {
-                    if let Some(message) = states_stored.wrong(p.row, p.position, states, self.tolerances) {
+                    if let Some(message) = states_stored.find_mismatch(p.row, p.position, states, self.tolerances) {
                         found.fault(self.place_of(*p), message);
                     }
                 }
@@ -425,8 +425,10 @@ impl Recomputed<'_> {
         };
         let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
         let at = (p.row, p.position);
-        let signals = stored.signals.as_ref().and_then(|s| s.wrong(at, &softmax, logits, sequence.id, self.tolerances));
-        let of_topk = || stored.topk.as_ref().and_then(|topk| topk.wrong(at, &softmax, logits, self.tolerances));
+        let signals =
+            stored.signals.as_ref().and_then(|s| s.find_mismatch(at, &softmax, logits, sequence.id, self.tolerances));
+        let of_topk =
+            || stored.topk.as_ref().and_then(|topk| topk.find_mismatch(at, &softmax, logits, self.tolerances));
         let signals = signals.or_else(of_topk);
         let logprob_now = softmax.logprob(logit);
         Ok(TokenCheck { signals, logprob: logprob_now, stored_logprob: f64::from(logprob), noises, lead })

@@ -32,7 +32,7 @@ use stillhouse_teacher::{Teacher, TeacherInfo};
 const MAX_LOGIT_BYTES: usize = 128 << 20;
 /// Bins of a histogram: four per power of ten, from 10⁻⁹ to 10.
 const BINS: usize = 40;
-const LOWEST: f64 = -9.0;
+const MIN_POWER: f64 = -9.0;
 const BINS_PER_DECADE: f64 = 4.0;
 
 /// The error of storing beside the error of computing in another way.
@@ -96,10 +96,10 @@ impl Distribution {
         let at = |share: f64| values.get(((values.len().max(1) - 1) as f64 * share).round() as usize).copied();
         let mut bins = [0u64; BINS];
         for value in values.iter().filter(|value| **value > 0.0) {
-            let bin = ((value.log10() - LOWEST) * BINS_PER_DECADE).floor();
+            let bin = ((value.log10() - MIN_POWER) * BINS_PER_DECADE).floor();
             bins[(bin.max(0.0) as usize).min(BINS - 1)] += 1;
         }
-        let lower = |bin: usize| LOWEST + bin as f64 / BINS_PER_DECADE;
+        let lower = |bin: usize| MIN_POWER + bin as f64 / BINS_PER_DECADE;
         Self {
             count: values.len() as u64,
             zeros: values.iter().filter(|value| **value == 0.0).count() as u64,
@@ -354,7 +354,7 @@ const COLOURS: [&str; 3] = ["#2a6fbb", "#7a7a7a", "#c2571a"];
 /// Draws the histograms one above the other over a common axis of powers of ten.
 fn plot(drawn: &[(&Comparison, &Distribution)], tolerance: Option<f64>) -> String {
     let (left, width, height, gap) = (60.0, 840.0, 90.0, 34.0);
-    let x = |log10: f64| left + (log10 - LOWEST) * BINS_PER_DECADE * width / BINS as f64;
+    let x = |log10: f64| left + (log10 - MIN_POWER) * BINS_PER_DECADE * width / BINS as f64;
     let total = drawn.len() as f64 * (height + gap) + 20.0;
     let mut svg = format!("<svg viewBox=\"0 0 920 {total}\" role=\"img\">\n");
     for (n, (comparison, distribution)) in drawn.iter().enumerate() {
@@ -379,7 +379,7 @@ fn plot(drawn: &[(&Comparison, &Distribution)], tolerance: Option<f64>) -> Strin
         let _ =
             writeln!(svg, "<line x1=\"20\" x2=\"{}\" y1=\"{floor}\" y2=\"{floor}\" stroke=\"#999\"/>", left + width);
         let _ = writeln!(svg, "<text x=\"{}\" y=\"{}\">0</text>", left - 24.0, floor + 12.0);
-        for power in (LOWEST as i32)..=1 {
+        for power in (MIN_POWER as i32)..=1 {
             let _ = writeln!(svg, "<text x=\"{}\" y=\"{}\">1e{power}</text>", x(f64::from(power)) - 8.0, floor + 12.0);
         }
         if let Some(bound) = tolerance {

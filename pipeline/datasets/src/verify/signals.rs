@@ -51,7 +51,7 @@ impl Signals {
     }
 
     /// Compares a predicted position with its recomputed logits and describes the first fault.
-    pub(super) fn wrong(
+    pub(super) fn find_mismatch(
         &self,
         (row, position): (usize, usize),
         softmax: &Softmax,
@@ -108,7 +108,7 @@ impl TopK {
     }
 
     /// Compares a predicted position with its recomputed logits and describes the first fault.
-    pub(super) fn wrong(
+    pub(super) fn find_mismatch(
         &self,
         (row, position): (usize, usize),
         softmax: &Softmax,
@@ -132,7 +132,7 @@ fn compare_topk(
     pairs.enumerate().find_map(|(n, ((token, logprob), (right, _)))| {
         let exact = logits.get(*token as usize).map_or(f32::NAN, |logit| softmax.logprob(*logit) as f32);
         if differs(*logprob, exact, tolerances.listed(exact)) {
-            return said(&format!("topk_logprob of {token}"), *logprob, exact);
+            return mismatch_message(&format!("topk_logprob of {token}"), *logprob, exact);
         }
         let is_listed = match tolerances.is_exact() {
             true => *token == *right as i32,
@@ -151,7 +151,7 @@ fn differs(got: f32, right: f32, limit: f64) -> bool {
     got != right && apart(got, right).partial_cmp(&limit).is_none_or(Ordering::is_gt)
 }
 
-fn said(name: &str, got: f32, right: f32) -> Option<String> {
+fn mismatch_message(name: &str, got: f32, right: f32) -> Option<String> {
     Some(format!("{name} is {got}, recomputed it is {right}"))
 }
 
@@ -164,15 +164,15 @@ fn compare(
 ) -> Option<String> {
     for (got, right) in got.logz.iter().zip(&right.logz) {
         if differs(*got, *right, tolerances.logz(*right)) {
-            return said("logz", *got, *right);
+            return mismatch_message("logz", *got, *right);
         }
     }
     if differs(got.entropy, right.entropy, tolerances.entropy(logits.len())) {
-        return said("entropy", got.entropy, right.entropy);
+        return mismatch_message("entropy", got.entropy, right.entropy);
     }
     for (got, right) in got.candidates.iter().zip(&right.candidates) {
         if differs(*got, *right, tolerances.listed(*right)) {
-            return said("candidate_logprob", *got, *right);
+            return mismatch_message("candidate_logprob", *got, *right);
         }
     }
     let times: BTreeMap<u32, u32> = right.sampled.iter().map(|s| (s.index, s.count)).collect();
@@ -186,13 +186,13 @@ fn compare(
         if let Some(right) = ratios.get(&s.index)
             && differs(s.ratio, *right, tolerances.relative() * f64::from(*right))
         {
-            return said("sampled_ratio", s.ratio, *right);
+            return mismatch_message("sampled_ratio", s.ratio, *right);
         }
     }
     for (token, logprob) in &got.top_p {
         let exact = logits.get(*token as usize).map_or(f32::NAN, |l| softmax.logprob(*l) as f32);
         if differs(*logprob, exact, tolerances.listed(exact)) {
-            return said(&format!("top_p_logprob of {token}"), *logprob, exact);
+            return mismatch_message(&format!("top_p_logprob of {token}"), *logprob, exact);
         }
     }
     let count = || format!("top_p_count is {}, recomputed it is {}", got.top_p.len(), right.top_p.len());
@@ -206,14 +206,14 @@ fn compare(
             return Some(format!("top_p_index is {got_ids:?}, recomputed it is {right_ids:?}"));
         }
         return if differs(got.tail, right.tail, tolerances.relative()) {
-            said("top_p_tail", got.tail, right.tail)
+            mismatch_message("top_p_tail", got.tail, right.tail)
         } else {
             None
         };
     }
     let (tail, exact) = (f64::from(got.tail).exp(), f64::from(right.tail).exp());
     if got.top_p.len() == right.top_p.len() && (tail - exact).abs() > tolerances.relative() * exact + 1e-6 {
-        return said("top_p_tail", got.tail, right.tail);
+        return mismatch_message("top_p_tail", got.tail, right.tail);
     }
     // the kept entries hold just the required mass: their number must equal the recomputed one, except in close calls
     let held = |signals: &RowSignals| signals.top_p.iter().map(|entry| f64::from(entry.1).exp()).sum::<f64>();
