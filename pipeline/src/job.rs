@@ -121,7 +121,7 @@ pub(crate) fn output_of(spec: &JobSpec, base: &Path, access: &Access) -> Result<
 fn output_at(spec: &JobSpec, base: &Path, path: &str, storages: &Storages) -> Result<Output> {
     let named =
         Location::parse(base, path).map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
-    let output = Output::at(&shorter(named), &spec.output_storage(), storages)?;
+    let output = Output::at(&simplify_path(named), &spec.output_storage(), storages)?;
     Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
 }
 
@@ -135,13 +135,13 @@ fn output_at(spec: &JobSpec, base: &Path, path: &str, storages: &Storages) -> Re
 pub fn prepare(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
     let Parsed { spec, problems, positions } = parsed;
     let checked = match spec {
-        Some(spec) => checked(spec, problems, base, access, observer),
+        Some(spec) => check_and_prepare(spec, problems, base, access, observer),
         None => Err(problems.into()),
     };
     checked.map_err(|e| e.with_positions(&positions))
 }
 
-fn checked(
+fn check_and_prepare(
     mut spec: JobSpec,
     mut problems: Problems,
     base: &Path,
@@ -243,7 +243,7 @@ fn input_store(spec: &JobSpec, names: &PathExpander, storages: &Storages) -> Res
 }
 
 /// Simplifies a folder that contains `..` (`jobs/../out`).
-pub(crate) fn shorter(named: Location) -> Location {
+pub(crate) fn simplify_path(named: Location) -> Location {
     let Location::Disk(root) = &named else { return named };
     if !root.components().any(|c| c == Component::ParentDir) {
         return named;
@@ -281,7 +281,7 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
 const MIN_REPORTED_STEPS: usize = 100;
 
 /// Reports the progress of a check over many items, at most 100 times.
-fn steps<'o>(observer: &'o dyn Observer, things: String, all: usize) -> impl FnMut(usize) + 'o {
+fn step_reporter<'o>(observer: &'o dyn Observer, things: String, all: usize) -> impl FnMut(usize) + 'o {
     let step = all.div_ceil(100).max(1);
     move |done| {
         if all >= MIN_REPORTED_STEPS && done > 0 && done.is_multiple_of(step) {
@@ -326,7 +326,7 @@ impl Checks<'_> {
         let mut listed = true;
         let output = names.expand(&self.spec.output.path).ok().and_then(|path| Location::parse(self.base, &path).ok());
         for source in sources {
-            let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
+            let mut looked_at = step_reporter(observer, format!("{}.paths", source.field), source.input.paths.len());
             let admits = |named: &Location| gate.admits(named);
             let found =
                 source::list_files(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at);
@@ -358,7 +358,7 @@ impl Checks<'_> {
             Some(_) => source::check_sql(store, &tables, input, crate::functions::register),
             None => {
                 let files = all_files(&tables);
-                source::check_columns(store, &files, input, &mut steps(observer, "files".into(), files.len()))
+                source::check_columns(store, &files, input, &mut step_reporter(observer, "files".into(), files.len()))
             }
         };
         match found {
@@ -378,7 +378,8 @@ impl Checks<'_> {
     /// Reads the first record of every file, so that a bad file fails before a run starts.
     fn check_first_records(&mut self, store: &Store, files: &[InputFile], input: &Input) -> Option<()> {
         let observer = self.observer;
-        let report = |done: usize, all: usize| steps(observer, "the first records of the files".into(), all)(done);
+        let report =
+            |done: usize, all: usize| step_reporter(observer, "the first records of the files".into(), all)(done);
         let found = match source::check_first_records(store, files, input, &report) {
             Ok(found) => found,
             Err(error) => {

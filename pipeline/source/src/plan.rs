@@ -84,11 +84,11 @@ pub fn plan_splits(
     let expecting = (!is_cut_by_listing(files, input)).then(|| store.expecting(files));
     let store = expecting.as_ref().unwrap_or(store);
     let segments = segments(store, files, input, target, progress)?;
-    let mut weighed = PlannedSplits::default();
+    let mut planned = PlannedSplits::default();
     for part in holdout::split_sources(store, files, input, seed, segments)? {
-        add_splits(files, part, target, &mut weighed)?;
+        add_splits(files, part, target, &mut planned)?;
     }
-    Ok(weighed)
+    Ok(planned)
 }
 
 /// Cuts files appended to the input into splits, which follow the existing splits and carry the number of the append.
@@ -110,21 +110,21 @@ pub fn append_splits(
     let segments = segments(store, files, input, target, &|_| {})?;
     let before = splits.len();
     let parts = holdout::appended_split_sources(input, &splits, &segments);
-    let mut weighed = PlannedSplits { splits, weights: Vec::new() };
+    let mut planned = PlannedSplits { splits, weights: Vec::new() };
     for part in parts {
-        add_splits(files, part, target, &mut weighed)?;
+        add_splits(files, part, target, &mut planned)?;
     }
-    weighed.splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
-    Ok(weighed)
+    planned.splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
+    Ok(planned)
 }
 
 fn add_splits(
     files: &[InputFile],
     part: SplitSource,
     target: u64,
-    weighed: &mut PlannedSplits,
+    planned: &mut PlannedSplits,
 ) -> Result<(), SourceError> {
-    let PlannedSplits { splits, weights } = weighed;
+    let PlannedSplits { splits, weights } = planned;
     let share = part.keys.map_or(1.0, |keys| keys.share());
     let taken = part.keys.map_or(1.0, |keys| keys.share().max(MIN_TAKEN_SHARE));
     let mut filled = None;

@@ -39,7 +39,7 @@ use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::finish;
 use crate::job::fill_in;
-use crate::job::{read_permutation, shorter};
+use crate::job::{read_permutation, simplify_path};
 use crate::output::{MANIFEST, Output, TOKENIZER};
 use crate::path_expansion::PathExpander;
 use crate::path_expansion::local_path;
@@ -229,13 +229,13 @@ fn columns_of(new_operators: &[OperatorSpec], loosened: bool) -> Vec<String> {
 }
 
 /// Everything that decides the bytes of the result.
-fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String>) -> Value {
+fn identity(spec: &JobSpec, from: &DerivedFrom, sidecar_sha256: &BTreeMap<String, String>) -> Value {
     let mut job = json!(spec);
     for (section, key) in [
         ("", "name"),
         ("", "engine"),
         ("", "storage"),
-        // `beside` has the checksum of its content
+        // `sidecar_sha256` has the checksum of its content
         ("/subtokens", "permutation"),
         ("/output", "card"),
         ("/output", "path"),
@@ -245,7 +245,7 @@ fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String
             map.remove(key);
         }
     }
-    json!({"job": job, "derived_from": from.manifest_sha256, "beside": beside})
+    json!({"job": job, "derived_from": from.manifest_sha256, "beside": sidecar_sha256})
 }
 
 fn output_of(spec: &JobSpec, base: &Path, storages: &Storages) -> Result<Output> {
@@ -255,6 +255,6 @@ fn output_of(spec: &JobSpec, base: &Path, storages: &Storages) -> Result<Output>
     };
     let path = names.expand(&spec.output.path).map_err(usage)?;
     let location = Location::parse(base, &path).map_err(|e| usage(e.to_string()))?;
-    let output = Output::at(&shorter(location), &spec.output_storage(), storages)?;
+    let output = Output::at(&simplify_path(location), &spec.output_storage(), storages)?;
     Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
 }

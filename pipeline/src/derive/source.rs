@@ -88,7 +88,7 @@ impl DisplayAs for DatasetExec {
 }
 
 /// A shard that is being read.
-struct Reading {
+struct ShardStream {
     source: Arc<Source>,
     shard: ShardRecord,
     /// Path for messages.
@@ -100,7 +100,7 @@ struct Reading {
     metrics: Arc<NodeMetrics>,
 }
 
-impl Reading {
+impl ShardStream {
     async fn next(mut self) -> std::result::Result<Option<(RecordBatch, Self)>, PipelineError> {
         let began = Instant::now();
         self.stage.set_activity(StageActivity::Works);
@@ -161,7 +161,7 @@ impl Reading {
 
 /// The statistics of a shard that remain valid for the derived one. Corrections are counted again if the noise is
 /// stored again.
-fn kept(from: &Statistics, is_loosened: bool) -> Statistics {
+fn kept_statistics(from: &Statistics, is_loosened: bool) -> Statistics {
     let mut kept = from.clone();
     if is_loosened {
         (kept.corrections, kept.corrections_max, kept.total_variation_max) = (0, 0, 0.0);
@@ -198,8 +198,8 @@ impl ExecutionPlan for DatasetExec {
         let resources = JobResources::of(&context)?;
         let state = resources.split_state(&resources.split(partition)?);
         state.set_input_sha256(shard.input_sha256.clone());
-        *state.statistics.lock() = kept(&shard.statistics, self.source.loosener.is_some());
-        let reading = Reading {
+        *state.statistics.lock() = kept_statistics(&shard.statistics, self.source.loosener.is_some());
+        let shard_stream = ShardStream {
             shown: self.source.dataset.shown(&shard.path),
             source: Arc::clone(&self.source),
             shard,
@@ -208,7 +208,7 @@ impl ExecutionPlan for DatasetExec {
             stage: StageState::new(&state, 0),
             metrics: Arc::clone(&self.metrics),
         };
-        let stream = try_unfold(reading, Reading::next).map_err(|e| DataFusionError::External(Box::new(e)));
+        let stream = try_unfold(shard_stream, ShardStream::next).map_err(|e| DataFusionError::External(Box::new(e)));
         Ok(resources.spawner.ahead(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream))))
     }
 }

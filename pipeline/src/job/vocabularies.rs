@@ -108,7 +108,7 @@ impl Checks<'_> {
     /// Checks that every id of the tokenizer has a row in the teacher's vocabulary and is the id of the same token
     /// there. Unused rows are allowed in any number; embeddings are often rounded up (Qwen3 has 151,936 rows for
     /// 151,669 tokens).
-    fn fit(&mut self, vocabulary: &Vocabulary, rows: usize, own: Option<&TeacherVocabulary>) {
+    fn check_token_ids(&mut self, vocabulary: &Vocabulary, rows: usize, own: Option<&TeacherVocabulary>) {
         let spec = &self.spec.tokenizer;
         let tokens = vocabulary.vocab_size();
         let beyond = vocabulary.tokens_from(rows);
@@ -148,7 +148,7 @@ impl Checks<'_> {
         let mut vocab = vocabulary.vocab_size() as u64;
         if let Some((_, _, config)) = teacher {
             vocab = config.vocab_size as u64;
-            self.fit(vocabulary, config.vocab_size, own);
+            self.check_token_ids(vocabulary, config.vocab_size, own);
         }
         let numbers = self.permutation(vocab as usize);
         let mut spec = self.spec.clone();

@@ -105,7 +105,7 @@ impl WorkerState {
         };
         WorkerReport {
             splits: splits.iter().map(at).collect(),
-            cannot: self.devices_lost().map(|e| e.to_string()),
+            cannot: self.lost_devices_error().map(|e| e.to_string()),
             told: self.report_count.fetch_add(1, Ordering::Relaxed),
             progress: self.job.runner.progress(self.began),
             warnings: self.warnings.last(),
@@ -114,7 +114,7 @@ impl WorkerState {
     }
 
     /// Why this worker can build nothing more, though others may: its devices are lost.
-    fn devices_lost(&self) -> Option<PipelineError> {
+    fn lost_devices_error(&self) -> Option<PipelineError> {
         let resources = &self.session.resources;
         let are_gone = !resources.devices.is_empty() && resources.lost_devices() == resources.devices.len();
         let message =
@@ -331,7 +331,7 @@ impl Worker {
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         };
         let _permit = self.split_permits.acquire().await;
-        if let Some(lost) = self.state.devices_lost() {
+        if let Some(lost) = self.state.lost_devices_error() {
             return Err(lost);
         }
         let _in_progress = InProgress::on(in_progress, split_task.split);
@@ -348,7 +348,7 @@ impl Worker {
         let made = match made {
             Ok(made) => made,
             Err(e) => {
-                let lost = self.state.devices_lost();
+                let lost = self.state.lost_devices_error();
                 if lost.is_some() {
                     warn(e.to_string());
                     self.state.report(&self.state.splits()).await;

@@ -38,7 +38,7 @@ use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
 use stillhouse_teacher::Teacher;
 
-use super::report::{self, Comparing, StoredSide};
+use super::report::{self, LiveComparison, StoredDifferences};
 use super::signals::{Signals, TopK};
 use super::states::States;
 use super::tolerances::{LOGPROB_TOLERANCE, Tolerances};
@@ -65,7 +65,7 @@ pub(super) async fn check(
     let seed = manifest.noise_seed.unwrap_or(manifest.job.seed);
     let per_batch = rows_per_batch(&manifest.job);
     let wanted = if options.teacher_batches == 0 { DEFAULT_BATCHES } else { options.teacher_batches };
-    let picked = pick(manifest, per_batch, wanted);
+    let picked = sample_batches(manifest, per_batch, wanted);
     let noise = extract.noise.as_ref();
     let mut check = TeacherCheck {
         tolerance: noise.filter(|n| n.codec == NoiseCodec::Replay).map(|n| n.tolerance),
@@ -90,7 +90,7 @@ pub(super) async fn check(
     let written = manifest.job.sequential();
     let temperature = written.as_ref().map(|w| w.temperature).filter(|t| *t > 0.0).unwrap_or(1.0);
     let mut variation_sum = 0.0;
-    let mut stored = StoredSide::default();
+    let mut stored = StoredDifferences::default();
     let mut comparing = match options.report {
         Some(dtype) => {
             observer.event(&Event::Preparing { what: format!("loading the teacher in {}", dtype.name()) });
@@ -98,7 +98,7 @@ pub(super) async fn check(
                 let path = path(options, extract, dataset_folder)?;
                 teacher::load(&path, &extract.teacher, dtype, manifest.job.pack.length as usize, &teacher.info().device)
             })?;
-            Some(Comparing::new(&teacher, other, picked.len()))
+            Some(LiveComparison::new(&teacher, other, picked.len()))
         }
         None => None,
     };
@@ -188,7 +188,7 @@ fn teacher_path_of_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBu
 }
 
 /// Picks batches spread evenly over the rows of the data set. Each begins where a batch of the job began.
-fn pick(manifest: &Manifest, per_batch: usize, wanted: usize) -> Vec<(&ShardRecord, usize)> {
+fn sample_batches(manifest: &Manifest, per_batch: usize, wanted: usize) -> Vec<(&ShardRecord, usize)> {
     let all: Vec<(&ShardRecord, usize)> = manifest
         .shards
         .iter()
@@ -241,7 +241,7 @@ impl Recomputed<'_> {
         batch: &RecordBatch,
         check: &mut TeacherCheck,
         variation_sum: &mut f64,
-        side: &mut StoredSide,
+        side: &mut StoredDifferences,
         found: &mut Verification,
     ) -> Result<(), OperatorError> {
         let arrow = OperatorError::arrow("verify");
@@ -285,7 +285,7 @@ impl Recomputed<'_> {
             let results: Result<Vec<TokenCheck>, NoiseError> = positions
                 .par_iter()
                 .zip(on_host.par_chunks_exact(vocab))
-                .map(|(p, logits)| self.token(&sequences, &stored, *p, logits))
+                .map(|(p, logits)| self.check_token(&sequences, &stored, *p, logits))
                 .collect();
             let results = results.map_err(|e| OperatorError::Data {
                 operator: "verify",
@@ -301,7 +301,7 @@ impl Recomputed<'_> {
                 check.tokens += 1;
                 side.logprob_changes.push((result.logprob - result.stored_logprob).abs());
                 side.variations.extend(result.noises.iter().map(|noise| noise.total_variation));
-                self.judge(*p, &result, check, variation_sum, found);
+                self.record_result(*p, &result, check, variation_sum, found);
             }
             drop(on_host);
             if let Some(states_stored) = &stored.states {
@@ -323,7 +323,7 @@ impl Recomputed<'_> {
         format!("{} row {} position {}", self.place, self.offset + p.row, p.position)
     }
 
-    fn judge(
+    fn record_result(
         &self,
         p: PredictedPosition,
         result: &TokenCheck,
@@ -379,7 +379,7 @@ impl Recomputed<'_> {
         }
     }
 
-    fn token(
+    fn check_token(
         &self,
         sequences: &[Sequence],
         stored: &Stored,

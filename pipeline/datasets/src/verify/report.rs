@@ -114,13 +114,13 @@ impl Distribution {
 
 /// Differences of the stored values, collected during the check.
 #[derive(Default)]
-pub(super) struct StoredSide {
+pub(super) struct StoredDifferences {
     pub logprob_changes: Vec<f64>,
     pub variations: Vec<f64>,
 }
 
 /// Runs the teacher in other ways over the batches of the sample.
-pub(super) struct Comparing {
+pub(super) struct LiveComparison {
     live: Arc<dyn Teacher>,
     other: Arc<dyn Teacher>,
     /// Number of tokens to compare in each batch.
@@ -130,13 +130,13 @@ pub(super) struct Comparing {
 }
 
 /// A sampled token with its live logits.
-struct Live<'a> {
+struct LiveLogits<'a> {
     sequence: &'a Sequence,
     position: usize,
     logits: Vec<f32>,
 }
 
-impl Comparing {
+impl LiveComparison {
     /// `live` computes as the job did, `other` in another dtype. `batches` is the size of the sample.
     pub(super) fn new(live: &Arc<dyn Teacher>, other: Arc<dyn Teacher>, batches: usize) -> Self {
         let row = live.info().vocab_size * size_of::<f32>();
@@ -163,7 +163,7 @@ impl Comparing {
             meter: &counters,
         };
         let (live, other) = (Arc::clone(&self.live), Arc::clone(&self.other));
-        let kept = self.live(&pass(live.as_ref()), &sequences)?;
+        let kept = self.live_logits(&pass(live.as_ref()), &sequences)?;
         for (row, sequence) in sequences.iter().enumerate() {
             let alone = std::slice::from_ref(sequence);
             let found = differences(&pass(live.as_ref()), alone, row, &kept, seed)?;
@@ -175,11 +175,11 @@ impl Comparing {
     }
 
     /// The live logits of tokens spread evenly over the batch.
-    fn live<'a>(
+    fn live_logits<'a>(
         &self,
         pass: &TeacherPass<'_>,
         sequences: &'a [Sequence],
-    ) -> Result<HashMap<(usize, usize), Live<'a>>, OperatorError> {
+    ) -> Result<HashMap<(usize, usize), LiveLogits<'a>>, OperatorError> {
         let tokens: usize = sequences.iter().map(|sequence| sequence.valid).sum();
         let every = tokens.div_ceil(self.tokens_of_a_batch).max(1);
         let vocab = pass.teacher.info().vocab_size;
@@ -189,7 +189,7 @@ impl Comparing {
             for (p, logits) in positions.iter().zip(on_host.chunks_exact(vocab)) {
                 if seen % every == 0 {
                     let (sequence, position) = (&sequences[p.row], p.position);
-                    kept.insert((p.row, position), Live { sequence, position, logits: logits.to_vec() });
+                    kept.insert((p.row, position), LiveLogits { sequence, position, logits: logits.to_vec() });
                 }
                 seen += 1;
             }
@@ -200,7 +200,7 @@ impl Comparing {
     }
 
     /// Builds the report. `stored` holds the differences of the stored values.
-    pub(super) fn report(self, manifest: &Manifest, stored: StoredSide) -> Report {
+    pub(super) fn report(self, manifest: &Manifest, stored: StoredDifferences) -> Report {
         let noise = manifest.job.extract.as_ref().and_then(|extract| extract.noise.as_ref());
         let of = |kind, what: String, found: Vec<TeacherDifference>| Comparison {
             kind,
@@ -247,7 +247,7 @@ fn differences(
     pass: &TeacherPass<'_>,
     sequences: &[Sequence],
     row: usize,
-    kept: &HashMap<(usize, usize), Live<'_>>,
+    kept: &HashMap<(usize, usize), LiveLogits<'_>>,
     seed: u64,
 ) -> Result<Vec<TeacherDifference>, OperatorError> {
     let vocab = pass.teacher.info().vocab_size;
@@ -257,7 +257,9 @@ fn differences(
         let pairs: Vec<(&PredictedPosition, &[f32])> = positions.iter().zip(on_host.chunks_exact(vocab)).collect();
         let compared: Result<Vec<Option<TeacherDifference>>, NoiseError> = pairs
             .par_iter()
-            .map(|(p, logits)| kept.get(&(row + p.row, p.position)).map(|live| live.beside(logits, seed)).transpose())
+            .map(|(p, logits)| {
+                kept.get(&(row + p.row, p.position)).map(|live| live.difference_from(logits, seed)).transpose()
+            })
             .collect();
         let compared = compared.map_err(|e| OperatorError::Data {
             operator: "verify",
@@ -271,8 +273,8 @@ fn differences(
     Ok(found)
 }
 
-impl Live<'_> {
-    fn beside(&self, other: &[f32], seed: u64) -> Result<TeacherDifference, NoiseError> {
+impl LiveLogits<'_> {
+    fn difference_from(&self, other: &[f32], seed: u64) -> Result<TeacherDifference, NoiseError> {
         let stream = NoiseStream::new(DrawKey::new(seed, 0), self.sequence.id, self.position as u32);
         measure_difference(&self.logits, other, self.sequence.tokens[self.position], &stream)
     }
