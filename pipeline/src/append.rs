@@ -39,13 +39,13 @@ const MAX_NAMED_FILES: usize = 5;
 ///
 /// # Errors
 /// If the output cannot be read.
-pub fn as_at_output(prepared: &Prepared, hash: JobHash) -> Result<JobHash> {
+pub fn hash_at_output_blocking(prepared: &Prepared, hash: JobHash) -> Result<JobHash> {
     let output = prepared.output()?;
-    prepared.store.wait(at_output(hash, &output))
+    prepared.store.wait(hash_at_output(hash, &output))
 }
 
-/// Like [`as_at_output`]. Without a readable plan it takes the order from the manifest.
-pub(crate) async fn at_output(hash: JobHash, output: &Output) -> Result<JobHash> {
+/// Like [`hash_at_output_blocking`]. Without a readable plan it takes the order from the manifest.
+pub(crate) async fn hash_at_output(hash: JobHash, output: &Output) -> Result<JobHash> {
     let appended = match output.plan().await {
         Ok(Some(plan)) => plan.appended,
         Err(e) if e.kind != ErrorKind::DataSet => return Err(e),

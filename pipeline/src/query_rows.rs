@@ -33,7 +33,7 @@ const PIECE_BYTES: usize = 8 << 20;
 const NAME_DIGITS: usize = 16;
 
 /// The staged rows beside the output, under their names there.
-fn at_output(staged: StagedRecord) -> StagedRows {
+fn rows_at_output(staged: StagedRecord) -> StagedRows {
     let sums: BTreeMap<String, String> =
         staged.parts().map(|(name, _, sha256)| (name.to_owned(), sha256.to_owned())).collect();
     let place = |name: &str| {
@@ -117,7 +117,7 @@ pub(crate) async fn rows_of_query(
     if let Some(shared) = shared.clone().filter(|shared| shared.matches_inputs(&prepared.files))
         && are_intact(output, &shared).await?
     {
-        return Ok(at_output(shared));
+        return Ok(rows_at_output(shared));
     }
     let folder = output.sql_folder(&hash.hash)?;
     let staged = {
@@ -128,13 +128,13 @@ pub(crate) async fn rows_of_query(
         return Ok(staged);
     }
     let put = upload_rows(output, &folder, shared).await?;
-    Ok(at_output(put))
+    Ok(rows_at_output(put))
 }
 
 /// The rows that were staged by the run for which this process works.
 async fn rows_of_run(output: &Output, shared: Option<StagedRecord>) -> Result<StagedRows> {
     let staged = match output.folder() {
-        None => shared.map(at_output),
+        None => shared.map(rows_at_output),
         Some(root) => {
             let folder = root.join(INPUT);
             blocking_call(move || Ok::<_, PipelineError>(staged_rows(&folder))).await?

@@ -78,7 +78,7 @@ async fn lock_output(
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
-    let hash = append::at_output(hash, &output).await?;
+    let hash = append::hash_at_output(hash, &output).await?;
     // new files are for `run --append`, which requires an intact data set
     let now = hash.hash.clone();
     let hash = append::before_new_files(hash, &output).await?;

@@ -113,7 +113,7 @@ async fn lock_output(
 ) -> Result<(JobHash, LockedOutput)> {
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let output = prepared.output()?;
-    let hash = append::at_output(hash, &output).await?;
+    let hash = append::hash_at_output(hash, &output).await?;
     let grows = options.append && append::growth(prepared, &hash, &output).await?.is_some();
     // check before writing anything, so that a job that must not write leaves no trace
     if !grows

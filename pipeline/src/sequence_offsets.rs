@@ -76,8 +76,8 @@ pub(crate) fn splits_with_actual_ranges(spec: &JobSpec, manifest: &Manifest) -> 
     splits
 }
 
-/// Sets the positions of the splits after the first `earlier_count`: `train` continues `train`; a holdout continues `train` and
-/// itself.
+/// Sets the positions of the splits after the first `earlier_count`: `train` continues `train`; a holdout continues
+/// `train` and itself.
 fn assign_ranges(splits: &mut [SplitRecord], earlier_count: usize, sequences: &[u64], epoch: u32) {
     let (earlier, new) = splits.split_at_mut(earlier_count.min(splits.len()));
     let (mut train, mut holdouts) = (0, BTreeMap::<String, u64>::new());

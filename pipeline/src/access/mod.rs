@@ -57,7 +57,7 @@ pub struct Access {
     /// Folders that are never accessible, even inside an allowed folder.
     pub deny: Vec<PathBuf>,
     /// Whether `~` and `${VAR}` in a job's paths expand to this user's home and this process's environment. Never true
-    /// in a service, so neither a configuration nor an order can set it.
+    /// in a service, so neither a configuration nor a worker's request can set it.
     #[serde(skip)]
     pub environment: bool,
 }
@@ -185,8 +185,8 @@ impl Access {
         self.problems_while(spec, base, &|| true).unwrap_or_default()
     }
 
-    /// Like [`Self::problems`], but asks `should_continue` before each path and returns `None` if that returns false. Reports at
-    /// most 90 unreadable paths one by one, and the rest as a count in one problem.
+    /// Like [`Self::problems`], but asks `should_continue` before each path and returns `None` if that returns false.
+    /// Reports at most 90 unreadable paths one by one, and the rest as a count in one problem.
     pub fn problems_while(
         &self,
         spec: &JobSpec,
@@ -204,7 +204,7 @@ impl Access {
     }
 
     /// The configured entry that contains a folder of this machine. Ignores `*`, which an operator sets deliberately.
-    pub fn holding(&self, folder: &Path) -> Option<&str> {
+    pub fn entry_containing(&self, folder: &Path) -> Option<&str> {
         let at = resolve(folder, |_| true).unwrap_or_else(|| folder.to_owned());
         let entries = self.read.iter().chain(&self.write);
         entries

@@ -232,7 +232,7 @@ impl Worker {
         let prepared = prepare_job(task, config, &observer).await?;
         let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
         let output = prepared.output()?.joined(&task.ticket);
-        let hash = append::at_output(hash, &output).await?;
+        let hash = append::hash_at_output(hash, &output).await?;
         let output = output.for_grown_job(&hash).joined(&task.ticket);
         output.check_ownership().await?;
         let at = WorkerReport { warnings: warnings.last(), ..WorkerReport::new(&config.name, &output) };

@@ -67,7 +67,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let made = |prepared: Prepared| {
         // the process exits after this: skip freeing the memory of up to hundreds of thousands of files
         let prepared = ManuallyDrop::new(Arc::new(prepared));
-        let hash = append::as_at_output(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
+        let hash = append::hash_at_output_blocking(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
         let hash = ManuallyDrop::new(hash);
         let plan = match args.append {
             true => plan_report::plan_appended(&prepared, &hash, watch.as_ref())?,

@@ -1,4 +1,4 @@
-//! `stillhouse work`: the service's worker process. It reads its order from stdin; people do not run it.
+//! `stillhouse work`: the service's worker process. It reads its request from stdin; people do not run it.
 
 use std::io::{BufRead, Read, Write};
 use std::path::Path;
@@ -42,7 +42,7 @@ const MAX_REQUEST_BYTES: u64 = 64 << 20;
 /// is less.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Reads the order and executes it.
+/// Reads the request and executes it.
 pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let system = |e: &dyn std::fmt::Display| Failure::System(format!("the worker cannot start: {e}"));
     let mut line = String::new();

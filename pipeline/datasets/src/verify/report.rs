@@ -10,8 +10,8 @@
 //! the same random words. On another kind of machine than the job's, the live teacher differs from the stored one. Then
 //! the first row contains both errors, and the report says so.
 //!
-//! Memory: live logits of sampled tokens, at most [`MAX_LOGIT_BYTES`], spread over the sample; two numbers for every stored
-//! token of the sample.
+//! Memory: live logits of sampled tokens, at most [`MAX_LOGIT_BYTES`], spread over the sample; two numbers for every
+//! stored token of the sample.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

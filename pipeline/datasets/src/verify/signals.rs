@@ -1,7 +1,7 @@
 //! Recomputes the teacher's other signals and checks each against its tolerance.
 //!
-//! If the teacher computes as the job's did, on a CPU, its logits have the same bits (δ = 0 in [`Tolerances`]). Each column
-//! must then meet the promise in docs/FORMAT.md. Otherwise logits may be off by δ:
+//! If the teacher computes as the job's did, on a CPU, its logits have the same bits (δ = 0 in [`Tolerances`]). Each
+//! column must then meet the promise in docs/FORMAT.md. Otherwise logits may be off by δ:
 //!
 //! | signal | tolerance, in addition to its promise |
 //! |---|---|

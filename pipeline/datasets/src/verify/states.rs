@@ -2,7 +2,8 @@
 //!
 //! A component v of a state h may differ by its rounding: 2^-11 · |v| plus half the smallest step in f16, nothing in
 //! f32. If the recomputed states do not have the job's bits, v may differ by 2^-10 · |v| in either type, plus δ
-//! ([`Tolerances`]) times the root mean square of h: what moves logits by δ moves states by the same share of their size.
+//! ([`Tolerances`]) times the root mean square of h: what moves logits by δ moves states by the same share of their
+//! size.
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
