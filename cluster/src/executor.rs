@@ -26,7 +26,7 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::prelude::SessionConfig;
 use futures::TryStreamExt;
 use stillhouse_pipeline::error::{ErrorKind, PipelineError, Result};
-use stillhouse_pipeline::run::worker::Place;
+use stillhouse_pipeline::run::worker::WorkerConfig;
 use stillhouse_pipeline::storage::Backoff;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -55,7 +55,7 @@ pub struct Options {
     /// How long to wait for a scheduler that does not answer yet.
     pub scheduler_timeout: Duration,
     /// The name, access rules and device of the executor.
-    pub place: Place,
+    pub worker: WorkerConfig,
     /// The cluster's token.
     pub token: Token,
 }
@@ -65,11 +65,11 @@ pub struct Options {
 /// # Errors
 /// When the scheduler cannot be reached or refuses the executor.
 pub async fn run(options: Options, on_ready: impl FnOnce(&str)) -> Result<()> {
-    let Options { scheduler, scheduler_timeout, place, token } = options;
+    let Options { scheduler, scheduler_timeout, worker, token } = options;
     check_scheduler(&scheduler, &token, scheduler_timeout).await?;
     let host = hostname();
-    let (name, slots) = (place.name.clone(), place.slots);
-    let executor_jobs = ExecutorJobs::new(place);
+    let (name, slots) = (worker.name.clone(), worker.slots);
+    let executor_jobs = ExecutorJobs::new(worker);
     let work_dir = WorkFolder::new(&std::env::temp_dir())
         .map_err(PipelineError::output("no temporary folder for the executor"))?;
     let (scheduler_host, scheduler_port) = scheduler.host_and_port();

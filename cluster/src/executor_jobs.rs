@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use stillhouse_pipeline::driver::{SplitTask, TaskSpec};
 use stillhouse_pipeline::error::{PipelineError, Result, SerializedError};
 use stillhouse_pipeline::events::{Event, Observer};
-use stillhouse_pipeline::run::worker::{Place, Worker};
+use stillhouse_pipeline::run::worker::{Worker, WorkerConfig};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 use tokio::runtime::Handle;
@@ -42,7 +42,7 @@ struct PreparedJob {
 pub struct ExecutorJobs {
     /// The runtime for requests and files.
     handle: Handle,
-    place: Place,
+    config: WorkerConfig,
     jobs: Mutex<HashMap<String, Arc<PreparedJob>>>,
     /// Ended runs, with the reason and when that was noticed. Their remaining splits are refused.
     ended: Mutex<HashMap<String, (SerializedError, Instant)>>,
@@ -59,9 +59,9 @@ impl<T> Drop for AbortOnDrop<T> {
 
 impl ExecutorJobs {
     /// Creates the jobs of an executor that uses the current runtime.
-    pub fn new(place: Place) -> Arc<Self> {
+    pub fn new(config: WorkerConfig) -> Arc<Self> {
         let handle = Handle::current();
-        let this = Arc::new(Self { handle: handle.clone(), place, jobs: Mutex::default(), ended: Mutex::default() });
+        let this = Arc::new(Self { handle: handle.clone(), config, jobs: Mutex::default(), ended: Mutex::default() });
         handle.spawn(drop_ended_periodically(Arc::downgrade(&this)));
         this
     }
@@ -80,7 +80,8 @@ impl ExecutorJobs {
                 tracing::warn!("{e}");
             }
             let failure = SerializedError::from(&e);
-            SerializedError { message: format!("{} (executor {})", failure.message, self.place.name), ..failure }.into()
+            SerializedError { message: format!("{} (executor {})", failure.message, self.config.name), ..failure }
+                .into()
         })
     }
 
@@ -89,7 +90,7 @@ impl ExecutorJobs {
         // after a failure the next split prepares the job again
         let worker = job.worker.get_or_try_init(|| self.prepare(&job, spec)).await?;
         tracing::info!(split = split_task.split.0, job = spec.ticket.job_hash, "begins");
-        let made = worker.make(split_task).await;
+        let made = worker.build_split(split_task).await;
         let record = made.map_err(|e| if e.retryable { job.count_failure(split_task.split, e) } else { e })?;
         tracing::info!(split = split_task.split.0, shard = record.path, bytes = record.bytes, "committed");
         Ok(record)
@@ -102,7 +103,7 @@ impl ExecutorJobs {
         {
             return Err(failure.into());
         }
-        let worker = Worker::join(spec, &self.place, Arc::new(LogObserver)).await;
+        let worker = Worker::join(spec, &self.config, Arc::new(LogObserver)).await;
         let unable =
             worker.as_ref().err().filter(|e| e.machine_specific).map(|e| (SerializedError::from(e), Instant::now()));
         if let Some((failure, _)) = &unable {
@@ -135,7 +136,7 @@ impl ExecutorJobs {
                 return Arc::strong_count(job) > 1
                     || unable.as_ref().is_some_and(|(_, since)| since.elapsed() < RETRY_INTERVAL);
             };
-            let Some(failure) = worker.is_over() else { return true };
+            let Some(failure) = worker.end_reason() else { return true };
             ended.insert(key.clone(), (failure, Instant::now()));
             Arc::strong_count(job) > 1
         });
@@ -168,7 +169,7 @@ impl PreparedJob {
 
 impl fmt::Debug for ExecutorJobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExecutorJobs").field("name", &self.place.name).finish_non_exhaustive()
+        f.debug_struct("ExecutorJobs").field("name", &self.config.name).finish_non_exhaustive()
     }
 }
 

@@ -29,8 +29,8 @@ use stillhouse_cluster::scheduler_client::SchedulerAddress;
 use stillhouse_cluster::token::Token;
 use stillhouse_cluster::{BUILD, executor, scheduler};
 use stillhouse_pipeline::access::Access;
-use stillhouse_pipeline::run::memory_budget::Room;
-use stillhouse_pipeline::run::worker::Place;
+use stillhouse_pipeline::run::memory_budget::MemoryBudget;
+use stillhouse_pipeline::run::worker::WorkerConfig;
 use tonic::Request;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,14 +46,14 @@ fn scheduler_options(token: &Token) -> scheduler::Options {
 }
 
 fn executor_options(scheduler: &SchedulerAddress, token: &Token) -> executor::Options {
-    let place = Place {
+    let worker = WorkerConfig {
         name: "the executor".into(),
         access: Access::everything(),
         device: None,
         slots: 1,
-        room: Room::new(1 << 30),
+        memory_budget: MemoryBudget::new(1 << 30),
     };
-    executor::Options { scheduler: scheduler.clone(), scheduler_timeout: PATIENCE, place, token: token.clone() }
+    executor::Options { scheduler: scheduler.clone(), scheduler_timeout: PATIENCE, worker, token: token.clone() }
 }
 
 /// The final state of a plan that a client with the token sends.

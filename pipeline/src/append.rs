@@ -26,26 +26,26 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::identity::{JobHash, PlannedFile};
-use crate::inputs::find;
+use crate::inputs::find_work;
 use crate::job::{Prepared, blocking};
 use crate::output::{Found, Output, PlanRecord};
 use crate::plan;
 use crate::source::InputFile;
 
 /// Maximum number of files that a refusal names.
-const MOST_NAMED: usize = 5;
+const MAX_NAMED_FILES: usize = 5;
 
 /// The hash of a job as its output has it: with the files in the order in which they were added there.
 ///
 /// # Errors
 /// If the output cannot be read.
-pub fn as_at_output(prepared: &Prepared, hash: JobHash) -> Result<JobHash> {
+pub fn hash_at_output_blocking(prepared: &Prepared, hash: JobHash) -> Result<JobHash> {
     let output = prepared.output()?;
-    prepared.store.wait(at_output(hash, &output))
+    prepared.store.wait(hash_at_output(hash, &output))
 }
 
-/// Like [`as_at_output`]. Without a readable plan it takes the order from the manifest.
-pub(crate) async fn at_output(hash: JobHash, output: &Output) -> Result<JobHash> {
+/// Like [`hash_at_output_blocking`]. Without a readable plan it takes the order from the manifest.
+pub(crate) async fn hash_at_output(hash: JobHash, output: &Output) -> Result<JobHash> {
     let appended = match output.plan().await {
         Ok(Some(plan)) => plan.appended,
         Err(e) if e.kind != ErrorKind::DataSet => return Err(e),
@@ -88,7 +88,7 @@ pub(crate) struct Growth {
     /// The plan at the output, without its newest append if that is reverted.
     base: PlanRecord,
     /// Hash of the plan at the output.
-    was: String,
+    plan_hash: String,
     /// The job when `base` was made, with the present paths of its files.
     now: JobHash,
     /// The job with the new files; `None` if an append is reverted and there are no new files.
@@ -103,7 +103,7 @@ impl Growth {
 
     /// The job that is finished at the output; `None` if an append is reverted first.
     pub(crate) fn finished(&self) -> Option<&JobHash> {
-        (self.was == self.base.job_hash).then_some(&self.now)
+        (self.plan_hash == self.base.job_hash).then_some(&self.now)
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) async fn growth(prepared: &Prepared, hash: &JobHash, output: &Output)
     }
     let Some(there) = output.plan().await? else { return Ok(None) };
     let finished = manifest.is_some_and(|manifest| manifest.job_hash == there.job_hash);
-    grows(&there, hash, finished).map_err(|why| {
+    growth_between(&there, hash, finished).map_err(|why| {
         let message = format!("output.path: {output} cannot be appended to: {why}");
         PipelineError::new(ErrorKind::Usage, message)
     })
@@ -145,7 +145,7 @@ fn without_newest(plan: &PlanRecord) -> Option<PlanRecord> {
 }
 
 /// How a job has grown since its plan was made.
-fn grows(there: &PlanRecord, hash: &JobHash, finished: bool) -> Result<Option<Growth>, String> {
+fn growth_between(there: &PlanRecord, hash: &JobHash, finished: bool) -> Result<Option<Growth>, String> {
     if there.identity != hash.identity || there.job_hash == hash.hash {
         return Ok(None);
     }
@@ -171,7 +171,7 @@ fn grows(there: &PlanRecord, hash: &JobHash, finished: bool) -> Result<Option<Gr
         appended.push(Appended { to: base.job_hash.clone(), files: new.iter().map(|f| f.name.clone()).collect() });
         hash.with_files(files.into_iter().chain(new).collect(), appended)
     });
-    Ok(Some(Growth { base, was: there.job_hash.clone(), now, grown }))
+    Ok(Some(Growth { base, plan_hash: there.job_hash.clone(), now, grown }))
 }
 
 /// The present files of a plan: those with the same path, or with the same name below another folder.
@@ -190,9 +190,9 @@ fn files_now(base: &PlanRecord, hash: &JobHash) -> Result<Vec<PlannedFile>, Stri
         }
     }
     if !wrong.is_empty() {
-        let more = wrong.len().saturating_sub(MOST_NAMED);
+        let more = wrong.len().saturating_sub(MAX_NAMED_FILES);
         let more = if more > 0 { format!(" and {more} more files") } else { String::new() };
-        wrong.truncate(MOST_NAMED);
+        wrong.truncate(MAX_NAMED_FILES);
         return Err(format!(
             "files that it was made of are others now: {}{more}; put them back (new files may only come beside them), or choose another folder, or `--overwrite` to remove it",
             wrong.join(", ")
@@ -219,23 +219,23 @@ pub(crate) async fn grow(
     output: &Output,
     observer: &Arc<dyn Observer>,
 ) -> Result<JobHash> {
-    let Some(Growth { base, was, now, grown }) = growth(prepared, &hash, output).await? else { return Ok(hash) };
-    if was != base.job_hash {
+    let Some(Growth { base, plan_hash, now, grown }) = growth(prepared, &hash, output).await? else { return Ok(hash) };
+    if plan_hash != base.job_hash {
         let message = format!("{output}: an append that was not finished is taken back: the input is another one now");
         observer.event(&Event::Warning { message });
-        output.replan(&base, &was).await?;
+        output.replan(&base, &plan_hash).await?;
     }
     let output = &output.clone().for_grown_job(&now);
     // compare what was read of the old files with their present content
-    if let Found::Complete = find(prepared, &now, output, observer).await? {
-        whole(output, &now, observer).await?;
+    if let Found::Complete = find_work(prepared, &now, output, observer).await? {
+        check_finished_output(output, &now, observer).await?;
     }
     let (Some(grown), Some(plan)) = (grown, output.plan().await?) else { return Ok(now) };
     let number = grown.appended.len() as u32;
     let old: BTreeSet<&str> = now.files.iter().map(|f| f.path.as_str()).collect();
     let new: Vec<InputFile> =
         plan::in_order(&grown, &prepared.files).into_iter().filter(|f| !old.contains(f.path.as_str())).collect();
-    told(prepared, observer.as_ref());
+    warn_fixed_holdouts(prepared, observer.as_ref());
     let what = format!("finding the splits of {} new files", new.len());
     observer.event(&Event::Preparing { what });
     let earlier = (plan.splits.clone(), number);
@@ -252,15 +252,15 @@ pub(crate) async fn grow(
 }
 
 /// Checks that a finished data set has all shards in their size, and rewrites missing records.
-async fn whole(output: &Output, hash: &JobHash, observer: &Arc<dyn Observer>) -> Result<()> {
+async fn check_finished_output(output: &Output, hash: &JobHash, observer: &Arc<dyn Observer>) -> Result<()> {
     let manifest = finish::manifest_of(output).await?;
     damage::check_finished(output, &manifest, None, false, observer.as_ref()).await?;
-    damage::mend_records(output, hash, Some(&manifest), &mut Repaired::default()).await?;
+    damage::repair_records(output, hash, Some(&manifest), &mut Repaired::default()).await?;
     Ok(())
 }
 
 /// Warns about holdouts that get no appended documents.
-fn told(prepared: &Prepared, observer: &dyn Observer) {
+fn warn_fixed_holdouts(prepared: &Prepared, observer: &dyn Observer) {
     for (name, _) in prepared.spec.input.holdout.iter().filter(|(_, h)| h.last_documents.is_some()) {
         let message = format!(
             "input.holdout.{name}.last_documents: the documents that were held out at first stay the holdout; it takes none of the new files"
@@ -296,15 +296,18 @@ mod tests {
     }
 
     fn why(there: &JobHash, now: &JobHash) -> String {
-        grows(&plan(there), now, true).unwrap_err()
+        growth_between(&plan(there), now, true).unwrap_err()
     }
 
     #[test]
     fn the_hash_depends_on_what_came_when_and_not_on_where_the_listing_has_it() {
         let first = job(&[("b", 1)]);
         let grown = |there: &JobHash, now: &[(&str, u64)]| {
-            let growth = grows(&plan(there), &job(now), true).unwrap().unwrap();
-            assert_eq!((growth.now.hash.as_str(), growth.was.as_str()), (there.hash.as_str(), there.hash.as_str()));
+            let growth = growth_between(&plan(there), &job(now), true).unwrap().unwrap();
+            assert_eq!(
+                (growth.now.hash.as_str(), growth.plan_hash.as_str()),
+                (there.hash.as_str(), there.hash.as_str())
+            );
             growth.grown.unwrap()
         };
         let one_by_one = grown(&grown(&first, &[("a", 1), ("b", 1)]), &[("a", 1), ("b", 1), ("c", 1)]);
@@ -317,7 +320,7 @@ mod tests {
         for listing in [[("a", 1), ("b", 1), ("c", 1)], [("c", 1), ("b", 1), ("a", 1)]] {
             let later = job(&listing).arranged(&one_by_one.appended).unwrap();
             assert_eq!((names(&later), &later.hash), ("bac".into(), &one_by_one.hash));
-            assert!(grows(&plan(&one_by_one), &later, true).unwrap().is_none());
+            assert!(growth_between(&plan(&one_by_one), &later, true).unwrap().is_none());
         }
         assert!(job(&[("b", 1), ("c", 1)]).arranged(&one_by_one.appended).is_none());
         assert!(one_by_one.includes_commit(&first.hash) && !one_by_one.includes_commit(&never.hash));
@@ -339,12 +342,14 @@ mod tests {
     #[test]
     fn only_the_newest_append_is_taken_back() {
         let first = job(&[("a", 1)]);
-        let second = grows(&plan(&first), &job(&[("a", 1), ("b", 1)]), true).unwrap().unwrap().grown.unwrap();
-        let back = grows(&plan(&second), &first, false).unwrap().unwrap();
+        let second = growth_between(&plan(&first), &job(&[("a", 1), ("b", 1)]), true).unwrap().unwrap().grown.unwrap();
+        let back = growth_between(&plan(&second), &first, false).unwrap().unwrap();
         assert_eq!((back.base.job_hash.as_str(), back.base.files.len()), (first.hash.as_str(), 1));
         assert!(back.grown.is_none() && back.base.appended.is_empty());
         // a finished append is data; a first run that never finished has nothing to revert to
-        assert!(grows(&plan(&second), &first, true).is_err());
-        assert!(grows(&plan(&first), &job(&[("a", 1), ("b", 1)]), false).unwrap_err().contains("is not finished"));
+        assert!(growth_between(&plan(&second), &first, true).is_err());
+        assert!(
+            growth_between(&plan(&first), &job(&[("a", 1), ("b", 1)]), false).unwrap_err().contains("is not finished")
+        );
     }
 }

@@ -35,7 +35,7 @@ pub fn manifest(
     splits: Vec<SplitRecord>,
     shards: Vec<ShardRecord>,
 ) -> Result<Manifest> {
-    let (statistics, totals) = sums(&shards);
+    let (statistics, totals) = sum_shards(&shards);
     let spec = &prepared.spec;
     Ok(Manifest {
         format_version: FORMAT_VERSION,
@@ -78,7 +78,7 @@ fn tokenizer_record(prepared: &Prepared, hash: &JobHash) -> TokenizerRecord {
 }
 
 /// Sums over all shards: the statistics, and the totals of each data set split.
-pub(crate) fn sums(shards: &[ShardRecord]) -> (Statistics, BTreeMap<String, Totals>) {
+pub(crate) fn sum_shards(shards: &[ShardRecord]) -> (Statistics, BTreeMap<String, Totals>) {
     let (mut statistics, mut totals) = (Statistics::default(), BTreeMap::<String, Totals>::new());
     for shard in shards {
         statistics.add(&shard.statistics);
@@ -166,7 +166,13 @@ pub async fn write_sidecar_files(prepared: &Prepared, output: &Output, manifest:
 }
 
 /// Emits the event that the data set is finished.
-pub fn report(output: &Output, manifest: &Manifest, seconds: f64, already_done: bool, observer: &dyn Observer) {
+pub fn report_finished(
+    output: &Output,
+    manifest: &Manifest,
+    seconds: f64,
+    already_done: bool,
+    observer: &dyn Observer,
+) {
     let sum = |f: fn(&Totals) -> u64| manifest.totals.values().map(f).sum();
     observer.event(&Event::JobFinished {
         output: output.to_string(),
@@ -194,7 +200,7 @@ pub async fn manifest_of(output: &Output) -> Result<Manifest> {
 ///
 /// # Errors
 /// If the store fails.
-pub async fn renew_card(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
+pub async fn update_card(prepared: &Prepared, output: &Output, manifest: &Manifest) -> Result<()> {
     let now = &prepared.spec.output.card;
     if manifest.job.output.card == *now {
         return Ok(());

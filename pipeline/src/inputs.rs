@@ -29,20 +29,20 @@ use crate::query_rows;
 use crate::source::{self, InputFile, SourceError};
 
 /// Maximum number of files that a refusal names.
-const MOST_NAMED: usize = 5;
+const MAX_NAMED_FILES: usize = 5;
 
 /// Finds the work of this job at the output, and checks that it was made from the current input.
-pub(crate) async fn find(
+pub(crate) async fn find_work(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
     observer: &Arc<dyn Observer>,
 ) -> Result<Found> {
     let found = output.inspect_with(&hash.hash, &|plan| differences(plan, hash)).await?;
-    let Some(touched) = touched(prepared, hash, output, &found).await? else { return Ok(found) };
+    let Some(touched) = find_touched(prepared, hash, output, &found).await? else { return Ok(found) };
     let (shown, of) = (output.to_string(), hash.clone());
     let touched = blocking(prepared, observer, move |p, o| touched.check(p, &of, &shown, o).map(|()| touched)).await?;
-    let Touched { plan, sql_folder, .. } = touched;
+    let TouchedInputs { plan, sql_folder, .. } = touched;
     let splits = plan.splits_of(&hash.files);
     output.begin(&PlanRecord { files: hash.files.clone(), splits, ..plan }).await?;
     if let (Found::Complete, Some(folder)) = (&found, sql_folder) {
@@ -52,7 +52,7 @@ pub(crate) async fn find(
 }
 
 /// Work of an earlier run whose input files were touched since.
-pub(crate) struct Touched {
+pub(crate) struct TouchedInputs {
     pub plan: PlanRecord,
     files: BTreeSet<usize>,
     done: BTreeMap<SplitId, ShardRecord>,
@@ -65,12 +65,12 @@ pub(crate) struct Touched {
 ///
 /// # Errors
 /// If the output cannot be read.
-pub(crate) async fn touched(
+pub(crate) async fn find_touched(
     prepared: &Prepared,
     hash: &JobHash,
     output: &Output,
     found: &Found,
-) -> Result<Option<Touched>> {
+) -> Result<Option<TouchedInputs>> {
     let done: Vec<ShardRecord> = match found {
         Found::Nothing => return Ok(None),
         Found::Complete => finish::manifest_of(output).await?.shards,
@@ -85,10 +85,10 @@ pub(crate) async fn touched(
     }
     let sql_folder = prepared.spec.input.sql.as_ref().map(|_| output.sql_folder(&hash.hash)).transpose()?;
     let done = done.into_iter().map(|shard| (shard.split, shard)).collect();
-    Ok(Some(Touched { plan, files, done, sql_folder }))
+    Ok(Some(TouchedInputs { plan, files, done, sql_folder }))
 }
 
-impl Touched {
+impl TouchedInputs {
     /// Compares the touched files with what was read of them.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl Comparison<'_> {
     /// # Errors
     /// If a file has other content or cannot be read.
     pub fn check(&self, touched: &BTreeSet<usize>, observer: &dyn Observer) -> Result<()> {
-        let names = self.named(touched);
+        let names = self.describe_files(touched);
         let files = match self.sql_folder {
             // the query reads all files
             Some(folder) => query_rows::stage_query(self.prepared, folder, observer)?.files,
@@ -149,11 +149,12 @@ impl Comparison<'_> {
                 (!pieces.is_empty()).then(|| (SplitRecord { pieces, ..split.clone() }, sums))
             })
             .collect();
-        let other = wanted.par_iter().map(|(split, sums)| self.differs(&files, split, sums)).collect::<Vec<_>>();
+        let other =
+            wanted.par_iter().map(|(split, sums)| self.find_difference(&files, split, sums)).collect::<Vec<_>>();
         for other in other {
             if let Some((file, what)) = other? {
                 let name = self.hash.files.iter().position(|f| f.path == file);
-                let named = name.map_or(names.clone(), |i| self.named(&BTreeSet::from([i])));
+                let named = name.map_or(names.clone(), |i| self.describe_files(&BTreeSet::from([i])));
                 return Err(self.refusal(&named, &what));
             }
         }
@@ -161,7 +162,7 @@ impl Comparison<'_> {
     }
 
     /// The first piece of a split whose records changed: its file and the reason.
-    fn differs(
+    fn find_difference(
         &self,
         files: &[InputFile],
         split: &SplitRecord,
@@ -169,7 +170,7 @@ impl Comparison<'_> {
     ) -> Result<Option<(String, String)>> {
         let file = |i: usize| split.pieces.get(i).map(|p| p.file.clone()).unwrap_or_default();
         let input = query_input(self.prepared);
-        match source::digests(&self.prepared.store, files, split, &input) {
+        match source::piece_checksums(&self.prepared.store, files, split, &input) {
             Ok(now) => {
                 let other = now.iter().zip(sums).position(|(now, was)| Some(now) != *was);
                 Ok(other.map(|i| (file(i), format!("split {} was made of other records", split.split.0))))
@@ -182,13 +183,13 @@ impl Comparison<'_> {
         }
     }
 
-    fn named(&self, touched: &BTreeSet<usize>) -> String {
+    fn describe_files(&self, touched: &BTreeSet<usize>) -> String {
         let one = |i: &usize| {
             let (was, is) = (&self.plan.files[*i], &self.hash.files[*i]);
             format!("{} ({} when it was read, {} now)", is.path, was.state, is.state)
         };
-        let mut text = touched.iter().take(MOST_NAMED).map(one).collect::<Vec<_>>().join(", ");
-        let more = touched.len().saturating_sub(MOST_NAMED);
+        let mut text = touched.iter().take(MAX_NAMED_FILES).map(one).collect::<Vec<_>>().join(", ");
+        let more = touched.len().saturating_sub(MAX_NAMED_FILES);
         if more > 0 {
             text += &format!(" and {more} more files");
         }

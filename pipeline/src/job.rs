@@ -35,7 +35,7 @@ use crate::hub::{self, FetchPurpose, HubRef};
 use crate::output::Output;
 use crate::path_expansion::{PathExpander, local_path};
 use crate::sequence_offsets;
-use crate::source::{self, InputFile, NotListed, QueryTable, Store};
+use crate::source::{self, InputFile, ListError, QueryTable, Store};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
 pub(crate) use vocabularies::read_permutation;
 
@@ -92,13 +92,13 @@ impl Prepared {
 
     /// Makes the rows of `input.sql` readable that a run keeps beside an output in a store. Ignores an output that
     /// cannot be opened; opening it later reports the error.
-    fn reading_beside_output(mut self) -> Self {
+    fn with_staged_rows(mut self) -> Self {
         if self.spec.input.sql.is_none() {
             return self;
         }
         if let (Ok(Location::Store(url)), Ok(output)) = (Location::parse(&self.base, &self.output_path), self.output())
         {
-            self.store = self.store.with_rows_beside(&url, output.store());
+            self.store = self.store.with_staged_rows(&url, output.store());
         }
         self
     }
@@ -121,7 +121,7 @@ pub(crate) fn output_of(spec: &JobSpec, base: &Path, access: &Access) -> Result<
 fn output_at(spec: &JobSpec, base: &Path, path: &str, storages: &Storages) -> Result<Output> {
     let named =
         Location::parse(base, path).map_err(|e| PipelineError::new(ErrorKind::Usage, format!("output.path: {e}")))?;
-    let output = Output::at(&shorter(named), &spec.output_storage(), storages)?;
+    let output = Output::at(&simplify_path(named), &spec.output_storage(), storages)?;
     Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
 }
 
@@ -135,13 +135,13 @@ fn output_at(spec: &JobSpec, base: &Path, path: &str, storages: &Storages) -> Re
 pub fn prepare(parsed: Parsed, base: &Path, access: &Access, observer: &dyn Observer) -> Result<Prepared> {
     let Parsed { spec, problems, positions } = parsed;
     let checked = match spec {
-        Some(spec) => checked(spec, problems, base, access, observer),
+        Some(spec) => check_and_prepare(spec, problems, base, access, observer),
         None => Err(problems.into()),
     };
     checked.map_err(|e| e.with_positions(&positions))
 }
 
-fn checked(
+fn check_and_prepare(
     mut spec: JobSpec,
     mut problems: Problems,
     base: &Path,
@@ -188,7 +188,7 @@ fn checked(
         _ => None,
     };
     if let [QueryTable { files, .. }] = tables.as_slice() {
-        let named = match source::with_classes(&spec.input, files) {
+        let named = match source::with_class_names(&spec.input, files) {
             Cow::Owned(named) => Some(named),
             Cow::Borrowed(_) => None,
         };
@@ -200,7 +200,7 @@ fn checked(
         let context = JobContext { spec: &spec, vocab_size, special_ids: SpecialIds::from_vocabulary(&vocabulary) };
         registry::operators_for_job(&context).map_err(Problems)?
     };
-    if let Some(problem) = sequence_offsets::problem(&spec) {
+    if let Some(problem) = sequence_offsets::check_schedule(&spec) {
         return Err(Problems(vec![problem]).into());
     }
     let prepared = Prepared {
@@ -218,7 +218,7 @@ fn checked(
         operators,
         spec,
     };
-    Ok(prepared.reading_beside_output())
+    Ok(prepared.with_staged_rows())
 }
 
 /// The files of all tables; copies them only if there are several tables.
@@ -243,7 +243,7 @@ fn input_store(spec: &JobSpec, names: &PathExpander, storages: &Storages) -> Res
 }
 
 /// Simplifies a folder that contains `..` (`jobs/../out`).
-pub(crate) fn shorter(named: Location) -> Location {
+pub(crate) fn simplify_path(named: Location) -> Location {
     let Location::Disk(root) = &named else { return named };
     if !root.components().any(|c| c == Component::ParentDir) {
         return named;
@@ -267,7 +267,7 @@ fn guard(access: &Access) -> Guard {
 
 /// Maximum size of a permutation file, in bytes. Even 2^32 ids of 20 characters exceed it, and no vocabulary is that
 /// large.
-const MOST_PERMUTATION: u64 = 1 << 30;
+const MAX_PERMUTATION_BYTES: u64 = 1 << 30;
 
 /// The files of a model or tokenizer that may be opened: the file itself, or the `.json` and `.safetensors` files of
 /// its folder.
@@ -278,13 +278,13 @@ fn model_files(path: &Path) -> Vec<PathBuf> {
 }
 
 /// Below this number of items, a check reports no progress.
-const FEW: usize = 100;
+const MIN_REPORTED_STEPS: usize = 100;
 
 /// Reports the progress of a check over many items, at most 100 times.
-fn steps<'o>(observer: &'o dyn Observer, things: String, all: usize) -> impl FnMut(usize) + 'o {
+fn step_reporter<'o>(observer: &'o dyn Observer, things: String, all: usize) -> impl FnMut(usize) + 'o {
     let step = all.div_ceil(100).max(1);
     move |done| {
-        if all >= FEW && done > 0 && done.is_multiple_of(step) {
+        if all >= MIN_REPORTED_STEPS && done > 0 && done.is_multiple_of(step) {
             observer.event(&Event::Preparing { what: format!("checking {things}: {done} of {all}") });
         }
     }
@@ -313,7 +313,7 @@ impl Checks<'_> {
     fn input(&mut self, store: &Store) -> Option<Vec<QueryTable>> {
         let input = &self.spec.input;
         if input.format == Some(InputFormat::None) && !self.problems.touches("input.format") {
-            let (name, files) = (INPUT_TABLE.to_owned(), vec![InputFile::nothing()]);
+            let (name, files) = (INPUT_TABLE.to_owned(), vec![InputFile::placeholder()]);
             return Some(vec![QueryTable { name, field: "input".into(), input: input.clone(), files }]);
         }
         let sources = input.sources();
@@ -326,12 +326,14 @@ impl Checks<'_> {
         let mut listed = true;
         let output = names.expand(&self.spec.output.path).ok().and_then(|path| Location::parse(self.base, &path).ok());
         for source in sources {
-            let mut looked_at = steps(observer, format!("{}.paths", source.field), source.input.paths.len());
+            let mut looked_at = step_reporter(observer, format!("{}.paths", source.field), source.input.paths.len());
             let admits = |named: &Location| gate.admits(named);
-            let found = source::list(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at);
+            let found =
+                source::list_files(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at);
             if let Some(output) = &output {
                 let files = found.as_deref().unwrap_or_default();
-                let problems = source::reads_output(self.base, &source.input, &source.field, names, files, output);
+                let problems =
+                    source::find_output_overlap(self.base, &source.input, &source.field, names, files, output);
                 listed &= problems.is_empty();
                 problems.into_iter().for_each(|p| self.push(p));
             }
@@ -339,11 +341,11 @@ impl Checks<'_> {
                 Ok(files) => {
                     tables.push(QueryTable { name: source.name, field: source.field, input: source.input, files })
                 }
-                Err(NotListed::Problems(problems)) => {
+                Err(ListError::Problems(problems)) => {
                     problems.into_iter().for_each(|p| self.push(p));
                     listed = false;
                 }
-                Err(NotListed::Store(error)) => {
+                Err(ListError::Store(error)) => {
                     self.failure = Some(error);
                     return None;
                 }
@@ -356,7 +358,7 @@ impl Checks<'_> {
             Some(_) => source::check_sql(store, &tables, input, crate::functions::register),
             None => {
                 let files = all_files(&tables);
-                source::check_columns(store, &files, input, &mut steps(observer, "files".into(), files.len()))
+                source::check_columns(store, &files, input, &mut step_reporter(observer, "files".into(), files.len()))
             }
         };
         match found {
@@ -368,16 +370,17 @@ impl Checks<'_> {
         }
         if input.sql.is_none() && !["input", "input.paths", "input.text"].iter().any(|f| self.problems.touches(f)) {
             let files = all_files(&tables);
-            self.first_records(store, &files, &source::with_classes(input, &files))?;
+            self.check_first_records(store, &files, &source::with_class_names(input, &files))?;
         }
         Some(tables)
     }
 
     /// Reads the first record of every file, so that a bad file fails before a run starts.
-    fn first_records(&mut self, store: &Store, files: &[InputFile], input: &Input) -> Option<()> {
+    fn check_first_records(&mut self, store: &Store, files: &[InputFile], input: &Input) -> Option<()> {
         let observer = self.observer;
-        let report = |done: usize, all: usize| steps(observer, "the first records of the files".into(), all)(done);
-        let found = match source::first_records(store, files, input, &report) {
+        let report =
+            |done: usize, all: usize| step_reporter(observer, "the first records of the files".into(), all)(done);
+        let found = match source::check_first_records(store, files, input, &report) {
             Ok(found) => found,
             Err(error) => {
                 self.failure = Some(PipelineError::source("input", error));
@@ -410,7 +413,7 @@ impl Checks<'_> {
                 let local = local_path(self.base, &real);
                 if local.exists() {
                     let files = model_files(&local);
-                    return match self.gate.strays(files.iter().map(PathBuf::as_path)) {
+                    return match self.gate.outside_files(files.iter().map(PathBuf::as_path)) {
                         None => Some((local, path.to_owned())),
                         Some(message) => {
                             self.push(Problem::new(field, format!("{path:?}"), message));
@@ -454,7 +457,7 @@ impl Checks<'_> {
         // an index may name weights in subfolders; files from a hub are in its own cache and need no check
         let of_hub = self.names.expand(&spec.path).is_ok_and(|real| matches!(HubRef::parse(&real), Ok(Some(_))));
         let weights = config.weights.iter().map(PathBuf::as_path).filter(|_| !of_hub);
-        if let Some(message) = self.gate.strays(weights) {
+        if let Some(message) = self.gate.outside_files(weights) {
             self.push(Problem::new(FIELD, format!("{:?}", spec.path), message));
             return None;
         }
@@ -480,7 +483,7 @@ impl Checks<'_> {
                     "a teacher writes text (extract.mode: sequential) on a CPU only in this version; valid: cpu";
                 self.push(Problem::new("extract.teacher.device", &spec.device, message));
             }
-            Ok(false) => self.listed_on_a_gpu(),
+            Ok(false) => self.check_topk_on_gpu(),
             Ok(true) => {}
         }
         let length = self.spec.pack.length;
@@ -523,7 +526,7 @@ impl Checks<'_> {
     }
 
     /// Checks that a GPU can list as many of the most likely tokens as the job asks for.
-    fn listed_on_a_gpu(&mut self) {
+    fn check_topk_on_gpu(&mut self) {
         let Some(extract) = &self.spec.extract else { return };
         let top_p = extract.top_p.as_ref().map_or(0, |top_p| top_p.most);
         for (field, most) in [("extract.topk", extract.topk), ("extract.top_p.most", top_p)] {

@@ -18,7 +18,7 @@ use crate::identity::{JobHash, PlannedFile, Stamp};
 use crate::job::Prepared;
 use crate::job::query_input;
 use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
-use crate::source::Weighed;
+use crate::source::PlannedSplits;
 use crate::{sequence_offsets, source};
 
 /// The files of a listing in the order of the job's hash, without files that the hash does not have.
@@ -36,8 +36,8 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
     let target = split_bytes(prepared);
     let seed = prepared.spec.seed;
     let planned = source::plan_splits(&prepared.store, files, &query_input(prepared), target, seed, &|_| {});
-    let Weighed { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
-    sequence_offsets::planned(&prepared.spec, &mut splits, 0, &weights);
+    let PlannedSplits { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
+    sequence_offsets::plan_ranges(&prepared.spec, &mut splits, 0, &weights);
     Ok(splits)
 }
 
@@ -73,8 +73,8 @@ pub(crate) fn appended_splits(
 ) -> Result<Vec<SplitRecord>> {
     let there = earlier.0.len();
     let planned = source::append_splits(&prepared.store, files, &prepared.spec.input, split_bytes(prepared), earlier);
-    let Weighed { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
-    sequence_offsets::planned(&prepared.spec, &mut splits, there, &weights);
+    let PlannedSplits { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
+    sequence_offsets::plan_ranges(&prepared.spec, &mut splits, there, &weights);
     Ok(splits)
 }
 

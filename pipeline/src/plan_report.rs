@@ -12,7 +12,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::estimates;
 use crate::events::Observer;
 use crate::identity::JobHash;
-use crate::inputs::touched;
+use crate::inputs::find_touched;
 use crate::job::Prepared;
 use crate::job_diff::differences;
 use crate::output::Found;
@@ -32,7 +32,7 @@ pub struct Plan {
     /// Hash of everything that decides the bytes of the shards.
     pub job_hash: String,
     /// The output folder and its present content.
-    pub output: Standing,
+    pub output: OutputStatus,
     /// Names of the operators, in order.
     pub operators: Vec<String>,
     /// How text becomes ids: the tokenizer pattern with a fast path, or why there is none.
@@ -77,11 +77,12 @@ pub struct Slots {
 
 /// The content of a job's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Standing {
+pub struct OutputStatus {
     /// Folder or URL.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// What a run would find.
-    pub found: Standings,
+    pub found: OutputState,
     /// Number of finished splits.
     pub splits_done: u64,
 }
@@ -89,7 +90,7 @@ pub struct Standing {
 /// What a run would find at the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standings {
+pub enum OutputState {
     /// Nothing: the run starts from the beginning.
     Nothing,
     /// Work of this job, which the run resumes.
@@ -107,7 +108,12 @@ pub enum Standings {
 /// # Errors
 /// If the output belongs to another job (unless `overwrite`) or is not of a job, its input changed, it is not writable,
 /// or another run holds it.
-pub fn standing(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Standing> {
+pub fn output_status(
+    prepared: &Prepared,
+    hash: &JobHash,
+    overwrite: bool,
+    observer: &dyn Observer,
+) -> Result<OutputStatus> {
     let output = prepared.output()?;
     let look = async {
         let found = match output.inspect_with(&hash.hash, &|plan| differences(plan, hash)).await {
@@ -115,38 +121,38 @@ pub fn standing(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: 
             found => Some(found?),
         };
         let touched = match &found {
-            Some(found) => touched(prepared, hash, &output, found).await?,
+            Some(found) => find_touched(prepared, hash, &output, found).await?,
             None => None,
         };
         let (found, splits_done) = match found {
-            None => (Standings::OtherJob, 0),
-            Some(Found::Nothing) => (Standings::Nothing, 0),
+            None => (OutputState::OtherJob, 0),
+            Some(Found::Nothing) => (OutputState::Nothing, 0),
             Some(Found::Resumable { done, incomplete_uploads }) => {
-                (Standings::Resumable, done.len() + incomplete_uploads.len())
+                (OutputState::Resumable, done.len() + incomplete_uploads.len())
             }
-            Some(Found::Complete) => (Standings::Complete, 0),
+            Some(Found::Complete) => (OutputState::Complete, 0),
         };
-        if found != Standings::Complete {
+        if found != OutputState::Complete {
             output.preflight(observer).await?;
         }
         Ok::<_, PipelineError>((
-            Standing { place: output.to_string(), found, splits_done: splits_done as u64 },
+            OutputStatus { location: output.to_string(), found, splits_done: splits_done as u64 },
             touched,
         ))
     };
-    let (standing, touched) = prepared.store.wait(look)?;
+    let (status, touched) = prepared.store.wait(look)?;
     if let Some(touched) = touched {
-        touched.check(prepared, hash, &standing.place, observer)?;
+        touched.check(prepared, hash, &status.location, observer)?;
     }
-    Ok(standing)
+    Ok(status)
 }
 
 /// Makes the plan of a job and runs every check that a run makes before it starts.
 ///
 /// # Errors
-/// If the input cannot be scanned, the models cannot be read, or [`standing`] fails.
+/// If the input cannot be scanned, the models cannot be read, or [`output_status`] fails.
 pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Plan> {
-    let output = standing(prepared, hash, overwrite, observer)?;
+    let output = output_status(prepared, hash, overwrite, observer)?;
     let splits = match prepared.spec.input.sql {
         Some(_) => Vec::new(),
         None => all_splits(prepared, hash, &plan::in_order(hash, &prepared.files), observer)?,
@@ -166,18 +172,18 @@ pub fn plan_appended(prepared: &Prepared, hash: &JobHash, observer: &dyn Observe
         return plan(prepared, hash, false, observer);
     };
     // compare the existing splits with their present files, unless an unfinished append is reverted first
-    let place = match growth.as_ref().and_then(append::Growth::finished) {
-        Some(now) => standing(prepared, now, false, observer)?.place,
+    let location = match growth.as_ref().and_then(append::Growth::finished) {
+        Some(now) => output_status(prepared, now, false, observer)?.location,
         None => output.to_string(),
     };
     let new: Vec<source::InputFile> =
         plan::in_order(grown, &prepared.files).into_iter().skip(there.files.len()).collect();
     let splits = appended_splits(prepared, &new, (there.splits.clone(), grown.appended.len() as u32))?;
-    let output = Standing { place, found: Standings::Grows, splits_done: there.splits.len() as u64 };
+    let output = OutputStatus { location, found: OutputState::Grows, splits_done: there.splits.len() as u64 };
     shown(prepared, grown, output, splits)
 }
 
-fn shown(prepared: &Prepared, hash: &JobHash, output: Standing, splits: Vec<SplitRecord>) -> Result<Plan> {
+fn shown(prepared: &Prepared, hash: &JobHash, output: OutputStatus, splits: Vec<SplitRecord>) -> Result<Plan> {
     let physical =
         run::splits::physical_plan(prepared, &prepared.files, splits.clone()).map_err(PipelineError::from_plan)?;
     let per_token = bytes_per_token(&prepared.operators, prepared.vocab_size);

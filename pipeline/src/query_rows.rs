@@ -24,36 +24,36 @@ use crate::functions;
 use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
 use crate::output::{INPUT, Output, PlanRecord};
-use crate::source::{self, Staged, StagedRecord, Store, staged_by_run, staged_record};
+use crate::source::{self, StagedRecord, StagedRows, Store, read_staged_record, staged_rows};
 use crate::storage::blocking as blocking_call;
 
 /// Bytes read from a part at once.
-const PIECE: usize = 8 << 20;
+const PIECE_BYTES: usize = 8 << 20;
 /// Hexadecimal digits of the sha256 in the name of a part.
-const DIGITS: usize = 16;
+const NAME_DIGITS: usize = 16;
 
 /// The staged rows beside the output, under their names there.
-fn at_output(staged: StagedRecord) -> Staged {
+fn rows_at_output(staged: StagedRecord) -> StagedRows {
     let sums: BTreeMap<String, String> =
         staged.parts().map(|(name, _, sha256)| (name.to_owned(), sha256.to_owned())).collect();
     let place = |name: &str| {
         let sha256 = sums.get(name).map_or("", String::as_str);
-        Ok::<_, std::convert::Infallible>(Store::beside_output(&stored_as(name, sha256)))
+        Ok::<_, std::convert::Infallible>(Store::staged_path(&part_name(name, sha256)))
     };
-    match staged.at(place) {
+    match staged.with_locations(place) {
         Ok(staged) => staged,
         Err(never) => match never {},
     }
 }
 
 /// The record of the rows beside the output. Ignores a record without checksums, which an earlier version wrote.
-async fn find(output: &Output) -> Result<Option<StagedRecord>> {
-    let found: Option<StagedRecord> = output.get_json(&record()).await?;
+async fn read_record(output: &Output) -> Result<Option<StagedRecord>> {
+    let found: Option<StagedRecord> = output.get_json(&record_name()).await?;
     Ok(found.filter(|staged| staged.sha256.len() == staged.files.len()))
 }
 
 /// Whether a part beside the output has the recorded size and checksum. Reads it once.
-async fn is_whole(output: &Output, stored: &str, bytes: u64, sha256: &str) -> Result<bool> {
+async fn is_intact(output: &Output, stored: &str, bytes: u64, sha256: &str) -> Result<bool> {
     if output.size(stored).await? != Some(bytes) {
         return Ok(false);
     }
@@ -64,9 +64,9 @@ async fn is_whole(output: &Output, stored: &str, bytes: u64, sha256: &str) -> Re
     Ok(now == sha256)
 }
 
-async fn are_whole(output: &Output, staged: &StagedRecord) -> Result<bool> {
+async fn are_intact(output: &Output, staged: &StagedRecord) -> Result<bool> {
     for (name, bytes, sha256) in staged.parts() {
-        if !is_whole(output, &stored_as(name, sha256), bytes, sha256).await? {
+        if !is_intact(output, &part_name(name, sha256), bytes, sha256).await? {
             return Ok(false);
         }
     }
@@ -77,15 +77,15 @@ async fn are_whole(output: &Output, staged: &StagedRecord) -> Result<bool> {
 ///
 /// # Errors
 /// If the rows are others.
-pub(crate) fn check(staged: &Staged, plan: &PlanRecord, output: &Output) -> Result<()> {
+pub(crate) fn check(staged: &StagedRows, plan: &PlanRecord, output: &Output) -> Result<()> {
     // an earlier version wrote a plan without checksums
     if plan.staged.is_empty() || plan.staged == staged.sha256 {
         return Ok(());
     }
-    Err(other_rows(output))
+    Err(other_rows_error(output))
 }
 
-fn other_rows(output: &Output) -> PipelineError {
+fn other_rows_error(output: &Output) -> PipelineError {
     let message = format!(
         "{output}: input.sql gives other rows than it gave when this job was begun; valid: the input as it was and a query whose rows \
          depend on nothing else, or all of it anew with --overwrite"
@@ -93,31 +93,31 @@ fn other_rows(output: &Output) -> PipelineError {
     PipelineError::new(ErrorKind::Input, message)
 }
 
-fn record() -> String {
+fn record_name() -> String {
     format!("{INPUT}/staged.json")
 }
 
-fn stored_as(name: &str, sha256: &str) -> String {
-    format!("{INPUT}/{}-{name}", &sha256[..DIGITS.min(sha256.len())])
+fn part_name(name: &str, sha256: &str) -> String {
+    format!("{INPUT}/{}-{name}", &sha256[..NAME_DIGITS.min(sha256.len())])
 }
 
 /// The rows of a job's query, staged now or earlier.
-pub(crate) async fn of_query(
+pub(crate) async fn rows_of_query(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
     observer: &Arc<dyn Observer>,
-) -> Result<Staged> {
+) -> Result<StagedRows> {
     let is_shared =
         output.folder().is_none() && (output.is_joined() || prepared.spec.engine.kind == EngineKind::Ballista);
-    let shared = if is_shared { find(output).await? } else { None };
+    let shared = if is_shared { read_record(output).await? } else { None };
     if output.is_joined() {
-        return of_run(output, shared).await;
+        return rows_of_run(output, shared).await;
     }
-    if let Some(shared) = shared.clone().filter(|shared| shared.is_of(&prepared.files))
-        && are_whole(output, &shared).await?
+    if let Some(shared) = shared.clone().filter(|shared| shared.matches_inputs(&prepared.files))
+        && are_intact(output, &shared).await?
     {
-        return Ok(at_output(shared));
+        return Ok(rows_at_output(shared));
     }
     let folder = output.sql_folder(&hash.hash)?;
     let staged = {
@@ -127,17 +127,17 @@ pub(crate) async fn of_query(
     if !is_shared {
         return Ok(staged);
     }
-    let put = put(output, &folder, shared).await?;
-    Ok(at_output(put))
+    let put = upload_rows(output, &folder, shared).await?;
+    Ok(rows_at_output(put))
 }
 
 /// The rows that were staged by the run for which this process works.
-async fn of_run(output: &Output, shared: Option<StagedRecord>) -> Result<Staged> {
+async fn rows_of_run(output: &Output, shared: Option<StagedRecord>) -> Result<StagedRows> {
     let staged = match output.folder() {
-        None => shared.map(at_output),
+        None => shared.map(rows_at_output),
         Some(root) => {
             let folder = root.join(INPUT);
-            blocking_call(move || Ok::<_, PipelineError>(staged_by_run(&folder))).await?
+            blocking_call(move || Ok::<_, PipelineError>(staged_rows(&folder))).await?
         }
     };
     staged.ok_or_else(|| {
@@ -149,31 +149,31 @@ async fn of_run(output: &Output, shared: Option<StagedRecord>) -> Result<Staged>
 }
 
 /// Uploads the staged parts of a folder to the output, where the processes that build the splits read them.
-async fn put(output: &Output, folder: &Path, before: Option<StagedRecord>) -> Result<StagedRecord> {
+async fn upload_rows(output: &Output, folder: &Path, before: Option<StagedRecord>) -> Result<StagedRecord> {
     let of = folder.to_owned();
     let gone = || {
         let message = format!("{}: the rows of input.sql are gone; run again", folder.display());
         PipelineError::new(ErrorKind::Input, message).retryable()
     };
-    let made = blocking_call(move || Ok::<_, PipelineError>(staged_record(&of))).await?.ok_or_else(gone)?;
+    let made = blocking_call(move || Ok::<_, PipelineError>(read_staged_record(&of))).await?.ok_or_else(gone)?;
     if before.is_some_and(|before| before.sha256 != made.sha256) {
-        return Err(other_rows(output));
+        return Err(other_rows_error(output));
     }
     for (name, bytes, sha256) in made.parts() {
-        let stored = stored_as(name, sha256);
-        if is_whole(output, &stored, bytes, sha256).await? {
+        let stored = part_name(name, sha256);
+        if is_intact(output, &stored, bytes, sha256).await? {
             continue;
         }
         output.check_ownership().await?;
         // a damaged part has the same name as its replacement
         output.delete(&stored).await?;
-        send(output, folder.join(name), &stored, bytes, sha256).await?;
+        upload_part(output, folder.join(name), &stored, bytes, sha256).await?;
     }
-    output.put_json_if_owner(&record(), &made).await?;
+    output.put_json_if_owner(&record_name(), &made).await?;
     Ok(made)
 }
 
-async fn send(output: &Output, file: PathBuf, stored: &str, bytes: u64, sha256: &str) -> Result<()> {
+async fn upload_part(output: &Output, file: PathBuf, stored: &str, bytes: u64, sha256: &str) -> Result<()> {
     let failed = |e| PipelineError::store(ErrorKind::Output, &e, "write", &output.shown(stored));
     let mut upload = output.upload_copy(stored, bytes, Some(sha256)).await?;
     let mut start = 0;
@@ -202,7 +202,7 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
     let mut take = || {
         let mut open = std::fs::File::open(file)?;
         open.seek(SeekFrom::Start(start))?;
-        open.take(PIECE as u64).read_to_end(&mut piece)
+        open.take(PIECE_BYTES as u64).read_to_end(&mut piece)
     };
     match take() {
         Ok(0) => {
@@ -217,8 +217,8 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
 /// Runs `input.sql` once and stores its rows in `folder`, so that every split reads the same rows.
 ///
 /// Reuses the rows that an earlier run of this job has staged.
-pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<Staged> {
-    if let Some(staged) = source::staged(folder, &prepared.files) {
+pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<StagedRows> {
+    if let Some(staged) = source::reuse_staged(folder, &prepared.files) {
         return Ok(staged);
     }
     observer.event(&Event::Preparing { what: "running input.sql".into() });
@@ -262,27 +262,27 @@ mod tests {
         let lock = output.lock(&NullObserver).await.unwrap();
         let rows: Vec<u8> = (0..5000_u32).flat_map(u32::to_le_bytes).collect();
         let made = staged(folder.path(), &rows);
-        assert_eq!(put(&output, folder.path(), None).await.unwrap(), made);
-        assert_eq!(find(&output).await.unwrap().as_ref(), Some(&made));
-        assert!(are_whole(&output, &made).await.unwrap());
+        assert_eq!(upload_rows(&output, folder.path(), None).await.unwrap(), made);
+        assert_eq!(read_record(&output).await.unwrap().as_ref(), Some(&made));
+        assert!(are_intact(&output, &made).await.unwrap());
 
-        let name = stored_as("part-00000.parquet", &made.sha256[0]);
+        let name = part_name("part-00000.parquet", &made.sha256[0]);
         let stored = out.path().join(name);
         for place in [0, rows.len() / 2, rows.len() - 1] {
             let mut damaged = rows.clone();
             damaged[place] ^= 1;
             fs::write(&stored, damaged).unwrap();
-            assert!(!are_whole(&output, &made).await.unwrap(), "byte {place}");
+            assert!(!are_intact(&output, &made).await.unwrap(), "byte {place}");
             // the query gave the same rows again: they replace the damaged ones
-            put(&output, folder.path(), Some(made.clone())).await.unwrap();
+            upload_rows(&output, folder.path(), Some(made.clone())).await.unwrap();
             assert_eq!(fs::read(&stored).unwrap(), rows);
         }
         fs::remove_file(&stored).unwrap();
-        assert!(!are_whole(&output, &made).await.unwrap());
+        assert!(!are_intact(&output, &made).await.unwrap());
 
         // other rows cannot continue the job
         staged(folder.path(), b"something else");
-        let refused = put(&output, folder.path(), Some(made)).await.unwrap_err().to_string();
+        let refused = upload_rows(&output, folder.path(), Some(made)).await.unwrap_err().to_string();
         assert!(refused.contains("input.sql gives other rows than it gave when this job was begun"), "{refused}");
         lock.release().await;
     }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use stillhouse_datasets::damage::{Damage, Repaired, damaged_files, damaged_shards, mend_records};
+use stillhouse_datasets::damage::{Damage, Repaired, damaged_files, damaged_shards, repair_records};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, Range, SplitRecord};
 use stillhouse_schemas::spec::EngineKind;
@@ -25,13 +25,13 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::Observer;
 use crate::finish;
 use crate::identity::JobHash;
-use crate::inputs::find;
+use crate::inputs::find_work;
 use crate::job::{Prepared, blocking};
 use crate::job_diff::differences;
 use crate::output::commands::derive_command;
 use crate::output::{Found, Lock, MANIFEST, Output, PLAN, SUCCESS};
 use crate::plan;
-use crate::run::{Job, Stop, finish_begun, planned, release};
+use crate::run::{Job, Stop, create_plan, finish_started, release};
 
 /// Rebuilds the missing or damaged files of a data set.
 ///
@@ -55,19 +55,19 @@ pub async fn repair_until(
     observer: Arc<dyn Observer>,
     stop: &Stop,
 ) -> Result<Repaired> {
-    let is_elsewhere = prepared.spec.engine.kind == EngineKind::Ballista;
-    let (as_it_was, output, lock) = stop.or(hold(&prepared, output, &observer)).await?;
-    let work = repair_locked(prepared, as_it_was, &output, observer, stop);
-    let result = stop.or_call_back(is_elsewhere, work).await;
+    let is_remote = prepared.spec.engine.kind == EngineKind::Ballista;
+    let (original_job, output, lock) = stop.or(lock_output(&prepared, output, &observer)).await?;
+    let work = repair_locked(prepared, original_job, &output, observer, stop);
+    let result = stop.or_cancel_remote(is_remote, work).await;
     release(lock, &result).await;
     result
 }
 
-async fn hold(
+async fn lock_output(
     prepared: &Arc<Prepared>,
     output: Output,
     observer: &Arc<dyn Observer>,
-) -> Result<(AsItWas, Output, Lock)> {
+) -> Result<(OriginalJob, Output, Lock)> {
     if !output.has_folder().await || !output.has_state().await? {
         let message = format!("{output}: no data set of a Stillhouse job is here");
         return Err(PipelineError::new(ErrorKind::DataSet, message));
@@ -78,18 +78,18 @@ async fn hold(
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
-    let hash = append::at_output(hash, &output).await?;
+    let hash = append::hash_at_output(hash, &output).await?;
     // new files are for `run --append`, which requires an intact data set
     let now = hash.hash.clone();
     let hash = append::before_new_files(hash, &output).await?;
     let has_grown = hash.hash != now;
     let output = output.create(observer.as_ref()).await?.for_grown_job(&hash);
     let lock = output.lock(observer.as_ref()).await?;
-    Ok((AsItWas { hash, has_grown }, output, lock))
+    Ok((OriginalJob { hash, has_grown }, output, lock))
 }
 
 /// The job as it was when its plan was made.
-struct AsItWas {
+struct OriginalJob {
     hash: JobHash,
     /// Whether its input got new files since.
     has_grown: bool,
@@ -97,17 +97,17 @@ struct AsItWas {
 
 async fn repair_locked(
     prepared: Arc<Prepared>,
-    AsItWas { hash, has_grown }: AsItWas,
+    OriginalJob { hash, has_grown }: OriginalJob,
     output: &Output,
     observer: Arc<dyn Observer>,
     stop: &Stop,
 ) -> Result<Repaired> {
     let began = Instant::now();
     let mut done = Repaired::default();
-    let manifest = sound_manifest(output, &hash).await?;
-    if !has_plan(output, &hash, &mut done).await? {
-        refuse_of_others(output, &hash).await?;
-        let made = planned(&prepared, &hash, output, &observer).await?.splits;
+    let manifest = intact_manifest(output, &hash).await?;
+    if !check_plan(output, &hash, &mut done).await? {
+        refuse_other_jobs(output, &hash).await?;
+        let made = create_plan(&prepared, &hash, output, &observer).await?.splits;
         if manifest.as_ref().is_some_and(|manifest| !same_ranges(&manifest.splits, &made)) {
             output.delete(PLAN).await?;
             let message = format!("{output}: its input makes other splits by now; put the files back as they were");
@@ -115,7 +115,7 @@ async fn repair_locked(
         }
         done.rewritten.push(PLAN.into());
     }
-    let truth = mend_records(output, &hash, manifest.as_ref(), &mut done).await?;
+    let truth = repair_records(output, &hash, manifest.as_ref(), &mut done).await?;
     if manifest.is_none() && !output.exists(SUCCESS).await? {
         if has_grown {
             let message =
@@ -123,11 +123,11 @@ async fn repair_locked(
             done.damages.push(Damage { name: MANIFEST.into(), message: message.into(), split: None });
             done.rewritten.push(MANIFEST.into());
             // as in a run: compare what was read of the old files with their present content
-            let there = match find(&prepared, &hash, output, &observer).await? {
+            let there = match find_work(&prepared, &hash, output, &observer).await? {
                 Found::Resumable { done, incomplete_uploads } => (done, incomplete_uploads),
                 Found::Nothing | Found::Complete => return Ok(done),
             };
-            finish_begun(prepared, hash, output, there, observer, (began, stop)).await?;
+            finish_started(prepared, hash, output, there, observer, (began, stop)).await?;
             return Ok(done);
         }
         if done.damages.is_empty() {
@@ -153,7 +153,7 @@ async fn repair_locked(
                 Job::start(Arc::clone(&prepared), hash, output.clone(), good, observer)
                     .await?
                     .stopped_by(stop)
-                    .remake(bad, began)
+                    .rebuild(bad, began)
                     .await?;
             }
             finish::write_sidecar_files(&prepared, output, &manifest).await?;
@@ -163,14 +163,14 @@ async fn repair_locked(
             done.damages.push(Damage { name: MANIFEST.into(), message, split: None });
             done.rewritten.push(MANIFEST.into());
             let job = Job::start(prepared, hash, output.clone(), good, Arc::clone(&observer)).await?;
-            job.stopped_by(stop).remake(bad, began).await?.run_pending(began).await?.finish(began).await?;
+            job.stopped_by(stop).rebuild(bad, began).await?.run_pending(began).await?.finish(began).await?;
         }
     }
     Ok(done)
 }
 
 /// The manifest, if it exists, is intact, and belongs to this job.
-async fn sound_manifest(output: &Output, hash: &JobHash) -> Result<Option<Manifest>> {
+async fn intact_manifest(output: &Output, hash: &JobHash) -> Result<Option<Manifest>> {
     let Some(bytes) = output.finished_manifest().await? else { return Ok(None) };
     let manifest = serde_json::from_slice::<Manifest>(&bytes).ok();
     Ok(manifest.filter(|manifest| manifest.job_hash == hash.hash))
@@ -185,12 +185,12 @@ fn same_ranges(a: &[SplitRecord], b: &[SplitRecord]) -> bool {
 
 /// Whether the output has a plan of this job. Removes a plan that cannot be read: planning the job again gives the same
 /// one.
-async fn has_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Result<bool> {
+async fn check_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Result<bool> {
     match output.plan().await {
         Ok(Some(plan)) if plan.job_hash != hash.hash => {
             let mut message = format!("{output} is the data set of another job ({})", plan.name);
             differences(&plan, hash).iter().for_each(|line| message += &format!("\n  {line}"));
-            message += &format!("\n  {ITS_OWN}");
+            message += &format!("\n  {REPAIR_ADVICE}");
             Err(PipelineError::new(ErrorKind::Usage, message))
         }
         Ok(plan) => Ok(plan.is_some()),
@@ -204,10 +204,10 @@ async fn has_plan(output: &Output, hash: &JobHash, done: &mut Repaired) -> Resul
 }
 
 /// Advice for repairing another job's data set.
-const ITS_OWN: &str = "repair it with the job file and the input that it was made of";
+const REPAIR_ADVICE: &str = "repair it with the job file and the input that it was made of";
 
 /// Refuses to plan if the plan is lost and another job, or other input, made the shards: they would match no job.
-async fn refuse_of_others(output: &Output, hash: &JobHash) -> Result<()> {
+async fn refuse_other_jobs(output: &Output, hash: &JobHash) -> Result<()> {
     let manifest = output.finished_manifest().await?;
     let manifest = manifest.and_then(|bytes| serde_json::from_slice::<Manifest>(&bytes).ok());
     let (records, _) = output.readable_records().await?;
@@ -217,7 +217,7 @@ async fn refuse_of_others(output: &Output, hash: &JobHash) -> Result<()> {
     }
     let name = manifest.map(|manifest| format!(" ({})", manifest.job.name)).unwrap_or_default();
     let message = format!(
-        "{output}: its plan is missing or damaged, and it was made by another job{name}, or of other files than its input has now; {ITS_OWN}"
+        "{output}: its plan is missing or damaged, and it was made by another job{name}, or of other files than its input has now; {REPAIR_ADVICE}"
     );
     Err(PipelineError::new(ErrorKind::Usage, message))
 }

@@ -13,7 +13,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod fit;
-pub(crate) mod held;
+pub(crate) mod locked_output;
 pub mod memory_budget;
 pub(crate) mod splits;
 mod stop;
@@ -44,19 +44,19 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::identity::JobHash;
-use crate::inputs::find;
+use crate::inputs::find_work;
 use crate::job::{Prepared, blocking, chain};
 use crate::job_diff::differences;
 use crate::output::{self, CommitRecord, Found, Output, PlanRecord};
 use crate::plan;
 use crate::query_rows;
-use crate::run::held::{Held, may_overwrite, overwritten};
+use crate::run::locked_output::{LockedOutput, may_overwrite, remove_overwritten};
 pub use crate::run::stop::Stop;
 pub(crate) use crate::run::stop::release;
 use crate::sequence_offsets;
-use crate::source::{self, Staged};
+use crate::source::{self, StagedRows};
 use crate::storage::blocking as blocking_call;
-use crate::teacher::{self, Decided, JobInput, Loaded};
+use crate::teacher::{self, DecidedArithmetic, JobInput, LoadedTeachers};
 
 /// Options of a run.
 #[derive(Debug, Clone, Copy, Default)]
@@ -71,18 +71,18 @@ pub struct RunOptions {
 
 /// Result of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ran {
+pub struct RunResult {
     /// The physical plan with the metrics of its nodes, as DataFusion prints it; `None` if there was nothing to build.
     pub plan: Option<String>,
     /// Whether executors ran the plan. It then has no metrics; the progress of the run sums them up.
-    pub is_elsewhere: bool,
+    pub is_remote: bool,
 }
 
 /// Runs a job to its end. Resumes where an earlier run of the same job stopped.
 ///
 /// # Errors
 /// If the output belongs to another job, a split fails, or the output cannot be written. Committed splits stay.
-pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn Observer>) -> Result<Ran> {
+pub async fn run(prepared: Arc<Prepared>, options: RunOptions, observer: Arc<dyn Observer>) -> Result<RunResult> {
     run_until(prepared, options, observer, &Stop::default()).await
 }
 
@@ -95,21 +95,25 @@ pub async fn run_until(
     options: RunOptions,
     observer: Arc<dyn Observer>,
     stop: &Stop,
-) -> Result<Ran> {
+) -> Result<RunResult> {
     let began = Instant::now();
-    let (hash, held) = stop.or(hold(&prepared, options, &observer)).await?;
-    let is_elsewhere = prepared.spec.engine.kind == EngineKind::Ballista;
-    let work = run_locked(prepared, hash, &held.output, options, observer, (began, stop));
-    let result = stop.or_call_back(is_elsewhere, work).await;
-    held.release(&result).await;
+    let (hash, locked) = stop.or(lock_output(&prepared, options, &observer)).await?;
+    let is_remote = prepared.spec.engine.kind == EngineKind::Ballista;
+    let work = run_locked(prepared, hash, &locked.output, options, observer, (began, stop));
+    let result = stop.or_cancel_remote(is_remote, work).await;
+    locked.release(&result).await;
     result
 }
 
 /// Checks that the job may write to its output, and locks it.
-async fn hold(prepared: &Arc<Prepared>, options: RunOptions, observer: &Arc<dyn Observer>) -> Result<(JobHash, Held)> {
+async fn lock_output(
+    prepared: &Arc<Prepared>,
+    options: RunOptions,
+    observer: &Arc<dyn Observer>,
+) -> Result<(JobHash, LockedOutput)> {
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
     let output = prepared.output()?;
-    let hash = append::at_output(hash, &output).await?;
+    let hash = append::hash_at_output(hash, &output).await?;
     let grows = options.append && append::growth(prepared, &hash, &output).await?.is_some();
     // check before writing anything, so that a job that must not write leaves no trace
     if !grows
@@ -118,8 +122,8 @@ async fn hold(prepared: &Arc<Prepared>, options: RunOptions, observer: &Arc<dyn 
     {
         return Err(e);
     }
-    let held = Held::take(output, |output| output.for_grown_job(&hash), observer.as_ref()).await?;
-    Ok((hash, held))
+    let locked = LockedOutput::lock(output, |output| output.for_grown_job(&hash), observer.as_ref()).await?;
+    Ok((hash, locked))
 }
 
 async fn run_locked(
@@ -129,11 +133,11 @@ async fn run_locked(
     options: RunOptions,
     observer: Arc<dyn Observer>,
     (began, stop): (Instant, &Stop),
-) -> Result<Ran> {
+) -> Result<RunResult> {
     let hash = if options.append { append::grow(&prepared, hash, output, &observer).await? } else { hash };
     let output = &output.clone().for_grown_job(&hash);
-    let found = find(&prepared, &hash, output, &observer).await;
-    let there = match overwritten(output, &hash.hash, options.overwrite, found).await? {
+    let found = find_work(&prepared, &hash, output, &observer).await;
+    let there = match remove_overwritten(output, &hash.hash, options.overwrite, found).await? {
         Found::Complete => {
             let manifest = finish::manifest_of(output).await?;
             let job_file = prepared.file.as_ref().map(|file| file.display().to_string());
@@ -141,29 +145,29 @@ async fn run_locked(
             output.remove_leftovers().await?;
             output.clean_state().await?;
             acceptance::check_dataset(&prepared.spec, &manifest)?;
-            finish::renew_card(&prepared, output, &manifest).await?;
-            finish::report(output, &manifest, 0.0, true, observer.as_ref());
-            return Ok(Ran::default());
+            finish::update_card(&prepared, output, &manifest).await?;
+            finish::report_finished(output, &manifest, 0.0, true, observer.as_ref());
+            return Ok(RunResult::default());
         }
         Found::Nothing => (BTreeMap::new(), Vec::new()),
         Found::Resumable { done, incomplete_uploads } => (done, incomplete_uploads),
     };
-    finish_begun(prepared, hash, output, there, observer, (began, stop)).await
+    finish_started(prepared, hash, output, there, observer, (began, stop)).await
 }
 
 /// Builds the missing splits and finishes the data set. `done` holds the committed shards, `incomplete_uploads` the
-/// commits whose shard is not visible. The caller holds the lock and got both from [`find`].
+/// commits whose shard is not visible. The caller holds the lock and got both from [`find_work`].
 ///
 /// # Errors
 /// See [`run`].
-pub(crate) async fn finish_begun(
+pub(crate) async fn finish_started(
     prepared: Arc<Prepared>,
     hash: JobHash,
     output: &Output,
     (mut done, incomplete_uploads): (BTreeMap<SplitId, ShardRecord>, Vec<CommitRecord>),
     observer: Arc<dyn Observer>,
     (began, stop): (Instant, &Stop),
-) -> Result<Ran> {
+) -> Result<RunResult> {
     done.extend(output.recover(incomplete_uploads).await?);
     let job = Job::start(prepared, hash, output.clone(), done, observer).await?;
     job.stopped_by(stop).run_pending(began).await?.finish(began).await
@@ -184,16 +188,16 @@ async fn files_of(
     hash: &JobHash,
     output: &Output,
     observer: &Arc<dyn Observer>,
-) -> Result<Staged> {
+) -> Result<StagedRows> {
     if prepared.spec.input.sql.is_none() {
         let nothing = (BTreeMap::new(), Vec::new());
-        return Ok(Staged { files: prepared.files.clone(), rows: 0, skipped: nothing.0, sha256: nothing.1 });
+        return Ok(StagedRows { files: prepared.files.clone(), rows: 0, skipped: nothing.0, sha256: nothing.1 });
     }
-    query_rows::of_query(prepared, hash, output, observer).await
+    query_rows::rows_of_query(prepared, hash, output, observer).await
 }
 
 /// Creates or resumes the plan of a job and writes it to the output.
-pub(crate) async fn planned(
+pub(crate) async fn create_plan(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
@@ -204,7 +208,7 @@ pub(crate) async fn planned(
     if let Some(earlier) = &earlier {
         query_rows::check(&staged, earlier, output)?;
     }
-    let Staged { files, skipped, sha256, .. } = staged;
+    let StagedRows { files, skipped, sha256, .. } = staged;
     let splits = match &earlier {
         Some(plan) => plan.splits_of(&hash.files),
         None => {
@@ -284,20 +288,20 @@ impl Job {
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        let Planned { splits, files, skipped, record } = planned(&prepared, &hash, &output, &observer).await?;
+        let Planned { splits, files, skipped, record } = create_plan(&prepared, &hash, &output, &observer).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
         let files = Arc::new(files);
-        let Loaded { teachers, arithmetic } = if prepared.teacher.is_some() {
+        let LoadedTeachers { teachers, arithmetic } = if prepared.teacher.is_some() {
             let (splits, files) = (splits.clone(), Arc::clone(&files));
             // a dtype chosen before the first committed split can still change
             let earlier = record.teacher.clone().filter(|_| !done.is_empty());
             let load = move |p: &Prepared, o: &dyn Observer| {
-                let decided = earlier.as_ref().map(Decided::ByShards);
+                let decided = earlier.as_ref().map(DecidedArithmetic::ByShards);
                 teacher::load_all(p, JobInput { splits: &splits, files: &files }, decided, pending, o)
             };
             blocking(&prepared, &observer, load).await?
         } else {
-            Loaded::default()
+            LoadedTeachers::default()
         };
         if arithmetic != record.teacher && pending {
             output.begin(&PlanRecord { teacher: arithmetic.clone(), ..record }).await?;
@@ -355,7 +359,7 @@ impl Job {
     }
 
     /// Rebuilds shards, which must get the same bytes.
-    pub(crate) async fn remake(mut self, shards: BTreeMap<SplitId, ShardRecord>, began: Instant) -> Result<Self> {
+    pub(crate) async fn rebuild(mut self, shards: BTreeMap<SplitId, ShardRecord>, began: Instant) -> Result<Self> {
         let runner = &self.runner;
         let splits: Vec<_> = runner.splits.iter().filter(|s| shards.contains_key(&s.split)).cloned().collect();
         if splits.len() < shards.len() {
@@ -369,15 +373,15 @@ impl Job {
     }
 
     /// Writes the manifest and the files beside it, after checking that every shard exists and is intact.
-    pub(crate) async fn finish(mut self, began: Instant) -> Result<Ran> {
+    pub(crate) async fn finish(mut self, began: Instant) -> Result<RunResult> {
         let SplitRunner { output, splits, .. } = &self.runner;
         let own = output.records().await?.into_iter().filter(|r| self.hash.includes_commit(&r.job_hash));
         let records: BTreeMap<SplitId, ShardRecord> = own.map(|r| (r.shard.split, r.shard)).collect();
         output.check_ownership().await?;
         let shards = finish::in_order(splits.iter().map(|split| split.split), records, output)?;
-        self = self.mend(&shards, began).await?;
+        self = self.rebuild_damaged(&shards, began).await?;
         self.hash.teacher_is_still()?;
-        let ran = self.ran();
+        let ran = self.result();
         let manifest = finish::manifest(
             &self.prepared,
             &self.hash,
@@ -394,7 +398,7 @@ impl Job {
             }
             return Err(wrong);
         }
-        if let Some(message) = sequence_offsets::told(&manifest) {
+        if let Some(message) = sequence_offsets::schedule_warning(&manifest) {
             observer.event(&Event::Warning { message });
         }
         finish::write(&output, plan::tokenizer_json(&self.prepared)?, &self.prepared.operators, &manifest).await?;
@@ -402,12 +406,12 @@ impl Job {
             // for an output on a disk, `write` has removed them with the rest of the state
             query_rows::remove_staged(&output.sql_folder(&self.hash.hash)?).await;
         }
-        finish::report(&output, &manifest, began.elapsed().as_secs_f64(), false, observer.as_ref());
+        finish::report_finished(&output, &manifest, began.elapsed().as_secs_f64(), false, observer.as_ref());
         Ok(ran)
     }
 
     /// The plans that this run has executed so far.
-    fn ran(&self) -> Ran {
+    fn result(&self) -> RunResult {
         let plans = self.runner.plans();
         // plans that executors run have no metrics in this process
         let shown = |plan: &Arc<dyn ExecutionPlan>| match &self.driver {
@@ -415,14 +419,14 @@ impl Job {
             Some(_) => DisplayableExecutionPlan::new(plan.as_ref()).indent(false).to_string(),
         };
         let all: Vec<String> = plans.iter().filter(|plan| partitions(plan) > 0).map(shown).collect();
-        Ran { plan: (!all.is_empty()).then(|| all.join("\n")), is_elsewhere: self.driver.is_some() }
+        RunResult { plan: (!all.is_empty()).then(|| all.join("\n")), is_remote: self.driver.is_some() }
     }
 
     /// Reads the shards of earlier runs and rebuilds those that were damaged since. Skips shards from before an append,
     /// which were read when the append began.
     ///
     /// Cost: reads every byte of these shards once.
-    async fn mend(self, shards: &[ShardRecord], began: Instant) -> Result<Self> {
+    async fn rebuild_damaged(self, shards: &[ShardRecord], began: Instant) -> Result<Self> {
         let SplitRunner { output, splits, observer, .. } = &self.runner;
         let last = self.hash.appended.len();
         let finished: BTreeSet<SplitId> =
@@ -438,7 +442,7 @@ impl Job {
         }
         let is_damaged = |shard: &&ShardRecord| damaged.iter().any(|d| d.split == Some(shard.split));
         let shards = shards.iter().filter(is_damaged).map(|shard| (shard.split, shard.clone())).collect();
-        self.remake(shards, began).await
+        self.rebuild(shards, began).await
     }
 }
 
@@ -448,7 +452,7 @@ impl Job {
 ///
 /// # Errors
 /// See [`run`].
-pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Result<Ran> {
+pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Result<RunResult> {
     let began = Instant::now();
     let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
     let folder =
@@ -461,7 +465,7 @@ pub async fn analyze(prepared: Arc<Prepared>, observer: Arc<dyn Observer>) -> Re
     job.run_splits(first.into_iter().collect(), began).await?;
     blocking_call(move || folder.close().map_err(PipelineError::output("the temporary folder of the first split")))
         .await?;
-    Ok(job.ran())
+    Ok(job.result())
 }
 
 fn partitions(plan: &Arc<dyn ExecutionPlan>) -> usize {

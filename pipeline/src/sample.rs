@@ -33,18 +33,18 @@ use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
 use crate::run::splits::{resources, shard_names, source_of};
 use crate::source::{self, InputFile};
-use crate::teacher::{JobInput, Loaded, load_all};
+use crate::teacher::{JobInput, LoadedTeachers, load_all};
 use crate::{finish, functions, plan};
 
 /// Maximum number of rows that a sample decodes, however long its documents are.
-pub const MOST_ROWS: usize = 256;
+pub const MAX_ROWS: usize = 256;
 
 /// The prepared first documents of a job.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sample {
     /// Number of documents that the rows come from.
     pub documents: u64,
-    /// The rows that begin in these documents, as the job would store them; at most [`MOST_ROWS`].
+    /// The rows that begin in these documents, as the job would store them; at most [`MAX_ROWS`].
     pub rows: Vec<RowView>,
     /// Whether these documents have more rows.
     pub cut: bool,
@@ -119,7 +119,7 @@ impl SampleInput {
         };
         let splits = plan::all_splits(prepared, hash, &files, observer)?;
         let input = JobInput { splits: &splits, files: &files };
-        let Loaded { teachers, arithmetic } = load_all(prepared, input, None, true, observer)?;
+        let LoadedTeachers { teachers, arithmetic } = load_all(prepared, input, None, true, observer)?;
         let info = teachers.first().map(|teacher| teacher.info().clone());
         let (arithmetic, own) = (arithmetic.as_ref(), splits.clone());
         let manifest = finish::manifest(prepared, hash, info.as_ref(), arithmetic, own, Vec::new())?;
@@ -159,10 +159,16 @@ impl Sample {
         let of_stage = |e| PipelineError::from_stage(place.clone(), e);
         // the split's counts live as long as this handle
         let state = session.resources.split_state(split);
-        let most = documents - self.documents;
-        let room = MOST_ROWS - self.rows.len();
-        let mut rows =
-            Rows { most, documents: BTreeSet::new(), room, batches: Vec::new(), full: false, cut: &mut self.cut };
+        let max_documents = documents - self.documents;
+        let remaining_rows = MAX_ROWS - self.rows.len();
+        let mut rows = Rows {
+            max_documents,
+            documents: BTreeSet::new(),
+            remaining_rows,
+            batches: Vec::new(),
+            full: false,
+            cut: &mut self.cut,
+        };
         let mut stream = session.rows(partition).map_err(of_stage)?;
         while !rows.full
             && let Some(batch) = stream.try_next().await.map_err(of_stage)?
@@ -171,11 +177,11 @@ impl Sample {
         }
         let statistics = state.statistics.lock().clone();
         // a split with fewer documents than requested was read to its end: its documents without a row count as well
-        let read = if rows.full { rows.documents.len() as u64 } else { statistics.documents.min(most) };
+        let read = if rows.full { rows.documents.len() as u64 } else { statistics.documents.min(max_documents) };
         if !rows.full {
             statistics.skipped.into_iter().for_each(|(reason, n)| *self.skipped.entry(reason).or_default() += n);
         }
-        self.documents += read.min(most);
+        self.documents += read.min(max_documents);
         Ok(rows.batches)
     }
 }
@@ -183,9 +189,9 @@ impl Sample {
 /// Collects the rows of one split.
 struct Rows<'a> {
     /// Number of requested documents; the first ones that the rows name count.
-    most: u64,
+    max_documents: u64,
     documents: BTreeSet<u64>,
-    room: usize,
+    remaining_rows: usize,
     batches: Vec<RecordBatch>,
     full: bool,
     cut: &'a mut bool,
@@ -201,24 +207,24 @@ impl Rows<'_> {
         for row in 0..batch.num_rows() {
             let mut own = lists.range(row).map(|i| ids.value(i));
             let Some(first) = own.next() else { continue };
-            if !self.documents.contains(&first) && self.documents.len() as u64 >= self.most {
+            if !self.documents.contains(&first) && self.documents.len() as u64 >= self.max_documents {
                 self.full = true;
                 break;
             }
-            if kept == self.room {
+            if kept == self.remaining_rows {
                 (self.full, *self.cut) = (true, true);
                 break;
             }
             self.documents.insert(first);
             // further documents that end in this row
             for id in own {
-                if (self.documents.len() as u64) < self.most {
+                if (self.documents.len() as u64) < self.max_documents {
                     self.documents.insert(id);
                 }
             }
             kept += 1;
         }
-        self.room -= kept;
+        self.remaining_rows -= kept;
         if kept > 0 {
             self.batches.push(batch.slice(0, kept));
         }

@@ -27,7 +27,7 @@ use crate::source::TRAIN;
 pub(crate) const TEXT_BYTES_PER_TOKEN: f64 = 4.2;
 
 /// Warn when the planned and the actual number of sequences differ by more than this factor.
-const FAR: f64 = 1.25;
+const MAX_FACTOR: f64 = 1.25;
 
 /// The orders' schedule, if they change over the data set.
 pub(crate) fn schedule(spec: &JobSpec) -> Option<OrderSchedule> {
@@ -36,7 +36,7 @@ pub(crate) fn schedule(spec: &JobSpec) -> Option<OrderSchedule> {
 
 /// Input per sequence, in the unit that weighs splits: bytes of text, numbers, or documents. `None` if it cannot be
 /// known before reading.
-fn weight_of_a_sequence(spec: &JobSpec) -> Option<f64> {
+fn sequence_weight(spec: &JobSpec) -> Option<f64> {
     let given = schedule(spec).and_then(|schedule| schedule.bytes_per_sequence);
     let ends = if spec.pack.boundary == Boundary::BosEos { 2 } else { 0 };
     let text = || f64::from(spec.pack.length.saturating_sub(ends).max(1)) * TEXT_BYTES_PER_TOKEN;
@@ -49,53 +49,53 @@ fn weight_of_a_sequence(spec: &JobSpec) -> Option<f64> {
 }
 
 /// Reports what is missing to plan the schedule.
-pub(crate) fn problem(spec: &JobSpec) -> Option<Problem> {
+pub(crate) fn check_schedule(spec: &JobSpec) -> Option<Problem> {
     schedule(spec).filter(|schedule| schedule.sequences_per_split.is_none())?;
-    if weight_of_a_sequence(spec).is_some() {
+    if sequence_weight(spec).is_some() {
         return None;
     }
     let why = "a sequence is a document here, and how long these are is not known before they are read; valid: the mean number of bytes of a record";
     Some(Problem::missing("orders.schedule.bytes_per_sequence", why))
 }
 
-/// Sets the positions of the splits after the first `there`, which have theirs, if the job has a schedule.
-pub(crate) fn planned(spec: &JobSpec, splits: &mut [SplitRecord], there: usize, weights: &[f64]) {
-    let (Some(_), Some(weight)) = (schedule(spec), weight_of_a_sequence(spec)) else { return };
+/// Sets the positions of the splits after the first `earlier_count`, which have theirs, if the job has a schedule.
+pub(crate) fn plan_ranges(spec: &JobSpec, splits: &mut [SplitRecord], earlier_count: usize, weights: &[f64]) {
+    let (Some(_), Some(weight)) = (schedule(spec), sequence_weight(spec)) else { return };
     let sequences: Vec<u64> = weights.iter().map(|bytes| ((bytes / weight).round() as u64).max(1)).collect();
-    stand(splits, there, &sequences, spec.orders.epoch);
+    assign_ranges(splits, earlier_count, &sequences, spec.orders.epoch);
 }
 
 /// The splits of a finished data set, with positions from the actual rows of its shards.
-pub(crate) fn of_rows(spec: &JobSpec, manifest: &Manifest) -> Vec<SplitRecord> {
+pub(crate) fn splits_with_actual_ranges(spec: &JobSpec, manifest: &Manifest) -> Vec<SplitRecord> {
     let mut splits = manifest.splits.clone();
     if schedule(spec).is_some() {
         let rows: BTreeMap<_, _> = manifest.shards.iter().map(|shard| (shard.split, shard.rows)).collect();
         let rows: Vec<u64> = splits.iter().map(|split| rows.get(&split.split).copied().unwrap_or(0)).collect();
-        stand(&mut splits, 0, &rows, spec.orders.epoch);
+        assign_ranges(&mut splits, 0, &rows, spec.orders.epoch);
     }
     splits
 }
 
-/// Sets the positions of the splits after the first `there`: `train` continues `train`; a holdout continues `train` and
-/// itself.
-fn stand(splits: &mut [SplitRecord], there: usize, sequences: &[u64], epoch: u32) {
-    let (earlier, new) = splits.split_at_mut(there.min(splits.len()));
-    let (mut train, mut held) = (0, BTreeMap::<String, u64>::new());
+/// Sets the positions of the splits after the first `earlier_count`: `train` continues `train`; a holdout continues
+/// `train` and itself.
+fn assign_ranges(splits: &mut [SplitRecord], earlier_count: usize, sequences: &[u64], epoch: u32) {
+    let (earlier, new) = splits.split_at_mut(earlier_count.min(splits.len()));
+    let (mut train, mut holdouts) = (0, BTreeMap::<String, u64>::new());
     let mut take = |split: &SplitRecord, place: SequenceRange| match split.dataset_split.as_str() {
         TRAIN => train = train.max(place.end()),
-        name => *held.entry(name.to_owned()).or_default() += place.sequences,
+        name => *holdouts.entry(name.to_owned()).or_default() += place.sequences,
     };
     earlier.iter().filter_map(|split| Some((split, split.place?))).for_each(|(split, place)| take(split, place));
     let is_first = earlier.is_empty();
     for (split, &sequences) in new.iter_mut().zip(sequences) {
         let first = match split.dataset_split.as_str() {
             TRAIN => train,
-            name => train + held.get(name).copied().unwrap_or(0),
+            name => train + holdouts.get(name).copied().unwrap_or(0),
         };
         let place = SequenceRange { first, sequences };
         match split.dataset_split.as_str() {
             TRAIN => train = place.end(),
-            name => *held.entry(name.to_owned()).or_default() += sequences,
+            name => *holdouts.entry(name.to_owned()).or_default() += sequences,
         }
         split.place = Some(place);
     }
@@ -107,7 +107,7 @@ fn stand(splits: &mut [SplitRecord], there: usize, sequences: &[u64], epoch: u32
 }
 
 /// Number of sequences of `train` that were planned.
-fn planned_of_train(splits: &[SplitRecord]) -> Option<u64> {
+fn planned_train_sequences(splits: &[SplitRecord]) -> Option<u64> {
     let train = splits.iter().filter(|split| split.dataset_split == TRAIN);
     train.map(|split| split.place.map(|place| place.sequences)).sum()
 }
@@ -115,7 +115,7 @@ fn planned_of_train(splits: &[SplitRecord]) -> Option<u64> {
 /// What `plan` reports of a schedule: the sequences of `train`, ρ of the first and the last one, and a warning.
 pub(crate) fn outlook(spec: &JobSpec, splits: &[SplitRecord]) -> Option<(u64, [u32; 2], Option<String>)> {
     let schedule = schedule(spec)?;
-    let sequences = planned_of_train(splits)?;
+    let sequences = planned_train_sequences(splits)?;
     let train = || splits.iter().filter(|split| split.dataset_split == TRAIN);
     let rho = |split: &SplitRecord, row: u64| {
         let id = u64::from(split.split.0) << 32 | row;
@@ -124,15 +124,15 @@ pub(crate) fn outlook(spec: &JobSpec, splits: &[SplitRecord]) -> Option<(u64, [u
     let (first, last) = (train().next()?, train().next_back()?);
     let ends = [rho(first, 0), rho(last, last.place.map_or(0, |place| place.sequences.saturating_sub(1)))];
     let average = sequences as f64 / train().count().max(1) as f64;
-    let guessed = schedule.sequences_per_split.filter(|rows| far(*rows as f64, average));
-    Some((sequences, ends, guessed.map(|rows| misjudged(rows, format!("about {average:.0} are planned")))))
+    let guessed = schedule.sequences_per_split.filter(|rows| is_far(*rows as f64, average));
+    Some((sequences, ends, guessed.map(|rows| wrong_guess_message(rows, format!("about {average:.0} are planned")))))
 }
 
-fn far(one: f64, other: f64) -> bool {
-    one > FAR * other || other > FAR * one
+fn is_far(one: f64, other: f64) -> bool {
+    one > MAX_FACTOR * other || other > MAX_FACTOR * one
 }
 
-fn misjudged(rows: u64, are: String) -> String {
+fn wrong_guess_message(rows: u64, are: String) -> String {
     format!(
         "orders.schedule.sequences_per_split: a split is counted as {rows} sequences, and {are}, so ρ is not that of the place where a sequence stands and \
          falls back or jumps where a split begins; leave it out: places are then planned by what each split reads"
@@ -140,7 +140,7 @@ fn misjudged(rows: u64, are: String) -> String {
 }
 
 /// A warning if the planned number of sequences is far from the actual one.
-pub(crate) fn told(manifest: &Manifest) -> Option<String> {
+pub(crate) fn schedule_warning(manifest: &Manifest) -> Option<String> {
     let schedule = schedule(&manifest.job)?;
     let train: Vec<_> = manifest.shards.iter().filter(|shard| shard.dataset_split == TRAIN).collect();
     let rows: u64 = train.iter().map(|shard| shard.rows).sum();
@@ -148,12 +148,12 @@ pub(crate) fn told(manifest: &Manifest) -> Option<String> {
         let average = rows as f64 / train.len().max(1) as f64;
         let most = train.iter().map(|shard| shard.rows).max().unwrap_or(0);
         // with one row more than guessed, the next split starts before the end of this one
-        return (most > guess || far(guess as f64, average))
-            .then(|| misjudged(guess, format!("they have {average:.0} on average, {most} at most")));
+        return (most > guess || is_far(guess as f64, average))
+            .then(|| wrong_guess_message(guess, format!("they have {average:.0} on average, {most} at most")));
     }
-    let planned = planned_of_train(&manifest.splits)?;
-    let weight = weight_of_a_sequence(&manifest.job)?;
-    if rows == 0 || !far(planned as f64, rows as f64) {
+    let planned = planned_train_sequences(&manifest.splits)?;
+    let weight = sequence_weight(&manifest.job)?;
+    if rows == 0 || !is_far(planned as f64, rows as f64) {
         return None;
     }
     let better = (weight * planned as f64 / rows as f64).round().max(1.0);
@@ -202,7 +202,7 @@ mod tests {
     fn the_papers_job_shuffles_in_its_first_epoch() {
         let spec = spec("", WRAP);
         let mut all = splits(&["train"; 164]);
-        planned(&spec, &mut all, 0, &[242_700_000.0; 164]);
+        plan_ranges(&spec, &mut all, 0, &[242_700_000.0; 164]);
         let (sequences, rho, wrong) = outlook(&spec, &all).unwrap();
         assert!((9_000_000..9_500_000).contains(&sequences), "{sequences}");
         assert_eq!((rho, wrong), ([0, 8], None));
@@ -218,12 +218,12 @@ mod tests {
     fn places_count_on_over_train_and_holdouts_and_appends() {
         let spec = spec(", bytes_per_sequence: 10", WRAP);
         let mut all = splits(&["train", "train", "a", "a", "b"]);
-        planned(&spec, &mut all, 0, &[100.0, 44.0, 20.0, 30.0, 1.0]);
+        plan_ranges(&spec, &mut all, 0, &[100.0, 44.0, 20.0, 30.0, 1.0]);
         assert_eq!(firsts(&all), [0, 10, 14, 16, 14]);
         assert_eq!(all[4].place.unwrap().sequences, 1);
         let was = all.clone();
         all.extend(splits(&["train", "a", "train"]));
-        planned(&spec, &mut all, 5, &[50.0, 10.0, 10.0]);
+        plan_ranges(&spec, &mut all, 5, &[50.0, 10.0, 10.0]);
         assert_eq!(firsts(&all), [0, 10, 14, 16, 14, 14, 24, 19]);
         assert_eq!(all[..5], was);
         // ρ never decreases, however many rows a split has
@@ -236,23 +236,23 @@ mod tests {
         let mut spec = spec(", bytes_per_sequence: 10", WRAP);
         spec.orders.epoch = 2;
         let mut all = splits(&["train", "train", "a"]);
-        planned(&spec, &mut all, 0, &[100.0, 40.0, 20.0]);
+        plan_ranges(&spec, &mut all, 0, &[100.0, 40.0, 20.0]);
         assert_eq!(firsts(&all), [28, 38, 42]);
         all.extend(splits(&["train"]));
-        planned(&spec, &mut all, 3, &[50.0]);
+        plan_ranges(&spec, &mut all, 3, &[50.0]);
         assert_eq!(firsts(&all), [28, 38, 42, 42]);
     }
 
     #[test]
     fn what_a_sequence_takes_is_asked_where_nothing_tells_it() {
-        let weight = |schedule, more| weight_of_a_sequence(&spec(schedule, more));
+        let weight = |schedule, more| sequence_weight(&spec(schedule, more));
         assert_eq!(weight("", WRAP), Some(1024.0 * 4.2));
         assert_eq!(weight("", "pack: {length: 1024}\n"), Some(1022.0 * 4.2));
         assert_eq!(weight(", bytes_per_sequence: 140", "pack: {length: 128, mode: pad}\n"), Some(140.0));
         let padded = spec("", "pack: {length: 128, mode: pad}\n");
-        assert!(problem(&padded).unwrap().to_string().contains("orders.schedule.bytes_per_sequence"));
-        assert_eq!(problem(&spec("", WRAP)), None);
-        assert_eq!(problem(&spec(", sequences_per_split: 9", "pack: {length: 128, mode: pad}\n")), None);
+        assert!(check_schedule(&padded).unwrap().to_string().contains("orders.schedule.bytes_per_sequence"));
+        assert_eq!(check_schedule(&spec("", WRAP)), None);
+        assert_eq!(check_schedule(&spec(", sequences_per_split: 9", "pack: {length: 128, mode: pad}\n")), None);
     }
 
     #[test]
@@ -273,7 +273,7 @@ mod tests {
                 "tokenizer": {"source": "", "sha256": "", "vocab_size": 9, "special_tokens": {}},
                 "statistics": {"documents": 1, "text_bytes": 1, "text_tokens": 1, "dropped_tokens": 0},
             });
-            told(&serde_json::from_value(value).unwrap())
+            schedule_warning(&serde_json::from_value(value).unwrap())
         };
         assert_eq!(manifest("", [100, 100], [90, 110]), None);
         let far = manifest(", bytes_per_sequence: 1000", [100, 100], [45, 55]).unwrap();

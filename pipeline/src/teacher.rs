@@ -28,14 +28,14 @@ use crate::job::{Prepared, PreparedTeacher, chain};
 use crate::source::{InputFile, Listing, SplitReader};
 
 /// Largest change of a log-probability on the probe text that `auto` accepts, in nat.
-const MOST_CHANGE: f64 = 1e-2;
+const MAX_LOGPROB_CHANGE_NATS: f64 = 1e-2;
 /// `auto` leaves f32 only for a type that is faster by this factor, so that two measurements on one machine choose
 /// alike.
-const WORTH_IT: f64 = 1.2;
+const MIN_SPEEDUP: f64 = 1.2;
 /// Maximum number of splits searched for text to measure on.
-const MOST_SPLITS: usize = 16;
+const MAX_SPLITS: usize = 16;
 /// Maximum bytes of a document used for measuring.
-const MOST_OF_A_DOCUMENT: usize = 1 << 16;
+const MAX_DOCUMENT_BYTES: usize = 1 << 16;
 
 /// The input of a job, as its splits read it.
 #[derive(Clone, Copy)]
@@ -46,7 +46,7 @@ pub(crate) struct JobInput<'a> {
 
 /// A job's teacher, loaded on its devices.
 #[derive(Default)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedTeachers {
     /// One teacher per device; empty in a job without a teacher.
     pub teachers: Vec<Arc<dyn Teacher>>,
     /// The arithmetic of all of them.
@@ -55,14 +55,14 @@ pub(crate) struct Loaded {
 
 /// An arithmetic that is already decided, and its origin.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Decided<'a> {
+pub(crate) enum DecidedArithmetic<'a> {
     /// Decided by the finished splits.
     ByShards(&'a TeacherArithmetic),
     /// Decided by the run for which this process works.
     ByRun(&'a TeacherArithmetic),
 }
 
-impl<'a> Decided<'a> {
+impl<'a> DecidedArithmetic<'a> {
     fn arithmetic(self) -> &'a TeacherArithmetic {
         match self {
             Self::ByShards(arithmetic) | Self::ByRun(arithmetic) => arithmetic,
@@ -70,7 +70,7 @@ impl<'a> Decided<'a> {
     }
 
     /// The error of a machine with another arithmetic.
-    fn refuses(self, here: &str) -> PipelineError {
+    fn mismatch_error(self, here: &str) -> PipelineError {
         let decided = &self.arithmetic().arithmetic;
         let (was, is) = match self {
             Self::ByShards(_) => ("the splits that are done were computed in", "this machine computes"),
@@ -104,17 +104,17 @@ impl<'a> Decided<'a> {
 pub(crate) fn load_all(
     prepared: &Prepared,
     input: JobInput<'_>,
-    decided: Option<Decided<'_>>,
+    decided: Option<DecidedArithmetic<'_>>,
     pending: bool,
     observer: &dyn Observer,
-) -> Result<Loaded> {
+) -> Result<LoadedTeachers> {
     let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else {
-        return Ok(Loaded::default());
+        return Ok(LoadedTeachers::default());
     };
     let spec = &extract.teacher;
     let devices = stillhouse_teacher::parse_devices(&spec.device).map_err(teacher_error)?;
     let length = prepared.spec.pack.length as usize;
-    let (dtype, cost) = match decided.map(Decided::arithmetic) {
+    let (dtype, cost) = match decided.map(DecidedArithmetic::arithmetic) {
         Some(earlier) => (earlier.dtype, earlier.cost),
         None if spec.dtype == Dtype::Auto || spec.max_mean_kl_nats.is_some() => {
             let device = devices.first().map(ToString::to_string).unwrap_or_default();
@@ -130,13 +130,13 @@ pub(crate) fn load_all(
         let here =
             stillhouse_teacher::cpu_arithmetic(&found.path, precision, &spec.ignore_tensors).map_err(teacher_error)?;
         if here != decided.arithmetic().arithmetic {
-            return Err(decided.refuses(&here));
+            return Err(decided.mismatch_error(&here));
         }
     }
     if pending {
         observer.event(&Event::Preparing { what: format!("loading the teacher {}", found.source) });
     }
-    let of_run = matches!(decided, Some(Decided::ByRun(_)));
+    let of_run = matches!(decided, Some(DecidedArithmetic::ByRun(_)));
     let loading = TeacherLoader { path: &found.path, spec, dtype, length, extraction: extraction(prepared)?, of_run };
     // if nothing is left to build, the earlier pass size does not matter
     let before = decided.filter(|_| pending).and_then(|decided| decided.arithmetic().pass_tokens);
@@ -165,9 +165,9 @@ pub(crate) fn load_all(
         return Err(PipelineError::new(ErrorKind::Model, message));
     }
     if let Some(other) = decided.filter(|decided| pending && decided.arithmetic().arithmetic != first) {
-        return Err(other.refuses(first));
+        return Err(other.mismatch_error(first));
     }
-    let arithmetic = match decided.map(Decided::arithmetic) {
+    let arithmetic = match decided.map(DecidedArithmetic::arithmetic) {
         // others built all of it, perhaps on another machine
         Some(earlier) if !pending => earlier.clone(),
         _ => {
@@ -175,7 +175,7 @@ pub(crate) fn load_all(
             TeacherArithmetic { dtype, arithmetic: first.to_owned(), cost, pass_tokens }
         }
     };
-    Ok(Loaded { teachers, arithmetic: Some(arithmetic) })
+    Ok(LoadedTeachers { teachers, arithmetic: Some(arithmetic) })
 }
 
 /// What a job extracts from its teacher's logits, if anything.
@@ -209,7 +209,7 @@ struct Probe<'a> {
 impl Probe<'_> {
     fn choose(&self) -> Result<(Dtype, Option<ArithmeticCost>)> {
         let text = self.text()?;
-        self.tell(format!(
+        self.report(format!(
             "loading the teacher {} in f32, to measure with {} tokens",
             self.found.source,
             text.tokens()
@@ -219,15 +219,15 @@ impl Probe<'_> {
         let reference = Reference::new(text, teacher.as_ref()).map_err(teacher_error)?;
         if self.spec.dtype != Dtype::Auto {
             drop(teacher);
-            return self.bounded(&reference);
+            return self.check_bound(&reference);
         }
         let slowest = self.seconds(&reference, teacher.as_ref())?;
         drop(teacher);
-        self.fastest(&reference, slowest, on_cpu)
+        self.choose_fastest(&reference, slowest, on_cpu)
     }
 
     /// The dtype that the job names, if it costs no more than the job allows.
-    fn bounded(&self, reference: &Reference) -> Result<(Dtype, Option<ArithmeticCost>)> {
+    fn check_bound(&self, reference: &Reference) -> Result<(Dtype, Option<ArithmeticCost>)> {
         let dtype = self.spec.dtype;
         let cost = self.cost(reference, self.load(dtype)?.as_ref())?;
         let bound = self.spec.max_mean_kl_nats.unwrap_or(f64::INFINITY);
@@ -241,19 +241,19 @@ impl Probe<'_> {
         Err(PipelineError::new(ErrorKind::Model, message))
     }
 
-    fn fastest(
+    fn choose_fastest(
         &self,
         reference: &Reference,
         f32_seconds: f64,
         on_cpu: bool,
     ) -> Result<(Dtype, Option<ArithmeticCost>)> {
-        let mut best = (Dtype::F32, f32_seconds / WORTH_IT, None);
+        let mut best = (Dtype::F32, f32_seconds / MIN_SPEEDUP, None);
         for dtype in candidates(on_cpu) {
             let teacher = self.load(dtype)?;
             let cost = self.cost(reference, teacher.as_ref())?;
             let bound = self.spec.max_mean_kl_nats.unwrap_or(f64::INFINITY);
-            if cost.max_logprob_change_nats > MOST_CHANGE || cost.mean_kl_nats > bound {
-                self.tell(format!("{} is not exact enough: {cost}", dtype.name()));
+            if cost.max_logprob_change_nats > MAX_LOGPROB_CHANGE_NATS || cost.mean_kl_nats > bound {
+                self.report(format!("{} is not exact enough: {cost}", dtype.name()));
                 continue;
             }
             let seconds = self.seconds(reference, teacher.as_ref())?;
@@ -268,7 +268,7 @@ impl Probe<'_> {
         load(&self.found.path, self.spec, dtype, self.length, self.device)
     }
 
-    fn tell(&self, what: String) {
+    fn report(&self, what: String) {
         self.observer.event(&Event::Preparing { what });
     }
 
@@ -281,17 +281,17 @@ impl Probe<'_> {
     fn seconds(&self, reference: &Reference, teacher: &dyn Teacher) -> Result<f64> {
         let seconds = probe::seconds(teacher, reference.text()).map_err(teacher_error)?;
         let speed = reference.text().tokens() as f64 / seconds;
-        self.tell(format!("{}: {speed:.0} tokens per second", teacher.info().arithmetic));
+        self.report(format!("{}: {speed:.0} tokens per second", teacher.info().arithmetic));
         Ok(seconds)
     }
 
     /// The first tokens of the input, each sequence preceded by BOS.
     fn text(&self) -> Result<Text> {
-        self.tell("reading the first documents".into());
+        self.report("reading the first documents".into());
         let listing = Listing::new(Arc::new(self.input.files.to_vec()));
         let input = Arc::new(query_input(self.prepared));
         let mut tokens = Vec::new();
-        'splits: for split in self.input.splits.iter().take(MOST_SPLITS) {
+        'splits: for split in self.input.splits.iter().take(MAX_SPLITS) {
             for batch in SplitReader::new(&self.prepared.store, &listing, split.clone(), Arc::clone(&input)) {
                 let batch = batch.map_err(|e| PipelineError::source("the first documents", e))?;
                 self.tokenize(&batch, &mut tokens)?;
@@ -303,7 +303,7 @@ impl Probe<'_> {
         if tokens.is_empty() {
             let message = format!(
                 "extract.teacher.dtype: the first {} splits have no token to measure with; valid: a dtype by its name, without a bound",
-                self.input.splits.len().min(MOST_SPLITS)
+                self.input.splits.len().min(MAX_SPLITS)
             );
             return Err(PipelineError::new(ErrorKind::Input, message));
         }
@@ -317,7 +317,7 @@ impl Probe<'_> {
             return Ok(());
         };
         for text in texts.iter().flatten() {
-            let text = &text[..text.floor_char_boundary(MOST_OF_A_DOCUMENT)];
+            let text = &text[..text.floor_char_boundary(MAX_DOCUMENT_BYTES)];
             self.prepared
                 .vocabulary
                 .encode_into(text, tokens)

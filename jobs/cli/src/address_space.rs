@@ -19,7 +19,7 @@ const BYTES_PER_PROCESSOR: u64 = 4_000_000;
 const ARENAS: i32 = 2;
 
 /// The line that the abort handler writes.
-static SAYS: OnceLock<String> = OnceLock::new();
+static ABORT_MESSAGE: OnceLock<String> = OnceLock::new();
 
 /// The lowest limit with which a process works on this machine.
 fn floor() -> u64 {
@@ -46,7 +46,7 @@ pub fn check() -> Result<(), String> {
             floor.div_ceil(1024)
         ));
     }
-    adapt(format!("the address space of this process is limited to {} kB (ulimit -v)", bytes / 1024));
+    adapt_allocator(format!("the address space of this process is limited to {} kB (ulimit -v)", bytes / 1024));
     Ok(())
 }
 
@@ -60,27 +60,27 @@ pub fn limit(bytes: u64) -> io::Result<()> {
     if unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    adapt(format!("the address space of this process is limited to {bytes} bytes"));
+    adapt_allocator(format!("the address space of this process is limited to {bytes} bytes"));
     Ok(())
 }
 
-fn adapt(limited: String) {
+fn adapt_allocator(limited: String) {
     #[cfg(target_env = "gnu")]
     // SAFETY: it changes only settings of the allocator.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, ARENAS);
     }
     let advice = "make engine.memory_megabytes, engine.parallel_splits or extract.teacher.batch_tokens smaller, or raise the limit";
-    if SAYS.set(format!("error: {limited}, which was not enough: {advice}\n")).is_ok() {
-        let handler: extern "C" fn(libc::c_int) = say;
+    if ABORT_MESSAGE.set(format!("error: {limited}, which was not enough: {advice}\n")).is_ok() {
+        let handler: extern "C" fn(libc::c_int) = on_abort;
         // SAFETY: the handler calls only async-signal-safe functions: it writes, and restores the signal's default
         // action.
         unsafe { libc::signal(libc::SIGABRT, handler as libc::sighandler_t) };
     }
 }
 
-extern "C" fn say(signal: libc::c_int) {
-    if let Some(text) = SAYS.get() {
+extern "C" fn on_abort(signal: libc::c_int) {
+    if let Some(text) = ABORT_MESSAGE.get() {
         // SAFETY: the text is never freed, and neither call allocates. `abort` then continues with the signal's default
         // action.
         unsafe {

@@ -17,7 +17,7 @@ use crate::printer::Printer;
 
 /// Maximum size of a job file, in bytes, far above any real one. Keeps a device or data set named by mistake from
 /// filling the memory.
-const LARGEST: u64 = 64 << 20;
+const MAX_JOB_FILE_BYTES: u64 = 64 << 20;
 
 /// Name that means stdin.
 const STDIN: &str = "-";
@@ -58,8 +58,11 @@ impl JobFile {
             false => File::open(path).and_then(whole),
         };
         let bytes = bytes.map_err(|e| usage(&e))?;
-        if bytes.len() as u64 > LARGEST {
-            return Err(usage(&format_args!("it is larger than {} MB, so it is no job file", LARGEST >> 20)));
+        if bytes.len() as u64 > MAX_JOB_FILE_BYTES {
+            return Err(usage(&format_args!(
+                "it is larger than {} MB, so it is no job file",
+                MAX_JOB_FILE_BYTES >> 20
+            )));
         }
         let text = String::from_utf8(bytes).map_err(|e| {
             usage(&format_args!("it is not UTF-8 (from byte {} on); save it as UTF-8", e.utf8_error().valid_up_to()))
@@ -97,6 +100,6 @@ impl JobFile {
 
 fn whole(from: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    from.take(LARGEST + 1).read_to_end(&mut bytes)?;
+    from.take(MAX_JOB_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -29,9 +29,9 @@ pub enum Color {
 }
 
 /// Maximum width of a page: longer lines are hard to read.
-const WIDEST: usize = 140;
+const MAX_WIDTH: usize = 140;
 /// Width without a terminal.
-const WIDTH: usize = 100;
+const DEFAULT_WIDTH: usize = 100;
 
 /// Writes pages, JSON and errors, and keeps them from mixing with progress bars.
 pub struct Printer {
@@ -60,7 +60,7 @@ impl Printer {
             Color::Never => false,
         };
         let (out, err) = (io::stdout(), io::stderr());
-        let width = terminal_size::terminal_size_of(&out).map_or(WIDTH, |(w, _)| usize::from(w.0));
+        let width = terminal_size::terminal_size_of(&out).map_or(DEFAULT_WIDTH, |(w, _)| usize::from(w.0));
         Self {
             width,
             terminal: out.is_terminal(),
@@ -75,13 +75,20 @@ impl Printer {
     #[cfg(test)]
     pub fn into(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>) -> Self {
         let stream = |to| Mutex::new(Stream { to, colour: false });
-        Self { out: stream(out), err: stream(err), width: WIDTH, terminal: false, bars: None, closed: Notify::new() }
+        Self {
+            out: stream(out),
+            err: stream(err),
+            width: DEFAULT_WIDTH,
+            terminal: false,
+            bars: None,
+            closed: Notify::new(),
+        }
     }
 
     /// Size and capabilities of stdout for a page.
     pub fn view(&self) -> View {
         let colour = self.out.lock().unwrap_or_else(PoisonError::into_inner).colour;
-        View { width: self.width.clamp(40, WIDEST), terminal: self.terminal, colour }
+        View { width: self.width.clamp(40, MAX_WIDTH), terminal: self.terminal, colour }
     }
 
     /// The progress bars; `None` if stderr is not a terminal.

@@ -18,7 +18,7 @@ pub struct Table {
 }
 
 const GAP: usize = 2;
-const NARROWEST: usize = 8;
+const MIN_COLUMN_WIDTH: usize = 8;
 
 impl Table {
     /// Creates a table. `columns` has one letter per column: `l` left, `r` right.
@@ -93,7 +93,7 @@ impl Table {
             let Some(widest) = widths.iter_mut().max() else {
                 break;
             };
-            if *widest <= NARROWEST {
+            if *widest <= MIN_COLUMN_WIDTH {
                 break;
             }
             *widest -= 1;

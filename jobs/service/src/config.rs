@@ -402,7 +402,7 @@ impl Config {
             }
         }
         if self.data.is_absolute()
-            && let Some(place) = self.access.holding(&self.data)
+            && let Some(place) = self.access.entry_containing(&self.data)
         {
             // Landlock allows a folder with everything below it, so only the path check would protect the tokens
             let message = format!("is inside of {place}, which jobs may touch; valid: a folder outside of it");

@@ -57,8 +57,8 @@ pub fn fault(card: &[u8]) -> Option<CardFault> {
 fn body(manifest: &Manifest) -> String {
     let mut text = front_matter(manifest);
     summary(manifest, &mut text);
-    how_it_was_made(manifest, &mut text);
-    what_went_in(manifest, &mut text);
+    preparation_steps(manifest, &mut text);
+    input_statistics(manifest, &mut text);
     splits(manifest, &mut text);
     columns(manifest, &mut text);
     loading(manifest, &mut text);
@@ -122,7 +122,7 @@ fn summary(manifest: &Manifest, text: &mut String) {
     };
 }
 
-fn how_it_was_made(manifest: &Manifest, text: &mut String) {
+fn preparation_steps(manifest: &Manifest, text: &mut String) {
     *text += "## How it was made\n\n";
     if let Some(from) = &manifest.derived_from {
         let columns: Vec<String> = from.columns.iter().map(|column| code(column)).collect();
@@ -230,7 +230,7 @@ fn sampled(written: &Sequential, seed: u64) -> String {
     )
 }
 
-fn what_went_in(manifest: &Manifest, text: &mut String) {
+fn input_statistics(manifest: &Manifest, text: &mut String) {
     let s = &manifest.statistics;
     *text += "## What went in\n\n| | |\n|---|---|\n";
     let mut line = |what: &str, value: String| {

@@ -17,7 +17,7 @@ use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use crate::card::{self, CardFault};
 
 /// Maximum number of damages that a message lists.
-const MOST_NAMED: usize = 10;
+const MAX_NAMED_FILES: usize = 10;
 
 /// A file that is missing or damaged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -123,17 +123,17 @@ pub async fn check_finished(
         return Ok(());
     }
     let mut message =
-        format!("{output}: {} of its files are missing or damaged; {}", found.len(), how(output, job_file));
-    for damage in found.iter().take(MOST_NAMED) {
+        format!("{output}: {} of its files are missing or damaged; {}", found.len(), repair_advice(output, job_file));
+    for damage in found.iter().take(MAX_NAMED_FILES) {
         message += &format!("\n  {}: {}", damage.name, damage.message);
     }
-    if found.len() > MOST_NAMED {
-        message += &format!("\n  … and {} more", found.len() - MOST_NAMED);
+    if found.len() > MAX_NAMED_FILES {
+        message += &format!("\n  … and {} more", found.len() - MAX_NAMED_FILES);
     }
     Err(PipelineError::new(ErrorKind::DataSet, message))
 }
 
-fn how(output: &Output, job_file: Option<&str>) -> String {
+fn repair_advice(output: &Output, job_file: Option<&str>) -> String {
     format!("`{}` makes them again", repair_command(output, job_file))
 }
 
@@ -153,7 +153,7 @@ fn same(record: &ShardRecord, shard: &ShardRecord) -> bool {
 ///
 /// With a manifest, this rewrites records that are missing, unreadable or different. Without one, it deletes unreadable
 /// records, so that a run rebuilds their splits.
-pub async fn mend_records(
+pub async fn repair_records(
     output: &Output,
     hash: &JobHash,
     manifest: Option<&Manifest>,

@@ -134,7 +134,7 @@ impl Dataset {
     /// If the tokenizer cannot be read, or its checksum differs from the manifest's.
     pub async fn tokenizer(&self) -> Result<Tokenizer> {
         let context = self.shown(TOKENIZER);
-        let bytes = self.held(TOKENIZER, &self.manifest.tokenizer.sha256).await?;
+        let bytes = self.read_verified(TOKENIZER, &self.manifest.tokenizer.sha256).await?;
         Tokenizer::from_bytes(bytes).map_err(|e| PipelineError::new(ErrorKind::DataSet, format!("{context}: {e}")))
     }
 
@@ -142,7 +142,7 @@ impl Dataset {
     ///
     /// # Errors
     /// If the file is missing, cannot be read, or has another checksum.
-    pub async fn held(&self, name: &str, sha256: &str) -> Result<Bytes> {
+    pub async fn read_verified(&self, name: &str, sha256: &str) -> Result<Bytes> {
         let wrong = |what: String| {
             let shown = self.shown(name);
             Err(PipelineError::new(
@@ -163,7 +163,7 @@ impl Dataset {
     ///
     /// # Errors
     /// If `_SUCCESS` or the manifest changed after the data set was finished.
-    pub async fn held_manifest(&self) -> Result<Bytes> {
+    pub async fn verified_manifest(&self) -> Result<Bytes> {
         let manifest = self.output.finished_manifest().await?;
         manifest.ok_or_else(|| {
             let shown = self.shown(MANIFEST);

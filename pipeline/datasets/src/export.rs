@@ -49,9 +49,9 @@ use stillhouse_base::events::{Event, Observer};
 use stillhouse_output::{CARD, MANIFEST, Output, PlanRecord, SUCCESS, TOKENIZER};
 
 /// Marker file that exists while an export is unfinished.
-const MARK: &str = "_stillhouse/export.json";
+const MARKER_FILE: &str = "_stillhouse/export.json";
 const PLAN: &str = "_stillhouse/plan.json";
-const TICK: Duration = Duration::from_millis(250);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Options of an export.
 #[derive(Debug, Clone, Copy)]
@@ -91,12 +91,12 @@ pub struct Export {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Mark {
+struct Marker {
     manifest_sha256: String,
 }
 
 /// A file small enough to hold in memory. Small files are written in the order of their list.
-struct Small {
+struct SmallFile {
     name: &'static str,
     bytes: Bytes,
 }
@@ -134,7 +134,7 @@ pub async fn export(
             (destination, Some(lock))
         }
     };
-    let job = Copying { dataset: &dataset, destination: &destination, options, observer, done: Counts::default() };
+    let job = CopyJob { dataset: &dataset, destination: &destination, options, observer, done: Counts::default() };
     let files = job.run(small, manifest_sha256).await;
     if files.is_err() && !options.dry_run {
         // a destination that this export created is removed again unless it holds a complete file
@@ -153,12 +153,13 @@ pub async fn export(
 }
 
 /// Reads the files beside the shards and verifies the checksum of each.
-async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<Small>> {
+async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<SmallFile>> {
     let manifest = dataset.manifest();
-    let mut small = vec![Small { name: TOKENIZER, bytes: dataset.held(TOKENIZER, &manifest.tokenizer.sha256).await? }];
+    let mut small =
+        vec![SmallFile { name: TOKENIZER, bytes: dataset.read_verified(TOKENIZER, &manifest.tokenizer.sha256).await? }];
     for name in SIDECAR_FILES {
         if let Some(sha256) = manifest.sidecar_files.get(name) {
-            small.push(Small { name, bytes: dataset.held(name, sha256).await? });
+            small.push(SmallFile { name, bytes: dataset.read_verified(name, sha256).await? });
         }
     }
     let card = dataset.output().get(CARD).await?.unwrap_or_default();
@@ -172,16 +173,16 @@ async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<S
         }
         None => {}
     }
-    small.push(Small { name: CARD, bytes: card });
-    small.push(Small { name: MANIFEST, bytes: dataset.held_manifest().await? });
+    small.push(SmallFile { name: CARD, bytes: card });
+    small.push(SmallFile { name: MANIFEST, bytes: dataset.verified_manifest().await? });
     if let Some(plan) = dataset.output().get_json::<PlanRecord>(PLAN).await? {
         // omit the job file's path: it is useless on another machine and may be private
         let plan = PlanRecord { job_folder: String::new(), job_file: String::new(), ..plan };
         let bytes = serde_json::to_vec_pretty(&plan).map_err(PipelineError::dataset(PLAN))?;
-        small.push(Small { name: PLAN, bytes: bytes.into() });
+        small.push(SmallFile { name: PLAN, bytes: bytes.into() });
     }
     let marker = dataset.output().get(SUCCESS).await?.unwrap_or_default();
-    small.push(Small { name: SUCCESS, bytes: marker });
+    small.push(SmallFile { name: SUCCESS, bytes: marker });
     Ok(small)
 }
 
@@ -195,7 +196,7 @@ async fn check_destination(destination: &Output, manifest_sha256: &str) -> Resul
         let message = format!("{destination}: holds {what}; choose another place, or remove it first");
         Err(PipelineError::new(ErrorKind::Usage, message))
     };
-    if let Some(mark) = destination.get_json::<Mark>(MARK).await? {
+    if let Some(mark) = destination.get_json::<Marker>(MARKER_FILE).await? {
         return match mark.manifest_sha256 == manifest_sha256 {
             true => Ok(()),
             false => refuse("the unfinished export of another data set"),
@@ -217,7 +218,7 @@ async fn check_destination(destination: &Output, manifest_sha256: &str) -> Resul
 struct Counts {
     files: AtomicU64,
     bytes: AtomicU64,
-    there: AtomicU64,
+    bytes_there: AtomicU64,
 }
 
 impl Counts {
@@ -228,12 +229,12 @@ impl Counts {
             files,
             bytes_done: get(&self.bytes),
             bytes,
-            bytes_there: get(&self.there),
+            bytes_there: get(&self.bytes_there),
         });
     }
 }
 
-struct Copying<'a> {
+struct CopyJob<'a> {
     dataset: &'a Dataset,
     destination: &'a Output,
     options: ExportOptions,
@@ -241,37 +242,37 @@ struct Copying<'a> {
     done: Counts,
 }
 
-impl Copying<'_> {
-    async fn run(&self, small: Vec<Small>, manifest_sha256: String) -> Result<Vec<ExportedFile>> {
+impl CopyJob<'_> {
+    async fn run(&self, small: Vec<SmallFile>, manifest_sha256: String) -> Result<Vec<ExportedFile>> {
         let shards = &self.dataset.manifest().shards;
         let files = (shards.len() + small.len()) as u64;
         let bytes =
             shards.iter().map(|s| s.bytes).sum::<u64>() + small.iter().map(|s| s.bytes.len() as u64).sum::<u64>();
         if !self.options.dry_run {
-            self.destination.put_json(MARK, &Mark { manifest_sha256 }).await?;
+            self.destination.put_json(MARKER_FILE, &Marker { manifest_sha256 }).await?;
             self.destination.remove_leftovers().await?;
             self.destination.abort_uploads(false).await?;
             self.observer.event(&Event::ExportStarted { destination: self.destination.to_string(), files, bytes });
         }
         let copies = futures::stream::iter(shards)
-            .map(|shard| self.shard(&shard.path, shard.bytes, &shard.sha256))
+            .map(|shard| self.copy_shard(&shard.path, shard.bytes, &shard.sha256))
             .buffered(self.options.at_once.max(1))
             .try_collect::<Vec<ExportedFile>>();
-        let mut copied = self.watched(copies, files, bytes).await?;
+        let mut copied = self.with_progress(copies, files, bytes).await?;
         for file in small {
-            copied.push(self.small(file).await?);
+            copied.push(self.write_small_file(file).await?);
         }
         if !self.options.dry_run {
-            self.destination.delete(MARK).await?;
+            self.destination.delete(MARKER_FILE).await?;
         }
         self.report_progress(files, bytes);
         Ok(copied)
     }
 
     /// Runs the copies and reports their progress.
-    async fn watched<T>(&self, copies: impl Future<Output = Result<T>>, files: u64, bytes: u64) -> Result<T> {
+    async fn with_progress<T>(&self, copies: impl Future<Output = Result<T>>, files: u64, bytes: u64) -> Result<T> {
         tokio::pin!(copies);
-        let mut ticks = tokio::time::interval(TICK);
+        let mut ticks = tokio::time::interval(PROGRESS_INTERVAL);
         loop {
             tokio::select! {
                 result = &mut copies => return result,
@@ -286,11 +287,11 @@ impl Copying<'_> {
         }
     }
 
-    async fn shard(&self, name: &str, bytes: u64, sha256: &str) -> Result<ExportedFile> {
+    async fn copy_shard(&self, name: &str, bytes: u64, sha256: &str) -> Result<ExportedFile> {
         let there = self.is_there(name, bytes, sha256).await?;
         if there {
             self.done.bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.done.there.fetch_add(bytes, Ordering::Relaxed);
+            self.done.bytes_there.fetch_add(bytes, Ordering::Relaxed);
         } else if !self.options.dry_run {
             self.copy(name, bytes, sha256).await?;
         }
@@ -346,8 +347,8 @@ impl Copying<'_> {
         self.destination.place(staged, name).await
     }
 
-    async fn small(&self, file: Small) -> Result<ExportedFile> {
-        let Small { name, bytes } = file;
+    async fn write_small_file(&self, file: SmallFile) -> Result<ExportedFile> {
+        let SmallFile { name, bytes } = file;
         let (size, sha256) = (bytes.len() as u64, digest(&bytes));
         let there = match self.destination.get(name).await? {
             Some(there) => digest(&there) == sha256,

@@ -183,7 +183,7 @@ mod tests {
     /// A session that reads this number of documents without text as one split.
     fn session(documents: u64, pool: &Pool) -> Session {
         let input = serde_json::json!({"format": "none", "documents": documents});
-        let file = InputFile::nothing();
+        let file = InputFile::placeholder();
         let piece = Piece { file: file.path.clone(), range: Range::Rows { start: 0, end: documents } };
         let (pieces, dataset_split) = (vec![piece], "train".into());
         let split = SplitRecord { split: SplitId(0), dataset_split, pieces, keys: None, appended: 0, place: None };

@@ -30,7 +30,7 @@ pub fn check_columns(
     input: &Input,
     before_item: BeforeItem<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
-    // `first_records` checks images and codes
+    // `check_first_records` checks images and codes
     if input.sql.is_some() || input.is_rows() {
         return Ok(Vec::new());
     }

@@ -52,12 +52,12 @@ impl InputFile {
     }
 
     /// Returns the placeholder for the file of documents that have none (`input.format: none`).
-    pub fn nothing() -> Self {
+    pub fn placeholder() -> Self {
         Self { path: NOTHING.into(), location: Path::default(), size: 0, state: FileState::default() }
     }
 
     /// Whether this is the placeholder for no file.
-    pub(crate) fn is_nothing(&self) -> bool {
+    pub(crate) fn is_placeholder(&self) -> bool {
         self.location == Path::default()
     }
 }

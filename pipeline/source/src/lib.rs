@@ -64,18 +64,18 @@ mod summary;
 mod table_format;
 
 pub use column_check::check_columns;
-pub use formats::numbers::with_classes;
-pub use formats::of_file_name;
+pub use formats::format_of_file_name;
+pub use formats::numbers::with_class_names;
 pub use input_file::{InputFile, Listing};
-pub use list::{NotListed, list, literal};
-pub use overlap::reads_output;
-pub use plan::{PlanProgress, Weighed, append_splits, plan_splits};
-pub use record_check::{FirstRecords, first_records};
+pub use list::{ListError, list_files, literal_prefix};
+pub use overlap::find_output_overlap;
+pub use plan::{PlanProgress, PlannedSplits, append_splits, plan_splits};
+pub use record_check::{FirstRecords, check_first_records};
 #[cfg(test)]
 use split_reader::read_split;
-pub use split_reader::{SplitReader, digests};
-pub use sql::{QueryTable, Staged, check_sql, stage_sql, staged};
-pub use sql::{StagedRecord, staged_by_run, staged_record};
+pub use split_reader::{SplitReader, piece_checksums};
+pub use sql::{QueryTable, StagedRows, check_sql, reuse_staged, stage_sql};
+pub use sql::{StagedRecord, read_staged_record, staged_rows};
 pub use stillhouse_base::file_state::{Changed, FileState};
 pub use stillhouse_base::source_error::{RecordPosition, SourceError, Stopped};
 pub use store::Store;

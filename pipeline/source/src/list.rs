@@ -38,7 +38,7 @@ const MAX_PROBLEMS: usize = 90;
 
 /// Why the files could not be listed.
 #[derive(Debug)]
-pub enum NotListed {
+pub enum ListError {
     /// Problems of the job, such as a path that does not exist.
     Problems(Vec<Problem>),
     /// A store did not answer as expected.
@@ -64,7 +64,7 @@ impl From<String> for ListingError {
 /// # Errors
 /// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds something that is not a
 /// file or not admitted (above 90 problems, the last one counts the rest); or the error of a store.
-pub fn list(
+pub fn list_files(
     store: &Store,
     base_dir: &std::path::Path,
     input: &Input,
@@ -72,7 +72,7 @@ pub fn list(
     names: &PathExpander,
     check_access: AccessCheck<'_>,
     before_item: BeforeItem<'_>,
-) -> Result<Vec<InputFile>, NotListed> {
+) -> Result<Vec<InputFile>, ListError> {
     let (mut files, mut empty_folders) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
     // a single path finds each file once, unless it has braces or `**`
@@ -97,7 +97,7 @@ pub fn list(
                     problems.push(Problem::new(format!("{field}.paths[{i}]"), format!("{given:?}"), message));
                 }
                 Some(Err(ListingError::Problem(_))) => more_problems += 1,
-                Some(Err(ListingError::Store(error))) => return Err(NotListed::Store(error)),
+                Some(Err(ListingError::Store(error))) => return Err(ListError::Store(error)),
                 // skipped, because an earlier path got an error from a store
                 None => {}
             }
@@ -112,7 +112,7 @@ pub fn list(
     {
         problems.push(Problem::missing(format!("{field}.paths"), message));
     }
-    if problems.is_empty() { Ok(files) } else { Err(NotListed::Problems(problems)) }
+    if problems.is_empty() { Ok(files) } else { Err(ListError::Problems(problems)) }
 }
 
 /// The files that a path of the job found.
@@ -236,15 +236,15 @@ fn unescaped(component: &str) -> Option<String> {
     Some(name)
 }
 
-fn literal_prefix(components: &[Cow<'_, str>], literal: usize) -> String {
+fn joined_prefix(components: &[Cow<'_, str>], literal: usize) -> String {
     let head = components[..literal.min(components.len())].join("/");
     if head.is_empty() && literal > 0 { "/".into() } else { head }
 }
 
 /// Returns a path or URL up to its first glob. The expansion reads nothing outside of it.
-pub fn literal(given: &str) -> String {
+pub fn literal_prefix(given: &str) -> String {
     let (components, literal) = components(given);
-    literal_prefix(&components, literal)
+    joined_prefix(&components, literal)
 }
 
 /// A path or URL of the job, with the position of its first glob.
@@ -266,7 +266,7 @@ impl<'a> JobPath<'a> {
             false => Cow::Owned(components.join("/")),
         };
         let url = StoreUrl::parse(&plain).transpose()?;
-        let head = literal_prefix(&components, literal);
+        let head = joined_prefix(&components, literal);
         let location = match url {
             Some(url) if literal < components.len() => match StoreUrl::parse(&head) {
                 Some(head) => Store::location(&head?),

@@ -36,7 +36,7 @@ const OUTPUT_FILES: [&str; 12] = [
 
 /// Returns the problems of input paths, in `field` of the job file, that would find files of the output. `files` are
 /// those that they find now.
-pub fn reads_output(
+pub fn find_output_overlap(
     base_dir: &DiskPath,
     input: &Input,
     field: &str,
@@ -154,7 +154,7 @@ mod tests {
         let read = |format: &str, paths: &[&str], output: &str| {
             let input: Input = serde_json::from_value(json!({"format": format, "paths": paths})).unwrap();
             let output = Location::parse(folder.path(), output).unwrap();
-            !reads_output(folder.path(), &input, "input", &names, &[], &output).is_empty()
+            !find_output_overlap(folder.path(), &input, "input", &names, &[], &output).is_empty()
         };
         for (format, path, output) in [
             ("parquet", "data", "data/out"),

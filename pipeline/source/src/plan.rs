@@ -55,7 +55,7 @@ pub struct PlanProgress {
 
 /// Splits, and the weights of the new ones: bytes of text, numbers of rows, or documents that have no text yet.
 #[derive(Debug, Default)]
-pub struct Weighed {
+pub struct PlannedSplits {
     /// All splits.
     pub splits: Vec<SplitRecord>,
     /// Weights of the last (new) splits.
@@ -79,16 +79,16 @@ pub fn plan_splits(
     target_split_bytes: u64,
     seed: u64,
     progress: &(dyn Fn(PlanProgress) + Sync),
-) -> Result<Weighed, SourceError> {
+) -> Result<PlannedSplits, SourceError> {
     let target = target_split_bytes.max(1);
     let expecting = (!is_cut_by_listing(files, input)).then(|| store.expecting(files));
     let store = expecting.as_ref().unwrap_or(store);
     let segments = segments(store, files, input, target, progress)?;
-    let mut weighed = Weighed::default();
+    let mut planned = PlannedSplits::default();
     for part in holdout::split_sources(store, files, input, seed, segments)? {
-        add_splits(files, part, target, &mut weighed)?;
+        add_splits(files, part, target, &mut planned)?;
     }
-    Ok(weighed)
+    Ok(planned)
 }
 
 /// Cuts files appended to the input into splits, which follow the existing splits and carry the number of the append.
@@ -104,22 +104,27 @@ pub fn append_splits(
     input: &Input,
     target_split_bytes: u64,
     (splits, appended): (Vec<SplitRecord>, u32),
-) -> Result<Weighed, SourceError> {
+) -> Result<PlannedSplits, SourceError> {
     let target = target_split_bytes.max(1);
     let store = &store.expecting(files);
     let segments = segments(store, files, input, target, &|_| {})?;
     let before = splits.len();
     let parts = holdout::appended_split_sources(input, &splits, &segments);
-    let mut weighed = Weighed { splits, weights: Vec::new() };
+    let mut planned = PlannedSplits { splits, weights: Vec::new() };
     for part in parts {
-        add_splits(files, part, target, &mut weighed)?;
+        add_splits(files, part, target, &mut planned)?;
     }
-    weighed.splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
-    Ok(weighed)
+    planned.splits.iter_mut().skip(before).for_each(|split| split.appended = appended);
+    Ok(planned)
 }
 
-fn add_splits(files: &[InputFile], part: SplitSource, target: u64, weighed: &mut Weighed) -> Result<(), SourceError> {
-    let Weighed { splits, weights } = weighed;
+fn add_splits(
+    files: &[InputFile],
+    part: SplitSource,
+    target: u64,
+    planned: &mut PlannedSplits,
+) -> Result<(), SourceError> {
+    let PlannedSplits { splits, weights } = planned;
     let share = part.keys.map_or(1.0, |keys| keys.share());
     let taken = part.keys.map_or(1.0, |keys| keys.share().max(MIN_TAKEN_SHARE));
     let mut filled = None;

@@ -14,7 +14,7 @@ use stillhouse_schemas::spec::{Input, OnError};
 use super::formats::{self, BytesFormat, Format, numbers};
 use super::input_file::InputFile;
 use super::parallel::MAX_CHECKED_FILES;
-use super::records::Fault;
+use super::records::ReadError;
 use super::split_reader::read_split;
 use super::spool::Spool;
 use super::store::Store;
@@ -44,7 +44,7 @@ pub struct FirstRecords {
 ///
 /// # Errors
 /// When a store does not answer, which is not a problem of the job.
-pub fn first_records(
+pub fn check_first_records(
     store: &Store,
     files: &[InputFile],
     input: &Input,
@@ -71,7 +71,7 @@ pub fn first_records(
 /// Returns files spread over the list: many of the disk, fewer of those in stores, and fewer of images, which may be
 /// one file each.
 fn choose_files<'a>(store: &Store, files: &'a [InputFile], input: &Input) -> Vec<&'a InputFile> {
-    let is_remote = |file: &InputFile| input.is_rows() || (!file.is_nothing() && !store.is_on_disk(&file.location));
+    let is_remote = |file: &InputFile| input.is_rows() || (!file.is_placeholder() && !store.is_on_disk(&file.location));
     let remote_files = files.iter().filter(|file| is_remote(file)).count();
     let every = |all: usize, most: usize| all.div_ceil(most).max(1);
     let steps = [every(files.len() - remote_files, MAX_CHECKED_FILES), every(remote_files, MAX_STORE_FILES)];
@@ -164,8 +164,8 @@ fn read_head(
         }
         text.clear().map_err(SourceError::temporary_file)?;
         let outcome = records.read(&mut text).map_err(|e| match e {
-            Fault::Input(e) => fault(e),
-            Fault::Spool(e) => SourceError::temporary_file(e),
+            ReadError::Input(e) => fault(e),
+            ReadError::Spool(e) => SourceError::temporary_file(e),
         })?;
         head.ended_at = records.offset();
         match outcome {

@@ -13,7 +13,7 @@ use stillhouse_schemas::spec::{Input, OnError};
 use super::decode::Cursor;
 use super::formats::{self, Cut, Format};
 use super::input_file::InputFile;
-use super::records::{self, Cell, Fault, Records, Rows};
+use super::records::{self, Cell, ReadError, Records, Rows};
 use super::spool::{DocumentKey, Spool, whole_characters};
 use super::store::Store;
 
@@ -223,8 +223,8 @@ fn next_in_bytes(
     }
     spool.clear().map_err(SourceError::temporary_file)?;
     let outcome = records.read(spool).map_err(|fault| match fault {
-        Fault::Input(e) => SourceError::from_io(&file.path, e),
-        Fault::Spool(e) => SourceError::temporary_file(e),
+        ReadError::Input(e) => SourceError::from_io(&file.path, e),
+        ReadError::Spool(e) => SourceError::temporary_file(e),
     })?;
     let fault = |bad: records::BadRecord| RecordFault {
         reason: bad.reason,

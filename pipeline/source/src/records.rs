@@ -27,14 +27,14 @@ pub(crate) struct BadRecord {
 
 /// An error after which reading cannot continue.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub(crate) enum ReadError {
     /// The input failed.
     Input(io::Error),
     /// The temporary file failed.
     Spool(io::Error),
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for ReadError {
     fn from(error: io::Error) -> Self {
         Self::Input(error)
     }
@@ -47,7 +47,7 @@ pub(crate) trait Records: Send {
     fn next(&mut self) -> io::Result<Option<RecordStart>>;
 
     /// Reads the record's text; skips to the end of a bad record.
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault>;
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError>;
 
     /// Skips the record.
     fn skip(&mut self) -> io::Result<()>;
@@ -69,10 +69,10 @@ pub(crate) trait Rows: Send {
 }
 
 /// Appends bytes to the text. Returns the index of the first byte that is not UTF-8, or `None` if all are.
-pub(crate) fn push(text: &mut Spool, bytes: &[u8]) -> Result<Option<usize>, Fault> {
+pub(crate) fn push(text: &mut Spool, bytes: &[u8]) -> Result<Option<usize>, ReadError> {
     match text.push(bytes) {
         Ok(()) => Ok(None),
         Err(PushError::Utf8(at)) => Ok(Some(at)),
-        Err(PushError::Io(e)) => Err(Fault::Spool(e)),
+        Err(PushError::Io(e)) => Err(ReadError::Spool(e)),
     }
 }

@@ -228,7 +228,7 @@ impl DocumentReader {
 ///
 /// # Errors
 /// As [`read_split`].
-pub fn digests(
+pub fn piece_checksums(
     store: &Store,
     files: &[InputFile],
     split: &SplitRecord,

@@ -78,7 +78,7 @@ impl Store {
     }
 
     /// Returns the same store with access to the rows beside an output in a store.
-    pub fn with_rows_beside(&self, output: &StoreUrl, store: &Arc<dyn ObjectStore>) -> Self {
+    pub fn with_staged_rows(&self, output: &StoreUrl, store: &Arc<dyn ObjectStore>) -> Self {
         let url = StoreUrl { key: output.key.trim_end_matches('/').to_owned(), ..output.clone() };
         let mount = Mount { prefix: Path::from(STAGED_ROWS_PREFIX), store: Arc::clone(store), url };
         let router = Arc::new(self.router.with(mount));
@@ -86,7 +86,7 @@ impl Store {
     }
 
     /// Returns the path of a file beside the output in this store.
-    pub fn beside_output(name: &str) -> Path {
+    pub fn staged_path(name: &str) -> Path {
         Path::from(STAGED_ROWS_PREFIX).parts().chain(Path::from(name).parts()).collect()
     }
 
@@ -106,7 +106,7 @@ impl Store {
     /// Returns the same store for reading these files as they were listed: to read a range of a changed file is an
     /// error ([`Changed`]).
     pub(crate) fn expecting<'a>(&self, files: impl IntoIterator<Item = &'a InputFile>) -> Self {
-        let real = files.into_iter().filter(|f| !f.is_nothing());
+        let real = files.into_iter().filter(|f| !f.is_placeholder());
         let expected = real.map(|f| (f.location.clone(), f.state.clone())).collect();
         Self { expected: Arc::new(expected), ..self.clone() }
     }

@@ -37,18 +37,18 @@ impl Roots {
         roots
     }
 
-    pub fn hold_url(&self, url: &Prefix) -> bool {
-        self.any || self.urls.iter().any(|prefix| prefix.holds(url))
+    pub fn contains_url(&self, url: &Prefix) -> bool {
+        self.any || self.urls.iter().any(|prefix| prefix.contains(url))
     }
 
     /// Whether a resolved path is in one of the folders.
-    pub fn hold_folder(&self, resolved: &Path) -> bool {
+    pub fn contains_folder(&self, resolved: &Path) -> bool {
         self.any || self.folders.iter().any(|folder| resolved.starts_with(folder))
     }
 
     /// Whether a resolved path is in one of the folders or is an ancestor of one.
     pub fn are_near(&self, resolved: &Path) -> bool {
-        self.hold_folder(resolved) || self.folders.iter().any(|folder| folder.starts_with(resolved))
+        self.contains_folder(resolved) || self.folders.iter().any(|folder| folder.starts_with(resolved))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Access control: the folders, stores, endpoints and models that a server's configuration allows jobs to use.
 //!
 //! ```text
-//!   job file ─► Access::problems ─► listing ─► Gate::admits, for every file found ─► model folder ─► Gate::strays, for every file opened
+//!   job file ─► Access::problems ─► listing ─► Gate::admits, for every file found ─► model folder ─► Gate::outside_files, for every file opened
 //!               (before opening anything)      (links that lead out)
 //! ```
 //!
@@ -27,7 +27,7 @@ use self::folders::{Roots, resolve, stripped};
 use self::urls::{Prefix, is_url, same_endpoint};
 use crate::hub::HubRef;
 use crate::path_expansion::{PathExpander, local_path};
-use crate::source::literal;
+use crate::source::literal_prefix;
 use crate::storage::{Location, StoreUrl, is_public};
 
 /// Wildcard that allows everything of a kind.
@@ -57,7 +57,7 @@ pub struct Access {
     /// Folders that are never accessible, even inside an allowed folder.
     pub deny: Vec<PathBuf>,
     /// Whether `~` and `${VAR}` in a job's paths expand to this user's home and this process's environment. Never true
-    /// in a service, so neither a configuration nor an order can set it.
+    /// in a service, so neither a configuration nor a worker's request can set it.
     #[serde(skip)]
     pub environment: bool,
 }
@@ -185,12 +185,17 @@ impl Access {
         self.problems_while(spec, base, &|| true).unwrap_or_default()
     }
 
-    /// Like [`Self::problems`], but asks `go_on` before each path and returns `None` if that returns false. Reports at
-    /// most 90 unreadable paths one by one, and the rest as a count in one problem.
-    pub fn problems_while(&self, spec: &JobSpec, base: &Path, go_on: &dyn Fn() -> bool) -> Option<Vec<Problem>> {
+    /// Like [`Self::problems`], but asks `should_continue` before each path and returns `None` if that returns false.
+    /// Reports at most 90 unreadable paths one by one, and the rest as a count in one problem.
+    pub fn problems_while(
+        &self,
+        spec: &JobSpec,
+        base: &Path,
+        should_continue: &dyn Fn() -> bool,
+    ) -> Option<Vec<Problem>> {
         let names = self.names();
         let mut problems = names.problems(spec);
-        for problem in Gate::new(self).problems(spec, base, &names, go_on)? {
+        for problem in Gate::new(self).problems(spec, base, &names, should_continue)? {
             if !problems.iter().any(|p| p.field == problem.field) {
                 problems.push(problem);
             }
@@ -199,13 +204,13 @@ impl Access {
     }
 
     /// The configured entry that contains a folder of this machine. Ignores `*`, which an operator sets deliberately.
-    pub fn holding(&self, folder: &Path) -> Option<&str> {
+    pub fn entry_containing(&self, folder: &Path) -> Option<&str> {
         let at = resolve(folder, |_| true).unwrap_or_else(|| folder.to_owned());
         let entries = self.read.iter().chain(&self.write);
         entries
             .map(String::as_str)
             .filter(|e| *e != ANY)
-            .find(|entry| Roots::new([&(*entry).to_owned()]).hold_folder(&at))
+            .find(|entry| Roots::new([&(*entry).to_owned()]).contains_folder(&at))
     }
 
     /// Whether a web server may redirect an input to this URL.
@@ -215,7 +220,7 @@ impl Access {
         plain.set_query(None);
         plain.set_fragment(None);
         let roots = Roots::new(self.read.iter().chain(&self.write));
-        matches!(StoreUrl::parse(plain.as_str()), Some(Ok(url)) if roots.hold_url(&Prefix::of(&url)))
+        matches!(StoreUrl::parse(plain.as_str()), Some(Ok(url)) if roots.contains_url(&Prefix::from_url(&url)))
     }
 
     fn allows_hub(&self, repo: &str) -> bool {
@@ -249,7 +254,7 @@ fn list<'a>(entries: impl Iterator<Item = &'a str>) -> String {
 
 /// Maximum number of path problems reported one by one. A service reports 100 problems, so some remain for other
 /// fields.
-const MOST_PROBLEMS: usize = 90;
+const MAX_PATH_PROBLEMS: usize = 90;
 const NOT_ALLOWED: &str = "the server's configuration does not allow";
 
 impl<'a> Gate<'a> {
@@ -274,7 +279,7 @@ impl<'a> Gate<'a> {
         spec: &JobSpec,
         base: &Path,
         names: &PathExpander,
-        go_on: &dyn Fn() -> bool,
+        should_continue: &dyn Fn() -> bool,
     ) -> Option<Vec<Problem>> {
         let mut problems = Vec::new();
         if self.rules.is_none() {
@@ -282,15 +287,15 @@ impl<'a> Gate<'a> {
         }
         let mut more = 0;
         for (field, path) in spec.input.all_paths() {
-            let mut said = None;
+            let mut refusal = None;
             for named in names.expand_all(path).unwrap_or_default() {
-                if !go_on() {
+                if !should_continue() {
                     return None;
                 }
-                said = said.or_else(|| self.place(base, &named.expanded, Purpose::Read));
+                refusal = refusal.or_else(|| self.path_refusal(base, &named.expanded, Purpose::Read));
             }
-            match said {
-                Some(message) if problems.len() < MOST_PROBLEMS => {
+            match refusal {
+                Some(message) if problems.len() < MAX_PATH_PROBLEMS => {
                     problems.push(Problem::new(field, shown(path), message));
                 }
                 Some(_) => more += 1,
@@ -306,19 +311,19 @@ impl<'a> Gate<'a> {
         ];
         for (field, path) in models {
             let Some(path) = path.filter(|path| !path.is_empty()) else { continue };
-            let said = names.expand(path).ok().and_then(|real| self.model(base, &real));
-            problems.extend(said.map(|m| Problem::new(field, shown(path), m)));
+            let refusal = names.expand(path).ok().and_then(|real| self.model_refusal(base, &real));
+            problems.extend(refusal.map(|m| Problem::new(field, shown(path), m)));
         }
         if let Some(path) = spec.subtokens.as_ref().and_then(|s| s.permutation_file()) {
-            let said = names.expand(path).ok().and_then(|real| self.place(base, &real, Purpose::Read));
-            problems.extend(said.map(|m| Problem::new("subtokens.permutation", shown(path), m)));
+            let refusal = names.expand(path).ok().and_then(|real| self.path_refusal(base, &real, Purpose::Read));
+            problems.extend(refusal.map(|m| Problem::new("subtokens.permutation", shown(path), m)));
         }
         let output = &spec.output.path;
-        let said = names
+        let refusal = names
             .expand(output)
             .ok()
-            .and_then(|real| self.place(base, &real, Purpose::Write).or_else(|| self.output_links(base, &real)));
-        problems.extend(said.map(|m| Problem::new("output.path", shown(output), m)));
+            .and_then(|real| self.path_refusal(base, &real, Purpose::Write).or_else(|| self.output_links(base, &real)));
+        problems.extend(refusal.map(|m| Problem::new("output.path", shown(output), m)));
         let storages = [
             ("storage", Some(&spec.storage)),
             ("input.storage", spec.input.storage.as_ref()),
@@ -357,7 +362,7 @@ impl<'a> Gate<'a> {
     }
 
     /// Why a path or URL may not be used; `None` if it may.
-    fn place(&self, base: &Path, given: &str, purpose: Purpose) -> Option<String> {
+    fn path_refusal(&self, base: &Path, given: &str, purpose: Purpose) -> Option<String> {
         let act = if purpose == Purpose::Read { "reading" } else { "writing" };
         let refused = || {
             let kind = is_url(given);
@@ -367,12 +372,12 @@ impl<'a> Gate<'a> {
         if given.chars().any(char::is_control) {
             return Some("has control characters, which no name may have here".into());
         }
-        let head = if purpose == Purpose::Read { literal(given) } else { given.to_owned() };
+        let head = if purpose == Purpose::Read { literal_prefix(given) } else { given.to_owned() };
         match StoreUrl::parse(&head) {
             // the parser has reported what is wrong with it
             Some(Err(_)) => refused(),
             Some(Ok(url)) => {
-                let address = Prefix::of(&url).address();
+                let address = Prefix::from_url(&url).address();
                 if !self.access.private_networks && address.is_some_and(|a: IpAddr| !is_public(a)) {
                     return Some(format!("{NOT_ALLOWED} http input from private addresses"));
                 }
@@ -385,7 +390,7 @@ impl<'a> Gate<'a> {
         }
     }
 
-    fn model(&self, base: &Path, path: &str) -> Option<String> {
+    fn model_refusal(&self, base: &Path, path: &str) -> Option<String> {
         match HubRef::parse(path) {
             Ok(Some(reference)) if self.access.allows_hub(reference.repo()) => None,
             Ok(Some(_)) => {
@@ -411,7 +416,7 @@ impl<'a> Gate<'a> {
     }
 
     fn allows_url(&self, url: &StoreUrl, purpose: Purpose) -> bool {
-        self.roots(purpose).is_none_or(|roots| roots.hold_url(&Prefix::of(url)))
+        self.roots(purpose).is_none_or(|roots| roots.contains_url(&Prefix::from_url(url)))
     }
 
     /// The target of a path, if it is allowed.
@@ -425,7 +430,7 @@ impl<'a> Gate<'a> {
     fn allows_resolved(&self, resolved: &Path, purpose: Purpose) -> bool {
         let denied = |rules: &Rules| rules.deny.iter().any(|folder| resolved.starts_with(folder));
         self.rules.as_ref().is_none_or(|rules| !denied(rules))
-            && self.roots(purpose).is_none_or(|roots| roots.hold_folder(resolved))
+            && self.roots(purpose).is_none_or(|roots| roots.contains_folder(resolved))
     }
 
     /// Whether a file or folder from a listing may be read.
@@ -437,23 +442,23 @@ impl<'a> Gate<'a> {
             Location::Store(url) => self.allows_url(url, Purpose::Read),
             Location::Disk(path) => path.canonicalize().is_ok_and(|at| self.allows_resolved(&at, Purpose::Read)),
         };
-        if admitted { Ok(()) } else { Err(self.leads_out("what it finds", Purpose::Read)) }
+        if admitted { Ok(()) } else { Err(self.leads_out_message("what it finds", Purpose::Read)) }
     }
 
-    fn leads_out(&self, what: &str, purpose: Purpose) -> String {
+    fn leads_out_message(&self, what: &str, purpose: Purpose) -> String {
         let allowed = self.access.allowed(purpose, |entry| entry == ANY || !is_url(entry));
         format!("{what} leads out of what the server's configuration allows; {allowed}")
     }
 
     /// Why files of a local model may not be opened: one leads out of the allowed folders, or is not a regular file.
-    pub fn strays<'f>(&self, files: impl IntoIterator<Item = &'f Path>) -> Option<String> {
+    pub fn outside_files<'f>(&self, files: impl IntoIterator<Item = &'f Path>) -> Option<String> {
         self.rules.as_ref()?;
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().escape_debug().to_string();
         files.into_iter().find_map(|file| {
             // another check reports a missing file
             std::fs::symlink_metadata(file).ok()?;
             let Some(at) = file.canonicalize().ok().filter(|at| self.allows_resolved(at, Purpose::Read)) else {
-                return Some(self.leads_out(&name(file), Purpose::Read));
+                return Some(self.leads_out_message(&name(file), Purpose::Read));
             };
             let kind = at.metadata().ok()?;
             let odd = !kind.is_file() && !kind.is_dir();
@@ -473,7 +478,7 @@ impl<'a> Gate<'a> {
                 let odd = at.metadata().is_ok_and(|m| !m.is_file() && !m.is_dir());
                 !odd && self.allows_resolved(&at, Purpose::Write)
             });
-            (!good).then(|| self.leads_out(&inside, Purpose::Write))
+            (!good).then(|| self.leads_out_message(&inside, Purpose::Write))
         })
     }
 }

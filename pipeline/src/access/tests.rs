@@ -371,7 +371,7 @@ fn files_of_a_model_folder_may_not_lead_out() {
     fs::create_dir_all(&folder).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(folder.join("config.json")).status().unwrap().success());
     let gate = Gate::new(&world.access);
-    let reported = gate.strays([folder.join("config.json").as_path()]).unwrap();
+    let reported = gate.outside_files([folder.join("config.json").as_path()]).unwrap();
     assert_eq!(reported, "config.json is a pipe, a device or a socket; valid: a file");
 }
 
@@ -492,8 +492,8 @@ fn of_many_paths_the_first_are_reported_and_the_rest_counted_until_nobody_waits(
     assert_eq!(of_paths[90].message, "and 1910 more paths that may not be read");
     for until in [0, 1, 1500] {
         let asked = std::cell::Cell::new(0);
-        let go_on = || asked.replace(asked.get() + 1) < until;
-        assert_eq!(world.access.problems_while(&spec(job.clone()), &world.base(), &go_on), None);
+        let should_continue = || asked.replace(asked.get() + 1) < until;
+        assert_eq!(world.access.problems_while(&spec(job.clone()), &world.base(), &should_continue), None);
         assert_eq!(asked.get(), until + 1);
     }
 }

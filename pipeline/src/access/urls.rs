@@ -42,7 +42,7 @@ impl Prefix {
         if url.key.contains(['*', '?', '[']) {
             return Err("is taken as it is, and cannot hold *, ? and [".into());
         }
-        let prefix = Self::of(&url);
+        let prefix = Self::from_url(&url);
         if prefix.bucket == Some(Bucket::Invalid) {
             return Err("its host is none that can be asked".into());
         }
@@ -50,7 +50,7 @@ impl Prefix {
     }
 
     /// The prefix that equals this URL.
-    pub fn of(url: &StoreUrl) -> Self {
+    pub fn from_url(url: &StoreUrl) -> Self {
         let bucket = if url.scheme.is_web() { server(url) } else { Bucket::Named(url.bucket.clone()) };
         let parts = url.path().parts().map(|part| part.as_ref().to_owned()).collect();
         Self { scheme: url.scheme, bucket: Some(bucket), parts }
@@ -70,7 +70,7 @@ impl Prefix {
     }
 
     /// Whether another prefix lies within this one.
-    pub fn holds(&self, other: &Self) -> bool {
+    pub fn contains(&self, other: &Self) -> bool {
         let bucket = match (&self.bucket, &other.bucket) {
             (_, Some(Bucket::Invalid)) => false,
             (None, _) => true,

@@ -39,7 +39,7 @@ use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::finish;
 use crate::job::fill_in;
-use crate::job::{read_permutation, shorter};
+use crate::job::{read_permutation, simplify_path};
 use crate::output::{MANIFEST, Output, TOKENIZER};
 use crate::path_expansion::PathExpander;
 use crate::path_expansion::local_path;
@@ -59,10 +59,10 @@ pub struct Derivation {
     /// All operators of that job.
     operators: Vec<OperatorSpec>,
     /// The operators that run.
-    anew: Vec<OperatorSpec>,
+    new_operators: Vec<OperatorSpec>,
     /// The splits of the data set, with the positions of their sequences if the orders need them.
     splits: Vec<SplitRecord>,
-    loosen: Option<NoiseLoosener>,
+    loosener: Option<NoiseLoosener>,
     vocabulary: Arc<Vocabulary>,
     tokenizer: Vec<u8>,
     from: DerivedFrom,
@@ -81,20 +81,20 @@ impl Derivation {
         let (parsed, own) = registry::job_format().parse_derived(text, &source.manifest().job);
         let positions = parsed.positions.clone();
         let numbered = parsed.into_result().and_then(|mut spec| {
-            spec.subtokens = with_numbers(&spec, own.contains(&"subtokens").then_some(base), source.manifest())?;
+            spec.subtokens = with_permutation(&spec, own.contains(&"subtokens").then_some(base), source.manifest())?;
             let numbers = spec.subtokens.as_ref().and_then(|subtokens| subtokens.numbers.clone());
             let stored = source.manifest().job.extract.as_ref().and_then(|e| e.hidden_states.as_ref()?.width);
             fill_in(&mut spec, numbers, stored.map(|width| width as usize));
             Ok(spec)
         });
         let made = match numbered {
-            Ok(spec) => Self::of(source, spec, base).await,
+            Ok(spec) => Self::from_spec(source, spec, base).await,
             Err(problems) => Err(problems.into()),
         };
         made.map_err(|e| e.with_positions(&positions))
     }
 
-    async fn of(source: Dataset, spec: JobSpec, base: &Path) -> Result<Self> {
+    async fn from_spec(source: Dataset, spec: JobSpec, base: &Path) -> Result<Self> {
         let manifest = source.manifest();
         let (before, unknown) = registry::operators_from_manifest(manifest);
         if let Some(problem) = unknown.first() {
@@ -105,9 +105,9 @@ impl Derivation {
         let (after, wrong) = registry::operators_from_manifest(&Manifest { job: spec.clone(), ..manifest.clone() });
         wrong.into_iter().for_each(|problem| problems.push(problem));
         let is_new = |spec: &&OperatorSpec| VIEWS.contains(&spec.name()) && !before.contains(spec);
-        let anew: Vec<OperatorSpec> = after.iter().filter(is_new).cloned().collect();
-        let loosen = loosened(&before, &after, &mut problems)?;
-        if anew.is_empty() && loosen.is_none() && problems.0.is_empty() {
+        let new_operators: Vec<OperatorSpec> = after.iter().filter(is_new).cloned().collect();
+        let loosener = noise_loosener(&before, &after, &mut problems)?;
+        if new_operators.is_empty() && loosener.is_none() && problems.0.is_empty() {
             let message = "nothing is different from what the data set has; valid: other subtokens, partitions or orders, or a looser \
                            extract.noise.tolerance";
             problems.push(Problem::missing("", message));
@@ -126,21 +126,25 @@ impl Derivation {
             manifest_sha256: manifest_digest(source.output()).await?.unwrap_or_default(),
             job: manifest.job.clone(),
             job_hash: manifest.job_hash.clone(),
-            columns: columns_of(&anew, loosen.is_some()),
+            columns: columns_of(&new_operators, loosener.is_some()),
             derived_from: manifest.derived_from.clone(),
         };
         let identity = identity(&spec, &from, &finish::sidecar_sha256(&after));
         let hash = hex::encode(Sha256::digest(identity.to_string().as_bytes()));
         let storages = Arc::new(Storages::new());
         let output = output_of(&spec, base, &storages)?.for_job(&hash);
-        let are_new = anew.iter().any(|operator| operator.config::<OrdersConfig>().is_some());
-        let splits = if are_new { sequence_offsets::of_rows(&spec, manifest) } else { manifest.splits.clone() };
+        let has_new_orders = new_operators.iter().any(|operator| operator.config::<OrdersConfig>().is_some());
+        let splits = if has_new_orders {
+            sequence_offsets::splits_with_actual_ranges(&spec, manifest)
+        } else {
+            manifest.splits.clone()
+        };
         Ok(Self {
             splits,
             source: Arc::new(source),
             operators: after,
-            anew,
-            loosen,
+            new_operators,
+            loosener,
             vocabulary: Arc::new(vocabulary),
             tokenizer: bytes,
             from,
@@ -160,7 +164,7 @@ impl Derivation {
 
 /// The sub-tokens with the numbers of their permutation: from the file that the job names, or from the data set if the
 /// job does not mention them.
-fn with_numbers(
+fn with_permutation(
     spec: &JobSpec,
     base: Option<&Path>,
     manifest: &Manifest,
@@ -186,16 +190,20 @@ async fn manifest_digest(of: &Output) -> Result<Option<String>> {
 }
 
 /// How to store the noise at a looser tolerance, if the job asks for another one.
-fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Problems) -> Result<Option<NoiseLoosener>> {
+fn noise_loosener(
+    before: &[OperatorSpec],
+    after: &[OperatorSpec],
+    problems: &mut Problems,
+) -> Result<Option<NoiseLoosener>> {
     let (Some(from), Some(to)) = (registry::extract_config(before), registry::extract_config(after)) else {
         return Ok(None);
     };
-    let (Some(stored), Some(asked)) = (&from.noise, &to.noise) else { return Ok(None) };
-    if stored.tolerance == asked.tolerance {
+    let (Some(stored), Some(requested)) = (&from.noise, &to.noise) else { return Ok(None) };
+    if stored.tolerance == requested.tolerance {
         return Ok(None);
     }
     let mut wrong = |message: String| {
-        problems.push(Problem::new("extract.noise.tolerance", asked.tolerance, message));
+        problems.push(Problem::new("extract.noise.tolerance", requested.tolerance, message));
         Ok(None)
     };
     if stored.codec != NoiseCodec::Replay {
@@ -203,7 +211,7 @@ fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Prob
     }
     let made = NoiseLoosener::new(from, to).map_err(|e| PipelineError::caused(ErrorKind::Usage, "extract.noise", e))?;
     match made {
-        Some(loosen) => Ok(Some(loosen)),
+        Some(loosener) => Ok(Some(loosener)),
         None => wrong(format!(
             "the data set was stored at {0}, and what is left out adds to that; valid: {1} or more",
             stored.tolerance,
@@ -212,22 +220,22 @@ fn loosened(before: &[OperatorSpec], after: &[OperatorSpec], problems: &mut Prob
     }
 }
 
-fn columns_of(anew: &[OperatorSpec], loosened: bool) -> Vec<String> {
+fn columns_of(new_operators: &[OperatorSpec], loosened: bool) -> Vec<String> {
     let noise = loosened.then_some(LOOSENED_COLUMNS).into_iter().flatten().map(str::to_owned);
-    let views = anew.iter().flat_map(|operator| {
+    let views = new_operators.iter().flat_map(|operator| {
         ColumnRecord::of_schema(operator.output_schema(&arrow::datatypes::Schema::empty()).as_ref())
     });
     noise.chain(views.map(|column| column.name)).collect()
 }
 
 /// Everything that decides the bytes of the result.
-fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String>) -> Value {
+fn identity(spec: &JobSpec, from: &DerivedFrom, sidecar_sha256: &BTreeMap<String, String>) -> Value {
     let mut job = json!(spec);
     for (section, key) in [
         ("", "name"),
         ("", "engine"),
         ("", "storage"),
-        // `beside` has the checksum of its content
+        // `sidecar_sha256` has the checksum of its content
         ("/subtokens", "permutation"),
         ("/output", "card"),
         ("/output", "path"),
@@ -237,7 +245,7 @@ fn identity(spec: &JobSpec, from: &DerivedFrom, beside: &BTreeMap<String, String
             map.remove(key);
         }
     }
-    json!({"job": job, "derived_from": from.manifest_sha256, "beside": beside})
+    json!({"job": job, "derived_from": from.manifest_sha256, "beside": sidecar_sha256})
 }
 
 fn output_of(spec: &JobSpec, base: &Path, storages: &Storages) -> Result<Output> {
@@ -246,7 +254,7 @@ fn output_of(spec: &JobSpec, base: &Path, storages: &Storages) -> Result<Output>
         PipelineError::from(Problems(vec![Problem::new("output.path", format!("{:?}", spec.output.path), e)]))
     };
     let path = names.expand(&spec.output.path).map_err(usage)?;
-    let place = Location::parse(base, &path).map_err(|e| usage(e.to_string()))?;
-    let output = Output::at(&shorter(place), &spec.output_storage(), storages)?;
+    let location = Location::parse(base, &path).map_err(|e| usage(e.to_string()))?;
+    let output = Output::at(&simplify_path(location), &spec.output_storage(), storages)?;
     Ok(output.for_shards_of(spec.output.shard_megabytes * 1e6))
 }

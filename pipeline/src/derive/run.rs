@@ -32,8 +32,8 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job_diff::differences_of;
 use crate::output::{Found, Output, PlanRecord};
-use crate::run::held::{Held, may_overwrite, overwritten};
-use crate::run::splits::splits_at_once;
+use crate::run::locked_output::{LockedOutput, may_overwrite, remove_overwritten};
+use crate::run::splits::max_concurrent_splits;
 use crate::source::Store;
 use crate::{acceptance, finish};
 
@@ -63,9 +63,9 @@ pub async fn derive(derivation: Derivation, options: DeriveOptions, observer: Ar
     {
         return Err(e);
     }
-    let held = Held::take(output, |output| output.for_job(&derivation.hash), observer.as_ref()).await?;
-    let result = derivation.make(held.output.clone(), options, observer, began).await;
-    held.release(&result).await;
+    let locked = LockedOutput::lock(output, |output| output.for_job(&derivation.hash), observer.as_ref()).await?;
+    let result = derivation.make(locked.output.clone(), options, observer, began).await;
+    locked.release(&result).await;
     result
 }
 
@@ -77,7 +77,8 @@ impl Derivation {
         observer: Arc<dyn Observer>,
         began: Instant,
     ) -> Result<()> {
-        let found = overwritten(&output, &self.hash, options.overwrite, output.inspect(&self.hash).await).await?;
+        let found =
+            remove_overwritten(&output, &self.hash, options.overwrite, output.inspect(&self.hash).await).await?;
         let (done, complete) = match found {
             Found::Nothing => (output.recover(Vec::new()).await?, false),
             Found::Resumable { mut done, incomplete_uploads } => {
@@ -114,7 +115,7 @@ impl Derivation {
         acceptance::check_dataset(&self.spec, &manifest)?;
         finish::write(output, self.tokenizer.clone(), &self.operators, &manifest).await?;
         let seconds = began.elapsed().as_secs_f64();
-        finish::report(output, &manifest, seconds, nothing_to_do, runner.observer.as_ref());
+        finish::report_finished(output, &manifest, seconds, nothing_to_do, runner.observer.as_ref());
         Ok(())
     }
 
@@ -172,7 +173,7 @@ impl Derivation {
         let splits: Vec<SplitRecord> = runner.splits.iter().filter(|s| is_pending(&s.split)).cloned().collect();
         let shards: Vec<ShardRecord> =
             self.source_manifest().shards.iter().filter(|s| is_pending(&s.split)).cloned().collect();
-        let at_once = splits_at_once(&self.spec, rayon::current_num_threads());
+        let concurrent_splits = max_concurrent_splits(&self.spec, rayon::current_num_threads());
         let pool = Pool::of_this_process()?;
         let plan = self.plan(shards, &runner.remade).map_err(PipelineError::from_plan)?;
         let manifest = self.source_manifest();
@@ -181,7 +182,7 @@ impl Derivation {
         let row_checks =
             move |split: &SplitRecord| registry::row_checks(&spec, vocab_size, &specials, (split.split, split.place));
         let resources = JobResources {
-            operators_overlap: at_once.min(splits.len()) < rayon::current_num_threads(),
+            operators_overlap: concurrent_splits.min(splits.len()) < rayon::current_num_threads(),
             splits: Arc::new(splits),
             store: Store::with_buckets(Handle::current(), BTreeMap::new()),
             vocabulary: Arc::clone(&self.vocabulary),
@@ -191,12 +192,12 @@ impl Derivation {
             spawner: pool.spawner()?,
             has_failed: AtomicBool::new(false),
             stop: Arc::clone(&runner.stop),
-            stages: stages(&self.anew),
+            stages: stages(&self.new_operators),
             splits_in_progress: SplitsInProgress::default(),
         };
         let session = Session::new(plan, resources, &self.spec.engine)?;
         let tally = Tally::new(&self.spec, &runner.splits, &runner.done);
-        runner.run(&session, Workers::Local { max_splits: at_once }, &tally, began).await
+        runner.run(&session, Workers::Local { max_splits: concurrent_splits }, &tally, began).await
     }
 
     /// The plan: the shards of the data set, the operators over them, and the columns in the order of the format.
@@ -213,12 +214,12 @@ impl Derivation {
         let schema = finish::schema(&self.operators);
         let source = Source {
             dataset: Arc::clone(&self.source),
-            schema: without_columns_of(&schema, &self.anew),
-            loosen: self.loosen.clone(),
+            schema: without_columns_of(&schema, &self.new_operators),
+            loosener: self.loosener.clone(),
             draws: self.spec.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |noise| noise.draws),
             batch_rows: rows_per_batch(&self.spec),
         };
-        let made = operator_plan(Arc::new(DatasetExec::new(source, shards)), &self.anew);
+        let made = operator_plan(Arc::new(DatasetExec::new(source, shards)), &self.new_operators);
         let in_order = schema.fields().iter().map(|field| {
             let column = Column::new_with_schema(field.name(), &made.schema())?;
             Ok(ProjectionExpr::new(Arc::new(column), field.name().clone()))
@@ -229,7 +230,7 @@ impl Derivation {
     }
 
     fn manifest(&self, shards: Vec<ShardRecord>) -> Manifest {
-        let (statistics, totals) = finish::sums(&shards);
+        let (statistics, totals) = finish::sum_shards(&shards);
         Manifest {
             job: self.spec.clone(),
             job_hash: self.hash.clone(),

@@ -30,7 +30,7 @@ pub(super) struct Source {
     pub dataset: Arc<Dataset>,
     /// The unchanged columns, and those of [`LOOSENED_COLUMNS`] if the noise is stored again.
     pub schema: SchemaRef,
-    pub loosen: Option<NoiseLoosener>,
+    pub loosener: Option<NoiseLoosener>,
     /// Noise draws per token.
     pub draws: u32,
     /// Rows per batch.
@@ -88,7 +88,7 @@ impl DisplayAs for DatasetExec {
 }
 
 /// A shard that is being read.
-struct Reading {
+struct ShardStream {
     source: Arc<Source>,
     shard: ShardRecord,
     /// Path for messages.
@@ -100,7 +100,7 @@ struct Reading {
     metrics: Arc<NodeMetrics>,
 }
 
-impl Reading {
+impl ShardStream {
     async fn next(mut self) -> std::result::Result<Option<(RecordBatch, Self)>, PipelineError> {
         let began = Instant::now();
         self.stage.set_activity(StageActivity::Works);
@@ -128,9 +128,9 @@ impl Reading {
     fn columns(&self, batch: &RecordBatch) -> std::result::Result<RecordBatch, PipelineError> {
         let Self { source, shard, shown, stage, .. } = self;
         let mut loosened: Vec<(&str, ArrayRef)> = Vec::new();
-        if let Some(loosen) = &source.loosen {
+        if let Some(loosener) = &source.loosener {
             let mut statistics = stage.split().statistics.lock();
-            let arrays = loosen.columns(batch, shard.statistics.total_variation_max, &mut statistics);
+            let arrays = loosener.columns(batch, shard.statistics.total_variation_max, &mut statistics);
             loosened.extend(LOOSENED_COLUMNS.into_iter().zip(arrays.map_err(PipelineError::dataset(shown.clone()))?));
         }
         let columns = source.schema.fields().iter().map(|field| {
@@ -151,7 +151,7 @@ impl Reading {
             let message = format!("{shown}: {} rows, the manifest has {}", self.rows, shard.rows);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
-        if source.loosen.is_some() {
+        if source.loosener.is_some() {
             count_empty_lists(&mut stage.split().statistics.lock(), source.draws);
         }
         stage.set_activity(StageActivity::Done);
@@ -161,7 +161,7 @@ impl Reading {
 
 /// The statistics of a shard that remain valid for the derived one. Corrections are counted again if the noise is
 /// stored again.
-fn kept(from: &Statistics, is_loosened: bool) -> Statistics {
+fn kept_statistics(from: &Statistics, is_loosened: bool) -> Statistics {
     let mut kept = from.clone();
     if is_loosened {
         (kept.corrections, kept.corrections_max, kept.total_variation_max) = (0, 0, 0.0);
@@ -198,8 +198,8 @@ impl ExecutionPlan for DatasetExec {
         let resources = JobResources::of(&context)?;
         let state = resources.split_state(&resources.split(partition)?);
         state.set_input_sha256(shard.input_sha256.clone());
-        *state.statistics.lock() = kept(&shard.statistics, self.source.loosen.is_some());
-        let reading = Reading {
+        *state.statistics.lock() = kept_statistics(&shard.statistics, self.source.loosener.is_some());
+        let shard_stream = ShardStream {
             shown: self.source.dataset.shown(&shard.path),
             source: Arc::clone(&self.source),
             shard,
@@ -208,7 +208,7 @@ impl ExecutionPlan for DatasetExec {
             stage: StageState::new(&state, 0),
             metrics: Arc::clone(&self.metrics),
         };
-        let stream = try_unfold(reading, Reading::next).map_err(|e| DataFusionError::External(Box::new(e)));
+        let stream = try_unfold(shard_stream, ShardStream::next).map_err(|e| DataFusionError::External(Box::new(e)));
         Ok(resources.spawner.ahead(Box::pin(RecordBatchStreamAdapter::new(self.schema(), stream))))
     }
 }

@@ -64,7 +64,7 @@ impl Checks<'_> {
             return None;
         }
         let path = local_path(self.base, &self.names.expand(named).ok()?);
-        let problem = match self.gate.strays([path.as_path()]) {
+        let problem = match self.gate.outside_files([path.as_path()]) {
             Some(message) => message,
             None => match read_permutation(&path, vocab_size) {
                 Ok(permutation) => return Some(permutation),
@@ -108,7 +108,7 @@ impl Checks<'_> {
     /// Checks that every id of the tokenizer has a row in the teacher's vocabulary and is the id of the same token
     /// there. Unused rows are allowed in any number; embeddings are often rounded up (Qwen3 has 151,936 rows for
     /// 151,669 tokens).
-    fn fit(&mut self, vocabulary: &Vocabulary, rows: usize, own: Option<&TeacherVocabulary>) {
+    fn check_token_ids(&mut self, vocabulary: &Vocabulary, rows: usize, own: Option<&TeacherVocabulary>) {
         let spec = &self.spec.tokenizer;
         let tokens = vocabulary.vocab_size();
         let beyond = vocabulary.tokens_from(rows);
@@ -148,7 +148,7 @@ impl Checks<'_> {
         let mut vocab = vocabulary.vocab_size() as u64;
         if let Some((_, _, config)) = teacher {
             vocab = config.vocab_size as u64;
-            self.fit(vocabulary, config.vocab_size, own);
+            self.check_token_ids(vocabulary, config.vocab_size, own);
         }
         let numbers = self.permutation(vocab as usize);
         let mut spec = self.spec.clone();
@@ -190,8 +190,8 @@ pub(crate) fn read_permutation(path: &Path, vocab_size: usize) -> std::result::R
     if !found.is_file() {
         return Err(format!("{} is no file; valid: a .npy or .json file", path.display()));
     }
-    if found.len() > MOST_PERMUTATION {
-        return Err(format!("has {} bytes; valid: up to {MOST_PERMUTATION}", found.len()));
+    if found.len() > MAX_PERMUTATION_BYTES {
+        return Err(format!("has {} bytes; valid: up to {MAX_PERMUTATION_BYTES}", found.len()));
     }
     Permutation::new(&parse_numbers(&fs::read(path).map_err(unreadable)?)?, vocab_size)
 }

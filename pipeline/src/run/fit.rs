@@ -2,7 +2,7 @@
 
 use stillhouse_schemas::spec::JobSpec;
 
-use super::worker::Place;
+use super::worker::WorkerConfig;
 use crate::driver::TaskSpec;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::identity::JobHash;
@@ -10,21 +10,25 @@ use crate::job::chain;
 use crate::output::PlanRecord;
 
 /// Maximum number of differing files that a refusal lists.
-pub(super) const MOST_LINES: usize = 8;
+pub(super) const MAX_LINES: usize = 8;
 
 /// Why this process cannot work for a job that another one could: its teachers' device is of another kind than the
 /// run's, or is missing.
-pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Result<Option<PipelineError>> {
-    let (Some(wanted), Some(extract)) = (order.device.clone(), &spec.extract) else { return Ok(None) };
-    let named = place.device.clone().unwrap_or_else(|| extract.teacher.device.clone());
+pub(super) async fn device_mismatch(
+    spec: &JobSpec,
+    task: &TaskSpec,
+    config: &WorkerConfig,
+) -> Result<Option<PipelineError>> {
+    let (Some(run_kind), Some(extract)) = (task.device.clone(), &spec.extract) else { return Ok(None) };
+    let named = config.device.clone().unwrap_or_else(|| extract.teacher.device.clone());
     let look = move || {
         let devices = match stillhouse_teacher::parse_devices(&named) {
             Ok(devices) => devices,
             Err(e) => return Some(chain(&e)),
         };
         let kind = if devices.iter().all(|device| device.is_cpu()) { "cpu" } else { "cuda" };
-        if kind != wanted {
-            return Some(format!("teachers compute on {named} here ({kind}), the run's on {wanted}"));
+        if kind != run_kind {
+            return Some(format!("teachers compute on {named} here ({kind}), the run's on {run_kind}"));
         }
         devices.iter().find_map(|device| device.open().err()).map(|e| chain(&e))
     };
@@ -35,17 +39,17 @@ pub(super) async fn unfit(spec: &JobSpec, order: &TaskSpec, place: &Place) -> Re
 
 /// Returns an error if this machine sees another file than the run planned with: one that was rewritten since, or a
 /// different local copy.
-pub(super) fn same_input(plan: &PlanRecord, hash: &JobHash) -> Result<()> {
+pub(super) fn check_same_input(plan: &PlanRecord, hash: &JobHash) -> Result<()> {
     let pairs = plan.files.iter().zip(&hash.files);
     let others: Vec<_> = pairs.filter(|(planned, here)| !planned.state.matches_on_other_machine(&here.state)).collect();
     if others.is_empty() {
         return Ok(());
     }
     let mut message = "the input is another one as this machine sees it".to_owned();
-    for (planned, here) in others.iter().take(MOST_LINES) {
+    for (planned, here) in others.iter().take(MAX_LINES) {
         message += &format!("\n  {}: {}; the run has {}", here.path, here.state, planned.state);
     }
-    if let Some(more) = others.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
+    if let Some(more) = others.len().checked_sub(MAX_LINES).filter(|more| *more > 0) {
         message += &format!("\n  and {more} more");
     }
     message += "\nvalid: files that all machines share, or copies that have their times (cp -p, rsync -t); where they were changed, the same \
@@ -60,7 +64,7 @@ mod tests {
     use super::*;
     use crate::access::Access;
     use crate::identity::PlannedFile;
-    use crate::run::memory_budget::Room;
+    use crate::run::memory_budget::MemoryBudget;
     use crate::source::FileState;
     use stillhouse_operators::registry::job_format;
 
@@ -75,11 +79,16 @@ mod tests {
             let ticket = serde_json::from_value(json!({"job_hash": "abc"})).unwrap();
             let device_of_run = of_run.map(str::to_owned);
             let (spec_text, base) = (text.to_string(), "/".into());
-            let order = TaskSpec { spec: spec_text, base, ticket, teacher: None, device: device_of_run };
+            let task = TaskSpec { spec: spec_text, base, ticket, teacher: None, device: device_of_run };
             let device = device.map(str::to_owned);
-            let place =
-                Place { name: "here".into(), access: Access::everything(), device, slots: 1, room: Room::new(1) };
-            unfit(&spec, &order, &place).await.unwrap().map(|e| (e.machine_specific, e.to_string()))
+            let config = WorkerConfig {
+                name: "here".into(),
+                access: Access::everything(),
+                device,
+                slots: 1,
+                memory_budget: MemoryBudget::new(1),
+            };
+            device_mismatch(&spec, &task, &config).await.unwrap().map(|e| (e.machine_specific, e.to_string()))
         };
         // without a teacher the device does not matter; without a device of its own, the executor uses the job's
         assert_eq!(looked(Some("cuda:7"), None).await, None);

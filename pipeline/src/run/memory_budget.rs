@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use stillhouse_schemas::spec::Dtype;
 use stillhouse_teacher::{host_bytes, parse_devices};
 
-use super::splits::ROW_GROUPS_OF_A_SPLIT;
+use super::splits::ROW_GROUPS_PER_SPLIT;
 use crate::engine::teacher::precision;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::job::{Prepared, chain};
@@ -21,37 +21,37 @@ use crate::job::{Prepared, chain};
 const MEGABYTE: u64 = 1_000_000;
 /// Fixed memory of a job besides its teacher and splits: a tokenizer of 128,256 entries, plans, request buffers.
 /// Measured.
-const OF_A_JOB: u64 = 250 * MEGABYTE;
+const JOB_BYTES: u64 = 250 * MEGABYTE;
 
 /// The memory budget of this process's jobs.
 #[derive(Debug)]
-pub struct Room {
+pub struct MemoryBudget {
     limit: u64,
-    taken: Mutex<u64>,
+    reserved: Mutex<u64>,
 }
 
 /// A reservation of memory, released on drop.
 #[derive(Debug)]
-pub(super) struct Share {
-    room: Arc<Room>,
+pub(super) struct Reservation {
+    budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
-impl Drop for Share {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        *self.room.taken.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+        *self.budget.reserved.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
     }
 }
 
-impl Room {
+impl MemoryBudget {
     /// Creates a budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, taken: Mutex::default() })
+        Arc::new(Self { limit, reserved: Mutex::default() })
     }
 
-    pub(super) fn take(self: &Arc<Self>, needs: Needs) -> Result<Share> {
-        let bytes = needs.sum();
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn reserve(self: &Arc<Self>, needs: MemoryNeeds) -> Result<Reservation> {
+        let bytes = needs.total();
+        let mut taken = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
         if *taken + bytes > self.limit {
             let others = match *taken {
                 0 => String::new(),
@@ -66,24 +66,24 @@ impl Room {
             return Err(PipelineError::new(ErrorKind::Model, message).machine_specific());
         }
         *taken += bytes;
-        Ok(Share { room: Arc::clone(self), bytes })
+        Ok(Reservation { budget: Arc::clone(self), bytes })
     }
 }
 
 /// Memory that a job needs, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Needs {
+pub(super) struct MemoryNeeds {
     weights: u64,
     pass: u64,
     logits: u64,
     splits: u64,
 }
 
-impl Needs {
-    /// Needs of a job with `at_once` concurrent splits.
-    pub fn of(prepared: &Prepared, dtype: Option<Dtype>, at_once: usize) -> Result<Self> {
-        let row_groups = u64::from(ROW_GROUPS_OF_A_SPLIT) * u64::from(prepared.spec.output.row_group_megabytes);
-        let needs = Self { splits: at_once as u64 * row_groups * MEGABYTE, ..Self::default() };
+impl MemoryNeeds {
+    /// Needs of a job with `concurrent_splits` concurrent splits.
+    pub fn for_job(prepared: &Prepared, dtype: Option<Dtype>, concurrent_splits: usize) -> Result<Self> {
+        let row_groups = u64::from(ROW_GROUPS_PER_SPLIT) * u64::from(prepared.spec.output.row_group_megabytes);
+        let needs = Self { splits: concurrent_splits as u64 * row_groups * MEGABYTE, ..Self::default() };
         let (Some(found), Some(extract)) = (&prepared.teacher, &prepared.spec.extract) else { return Ok(needs) };
         let failed = |e| PipelineError::new(ErrorKind::Model, format!("teacher: {}", chain(&e)));
         // a teacher on a GPU checks the GPU's memory when it is loaded; a missing GPU is reported then
@@ -108,15 +108,15 @@ impl Needs {
         })
     }
 
-    fn sum(self) -> u64 {
-        OF_A_JOB + self.weights + self.pass + self.logits + self.splits
+    fn total(self) -> u64 {
+        JOB_BYTES + self.weights + self.pass + self.logits + self.splits
     }
 }
 
-impl fmt::Display for Needs {
+impl fmt::Display for MemoryNeeds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { weights, pass, logits, splits } = *self;
-        write!(f, "itself {}", megabytes(OF_A_JOB))?;
+        write!(f, "itself {}", megabytes(JOB_BYTES))?;
         for (what, bytes) in [("weights", weights), ("a pass", pass), ("logits", logits), ("splits", splits)] {
             if bytes > 0 {
                 write!(f, ", {what} {}", megabytes(bytes))?;
@@ -135,11 +135,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_share_the_room_and_give_it_back() {
-        let room = Room::new(OF_A_JOB * 2 + 700 * MEGABYTE);
-        let needs = |splits| Needs { splits: splits * MEGABYTE, ..Needs::default() };
-        let first = room.take(needs(500)).unwrap();
-        let refused = room.take(needs(300)).unwrap_err();
+    fn jobs_share_the_budget_and_release_it() {
+        let budget = MemoryBudget::new(JOB_BYTES * 2 + 700 * MEGABYTE);
+        let needs = |splits| MemoryNeeds { splits: splits * MEGABYTE, ..MemoryNeeds::default() };
+        let first = budget.reserve(needs(500)).unwrap();
+        let refused = budget.reserve(needs(300)).unwrap_err();
         assert!(refused.machine_specific);
         assert_eq!(
             refused.to_string(),
@@ -148,7 +148,7 @@ mod tests {
              output.row_group_megabytes"
         );
         drop(first);
-        drop(room.take(needs(300)).unwrap());
-        assert_eq!(*room.taken.lock().unwrap(), 0);
+        drop(budget.reserve(needs(300)).unwrap());
+        assert_eq!(*budget.reserved.lock().unwrap(), 0);
     }
 }

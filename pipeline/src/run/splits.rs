@@ -30,11 +30,11 @@ use crate::source::InputFile;
 use crate::{plan, source};
 
 /// Default number of concurrent splits per device.
-const SPLITS_OF_A_DEVICE: usize = 2;
+const SPLITS_PER_DEVICE: usize = 2;
 
 /// Row groups that a split holds in memory: one being encoded, the encoder's working memory, and an encoded one being
 /// sent.
-pub(super) const ROW_GROUPS_OF_A_SPLIT: u32 = 3;
+pub(super) const ROW_GROUPS_PER_SPLIT: u32 = 3;
 
 impl Job {
     /// Builds these splits.
@@ -52,17 +52,17 @@ impl Job {
         };
         let workers = match &remote {
             Some((driver, spec)) => Workers::Remote { driver: *driver, spec },
-            None => Workers::Local { max_splits: self.at_once() },
+            None => Workers::Local { max_splits: self.concurrent_splits() },
         };
         self.runner.run(&session, workers, &tally, began).await
     }
 
     /// Number of concurrent splits in this process. Two splits per device keep it busy while one is written and the
     /// next begins.
-    fn at_once(&self) -> usize {
-        let by_device = || SPLITS_OF_A_DEVICE * self.runner.devices.len().max(1);
+    fn concurrent_splits(&self) -> usize {
+        let by_device = || SPLITS_PER_DEVICE * self.runner.devices.len().max(1);
         let default = self.prepared.spec.extract.as_ref().map_or_else(rayon::current_num_threads, |_| by_device());
-        splits_at_once(&self.prepared.spec, default)
+        max_concurrent_splits(&self.prepared.spec, default)
     }
 
     /// Creates the session with the plan over these splits. The shards of `remade` must get the same bytes as before.
@@ -80,9 +80,9 @@ impl Job {
         let query_skipped = self.runner.splits.first().map(|first| (first.split, self.skipped.clone()));
         let corpus = Corpus { query_skipped, ..corpus(prepared, &self.files, &splits) };
         let plan = plan_over(corpus, prepared, shards(prepared, &splits, &names, remade));
-        let at_once = self.at_once().min(splits.len());
+        let concurrent_splits = self.concurrent_splits().min(splits.len());
         let resources = JobResources {
-            operators_overlap: at_once < rayon::current_num_threads(),
+            operators_overlap: concurrent_splits < rayon::current_num_threads(),
             stop: Arc::clone(stop),
             ..resources(prepared, output.clone(), devices, &splits, spawner)
         };
@@ -176,18 +176,18 @@ pub(crate) fn resources(
 }
 
 /// Number of concurrent splits: the job's setting, else `default`, limited by the job's memory.
-pub(crate) fn splits_at_once(spec: &JobSpec, default: usize) -> usize {
+pub(crate) fn max_concurrent_splits(spec: &JobSpec, default: usize) -> usize {
     let wanted = spec.engine.parallel_splits.map_or(default, |n| n as usize);
     wanted.min(splits_with_memory(spec)).max(1)
 }
 
 /// Number of concurrent splits that fit into the job's memory, at least one.
 pub(super) fn splits_with_memory(spec: &JobSpec) -> usize {
-    let room = spec
+    let fitting = spec
         .engine
         .memory_megabytes
-        .map(|megabytes| megabytes / (ROW_GROUPS_OF_A_SPLIT * spec.output.row_group_megabytes));
-    room.map_or(usize::MAX, |room| room as usize).max(1)
+        .map(|megabytes| megabytes / (ROW_GROUPS_PER_SPLIT * spec.output.row_group_megabytes));
+    fitting.map_or(usize::MAX, |fitting| fitting as usize).max(1)
 }
 
 /// `train-00003-of-00042.parquet` for each split. The total counts only splits up to the same append, so that later

@@ -20,8 +20,8 @@ use crate::events::NullObserver;
 use crate::job::{self, Prepared};
 use crate::output::Output;
 use crate::plan;
-use crate::run::memory_budget::Room;
-use crate::run::worker::{Place, Worker};
+use crate::run::memory_budget::MemoryBudget;
+use crate::run::worker::{Worker, WorkerConfig};
 use crate::run::{self, Job, RunOptions};
 use crate::teacher::{self, JobInput};
 
@@ -87,20 +87,20 @@ const ORDER: &str = "STILLHOUSE_TEST_ORDER";
 fn other_process() {
     let Some(folder) = std::env::var_os(ORDER).map(PathBuf::from) else { return };
     let read = |name: &str| fs::read(folder.join(name)).unwrap();
-    let order: TaskSpec = serde_json::from_slice(&read("order")).unwrap();
+    let task: TaskSpec = serde_json::from_slice(&read("order")).unwrap();
     let wanted: Vec<SplitTask> = serde_json::from_slice(&read("wanted")).unwrap();
     let own: usize = std::env::var("STILLHOUSE_TEST_OWN").unwrap().parse().unwrap();
-    let place = Place {
+    let config = WorkerConfig {
         name: format!("worker {own}"),
         access: Access::everything(),
         device: None,
         slots: 1,
-        room: Room::new(u64::MAX / 2),
+        memory_budget: MemoryBudget::new(u64::MAX / 2),
     };
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let worker = Worker::join(&order, &place, Arc::new(NullObserver)).await.unwrap();
+        let worker = Worker::join(&task, &config, Arc::new(NullObserver)).await.unwrap();
         for wanted in wanted.iter().skip(own).step_by(2) {
-            assert_eq!(worker.make(wanted).await.unwrap().split, wanted.split);
+            assert_eq!(worker.build_split(wanted).await.unwrap().split, wanted.split);
         }
     });
     // the test harness writes to stdout as well
@@ -126,7 +126,7 @@ async fn workers_in_other_processes_make_the_same_shards() {
     let job =
         Job::start(Arc::clone(&there), hash, output.clone(), BTreeMap::new(), Arc::new(NullObserver)).await.unwrap();
     output.let_others_join().await.unwrap();
-    let order = TaskSpec {
+    let task = TaskSpec {
         spec: serde_json::to_string(&there.spec).unwrap(),
         base: folder.clone(),
         ticket: output.ticket(),
@@ -136,7 +136,7 @@ async fn workers_in_other_processes_make_the_same_shards() {
     let wanted = |s: SplitRecord| SplitTask { split: s.split, dataset_split: s.dataset_split, was: None };
     let wanted: Vec<SplitTask> = job.all_splits().into_iter().map(wanted).collect();
     assert!(wanted.len() >= 4, "{wanted:?}");
-    fs::write(folder.join("order"), serde_json::to_vec(&order).unwrap()).unwrap();
+    fs::write(folder.join("order"), serde_json::to_vec(&task).unwrap()).unwrap();
     fs::write(folder.join("wanted"), serde_json::to_vec(&wanted).unwrap()).unwrap();
 
     // two workers run at once while this process holds the output

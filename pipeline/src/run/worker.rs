@@ -27,8 +27,8 @@ use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::EngineKind;
 use tokio::sync::Semaphore;
 
-use super::fit::{MOST_LINES, same_input, unfit};
-use super::memory_budget::{Needs, Room, Share};
+use super::fit::{MAX_LINES, check_same_input, device_mismatch};
+use super::memory_budget::{MemoryBudget, MemoryNeeds, Reservation};
 use super::splits::splits_with_memory;
 use super::{Job, JobHash, files_of};
 use crate::access::Access;
@@ -46,27 +46,27 @@ use crate::job_diff::differences;
 use crate::output::{LeaseMonitor, Output, SplitReport, Warning, WorkerReport};
 use crate::plan;
 use crate::query_rows;
-use crate::teacher::{self, Decided, JobInput, Loaded};
+use crate::teacher::{self, DecidedArithmetic, JobInput, LoadedTeachers};
 
 /// Interval between two checks that the run still holds the output.
-const LOOKS: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Interval between two reports if the splits do not change.
-const TELLS: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of warnings in a report, and maximum bytes of one.
-const MOST_WARNINGS: usize = 20;
-const LONGEST_WARNING: usize = 1_000;
+const MAX_WARNINGS: usize = 20;
+const MAX_WARNING_BYTES: usize = 1_000;
 
 /// A job on which this process works.
 pub struct Worker {
     state: Arc<WorkerState>,
     partitions: HashMap<SplitId, usize>,
     /// One lock per split, so that repeated requests for a split build it once at a time.
-    turns: Mutex<HashMap<SplitId, Arc<tokio::sync::Mutex<()>>>>,
+    split_locks: Mutex<HashMap<SplitId, Arc<tokio::sync::Mutex<()>>>>,
     /// Limits concurrent splits to the job's memory, whatever the slots of this process.
-    room: Semaphore,
-    watching: tokio::task::JoinHandle<()>,
+    split_permits: Semaphore,
+    watch_task: tokio::task::JoinHandle<()>,
     pool: Pool,
 }
 
@@ -75,25 +75,25 @@ struct WorkerState {
     name: String,
     job: Job,
     session: Session,
-    at_work: Mutex<BTreeSet<SplitId>>,
+    in_progress: Mutex<BTreeSet<SplitId>>,
     /// Why the worker stopped building splits for the run; empty while it works.
-    gone: OnceLock<SerializedError>,
+    end_reason: OnceLock<SerializedError>,
     began: Instant,
     warnings: Arc<Warnings>,
     /// Name of the worker's report. The lock serializes writes, so that an older report never replaces a newer one.
     report: tokio::sync::Mutex<String>,
-    told: AtomicU64,
+    report_count: AtomicU64,
     /// Memory of the job, held while the teacher is loaded.
-    _share: Share,
+    _reservation: Reservation,
 }
 
 impl WorkerState {
     fn splits(&self) -> BTreeSet<SplitId> {
-        self.at_work.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.in_progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The report: current splits and counts.
-    fn tell(&self, splits: &BTreeSet<SplitId>) -> WorkerReport {
+    fn build_report(&self, splits: &BTreeSet<SplitId>) -> WorkerReport {
         let states: HashMap<SplitId, _> =
             self.session.resources.splits_in_progress.all().into_iter().map(|state| (state.split, state)).collect();
         let at = |split: &SplitId| {
@@ -105,8 +105,8 @@ impl WorkerState {
         };
         WorkerReport {
             splits: splits.iter().map(at).collect(),
-            cannot: self.cannot().map(|e| e.to_string()),
-            told: self.told.fetch_add(1, Ordering::Relaxed),
+            cannot: self.lost_devices_error().map(|e| e.to_string()),
+            told: self.report_count.fetch_add(1, Ordering::Relaxed),
             progress: self.job.runner.progress(self.began),
             warnings: self.warnings.last(),
             ..WorkerReport::new(&self.name, &self.job.runner.output)
@@ -114,7 +114,7 @@ impl WorkerState {
     }
 
     /// Why this worker can build nothing more, though others may: its devices are lost.
-    fn cannot(&self) -> Option<PipelineError> {
+    fn lost_devices_error(&self) -> Option<PipelineError> {
         let resources = &self.session.resources;
         let are_gone = !resources.devices.is_empty() && resources.lost_devices() == resources.devices.len();
         let message =
@@ -124,9 +124,9 @@ impl WorkerState {
 
     async fn report(&self, splits: &BTreeSet<SplitId>) {
         let name = self.report.lock().await;
-        let at = self.tell(splits);
+        let at = self.build_report(splits);
         match self.job.runner.output.report(&name, &at).await {
-            Ok(()) => self.warnings.are_told(&at.warnings),
+            Ok(()) => self.warnings.mark_reported(&at.warnings),
             Err(e) => tracing::debug!("{e}"),
         }
     }
@@ -139,26 +139,26 @@ struct Warnings {
     /// Number of the latest warning.
     count: AtomicU64,
     /// Number of the latest warning that was reported to the run.
-    told: AtomicU64,
+    last_reported: AtomicU64,
 }
 
 impl Warnings {
     fn new(log: Arc<dyn Observer>) -> Arc<Self> {
-        Arc::new(Self { log, last: Mutex::default(), count: AtomicU64::new(0), told: AtomicU64::new(0) })
+        Arc::new(Self { log, last: Mutex::default(), count: AtomicU64::new(0), last_reported: AtomicU64::new(0) })
     }
 
     fn last(&self) -> Vec<Warning> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    fn are_told(&self, told: &[Warning]) {
-        if let Some(last) = told.last() {
-            self.told.fetch_max(last.number, Ordering::Relaxed);
+    fn mark_reported(&self, reported: &[Warning]) {
+        if let Some(last) = reported.last() {
+            self.last_reported.fetch_max(last.number, Ordering::Relaxed);
         }
     }
 
-    fn has_news(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > self.told.load(Ordering::Relaxed)
+    fn has_unreported(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > self.last_reported.load(Ordering::Relaxed)
     }
 }
 
@@ -168,25 +168,25 @@ impl Observer for Warnings {
         let Event::Warning { message } = event else { return };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        if last.len() == MOST_WARNINGS {
+        if last.len() == MAX_WARNINGS {
             last.pop_front();
         }
-        let message = message[..message.floor_char_boundary(LONGEST_WARNING)].to_owned();
+        let message = message[..message.floor_char_boundary(MAX_WARNING_BYTES)].to_owned();
         last.push_back(Warning { number, message });
     }
 }
 
 /// Marks a split as being built until it is dropped.
-struct Working<'a>(&'a Mutex<BTreeSet<SplitId>>, SplitId);
+struct InProgress<'a>(&'a Mutex<BTreeSet<SplitId>>, SplitId);
 
-impl<'a> Working<'a> {
-    fn on(at_work: &'a Mutex<BTreeSet<SplitId>>, split: SplitId) -> Self {
-        at_work.lock().unwrap_or_else(PoisonError::into_inner).insert(split);
-        Self(at_work, split)
+impl<'a> InProgress<'a> {
+    fn on(in_progress: &'a Mutex<BTreeSet<SplitId>>, split: SplitId) -> Self {
+        in_progress.lock().unwrap_or_else(PoisonError::into_inner).insert(split);
+        Self(in_progress, split)
     }
 }
 
-impl Drop for Working<'_> {
+impl Drop for InProgress<'_> {
     fn drop(&mut self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
     }
@@ -194,7 +194,7 @@ impl Drop for Working<'_> {
 
 /// What a worker offers to task specs.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct WorkerConfig {
     /// Name of this process for people.
     pub name: String,
     /// What jobs may access.
@@ -204,7 +204,7 @@ pub struct Place {
     /// Concurrent splits of a job.
     pub slots: usize,
     /// Memory that jobs may use.
-    pub room: Arc<Room>,
+    pub memory_budget: Arc<MemoryBudget>,
 }
 
 impl Worker {
@@ -216,31 +216,31 @@ impl Worker {
     /// If this process is not allowed to, cannot, or would build other bytes than the run. An error that concerns only
     /// this machine ([`PipelineError::machine_specific`]) is also reported at the output, so that the run knows which
     /// worker passes its splits on.
-    pub async fn join(order: &TaskSpec, place: &Place, observer: Arc<dyn Observer>) -> Result<Self> {
+    pub async fn join(task: &TaskSpec, config: &WorkerConfig, observer: Arc<dyn Observer>) -> Result<Self> {
         let warnings = Warnings::new(observer);
         let observer = Arc::clone(&warnings) as Arc<dyn Observer>;
         let id = uuid::Uuid::new_v4().simple().to_string();
-        if let Some(spec) = job_format().parse_json(&order.spec).spec
-            && let Some(unfit) = unfit(&spec, order, place).await?
+        if let Some(spec) = job_format().parse_json(&task.spec).spec
+            && let Some(mismatch) = device_mismatch(&spec, task, config).await?
         {
-            let output = job::output_of(&spec, &order.base, &place.access)?.joined(&order.ticket);
+            let output = job::output_of(&spec, &task.base, &config.access)?.joined(&task.ticket);
             output.check_ownership().await?;
-            let at = WorkerReport { cannot: Some(unfit.to_string()), ..WorkerReport::new(&place.name, &output) };
+            let at = WorkerReport { cannot: Some(mismatch.to_string()), ..WorkerReport::new(&config.name, &output) };
             output.report(&id, &at).await?;
-            return Err(unfit);
+            return Err(mismatch);
         }
-        let prepared = prepared(order, place, &observer).await?;
+        let prepared = prepare_job(task, config, &observer).await?;
         let hash = blocking(&prepared, &observer, |p, o| plan::job_hash(p, o)).await?;
-        let output = prepared.output()?.joined(&order.ticket);
-        let hash = append::at_output(hash, &output).await?;
-        let output = output.for_grown_job(&hash).joined(&order.ticket);
+        let output = prepared.output()?.joined(&task.ticket);
+        let hash = append::hash_at_output(hash, &output).await?;
+        let output = output.for_grown_job(&hash).joined(&task.ticket);
         output.check_ownership().await?;
-        let at = WorkerReport { warnings: warnings.last(), ..WorkerReport::new(&place.name, &output) };
+        let at = WorkerReport { warnings: warnings.last(), ..WorkerReport::new(&config.name, &output) };
         // without a report the run cannot tell whether this worker is loading or absent
         output.report(&id, &at).await?;
-        warnings.are_told(&at.warnings);
-        let ready = Self::ready(prepared, hash, output.clone(), (order, place), &id, &warnings);
-        let ready = telling(&output, &id, &at, ready).await;
+        warnings.mark_reported(&at.warnings);
+        let ready = Self::start(prepared, hash, output.clone(), (task, config), &id, &warnings);
+        let ready = report_until_ready(&output, &id, &at, ready).await;
         if let Err(e) = &ready
             && e.machine_specific
         {
@@ -249,18 +249,18 @@ impl Worker {
         ready
     }
 
-    async fn ready(
+    async fn start(
         prepared: Arc<Prepared>,
         hash: JobHash,
         output: Output,
-        (order, place): (&TaskSpec, &Place),
+        (task, config): (&TaskSpec, &WorkerConfig),
         id: &str,
         warnings: &Arc<Warnings>,
     ) -> Result<Self> {
         let observer = Arc::clone(warnings) as Arc<dyn Observer>;
-        let share = share(&prepared, order, place, &observer).await?;
-        let (splits, job_files, skipped) = planned(&prepared, &hash, &output, order, &observer).await?;
-        let loaded = loaded(&prepared, order, &splits, &job_files, &observer).await?;
+        let reservation = reserve_memory(&prepared, task, config, &observer).await?;
+        let (splits, job_files, skipped) = load_plan(&prepared, &hash, &output, task, &observer).await?;
+        let loaded = load_teacher(&prepared, task, &splits, &job_files, &observer).await?;
         hash.teacher_is_still()?;
         let teacher = loaded.teachers.first().map(|teacher| teacher.info().clone());
         let devices: Result<Vec<_>, _> = loaded.teachers.into_iter().map(DeviceQueue::start).collect();
@@ -274,66 +274,73 @@ impl Worker {
         let session = job.session(splits, &BTreeMap::new(), pool.spawner()?)?;
         job.runner.add_plan(&session.plan);
         let partitions = session.partitions();
-        let (name, at_work, began) = (place.name.clone(), Mutex::default(), Instant::now());
+        let (name, in_progress, began) = (config.name.clone(), Mutex::default(), Instant::now());
         let state = Arc::new(WorkerState {
             name,
             job,
             session,
-            at_work,
-            gone: OnceLock::new(),
+            in_progress,
+            end_reason: OnceLock::new(),
             began,
             warnings: Arc::clone(warnings),
             report: tokio::sync::Mutex::new(id.to_owned()),
-            told: AtomicU64::new(0),
-            _share: share,
+            report_count: AtomicU64::new(0),
+            _reservation: reservation,
         });
-        let room = splits_with_memory(&state.job.prepared.spec).min(Semaphore::MAX_PERMITS);
-        let watching = tokio::spawn(watch(Arc::clone(&state)));
-        Ok(Self { state, partitions, turns: Mutex::default(), room: Semaphore::new(room), watching, pool })
+        let permits = splits_with_memory(&state.job.prepared.spec).min(Semaphore::MAX_PERMITS);
+        let watch_task = tokio::spawn(watch(Arc::clone(&state)));
+        Ok(Self {
+            state,
+            partitions,
+            split_locks: Mutex::default(),
+            split_permits: Semaphore::new(permits),
+            watch_task,
+            pool,
+        })
     }
 
     /// Why the run is over for this worker; `None` while it works.
-    pub fn is_over(&self) -> Option<SerializedError> {
-        self.state.gone.get().cloned()
+    pub fn end_reason(&self) -> Option<SerializedError> {
+        self.state.end_reason.get().cloned()
     }
 
     /// Builds a split and commits it for the run. Returns the existing record if it is already committed.
     ///
     /// # Errors
     /// If the split cannot be built, or the run no longer holds the output.
-    pub async fn make(&self, wanted: &SplitTask) -> Result<ShardRecord> {
-        let turn = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-            Arc::clone(turns.entry(wanted.split).or_default())
+    pub async fn build_split(&self, split_task: &SplitTask) -> Result<ShardRecord> {
+        let split_lock = {
+            let mut split_locks = self.split_locks.lock().unwrap_or_else(PoisonError::into_inner);
+            split_locks.retain(|_, split_lock| Arc::strong_count(split_lock) > 1);
+            Arc::clone(split_locks.entry(split_task.split).or_default())
         };
-        let _turn = turn.lock().await;
-        if let Some(why) = self.is_over() {
+        let _guard = split_lock.lock().await;
+        if let Some(why) = self.end_reason() {
             return Err(why.into());
         }
-        let WorkerState { job, session, at_work, warnings, .. } = self.state.as_ref();
+        let WorkerState { job, session, in_progress, warnings, .. } = self.state.as_ref();
         let output = &job.runner.output;
         output.check_ownership().await?;
-        if wanted.was.is_none()
-            && let Some(record) = output.committed(wanted.split).await?
+        if split_task.was.is_none()
+            && let Some(record) = output.committed(split_task.split).await?
         {
             return Ok(record);
         }
-        let Some(&partition) = self.partitions.get(&wanted.split) else {
-            let message = format!("{output}: the plan has no split {}", wanted.split.0);
+        let Some(&partition) = self.partitions.get(&split_task.split) else {
+            let message = format!("{output}: the plan has no split {}", split_task.split.0);
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         };
-        let _room = self.room.acquire().await;
-        if let Some(cannot) = self.state.cannot() {
-            return Err(cannot);
+        let _permit = self.split_permits.acquire().await;
+        if let Some(lost) = self.state.lost_devices_error() {
+            return Err(lost);
         }
-        let _working = Working::on(at_work, wanted.split);
+        let _in_progress = InProgress::on(in_progress, split_task.split);
         let warn = |message: String| warnings.event(&Event::Warning { message });
-        let made = match &wanted.was {
+        let made = match &split_task.was {
             None => session.execute(partition, &warn).await,
-            Some(was) => self.again(partition, was)?.execute(0, &warn).await,
+            Some(was) => self.rebuild_session(partition, was)?.execute(0, &warn).await,
         };
-        if warnings.has_news() {
+        if warnings.has_unreported() {
             // report now: once the run learns that this split is done, it may end
             self.state.report(&self.state.splits()).await;
         }
@@ -341,23 +348,23 @@ impl Worker {
         let made = match made {
             Ok(made) => made,
             Err(e) => {
-                let cannot = self.state.cannot();
-                if cannot.is_some() {
+                let lost = self.state.lost_devices_error();
+                if lost.is_some() {
                     warn(e.to_string());
                     self.state.report(&self.state.splits()).await;
                 }
-                return Err(self.is_over().map(PipelineError::from).or(cannot).unwrap_or(e));
+                return Err(self.end_reason().map(PipelineError::from).or(lost).unwrap_or(e));
             }
         };
         let [record] = <[ShardRecord; 1]>::try_from(made).map_err(|made| {
-            let message = format!("split {} gave {} records: a fault of this program", wanted.split.0, made.len());
+            let message = format!("split {} gave {} records: a fault of this program", split_task.split.0, made.len());
             PipelineError::new(ErrorKind::Output, message)
         })?;
         Ok(record)
     }
 
     /// A plan of one split whose shard must get the same bytes as before.
-    fn again(&self, partition: usize, was: &ShardRecord) -> Result<Session> {
+    fn rebuild_session(&self, partition: usize, was: &ShardRecord) -> Result<Session> {
         let WorkerState { job, session, .. } = self.state.as_ref();
         let splits: Vec<SplitRecord> = session.splits().get(partition).cloned().into_iter().collect();
         job.session(splits, &BTreeMap::from([(was.split, was.clone())]), self.pool.spawner()?)
@@ -366,7 +373,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.watching.abort();
+        self.watch_task.abort();
     }
 }
 
@@ -374,16 +381,16 @@ impl Drop for Worker {
 async fn watch(state: Arc<WorkerState>) {
     let runner = &state.job.runner;
     let output = &runner.output;
-    let (mut told, mut at) = (BTreeSet::new(), Instant::now());
-    let mut pulse = LeaseMonitor::default();
+    let (mut reported, mut at) = (BTreeSet::new(), Instant::now());
+    let mut monitor = LeaseMonitor::default();
     loop {
-        tokio::time::sleep(LOOKS).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         runner.sample_device_waits(&state.session.resources.splits_in_progress);
-        match output.check_run_alive(&mut pulse).await {
+        match output.check_run_alive(&mut monitor).await {
             Err(e) if e.retryable => continue,
             Err(e) => {
                 tracing::info!("{e}");
-                let _ = state.gone.set(SerializedError::from(&e));
+                let _ = state.end_reason.set(SerializedError::from(&e));
                 runner.stop.store(true, Ordering::Relaxed);
                 return;
             }
@@ -391,15 +398,17 @@ async fn watch(state: Arc<WorkerState>) {
         }
         let splits = state.splits();
         // an empty report could arrive after the run has deleted all reports
-        if !splits.is_empty() && (splits != told || state.warnings.has_news() || at.elapsed() >= TELLS) {
+        if !splits.is_empty()
+            && (splits != reported || state.warnings.has_unreported() || at.elapsed() >= REPORT_INTERVAL)
+        {
             state.report(&splits).await;
-            (told, at) = (splits, Instant::now());
+            (reported, at) = (splits, Instant::now());
         }
     }
 }
 
 /// Waits until the worker is ready, and reports meanwhile that it is alive.
-async fn telling(
+async fn report_until_ready(
     output: &Output,
     id: &str,
     at: &WorkerReport,
@@ -410,7 +419,7 @@ async fn telling(
     loop {
         tokio::select! {
             ready = &mut ready => return ready,
-            () = tokio::time::sleep(TELLS) => {
+            () = tokio::time::sleep(REPORT_INTERVAL) => {
                 at.told += 1;
                 if let Err(e) = output.report(id, &at).await {
                     tracing::debug!("{e}");
@@ -421,29 +430,29 @@ async fn telling(
 }
 
 /// Reserves the memory of the job before any of it is used.
-async fn share(
+async fn reserve_memory(
     prepared: &Arc<Prepared>,
-    order: &TaskSpec,
-    place: &Place,
+    task: &TaskSpec,
+    config: &WorkerConfig,
     observer: &Arc<dyn Observer>,
-) -> Result<Share> {
-    let (room, slots) = (Arc::clone(&place.room), place.slots);
-    let dtype = order.teacher.as_ref().map(|teacher| teacher.dtype);
-    blocking(prepared, observer, move |p, _| room.take(Needs::of(p, dtype, slots)?)).await
+) -> Result<Reservation> {
+    let (budget, slots) = (Arc::clone(&config.memory_budget), config.slots);
+    let dtype = task.teacher.as_ref().map(|teacher| teacher.dtype);
+    blocking(prepared, observer, move |p, _| budget.reserve(MemoryNeeds::for_job(p, dtype, slots)?)).await
 }
 
 /// The job, checked like any other.
-async fn prepared(order: &TaskSpec, place: &Place, observer: &Arc<dyn Observer>) -> Result<Arc<Prepared>> {
-    let mut parsed = job_format().parse_json(&order.spec);
+async fn prepare_job(task: &TaskSpec, config: &WorkerConfig, observer: &Arc<dyn Observer>) -> Result<Arc<Prepared>> {
+    let mut parsed = job_format().parse_json(&task.spec);
     if let Some(spec) = &mut parsed.spec {
         // this process builds the splits itself
         spec.engine.kind = EngineKind::Local;
         spec.engine.scheduler = None;
-        if let (Some(extract), Some(device)) = (&mut spec.extract, &place.device) {
+        if let (Some(extract), Some(device)) = (&mut spec.extract, &config.device) {
             extract.teacher.device.clone_from(device);
         }
     }
-    let (base, access, observer) = (order.base.clone(), place.access.clone(), Arc::clone(observer));
+    let (base, access, observer) = (task.base.clone(), config.access.clone(), Arc::clone(observer));
     let prepared = tokio::task::spawn_blocking(move || prepare(parsed, &base, &access, observer.as_ref()));
     Ok(Arc::new(prepared.await.map_err(PipelineError::worker_stopped(ErrorKind::Input))??))
 }
@@ -451,11 +460,11 @@ async fn prepared(order: &TaskSpec, place: &Place, observer: &Arc<dyn Observer>)
 type Planned = (Vec<SplitRecord>, Arc<Vec<crate::source::InputFile>>, BTreeMap<String, u64>);
 
 /// The splits as the run planned them, over the files as this process sees them.
-async fn planned(
+async fn load_plan(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
-    order: &TaskSpec,
+    task: &TaskSpec,
     observer: &Arc<dyn Observer>,
 ) -> Result<Planned> {
     let Some(plan) = output.plan().await? else {
@@ -464,19 +473,19 @@ async fn planned(
         );
         return Err(PipelineError::new(ErrorKind::Output, message));
     };
-    if hash.hash != order.ticket.job_hash || plan.job_hash != order.ticket.job_hash {
+    if hash.hash != task.ticket.job_hash || plan.job_hash != task.ticket.job_hash {
         let short = |hash: &str| hash[..12.min(hash.len())].to_owned();
         let mut message = format!(
             "the job is another one as this machine sees it (hash {}; the run has {})",
             short(&hash.hash),
-            short(&order.ticket.job_hash)
+            short(&task.ticket.job_hash)
         );
-        differences(&plan, hash).iter().take(MOST_LINES).for_each(|line| message += &format!("\n  {line}"));
+        differences(&plan, hash).iter().take(MAX_LINES).for_each(|line| message += &format!("\n  {line}"));
         return Err(PipelineError::new(ErrorKind::Input, message));
     }
     // the rows of a query are read from the run's staged parts
     if prepared.spec.input.sql.is_none() {
-        same_input(&plan, hash)?;
+        check_same_input(&plan, hash)?;
     }
     let staged = files_of(prepared, hash, output, observer).await?;
     query_rows::check(&staged, &plan, output)?;
@@ -484,19 +493,19 @@ async fn planned(
 }
 
 /// Loads the teacher in the run's arithmetic, or returns an error.
-async fn loaded(
+async fn load_teacher(
     prepared: &Arc<Prepared>,
-    order: &TaskSpec,
+    task: &TaskSpec,
     splits: &[SplitRecord],
     files: &Arc<Vec<crate::source::InputFile>>,
     observer: &Arc<dyn Observer>,
-) -> Result<Loaded> {
+) -> Result<LoadedTeachers> {
     if prepared.teacher.is_none() {
-        return Ok(Loaded::default());
+        return Ok(LoadedTeachers::default());
     }
-    let (splits, files, arithmetic) = (splits.to_vec(), Arc::clone(files), order.teacher.clone());
+    let (splits, files, arithmetic) = (splits.to_vec(), Arc::clone(files), task.teacher.clone());
     let load = move |p: &Prepared, o: &dyn Observer| {
-        let decided = arithmetic.as_ref().map(Decided::ByRun);
+        let decided = arithmetic.as_ref().map(DecidedArithmetic::ByRun);
         teacher::load_all(p, JobInput { splits: &splits, files: &files }, decided, true, o)
     };
     blocking(prepared, observer, load).await
@@ -510,20 +519,20 @@ mod tests {
     #[test]
     fn a_report_has_the_last_warnings_with_their_numbers() {
         let warnings = Warnings::new(Arc::new(NullObserver));
-        assert!(!warnings.has_news() && warnings.last().is_empty());
+        assert!(!warnings.has_unreported() && warnings.last().is_empty());
         let warn = |message: String| warnings.event(&Event::Warning { message });
-        warn("é".repeat(LONGEST_WARNING));
-        let told = warnings.last();
-        assert_eq!((told.len(), told[0].number, told[0].message.len()), (1, 1, LONGEST_WARNING));
-        warnings.are_told(&told);
-        assert!(!warnings.has_news());
-        (0..MOST_WARNINGS).for_each(|n| warn(n.to_string()));
-        assert!(warnings.has_news());
+        warn("é".repeat(MAX_WARNING_BYTES));
+        let reported = warnings.last();
+        assert_eq!((reported.len(), reported[0].number, reported[0].message.len()), (1, 1, MAX_WARNING_BYTES));
+        warnings.mark_reported(&reported);
+        assert!(!warnings.has_unreported());
+        (0..MAX_WARNINGS).for_each(|n| warn(n.to_string()));
+        assert!(warnings.has_unreported());
         let numbers: Vec<u64> = warnings.last().iter().map(|warning| warning.number).collect();
-        assert_eq!(numbers, (2..=MOST_WARNINGS as u64 + 1).collect::<Vec<_>>());
+        assert_eq!(numbers, (2..=MAX_WARNINGS as u64 + 1).collect::<Vec<_>>());
         // an older report that is written later does not undo a newer one
-        warnings.are_told(&warnings.last());
-        warnings.are_told(&told);
-        assert!(!warnings.has_news());
+        warnings.mark_reported(&warnings.last());
+        warnings.mark_reported(&reported);
+        assert!(!warnings.has_unreported());
     }
 }

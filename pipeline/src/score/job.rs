@@ -17,7 +17,7 @@ use crate::source;
 
 /// Checks the options of `score`. Problems name the options.
 pub(super) fn prepare(options: &ScoreOptions, file: &str, named: &str, observer: &dyn Observer) -> Result<Prepared> {
-    let Some(format) = options.format.or_else(|| source::of_file_name(file)) else {
+    let Some(format) = options.format.or_else(|| source::format_of_file_name(file)) else {
         let message = format!(
             "{named}: got {file}, whose ending says no format; valid: --format jsonl, text, csv, parquet or arrow"
         );

@@ -16,7 +16,7 @@ use stillhouse_teacher::{Hidden, Logits, Runs, Teacher};
 use super::{Features, FirstToken, ScoreOptions, TextScore, token_rows};
 
 /// Maximum number of texts in progress. Beyond it the queue goes through the teacher even if it is not full.
-const MOST_TEXTS: usize = 1 << 16;
+const MAX_TEXTS: usize = 1 << 16;
 
 /// Result of a text.
 pub(super) struct Finished {
@@ -38,7 +38,7 @@ struct Text {
 }
 
 /// What to compute from a window.
-enum Aim {
+enum Target {
     /// −ln p of its tokens from index `first`.
     Nats { first: usize },
     /// The hidden state of its last token.
@@ -50,12 +50,12 @@ struct Window {
     /// Number of the window's text.
     text: u64,
     tokens: Vec<u32>,
-    aim: Aim,
+    target: Target,
 }
 
 /// The text that is being read.
 #[derive(Default)]
-struct Reading {
+struct OpenText {
     /// Tokens from the start of the next window.
     buffer: Vec<u32>,
     /// Number of tokens at the start of the buffer that earlier windows have predicted or were given.
@@ -75,7 +75,7 @@ pub(super) struct Scorer<'a> {
     batch_tokens: usize,
     scores: bool,
     most_texts: u64,
-    reading: Option<Reading>,
+    reading: Option<OpenText>,
     /// Number of the text that is being read or comes next.
     number: u64,
     /// Texts in progress. The first has the number `number − texts.len()`, or one more while a text is being read.
@@ -119,7 +119,7 @@ impl<'a> Scorer<'a> {
     pub(super) fn take(&mut self, batch: &RecordBatch) -> Result<(), OperatorError> {
         let none = || OperatorError::Config { operator: "score", message: "no batch of tokens".into() };
         for (tokens, end) in token_rows(batch).ok_or_else(none)? {
-            self.piece(tokens)?;
+            self.add_piece(tokens)?;
             if end {
                 self.end()?;
             }
@@ -127,12 +127,12 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    fn piece(&mut self, tokens: &[u32]) -> Result<(), OperatorError> {
+    fn add_piece(&mut self, tokens: &[u32]) -> Result<(), OperatorError> {
         let mut reading = match self.reading.take() {
             Some(reading) => reading,
             None => {
                 self.texts.push_back(Text::default());
-                Reading { at_start: true, ..Reading::default() }
+                OpenText { at_start: true, ..OpenText::default() }
             }
         };
         if let Some(text) = self.texts.back_mut() {
@@ -165,7 +165,7 @@ impl<'a> Scorer<'a> {
     }
 
     /// Queues the full buffer as a window. The next window starts a stride later.
-    fn window(&mut self, reading: &mut Reading) -> Result<(), OperatorError> {
+    fn window(&mut self, reading: &mut OpenText) -> Result<(), OperatorError> {
         self.last_window(reading)?;
         reading.buffer.drain(..self.stride);
         reading.seen = reading.buffer.len();
@@ -174,7 +174,7 @@ impl<'a> Scorer<'a> {
     }
 
     /// Queues the buffer as a window, if it has a token that no earlier window had.
-    fn last_window(&mut self, reading: &Reading) -> Result<(), OperatorError> {
+    fn last_window(&mut self, reading: &OpenText) -> Result<(), OperatorError> {
         // the first token of a window has no token before it
         let first = if reading.at_start { 1 } else { reading.seen.max(1) };
         if first >= reading.buffer.len() {
@@ -183,7 +183,7 @@ impl<'a> Scorer<'a> {
         if let Some(text) = self.texts.back_mut() {
             text.open += 1;
         }
-        self.push(reading.buffer.clone(), Aim::Nats { first })
+        self.push(reading.buffer.clone(), Target::Nats { first })
     }
 
     fn end(&mut self) -> Result<(), OperatorError> {
@@ -193,7 +193,7 @@ impl<'a> Scorer<'a> {
                 if let Some(text) = self.texts.back_mut() {
                     text.open += 1;
                 }
-                self.push(reading.head, Aim::Feature)?;
+                self.push(reading.head, Target::Feature)?;
             }
         }
         if let Some(text) = self.texts.back_mut() {
@@ -201,15 +201,15 @@ impl<'a> Scorer<'a> {
         }
         self.number += 1;
         // texts without a token cannot finish before an earlier one in the queue
-        if self.texts.len() >= MOST_TEXTS { self.flush() } else { Ok(()) }
+        if self.texts.len() >= MAX_TEXTS { self.flush() } else { Ok(()) }
     }
 
-    fn push(&mut self, tokens: Vec<u32>, aim: Aim) -> Result<(), OperatorError> {
+    fn push(&mut self, tokens: Vec<u32>, target: Target) -> Result<(), OperatorError> {
         if self.queued_tokens + tokens.len() > self.batch_tokens {
             self.flush()?;
         }
         self.queued_tokens += tokens.len();
-        self.queue.push(Window { text: self.number, tokens, aim });
+        self.queue.push(Window { text: self.number, tokens, target });
         Ok(())
     }
 
@@ -227,14 +227,14 @@ impl<'a> Scorer<'a> {
         let mut start = 0;
         for window in &queue {
             runs.push(window.tokens.iter().copied());
-            match window.aim {
-                Aim::Nats { first } => {
+            match window.target {
+                Target::Nats { first } => {
                     for at in first..window.tokens.len() {
                         rows.push((start + at - 1) as u32);
                         wanted.push((window.text, window.tokens[at]));
                     }
                 }
-                Aim::Feature => ends.push(start + window.tokens.len() - 1),
+                Target::Feature => ends.push(start + window.tokens.len() - 1),
             }
             start += window.tokens.len();
         }
@@ -244,7 +244,7 @@ impl<'a> Scorer<'a> {
         for (rows, wanted) in rows.chunks(self.teacher.slice_rows()).zip(wanted.chunks(self.teacher.slice_rows())) {
             self.slice(&hidden, rows, wanted)?;
         }
-        self.keep(&states, &ends)?;
+        self.add_features(&states, &ends)?;
         for window in &queue {
             if let Some(text) = self.texts.get_mut((window.text - self.first) as usize) {
                 text.open -= 1;
@@ -263,7 +263,7 @@ impl<'a> Scorer<'a> {
         let nats: Vec<f64> = {
             let on_host = logits.on_host()?;
             let rows = on_host.par_chunks_exact(vocab).zip(wanted.par_iter());
-            rows.map(|(logits, (text, token))| nats(logits, *token, *text)).collect::<Result<_, _>>()?
+            rows.map(|(logits, (text, token))| negative_log_prob(logits, *token, *text)).collect::<Result<_, _>>()?
         };
         // sequentially, so that the sums do not depend on the number of threads
         for ((text, _), nats) in wanted.iter().zip(nats) {
@@ -277,7 +277,7 @@ impl<'a> Scorer<'a> {
     }
 
     /// Keeps the hidden states of the tokens `ends` from `states` `[tokens, H]`.
-    fn keep(&mut self, states: &[f32], ends: &[usize]) -> Result<(), OperatorError> {
+    fn add_features(&mut self, states: &[f32], ends: &[usize]) -> Result<(), OperatorError> {
         let width = self.teacher.info().hidden_size;
         for end in ends {
             let state = states.get(end * width..(end + 1) * width).ok_or_else(|| OperatorError::Config {
@@ -326,7 +326,7 @@ pub(super) fn entropy(mut counts: Vec<u64>) -> f64 {
     0.0 - sum
 }
 
-fn nats(logits: &[f32], token: u32, text: u64) -> Result<f64, OperatorError> {
+fn negative_log_prob(logits: &[f32], token: u32, text: u64) -> Result<f64, OperatorError> {
     let wrong = |message: String| OperatorError::Data { operator: "score", place: format!("text {text}"), message };
     let mut softmax = Softmax::new(logits.len()).map_err(|e| wrong(e.to_string()))?;
     softmax.load(logits).map_err(|e| wrong(e.to_string()))?;

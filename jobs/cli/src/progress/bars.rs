@@ -9,13 +9,13 @@ use stillhouse_pipeline::events::{Event, Progress, format_stall};
 
 use super::copies::{Copied, Copies};
 use super::lock;
-use super::ticker::{PATIENCE, Ticker};
+use super::ticker::{SPINNER_DELAY, Ticker};
 use crate::page::escaped;
 use stillhouse_pipeline::progress_estimate::{Estimate, Estimator, RunStart};
 use stillhouse_pipeline::units;
 
 /// Steps of a bar that shows a fraction.
-const STEPS: u64 = 1000;
+const BAR_STEPS: u64 = 1000;
 
 /// Draws progress bars on stderr, limited to indicatif's draw rate.
 pub struct Bars {
@@ -128,7 +128,7 @@ impl State {
         }
         match (&self.spinner, &self.preparing) {
             (Some(spinner), _) => spinner.tick(),
-            (None, Some((what, since))) if since.elapsed() >= PATIENCE => {
+            (None, Some((what, since))) if since.elapsed() >= SPINNER_DELAY => {
                 let spinner = self.multi.add(ProgressBar::new_spinner().with_style(style(SPINNER, self.colour)));
                 spinner.set_message(what.clone());
                 self.spinner = Some(spinner);
@@ -170,8 +170,8 @@ impl Job {
             estimator: Estimator::new(start),
             splits: add(BAR, "splits", splits),
             documents: add(COUNTER, "documents", 0),
-            tokens: add(tokens, "tokens", STEPS),
-            teacher: start.teacher.then(|| add(BAR, "teacher", STEPS)),
+            tokens: add(tokens, "tokens", BAR_STEPS),
+            teacher: start.teacher.then(|| add(BAR, "teacher", BAR_STEPS)),
         };
         job.splits.set_position(start.splits_done);
         job
@@ -187,7 +187,7 @@ impl Job {
             units::bytes(now.text_bytes)
         ));
         let pace = pace(&estimate);
-        let position = (estimate.fraction * STEPS as f64) as u64;
+        let position = (estimate.fraction * BAR_STEPS as f64) as u64;
         let tokens = format!("{} in {}", units::count(now.tokens), units::counted(now.sequences, "sequence"));
         match &self.teacher {
             Some(teacher) => {
@@ -268,7 +268,7 @@ mod tests {
         let bars = Bars::new(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()), true);
         bars.event(&Event::Preparing { what: "loading\x1b[2J".into() });
         assert!(lock(&bars.state).spinner.is_none());
-        std::thread::sleep(PATIENCE * 2);
+        std::thread::sleep(SPINNER_DELAY * 2);
         assert_eq!(lock(&bars.state).spinner.as_ref().unwrap().message(), "loading\\u{1b}[2J");
         bars.close();
         assert!(lock(&bars.state).spinner.is_none());

@@ -5,7 +5,7 @@ use std::time::Instant;
 use stillhouse_pipeline::units;
 
 /// Seconds before a rate is meaningful.
-const SETTLED: f64 = 2.0;
+const MIN_RATE_SECONDS: f64 = 2.0;
 
 /// Measures an export from its start.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +44,7 @@ fn text(now: &Copied, seconds: f64) -> String {
         units::bytes(now.bytes)
     );
     let copied = now.bytes_done.saturating_sub(now.bytes_there);
-    if seconds >= SETTLED && copied > 0 {
+    if seconds >= MIN_RATE_SECONDS && copied > 0 {
         let rate = copied as f64 / seconds;
         let left = now.bytes.saturating_sub(now.bytes_done) as f64 / rate;
         text += &format!(", {}/s, {} left", units::bytes(rate as u64), units::clock(left));

@@ -7,13 +7,13 @@ use stillhouse_pipeline::events::{Event, Progress, format_stall};
 
 use super::copies::{Copied, Copies};
 use super::lock;
-use super::ticker::{PATIENCE, Ticker};
+use super::ticker::{SPINNER_DELAY, Ticker};
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use stillhouse_pipeline::progress_estimate::{Estimate, Estimator, RunStart};
 use stillhouse_pipeline::units;
 
-const EVERY: Duration = Duration::from_secs(5);
+const COUNTER_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Writes log lines to stderr.
 pub struct LogLines {
@@ -78,17 +78,17 @@ impl State {
                     n => format!(", {} of them done before", units::count(*n)),
                 };
                 let with = teacher.as_ref().map_or(String::new(), |t| format!(", teacher {t}"));
-                self.say(&format!("{name}: {}{resumed}{with}, to {output}", units::counted(*splits, "split")));
+                self.print_line(&format!("{name}: {}{resumed}{with}, to {output}", units::counted(*splits, "split")));
             }
-            Event::Warning { message } => self.say(&format!("warning: {message}")),
+            Event::Warning { message } => self.print_line(&format!("warning: {message}")),
             Event::Stalled { seconds, at_work, splits } => {
-                self.say(&format!("warning: {}", format_stall(*seconds, *at_work, splits)));
+                self.print_line(&format!("warning: {}", format_stall(*seconds, *at_work, splits)));
             }
             Event::SplitStarted { split, executor: Some(executor), .. } => {
-                self.say(&format!("split {} is made by {executor}", split.0));
+                self.print_line(&format!("split {} is made by {executor}", split.0));
             }
             Event::SplitStarted { .. } => {}
-            Event::SplitCommitted { shard, rows, tokens, bytes, .. } => self.say(&format!(
+            Event::SplitCommitted { shard, rows, tokens, bytes, .. } => self.print_line(&format!(
                 "{shard}: {}, {}, {}",
                 units::counted(*rows, "sequence"),
                 units::counted(*tokens, "token"),
@@ -99,17 +99,17 @@ impl State {
                 self.preparing = None;
                 self.copies = Some((Copies::new(), Instant::now()));
                 let (files, bytes) = (units::counted(*files, "file"), units::bytes(*bytes));
-                self.say(&format!("export: {files}, {bytes}, to {destination}"));
+                self.print_line(&format!("export: {files}, {bytes}, to {destination}"));
             }
             &Event::ExportProgress { files_done, files, bytes_done, bytes, bytes_there } => {
                 let Some((copies, last_printed)) = &mut self.copies else { return };
-                if last_printed.elapsed() >= EVERY {
+                if last_printed.elapsed() >= COUNTER_INTERVAL {
                     *last_printed = Instant::now();
                     let text = copies.text(&Copied { files_done, files, bytes_done, bytes, bytes_there });
-                    self.say(&text);
+                    self.print_line(&text);
                 }
             }
-            Event::JobFinished { .. } => self.say("done"),
+            Event::JobFinished { .. } => self.print_line("done"),
         }
     }
 
@@ -118,22 +118,22 @@ impl State {
             return;
         };
         let estimate = estimator.update(now);
-        if now.seconds - *last_printed < EVERY.as_secs_f64() {
+        if now.seconds - *last_printed < COUNTER_INTERVAL.as_secs_f64() {
             return;
         }
         *last_printed = now.seconds;
         let text = counters(now, &estimate, *teacher);
-        self.say(&text);
+        self.print_line(&text);
     }
 
     fn tick(&mut self) {
-        let quiet = self.last_printed.is_none_or(|t| t.elapsed() >= EVERY);
-        if let Some((what, _)) = self.preparing.take_if(|(_, since)| quiet && since.elapsed() >= PATIENCE) {
-            self.say(&what);
+        let quiet = self.last_printed.is_none_or(|t| t.elapsed() >= COUNTER_INTERVAL);
+        if let Some((what, _)) = self.preparing.take_if(|(_, since)| quiet && since.elapsed() >= SPINNER_DELAY) {
+            self.print_line(&what);
         }
     }
 
-    fn say(&mut self, text: &str) {
+    fn print_line(&mut self, text: &str) {
         if self.closed {
             return;
         }

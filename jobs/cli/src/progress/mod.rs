@@ -60,7 +60,7 @@ struct Finished {
     bytes: u64,
     seconds: f64,
     already_done: bool,
-    went_in: InputCounts,
+    input: InputCounts,
 }
 
 impl Watch {
@@ -127,7 +127,7 @@ impl Observer for Watch {
                     bytes: *bytes,
                     seconds: *seconds,
                     already_done: *already_done,
-                    went_in: went_in.clone(),
+                    input: went_in.clone(),
                 });
             }
             _ => {}
@@ -143,7 +143,7 @@ impl Observer for Watch {
 }
 
 /// Describes what was read and what of it packing dropped, and what was skipped, by reason.
-pub fn went_in(from: &InputCounts) -> (String, String) {
+pub fn input_summary(from: &InputCounts) -> (String, String) {
     let mut read = units::counted(from.documents, "document");
     if from.empty_documents > 0 {
         read += &format!(" ({} without a token)", units::count(from.empty_documents));
@@ -163,7 +163,7 @@ fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
     let mut fact = |name: &str, value: String| table.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
     let path = &finished.output;
     fact("data set", if finished.already_done { format!("{path} (was complete already)") } else { path.clone() });
-    let (read, skipped) = went_in(&finished.went_in);
+    let (read, skipped) = input_summary(&finished.input);
     fact("input", read);
     fact("skipped", skipped);
     fact("sequences", units::count(finished.rows));

@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-const PERIOD: Duration = Duration::from_millis(100);
+const TICK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Waits shorter than this are not shown.
-pub const PATIENCE: Duration = Duration::from_millis(500);
+pub const SPINNER_DELAY: Duration = Duration::from_millis(500);
 
 pub struct Ticker(Mutex<Option<Sender<()>>>);
 
@@ -17,7 +17,7 @@ impl Ticker {
     pub fn start(tick: impl Fn() + Send + 'static) -> Self {
         let (stop, stopped) = channel::<()>();
         let run = move || {
-            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(TICK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 tick();
             }
         };

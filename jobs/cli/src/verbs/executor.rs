@@ -9,8 +9,8 @@ use stillhouse_cluster::scheduler_client::SchedulerAddress;
 use stillhouse_cluster::{executor, memory, token::Token};
 use stillhouse_pipeline::access::Access;
 use stillhouse_pipeline::job;
-use stillhouse_pipeline::run::memory_budget::Room;
-use stillhouse_pipeline::run::worker::Place;
+use stillhouse_pipeline::run::memory_budget::MemoryBudget;
+use stillhouse_pipeline::run::worker::WorkerConfig;
 use stillhouse_schemas::checks::scheduler_problem;
 use stillhouse_schemas::problems::Problems;
 
@@ -67,7 +67,7 @@ pub struct Args {
 }
 
 /// Default slots with a device. The device stays busy while one split is written and the next begins.
-const SLOTS_OF_A_DEVICE: usize = 2;
+const SLOTS_PER_DEVICE: usize = 2;
 
 impl Args {
     /// What jobs may access; everything if no option restricts it.
@@ -107,9 +107,9 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let scheduler = SchedulerAddress::parse(&args.scheduler)?;
     let name = args.name.clone().unwrap_or_else(executor::default_name);
     let runtime = args.threads.requests_runtime()?;
-    let usual = if args.device.is_some() { SLOTS_OF_A_DEVICE } else { rayon::current_num_threads() };
+    let usual = if args.device.is_some() { SLOTS_PER_DEVICE } else { rayon::current_num_threads() };
     let slots = args.slots.map_or(usual, NonZeroUsize::get);
-    let room = match args.memory_megabytes {
+    let budget = match args.memory_megabytes {
         Some(megabytes) => megabytes.get().saturating_mul(1_000_000),
         None => memory::default_limit().unwrap_or(u64::MAX),
     };
@@ -119,9 +119,15 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             device.open().map_err(|e| wrong(&e))?;
         }
     }
-    let place = Place { name, access: args.allowed()?, device: args.device.clone(), slots, room: Room::new(room) };
+    let worker = WorkerConfig {
+        name,
+        access: args.allowed()?,
+        device: args.device.clone(),
+        slots,
+        memory_budget: MemoryBudget::new(budget),
+    };
     let scheduler_timeout = Duration::from_secs(args.wait);
-    let options = executor::Options { scheduler, scheduler_timeout, place, token };
+    let options = executor::Options { scheduler, scheduler_timeout, worker, token };
     let ready = |name: &str| {
         let mut page = Page::new();
         page.line(Line::plain(format!("executor {name} asks {} for splits, {slots} at once", args.scheduler)));

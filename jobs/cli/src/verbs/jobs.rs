@@ -11,7 +11,7 @@ use stillhouse_pipeline::storage::classify_no_response;
 use crate::cli::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
-use crate::progress::{Mode, went_in};
+use crate::progress::{Mode, input_summary};
 use crate::table::Table;
 use crate::verbs::submit;
 use stillhouse_pipeline::units;
@@ -167,23 +167,23 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         Verb::Delete(one) => {
             let id = find(one)?;
             client.text(&ApiRequest::new("DELETE", format!("/jobs/{id}")))?;
-            say(printer, &format!("job {id} is forgotten; its data set stays"));
+            print_note(printer, &format!("job {id} is forgotten; its data set stays"));
             Ok(())
         }
     }
 }
 
-const WHOLE_ID: usize = 12;
+const ID_LENGTH: usize = 12;
 
 /// Finds a job by its id or the start of one.
 fn find(client: &Client, text: &str) -> Result<JobId, Failure> {
-    if text.len() == WHOLE_ID
+    if text.len() == ID_LENGTH
         && let Ok(id) = text.parse()
     {
         return Ok(id);
     }
     let valid =
-        (1..WHOLE_ID).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        (1..ID_LENGTH).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     if !valid {
         return Err(Failure::Usage(format!("{text:?} is no id of a job; `stillhouse jobs list` lists them")));
     }
@@ -228,7 +228,7 @@ fn list(client: &Client, request: &ApiRequest<'_>, json: bool, printer: &Printer
         return Ok(printer.json(&page)?);
     }
     if page.jobs.is_empty() {
-        say(printer, "no jobs");
+        print_note(printer, "no jobs");
         return Ok(());
     }
     let mut table =
@@ -252,7 +252,7 @@ fn list(client: &Client, request: &ApiRequest<'_>, json: bool, printer: &Printer
     shown.table(table, printer.view());
     printer.page(&shown)?;
     if let Some(cursor) = page.next_cursor {
-        say(printer, &format!("there are older ones: --cursor {cursor}"));
+        print_note(printer, &format!("there are older ones: --cursor {cursor}"));
     }
     Ok(())
 }
@@ -321,7 +321,7 @@ fn progress_facts(p: &ProgressView) -> Vec<(&'static str, String)> {
 fn result_facts(result: &ResultView) -> Vec<(&'static str, String)> {
     let each = result.bytes as f64 / result.tokens.max(1) as f64;
     let (rows, tokens) = (units::counted(result.rows, "sequence"), units::counted(result.tokens, "token"));
-    let (read, skipped) = went_in(&InputCounts {
+    let (read, skipped) = input_summary(&InputCounts {
         documents: result.documents,
         empty_documents: result.empty_documents,
         skipped: result.skipped.clone(),
@@ -337,7 +337,7 @@ fn change(client: &Client, what: &str, id: &JobId, json: bool, printer: &Printer
     if json {
         return Ok(printer.json(&job)?);
     }
-    say(printer, &format!("job {id} is {}", job.state));
+    print_note(printer, &format!("job {id} is {}", job.state));
     Ok(())
 }
 
@@ -346,7 +346,7 @@ fn document(client: &Client, request: ApiRequest<'_>, printer: &Printer) -> Resu
     Ok(printer.json(&value)?)
 }
 
-fn say(printer: &Printer, text: &str) {
+fn print_note(printer: &Printer, text: &str) {
     let mut page = Page::new();
     page.line(Line::plain(text));
     printer.note(&page);
@@ -417,7 +417,7 @@ fn events(client: &Client, id: &JobId, follow: bool, json: bool, printer: &Print
             StreamItem::Event(event) if event.kind == EventType::Progress => Ok(()),
             StreamItem::Event(event) => print_event(event, json, printer),
             StreamItem::Note(text) => {
-                say(printer, text);
+                print_note(printer, text);
                 Ok(())
             }
         });
@@ -438,11 +438,11 @@ fn watch_all(client: &Client, json: bool, printer: &Printer) -> Result<(), Failu
         StreamItem::Event(event) if event.kind == EventType::State => print_event(event, json, printer),
         StreamItem::Event(_) => Ok(()),
         StreamItem::Open => {
-            say(printer, "every change of state, until Ctrl-C");
+            print_note(printer, "every change of state, until Ctrl-C");
             Ok(())
         }
         StreamItem::Note(text) => {
-            say(printer, text);
+            print_note(printer, text);
             Ok(())
         }
     })

@@ -111,7 +111,7 @@ impl StoreOptions {
     }
 
     /// The storage section of a job file, overridden by these options.
-    pub fn over(&self, storage: &Storage) -> Storage {
+    pub fn override_storage(&self, storage: &Storage) -> Storage {
         let given = self.storage();
         Storage {
             endpoint: given.endpoint.or(storage.endpoint.clone()),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
-use stillhouse_pipeline::plan_report::{IdleSteps, Plan, ScheduleOutlook, Slots, Standing, Standings};
+use stillhouse_pipeline::plan_report::{IdleSteps, OutputState, OutputStatus, Plan, ScheduleOutlook, Slots};
 use stillhouse_pipeline::sample::Sample;
 use stillhouse_pipeline::{append, plan, plan_report, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
@@ -67,7 +67,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let made = |prepared: Prepared| {
         // the process exits after this: skip freeing the memory of up to hundreds of thousands of files
         let prepared = ManuallyDrop::new(Arc::new(prepared));
-        let hash = append::as_at_output(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
+        let hash = append::hash_at_output_blocking(&prepared, plan::job_hash(&prepared, watch.as_ref())?)?;
         let hash = ManuallyDrop::new(hash);
         let plan = match args.append {
             true => plan_report::plan_appended(&prepared, &hash, watch.as_ref())?,
@@ -117,16 +117,16 @@ fn physical_plan(plan: &str, page: &mut Page) {
 }
 
 /// A page with a physical plan. A plan that executors ran has no metrics, and the page says so.
-pub fn physical(plan: &str, is_elsewhere: bool) -> Page {
+pub fn physical(plan: &str, is_remote: bool) -> Page {
     let mut page = Page::new();
     physical_plan(plan, &mut page);
-    if is_elsewhere {
-        page.line(Line::plain("  ").with(Tone::Dim, ELSEWHERE));
+    if is_remote {
+        page.line(Line::plain("  ").with(Tone::Dim, EXECUTORS_RAN_IT));
     }
     page
 }
 
-const ELSEWHERE: &str = "Executors have run it: no metrics of its nodes are here; the last `progress` of `run --json` has the rows and the time of each stage.";
+const EXECUTORS_RAN_IT: &str = "Executors have run it: no metrics of its nodes are here; the last `progress` of `run --json` has the rows and the time of each stage.";
 
 /// Number of a sample's rows to show; `--json` has all.
 const SHOWN_ROWS: usize = 4;
@@ -153,7 +153,7 @@ fn render_sample(sample: &Sample, view: View, page: &mut Page) {
 }
 
 /// Number of splits to show at each end of a long list.
-const ENDS: usize = 4;
+const SHOWN_AT_EACH_END: usize = 4;
 
 fn render(plan: &Plan, view: View) -> Page {
     let mut page = Page::new();
@@ -168,7 +168,7 @@ fn render(plan: &Plan, view: View) -> Page {
     };
     fact("input", input);
     fact("tokenizer", plan.tokenizer.clone());
-    fact("output", standing(&plan.output, plan.splits.len()));
+    fact("output", output_status(&plan.output, plan.splits.len()));
     for (name, value) in &plan.environment {
         let name = if name == "~" { name.clone() } else { format!("${{{name}}}") };
         fact(&name, value.clone());
@@ -209,22 +209,22 @@ fn idle_steps(steps: &[IdleSteps]) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-fn standing(output: &Standing, splits: usize) -> String {
-    let Standing { place, found, splits_done } = output;
+fn output_status(output: &OutputStatus, splits: usize) -> String {
+    let OutputStatus { location, found, splits_done } = output;
     match found {
-        Standings::Nothing => place.clone(),
-        Standings::Resumable => format!(
-            "{place}; a run goes on: {} of {} are done",
+        OutputState::Nothing => location.clone(),
+        OutputState::Resumable => format!(
+            "{location}; a run goes on: {} of {} are done",
             units::count(*splits_done),
             units::counted(splits as u64, "split")
         ),
-        Standings::Complete => format!("{place}; the data set is complete already"),
-        Standings::Grows => format!(
-            "{place}; a run with --append adds {} to the {} that are there",
+        OutputState::Complete => format!("{location}; the data set is complete already"),
+        OutputState::Grows => format!(
+            "{location}; a run with --append adds {} to the {} that are there",
             units::counted((splits as u64).saturating_sub(*splits_done), "split"),
             units::count(*splits_done)
         ),
-        Standings::OtherJob => format!("{place}; holds the output of another job, which --overwrite removes"),
+        OutputState::OtherJob => format!("{location}; holds the output of another job, which --overwrite removes"),
     }
 }
 
@@ -252,14 +252,16 @@ fn estimate(plan: &Plan) -> String {
 
 fn splits_table(splits: &[SplitRecord]) -> Table {
     let mut table = Table::new("rlrll").header(&["split", "data set", "size", "range", "file"]);
-    let shown = |i: usize| splits.len() <= 2 * ENDS + 1 || i < ENDS || i >= splits.len() - ENDS;
+    let shown = |i: usize| {
+        splits.len() <= 2 * SHOWN_AT_EACH_END + 1 || i < SHOWN_AT_EACH_END || i >= splits.len() - SHOWN_AT_EACH_END
+    };
     for (i, split) in splits.iter().enumerate() {
         if shown(i) {
             let name = split.dataset_split.clone();
             let (range, file) = (range(&split.pieces), file(&split.pieces));
             table.texts([split.split.0.to_string(), name, taken(split), range, file]);
-        } else if i == ENDS {
-            let left_out = units::count((splits.len() - 2 * ENDS) as u64);
+        } else if i == SHOWN_AT_EACH_END {
+            let left_out = units::count((splits.len() - 2 * SHOWN_AT_EACH_END) as u64);
             table.texts(["…", &format!("{left_out} more")]);
         }
     }
@@ -332,7 +334,7 @@ mod tests {
         Plan {
             name: "demo".into(),
             job_hash: "0123456789abcdef0123".into(),
-            output: Standing { place: "out/demo".into(), found: Standings::Nothing, splits_done: 0 },
+            output: OutputStatus { location: "out/demo".into(), found: OutputState::Nothing, splits_done: 0 },
             operators: ["clean", "tokenize", "pack", "extract"].map(String::from).to_vec(),
             tokenizer: "GPT-2 pattern, byte-level BPE (fast)".into(),
             files: 1,

@@ -55,7 +55,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         file.prepare(watch.as_ref())
     };
     let result = prepared.and_then(|prepared| {
-        let storage = args.store.over(&prepared.spec.output_storage());
+        let storage = args.store.override_storage(&prepared.spec.output_storage());
         let output = args.store.output(&args.dataset, &storage)?;
         let output = output.for_shards_of(prepared.spec.output.shard_megabytes * 1e6);
         let observer: Arc<dyn Observer> = Arc::clone(&watch) as _;

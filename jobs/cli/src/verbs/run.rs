@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run;
-use stillhouse_pipeline::run::{Ran, RunOptions, Stop};
+use stillhouse_pipeline::run::{RunOptions, RunResult, Stop};
 
 use crate::cli::Failure;
 use crate::job_file::JobFile;
@@ -65,11 +65,11 @@ async fn prepare_and_run(
     options: RunOptions,
     watch: &Arc<Watch>,
     stop: &Stop,
-) -> Result<Ran, Failure> {
+) -> Result<RunResult, Failure> {
     let (job, observer) = (Arc::clone(file), Arc::clone(watch));
     let prepared = tokio::select! {
         prepared = tokio::task::spawn_blocking(move || job.prepare(observer.as_ref())) => prepared,
-        () = stop.asked() => return Err(Failure::Reported),
+        () = stop.requested() => return Err(Failure::Reported),
     };
     let prepared = prepared.map_err(|e| Failure::System(format!("a worker stopped: {e}")))??;
     let observer = Arc::clone(watch) as Arc<dyn Observer>;
@@ -114,7 +114,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if args.verbose
         && let Some(plan) = &ran.plan
     {
-        printer.page(&plan::physical(plan, ran.is_elsewhere))?;
+        printer.page(&plan::physical(plan, ran.is_remote))?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::cli::Failure;
 use crate::printer::Printer;
 
 /// Time limit for work to end after a request to stop.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The signal that requested the stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,12 +64,12 @@ pub async fn until_stopped<T>(
         signal = signals.received() => Some(signal),
         () = printer.closed() => None,
     };
-    stop.ask();
+    stop.request();
     let done = tokio::select! {
         biased;
         result = &mut work => result.ok(),
         _ = signals.received() => None,
-        () = tokio::time::sleep(PATIENCE) => None,
+        () = tokio::time::sleep(STOP_TIMEOUT) => None,
     };
     match (done, signal) {
         // the work finished in the meantime

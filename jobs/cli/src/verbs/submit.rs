@@ -127,7 +127,7 @@ fn absolute(folder: &Path) -> std::io::Result<String> {
 }
 
 /// Maximum number of times a submission without an answer is sent again. The idempotency key makes that safe.
-const SENDS: u32 = 4;
+const MAX_SENDS: u32 = 4;
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), largest: Duration::from_secs(2) };
 
 fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) -> Result<Job, ClientError> {
@@ -151,7 +151,7 @@ fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) 
     let mut sends = 1;
     loop {
         match client.json(&request) {
-            Err(ClientError::Connection(_)) if sends < SENDS => {
+            Err(ClientError::Connection(_)) if sends < MAX_SENDS => {
                 std::thread::sleep(BACKOFF.limit(sends));
                 sends += 1;
             }

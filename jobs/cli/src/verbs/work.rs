@@ -1,4 +1,4 @@
-//! `stillhouse work`: the service's worker process. It reads its order from stdin; people do not run it.
+//! `stillhouse work`: the service's worker process. It reads its request from stdin; people do not run it.
 
 use std::io::{BufRead, Read, Write};
 use std::path::Path;
@@ -36,17 +36,17 @@ Examples:
 #[command(after_help = EXAMPLES, hide = true)]
 pub struct Args {}
 
-const LONGEST_ORDER: u64 = 64 << 20;
+const MAX_REQUEST_BYTES: u64 = 64 << 20;
 
 /// Time limit for a run to end after a request to stop. The service kills the process after `cancel_seconds`, if that
 /// is less.
-const CALLS_BACK: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Reads the order and executes it.
+/// Reads the request and executes it.
 pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let system = |e: &dyn std::fmt::Display| Failure::System(format!("the worker cannot start: {e}"));
     let mut line = String::new();
-    std::io::stdin().lock().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| system(&e))?;
+    std::io::stdin().lock().take(MAX_REQUEST_BYTES).read_line(&mut line).map_err(|e| system(&e))?;
     let request: WorkerRequest = serde_json::from_str(&line).map_err(|e| system(&e))?;
     // if memory runs out, the kernel should kill this process, not the service
     if let Err(e) = std::fs::write("/proc/self/oom_score_adj", "900") {
@@ -64,15 +64,15 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if let Some(bytes) = request.memory_bytes {
         address_space::limit(bytes).map_err(|e| system(&e))?;
     }
-    std::thread::Builder::new().name("leash".into()).spawn(leash).map_err(|e| system(&e))?;
+    std::thread::Builder::new().name("leash".into()).spawn(exit_with_service).map_err(|e| system(&e))?;
     rayon::ThreadPoolBuilder::new().num_threads(request.threads).build_global().map_err(|e| system(&e))?;
     let runtime = requests_runtime(request.threads).map_err(|e| system(&e))?;
     let writer = Arc::new(MessageWriter { out: Mutex::new(std::io::stdout()), log: Watch::new(printer, Mode::Shown) });
     let observer = Arc::clone(&writer);
     let result = runtime.block_on(async move {
         let (stop, is_run) = (Stop::default(), matches!(request.work, WorkerTask::Run { .. }));
-        let told = stop.clone();
-        let work = tokio::task::spawn_blocking(move || follow(request, &observer, &told));
+        let requests = stop.clone();
+        let work = tokio::task::spawn_blocking(move || execute(request, &observer, &requests));
         tokio::pin!(work);
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
             .map_err(|e| PipelineError::new(ErrorKind::Output, format!("no signals: {e}")))?;
@@ -82,8 +82,8 @@ pub fn call(_: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             _ = terminate.recv() => {
                 if is_run {
                     // cancels the run's remote work and releases its output
-                    stop.ask();
-                    let _ = tokio::time::timeout(CALLS_BACK, work).await;
+                    stop.request();
+                    let _ = tokio::time::timeout(STOP_TIMEOUT, work).await;
                 }
                 std::process::exit(STOPPED_EXIT_CODE)
             }
@@ -115,7 +115,7 @@ fn problems(error: &PipelineError) -> Vec<FieldProblem> {
 }
 
 /// Exits when the service is gone, for whatever reason: the kernel then closes its end of the pipe.
-fn leash() {
+fn exit_with_service() {
     let mut sink = [0; 64];
     loop {
         match std::io::stdin().lock().read(&mut sink) {
@@ -147,7 +147,7 @@ impl Observer for MessageWriter {
     fn event(&self, event: &Event) {
         #[cfg(debug_assertions)]
         if matches!(event, Event::JobFinished { .. }) {
-            hold();
+            hold_for_test();
         }
         self.send(&Message::Event(event.clone()));
         self.log.event(event);
@@ -157,7 +157,7 @@ impl Observer for MessageWriter {
 /// For a test: waits right after a job's end, when `_SUCCESS` exists and the service has not been notified, so that the
 /// test can stop the worker. Creates a file beside the one that the variable names, and continues when that one is gone.
 #[cfg(debug_assertions)]
-fn hold() {
+fn hold_for_test() {
     let Some(path) = std::env::var_os("STILLHOUSE_TEST_HOLD_FINISHED").map(std::path::PathBuf::from) else { return };
     let _ = std::fs::write(path.with_extension("reached"), "");
     while path.exists() {
@@ -167,9 +167,9 @@ fn hold() {
 
 /// Stores the latest event.
 #[derive(Default)]
-struct Last(Mutex<Option<Event>>);
+struct LatestEvent(Mutex<Option<Event>>);
 
-impl Observer for Last {
+impl Observer for LatestEvent {
     fn event(&self, event: &Event) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(event.clone());
     }
@@ -183,12 +183,12 @@ async fn finished(output: &Output, job_hash: &str) -> Result<Option<Event>, Pipe
         Err(e) if e.kind == ErrorKind::Usage => return Ok(None),
         Err(e) => return Err(e),
     }
-    let last = Last::default();
-    finish::report(output, &finish::manifest_of(output).await?, 0.0, true, &last);
+    let last = LatestEvent::default();
+    finish::report_finished(output, &finish::manifest_of(output).await?, 0.0, true, &last);
     Ok(last.0.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn follow(request: WorkerRequest, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), PipelineError> {
+fn execute(request: WorkerRequest, writer: &Arc<MessageWriter>, stop: &Stop) -> Result<(), PipelineError> {
     let runtime = tokio::runtime::Handle::current();
     let answer = match request.work {
         WorkerTask::Run { file, folder, overwrite, append } => {
@@ -202,7 +202,7 @@ fn follow(request: WorkerRequest, writer: &Arc<MessageWriter>, stop: &Stop) -> R
         WorkerTask::Report { file, folder, job_hash, row } => {
             let output = output_of(&request.access, &file, &folder)?;
             let dataset = runtime.block_on(Dataset::open(output))?;
-            if is_of_another(&dataset, job_hash.as_deref(), writer) {
+            if answer_if_other(&dataset, job_hash.as_deref(), writer) {
                 return Ok(());
             }
             let options = InspectOptions { row: Some(row), ..InspectOptions::default() };
@@ -215,7 +215,7 @@ fn follow(request: WorkerRequest, writer: &Arc<MessageWriter>, stop: &Stop) -> R
         WorkerTask::Manifest { file, folder, job_hash } => {
             let output = output_of(&request.access, &file, &folder)?;
             let dataset = runtime.block_on(Dataset::open(output))?;
-            if is_of_another(&dataset, job_hash.as_deref(), writer) {
+            if answer_if_other(&dataset, job_hash.as_deref(), writer) {
                 return Ok(());
             }
             serde_json::to_value(dataset.manifest())
@@ -228,7 +228,7 @@ fn follow(request: WorkerRequest, writer: &Arc<MessageWriter>, stop: &Stop) -> R
 
 /// Whether a data set belongs to another job than the requested one; if so, sends that as the answer. Later reads are
 /// checked against the checksums of the same manifest.
-fn is_of_another(dataset: &Dataset, job_hash: Option<&str>, writer: &MessageWriter) -> bool {
+fn answer_if_other(dataset: &Dataset, job_hash: Option<&str>, writer: &MessageWriter) -> bool {
     let there = &dataset.manifest().job_hash;
     // without a job hash nothing proves that the data set is the job's own (an earlier version stored none for a job
     // that found its data set finished)

@@ -27,9 +27,9 @@ use stillhouse_output::{MANIFEST, Output, SUCCESS};
 use super::files::Files;
 use super::format::{ExportWriter, Format, LeftOut, Unit};
 use super::record::{FileRecord, RECORD, Record, check_destination};
-use super::rows::{RowReader, go_on, row_length, rows_of_splits};
+use super::rows::{RowReader, check_not_stopped, row_length, rows_of_splits};
 use super::sparse::{Signal, Sparse, ValueType};
-use super::{Counts, ExportOptions, ExportedFile, MARK, Mark, TICK, digest};
+use super::{Counts, ExportOptions, ExportedFile, MARKER_FILE, Marker, PROGRESS_INTERVAL, digest};
 use crate::dataset::Dataset;
 
 /// The target format and its settings.
@@ -81,7 +81,7 @@ pub async fn convert(
         return Err(destination.read_only());
     }
     let dataset = Dataset::open(source).await?;
-    let work = Work::of(dataset, destination, conversion).await?;
+    let work = ConversionJob::prepare(dataset, destination, conversion).await?;
     check_destination(&work.destination, &work.identity).await?;
     let made_folder = !work.destination.has_folder().await;
     let mut work = work;
@@ -99,7 +99,7 @@ pub async fn convert(
         }
     };
     let work = Arc::new(work);
-    let files = Arc::clone(&work).all(options, observer).await;
+    let files = Arc::clone(&work).write_all(options, observer).await;
     if files.is_err() && !options.dry_run {
         work.destination.remove_export_if_empty(made_folder).await;
     }
@@ -119,7 +119,7 @@ pub async fn convert(
     })
 }
 
-struct Work {
+struct ConversionJob {
     dataset: Dataset,
     destination: Output,
     conversion: Conversion,
@@ -135,8 +135,8 @@ struct Work {
     done: Arc<Counts>,
 }
 
-impl Work {
-    async fn of(dataset: Dataset, destination: Output, conversion: Conversion) -> Result<Self> {
+impl ConversionJob {
+    async fn prepare(dataset: Dataset, destination: Output, conversion: Conversion) -> Result<Self> {
         let place = dataset.shown("");
         let unusable = |what: String| PipelineError::new(ErrorKind::Usage, format!("{place}: {what}"));
         let manifest_bytes = dataset.output().get(MANIFEST).await?.unwrap_or_default();
@@ -146,7 +146,7 @@ impl Work {
         let manifest = dataset.manifest();
         let vocab = manifest.vocab_size;
         let format = conversion.format.settings();
-        let (most, who) = format.most_ids();
+        let (most, who) = format.max_ids();
         if vocab > most {
             return Err(unusable(format!("vocab_size: got {vocab}, valid up to {most}: {who}")));
         }
@@ -181,7 +181,7 @@ impl Work {
 
     fn left_out(&self) -> LeftOut {
         let counted = *self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
-        LeftOut { rows_of_no_iteration: self.writer.rows_of_no_iteration(), ..counted }
+        LeftOut { incomplete_batch_rows: self.writer.incomplete_batch_rows(), ..counted }
     }
 
     fn count(&self, more: &LeftOut) {
@@ -190,15 +190,15 @@ impl Work {
         sum.entries_without_token += more.entries_without_token;
     }
 
-    async fn all(self: Arc<Self>, options: ExportOptions, observer: &dyn Observer) -> Result<Vec<ExportedFile>> {
+    async fn write_all(self: Arc<Self>, options: ExportOptions, observer: &dyn Observer) -> Result<Vec<ExportedFile>> {
         let units = self.units();
         let files = units.iter().map(|unit| unit.files.len() as u64).sum::<u64>();
         let bytes = units.iter().map(|unit| unit.bytes).sum::<u64>();
         if options.dry_run {
-            return self.planned(&units).await;
+            return self.planned_files(&units).await;
         }
         let before = self.destination.get_json::<Record>(RECORD).await?;
-        self.destination.put_json(MARK, &Mark { manifest_sha256: self.identity.clone() }).await?;
+        self.destination.put_json(MARKER_FILE, &Marker { manifest_sha256: self.identity.clone() }).await?;
         self.destination.remove_leftovers().await?;
         self.destination.abort_uploads(false).await?;
         observer.event(&Event::ExportStarted { destination: self.destination.to_string(), files, bytes });
@@ -206,7 +206,7 @@ impl Work {
         let making = futures::stream::iter(units)
             .map(|unit| {
                 let (work, known) = (Arc::clone(&self), Arc::clone(&known));
-                let made = tokio::spawn(async move { work.unit(unit, &known).await });
+                let made = tokio::spawn(async move { work.write_unit(unit, &known).await });
                 async move {
                     let stopped =
                         |e| PipelineError::caused(ErrorKind::Output, "an export stopped: a fault of this program", e);
@@ -215,7 +215,7 @@ impl Work {
             })
             .buffered(options.at_once.max(1));
         tokio::pin!(making);
-        let mut ticks = tokio::time::interval(TICK);
+        let mut ticks = tokio::time::interval(PROGRESS_INTERVAL);
         let (mut made, mut failure) = (Vec::new(), None);
         // after a failure, wait for the running units: nothing may be written after this function returns
         loop {
@@ -236,14 +236,14 @@ impl Work {
         }
         self.done.report(files, bytes, observer);
         for (name, content) in self.small_files(&made)? {
-            made.push(self.small(name, content).await?);
+            made.push(self.write_small_file(name, content).await?);
         }
-        self.destination.delete(MARK).await?;
+        self.destination.delete(MARKER_FILE).await?;
         Ok(made)
     }
 
     /// The files of a dry run.
-    async fn planned(&self, units: &[Unit]) -> Result<Vec<ExportedFile>> {
+    async fn planned_files(&self, units: &[Unit]) -> Result<Vec<ExportedFile>> {
         let position = self.writer.position_bytes();
         let length = row_length(self.dataset.manifest()).saturating_sub(1);
         let mut files = Vec::new();
@@ -258,8 +258,8 @@ impl Work {
     }
 
     /// Writes a unit, unless the destination has all of its files.
-    async fn unit(&self, unit: Unit, known: &BTreeMap<String, FileRecord>) -> Result<Vec<ExportedFile>> {
-        go_on(&self.stop)?;
+    async fn write_unit(&self, unit: Unit, known: &BTreeMap<String, FileRecord>) -> Result<Vec<ExportedFile>> {
+        check_not_stopped(&self.stop)?;
         let mut there = Vec::new();
         for name in &unit.files {
             let Some(copied) = self.destination.copied(name).await? else { break };
@@ -273,7 +273,7 @@ impl Work {
         if there.len() == unit.files.len() {
             self.count(&self.writer.left_out_of(&there, &self.destination).await?);
             self.done.bytes.fetch_add(unit.bytes, Ordering::Relaxed);
-            self.done.there.fetch_add(unit.bytes, Ordering::Relaxed);
+            self.done.bytes_there.fetch_add(unit.bytes, Ordering::Relaxed);
             self.done.files.fetch_add(unit.files.len() as u64, Ordering::Relaxed);
             return Ok(there);
         }
@@ -318,7 +318,7 @@ impl Work {
         Ok(small)
     }
 
-    async fn small(&self, name: &str, content: Vec<u8>) -> Result<ExportedFile> {
+    async fn write_small_file(&self, name: &str, content: Vec<u8>) -> Result<ExportedFile> {
         let (bytes, sha256) = (content.len() as u64, digest(&content));
         let there = self.destination.get(name).await?.is_some_and(|there| digest(&there) == sha256);
         if !there {

@@ -61,15 +61,15 @@ const CONFIG: &str = "compression_config.yaml";
 const MASKED: i64 = -100;
 
 /// Largest vocabulary. DistillKit computes the bits of an id with a logarithm in f32, which is exact up to this size.
-const MOST_IDS: u64 = 1 << 20;
+const MAX_IDS: u64 = 1 << 20;
 
 /// The DistillKit format. It has no settings.
 pub(super) struct DistillKit;
 
 #[async_trait]
 impl ExportFormat for DistillKit {
-    fn most_ids(&self) -> (u64, &'static str) {
-        (MOST_IDS, "DistillKit's compressor counts the bits of an id in f32")
+    fn max_ids(&self) -> (u64, &'static str) {
+        (MAX_IDS, "DistillKit's compressor counts the bits of an id in f32")
     }
 
     /// Up to the tokenizer's last token. The trainer cuts its logits off after that token, so an entry beyond it would

@@ -88,7 +88,8 @@ impl FormatOptions {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
     /// Rows at the end of a split that do not fill a global batch.
-    pub rows_of_no_iteration: u64,
+    #[serde(rename = "rows_of_no_iteration")]
+    pub incomplete_batch_rows: u64,
     /// Rows of a single token: they have no next token to predict.
     pub rows_of_one_token: u64,
     /// Entries whose id has no token in the tokenizer.
@@ -112,7 +113,7 @@ pub(super) struct Unit {
 #[async_trait]
 pub(super) trait ExportFormat: Send + Sync {
     /// The largest vocabulary that the target reader supports, and the reason for the limit.
-    fn most_ids(&self) -> (u64, &'static str);
+    fn max_ids(&self) -> (u64, &'static str);
 
     /// Exclusive upper bound of the ids that an entry may have; entries with other ids are left out.
     ///
@@ -159,7 +160,7 @@ pub(super) trait ExportWriter: Send + Sync {
     }
 
     /// Number of rows that belong to no unit.
-    fn rows_of_no_iteration(&self) -> u64 {
+    fn incomplete_batch_rows(&self) -> u64 {
         0
     }
 

@@ -10,7 +10,7 @@ use stillhouse_output::{MANIFEST, Output};
 use super::convert::Conversion;
 use super::format::LeftOut;
 use super::sparse::Signal;
-use super::{MARK, Mark};
+use super::{MARKER_FILE, Marker};
 
 /// Name of the file that records the source and settings of a format export.
 pub(super) const RECORD: &str = "export.json";
@@ -38,7 +38,7 @@ pub(super) async fn check_destination(destination: &Output, identity: &str) -> R
         let message = format!("{destination}: holds {what}; choose another place, or remove it first");
         Err(PipelineError::new(ErrorKind::Usage, message))
     };
-    if let Some(mark) = destination.get_json::<Mark>(MARK).await? {
+    if let Some(mark) = destination.get_json::<Marker>(MARKER_FILE).await? {
         return match mark.manifest_sha256 == identity {
             true => Ok(()),
             false => refuse("another unfinished export"),

@@ -41,7 +41,7 @@ pub(super) fn rows_of_splits(manifest: &Manifest) -> BTreeMap<String, u64> {
 ///
 /// # Errors
 /// If `stop` is set.
-pub(super) fn go_on(stop: &AtomicBool) -> Result<()> {
+pub(super) fn check_not_stopped(stop: &AtomicBool) -> Result<()> {
     match stop.load(Ordering::Relaxed) {
         true => Err(PipelineError::new(ErrorKind::Output, "stopped: another file of the export has failed")),
         false => Ok(()),
@@ -90,7 +90,7 @@ impl<'a> RowReader<'a> {
     /// # Errors
     /// If the rows do not match the manifest, or another unit has failed.
     pub async fn next(&mut self) -> Result<Option<(RecordBatch, String)>> {
-        go_on(self.stop)?;
+        check_not_stopped(self.stop)?;
         loop {
             let Some((batches, shard, missing)) = &mut self.current else {
                 let Some((shard, rows)) = self.left.pop_front() else { return Ok(None) };

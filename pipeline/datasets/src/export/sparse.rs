@@ -384,7 +384,7 @@ impl Entries {
     }
 
     /// Fills a position for which there is no prediction.
-    pub fn nothing(&mut self, width: usize) {
+    pub fn fill_empty(&mut self, width: usize) {
         self.next();
         self.fill(width);
     }
@@ -520,7 +520,7 @@ pub(super) mod tests {
             (&[5, 4, 6, 0][..], &[-0.5, FLOOR, FLOOR, FLOOR][..])
         );
         assert_eq!(entries.left_out, 1);
-        entries.nothing(4);
+        entries.fill_empty(4);
         assert_eq!((entries.ids.as_slice(), entries.logprobs.as_slice()), (&[0, 1, 2, 3][..], &[FLOOR; 4][..]));
         // past the end of the row there are no entries
         assert_eq!(entries.read(&batch, &row, 2), 0);

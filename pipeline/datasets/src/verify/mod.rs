@@ -1,11 +1,11 @@
 //! `verify`: reads a data set and checks checksums, shapes and invariants; with the teacher also the noise.
 
-mod limits;
 mod noise;
 mod report;
 mod shards;
 mod signals;
 mod states;
+mod tolerances;
 
 use std::path::PathBuf;
 

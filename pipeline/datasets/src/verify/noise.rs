@@ -38,10 +38,10 @@ use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
 use stillhouse_teacher::Teacher;
 
-use super::limits::{LOGPROB_TOLERANCE, Limits};
-use super::report::{self, Comparing, StoredSide};
+use super::report::{self, LiveComparison, StoredDifferences};
 use super::signals::{Signals, TopK};
 use super::states::States;
+use super::tolerances::{LOGPROB_TOLERANCE, Tolerances};
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::dataset::Dataset;
 
@@ -65,7 +65,7 @@ pub(super) async fn check(
     let seed = manifest.noise_seed.unwrap_or(manifest.job.seed);
     let per_batch = rows_per_batch(&manifest.job);
     let wanted = if options.teacher_batches == 0 { DEFAULT_BATCHES } else { options.teacher_batches };
-    let picked = pick(manifest, per_batch, wanted);
+    let picked = sample_batches(manifest, per_batch, wanted);
     let noise = extract.noise.as_ref();
     let mut check = TeacherCheck {
         tolerance: noise.filter(|n| n.codec == NoiseCodec::Replay).map(|n| n.tolerance),
@@ -86,11 +86,11 @@ pub(super) async fn check(
         );
         observer.event(&Event::Warning { message });
     }
-    let limits = Limits::of(alike, &teacher.info().device);
+    let tolerances = Tolerances::for_arithmetic(alike, &teacher.info().device);
     let written = manifest.job.sequential();
     let temperature = written.as_ref().map(|w| w.temperature).filter(|t| *t > 0.0).unwrap_or(1.0);
     let mut variation_sum = 0.0;
-    let mut stored = StoredSide::default();
+    let mut stored = StoredDifferences::default();
     let mut comparing = match options.report {
         Some(dtype) => {
             observer.event(&Event::Preparing { what: format!("loading the teacher in {}", dtype.name()) });
@@ -98,7 +98,7 @@ pub(super) async fn check(
                 let path = path(options, extract, dataset_folder)?;
                 teacher::load(&path, &extract.teacher, dtype, manifest.job.pack.length as usize, &teacher.info().device)
             })?;
-            Some(Comparing::new(&teacher, other, picked.len()))
+            Some(LiveComparison::new(&teacher, other, picked.len()))
         }
         None => None,
     };
@@ -110,9 +110,13 @@ pub(super) async fn check(
             extract,
             bos: record.bos_token_id,
             teacher: Arc::clone(&teacher),
-            lead_slack: if written.is_some() { 2.0 * limits.off() / temperature } else { limits.lead() },
+            lead_slack: if written.is_some() {
+                2.0 * tolerances.logit_error() / temperature
+            } else {
+                tolerances.lead()
+            },
             written: written.clone(),
-            limits,
+            tolerances,
             place: shard.path.clone(),
             offset,
         };
@@ -157,7 +161,7 @@ fn load(
 fn path(options: &VerifyOptions, extract: &Extract, job_folder: Option<PathBuf>) -> Result<PathBuf> {
     let path = match &options.teacher_path {
         Some(path) => path.clone(),
-        None => of_the_job(&extract.teacher.path, job_folder)?,
+        None => teacher_path_of_job(&extract.teacher.path, job_folder)?,
     };
     if path.exists() {
         return Ok(path);
@@ -168,7 +172,7 @@ fn path(options: &VerifyOptions, extract: &Extract, job_folder: Option<PathBuf>)
 
 /// Path at which the job found its teacher. The manifest may come from someone else, so this expands no environment
 /// variable in it.
-fn of_the_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
+fn teacher_path_of_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
     let is_variable = |part: &Part<'_>| matches!(part, Part::Variable(_));
     if parts(path).is_ok_and(|parts| parts.iter().any(is_variable)) {
         let message = format!("the job had its teacher at {path}; name it with --teacher-path");
@@ -184,7 +188,7 @@ fn of_the_job(path: &str, job_folder: Option<PathBuf>) -> Result<PathBuf> {
 }
 
 /// Picks batches spread evenly over the rows of the data set. Each begins where a batch of the job began.
-fn pick(manifest: &Manifest, per_batch: usize, wanted: usize) -> Vec<(&ShardRecord, usize)> {
+fn sample_batches(manifest: &Manifest, per_batch: usize, wanted: usize) -> Vec<(&ShardRecord, usize)> {
     let all: Vec<(&ShardRecord, usize)> = manifest
         .shards
         .iter()
@@ -203,7 +207,7 @@ struct Recomputed<'a> {
     /// How the teacher wrote the text, if it did.
     written: Option<Sequential>,
     /// Tolerances between stored and recomputed values.
-    limits: Limits,
+    tolerances: Tolerances,
     place: String,
     offset: usize,
 }
@@ -237,7 +241,7 @@ impl Recomputed<'_> {
         batch: &RecordBatch,
         check: &mut TeacherCheck,
         variation_sum: &mut f64,
-        side: &mut StoredSide,
+        side: &mut StoredDifferences,
         found: &mut Verification,
     ) -> Result<(), OperatorError> {
         let arrow = OperatorError::arrow("verify");
@@ -281,7 +285,7 @@ impl Recomputed<'_> {
             let results: Result<Vec<TokenCheck>, NoiseError> = positions
                 .par_iter()
                 .zip(on_host.par_chunks_exact(vocab))
-                .map(|(p, logits)| self.token(&sequences, &stored, *p, logits))
+                .map(|(p, logits)| self.check_token(&sequences, &stored, *p, logits))
                 .collect();
             let results = results.map_err(|e| OperatorError::Data {
                 operator: "verify",
@@ -297,14 +301,14 @@ impl Recomputed<'_> {
                 check.tokens += 1;
                 side.logprob_changes.push((result.logprob - result.stored_logprob).abs());
                 side.variations.extend(result.noises.iter().map(|noise| noise.total_variation));
-                self.judge(*p, &result, check, variation_sum, found);
+                self.record_result(*p, &result, check, variation_sum, found);
             }
             drop(on_host);
             if let Some(states_stored) = &stored.states {
                 let of_a_token = states.len() / positions.len().max(1);
                 let all = positions.iter().zip(states.chunks_exact(of_a_token));
                 for (p, states) in all.filter(|(p, _)| p.position >= stored.given[p.row]) {
-                    if let Some(message) = states_stored.wrong(p.row, p.position, states, self.limits) {
+                    if let Some(message) = states_stored.find_mismatch(p.row, p.position, states, self.tolerances) {
                         found.fault(self.place_of(*p), message);
                     }
                 }
@@ -319,7 +323,7 @@ impl Recomputed<'_> {
         format!("{} row {} position {}", self.place, self.offset + p.row, p.position)
     }
 
-    fn judge(
+    fn record_result(
         &self,
         p: PredictedPosition,
         result: &TokenCheck,
@@ -330,7 +334,7 @@ impl Recomputed<'_> {
         let place = || self.place_of(p);
         let difference = (result.logprob - result.stored_logprob).abs();
         check.logprob_difference_max = check.logprob_difference_max.max(difference);
-        if difference.is_nan() || difference > self.limits.logprob(result.logprob) {
+        if difference.is_nan() || difference > self.tolerances.logprob(result.logprob) {
             let (stored, recomputed) = (result.stored_logprob, result.logprob);
             found.fault(place(), format!("logprob is {stored}, recomputed it is {recomputed}: {difference:.3e} apart"));
         }
@@ -357,7 +361,7 @@ impl Recomputed<'_> {
             check.noises += 1;
             *sum += variation;
             check.total_variation_max = check.total_variation_max.max(variation);
-            let limit = check.tolerance.unwrap_or(DENSE_VARIATION) + self.limits.variation();
+            let limit = check.tolerance.unwrap_or(DENSE_VARIATION) + self.tolerances.variation();
             if variation <= limit {
                 check.within_tolerance += 1;
             } else {
@@ -375,7 +379,7 @@ impl Recomputed<'_> {
         }
     }
 
-    fn token(
+    fn check_token(
         &self,
         sequences: &[Sequence],
         stored: &Stored,
@@ -411,15 +415,20 @@ impl Recomputed<'_> {
             }
         }
         let lead = match &self.written {
-            Some(written) => {
-                Some(Sampler::new(vocab, sampling(written))?.lead(logits, x, &stream(0), self.limits.off())?)
-            }
+            Some(written) => Some(Sampler::new(vocab, sampling(written))?.lead(
+                logits,
+                x,
+                &stream(0),
+                self.tolerances.logit_error(),
+            )?),
             None => None,
         };
         let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
         let at = (p.row, p.position);
-        let signals = stored.signals.as_ref().and_then(|s| s.wrong(at, &softmax, logits, sequence.id, self.limits));
-        let of_topk = || stored.topk.as_ref().and_then(|topk| topk.wrong(at, &softmax, logits, self.limits));
+        let signals =
+            stored.signals.as_ref().and_then(|s| s.find_mismatch(at, &softmax, logits, sequence.id, self.tolerances));
+        let of_topk =
+            || stored.topk.as_ref().and_then(|topk| topk.find_mismatch(at, &softmax, logits, self.tolerances));
         let signals = signals.or_else(of_topk);
         let logprob_now = softmax.logprob(logit);
         Ok(TokenCheck { signals, logprob: logprob_now, stored_logprob: f64::from(logprob), noises, lead })

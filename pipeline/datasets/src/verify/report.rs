@@ -10,8 +10,8 @@
 //! the same random words. On another kind of machine than the job's, the live teacher differs from the stored one. Then
 //! the first row contains both errors, and the report says so.
 //!
-//! Memory: live logits of sampled tokens, at most [`MOST_BYTES`], spread over the sample; two numbers for every stored
-//! token of the sample.
+//! Memory: live logits of sampled tokens, at most [`MAX_LOGIT_BYTES`], spread over the sample; two numbers for every
+//! stored token of the sample.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -29,10 +29,10 @@ use stillhouse_schemas::spec::Extract;
 use stillhouse_teacher::{Teacher, TeacherInfo};
 
 /// Maximum size of the live logits that are kept for comparison, in bytes.
-const MOST_BYTES: usize = 128 << 20;
+const MAX_LOGIT_BYTES: usize = 128 << 20;
 /// Bins of a histogram: four per power of ten, from 10⁻⁹ to 10.
 const BINS: usize = 40;
-const LOWEST: f64 = -9.0;
+const MIN_POWER: f64 = -9.0;
 const BINS_PER_DECADE: f64 = 4.0;
 
 /// The error of storing beside the error of computing in another way.
@@ -96,10 +96,10 @@ impl Distribution {
         let at = |share: f64| values.get(((values.len().max(1) - 1) as f64 * share).round() as usize).copied();
         let mut bins = [0u64; BINS];
         for value in values.iter().filter(|value| **value > 0.0) {
-            let bin = ((value.log10() - LOWEST) * BINS_PER_DECADE).floor();
+            let bin = ((value.log10() - MIN_POWER) * BINS_PER_DECADE).floor();
             bins[(bin.max(0.0) as usize).min(BINS - 1)] += 1;
         }
-        let lower = |bin: usize| LOWEST + bin as f64 / BINS_PER_DECADE;
+        let lower = |bin: usize| MIN_POWER + bin as f64 / BINS_PER_DECADE;
         Self {
             count: values.len() as u64,
             zeros: values.iter().filter(|value| **value == 0.0).count() as u64,
@@ -114,13 +114,13 @@ impl Distribution {
 
 /// Differences of the stored values, collected during the check.
 #[derive(Default)]
-pub(super) struct StoredSide {
+pub(super) struct StoredDifferences {
     pub logprob_changes: Vec<f64>,
     pub variations: Vec<f64>,
 }
 
 /// Runs the teacher in other ways over the batches of the sample.
-pub(super) struct Comparing {
+pub(super) struct LiveComparison {
     live: Arc<dyn Teacher>,
     other: Arc<dyn Teacher>,
     /// Number of tokens to compare in each batch.
@@ -130,17 +130,17 @@ pub(super) struct Comparing {
 }
 
 /// A sampled token with its live logits.
-struct Live<'a> {
+struct LiveLogits<'a> {
     sequence: &'a Sequence,
     position: usize,
     logits: Vec<f32>,
 }
 
-impl Comparing {
+impl LiveComparison {
     /// `live` computes as the job did, `other` in another dtype. `batches` is the size of the sample.
     pub(super) fn new(live: &Arc<dyn Teacher>, other: Arc<dyn Teacher>, batches: usize) -> Self {
         let row = live.info().vocab_size * size_of::<f32>();
-        let tokens_of_a_batch = (MOST_BYTES / row.max(1) / batches.max(1)).max(1);
+        let tokens_of_a_batch = (MAX_LOGIT_BYTES / row.max(1) / batches.max(1)).max(1);
         Self { live: Arc::clone(live), other, tokens_of_a_batch, batch: Vec::new(), arithmetic: Vec::new() }
     }
 
@@ -163,7 +163,7 @@ impl Comparing {
             meter: &counters,
         };
         let (live, other) = (Arc::clone(&self.live), Arc::clone(&self.other));
-        let kept = self.live(&pass(live.as_ref()), &sequences)?;
+        let kept = self.live_logits(&pass(live.as_ref()), &sequences)?;
         for (row, sequence) in sequences.iter().enumerate() {
             let alone = std::slice::from_ref(sequence);
             let found = differences(&pass(live.as_ref()), alone, row, &kept, seed)?;
@@ -175,11 +175,11 @@ impl Comparing {
     }
 
     /// The live logits of tokens spread evenly over the batch.
-    fn live<'a>(
+    fn live_logits<'a>(
         &self,
         pass: &TeacherPass<'_>,
         sequences: &'a [Sequence],
-    ) -> Result<HashMap<(usize, usize), Live<'a>>, OperatorError> {
+    ) -> Result<HashMap<(usize, usize), LiveLogits<'a>>, OperatorError> {
         let tokens: usize = sequences.iter().map(|sequence| sequence.valid).sum();
         let every = tokens.div_ceil(self.tokens_of_a_batch).max(1);
         let vocab = pass.teacher.info().vocab_size;
@@ -189,7 +189,7 @@ impl Comparing {
             for (p, logits) in positions.iter().zip(on_host.chunks_exact(vocab)) {
                 if seen % every == 0 {
                     let (sequence, position) = (&sequences[p.row], p.position);
-                    kept.insert((p.row, position), Live { sequence, position, logits: logits.to_vec() });
+                    kept.insert((p.row, position), LiveLogits { sequence, position, logits: logits.to_vec() });
                 }
                 seen += 1;
             }
@@ -200,7 +200,7 @@ impl Comparing {
     }
 
     /// Builds the report. `stored` holds the differences of the stored values.
-    pub(super) fn report(self, manifest: &Manifest, stored: StoredSide) -> Report {
+    pub(super) fn report(self, manifest: &Manifest, stored: StoredDifferences) -> Report {
         let noise = manifest.job.extract.as_ref().and_then(|extract| extract.noise.as_ref());
         let of = |kind, what: String, found: Vec<TeacherDifference>| Comparison {
             kind,
@@ -247,7 +247,7 @@ fn differences(
     pass: &TeacherPass<'_>,
     sequences: &[Sequence],
     row: usize,
-    kept: &HashMap<(usize, usize), Live<'_>>,
+    kept: &HashMap<(usize, usize), LiveLogits<'_>>,
     seed: u64,
 ) -> Result<Vec<TeacherDifference>, OperatorError> {
     let vocab = pass.teacher.info().vocab_size;
@@ -257,7 +257,9 @@ fn differences(
         let pairs: Vec<(&PredictedPosition, &[f32])> = positions.iter().zip(on_host.chunks_exact(vocab)).collect();
         let compared: Result<Vec<Option<TeacherDifference>>, NoiseError> = pairs
             .par_iter()
-            .map(|(p, logits)| kept.get(&(row + p.row, p.position)).map(|live| live.beside(logits, seed)).transpose())
+            .map(|(p, logits)| {
+                kept.get(&(row + p.row, p.position)).map(|live| live.difference_from(logits, seed)).transpose()
+            })
             .collect();
         let compared = compared.map_err(|e| OperatorError::Data {
             operator: "verify",
@@ -271,8 +273,8 @@ fn differences(
     Ok(found)
 }
 
-impl Live<'_> {
-    fn beside(&self, other: &[f32], seed: u64) -> Result<TeacherDifference, NoiseError> {
+impl LiveLogits<'_> {
+    fn difference_from(&self, other: &[f32], seed: u64) -> Result<TeacherDifference, NoiseError> {
         let stream = NoiseStream::new(DrawKey::new(seed, 0), self.sequence.id, self.position as u32);
         measure_difference(&self.logits, other, self.sequence.tokens[self.position], &stream)
     }
@@ -354,7 +356,7 @@ const COLOURS: [&str; 3] = ["#2a6fbb", "#7a7a7a", "#c2571a"];
 /// Draws the histograms one above the other over a common axis of powers of ten.
 fn plot(drawn: &[(&Comparison, &Distribution)], tolerance: Option<f64>) -> String {
     let (left, width, height, gap) = (60.0, 840.0, 90.0, 34.0);
-    let x = |log10: f64| left + (log10 - LOWEST) * BINS_PER_DECADE * width / BINS as f64;
+    let x = |log10: f64| left + (log10 - MIN_POWER) * BINS_PER_DECADE * width / BINS as f64;
     let total = drawn.len() as f64 * (height + gap) + 20.0;
     let mut svg = format!("<svg viewBox=\"0 0 920 {total}\" role=\"img\">\n");
     for (n, (comparison, distribution)) in drawn.iter().enumerate() {
@@ -379,7 +381,7 @@ fn plot(drawn: &[(&Comparison, &Distribution)], tolerance: Option<f64>) -> Strin
         let _ =
             writeln!(svg, "<line x1=\"20\" x2=\"{}\" y1=\"{floor}\" y2=\"{floor}\" stroke=\"#999\"/>", left + width);
         let _ = writeln!(svg, "<text x=\"{}\" y=\"{}\">0</text>", left - 24.0, floor + 12.0);
-        for power in (LOWEST as i32)..=1 {
+        for power in (MIN_POWER as i32)..=1 {
             let _ = writeln!(svg, "<text x=\"{}\" y=\"{}\">1e{power}</text>", x(f64::from(power)) - 8.0, floor + 12.0);
         }
         if let Some(bound) = tolerance {

@@ -1,7 +1,7 @@
 //! Recomputes the teacher's other signals and checks each against its tolerance.
 //!
-//! If the teacher computes as the job's did, on a CPU, its logits have the same bits (δ = 0 in [`Limits`]). Each column
-//! must then meet the promise in docs/FORMAT.md. Otherwise logits may be off by δ:
+//! If the teacher computes as the job's did, on a CPU, its logits have the same bits (δ = 0 in [`Tolerances`]). Each
+//! column must then meet the promise in docs/FORMAT.md. Otherwise logits may be off by δ:
 //!
 //! | signal | tolerance, in addition to its promise |
 //! |---|---|
@@ -23,7 +23,7 @@ use stillhouse_operators::rows::ListRows;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::spec::Extract;
 
-use super::limits::Limits;
+use super::tolerances::Tolerances;
 
 /// The stored signals of a batch.
 pub(super) struct Signals {
@@ -51,17 +51,17 @@ impl Signals {
     }
 
     /// Compares a predicted position with its recomputed logits and describes the first fault.
-    pub(super) fn wrong(
+    pub(super) fn find_mismatch(
         &self,
         (row, position): (usize, usize),
         softmax: &Softmax,
         logits: &[f32],
         sequence_id: u64,
-        limits: Limits,
+        tolerances: Tolerances,
     ) -> Option<String> {
         let right = signals_of_loaded(self.stored.asked(), softmax, logits, sequence_id, position as u32);
         let draws = self.stored.asked().sampling.map_or(0, |s| s.draws);
-        compare(&self.stored.at(row, position), &right, (softmax, logits), draws, limits)
+        compare(&self.stored.at(row, position), &right, (softmax, logits), draws, tolerances)
     }
 }
 
@@ -108,16 +108,16 @@ impl TopK {
     }
 
     /// Compares a predicted position with its recomputed logits and describes the first fault.
-    pub(super) fn wrong(
+    pub(super) fn find_mismatch(
         &self,
         (row, position): (usize, usize),
         softmax: &Softmax,
         logits: &[f32],
-        limits: Limits,
+        tolerances: Tolerances,
     ) -> Option<String> {
         let (tokens, logprobs) = self.at(row, position);
         let right = top_k_of_loaded(softmax, logits, self.k);
-        compare_topk((tokens, logprobs), &right, (softmax, logits), limits)
+        compare_topk((tokens, logprobs), &right, (softmax, logits), tolerances)
     }
 }
 
@@ -125,18 +125,18 @@ fn compare_topk(
     (tokens, logprobs): (&[i32], &[f32]),
     right: &[(u32, f32)],
     (softmax, logits): (&Softmax, &[f32]),
-    limits: Limits,
+    tolerances: Tolerances,
 ) -> Option<String> {
     let least = right.last().map_or(f32::NEG_INFINITY, |entry| entry.1);
     let pairs = tokens.iter().zip(logprobs).zip(right);
     pairs.enumerate().find_map(|(n, ((token, logprob), (right, _)))| {
         let exact = logits.get(*token as usize).map_or(f32::NAN, |logit| softmax.logprob(*logit) as f32);
-        if differs(*logprob, exact, limits.listed(exact)) {
-            return said(&format!("topk_logprob of {token}"), *logprob, exact);
+        if differs(*logprob, exact, tolerances.listed(exact)) {
+            return mismatch_message(&format!("topk_logprob of {token}"), *logprob, exact);
         }
-        let is_listed = match limits.has_the_bits() {
+        let is_listed = match tolerances.is_exact() {
             true => *token == *right as i32,
-            false => f64::from(exact) >= f64::from(least) - 2.0 * limits.listed(exact),
+            false => f64::from(exact) >= f64::from(least) - 2.0 * tolerances.listed(exact),
         };
         (!is_listed).then(|| format!("topk_index {n} is {token}, recomputed it is {right}"))
     })
@@ -151,7 +151,7 @@ fn differs(got: f32, right: f32, limit: f64) -> bool {
     got != right && apart(got, right).partial_cmp(&limit).is_none_or(Ordering::is_gt)
 }
 
-fn said(name: &str, got: f32, right: f32) -> Option<String> {
+fn mismatch_message(name: &str, got: f32, right: f32) -> Option<String> {
     Some(format!("{name} is {got}, recomputed it is {right}"))
 }
 
@@ -160,43 +160,43 @@ fn compare(
     right: &RowSignals,
     (softmax, logits): (&Softmax, &[f32]),
     draws: u32,
-    limits: Limits,
+    tolerances: Tolerances,
 ) -> Option<String> {
     for (got, right) in got.logz.iter().zip(&right.logz) {
-        if differs(*got, *right, limits.logz(*right)) {
-            return said("logz", *got, *right);
+        if differs(*got, *right, tolerances.logz(*right)) {
+            return mismatch_message("logz", *got, *right);
         }
     }
-    if differs(got.entropy, right.entropy, limits.entropy(logits.len())) {
-        return said("entropy", got.entropy, right.entropy);
+    if differs(got.entropy, right.entropy, tolerances.entropy(logits.len())) {
+        return mismatch_message("entropy", got.entropy, right.entropy);
     }
     for (got, right) in got.candidates.iter().zip(&right.candidates) {
-        if differs(*got, *right, limits.listed(*right)) {
-            return said("candidate_logprob", *got, *right);
+        if differs(*got, *right, tolerances.listed(*right)) {
+            return mismatch_message("candidate_logprob", *got, *right);
         }
     }
     let times: BTreeMap<u32, u32> = right.sampled.iter().map(|s| (s.index, s.count)).collect();
     let kept: u32 = got.sampled.iter().map(|s| s.count.min(times.get(&s.index).copied().unwrap_or(0))).sum();
     let moved = draws.saturating_sub(kept);
-    if moved > limits.moved_draws(draws) {
+    if moved > tolerances.moved_draws(draws) {
         return Some(format!("{moved} of {draws} sampled tokens are not those of the seed"));
     }
     let ratios: BTreeMap<u32, f32> = right.sampled.iter().map(|s| (s.index, s.ratio)).collect();
     for s in &got.sampled {
         if let Some(right) = ratios.get(&s.index)
-            && differs(s.ratio, *right, limits.share() * f64::from(*right))
+            && differs(s.ratio, *right, tolerances.relative() * f64::from(*right))
         {
-            return said("sampled_ratio", s.ratio, *right);
+            return mismatch_message("sampled_ratio", s.ratio, *right);
         }
     }
     for (token, logprob) in &got.top_p {
         let exact = logits.get(*token as usize).map_or(f32::NAN, |l| softmax.logprob(*l) as f32);
-        if differs(*logprob, exact, limits.listed(exact)) {
-            return said(&format!("top_p_logprob of {token}"), *logprob, exact);
+        if differs(*logprob, exact, tolerances.listed(exact)) {
+            return mismatch_message(&format!("top_p_logprob of {token}"), *logprob, exact);
         }
     }
     let count = || format!("top_p_count is {}, recomputed it is {}", got.top_p.len(), right.top_p.len());
-    if limits.has_the_bits() {
+    if tolerances.is_exact() {
         let ids = |signals: &RowSignals| signals.top_p.iter().map(|entry| entry.0).collect::<Vec<u32>>();
         let (got_ids, right_ids) = (ids(got), ids(right));
         if got_ids.len() != right_ids.len() {
@@ -205,20 +205,20 @@ fn compare(
         if got_ids != right_ids {
             return Some(format!("top_p_index is {got_ids:?}, recomputed it is {right_ids:?}"));
         }
-        return if differs(got.tail, right.tail, limits.share()) {
-            said("top_p_tail", got.tail, right.tail)
+        return if differs(got.tail, right.tail, tolerances.relative()) {
+            mismatch_message("top_p_tail", got.tail, right.tail)
         } else {
             None
         };
     }
     let (tail, exact) = (f64::from(got.tail).exp(), f64::from(right.tail).exp());
-    if got.top_p.len() == right.top_p.len() && (tail - exact).abs() > limits.share() * exact + 1e-6 {
-        return said("top_p_tail", got.tail, right.tail);
+    if got.top_p.len() == right.top_p.len() && (tail - exact).abs() > tolerances.relative() * exact + 1e-6 {
+        return mismatch_message("top_p_tail", got.tail, right.tail);
     }
     // the kept entries hold just the required mass: their number must equal the recomputed one, except in close calls
     let held = |signals: &RowSignals| signals.top_p.iter().map(|entry| f64::from(entry.1).exp()).sum::<f64>();
     let more = got.top_p.len().abs_diff(right.top_p.len());
-    let close = (held(got) - held(right)).abs() <= more as f64 * 0.5 + limits.share();
+    let close = (held(got) - held(right)).abs() <= more as f64 * 0.5 + tolerances.relative();
     let one_off = more <= 1 + right.top_p.len() / 8;
     (!(close && one_off)).then(count)
 }
@@ -242,10 +242,14 @@ mod tests {
             top_p: Some(TopP { mass: 0.7, max_entries: 40 }),
         };
         let right = signals_of_loaded(&asked, &softmax, &logits, 3, 2);
-        let under = |got: &RowSignals, limits| compare(got, &right, (&softmax, &logits), 64, limits);
-        let of = |got: &RowSignals| under(got, Limits::elsewhere());
-        for limits in [Limits::elsewhere(), Limits::of(true, "NVIDIA H100"), Limits::of(true, "cpu")] {
-            assert_eq!(under(&right, limits), None);
+        let under = |got: &RowSignals, tolerances| compare(got, &right, (&softmax, &logits), 64, tolerances);
+        let of = |got: &RowSignals| under(got, Tolerances::other_machine());
+        for tolerances in [
+            Tolerances::other_machine(),
+            Tolerances::for_arithmetic(true, "NVIDIA H100"),
+            Tolerances::for_arithmetic(true, "cpu"),
+        ] {
+            assert_eq!(under(&right, tolerances), None);
         }
         let elsewhere = signals_of_loaded(&asked, &softmax, &logits, 3, 1).sampled;
         type Break = fn(&mut RowSignals);
@@ -286,7 +290,7 @@ mod tests {
             let mut got = right.clone();
             change(&mut got);
             assert_eq!(of(&got), None, "{says}: as much may be the arithmetic's");
-            let said = under(&got, Limits::of(true, "cpu")).unwrap_or_default();
+            let said = under(&got, Tolerances::for_arithmetic(true, "cpu")).unwrap_or_default();
             assert!(said.starts_with(says), "{says}: {said:?}");
         }
         let said = of(&RowSignals { sampled: elsewhere, ..right.clone() }).unwrap_or_default();
@@ -303,10 +307,10 @@ mod tests {
         softmax.load(&logits).unwrap();
         let right = top_k_of_loaded(&softmax, &logits, 5);
         let (tokens, logprobs): (Vec<i32>, Vec<f32>) = right.iter().map(|entry| (entry.0 as i32, entry.1)).unzip();
-        let of = |tokens: &[i32], logprobs: &[f32], limits| {
-            compare_topk((tokens, logprobs), &right, (&softmax, &logits), limits)
+        let of = |tokens: &[i32], logprobs: &[f32], tolerances| {
+            compare_topk((tokens, logprobs), &right, (&softmax, &logits), tolerances)
         };
-        let (here, elsewhere) = (Limits::of(true, "cpu"), Limits::elsewhere());
+        let (here, elsewhere) = (Tolerances::for_arithmetic(true, "cpu"), Tolerances::other_machine());
         assert_eq!((of(&tokens, &logprobs, here), of(&tokens, &logprobs, elsewhere)), (None, None));
         let mut off = logprobs.clone();
         off[3] -= 1e-3;
@@ -318,8 +322,8 @@ mod tests {
         let least = (0..50).min_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
         let (mut other, mut its) = (tokens.clone(), logprobs.clone());
         (other[4], its[4]) = (least as i32, softmax.logprob(logits[least]) as f32);
-        for limits in [here, elsewhere] {
-            assert!(of(&other, &its, limits).unwrap().starts_with("topk_index 4 is"));
+        for tolerances in [here, elsewhere] {
+            assert!(of(&other, &its, tolerances).unwrap().starts_with("topk_index 4 is"));
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A component v of a state h may differ by its rounding: 2^-11 · |v| plus half the smallest step in f16, nothing in
 //! f32. If the recomputed states do not have the job's bits, v may differ by 2^-10 · |v| in either type, plus δ
-//! ([`Limits`]) times the root mean square of h: what moves logits by δ moves states by the same share of their size.
+//! ([`Tolerances`]) times the root mean square of h: what moves logits by δ moves states by the same share of their
+//! size.
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
@@ -11,12 +12,12 @@ use stillhouse_operators::registry;
 use stillhouse_schemas::manifest::Manifest;
 use stillhouse_schemas::spec::NoisePrecision;
 
-use super::limits::Limits;
+use super::tolerances::Tolerances;
 
 /// Relative size of one unit in the last place of an f16, which has 11 significant bits.
 const UNIT: f64 = 1.0 / 1024.0;
 /// Half the smallest step of an f16, 2^-25.
-const LEAST: f64 = 1.0 / (1 << 25) as f64;
+const MIN_F16_ERROR: f64 = 1.0 / (1 << 25) as f64;
 
 /// The stored states of a batch.
 pub(super) struct States(StoredStates);
@@ -39,12 +40,18 @@ impl States {
     }
 
     /// Compares a predicted position with its recomputed states `[layers, H]` and describes the first fault.
-    pub(super) fn wrong(&self, row: usize, position: usize, right: &[f32], limits: Limits) -> Option<String> {
-        let near = Near { limits, is_half: self.0.config().precision == NoisePrecision::F16 };
+    pub(super) fn find_mismatch(
+        &self,
+        row: usize,
+        position: usize,
+        right: &[f32],
+        tolerances: Tolerances,
+    ) -> Option<String> {
+        let tolerance = StateTolerance { tolerances, is_half: self.0.config().precision == NoisePrecision::F16 };
         let width = self.0.config().width.max(1);
         let pairs = self.0.at(row, position).chunks(width).zip(right.chunks(width));
         pairs.zip(self.layers()).find_map(|((got, right), layer)| {
-            let (component, got, right) = wrong(got, right, near)?;
+            let (component, got, right) = find_mismatch(got, right, tolerance)?;
             Some(format!("hidden_states: component {component} of layer {layer} is {got}, recomputed it is {right}"))
         })
     }
@@ -52,32 +59,32 @@ impl States {
 
 /// The tolerance of a component.
 #[derive(Debug, Clone, Copy)]
-struct Near {
-    limits: Limits,
+struct StateTolerance {
+    tolerances: Tolerances,
     is_half: bool,
 }
 
-impl Near {
+impl StateTolerance {
     /// Tolerance of a component with value `right` in a state whose root mean square is `size`.
     fn limit(self, right: f64, size: f64) -> f64 {
-        match (self.limits.has_the_bits(), self.is_half) {
-            (true, true) => 0.5 * UNIT * right.abs() + LEAST,
+        match (self.tolerances.is_exact(), self.is_half) {
+            (true, true) => 0.5 * UNIT * right.abs() + MIN_F16_ERROR,
             (true, false) => 0.0,
-            (false, _) => UNIT * right.abs() + self.limits.off() * size,
+            (false, _) => UNIT * right.abs() + self.tolerances.logit_error() * size,
         }
     }
 }
 
 /// The first component outside its tolerance.
-fn wrong(got: &[f32], right: &[f32], near: Near) -> Option<(usize, f32, f32)> {
+fn find_mismatch(got: &[f32], right: &[f32], tolerance: StateTolerance) -> Option<(usize, f32, f32)> {
     let square: f64 = right.iter().map(|v| f64::from(*v).powi(2)).sum();
     let size = (square / right.len().max(1) as f64).sqrt();
     let pairs = got.iter().copied().zip(right.iter().copied()).enumerate();
     let found = pairs.map(|(i, (got, right))| (i, got, right)).find(|(_, got, right)| {
         let (got, right) = (f64::from(*got), f64::from(*right));
         // NaN is outside every tolerance
-        let is_near = (got - right).abs() <= near.limit(right, size);
-        !is_near
+        let is_within = (got - right).abs() <= tolerance.limit(right, size);
+        !is_within
     });
     found.or_else(|| (got.len() != right.len()).then_some((got.len(), f32::NAN, f32::NAN)))
 }
@@ -96,20 +103,26 @@ mod tests {
     fn a_component_that_is_not_the_teachers_is_found() {
         let right: Vec<f32> = (0..64).map(|i| 300.0 * (i as f32).sin() + if i == 5 { 6e4 } else { 0.0 }).collect();
         let stored: Vec<f32> = right.iter().map(|v| rounded(*v)).collect();
-        let elsewhere = Near { limits: Limits::elsewhere(), is_half: true };
-        let here = Near { limits: Limits::of(true, "cpu"), is_half: true };
-        assert_eq!((wrong(&stored, &right, elsewhere), wrong(&stored, &right, here)), (None, None));
+        let elsewhere = StateTolerance { tolerances: Tolerances::other_machine(), is_half: true };
+        let here = StateTolerance { tolerances: Tolerances::for_arithmetic(true, "cpu"), is_half: true };
+        assert_eq!((find_mismatch(&stored, &right, elsewhere), find_mismatch(&stored, &right, here)), (None, None));
         // one f16 step is a fault if the bits must match; in f32 any difference is
         let mut next = stored.clone();
         next[7] *= 1.0 + 2f32.powi(-10);
-        assert_eq!((wrong(&next, &right, elsewhere), wrong(&next, &right, here).map(|found| found.0)), (None, Some(7)));
-        let single = Near { is_half: false, ..here };
-        assert_eq!((wrong(&right, &right, single), wrong(&stored, &right, single).is_some()), (None, true));
+        assert_eq!(
+            (find_mismatch(&next, &right, elsewhere), find_mismatch(&next, &right, here).map(|found| found.0)),
+            (None, Some(7))
+        );
+        let single = StateTolerance { is_half: false, ..here };
+        assert_eq!(
+            (find_mismatch(&right, &right, single), find_mismatch(&stored, &right, single).is_some()),
+            (None, true)
+        );
         for (i, off) in [(0, 60.0f32), (5, -300.0), (63, f32::NAN)] {
             let mut got = stored.clone();
             got[i] += off;
-            assert_eq!(wrong(&got, &right, elsewhere).map(|found| found.0), Some(i));
+            assert_eq!(find_mismatch(&got, &right, elsewhere).map(|found| found.0), Some(i));
         }
-        assert!(wrong(&stored[..63], &right, here).is_some());
+        assert!(find_mismatch(&stored[..63], &right, here).is_some());
     }
 }

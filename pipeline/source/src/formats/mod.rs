@@ -44,7 +44,7 @@ pub(crate) fn for_input(input: &Input) -> Format {
 }
 
 /// Returns the format of a file by its ending, among the formats whose files can be tables.
-pub fn of_file_name(name: &str) -> Option<InputFormat> {
+pub fn format_of_file_name(name: &str) -> Option<InputFormat> {
     let name = name.to_ascii_lowercase();
     let has_ending = |format: &InputFormat| match for_name(*format) {
         Format::Bytes(format) => format.endings().iter().any(|ending| without_compression(&name).ends_with(ending)),
@@ -368,7 +368,7 @@ mod tests {
             ("t.gz", None),
             ("t", None),
         ] {
-            assert_eq!(of_file_name(file), format, "{file}");
+            assert_eq!(format_of_file_name(file), format, "{file}");
         }
     }
 

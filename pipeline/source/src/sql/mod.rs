@@ -49,8 +49,8 @@ use super::store::Store;
 use super::table_format::BATCH_ROWS;
 use bounds::on_large_stack;
 use clauses::FunctionKind;
-pub use stage::{Staged, stage_sql, staged};
-pub use stage::{StagedRecord, staged_by_run, staged_record};
+pub use stage::{StagedRecord, read_staged_record, staged_rows};
+pub use stage::{StagedRows, reuse_staged, stage_sql};
 pub use table::QueryTable;
 use table::{FilesTable, SkippedCounts};
 

@@ -34,7 +34,7 @@ const RECORD: &str = "staged.json";
 
 /// The staged rows of the query.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Staged {
+pub struct StagedRows {
     /// Parquet files with one column, named by `input.text`; empty if the query returned no rows. Plan and read them
     /// with `input.format` set to Parquet and a store of local files.
     pub files: Vec<InputFile>,
@@ -65,18 +65,21 @@ pub struct StagedRecord {
 
 impl StagedRecord {
     /// Whether the query read exactly these files, in these states.
-    pub fn is_of(&self, inputs: &[InputFile]) -> bool {
+    pub fn matches_inputs(&self, inputs: &[InputFile]) -> bool {
         self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(|(was, now)| *was == now.state)
     }
 
-    /// Converts the record to [`Staged`], with the path of each file as `place` returns it for its name.
-    pub fn at<E>(self, place: impl Fn(&str) -> Result<object_store::path::Path, E>) -> Result<Staged, E> {
+    /// Converts the record to [`StagedRows`], with the path of each file as `place` returns it for its name.
+    pub fn with_locations<E>(
+        self,
+        place: impl Fn(&str) -> Result<object_store::path::Path, E>,
+    ) -> Result<StagedRows, E> {
         let mut files = Vec::new();
         for (name, size) in self.files {
             let (location, state) = (place(&name)?, FileState { bytes: size, ..FileState::default() });
             files.push(InputFile { path: format!("sql/{name}"), location, size, state });
         }
-        Ok(Staged { files, rows: self.rows, skipped: self.skipped, sha256: self.sha256 })
+        Ok(StagedRows { files, rows: self.rows, skipped: self.skipped, sha256: self.sha256 })
     }
 
     /// Iterates over the names, sizes and checksums of the files.
@@ -101,7 +104,7 @@ pub fn stage_sql(
     memory_bytes: u64,
     dir: &Path,
     extra_udfs: impl FnOnce(&SessionContext) + Send,
-) -> Result<Staged, SourceError> {
+) -> Result<StagedRows, SourceError> {
     on_large_stack(|| stage(store, tables, input, memory_bytes, dir, extra_udfs))
 }
 
@@ -112,7 +115,7 @@ fn stage(
     memory_bytes: u64,
     dir: &Path,
     extra_udfs: impl FnOnce(&SessionContext),
-) -> Result<Staged, SourceError> {
+) -> Result<StagedRows, SourceError> {
     if let Ok(target) = std::fs::read_link(dir) {
         let message = format!("is a link to {}, valid: a folder; remove the link", target.display());
         return Err(temporary(dir)(std::io::Error::other(message)));
@@ -163,8 +166,8 @@ fn stage(
 /// checksums, and the files that the query read have not changed. Reads the staged files once.
 ///
 /// The caller must know that it was the same job.
-pub fn staged(dir: &Path, inputs: &[InputFile]) -> Option<Staged> {
-    let record = staged_record(dir).filter(|record| record.is_of(inputs))?;
+pub fn reuse_staged(dir: &Path, inputs: &[InputFile]) -> Option<StagedRows> {
+    let record = read_staged_record(dir).filter(|record| record.matches_inputs(inputs))?;
     for (name, _, sha256) in record.parts() {
         let path = dir.join(name);
         match file_checksum(&path) {
@@ -193,12 +196,12 @@ fn file_checksum(path: &Path) -> std::io::Result<String> {
 }
 
 /// Returns what was staged in `dir`, whatever it was staged from: for processes that work for the run that staged it.
-pub fn staged_by_run(dir: &Path) -> Option<Staged> {
-    with_paths(dir, staged_record(dir)?).ok()
+pub fn staged_rows(dir: &Path) -> Option<StagedRows> {
+    with_paths(dir, read_staged_record(dir)?).ok()
 }
 
 /// Returns the record of the rows in `dir`, if all files exist with their sizes and the record has their checksums.
-pub fn staged_record(dir: &Path) -> Option<StagedRecord> {
+pub fn read_staged_record(dir: &Path) -> Option<StagedRecord> {
     let record: StagedRecord = serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()?;
     if record.sha256.len() != record.files.len() {
         return None;
@@ -207,8 +210,8 @@ pub fn staged_record(dir: &Path) -> Option<StagedRecord> {
     record.files.iter().all(whole).then_some(record)
 }
 
-fn with_paths(dir: &Path, record: StagedRecord) -> Result<Staged, SourceError> {
-    record.at(|name| {
+fn with_paths(dir: &Path, record: StagedRecord) -> Result<StagedRows, SourceError> {
+    record.with_locations(|name| {
         let path = dir.join(name);
         object_store::path::Path::from_filesystem_path(&path).map_err(|e| temporary(&path)(std::io::Error::other(e)))
     })

@@ -117,7 +117,7 @@ impl Bucket {
         let store = with_corpora(runtime.handle(), gate.clone());
         let input = input(json!({"paths": ["s3://corpora/a.jsonl"]}));
         let names = PathExpander::from_environment();
-        let files = list(&store, Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap();
+        let files = list_files(&store, Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap();
         gate.asked.lock().unwrap().clear();
         Self { gate, store, input, files, content, runtime }
     }
@@ -232,7 +232,7 @@ fn nothing_is_fetched_ahead_past_the_end_of_a_split() {
 #[test]
 fn a_look_at_the_first_records_fetches_one_chunk() {
     let bucket = Bucket::new(4 << 20, u64::MAX, u64::MAX);
-    let found = first_records(&bucket.store, &bucket.files, &bucket.input, &|_, _| {}).unwrap();
+    let found = check_first_records(&bucket.store, &bucket.files, &bucket.input, &|_, _| {}).unwrap();
     assert_eq!((found.files, found.problems.len(), found.skipped.len()), (1, 0, 0));
     assert_eq!((bucket.asked(), bucket.under_way()), (vec![0..64 * KB], 0));
 }

@@ -67,7 +67,7 @@ fn checksums_report_which_piece_holds_another_document() {
             splits.push(bench.plan(&input, target).unwrap());
             let files = bench.files(&input);
             let all = splits.last().unwrap().iter();
-            sums.push(all.map(|s| digests(&bench.store, &files, s, &input).unwrap()).collect::<Vec<_>>());
+            sums.push(all.map(|s| piece_checksums(&bench.store, &files, s, &input).unwrap()).collect::<Vec<_>>());
         }
         let at = numbers.below(documents[changed].len());
         documents[changed].replace_range(at..=at, "Z");
@@ -81,7 +81,7 @@ fn checksums_report_which_piece_holds_another_document() {
                 let Ok(got) = got else { panic!("{format} round {round}: {:?}", got.err()) };
                 let holds = (first..first + got.documents.len()).contains(&changed);
                 first += got.documents.len();
-                let now = digests(&bench.store, &files, split, &input).unwrap();
+                let now = piece_checksums(&bench.store, &files, split, &input).unwrap();
                 assert_eq!(now.len(), split.pieces.len());
                 assert_eq!(now != *was, holds, "{format} round {round}, {split:?}");
             }
@@ -99,7 +99,7 @@ fn the_checksum_is_of_the_documents_not_of_how_they_are_stored() {
             let (name, bytes, input) = stored(format, &documents);
             let bench = Bench::with(&[(&name, &bytes)]);
             let splits = bench.plan(&input, u64::MAX).unwrap();
-            digests(&bench.store, &bench.files(&input), &splits[0], &input).unwrap()
+            piece_checksums(&bench.store, &bench.files(&input), &splits[0], &input).unwrap()
         })
         .collect();
     assert_eq!(sums.len(), 1, "{sums:?}");
@@ -111,7 +111,7 @@ fn bad_records_count_in_the_checksum() {
     let sum = |content: &[u8]| {
         let bench = Bench::with(&[("a.jsonl", content)]);
         let splits = bench.plan(&input, u64::MAX).unwrap();
-        digests(&bench.store, &bench.files(&input), &splits[0], &input).unwrap()
+        piece_checksums(&bench.store, &bench.files(&input), &splits[0], &input).unwrap()
     };
     let good = sum(b"{\"text\":\"a\"}\n{\"text\":\"b\"}\n");
     let bad = sum(b"{\"text\":\"a\"}\n{\"text\":   1}\n");
@@ -181,7 +181,7 @@ fn an_object_that_changes_while_it_is_read_is_reported_by_name() {
     let input = input(json!({"paths": ["s3://corpora/*.jsonl"]}));
     let files = {
         let names = PathExpander::from_environment();
-        list(&store, std::path::Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
+        list_files(&store, std::path::Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
     };
     let splits = plan_splits(&store, &files, &input, u64::MAX, 0, &|_| {}).unwrap().splits;
     let mut batches = 0;
@@ -203,10 +203,10 @@ fn rows_of_a_query_over_files_that_changed_are_not_used_again() {
     let (files, tables) = (bench.files(&input), super::sql::tables(&bench, &input));
     let out = tempfile::tempdir().unwrap();
     let rows = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap();
-    assert_eq!(staged(out.path(), &files), Some(rows));
+    assert_eq!(reuse_staged(out.path(), &files), Some(rows));
     std::fs::remove_file(bench.path().join("a.jsonl")).unwrap();
     bench.put("a.jsonl", b"{\"text\":\"two\"}\n");
-    assert_eq!(staged(out.path(), &bench.files(&input)), None);
+    assert_eq!(reuse_staged(out.path(), &bench.files(&input)), None);
     // a change while the query reads is an error
     let refused = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
     assert!(matches!(refused, SourceError::Changed { .. }), "{refused}");

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_schemas::spec::Input;
 
-use super::super::list::NotListed;
+use super::super::list::ListError;
 use super::super::*;
 use super::Bench;
 use super::numbers::{image, images};
@@ -16,12 +16,12 @@ fn of(paths: Value) -> Input {
 /// Returns the classes of a tree, or why it is refused.
 fn classes(bench: &Bench, input: &Input) -> Result<Vec<String>, String> {
     let names = PathExpander::from_environment();
-    match list(&bench.store, bench.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}) {
-        Ok(files) => Ok(with_classes(input, &files).into_owned().images.unwrap().classes),
-        Err(NotListed::Problems(problems)) => {
+    match list_files(&bench.store, bench.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}) {
+        Ok(files) => Ok(with_class_names(input, &files).into_owned().images.unwrap().classes),
+        Err(ListError::Problems(problems)) => {
             Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         }
-        Err(NotListed::Store(error)) => panic!("{error}"),
+        Err(ListError::Store(error)) => panic!("{error}"),
     }
 }
 

@@ -105,7 +105,7 @@ impl Bench {
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
         let names = PathExpander::from_environment();
-        list(&self.store, self.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
+        list_files(&self.store, self.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
     }
 
     pub fn plan(&self, input: &Input, target: u64) -> Result<Vec<SplitRecord>, SourceError> {

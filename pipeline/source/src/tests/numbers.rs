@@ -42,7 +42,7 @@ struct Got {
 
 fn read(bench: &Bench, input: &Input, splits: &[SplitRecord]) -> Result<Got, SourceError> {
     let files = bench.files(input);
-    let input = with_classes(input, &files).into_owned();
+    let input = with_class_names(input, &files).into_owned();
     let mut got = Got { rows: Vec::new(), skipped: BTreeMap::new(), sums: Vec::new() };
     for split in splits {
         let mut last = None;
@@ -130,7 +130,7 @@ fn folders_are_classes() {
     // the content decides the type: x.JPEG is a PNG
     assert_eq!(labels(&got), [0, 1, 1, 2]);
     assert!(got.iter().all(|(numbers, _)| numbers.len() == 48 && numbers.iter().all(|n| *n < 256)));
-    assert_eq!(with_classes(&input, &bench.files(&input)).into_owned().images.unwrap().classes, ["a", "b", "c"]);
+    assert_eq!(with_class_names(&input, &bench.files(&input)).into_owned().images.unwrap().classes, ["a", "b", "c"]);
     let named = images(json!({"classes": ["c", "b", "a"]}), json!({"paths": ["a", "b", "c"]}));
     assert_eq!(labels(&rows(&bench, &named)), [2, 1, 1, 0]);
     let none = images(json!({"labels": "none"}), json!({"paths": ["b"]}));

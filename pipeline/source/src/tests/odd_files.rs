@@ -5,10 +5,10 @@ use super::*;
 fn refused(bench: &Bench, fields: Value) -> String {
     let input = input(fields);
     let names = PathExpander::from_environment();
-    let listed = list(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
+    let listed = list_files(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
     match listed {
-        Err(NotListed::Problems(problems)) => problems.iter().map(ToString::to_string).collect(),
-        Err(NotListed::Store(e)) => panic!("{e}"),
+        Err(ListError::Problems(problems)) => problems.iter().map(ToString::to_string).collect(),
+        Err(ListError::Store(e)) => panic!("{e}"),
         Ok(_) => bench.try_all(&input, 1 << 20).unwrap_err().to_string(),
     }
 }

@@ -8,8 +8,8 @@ fn names(bench: &Bench, paths: Value) -> Vec<String> {
 fn problem(bench: &Bench, paths: Value) -> String {
     let input = input(json!({"format": "text", "paths": paths}));
     let names = PathExpander::from_environment();
-    let listed = list(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
-    let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
+    let listed = list_files(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
+    let Err(ListError::Problems(problems)) = listed else { panic!("{listed:?}") };
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
@@ -122,7 +122,7 @@ fn variables_are_not_patterns_and_stay_out_of_names() {
             _ => Err(format!("{name} is not set")),
         });
         let input = input(json!({"format": "text", "paths": paths}));
-        let files = list(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
+        let files = list_files(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
         files.unwrap().into_iter().map(|file| file.path).collect()
     };
     assert_eq!(found(json!(["${X}/*.txt"])), ["${X}/a.txt", "${X}/b.txt"]);
@@ -138,11 +138,16 @@ fn of_many_paths_that_find_nothing_the_first_are_reported_and_the_rest_counted()
         (0..2000).map(|n| if n == 1000 { "a.txt".into() } else { format!("gone-{n}.txt") }).collect();
     let mut before_item = Vec::new();
     let given = input(json!({"format": "text", "paths": paths}));
-    let listed =
-        list(&bench.store, bench.path(), &given, "input", &PathExpander::from_environment(), &|_| Ok(()), &mut |n| {
-            before_item.push(n)
-        });
-    let Err(NotListed::Problems(problems)) = listed else { panic!("{listed:?}") };
+    let listed = list_files(
+        &bench.store,
+        bench.path(),
+        &given,
+        "input",
+        &PathExpander::from_environment(),
+        &|_| Ok(()),
+        &mut |n| before_item.push(n),
+    );
+    let Err(ListError::Problems(problems)) = listed else { panic!("{listed:?}") };
     assert_eq!(problems.len(), 91);
     assert_eq!(problems[89].field, "input.paths[89]");
     assert_eq!(problems[90].to_string(), "input.paths: and 1909 more paths with problems");
@@ -231,8 +236,8 @@ mod names {
             _ => Ok(()),
         };
         let own = PathExpander::from_environment();
-        let listed = list(&bench.store, bench.path(), &input, "input", &own, &check_access, &mut |_| {});
-        let Err(NotListed::Problems(problems)) = listed else {
+        let listed = list_files(&bench.store, bench.path(), &input, "input", &own, &check_access, &mut |_| {});
+        let Err(ListError::Problems(problems)) = listed else {
             panic!("listed");
         };
         assert!(problems[0].message.contains("\"d/out.txt\" is a link: leads out"), "{problems:?}");

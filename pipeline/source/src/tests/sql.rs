@@ -17,11 +17,11 @@ pub(super) fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
     input.sources().into_iter().map(table).collect()
 }
 
-pub(super) fn run(bench: &Bench, input: &Input) -> Result<(Staged, Vec<String>), SourceError> {
+pub(super) fn run(bench: &Bench, input: &Input) -> Result<(StagedRows, Vec<String>), SourceError> {
     let out = tempfile::tempdir().unwrap();
     let staged_now = stage_sql(&bench.store, &tables(bench, input), input, 64 << 20, out.path(), |_| {})?;
     let files: Vec<InputFile> = tables(bench, input).into_iter().flat_map(|table| table.files).collect();
-    assert_eq!(staged(out.path(), &files).as_ref(), Some(&staged_now));
+    assert_eq!(reuse_staged(out.path(), &files).as_ref(), Some(&staged_now));
     let mut as_parquet = input.clone();
     as_parquet.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
     as_parquet.tables.clear();

@@ -146,14 +146,14 @@ fn staged_rows_that_are_damaged_are_made_again() {
     let out = tempfile::tempdir().unwrap();
     let files: Vec<InputFile> = tables(&bench, &input).into_iter().flat_map(|table| table.files).collect();
     let first = stage_sql(&bench.store, &tables(&bench, &input), &input, 64 << 20, out.path(), |_| {}).unwrap();
-    assert_eq!(staged(out.path(), &files).as_ref(), Some(&first));
+    assert_eq!(reuse_staged(out.path(), &files).as_ref(), Some(&first));
     let part = out.path().join("part-00000.parquet");
     let good = std::fs::read(&part).unwrap();
     for place in [4, good.len() / 3, good.len() / 2, good.len() - 20, good.len() - 1] {
         let mut bad = good.clone();
         bad[place] ^= 4;
         std::fs::write(&part, bad).unwrap();
-        assert_eq!(staged(out.path(), &files), None, "byte {place}");
+        assert_eq!(reuse_staged(out.path(), &files), None, "byte {place}");
     }
     let again = stage_sql(&bench.store, &tables(&bench, &input), &input, 16 << 20, out.path(), |_| {}).unwrap();
     assert_eq!(again.sha256, first.sha256);

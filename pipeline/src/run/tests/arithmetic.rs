@@ -12,7 +12,7 @@ use stillhouse_teacher::Precision;
 use super::*;
 use crate::events::{Event, Observer};
 use crate::source::InputFile;
-use crate::teacher::Decided;
+use crate::teacher::DecidedArithmetic;
 
 #[derive(Default)]
 struct Told(Mutex<String>);
@@ -72,27 +72,28 @@ fn an_earlier_choice_is_not_measured_again() {
         stillhouse_engine::teacher::load(path, spec, Dtype::F16, 32, "cpu").unwrap().info().arithmetic.clone();
     let earlier = TeacherArithmetic { dtype: Dtype::F16, arithmetic, cost: None, pass_tokens: None };
     let told = Told::default();
-    let loaded = teacher::load_all(&prepared, none, Some(Decided::ByShards(&earlier)), true, &told).unwrap();
+    let loaded = teacher::load_all(&prepared, none, Some(DecidedArithmetic::ByShards(&earlier)), true, &told).unwrap();
     assert_eq!(loaded.teachers[0].info().dtype, Precision::F16);
     assert_eq!(loaded.arithmetic, Some(earlier.clone()));
     assert!(!told.0.lock().unwrap().contains("tokens per second"));
     // if nothing is left to build, another machine's arithmetic is reported and is not an error
     let others = TeacherArithmetic { arithmetic: "f16 on the abacus".into(), ..earlier };
-    let told = teacher::load_all(&prepared, none, Some(Decided::ByShards(&others)), false, &NullObserver).unwrap();
+    let told =
+        teacher::load_all(&prepared, none, Some(DecidedArithmetic::ByShards(&others)), false, &NullObserver).unwrap();
     assert_eq!(told.arithmetic, Some(others.clone()));
     let refused = |decided| teacher::load_all(&prepared, none, Some(decided), true, &NullObserver).err().unwrap();
-    let of_shards = refused(Decided::ByShards(&others));
+    let of_shards = refused(DecidedArithmetic::ByShards(&others));
     assert!(of_shards.to_string().starts_with("the splits that are done were computed in f16 on the abacus, this"));
     assert!(!of_shards.machine_specific);
     // the error of a worker does not mention finished splits, and another executor may take its splits
-    let of_run = refused(Decided::ByRun(&others));
+    let of_run = refused(DecidedArithmetic::ByRun(&others));
     let told = of_run.to_string();
     assert!(told.starts_with("the run computes in f16 on the abacus, this executor's machine computes f16 "), "{told}");
     assert!(of_run.machine_specific && !told.contains("done"), "{told}");
     // an arithmetic of an earlier version without the instructions differs, even if it is a prefix of the present one
     let (bare, _) = earlier.arithmetic.split_once(", ").unwrap();
     let bare = TeacherArithmetic { arithmetic: bare.to_owned(), ..others };
-    let told = refused(Decided::ByShards(&bare)).to_string();
+    let told = refused(DecidedArithmetic::ByShards(&bare)).to_string();
     assert!(told.contains("did not say on which instructions"), "{told}");
     // without text there is nothing to measure with
     let error = teacher::load_all(&prepared, none, None, true, &NullObserver).err().unwrap().to_string();

@@ -11,7 +11,7 @@ use stillhouse_teacher::stillhouse_gpu::Device;
 use super::*;
 use crate::error::Result;
 use crate::events::{Event, Observer};
-use crate::teacher::{Decided, Loaded};
+use crate::teacher::{DecidedArithmetic, LoadedTeachers};
 
 /// More memory than any of these jobs needs.
 const MUCH: u64 = 8 << 30;
@@ -61,10 +61,10 @@ impl Observer for Told {
     }
 }
 
-fn load(text: &str, folder: &Path, earlier: Option<&TeacherArithmetic>) -> (Result<Loaded>, Vec<String>) {
+fn load(text: &str, folder: &Path, earlier: Option<&TeacherArithmetic>) -> (Result<LoadedTeachers>, Vec<String>) {
     let (prepared, told) = (prepare(text, folder), Told::default());
     let none = JobInput { splits: &[], files: &[] };
-    let loaded = teacher::load_all(&prepared, none, earlier.map(Decided::ByShards), true, &told);
+    let loaded = teacher::load_all(&prepared, none, earlier.map(DecidedArithmetic::ByShards), true, &told);
     (loaded, told.0.into_inner().unwrap())
 }
 
@@ -86,7 +86,7 @@ fn devices_have_passes_that_all_of_them_have_room_for() {
     let [whole, half] = [1024, 512].map(|tokens| needed(folder, tokens));
     gpus([(MUCH, 0), (MUCH, MUCH - (whole + half) / 2)]);
     let (loaded, said) = load(&job_on(folder, "cuda:0,cuda:1", 1024, "out"), folder, None);
-    let Loaded { teachers, arithmetic } = loaded.unwrap();
+    let LoadedTeachers { teachers, arithmetic } = loaded.unwrap();
     assert_eq!(teachers.iter().map(|t| t.pass_tokens()).collect::<Vec<_>>(), [512, 512]);
     let arithmetic = arithmetic.unwrap();
     assert_eq!(arithmetic.pass_tokens, Some(512));
@@ -109,7 +109,8 @@ fn devices_have_passes_that_all_of_them_have_room_for() {
     let prepared = prepare(&job_on(folder, "cuda:0", 8, "out"), folder);
     let none = JobInput { splits: &[], files: &[] };
     let described =
-        teacher::load_all(&prepared, none, Some(Decided::ByShards(&arithmetic)), false, &NullObserver).unwrap();
+        teacher::load_all(&prepared, none, Some(DecidedArithmetic::ByShards(&arithmetic)), false, &NullObserver)
+            .unwrap();
     assert_eq!(described.arithmetic, Some(arithmetic));
 }
 

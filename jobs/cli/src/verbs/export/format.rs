@@ -30,7 +30,7 @@ pub(super) fn render(done: &Converted, view: View) -> Page {
     fact("there already", total(true));
     fact("entries", format!("{} of each position, from {}", done.entries, done.signal.name()));
     for (count, what) in [
-        (done.left_out.rows_of_no_iteration, "rows that fill no global batch"),
+        (done.left_out.incomplete_batch_rows, "rows that fill no global batch"),
         (done.left_out.rows_of_one_token, "rows of one token"),
         (done.left_out.entries_without_token, "entries whose id has no token"),
     ] {

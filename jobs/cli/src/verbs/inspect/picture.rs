@@ -8,14 +8,14 @@ use crate::page::{Line, Page, Tone, View};
 /// Characters from dark to light.
 const RAMP: &[u8] = b" .:-=+*#%@";
 /// Maximum pixels per side; larger images are scaled down.
-const LARGEST: usize = 96;
+const MAX_SIDE: usize = 96;
 
 pub(super) fn render(row: &RowView, shape: Shape, view: View, page: &mut Page) {
     let cells = view.width.saturating_sub(4).max(8);
     // a character is about twice as high as wide
     let across = if view.colour { cells } else { cells / 2 };
-    let side = across.min(LARGEST);
-    let step = shape.width.div_ceil(side).max(shape.height.div_ceil(LARGEST)).max(1);
+    let side = across.min(MAX_SIDE);
+    let step = shape.width.div_ceil(side).max(shape.height.div_ceil(MAX_SIDE)).max(1);
     let (width, height) = (shape.width.div_ceil(step), shape.height.div_ceil(step));
     let at = |x: usize, y: usize| colour(row, shape, step, (x, y));
     let rows = if view.colour { height.div_ceil(2) } else { height };

@@ -7,7 +7,7 @@ use stillhouse_pipeline::units;
 use crate::page::{Line, Page, Tone, View};
 
 /// Maximum number of a list's values to show; `--json` has all.
-const SHOWN: usize = 64;
+const MAX_SHOWN_VALUES: usize = 64;
 
 pub(super) fn render(columns: &[ColumnValues], view: View, page: &mut Page) {
     for column in columns {
@@ -19,8 +19,8 @@ pub(super) fn render(columns: &[ColumnValues], view: View, page: &mut Page) {
         for text in lines(values, view.width.saturating_sub(4).max(40)) {
             page.line(Line::plain(format!("    {text}")));
         }
-        if values.len() > SHOWN {
-            let rest = units::count((values.len() - SHOWN) as u64);
+        if values.len() > MAX_SHOWN_VALUES {
+            let rest = units::count((values.len() - MAX_SHOWN_VALUES) as u64);
             page.line(Line::new().with(Tone::Dim, format!("    … and {rest} more; all of them with --json")));
         }
     }
@@ -28,7 +28,7 @@ pub(super) fn render(columns: &[ColumnValues], view: View, page: &mut Page) {
 
 fn lines(values: &[Value], width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
-    for value in values.iter().take(SHOWN) {
+    for value in values.iter().take(MAX_SHOWN_VALUES) {
         let text = match value {
             Value::Number(n) if n.is_f64() => format!("{:.4}", n.as_f64().unwrap_or(f64::NAN)),
             other => other.to_string(),

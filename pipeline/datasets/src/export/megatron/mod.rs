@@ -41,9 +41,9 @@ use super::sparse::{Entries, Signal, Sparse, SparseBatch, ValueType};
 use super::torch_file::{Kind, Tensor, encode};
 
 /// Largest vocabulary: the format has 17 bits per id.
-const MOST_IDS: u64 = 1 << 17;
+const MAX_IDS: u64 = 1 << 17;
 /// Maximum bytes per iteration and rank before compression: sizes in a zip file have 32 bits.
-const MOST_BYTES: u64 = 3 << 30;
+const MAX_ITERATION_BYTES: u64 = 3 << 30;
 /// Level that Megatron's own writer uses.
 const ZSTD_LEVEL: i32 = 3;
 const BLOCK: usize = 512;
@@ -120,9 +120,9 @@ impl Batches {
         }
         let batches = Self { run: run.clone(), length, row, dtype };
         let bytes = batches.iteration_bytes(sparse) / u64::from(run.data_parallel);
-        if bytes > MOST_BYTES {
+        if bytes > MAX_ITERATION_BYTES {
             return Err(format!(
-                "an iteration of a rank has {bytes} bytes before compression, valid up to {MOST_BYTES}: more --data-parallel, a smaller --global-batch, \
+                "an iteration of a rank has {bytes} bytes before compression, valid up to {MAX_ITERATION_BYTES}: more --data-parallel, a smaller --global-batch, \
                  or a shorter --dtype"
             ));
         }
@@ -195,8 +195,8 @@ fn identifiers(seed: i64, length: usize, samples: u64, blend: &[(f64, String)]) 
 
 #[async_trait]
 impl ExportFormat for MegatronRun {
-    fn most_ids(&self) -> (u64, &'static str) {
-        (MOST_IDS, "Megatron-LM's reader has ids of 17 bits")
+    fn max_ids(&self) -> (u64, &'static str) {
+        (MAX_IDS, "Megatron-LM's reader has ids of 17 bits")
     }
 
     fn writer(
@@ -280,7 +280,7 @@ impl ExportWriter for Tars {
         Ok(LeftOut::default())
     }
 
-    fn rows_of_no_iteration(&self) -> u64 {
+    fn incomplete_batch_rows(&self) -> u64 {
         self.rest
     }
 
@@ -342,7 +342,7 @@ impl<'a> Filling<'a> {
             if known {
                 self.micro.most = self.micro.most.max(self.entries.read(batch, &row, t + 1));
             } else {
-                self.entries.nothing(width);
+                self.entries.fill_empty(width);
             }
             let at = (t * rows + place) * width;
             self.micro.ids[at..at + width].copy_from_slice(&self.entries.ids);

@@ -15,7 +15,7 @@ use stillhouse_schemas::spec::Input;
 use super::{BytesFormat, Cut, FileColumn};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{BadRecord, Fault, RecordStart, Records, push};
+use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::TableFormat;
@@ -220,7 +220,7 @@ impl Records for CsvRecords {
         self.parser.next()
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
         let newlines = self.parser.cursor.newlines;
         let (wanted, mut valid, mut fault) = (self.text, true, None);
         let fields = self.parser.record(|field, bytes| {

@@ -8,7 +8,7 @@ use std::io;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use crate::records::{Fault, push};
+use crate::records::{ReadError, push};
 use crate::spool::Spool;
 
 /// Writes the text of a line into the spool. Returns false if the caller must clear the spool and use the other parser.
@@ -122,11 +122,11 @@ impl Visitor<'_> for TextVisitor<'_> {
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<(), E> {
-        let pushed = self.text.clear().map_err(Fault::Spool).and_then(|()| push(self.text, value.as_bytes()));
+        let pushed = self.text.clear().map_err(ReadError::Spool).and_then(|()| push(self.text, value.as_bytes()));
         match pushed {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err(E::custom("not UTF-8")),
-            Err(Fault::Spool(e) | Fault::Input(e)) => {
+            Err(ReadError::Spool(e) | ReadError::Input(e)) => {
                 *self.failed = Some(e);
                 Err(E::custom("no room"))
             }

@@ -23,7 +23,7 @@ use stillhouse_schemas::spec::Input;
 use super::{BytesFormat, Cut};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{BadRecord, Fault, RecordStart, Records, push};
+use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::TableFormat;
@@ -113,12 +113,12 @@ impl JsonRecords {
 
     /// Reads the line if it is completely in the buffer and good; else consumes nothing. A line of at most
     /// `MAX_KEY_BYTES` bytes cannot have a key that is too long.
-    fn read_fast(&mut self, text: &mut Spool) -> Result<bool, Fault> {
+    fn read_fast(&mut self, text: &mut Spool) -> Result<bool, ReadError> {
         let available = self.cursor.fill()?;
         let window = &available[..available.len().min(MAX_KEY_BYTES as usize)];
         let Some(end) = memchr::memchr(b'\n', window) else { return Ok(false) };
-        if !fast_parser::read(&window[..end], &self.key, text).map_err(Fault::Spool)? {
-            text.clear().map_err(Fault::Spool)?;
+        if !fast_parser::read(&window[..end], &self.key, text).map_err(ReadError::Spool)? {
+            text.clear().map_err(ReadError::Spool)?;
             return Ok(false);
         }
         self.cursor.consume(end + 1);
@@ -290,7 +290,7 @@ impl TextSearch<'_> {
             match push(self.text, &self.buffer[..n]) {
                 Ok(None) => {}
                 Ok(Some(_)) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
-                Err(Fault::Spool(e) | Fault::Input(e)) => return Err(LineError::Spool(e)),
+                Err(ReadError::Spool(e) | ReadError::Input(e)) => return Err(LineError::Spool(e)),
             }
         }
     }
@@ -336,7 +336,7 @@ impl Records for JsonRecords {
         }
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
         if self.read_fast(text)? {
             return Ok(Ok(()));
         }
@@ -344,12 +344,12 @@ impl Records for JsonRecords {
         let mut line = LineReader { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
         let outcome = TextSearch { name: &self.key, buffer: &mut self.buffer, text }.line(&mut line);
         if let Some(error) = line.failed.take() {
-            return Err(Fault::Input(error));
+            return Err(ReadError::Input(error));
         }
         self.cursor.finish_line(|_| {})?;
         match outcome {
             Ok(()) => Ok(Ok(())),
-            Err(LineError::Spool(e)) => Err(Fault::Spool(e)),
+            Err(LineError::Spool(e)) => Err(ReadError::Spool(e)),
             Err(LineError::Line(reason, message)) => Ok(Err(BadRecord { reason, message, newlines })),
         }
     }

@@ -13,7 +13,7 @@ use stillhouse_operators::images::Image;
 use stillhouse_schemas::spec::{Compression, Input};
 
 use super::pickle::{self, CifarBatch};
-use super::{Content, RawRecord, RawRecords, bad, label, reason};
+use super::{Content, RawRecord, RawRecords, bad_record, label, reason};
 use crate::compression::compression;
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
@@ -44,7 +44,7 @@ impl Cifar {
         match (self.labels, number) {
             (false, _) => Ok(None),
             (true, n) if n >= i64::from(self.classes) => {
-                bad(reason::LABEL, format!("got label {n}; valid: 0 to {}", self.classes - 1))
+                bad_record(reason::LABEL, format!("got label {n}; valid: 0 to {}", self.classes - 1))
             }
             (true, n) => label(n),
         }

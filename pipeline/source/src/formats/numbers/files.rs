@@ -4,7 +4,7 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::{BadImage, reason as image};
 use stillhouse_schemas::spec::{ImageLabels, Images};
 
-use super::{Content, RawRecord, RawRecords, bad, label_of};
+use super::{Content, RawRecord, RawRecords, bad_record, class_label};
 use crate::class_folders::class_name;
 use crate::input_file::InputFile;
 use crate::store::Store;
@@ -26,7 +26,7 @@ pub(super) struct ImageFile {
 impl ImageFile {
     pub fn new(store: &Store, file: &InputFile, images: &Images) -> Self {
         let label = match images.labels() {
-            ImageLabels::Folder => label_of(class_name(&file.location), images),
+            ImageLabels::Folder => class_label(class_name(&file.location), images),
             _ => Ok(None),
         };
         let max_bytes = max_stored_bytes(images);
@@ -41,7 +41,7 @@ impl RawRecords for ImageFile {
             size if size > self.max_bytes => {
                 let message =
                     format!("has {size} bytes; valid: at most {} with `input.images.max_pixels`", self.max_bytes);
-                (Vec::new(), bad(image::LARGE, message))
+                (Vec::new(), bad_record(image::LARGE, message))
             }
             size => {
                 let bytes = self.store.get(&file.location, 0, size);

@@ -61,7 +61,7 @@ mod reason {
     pub const NULL: &str = "null codes";
 }
 
-fn bad<T>(reason: &'static str, message: impl Into<String>) -> Result<T, BadImage> {
+fn bad_record<T>(reason: &'static str, message: impl Into<String>) -> Result<T, BadImage> {
     Err(BadImage { reason, message: message.into() })
 }
 
@@ -91,12 +91,12 @@ impl RawRecord {
     pub fn row(self, input: &Input) -> Result<(Vec<u32>, Option<i32>), BadImage> {
         let label = self.label?;
         let picture = match self.content? {
-            Content::Numbers(numbers) => return Ok((of_length(numbers, length(input))?, label)),
+            Content::Numbers(numbers) => return Ok((check_length(numbers, length(input))?, label)),
             Content::Encoded => None,
             Content::Planes => Some(cifar::interleaved(&self.stored)),
             Content::Grey { width, height } => Some(Image { width, height, channels: 1, values: self.stored.clone() }),
         };
-        let Some(images) = &input.images else { return bad(reason::NO_IMAGE, "the job names no images") };
+        let Some(images) = &input.images else { return bad_record(reason::NO_IMAGE, "the job names no images") };
         let values = match picture {
             Some(picture) => to_row_pixels(picture, images)?,
             None => decode_pixels(&self.stored, images)?,
@@ -261,16 +261,18 @@ pub(crate) fn holds_labels(path: &str, input: &Input) -> bool {
 }
 
 /// Checks that a row of codes has the length of the job's rows.
-fn of_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, BadImage> {
+fn check_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, BadImage> {
     match numbers.len() as u64 == length {
         true => Ok(numbers),
-        false => bad(reason::LENGTH, format!("has {} codes; valid: {length} (`input.codes.length`)", numbers.len())),
+        false => {
+            bad_record(reason::LENGTH, format!("has {} codes; valid: {length} (`input.codes.length`)", numbers.len()))
+        }
     }
 }
 
 /// Returns the input with the names of all classes in order. If the job takes the classes from the folders of images,
 /// they are these folders' names.
-pub fn with_classes<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input> {
+pub fn with_class_names<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input> {
     if !class_folders::defines_classes(input) {
         return Cow::Borrowed(input);
     }
@@ -283,10 +285,10 @@ pub fn with_classes<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input>
 }
 
 /// Returns the label of a class.
-fn label_of(class: &str, images: &Images) -> Result<Option<i32>, BadImage> {
+fn class_label(class: &str, images: &Images) -> Result<Option<i32>, BadImage> {
     match images.classes.iter().position(|name| name == class) {
         Some(label) => Ok(i32::try_from(label).ok()),
-        None => bad(reason::CLASS, format!("lies in {class:?}, which is none of `input.images.classes`")),
+        None => bad_record(reason::CLASS, format!("lies in {class:?}, which is none of `input.images.classes`")),
     }
 }
 
@@ -294,6 +296,6 @@ fn label_of(class: &str, images: &Images) -> Result<Option<i32>, BadImage> {
 fn label(number: i64) -> Result<Option<i32>, BadImage> {
     match i32::try_from(number) {
         Ok(label) if label >= 0 => Ok(Some(label)),
-        _ => bad(reason::LABEL, format!("got label {number}; valid: 0 to {}", i32::MAX)),
+        _ => bad_record(reason::LABEL, format!("got label {number}; valid: 0 to {}", i32::MAX)),
     }
 }

@@ -13,7 +13,7 @@ use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_operators::images::BadImage;
 use stillhouse_schemas::spec::Codes;
 
-use super::{Content, RawRecord, RawRecords, bad, label, reason};
+use super::{Content, RawRecord, RawRecords, bad_record, label, reason};
 use crate::input_file::InputFile;
 use crate::store::{RangeCache, Store};
 
@@ -42,7 +42,7 @@ pub(super) fn raw(
         }
     }
     let content = match wrong {
-        Some((place, number)) => bad(
+        Some((place, number)) => bad_record(
             reason::RANGE,
             format!("got code {number} at position {place}; valid: 0 to {} (`input.codes.size`)", size - 1),
         ),
@@ -145,7 +145,7 @@ impl ParquetCodes {
             let position = RecordPosition::Row(self.row + i as u64);
             let label = match &labels {
                 Some(labels) if labels.is_null(i) => {
-                    bad(reason::NO_LABEL, "its label is null, or no number of 64 bits")
+                    bad_record(reason::NO_LABEL, "its label is null, or no number of 64 bits")
                 }
                 Some(labels) => label(labels.as_primitive::<Int64Type>().value(i)),
                 None => Ok(None),
@@ -159,7 +159,7 @@ impl ParquetCodes {
                 None => {
                     let message =
                         format!("the value of {:?} is null; valid: a list of whole numbers", self.codes.column);
-                    RawRecord { position, stored: Vec::new(), label, content: bad(reason::NULL, message) }
+                    RawRecord { position, stored: Vec::new(), label, content: bad_record(reason::NULL, message) }
                 }
             });
         }

@@ -18,7 +18,7 @@ use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
 
 use super::files::max_stored_bytes;
-use super::{Content, RawRecord, RawRecords, bad, label, label_of, length, reason};
+use super::{Content, RawRecord, RawRecords, bad_record, class_label, label, length, reason};
 use crate::compression::compression;
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
@@ -353,13 +353,13 @@ impl TarRecords {
         if is_image {
             let most = max_stored_bytes(&self.images);
             let image = if sample.image.is_some() {
-                bad(reason::SEVERAL, "has several images under one name; valid: one")
+                bad_record(reason::SEVERAL, "has several images under one name; valid: one")
             } else if member.is_link {
-                bad(reason::NO_IMAGE, "is a link; valid: a file with its bytes")
+                bad_record(reason::NO_IMAGE, "is a link; valid: a file with its bytes")
             } else if member.size > most {
                 let message =
                     format!("has {} bytes; valid: at most {most} with `input.images.max_pixels`", member.size);
-                bad(image::LARGE, message)
+                bad_record(image::LARGE, message)
             } else {
                 Ok(self.members.content(member)?)
             };
@@ -375,7 +375,7 @@ impl TarRecords {
         let json = match self.labels {
             ImageLabels::Folder => {
                 let folder = sample.key.rsplit('/').nth(1).unwrap_or_default();
-                return label_of(folder, &self.images);
+                return class_label(folder, &self.images);
             }
             ImageLabels::Cls => false,
             ImageLabels::Json => true,
@@ -383,7 +383,7 @@ impl TarRecords {
         };
         let Some(bytes) = &sample.label else {
             let ending = if json { "json" } else { "cls" };
-            return bad(reason::NO_LABEL, format!("has no member {:?}", format!("{}.{ending}", sample.key)));
+            return bad_record(reason::NO_LABEL, format!("has no member {:?}", format!("{}.{ending}", sample.key)));
         };
         let text = String::from_utf8_lossy(bytes);
         let number = match json {
@@ -396,10 +396,10 @@ impl TarRecords {
         let shown: String = text.trim().chars().take(40).collect();
         match (number, json) {
             (Some(number), _) => label(number),
-            (None, false) => bad(reason::LABEL, format!("its .cls says {shown:?}; valid: a whole number")),
+            (None, false) => bad_record(reason::LABEL, format!("its .cls says {shown:?}; valid: a whole number")),
             (None, true) => {
                 let key = &self.images.label_key;
-                bad(
+                bad_record(
                     reason::LABEL,
                     format!("its .json says {shown:?}; valid: an object with a whole number under {key:?}"),
                 )
@@ -416,12 +416,12 @@ impl RawRecords for TarRecords {
         let (stored, content) = match sample.image {
             Some(Ok(bytes)) => match sample.duplicate {
                 Some(name) => {
-                    (bytes, bad(reason::TWICE, format!("has two members {name:?}; valid: one of each ending")))
+                    (bytes, bad_record(reason::TWICE, format!("has two members {name:?}; valid: one of each ending")))
                 }
                 None => (bytes, Ok(Content::Encoded)),
             },
             Some(Err(wrong)) => (Vec::new(), Err(wrong)),
-            None => (Vec::new(), bad(reason::NO_IMAGE, "has no member that ends in .png, .jpg or .jpeg")),
+            None => (Vec::new(), bad_record(reason::NO_IMAGE, "has no member that ends in .png, .jpg or .jpeg")),
         };
         Ok(Some(RawRecord { position, stored, label, content }))
     }

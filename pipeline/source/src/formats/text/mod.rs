@@ -14,7 +14,7 @@ use stillhouse_schemas::spec::{Input, TextDocument};
 use super::{BytesFormat, Cut};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{BadRecord, Fault, RecordStart, Records, push};
+use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::TableFormat;
@@ -68,7 +68,7 @@ fn invalid(newlines: u64) -> BadRecord {
 
 /// Reads the rest of the line into the text. Returns false if the line is not UTF-8. Passes the whole line in both
 /// cases.
-fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, Fault> {
+fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, ReadError> {
     let mut good = true;
     let mut fault = None;
     cursor.finish_line(|bytes| {
@@ -83,7 +83,7 @@ fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, Fault> {
         return Err(fault);
     }
     if good {
-        text.trim_carriage_return().map_err(Fault::Spool)?;
+        text.trim_carriage_return().map_err(ReadError::Spool)?;
     }
     Ok(good && text.is_whole())
 }
@@ -106,7 +106,7 @@ impl Records for LineRecords {
         Ok((!self.cursor.fill()?.is_empty()).then_some(start))
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
         let newlines = self.cursor.newlines;
         Ok(if read_line(&mut self.cursor, text)? { Ok(()) } else { Err(invalid(newlines)) })
     }
@@ -173,7 +173,7 @@ impl Records for BlockRecords {
         }
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
         loop {
             let newlines = self.cursor.newlines;
             let indent = push(text, &self.indent)?;
@@ -222,7 +222,7 @@ impl Records for FileRecords {
         Ok((!std::mem::replace(&mut self.done, true)).then_some(start))
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
         self.cursor.skip_byte_order_mark()?;
         loop {
             let available = self.cursor.fill()?;

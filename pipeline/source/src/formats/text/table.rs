@@ -9,7 +9,7 @@ use stillhouse_schemas::spec::Input;
 
 use super::{BytesFormat, Text};
 use crate::input_file::InputFile;
-use crate::records::Fault;
+use crate::records::ReadError;
 use crate::spool::Spool;
 use crate::store::Store;
 use crate::table_format::{
@@ -41,8 +41,8 @@ impl TableFormat for TextTable {
         while let Some(start) = records.next().map_err(|e| SourceError::from_io(&file.path, e))? {
             text.clear().map_err(SourceError::temporary_file)?;
             let record = records.read(&mut text).map_err(|fault| match fault {
-                Fault::Input(e) => SourceError::from_io(&file.path, e),
-                Fault::Spool(e) => SourceError::temporary_file(e),
+                ReadError::Input(e) => SourceError::from_io(&file.path, e),
+                ReadError::Spool(e) => SourceError::temporary_file(e),
             })?;
             let length = text.length();
             if let Err(bad) = record {

@@ -8,7 +8,7 @@ use stillhouse_schemas::spec::Input;
 use super::{BytesFormat, Cut};
 use crate::decode::Cursor;
 use crate::input_file::InputFile;
-use crate::records::{BadRecord, Fault, RecordStart, Records, push};
+use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::store::Store;
 
@@ -44,7 +44,7 @@ struct NulRecords {
 
 impl NulRecords {
     /// Passes a record and hands its bytes to `each`, without the zero byte.
-    fn pass(&mut self, mut each: impl FnMut(&[u8]) -> Result<(), Fault>) -> Result<(), Fault> {
+    fn pass(&mut self, mut each: impl FnMut(&[u8]) -> Result<(), ReadError>) -> Result<(), ReadError> {
         loop {
             let available = self.cursor.fill()?;
             let end = memchr::memchr(0, available);
@@ -67,7 +67,7 @@ impl Records for NulRecords {
         Ok((!self.cursor.fill()?.is_empty()).then_some(start))
     }
 
-    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, Fault> {
+    fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
         let (newlines, mut is_text) = (self.cursor.newlines, true);
         self.pass(|bytes| {
             is_text = is_text && push(text, bytes)?.is_none();
@@ -80,7 +80,7 @@ impl Records for NulRecords {
 
     fn skip(&mut self) -> io::Result<()> {
         self.pass(|_| Ok(())).map_err(|fault| match fault {
-            Fault::Input(e) | Fault::Spool(e) => e,
+            ReadError::Input(e) | ReadError::Spool(e) => e,
         })
     }
 

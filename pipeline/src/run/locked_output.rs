@@ -6,7 +6,7 @@ use crate::events::Observer;
 use crate::output::{Found, Lock, Output};
 
 /// An output that this process has locked.
-pub(crate) struct Held {
+pub(crate) struct LockedOutput {
     /// The output, set up for the job that holds it.
     pub output: Output,
     lock: Lock,
@@ -15,12 +15,12 @@ pub(crate) struct Held {
     made_folder: bool,
 }
 
-impl Held {
+impl LockedOutput {
     /// Creates the folder of an output and locks it. `for_job` sets the job that commits there.
     ///
     /// # Errors
     /// If the output cannot be written, or another run holds it.
-    pub async fn take(output: Output, for_job: impl FnOnce(Output) -> Output, observer: &dyn Observer) -> Result<Self> {
+    pub async fn lock(output: Output, for_job: impl FnOnce(Output) -> Output, observer: &dyn Observer) -> Result<Self> {
         let was_empty = output.is_nothing().await?;
         let made_folder = output.folder().is_some() && !output.has_folder().await;
         let output = for_job(output.create(observer).await?);
@@ -49,7 +49,7 @@ pub(crate) async fn may_overwrite(output: &Output, overwrite: bool, refusal: &Pi
 ///
 /// # Errors
 /// With the refusal in `found` if it is not overwritten; if the output cannot be read or removed.
-pub(crate) async fn overwritten(
+pub(crate) async fn remove_overwritten(
     output: &Output,
     job_hash: &str,
     overwrite: bool,
