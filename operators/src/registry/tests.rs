@@ -8,7 +8,7 @@ use arrow::array::{
     PrimitiveArray, RecordBatch, UInt16Array,
 };
 use arrow::datatypes::{
-    ArrowPrimitiveType, DataType, Field, Float32Type, Int32Type, UInt8Type, UInt16Type, UInt64Type,
+    ArrowPrimitiveType, DataType, Field, Float32Type, Int32Type, Schema, SchemaRef, UInt8Type, UInt16Type, UInt64Type,
 };
 use serde_json::{Value, json};
 use stillhouse_schemas::columns as names;
