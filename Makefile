@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: check maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint cluster cluster-program cluster-test
+.PHONY: check maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint features cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -20,7 +20,7 @@ demo-smollm2: build
 cluster: cluster-program
 	scripts/cluster
 
-# The program with Ballista, whose own crates are compiled beside those that are there (tests/features asks for what it asks of others).
+# The program with Ballista, whose own crates are compiled beside those that are there (tests/features lists the features that it needs of the others).
 CLUSTER := -p stillhouse -p stillhouse-cluster --features stillhouse/distributed
 
 cluster-program:
@@ -170,3 +170,7 @@ lint:
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p stillhouse-teacher --features cuda --all-targets -- -D warnings
+
+# The features of the whole workspace, which cargo-hakari writes into tests/features/Cargo.toml: after a change of a dependency.
+features:
+	scripts/features

@@ -64,12 +64,16 @@ fn the_tests_of_a_crate_and_the_program_share_what_the_workspace_builds() {
         let lines = lacking(&all, &tree(&["--package", member], "normal,build,dev"));
         assert!(
             lines.is_empty(),
-            "add these to tests/features/Cargo.toml, for the tests of {member}:\n{}",
+            "the tests of {member} compile these with other features than the workspace; run `make features`:\n{}",
             lines.join("\n")
         );
     }
     let lines = lacking(&all, &tree(&["--package", "stillhouse"], "normal,build"));
-    assert!(lines.is_empty(), "add these to tests/features/Cargo.toml, for the program:\n{}", lines.join("\n"));
+    assert!(
+        lines.is_empty(),
+        "the program compiles these with other features than the workspace; run `make features`:\n{}",
+        lines.join("\n")
+    );
 }
 
 #[test]
@@ -91,7 +95,11 @@ fn a_program_with_a_cluster_shares_what_the_workspace_builds() {
     assert!((1..60).contains(&own), "{own} crates are Ballista's own");
     let shared: Tree = with.into_iter().filter(|(package, _)| all.contains_key(package)).collect();
     let lines = lacking(&all, &shared);
-    assert!(lines.is_empty(), "add these to tests/features/Cargo.toml, for Ballista:\n{}", lines.join("\n"));
+    assert!(
+        lines.is_empty(),
+        "Ballista compiles these with other features than the workspace; run `make features`:\n{}",
+        lines.join("\n")
+    );
 }
 
 #[test]

@@ -110,14 +110,13 @@ impl Gguf {
         }
     }
 
-    /// Returns the configuration of a family of Llama's design. `add` gets the number of heads and their size, and adds
-    /// the rotation and what only this family has.
+    /// Returns the configuration of a family of Llama's design, without the rotation, and the number of heads and their
+    /// size.
     pub(crate) fn decoder_config(
         &self,
         name: &str,
         features: &GgufFeatures,
-        add: &dyn Fn(usize, usize, &mut Map<String, Value>) -> Result<()>,
-    ) -> Result<Value> {
+    ) -> Result<(Map<String, Value>, [usize; 2])> {
         let width = self.hidden_size()?;
         let heads = self.size(&self.key("attention.head_count"))?;
         let kv_heads = match self.value(&self.key("attention.head_count_kv")) {
@@ -137,25 +136,23 @@ impl Gguf {
                 return Err(self.invalid(&key, &head_dim.to_string()));
             }
         }
-        let mut json = json!({
-            "model_type": name,
-            "vocab_size": self.vocab_size()?,
-            "hidden_size": width,
-            "intermediate_size": self.size(&self.key("feed_forward_length"))?,
-            "num_hidden_layers": self.layers()?,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": head_dim,
-            "max_position_embeddings": self.max_positions()?,
-            "rms_norm_eps": self.eps("attention.layer_norm_rms_epsilon")?,
-            "attention_bias": self.has("layers.0.self_attn.q_proj.bias"),
-            "mlp_bias": self.has("layers.0.mlp.gate_proj.bias"),
-            "tie_word_embeddings": !self.has("lm_head.weight"),
-        });
-        if let Value::Object(json) = &mut json {
-            add(heads, head_dim, json)?;
-        }
-        Ok(json)
+        let fields = [
+            ("model_type", json!(name)),
+            ("vocab_size", json!(self.vocab_size()?)),
+            ("hidden_size", json!(width)),
+            ("intermediate_size", json!(self.size(&self.key("feed_forward_length"))?)),
+            ("num_hidden_layers", json!(self.layers()?)),
+            ("num_attention_heads", json!(heads)),
+            ("num_key_value_heads", json!(kv_heads)),
+            ("head_dim", json!(head_dim)),
+            ("max_position_embeddings", json!(self.max_positions()?)),
+            ("rms_norm_eps", json!(self.eps("attention.layer_norm_rms_epsilon")?)),
+            ("attention_bias", json!(self.has("layers.0.self_attn.q_proj.bias"))),
+            ("mlp_bias", json!(self.has("layers.0.mlp.gate_proj.bias"))),
+            ("tie_word_embeddings", json!(!self.has("lm_head.weight"))),
+        ];
+        let json = fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        Ok((json, [heads, head_dim]))
     }
 
     /// The base of the rotation, as a number of JSON.

@@ -106,10 +106,10 @@ pub(crate) trait Family: Sync {
     /// # Errors
     /// Names the key that is missing or has another value than this program computes.
     fn gguf_config(&self, file: &Gguf) -> Result<Value> {
-        file.decoder_config(self.name(), &self.gguf_features(), &|heads, head_dim, json| {
-            self.gguf_rope(file, head_dim, json)?;
-            self.add_gguf_fields(file, [heads, head_dim], json)
-        })
+        let (mut json, heads_and_dim) = file.decoder_config(self.name(), &self.gguf_features())?;
+        self.gguf_rope(file, heads_and_dim[1], &mut json)?;
+        self.add_gguf_fields(file, heads_and_dim, &mut json)?;
+        Ok(Value::Object(json))
     }
 
     /// Adds the rotation in a GGUF file's metadata to its `config.json`.
