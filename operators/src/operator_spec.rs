@@ -33,7 +33,7 @@ pub trait OperatorFactory: fmt::Debug + Sync {
     ///
     /// # Errors
     /// See [`OperatorConfig::from_job`].
-    fn from_job(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem>;
+    fn resolve(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem>;
 }
 
 /// Factory of the operator with config type `T`.
@@ -67,7 +67,7 @@ impl<T: OperatorConfig> OperatorFactory for Factory<T> {
         T::STATISTICS
     }
 
-    fn from_job(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem> {
+    fn resolve(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem> {
         Ok(T::from_job(context)?.map(OperatorSpec::from))
     }
 }

@@ -47,7 +47,7 @@ pub fn operators_for_job(context: &JobContext<'_>) -> Result<Vec<OperatorSpec>, 
 pub fn resolve_operators(context: &JobContext<'_>) -> (Vec<OperatorSpec>, Vec<Problem>) {
     let (mut specs, mut problems) = (Vec::new(), Vec::new());
     for operator in operators() {
-        match operator.from_job(context) {
+        match operator.resolve(context) {
             Ok(spec) => specs.extend(spec),
             Err(problem) => problems.push(problem),
         }
