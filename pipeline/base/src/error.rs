@@ -325,7 +325,7 @@ impl From<StorageError> for PipelineError {
 }
 
 /// File work of the output that panicked on another thread, or that the shutdown of the runtime cancelled: as
-/// [`storage::blocking`] returns it. Other work uses [`PipelineError::worker_stopped`].
+/// [`storage::blocking()`] returns it. Other work uses [`PipelineError::worker_stopped`].
 impl From<JoinError> for PipelineError {
     fn from(error: JoinError) -> Self {
         Self::caused(ErrorKind::Output, "file work on a thread of its own did not end", error)

@@ -227,7 +227,7 @@ impl DocumentReader {
 /// Cost: reads the split.
 ///
 /// # Errors
-/// As [`read_split`].
+/// As [`SplitReader`].
 pub fn piece_checksums(
     store: &Store,
     files: &[InputFile],
