@@ -162,6 +162,7 @@ fn neutral_values() -> Vec<(&'static str, Vec<Value>)> {
         "final_logit_softcapping",
         "logit_softcapping",
         "query_pre_attn_scalar",
+        "attention_multiplier",
         "clip_qkv",
         "rope_scaling",
         "rope_parameters",

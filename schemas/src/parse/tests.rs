@@ -351,3 +351,11 @@ fn these_keys_change_no_byte_of_the_shards() {
     assert!(job.pointer("/pack/length").is_some() && job.pointer("/input/format").is_some());
     assert!(!format().json_schema().to_string().contains("x-identity"));
 }
+
+#[test]
+fn all_input_formats_are_in_the_list_of_them() {
+    let schema = schema::plain_schema(&[]);
+    let named = schema.pointer("/$defs/InputFormat/enum").and_then(Value::as_array).unwrap();
+    let listed: Vec<Value> = crate::spec::InputFormat::ALL.iter().map(|format| json!(format.name())).collect();
+    assert_eq!(*named, listed);
+}

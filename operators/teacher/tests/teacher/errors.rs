@@ -156,6 +156,7 @@ fn keys_that_nothing_honours_are_refused_by_name() {
         ("qwen3", "attn_logit_softcapping", "50.0"),
         ("llama-gqa", "logits_scaling", "8.0"),
         ("qwen3", "embedding_multiplier", "12.0"),
+        ("qwen3", "attention_multiplier", "0.0078125"),
         ("llama-gqa", "rope_scaling", r#"{"rope_type": "linear", "factor": 2.0}"#),
         ("llama-gqa", "rope_theta", "10000.0"),
         ("gpt2", "rope_theta", "10000.0"),

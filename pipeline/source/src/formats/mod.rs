@@ -1,4 +1,4 @@
-//! The formats of input files: each has one folder or file, and one line in [`for_input`].
+//! The formats of input files: each has one folder or file, and one line in [`for_name`].
 //!
 //! | family | a record is | where a file is cut | formats |
 //! |---|---|---|---|
@@ -295,8 +295,11 @@ impl Format {
             Self::Rows(format) => format.table(),
             Self::Numbers => None,
         };
-        let message = "files of this format are no table; valid: jsonl, text, csv, parquet, arrow";
-        table.ok_or_else(|| SourceError::Sql { message: message.into(), retryable: false })
+        table.ok_or_else(|| {
+            let valid: Vec<_> = InputFormat::tables().map(InputFormat::name).collect();
+            let message = format!("files of this format are no table; valid: {}", valid.join(", "));
+            SourceError::Sql { message, retryable: false }
+        })
     }
 }
 
