@@ -4,8 +4,8 @@ use serde_json::json;
 use stillhouse_base::source_error::reason;
 use stillhouse_schemas::manifest::Range;
 
-use super::nul::Nul;
-use super::{BytesFormat, Format};
+use super::super::nul::Nul;
+use super::super::{BytesFormat, Format};
 use crate::spool::Spool;
 use crate::tests::{Bench, gzip, input};
 
@@ -14,10 +14,7 @@ const FILE: &str = include_str!("nul.rs");
 
 #[test]
 fn the_page_quotes_the_file() {
-    assert!(
-        PAGE.contains(FILE),
-        "CONTRIBUTING.md does not quote pipeline/source/src/formats/walkthrough/nul.rs as it is"
-    );
+    assert!(PAGE.contains(FILE), "CONTRIBUTING.md does not quote pipeline/source/src/formats/tests/nul.rs as it is");
 }
 
 #[test]
