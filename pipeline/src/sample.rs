@@ -70,7 +70,7 @@ pub async fn sample(
     observer.event(&Event::Preparing { what: "preparing the first documents".into() });
     let pool = Pool::of_this_process()?;
     let plan = operator_plan(source_of(&prepared, files, splits), &prepared.operators);
-    let resources = resources(&prepared, prepared.output()?, devices, splits, pool.spawner()?);
+    let resources = resources(&prepared, None, devices, splits, pool.spawner()?);
     let session = Session::new(plan, resources, &prepared.spec.engine)?;
     let names = shard_names(splits);
     let mut sample = Sample {

@@ -326,6 +326,15 @@ fn texts_are_scored_alike_in_any_format() {
     for file in ["corpus.txt", "corpus.csv"] {
         assert_eq!(score(file), (scores.clone(), each.clone()), "{file}");
     }
+    // scoring writes nothing: a file or folder of any name is no obstacle, and can be the input
+    scratch.write("score", "no folder");
+    assert_eq!(score("again.jsonl"), (scores.clone(), each.clone()));
+    fs::remove_file(scratch.path("score")).unwrap();
+    fs::create_dir(scratch.path("score")).unwrap();
+    scratch.write("score/again.jsonl", &fs::read_to_string(scratch.path("again.jsonl")).unwrap());
+    for file in ["score/again.jsonl", "score/**/*.jsonl"] {
+        assert_eq!(score(file), (scores.clone(), each.clone()), "{file}");
+    }
     let said =
         scratch.stillhouse(&["score", "corpus.txt", "--teacher", &teacher, "--reference", "again.jsonl"]).expect(0);
     // compared with the same texts: each cluster holds both copies

@@ -36,8 +36,8 @@ pub struct JobResources {
     pub vocabulary: Arc<Vocabulary>,
     /// The devices that hold the teacher; empty in a job without one.
     pub devices: Vec<DeviceQueue>,
-    /// The output to which the shards are committed.
-    pub output: Output,
+    /// The output to which the shards are committed; `None` for a plan without a sink.
+    pub output: Option<Output>,
     /// Returns the checks that the rows of a split must pass.
     pub row_checks: Arc<dyn Fn(&SplitRecord) -> RowChecks + Send + Sync>,
     /// The threads that work on splits.
@@ -133,7 +133,8 @@ impl JobResources {
 
 impl fmt::Debug for JobResources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobResources").field("output", &self.output.to_string()).finish_non_exhaustive()
+        let output = self.output.as_ref().map(ToString::to_string);
+        f.debug_struct("JobResources").field("output", &output).finish_non_exhaustive()
     }
 }
 

@@ -142,6 +142,9 @@ struct ShardTask {
 impl ShardTask {
     async fn run(self, batches: SendableRecordBatchStream) -> Result<ShardRecord, PipelineError> {
         let label = describe(&self.split);
+        let output = self.resources.output.clone().ok_or_else(|| {
+            PipelineError::new(ErrorKind::Output, format!("{label}: the plan has a sink, and the session no output"))
+        })?;
         let Self { shard, split, spec, resources, stage, metrics, memory } = self;
         let write_options = WriteOptions {
             spec: &spec,
@@ -155,7 +158,7 @@ impl ShardTask {
             // A shard that is made again gets no checksums if the original had none.
             checksums: shard.expected_record.as_ref().is_none_or(|was| was.footer.is_some()),
         };
-        let written = shard::write(&resources.output, &shard.name, batches, write_options).await?;
+        let written = shard::write(&output, &shard.name, batches, write_options).await?;
         memory.free();
         let record = ShardRecord {
             path: format!("data/{}", shard.name),
@@ -170,7 +173,6 @@ impl ShardTask {
             input_sha256: stage.split().input_sha256(),
             statistics: stage.split().statistics.lock().clone(),
         };
-        let output = resources.output.clone();
         let commit = async move {
             match shard.expected_record {
                 Some(was) => output.replace(written.staged, &record, &was).await.map(|()| was),

@@ -187,7 +187,7 @@ impl Derivation {
             store: Store::with_buckets(Handle::current(), BTreeMap::new()),
             vocabulary: Arc::clone(&self.vocabulary),
             devices: Vec::new(),
-            output: runner.output.clone(),
+            output: Some(runner.output.clone()),
             row_checks: Arc::new(row_checks),
             spawner: pool.spawner()?,
             has_failed: AtomicBool::new(false),

@@ -84,7 +84,7 @@ impl Job {
         let resources = JobResources {
             operators_overlap: concurrent_splits < rayon::current_num_threads(),
             stop: Arc::clone(stop),
-            ..resources(prepared, output.clone(), devices, &splits, spawner)
+            ..resources(prepared, Some(output.clone()), devices, &splits, spawner)
         };
         Session::new(plan.map_err(PipelineError::from_plan)?, resources, &prepared.spec.engine)
     }
@@ -148,10 +148,10 @@ pub(crate) fn source_of(
     Arc::new(SplitsExec::new(corpus(prepared, files, splits)))
 }
 
-/// The resources in this process for the nodes of a job's plan.
+/// The resources in this process for the nodes of a job's plan. `output` is `None` for a plan without a sink.
 pub(crate) fn resources(
     prepared: &Arc<Prepared>,
-    output: Output,
+    output: Option<Output>,
     devices: &[DeviceQueue],
     splits: &Arc<Vec<SplitRecord>>,
     spawner: Spawner,

@@ -15,6 +15,9 @@ use crate::events::Observer;
 use crate::job::{self, Prepared};
 use crate::source;
 
+/// `score` writes no data set, but a job names an output. No path of the input can find anything below a device.
+const NO_OUTPUT: &str = "/dev/null/score";
+
 /// Checks the options of `score`. Problems name the options.
 pub(super) fn prepare(options: &ScoreOptions, file: &str, named: &str, observer: &dyn Observer) -> Result<Prepared> {
     let Some(format) = options.format.or_else(|| source::format_of_file_name(file)) else {
@@ -37,7 +40,7 @@ pub(super) fn prepare(options: &ScoreOptions, file: &str, named: &str, observer:
                 "batch_tokens": options.batch_tokens.max(options.window_tokens),
             },
         },
-        "output": { "path": "score" },
+        "output": { "path": NO_OUTPUT },
     });
     let mut parsed = registry::job_format().parse(&job.to_string());
     parsed.positions = Positions::default();

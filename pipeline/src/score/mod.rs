@@ -335,7 +335,7 @@ impl Texts<'_> {
         }
         let files = Arc::new(prepared.files.clone());
         let plan = operator_plan(source_of(prepared, &files, splits), &tokenize);
-        Session::new(plan, resources(prepared, prepared.output()?, &[], splits, spawner), &prepared.spec.engine)
+        Session::new(plan, resources(prepared, None, &[], splits, spawner), &prepared.spec.engine)
     }
 }
 

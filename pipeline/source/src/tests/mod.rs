@@ -3,6 +3,7 @@
 
 mod ahead;
 mod changes;
+mod cifar;
 mod classes;
 mod columnar;
 mod compressed;

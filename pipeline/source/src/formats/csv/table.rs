@@ -25,24 +25,6 @@ use crate::table_format::{
     record_batch,
 };
 
-/// The format as a table.
-pub(super) struct CsvTable;
-
-impl TableFormat for CsvTable {
-    fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
-        schema(store, files, input)
-    }
-
-    fn read(
-        &self,
-        columns: FileColumns<'_>,
-        bad_records: &mut BadRecords,
-        take: &mut TakeRows<'_>,
-    ) -> Result<(), SourceError> {
-        read(columns, bad_records, take)
-    }
-}
-
 /// Types in the order in which they are tried.
 const KINDS: [DataType; 7] =
     [DataType::Int64, DataType::UInt64, WIDE_INTEGER, DataType::Float64, DataType::Boolean, DataType::Date32, TIME];
@@ -101,87 +83,95 @@ struct TypeGuess {
     seen: bool,
 }
 
-/// Returns the columns of the files.
-fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
-    let mut guesses: Vec<TypeGuess> = Vec::new();
-    let mut seen = 0;
-    let mut fields = Vec::new();
-    for file in files {
-        let mut rows = CsvRows::open(store, file, input)?;
-        for name in &rows.names {
-            if guesses.iter().all(|g| g.name != *name) {
-                guesses.push(TypeGuess { name: name.clone(), fits: [true; KINDS.len()], seen: false });
+/// Files of this format as a table.
+pub(super) struct CsvTable;
+
+impl TableFormat for CsvTable {
+    fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
+        let mut guesses: Vec<TypeGuess> = Vec::new();
+        let mut seen = 0;
+        let mut fields = Vec::new();
+        for file in files {
+            let mut rows = CsvRows::open(store, file, input)?;
+            for name in &rows.names {
+                if guesses.iter().all(|g| g.name != *name) {
+                    guesses.push(TypeGuess { name: name.clone(), fits: [true; KINDS.len()], seen: false });
+                }
             }
-        }
-        while seen < SAMPLE_RECORDS
-            && let Some((_, record)) =
-                rows.next(&mut fields, MAX_RECORD_BYTES).map_err(|e| SourceError::from_io(&file.path, e))?
-        {
-            if record.is_err() {
-                continue;
-            }
-            seen += 1;
-            for (name, value) in rows.names.iter().zip(&fields).filter(|(_, value)| !value.is_empty()) {
-                let text = String::from_utf8_lossy(value);
-                if let Some(guess) = guesses.iter_mut().find(|g| g.name == *name) {
-                    guess.seen = true;
-                    guess.fits.iter_mut().zip(&KINDS).for_each(|(fit, kind)| *fit &= fits(&text, kind));
+            while seen < SAMPLE_RECORDS
+                && let Some((_, record)) =
+                    rows.next(&mut fields, MAX_RECORD_BYTES).map_err(|e| SourceError::from_io(&file.path, e))?
+            {
+                if record.is_err() {
+                    continue;
+                }
+                seen += 1;
+                for (name, value) in rows.names.iter().zip(&fields).filter(|(_, value)| !value.is_empty()) {
+                    let text = String::from_utf8_lossy(value);
+                    if let Some(guess) = guesses.iter_mut().find(|g| g.name == *name) {
+                        guess.seen = true;
+                        guess.fits.iter_mut().zip(&KINDS).for_each(|(fit, kind)| *fit &= fits(&text, kind));
+                    }
                 }
             }
         }
-    }
-    let names: Vec<&str> = guesses.iter().map(|guess| guess.name.as_str()).collect();
-    if let Some(unknown) = input.schema.keys().find(|name| !names.contains(&name.as_str())) {
-        return Err(types::unknown_column(unknown, &names));
-    }
-    let field = |guess: TypeGuess| {
-        if let Some(kind) = input.schema.get(&guess.name) {
-            return Field::new(guess.name, types::arrow_type(*kind), true);
+        let names: Vec<&str> = guesses.iter().map(|guess| guess.name.as_str()).collect();
+        if let Some(unknown) = input.schema.keys().find(|name| !names.contains(&name.as_str())) {
+            return Err(types::unknown_column(unknown, &names));
         }
-        let kind = KINDS.into_iter().zip(guess.fits).find(|(_, fits)| *fits && guess.seen);
-        let kind = kind.filter(|_| guess.name != input.text).map_or(DataType::LargeUtf8, |(kind, _)| kind);
-        Field::new(guess.name, kind, true)
-    };
-    Ok(Schema::new(guesses.into_iter().map(field).collect::<Vec<_>>()))
-}
-
-/// Reads the columns of the query from a file.
-fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
-    let FileColumns { store, file, input, schema } = columns;
-    let mut records = CsvRows::open(store, file, input)?;
-    let positions: Vec<Option<usize>> =
-        schema.fields().iter().map(|f| records.names.iter().position(|name| name == f.name())).collect();
-    let mut fields = Vec::new();
-    let mut columns: Vec<Vec<Option<String>>> = vec![Vec::new(); positions.len()];
-    let (mut rows, mut held) = (0, 0);
-    while let Some((newlines, record)) =
-        records.next(&mut fields, MAX_RECORD_BYTES).map_err(|e| SourceError::from_io(&file.path, e))?
-    {
-        let record = record.map_err(|bad| (bad.reason, bad.message)).and_then(|()| {
-            positions
-                .iter()
-                .zip(schema.fields())
-                .map(|(position, field)| cell(*position, &fields, field, input))
-                .collect()
-        });
-        let record: Vec<Option<String>> = match record {
-            Ok(record) => record,
-            Err((reason, message)) => {
-                bad_records.add(file, RecordPosition::Line(newlines + 1), reason, message)?;
-                continue;
+        let field = |guess: TypeGuess| {
+            if let Some(kind) = input.schema.get(&guess.name) {
+                return Field::new(guess.name, types::arrow_type(*kind), true);
             }
+            let kind = KINDS.into_iter().zip(guess.fits).find(|(_, fits)| *fits && guess.seen);
+            let kind = kind.filter(|_| guess.name != input.text).map_or(DataType::LargeUtf8, |(kind, _)| kind);
+            Field::new(guess.name, kind, true)
         };
-        for (column, value) in columns.iter_mut().zip(record) {
-            held += value.as_ref().map_or(0, String::len);
-            column.push(value);
-        }
-        rows += 1;
-        if rows >= BATCH_ROWS || held >= BATCH_BYTES {
-            take(record_batch(schema, arrays(&mut columns, schema), rows)?, bad_records)?;
-            (rows, held) = (0, 0);
-        }
+        Ok(Schema::new(guesses.into_iter().map(field).collect::<Vec<_>>()))
     }
-    if rows == 0 { Ok(()) } else { take(record_batch(schema, arrays(&mut columns, schema), rows)?, bad_records) }
+
+    fn read(
+        &self,
+        columns: FileColumns<'_>,
+        bad_records: &mut BadRecords,
+        take: &mut TakeRows<'_>,
+    ) -> Result<(), SourceError> {
+        let FileColumns { store, file, input, schema } = columns;
+        let mut records = CsvRows::open(store, file, input)?;
+        let positions: Vec<Option<usize>> =
+            schema.fields().iter().map(|f| records.names.iter().position(|name| name == f.name())).collect();
+        let mut fields = Vec::new();
+        let mut columns: Vec<Vec<Option<String>>> = vec![Vec::new(); positions.len()];
+        let (mut rows, mut held) = (0, 0);
+        while let Some((newlines, record)) =
+            records.next(&mut fields, MAX_RECORD_BYTES).map_err(|e| SourceError::from_io(&file.path, e))?
+        {
+            let record = record.map_err(|bad| (bad.reason, bad.message)).and_then(|()| {
+                positions
+                    .iter()
+                    .zip(schema.fields())
+                    .map(|(position, field)| cell(*position, &fields, field, input))
+                    .collect()
+            });
+            let record: Vec<Option<String>> = match record {
+                Ok(record) => record,
+                Err((reason, message)) => {
+                    bad_records.add(file, RecordPosition::Line(newlines + 1), reason, message)?;
+                    continue;
+                }
+            };
+            for (column, value) in columns.iter_mut().zip(record) {
+                held += value.as_ref().map_or(0, String::len);
+                column.push(value);
+            }
+            rows += 1;
+            if rows >= BATCH_ROWS || held >= BATCH_BYTES {
+                take(record_batch(schema, arrays(&mut columns, schema), rows)?, bad_records)?;
+                (rows, held) = (0, 0);
+            }
+        }
+        if rows == 0 { Ok(()) } else { take(record_batch(schema, arrays(&mut columns, schema), rows)?, bad_records) }
+    }
 }
 
 /// Returns the value of a column in a record, or the reason why it does not fit.

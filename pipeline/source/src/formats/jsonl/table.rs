@@ -26,24 +26,6 @@ use crate::table_format::{
     record_batch,
 };
 
-/// The format as a table.
-pub(super) struct JsonlTable;
-
-impl TableFormat for JsonlTable {
-    fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
-        schema(store, files, input)
-    }
-
-    fn read(
-        &self,
-        columns: FileColumns<'_>,
-        bad_records: &mut BadRecords,
-        take: &mut TakeRows<'_>,
-    ) -> Result<(), SourceError> {
-        read(columns, bad_records, take)
-    }
-}
-
 /// A record, or why it is bad: the reason and the message.
 type Parsed = Result<Record, (&'static str, String)>;
 
@@ -133,36 +115,67 @@ enum ValueKind {
     Object(Vec<(String, Self)>),
 }
 
-/// Returns the columns of the files.
-fn schema(store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
-    let mut kinds: Vec<(String, ValueKind)> = Vec::new();
-    let mut seen = 0;
-    for file in files {
-        if seen >= SAMPLE_RECORDS {
-            break;
-        }
-        for_each_record(store, file, input, &mut |_, _, record| {
-            if let Ok(record) = record {
-                add_fields(&mut kinds, &record.values);
-                seen += 1;
+/// Files of this format as a table.
+pub(super) struct JsonlTable;
+
+impl TableFormat for JsonlTable {
+    fn schema(&self, store: &Store, files: &[InputFile], input: &Input) -> Result<Schema, SourceError> {
+        let mut kinds: Vec<(String, ValueKind)> = Vec::new();
+        let mut seen = 0;
+        for file in files {
+            if seen >= SAMPLE_RECORDS {
+                break;
             }
-            Ok(seen < SAMPLE_RECORDS)
-        })?;
-    }
-    for name in input.schema.keys().filter(|_| seen > 0) {
-        if kinds.iter().all(|(known, _)| known != name) {
-            kinds.push((name.clone(), ValueKind::Null));
+            for_each_record(store, file, input, &mut |_, _, record| {
+                if let Ok(record) = record {
+                    add_fields(&mut kinds, &record.values);
+                    seen += 1;
+                }
+                Ok(seen < SAMPLE_RECORDS)
+            })?;
         }
-    }
-    let field = |(name, kind): (String, ValueKind)| {
-        let data_type = match input.schema.get(&name) {
-            Some(named) => types::arrow_type(*named),
-            None if name == input.text => DataType::LargeUtf8,
-            None => kind.data_type(),
+        for name in input.schema.keys().filter(|_| seen > 0) {
+            if kinds.iter().all(|(known, _)| known != name) {
+                kinds.push((name.clone(), ValueKind::Null));
+            }
+        }
+        let field = |(name, kind): (String, ValueKind)| {
+            let data_type = match input.schema.get(&name) {
+                Some(named) => types::arrow_type(*named),
+                None if name == input.text => DataType::LargeUtf8,
+                None => kind.data_type(),
+            };
+            Field::new(name, data_type, true)
         };
-        Field::new(name, data_type, true)
-    };
-    Ok(Schema::new(kinds.into_iter().map(field).collect::<Vec<_>>()))
+        Ok(Schema::new(kinds.into_iter().map(field).collect::<Vec<_>>()))
+    }
+
+    fn read(
+        &self,
+        columns: FileColumns<'_>,
+        bad_records: &mut BadRecords,
+        take: &mut TakeRows<'_>,
+    ) -> Result<(), SourceError> {
+        let FileColumns { store, file, input, schema } = columns;
+        let (mut records, mut held) = (Vec::new(), 0);
+        for_each_record(store, file, input, &mut |line, bytes, parsed| {
+            let record = parsed.and_then(|record| check_fit(&record, schema.fields(), input).map(|()| record.values));
+            match record {
+                Ok(record) => {
+                    records.push(record);
+                    held += bytes;
+                }
+                Err((reason, message)) => bad_records.add(file, RecordPosition::Line(line), reason, message)?,
+            }
+            if records.len() >= BATCH_ROWS || held >= BATCH_BYTES {
+                take(rows(&records, schema)?, bad_records)?;
+                records.clear();
+                held = 0;
+            }
+            Ok(true)
+        })?;
+        if records.is_empty() { Ok(()) } else { take(rows(&records, schema)?, bad_records) }
+    }
 }
 
 fn add_fields(kinds: &mut Vec<(String, ValueKind)>, record: &Map<String, Value>) {
@@ -279,29 +292,6 @@ fn has_long_number(line: &[u8]) -> bool {
         run = if b.is_ascii_digit() { run + 1 } else { 0 };
         run >= 19
     })
-}
-
-/// Reads the columns of the query from a file.
-fn read(columns: FileColumns<'_>, bad_records: &mut BadRecords, take: &mut TakeRows<'_>) -> Result<(), SourceError> {
-    let FileColumns { store, file, input, schema } = columns;
-    let (mut records, mut held) = (Vec::new(), 0);
-    for_each_record(store, file, input, &mut |line, bytes, parsed| {
-        let record = parsed.and_then(|record| check_fit(&record, schema.fields(), input).map(|()| record.values));
-        match record {
-            Ok(record) => {
-                records.push(record);
-                held += bytes;
-            }
-            Err((reason, message)) => bad_records.add(file, RecordPosition::Line(line), reason, message)?,
-        }
-        if records.len() >= BATCH_ROWS || held >= BATCH_BYTES {
-            take(rows(&records, schema)?, bad_records)?;
-            records.clear();
-            held = 0;
-        }
-        Ok(true)
-    })?;
-    if records.is_empty() { Ok(()) } else { take(rows(&records, schema)?, bad_records) }
 }
 
 /// Checks that a record fits the columns; returns the reason if it does not.
