@@ -97,7 +97,7 @@ python-tree:
 	cargo tree --locked -p stillhouse-python -e normal
 
 bench:
-	cargo bench -p stillhouse-noise -p stillhouse-operators -p stillhouse-teacher
+	cargo bench -p stillhouse-noise -p stillhouse-signals -p stillhouse-operators -p stillhouse-teacher
 
 # The program beside datasets, datatrove, Megatron-style preprocessing, PyTorch and llama.cpp: make bench-peers ARGS='--quick --only tokenize'
 bench-peers:

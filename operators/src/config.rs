@@ -11,6 +11,7 @@ use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use serde::Serialize;
+pub use stillhouse_schemas::columns::Column;
 use stillhouse_schemas::columns::RowLength;
 use stillhouse_schemas::manifest::SpecialToken;
 use stillhouse_schemas::problems::Problem;
@@ -97,23 +98,6 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
     /// # Errors
     /// Fails if the config cannot work with the resources of `context`.
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
-}
-
-/// Description of a column, for the table in docs/FORMAT.md and the data set card.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Column {
-    /// Name.
-    pub name: &'static str,
-    /// Type of the values, the kind of list, and what the choice depends on.
-    pub dtype: &'static str,
-    /// Which jobs have the column.
-    pub when: &'static str,
-    /// Shape of a row, such as `[L, k]`; empty for a single value.
-    pub shape: &'static str,
-    /// What readers of the format can rely on; may be empty if name and shape suffice.
-    pub contract: &'static str,
-    /// Meaning of the column, for a reader who has only the data set.
-    pub meaning: &'static str,
 }
 
 /// A statistic that an operator adds. [`stillhouse_schemas::manifest::Statistic`] defines how two of them combine.

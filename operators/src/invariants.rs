@@ -3,7 +3,7 @@
 //!
 //! Cost: one pass over the columns, without the teacher.
 
-use arrow::array::{Array, ArrayRef, AsArray, Float32Array, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, Float32Array, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Float16Type, UInt8Type, UInt16Type, UInt32Type};
 use arrow::error::ArrowError;
 use stillhouse_schemas::ids::SplitId;
@@ -50,6 +50,12 @@ fn widen_unsigned(array: &ArrayRef) -> Option<Vec<u32>> {
     })
 }
 
+/// Widens tokens. A negative one becomes the largest value, which is in no vocabulary.
+fn widen_tokens(array: &ArrayRef) -> Option<Vec<u32>> {
+    let tokens = array.as_any().downcast_ref::<Int32Array>()?.values();
+    Some(tokens.iter().map(|token| u32::try_from(*token).unwrap_or(u32::MAX)).collect())
+}
+
 /// Widens f16 or f32 values.
 fn widen_floats(array: &ArrayRef) -> Option<Vec<f32>> {
     Some(match array.data_type() {
@@ -87,6 +93,14 @@ impl<T> Widened<T> {
 /// Fails if it is missing or has another type.
 pub fn unsigned_column(batch: &RecordBatch, name: &str) -> Result<Widened<u32>, ArrowError> {
     Widened::new(batch, name, widen_unsigned)
+}
+
+/// Reads a column of lists of tokens in int32.
+///
+/// # Errors
+/// Fails if it is missing or has another type.
+pub fn token_column(batch: &RecordBatch, name: &str) -> Result<Widened<u32>, ArrowError> {
+    Widened::new(batch, name, widen_tokens)
 }
 
 /// Reads a column of lists of f16 or f32 values.

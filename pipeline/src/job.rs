@@ -24,6 +24,7 @@ use stillhouse_schemas::spec::{
     Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Permutation, Remainder, Separator,
     TokenizerDifference,
 };
+use stillhouse_signals::StoredSignal;
 use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
 use tokio::runtime::Handle;
 
@@ -504,17 +505,8 @@ impl Checks<'_> {
         if config.vocab_size as u64 > 1 << 32 {
             self.push(Problem::new(FIELD, config.vocab_size, "vocabulary too large; valid: at most 2^32 entries"));
         }
-        if let Some(topk) = self.spec.extract.as_ref().map(|e| e.topk).filter(|k| *k as usize > config.vocab_size) {
-            self.push(Problem::new(
-                "extract.topk",
-                topk,
-                format!("more than the teacher's vocabulary; valid: at most {}", config.vocab_size),
-            ));
-        }
-        let candidates = self.spec.extract.as_ref().map(|e| e.candidates.clone()).unwrap_or_default();
-        for (i, id) in candidates.into_iter().enumerate().filter(|(_, id)| *id as usize >= config.vocab_size) {
-            let message = format!("not in the teacher's vocabulary; valid: below {}", config.vocab_size);
-            self.push(Problem::new(format!("extract.candidates[{i}]"), id, message));
+        for signal in self.signals() {
+            signal.vocabulary_problems(config.vocab_size).into_iter().for_each(|problem| self.push(problem));
         }
         let states = self.spec.extract.as_ref().and_then(|e| e.hidden_states.clone());
         let layers = states.map(|states| states.layers).unwrap_or_default();
@@ -525,12 +517,16 @@ impl Checks<'_> {
         Some((path, source, config))
     }
 
+    /// Returns the signals that the job asks for.
+    fn signals(&self) -> Vec<Arc<dyn StoredSignal>> {
+        let extract = self.spec.extract.as_ref();
+        extract.map_or_else(Vec::new, |extract| stillhouse_signals::from_job(extract, self.spec.seed))
+    }
+
     /// Checks that a GPU can list as many of the most likely tokens as the job asks for.
     fn check_topk_on_gpu(&mut self) {
-        let Some(extract) = &self.spec.extract else { return };
-        let top_p = extract.top_p.as_ref().map_or(0, |top_p| top_p.most);
-        for (field, most) in [("extract.topk", extract.topk), ("extract.top_p.most", top_p)] {
-            if most as usize > MAX_TOPK_ON_GPU {
+        for (field, most) in self.signals().iter().filter_map(|signal| signal.top_entries_setting()) {
+            if most > MAX_TOPK_ON_GPU {
                 let message =
                     format!("more than a GPU lists of a token; valid: up to {MAX_TOPK_ON_GPU}, or device cpu");
                 self.problems.push(Problem::new(field, most, message));

@@ -124,6 +124,23 @@ fn shape_metadata(shape: &str) -> HashMap<String, String> {
     HashMap::from([(SHAPE.to_owned(), format!("[{shape}]"))])
 }
 
+/// Description of a column, for the table in docs/FORMAT.md and the data set card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column {
+    /// Name.
+    pub name: &'static str,
+    /// Type of the values, the kind of list, and what the choice depends on.
+    pub dtype: &'static str,
+    /// Which jobs have the column.
+    pub when: &'static str,
+    /// Shape of a row, such as `[L, k]`; empty for a single value.
+    pub shape: &'static str,
+    /// What readers of the format can rely on; may be empty if name and shape suffice.
+    pub contract: &'static str,
+    /// Meaning of the column, for a reader who has only the data set.
+    pub meaning: &'static str,
+}
+
 /// A column of variable-size lists.
 pub fn list_field(name: &str, item: DataType) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new_list_field(item, false))), false)

@@ -1,7 +1,7 @@
 // Noise of a slice of logits that lies in device memory: see operators/noise, whose results these kernels have.
 //
 //   logits [n, V] ──read──► softmax: max, Z, ln p_x ──► topk (one read)
-//        ├────────read─────────────────┤► scalars, drawn, trimmed: a read each (and one for each temperature)
+//        ├────────read─────────────────┤► signals: a read each (and one for each temperature)
 //        └────────read─────────────────┴► candidates ─► search ─► offsets ─► gather ─► ln p_x, corrections
 //                                      └► dense (one read)
 //

@@ -1,5 +1,4 @@
-//! Extracts columns from a slice of logits in device memory: ln p_x, noise corrections, the top-k, dense noise and
-//! other signals.
+//! Extracts columns from a slice of logits in device memory: ln p_x, noise corrections, dense noise and signals.
 //!
 //! ```text
 //!   begin ──► tokens, positions ─► kernels/noise.cu on Stream::Extract ─► pinned memory ┐
@@ -21,7 +20,7 @@ mod slots;
 use std::sync::Arc;
 
 use half::f16;
-use stillhouse_noise::{DrawKey, EncodedRows, Extract, ExtractionSpec, RowSignals, SignalSpec};
+use stillhouse_noise::{DrawKey, EncodedRows, Extract, ExtractionSpec, RowSignals, Signals};
 pub use stillhouse_noise::{NoiseForm as Noise, ObservedTokens as Positions};
 
 use crate::device::{Device, Event, Result, Stream};
@@ -49,10 +48,8 @@ pub struct ExtractRequest {
     pub keys: Vec<DrawKey>,
     /// The form of the noise, if any.
     pub noise: Option<Noise>,
-    /// k of the top-k; 0 for no top-k.
-    pub topk: usize,
-    /// Other signals.
-    pub signals: SignalSpec,
+    /// Signals.
+    pub signals: Signals,
 }
 
 /// Dense noise `[n, D, V]` in its stored type, so that a shard is written without a conversion through f32.
@@ -71,11 +68,9 @@ pub struct Extracted {
     pub logprob: Vec<f32>,
     /// Noise corrections, if requested.
     pub replay: Option<EncodedRows>,
-    /// Indices and ln p of the k largest logits `[n, min(k, V)]`, if requested.
-    pub topk: Option<(Vec<u32>, Vec<f32>)>,
     /// Dense noise, if requested.
     pub dense: Option<Dense>,
-    /// Other signals `[n]`, if any were requested.
+    /// Signals `[n]`; empty if none is requested.
     pub signals: Vec<RowSignals>,
     /// Number of rows that the CPU computed.
     pub fallbacks: u64,
@@ -92,12 +87,12 @@ impl ExtractRequest {
     #[must_use]
     pub fn with_stride(request: &ExtractionSpec, stride: usize) -> Self {
         let (keys, signals) = (request.keys.clone(), request.signals.clone());
-        Self { vocab: request.vocab, stride, keys, noise: request.noise, topk: request.topk, signals }
+        Self { vocab: request.vocab, stride, keys, noise: request.noise, signals }
     }
 
-    /// The number of most likely tokens that a kernel lists per row, for the top-k and the top-p.
+    /// The number of most likely tokens that a kernel lists per row.
     fn top_count(&self) -> usize {
-        self.topk.max(self.signals.top_p.map_or(0, |top_p| top_p.max_entries)).min(self.vocab)
+        self.signals.kernels(self.vocab).iter().map(|kernel| kernel.top_entries.min(self.vocab)).max().unwrap_or(0)
     }
 }
 
@@ -167,8 +162,12 @@ impl Extractor {
         check_range("vocabulary size", request.vocab, 1..=MAX_VOCAB)?;
         check_range("stride of the logits", request.stride, request.vocab..=usize::MAX)?;
         check_range("rows of a slice", max_rows, 1..=MAX_ROWS)?;
-        check_range("k of the top-k, or most of the top-p", request.top_count(), 0..=MAX_TOPK)?;
-        request.signals.check(request.vocab)?;
+        check_range(
+            "most likely tokens of a row (k of the top-k, most of the top-p)",
+            request.top_count(),
+            0..=MAX_TOPK,
+        )?;
+        request.signals.check_vocabulary(request.vocab)?;
         if request.noise.is_some() {
             check_range("draws", request.keys.len(), 1..=MAX_ROWS)?;
         }
@@ -251,12 +250,12 @@ impl Extract for Extractor {
         observed: &Positions<'_>,
     ) -> Result<stillhouse_noise::ExtractedColumns> {
         let pending = self.begin_slice(*logits, observed)?;
-        let Extracted { logprob, replay, topk, dense, signals, fallbacks } = self.collect(pending)?;
+        let Extracted { logprob, replay, dense, signals, fallbacks } = self.collect(pending)?;
         let dense = dense.map(|dense| match dense {
             Dense::F16(values) => values.into_iter().map(f16::to_f32).collect(),
             Dense::F32(values) => values,
         });
-        Ok(stillhouse_noise::ExtractedColumns { logprob, replay, dense, topk, signals, fallbacks })
+        Ok(stillhouse_noise::ExtractedColumns { logprob, replay, dense, signals, fallbacks })
     }
 }
 
@@ -273,7 +272,6 @@ unsafe fn assemble(
     let mut out = Extracted {
         logprob: results.logprob.clone(),
         replay: None,
-        topk: results.topk(),
         dense: results.dense(),
         signals: results.signals(),
         fallbacks: 0,

@@ -18,7 +18,8 @@ use stillhouse_gpu::Device;
 use stillhouse_gpu::extract::{ExtractRequest, Extractor, Noise};
 use stillhouse_gpu::net::{Activation, Architecture, Net, NumberFormat, Shape, Source};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{DrawKey, LogitSampling, SignalSpec, Tolerance, TopP, ValueType};
+use stillhouse_noise::{DrawKey, Signal, Signals, Tolerance, ValueType};
+use stillhouse_signals::{Candidates, Entropy, LogPartitions, SampledLogits, TopK, TopP};
 
 fn request(vocab: usize, noise: Option<Noise>, draws: u32, topk: usize) -> ExtractRequest {
     ExtractRequest {
@@ -26,9 +27,12 @@ fn request(vocab: usize, noise: Option<Noise>, draws: u32, topk: usize) -> Extra
         stride: vocab,
         keys: DrawKey::draws(0x5EED, draws),
         noise,
-        topk,
-        signals: SignalSpec::default(),
+        signals: Signals::new(top_k(topk)),
     }
+}
+
+fn top_k(k: usize) -> Vec<Arc<dyn Signal>> {
+    if k == 0 { Vec::new() } else { vec![Arc::new(TopK { k })] }
 }
 
 fn replay(tolerance: f64, value_type: ValueType, condition: bool) -> Option<Noise> {
@@ -106,14 +110,14 @@ fn dense_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn signals(vocab: usize, power: f64, mass: f64, most: usize) -> SignalSpec {
-    SignalSpec {
-        temperatures: vec![1.0, 2.0, 0.5],
-        entropy: true,
-        candidates: vec![0, vocab as u32 - 1, vocab as u32 / 2],
-        sampling: Some(LogitSampling { draws: 50, power, seed: 9 }),
-        top_p: Some(TopP { mass, max_entries: most }),
-    }
+fn signals(vocab: usize, power: f64, mass: f64, most: usize) -> Vec<Arc<dyn Signal>> {
+    vec![
+        Arc::new(LogPartitions { temperatures: vec![1.0, 2.0, 0.5] }),
+        Arc::new(Entropy),
+        Arc::new(Candidates { tokens: vec![0, vocab as u32 - 1, vocab as u32 / 2] }),
+        Arc::new(SampledLogits { draws: 50, power, seed: 9 }),
+        Arc::new(TopP { mass, max_entries: most }),
+    ]
 }
 
 /// Rows of every shape, also near-certain ones and ties. Vocabularies below, at and above a block of sums. Signals with
@@ -122,20 +126,13 @@ fn signals_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     for (i, vocab) in [1usize, 2, 5, 257, 1024, 1031, 5000].into_iter().enumerate() {
         let slice = if vocab == 1 { near_certain(1) } else { mixed_rows(vocab, 24, 500 * i as u64) };
         for (power, mass, most, topk) in [(1.0, 0.9, 64, 0), (0.7, 0.999, 2048, 5), (1.5, 1.0, 3, 20)] {
-            let all = signals(vocab, power, mass, most);
+            let all = Signals::new([top_k(topk), signals(vocab, power, mass, most)].concat());
             let noise = if topk == 5 { replay(1e-3, ValueType::F16, true) } else { None };
-            let all = ExtractRequest { stride: vocab + 3, signals: all, ..request(vocab, noise, 1, topk) };
+            let all = ExtractRequest { stride: vocab + 3, signals: all, ..request(vocab, noise, 1, 0) };
             check(extract, &slice, &all).map_err(|e| format!("V = {vocab}, power {power}: {e}"))?;
         }
-        let SignalSpec { temperatures, entropy, candidates, sampling, top_p } = signals(vocab, 1.0, 0.95, 100);
-        for one in [
-            SignalSpec { temperatures, ..SignalSpec::default() },
-            SignalSpec { entropy, ..SignalSpec::default() },
-            SignalSpec { candidates, ..SignalSpec::default() },
-            SignalSpec { sampling, ..SignalSpec::default() },
-            SignalSpec { top_p, ..SignalSpec::default() },
-        ] {
-            let one = ExtractRequest { signals: one, ..request(vocab, None, 1, 0) };
+        for one in signals(vocab, 1.0, 0.95, 100) {
+            let one = ExtractRequest { signals: Signals::new(vec![one]), ..request(vocab, None, 1, 0) };
             check(extract, &slice, &one).map_err(|e| format!("V = {vocab}, {:?}: {e}", one.signals))?;
         }
     }
@@ -156,7 +153,8 @@ fn near_certain(vocab: usize) -> Slice {
 fn other_signals_on_the_host() {
     signals_suite(&on_host(5)).unwrap();
     for vocab in [130, 3000] {
-        let request = ExtractRequest { signals: signals(vocab, 0.8, 0.99999, 200), ..request(vocab, None, 1, 0) };
+        let signals = Signals::new(signals(vocab, 0.8, 0.99999, 200));
+        let request = ExtractRequest { signals, ..request(vocab, None, 1, 0) };
         check(&on_host(6), &near_certain(vocab), &request).unwrap();
     }
 }
@@ -165,13 +163,13 @@ fn other_signals_on_the_host() {
 #[test]
 fn signals_that_no_kernel_computes_are_refused() {
     let device: Arc<dyn Device> = Arc::new(Host::new(0));
-    let refused = |signals: SignalSpec| {
-        let request = ExtractRequest { signals, ..request(5000, None, 1, 0) };
+    let refused = |signal: Arc<dyn Signal>| {
+        let request = ExtractRequest { signals: Signals::new(vec![signal]), ..request(5000, None, 1, 0) };
         Extractor::new(&device, request, 4).unwrap_err().to_string()
     };
-    let too_many = refused(SignalSpec { top_p: Some(TopP { mass: 0.9, max_entries: 2049 }), ..SignalSpec::default() });
-    assert!(too_many.contains("most of the top-p") && too_many.contains("2049"), "{too_many}");
-    let outside = refused(SignalSpec { candidates: vec![1, 5000], ..SignalSpec::default() });
+    let too_many = refused(Arc::new(TopP { mass: 0.9, max_entries: 2049 }));
+    assert!(too_many.contains("most likely tokens of a row") && too_many.contains("2049"), "{too_many}");
+    let outside = refused(Arc::new(Candidates { tokens: vec![1, 5000] }));
     assert!(outside.contains("5000"), "{outside}");
 }
 
@@ -295,13 +293,16 @@ fn few_bytes_come_to_the_host() {
 /// [`Extractor::bytes`] is exact: jobs choose their batch size by it.
 #[test]
 fn an_extractor_takes_as_much_memory_as_was_said() {
-    let all = |noise, draws, topk, signals| ExtractRequest { signals, stride: 264, ..request(257, noise, draws, topk) };
+    let all = |noise, draws, topk, signals: Vec<Arc<dyn Signal>>| {
+        let signals = Signals::new([top_k(topk), signals].concat());
+        ExtractRequest { signals, stride: 264, ..request(257, noise, draws, 0) }
+    };
     let dense = |value_type| Some(Noise::Dense { value_type, condition: true });
     for request in [
-        all(None, 1, 0, SignalSpec::default()),
-        all(replay(1e-3, ValueType::F16, true), 1, 5, SignalSpec::default()),
+        all(None, 1, 0, Vec::new()),
+        all(replay(1e-3, ValueType::F16, true), 1, 5, Vec::new()),
         all(replay(1e-3, ValueType::F16, true), 4, 0, signals(257, 1.0, 0.9, 64)),
-        all(dense(ValueType::F16), 3, 0, SignalSpec::default()),
+        all(dense(ValueType::F16), 3, 0, Vec::new()),
         all(dense(ValueType::F32), 2, 300, signals(257, 0.7, 0.999, 300)),
     ] {
         for rows in [1, 9] {
@@ -363,11 +364,13 @@ fn the_suite_sees_mistakes() {
 #[test]
 fn the_suite_sees_mistakes_in_signals() {
     for (prefix, kernels) in [
-        ("broken_reduction_", "noise_scalars"),
-        ("broken_reduction_", "noise_trimmed"),
-        ("broken_tail_", "noise_scalars"),
-        ("broken_tail_", "noise_drawn"),
-        ("broken_tail_", "noise_trimmed"),
+        ("broken_reduction_", "noise_log_partitions"),
+        ("broken_reduction_", "noise_entropy"),
+        ("broken_reduction_", "noise_top_p"),
+        ("broken_tail_", "noise_log_partitions"),
+        ("broken_tail_", "noise_entropy"),
+        ("broken_tail_", "noise_sampled_logits"),
+        ("broken_tail_", "noise_top_p"),
     ] {
         let device: Arc<dyn Device> = Arc::new(MutantHost { host: Host::new(1), prefix, kernels });
         let extract = move |slice: &Slice, request: &ExtractRequest| on_device(&device, slice, request);
@@ -396,7 +399,8 @@ fn every_schedule_gives_the_same_bytes() {
     for noise in
         [replay(1e-4, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })]
     {
-        let request = ExtractRequest { signals: signals(1031, 0.9, 0.9, 64), ..request(1031, noise, 2, 20) };
+        let signals = Signals::new([top_k(20), signals(1031, 0.9, 0.9, 64)].concat());
+        let request = ExtractRequest { signals, ..request(1031, noise, 2, 0) };
         let first = on_host(0)(&slice, &request).unwrap();
         for seed in 1..5 {
             assert!(on_host(seed)(&slice, &request).unwrap() == first, "schedule {seed}");

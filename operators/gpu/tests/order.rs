@@ -15,7 +15,8 @@ use drops_waits::{DroppedWait, DropsWaits};
 use stillhouse_gpu::extract::{DeviceSlice, ExtractRequest, Extracted, Extractor, Noise, Positions};
 use stillhouse_gpu::net::{Activation, Architecture, Net, Shape, Source};
 use stillhouse_gpu::{Buffer, Device, Element, GpuError, Result, Stream, logits_stride};
-use stillhouse_noise::{DrawKey, LogitSampling, SignalSpec, Tolerance, ValueType};
+use stillhouse_noise::{DrawKey, Signals, Tolerance, ValueType};
+use stillhouse_signals::{Entropy, SampledLogits, TopK};
 
 /// Seeds: the host's four stream orders, and several random ones of the fourth.
 const SEEDS: u64 = 12;
@@ -56,10 +57,10 @@ fn load(device: &Arc<dyn Device>) -> Result<Net> {
 
 fn request() -> ExtractRequest {
     let noise = Noise::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
-    let sampling = Some(LogitSampling { draws: 5, power: 1.0, seed: 9 });
-    let signals = SignalSpec { sampling, entropy: true, ..SignalSpec::default() };
+    let sampled = SampledLogits { draws: 5, power: 1.0, seed: 9 };
+    let signals = Signals::new(vec![Arc::new(TopK { k: 3 }), Arc::new(Entropy), Arc::new(sampled)]);
     let stride = logits_stride(VOCAB);
-    ExtractRequest { vocab: VOCAB, stride, keys: DrawKey::draws(3, 2), noise: Some(noise), topk: 3, signals }
+    ExtractRequest { vocab: VOCAB, stride, keys: DrawKey::draws(3, 2), noise: Some(noise), signals }
 }
 
 fn logits(device: &Arc<dyn Device>, count: usize) -> Result<Vec<Buffer>> {

@@ -8,9 +8,8 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, LogitSampling, NoiseStream, Output, OutputKind, RowWriter, SignalSpec, Softmax,
-    StoredToken, Tolerance, TopP, ValueType, decode_softmax, dense_noise, exponentials, keyed_uniforms, philox_words,
-    sample_sequential, signals_of_loaded, top_k,
+    Correction, DrawKey, Encoder, NoiseStream, Output, OutputKind, RowWriter, Softmax, StoredToken, Tolerance,
+    ValueType, decode_softmax, dense_noise, exponentials, keyed_uniforms, philox_words, sample_sequential, top_k,
 };
 
 /// Rows of Zipf-like logits, and a token drawn from each.
@@ -57,20 +56,6 @@ fn benches(c: &mut Criterion) {
                 black_box(softmax.logsumexp())
             });
         });
-        let sampling = Some(LogitSampling { draws: 50, power: 1.0, seed: 1 });
-        let signals = [
-            ("logz at T = 1 and 2", SignalSpec { temperatures: vec![1.0, 2.0], ..SignalSpec::default() }),
-            ("entropy", SignalSpec { entropy: true, ..SignalSpec::default() }),
-            ("100 candidates", SignalSpec { candidates: (0..100).collect(), ..SignalSpec::default() }),
-            ("50 sampled logits", SignalSpec { sampling, ..SignalSpec::default() }),
-            ("top-p 0.98", SignalSpec { top_p: Some(TopP { mass: 0.98, max_entries: 256 }), ..SignalSpec::default() }),
-        ];
-        for (name, requested) in signals {
-            softmax.load(&rows[0].0).unwrap(); // one row: the benchmark excludes the softmax
-            group.bench_function(name, |b| {
-                b.iter(|| black_box(signals_of_loaded(&requested, &softmax, &rows[0].0, 1, next().1.position)));
-            });
-        }
         group.bench_function("dense", |b| {
             b.iter(|| {
                 let ((logits, x), stream) = next();

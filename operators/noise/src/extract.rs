@@ -2,7 +2,7 @@
 //! implementation.
 //!
 //! ```text
-//!   logits [n, V] ─► Extract ─► ln p_x [n] · corrections or dense noise [n, D, …] · top-k [n, k] · signals
+//!   logits [n, V] ─► Extract ─► ln p_x [n] · corrections or dense noise [n, D, …] · signals
 //! ```
 //!
 //! Rows are independent. The CPU distributes them over rayon's threads and collects the results in row order, so no
@@ -11,8 +11,8 @@
 use rayon::prelude::*;
 
 use crate::{
-    DrawKey, EncodedRows, LogitRows, NoiseError, NoiseStream, RowEncoder, RowSignals, SignalSpec, Softmax, Tolerance,
-    ValueType, dense_noise_of_loaded, round_dense, signals_of_loaded, top_k_of_loaded,
+    DrawKey, EncodedRows, LoadedRow, LogitRows, NoiseError, NoiseStream, RowEncoder, RowSignals, Signals, Softmax,
+    Tolerance, ValueType, dense_noise_of_loaded, round_dense,
 };
 
 /// The columns requested of every row.
@@ -24,10 +24,8 @@ pub struct ExtractionSpec {
     pub keys: Vec<DrawKey>,
     /// Form of the noise; `None` for no noise.
     pub noise: Option<NoiseForm>,
-    /// k of the top-k; 0 for none.
-    pub topk: usize,
-    /// Other requested signals.
-    pub signals: SignalSpec,
+    /// Requested signals.
+    pub signals: Signals,
 }
 
 /// Form of the extracted noise.
@@ -71,9 +69,7 @@ pub struct ExtractedColumns {
     pub replay: Option<EncodedRows>,
     /// ξ `[n, D, V]` in values of the stored type, if requested.
     pub dense: Option<Vec<f32>>,
-    /// Tokens and ln p `[n, k]` in descending order, ties by lower token, if requested.
-    pub topk: Option<(Vec<u32>, Vec<f32>)>,
-    /// Other signals `[n]`, if requested.
+    /// Signals `[n]`; empty if none is requested.
     pub signals: Vec<RowSignals>,
     /// Number of rows and draws that the device left to the CPU.
     pub fallbacks: u64,
@@ -109,7 +105,6 @@ pub struct RowExtractor {
 #[derive(Default)]
 struct RowColumns {
     logprob: f32,
-    topk: Vec<(u32, f32)>,
     dense: Vec<f32>,
     signals: RowSignals,
 }
@@ -121,7 +116,7 @@ impl RowExtractor {
     /// If `spec.vocab` is 0 or exceeds 2^32, or a candidate is outside the vocabulary.
     pub fn new(spec: ExtractionSpec) -> Result<Self, NoiseError> {
         Softmax::new(spec.vocab)?;
-        spec.signals.check(spec.vocab)?;
+        spec.signals.check_vocabulary(spec.vocab)?;
         let encoder = match spec.noise {
             Some(NoiseForm::Replay { tolerance, value_type, condition }) => {
                 Some(RowEncoder::new(spec.vocab, tolerance, value_type)?.with_condition(condition))
@@ -157,16 +152,12 @@ impl RowExtractor {
             }
         }
         let logit = logits.get(token as usize).copied().unwrap_or(f32::NAN);
-        let topk = top_k_of_loaded(softmax, logits, self.spec.topk);
         let signals = self.row_signals(softmax, logits, observed, n);
-        Ok(RowColumns { logprob: softmax.stored_logprob(logit), topk, dense, signals })
+        Ok(RowColumns { logprob: softmax.stored_logprob(logit), dense, signals })
     }
 
     fn row_signals(&self, softmax: &Softmax, logits: &[f32], observed: &ObservedTokens<'_>, n: usize) -> RowSignals {
-        if self.spec.signals.is_empty() {
-            return RowSignals::default();
-        }
-        signals_of_loaded(&self.spec.signals, softmax, logits, observed.sequence_ids[n], observed.positions[n])
+        self.spec.signals.compute(&LoadedRow::new(softmax, logits, observed.sequence_ids[n], observed.positions[n]))
     }
 
     fn extract_rows(
@@ -187,20 +178,17 @@ impl RowExtractor {
                 },
             )
             .collect();
-        let (mut tokens, mut logprobs, mut dense) = (Vec::new(), Vec::new(), Vec::new());
+        let mut dense = Vec::new();
         out.logprob.clear();
         for row in rows {
             let row = row?;
             out.logprob.push(row.logprob);
-            tokens.extend(row.topk.iter().map(|entry| entry.0));
-            logprobs.extend(row.topk.iter().map(|entry| entry.1));
             dense.extend(row.dense);
             out.signals.push(row.signals);
         }
         if self.spec.signals.is_empty() {
             out.signals.clear();
         }
-        out.topk = (self.spec.topk > 0).then_some((tokens, logprobs));
         out.dense = matches!(self.spec.noise, Some(NoiseForm::Dense { .. })).then_some(dense);
         Ok(())
     }
@@ -229,15 +217,11 @@ impl Extract for RowExtractor {
             return Ok(out);
         };
         let rows = LogitRows { logits, tokens, positions, sequence_ids, is_given: &[] };
-        let per_row = |softmax: &Softmax, logits: &[f32], n: usize| {
-            (top_k_of_loaded(softmax, logits, self.spec.topk), self.row_signals(softmax, logits, observed, n))
-        };
-        let (encoded, others) = encoder.encode_rows(&rows, &self.spec.keys, per_row)?;
-        let (best, signals): (Vec<_>, Vec<_>) = others.into_iter().unzip();
+        let per_row = |softmax: &Softmax, logits: &[f32], n: usize| self.row_signals(softmax, logits, observed, n);
+        let (encoded, signals) = encoder.encode_rows(&rows, &self.spec.keys, per_row)?;
         out.signals = if self.spec.signals.is_empty() { Vec::new() } else { signals };
         out.logprob.clone_from(&encoded.logprob);
         out.replay = Some(encoded);
-        out.topk = (self.spec.topk > 0).then(|| best.into_iter().flatten().unzip());
         Ok(out)
     }
 }

@@ -51,7 +51,7 @@ mod replay;
 mod replay_rows;
 mod rows;
 mod sample;
-mod signals;
+mod signal;
 mod topk;
 mod uniforms;
 mod value;
@@ -76,7 +76,7 @@ pub use replay_rows::{
 };
 pub use rows::{EncodedRows, LogitRows, RowEncoder};
 pub use sample::{Sampler, Sampling};
-pub use signals::{LogitSampling, RowSignals, SampledLogit, SignalSpec, TopP, signals_of_loaded};
+pub use signal::{BLOCK_ENTRIES, LoadedRow, RowSignals, Settings, Signal, SignalKernel, Signals, Values};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, epoch_seed, fnv1a64, keyed_uniforms, splitmix64};
 pub use value::ValueType;

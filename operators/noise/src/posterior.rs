@@ -93,17 +93,20 @@ impl Softmax {
     }
 
     /// The largest logit.
-    pub(crate) fn max(&self) -> f32 {
+    #[must_use]
+    pub fn max(&self) -> f32 {
         self.max
     }
 
     /// ln Z with Z = Σ exp(l − max l).
-    pub(crate) fn ln_z(&self) -> f64 {
+    #[must_use]
+    pub fn ln_z(&self) -> f64 {
         self.ln_z
     }
 
     /// Z = Σ exp(l − max l).
-    pub(crate) fn z(&self) -> f64 {
+    #[must_use]
+    pub fn z(&self) -> f64 {
         self.z
     }
 

@@ -133,18 +133,15 @@ fn rows(shape: u32) -> u64 {
         noise.iter().for_each(|xi| hash.add(u64::from(xi.to_bits())));
 
         let noise = NoiseForm::Replay { tolerance: Tolerance::default(), value_type: ValueType::F16, condition: true };
-        let spec = ExtractionSpec {
-            vocab,
-            keys: DrawKey::draws(11, 2),
-            noise: Some(noise),
-            topk: 3.min(vocab),
-            signals: Default::default(),
-        };
+        let spec =
+            ExtractionSpec { vocab, keys: DrawKey::draws(11, 2), noise: Some(noise), signals: Default::default() };
         let observed = ObservedTokens { tokens: &[x, 0], positions: &[4, 5], sequence_ids: &[6, 1 << 35] };
         let two = [logits, row(vocab, 8, shape)].concat();
         let out = RowExtractor::new(spec).unwrap().extract(&two, &observed).unwrap();
         out.logprob.iter().for_each(|l| hash.add(u64::from(l.to_bits())));
-        let (replay, (best, logprobs)) = (out.replay.unwrap(), out.topk.unwrap());
+        let replay = out.replay.unwrap();
+        let top_of_each = two.chunks(vocab).flat_map(|logits| top_k(logits, 3.min(vocab)).unwrap());
+        let (best, logprobs): (Vec<u32>, Vec<f32>) = top_of_each.unzip();
         replay.counts.iter().chain(&replay.indices).chain(&best).for_each(|&i| hash.add(u64::from(i)));
         replay.logprobs.iter().chain(&logprobs).for_each(|l| hash.add(u64::from(l.to_bits())));
         [replay.max_total_variation, replay.mean_total_variation].iter().for_each(|tv| hash.add(tv.to_bits()));

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow::array::{ArrayRef, Float16Array, Float32Array, Int32Array, UInt8Array, UInt16Array, UInt32Array};
+use arrow::array::{ArrayRef, Float16Array, Float32Array, UInt8Array, UInt16Array, UInt32Array};
 use arrow::datatypes::{DataType, Field};
 use half::f16;
 use stillhouse_noise::{
@@ -19,7 +19,7 @@ use stillhouse_schemas::spec::NoiseCodec;
 
 use super::hidden::HiddenStatesBuilder;
 use super::pass::{PredictedPosition, Sequence, Slice};
-use super::{ExtractConfig, NAME, Workspace, hidden_state_error, noise_error};
+use super::{ExtractConfig, NAME, Workspace, hidden_state_error, noise_error, signals};
 use crate::operator::{Measure, Meter, OperatorError};
 use crate::rows::list_column;
 
@@ -34,8 +34,7 @@ pub(super) struct Collector {
     logprob: Vec<f32>,
     replay: Option<Replay>,
     dense: Option<Vec<f32>>,
-    topk: Option<(Vec<i32>, Vec<f32>)>,
-    /// Other signals of each position; empty if the job wants none.
+    /// Signals of each position; empty if the job wants none.
     signals: Vec<RowSignals>,
     hidden: Option<HiddenStatesBuilder>,
     statistics: Statistics,
@@ -73,7 +72,6 @@ impl Collector {
             logprob: vec![0.0; positions],
             replay: None,
             dense: None,
-            topk: None,
             signals: Vec::new(),
             hidden: config.hidden.clone().map(|hidden| HiddenStatesBuilder::new(hidden, positions)),
             statistics: Statistics::default(),
@@ -89,9 +87,6 @@ impl Collector {
             Some(NoiseForm::Dense { .. }) => collector.dense = Some(vec![0.0; lists * config.vocab_size]),
             None => {}
         }
-        if config.topk > 0 {
-            collector.topk = Some((vec![0; positions * config.topk], vec![0.0; positions * config.topk]));
-        }
         if !collector.extraction.signals.is_empty() {
             collector.signals = vec![RowSignals::default(); positions];
         }
@@ -106,17 +101,7 @@ impl Collector {
                 let token = self.token(row, position);
                 let at = self.starts[row] + position;
                 if let Some(signals) = self.signals.get_mut(at) {
-                    *signals = self.extraction.signals.one_hot(token);
-                }
-                if let Some((indices, logprobs)) = &mut self.topk {
-                    let k = self.config.topk;
-                    let others = (0..).filter(|&i| i != token as i32);
-                    let entries = std::iter::once(token as i32).chain(others);
-                    for (slot, index) in indices[at * k..(at + 1) * k].iter_mut().zip(entries) {
-                        *slot = index;
-                    }
-                    logprobs[at * k..(at + 1) * k].fill(f32::NEG_INFINITY);
-                    logprobs[at * k] = 0.0;
+                    *signals = stillhouse_signals::certain(&self.config.signals, token);
                 }
             }
         }
@@ -185,20 +170,12 @@ impl Collector {
         let began = Instant::now();
         self.store_states(positions, states)?;
         self.statistics.predicted_tokens += positions.len() as u64;
-        let (vocab, k, draws) = (self.config.vocab_size, self.config.topk, self.extraction.keys.len());
+        let (vocab, draws) = (self.config.vocab_size, self.extraction.keys.len());
         for (n, p) in positions.iter().enumerate() {
             let at = self.starts[p.row] + p.position;
             self.logprob[at] = extracted.logprob[n];
             if let (Some(signals), Some(found)) = (self.signals.get_mut(at), extracted.signals.get(n)) {
                 signals.clone_from(found);
-            }
-            if let (Some((indices, logprobs)), Some((found, values))) = (&mut self.topk, &extracted.topk) {
-                // fewer than k if the vocabulary has fewer entries
-                let entries = found.len() / positions.len();
-                for i in 0..entries.min(k) {
-                    indices[at * k + i] = found[n * entries + i] as i32;
-                    logprobs[at * k + i] = values[n * entries + i];
-                }
             }
             for draw in 0..draws {
                 let list = self.list_index(p.row, draw, p.position);
@@ -293,18 +270,13 @@ impl Collector {
             let per_row: Vec<usize> = self.lengths.iter().map(|l| l * width).collect();
             arrays.push(list_column(field, floats(field, dense), &per_row).map_err(&error)?);
         }
-        if let Some((indices, logprobs)) = self.topk.take() {
-            let per_row: Vec<usize> = self.lengths.iter().map(|l| l * self.config.topk).collect();
-            arrays.push(list_column(next()?, Arc::new(Int32Array::from(indices)), &per_row).map_err(&error)?);
-            arrays.push(list_column(next()?, Arc::new(Float32Array::from(logprobs)), &per_row).map_err(&error)?);
-        }
         let lengths = self.lengths.iter();
         let mut from = 0;
         let per_row: Vec<&[RowSignals]> = match self.signals.as_slice() {
             [] => Vec::new(),
             signals => lengths.map(|length| (&signals[from..from + length], from += length).0).collect(),
         };
-        arrays.extend(self.config.signals.arrays(&per_row, &mut next)?);
+        arrays.extend(signals::arrays(&self.config.signals, &per_row, &mut next)?);
         if let Some(hidden) = self.hidden.take() {
             arrays.push(hidden.into_array(next()?, &self.lengths)?);
         }
@@ -318,8 +290,8 @@ impl ExtractConfig {
     /// # Errors
     /// Fails if the noise cannot be stored.
     pub fn extraction(&self) -> Result<ExtractionSpec, OperatorError> {
-        let (signals, topk) = (self.signals.asked(), self.topk);
-        let mut extraction = ExtractionSpec { vocab: self.vocab_size, keys: Vec::new(), noise: None, topk, signals };
+        let signals = stillhouse_signals::requested(&self.signals);
+        let mut extraction = ExtractionSpec { vocab: self.vocab_size, keys: Vec::new(), noise: None, signals };
         if let Some(noise) = &self.noise {
             let (value_type, condition) = (noise.value_type(), noise.condition);
             extraction.keys = DrawKey::draws(noise.seed, noise.draws);

@@ -15,7 +15,6 @@ pub(super) fn check(
 ) -> Result<(), ArrowError> {
     check_logprobs(batch, violations)?;
     check_noise(config, batch, violations)?;
-    check_topk(config, batch, violations)?;
     signals::check(config, batch, violations)?;
     hidden::check(config, batch, violations)
 }
@@ -103,36 +102,4 @@ fn check_corrections(counts: &[u32], indices: &[u32], ids: &[i32], vocab_size: u
         }
     }
     wrong
-}
-
-fn check_topk(config: &ExtractConfig, batch: &RecordBatch, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
-    if batch.column_by_name(columns::TOPK_INDEX).is_none() {
-        return Ok(());
-    }
-    let tokens = ListRows::from_batch(batch, columns::INPUT_IDS)?;
-    let indices = ListRows::from_batch(batch, columns::TOPK_INDEX)?;
-    let index_values = indices.values::<Int32Array>(columns::TOPK_INDEX)?.values();
-    let logprobs = float_column(batch, columns::TOPK_LOGPROB)?;
-    for row in 0..batch.num_rows() {
-        let (list, values) = (&index_values[indices.range(row)], logprobs.row(row));
-        let expected = tokens.range(row).len() * config.topk;
-        if list.len() != expected || values.len() != expected {
-            violations.push(Violation::new(
-                row,
-                format!("{} top-k entries, {} values, valid: {expected}", list.len(), values.len()),
-            ));
-            continue;
-        }
-        for (indices, values) in list.chunks(config.topk).zip(values.chunks(config.topk)) {
-            let in_range = indices.iter().all(|&i| i >= 0 && (i as usize) < config.vocab_size);
-            if !in_range || !values.is_sorted_by(|a, b| a >= b) || values.iter().any(|v| *v > 0.0) {
-                violations.push(Violation::new(
-                    row,
-                    format!("top-k entries {indices:?} {values:?} do not descend within the vocabulary"),
-                ));
-                break;
-            }
-        }
-    }
-    Ok(())
 }

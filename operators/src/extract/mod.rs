@@ -5,12 +5,11 @@
 //! | `logprob` | ln softmax(l)\[x\], natural log | \[L\] f32 |
 //! | `noise_count`, `noise_index`, `noise_logprob` | codec `replay` | \[D, L\], \[*\], \[*\] |
 //! | `noise` | codec `dense`: ξ | \[D, L, V\] f16 or f32 |
-//! | `topk_index`, `topk_logprob` | the k largest, descending | \[L, k\] |
-//! | `logz`, `entropy`, `candidate_logprob`, `sampled_…`, `top_p_…` | see `signals` | |
+//! | columns of signals: `topk_index`, `entropy`, … | see `stillhouse_signals` | |
 //! | `hidden_states` | states of layers, see `hidden` | \[L, layers, H\] f16 or f32 |
 //!
 //! A position that the teacher does not predict (given, or padding) is certain: `logprob` is 0, there are no
-//! corrections, and dense noise is prior noise. Its top-k holds the token itself with 0 and other entries with −∞.
+//! corrections, and dense noise is prior noise.
 //! Paper: Gumbel Distillation, Algorithm 1 and Theorem 4.1.
 //!
 //! Cost: the teacher's forward pass, H·V multiplications per token for the logits, and for noise about 40 operations
@@ -34,17 +33,18 @@ pub(crate) use hidden::HiddenStatesBuilder;
 pub use hidden::{HiddenConfig, StoredStates};
 pub use loosen::{LOOSENED_COLUMNS, NoiseLoosener};
 pub use pass::{PredictedPosition, Sequence, Slice, SliceVisitor};
-pub use signals::{SamplesConfig, SignalsConfig, StoredSignals, TopPConfig};
+pub use signals::{JobSignals, StoredSignals};
 pub use stillhouse_teacher::stillhouse_gpu::extract::MAX_TOPK as MAX_TOPK_ON_GPU;
 
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, Int32Array, RecordBatch};
 use arrow::datatypes::{DataType, Field};
-use stillhouse_noise::{ExtractedColumns, NoiseError, RowSignals, SampledLogit, Tolerance, ValueType};
+use stillhouse_noise::{ExtractedColumns, NoiseError, Tolerance, ValueType, Values};
 use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec::{NoiseCodec, NoisePrecision, TeacherContext};
+use stillhouse_signals::StoredSignal;
 use stillhouse_teacher::{Logits, Teacher, TeacherInfo};
 
 use crate::operator::{Emit, Meter, Operator, OperatorError, SharedStatistics, SplitContext, extend_schema};
@@ -69,10 +69,8 @@ pub struct ExtractConfig {
     pub batch_tokens: usize,
     /// Noise, if any.
     pub noise: Option<NoiseConfig>,
-    /// Entries per position in the top-k, k; 0 disables it.
-    pub topk: usize,
-    /// Other signals.
-    pub signals: SignalsConfig,
+    /// Signals.
+    pub signals: JobSignals,
     /// Hidden states, if any.
     pub hidden: Option<HiddenConfig>,
     /// Row length: fixed, or up to a maximum.
@@ -138,12 +136,7 @@ impl ExtractConfig {
                 }
             }
         }
-        if self.topk > 0 {
-            let k = Some(self.topk);
-            fields.push(self.rows.field(columns::TOPK_INDEX, DataType::Int32, None, k));
-            fields.push(self.rows.field(columns::TOPK_LOGPROB, DataType::Float32, None, k));
-        }
-        fields.extend(self.signals.fields(self.rows, self.vocab_size));
+        fields.extend(signals::fields(&self.signals, self.rows, self.vocab_size));
         fields.extend(self.hidden.iter().map(|hidden| hidden.field(self.rows)));
         fields
     }
@@ -208,21 +201,17 @@ impl ExtractConfig {
     /// Returns the rows of generated text to process at once. A batch stays in memory until its last text ends, so its
     /// signals and hidden states must fit 64 MB.
     pub fn max_generated_rows(&self) -> usize {
-        let signals = if self.signals.is_none() { 0 } else { self.signal_bytes() };
+        let signals = self.signal_bytes();
         let states = self.hidden.as_ref().map_or(0, HiddenConfig::bytes_per_token);
         (MAX_BUFFERED_BYTES.checked_div((signals + states) * self.rows.length())).unwrap_or(usize::MAX).max(1)
     }
 
     /// Returns an upper bound on the bytes of one position's signals before they become columns.
     fn signal_bytes(&self) -> usize {
-        let SignalsConfig { logz_temperatures, candidates, samples, top_p, .. } = &self.signals;
-        let drawn = samples.as_ref().map_or(0, |s| (s.draws as usize).min(self.vocab_size));
-        let kept = top_p.as_ref().map_or(0, |t| t.most.min(self.vocab_size));
-        let floats = logz_temperatures.len() + candidates.len();
-        size_of::<RowSignals>()
-            + floats * size_of::<f32>()
-            + drawn * size_of::<SampledLogit>()
-            + kept * size_of::<(u32, f32)>()
+        let bytes = |signal: &Arc<dyn StoredSignal>| {
+            signal.columns().len() * size_of::<Values>() + signal.max_values(self.vocab_size) * size_of::<f32>()
+        };
+        self.signals.iter().map(bytes).sum()
     }
 
     /// Returns the layers whose hidden states the job stores.

@@ -9,6 +9,7 @@ use stillhouse_noise::{
     Correction, DrawKey, NoiseStream, Softmax, StoredToken, dense_noise, measure_accuracy, measure_dense_accuracy,
 };
 use stillhouse_schemas::spec::PackMode;
+use stillhouse_signals::TopK;
 use stillhouse_teacher::{
     Architecture, DeviceLogits, Hidden, HostTeacher, HostTeacherAdapter, Precision, Runs, TeacherInfo, stillhouse_gpu,
 };
@@ -178,14 +179,14 @@ fn info(vocab_size: usize) -> TeacherInfo {
 }
 
 fn config(context: TeacherContext, noise: Option<NoiseConfig>, topk: usize, rows: RowLength) -> ExtractConfig {
+    let topk: Option<Arc<dyn StoredSignal>> = if topk > 0 { Some(Arc::new(TopK { k: topk })) } else { None };
     ExtractConfig {
         vocab_size: VOCAB,
         bos: BOS,
         context,
         batch_tokens: 16,
         noise,
-        topk,
-        signals: <_>::default(),
+        signals: topk.into_iter().collect(),
         hidden: None,
         rows,
     }

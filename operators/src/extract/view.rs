@@ -2,17 +2,16 @@
 //!
 //! Only predicted positions count. Given positions and padding are certain and say nothing about the teacher.
 
-use arrow::array::{Int32Array, RecordBatch};
+use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
-use stillhouse_noise::RowSignals;
+use stillhouse_noise::{RowSignals, Values};
 use stillhouse_schemas::columns;
+use stillhouse_signals::{Axis, Series, StoredSignal, split};
 
 use super::hidden::StoredStates;
-use super::signals::{SignalsConfig, StoredSignals};
+use super::signals::StoredSignals;
 use super::{ExtractConfig, NAME};
 use crate::config::{Chart, OperatorView};
-use crate::invariants::float_column;
-use crate::rows::ListRows;
 use crate::sparkline::{strip_chart, value_range};
 
 /// Builds the view of a batch's only row; `predicted` marks the predicted positions. Returns `None` if the row has no
@@ -27,7 +26,6 @@ pub(crate) fn view(
 ) -> Result<Option<OperatorView>, ArrowError> {
     let mut builder =
         ViewBuilder { predicted, facts: Vec::new(), pictures: Vec::new(), tokens: vec![Vec::new(); predicted.len()] };
-    builder.topk(config, row)?;
     builder.signals(config, row)?;
     builder.states(config, row)?;
     Ok((!builder.facts.is_empty()).then(|| builder.build()))
@@ -76,76 +74,30 @@ impl ViewBuilder<'_> {
         }
     }
 
-    fn topk(&mut self, config: &ExtractConfig, row: &RecordBatch) -> Result<(), ArrowError> {
-        let k = config.topk;
-        if k == 0 || row.column_by_name(columns::TOPK_INDEX).is_none() {
-            return Ok(());
-        }
-        let indices = ListRows::from_batch(row, columns::TOPK_INDEX)?;
-        let ids = &indices.values::<Int32Array>(columns::TOPK_INDEX)?.values()[indices.range(0)];
-        let logprobs = float_column(row, columns::TOPK_LOGPROB)?;
-        let logprobs = logprobs.row(0);
-        check_length(columns::TOPK_INDEX, ids.len(), self.predicted.len() * k)?;
-        check_length(columns::TOPK_LOGPROB, logprobs.len(), self.predicted.len() * k)?;
-        let mass = |i: usize| logprobs[i * k..(i + 1) * k].iter().map(|v| f64::from(*v).exp()).sum::<f64>();
-        let to_fact = |mean: f64| ("top-k".into(), format!("{k} tokens hold {mean:.4} of the mass on average"));
-        self.add_column(&format!("mass of the {k} likeliest"), self.values(mass), (0.0, 1.0), to_fact);
-        self.add_token_text(|i| format!("likeliest {} with {:.3}", ids[i * k], f64::from(logprobs[i * k]).exp()));
-        Ok(())
-    }
-
     fn signals(&mut self, config: &ExtractConfig, row: &RecordBatch) -> Result<(), ArrowError> {
-        let asked = &config.signals;
-        if asked.is_none() {
+        if config.signals.is_empty() {
             return Ok(());
         }
-        let (stored, misfits) = StoredSignals::of(asked, row)?;
-        if let Some(misfit) = misfits.first() {
-            return Err(ArrowError::InvalidArgumentError(misfit.message.clone()));
+        let stored = StoredSignals::read(&config.signals, row)?;
+        let rows: Vec<RowSignals> = (0..self.predicted.len()).map(|i| stored.at(0, i)).collect();
+        let by_position: Vec<Vec<_>> = rows.iter().map(|row| split(&config.signals, row).collect()).collect();
+        for (n, signal) in config.signals.iter().enumerate() {
+            let positions: Vec<&[Values]> = by_position.iter().map(|signals| signals[n].1).collect();
+            for Series { title, values, axis, describe_mean } in signal.view(&positions, config.vocab_size) {
+                let values = self.values(|i| values[i]);
+                let bounds = match axis {
+                    Axis::Values => value_range(values.iter()),
+                    Axis::FromZero => (0.0, value_range(values.iter()).1),
+                    Axis::UpTo(most) => (0.0, most),
+                };
+                self.add_column(&title, values, bounds, describe_mean);
+            }
         }
-        let all: Vec<RowSignals> = (0..self.predicted.len()).map(|i| stored.at(0, i)).collect();
-        for (n, temperature) in asked.logz_temperatures.iter().enumerate() {
-            let values = self.values(|i| f64::from(all[i].logz[n]));
-            let bounds = value_range(values.iter());
-            let title = format!("ln Σ exp(l/{temperature})");
-            self.add_column(&title, values, bounds, |mean| (format!("mean of {title}"), format!("{mean:.3}")));
-        }
-        if asked.entropy {
-            let to_fact = |nats: f64| {
-                let value = format!("{nats:.3} nat, as of {:.1} equally likely tokens", nats.exp());
-                ("mean entropy".into(), value)
-            };
-            let most = (config.vocab_size.max(2) as f64).ln();
-            self.add_column("entropy in nat", self.values(|i| f64::from(all[i].entropy)), (0.0, most), to_fact);
-        }
-        for (n, id) in asked.candidates.iter().enumerate() {
-            let values = self.values(|i| f64::from(all[i].candidates[n]).exp());
-            let to_fact = |mean: f64| (format!("mean probability of candidate {id}"), format!("{mean:.5}"));
-            let bounds = (0.0, value_range(values.iter()).1);
-            self.add_column(&format!("probability of candidate {id}"), values, bounds, to_fact);
-        }
-        if let Some(samples) = &asked.samples {
-            let to_fact = |mean: f64| {
-                let value = format!("{} draws, {mean:.1} distinct on average", samples.draws);
-                ("sampled logits".into(), value)
-            };
-            let bounds = (0.0, f64::from(samples.draws));
-            self.add_column("distinct tokens drawn", self.values(|i| all[i].sampled.len() as f64), bounds, to_fact);
-        }
-        if let Some(top_p) = &asked.top_p {
-            let to_fact = |kept: f64| {
-                let value = format!("{kept:.1} tokens on average for {} of the mass", top_p.mass);
-                ("top-p".into(), value)
-            };
-            let bounds = (0.0, top_p.most as f64);
-            self.add_column("tokens kept by top-p", self.values(|i| all[i].top_p.len() as f64), bounds, to_fact);
-            let tails = self.values(|i| f64::from(all[i].tail).exp());
-            let bounds = (0.0, value_range(tails.iter()).1);
-            self.add_column("mass outside of top-p", tails, bounds, |mean| {
-                ("mass outside of top-p".into(), format!("{mean:.4} on average"))
-            });
-        }
-        self.add_token_text(|i| token_line(asked, &all[i]));
+        let summary = |signals: &Vec<(&dyn StoredSignal, &[Values])>| {
+            let parts: Vec<String> = signals.iter().map(|(signal, values)| signal.summary(values)).collect();
+            parts.join(" · ")
+        };
+        self.add_token_text(|i| summary(&by_position[i]));
         Ok(())
     }
 
@@ -176,30 +128,4 @@ impl ViewBuilder<'_> {
 fn check_length(name: &str, got: usize, valid: usize) -> Result<(), ArrowError> {
     let wrong = || ArrowError::InvalidArgumentError(format!("{name} has {got} values, valid: {valid}"));
     if got == valid { Ok(()) } else { Err(wrong()) }
-}
-
-/// Formats the signals of one token in short form.
-fn token_line(config: &SignalsConfig, signals: &RowSignals) -> String {
-    let mut parts = Vec::new();
-    if !signals.logz.is_empty() {
-        let values: Vec<String> = signals.logz.iter().map(|v| format!("{v:.2}")).collect();
-        parts.push(format!("logz {}", values.join(" ")));
-    }
-    if config.entropy {
-        parts.push(format!("H {:.2}", signals.entropy));
-    }
-    if !signals.candidates.is_empty() {
-        let values: Vec<String> = signals.candidates.iter().map(|v| format!("{v:.2}")).collect();
-        parts.push(format!("candidates {}", values.join(" ")));
-    }
-    if config.samples.is_some() {
-        let mut drawn = signals.sampled.clone();
-        drawn.sort_by_key(|s| (std::cmp::Reverse(s.count), s.index));
-        let values: Vec<String> = drawn.iter().take(3).map(|s| format!("{}×{}", s.count, s.index)).collect();
-        parts.push(format!("drawn {}{}", values.join(" "), if drawn.len() > 3 { " …" } else { "" }));
-    }
-    if config.top_p.is_some() {
-        parts.push(format!("top-p {} + {:.1e}", signals.top_p.len(), f64::from(signals.tail).exp()));
-    }
-    parts.join(" · ")
 }

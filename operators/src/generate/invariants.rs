@@ -14,21 +14,20 @@ use crate::rows::ListRows;
 /// The stored signals and hidden states of a batch, besides log-probabilities.
 struct StoredValues {
     /// Signals, and the rows whose lists do not match; `extract` reports those rows.
-    signals: Option<(StoredSignals, Vec<Violation>)>,
+    signals: (StoredSignals, Vec<Violation>),
     states: Option<StoredStates>,
 }
 
 impl StoredValues {
     fn read(config: &GenerateConfig, batch: &RecordBatch) -> Result<Self, ArrowError> {
         let (signals, hidden) = (&config.extract.signals, config.extract.hidden.as_ref());
-        let signals = if signals.is_none() { None } else { Some(StoredSignals::of(signals, batch)?) };
-        Ok(Self { signals, states: StoredStates::of(hidden, batch)? })
+        Ok(Self { signals: StoredSignals::of(signals, batch)?, states: StoredStates::of(hidden, batch)? })
     }
 
     /// Whether a position's stored values are those of a certain token.
     fn is_certain(&self, row: usize, position: usize, token: u32) -> bool {
-        let signals = self.signals.as_ref().filter(|(_, misfits)| misfits.iter().all(|misfit| misfit.row != row));
-        signals.is_none_or(|(stored, _)| stored.at(row, position) == stored.asked().one_hot(token))
+        let (signals, misfits) = &self.signals;
+        (misfits.iter().any(|misfit| misfit.row == row) || signals.is_certain(row, position, token))
             && self.states.as_ref().is_none_or(|states| states.at(row, position).iter().all(|value| *value == 0.0))
     }
 }

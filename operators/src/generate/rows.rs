@@ -86,13 +86,6 @@ impl Text {
         }
         self.tokens.push(token);
         self.extracted.logprob.push(extracted.logprob[row]);
-        if let Some((indices, logprobs)) = &extracted.topk {
-            let k = indices.len() / extracted.logprob.len().max(1);
-            let row_range = row * k..(row + 1) * k;
-            let (found, values) = self.extracted.topk.get_or_insert_default();
-            found.extend_from_slice(&indices[row_range.clone()]);
-            values.extend_from_slice(&logprobs[row_range]);
-        }
         self.extracted.signals.extend(extracted.signals.get(row).cloned());
         Ok(())
     }

@@ -144,10 +144,8 @@ fn check_against_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &Rec
         let extracted = columns.extract(&slice, &mut workspace)?;
         // prompts are given
         for (n, p) in slice.positions.iter().enumerate().filter(|(_, p)| p.position >= given.value(p.row) as usize) {
-            let topk =
-                extracted.topk.as_ref().map(|(k, l)| (k[2 * n..2 * n + 2].to_vec(), l[2 * n..2 * n + 2].to_vec()));
-            let one =
-                stillhouse_noise::ExtractedColumns { logprob: vec![extracted.logprob[n]], topk, ..Default::default() };
+            let (logprob, signals) = (vec![extracted.logprob[n]], vec![extracted.signals[n].clone()]);
+            let one = stillhouse_noise::ExtractedColumns { logprob, signals, ..Default::default() };
             columns.store(&[*p], &one, &[])?;
         }
         Ok(slice.logits)

@@ -240,8 +240,8 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
         ("extract", "add up to 5", with_values(&good, names::SAMPLED_TIMES, |a| shifted::<UInt16Type>(a, 1))),
         ("extract", "sampled_ratio", with_values(&good, names::SAMPLED_RATIO, |a| shifted::<Float32Type>(a, -1.0))),
         ("extract", "top_p_index has 8", with_values(&good, names::TOP_P_COUNT, |a| shifted::<UInt16Type>(a, 1))),
-        ("extract", "do not fall", with_values(&good, names::TOP_P_INDEX, |a| shifted::<UInt16Type>(a, 50_257))),
-        ("extract", "do not fall", with_values(&good, names::TOP_P_LOGPROB, |a| shifted::<Float32Type>(a, 0.5))),
+        ("extract", "do not descend", with_values(&good, names::TOP_P_INDEX, |a| shifted::<UInt16Type>(a, 50_257))),
+        ("extract", "do not descend", with_values(&good, names::TOP_P_LOGPROB, |a| shifted::<Float32Type>(a, 0.5))),
         (
             "extract",
             "hold 2",

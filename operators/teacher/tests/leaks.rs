@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{
-    DrawKey, Extract, ExtractionSpec, LogitSampling, NoiseForm, ObservedTokens, SignalSpec, Tolerance, ValueType,
-};
+use stillhouse_noise::{DrawKey, Extract, ExtractionSpec, NoiseForm, ObservedTokens, Signals, Tolerance, ValueType};
+use stillhouse_signals::{Entropy, SampledLogits, TopK};
 use stillhouse_teacher::stillhouse_gpu::extract::{ExtractRequest, Extractor};
 use stillhouse_teacher::stillhouse_gpu::{Device, Stream};
 use stillhouse_teacher::{LoadOptions, Logits, Precision, Runs, Teacher, gpu};
@@ -85,9 +84,9 @@ impl JobBuffers {
         let vocab = teacher.info().vocab_size;
         let tolerance = Tolerance::new(1e-3).unwrap();
         let noise = NoiseForm::Replay { tolerance, value_type: ValueType::F16, condition: true };
-        let sampling = Some(LogitSampling { draws: 4, power: 1.0, seed: 9 });
-        let signals = SignalSpec { sampling, entropy: true, ..SignalSpec::default() };
-        let extraction = ExtractionSpec { vocab, keys: DrawKey::draws(1, 2), noise: Some(noise), topk: 2, signals };
+        let sampled = SampledLogits { draws: 4, power: 1.0, seed: 9 };
+        let signals = Signals::new(vec![Arc::new(TopK { k: 2 }), Arc::new(Entropy), Arc::new(sampled)]);
+        let extraction = ExtractionSpec { vocab, keys: DrawKey::draws(1, 2), noise: Some(noise), signals };
         let extractor =
             Extractor::new(device, ExtractRequest::with_stride(&extraction, vocab.next_multiple_of(8)), ROWS).unwrap();
         let buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];

@@ -1,5 +1,7 @@
 //! Checks every kernel against code that shares nothing with it.
 
+use std::sync::Arc;
+
 use std::collections::BTreeSet;
 
 use half::f16;
@@ -7,8 +9,11 @@ use stillhouse_gpu::Element;
 use stillhouse_gpu::extract::Dense;
 use stillhouse_gpu::net::{Activation, Architecture, NumberFormat, Shape};
 use stillhouse_noise::{
-    Correction, DrawKey, Extract, ExtractionSpec, LogitSampling, NoiseForm, NoiseStream, ObservedTokens, RowExtractor,
-    RowSignals, SignalSpec, StoredToken, Tolerance, TopP, ValueType, keyed_uniforms, measure_accuracy,
+    Correction, DrawKey, Extract, ExtractionSpec, LoadedRow, NoiseForm, NoiseStream, ObservedTokens, RowExtractor,
+    Softmax, StoredToken, Tolerance, ValueType, keyed_uniforms, measure_accuracy,
+};
+use stillhouse_signals::{
+    Candidates, Entropy, LogPartitions, SampledLogits, StoredSignal, Tolerances, TopK, TopP, requested, split,
 };
 
 use crate::accuracy::{distance, logits, skip_unsupported, tokens};
@@ -69,9 +74,16 @@ fn noise(check: &mut Check) -> Outcome<()> {
             }
             // Dense noise of a few long rows proves as much as that of many.
             let rows = if matches!(form, Some(NoiseForm::Dense { .. })) { rows.min(16) } else { rows };
-            let signals = if form.is_none() { every_signal(vocab) } else { SignalSpec::default() };
-            let request = ExtractionSpec { vocab, keys: DrawKey::draws(11, 2), noise: form, topk, signals };
-            match check_noise(check, &request, rows) {
+            let mut signals: Vec<Arc<dyn StoredSignal>> = Vec::new();
+            if topk > 0 {
+                signals.push(Arc::new(TopK { k: topk }));
+            }
+            if form.is_none() {
+                signals.extend(every_signal(vocab));
+            }
+            let keys = DrawKey::draws(11, 2);
+            let request = ExtractionSpec { vocab, keys, noise: form, signals: requested(&signals) };
+            match check_noise(check, &request, &signals, rows) {
                 Ok(note) => check.report.verdict(what, true, &note),
                 Err(error) => check.report.verdict(what, false, &error.to_string()),
             }
@@ -97,37 +109,24 @@ fn forms() -> Outcome<Vec<Form>> {
     ])
 }
 
-fn every_signal(vocab: usize) -> SignalSpec {
-    SignalSpec {
-        temperatures: vec![1.0, 2.0, 0.5],
-        entropy: true,
-        candidates: vec![0, vocab as u32 - 1],
-        sampling: Some(LogitSampling { draws: 50, power: 0.8, seed: 3 }),
-        top_p: Some(TopP { mass: 0.95, max_entries: 256 }),
-    }
-}
-
-/// Checks signals against twice the bound of their definitions. Few draws may differ: those whose uniform is at the
-/// edge of an entry.
-fn near_signals(draws: u32, got: &[RowSignals], expected: &[RowSignals]) -> Outcome<()> {
-    holds("rows of signals", got.len() == expected.len())?;
-    let close = |a: f32, b: f32| a == b || (a - b).abs() <= 2e-5 + 2.0 * f32::EPSILON * b.abs();
-    for (a, b) in got.iter().zip(expected) {
-        let all = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| close(*a, *b));
-        holds("logz", all(&a.logz, &b.logz))?;
-        holds("entropy", close(a.entropy, b.entropy))?;
-        holds("candidates", all(&a.candidates, &b.candidates))?;
-        let times = |row: &RowSignals, index| row.sampled.iter().find(|s| s.index == index).map_or(0, |s| s.count);
-        let moved: u32 = a.sampled.iter().map(|s| s.count.saturating_sub(times(b, s.index))).sum();
-        holds("sampled logits", a.sampled.iter().map(|s| s.count).sum::<u32>() == draws && moved <= 1 + draws / 64)?;
-        holds("top-p", a.top_p.iter().map(|e| e.0).eq(b.top_p.iter().map(|e| e.0)) && close(a.tail, b.tail))?;
-    }
-    Ok(())
+fn every_signal(vocab: usize) -> Vec<Arc<dyn StoredSignal>> {
+    vec![
+        Arc::new(LogPartitions { temperatures: vec![1.0, 2.0, 0.5] }),
+        Arc::new(Entropy),
+        Arc::new(Candidates { tokens: vec![0, vocab as u32 - 1] }),
+        Arc::new(SampledLogits { draws: 50, power: 0.8, seed: 3 }),
+        Arc::new(TopP { mass: 0.95, max_entries: 256 }),
+    ]
 }
 
 /// Checks that the device's columns equal the CPU's up to the last bit of f32, and that stored corrections keep the
 /// tolerance.
-fn check_noise(check: &Check, request: &ExtractionSpec, rows: usize) -> Outcome<String> {
+fn check_noise(
+    check: &Check,
+    request: &ExtractionSpec,
+    signals: &[Arc<dyn StoredSignal>],
+    rows: usize,
+) -> Outcome<String> {
     let vocab = request.vocab;
     let (logits, tokens) = noise_logits(rows, vocab);
     let positions: Vec<u32> = (0..rows as u32).map(|i| i * 3 + 1).collect();
@@ -137,11 +136,20 @@ fn check_noise(check: &Check, request: &ExtractionSpec, rows: usize) -> Outcome<
     let expected = RowExtractor::new(request.clone())?.extract(&logits, &observed)?;
 
     near("ln p_x", &got.logprob, &expected.logprob, 1)?;
-    if let (Some((indices, logprobs)), Some((expected_indices, expected_logprobs))) = (&got.topk, &expected.topk) {
-        holds("indices of the top-k", indices == expected_indices)?;
-        near("ln p of the top-k", logprobs, expected_logprobs, 1)?;
+    holds("rows of signals", got.signals.len() == expected.signals.len())?;
+    for (n, (got, expected)) in got.signals.iter().zip(&expected.signals).enumerate() {
+        let row = &logits[n * vocab..(n + 1) * vocab];
+        let mut softmax = Softmax::new(vocab)?;
+        softmax.load(row)?;
+        let row = LoadedRow::new(&softmax, row, sequence_ids[n], positions[n]);
+        // on a device, logits that differ in their last bits are the widest difference
+        let tolerances = Tolerances::for_arithmetic(true, "a device");
+        for ((signal, got), (_, expected)) in split(signals, got).zip(split(signals, expected)) {
+            if let Some(mismatch) = signal.compare(got, expected, &row, tolerances) {
+                return Err(format!("{signal:?}, row {n}: {mismatch}").into());
+            }
+        }
     }
-    near_signals(request.signals.sampling.map_or(0, |s| s.draws), &got.signals, &expected.signals)?;
     let mut note = String::new();
     match (request.noise, &expected.dense, &expected.replay) {
         (Some(NoiseForm::Dense { .. }), Some(expected), _) => match got.dense.as_ref().ok_or("no dense noise")? {

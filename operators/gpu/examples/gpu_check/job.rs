@@ -9,7 +9,10 @@ use std::{mem, thread};
 use stillhouse_gpu::extract::{DeviceSlice, ExtractRequest, Extracted, Extractor, Pending, SLICES};
 use stillhouse_gpu::net::{Net, NumberFormat, RandomWeights, Shape};
 use stillhouse_gpu::{Buffer, Device, GpuError, Stream, logits_stride};
-use stillhouse_noise::{DrawKey, ExtractionSpec, NoiseForm, ObservedTokens, Tolerance, ValueType, keyed_uniforms};
+use stillhouse_noise::{
+    DrawKey, ExtractionSpec, NoiseForm, ObservedTokens, Signals, Tolerance, ValueType, keyed_uniforms,
+};
+use stillhouse_signals::TopK;
 
 use crate::Outcome;
 use crate::accuracy::tokens;
@@ -86,7 +89,7 @@ pub struct Job {
 /// The default codec of a job: corrections in half precision, one draw.
 fn default_extraction(vocab: usize) -> Outcome<ExtractionSpec> {
     let noise = NoiseForm::Replay { tolerance: Tolerance::new(1e-3)?, value_type: ValueType::F16, condition: true };
-    Ok(ExtractionSpec { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 0, signals: Default::default() })
+    Ok(ExtractionSpec { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), signals: Default::default() })
 }
 
 /// Rows of a slice. A batch has at least three slices, so that slices overlap even in small batches.
@@ -146,7 +149,8 @@ impl Job {
             sequence_ids: (0..count).map(|i| (i / length) as u64).collect(),
         };
         let topk = LIKELY_TOKENS.min(vocab);
-        let request = ExtractionSpec { vocab, keys: Vec::new(), noise: None, topk, signals: Default::default() };
+        let signals = Signals::new(vec![Arc::new(TopK { k: topk })]);
+        let request = ExtractionSpec { vocab, keys: Vec::new(), noise: None, signals };
         let mut top_extractor =
             Extractor::new(&self.device, ExtractRequest::with_stride(&request, logits_stride(vocab)), self.slice_rows)?;
         let mut uniforms = keyed_uniforms(9, "observed tokens of a check", 0, 0);
@@ -158,11 +162,12 @@ impl Job {
                 self.net.logits_into(&rows, self.slices[0].pointer(), logits_stride(vocab))?;
                 top_extractor.begin(self.slices[0].pointer(), &self.batch.observed_rows(&rows))?
             };
-            let (indices, logprobs) =
-                top_extractor.collect(pending)?.topk.ok_or("no top-k, though it was asked for")?;
-            for (indices, logprobs) in indices.chunks_exact(topk).zip(logprobs.chunks_exact(topk)) {
+            for signals in top_extractor.collect(pending)?.signals {
+                let [indices, logprobs] = signals.as_slice() else {
+                    return Err("no top-k, though it was asked for".into());
+                };
                 let mut remaining = uniforms.next_f64();
-                let drawn = indices.iter().zip(logprobs).find(|(_, logprob)| {
+                let drawn = indices.u32s().iter().zip(logprobs.f32s()).find(|(_, logprob)| {
                     remaining -= f64::from(**logprob).exp();
                     remaining < 0.0
                 });

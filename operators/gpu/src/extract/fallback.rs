@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use half::f16;
 use stillhouse_noise::{
-    Correction, DrawKey, Encoder, NoiseError, NoiseStream, Softmax, dense_noise_of_loaded, round_dense,
-    signals_of_loaded, top_k_of_loaded,
+    Correction, DrawKey, Encoder, LoadedRow, NoiseError, NoiseStream, Softmax, dense_noise_of_loaded, round_dense,
 };
 
 use super::slots::{CorrectionLists, SliceResults};
@@ -90,17 +89,9 @@ impl Fallback {
                 write_dense(dense, (row * request.keys.len() + draw) * request.vocab, xi);
             }
         }
-        if let Some((indices, logprobs)) = &mut out.topk {
-            let first = row * request.topk.min(request.vocab);
-            for (i, (index, logprob)) in
-                top_k_of_loaded(&self.softmax, &self.logits, request.topk).into_iter().enumerate()
-            {
-                (indices[first + i], logprobs[first + i]) = (index, logprob);
-            }
-        }
         if let Some(signals) = out.signals.get_mut(row) {
             let (sequence_id, position) = (any_stream.sequence_id, any_stream.position);
-            *signals = signals_of_loaded(&request.signals, &self.softmax, &self.logits, sequence_id, position);
+            *signals = request.signals.compute(&LoadedRow::new(&self.softmax, &self.logits, sequence_id, position));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use stillhouse_noise::{Tolerance, ValueType};
 
-use super::signals::SharedBuffers;
+use super::signals::SignalLaunch;
 use super::slots::{SliceLayout, Slot};
 use super::{DeviceSlice, ExtractRequest, Noise, Positions};
 use crate::device::{Arg, Buffer, Device, Event, Launch, Result, Stream, allocated_bytes};
@@ -31,7 +31,7 @@ pub(super) struct Scratch {
     found: Buffer,
     corrections: Buffer,
     offsets: Buffer,
-    signals: SharedBuffers,
+    signals: Vec<SignalLaunch>,
     draws: usize,
 }
 
@@ -66,9 +66,11 @@ impl Scratch {
         ]
     }
 
-    /// Device bytes, including the [`SharedBuffers`].
+    /// Device bytes, including those of the signals.
     pub fn bytes(request: &ExtractRequest, max_rows: usize) -> u64 {
-        allocated_bytes(&Self::sizes(request, max_rows)) + SharedBuffers::bytes(request, max_rows)
+        let signals = request.signals.kernels(request.vocab);
+        let signals = signals.iter().map(|kernel| SignalLaunch::bytes(kernel, max_rows)).sum::<u64>();
+        allocated_bytes(&Self::sizes(request, max_rows)) + signals
     }
 
     pub fn new(device: &Arc<dyn Device>, request: &ExtractRequest, max_rows: usize) -> Result<Self> {
@@ -80,7 +82,7 @@ impl Scratch {
             found: Buffer::new(device, found)?,
             corrections: Buffer::new(device, corrections)?,
             offsets: Buffer::new(device, offsets)?,
-            signals: SharedBuffers::new(device, request, max_rows)?,
+            signals: SignalLaunch::all(device, request, max_rows)?,
             draws: if request.noise.is_some() { request.keys.len() } else { 0 },
         })
     }
@@ -130,8 +132,8 @@ impl Scratch {
             }
             let k = request.top_count();
             if k > 0 {
-                slice_launch.topk(slot.topk.device.pointer(), k)?;
-                slot.topk.fetch(device, 0..layout.rows * k * 8)?;
+                slice_launch.topk(slot.top_tokens.device.pointer(), k)?;
+                slot.top_tokens.fetch(device, 0..layout.rows * k * 8)?;
             }
             if !request.signals.is_empty() {
                 slice_launch.signals(slot, positions)?;
@@ -185,7 +187,7 @@ impl SliceLaunch<'_> {
         Arg::Pointer(self.columns + self.layout.counts() as u64)
     }
 
-    pub fn shared_buffers(&self) -> &SharedBuffers {
+    pub fn signal_launches(&self) -> &[SignalLaunch] {
         &self.scratch.signals
     }
 

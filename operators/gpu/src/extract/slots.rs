@@ -5,7 +5,7 @@ use std::sync::Arc;
 use half::f16;
 use stillhouse_noise::{Correction, EncodedRows, RowSignals, ValueType};
 
-use super::signals::SignalSlot;
+use super::signals::{SignalSlot, signal_slots};
 use super::{Dense, ExtractRequest, Noise, Positions};
 use crate::device::{Buffer, Device, Pinned, Result, Stream, allocated_bytes};
 
@@ -48,11 +48,12 @@ pub(super) struct Slot {
     /// Corrections of all lists, contiguous.
     pub corrections: Mirrored,
     pub correction_layout: CorrectionLayout,
-    /// Indices, then ln p.
-    pub topk: Mirrored,
+    /// The most likely tokens of each row, then their ln p.
+    pub top_tokens: Mirrored,
     /// Dense noise ξ.
     pub dense: Mirrored,
-    pub signals: SignalSlot,
+    /// One per signal.
+    pub signals: Vec<SignalSlot>,
     /// Maximum corrections in `corrections`.
     pub capacity: usize,
     pub busy: bool,
@@ -136,7 +137,7 @@ impl Slot {
         }
     }
 
-    /// Bytes of the inputs, the columns, the corrections, the top-k and the dense noise.
+    /// Bytes of the inputs, the columns, the corrections, the most likely tokens and the dense noise.
     fn sizes(request: &ExtractRequest, max_rows: usize) -> [usize; 5] {
         let layout = Self::max_layout(request, max_rows);
         let dense = match request.noise {
@@ -144,25 +145,27 @@ impl Slot {
             Some(Noise::Replay { .. }) | None => 0,
         };
         let corrections = Self::capacity(request, max_rows) * CorrectionLayout::for_request(request).bytes();
-        let topk = max_rows * request.top_count() * 8;
-        [layout.inputs(), layout.columns(), corrections, topk, dense]
+        let top_tokens = max_rows * request.top_count() * 8;
+        [layout.inputs(), layout.columns(), corrections, top_tokens, dense]
     }
 
     /// Device bytes of a slot.
     pub fn bytes(request: &ExtractRequest, max_rows: usize) -> u64 {
-        allocated_bytes(&Self::sizes(request, max_rows)) + allocated_bytes(&SignalSlot::sizes(request, max_rows))
+        let signals = request.signals.kernels(request.vocab);
+        let signals = signals.iter().map(|kernel| SignalSlot::bytes(kernel, max_rows)).sum::<u64>();
+        allocated_bytes(&Self::sizes(request, max_rows)) + signals
     }
 
     pub fn new(device: &Arc<dyn Device>, request: &ExtractRequest, max_rows: usize) -> Result<Self> {
-        let [inputs, columns, corrections, topk, dense] = Self::sizes(request, max_rows);
+        let [inputs, columns, corrections, top_tokens, dense] = Self::sizes(request, max_rows);
         Ok(Self {
             inputs: Mirrored::new(device, inputs)?,
             columns: Mirrored::new(device, columns)?,
             corrections: Mirrored::new(device, corrections)?,
             correction_layout: CorrectionLayout::for_request(request),
-            topk: Mirrored::new(device, topk)?,
+            top_tokens: Mirrored::new(device, top_tokens)?,
             dense: Mirrored::new(device, dense)?,
-            signals: SignalSlot::new(device, request, max_rows)?,
+            signals: signal_slots(device, request, max_rows)?,
             capacity: Self::capacity(request, max_rows),
             busy: false,
             lists_per_row: Self::max_layout(request, 1).lists,
@@ -296,32 +299,26 @@ impl SliceResults<'_> {
 
     /// The most likely tokens of every row, as many as the kernel listed.
     fn top_tokens(&self) -> (Vec<u32>, Vec<f32>) {
-        let (values, host) = (self.rows * self.request.top_count(), &self.slot.topk.host);
+        let (values, host) = (self.rows * self.request.top_count(), &self.slot.top_tokens.host);
         (u32s(&host[..values * 4]), f32s(&host[values * 4..values * 8]))
     }
 
-    pub fn topk(&self) -> Option<(Vec<u32>, Vec<f32>)> {
-        let (top_count, k) = (self.request.top_count(), self.request.topk.min(self.request.vocab));
-        if k == 0 {
-            return None;
-        }
-        let (indices, logprobs) = self.top_tokens();
-        if k == top_count {
-            return Some((indices, logprobs));
-        }
-        let firsts = |row: usize| row * top_count..row * top_count + k;
-        Some((
-            (0..self.rows).flat_map(|row| &indices[firsts(row)]).copied().collect(),
-            (0..self.rows).flat_map(|row| &logprobs[firsts(row)]).copied().collect(),
-        ))
-    }
-
+    /// The signals of all rows; empty if none is requested. Those of rows left to the CPU are meaningless.
     pub fn signals(&self) -> Vec<RowSignals> {
-        if self.request.signals.is_empty() {
-            Vec::new()
-        } else {
-            self.slot.signals.row_signals(&self.request, self.rows, self.top_tokens())
+        let signals = &self.request.signals;
+        if signals.is_empty() {
+            return Vec::new();
         }
+        let (k, (tokens, logprobs)) = (self.request.top_count(), self.top_tokens());
+        let signals_of_row = |row: usize| {
+            let (top, mut columns) = (row * k..(row + 1) * k, RowSignals::new());
+            for (signal, slot) in signals.iter().zip(&self.slot.signals) {
+                let top = (&tokens[top.clone()], &logprobs[top.clone()]);
+                signal.read_kernel_output(slot.output_of_row(row), top, &mut columns);
+            }
+            columns
+        };
+        (0..self.rows).map(signals_of_row).collect()
     }
 
     pub fn dense(&self) -> Option<Dense> {

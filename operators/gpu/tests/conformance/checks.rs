@@ -2,8 +2,9 @@
 
 use stillhouse_gpu::extract::{Dense, ExtractRequest, Extracted, Noise};
 use stillhouse_noise::{
-    Correction, NoiseStream, RowSignals, StoredToken, ValueType, measure_accuracy, measure_dense_accuracy,
+    Correction, NoiseStream, RowSignals, StoredToken, ValueType, Values, measure_accuracy, measure_dense_accuracy,
 };
+use stillhouse_signals::{SampledLogits, TopK, TopP};
 
 use crate::extraction::{ExtractFn, Slice, on_cpu};
 
@@ -47,7 +48,6 @@ pub fn check(extract: ExtractFn<'_>, slice: &Slice, request: &ExtractRequest) ->
         holds!(same_logprob(*a, *b), "row {row}: ln p_x {a:e}, the CPU has {b:e}");
     }
     holds!(got.logprob.len() == slice.rows(), "{} rows", got.logprob.len());
-    check_topk(&got, &expected)?;
     holds!(got.signals.len() == expected.signals.len(), "{} rows of signals", got.signals.len());
     for (row, (a, b)) in got.signals.iter().zip(&expected.signals).enumerate() {
         check_signals(request, a, b).map_err(|e| format!("row {row}: {e}"))?;
@@ -60,45 +60,53 @@ pub fn check(extract: ExtractFn<'_>, slice: &Slice, request: &ExtractRequest) ->
     Ok(got)
 }
 
-fn check_topk(got: &Extracted, expected: &Extracted) -> Result<(), String> {
-    holds!(got.topk.is_some() == expected.topk.is_some(), "top-k is missing, or not asked for");
-    let (Some((indices, logprobs)), Some((exact, from_cpu))) = (&got.topk, &expected.topk) else { return Ok(()) };
-    holds!(indices == exact, "top-k differs");
-    let first_difference = logprobs.iter().zip(from_cpu).position(|(a, b)| !same_logprob(*a, *b));
-    holds!(
-        first_difference.is_none() && logprobs.len() == from_cpu.len(),
-        "ln p of the top-k differ at {first_difference:?}"
-    );
+/// Checks against twice the bounds of the signals, as `stillhouse_signals` defines them.
+fn check_signals(request: &ExtractRequest, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
+    holds!(got.len() == expected.len(), "{} columns of signals, the CPU has {}", got.len(), expected.len());
+    let mut first = 0;
+    for signal in request.signals.iter() {
+        let sampled = signal.as_any().downcast_ref::<SampledLogits>();
+        let width = match (sampled, signal.as_any().is::<TopK>(), signal.as_any().is::<TopP>()) {
+            (Some(sampled), ..) => 3 + usize::from(sampled.power != 1.0),
+            (None, true, _) => 2,
+            (None, false, true) => 4,
+            (None, false, false) => 1,
+        };
+        let (got, expected) = (&got[first..first + width], &expected[first..first + width]);
+        match sampled {
+            Some(sampled) => check_sampled(sampled, got, expected)?,
+            None => {
+                let same = got.iter().zip(expected).all(|(a, b)| near(a, b));
+                holds!(same, "{signal:?}: {got:?}, the CPU has {expected:?}");
+            }
+        }
+        first += width;
+    }
     Ok(())
 }
 
-/// Checks against twice the bounds of `stillhouse_noise::SignalSpec`.
-fn check_signals(request: &ExtractRequest, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
+fn near(got: &Values, expected: &Values) -> bool {
     let near = |a: f32, b: f32| a == b || ulp_distance(a, b) <= 1 || (a - b).abs() <= 2e-5;
-    let all_near = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b));
-    holds!(all_near(&got.logz, &expected.logz), "logz {:?}, the CPU has {:?}", got.logz, expected.logz);
-    holds!(near(got.entropy, expected.entropy), "entropy {}, the CPU has {}", got.entropy, expected.entropy);
-    let exact = got.candidates.iter().zip(&expected.candidates).all(|(a, b)| same_logprob(*a, *b));
-    holds!(exact && got.candidates.len() == expected.candidates.len(), "candidates {:?}", got.candidates);
-    if let Some(sampling) = &request.signals.sampling {
-        let times = |row: &RowSignals| row.sampled.iter().map(|s| s.count).sum::<u32>();
-        holds!(times(got) == sampling.draws, "{} draws", times(got));
-        holds!(got.sampled.is_sorted_by(|a, b| a.index < b.index), "draws do not ascend");
-        let from_cpu = |index: u32| expected.sampled.iter().find(|s| s.index == index);
-        // A uniform at the edge of an entry may select the entry next to it.
-        let moved: u32 =
-            got.sampled.iter().map(|s| s.count.saturating_sub(from_cpu(s.index).map_or(0, |e| e.count))).sum();
-        holds!(moved <= 1 + sampling.draws / 64, "{moved} of {} draws fell elsewhere", sampling.draws);
-        for drawn in &got.sampled {
-            let Some(exact) = from_cpu(drawn.index) else { continue };
-            let is_far = (drawn.ratio / exact.ratio - 1.0).abs() > 1e-5;
-            holds!(!is_far, "entry {}: ratio {}, the CPU has {}", drawn.index, drawn.ratio, exact.ratio);
-        }
+    let (a, b) = (got.f32s(), expected.f32s());
+    got.u32s() == expected.u32s() && a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b))
+}
+
+/// A uniform at the edge of an entry may select the entry next to it.
+fn check_sampled(sampled: &SampledLogits, got: &[Values], expected: &[Values]) -> Result<(), String> {
+    let (tokens, times) = (got[1].u32s(), got[2].u32s());
+    holds!(times.iter().sum::<u32>() == sampled.draws, "{} draws", times.iter().sum::<u32>());
+    holds!(got[0].u32s() == [tokens.len() as u32], "{} distinct draws", tokens.len());
+    holds!(tokens.is_sorted_by(|a, b| a < b), "draws do not ascend");
+    let from_cpu = |token: &u32| expected[1].u32s().iter().position(|other| other == token);
+    let times_on_cpu = |token: &u32| from_cpu(token).map_or(0, |n| expected[2].u32s()[n]);
+    let moved: u32 = tokens.iter().zip(times).map(|(token, n)| n.saturating_sub(times_on_cpu(token))).sum();
+    holds!(moved <= 1 + sampled.draws / 64, "{moved} of {} draws fell elsewhere", sampled.draws);
+    let Some(ratios) = got.get(3) else { return Ok(()) };
+    for (token, ratio) in tokens.iter().zip(ratios.f32s()) {
+        let Some(n) = from_cpu(token) else { continue };
+        let exact = expected[3].f32s()[n];
+        holds!((ratio / exact - 1.0).abs() <= 1e-5, "entry {token}: ratio {ratio}, the CPU has {exact}");
     }
-    let indices = |row: &RowSignals| row.top_p.iter().map(|entry| entry.0).collect::<Vec<_>>();
-    holds!(indices(got) == indices(expected), "top-p {:?}, the CPU has {:?}", indices(got), indices(expected));
-    holds!(got.top_p.iter().zip(&expected.top_p).all(|(a, b)| same_logprob(a.1, b.1)), "ln p of the top-p differ");
-    holds!(near(got.tail, expected.tail), "tail {}, the CPU has {}", got.tail, expected.tail);
     Ok(())
 }
 

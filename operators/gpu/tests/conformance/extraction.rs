@@ -54,9 +54,9 @@ pub fn on_cpu(slice: &Slice, request: &ExtractRequest) -> Result<Extracted, Stri
 }
 
 fn cpu(slice: &Slice, request: &ExtractRequest) -> Result<Extracted, stillhouse_noise::NoiseError> {
-    let ExtractRequest { vocab, keys, noise, topk, signals, .. } = request.clone();
-    let mut extractor = RowExtractor::new(ExtractionSpec { vocab, keys, noise, topk, signals })?;
-    let stillhouse_noise::ExtractedColumns { logprob, replay, dense, topk, signals, fallbacks } =
+    let ExtractRequest { vocab, keys, noise, signals, .. } = request.clone();
+    let mut extractor = RowExtractor::new(ExtractionSpec { vocab, keys, noise, signals })?;
+    let stillhouse_noise::ExtractedColumns { logprob, replay, dense, signals, fallbacks } =
         extractor.extract(&slice.logits, &slice.positions())?;
     let dense = dense.map(|values| match noise {
         Some(Noise::Dense { value_type: ValueType::F16, .. }) => {
@@ -64,7 +64,7 @@ fn cpu(slice: &Slice, request: &ExtractRequest) -> Result<Extracted, stillhouse_
         }
         _ => Dense::F32(values),
     });
-    Ok(Extracted { logprob, replay, topk, dense, signals, fallbacks })
+    Ok(Extracted { logprob, replay, dense, signals, fallbacks })
 }
 
 /// Uploads the logits; NaN pads the rows.

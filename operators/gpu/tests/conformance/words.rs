@@ -79,8 +79,7 @@ fn the_reference_values_of_the_format() {
         slice.push(&logits, integer("token") as u32);
         (slice.positions[0], slice.sequence_ids[0]) = (stream.position, stream.sequence_id);
         let noise = Some(Noise::Dense { value_type: ValueType::F32, condition: false });
-        let request =
-            ExtractRequest { vocab, stride: vocab, keys: vec![key], noise, topk: 0, signals: Default::default() };
+        let request = ExtractRequest { vocab, stride: vocab, keys: vec![key], noise, signals: Default::default() };
         let got = on_device(&device, &slice, &request).unwrap();
         assert!((f64::from(got.logprob[0]) - t["logprob"].as_f64().unwrap()).abs() < 1e-6);
         let Some(Dense::F32(xi)) = got.dense else { panic!("32-bit noise was asked for") };

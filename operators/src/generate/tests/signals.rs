@@ -2,7 +2,8 @@
 //! other texts.
 
 use arrow::array::Float32Array;
-use stillhouse_noise::{RowSignals, signals_of_loaded};
+use stillhouse_noise::{LoadedRow, RowSignals};
+use stillhouse_signals::{certain, requested};
 
 use super::*;
 use crate::extract::{StoredSignals, StoredStates};
@@ -44,7 +45,9 @@ fn signals_are_of_the_distribution_before_anything_is_cut_away() {
         json!({"prompt_tokens": 3, "temperature": 0}),
     ] {
         let config = chain_asking(written);
-        let asked = config.extract.signals.asked();
+        let asked = requested(&config.extract.signals);
+        let mut columns = config.extract.signals.iter().flat_map(|signal| signal.columns());
+        let entropy = columns.position(|column| column.name == columns::ENTROPY).unwrap();
         for (_, made) in write(&teacher, &config, &chain_prompts()) {
             let (stored, given) = (stored(&config, &made), given(&made));
             for (row, sequence) in sequences(&made).unwrap().iter().enumerate() {
@@ -54,11 +57,11 @@ fn signals_are_of_the_distribution_before_anything_is_cut_away() {
                         let before = sequence.tokens[position - 1];
                         let logits = chain_logits(before);
                         softmax.load(&logits).unwrap();
-                        let signals = signals_of_loaded(&asked, &softmax, &logits, sequence.id, position as u32);
-                        wide += usize::from(config.sequential.top_k == 2 && signals.entropy > 2f32.ln());
+                        let signals = asked.compute(&LoadedRow::new(&softmax, &logits, sequence.id, position as u32));
+                        wide += usize::from(config.sequential.top_k == 2 && signals[entropy].f32s()[0] > 2f32.ln());
                         (signals, chain_states(&[1, 0], before, position))
                     } else {
-                        (asked.one_hot(*token), vec![0.0; 2 * WIDTH])
+                        (certain(&config.extract.signals, *token), vec![0.0; 2 * WIDTH])
                     };
                     assert_eq!(stored[row][position], want, "row {row} position {position}");
                 }
@@ -98,12 +101,14 @@ fn a_parallel_job_over_the_written_rows_has_the_same_columns_to_the_bit() {
                 let (here, there) = (stored(&config, made), extract_in_parallel(&teacher, &config, made));
                 let (other, given) = (stored(&config, &there), given(made));
                 for (row, sequence) in sequences(made).unwrap().iter().enumerate() {
-                    let asked = config.extract.signals.asked();
                     for (position, token) in sequence.tokens.iter().enumerate() {
                         let (here, other) = (&here[row][position], &other[row][position]);
                         if (1..given[row]).contains(&position) {
                             // the parallel job predicts the prompt, too
-                            assert!(here.0 == asked.one_hot(*token) && here != other, "row {row} position {position}");
+                            assert!(
+                                here.0 == certain(&config.extract.signals, *token) && here != other,
+                                "row {row} position {position}"
+                            );
                             continue;
                         }
                         assert_eq!(here, other, "row {row} position {position}");
@@ -205,8 +210,8 @@ fn what_is_held_of_texts_is_bounded() {
     assert_eq!(bounds(&config(json!({"slots": 200}), VOCAB, [BOS, EOS], 1024)), (64, 5));
     let mut large = asking(json!({"hidden_states": {"layers": [1, 0]}}), slots, VOCAB, [BOS, EOS], 1024);
     large.extract.hidden.as_mut().unwrap().width = 4096;
-    // 2 bytes · 2 layers · 4,096 · 1,024
-    assert_eq!(bounds(&large), (4, 5));
+    // 64 MB over 1,024 · (2 bytes · 2 layers · 4,096, and the top-k)
+    assert_eq!(bounds(&large), (3, 7));
     large.extract.hidden.as_mut().unwrap().width = 1 << 20;
     assert_eq!(bounds(&large), (1, 17), "a slot has its text whatever that takes");
     let many = json!({"top_p": {"mass": 0.9, "most": 4000}});

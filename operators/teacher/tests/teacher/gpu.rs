@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{DrawKey, Extract, ExtractionSpec, NoiseForm, ObservedTokens, Tolerance, ValueType};
+use stillhouse_noise::{DrawKey, Extract, ExtractionSpec, NoiseForm, ObservedTokens, Signals, Tolerance, ValueType};
+use stillhouse_signals::TopK;
 use stillhouse_teacher::candle_core::quantized::GgmlDType;
 use stillhouse_teacher::probe::{Reference, Text};
 use stillhouse_teacher::stillhouse_gpu::Device;
@@ -345,8 +346,12 @@ fn the_steady_state_allocates_nothing() {
     let vocab = teacher.info().vocab_size;
     let noise =
         NoiseForm::Replay { tolerance: Tolerance::new(1e-3).unwrap(), value_type: ValueType::F16, condition: true };
-    let extraction =
-        ExtractionSpec { vocab, keys: DrawKey::draws(1, 1), noise: Some(noise), topk: 2, signals: Default::default() };
+    let extraction = ExtractionSpec {
+        vocab,
+        keys: DrawKey::draws(1, 1),
+        noise: Some(noise),
+        signals: Signals::new(vec![Arc::new(TopK { k: 2 })]),
+    };
     let mut extractor =
         Extractor::new(&device, ExtractRequest::with_stride(&extraction, vocab.next_multiple_of(8)), 8).unwrap();
     let mut buffers = [teacher.buffer().unwrap(), teacher.buffer().unwrap()];

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use stillhouse_gpu_host::Host;
-use stillhouse_noise::{DrawKey, ExtractionSpec, NoiseForm, Tolerance, ValueType};
+use stillhouse_noise::{DrawKey, ExtractionSpec, NoiseForm, Signals, Tolerance, ValueType};
+use stillhouse_signals::TopK;
 use stillhouse_teacher::stillhouse_gpu::Device;
 use stillhouse_teacher::stillhouse_gpu::extract::{ExtractRequest, Extractor};
 use stillhouse_teacher::{LoadOptions, Logits, Runs, Teacher, gpu};
@@ -17,7 +18,12 @@ const MUCH: u64 = 4 << 30;
 
 fn extraction(noise: NoiseForm, draws: u32) -> ExtractionSpec {
     let vocab = stillhouse_teacher::TeacherConfig::read(&testdata("llama-gqa")).unwrap().vocab_size;
-    ExtractionSpec { vocab, keys: DrawKey::draws(1, draws), noise: Some(noise), topk: 2, signals: Default::default() }
+    ExtractionSpec {
+        vocab,
+        keys: DrawKey::draws(1, draws),
+        noise: Some(noise),
+        signals: Signals::new(vec![Arc::new(TopK { k: 2 })]),
+    }
 }
 
 fn replay(draws: u32) -> ExtractionSpec {

@@ -3,9 +3,7 @@
 mod noise;
 mod report;
 mod shards;
-mod signals;
 mod states;
-mod tolerances;
 
 use std::path::PathBuf;
 

@@ -23,12 +23,12 @@ use stillhouse_base::path_expansion::local_path;
 use stillhouse_engine::teacher::{self, file_sha256};
 use stillhouse_hub::{self as hub, FetchPurpose, HubRef};
 use stillhouse_noise::{
-    Correction, DrawKey, NoiseAccuracy, NoiseError, NoiseStream, Sampler, Softmax, StoredToken, measure_accuracy,
-    measure_dense_accuracy,
+    Correction, DrawKey, LoadedRow, NoiseAccuracy, NoiseError, NoiseStream, Sampler, Softmax, StoredToken,
+    measure_accuracy, measure_dense_accuracy,
 };
 use stillhouse_operators::config::rows_per_batch;
 use stillhouse_operators::extract::pass::{PredictedPosition, Sequence, Slice, TeacherPass};
-use stillhouse_operators::extract::sequences;
+use stillhouse_operators::extract::{StoredSignals, sequences};
 use stillhouse_operators::generate::{GIVEN, sampling};
 use stillhouse_operators::invariants::{Widened, float_column, unsigned_column};
 use stillhouse_operators::operator::{Counters, OperatorError};
@@ -36,12 +36,11 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 use stillhouse_schemas::paths::{Part, parts};
 use stillhouse_schemas::spec::{Extract, NoiseCodec, Sequential};
+use stillhouse_signals::{LOGPROB_TOLERANCE, StoredSignal, Tolerances};
 use stillhouse_teacher::Teacher;
 
 use super::report::{self, LiveComparison, StoredDifferences};
-use super::signals::{Signals, TopK};
 use super::states::States;
-use super::tolerances::{LOGPROB_TOLERANCE, Tolerances};
 use super::{TeacherCheck, Verification, VerifyOptions};
 use crate::dataset::Dataset;
 
@@ -102,6 +101,7 @@ pub(super) async fn check(
         }
         None => None,
     };
+    let signals = stillhouse_signals::from_job(extract, manifest.job.seed);
     for (shard, offset) in picked {
         observer.event(&Event::Preparing { what: format!("recomputing {} from row {offset}", shard.path) });
         let Some(batch) = dataset.rows(shard, offset, per_batch).await? else { continue };
@@ -117,6 +117,7 @@ pub(super) async fn check(
             },
             written: written.clone(),
             tolerances,
+            signals: &signals,
             place: shard.path.clone(),
             offset,
         };
@@ -208,6 +209,7 @@ struct Recomputed<'a> {
     written: Option<Sequential>,
     /// Tolerances between stored and recomputed values.
     tolerances: Tolerances,
+    signals: &'a [Arc<dyn StoredSignal>],
     place: String,
     offset: usize,
 }
@@ -219,8 +221,7 @@ struct Stored {
     dense: Option<Widened<f32>>,
     /// Number of given positions at the start of each row, if the teacher wrote the rest.
     given: Vec<usize>,
-    signals: Option<Signals>,
-    topk: Option<TopK>,
+    signals: StoredSignals,
     states: Option<States>,
 }
 
@@ -231,7 +232,7 @@ struct TokenCheck {
     noises: Vec<NoiseAccuracy>,
     /// Margin by which a written token wins; negative if it loses.
     lead: Option<f64>,
-    /// First fault of the other signals.
+    /// First fault of the signals.
     signals: Option<String>,
 }
 
@@ -264,8 +265,7 @@ impl Recomputed<'_> {
                 Some(given) => given.values().iter().map(|n| usize::try_from(*n).unwrap_or(0)).collect(),
                 None => vec![0; sequences.len()],
             },
-            signals: Signals::of(self.extract, self.manifest.job.seed, batch).map_err(&arrow)?,
-            topk: TopK::of(self.extract, batch).map_err(&arrow)?,
+            signals: StoredSignals::read(self.signals, batch).map_err(&arrow)?,
             states: States::of(self.manifest, batch).map_err(&arrow)?,
         };
         let counters = Counters::default();
@@ -424,12 +424,8 @@ impl Recomputed<'_> {
             None => None,
         };
         let logit = logits.get(x as usize).copied().unwrap_or(f32::NAN);
-        let at = (p.row, p.position);
-        let signals =
-            stored.signals.as_ref().and_then(|s| s.find_mismatch(at, &softmax, logits, sequence.id, self.tolerances));
-        let of_topk =
-            || stored.topk.as_ref().and_then(|topk| topk.find_mismatch(at, &softmax, logits, self.tolerances));
-        let signals = signals.or_else(of_topk);
+        let recomputed = LoadedRow::new(&softmax, logits, sequence.id, p.position as u32);
+        let signals = stored.signals.find_mismatch(p.row, &recomputed, self.tolerances);
         let logprob_now = softmax.logprob(logit);
         Ok(TokenCheck { signals, logprob: logprob_now, stored_logprob: f64::from(logprob), noises, lead })
     }
@@ -448,9 +444,7 @@ impl Recomputed<'_> {
                 let counts = stored.replay.as_ref().map(|(counts, ..)| counts.row(row));
                 let corrected =
                     counts.is_some_and(|c| c.iter().skip(position).step_by(sequence.tokens.len()).any(|&n| n != 0));
-                let other = stored.signals.as_ref();
-                let known = other.is_some_and(|s| !s.is_certain(row, position, sequence.tokens[position]))
-                    || stored.topk.as_ref().is_some_and(|t| !t.is_certain(row, position, sequence.tokens[position]))
+                let known = !stored.signals.is_certain(row, position, sequence.tokens[position])
                     || stored.states.as_ref().is_some_and(|s| !s.is_certain(row, position));
                 if stored.logprob.row(row)[position] != 0.0 || corrected || known {
                     found.fault(

@@ -12,7 +12,7 @@ use stillhouse_operators::registry;
 use stillhouse_schemas::manifest::Manifest;
 use stillhouse_schemas::spec::NoisePrecision;
 
-use super::tolerances::Tolerances;
+use stillhouse_signals::Tolerances;
 
 /// Relative size of one unit in the last place of an f16, which has 11 significant bits.
 const UNIT: f64 = 1.0 / 1024.0;

@@ -142,7 +142,6 @@ fn config() -> Arc<ExtractConfig> {
         context: TeacherContext::Sequence,
         batch_tokens: 64,
         noise: None,
-        topk: 0,
         signals: <_>::default(),
         hidden: None,
         rows: RowLength::UpTo(8),

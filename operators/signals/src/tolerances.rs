@@ -3,7 +3,7 @@
 /// Tolerance of log-probabilities if the teacher runs on another kind of machine than the job did, in nat. Below −16
 /// the tolerance grows in proportion to
 /// |ln p| / 16, because larger logits are coarser.
-pub(super) const LOGPROB_TOLERANCE: f64 = 2e-3;
+pub const LOGPROB_TOLERANCE: f64 = 2e-3;
 const LOGPROB_SIZE: f64 = 16.0;
 /// Tolerance of logits on a GPU of the same kind, which may differ in their last bits.
 const LAST_BITS: f64 = 1e-4;
@@ -17,14 +17,15 @@ const UNIT: f64 = 1.0 / (1 << 23) as f64;
 
 /// Tolerances, depending on the machine that recomputes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Tolerances {
+pub struct Tolerances {
     /// δ, the tolerance of logits.
     logit_error: f64,
 }
 
 impl Tolerances {
     /// `alike` means that the arithmetic equals the job's. Then a CPU gives a sequence the same bits in any batch.
-    pub(super) fn for_arithmetic(alike: bool, device: &str) -> Self {
+    #[must_use]
+    pub fn for_arithmetic(alike: bool, device: &str) -> Self {
         match (alike, device) {
             (true, "cpu") => Self { logit_error: 0.0 },
             (true, _) => Self { logit_error: LAST_BITS },
@@ -33,17 +34,26 @@ impl Tolerances {
     }
 
     /// Tolerances on another kind of machine.
-    pub(super) fn other_machine() -> Self {
+    #[must_use]
+    pub fn other_machine() -> Self {
         Self { logit_error: LOGPROB_TOLERANCE }
     }
 
+    /// Whether logits differ at most in their last bits: on the same CPU arithmetic, or a GPU of the same kind.
+    #[must_use]
+    pub fn is_same_device(self) -> bool {
+        self.logit_error < LOGPROB_TOLERANCE
+    }
+
     /// Whether logits must equal the job's bit for bit.
-    pub(super) fn is_exact(self) -> bool {
+    #[must_use]
+    pub fn is_exact(self) -> bool {
         self.logit_error == 0.0
     }
 
     /// δ.
-    pub(super) fn logit_error(self) -> f64 {
+    #[must_use]
+    pub fn logit_error(self) -> f64 {
         self.logit_error
     }
 
@@ -52,46 +62,39 @@ impl Tolerances {
     }
 
     /// Tolerance of `logprob`, which is the nearest f32 or the one below it.
-    pub(super) fn logprob(self, logprob: f64) -> f64 {
+    #[must_use]
+    pub fn logprob(self, logprob: f64) -> f64 {
         self.scaled(logprob) + UNIT * logprob.abs()
     }
 
+    /// Tolerance of a value that changes as much as a logit: δ, scaled, and half a unit in the last place, at least
+    /// `rounding`.
+    #[must_use]
+    pub fn logit(self, value: f32, rounding: f64) -> f64 {
+        self.scaled(value.into()) + (UNIT * f64::from(value.abs())).max(rounding)
+    }
+
     /// Tolerance of an entry that is stored with its ln p: candidates, top-k, top-p.
-    pub(super) fn listed(self, logprob: f32) -> f64 {
-        self.scaled(logprob.into()) + (UNIT * f64::from(logprob.abs())).max(1e-6)
-    }
-
-    /// Tolerance of a log-partition.
-    pub(super) fn logz(self, logz: f32) -> f64 {
-        self.scaled(logz.into()) + (UNIT * f64::from(logz.abs())).max(1e-5)
-    }
-
-    /// Tolerance of the entropy over `vocab` entries.
-    pub(super) fn entropy(self, vocab: usize) -> f64 {
-        self.logit_error * (1.0 + (vocab as f64).ln()) + 1e-5
+    #[must_use]
+    pub fn listed(self, logprob: f32) -> f64 {
+        self.logit(logprob, 1e-6)
     }
 
     /// Relative tolerance of ratios and of the tail mass.
-    pub(super) fn relative(self) -> f64 {
+    #[must_use]
+    pub fn relative(self) -> f64 {
         5.0 * self.logit_error + 1e-5
     }
 
-    /// Number of N draws that may fall on other tokens.
-    pub(super) fn moved_draws(self, draws: u32) -> u32 {
-        match self.logit_error {
-            0.0 => 0,
-            logit_error if logit_error < LOGPROB_TOLERANCE => 1 + draws / 64,
-            _ => 1 + draws / 4,
-        }
-    }
-
     /// By how much the observed token may lose. Two logits are compared, each with its own error.
-    pub(super) fn lead(self) -> f64 {
-        if self.logit_error < LOGPROB_TOLERANCE { self.logit_error } else { 2.0 * self.logit_error }
+    #[must_use]
+    pub fn lead(self) -> f64 {
+        if self.is_same_device() { self.logit_error } else { 2.0 * self.logit_error }
     }
 
     /// Slack added to the total variation that the job promises.
-    pub(super) fn variation(self) -> f64 {
+    #[must_use]
+    pub fn variation(self) -> f64 {
         if self.is_exact() { SUM_SLACK } else { VARIATION_SLACK }
     }
 }
