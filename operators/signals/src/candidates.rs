@@ -2,29 +2,21 @@
 //!
 //! Cost: a subtraction per candidate.
 
-use std::sync::Arc;
-
 use stillhouse_noise::{LoadedRow, NoiseError, RowSignals, Signal, SignalKernel, Values};
 use stillhouse_schemas::columns::{self, Column};
 use stillhouse_schemas::problems::Problem;
 
-use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, SignalKind, StoredSignal, Tolerances};
+use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, StoredSignal, Tolerances};
 use crate::{differs, f32s, f32s_of_bytes, mismatch};
 
-pub(crate) const KIND: SignalKind = SignalKind {
-    columns: &[Column {
-        name: columns::CANDIDATE_LOGPROB,
-        dtype: "fixed list float32",
-        when: "`candidates`",
-        shape: "[L, candidates]",
-        contract: "ln p of each of `candidates`, in their order; certain: 0 for the token itself, −∞ for others",
-        meaning: "natural logarithms of the probabilities of the job's candidate tokens at each position",
-    }],
-    from_job: |extract, _| {
-        let tokens = extract.candidates.clone();
-        (!tokens.is_empty()).then(|| Arc::new(Candidates { tokens }) as Arc<dyn StoredSignal>)
-    },
-};
+pub(crate) const COLUMNS: &[Column] = &[Column {
+    name: columns::CANDIDATE_LOGPROB,
+    dtype: "fixed list float32",
+    when: "`candidates`",
+    shape: "[L, candidates]",
+    contract: "ln p of each of `candidates`, in their order; certain: 0 for the token itself, −∞ for others",
+    meaning: "natural logarithms of the probabilities of the job's candidate tokens at each position",
+}];
 
 /// Log-probabilities of given tokens.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,25 +2,20 @@
 //!
 //! Cost: one pass with a product per entry.
 
-use std::sync::Arc;
-
 use stillhouse_noise::{LoadedRow, RowSignals, Signal, SignalKernel, Values};
 use stillhouse_schemas::columns::{self, Column};
 
-use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, SignalKind, StoredSignal, Tolerances};
+use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, StoredSignal, Tolerances};
 use crate::{differs, f32_of, f32s_of_bytes, mismatch};
 
-pub(crate) const KIND: SignalKind = SignalKind {
-    columns: &[Column {
-        name: columns::ENTROPY,
-        dtype: "fixed list float32",
-        when: "`entropy`",
-        shape: "[L]",
-        contract: "−Σ p ln p of the teacher's distribution, nat, to 1e-5; certain: 0",
-        meaning: "entropy of the teacher's distribution of the token, in nat",
-    }],
-    from_job: |extract, _| extract.entropy.then(|| Arc::new(Entropy) as Arc<dyn StoredSignal>),
-};
+pub(crate) const COLUMNS: &[Column] = &[Column {
+    name: columns::ENTROPY,
+    dtype: "fixed list float32",
+    when: "`entropy`",
+    shape: "[L]",
+    contract: "−Σ p ln p of the teacher's distribution, nat, to 1e-5; certain: 0",
+    meaning: "entropy of the teacher's distribution of the token, in nat",
+}];
 
 /// Entropy.
 #[derive(Debug, Clone, PartialEq)]

@@ -11,7 +11,7 @@
 //! | `top_p` | the smallest set of most likely entries that holds a mass, and ln of the remaining mass (tail) | tail: 1e-5, relative |
 //!
 //! ```text
-//!   job file ─► SignalKind::from_job ─► StoredSignal ─┬─► columns            Arrow fields, FORMAT.md
+//!   job file ─► SIGNALS: from_job   ─► StoredSignal ─┬─► columns            Arrow fields, FORMAT.md
 //!                                                     ├─► Signal::compute    CPU, or Signal::kernel on a device
 //!                                                     ├─► check, compare     `verify`
 //!                                                     └─► view, summary      `inspect`, the page
@@ -44,9 +44,44 @@ use stillhouse_schemas::columns::Column;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Extract;
 
-/// All signals, in the order of their columns.
-pub const SIGNALS: &[SignalKind] =
-    &[top_k::KIND, log_partitions::KIND, entropy::KIND, candidates::KIND, sampled_logits::KIND, top_p::KIND];
+/// All signals, in the order of their columns. `None` if the job does not ask for the signal.
+pub const SIGNALS: &[SignalKind] = &[
+    SignalKind {
+        columns: top_k::COLUMNS,
+        from_job: |extract, _| stored(TopK { k: extract.topk as usize }, extract.topk > 0),
+    },
+    SignalKind {
+        columns: log_partitions::COLUMNS,
+        from_job: |Extract { logz_temperatures: temperatures, .. }, _| {
+            stored(LogPartitions { temperatures: temperatures.clone() }, !temperatures.is_empty())
+        },
+    },
+    SignalKind { columns: entropy::COLUMNS, from_job: |extract, _| stored(Entropy, extract.entropy) },
+    SignalKind {
+        columns: candidates::COLUMNS,
+        from_job: |Extract { candidates: tokens, .. }, _| {
+            stored(Candidates { tokens: tokens.clone() }, !tokens.is_empty())
+        },
+    },
+    SignalKind {
+        columns: sampled_logits::COLUMNS,
+        from_job: |extract, seed| {
+            let samples = extract.samples.as_ref()?;
+            stored(SampledLogits { draws: samples.draws, power: samples.power, seed }, true)
+        },
+    },
+    SignalKind {
+        columns: top_p::COLUMNS,
+        from_job: |extract, _| {
+            let top_p = extract.top_p.as_ref()?;
+            stored(TopP { mass: top_p.mass, max_entries: top_p.most as usize }, true)
+        },
+    },
+];
+
+fn stored(signal: impl StoredSignal + 'static, is_requested: bool) -> Option<Arc<dyn StoredSignal>> {
+    if is_requested { Some(Arc::new(signal)) } else { None }
+}
 
 /// The declaration of a signal.
 #[derive(Debug, Clone, Copy)]

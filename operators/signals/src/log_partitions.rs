@@ -2,28 +2,20 @@
 //!
 //! Cost: one pass with an exponential per entry for each temperature other than 1.
 
-use std::sync::Arc;
-
 use stillhouse_noise::{LoadedRow, RowSignals, Signal, SignalKernel, Values};
 use stillhouse_schemas::columns::{self, Column};
 
-use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, SignalKind, StoredSignal, Tolerances};
+use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, StoredSignal, Tolerances};
 use crate::{differs, f32s, f32s_of_bytes, mismatch};
 
-pub(crate) const KIND: SignalKind = SignalKind {
-    columns: &[Column {
-        name: columns::LOGZ,
-        dtype: "fixed list float32",
-        when: "`logz_temperatures`",
-        shape: "[L, temperatures]",
-        contract: "ln Σ exp(l / T) for each T in the order of the job, to 1e-5 nat or half a unit of its f32; certain: 0",
-        meaning: "logarithm of the sum of exp(logit / T) over the vocabulary at each of the job's temperatures T",
-    }],
-    from_job: |extract, _| {
-        let temperatures = extract.logz_temperatures.clone();
-        (!temperatures.is_empty()).then(|| Arc::new(LogPartitions { temperatures }) as Arc<dyn StoredSignal>)
-    },
-};
+pub(crate) const COLUMNS: &[Column] = &[Column {
+    name: columns::LOGZ,
+    dtype: "fixed list float32",
+    when: "`logz_temperatures`",
+    shape: "[L, temperatures]",
+    contract: "ln Σ exp(l / T) for each T in the order of the job, to 1e-5 nat or half a unit of its f32; certain: 0",
+    meaning: "logarithm of the sum of exp(logit / T) over the vocabulary at each of the job's temperatures T",
+}];
 
 /// Log-partitions.
 #[derive(Debug, Clone, PartialEq)]

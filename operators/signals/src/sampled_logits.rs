@@ -11,56 +11,48 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use stillhouse_noise::{
     BLOCK_ENTRIES, KeyedUniforms, LoadedRow, RowSignals, Signal, SignalKernel, Values, keyed_uniforms,
 };
 use stillhouse_schemas::columns::{self, Column};
 
-use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, SignalKind, StoredSignal, Tolerances};
+use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, StoredSignal, Tolerances};
 use crate::{differs, f32s, f32s_of_bytes, mismatch, u32s, u32s_of_bytes};
 
-pub(crate) const KIND: SignalKind = SignalKind {
-    columns: &[
-        Column {
-            name: columns::SAMPLED_COUNT,
-            dtype: "fixed list uint16",
-            when: "`samples`",
-            shape: "[L]",
-            contract: "distinct tokens drawn",
-            meaning: "number of distinct tokens drawn from the teacher's distribution at each position",
-        },
-        Column {
-            name: columns::SAMPLED_INDEX,
-            dtype: "list uint16 (V ≤ 65,536) / uint32",
-            when: "`samples`",
-            shape: "[*]",
-            contract: "the tokens of position 0, then 1, …; ascending within a position",
-            meaning: "the drawn tokens, those of position 0 first",
-        },
-        Column {
-            name: columns::SAMPLED_TIMES,
-            dtype: "list uint16",
-            when: "`samples`",
-            shape: "[*]",
-            contract: "how often each was drawn; those of a position add up to N. times/N estimates p without bias where `power` is 1",
-            meaning: "how often each was drawn; divided by the number of draws it estimates the probability without bias",
-        },
-        Column {
-            name: columns::SAMPLED_RATIO,
-            dtype: "list float32",
-            when: "`samples.power` ≠ 1",
-            shape: "[*]",
-            contract: "p/q of each: times/N · ratio estimates p without bias (not divided by its sum)",
-            meaning: "probability over that of the proposal: times/N · ratio estimates the probability without bias",
-        },
-    ],
-    from_job: |extract, seed| {
-        let samples = extract.samples.as_ref()?;
-        Some(Arc::new(SampledLogits { draws: samples.draws, power: samples.power, seed }))
+pub(crate) const COLUMNS: &[Column] = &[
+    Column {
+        name: columns::SAMPLED_COUNT,
+        dtype: "fixed list uint16",
+        when: "`samples`",
+        shape: "[L]",
+        contract: "distinct tokens drawn",
+        meaning: "number of distinct tokens drawn from the teacher's distribution at each position",
     },
-};
+    Column {
+        name: columns::SAMPLED_INDEX,
+        dtype: "list uint16 (V ≤ 65,536) / uint32",
+        when: "`samples`",
+        shape: "[*]",
+        contract: "the tokens of position 0, then 1, …; ascending within a position",
+        meaning: "the drawn tokens, those of position 0 first",
+    },
+    Column {
+        name: columns::SAMPLED_TIMES,
+        dtype: "list uint16",
+        when: "`samples`",
+        shape: "[*]",
+        contract: "how often each was drawn; those of a position add up to N. times/N estimates p without bias where `power` is 1",
+        meaning: "how often each was drawn; divided by the number of draws it estimates the probability without bias",
+    },
+    Column {
+        name: columns::SAMPLED_RATIO,
+        dtype: "list float32",
+        when: "`samples.power` ≠ 1",
+        shape: "[*]",
+        contract: "p/q of each: times/N · ratio estimates p without bias (not divided by its sum)",
+        meaning: "probability over that of the proposal: times/N · ratio estimates the probability without bias",
+    },
+];
 
 /// Purpose of the uniforms. Their stream number is the position.
 const PURPOSE: &str = "sampled_logits";

@@ -4,6 +4,9 @@ use stillhouse_noise::{Level, Softmax, keyed_uniforms};
 
 use super::*;
 
+mod margin;
+mod walkthrough;
+
 const TOP_K: usize = 0;
 const LOGZ: usize = 1;
 const ENTROPY: usize = 2;

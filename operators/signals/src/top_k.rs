@@ -2,38 +2,31 @@
 //!
 //! Cost: one pass, and a sort of the k entries.
 
-use std::sync::Arc;
-
 use stillhouse_noise::{LoadedRow, RowSignals, Signal, SignalKernel, Values};
 use stillhouse_schemas::columns::{self, Column};
 use stillhouse_schemas::problems::Problem;
 
-use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, SignalKind, StoredSignal, Tolerances};
+use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, StoredSignal, Tolerances};
 use crate::{differs, f32s, u32s};
 
-pub(crate) const KIND: SignalKind = SignalKind {
-    columns: &[
-        Column {
-            name: columns::TOPK_INDEX,
-            dtype: "fixed list int32",
-            when: "`topk` > 0",
-            shape: "[L, k]",
-            contract: "the k likeliest entries, descending, ties by lower index",
-            meaning: "the likeliest vocabulary entries at each position, the likeliest first",
-        },
-        Column {
-            name: columns::TOPK_LOGPROB,
-            dtype: "fixed list float32",
-            when: "`topk` > 0",
-            shape: "[L, k]",
-            contract: "ln p of each",
-            meaning: "natural logarithms of their probabilities",
-        },
-    ],
-    from_job: |extract, _| {
-        (extract.topk > 0).then(|| Arc::new(TopK { k: extract.topk as usize }) as Arc<dyn StoredSignal>)
+pub(crate) const COLUMNS: &[Column] = &[
+    Column {
+        name: columns::TOPK_INDEX,
+        dtype: "fixed list int32",
+        when: "`topk` > 0",
+        shape: "[L, k]",
+        contract: "the k likeliest entries, descending, ties by lower index",
+        meaning: "the likeliest vocabulary entries at each position, the likeliest first",
     },
-};
+    Column {
+        name: columns::TOPK_LOGPROB,
+        dtype: "fixed list float32",
+        when: "`topk` > 0",
+        shape: "[L, k]",
+        contract: "ln p of each",
+        meaning: "natural logarithms of their probabilities",
+    },
+];
 
 /// Top-k.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,54 +2,46 @@
 //!
 //! Cost: a top-k, and one pass with a sum for the tail.
 
-use std::sync::Arc;
-
 use stillhouse_noise::{LoadedRow, RowSignals, Signal, SignalKernel, Values};
 use stillhouse_schemas::columns::{self, Column};
 
-use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, SignalKind, StoredSignal, Tolerances};
+use crate::{Axis, ColumnShape, ItemType, Series, SignalColumn, StoredSignal, Tolerances};
 use crate::{differs, f32_of, f32s, f32s_of_bytes, mismatch, u32s, u32s_of_bytes};
 
-pub(crate) const KIND: SignalKind = SignalKind {
-    columns: &[
-        Column {
-            name: columns::TOP_P_COUNT,
-            dtype: "fixed list uint16",
-            when: "`top_p`",
-            shape: "[L]",
-            contract: "the fewest of the likeliest that hold `mass`, `most` at most; certain: 1",
-            meaning: "how many of the likeliest tokens are kept at each position",
-        },
-        Column {
-            name: columns::TOP_P_INDEX,
-            dtype: "list uint16 (V ≤ 65,536) / uint32",
-            when: "`top_p`",
-            shape: "[*]",
-            contract: "those of position 0, then 1, …; the likeliest first, ties by lower index",
-            meaning: "the kept tokens, those of position 0 first, the likeliest of a position first",
-        },
-        Column {
-            name: columns::TOP_P_LOGPROB,
-            dtype: "list float32",
-            when: "`top_p`",
-            shape: "[*]",
-            contract: "ln p of each",
-            meaning: "natural logarithms of the probabilities of the kept tokens",
-        },
-        Column {
-            name: columns::TOP_P_TAIL,
-            dtype: "fixed list float32",
-            when: "`top_p`",
-            shape: "[L]",
-            contract: "ln of the probability of all others, to 1e-5 (not 1 − Σ: a tail of 1e-9 is kept); certain: −∞",
-            meaning: "natural logarithm of the probability of all tokens that are not kept",
-        },
-    ],
-    from_job: |extract, _| {
-        let top_p = extract.top_p.as_ref()?;
-        Some(Arc::new(TopP { mass: top_p.mass, max_entries: top_p.most as usize }))
+pub(crate) const COLUMNS: &[Column] = &[
+    Column {
+        name: columns::TOP_P_COUNT,
+        dtype: "fixed list uint16",
+        when: "`top_p`",
+        shape: "[L]",
+        contract: "the fewest of the likeliest that hold `mass`, `most` at most; certain: 1",
+        meaning: "how many of the likeliest tokens are kept at each position",
     },
-};
+    Column {
+        name: columns::TOP_P_INDEX,
+        dtype: "list uint16 (V ≤ 65,536) / uint32",
+        when: "`top_p`",
+        shape: "[*]",
+        contract: "those of position 0, then 1, …; the likeliest first, ties by lower index",
+        meaning: "the kept tokens, those of position 0 first, the likeliest of a position first",
+    },
+    Column {
+        name: columns::TOP_P_LOGPROB,
+        dtype: "list float32",
+        when: "`top_p`",
+        shape: "[*]",
+        contract: "ln p of each",
+        meaning: "natural logarithms of the probabilities of the kept tokens",
+    },
+    Column {
+        name: columns::TOP_P_TAIL,
+        dtype: "fixed list float32",
+        when: "`top_p`",
+        shape: "[L]",
+        contract: "ln of the probability of all others, to 1e-5 (not 1 − Σ: a tail of 1e-9 is kept); certain: −∞",
+        meaning: "natural logarithm of the probability of all tokens that are not kept",
+    },
+];
 
 /// Top-p.
 #[derive(Debug, Clone, PartialEq)]
