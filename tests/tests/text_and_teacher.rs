@@ -417,4 +417,10 @@ fn a_data_set_of_a_type_that_is_gone_is_read_and_not_made() {
     scratch.stillhouse(&["run", "int8.yaml"]).expect(2).says(&valid);
     scratch.stillhouse(&["repair", "out", "int8.yaml"]).expect(2).says(&valid);
     assert!(!scratch.path("new").exists());
+    // nothing repairs it, so `verify` does not say that `repair` would
+    let shard = fs::read_dir(scratch.path("out/data")).unwrap().next().unwrap().unwrap().path();
+    fs::remove_file(shard).unwrap();
+    let verified = scratch.stillhouse(&["verify", "out"]).expect(1);
+    let verified = verified.says(&["--overwrite, with another extract.teacher.dtype than int8"]);
+    assert!(![verified.stdout, verified.stderr].concat().contains("stillhouse repair"));
 }

@@ -11,7 +11,7 @@ use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::{self, Prepared};
 use stillhouse_schemas::spec::EngineKind;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 

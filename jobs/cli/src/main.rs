@@ -2,7 +2,9 @@
 
 mod address_space;
 mod cli;
+mod failure;
 mod job_file;
+mod line;
 mod page;
 mod printer;
 mod progress;

@@ -1,6 +1,6 @@
 //! Tables. Columns get the width that they need; if the terminal is too narrow, the widest are cut.
 
-use crate::page::{Line, Tone};
+use crate::line::{Line, Tone};
 
 /// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

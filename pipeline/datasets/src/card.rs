@@ -352,14 +352,14 @@ fn cell(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::json;
 
     use super::*;
 
-    fn manifest(extract: &serde_json::Value, card: &serde_json::Value) -> Manifest {
+    pub fn manifest(extract: &serde_json::Value, card: &serde_json::Value) -> Manifest {
         let column = |name: &str, data_type: &str, shape: Option<&str>| json!({"name": name, "data_type": data_type, "shape": shape});
         let has_noise = !extract.is_null();
         let mut manifest = json!({

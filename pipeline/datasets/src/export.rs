@@ -20,14 +20,11 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod convert;
-mod distillkit;
 mod files;
-mod format;
-mod megatron;
+mod formats;
 mod record;
 mod rows;
 mod sparse;
-mod torch_file;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -39,8 +36,8 @@ use sha2::{Digest, Sha256};
 use stillhouse_operators::registry::SIDECAR_FILES;
 
 pub use self::convert::{Conversion, Converted, convert};
-pub use self::format::{Format, FormatName, FormatOptions, LeftOut};
-pub use self::megatron::{Identity, MegatronOptions, MegatronRun};
+pub use self::formats::megatron::{Identity, MegatronOptions, MegatronRun};
+pub use self::formats::{Format, FormatName, FormatOptions, LeftOut};
 pub use self::sparse::{Signal, ValueType};
 use crate::card::{self, CardFault};
 use crate::dataset::Dataset;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stillhouse_datasets::clean::{Cleaned, clean};
 use stillhouse_pipeline::units;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};

@@ -1,9 +1,9 @@
 //! `stillhouse completions SHELL`: prints a completion script.
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
-use crate::cli::{Cli, Failure};
+use crate::failure::Failure;
 use crate::printer::Printer;
 
 const EXAMPLES: &str = "\
@@ -21,10 +21,10 @@ pub struct Args {
     shell: Shell,
 }
 
-/// Runs the command.
-pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
+/// Runs the verb; `command` is the whole command line.
+pub fn call(args: &Args, command: &mut Command, printer: &Printer) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "stillhouse", &mut script);
+    clap_complete::generate(args.shell, command, "stillhouse", &mut script);
     Ok(printer.text(&String::from_utf8_lossy(&script))?)
 }
 
@@ -38,7 +38,8 @@ mod tests {
         use clap::ValueEnum;
         for shell in Shell::value_variants() {
             let (printer, out, _) = captured();
-            call(&Args { shell: *shell }, &printer).unwrap();
+            let mut command = Command::new("stillhouse").subcommand(Command::new("inspect"));
+            call(&Args { shell: *shell }, &mut command, &printer).unwrap();
             assert!(out.text().contains("inspect"), "{shell}");
         }
     }

@@ -7,7 +7,7 @@ use stillhouse_datasets::dataset::Dataset;
 use stillhouse_pipeline::derive::{Derivation, DeriveOptions, derive};
 use stillhouse_pipeline::events::Observer;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};

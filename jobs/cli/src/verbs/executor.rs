@@ -14,7 +14,7 @@ use stillhouse_pipeline::run::worker::WorkerConfig;
 use stillhouse_schemas::checks::scheduler_problem;
 use stillhouse_schemas::problems::Problems;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 
 use crate::page::{Line, Page};
 use crate::printer::Printer;

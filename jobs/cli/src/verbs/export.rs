@@ -12,7 +12,7 @@ use stillhouse_datasets::export::{Converted, Export, ExportOptions, FormatOption
 use stillhouse_pipeline::units;
 use stillhouse_schemas::storage::Storage;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page, Tone, View};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};

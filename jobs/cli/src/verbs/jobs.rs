@@ -8,7 +8,7 @@ use serde_json::Value;
 use stillhouse_pipeline::events::InputCounts;
 use stillhouse_pipeline::storage::classify_no_response;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, input_summary};

@@ -36,7 +36,7 @@ use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page};
 use crate::printer::Printer;
 use crate::verbs::serve::LogFormat;

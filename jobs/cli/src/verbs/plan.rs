@@ -13,7 +13,7 @@ use stillhouse_pipeline::sample::Sample;
 use stillhouse_pipeline::{append, plan, plan_report, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::job_file::JobFile;
 use crate::page::{Line, Page, Tone, View};
 use crate::printer::Printer;

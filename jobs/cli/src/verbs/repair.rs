@@ -9,7 +9,7 @@ use stillhouse_pipeline::repair::repair_until;
 use stillhouse_pipeline::run::Stop;
 use stillhouse_pipeline::units;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::job_file::JobFile;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;

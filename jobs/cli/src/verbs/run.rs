@@ -7,7 +7,7 @@ use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::run;
 use stillhouse_pipeline::run::{RunOptions, RunResult, Stop};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::job_file::JobFile;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};

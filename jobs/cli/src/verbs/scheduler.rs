@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stillhouse_cluster::tls::Files;
 use stillhouse_cluster::{scheduler, token::Token};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page};
 use crate::printer::Printer;
 use crate::verbs::requests_runtime;

@@ -2,7 +2,7 @@
 
 use stillhouse_operators::registry::{columns_table, job_format};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::printer::Printer;
 
 const EXAMPLES: &str = "\

@@ -11,7 +11,7 @@ use stillhouse_pipeline::error::{ErrorKind, PipelineError};
 use stillhouse_pipeline::score::{FirstToken, Mauve, MauveOptions, Mean, ScoreOptions, Scores, TextScore, score};
 use stillhouse_schemas::spec::{Dtype, InputFormat, SpecialTokens, TextDocument};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};

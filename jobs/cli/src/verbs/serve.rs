@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use stillhouse_schemas::problems::{Problem, Problems};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::table::Table;

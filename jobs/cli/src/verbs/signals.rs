@@ -7,30 +7,11 @@ use std::time::Duration;
 use stillhouse_pipeline::run::Stop;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::cli::Failure;
+use crate::failure::{Failure, StopSignal};
 use crate::printer::Printer;
 
 /// Time limit for work to end after a request to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The signal that requested the stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopSignal {
-    /// SIGINT, Ctrl-C.
-    Interrupt,
-    /// SIGTERM.
-    Terminate,
-}
-
-impl StopSignal {
-    /// The exit code that a shell reports for a program ended by this signal.
-    pub fn code(self) -> u8 {
-        match self {
-            Self::Interrupt => 130,
-            Self::Terminate => 143,
-        }
-    }
-}
 
 /// Runs `work` until it is done, a signal arrives, or stdout is closed. After a signal, the error includes
 /// `how_to_go_on`.

@@ -9,7 +9,7 @@ use stillhouse_pipeline::events::{Event, Observer, Progress, StageProgress};
 use stillhouse_pipeline::storage::Backoff;
 use stillhouse_schemas::problems::{Problem, Problems};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::job_file::JobFile;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page};
 use crate::printer::Printer;
 use crate::table::Table;

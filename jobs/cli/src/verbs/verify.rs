@@ -9,7 +9,7 @@ use stillhouse_datasets::verify::{Distribution, Report, TeacherCheck, Verificati
 use stillhouse_pipeline::units;
 use stillhouse_schemas::spec::Dtype;
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Line, Page, Tone, View};
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};

@@ -22,7 +22,7 @@ use stillhouse_service::sandbox::{Confined, Uses, confine};
 use stillhouse_service::worker_protocol::{Message, STOPPED_EXIT_CODE, WorkerRequest, WorkerTask, with_default_engine};
 
 use crate::address_space;
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::printer::Printer;
 use crate::progress::{Mode, Watch};
 use crate::verbs::requests_runtime;

@@ -25,7 +25,7 @@ use stillhouse_base::events::{Event, Observer};
 use stillhouse_output::{MANIFEST, Output, SUCCESS};
 
 use super::files::Files;
-use super::format::{ExportWriter, Format, LeftOut, Unit};
+use super::formats::{ExportWriter, Format, LeftOut, Unit};
 use super::record::{FileRecord, RECORD, Record, check_destination};
 use super::rows::{RowReader, check_not_stopped, row_length, rows_of_splits};
 use super::sparse::{Signal, Sparse, ValueType};

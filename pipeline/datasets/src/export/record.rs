@@ -8,7 +8,7 @@ use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_output::{MANIFEST, Output};
 
 use super::convert::Conversion;
-use super::format::LeftOut;
+use super::formats::LeftOut;
 use super::sparse::Signal;
 use super::{MARKER_FILE, Marker};
 

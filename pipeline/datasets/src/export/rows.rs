@@ -13,7 +13,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
 use super::Counts;
-use super::format::Unit;
+use super::formats::Unit;
 use super::sparse::Sparse;
 use crate::dataset::{Dataset, Selection};
 

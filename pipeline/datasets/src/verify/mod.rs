@@ -15,7 +15,7 @@ use crate::dataset::Dataset;
 use stillhouse_base::error::Result;
 use stillhouse_base::events::Observer;
 use stillhouse_output::Output;
-use stillhouse_output::commands::{derive_command, repair_command};
+use stillhouse_output::commands::{derive_command, overwrite_command, repair_command};
 
 /// Maximum number of faults that are reported individually; further ones are only counted.
 pub const FAULTS_SHOWN: usize = 100;
@@ -135,9 +135,13 @@ pub async fn verify(dataset: &Dataset, options: &VerifyOptions, observer: &dyn O
     }
     if found.mend.is_some() {
         let job = dataset.output().job_file().await;
-        found.mend = Some(match dataset.manifest().derived_from {
+        let job_file = job.as_deref().and_then(|file| file.to_str());
+        let manifest = dataset.manifest();
+        let is_int8 = manifest.job.extract.as_ref().is_some_and(|extract| extract.teacher.dtype == Dtype::Int8);
+        found.mend = Some(match manifest.derived_from {
             Some(_) => derive_command(dataset.output()),
-            None => repair_command(dataset.output(), job.as_deref().and_then(|file| file.to_str())),
+            None if is_int8 => overwrite_command(job_file, "extract.teacher.dtype", Dtype::Int8.name()),
+            None => repair_command(dataset.output(), job_file),
         });
     }
     Ok(found)

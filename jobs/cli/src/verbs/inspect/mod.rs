@@ -11,7 +11,7 @@ mod values;
 use stillhouse_datasets::dataset::Dataset;
 use stillhouse_datasets::inspect::{InspectOptions, Inspection, RowView, inspect};
 
-use crate::cli::Failure;
+use crate::failure::Failure;
 use crate::page::{Page, View};
 use crate::printer::Printer;
 use crate::verbs::{StoreOptions, Threads};

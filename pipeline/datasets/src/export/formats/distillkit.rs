@@ -23,7 +23,6 @@
 //! `labels` exists if the teacher wrote the text. It is −100, which the trainer masks, up to the first token that the
 //! teacher wrote.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -43,12 +42,12 @@ use stillhouse_output::{CARD, Output};
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::manifest::Manifest;
 
-use super::ExportedFile;
-use super::files::Files;
-use super::format::{ExportFormat, ExportWriter, LeftOut, Unit};
-use super::rows::{RowReader, rows_of_splits};
-use super::sparse::{Entries, Sparse, SparseBatch, ValueType};
+use super::{ExportFormat, ExportWriter, LeftOut, Unit, unit_per_shard};
 use crate::dataset::Dataset;
+use crate::export::ExportedFile;
+use crate::export::files::Files;
+use crate::export::rows::{RowReader, rows_of_splits};
+use crate::export::sparse::{Entries, Sparse, SparseBatch, ValueType};
 
 /// Key in a file's Parquet metadata whose value records what the export left out of the file.
 const LEFT_OUT: &str = "stillhouse.left_out";
@@ -104,15 +103,7 @@ struct Rows {
 impl ExportWriter for Rows {
     /// One unit, with one file, per shard.
     fn units(&self, manifest: &Manifest) -> Vec<Unit> {
-        let mut rows = BTreeMap::<&str, u64>::new();
-        let units = manifest.shards.iter().map(|shard| {
-            let begin = rows.entry(&shard.dataset_split).or_default();
-            let range = *begin..*begin + shard.rows;
-            *begin = range.end;
-            let (split, files) = (shard.dataset_split.clone(), vec![shard.path.clone()]);
-            Unit { split, rows: range, files, bytes: shard.bytes }
-        });
-        units.collect()
+        unit_per_shard(manifest, |shard| shard.path.clone())
     }
 
     fn position_bytes(&self) -> usize {

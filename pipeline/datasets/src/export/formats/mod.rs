@@ -1,6 +1,12 @@
 //! The interface of an export format. A format's file implements [`ExportFormat`], and declares its options, if it has
 //! any; [`FormatName`], [`Format`] and [`FormatOptions`] have a line for it.
 
+mod distillkit;
+pub mod megatron;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,16 +14,16 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use stillhouse_base::error;
 use stillhouse_output::Output;
-use stillhouse_schemas::manifest::Manifest;
+use stillhouse_schemas::manifest::{Manifest, ShardRecord};
 
-use super::ExportedFile;
-use super::convert::Conversion;
-use super::distillkit::DistillKit;
-use super::files::Files;
-use super::megatron::{MegatronOptions, MegatronRun};
-use super::rows::RowReader;
-use super::sparse::{Signal, Sparse, ValueType};
+use self::distillkit::DistillKit;
+use self::megatron::{MegatronOptions, MegatronRun};
 use crate::dataset::Dataset;
+use crate::export::ExportedFile;
+use crate::export::convert::Conversion;
+use crate::export::files::Files;
+use crate::export::rows::RowReader;
+use crate::export::sparse::{Signal, Sparse, ValueType};
 
 /// The target format, with its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,7 +36,7 @@ pub enum Format {
 }
 
 impl Format {
-    pub(super) fn settings(&self) -> &dyn ExportFormat {
+    pub(in crate::export) fn settings(&self) -> &dyn ExportFormat {
         match self {
             Self::DistillKit => &DistillKit,
             Self::MegatronKd(run) => run,
@@ -98,7 +104,7 @@ pub struct LeftOut {
 
 /// Files that are written together.
 #[derive(Debug, Clone)]
-pub(super) struct Unit {
+pub(in crate::export) struct Unit {
     /// Data set split, such as `train`.
     pub split: String,
     /// Range of rows of the split, in the order of its shards.
@@ -109,9 +115,21 @@ pub(super) struct Unit {
     pub bytes: u64,
 }
 
+/// One unit, with one file, per shard.
+pub(in crate::export) fn unit_per_shard(manifest: &Manifest, name: impl Fn(&ShardRecord) -> String) -> Vec<Unit> {
+    let mut rows = BTreeMap::<&str, u64>::new();
+    let units = manifest.shards.iter().map(|shard| {
+        let begin = rows.entry(&shard.dataset_split).or_default();
+        let range = *begin..*begin + shard.rows;
+        *begin = range.end;
+        Unit { split: shard.dataset_split.clone(), rows: range, files: vec![name(shard)], bytes: shard.bytes }
+    });
+    units.collect()
+}
+
 /// The settings of a format.
 #[async_trait]
-pub(super) trait ExportFormat: Send + Sync {
+pub(in crate::export) trait ExportFormat: Send + Sync {
     /// The largest vocabulary that the target reader supports, and the reason for the limit.
     fn max_ids(&self) -> (u64, &'static str);
 
@@ -137,7 +155,7 @@ pub(super) trait ExportFormat: Send + Sync {
 
 /// Writes one data set in a format.
 #[async_trait]
-pub(super) trait ExportWriter: Send + Sync {
+pub(in crate::export) trait ExportWriter: Send + Sync {
     /// All units to write, in order.
     fn units(&self, manifest: &Manifest) -> Vec<Unit>;
 

@@ -21,6 +21,7 @@
 //! Memory: one iteration of all ranks, as values, as the uncompressed file and compressed.
 
 mod options;
+mod torch_file;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,11 +35,11 @@ use stillhouse_output::CARD;
 use stillhouse_schemas::manifest::Manifest;
 
 pub use self::options::MegatronOptions;
-use super::files::Files;
-use super::format::{ExportFormat, ExportWriter, LeftOut, Unit};
-use super::rows::{RowReader, row_length, rows_of_splits};
-use super::sparse::{Entries, Signal, Sparse, SparseBatch, ValueType};
-use super::torch_file::{Kind, Tensor, encode};
+use self::torch_file::{Kind, Tensor, encode};
+use super::{ExportFormat, ExportWriter, LeftOut, Unit};
+use crate::export::files::Files;
+use crate::export::rows::{RowReader, row_length, rows_of_splits};
+use crate::export::sparse::{Entries, Signal, Sparse, SparseBatch, ValueType};
 
 /// Largest vocabulary: the format has 17 bits per id.
 const MAX_IDS: u64 = 1 << 17;
@@ -447,8 +448,8 @@ fn card(batches: &Batches, signal: Signal, iterations: &[(String, u64)]) -> Stri
 
 #[cfg(test)]
 mod tests {
-    use super::super::sparse::tests as tests_of_sparse;
     use super::*;
+    use crate::export::sparse::tests as tests_of_sparse;
 
     #[test]
     fn the_hash_is_that_of_pythons_json() {
