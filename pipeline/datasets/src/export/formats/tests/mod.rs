@@ -51,7 +51,7 @@ fn a_row_of_one_token_is_counted_and_left_out() {
 #[test]
 fn another_type_of_values_is_refused() {
     let sparse = Arc::new(sparse_tests::sparse(Signal::TopK, 1, 10));
-    let manifest = manifest(&json!({"teacher": {"path": "t"}, "topk": 1}), &Value::Null);
+    let manifest = manifest(&json!({"teacher": {"path": "t"}, "topk": 1}), &json!({}));
     let message = Jsonl.writer(&manifest, &sparse, ValueType::Float16).err().unwrap();
     assert_eq!(message, "--dtype: got float16, valid with --format jsonl: float32");
 }
