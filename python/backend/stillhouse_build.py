@@ -37,7 +37,7 @@ def needed_rust() -> tuple[int, int]:
 def found_rust() -> str:
     """What builds here, as `rustc 1.95.0`; ends the build where it cannot, with what to do."""
     major, minor = needed_rust()
-    install = f"install Rust {major}.{minor} or newer (rustup.rs, or the system's packages), or use a wheel that somebody built (make python-wheel)"
+    install = f"install Rust {major}.{minor} or newer (rustup.rs, or the system's packages), or use a prebuilt wheel (make python-wheel builds one)"
     rustc = os.environ.get("RUSTC") or shutil.which("rustc")
     missing = [
         name
@@ -56,7 +56,7 @@ def found_rust() -> str:
         sys.exit(f"stillhouse has a core in Rust, and {rustc} is {version[0]}: {install}; with rustup: rustup update")
     if os.name == "posix" and not shutil.which(os.environ.get("CC", "cc").split()[0]):
         sys.exit(
-            f"stillhouse's core holds zstd and ring, in C, and there is no {os.environ.get('CC', 'cc')} in PATH: install gcc or clang, or name one in CC"
+            f"stillhouse's core contains C code (zstd, ring), and there is no {os.environ.get('CC', 'cc')} in PATH: install gcc or clang, or name a compiler in CC"
         )
     return version[0]
 
@@ -72,7 +72,7 @@ def say(line: str) -> None:
 def build(hook: Any, *arguments: Any) -> str:
     rust = found_rust()
     say(
-        f"stillhouse: compiling its core with {rust}: {DURATION}, less where it was compiled before; pip install -v shows every step"
+        f"stillhouse: compiling its core with {rust}: {DURATION}, less if it was compiled before; pip install -v shows every step"
     )
     begun = time.monotonic()
     wheel: str = hook(*arguments)

@@ -1,12 +1,14 @@
-"""Opens Stillhouse data sets, feeds trainers, and turns stored noise back into what a student conditions on.
+"""Opens Stillhouse data sets, feeds trainers, and replays the stored noise that a student is conditioned on.
 
 >>> import stillhouse
 >>> ds = stillhouse.open("s3://shards/owt-noise")            # doctest: +SKIP
 >>> xi = stillhouse.noise.replay(ds[:8], out="softmax")      # doctest: +SKIP
 
-``stillhouse.torch`` has the data sets for a DataLoader, ``stillhouse.Epochs`` the same epochs as numpy arrays and ``stillhouse.jax`` as JAX's,
-``stillhouse.noise`` the replay, ``stillhouse.views`` the training examples of each method, ``stillhouse.documents`` what attention needs
-to know of packed documents.
+- ``stillhouse.torch``: data sets for a DataLoader.
+- ``stillhouse.Epochs``: the same epochs as numpy arrays; ``stillhouse.jax``: as JAX arrays.
+- ``stillhouse.noise``: replays noise.
+- ``stillhouse.views``: the training examples of each method.
+- ``stillhouse.documents``: the document boundaries that attention over packed rows needs.
 """
 
 from typing import TYPE_CHECKING, Any

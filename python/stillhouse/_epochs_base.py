@@ -84,7 +84,7 @@ class EpochsBase:
         if missing:
             hint = ""
             if "_snapshot" in state or "_num_yielded" in state:
-                hint = "; this is the state of a StatefulDataLoader: load it there, or load batch.state here"
+                hint = "; this is the state of a StatefulDataLoader: load it into that loader, or load batch.state here"
             raise ValueError(f"state: has no {', '.join(missing)}{hint}")
         foreign = [key for key in state if key not in expected and key != GIVEN]
         if foreign:

@@ -41,7 +41,7 @@ RaggedColumn = Literal[
 
 
 class Ragged(Generic[ArrayT]):
-    """Rows of different lengths: ``values`` [n] of all rows one after the other, ``offsets`` [B+1] int64 where they begin.
+    """Rows of different lengths: ``values`` [n] of all rows, concatenated; ``offsets`` [B+1] int64: where each row begins.
 
     ``ragged[i]`` is row i, a view; ``ragged[2:5]``, ``ragged[[3, 1]]`` and ``ragged[mask]`` (bool [B]) are rows as a Ragged, a slice
     without a copy of the values. Both arrays are numpy or both are torch.
@@ -71,7 +71,7 @@ class Ragged(Generic[ArrayT]):
         if isinstance(chosen, int):
             size = len(self)
             if not -size <= chosen < size:
-                raise IndexError(f"row {chosen} of {size}")
+                raise IndexError(f"row: got {chosen}, valid: {-size} to {size - 1}")
             chosen %= size
             row: ArrayT = values[int(offsets[chosen]) : int(offsets[chosen + 1])]
             return row
@@ -103,17 +103,17 @@ class Ragged(Generic[ArrayT]):
         return Ragged(_pinned(self.values), _pinned(self.offsets))
 
     def to(self, *args: Any, **kwargs: Any) -> Ragged[torch.Tensor]:
-        """``torch.Tensor.to`` of both arrays (a type is for values of floating point alone)."""
+        """``torch.Tensor.to`` of both arrays; a type converts only floating-point values."""
         values = moved(self.values, args, kwargs)
         return Ragged(values, _to_torch(self.offsets).to(values.device))
 
     def split(self, rows: int) -> list[Ragged[ArrayT]]:
-        """Parts of so many rows, the last one with what is left, without copies of the values."""
+        """Parts of ``rows`` rows each, the last one with the rest, without copies of the values."""
         return [self[start : start + rows] for start in parts_of(len(self), rows)]
 
     @staticmethod
     def concat(parts: Sequence[Ragged[ArrayT]]) -> Ragged[ArrayT]:
-        """The rows of all parts, one after the other."""
+        """The rows of all parts, concatenated."""
         lengths = np.concatenate([np.diff(_to_numpy(part.offsets)) for part in parts])
         first: Any = parts[0].offsets
         offsets = _like(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), first)
@@ -123,14 +123,19 @@ class Ragged(Generic[ArrayT]):
 class Batch(dict[str, Any], Generic[ArrayT]):
     """Columns by name: arrays [B, ...] in the shape of the column, :class:`Ragged` where rows differ in length.
 
-    ``batch["logprob"]`` is a column. ``batch[2:5]``, ``batch[[3, 1]]`` and ``batch[mask]`` (bool [B]) are rows as a batch, ``batch[3]`` is one
-    row as a dictionary.
+    ``batch["logprob"]`` is a column. ``batch[2:5]``, ``batch[[3, 1]]`` and ``batch[mask]`` (bool [B]) are rows as a
+    batch; ``batch[3]`` is one row as a dictionary.
 
-    ``info`` holds what noise and views must know of the data set. ``state``, where a data set of :mod:`stillhouse.torch` or
-    :class:`stillhouse.Epochs` made the batch, is what ``load_state_dict`` takes to go on right after this batch (of a part too: after the
-    batch that it is a part of); ``global_batch`` says of which rows of all ranks these are a part. All stay with the batch through ``to``, ``torch``, ``pin_memory``, slices, ``split``, ``copy``, ``|`` and
-    pickling. They also go with the tensors of ``sequence_id`` and ``input_ids``: whoever makes a new ``Batch`` of columns among which is one of
-    these very tensors, as transformers' Trainer does, gets the facts again. (With a copy of the tensor, on another device say, they are lost.)
+    - ``info`` has the facts of the data set that noise and views need.
+    - ``state`` is what ``load_state_dict`` takes to continue right after this batch, if a data set of
+      :mod:`stillhouse.torch` or :class:`stillhouse.Epochs` made it. The state of a part of a batch continues after the
+      whole batch.
+    - ``global_batch`` says which rows these are of the rows that all ranks get in one step.
+
+    These facts stay with the batch through ``to``, ``torch``, ``pin_memory``, slices, ``split``, ``copy``, ``|`` and
+    pickling. The tensors of ``sequence_id`` and ``input_ids`` carry them too: a new ``Batch`` that contains one of these
+    very tensors gets the facts again (transformers' Trainer makes such batches). A copy of the tensor, for example on
+    another device, does not carry them.
 
     For type checkers a batch is ``Batch[numpy array]`` or ``Batch[torch.Tensor]``. Subscripts are typed for rows of one length; with
     ``pack.remainder: keep`` columns with positions are :class:`Ragged` until :meth:`padded`.
@@ -228,7 +233,7 @@ class Batch(dict[str, Any], Generic[ArrayT]):
     def to(self, *args: Any, **kwargs: Any) -> Batch[torch.Tensor]:
         """``torch.Tensor.to`` of every column, such as ``batch.to("cuda", non_blocking=True)``; numpy arrays become tensors first.
 
-        A type (``torch.bfloat16``) is for columns of floating point alone.
+        A type (``torch.bfloat16``) converts only floating-point columns.
         """
         made: Batch[torch.Tensor] = self._with(
             {name: value.to(*args, **kwargs) if isinstance(value, Ragged) else moved(value, args, kwargs)
@@ -237,22 +242,23 @@ class Batch(dict[str, Any], Generic[ArrayT]):
         return made
 
     def pin_memory(self, device: Any = None) -> Batch[torch.Tensor]:
-        """The same columns in page-locked memory, from where copies to a GPU can be asynchronous; needs an accelerator."""
+        """The same columns in page-locked memory, which allows asynchronous copies to a GPU; needs an accelerator."""
         made: Batch[torch.Tensor] = self._with({name: _pinned(value) for name, value in self.items()})
         return made
 
     def split(self, rows: int) -> list[Self]:
-        """Micro-batches of so many rows, the last one with what is left, without copies.
+        """Micro-batches of ``rows`` rows each, the last one with the rest, without copies.
 
-        Losses that are summed (not averaged) over the rows of each add up to the loss of the whole: divide by a number of the whole batch,
-        such as its tokens.
+        Losses that are summed (not averaged) over the rows of each micro-batch add up to the loss of the whole batch.
+        Divide them by a number of the whole batch, such as its tokens.
         """
         return [self[start : start + rows] for start in parts_of(self.rows, rows)]
 
     @classmethod
     def concat(cls, batches: Sequence[Batch[ArrayT]]) -> Self:
-        """The rows of all batches, one after the other. Facts must agree; the state is that of the last one, and ``global_batch`` is None unless
-        they are parts of one.
+        """The rows of all batches, concatenated.
+
+        The state is that of the last batch. ``global_batch`` is None unless all are parts of one batch.
 
         Raises ``ValueError`` for batches of different data sets or columns.
         """
@@ -263,17 +269,17 @@ class Batch(dict[str, Any], Generic[ArrayT]):
             if batch.keys() != first.keys():
                 raise ValueError(f"batches: got columns {', '.join(batch)}, valid: {', '.join(first)}, as in the first")
             if batch.info != first.info:
-                raise ValueError(f"batches: got facts {batch.info}, valid: {first.info}, those of the first")
+                raise ValueError(f"batches: got facts {batch.info}, valid: {first.info}, as in the first")
         columns = {name: joined([batch[name] for batch in batches]) for name in first}
         place = GlobalBatch.joined([batch.global_batch for batch in batches])
         return cls(columns, first.info, batches[-1].state, place)
 
     def padded(self, length: int | None = None, pad_id: int | None = None) -> Self:
-        """Rows of different lengths (``pack.remainder: keep``) made equal: every column [B, L, ...], padding at the end.
+        """Pads rows of different lengths (``pack.remainder: keep``) at the end, so that every column is [B, L, ...].
 
-        ``length`` is L, by default that of the longest row. ``input_ids`` are padded with ``pad_id`` (by default the tokenizer's ``pad``, else 0),
-        everything else with 0, and ``attention_mask`` says what is padding. ``hidden_states`` become [B, L, layers · H]. A batch of equal rows
-        is given back as it is.
+        ``length`` is L, by default the length of the longest row. ``input_ids`` are padded with ``pad_id`` (default: the
+        tokenizer's ``pad``, else 0), all other columns with 0, and ``attention_mask`` is false on padding.
+        ``hidden_states`` become [B, L, layers · H]. A batch whose rows have equal lengths is returned unchanged.
         """
         ids: Any = self["input_ids"]
         if not isinstance(ids, Ragged):
@@ -296,9 +302,9 @@ class Batch(dict[str, Any], Generic[ArrayT]):
     def torch(self) -> Batch[torch.Tensor]:
         """The same columns as torch tensors, without a copy where torch has full support for the type.
 
-        Types that torch can hardly compute with are widened: uint16 to int32, uint32 to int64; ``sequence_id`` and other
-        uint64 become int64 with the same bits. ``input_ids`` stay int32, which ``nn.Embedding`` takes; losses want int64, which is what
-        ``target_ids()`` of an example is.
+        Types that torch supports poorly are widened: uint16 to int32, uint32 to int64; ``sequence_id`` and other uint64
+        become int64 with the same bits. ``input_ids`` stay int32, which ``nn.Embedding`` takes; losses need int64, the type
+        of ``target_ids()`` of an example.
         """
         made: Batch[torch.Tensor] = self._with({name: _to_torch(value) for name, value in self.items()})
         return made
@@ -310,8 +316,8 @@ class Batch(dict[str, Any], Generic[ArrayT]):
 
 
 LOST = (
-    "the batch has no facts (info, state) of its data set: what takes batches apart and makes new ones, such as transformers' Trainer "
-    "when it moves tensors, loses them. Make the example before that, in the `transform` of the data set or the collate function, or give "
+    "the batch has no facts (info, state) of its data set. They are lost when other code makes a new batch of the columns, as transformers' "
+    "Trainer does when it moves tensors. Make the example earlier, in the `transform` of the data set or in the collate function, or pass "
     "the facts again: stillhouse.Batch(columns, info=dataset.info, state=state)"
 )
 """What a view or noise says of a batch without facts."""
@@ -438,7 +444,7 @@ def chosen_rows(rows: Any, size: int) -> slice | npt.NDArray[np.int64]:
     numbers = given.astype(np.int64)
     wrong = numbers[(numbers < -size) | (numbers >= size)]
     if wrong.size:
-        raise IndexError(f"row {wrong[0]} of {size}")
+        raise IndexError(f"row: got {wrong[0]}, valid: {-size} to {size - 1}")
     return np.where(numbers < 0, numbers + size, numbers)
 
 

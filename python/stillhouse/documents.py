@@ -8,9 +8,11 @@
     position_ids     0  1  2  3    0  1  2    0  | 0  1  2    3          where a job says `context: document`
     cu_seqlens       0             4          7    8          11  12     int32, over the flattened batch [B·L]
 
-A segment is what ``document_offsets`` cut a row into: a document, or a part of one (docs/FORMAT.md). It never goes on from one row to the
-next. Padding belongs to no segment. Everything is of the batch's kind (numpy or torch) and device, made on the CPU from the offsets:
-of a batch on a GPU make it before ``batch.to("cuda")``, which spares waiting for the copy back.
+``document_offsets`` divides a row into segments. A segment is a document, or a part of one (docs/FORMAT.md); it never
+continues in the next row. Padding belongs to no segment.
+
+Results are of the batch's library (numpy or torch) and device. They are computed on the CPU from the offsets, so compute
+them before ``batch.to("cuda")``: this avoids copying the offsets back from the GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ Context = Literal["sequence", "document"]
 class Lengths(NamedTuple, Generic[ArrayT]):
     """What attention over sequences of different lengths takes.
 
-    ``cu_seqlens`` [segments + 1] int32: where each begins in the flattened batch, and the end of the last; ``max_seqlen``: the longest.
+    ``cu_seqlens`` [segments + 1] int32: where each begins in the flattened batch, and the end of the last;
+    ``max_seqlen``: the length of the longest.
     """
 
     cu_seqlens: ArrayT
@@ -47,7 +50,7 @@ def cu_seqlens(batch: Batch[ArrayT], *, context: Context = "document") -> Length
 
     The flattened batch is ``x.reshape(B * L, ...)``, or the ``values`` of rows of different lengths (``pack.remainder: keep``), without
     :meth:`~stillhouse.Batch.padded`. Padding at the end of a row is a sequence of its own, so that no token sees it. ``context="sequence"``
-    gives the bounds of rows instead. Causal or not is the attention's own choice.
+    gives the bounds of rows instead. Whether attention is causal is an argument of the attention function.
     """
     found = _found(batch, context)
     bounds = np.append(np.flatnonzero(found.begins), found.tokens)
@@ -65,12 +68,12 @@ def segments(batch: Batch[ArrayT]) -> ArrayT:
 def position_ids(batch: Batch[ArrayT], *, context: Context | None = None) -> ArrayT:
     """Positions from 0: [B, L], int64 in torch, int32 in numpy (a :class:`~stillhouse.Ragged` of ragged rows).
 
-    They begin anew where the teacher's context did: with every segment where the job says ``extract: {context: document}``, else with the
-    row alone. ``context`` says it instead. Padding is counted on.
+    They restart at 0 where the teacher's context did: at every segment if the job has ``extract: {context: document}``,
+    else only at the start of the row. ``context`` overrides this. Positions continue through padding.
     """
     if context is None:
         if batch.info is None:
-            raise StillhouseError(f"context: not given, and {LOST}; or give context= here")
+            raise StillhouseError(f"context: not given, and {LOST}; or pass context=")
         context = batch.info.context
     found = _found(batch, context, padding=False)
     starts = np.flatnonzero(found.begins)
@@ -80,10 +83,10 @@ def position_ids(batch: Batch[ArrayT], *, context: Context | None = None) -> Arr
 
 
 def document_mask(batch: Batch[ArrayT], *, causal: bool = False, context: Context = "document") -> ArrayT:
-    """Which token sees which: [B, L (query), L (key)] bool, true within a segment; with ``causal``, what is not later.
+    """Which token attends to which: [B, L (query), L (key)] bool, true within a segment; with ``causal``, not to later tokens.
 
-    Padding neither sees nor is seen: its rows have no true entry, and attention of torch gives 0 there. L² truth values per row: for long
-    rows :func:`mask_mod` or :func:`cu_seqlens` cost next to nothing.
+    Padding neither attends nor is attended to: its rows have no true entry, and torch's attention returns 0 there. The mask
+    has L² values per row; for long rows, use :func:`mask_mod` or :func:`cu_seqlens`, which cost almost nothing.
     """
     numbers = _numbers(batch, context)
     mask = (numbers[:, :, None] == numbers[:, None, :]) & (numbers[:, :, None] >= 0)
@@ -110,13 +113,16 @@ def mask_mod(
         blocks = create_block_mask(mod, B=batch.rows, H=None, Q_LEN=L, KV_LEN=L, device=device)
         out = flex_attention(query, key, value, block_mask=blocks)
 
-    Other masks join by ``torch.nn.attention.flex_attention.and_masks``. ``copies`` is how often the sequence stands in the input one after
-    the other: 2 for BD3-LM's [x_t, x_0], ``and_masks(example.mask_mod(), documents.mask_mod(batch, copies=2))``. The function holds [B, L]
-    int32 on the batch's device.
+    Combine it with other masks by ``torch.nn.attention.flex_attention.and_masks``. ``copies`` is the number of copies of
+    the sequence in the input, one after the other: 2 for BD3-LM's [x_t, x_0],
+    ``and_masks(example.mask_mod(), documents.mask_mod(batch, copies=2))``. The function holds [B, L] int32 on the batch's
+    device.
     """
     numbers = _numbers(batch, context)
     if not is_torch(numbers):
-        raise TypeError("batch: got arrays of numpy, valid: tensors (batch.torch()), as FlexAttention is torch's")
+        raise TypeError(
+            "batch: got arrays of numpy, valid: tensors (batch.torch()), because FlexAttention is part of torch"
+        )
     if copies < 1:
         raise ValueError(f"copies: got {copies}, valid: 1 or more")
     length = numbers.shape[1]

@@ -1,4 +1,4 @@
-"""What a data set says about itself, as far as a trainer needs it: vocabulary, noise, sub-tokens, special tokens."""
+"""The facts of a data set that a trainer needs: vocabulary, noise, sub-tokens, special tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PERMUTATION = "permutation.npy"
 class NoiseInfo:
     """How the noise of a data set was stored.
 
-    ``codec`` is ``"replay"`` or ``"dense"``, or ``"prior"`` for text that the teacher wrote (``extract.mode: sequential``), of whose noise
-    nothing is stored: ξ_k = −ln e_k for every k. ``seed`` is that of the generator (``noise_seed`` of the manifest, u64);
+    ``codec`` is ``"replay"`` or ``"dense"``, or ``"prior"`` for text that the teacher wrote (``extract.mode: sequential``),
+    whose noise is not stored because ξ_k = −ln e_k for every k. ``seed`` is that of the generator (``noise_seed`` of the manifest, u64);
     ``draws`` is D, the independent noises per token; ``tolerance`` bounds the total variation between stored and exact
     softmax(ξ) of every token (codec ``replay``; 0 for ``dense``). ``condition`` says whether argmax(l + ξ) is the observed
-    token for all noise as it is stored (data sets of older versions do not promise it).
+    token for all stored noise (data sets of older versions do not guarantee it).
     """
 
     codec: Literal["replay", "dense", "prior"]
@@ -35,8 +35,8 @@ class NoiseInfo:
 class SubtokenInfo:
     """Base b and length ℓ of the sub-tokens (Prime): every token is ℓ digits in base b, most significant first.
 
-    ``permutation`` int32 [C]: the number whose digits an id has, where that is not the id itself (``permutation.npy`` of the data set; ``permutation_sha256``
-    is that file's, by which two of them are compared).
+    ``permutation`` int32 [C] is ``permutation.npy`` of the data set: the digits of an id are those of ``permutation[id]``.
+    None: they are those of the id itself. Two permutations are compared by ``permutation_sha256``, the hash of the file.
     """
 
     base: int
@@ -51,8 +51,8 @@ class Info:
 
     ``vocab_size`` is V (C in Prime's paper). ``special_tokens`` maps roles (``bos``, ``eos``, ``pad``, ``mask``) to ids,
     as far as the tokenizer has them. ``length`` is L, the positions of a row (the longest one where rows differ).
-    ``context`` is what the teacher saw of a row: all tokens before (``"sequence"``), or those of the same document alone (``"document"``),
-    where it began anew, positions from 0.
+    ``context`` is what the teacher saw of a row: all earlier tokens (``"sequence"``), or only those of the same document
+    (``"document"``), with positions that restart at 0.
     ``schedule_power`` says how ``partition`` was drawn: α(t) = (1 − t)^power, 1 for the linear schedule; but where ``schedule`` is
     ``"arccos"`` it was α(t) = 1 − arccos(1 − t)·2/π.
     ``block_length`` is L' where ``partition`` has a time for each block of so many tokens.

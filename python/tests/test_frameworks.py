@@ -228,7 +228,7 @@ def test_lightning_on_other_numbers_of_devices(worlds: tuple[int, int], small: A
 def test_the_trainer_goes_on_with_the_same_number_of_processes_only(small: Any, tmp_path: pathlib.Path) -> None:
     """It counts the batches of its checkpoint, and those of other processes are others."""
     dataset = small("words", {})
-    for number, (world, error) in enumerate(((1, ""), (2, "rows would come again, or never"))):
+    for number, (world, error) in enumerate(((1, ""), (2, "rows would repeat or be left out"))):
         (tmp_path / str(number)).mkdir()
         argv = [str(dataset), "--device=cpu", f"--batch-size={BATCH}", f"--seed={SEED}", "--width=8", "--layers=1"]
         argv += [f"--steps={3 + number}", "--save-every=3", f"--checkpoint={tmp_path / 'saved'}"]
@@ -252,7 +252,7 @@ def test_what_cannot_be_right_is_refused(world: int, small: Any, tmp_path: pathl
             length = len(each[rank][0])
             steps = [*range(4, length + 1, 4), *([length] if length % 4 else [])]
             assert results[f"accumulate {kind}"]["got"] == [steps * 2], results[f"accumulate {kind}"]
-            assert "this loader goes on where its state says" in results[f"skip {kind}"]["error"]
+            assert "this loader continues from its state" in results[f"skip {kind}"]["error"]
         assert "stillhouse.torch.DataLoader(dataset)" in results["Trainer stream"]["error"]
         assert "stillhouse.torch.DataLoader(dataset)" in results["Trainer stream undispatched"]["error"]
         others = {name: result for name, result in results.items() if name[-1] in "02"}
@@ -261,7 +261,7 @@ def test_what_cannot_be_right_is_refused(world: int, small: Any, tmp_path: pathl
             if world == 1 and result["got"] is not None:
                 assert result["got"] == each[rank], name
             else:
-                assert "Write accelerator.prepare(stillhouse.torch.DataLoader(dataset))" in result["error"], (
+                assert "Use accelerator.prepare(stillhouse.torch.DataLoader(dataset))" in result["error"], (
                     name,
                     result,
                 )
@@ -271,11 +271,9 @@ def test_what_cannot_be_right_is_refused(world: int, small: Any, tmp_path: pathl
         ):
             if world == 1:  # these at least are right
                 assert all(results[f"{first} {count}"]["got"] for count in (0, 2))
-                assert (
-                    "would begin epoch 0, and the data set has come to epoch 1" in results[f"counted {kind}"]["error"]
-                )
+                assert "would begin epoch 0, but the data set is at epoch 1" in results[f"counted {kind}"]["error"]
                 refused, rest = results[f"gone on {kind}"]["got"]
-                assert "would begin epoch 0, and the data set has come to epoch 1" in refused
+                assert "would begin epoch 0, but the data set is at epoch 1" in refused
                 assert rest == each[rank][1][-len(rest) :]
     # DDP whose ranks differ by a batch, with drop_last=False: 37 rows are 3 · 12 and 1 for two ranks
     whole = flat(dealt(dataset, 1, 1, batch=6 * world, seed=1)[0])

@@ -284,7 +284,7 @@ def test_refusals(sets: dict[str, pathlib.Path], small: shared_fixtures.Maker) -
     refused("epochs: got web, valid: one number each for web, code, math", epochs={"web": 1})
     refused("epochs: got 0 for code", epochs={**EPOCHS, "code": 0})
     refused("weights: got nan for math", weights={"web": 1, "code": 1, "math": math.nan})
-    refused("epochs: got 0.0001 for math, which is no row", epochs={**EPOCHS, "math": 0.0001})
+    refused("epochs: got 0.0001 for math, which rounds to no row", epochs={**EPOCHS, "math": 0.0001})
     refused("rows_per_epoch: got 5 with epochs", rows_per_epoch=5)
     with pytest.raises(ValueError, match="datasets: got 0, valid"):
         st.MixtureDataset({}, batch_size=1)

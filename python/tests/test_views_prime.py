@@ -222,7 +222,7 @@ def test_masks_of_a_permuted_data_set_are_of_its_digits():
     # another length is of the same numbers
     np.testing.assert_array_equal(prime.mask(batch, length=2).digits, encode(numbers[batch["input_ids"]], 18, 2))
     lost = batch_of(rows=4, length=32, vocab=300, info=Info(300, 32, subtokens=SubtokenInfo(7, 3, "its sum")))
-    with pytest.raises(ViewError, match="has a permutation.npy, and its info was made without"):
+    with pytest.raises(ViewError, match="has a permutation.npy, but its info was made without it"):
         prime.mask(lost)
 
 

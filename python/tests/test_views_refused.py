@@ -41,11 +41,11 @@ def test_a_row_or_a_plain_dict_says_what_to_pass(view):
         (dict(batch), "got a dict, which does not know its data set, valid: a stillhouse.Batch: stillhouse.Batch(columns, info=ds.info)"),
         (dict(batch.torch()), "stillhouse.Batch(columns, info=ds.info)"),
         ({"input_ids": [[1, 2], [3, 4]]}, "stillhouse.Batch(columns, info=ds.info)"),
-        ({"tokens": batch["input_ids"]}, "got a dict, valid: a stillhouse.Batch: ds[[7]], ds[:32], or what a loader of stillhouse.torch gives"),
+        ({"tokens": batch["input_ids"]}, "got a dict, valid: a stillhouse.Batch: ds[[7]], ds[:32], or a batch of a stillhouse.torch loader"),
         (batch["input_ids"], "got a ndarray, valid: a stillhouse.Batch"),
         (torch.ones(2, 3), "got a Tensor, valid: a stillhouse.Batch"),
         ([batch], "got a list, valid: a stillhouse.Batch"),
-        (Batch(row_of(batch), batch.info), "input_ids: got shape [16], valid: [B, L]; of one row of a data set: ds[[7]] instead of ds[7]"),
+        (Batch(row_of(batch), batch.info), "input_ids: got shape [16], valid: [B, L]; for one row of a data set, ds[[7]] instead of ds[7]"),
     ]  # fmt: skip
     for given, message in got:
         with pytest.raises(ViewError, match=re.escape(message)):
@@ -86,7 +86,7 @@ def test_the_keys_of_the_choices_must_be_there():
     batch = batch_of()
     del batch["sequence_id"]
     with pytest.raises(
-        ColumnError, match=r"no column 'sequence_id', by which views key.*it has input_ids\. .*select_columns"
+        ColumnError, match=r"no column 'sequence_id', the key of the views.*it has input_ids\. .*select_columns"
     ):
         mdlm.mask(batch)
     with pytest.raises(ColumnError, match="no column 'input_ids'; it has none"):

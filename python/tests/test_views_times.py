@@ -174,7 +174,7 @@ def test_a_part_of_a_global_batch_is_refused():
     some = part(whole, slice(0, 4), whole.global_batch)
     for view in TIMED.values():
         with pytest.raises(
-            ViewError, match=r"got 4 rows, but its global batch of 8 gives rank 0 of 1 8.*sampling='sequence'"
+            ViewError, match=r"got 4 rows, but its global batch of 8 rows has 8 for rank 0 of 1;.*sampling='sequence'"
         ):
             view(some)
         assert len(view(some, sampling="sequence")) == 4

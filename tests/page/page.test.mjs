@@ -288,7 +288,7 @@ test('a job on a cluster shows which executor runs which split', lasts(3), async
   await tell(begun(0), made(0));
   assert.equal(await id('executors').isVisible(), false, 'a job of its own worker has none');
   await tell(begun(1, 'rack <b>7</b>'), begun(2, 'box process 3'), begun(3, 'box process 3'), made(2));
-  await until('2 executors, 2 splits at work; 1 split made too soon to be named.');
+  await until('2 executors, 2 splits in progress; 1 split finished before its executor was reported.');
   assert.deepEqual(await rows(), ['box process 3\t3\t1', 'rack <b>7</b>\t1\t0']);
   await look(page, 'executors');
   // A split of one that died is another one's; those at work stand first.
@@ -296,7 +296,7 @@ test('a job on a cluster shows which executor runs which split', lasts(3), async
   await page.waitForFunction(() => document.querySelector('[data-testid=executors] tbody').innerText.includes('1, 3'));
   assert.deepEqual(await rows(), ['box process 3\t1, 3\t1', 'rack <b>7</b>\t\t0']);
   await tell({ type: 'state', data: { to: 'cancelled' } });
-  await until('2 executors, 0 splits at work; 1 split made too soon to be named.');
+  await until('2 executors, 0 splits in progress; 1 split finished before its executor was reported.');
   await page.evaluate(() => window.executors.clear());
   await id('executors').waitFor({ state: 'hidden' });
   await it.end();

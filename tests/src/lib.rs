@@ -140,7 +140,7 @@ impl CommandOutput {
     #[track_caller]
     pub fn says(self, parts: &[&str]) -> Self {
         for part in parts {
-            assert!(self.stderr.contains(part), "{part:?} is not in:\n{}", self.stderr);
+            assert!(self.stderr.contains(part), "{part:?} is missing in:\n{}", self.stderr);
         }
         self
     }

@@ -62,7 +62,7 @@ impl Network {
             Ok(switch) => Some(Self { switch: Arc::new(switch), hosts: Vec::new() }),
             Err(e) => {
                 let test = std::thread::current().name().unwrap_or("a test").to_owned();
-                let message = format!("{test}: no network namespaces here: {e}");
+                let message = format!("{test}: network namespaces are not available: {e}");
                 assert!(!is_required(), "{message}; valid: root with CAP_SYS_ADMIN and CAP_NET_ADMIN, and iproute2");
                 eprintln!("skipped: {message}");
                 None
@@ -119,14 +119,20 @@ impl Host {
     /// Cuts the host off.
     pub fn cut(&self) {
         let mut cut = self.0.cut.lock().unwrap();
-        assert!(cut.is_none(), "{} is cut off already", self.0.name);
+        assert!(cut.is_none(), "{} is already cut off from the network", self.0.name);
         ip_output(&mut ip(["link", "set", &self.0.port(), "nomaster"]), &self.0.switch);
         *cut = Some(self.0.sent());
     }
 
     /// Reconnects the host. Returns the number of its packets that vanished meanwhile.
     pub fn reconnect(&self) -> u64 {
-        let before = self.0.cut.lock().unwrap().take().unwrap_or_else(|| panic!("{} is not cut off", self.0.name));
+        let before = self
+            .0
+            .cut
+            .lock()
+            .unwrap()
+            .take()
+            .unwrap_or_else(|| panic!("{} is not cut off from the network", self.0.name));
         let vanished = self.0.sent() - before;
         ip_output(&mut ip(["link", "set", &self.0.port(), "master", "switch"]), &self.0.switch);
         vanished
@@ -157,7 +163,7 @@ impl Drop for EnteredHost {
     fn drop(&mut self) {
         if let Err(e) = join_namespace(&self.back) {
             // Abort: anything this thread did next would happen in the wrong namespace.
-            eprintln!("a thread cannot leave a host: {e}");
+            eprintln!("a thread cannot leave its network namespace: {e}");
             std::process::abort();
         }
     }

@@ -38,7 +38,7 @@ pub fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = poll() {
             return found;
         }
-        assert!(Instant::now() < deadline, "not in {} s: {what}", TIMEOUT.as_secs());
+        assert!(Instant::now() < deadline, "timeout after {} s: {what}", TIMEOUT.as_secs());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -34,7 +34,7 @@ impl SmallDisk {
         let mut line = String::new();
         BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
         if line != "mounted\n" {
-            println!("no disk can be mounted here: {:?}", holder.wait());
+            println!("cannot mount a disk: {:?}", holder.wait());
             return None;
         }
         let nsenter_args: &[&str] = if root { &[] } else { &["--user", "--preserve-credentials"] };

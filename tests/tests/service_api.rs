@@ -442,7 +442,7 @@ fn a_job_waits_for_whoever_works_on_its_output() {
     let waits = api.wait_for(&id, "it has looked twice", |job| job["state"] == "retrying" && job["attempt"] == 2);
     let reason = waits["reason"].as_str().unwrap();
     assert!(
-        reason.ends_with("another run is working on this output; wait for it or stop it (looked at again in 2 s)"),
+        reason.ends_with("another run is working on this output; wait for it or stop it (next check in 2 s)"),
         "{reason}"
     );
     assert_eq!((&waits["failures"], &waits["failure"]), (&json!(0), &Value::Null));
@@ -477,7 +477,7 @@ fn a_job_whose_data_set_was_overwritten_shows_nothing_of_the_other_ones() {
         for path in ["manifest", "report", "report?row=1"] {
             let problem = mine.get(&format!("/jobs/{id}/{path}")).problem(409);
             let detail = problem["detail"].as_str().unwrap();
-            assert!(detail.starts_with("the data set at the job's output is another one by now"), "{detail}");
+            assert!(detail.starts_with("the job's output now holds a different data set"), "{detail}");
             assert!(!problem.to_string().contains("other\""), "{problem}");
         }
     }

@@ -62,7 +62,7 @@ fn paths_are_counted_before_they_are_looked_at() {
     let service = start(&json!({"limits": {"paths_per_job": 3}}));
     let api = &service.api;
     let problem = api.send_job("", &[], &missing(4)).problem(422);
-    let message = "more than this server takes; valid: at most 3 (limits.paths_per_job); a glob or a folder stands for any number of files";
+    let message = "more paths than this server accepts; valid: at most 3 (limits.paths_per_job); one glob or folder can match any number of files";
     assert_eq!(fields(&problem), [("input.paths", message)]);
     assert_eq!(problem["problems"][0]["got"], "4 paths");
     // reported together with all other problems
@@ -179,7 +179,7 @@ fn what_cannot_work_is_refused_before_it_waits() {
     // outputs where no folder can be created
     for (output, says) in [
         ("a-file", "is a file; valid: a folder"),
-        ("a-file/out", "is a file, so there can be no folder below it"),
+        ("a-file/out", "is a file, so it cannot contain a folder"),
         ("ftp://host/out", "valid"),
         ("https://host/out", "valid: s3://, gs://, az:// or a path"),
     ] {
@@ -203,7 +203,7 @@ fn what_cannot_work_is_refused_before_it_waits() {
     service.set_env("HF_ENDPOINT", &format!("http://{nobody}"));
     service.launch();
     taken(&service);
-    assert!(service.log_text().contains("the hub was not asked for hf://org/there"), "{}", service.log_text());
+    assert!(service.log_text().contains("the hub did not answer about hf://org/there"), "{}", service.log_text());
 }
 
 #[test]

@@ -308,18 +308,20 @@ fn tokens_are_made_shown_once_and_revoked() {
     service.scratch.job("job.yaml", &quick_job("out"));
     let run = |token: &str, arguments: &[&str]| run_command(service.command(arguments).env("STILLHOUSE_TOKEN", token));
     service.stillhouse(&["jobs", "list"]).expect(1).says(&["needs a token", "STILLHOUSE_TOKEN"]);
-    run("sh_nonsense_nonsense", &["jobs", "list"]).expect(1).says(&["the token in STILLHOUSE_TOKEN is not valid here"]);
-    run("two words", &["jobs", "list"]).expect(2).says(&["STILLHOUSE_TOKEN holds no token"]);
+    run("sh_nonsense_nonsense", &["jobs", "list"])
+        .expect(1)
+        .says(&["the service does not accept the token in STILLHOUSE_TOKEN"]);
+    run("two words", &["jobs", "list"]).expect(2).says(&["STILLHOUSE_TOKEN: not a token; valid: sh_"]);
     run(&ada, &["submit", "job.yaml", "--quiet"]).expect(0);
     let jobs = run(&bob, &["jobs", "list", "--json"]).expect(0).json();
     assert_eq!(jobs["jobs"][0]["user"], "ada");
-    run(&bob, &["submit", "job.yaml"]).expect(1).says(&["this needs the scope submit; the token has read"]);
+    run(&bob, &["submit", "job.yaml"]).expect(1).says(&["this request needs the scope submit; the token has read"]);
     run(&bob, &["jobs", "delete", jobs["jobs"][0]["id"].as_str().unwrap()]).expect(1).says(&["scope submit"]);
 
     let id = bob.split('_').nth(1).unwrap();
     token(&service, &["revoke", "nonsense"]).expect(2).says(&["there is no token \"nonsense\""]);
     token(&service, &["revoke", id]).expect(0);
-    run(&bob, &["jobs", "list"]).expect(1).says(&["is not valid here"]);
+    run(&bob, &["jobs", "list"]).expect(1).says(&["does not accept the token"]);
     assert!(token(&service, &["list"]).expect(0).stdout.contains("revoked 20"));
     run(&ada, &["jobs", "list"]).expect(0);
 }
@@ -333,7 +335,7 @@ fn where_there_is_no_server_that_is_said() {
         [&["submit", "job.yaml"][..], &["jobs", "list"], &["jobs", "watch"], &["jobs", "logs", "-f", "000000000000"]]
     {
         let said = service.stillhouse(arguments).expect(1);
-        let said = said.says(&[service.api.url(), "nobody listens there; `stillhouse serve` starts a service"]);
+        let said = said.says(&[service.api.url(), "no service listens there; `stillhouse serve` starts a service"]);
         assert_eq!((said.stdout.as_str(), said.stderr.lines().count()), ("", 1), "{}", said.stderr);
     }
     for (url, says) in [("ftp://h", "--url: valid: http"), ("http://u:SECRET@h", "a token goes into STILLHOUSE_TOKEN")]
@@ -355,7 +357,7 @@ fn where_there_is_no_server_that_is_said() {
         .unwrap();
     });
     let said = service.stillhouse(&["jobs", "list", "--url", &url]).expect(2);
-    said.says(&["answered 404 Not Found, and not as a service of ours does"]);
+    said.says(&["answered 404 Not Found, but not in the form of a Stillhouse service"]);
     other.join().unwrap();
 }
 

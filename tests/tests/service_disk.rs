@@ -97,7 +97,7 @@ fn a_full_disk_is_reported_once_and_loses_no_event() {
     assert_eq!(
         (
             count(&said, "data folder is full"),
-            count(&said, "room in the data folder again"),
+            count(&said, "the disk of the data folder has free space again"),
             count(&said, "cannot store")
         ),
         (1, 1, 0),

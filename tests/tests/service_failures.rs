@@ -81,7 +81,7 @@ fn a_worker_that_is_reported_to_stop_by_somebody_else_has_not_failed() {
     assert_eq!((&done["attempt"], &done["failures"]), (&json!(2), &json!(0)));
     let events = api.events(&id);
     let back = events.iter().find(|e| e["data"]["from"] == "running").unwrap();
-    assert_eq!(back["data"], json!({"from": "running", "to": "queued", "reason": "its worker was told to stop"}));
+    assert_eq!(back["data"], json!({"from": "running", "to": "queued", "reason": "a signal stopped its worker"}));
 }
 
 #[test]

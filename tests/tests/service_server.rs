@@ -69,7 +69,10 @@ fn a_server_that_is_reported_to_stop_loses_nothing() {
     drop(database);
     let before = fs::read(&path).unwrap();
     let refused = run_command(&mut service.serve(&[])).expect(1);
-    let parts = [format!("has version {}, this program knows {version}", version + 1), "newer program".into()];
+    let parts = [
+        format!("has version {}, but this program reads versions up to {version}", version + 1),
+        "newer program".into(),
+    ];
     refused.says(&parts.each_ref().map(String::as_str));
     assert_eq!(fs::read(&path).unwrap(), before);
 }

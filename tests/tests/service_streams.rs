@@ -36,7 +36,10 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
     assert_too_many(third.send("GET", "/events", &[SSE], None), "4 live streams of ada are open");
     streams.extend(open(&bob));
     streams.extend(open(&more));
-    assert_too_many(eve.send("GET", "/events", &[SSE], None), "8 live streams are open, as many as there may be");
+    assert_too_many(
+        eve.send("GET", "/events", &[SSE], None),
+        "8 live streams are open, the most that this server allows",
+    );
     eve.get("/jobs").expect(200);
 
     // silent connections until all connections are taken
@@ -56,7 +59,7 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
         assert!(figures.get("/metrics").expect(200).text.contains("stillhouse_watchers 8\n"));
         assert_eq!(admin.get("/jobs").expect(200).json()["jobs"], json!([]));
         assert_too_many(anybody.get("/version"), "/api/v1/health");
-        assert_too_many(admin.send("GET", "/events", &[SSE], None), "not for live streams");
+        assert_too_many(admin.send("GET", "/events", &[SSE], None), "do not accept live streams");
     }
     // an admin can end the flood
     service.revoke(&ada);

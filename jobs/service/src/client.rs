@@ -110,7 +110,7 @@ impl ServiceOptions {
         // the message must not repeat parts that may hold a secret
         if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
             return Err(usage(
-                "--url: a user, password, query or fragment makes no sense; a token goes into STILLHOUSE_TOKEN",
+                "--url: must have no user, password, query or fragment; a token goes into STILLHOUSE_TOKEN",
             ));
         }
         if !matches!(url.scheme(), "http" | "https") {
@@ -118,7 +118,7 @@ impl ServiceOptions {
         }
         let token = std::env::var("STILLHOUSE_TOKEN").ok().map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
         if token.as_ref().is_some_and(|t| !t.bytes().all(|b| b.is_ascii_graphic())) {
-            return Err(usage("STILLHOUSE_TOKEN holds no token"));
+            return Err(usage("STILLHOUSE_TOKEN: not a token; valid: sh_…, as `stillhouse token create` prints it"));
         }
         let http = http_client(is_this_machine(&url), ANSWER_TIMEOUT)?;
         Ok(Client { base: format!("{}{BASE}", url.as_str().trim_end_matches('/')), token, http })
@@ -145,7 +145,7 @@ fn http_client(is_local: bool, timeout: Duration) -> Result<HttpClient> {
     let settings = if is_local { settings.no_proxy() } else { settings };
     settings
         .build()
-        .map_err(|e| ClientError::Usage(format!("no connection can be made: {}", classify_no_response(&e).1)))
+        .map_err(|e| ClientError::Usage(format!("cannot set up the HTTP client: {}", classify_no_response(&e).1)))
 }
 
 /// A body that may be silent for any time: a read that times out is repeated.
@@ -215,8 +215,9 @@ impl Client {
     /// See [`ClientError`].
     pub fn json<T: DeserializeOwned>(&self, request: &ApiRequest<'_>) -> Result<T> {
         let text = self.text(request)?;
-        serde_json::from_str(&text)
-            .map_err(|e| ClientError::Connection(format!("{}: not the answer of a service: {e}", self.base)))
+        serde_json::from_str(&text).map_err(|e| {
+            ClientError::Connection(format!("{}: the answer is not from a Stillhouse service: {e}", self.base))
+        })
     }
 
     /// Sends a request and reads the answer as text.
@@ -317,7 +318,7 @@ impl Client {
             match received.map_err(FollowError::Client)? {
                 Some(Received::Event(event)) => on_item(StreamItem::Event(&event)).map_err(FollowError::Callback)?,
                 Some(Received::Missed) => {
-                    let text = "some changes were missed; `stillhouse jobs list` shows where things are";
+                    let text = "some changes were missed; `stillhouse jobs list` shows the current state of each job";
                     on_item(StreamItem::Note(text)).map_err(FollowError::Callback)?;
                 }
                 Some(Received::End) => return Ok(true),
@@ -357,7 +358,7 @@ impl Client {
     fn refused(&self, status: StatusCode, mut refusal: Refusal) -> ClientError {
         refusal.status = status.as_u16();
         if refusal.detail.is_empty() {
-            refusal.detail = format!("{} answered {status}, and not as a service of ours does", self.base);
+            refusal.detail = format!("{} answered {status}, but not in the form of a Stillhouse service", self.base);
         }
         if matches!(status.as_u16(), 429 | 502 | 503 | 504) {
             // a proxy in front of a restarting service, or too many requests: a retry may succeed
@@ -365,8 +366,8 @@ impl Client {
         }
         if status == StatusCode::UNAUTHORIZED {
             refusal.detail = match self.token {
-                Some(_) => "the token in STILLHOUSE_TOKEN is not valid here: it is over, revoked, or another service's".into(),
-                None => "the service needs a token: put it into STILLHOUSE_TOKEN (`stillhouse token create` on its machine makes one)".into(),
+                Some(_) => "the service does not accept the token in STILLHOUSE_TOKEN: it has expired, was revoked, or belongs to another service".into(),
+                None => "the service needs a token: put it into STILLHOUSE_TOKEN (`stillhouse token create` on its machine creates one)".into(),
             };
         }
         ClientError::Refused(Box::new(refusal))
@@ -376,7 +377,7 @@ impl Client {
         let service = self.base.strip_suffix(BASE).unwrap_or(&self.base);
         match classify_no_response(error) {
             (NoResponseReason::ConnectionRefused, _) => ClientError::ConnectionRefused(format!(
-                "{service}: nobody listens there; `stillhouse serve` starts a service, --url names another one"
+                "{service}: no service listens there; `stillhouse serve` starts a service, --url chooses another one"
             )),
             (NoResponseReason::Unsendable, text) => ClientError::Usage(format!("{service}: the request {text}")),
             (_, text) => ClientError::Connection(format!("{service}: {text}")),
@@ -442,7 +443,7 @@ impl<R: Read> Events<R> {
         loop {
             let mut line = Vec::new();
             let connection_error = |e: std::io::Error| {
-                ClientError::Connection(format!("the stream broke off: {}", classify_no_response(&e).1))
+                ClientError::Connection(format!("the stream was interrupted: {}", classify_no_response(&e).1))
             };
             if (&mut self.lines).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).map_err(connection_error)? == 0 {
                 return Ok(None);
@@ -530,7 +531,7 @@ mod tests {
             scope.spawn(|| late(false));
             scope.spawn(|| {
                 let mut events = slow(true, silence).events(ApiRequest::new("GET", "/events")).unwrap();
-                assert_eq!(events.receive().unwrap_err().to_string(), "the stream broke off: no answer in time");
+                assert_eq!(events.receive().unwrap_err().to_string(), "the stream was interrupted: no answer in time");
             });
             // even a log must begin within the timeout
             scope.spawn(|| assert!(slow(false, silence).stream(&ApiRequest::new("GET", "/log")).is_err()));

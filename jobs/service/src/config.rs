@@ -349,7 +349,7 @@ impl Config {
     fn cluster_problem(&self) -> Option<Problem> {
         let scheduler = self.cluster.scheduler.as_deref()?;
         let wrong = if !has_cluster() {
-            "this program was built without it; valid: a program built with `cargo build -p stillhouse --features distributed`"
+            "this program has no cluster support; valid: a program built with `cargo build -p stillhouse --features distributed`"
         } else {
             scheduler_problem(scheduler)?
         };
@@ -405,11 +405,11 @@ impl Config {
             && let Some(place) = self.access.entry_containing(&self.data)
         {
             // Landlock allows a folder with everything below it, so only the path check would protect the tokens
-            let message = format!("is inside of {place}, which jobs may touch; valid: a folder outside of it");
+            let message = format!("is inside {place}, which jobs may access; valid: a folder outside it");
             problems.push(Problem::new("data", self.data.display(), message));
         }
         if !self.folder.is_dir() {
-            problems.push(Problem::new("folder", self.folder.display(), "is not a folder"));
+            problems.push(Problem::new("folder", self.folder.display(), "is not a folder; valid: an existing folder"));
         }
         problems
     }
@@ -421,12 +421,16 @@ impl Config {
         }
         for (i, host) in self.hosts.iter().enumerate() {
             if host.is_empty() || !host.bytes().all(|b| b.is_ascii_alphanumeric() || b".-:[]".contains(&b)) {
-                problems.push(Problem::new(format!("hosts[{i}]"), format!("{host:?}"), "is not the name of a host"));
+                problems.push(Problem::new(
+                    format!("hosts[{i}]"),
+                    format!("{host:?}"),
+                    "is not a host name; valid: a name such as shards.example.org, without a scheme or path",
+                ));
             }
         }
         for (i, proxy) in self.trusted_proxies.iter().enumerate() {
             if proxies::parse_network(proxy).is_none() {
-                let message = "is no address and no network; valid: such as 10.1.2.3, 10.0.0.0/8, fd00::/8";
+                let message = "is neither an address nor a network; valid: such as 10.1.2.3, 10.0.0.0/8, fd00::/8";
                 problems.push(Problem::new(format!("trusted_proxies[{i}]"), format!("{proxy:?}"), message));
             }
         }

@@ -74,7 +74,7 @@ pub async fn query_worker(service: &Service, work: WorkerTask) -> Result<Value, 
     }
     answer.unwrap_or_else(|| {
         let output = String::from_utf8_lossy(&log).into_owned();
-        Err(worker_failed(&format!("a worker that was to read a data set ended without an answer: {output}")))
+        Err(worker_failed(&format!("the worker that reads the data set ended without an answer: {output}")))
     })
 }
 
@@ -89,7 +89,7 @@ pub async fn query_finished(service: &Service, file: String, folder: String, job
         Err(_) => Err(format!("no answer in {} s", timeout.as_secs())),
     };
     result.unwrap_or_else(|why| {
-        tracing::warn!("whether the data set of a stopped job is whole cannot be seen: {why}");
+        tracing::warn!("cannot check whether the data set of a stopped job is complete: {why}");
         None
     })
 }
@@ -107,7 +107,7 @@ impl Drop for RunningQuery {
         // reaped in the background; its folder is removed once nothing writes into it
         tokio::spawn(async move {
             if let Err(e) = worker.wait().await {
-                tracing::warn!("the end of a worker was not seen: {e}");
+                tracing::warn!("cannot wait for the end of a worker: {e}");
             }
             if let Err(e) = tokio::fs::remove_dir_all(&scratch).await {
                 tracing::warn!("cannot remove {}: {e}", scratch.display());

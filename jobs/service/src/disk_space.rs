@@ -82,8 +82,8 @@ impl ReserveFile {
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The message for users; only the log names the folder.
-pub const FULL_MESSAGE: &str = "the disk of the service's data folder is full: submissions are refused until there is room; running jobs go on, and what \
-    they report is kept";
+pub const FULL_MESSAGE: &str = "the disk of the service's data folder is full: submissions are refused until space is free; running jobs continue, \
+    and their reports are kept";
 
 impl DiskSpace {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -96,7 +96,7 @@ impl DiskSpace {
         change(&mut state);
         match (before, state.is_full()) {
             (false, true) => tracing::error!("{FULL_MESSAGE} ({why})"),
-            (true, false) => tracing::info!("there is room in the data folder again"),
+            (true, false) => tracing::info!("the disk of the data folder has free space again"),
             _ => {}
         }
     }
@@ -136,7 +136,7 @@ pub async fn watch(service: Arc<Service>) {
         let data = service.config.data.clone();
         match blocking(move || process::free_bytes(&data)).await {
             Ok(free) => service.store.disk_space.record_free(free, reserve),
-            Err(e) => tracing::debug!("the disk of the data folder: {e}"),
+            Err(e) => tracing::debug!("cannot read the free space of the data folder's disk: {e}"),
         }
         if service.store.disk_space.has_failed_write() && service.store.try_write().await.is_ok() {
             service.store.disk_space.record_writable();
@@ -144,7 +144,7 @@ pub async fn watch(service: Arc<Service>) {
         if !service.store.disk_space.is_full() {
             let store = Arc::clone(&service.store);
             if let Err(e) = blocking(move || store.reserve.create()).await {
-                tracing::debug!("no room is kept: {e}");
+                tracing::debug!("cannot reserve disk space: {e}");
             }
         }
     }

@@ -95,7 +95,7 @@ impl Service {
         let store = Store::open(&config.data).map_err(|e| format!("{shown}: {e}"))?;
         let max_bytes = u64::from(config.limits.log_megabytes) * 1_000_000;
         let logs = Logs::new(&config.data, max_bytes).map_err(|e| format!("{shown}: {e}"))?;
-        let program = std::env::current_exe().map_err(|e| format!("this program does not find itself: {e}"))?;
+        let program = std::env::current_exe().map_err(|e| format!("cannot find the path of this program: {e}"))?;
         Ok(Arc::new(Self {
             config,
             store,
@@ -133,7 +133,7 @@ const SCRATCH: &str = "scratch";
 /// When it cannot be created.
 #[expect(clippy::disallowed_methods, reason = "once, before the service answers anybody")]
 pub fn make_data_folder(path: &Path) -> Result<(), String> {
-    let io_error = |e: io::Error| format!("cannot make the data folder {}: {e}", path.display());
+    let io_error = |e: io::Error| format!("cannot create the data folder {}: {e}", path.display());
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io_error)?;
     let permissions = fs::metadata(path).map_err(io_error)?.permissions();
     if permissions.mode() & 0o077 != 0 {
@@ -150,9 +150,10 @@ fn lock(data: &Path) -> Result<File, String> {
     let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(io_error)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            Err(format!("another server is using the data folder {}; stop it, or name another one", data.display()))
-        }
+        Err(fs::TryLockError::WouldBlock) => Err(format!(
+            "another server is using the data folder {}; stop that server, or choose another data folder",
+            data.display()
+        )),
         Err(fs::TryLockError::Error(e)) => Err(io_error(e)),
     }
 }

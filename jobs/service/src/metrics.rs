@@ -75,13 +75,13 @@ pub fn install() -> Result<PrometheusHandle, String> {
     describe_counter!("stillhouse_text_bytes_total", "Bytes of text read");
     describe_counter!("stillhouse_tokens_total", "Tokens of text");
     describe_counter!("stillhouse_sequences_total", "Sequences packed");
-    describe_counter!("stillhouse_teacher_tokens_total", "Tokens that teachers have gone over");
+    describe_counter!("stillhouse_teacher_tokens_total", "Tokens that teachers have processed");
     describe_gauge!("stillhouse_tokens_per_second", "Tokens per second of all running jobs");
     describe_counter!("stillhouse_stage_milliseconds_total", "Milliseconds of each stage's own work");
-    describe_counter!("stillhouse_stage_rows_total", "Rows that each stage gave out");
+    describe_counter!("stillhouse_stage_rows_total", "Rows that each stage produced");
     describe_counter!("stillhouse_splits_committed_total", "Splits committed");
     describe_counter!("stillhouse_shard_bytes_total", "Bytes of committed shards");
-    describe_counter!("stillhouse_split_retries_total", "Splits begun again in a later attempt");
+    describe_counter!("stillhouse_split_retries_total", "Splits started again in a later attempt");
     describe_counter!("stillhouse_store_requests_total", "Requests to object stores");
     describe_counter!(
         "stillhouse_store_retries_total",
@@ -155,7 +155,7 @@ pub async fn render(service: &Arc<Service>) -> Result<String> {
     let data = service.config.data.clone();
     match blocking(move || process::free_bytes(&data)).await {
         Ok(bytes) => gauge!("stillhouse_data_free_bytes").set(bytes as f64),
-        Err(e) => tracing::warn!("the disk of {}: {e}", service.config.data.display()),
+        Err(e) => tracing::warn!("cannot read the free space of {}: {e}", service.config.data.display()),
     }
     gauge!("stillhouse_tokens_per_second").set(service.running.tokens_per_second());
     let handle = service.metrics.clone();

@@ -41,8 +41,8 @@ impl Outcome {
     pub fn out_of_memory(limit_gigabytes: Option<u32>) -> Self {
         match limit_gigabytes {
             Some(limit) => Self::OverLimit(format!(
-                "its worker needs more memory than {limit} GB, which is what this server gives it (capacity.worker_gigabytes); make \
-                 engine.memory_megabytes, engine.parallel_splits or extract.teacher.batch_tokens smaller, or raise the limit"
+                "its worker needs more than {limit} GB of memory, the limit of this server (capacity.worker_gigabytes); reduce \
+                 engine.memory_megabytes, engine.parallel_splits or extract.teacher.batch_tokens, or raise the limit"
             )),
             None => Self::Crashed("the worker could not allocate memory: the machine had none left".into()),
         }
@@ -100,7 +100,7 @@ impl Outcome {
             }
             Self::OutputBusy(message) => {
                 let wait = retry.backoff(task.job_ref.attempt);
-                let reason = format!("{message} (looked at again in {} s)", wait.as_secs());
+                let reason = format!("{message} (next check in {} s)", wait.as_secs());
                 next_state(JobState::Retrying, Some(reason), None, Some(Time::now().after(wait)))
             }
             Self::Crashed(message) => retry_or_fail(failure(FailureKind::Machine, message, &[])),
@@ -116,7 +116,7 @@ impl Outcome {
             ),
             Self::Cancelled => next_state(JobState::Cancelled, None, None, None),
             Self::Interrupted => {
-                let reason = if stopping { "the service stopped" } else { "its worker was told to stop" };
+                let reason = if stopping { "the service stopped" } else { "a signal stopped its worker" };
                 next_state(JobState::Queued, Some(reason.into()), None, None)
             }
         }

@@ -18,7 +18,10 @@ pub const KILL: i32 = libc::SIGKILL;
 /// When the group belongs to another user.
 pub fn signal_group(group: i32, signal: i32) -> io::Result<()> {
     if group <= 1 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{group} leads no group of ours")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{group} is not a process group of this service"),
+        ));
     }
     // SAFETY: a system call that touches no memory of ours.
     match unsafe { libc::kill(-group, signal) } {

@@ -344,7 +344,7 @@ impl Attempt {
                 }
             }
             WorkerOutput::Invalid(what) => {
-                tracing::warn!(job = %self.task.job_ref.id, "its worker said what it cannot: {what}")
+                tracing::warn!(job = %self.task.job_ref.id, "its worker sent an invalid message: {what}")
             }
             WorkerOutput::Message(message) => match *message {
                 Message::Event(event) => self.handle_event(event).await,
@@ -568,7 +568,7 @@ async fn reap(worker: Worker) -> Result<Exit, String> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     worker.kill();
-    worker.wait().await.map_err(|e| format!("the worker's end was not seen: {e}"))
+    worker.wait().await.map_err(|e| format!("cannot wait for the end of the worker: {e}"))
 }
 
 async fn stop_requested(stop: &mut watch::Receiver<Stop>) -> Stop {

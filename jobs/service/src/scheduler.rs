@@ -168,7 +168,7 @@ pub async fn run(service: Arc<Service>, mut leftovers: Leftovers, mut shutdown: 
             Err(e) => {
                 // the store has already logged a full disk
                 if !matches!(e, StoreError::DiskFull(_)) {
-                    tracing::error!("the queue: {e}");
+                    tracing::error!("cannot read or change the queue: {e}");
                 }
                 Some(Time::now().after(Duration::from_secs(1)))
             }
@@ -254,7 +254,7 @@ async fn delete_old(service: &Arc<Service>) {
                 service.logs.remove(id).await;
             }
         }
-        Err(e) => tracing::error!("old jobs could not be forgotten: {e}"),
+        Err(e) => tracing::error!("cannot delete old jobs: {e}"),
     }
 }
 

@@ -20,7 +20,8 @@ pub async fn serve(mut config: Config, announce: impl FnOnce(&Config)) -> Result
     let metrics = metrics::install()?;
     let listener = TcpListener::bind(config.listen).await;
     let listener = listener.map_err(|e| format!("cannot listen on {}: {e}", config.listen))?;
-    config.listen = listener.local_addr().map_err(|e| format!("no address: {e}"))?;
+    config.listen =
+        listener.local_addr().map_err(|e| format!("cannot read the address that the server listens on: {e}"))?;
     let service = Service::open(config, Some(metrics))?;
     let leftovers = scheduler::recover(&service).await?;
     announce(&service.config);
@@ -34,12 +35,12 @@ pub async fn serve(mut config: Config, announce: impl FnOnce(&Config)) -> Result
     let (_, _, received) = tokio::join!(net, jobs, signals);
     upkeep.abort();
     disk_space.abort();
-    received.map_err(|e| format!("no signals: {e}"))?;
+    received.map_err(|e| format!("cannot handle signals: {e}"))?;
     let store = Arc::clone(&service.store);
     match tokio::task::spawn_blocking(move || store.checkpoint()).await {
         Ok(Ok(())) => {}
-        Ok(Err(e)) => tracing::warn!("the database's log stays beside it: {e}"),
-        Err(e) => tracing::warn!("the database's log stays beside it: {e}"),
+        Ok(Err(e)) => tracing::warn!("cannot merge the database's write-ahead log into the database: {e}"),
+        Err(e) => tracing::warn!("cannot merge the database's write-ahead log into the database: {e}"),
     }
     tracing::info!("stopped");
     Ok(())
@@ -54,10 +55,10 @@ fn warn_of_few_open_files(config: &Config) {
         Ok(files) if files < wanted => tracing::warn!(
             files,
             wanted,
-            "fewer files may be open than limits.connections and limits.watchers can ask for (ulimit -n)"
+            "the limit on open files (ulimit -n) is lower than limits.connections and limits.watchers may need"
         ),
         Ok(_) => {}
-        Err(e) => tracing::warn!("the number of open files cannot be raised: {e}"),
+        Err(e) => tracing::warn!("cannot raise the limit on open files: {e}"),
     }
 }
 

@@ -33,7 +33,7 @@ impl Exit {
         match self {
             Self::Code(code) => format!("the worker ended with exit code {code}"),
             Self::Signal(libc::SIGKILL) => {
-                "the worker was killed (signal 9); most often the machine had no memory left".into()
+                "the worker was killed (signal 9); the usual cause is that the machine ran out of memory".into()
             }
             Self::Signal(signal) => format!("the worker crashed (signal {signal})"),
         }

@@ -4,8 +4,8 @@ For a token x that was observed where the teacher's distribution was p (Gumbel d
 
     E_k = e_k + p_k·e_0  (k ≠ x)      E_x = p_x·e_0      ξ = −ln E      softmax(ξ)_k = (1/E_k) / Σ_j 1/E_j
 
-The e are Exp(1) variates that Philox4x32-10 replays from (noise seed, draw, sequence id, position); the batch holds ln p_x and
-the few p_k that change anything::
+The e are Exp(1) variates that Philox4x32-10 replays from (noise seed, draw, sequence id, position). The batch holds ln p_x
+and those few p_k that the tolerance requires::
 
     batch = next(iter(loader))                                    # of stillhouse.open(...) or stillhouse.torch
     masked = batch["partition"][:, 0]                             # bool [B, L]
@@ -187,7 +187,7 @@ def replay(
         out: ``"softmax"``: softmax(τ·ξ) over the vocabulary (the student's input: section 4.2, Eq. 10). ``"gumbel"``: τ·ξ.
             ``"gaussian"``: τ·Φ⁻¹(exp(−exp(−ξ))), standard normal at τ = 1. ``"uniform"``: exp(−exp(−ξ)) (both: Table 5).
         temperature: τ > 0. The paper trains at 1 and infers at 0.85. Uniform noise takes 1 only.
-        info: facts of the data set, where the batch does not bring them along.
+        info: facts of the data set, if the batch has none.
         dtype: of the output, a type or its name: float32 (the default), float16, for torch also bfloat16.
         device: of the output, which is then of torch; the few columns needed are moved there first. None: the batch's own,
             numpy for numpy.
@@ -197,7 +197,7 @@ def replay(
     Returns:
         A new array. All values are finite (τ up to 2,000). ξ_k for k ≠ x lies in −4 to 22.9; ξ_x = −ln p_x − ln e_0 has no upper bound, and is
         rounded to the largest finite number where a half type cannot hold it. Uniforms round to 1 above ξ = 17 (f32), 8 (f16)
-        and 6 (bf16), where a Gaussian still tells values apart. Of a softmax over a large vocabulary most values are below
+        and 6 (bf16), where a Gaussian still distinguishes values. Of a softmax over a large vocabulary most values are below
         6·10⁻⁵, where f16 loses digits and then everything (below 3·10⁻⁸): bfloat16 keeps them. In f32, what is below 10⁻²⁶ of the
         largest may be 0.
 
@@ -205,7 +205,7 @@ def replay(
         for softmax. The Rust core gives the same bits for every number of threads and CPU.
 
     Raises:
-        ColumnError: a column is missing, of another type or shape, or holds what no data set holds.
+        ColumnError: a column is missing, has the wrong type or shape, or has values that no data set contains.
         StillhouseError: the batch has no ``info``, or the data set no noise.
         ValueError: an argument is out of range.
 
@@ -260,16 +260,17 @@ def prior(
     threads: int | None = None,
     backend: Backend | None = None,
 ) -> Any:
-    """Prior noise ξ_k = −ln e_k, of no token: for inference, and of teacher-generated text (sequential extraction).
+    """Prior noise ξ_k = −ln e_k, without an observed token: for inference, and for text that the teacher wrote.
 
     Args:
-        seed: any u64. With the data set's ``info.noise.seed`` and the ids of its rows, the noise that teacher-generated text was
-            sampled with; for generation take another seed.
+        seed: any u64. The data set's ``info.noise.seed`` and the ids of its rows give the noise that the teacher's text was
+            sampled with; for generation, use another seed.
         sequence_id: an integer, or [B]: which stream. Equal (seed, draw, id, position) give equal noise.
         positions: an integer, [P], or [B, P], from 0.
         vocab_size: V.
 
-    Other arguments, and the result, are as of :func:`replay`; numpy unless an argument is of torch or ``device`` is given.
+    Other arguments and the result are those of :func:`replay`. The output is numpy unless an argument is a tensor or
+    ``device`` is given.
 
     Returns:
         [P, V] where ``sequence_id`` is an integer and ``positions`` is [P] ([V] where it is an integer too), else [B, P, V]

@@ -95,7 +95,7 @@ def look_up(stored: Stored, tokens: torch.Tensor | None) -> Tokens:
     if wrong_count:
         raise ColumnError(
             "noise_count does not add up to the corrections that noise_index and noise_logprob hold; "
-            "do the columns come from the same rows?"
+            "the columns must come from the same rows"
         )
 
     wide = double(device)
@@ -123,7 +123,7 @@ def look_up(stored: Stored, tokens: torch.Tensor | None) -> Tokens:
         names = ", ".join(name for name, bad in zip(checks, wrong) if bad)
         raise ColumnError(
             f"not valid: {names} (tokens are below {vocab}, values finite, corrections ascend by token); "
-            "are the data damaged, or of another data set than `info`?"
+            "the columns are damaged, or `info` is of another data set"
         )
     return Tokens(low, high, position, token, -logprob - e0.to(wide).log(), starts, owner, index, added)
 

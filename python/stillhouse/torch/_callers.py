@@ -27,13 +27,13 @@ def refuse_batching_again() -> None:
     fetcher = _caller("_IterableDatasetFetcher", sys._getframe(1))
     if fetcher is not None and fetcher.f_locals.get("auto_collation"):
         raise TypeError(
-            "StreamingShardDataset gives whole batches, and this loader would batch them again. Write "
-            f"{_OURS}, or torch.utils.data.DataLoader(dataset, batch_size=None); under Hugging Face's Trainer return the first from "
-            "get_train_dataloader, or give it a ShardDataset"
+            "StreamingShardDataset gives whole batches, but this loader would batch them again. Use "
+            f"{_OURS}, or torch.utils.data.DataLoader(dataset, batch_size=None); with Hugging Face's Trainer, return the first from "
+            "get_train_dataloader, or pass a ShardDataset"
         )
     if _caller("IterableDatasetShard", sys._getframe(1)) is not None:
         raise TypeError(
-            f"StreamingShardDataset deals its rows to the ranks itself; accelerate would deal them again. Write accelerator.prepare({_OURS})"
+            f"StreamingShardDataset divides its rows among the ranks itself; accelerate would divide them again. Use accelerator.prepare({_OURS})"
         )
 
 
@@ -42,7 +42,7 @@ def refuse_dealing_again() -> None:
     shard = _caller("BatchSamplerShard", sys._getframe(1))
     if shard is not None and shard.f_locals["self"].num_processes > 1:
         raise TypeError(
-            f"ShardDataset.batch_sampler deals the rows to the ranks itself; accelerate would deal them again. Write accelerator.prepare({_OURS})"
+            f"ShardDataset.batch_sampler divides the rows among the ranks itself; accelerate would divide them again. Use accelerator.prepare({_OURS})"
         )
 
 
@@ -50,12 +50,12 @@ def refuse_accelerate() -> None:
     """For ``set_epoch``, which is what accelerate tells a data set before it reads in one process alone and cuts what it got, or deals that."""
     if _caller("IterableDatasetShard", sys._getframe(1)) is not None:
         raise TypeError(
-            f"StreamingShardDataset deals its rows to the ranks itself; accelerate would deal them again. Write accelerator.prepare({_OURS})"
+            f"StreamingShardDataset divides its rows among the ranks itself; accelerate would divide them again. Use accelerator.prepare({_OURS})"
         )
     if _caller("DataLoaderDispatcher", sys._getframe(1)) is not None:
         raise TypeError(
-            "accelerate would read the rows of rank 0 alone, cut them among the processes, and drop what batches know of their "
-            f"data set. Write accelerator.prepare({_OURS}); under Hugging Face's Trainer return that loader from get_train_dataloader"
+            "accelerate would read only the rows of rank 0, split them among the processes, and drop the facts (info, state) of their "
+            f"data set. Use accelerator.prepare({_OURS}); with Hugging Face's Trainer, return that loader from get_train_dataloader"
         )
 
 
@@ -67,8 +67,8 @@ def refuse_counting_anew(epoch: int, here: int) -> None:
     sampler = shard.f_locals["self"].batch_sampler
     if sampler is None or type(sampler).__module__.startswith("stillhouse."):
         raise ValueError(
-            f"accelerate would begin epoch {epoch}, and the data set has come to epoch {here}: rows would come again. Write accelerator.prepare({_OURS}), "
-            f"or call set_epoch({here}) of the prepared loader before it is iterated"
+            f"accelerate would begin epoch {epoch}, but the data set is at epoch {here}: rows would repeat. Use accelerator.prepare({_OURS}), "
+            f"or call set_epoch({here}) on the prepared loader before you iterate it"
         )
 
 
@@ -100,9 +100,9 @@ def refuse_other_shape(frame: FrameType | None) -> None:
     here = local["epochs_trained"] + local["steps_trained_in_current_epoch"] / steps
     if abs(saved - here) * steps > 0.5:
         raise ValueError(
-            f"Hugging Face's Trainer would go on at epoch {here:.4f}, and its checkpoint was saved at epoch {saved:.4f}: rows would come again, or never. "
-            "It was saved with another number of processes or batch size; valid: the same, or ignore_data_skip=True and the state that "
-            "loader.state_dict() gave then, loaded into this loader"
+            f"Hugging Face's Trainer would resume at epoch {here:.4f}, but its checkpoint was saved at epoch {saved:.4f}: rows would repeat or be left out. "
+            "The checkpoint has another number of processes or batch size; valid: the same as in the checkpoint, or ignore_data_skip=True "
+            "after loading the loader.state_dict() of the checkpoint into this loader"
         )
 
 
@@ -119,7 +119,7 @@ def passing_over() -> bool:
         refuse_other_shape(asks.f_back)
     else:
         raise TypeError(
-            "skip_first_batches would read the epoch anew and lose count of it. Leave it out: this loader goes on where its state says, after "
+            "skip_first_batches would restart the epoch and lose its position. Remove the call: this loader continues from its state after "
             "accelerator.load_state(folder) or loader.load_state_dict(state)"
         )
     return True

@@ -123,8 +123,8 @@ class Epochs(EpochsBase):
         if position > 0:
             warnings.warn(
                 f"set_epoch({epoch}): discards the loaded state, row {position:,} of {len(self.dataset):,} of epoch "
-                f"{current}, and leaves out the other rows of that epoch; a trainer that resumes must count its epochs "
-                "on from there",
+                f"{current}, and leaves out the other rows of that epoch; a trainer that resumes must continue its "
+                "count of epochs from there",
                 stacklevel=2,
             )
         self._place.set(epoch, 0)

@@ -41,7 +41,7 @@ class Rows(Sequence[Row]):
         if isinstance(row, slice):
             return [self[i] for i in range(*row.indices(len(self)))]
         if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
+            raise IndexError(f"row: got {row}, valid: {-len(self)} to {len(self) - 1}")
         one = Row({name: column[row % len(self)] for name, column in self.batch.items()})
         one.info, one.transform, one.state = self.batch.info, self.transform, self.batch.state
         one.ragged = frozenset(name for name, column in self.batch.items() if isinstance(column, Ragged))
@@ -86,8 +86,8 @@ def _default_collate(rows: Any, *, collate_fn_map: Mapping[Any, Any] | None = No
 
 def _refuse_batches(batches: Any, *, collate_fn_map: Mapping[Any, Any] | None = None) -> Any:
     raise TypeError(
-        f"got {len(batches)} batches of a stillhouse data set to make one of them: the data set gives whole batches. "
-        "Write stillhouse.torch.DataLoader(dataset), or batch_size=None"
+        f"got {len(batches)} batches of a stillhouse data set to combine into one, but the data set gives whole batches. "
+        "Use stillhouse.torch.DataLoader(dataset), or batch_size=None"
     )
 
 

@@ -59,7 +59,9 @@ class DataLoader(TorchDataLoader[Any]):
             if name in kwargs:
                 raise TypeError(f"{name}: give it to {type(dataset).__name__}, which decides the order of the epoch")
         if not kwargs.get("in_order", True):
-            raise TypeError("in_order: got False, valid: True; the state of an epoch is how far it has come, in order")
+            raise TypeError(
+                "in_order: got False, valid: True, because the state is a position in the order of the epoch"
+            )
         self._epochs = dataset
         self._dealt = _Dealt(dataset)
         self._inner: TorchDataLoader[Any] | None = None
@@ -220,8 +222,8 @@ class _FromTheBeginning(EpochSampler):
         begun = dataset.begin_iteration()
         if begun.position:
             raise ValueError(
-                f"the loader's state is row {begun.position:,} of epoch {begun.epoch}, and Hugging Face's Trainer "
-                "would pass over as many batches again: load no state into the loader "
+                f"the loader's state is row {begun.position:,} of epoch {begun.epoch}, but Hugging Face's Trainer "
+                "would skip as many batches again: load no state into the loader "
                 "(trainer.train(resume_from_checkpoint=...) is enough), or set ignore_data_skip=True"
             )
         reading = Reading(dataset, begun.epoch, begun.position)

@@ -121,7 +121,9 @@ def _rows_per_epoch(
         raise ValueError(f"{kind}: got {', '.join(asked)}, valid: one number each for {', '.join(sources)}")
     for name, value in asked.items():
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{kind}: got {value} for {name}, valid: more than 0 (leave out what is not to be read)")
+            raise ValueError(
+                f"{kind}: got {value} for {name}, valid: more than 0 (to exclude a data set, leave it out)"
+            )
     for name, source in sources.items():
         if not len(source):
             raise ValueError(f"{name}: {source.url} ({source.split}) has no rows")
@@ -137,7 +139,7 @@ def _rows_per_epoch(
     for name, count in rows.items():
         if count < 1:
             raise ValueError(
-                f"{kind}: got {asked[name]} for {name}, which is no row of an epoch; valid: at least one row"
+                f"{kind}: got {asked[name]} for {name}, which rounds to no row of an epoch; valid: at least one row"
             )
     return rows
 

@@ -61,7 +61,7 @@ class OrderExample(Example[ArrayT]):
     targets      [B, L] bool      everything but padding
     weights      [B, L] float32   1/N, N tokens without padding: γ(t) = 1/T of the paper, whose blocks have size 1
     valid        [B, L] bool      false on padding, in this order
-    t            None             there is no time
+    t            None             unused
     ============ ================ ===============================================================================
     """
 
@@ -70,7 +70,7 @@ class OrderExample(Example[ArrayT]):
     block: ArrayT
 
     def target_ids(self) -> ArrayT:
-        """x^I in the order of generation, row after row, [n]; in torch int64, which losses want."""
+        """x^I in the order of generation, row after row, [n]; in torch int64, as losses need."""
         ids: Any = self.input_ids
         made: ArrayT = as_labels(ids[self.targets])
         return made
@@ -85,7 +85,7 @@ class OrderExample(Example[ArrayT]):
         return self._pairs(block[:, None, :] <= block[:, :, None])
 
     def strictly_causal(self) -> ArrayT:
-        """Earlier blocks alone, Eq. 5: [B, L (query), L (key)] bool. The first block sees nothing, no true entry."""
+        """Only earlier blocks, Eq. 5: [B, L (query), L (key)] bool. Rows of the first block have no true entry."""
         block: Any = self.block
         return self._pairs(block[:, None, :] < block[:, :, None])
 
@@ -112,7 +112,7 @@ def progressive(
     rows, key = rows_of(batch), epoch_seed(seed, epoch_of(batch, epoch))
     size, length = rows.ids.shape
     if (step is None) == (rho is None):
-        raise ViewError(f"step, rho: got {step!r}, {rho!r}, valid: one of them")
+        raise ViewError(f"step, rho: got {step!r}, {rho!r}, valid: exactly one of them")
     if rho is None:
         assert step is not None
         rho = schedule.rho(step)
@@ -198,7 +198,7 @@ def masking_steps(batch: Batch[ArrayT], tau: Array, *, steps: int | None = None)
     """The order and blocks of masking steps τ ∈ {1..T}, int [B, L] or [L] (§2): an :class:`OrderExample`.
 
     Positions are sorted by τ descending (masked last = generated first), equal ones by position, and
-    B(n) = T − τ(n) + 1. T is ``steps``, by default the largest τ of all rows. Padding's τ is not looked at.
+    B(n) = T − τ(n) + 1. T is ``steps``, by default the largest τ of all rows. The τ of padding is ignored.
     """
     rows = rows_of(batch)
     given = to_numpy(tau).astype(np.int64)

@@ -90,12 +90,12 @@ class BlockExample(Example[ArrayT]):
     def mask_mod(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         """:meth:`attention` as FlexAttention's ``mask_mod(b, h, q_idx, kv_idx)`` over 2 L positions.
 
-        Joined with :func:`stillhouse.documents.mask_mod` (``copies=2``) blocks stay within their documents.
+        Combine it with :func:`stillhouse.documents.mask_mod` (``copies=2``) to keep attention within documents.
         """
         valid: Any = self.valid
         if not is_torch(valid):
             raise TypeError(
-                "example: got arrays of numpy, valid: tensors (of batch.torch()), as FlexAttention is torch's"
+                "example: got arrays of numpy, valid: tensors (of batch.torch()), because FlexAttention is part of torch"
             )
         length, size = valid.shape[1], self.block_size
 
@@ -125,10 +125,10 @@ def mask(
 ) -> BlockExample[ArrayT]:
     """Masks tokens inside blocks of ``block_size`` (L'): a :class:`BlockExample`.
 
-    t of every block is drawn uniformly from ``t_range``: the default is MDLM's, a narrower one clips the schedule, as
-    BD3-LM's paper does for small L' (its code besides draws the masks of a block again until their share is in the range;
-    this does not). ``t`` gives it instead, as one number or [B]. ``never`` excludes positions (BD3-LM's code
-    never masks the first token where it is a BOS). The weight is w(t) of the block, and the weights of a row sum to the number of its tokens in
+    t of every block is drawn uniformly from ``t_range``. The default is MDLM's; a narrower one clips the schedule, as
+    BD3-LM's paper does for small L'. (BD3-LM's code also redraws the masks of a block until their share is in the range;
+    this function does not.) ``t`` sets the time instead, as one number or [B]. ``never`` excludes positions (BD3-LM's code
+    never masks a BOS at the start). The weight is w(t) of the block, and the weights of a row sum to the number of its tokens in
     expectation (linear schedule, any ``t_range``).
 
     ``sampling``: antithetic over all blocks of the global batch, as BD3-LM's code does, or for each sequence on its own; see
@@ -201,10 +201,10 @@ def stored(
 def block_length_of(batch: Batch) -> int:
     """L' of the stored partitions of a batch."""
     if batch.info is None:
-        raise ViewError(f"batch: has no info, which says how long its blocks are; valid: {WITH_INFO}")
+        raise ViewError(f"batch: has no info, which has the length of its blocks; valid: {WITH_INFO}")
     if batch.info.block_length is None:
         raise ViewError(
-            "batch: its data set stores no blocks; valid: one of `partitions: {level: block, block_length: 4}`"
+            "batch: its data set stores no blocks; valid: a data set of a job with `partitions: {level: block, block_length: 4}`"
         )
     return batch.info.block_length
 

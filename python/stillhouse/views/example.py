@@ -79,7 +79,7 @@ class Example(Generic[ArrayT]):
         return self.batch.rows
 
     def target_ids(self) -> ArrayT:
-        """x^I: the true tokens at the targets, row after row, [n]; in torch int64, which losses want."""
+        """x^I: the true tokens at the targets, row after row, [n]; in torch int64, as losses need."""
         ids: Any = self.batch["input_ids"]
         made: ArrayT = as_labels(ids[self.targets])
         return made
@@ -112,7 +112,7 @@ class Example(Generic[ArrayT]):
         return self.input_ids, self._noise(options), self.target_ids()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """``torch.Tensor.to`` of every array and of the batch; a type is for arrays of floating point alone."""
+        """``torch.Tensor.to`` of every array and of the batch; a type converts only floating-point arrays."""
         return self._map(lambda array: moved(array, args, kwargs), self.batch.to(*args, **kwargs))
 
     def pin_memory(self, device: Any = None) -> Self:
@@ -126,16 +126,16 @@ class Example(Generic[ArrayT]):
         return self._map(lambda array: taken(array, chosen), self.batch[chosen])
 
     def split(self, rows: int) -> list[Self]:
-        """Micro-batches of so many rows, the last one with what is left, without copies.
+        """Micro-batches of ``rows`` rows each, the last one with the rest, without copies.
 
-        Σ weights · loss over the micro-batches is that of the whole: divide each by the same number, one of the whole example such as
-        ``example.valid.sum()``, and not by one of its own.
+        Σ weights · loss of the micro-batches add up to that of the whole example. Divide each by the same number of the
+        whole example, such as ``example.valid.sum()``, not by a number of the micro-batch.
         """
         return [self[start : start + rows] for start in parts_of(self.rows, rows)]
 
     @classmethod
     def concat(cls, examples: Sequence[Self]) -> Self:
-        """The rows of all examples, one after the other. They must be made alike (one block size, one base)."""
+        """The rows of all examples, concatenated. All must have the same settings (block size, base)."""
         if not examples:
             raise ValueError("examples: got none, valid: at least one")
         arrays: dict[str, list[Any]] = {}
@@ -201,11 +201,11 @@ def rows_of(batch: Batch) -> Rows:
     ids = to_numpy(column)
     if ids.ndim != 2:
         raise ViewError(
-            f"input_ids: got shape {list(ids.shape)}, valid: [B, L]; of one row of a data set: ds[[7]] instead of ds[7]"
+            f"input_ids: got shape {list(ids.shape)}, valid: [B, L]; for one row of a data set, ds[[7]] instead of ds[7]"
         )
     if "sequence_id" not in batch:
         raise ColumnError(
-            f"the batch has no column 'sequence_id', by which views key what they draw; it has {', '.join(batch)}. Leave it in: "
+            f"the batch has no column 'sequence_id', the key of the views' random choices; it has {', '.join(batch)}. Keep it: "
             'ds.select_columns(["sequence_id", "input_ids"])'
         )
     mask = batch.get("attention_mask")
@@ -220,12 +220,12 @@ WITH_INFO = "stillhouse.Batch(columns, info=ds.info)"
 
 def _instead_of(got: object) -> str:
     """What to pass instead of something that is no batch."""
-    usual = "ds[[7]], ds[:32], or what a loader of stillhouse.torch gives"
+    usual = "ds[[7]], ds[:32], or a batch of a stillhouse.torch loader"
     if not isinstance(got, Mapping) or "input_ids" not in got:
         return f"batch: got {_article(type(got).__name__)}, valid: a stillhouse.Batch: {usual}"
     kind, ids = _article(type(got).__name__), got["input_ids"]
     if np.ndim(ids) == 1 and not isinstance(ids, Ragged):
-        return f"batch: got one row, {kind}, valid: a stillhouse.Batch, such as ds[[7]] instead of ds[7]; of columns [B, L]: {WITH_INFO}"
+        return f"batch: got one row, {kind}, valid: a stillhouse.Batch, such as ds[[7]] instead of ds[7]; for columns [B, L]: {WITH_INFO}"
     return f"batch: got {kind}, which does not know its data set, valid: a stillhouse.Batch: {WITH_INFO}, or {usual}"
 
 
@@ -269,7 +269,7 @@ def epoch_of(batch: Batch, epoch: int | None) -> int:
     if batch.global_batch is not None:
         return batch.global_batch.epoch
     if batch.info is None and batch.state is None:
-        raise ViewError(f"epoch: not given, and {LOST}; or give the epoch here")
+        raise ViewError(f"epoch: not given, and {LOST}; or pass epoch=")
     return int((batch.state or {}).get("epoch", 0))
 
 

@@ -34,7 +34,7 @@ U64 = npt.NDArray[np.uint64]
 
 
 class ViewError(StillhouseError, ValueError):
-    """An argument of a view that cannot be; the message says what was got and what is valid."""
+    """An invalid argument of a view; the message says what was got and what is valid."""
 
 
 def fnv1a64(text: str) -> int:

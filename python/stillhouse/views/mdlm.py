@@ -71,8 +71,8 @@ def complementary(
 
     The groups and weights are those of :func:`stillhouse.views.pgm.partition`, stored (``view``) or drawn, so that the weights of
     each half sum to the number of tokens in expectation (linear schedule). The first example predicts group 1, which is masked with
-    probability 1 − α(t); the second predicts group 0. ``repair="never"`` leaves halves without a target, and each half is MDLM's bound but
-    for ``eps``; by default every half of a row of two or more tokens has one, see :data:`~stillhouse.views.pgm.Repair`. ``t`` of a half is the time of its own mask share:
+    probability 1 − α(t); the second predicts group 0. ``repair="never"`` allows halves without a target, and each half is MDLM's bound except
+    for ``eps``; by default every half of a row of two or more tokens has a target, see :data:`~stillhouse.views.pgm.Repair`. ``t`` of a half is the time of its own mask share:
     t, and the t' with 1 − α(t') = α(t).
     """
     rows, alpha = rows_of(batch), schedule_of(schedule, batch.info)

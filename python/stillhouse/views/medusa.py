@@ -47,10 +47,10 @@ class HeadExample(Example[ArrayT]):
     positions  [B, P, k] int64     the positions i + first + head; where there is none, the last one of the row
     targets    [B, P, k] bool      whether there is one: inside the row and no padding
     weights    [B, P, k] float32   1 at targets, 0 elsewhere
-    t          None                there is no time
+    t          None                unused
     ========== =================== =======================================================================
 
-    ``noise()`` is [B, P, k, V], zero where there is no target: for all anchors of long rows a lot, so give fewer ``anchors``.
+    ``noise()`` is [B, P, k, V], zero where there is no target. It is large for all anchors of long rows: pass fewer ``anchors``.
     """
 
     t: None  # type: ignore[assignment]

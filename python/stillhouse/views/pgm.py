@@ -49,7 +49,7 @@ that predicts.
 """
 
 Repair = Literal["bounded", "never"]
-"""What becomes of a row of n ≥ 2 tokens that are all in one group: nobody would predict them, or only from nothing.
+"""How to treat a row of n ≥ 2 tokens that all fall into one group: no token would have a context to be predicted from.
 
 ``"bounded"``, the default, and what data sets store: one token, chosen evenly, changes its group. A token is then in group 1 with probability
 q(t) = p + ((1 − p)^n − p^n)/n, p = 1 − α(t), and ``"bound"`` weighs it by −α'(t)/q(t), one of group 0 by −α'(t)/(1 − q(t)): the weights have
@@ -57,7 +57,7 @@ the sum that they should have, and none exceeds n·|α'(t)|. (With w(t) = −α'
 sum of n = 16 tokens would be 22 % too large.) The two weights differ where 1/n is not small against p: for n = 1,024 by 1.5 % at t = 0.003.
 
 ``"never"``: groups as they are drawn, empty ones too, as in the authors' code, with the weights w(t) and −α'(t)/α(t), up to 1/eps. Rows with an
-empty group have queries that may attend to nothing (:meth:`PartitionExample.attention`, ``"swap"``); most softmaxes make NaN of them.
+empty group have queries that may attend to nothing (:meth:`PartitionExample.attention`, ``"swap"``); most implementations of softmax return NaN for them.
 """
 
 
@@ -197,8 +197,8 @@ def groups_of(
         return Groups(draw_groups(rows.sequence_ids, rows.valid, t, key, schedule, 0, repaired), t, repaired)
     if repair == "never":
         raise ViewError(
-            "repair: got 'never', valid with a stored view: 'bounded', since a data set stores groups that are repaired; or leave out "
-            "`view` to draw one"
+            "repair: got 'never', valid with a stored view: 'bounded', because stored groups are repaired; or leave out "
+            "`view` to draw groups"
         )
     instead = "leave out `view` to draw one"
     one = stored_column(batch, "partition", "partitions: {views: 2}", instead).astype(bool)

@@ -11,7 +11,7 @@
     L = E_t Σ_{i ∈ I} w(t) · (−log p(y_0^i | y_t, ξ^I))          (Eq. 5), p = 0 outside V(y_t^i)          (Eq. 7)
 
 Eq. 5 takes the masked digits of a token jointly. For ℓ > 1 that is less than what reverse steps cost, which unmask one digit at a time, and no bound on −ln p:
-a bound takes −ln p of each masked digit by the margins of the same p (docs/PROOF.md measures both).
+a bound takes −ln p of each masked digit under the marginals of the same p (docs/PROOF.md measures both).
 
 The filter table holds one row of C truth values per digit position and digit; the AND of the rows that the digits of a
 token select is V (appendix A.2.3, Fig. A2). That is the carry-over parameterization. Without it (``carry_over=False``; 900K of the
@@ -46,7 +46,7 @@ class DigitExample(Example[ArrayT]):
 
     ============ ==================== =====================================================================
     input_ids    [B, L, ℓ] int32      y_t: the digits, b where masked; this is x^{−I}, as partly hidden tokens are
-    digits       [B, L, ℓ] int32      y_0; in torch int64, as losses want it
+    digits       [B, L, ℓ] int32      y_0; in torch int64, as losses need
     digit_mask   [B, L, ℓ] bool       which digits are masked
     targets      [B, L] bool          tokens with a masked digit (the others are known, and their loss is 0); all tokens
                                       without carry-over
@@ -150,7 +150,7 @@ def _stored(batch: Batch, view: int, shape: tuple[int, ...]) -> tuple[Bools, npt
 def _digits(batch: Batch, rows: Rows, length: int | None) -> tuple[npt.NDArray[np.int32], int]:
     """The digits [B, L, ℓ] int32 and the base."""
     if batch.info is None:
-        raise ViewError(f"batch: has no info, which says the size of its vocabulary; valid: {WITH_INFO}")
+        raise ViewError(f"batch: has no info, which has the size of its vocabulary; valid: {WITH_INFO}")
     stored = batch.info.subtokens
     if length is None and stored is None:
         raise ViewError(
@@ -173,7 +173,7 @@ def _permutation(stored: SubtokenInfo | None) -> npt.NDArray[np.int32] | None:
         return None
     if stored.permutation is None:
         raise ViewError(
-            "batch: its data set has a permutation.npy, and its info was made without; valid: `stillhouse.open(...).info`"
+            "batch: its data set has a permutation.npy, but its info was made without it; valid: `stillhouse.open(...).info`"
         )
     return stored.permutation
 
@@ -246,8 +246,8 @@ def shipped_permutation(vocab_size: int) -> npt.NDArray[np.int32]:
 def valid_set(digits: Array, table: Array) -> Any:
     """V(y): the tokens that agree with digits, masked ones (b) being free: [..., ℓ] → bool [..., C] (Eq. 7).
 
-    ``table`` is that of :func:`filter_table`, numpy or torch as the digits. Logits outside V are to be set to −∞. The
-    result has C truth values per token: of long rows give the targets' digits alone,
+    ``table`` is that of :func:`filter_table`, numpy or torch as the digits. Set logits outside V to −∞. The
+    result has C truth values per token; for long rows, pass only the digits of the targets,
     ``example.input_ids[example.targets]``.
     """
     lookup = digits.long() if is_torch(digits) else np.asarray(digits)  # type: ignore[union-attr]

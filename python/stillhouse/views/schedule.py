@@ -92,7 +92,7 @@ def schedule_of(schedule: Schedule | str | None, info: Info | None) -> Schedule:
         return ARCCOS if info.schedule == "arccos" else Schedule(info.schedule_power)
     if schedule is None:
         raise ViewError(
-            "schedule: the batch has no info, which says by which schedule its data set was made; valid: "
+            "schedule: the batch has no info, which has the schedule of its data set; valid: "
             "stillhouse.Batch(columns, info=ds.info), or schedule='linear', 'arccos' or Schedule(power)"
         )
     if schedule == "linear":

@@ -87,8 +87,8 @@ def antithetic_times(
         total, index, ids = len(rows.ids), np.arange(len(rows.ids), dtype=np.uint64), rows.sequence_ids
     elif len(rows.ids) != place.held_rows:
         raise ViewError(
-            f"batch: got {len(rows.ids)} rows, but its global batch of {place.rows} gives rank {place.rank} of {place.world_size} "
-            f"{place.held_rows}; t is drawn over all of them. Valid: the whole batch, whose example is split afterwards; or "
+            f"batch: got {len(rows.ids)} rows, but its global batch of {place.rows} rows has "
+            f"{place.held_rows} for rank {place.rank} of {place.world_size}; t is drawn over all of them. Valid: the whole batch (split its example afterwards); or "
             "`batch.global_batch = None`, which draws over these rows alone; or sampling='sequence'"
         )
     else:

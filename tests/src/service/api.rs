@@ -166,7 +166,7 @@ impl Api {
             last = self.job(id);
             let over = ["succeeded", "failed", "cancelled"].contains(&last["state"].as_str().unwrap());
             let found = is(&last);
-            assert!(found || !over, "job {id} is over, not {what}: {last:#}");
+            assert!(found || !over, "job {id} has ended, but not {what}: {last:#}");
             found.then(|| last.clone())
         })
     }

@@ -61,7 +61,7 @@ pub fn path_count_problem(limits: &Limits, spec: &JobSpec) -> Option<Problem> {
     let max = limits.paths_per_job as usize;
     (got > max).then(|| {
         let message = format!(
-            "more than this server takes; valid: at most {} (limits.paths_per_job); a glob or a folder stands for any number of files",
+            "more paths than this server accepts; valid: at most {} (limits.paths_per_job); one glob or folder can match any number of files",
             units::count(max as u64)
         );
         Problem::new("input.paths", format!("{} paths", units::count(got as u64)), message)
@@ -104,14 +104,16 @@ impl Admission {
         let hub = match HubConfig::from_env() {
             Ok(hub) => HubConfig { timeout: Duration::from_secs(seconds.into()), attempts: 1, ..hub },
             Err(e) => {
-                tracing::error!("the hub cannot be asked: {e}");
+                tracing::error!("cannot set up the connection to the hub: {e}");
                 return None;
             }
         };
         match Hub::new(hub).check(reference, purpose) {
             Err(e) if e.kind == ErrorKind::Usage => Some(e.to_string()),
             Err(e) => {
-                tracing::warn!("the hub was not asked for {reference}: {e}");
+                tracing::warn!(
+                    "the hub did not answer about {reference}, so submissions skip this check for a while: {e}"
+                );
                 let until = Instant::now() + HUB_RETRY_INTERVAL;
                 *self.hub_silent_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
                 None
@@ -144,16 +146,16 @@ fn folder_problem(root: &Path) -> Option<String> {
         let shown = at.display();
         match std::fs::metadata(at) {
             Err(e) if matches!(e.kind(), NotFound | NotADirectory) => {}
-            Err(e) => return Some(format!("{shown} cannot be looked at: {e}")),
+            Err(e) => return Some(format!("cannot access {shown}: {e}")),
             Ok(found) if !found.is_dir() && at == root => {
-                return Some("is a file; valid: a folder, which need not be there yet".into());
+                return Some("is a file; valid: a folder, which need not exist yet".into());
             }
             Ok(found) if !found.is_dir() => {
-                return Some(format!("{shown} is a file, so there can be no folder below it"));
+                return Some(format!("{shown} is a file, so it cannot contain a folder"));
             }
             Ok(_) => {
                 let written = process::check_writable(at);
-                return written.err().map(|e| format!("the service's user cannot write in {shown}: {e}"));
+                return written.err().map(|e| format!("the service's user cannot write to {shown}: {e}"));
             }
         }
     }
@@ -196,7 +198,7 @@ mod tests {
         assert!(reported("file").unwrap().starts_with("is a file; valid: a folder"));
         for below in ["file/out", "file/a/b"] {
             let reported = reported(below).unwrap();
-            assert!(reported.ends_with("/file is a file, so there can be no folder below it"), "{reported}");
+            assert!(reported.ends_with("/file is a file, so it cannot contain a folder"), "{reported}");
         }
     }
 

@@ -34,12 +34,13 @@ impl Caller {
     /// 401 without a valid token, 403 without the scope.
     pub fn require(&self, scope: Scope) -> ApiResult<&Holder> {
         let Some(holder) = &self.holder else {
-            let detail = "this needs a token: Authorization: Bearer sh_… (`stillhouse token create` makes one)";
+            let detail =
+                "this request needs a token: Authorization: Bearer sh_… (`stillhouse token create` creates one)";
             return Err(ProblemDetails::new(StatusCode::UNAUTHORIZED, detail));
         };
         if !holder.scopes.contains(&scope) && !holder.scopes.contains(&Scope::Admin) {
             let has: Vec<&str> = holder.scopes.iter().map(|s| s.name()).collect();
-            let detail = format!("this needs the scope {}; the token has {}", scope.name(), has.join(", "));
+            let detail = format!("this request needs the scope {}; the token has {}", scope.name(), has.join(", "));
             return Err(ProblemDetails::new(StatusCode::FORBIDDEN, detail));
         }
         Ok(holder)
@@ -67,7 +68,7 @@ impl Caller {
             if self.visible_user()?.is_some() {
                 return Err(not_own_job());
             }
-            let detail = format!("the job is {owner}'s; this needs the scope admin");
+            let detail = format!("the job belongs to {owner}; this request needs the scope admin");
             return Err(ProblemDetails::new(StatusCode::FORBIDDEN, detail));
         }
         Ok(holder)
@@ -76,8 +77,7 @@ impl Caller {
 
 /// The refusal of a caller who may see only their own jobs; the same whether the job exists or not.
 pub fn not_own_job() -> ProblemDetails {
-    let detail =
-        "with the scope submit alone a token reaches the jobs of its own user; for others this needs the scope read";
+    let detail = "a token with only the scope submit can access its own user's jobs; other jobs need the scope read";
     ProblemDetails::new(StatusCode::FORBIDDEN, detail)
 }
 
@@ -124,7 +124,7 @@ pub fn check_origin(config: &Config, local: SocketAddr, headers: &HeaderMap, pag
     }
     if !is_own_host(config, local, host) {
         let detail =
-            "the Host header names another server; names of this one are listed under `hosts` in its configuration";
+            "the Host header names another server; this server's names are listed under `hosts` in its configuration";
         return Err(ProblemDetails::new(StatusCode::MISDIRECTED_REQUEST, detail));
     }
     let cross_site = || ProblemDetails::new(StatusCode::FORBIDDEN, "requests from other web sites are refused");

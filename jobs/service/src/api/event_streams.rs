@@ -102,7 +102,7 @@ impl Feed {
     ) -> Option<bool> {
         let after = self.after;
         let read = self.store.read(move |c| read(c, after)).await;
-        self.ready.extend(read.map_err(|e| tracing::error!("a stream of events: {e}")).ok()?);
+        self.ready.extend(read.map_err(|e| tracing::error!("cannot read the events of a live stream: {e}")).ok()?);
         Some(!self.ready.is_empty())
     }
 }
@@ -265,7 +265,10 @@ impl AllJobsStream {
                         let after = self.feed.after;
                         let read =
                             self.feed.store.read(move |c| Ok((events::position(c, after)?, events::newest_seq(c)?)));
-                        let (position, newest) = read.await.map_err(|e| tracing::error!("a stream: {e}")).ok()?;
+                        let (position, newest) = read
+                            .await
+                            .map_err(|e| tracing::error!("cannot read the events of a live stream: {e}"))
+                            .ok()?;
                         if position != Position::Complete {
                             // the client must list the jobs again after `missed`
                             self.feed.after = newest;
@@ -289,7 +292,7 @@ impl AllJobsStream {
             Ok(owner) => owner == *user,
             Err(StoreError::NoJob(_)) => false,
             Err(e) => {
-                tracing::error!("a stream of events: {e}");
+                tracing::error!("cannot read the events of a live stream: {e}");
                 return None;
             }
         };

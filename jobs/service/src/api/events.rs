@@ -81,7 +81,7 @@ pub async fn job_events(
     let job_id = id.clone();
     let newest = app.service.store.read(move |c| jobs::get(c, &job_id).and_then(|_| events::newest_seq(c))).await?;
     if after > newest && (is_live || last_id.is_some()) {
-        return Err(unknown_event(after, newest, "ask again without it, and everything of the job is sent"));
+        return Err(unknown_event(after, newest, "repeat the request without it to receive all events of the job"));
     }
     if let Some(watcher) = watcher {
         let follower = JobStream::new(&app.service, receiver, watcher, id, after);
@@ -125,11 +125,11 @@ pub async fn all_events(
         None | Some(Position::Complete) => {}
         Some(Position::Unknown(newest)) => return Err(unknown_event(after, newest, RESUBSCRIBE)),
         Some(Position::Deleted) => {
-            return conflict(format!("not all events after {after} are here: jobs were deleted since"));
+            return conflict(format!("some events after number {after} were deleted together with their jobs"));
         }
         Some(Position::TooOld) => {
             return conflict(format!(
-                "{} events came after {after}, more than are sent again",
+                "{} events follow number {after}, more than the service sends again",
                 newest.saturating_sub(after)
             ));
         }
@@ -142,14 +142,16 @@ fn last_event_id(headers: &HeaderMap) -> ApiResult<Option<i64>> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|n| *n >= 0);
     let refused = || {
-        ProblemDetails::bad_request("Last-Event-ID: not the number of an event; valid: the `id` of one that was sent")
+        ProblemDetails::bad_request(
+            "Last-Event-ID: not the number of an event; valid: the `id` of an event that this service sent",
+        )
     };
     number.map(Some).ok_or_else(refused)
 }
 
 fn unknown_event(after: i64, newest: i64, what_to_do: &str) -> ProblemDetails {
     let detail = format!(
-        "this service never gave an event the number {after} (its newest has {newest}): it is another service's, or its data was set back; {what_to_do}"
+        "this service has no event with the number {after} (the newest has {newest}): the number comes from another service, or this service's data was replaced by an older copy; {what_to_do}"
     );
     ProblemDetails::new(StatusCode::CONFLICT, detail)
 }
@@ -160,27 +162,28 @@ fn wants_stream(headers: &HeaderMap) -> bool {
 
 /// Opens one more live stream, within the caller's limits.
 pub fn open_stream(app: &App, caller: &Caller) -> ApiResult<Watcher> {
-    let holder = caller.holder.as_ref().ok_or_else(|| ProblemDetails::internal(&"a stream of nobody"))?;
+    let holder =
+        caller.holder.as_ref().ok_or_else(|| ProblemDetails::internal(&"a live stream was opened without a caller"))?;
     if caller.has_reserved_slot {
-        let detail = "the connections that are left are not for live streams; try again soon";
+        let detail = "the remaining connections are reserved and do not accept live streams; try again soon";
         return Err(ProblemDetails::too_many_requests(detail, 10));
     }
     app.watchers.open(holder).map_err(|reached| {
         let most = app.service.config.limits.streams();
-        let one = "one stream of all jobs (GET /api/v1/events) takes the place of many";
+        let one = "one stream of all jobs (GET /api/v1/events) can replace many";
         let detail = match reached {
             ReachedLimit::Token => {
                 format!(
-                    "{} live streams of this token are open, as many as it may have; close some: {one}",
+                    "{} live streams of this token are open, the most that one token may have; close some: {one}",
                     most.per_token
                 )
             }
             ReachedLimit::User => format!(
-                "{} live streams of {} are open, as many as one user may have; close some: {one}",
+                "{} live streams of {} are open, the most that one user may have; close some: {one}",
                 most.per_user, holder.user
             ),
             ReachedLimit::All => {
-                format!("{} live streams are open, as many as there may be; try again later", most.all)
+                format!("{} live streams are open, the most that this server allows; try again later", most.all)
             }
         };
         ProblemDetails::too_many_requests(detail, 10)

@@ -76,7 +76,9 @@ impl ListQuery {
         let before = self.cursor.map(|cursor| {
             let number =
                 i64::from_str_radix(&cursor, 16).ok().filter(|_| cursor.bytes().all(|b| b.is_ascii_hexdigit()));
-            number.ok_or_else(|| bad_request("cursor: not one that this service gave".into()))
+            number.ok_or_else(|| {
+                bad_request("cursor: not from this service; valid: the `next_cursor` of the previous page".into())
+            })
         });
         Ok(Filter {
             states: states.collect::<ApiResult<_>>()?,

@@ -59,7 +59,7 @@ pub async fn ready(State(app): State<App>, _: Params<NoQuery>) -> ApiResult<Json
         return Err(refused("the service is stopping"));
     }
     if app.service.store.is_corrupt() {
-        return Err(refused("the service's database is damaged; its log says how to mend it"));
+        return Err(refused("the service's database is damaged; the service's log says how to repair it"));
     }
     if app.service.store.disk_space.is_full() {
         return Err(refused(disk_space::FULL_MESSAGE));

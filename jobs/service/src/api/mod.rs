@@ -147,10 +147,16 @@ pub fn router(service: Arc<Service>) -> Router {
         .merge(page::router())
         .route("/metrics", axum::routing::get(meta::metrics))
         .fallback(|| async {
-            ProblemDetails::new(StatusCode::NOT_FOUND, "there is nothing here; see /api/v1/openapi.json")
+            ProblemDetails::new(
+                StatusCode::NOT_FOUND,
+                "nothing exists at this path; /api/v1/openapi.json lists all paths",
+            )
         })
         .method_not_allowed_fallback(|| async {
-            ProblemDetails::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here; see the header Allow")
+            ProblemDetails::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this path does not support the method; valid: the methods in the header Allow",
+            )
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), request_middleware))
         .with_state(shared)
@@ -178,7 +184,7 @@ async fn end_streams(shared: Weak<Shared>) {
         });
         match invalid.await {
             Ok(invalid) => invalid.iter().for_each(|token| shared.watchers.end(token)),
-            Err(e) => tracing::warn!("the tokens of live streams: {e}"),
+            Err(e) => tracing::warn!("cannot check the tokens of live streams: {e}"),
         }
     }
 }
@@ -345,8 +351,9 @@ async fn admit(
     if shared.proxies.trusts(info.peer.ip()) && !is_privileged {
         address_count = Some(shared.proxied.acquire(address).ok_or_else(|| {
             let most = config.limits.connections_per_address;
-            let detail =
-                format!("{most} requests of {address} are being answered, as many as one address may have; close some");
+            let detail = format!(
+                "{most} requests from {address} are in progress, the most that one address may have; close some"
+            );
             ProblemDetails::too_many_requests(detail, 5)
         })?);
     }
@@ -359,7 +366,7 @@ async fn admit(
 
 fn no_slot_left(most: u32) -> ProblemDetails {
     let detail = format!(
-        "all {most} connections of this server, or of your address, are taken; the last ones are kept for /api/v1/health, /api/v1/ready, \
+        "all {most} connections of this server, or of your address, are in use; the remaining ones are reserved for /api/v1/health, /api/v1/ready, \
          /metrics and tokens with the scope admin. Close connections that you do not need, or try again soon"
     );
     ProblemDetails::too_many_requests(detail, 5)

@@ -79,7 +79,10 @@ impl ProblemDetails {
     /// Logs the error; the client learns only that the service failed.
     pub fn internal(error: &dyn std::fmt::Display) -> Self {
         tracing::error!("{error}");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the service failed; its log tells more, under the request's id")
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the service failed; its log has the reason, under the request's id",
+        )
     }
 }
 

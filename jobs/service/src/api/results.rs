@@ -131,7 +131,9 @@ impl LogStream {
             if self.wait_for_change().await.is_none() {
                 // an error, not an end: the job goes on
                 self.reader = None;
-                return Some(Err(std::io::Error::other("the service stops, or the token is over")));
+                return Some(Err(std::io::Error::other(
+                    "the service is stopping, or the token has expired or was revoked",
+                )));
             }
         }
     }
@@ -237,7 +239,9 @@ async fn cached_or_query(app: &App, caller: &Caller, id: JobId, query: DatasetQu
     let timeout = Duration::from_secs(seconds.into());
     let permit = tokio::time::timeout(timeout, permits.acquire(Requester::from_caller(caller).reading(store))).await;
     let _permit = permit.map_err(|_| {
-        let detail = format!("others' reports took longer than {seconds} s (limits.report_seconds); try again later");
+        let detail = format!(
+            "the reports of other callers took longer than {seconds} s (limits.report_seconds); try again later"
+        );
         ProblemDetails::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
     let work = match query {
@@ -270,7 +274,8 @@ fn query_problem(why: QueryError) -> ProblemDetails {
         QueryError::NotFound(message) => ProblemDetails::new(StatusCode::NOT_FOUND, message),
         QueryError::Unreadable(message) => ProblemDetails::new(StatusCode::BAD_GATEWAY, message),
         QueryError::OtherDataSet => {
-            let detail = "the data set at the job's output is another one by now: it was overwritten, or files were appended to it";
+            let detail =
+                "the job's output now holds a different data set: it was overwritten, or files were appended to it";
             ProblemDetails::new(StatusCode::CONFLICT, detail)
         }
         QueryError::WorkerFailed(message) => ProblemDetails::internal(&message),

@@ -259,7 +259,7 @@ fn base_folder(config: &Config, requested: Option<&str>) -> ApiResult<PathBuf> {
         None => Ok(config.folder.clone()),
         Some(text) if text.len() <= 4096 && Path::new(text).is_absolute() && !text.contains('\0') => Ok(text.into()),
         Some(_) => {
-            Err(ProblemDetails::bad_request("folder: is no absolute path; valid: an absolute folder of the server"))
+            Err(ProblemDetails::bad_request("folder: not an absolute path; valid: an absolute path on the server"))
         }
     }
 }
@@ -314,7 +314,7 @@ async fn read_upload(config: &Config, headers: &HeaderMap, body: Body) -> ApiRes
     let max = config.limits.body_bytes();
     let too_large = || {
         let kilobytes = config.limits.body_kilobytes;
-        let detail = format!("the job file is larger than {kilobytes} kB, the most that this server takes");
+        let detail = format!("the job file is larger than {kilobytes} kB, the most that this server accepts");
         ProblemDetails::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     };
     // refuse before the body arrives
@@ -325,11 +325,11 @@ async fn read_upload(config: &Config, headers: &HeaderMap, body: Body) -> ApiRes
     let collected = tokio::time::timeout(Duration::from_secs(seconds.into()), Limited::new(body, max).collect()).await;
     let bytes = match collected {
         Err(_) => {
-            let detail = format!("the body did not come in {seconds} s");
+            let detail = format!("the request body did not arrive within {seconds} s");
             return Err(ProblemDetails::new(StatusCode::REQUEST_TIMEOUT, detail));
         }
         Ok(Err(e)) if e.is::<LengthLimitError>() => return Err(too_large()),
-        Ok(Err(e)) => return Err(ProblemDetails::bad_request(format!("the body broke off: {e}"))),
+        Ok(Err(e)) => return Err(ProblemDetails::bad_request(format!("cannot read the request body: {e}"))),
         Ok(Ok(collected)) => collected.to_bytes(),
     };
     let text = String::from_utf8(bytes.to_vec())
@@ -433,7 +433,7 @@ fn required_slot(config: &Config, spec: &JobSpec) -> Result<Slot, Problem> {
         false => format!("this server has other GPUs; valid: auto, cpu, cuda, {}", gpus.join(", ")),
     };
     if stillhouse_teacher::parse_devices(device).map_or(device == "all", |devices| devices.len() > 1) {
-        let valid = format!("a job of a service takes one device; {}", valid());
+        let valid = format!("a job in the service uses one device; {}", valid());
         return Err(Problem::new(FIELD, device, valid));
     }
     match (device.as_str(), device.parse::<DeviceChoice>()) {
@@ -454,7 +454,7 @@ fn cpu_slot(slots: u32, field: &str) -> Result<Slot, Problem> {
     if slots > 0 {
         Ok(Slot::Cpu)
     } else {
-        Err(Problem::missing(field, "this server runs jobs on GPUs alone; valid: cuda"))
+        Err(Problem::missing(field, "this server runs jobs only on GPUs; valid: cuda"))
     }
 }
 
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!(with(&[0, 1], Some("\"cuda:1\"")), Ok(Slot::Gpu(1)));
         assert_eq!(with(&[0], Some("cpu")), Ok(Slot::Cpu));
         insta::assert_snapshot!(with(&[], Some("cuda")).unwrap_err(), @"extract.teacher.device: got cuda: this server has no GPU; valid: auto, cpu");
-        insta::assert_snapshot!(with(&[0], Some("all")).unwrap_err(), @"extract.teacher.device: got all: a job of a service takes one device; this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
+        insta::assert_snapshot!(with(&[0], Some("all")).unwrap_err(), @"extract.teacher.device: got all: a job in the service uses one device; this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
         insta::assert_snapshot!(with(&[0], Some("\"cuda:1\"")).unwrap_err(), @"extract.teacher.device: got cuda:1: this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
     }
 }

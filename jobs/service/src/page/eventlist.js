@@ -50,7 +50,7 @@ function describe({ type, data, attempt }) {
     case 'started': return `${counted(d.splits, 'split')}${d.splits_done ? `, ${count(d.splits_done)} done before` : ''}, ${bytes(d.input_bytes)} of input${d.teacher ? `, teacher ${d.teacher}` : ''}`;
     case 'split_started': return `split ${text(d.split)}${d.dataset_split ? ` (${d.dataset_split})` : ''}${d.executor ? `: executor ${d.executor}` : ''}`;
     case 'split_committed': return `split ${text(d.split)}: ${counted(d.rows, 'row')}, ${counted(d.tokens, 'token')}, ${bytes(d.bytes)} in ${text(d.shard)}`;
-    case 'finished': return `${counted(d.rows, 'row')}, ${counted(d.tokens, 'token')}, ${bytes(d.bytes)} in ${duration(d.seconds)}${d.already_done ? '; all of it was done already' : ''}`;
+    case 'finished': return `${counted(d.rows, 'row')}, ${counted(d.tokens, 'token')}, ${bytes(d.bytes)} in ${duration(d.seconds)}${d.already_done ? '; the data set was already complete' : ''}`;
     case 'preparing': return text(d.what);
     case 'warning': return text(d.message);
     case 'attempt': return d.message ? text(d.message) : `attempt ${text(attempt)}`;

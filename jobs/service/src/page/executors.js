@@ -25,8 +25,8 @@ export function executorList(signal) {
     for (const [split, executor] of at) splits.get(executor).push(split);
     const rows = [...splits].sort(([a, x], [b, y]) => (y.length > 0) - (x.length > 0) || a.localeCompare(b));
     show(element, rows.length > 0);
-    setText(status, `${counted(rows.length, 'executor')}, ${counted(at.size, 'split')} at work${rows.length > MAX_ROWS ? `; the first ${MAX_ROWS} are shown` : ''}${unnamed ? `; ${counted(unnamed, 'split')} made too soon to be named` : ''}.`);
-    box.replaceChildren(table('Executors', ['Executor', 'Splits at work', '#Splits made'],
+    setText(status, `${counted(rows.length, 'executor')}, ${counted(at.size, 'split')} in progress${rows.length > MAX_ROWS ? `; the first ${MAX_ROWS} are shown` : ''}${unnamed ? `; ${counted(unnamed, 'split')} finished before ${unnamed === 1 ? 'its' : 'their'} executor was reported` : ''}.`);
+    box.replaceChildren(table('Executors', ['Executor', 'Splits in progress', '#Splits done'],
       rows.slice(0, MAX_ROWS).map(([name, now]) => [name, named(now), count(done.get(name))])));
   }
 

@@ -48,12 +48,12 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
   function makeActions() {
     const button = (name, label, run, props) => h('button', { type: 'button', testid: `action-${name}`, hidden: true, onclick: run, ...props }, label);
     const cancel = button('cancel', 'Cancel…', async () => {
-      if (await confirmed({ title: `Cancel ${job.name}?`, text: 'The job stops. Shards that are committed stay, and a retry goes on from them.', yes: 'Cancel the job', no: 'Let it run', signal })) act('POST', '/cancel');
+      if (await confirmed({ title: `Cancel ${job.name}?`, text: 'The job stops. Committed shards stay, and a retry continues from them.', yes: 'Cancel the job', no: 'Let it run', signal })) act('POST', '/cancel');
     }, { class: 'danger' });
     const retry = button('retry', 'Retry', () => act('POST', '/retry'));
     const again = button('copy', 'Use for a new job', copy);
     const remove = button('delete', 'Delete…', async () => {
-      if (await confirmed({ title: `Delete ${job.name}?`, text: `The job, its events and its log are forgotten. The data set at ${job.output} stays.`, yes: 'Delete the job', no: 'Keep it', signal })) act('DELETE', '');
+      if (await confirmed({ title: `Delete ${job.name}?`, text: `The job, its events and its log are deleted. The data set at ${job.output} stays.`, yes: 'Delete the job', no: 'Keep it', signal })) act('DELETE', '');
     }, { class: 'danger' });
     const box = h('div.row', { role: 'group', 'aria-label': 'Actions' }, cancel, retry, again, remove);
 
@@ -175,7 +175,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
   function about() {
     const waits = job.state === 'queued' && job.queue_position ? count(job.queue_position) : null;
     return facts([
-      ['Place in the queue', waits],
+      ['Position in the queue', waits],
       ['Next attempt', job.state === 'retrying' && job.not_before ? ago(job.not_before) : null],
       ['Duration', job.started_at ? elapsed(job.started_at, job.finished_at) : null],
       ['Created', ago(job.created_at)],
@@ -194,7 +194,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
   const KINDS = {
     job: 'The job itself is wrong: another attempt would fail in the same way.',
     machine: 'Something on the machine went wrong: another attempt may succeed.',
-    limit: 'The job went over one of its limits.',
+    limit: 'The job exceeded one of its limits.',
   };
 
   function fail() {
@@ -203,7 +203,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
     if (!f) return failure.replaceChildren();
     const [first, ...more] = String(f.message ?? '').split('\n');
     failure.replaceChildren(
-      h('h2', null, icon('failed'), job.state === 'failed' ? 'It failed' : 'The last attempt failed'),
+      h('h2', null, icon('failed'), job.state === 'failed' ? 'The job failed' : 'The last attempt failed'),
       h('p.wrap', { testid: 'failure-message' }, h('strong', null, first)),
       f.problems?.length || !more.join('').trim() ? '' : h('pre', { tabindex: 0, role: 'region', 'aria-label': 'The whole message' }, more.join('\n').trim()),
       h('p.muted', null, KINDS[f.kind] ?? `Kind: ${f.kind}`),
@@ -213,7 +213,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
   function progress(p) {
     show(overall, Boolean(p));
     if (!p) {
-      setText(overallText, FINAL.includes(job.state) ? 'It ended before it had made any progress.' : 'Not started yet.');
+      setText(overallText, FINAL.includes(job.state) ? 'The job ended before it made any progress.' : 'Not started yet.');
       counters.replaceChildren();
       stages.replaceChildren();
       return;
@@ -226,7 +226,7 @@ export function jobView({ id, signal, onConnection, navigate, setTitle }) {
       running ? rate(p.tokens_per_second) : null,
       running && p.seconds_left != null ? `about ${duration(Math.ceil(p.seconds_left))} left` : null,
     ].filter(Boolean).join(' · '));
-    counters.replaceChildren(job.attempt > 1 ? h('p.muted', null, `Of attempt ${job.attempt} alone, except for what is committed:`) : '', facts([
+    counters.replaceChildren(job.attempt > 1 ? h('p.muted', null, `Attempt ${job.attempt} only, except for committed data:`) : '', facts([
       ['Documents', count(p.documents)], ['Text', bytes(p.text_bytes)], ['Tokens', count(p.tokens)], ['Sequences', count(p.sequences)],
       ['Teacher tokens', count(p.teacher_tokens)], ['Committed', bytes(p.bytes)], ['Time', duration(p.seconds)],
     ], { 'data-testid': 'counters' }));

@@ -64,7 +64,7 @@ export function jobsView({ query, signal, onConnection, navigate }) {
           changed();
         },
       }, icon(state), state))),
-      field('name', 'Whole name'), field('user', 'User'), clear);
+      field('name', 'Exact name'), field('user', 'User'), clear);
   }
 
   async function load() {
@@ -184,7 +184,7 @@ function jobRow() {
 
 /** One line on what a job waits for or ended with. */
 function noteOf(job) {
-  if (job.state === 'queued') return job.queue_position ? `position ${count(job.queue_position)} in the queue` : 'waits';
+  if (job.state === 'queued') return job.queue_position ? `position ${count(job.queue_position)} in the queue` : 'waiting';
   if (job.state === 'retrying') return `attempt ${job.attempt + 1} of ${job.max_attempts} follows: ${plainLine(job.failure?.message ?? job.reason)}`;
   if (job.state === 'failed') return plainLine(job.failure?.message ?? job.reason);
   if (job.state === 'running' && job.progress?.seconds_left != null) return `about ${duration(Math.ceil(job.progress.seconds_left))} left`;

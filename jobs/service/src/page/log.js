@@ -23,7 +23,7 @@ export function logView({ id, stateOf, signal }) {
   const pause = h('button', { type: 'button', 'aria-pressed': 'false', testid: 'log-pause', onclick: () => {
     paused = !paused;
     pause.setAttribute('aria-pressed', String(paused));
-    setText(pause, paused ? 'Go on' : 'Pause');
+    setText(pause, paused ? 'Resume' : 'Pause');
     flush();
   } }, 'Pause');
   const status = h('span.muted', { testid: 'log-status' });
@@ -77,7 +77,7 @@ export function logView({ id, stateOf, signal }) {
         if (waiting.length > 2 * MAX_LINES) waiting = waiting.slice(-MAX_LINES);
       },
       onStatus: ({ state, error }) => {
-        connection = { connecting: 'connecting', live: FINAL.includes(stateOf()) ? '' : 'live', lost: 'connection lost, trying again', paused: 'waiting for this tab to be looked at', ended: '', failed: 'stopped' }[state];
+        connection = { connecting: 'connecting', live: FINAL.includes(stateOf()) ? '' : 'live', lost: 'connection lost, trying again', paused: 'paused until this tab is visible', ended: '', failed: 'stopped' }[state];
         problem.replaceChildren();
         if (state === 'failed') problem.append(problemBox(error, { again: () => { problem.replaceChildren(); start(); } }));
         if (state === 'ended' && partialLine) {

@@ -16,7 +16,7 @@ function connection(status) {
   show(box, words !== '');
   if (box.dataset.state === status.state && status.state !== 'lost') return;
   if (status.state === 'lost' && box.dataset.told !== 'lost') announce('The connection to the server is lost; trying again');
-  if (status.state === 'live' && box.dataset.told === 'lost') announce('The connection stands again');
+  if (status.state === 'live' && box.dataset.told === 'lost') announce('The connection is restored');
   if (['lost', 'live'].includes(status.state)) box.dataset.told = status.state;
   box.dataset.state = status.state;
   box.replaceChildren(icon({ live: 'succeeded', lost: 'warning', failed: 'warning' }[status.state] ?? 'queued'), words);
@@ -95,7 +95,7 @@ function signInView(error) {
       setToken(token);
       enter(version);
     } catch (e2) {
-      problem.replaceChildren(problemBox(e2.status != null ? e2 : { title: 'This token was not taken', detail: e2.message }));
+      problem.replaceChildren(problemBox(e2.status != null ? e2 : { title: 'The token was not accepted', detail: e2.message }));
       field.focus();
       field.select();
     }
@@ -123,7 +123,7 @@ function enter(version) {
 function who() {
   const signedIn = session.auth === 'token' && session.user;
   setText(byId('who'), signedIn ? session.user : '');
-  byId('who').title = signedIn ? `May: ${session.scopes.join(', ')}` : '';
+  byId('who').title = signedIn ? `Scopes: ${session.scopes.join(', ')}` : '';
   show(byId('sign-out'), Boolean(signedIn));
 }
 
@@ -145,7 +145,7 @@ async function start() {
     });
     if (version.auth === 'token' && !version.user) {
       setText(byId('version'), `Stillhouse ${version.version}`);
-      const stale = getToken() ? new Error('The token of this tab is no longer good.') : null;
+      const stale = getToken() ? new Error('The token of this tab is no longer valid.') : null;
       setToken(null);
       return signInView(stale);
     }

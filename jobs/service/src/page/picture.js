@@ -65,7 +65,7 @@ function mask({ title, sees }) {
     return pairs / ((to - from) * (last - first));
   };
   const blind = sees.filter((count) => count === 0).length;
-  const sentence = `${counted(n, 'token')} in the order of generation, one below the other; dark is what each may see. ${counted(blind, 'token')} see nothing, the last sees ${sees[n - 1] ?? 0}.`;
+  const sentence = `${counted(n, 'token')} in the order of generation, one per row; dark cells are the tokens that it may see. ${counted(blind, 'token')} see nothing, the last sees ${sees[n - 1] ?? 0}.`;
   return figure('mask', cells('mask', side, side, `${title} mask. ${sentence}`, shade), title, sentence);
 }
 
@@ -80,7 +80,7 @@ function shares({ title, length, values }) {
 function grid({ title, height, cells: values }) {
   const width = values.length / height;
   const ones = values.split('1').length - 1;
-  const sentence = `${counted(width, 'token')} from left to right, the most significant digit on top; dark are ${ones} of ${values.length}.`;
+  const sentence = `${counted(width, 'token')} from left to right, the most significant digit on top; ${ones} of ${values.length} are dark.`;
   return figure('grid', cells('strip', width, height, `${title}. ${sentence}`, (x, y) => Number(values[x * height + y])), title, sentence);
 }
 

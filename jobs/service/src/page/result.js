@@ -78,7 +78,7 @@ export function resultView({ job, signal }) {
         ['Tokens dropped by packing', s.dropped_tokens == null ? null : count(s.dropped_tokens)],
         ['Records skipped', s.skipped == null ? '0' : `${count(Object.values(s.skipped).reduce((n, m) => n + m, 0))}: ${Object.entries(s.skipped).map(([reason, n]) => `${count(n)} ${reason}`).join(', ')}`, s.skipped == null ? null : 'long'],
         ...(report.operator_statistics ?? []).map((o) => [o.meaning, 'sum' in o ? count(o.sum) : `${fixed(o.max, 4)} at most`]),
-        ['Size', bytes(size)], ['Sequence length', count(report.length)], ['Took', job.result ? duration(job.result.seconds) : null],
+        ['Size', bytes(size)], ['Sequence length', count(report.length)], ['Duration', job.result ? duration(job.result.seconds) : null],
         ['Tokenizer', report.tokenizer, 'long'], ['Teacher', report.teacher, 'long'],
       ], { class: 'facts tiles', 'data-testid': 'result-facts' }),
       table('Totals by split', ['Split', '#Shards', '#Sequences', '#Tokens', '#Size'], splits.map(([name, t]) => [name, count(t.shards), count(t.rows ?? t.sequences), count(t.tokens), bytes(t.bytes)])),

@@ -24,7 +24,7 @@ async function keepOpen(once, { signal, onStatus = () => {}, silenceTimeout = SI
     let why = null;
     const alive = () => {
       clearTimeout(silence);
-      if (silenceTimeout) silence = setTimeout(() => { why = new Error('Nothing was heard from the server'); attempt.abort(); }, silenceTimeout);
+      if (silenceTimeout) silence = setTimeout(() => { why = new Error('The server sent nothing for too long'); attempt.abort(); }, silenceTimeout);
     };
     const watch = () => {
       clearTimeout(hidden);

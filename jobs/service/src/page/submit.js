@@ -39,7 +39,7 @@ export function submitView({ signal, navigate }) {
   const file = h('input', { type: 'file', accept: '.yaml,.yml,.json', hidden: true, testid: 'job-file-input', onchange: async () => {
     const chosen = file.files[0];
     if (!chosen) return;
-    if (chosen.size > 5e6) problem.replaceChildren(problemBox({ title: 'This is no job file', detail: `${chosen.name} has ${chosen.size} bytes.` }));
+    if (chosen.size > 5e6) problem.replaceChildren(problemBox({ title: 'This is not a job file', detail: `${chosen.name} has ${chosen.size} bytes.` }));
     else {
       text.value = draft.text = await chosen.text();
       problem.replaceChildren();
@@ -71,13 +71,13 @@ export function submitView({ signal, navigate }) {
         h('div.editor', null, numbers, text),
         verdict, list),
       h('fieldset.card', null, h('legend', null, 'Options'),
-        option('folder', 'Folder', 'What relative paths in the file start from, on the server. Empty: the server’s own.', { placeholder: '/data/jobs', spellcheck: 'false' }),
+        option('folder', 'Folder', 'The folder on the server that relative paths in the file start from. Empty: the server’s default.', { placeholder: '/data/jobs', spellcheck: 'false' }),
         option('priority', 'Priority', '−100 to 100; higher runs first.', { type: 'number', min: -100, max: 100, step: 1 }),
-        option('attempts', 'Attempts at most', 'Empty: the server’s.', { type: 'number', min: 1, max: 1000, step: 1 }),
-        option('hours', 'Time limit in hours', 'Empty: the server’s.', { type: 'number', min: 0, step: 'any' }),
-        option('gigabytes', 'Output limit in GB', 'Empty: the server’s.', { type: 'number', min: 0, step: 'any' }),
+        option('attempts', 'Maximum attempts', 'Empty: the server’s default.', { type: 'number', min: 1, max: 1000, step: 1 }),
+        option('hours', 'Time limit in hours', 'Empty: the server’s default.', { type: 'number', min: 0, step: 'any' }),
+        option('gigabytes', 'Output limit in GB', 'Empty: the server’s default.', { type: 'number', min: 0, step: 'any' }),
         h('label.check', null, box('overwrite', 'append'), ' Replace another data set in the output folder'),
-        h('label.check', null, box('append', 'overwrite'), ' The input has grown by files: make the splits of these only'),
+        h('label.check', null, box('append', 'overwrite'), ' The input has new files: add splits only for these'),
         problem, button)));
 
   function query() {
@@ -126,7 +126,7 @@ export function submitView({ signal, navigate }) {
   async function check() {
     checkSoon.stop();
     checking?.abort();
-    if (!allowed) return say('bad', 'This token may only read: the server would neither check a job nor take it.');
+    if (!allowed) return say('bad', 'This token may only read: the server does not check or accept jobs from it.');
     if (!text.value.trim()) {
       listProblems([]);
       return say('', 'Paste or write a job file; it is checked as you write.');
@@ -141,7 +141,7 @@ export function submitView({ signal, navigate }) {
       else say('bad', `Not valid yet: ${counted(answer.problems?.length ?? 0, 'problem')}.`);
     } catch (error) {
       if (aborted(error) || signal.aborted) return;
-      say('bad', 'It could not be checked.');
+      say('bad', 'The job file could not be checked.');
       shown = error.problems ?? [];
       list.replaceChildren(problemBox(error, { again: check }));
     }
@@ -172,7 +172,7 @@ export function submitView({ signal, navigate }) {
         checking?.abort();
         checkSoon.stop();
         listProblems(error.problems);
-        say('bad', `The server refused it: ${counted(error.problems.length, 'problem')}.`);
+        say('bad', `The server refused the job: ${counted(error.problems.length, 'problem')}.`);
       }
     } finally {
       busy = false;

@@ -119,7 +119,9 @@ fn parse_column<T: std::str::FromStr>(row: &Row<'_>, i: usize) -> rusqlite::Resu
 /// `None` and the job stays readable.
 fn parse_json_column<T: DeserializeOwned>(row: &Row<'_>, i: usize) -> rusqlite::Result<Option<T>> {
     let text: Option<String> = row.get(i)?;
-    Ok(text.and_then(|t| serde_json::from_str(&t).map_err(|e| tracing::warn!("column {i} of a job: {e}")).ok()))
+    Ok(text.and_then(|t| {
+        serde_json::from_str(&t).map_err(|e| tracing::warn!("cannot read column {i} of a job: {e}")).ok()
+    }))
 }
 
 /// Adds a job to the queue.
@@ -142,13 +144,15 @@ pub fn submit(
     let waiting = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'retrying')";
     let all: u32 = connection.prepare_cached(waiting)?.query_row([], |r| r.get(0))?;
     if all >= limits.all {
-        return Err(StoreError::Full(format!("{all} jobs wait, as many as this server allows (limits.queued_jobs)")));
+        return Err(StoreError::Full(format!(
+            "{all} jobs are waiting, the most that this server allows (limits.queued_jobs)"
+        )));
     }
     let own: u32 =
         connection.prepare_cached(&format!("{waiting} AND user = ?"))?.query_row([&new.user], |r| r.get(0))?;
     if own >= limits.per_user {
         return Err(StoreError::Full(format!(
-            "{own} jobs of {} wait, as many as this server allows one user (limits.queued_jobs_per_user)",
+            "{own} jobs of {} are waiting, the most that this server allows one user (limits.queued_jobs_per_user)",
             new.user
         )));
     }
@@ -325,7 +329,7 @@ pub fn job_ref_by_row(connection: &Connection, seq: i64) -> Result<(JobRef, JobS
             Ok((JobRef { seq, id: parse_column(row, 0)?, attempt: row.get(1)? }, parse_column(row, 2)?))
         })
         .optional()?;
-    found.ok_or_else(|| inconsistent(format!("an attempt at job {seq}, which is not there")))
+    found.ok_or_else(|| inconsistent(format!("an attempt of job {seq}, which does not exist")))
 }
 
 /// Number of jobs in each state.
@@ -373,7 +377,7 @@ pub fn transition(
         )?
         .execute(params![to.name(), reason, now.0, finished, job_ref.seq, from.name()])?;
     if changed != 1 {
-        return Err(inconsistent(format!("job {} is not {from} any more", job_ref.id)));
+        return Err(inconsistent(format!("job {} is no longer {from}", job_ref.id)));
     }
     let data = json!({"from": from, "to": to, "reason": reason});
     appended.push(events::add(connection, job_ref, EventType::State, data, now)?);

@@ -17,7 +17,7 @@ pub fn run(connection: &mut Connection) -> Result<()> {
     let before = found(connection)?;
     if before > newest {
         return Err(StoreError::Version(format!(
-            "the service's database has version {before}, this program knows {newest}; start a newer program, or name another data folder"
+            "the service's database has version {before}, but this program reads versions up to {newest}; start a newer program, or choose another data folder"
         )));
     }
     for (version, step) in (1_u32..).zip(MIGRATIONS).skip(before as usize) {

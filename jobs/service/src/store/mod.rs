@@ -54,7 +54,7 @@ pub enum StoreError {
     #[error("{0}")]
     Full(String),
     /// The idempotency key was used for another request.
-    #[error("the idempotency key was used before, with another request")]
+    #[error("the idempotency key was already used for a different request")]
     KeyReused,
     /// A newer program wrote the file.
     #[error("{0}")]
@@ -67,14 +67,14 @@ pub enum StoreError {
     DiskFull(#[source] rusqlite::Error),
     /// The file contains pages that SQLite did not write.
     #[error(
-        "the service's database ({FILE} in its data folder) is damaged: {0}; stop the service and put a copy in its place, or what `sqlite3 {FILE} .recover` saves of it"
+        "the service's database ({FILE} in its data folder) is damaged: {0}; stop the service, and replace the file by a backup or by what `sqlite3 {FILE} .recover` restores"
     )]
     Corrupt(String),
     /// SQLite failed for another reason.
     #[error("the service's database: {0}")]
     Sqlite(#[source] rusqlite::Error),
     /// A stored value cannot be read back, or two of them contradict each other.
-    #[error("the service's database holds what it cannot: {0}")]
+    #[error("the service's database contradicts itself: {0}")]
     Inconsistent(String),
     /// A thread panicked or was cancelled, or the database is busy.
     #[error("a thread of the service stopped")]
