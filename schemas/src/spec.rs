@@ -31,7 +31,7 @@ pub use self::subtokens::{Permutation, SHIPPED, Subtokens};
 
 use crate::storage::Storage;
 
-/// A batch job: raw corpora in, training shards out.
+/// A batch job: from raw corpora to training shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 pub struct JobSpec {
@@ -46,7 +46,7 @@ pub struct JobSpec {
     #[serde(default)]
     #[schemars(range(min = 0, max = 9_223_372_036_854_775_807_u64))]
     pub seed: u64,
-    /// What to read.
+    /// The input.
     pub input: Input,
     /// Rules applied to the text before it is tokenized.
     #[serde(default)]
@@ -56,7 +56,7 @@ pub struct JobSpec {
     pub tokenizer: Tokenizer,
     /// How documents become sequences of `length` tokens.
     pub pack: Pack,
-    /// What the teacher adds. Without it the job is a fast tokenizer and packer.
+    /// The teacher, and what to store of it. Without it the job is a fast tokenizer and packer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extract: Option<Extract>,
     /// Base-b sub-tokens (MDM-Prime).
@@ -68,13 +68,13 @@ pub struct JobSpec {
     /// Generation orders (ARMD).
     #[serde(default)]
     pub orders: Orders,
-    /// Where the data set goes.
+    /// The output: where the data set is written.
     pub output: Output,
-    /// How object stores are reached. Never changes a byte of the shards.
+    /// Options of object stores. The shards do not depend on them.
     #[serde(default, skip_serializing_if = "Storage::is_unset")]
     #[schemars(extend("x-identity" = false))]
     pub storage: Storage,
-    /// What runs the job. Never changes a byte of the shards.
+    /// The engine that runs the job. The shards do not depend on it.
     #[serde(default)]
     #[schemars(extend("x-identity" = false))]
     pub engine: Engine,
@@ -131,31 +131,31 @@ pub struct Tokenizer {
     /// The mask token, as text. Recorded in the manifest for trainers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
-    /// What a special token is that is written in a document, such as `<|endoftext|>`.
+    /// How a special token that is written in a document, such as `<|endoftext|>`, is encoded.
     pub special_tokens: SpecialTokens,
-    /// Whether the tokenizer may be another one than the teacher's own.
+    /// Whether the tokenizer may differ from the teacher's own.
     pub differs_from_teacher: TokenizerDifference,
 }
 
-/// What a special token is that is written in a document.
+/// How a special token that is written in a document is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SpecialTokens {
-    /// Text: it is encoded as ordinary characters.
+    /// As text: its characters are encoded as ordinary ones.
     #[default]
     Text,
-    /// The token itself; after eos and before bos a segment begins, see `document_offsets`.
+    /// As the token itself. After eos and before bos a segment begins, see `document_offsets`.
     Parse,
 }
 
-/// Whether tokenizer and teacher may disagree about what an id stands for.
+/// Whether the tokenizer and the teacher may disagree on the meaning of an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerDifference {
-    /// The job is refused where they do, or where nothing tells.
+    /// The job is refused if they disagree, or if nothing shows that they agree.
     #[default]
     Refuse,
-    /// The job runs; only that every id has a row in the teacher's vocabulary is checked.
+    /// The job runs. Only one thing is checked: every id has a row in the teacher's vocabulary.
     Allow,
 }
 
@@ -163,16 +163,16 @@ pub enum TokenizerDifference {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pack {
-    /// `wrap` concatenates documents and cuts; `pad` gives each document its own row.
+    /// `wrap` concatenates documents and cuts the result; `pad` gives each document its own row.
     #[serde(default)]
     pub mode: PackMode,
     /// Tokens per sequence, L.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub length: u32,
-    /// For `wrap`: what stands after every document.
+    /// For `wrap`: the token after every document.
     #[serde(default)]
     pub separator: Separator,
-    /// What stands at both ends of a sequence.
+    /// The tokens at both ends of a sequence.
     #[serde(default)]
     pub boundary: Boundary,
     /// For `wrap`: what happens to the last tokens of a split that do not fill a sequence.
@@ -184,32 +184,32 @@ pub struct Pack {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PackMode {
-    /// Documents joined and cut into blocks.
+    /// Documents are joined and cut into blocks.
     #[default]
     Wrap,
     /// One document per row, truncated or padded.
     Pad,
 }
 
-/// What stands after every document.
+/// The token after every document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Separator {
     /// The eos token.
     #[default]
     Eos,
-    /// Nothing.
+    /// No token.
     None,
 }
 
-/// What stands at both ends of a sequence.
+/// The tokens at both ends of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Boundary {
     /// BOS, length − 2 tokens, EOS (the MDLM convention).
     #[default]
     BosEos,
-    /// Nothing: all `length` tokens are text.
+    /// No tokens: all `length` tokens are text.
     None,
 }
 
@@ -217,31 +217,31 @@ pub enum Boundary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Remainder {
-    /// They are left out.
+    /// They are dropped.
     #[default]
     Drop,
-    /// They become a row filled up with padding, `attention_mask` false there.
+    /// They become a row that is filled up with padding, where `attention_mask` is false.
     Pad,
-    /// They become a shorter row; the columns of shape `[L]` are then lists of any length.
+    /// They become a shorter row. The columns of shape `[L]` are then variable-size lists.
     Keep,
 }
 
-/// Where the data set goes.
+/// Where the data set is written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
     /// A folder, relative to the job file's folder, or a URL: s3://bucket/folder, gs://, az://.
     #[schemars(extend("x-identity" = false))]
     pub path: String,
-    /// How the store of the output is reached, where other than `storage` says.
+    /// Options of the output's store, where they differ from `storage`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-identity" = false))]
     pub storage: Option<Storage>,
-    /// What the data set card says that nothing else tells. Never changes a byte of the shards.
+    /// Facts for the data set card that the job does not contain otherwise. The shards do not depend on them.
     #[serde(default, skip_serializing_if = "Card::is_empty")]
     #[schemars(extend("x-identity" = false))]
     pub card: Card,
-    /// Size of a shard to aim for, in megabytes (10^6 bytes), where `input.split_megabytes` does not say how large a split is. A split
+    /// Target size of a shard in megabytes (10^6 bytes), unless `input.split_megabytes` sets the size of splits. A split
     /// becomes one shard.
     #[serde(default = "default_shard")]
     #[schemars(range(min = 0.01, max = 100_000.0))]
@@ -256,7 +256,7 @@ pub struct Output {
     pub zstd_level: i32,
 }
 
-/// What the data set card says that nothing else tells.
+/// Facts for the data set card that the job does not contain otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Card {
@@ -273,25 +273,25 @@ impl Card {
     }
 }
 
-/// What runs the job.
+/// The engine that runs the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Engine {
-    /// `local`: this process. `ballista`: a cluster, in a program that was built with it.
+    /// `local`: this process. `ballista`: a cluster, in a program that was built with cluster support.
     pub kind: EngineKind,
-    /// Kind `ballista`: where the scheduler listens (`stillhouse scheduler`), as `host:port`, or `https://host:port` where it speaks TLS.
+    /// Kind `ballista`: address of the scheduler (`stillhouse scheduler`), as `host:port`, or `https://host:port` with TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<String>,
-    /// Kind `local`: splits worked on at once; on a cluster the slots of the executors say that. Default: 2 with a teacher, else one per processor; fewer where `memory_megabytes` has no room for them.
+    /// Kind `local`: number of splits in progress; on a cluster the slots of the executors decide it. Default: 2 with a teacher, else one per processor; fewer if `memory_megabytes` is too small for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub parallel_splits: Option<u32>,
-    /// Memory for the splits at work, of each process that makes some, in megabytes (10^6 bytes): each takes about three times `output.row_group_megabytes`. Default: no
-    /// bound but `parallel_splits`. The teacher is not counted.
+    /// Memory of each process for its splits in progress, in megabytes (10^6 bytes). A split takes about three times `output.row_group_megabytes`. Default: no
+    /// bound other than `parallel_splits`. The teacher is not included.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 1_048_576))]
     pub memory_megabytes: Option<u32>,
-    /// Memory for `input.sql`, in megabytes (10^6 bytes); what does not fit spills to disk.
+    /// Memory for `input.sql`, in megabytes (10^6 bytes). Data beyond it is spilled to disk.
     #[schemars(range(min = 16, max = 1_048_576))]
     pub sql_memory_megabytes: u32,
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How stores are reached. Every key is optional; `input.storage` and `output.storage` replace, key by key, what `storage` says.
+/// Options of object stores. Every key is optional. `input.storage` and `output.storage` replace single keys of `storage`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "job", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -20,62 +20,62 @@ pub struct Storage {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "job", schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9-]+$")))]
     pub region: Option<String>,
-    /// Whether the bucket stands in the path (`host/bucket/key`) and not in the host name. Default: true with an endpoint.
+    /// Whether the bucket is in the path (`host/bucket/key`) and not in the host name. Default: true with an endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_style: Option<bool>,
-    /// Whether requests go out without credentials, as public buckets allow. Default: false.
+    /// Whether requests are sent without credentials, as public buckets allow. Default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anonymous: Option<bool>,
-    /// What is asked of a store that is written to. Default: require.
+    /// What the store of the output must support. Default: require.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conditional_put: Option<ConditionalPut>,
-    /// Limits of trying again.
+    /// Limits of retries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
-    /// Size of the parts of an upload, in megabytes (10^6 bytes, 5 counting as 5 MiB); held in memory. Default: 8.
+    /// Size of the parts of an upload, in megabytes (10^6 bytes; 5 means 5 MiB). A part is held in memory. Default: 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "job", schemars(range(min = 5, max = 512)))]
     pub part_megabytes: Option<u32>,
-    /// Parts of one upload that are on their way at once, each in memory. Default: 4.
+    /// Parts of one upload that are sent concurrently, each in memory. Default: 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "job", schemars(range(min = 1, max = 64)))]
     pub parts_at_once: Option<u32>,
 }
 
-/// What is asked of a store that is written to.
+/// What the store of the output must support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "job", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ConditionalPut {
-    /// That it keeps `If-None-Match: *`; one that ignores it is refused before the job starts.
+    /// The store must support `If-None-Match: *`. One that ignores it is refused before the job starts.
     #[default]
     Require,
-    /// Nothing: you promise that only one process ever writes to the output. Tells a warning where the store ignores the condition.
+    /// Nothing: you guarantee that only one process writes to the output at a time. Prints a warning if the store ignores the condition.
     TrustSingleWriter,
 }
 
-/// Limits of trying again after throttling, server errors, timeouts and broken bodies.
+/// Limits of retries after throttling, server errors, timeouts and incomplete bodies.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "job", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Retry {
-    /// How often a request is sent at most. Default: 10.
+    /// Maximum number of attempts of a request. Default: 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "job", schemars(range(min = 1, max = 1000)))]
     pub max_attempts: Option<u32>,
-    /// How long a request is tried at most, in seconds; signatures are valid for 15 minutes. Default: 180.
+    /// Maximum total time of a request, in seconds; signatures are valid for 15 minutes. Default: 180.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "job", schemars(range(min = 1, max = 600)))]
     pub longest_seconds: Option<u32>,
-    /// Longest wait before the second attempt, in milliseconds; doubles from attempt to attempt. Default: 100.
+    /// Longest wait before the second attempt, in milliseconds. It doubles with each attempt. Default: 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "job", schemars(range(min = 1, max = 60_000)))]
     pub first_backoff_milliseconds: Option<u32>,
-    /// Longest wait between attempts, in milliseconds, where the store does not ask for more. Default: 15000.
+    /// Longest wait between attempts, in milliseconds, unless the store asks for more. Default: 15000.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "job", schemars(range(min = 1, max = 600_000)))]
     pub largest_backoff_milliseconds: Option<u32>,
-    /// How long one attempt may take with its body, in seconds. Default: 60.
+    /// Timeout of one attempt with its body, in seconds. Default: 60.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "job", schemars(range(min = 1, max = 600)))]
     pub request_timeout_seconds: Option<u32>,

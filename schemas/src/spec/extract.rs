@@ -3,46 +3,46 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the teacher adds.
+/// The teacher, and what to store of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Extract {
     /// The teacher language model.
     pub teacher: TeacherSpec,
-    /// `parallel`: one forward pass over given text. `sequential`: the teacher writes the text.
+    /// `parallel`: one forward pass over the text of the corpus. `sequential`: the teacher writes the text.
     #[serde(default)]
     pub mode: ExtractMode,
     /// With `mode: sequential`: what the teacher writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequential: Option<Sequential>,
-    /// Whether the teacher sees across packed documents.
+    /// Whether the teacher sees earlier documents of a packed sequence.
     #[serde(default)]
     pub context: TeacherContext,
     /// Posterior Gumbel noise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise: Option<Noise>,
-    /// How many of the teacher's top log-probabilities to store per token; 0 for none.
+    /// Number of the largest log-probabilities to store per token; 0 for none.
     #[serde(default)]
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
     pub topk: u32,
-    /// Temperatures T of the log-partitions ln Σ exp(l / T) to store per token; a different one each.
+    /// Temperatures T of the log-partitions ln Σ exp(l / T) to store per token, without duplicates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(range(min = 0.01, max = 100.0)))]
     pub logz_temperatures: Vec<f64>,
     /// Whether to store the entropy of the teacher's next-token distribution, in nat.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub entropy: bool,
-    /// Token ids whose log-probability is stored at every position; a different one each.
+    /// Token ids whose log-probability is stored at every position, without duplicates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4096))]
     pub candidates: Vec<u32>,
     /// Sampled logits: tokens drawn from the teacher's distribution, with counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<Samples>,
-    /// The likeliest tokens up to a mass, so many for each position as that takes.
+    /// The most likely tokens of each position that together hold a probability mass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_p: Option<TopP>,
-    /// Hidden states of some of the teacher's layers, for the distillation of features.
+    /// Hidden states of some of the teacher's layers, to distil features.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hidden_states: Option<HiddenStates>,
 }
@@ -54,33 +54,33 @@ pub struct Samples {
     /// Draws per token, N, with replacement.
     #[schemars(range(min = 1, max = 65_535))]
     pub draws: u32,
-    /// t of the proposal q ∝ p^t that they are drawn from.
+    /// Exponent t of the proposal q ∝ p^t, from which the tokens are drawn.
     #[serde(default = "default_power")]
     #[schemars(range(min = 0.05, max = 2.0))]
     pub power: f64,
 }
 
-/// The likeliest tokens up to a mass.
+/// The most likely tokens up to a probability mass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TopP {
-    /// The probability that the kept ones hold together, at least, unless that takes more than `most`.
+    /// Smallest total probability of the stored tokens, unless it takes more than `most` tokens.
     #[schemars(range(min = 0.01, max = 1.0))]
     pub mass: f64,
-    /// The most that are kept of a token.
+    /// Largest number of tokens stored per position.
     #[schemars(range(min = 1, max = 65_535))]
     pub most: u32,
 }
 
-/// Hidden states: at every position those that the teacher predicts its token from, which have seen the tokens before it.
+/// Hidden states. At each position, the states from which the teacher predicts the token there; they depend on the tokens before it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HiddenStates {
-    /// Which, as transformers counts its `hidden_states`: 0 for the embeddings, k for what layer k gives, the number of layers for what the
-    /// head sees, after the last norm. A different one each.
+    /// Layers, without duplicates, as transformers counts `hidden_states`: 0 for the embeddings, k for the output of layer k, the number of
+    /// layers for the input of the head, after the last norm.
     #[schemars(length(min = 1, max = 256), inner(range(min = 0, max = 65_535)))]
     pub layers: Vec<u32>,
-    /// Precision of stored values. A value beyond 65,504 fails a job with `f16`.
+    /// Precision of the stored values. With `f16`, a value beyond 65,504 fails the job.
     #[serde(default = "default_states_precision")]
     pub precision: NoisePrecision,
     /// Hidden size H, set once the teacher is known.
@@ -95,25 +95,25 @@ pub struct TeacherSpec {
     /// A folder with config.json and safetensors, a `.gguf` file, or `hf://org/name[@revision]`.
     #[schemars(extend("x-identity" = false))]
     pub path: String,
-    /// `auto`, `cpu`, `cuda` or `cuda:N`; `all` GPUs of the machine, or several of them: `cuda:0,cuda:1`. Each takes splits of its own.
+    /// `auto`, `cpu`, `cuda` or `cuda:N`; `all` for all GPUs of the machine, or several of them: `cuda:0,cuda:1`. Each computes splits of its own.
     #[serde(default = "default_device")]
     #[schemars(regex(pattern = r"^(auto|cpu|all|cuda|cuda:[0-9]+(,cuda:[0-9]+)*)$"))]
     #[schemars(extend("x-identity" = false))]
     pub device: String,
-    /// Arithmetic of the forward pass. Logits and everything after them are f32 and wider.
+    /// Arithmetic of the forward pass. Logits and all later values are computed in f32 or wider.
     #[serde(default)]
     pub dtype: Dtype,
-    /// The largest mean KL(f32 ‖ dtype) of next-token distributions that is accepted, in nat, measured on the first 1,024 tokens of the
-    /// input before work begins. Required for `fp8`.
+    /// Largest accepted mean KL(f32 ‖ dtype) of next-token distributions, in nat, measured on the first 1,024 tokens of the input before
+    /// work begins. Required for `fp8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 100.0))]
     pub max_mean_kl_nats: Option<f64>,
-    /// Names of tensors among the weights that are no part of the model, `*` for any characters: `medusa_head.*` of a student whose backbone
-    /// is the teacher. Each has to fit a tensor, and none of the model's. All other tensors that the model does not have are refused.
+    /// Names of tensors in the weights that do not belong to the model, with `*` for any characters, such as `medusa_head.*` of a student
+    /// whose backbone is the teacher. Each must match a tensor, but none of the model. Other tensors that the model lacks are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1000)))]
     pub ignore_tensors: Vec<String>,
-    /// Tokens of one forward pass (rows × length); at least one row is always taken.
+    /// Tokens of one forward pass (rows × length). A pass has at least one row.
     #[serde(default = "default_batch_tokens")]
     #[schemars(range(min = 1, max = 16_777_216))]
     pub batch_tokens: u32,
@@ -130,17 +130,17 @@ pub enum Dtype {
     Bf16,
     /// IEEE half precision.
     F16,
-    /// 32-bit floats, each product made of three of bfloat16: nearly as exact as `f32`, faster on CPUs with AMX; elsewhere it is `f32`.
+    /// 32-bit floats, each product computed as three of bfloat16: nearly as exact as `f32`, and faster on CPUs with AMX. Other CPUs compute `f32`.
     Bf16x3,
     /// 8-bit integers on CPUs, which earlier versions supported. Occurs only in manifests of their data sets; no job
     /// can request it.
     #[schemars(skip)]
     Int8,
-    /// 8-bit floats (e4m3) in the products of layers, a scale for each output of a weight and each token, the rest bfloat16; Hopper GPUs.
+    /// 8-bit floats (e4m3) in the products of layers, with a scale per output of a weight and per token; the rest is bfloat16. On Hopper GPUs.
     /// Needs `max_mean_kl_nats`.
     Fp8,
     /// The fastest of `f32`, `bf16x3`, `f16`, `bf16` on this machine that changes no log-probability of the first 1,024 tokens by more than
-    /// 0.01 nat. What was chosen is kept with the data set; to be independent of the machine, name a type.
+    /// 0.01 nat. The data set records the choice. Name a type if the result must not depend on the machine.
     Auto,
 }
 
@@ -160,38 +160,38 @@ impl Dtype {
     }
 }
 
-/// Who writes the text.
+/// The source of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExtractMode {
     /// The corpus.
     #[default]
     Parallel,
-    /// The teacher, token after token: the likeliest under l + ξ, ξ being the seed's own noise. On a CPU only.
+    /// The teacher writes token after token: the token with the largest l + ξ, with noise ξ from the seed. Only on a CPU.
     Sequential,
 }
 
-/// What the teacher writes: a text for every document of the input, of `pack.length` tokens at most.
+/// How the teacher writes: one text for every document of the input, of at most `pack.length` tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sequential {
-    /// How many tokens of each document begin its text; 0 with `input.format: none`, which has none.
+    /// Number of tokens of each document that begin its text; 0 with `input.format: none`, which has no documents.
     #[schemars(range(min = 0, max = 1_048_574))]
     pub prompt_tokens: u32,
-    /// T: the text is a sample of softmax(l / T); 0 for the likeliest token at every position. At another T than 1 the noise is none of the
-    /// teacher's own distribution.
+    /// Temperature T: the text is a sample of softmax(l / T); 0 for the most likely token at every position. Unless T is 1, the noise
+    /// is not that of the teacher's own distribution.
     #[schemars(range(min = 0.0, max = 100.0))]
     pub temperature: f64,
-    /// Only so many of the likeliest tokens are written; 0 for all.
+    /// The teacher chooses among this number of most likely tokens; 0 for all.
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
     pub top_k: u32,
-    /// Only the likeliest tokens are written, the fewest whose probabilities (at T, among `top_k`) reach it; 1 for all.
+    /// The teacher chooses among the fewest most likely tokens whose probabilities (at T, within `top_k`) reach this sum; 1 for all.
     #[schemars(range(min = 1e-9, max = 1.0))]
     pub top_p: f64,
     /// Where a text ends.
     pub stop: Stop,
-    /// Texts that are written at once; one that ends makes room for the next. Each takes memory for the keys and values of `pack.length`
-    /// tokens. Never changes a byte of the shards.
+    /// Number of texts written at once. The next text starts when one ends. Each needs memory for the keys and values of `pack.length`
+    /// tokens. The shards do not depend on this number.
     #[schemars(range(min = 1, max = 1024))]
     #[schemars(extend("x-identity" = false))]
     pub slots: u32,
@@ -214,21 +214,21 @@ impl Sequential {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
-    /// With the first eos that the teacher writes, or at `pack.length`; padding follows.
+    /// After the first eos that the teacher writes, or at `pack.length`. Padding follows.
     #[default]
     Eos,
-    /// At `pack.length`, whatever is written before.
+    /// At `pack.length`, even after an eos.
     Length,
 }
 
-/// What the teacher sees.
+/// The tokens that the teacher sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TeacherContext {
-    /// All earlier tokens of the sequence, across documents (the papers' way).
+    /// All earlier tokens of the sequence, across documents, as in the papers.
     #[default]
     Sequence,
-    /// Only the tokens of its own document: the teacher is reset where a document begins.
+    /// Only earlier tokens of the same document: the teacher starts anew where a document begins.
     Document,
 }
 
@@ -236,17 +236,17 @@ pub enum TeacherContext {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Noise {
-    /// How it is stored.
+    /// How the noise is stored.
     pub codec: NoiseCodec,
-    /// Largest total variation between stored and exact softmax(ξ), for every token (codec `replay`).
+    /// Largest total variation between stored and exact softmax(ξ) of every token (codec `replay`).
     #[schemars(range(min = 0.00002, max = 0.5))]
     pub tolerance: f64,
-    /// Whether argmax(l + ξ) is the observed token for every token and draw of what is stored, as it is for exact noise.
+    /// Whether argmax(l + ξ) with the stored noise must be the observed token for every token and draw, as it is with exact noise.
     pub condition: bool,
-    /// Independent noises per token, D.
+    /// Number of independent noise draws per token, D.
     #[schemars(range(min = 1, max = 64))]
     pub draws: u32,
-    /// Precision of stored values. Default: f16; f32 for `replay` with a tolerance under 0.0005.
+    /// Precision of the stored values. Default: f16, but f32 for `replay` with a tolerance under 0.0005.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<NoisePrecision>,
     /// Seed of the noise. Default: the job's `seed`.
@@ -275,10 +275,10 @@ impl Noise {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NoiseCodec {
-    /// Replayable: a seed, and the few values that the replay gets wrong.
+    /// Replayable: a seed, and the few values that the replay does not reproduce.
     #[default]
     Replay,
-    /// All of ξ, `[V]` per token: for small vocabularies and for checking.
+    /// All of ξ, `[V]` per token: for small vocabularies and for checks.
     Dense,
 }
 

@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 /// Number of values of a pixel's channel: C for images.
 pub const PIXEL_VALUES: u32 = 256;
 
-/// For `format: images`: where images lie, and what is made of each: `height · width · channels` numbers below 256, channel last, row by row.
+/// For `format: images`: the layout of the files, and how an image becomes a row of `height · width · channels` numbers below 256, channel last, row by row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Images {
-    /// What the files are.
+    /// Layout of the files.
     #[serde(default)]
     pub layout: Layout,
-    /// Width of a row's image in pixels, and its height where `height` says nothing else.
+    /// Width of a row's image in pixels; also its height, unless `height` is set.
     #[schemars(range(min = 1, max = 4096))]
     pub size: u32,
     /// Height in pixels.
@@ -23,45 +23,45 @@ pub struct Images {
     /// Colours of a row.
     #[serde(default)]
     pub channels: Channels,
-    /// How an image of another size comes to `size`.
+    /// How an image of another size becomes one of `size`.
     #[serde(default)]
     pub fit: Fit,
-    /// What resizing weighs pixels by; of `fit: adm` the halvings are always `box`.
+    /// Filter for resizing. The halvings of `fit: adm` always use `box`.
     #[serde(default)]
     pub filter: Filter,
-    /// What an image with transparent pixels is laid on. Default: it is a bad record.
+    /// Background for transparent pixels. Default: an image with transparent pixels is a bad record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub background: Option<Background>,
-    /// Whether an image that says by EXIF that it lies on its side is turned.
+    /// Whether an image is rotated as its EXIF orientation says.
     #[serde(default)]
     pub orientation: Orientation,
-    /// What is made of colour profiles.
+    /// How colour profiles are handled.
     #[serde(default, skip_serializing_if = "Profile::is_ignored")]
     pub profile: Profile,
-    /// Where labels are. Default: `folder` for `files`, `cls` for `tar`, `stored` otherwise.
+    /// Where the labels are. Default: `folder` for `files`, `cls` for `tar`, `stored` otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<ImageLabels>,
-    /// For `labels: folder`: the names of the folders, the first has label 0. Default for `files`: all folders that hold an image, by name.
+    /// For `labels: folder`: the names of the folders; the first has label 0. Default for `files`: all folders that contain an image, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1_000_000))]
     pub classes: Vec<String>,
     /// For `labels: json`: the key that holds the label, a whole number.
     #[serde(default = "default_key", skip_serializing_if = "is_default_key")]
     pub label_key: String,
-    /// Largest image in pixels, before anything of its size is allocated: memory is some eight bytes for each, per reader.
+    /// Largest image in pixels. It is checked before memory of its size is allocated: about eight bytes per pixel and reader.
     #[serde(default = "default_pixels")]
     #[schemars(range(min = 1, max = 268_435_456))]
     pub max_pixels: u32,
 }
 
-/// What the files of images are.
+/// Layout of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
-    /// A PNG or JPEG each.
+    /// One PNG or JPEG per file.
     #[default]
     Files,
-    /// Tar files (plain, gzip or zstd) of PNG and JPEG; WebDataset's, where the members of a sample share a name up to its first dot.
+    /// Tar files (plain, gzip or zstd) of PNG and JPEG. As in WebDataset, the members of a sample have the same name up to its first dot.
     Tar,
     /// CIFAR-10, the Python version: `data_batch_1`, …
     Cifar10Python,
@@ -71,7 +71,7 @@ pub enum Layout {
     Cifar100Python,
     /// CIFAR-100, the binary version: `train.bin`; the label is the fine one.
     Cifar100Binary,
-    /// IDX, as MNIST: files of images, and of labels beside them (`…labels-idx1…` for `…images-idx3…`), which `paths` has to name too.
+    /// IDX, as MNIST: files of images with files of labels (`…labels-idx1…` for `…images-idx3…`). `paths` must include both.
     Idx,
 }
 
@@ -79,10 +79,10 @@ pub enum Layout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Channels {
-    /// Red, green, blue; grey is all three alike.
+    /// Red, green, blue; a grey image has three equal channels.
     #[default]
     Rgb,
-    /// One: (19595 R + 38470 G + 7471 B + 2^15) / 2^16, as Pillow's `L`.
+    /// One channel: (19595 R + 38470 G + 7471 B + 2^15) / 2^16, as Pillow's `L`.
     Grey,
 }
 
@@ -96,37 +96,37 @@ impl Channels {
     }
 }
 
-/// How an image of another size comes to the size of the rows.
+/// How an image of another size becomes one of the size of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Fit {
-    /// It does not: it is a bad record.
+    /// It is a bad record.
     #[default]
     Exact,
-    /// Resized, whatever its shape (downsampled ImageNet).
+    /// Resized to the size, whatever its shape (downsampled ImageNet).
     Stretch,
-    /// The shorter side resized, the middle cut out: torchvision's `Resize` and `CenterCrop`.
+    /// The shorter side is resized and the centre cropped, as torchvision's `Resize` and `CenterCrop` do.
     CenterCrop,
-    /// ADM's `center_crop_arr`: halved while the shorter side is twice `size` or more, then resized, the middle cut out.
+    /// As ADM's `center_crop_arr`: halved while the shorter side is at least twice `size`, then resized and cropped to the centre.
     Adm,
 }
 
-/// What resizing weighs pixels by: Pillow's filters, in its integer arithmetic.
+/// Filters for resizing: Pillow's, in its integer arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Filter {
-    /// All alike.
+    /// Equal weights.
     Box,
-    /// A triangle.
+    /// A triangle (bilinear).
     Bilinear,
-    /// A cubic, a = −0.5.
+    /// A cubic with a = −0.5 (bicubic).
     #[default]
     Bicubic,
-    /// Lanczos of three lobes.
+    /// Lanczos with three lobes.
     Lanczos,
 }
 
-/// What transparent pixels are laid on.
+/// Background for transparent pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Background {
@@ -136,25 +136,25 @@ pub enum Background {
     White,
 }
 
-/// What EXIF's orientation does.
+/// How EXIF's orientation is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Orientation {
-    /// The image is turned as it says.
+    /// The image is rotated accordingly.
     #[default]
     Apply,
-    /// Nothing, as in torchvision's `ImageFolder`.
+    /// It is ignored, as in torchvision's `ImageFolder`.
     Ignore,
 }
 
-/// What is made of the ICC profile of an image. Numbers are never converted.
+/// How the ICC profile of an image is handled. Pixel values are never converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Profile {
-    /// Nothing, as in Pillow's `convert` and so in torchvision and the papers' code: numbers are taken as they are stored.
+    /// It is ignored, as in Pillow's `convert` and so in torchvision and the papers' code.
     #[default]
     Ignore,
-    /// An image whose profile is damaged, of other colours than the image, or not sRGB's (primaries, curves; of grey the curve) is a bad record.
+    /// An image is a bad record if its profile is damaged, is for other colours than the image, or is not sRGB (primaries, curves; for grey the curve).
     Srgb,
 }
 
@@ -168,15 +168,15 @@ impl Profile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageLabels {
-    /// There are none.
+    /// No labels.
     None,
-    /// The folder that an image lies in is its class; the label is the class's place in `classes`.
+    /// The folder of an image is its class; the label is the index of the class in `classes`.
     Folder,
-    /// The member `.cls` beside an image of a tar: a whole number.
+    /// In the member `.cls` of the sample in a tar: a whole number.
     Cls,
-    /// The member `.json` beside an image of a tar, at `label_key`.
+    /// In the member `.json` of the sample in a tar, at `label_key`.
     Json,
-    /// In the files, as CIFAR and IDX have them.
+    /// In the files, as in CIFAR and IDX.
     Stored,
 }
 
@@ -206,17 +206,17 @@ impl Images {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Codes {
-    /// How many codes there are, C: every code is below it.
+    /// Number of codes, C. Every code is below C.
     #[schemars(range(min = 2, max = 262_144))]
     pub size: u32,
-    /// Codes of an image, which is `pack.length`.
+    /// Number of codes of an image; it equals `pack.length`.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub length: u32,
-    /// Of Parquet: the column of lists that holds the codes.
+    /// For Parquet: the column of lists with the codes.
     #[serde(default = "default_column", skip_serializing_if = "is_default_column")]
     pub column: String,
-    /// Where labels are. Of Parquet: the column of whole numbers. Of `.npy`: the ending of the file beside that holds them, `_labels` for
-    /// `train_labels.npy` beside `train.npy`, which `paths` has to name too. Default: no labels.
+    /// Where labels are. For Parquet: the column of whole numbers. For `.npy`: the ending of the file of labels, such as `_labels` for
+    /// `train_labels.npy` beside `train.npy`; `paths` must include it too. Default: no labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<String>,
 }

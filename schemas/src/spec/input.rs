@@ -9,14 +9,14 @@ use super::images::{Codes, ImageLabels, Images};
 use super::{PIXEL_VALUES, Remainder};
 use crate::storage::Storage;
 
-/// What to read.
+/// The input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
     /// File format of `paths`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<InputFormat>,
-    /// With `format: none`: how many documents without a text there are.
+    /// With `format: none`: number of documents, which have no text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4_294_967_295_u64))]
     pub documents: Option<u64>,
@@ -25,59 +25,59 @@ pub struct Input {
     #[schemars(length(min = 1))]
     #[schemars(extend("x-identity" = false))]
     pub paths: Vec<String>,
-    /// More files for `sql`, each under the name of its table, beside or instead of `paths`.
+    /// More files for `sql`, each under the name of its table, in addition to `paths` or in place of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(length(max = 16))]
     pub tables: BTreeMap<String, Table>,
-    /// Column (or JSON key) that holds the text. `meta.text`: the key `text` of the object `meta`, where no column has the whole name.
+    /// Column (or JSON key) of the text. `meta.text` is the key `text` of the object `meta`, unless a column has the whole name.
     #[serde(default = "default_text")]
     pub text: String,
-    /// Compression of the files; `auto` goes by the ending (.gz, .zst). Parquet and Arrow compress inside.
+    /// Compression of the files; `auto` decides by the ending (.gz, .zst). Parquet and Arrow files are compressed inside.
     #[serde(default)]
     pub compression: Compression,
-    /// For `format: text`: what a document is.
+    /// For `format: text`: the unit that is a document.
     #[serde(default)]
     pub document: TextDocument,
     /// For `format: csv`: the delimiter, one ASCII character.
     #[serde(default = "default_delimiter")]
     #[schemars(regex(pattern = r"^[\x01-\x7f]$"))]
     pub csv_delimiter: String,
-    /// With `sql`, for `format: jsonl` and `csv`: types of columns, by name. The others are decided without loss by the first 1000 records.
+    /// With `sql`, for `format: jsonl` and `csv`: types of columns, by name. The first 1000 records decide the types of the others, without loss.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(length(max = 1024))]
     pub schema: BTreeMap<String, ColumnType>,
-    /// For `format: images`: what the files are and what is made of an image.
+    /// For `format: images`: the layout of the files, and how an image becomes a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<Images>,
-    /// For `format: codes`: how many codes there are and where they stand.
+    /// For `format: codes`: the number of codes, and where they are in the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codes: Option<Codes>,
-    /// A DataFusion query over the tables: `input` (the files of `paths`) and those of `tables`; its column named by `text` holds the text.
+    /// A DataFusion query over the tables: `input` (the files of `paths`) and those of `tables`. Its column named by `text` is the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sql: Option<String>,
-    /// What a bad record (invalid UTF-8, broken JSON, missing column, null text) does.
+    /// What happens at a bad record (invalid UTF-8, invalid JSON, missing column, null text).
     #[serde(default)]
     pub on_error: OnError,
-    /// Largest share of the records that `on_error: skip` may leave out (0.01 is 1 %), over the whole input: a job that skips
-    /// more fails, and keeps what it has prepared, so that it goes on where a larger share is allowed.
+    /// Largest share of the records of the whole input that `on_error: skip` may skip (0.01 is 1 %). A job that skips
+    /// more fails. It keeps its prepared splits, so that a run with a larger share resumes.
     #[serde(default = "default_max_skipped")]
     #[schemars(range(min = 0.0, max = 1.0))]
     #[schemars(extend("x-identity" = false))]
     pub max_skipped: f64,
-    /// Documents held out of `train`, by data set split: `validation: {share: 0.01}`. No document is in two of them.
+    /// Documents held out of `train`, by data set split: `validation: {share: 0.01}`. No document is in two data set splits.
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub holdout: BTreeMap<String, Holdout>,
-    /// Size of a split in megabytes (10^6 bytes) of input text, not compressed. A split becomes one shard, so this decides the size of
-    /// shards in place of `output.shard_megabytes`. Default: what fills a shard of that size, by an estimate.
+    /// Size of a split in megabytes (10^6 bytes) of uncompressed input text. A split becomes one shard, so this decides the size of
+    /// shards in place of `output.shard_megabytes`. Default: an estimate of the text that fills a shard of that size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.001, max = 1e6))]
     pub split_megabytes: Option<f64>,
-    /// Longest piece of a document that is held in memory at once, in kilobytes (10^3 bytes).
+    /// Longest piece of a document in memory at once, in kilobytes (10^3 bytes).
     #[serde(default = "default_piece")]
     #[schemars(range(min = 4, max = 65_536))]
     pub piece_kilobytes: u32,
-    /// How the stores of the input are reached, where other than `storage` says.
+    /// Options of the input's stores, where they differ from `storage`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-identity" = false))]
     pub storage: Option<Storage>,
@@ -93,7 +93,7 @@ pub struct Table {
     #[schemars(length(min = 1))]
     #[schemars(extend("x-identity" = false))]
     pub paths: Vec<String>,
-    /// The column that is text, whatever its values look like; the only column of `format: text`.
+    /// The column that is read as text, whatever its values look like; the only column of `format: text`.
     #[serde(default = "default_text")]
     pub text: String,
     /// As `input.compression`.
@@ -109,11 +109,11 @@ pub struct Table {
     pub schema: BTreeMap<String, ColumnType>,
 }
 
-/// The type of a column of a table. A value that is not of it is a bad record.
+/// The type of a column of a table. A value of another type makes a bad record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ColumnType {
-    /// Text as it is written: `007` stays `007`.
+    /// Text exactly as in the file: `007` stays `007`.
     String,
     /// `true` or `false`.
     Boolean,
@@ -129,7 +129,7 @@ pub enum ColumnType {
     Timestamp,
 }
 
-/// Formats that can be read.
+/// Input formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InputFormat {
@@ -147,7 +147,7 @@ pub enum InputFormat {
     Images,
     /// Rows of whole numbers, such as the codes of a VQGAN, see `input.codes`.
     Codes,
-    /// No files: `documents` empty ones, for a teacher that writes (`extract.mode: sequential`).
+    /// No files: `documents` documents without text, for a teacher that writes the text (`extract.mode: sequential`).
     None,
 }
 
@@ -212,18 +212,18 @@ impl InputFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
-    /// By the ending of the name.
+    /// By the ending of the file name.
     #[default]
     Auto,
     /// Not compressed.
     None,
-    /// gzip, also of several members.
+    /// gzip, with one or more members.
     Gzip,
-    /// Zstandard, also of several frames.
+    /// Zstandard, with one or more frames.
     Zstd,
 }
 
-/// What a document is in a text file.
+/// The unit of a text file that is a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TextDocument {
@@ -236,32 +236,32 @@ pub enum TextDocument {
     BlankLine,
 }
 
-/// What a bad record does.
+/// What happens at a bad record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
-    /// The job fails, naming the file and the line.
+    /// The job fails. The error names the file and the line.
     #[default]
     Fail,
-    /// The record is left out and counted; the manifest says how many and why.
+    /// The record is skipped and counted; the manifest has the counts by reason.
     Skip,
 }
 
-/// Documents held out of `train`, before packing: by exactly one of `last_documents`, `share`, `documents`.
+/// Documents held out of `train` before packing, by exactly one of `last_documents`, `share`, `documents`.
 ///
-/// `last_documents` take first, then `share`, then `documents`. Copies of a text are on one side of `share` and `documents`.
+/// `last_documents` is applied first, then `share`, then `documents`. For `share` and `documents`, copies of a text are in the same data set split.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Holdout {
-    /// How many records at the end of the input, in the order of the files. Of several such entries the last name has the very end.
+    /// Number of records at the end of the input, in the order of the files. Of several such entries, the last by name has the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4_294_967_295_u64))]
     pub last_documents: Option<u64>,
-    /// The share of all documents, by a hash of `seed` and text: a document stays where it is when others are added or moved.
+    /// Share of all documents, by a hash of `seed` and text. A document keeps its data set split when others are added or moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-9, max = 0.999_999))]
     pub share: Option<f64>,
-    /// How many different documents, those with the smallest hash of `seed` and text; costs one more pass over the input when planning.
+    /// Number of different documents: those with the smallest hash of `seed` and text. Needs one more pass over the input when planning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000_000))]
     pub documents: Option<u64>,

@@ -11,14 +11,14 @@ use crate::sequence_range::SequenceRange;
 pub struct Orders {
     /// Kind of order.
     pub kind: OrderKind,
-    /// For `progressive`: ρ, how many tokens of every sequence are shuffled among their places; this or `schedule`.
+    /// For `progressive`: ρ, the number of tokens of every sequence that are shuffled among their positions. Set this or `schedule`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub rho: Option<u32>,
-    /// For `progressive`: ρ that grows over the data set; this or `rho`.
+    /// For `progressive`: a ρ that grows over the data set. Set this or `rho`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<OrderSchedule>,
-    /// For `strided`: S, the number of streams, or several from which one is drawn for each sequence.
+    /// For `strided`: S, the number of streams, or several numbers, one of which is drawn for each sequence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 64), inner(range(min = 1, max = 1_048_576)))]
     pub streams: Vec<u32>,
@@ -26,8 +26,8 @@ pub struct Orders {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub steps: Option<u32>,
-    /// The epoch that the orders are of: another one has other choices (the seed of the package's views there), and `schedule` goes on from the
-    /// epochs before it. `stillhouse derive` makes those of later epochs from the data set of the first.
+    /// The epoch of the orders. Each epoch has other random choices (as the seed of the package's views), and `schedule` continues from the
+    /// earlier epochs. `stillhouse derive` makes the orders of later epochs from the data set of the first.
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 1_000_000))]
     pub epoch: u32,
@@ -45,11 +45,11 @@ pub enum OrderKind {
     /// No orders.
     #[default]
     None,
-    /// Left to right with ρ tokens shuffled among their places; blocks of one token.
+    /// Left to right, with ρ tokens shuffled among their positions; blocks of one token.
     Progressive,
-    /// S interleaved streams: the heads one by one, then S tokens at a time.
+    /// S interleaved streams: first the heads one by one, then S tokens at a time.
     Strided,
-    /// Every token is masked at one of T steps; masked last is generated first, tokens of one step are a block.
+    /// Every token is masked at one of T steps. The tokens masked last are generated first; the tokens of one step are a block.
     Random,
 }
 
@@ -66,25 +66,25 @@ impl OrderKind {
     }
 }
 
-/// ρ over the data set: 0 before `i_ar_sequences`, 1 there, growing evenly to `rho_max` at `i_perm_sequences`, constant from there on.
+/// ρ over the data set: 0 before `i_ar_sequences`, 1 there, then growing linearly to `rho_max` at `i_perm_sequences`, and constant from there on.
 ///
-/// A sequence stands after those that were planned for the splits before its own, whatever these came to hold: a split's rows do not depend on other splits.
+/// The position of a sequence counts the sequences planned for earlier splits, not those that the splits came to have. So the rows of a split do not depend on other splits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OrderSchedule {
-    /// Where shuffling begins, in sequences. (The paper counts training steps: multiply by the sequences of a step.)
+    /// Where shuffling begins, in sequences. (The paper counts training steps: multiply by the sequences per step.)
     pub i_ar_sequences: u64,
-    /// Where ρ is at its largest, in sequences.
+    /// Where ρ reaches its maximum, in sequences.
     pub i_perm_sequences: u64,
-    /// The largest ρ, in tokens.
+    /// The maximum of ρ, in tokens.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub rho_max: u32,
-    /// Bytes of input that are planned as one sequence: of text as it is stored without compression, for `codes` and `images` numbers. Left out,
-    /// text is planned at 4.2 bytes per token. `plan` and `run` say where it is far from what is there.
+    /// Bytes of input that are planned as one sequence: of uncompressed text, or for `codes` and `images` of numbers. Default for
+    /// text: 4.2 bytes per token. `plan` and `run` warn if this is far from the real number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000_u64))]
     pub bytes_per_sequence: Option<u64>,
-    /// What data sets of earlier versions have: a sequence stands at (split number · this + row in the split), so ρ falls back where splits
+    /// Only for data sets of earlier versions: a sequence is at (split number · this + row in the split), so ρ falls back if splits
     /// have more rows than this. Leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4_294_967_295_u64))]

@@ -17,17 +17,17 @@ pub struct Partitions {
     pub power: f64,
     /// How t is drawn for the views of one sequence.
     pub sampling: Sampling,
-    /// t lies in [eps, 1 − eps].
+    /// t is in [eps, 1 − eps].
     #[schemars(range(min = 0.0, max = 0.49))]
     pub eps: f64,
-    /// For `level: block` and `subtoken`: t lies in [low, high], in place of what `eps` says (BD3-LM narrows it for short blocks).
+    /// For `level: block` and `subtoken`: t is in [low, high], in place of `eps` (BD3-LM narrows it for short blocks).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(inner(range(min = 0.0, max = 1.0)))]
     pub t_range: Option<[f64; 2]>,
-    /// What has a group and what has a t of its own.
+    /// The unit that has a group, and the unit that has its own t.
     #[serde(skip_serializing_if = "PartitionLevel::is_token")]
     pub level: PartitionLevel,
-    /// For `level: block`: tokens of a block, L' (BD3-LM: 4 and 16); the last block of a sequence may be shorter.
+    /// For `level: block`: tokens per block, L' (BD3-LM: 4 and 16). The last block of a sequence may be shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub block_length: Option<u32>,
@@ -48,16 +48,16 @@ impl Default for Partitions {
     }
 }
 
-/// What of a sequence is put into groups.
+/// The unit that has a group, and the unit that has its own t.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitionLevel {
-    /// Its tokens, with one t for the sequence.
+    /// Tokens have groups; one t per sequence.
     #[default]
     Token,
-    /// Its tokens, with a t for each block of `block_length` (BD3-LM).
+    /// Tokens have groups; one t per block of `block_length` (BD3-LM).
     Block,
-    /// The digits of its tokens, with one t for the sequence (MDM-Prime); needs `subtokens`.
+    /// Digits of tokens have groups; one t per sequence (MDM-Prime). Needs `subtokens`.
     Subtoken,
 }
 
@@ -67,7 +67,7 @@ impl PartitionLevel {
     }
 }
 
-/// The schedule α(t): the part of the sequence that is not masked at time t.
+/// The schedule α(t): the share of the sequence that is not masked at time t.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
@@ -76,7 +76,7 @@ pub enum Schedule {
     Linear,
     /// α(t) = (1 − t)^power.
     Polynomial,
-    /// α(t) = 1 − arccos(1 − t)·2/π: what is masked, or in group 1, is more often much than little (MaskGIT; PGM's images).
+    /// α(t) = 1 − arccos(1 − t)·2/π: the masked share, or group 1, is more often large than small (MaskGIT; PGM's images).
     Arccos,
 }
 
@@ -87,6 +87,6 @@ pub enum Sampling {
     /// One t in each of `views` equal parts of the interval, in a random order.
     #[default]
     Stratified,
-    /// Each t on its own.
+    /// Each t is drawn independently.
     Independent,
 }

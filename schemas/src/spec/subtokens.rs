@@ -20,13 +20,13 @@ pub struct Subtokens {
     /// Digits per token, ℓ.
     #[schemars(range(min = 1, max = 32))]
     pub length: u32,
-    /// Which number the digits of an id are of, where it is not the id itself: `shipped`, a shuffle that every job with this vocabulary shares, or
-    /// a `.npy` or `.json` file with V numbers, that of id 0 first, each of 0 to V − 1 once.
+    /// The number whose digits represent an id. Default: the id itself. `shipped` is a permutation that all jobs with this vocabulary share; or
+    /// a `.npy` or `.json` file with V numbers, starting with that of id 0, each of 0 to V − 1 once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     #[schemars(extend("x-identity" = false))]
     pub permutation: Option<String>,
-    /// Whether the table of which tokens agree with which digit stands beside the shards, as `filter_table.npy`.
+    /// Whether to write `filter_table.npy` beside the shards: the table of the tokens that have each digit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub filter_table: bool,
     /// The permutation that `permutation` names, set once it has been read; never serialized with the job.
