@@ -19,13 +19,13 @@ Examples:
 
 Committed shards and what is needed to go on stay. A place where a run is at work is left alone.";
 
-/// Take away unfinished uploads and staged files that a dead run or export left behind
+/// Remove unfinished uploads and staged files that an interrupted run or export left behind
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder or URL of a data set, finished or not
     place: String,
-    /// Show what would go and remove nothing
+    /// Show what would be removed, and remove nothing
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]

@@ -30,14 +30,14 @@ views.yaml says what is to be different; everything else stays as the data set h
 
 /// Make new columns for a finished data set: sub-tokens, partitions, orders, noise at a looser tolerance
 ///
-/// Rows and their sequence_ids stay, so the shards are those that a run of the whole job would have made. Needs neither the input nor the
+/// Rows and their sequence_ids stay, so the shards equal those of a run of the whole job. Needs neither the input nor the
 /// teacher. The manifest of the result keeps both jobs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder or URL of the data set
     dataset: String,
-    /// What is to be different (YAML or JSON); - reads it from stdin
+    /// The job file with the changes (YAML or JSON); - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
     /// Replace the data set of another job, or of another version of this job, in the output folder

@@ -26,37 +26,37 @@ Examples:
   stillhouse executor --scheduler https://head.cluster:50050 --device cuda:1 --slots 2
   stillhouse executor --allow s3://corpora --allow s3://shards";
 
-/// Make splits that a scheduler hands out: one executor per machine or device
+/// Make splits for a scheduler: one executor per machine or device
 ///
-/// It asks the scheduler for work and listens on no port. It prepares a job once, loads its teacher once, and writes shards
-/// straight to the job's output with the credentials of its own environment. It ends with SIGTERM or Ctrl-C; what was at work
-/// is given to another executor.
+/// The executor asks the scheduler for work and listens on no port. It prepares a job once, loads its teacher once, and writes shards
+/// directly to the job's output with the credentials of its own environment. SIGTERM or Ctrl-C ends it; other executors make its
+/// unfinished splits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where the scheduler listens; https://HOST:PORT where it speaks TLS
+    /// Address of the scheduler; https://HOST:PORT with TLS
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:50050")]
     scheduler: String,
-    /// Splits at once [default: one per thread; with --device 2]
+    /// Splits in progress [default: one per thread; with --device 2]
     #[arg(long, value_name = "N")]
     slots: Option<NonZeroUsize>,
-    /// Memory that jobs may take here: their teachers on the CPU and the splits at work; a job that takes more is passed on to other
-    /// executors [default: nine tenths of the machine's, or of its control group's]
+    /// Memory that jobs may use: their teachers on the CPU and the splits in progress. A job that needs more goes to other executors
+    /// [default: nine tenths of the machine's memory, or of its control group's]
     #[arg(long, value_name = "N")]
     memory_megabytes: Option<NonZeroU64>,
-    /// Device of the teachers, whatever a job says: cpu, cuda:N
+    /// Device of the teachers, in place of the device in the job: cpu, cuda:N
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
-    /// Its name in progress and errors [default: machine and process]
+    /// Name of the executor in progress and errors [default: machine and process]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// A folder or store (s3://bucket/prefix) that jobs may read and write, and nothing else; may be given again
+    /// A folder or store (s3://bucket/prefix) that jobs may read and write; they may access nothing else; can be repeated
     #[arg(long, value_name = "PLACE")]
     allow: Vec<String>,
-    /// What jobs may touch, as the `access` section of a service's configuration (YAML)
+    /// File with the `access` section of a service's configuration (YAML): what jobs may access
     #[arg(long, value_name = "FILE")]
     access: Option<PathBuf>,
-    /// Seconds to wait for a scheduler that is not there yet
+    /// Seconds to wait for a scheduler that has not started yet
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
     #[command(flatten)]

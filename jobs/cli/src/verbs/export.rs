@@ -36,37 +36,37 @@ Where source and destination are at different endpoints, --source-endpoint names
 --format writes what the teacher said of token t + 1 at t, where these readers look for it; an ln p below -1000 becomes -1000 (p is 0).
 Their formats have no place for the probability of the rest: they take 1 minus the sum. Megatron-LM's samples have the order of the rows.";
 
-/// Copy a finished data set to a store or a disk, or write its log-probabilities for another reader; resumable, every file checked by sha256
+/// Copy a finished data set to a store or a disk, or write its log-probabilities for another reader; resumes, and checks the sha256 of every file
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder or URL of the data set
     source: String,
-    /// Folder or URL that becomes the copy
+    /// Folder or URL of the copy
     destination: String,
-    /// Files copied at once
+    /// Files copied concurrently
     #[arg(long, value_name = "N", default_value = "2")]
     parallel: NonZeroUsize,
     /// Show what would be copied and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Size of the parts that a file is uploaded in, in megabytes (10^6 bytes)
+    /// Size of the parts of an upload, in megabytes (10^6 bytes)
     #[arg(long, value_name = "MB", default_value_t = 8, value_parser = clap::value_parser!(u32).range(5..=512))]
     part_megabytes: u32,
-    /// Parts of one file on their way at once
+    /// Parts of one file that are sent concurrently
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     parts_at_once: u32,
-    /// Endpoint of the source, where it is not that of the destination
+    /// Endpoint of the source, if it differs from that of the destination
     #[arg(long, value_name = "URL")]
     source_endpoint: Option<String>,
-    /// Region of the source, where it is not that of the destination
+    /// Region of the source, if it differs from that of the destination
     #[arg(long, value_name = "NAME")]
     source_region: Option<String>,
     #[command(flatten)]
     format: FormatOptions,
     #[command(flatten)]
     store: StoreOptions,
-    /// Write one JSON event per line to stdout, and last the list of files
+    /// Write one JSON event per line to stdout, and the list of files at the end
     #[arg(long)]
     pub json: bool,
     /// Show errors only

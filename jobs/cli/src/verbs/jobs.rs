@@ -54,7 +54,7 @@ enum Verb {
         /// Jobs of this name
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
-        /// How many
+        /// Number of jobs to list
         #[arg(long, value_name = "N", default_value_t = 50)]
         limit: u32,
         /// `next_cursor` of an earlier list
@@ -63,9 +63,9 @@ enum Verb {
     },
     /// Show one job: state, progress, failure, result
     Show(One),
-    /// Show one job until it is over, or every change of all jobs
+    /// Watch one job until it ends, or every change of all jobs
     Watch {
-        /// Id of the job, or its beginning
+        /// Id of the job, or the beginning of it
         #[arg(value_name = "ID")]
         id: Option<String>,
     },
@@ -73,10 +73,10 @@ enum Verb {
     Logs {
         #[command(flatten)]
         one: One,
-        /// Go on until the job is over
+        /// Continue until the job ends
         #[arg(long, short)]
         follow: bool,
-        /// Only so many of the last lines
+        /// Print only this number of the last lines
         #[arg(long, value_name = "LINES")]
         tail: Option<u32>,
     },
@@ -84,15 +84,15 @@ enum Verb {
     Events {
         #[command(flatten)]
         one: One,
-        /// Go on until the job is over
+        /// Continue until the job ends
         #[arg(long, short)]
         follow: bool,
     },
-    /// Print the job file as it was submitted
+    /// Print the job file exactly as submitted
     File(One),
     /// Print the manifest of a job's data set
     Manifest(One),
-    /// Print a report of a job's data set as JSON: totals, statistics, one row decoded
+    /// Print a report of a job's data set as JSON: totals, statistics, one decoded row
     Report {
         #[command(flatten)]
         one: One,
@@ -100,17 +100,17 @@ enum Verb {
         #[arg(long, value_name = "N", default_value_t = 0)]
         row: u64,
     },
-    /// Stop a job; what is committed stays
+    /// Stop a job; committed shards stay
     Cancel(One),
-    /// Queue a failed or cancelled job again; it goes on where it was
+    /// Queue a failed or cancelled job again; it resumes
     Retry(One),
-    /// Forget a job that is over; its data set stays
+    /// Delete a job that has ended; its data set stays
     Delete(One),
 }
 
 #[derive(Debug, clap::Args)]
 struct One {
-    /// Id of the job, or its beginning
+    /// Id of the job, or the beginning of it
     #[arg(value_name = "ID")]
     id: String,
 }

@@ -44,7 +44,7 @@ use crate::verbs::serve::LogFormat;
 /// How much of the machine to use.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Threads {
-    /// Threads to compute with [default: one per processor]
+    /// Threads for computation [default: one per processor]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
 }

@@ -29,26 +29,26 @@ Examples:
   stillhouse plan job.yaml --analyze        prepares the first split, throws it away, and shows what each node of the plan did
   stillhouse plan job.yaml --json | jq .splits";
 
-/// Show what a job would do: operators, splits, sizes; nothing is written
+/// Show what a job would do: operators, splits, sizes; writes nothing
 ///
-/// Makes all the checks of `run`: the job file, a record of every file of the input (of more than 10,000, of 10,000; in
-/// stores of 32), the tokenizer, the teacher, and that the output can be written to and is this job's.
+/// Runs all checks of `run`: the job file, one record of every file of the input (of at most 10,000 files; of 32 in
+/// stores), the tokenizer, the teacher, and whether the output is writable and belongs to this job.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The job file (YAML or JSON); - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
-    /// Prepare the first N documents in memory and show their rows, noise included, as the job will store them
+    /// Prepare the first N documents in memory and show their rows with noise, as the job will store them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     sample: Option<u64>,
-    /// Prepare the first split into a temporary folder, teacher and all, and show the physical plan with the metrics of its nodes
+    /// Prepare the first split into a temporary folder, with the teacher, and show the physical plan with the metrics of its nodes
     #[arg(long)]
     analyze: bool,
-    /// Plan as for a run with --overwrite: the output may hold another job's data set
+    /// Plan a run with --overwrite: the output may hold another job's data set
     #[arg(long)]
     overwrite: bool,
-    /// Plan as for a run with --append: the splits of the files that have come since the data set was finished, behind those that are there
+    /// Plan a run with --append: the splits of files that are new since the data set was finished, after the existing splits
     #[arg(long, conflicts_with_all = ["overwrite", "analyze"])]
     append: bool,
     #[command(flatten)]

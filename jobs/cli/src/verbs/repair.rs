@@ -25,13 +25,13 @@ Examples:
 
 Every shard is read and compared with its record. One that comes out with other bytes than it had is not published.";
 
-/// Make missing or damaged shards of a data set again, to the same bytes
+/// Make missing or damaged shards of a data set again, with the same bytes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder or URL of the data set
     dataset: String,
-    /// The job file that made it; - reads it from stdin
+    /// The job file of the data set; - reads it from stdin
     #[arg(value_name = "JOB.yaml")]
     job: PathBuf,
     #[command(flatten)]

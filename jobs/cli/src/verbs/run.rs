@@ -25,10 +25,10 @@ Examples:
   stillhouse run job.yaml --overwrite      the folder holds another job's data set: replace it
   stillhouse run job.yaml --json | jq -c 'select(.event == \"split_committed\")'";
 
-/// Run a job to its end; an interrupted one goes on by itself
+/// Run a job to its end; resumes an interrupted job
 ///
-/// Bars or log lines go to stderr, the summary to stdout. Every shard that is committed stays: after an
-/// interruption the same command goes on, and the data set comes out the same.
+/// Progress goes to stderr, the summary to stdout. Committed shards stay: after an interruption, the same command
+/// resumes, and the data set is the same as without the interruption.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -38,13 +38,13 @@ pub struct Args {
     /// Replace the data set of another job, or of another version of this job, in the output folder
     #[arg(long)]
     overwrite: bool,
-    /// Where the data set is finished and the input has grown by files: make splits of the new files only, and keep every shard
+    /// For a finished data set whose input has new files: make splits only of the new files, and keep every shard
     #[arg(long, conflicts_with = "overwrite")]
     append: bool,
-    /// Where the data set is finished already: read every byte of it before it is called complete
+    /// For a finished data set: read every byte of it before reporting that it is complete
     #[arg(long)]
     check: bool,
-    /// Make the splits on the cluster of this scheduler, as `engine: {kind: ballista, …}` in the job file says it; https://HOST:PORT with TLS
+    /// Make the splits on the cluster of this scheduler, as `engine: {kind: ballista, …}` in the job file does; https://HOST:PORT with TLS
     #[arg(long, value_name = "HOST:PORT")]
     scheduler: Option<String>,
     #[command(flatten)]

@@ -20,27 +20,27 @@ Examples:
   stillhouse scheduler --listen 10.0.0.5:50050 --tls-certificate host.pem --tls-key host.key     others call https://host:50050
   stillhouse scheduler --listen 10.0.0.5:50050 --trusted-network";
 
-/// Hand out the splits of jobs to the executors of a cluster
+/// Assign the splits of jobs to the executors of a cluster
 ///
 /// Jobs with `engine: {kind: ballista, scheduler: \"host:port\"}` are submitted here by `stillhouse run`, and executors ask
-/// here for work. All of them share a token. What it knows is in memory: when it is started anew, runs go on when they are
-/// started again.
+/// for work. All of them share a token. The scheduler keeps its state in memory: after a restart of the scheduler, start the runs
+/// again, and they resume.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:50050")]
     listen: SocketAddr,
-    /// Speak TLS, with the certificate in this file and those that lead to who signed it (PEM); read once, at the start
+    /// Use TLS with this certificate and the intermediate certificates in the same file (PEM); read once, at the start
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
     /// The certificate's key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// Listen on an address that other machines reach, though nothing is encrypted: nobody else is on that network
+    /// Listen without encryption on an address that other machines reach: only for a network without other users
     #[arg(long)]
     trusted_network: bool,
-    /// Seconds after which an executor that does not ask any more is dead, and its splits are given to others
+    /// Seconds after which an executor that sends no request counts as lost and others make its splits
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(7..=86_400))]
     dead_after: u64,
     /// File with the cluster's token [default: STILLHOUSE_CLUSTER_TOKEN_FILE, or the token in STILLHOUSE_CLUSTER_TOKEN]

@@ -30,7 +30,7 @@ Perplexity: exp of the mean of -ln p, over windows of --window-tokens, a new one
 what the one before it did not. Entropy: of the tokens of a text, nat. MAUVE: as its authors' code, from the teacher's
 last hidden state; k-means begins by --seed. Errors are standard errors over texts.";
 
-/// Score texts under a teacher: perplexity, unigram entropy, MAUVE beside other texts
+/// Score texts under a teacher: perplexity, unigram entropy, and MAUVE against other texts
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -40,16 +40,16 @@ pub struct Args {
     /// The teacher: a folder, a .gguf, or hf://org/name@revision
     #[arg(long, value_name = "TEACHER")]
     teacher: String,
-    /// Texts to compare with: adds MAUVE
+    /// Reference texts: adds MAUVE
     #[arg(long, value_name = "FILE")]
     reference: Option<String>,
     /// Format of the files [default: by their endings]
     #[arg(long, value_name = "FORMAT", value_parser = format_names())]
     format: Option<InputFormat>,
-    /// Column or key that holds the text
+    /// Column or key of the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     text: String,
-    /// For text files: what a text is
+    /// For text files: the unit that is a text
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     document: Document,
     /// The tokenizer [default: the teacher's own]
@@ -61,7 +61,7 @@ pub struct Args {
     /// Arithmetic of the teacher
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     dtype: Type,
-    /// Longest context of a token, with itself
+    /// Longest context of a token, including the token
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     window_tokens: u32,
     /// Tokens from one window to the next, at most --window-tokens [default: half of --window-tokens]
@@ -70,13 +70,13 @@ pub struct Args {
     /// Tokens of one pass of the teacher
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(2..=1_048_576))]
     batch_tokens: u32,
-    /// What stands before a text: bos predicts its first token too, given does not
+    /// What precedes a text: with bos its first token is predicted too, with given it is not
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     first_token: First,
-    /// What a special token is that is written in a text: the token, or its characters
+    /// How a special token that is written in a text is encoded: as the token, or as its characters
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     special_tokens: Special,
-    /// Texts of each side that take part in MAUVE, the first ones
+    /// Number of texts of each side for MAUVE, from the beginning
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000), requires = "reference")]
     mauve_texts: u32,
     /// Clusters of MAUVE [default: a tenth of the texts of the smaller side]
@@ -85,7 +85,7 @@ pub struct Args {
     /// Seed of k-means
     #[arg(long, value_name = "N", default_value_t = 25, requires = "reference")]
     seed: u64,
-    /// Write the score of every text here, as JSON lines
+    /// Write the score of every text to this file, as JSON lines
     #[arg(long, value_name = "FILE")]
     per_text: Option<PathBuf>,
     #[command(flatten)]

@@ -25,9 +25,9 @@ Examples:
 
 /// Serve a queue of jobs: REST API, web page, metrics
 ///
-/// Jobs are kept in the data folder and survive crashes: after a restart running ones go on where they were. Without a
+/// The data folder keeps the jobs, so they survive crashes: after a restart, running jobs resume. Without a
 /// configuration file the service listens on loopback, needs no tokens there, and lets jobs read and write below
-/// the folder that it is started in.
+/// the current folder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -40,13 +40,13 @@ pub struct Args {
     /// Folder of the queue, the tokens and the logs [default: ~/.local/state/stillhouse]
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
-    /// A folder or store (s3://bucket/prefix) that jobs may read and write; may be given again
+    /// A folder or store (s3://bucket/prefix) that jobs may read and write; can be repeated
     #[arg(long, value_name = "PLACE")]
     allow: Vec<String>,
-    /// URL of an S3-compatible service that jobs may name; the first is that of jobs that name none; may be given again
+    /// URL of an S3-compatible service that jobs may name; the first is the default of jobs that name none; can be repeated
     #[arg(long, value_name = "URL")]
     endpoint: Vec<String>,
-    /// Check the configuration and say what it means; exit code 2 when something is wrong
+    /// Check the configuration and describe it; exit code 2 if something is wrong
     #[arg(long)]
     pub check: bool,
     /// With --check: one JSON object
@@ -57,14 +57,14 @@ pub struct Args {
     pub log_format: Option<LogFormat>,
 }
 
-/// How log lines look.
+/// Format of log lines
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// One JSON object per line
     Json,
     /// For people
     Text,
-    /// Level and text alone, where somebody else adds the time
+    /// Level and text alone, for a log that adds the time itself
     #[value(skip)]
     Bare,
 }

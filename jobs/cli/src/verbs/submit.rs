@@ -39,28 +39,28 @@ pub struct Args {
     /// Print the job's id and do not wait
     #[arg(long, short)]
     detach: bool,
-    /// What relative paths are relative to, on the service's machine [default: the job file's folder, for - the current one]
+    /// Folder on the service's machine to which relative paths are relative [default: the job file's folder; for - the current folder]
     #[arg(long, value_name = "FOLDER")]
     folder: Option<String>,
-    /// Jobs of higher priority go first
+    /// Jobs with a higher priority start first
     #[arg(long, value_name = "N", default_value_t = 0, allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
     priority: i32,
-    /// Attempts that may fail [default: what the service allows]
+    /// Maximum number of failed attempts [default: the limit of the service]
     #[arg(long, value_name = "N")]
     max_attempts: Option<u32>,
-    /// Hours that one attempt may take [default: what the service allows]
+    /// Maximum hours of one attempt [default: the limit of the service]
     #[arg(long, value_name = "HOURS")]
     time_limit_hours: Option<f64>,
-    /// Gigabytes (10^9 bytes) that the shards may take [default: what the service allows]
+    /// Maximum size of the shards, in gigabytes (10^9 bytes) [default: the limit of the service]
     #[arg(long, value_name = "GIGABYTES")]
     output_limit_gigabytes: Option<f64>,
     /// Replace the data set of another job at the output
     #[arg(long)]
     overwrite: bool,
-    /// Where the data set is finished and the input has grown by files: make splits of the new files only, and keep every shard
+    /// For a finished data set whose input has new files: make splits only of the new files, and keep every shard
     #[arg(long, conflicts_with = "overwrite")]
     append: bool,
-    /// Name of this submission: the same name and job again gives the same job
+    /// Name of this submission: submitting the same job with the same name again returns the same job
     #[arg(long, value_name = "TEXT")]
     idempotency_key: Option<String>,
     /// Write one JSON event per line to stdout; with --detach, the job

@@ -21,9 +21,9 @@ Examples:
   stillhouse token list
   stillhouse token revoke 3f9a1c02be";
 
-/// Make, list and revoke the service's bearer tokens
+/// Create, list and revoke the bearer tokens of a service
 ///
-/// Works on the data folder of the service, which may be running. A token is shown once; only a hash of it is kept.
+/// Works on the data folder of the service, which may be running. A token is shown once; only its hash is stored.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -42,23 +42,23 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// Make a token and show it, once
+    /// Create a token and show it, once
     Create {
-        /// Whose jobs its holder submits: letters, digits, `.`, `_`, `-`, `@`
+        /// User whose jobs the token submits: letters, digits, `.`, `_`, `-`, `@`
         #[arg(long, value_name = "NAME", value_parser = user)]
         user: String,
-        /// What it allows [default: read and submit]
+        /// Scopes of the token [default: read and submit]
         #[arg(long, value_name = "SCOPE")]
         scope: Vec<Scope>,
-        /// Days until it is over [default: never]
+        /// Days until the token expires [default: never]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=36500))]
         days: Option<u32>,
     },
     /// List the tokens, without their secrets
     List,
-    /// Make a token useless, from the next request on
+    /// Revoke a token: it is refused from the next request on
     Revoke {
-        /// Its id: the part between the underscores
+        /// Id of the token: the part between the underscores
         #[arg(value_name = "ID")]
         id: String,
     },

@@ -28,7 +28,7 @@ Examples:
 
 Exit code 1 when anything is wrong. Another device than the job's computes slightly different log-probabilities.";
 
-/// Read a data set again and check it: checksums, shapes, invariants, with --teacher the noise itself
+/// Read a data set and check it: checksums, shapes, invariants, and with --teacher the noise itself
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -37,7 +37,7 @@ pub struct Args {
     /// Recompute log-probabilities and noise on a sample, and check argmax(l + ξ) = x and the tolerance
     #[arg(long)]
     teacher: bool,
-    /// Where the teacher is now [default: where the job found it]
+    /// Location of the teacher [default: the location in the job]
     #[arg(long, value_name = "PATH", requires = "teacher")]
     teacher_path: Option<PathBuf>,
     /// Device for the teacher: auto, cpu, cuda or cuda:N [default: the job's]
@@ -46,11 +46,11 @@ pub struct Args {
     /// Batches to recompute, spread over the data set
     #[arg(long, value_name = "N", default_value_t = 2, requires = "teacher")]
     sample_batches: usize,
-    /// Compare what is stored with the live teacher, and that with the teacher in other batches and in --report-dtype;
+    /// Compare the stored values with the live teacher, and the live teacher with itself in other batches and in --report-dtype;
     /// write PATH.html and PATH.json
     #[arg(long, value_name = "PATH", requires = "teacher")]
     report: Option<PathBuf>,
-    /// The other arithmetic of the report [default: bf16; f32 where the job's is bf16]
+    /// The other arithmetic of the report [default: bf16; f32 if the job's is bf16]
     #[arg(long, value_enum, value_name = "TYPE", requires = "report")]
     report_dtype: Option<Arithmetic>,
     #[command(flatten)]

@@ -26,7 +26,7 @@ Examples:
 
 /// Show a data set: schema, statistics, one sequence decoded, its noise blueprint
 ///
-/// A blueprint is what a student sees of the noise at one position: the top entries of softmax(ξ).
+/// A blueprint is the noise of one position as a student sees it: the top entries of softmax(ξ).
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -47,7 +47,7 @@ pub struct Args {
     /// Entries of each blueprint
     #[arg(long, value_name = "K", default_value_t = 5)]
     top: usize,
-    /// Columns whose values in the row are shown, and nothing else of it; only they are read
+    /// Columns whose values of the row are shown, in place of everything else; only these columns are read
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',', conflicts_with_all = ["view", "draw", "position", "top"])]
     column: Vec<String>,
     #[command(flatten)]
