@@ -528,7 +528,7 @@ impl Checks<'_> {
         for (field, most) in self.signals().iter().filter_map(|signal| signal.top_entries_setting()) {
             if most > MAX_TOPK_ON_GPU {
                 let message =
-                    format!("more than a GPU lists of a token; valid: up to {MAX_TOPK_ON_GPU}, or device cpu");
+                    format!("more entries than a GPU lists per token; valid: at most {MAX_TOPK_ON_GPU}, or device cpu");
                 self.problems.push(Problem::new(field, most, message));
             }
         }

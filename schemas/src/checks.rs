@@ -48,7 +48,7 @@ fn engine_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
             "is required for kind ballista and missing; valid: host:port or https://host:port",
         ),
         (EngineKind::Local, Some(_)) => {
-            Problem::missing("engine.scheduler", "is for kind ballista, and engine.kind is local")
+            Problem::missing("engine.scheduler", "needs kind ballista, but engine.kind is local")
         }
         (EngineKind::Ballista, Some(address)) => match scheduler_problem(address) {
             Some(wrong) => Problem::new("engine.scheduler", format!("{address:?}"), wrong),
@@ -105,7 +105,8 @@ fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         problems.push(Problem::new("orders.schedule.i_perm_sequences", schedule.i_perm_sequences, message));
     }
     if let Some(OrderSchedule { bytes_per_sequence: Some(_), sequences_per_split: Some(rows), .. }) = orders.schedule {
-        let message = "counts sequences in another way than orders.schedule.bytes_per_sequence; leave it out";
+        let message =
+            "contradicts orders.schedule.bytes_per_sequence, which counts sequences in another way; leave it out";
         problems.push(Problem::new("orders.schedule.sequences_per_split", rows, message));
     }
 }
@@ -165,7 +166,7 @@ pub fn too_many_alternatives(job: &JobSpec) -> Option<Problem> {
     let all = job.input.all_paths().map(|(_, path)| paths::count(path)).fold(0, usize::saturating_add);
     // paths written without braces may be any number
     (all > MAX_ALTERNATIVES.max(job.input.all_paths().count())).then(|| {
-        let message = format!("its braces stand for more than {MAX_ALTERNATIVES} paths; name a folder or use *");
+        let message = format!("its braces expand to more than {MAX_ALTERNATIVES} paths; name a folder or use *");
         Problem::missing("input.paths", message)
     })
 }
@@ -221,21 +222,21 @@ pub fn path_problem(field: &str, path: &str, role: PathRole) -> Option<Problem> 
                 return None;
             }
             let valid = "a local path or hf://org/name[@revision]";
-            format!("store URLs are not in this version of stillhouse yet; valid now: {valid}")
+            format!("this version of stillhouse does not support store URLs here; valid: {valid}")
         }
         (PathRole::File, _) => {
             let (scheme, _) = path.split_once("://")?;
             if scheme == "file" {
                 return None;
             }
-            "is a file of this machine in this version of stillhouse; valid: a local path".into()
+            "this version of stillhouse supports only local files here; valid: a local path".into()
         }
         (_, Some(Err(message))) => message,
         (PathRole::Output, Some(Ok(parts))) if parts.scheme.is_web() => {
             "plain HTTP has no multipart upload and no conditional commit; valid: s3://, gs://, az:// or a path".into()
         }
         (PathRole::Output, Some(Ok(parts))) if parts.key.contains(['*', '?', '[']) => {
-            "is one folder; valid: a key without *, ? and [".into()
+            "must be a single folder; valid: a key without *, ? and [".into()
         }
         _ => return None,
     };
@@ -259,25 +260,28 @@ fn endpoints(job: &JobSpec, problems: &mut Vec<Problem>) {
 fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     let input = &job.input;
     if input.document != TextDocument::Line && input.format() != InputFormat::Text {
-        problems.push(Problem::missing("input.document", "is for `format: text` only"));
+        problems.push(Problem::missing("input.document", "applies only to `format: text`"));
     }
     for source in input.sources() {
         let (field, input) = (source.field, source.input);
         if input.csv_delimiter != "," && input.format() != InputFormat::Csv {
-            problems.push(Problem::missing(format!("{field}.csv_delimiter"), "is for `format: csv` only"));
+            problems.push(Problem::missing(format!("{field}.csv_delimiter"), "applies only to `format: csv`"));
         }
         if !input.schema.is_empty() && !input.format().has_untyped_columns() {
             problems.push(Problem::missing(
                 format!("{field}.schema"),
-                "is for `format: jsonl` and `csv`; other files have types",
+                "applies only to `format: jsonl` and `csv`; other formats store types",
             ));
         }
         if !input.schema.is_empty() && input.sql.is_none() {
-            problems
-                .push(Problem::missing(format!("{field}.schema"), "is for the columns of a query: set input.sql, too"));
+            problems.push(Problem::missing(
+                format!("{field}.schema"),
+                "applies to the columns of a query; set input.sql, too",
+            ));
         }
         if input.schema.get(&input.text).is_some_and(|kind| *kind != ColumnType::String) {
-            problems.push(Problem::missing(format!("{field}.schema.{}", input.text), "is the text; valid: string"));
+            problems
+                .push(Problem::missing(format!("{field}.schema.{}", input.text), "is the text column; valid: string"));
         }
         if input.format().is_table()
             && input.format().compresses_inside()
@@ -314,7 +318,8 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
         problems.push(Problem::missing("input.format", REQUIRED));
     }
     if !input.tables.is_empty() && input.sql.is_none() {
-        problems.push(Problem::missing("input.sql", "is required with `tables`: a query that makes documents of them"));
+        problems
+            .push(Problem::missing("input.sql", "is required with `tables`: a query that selects documents from them"));
     }
     for name in input.tables.keys() {
         let is_word = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
@@ -322,7 +327,9 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
         if !is_word || !name.starts_with(|c: char| c.is_ascii_lowercase()) || is_taken {
             let message = match is_taken {
                 true => "is the table of `input.paths`; valid: another name",
-                false => "not a valid name of a table; valid: lower-case letters, digits and _, a letter first",
+                false => {
+                    "not a valid name of a table; valid: lower-case letters, digits and _, beginning with a letter"
+                }
             };
             problems.push(Problem::new(format!("input.tables.{name}"), format!("{name:?}"), message));
         }
@@ -335,13 +342,13 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
     for (name, table) in &input.tables {
         if !table.format.is_table() {
             let valid: Vec<_> = InputFormat::tables().map(InputFormat::name).collect();
-            let message = format!("is no format of a table; valid: {}", valid.join(", "));
+            let message = format!("is not a format for tables; valid: {}", valid.join(", "));
             problems.push(Problem::new(format!("input.tables.{name}.format"), table.format.name(), message));
         }
     }
     if input.format != Some(InputFormat::None) {
         if let Some(documents) = input.documents {
-            let message = "is for `format: none`; files hold as many documents as they hold";
+            let message = "applies only to `format: none`; with files, the files decide the number of documents";
             problems.push(Problem::new("input.documents", documents, message));
         }
         return;
@@ -349,7 +356,7 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
     if input.documents.is_none() {
         problems.push(Problem::missing(
             "input.documents",
-            "is required with `format: none`: how many texts there are to be",
+            "is required with `format: none`: the number of texts that the teacher writes",
         ));
     }
     let given = [
@@ -358,17 +365,17 @@ fn no_input(job: &JobSpec, problems: &mut Vec<Problem>) {
         ("input.sql", input.sql.is_some()),
     ];
     for (field, _) in given.into_iter().filter(|(_, given)| *given) {
-        problems.push(Problem::missing(field, "there is nothing to read with `format: none`; leave it out"));
+        problems.push(Problem::missing(field, "`format: none` reads nothing; leave it out"));
     }
     if job.sequential().is_none() {
-        let message = "documents without a text are for a teacher that writes one; valid: jsonl, text, csv, parquet, arrow, or extract.mode sequential";
+        let message = "documents without text need a teacher that writes it; valid: jsonl, text, csv, parquet, arrow, or extract.mode sequential";
         problems.push(Problem::new("input.format", "none", message));
     }
     for (name, holdout) in &input.holdout {
         let by_text = [("share", holdout.share.is_some()), ("documents", holdout.documents.is_some())];
         for (rule, _) in by_text.into_iter().filter(|(_, given)| *given) {
             let message =
-                "goes by the texts of documents, which are all alike with `format: none`; valid: last_documents";
+                "depends on the text of documents, which is always empty with `format: none`; valid: last_documents";
             problems.push(Problem::missing(format!("input.holdout.{name}.{rule}"), message));
         }
     }
@@ -379,41 +386,45 @@ fn generated_text(job: &JobSpec, problems: &mut Vec<Problem>) {
     let Some(extract) = &job.extract else { return };
     let Some(generated) = job.sequential() else {
         if extract.sequential.is_some() {
-            problems.push(Problem::missing("extract.sequential", "is for `mode: sequential`"));
+            problems.push(Problem::missing("extract.sequential", "applies only to `mode: sequential`"));
         }
         return;
     };
     let mut wrong = |field: &str, got: &str, valid: &str| {
-        problems.push(Problem::new(field, got, format!("of no use where the teacher writes the text; valid: {valid}")));
+        problems.push(Problem::new(
+            field,
+            got,
+            format!("not supported if the teacher writes the text; valid: {valid}"),
+        ));
     };
     if job.pack.mode != PackMode::Pad {
-        wrong("pack.mode", "wrap", "pad, as every text has a row of its own");
+        wrong("pack.mode", "wrap", "pad, because every text has its own row");
     }
     if job.pack.boundary != Boundary::BosEos {
-        wrong("pack.boundary", "none", "bos_eos, as a text begins after bos");
+        wrong("pack.boundary", "none", "bos_eos, because a text begins after bos");
     }
     if extract.context != TeacherContext::Sequence {
-        wrong("extract.context", "document", "sequence, as a row is one text");
+        wrong("extract.context", "document", "sequence, because a row is one text");
     }
     if extract.noise.is_some() {
-        let message =
-            "the noise of text that the teacher writes is the seed's own, and nothing of it is stored; leave it out";
+        let message = "the seed gives the noise of text that the teacher writes, so none is stored; leave it out";
         problems.push(Problem::missing("extract.noise", message));
     }
     let (prompt, field) = (generated.prompt_tokens, "extract.sequential.prompt_tokens");
     let max_prompt_tokens = job.pack.length.saturating_sub(2);
     if job.input.format == Some(InputFormat::None) {
         if prompt > 0 {
-            problems.push(Problem::new(field, prompt, "with input.format none there are no prompts; valid: 0"));
+            problems.push(Problem::new(field, prompt, "input.format none has no prompts; valid: 0"));
         }
     } else if prompt == 0 {
         let valid = format!(
-            "1 to {max_prompt_tokens}, so many tokens of each document begin its text; or input.format none, for texts that begin after bos"
+            "1 to {max_prompt_tokens}, the number of tokens of each document that begin its text; or input.format none, for texts that begin after bos"
         );
-        problems.push(Problem::new(field, prompt, format!("nothing of the input would be used; valid: {valid}")));
+        problems.push(Problem::new(field, prompt, format!("the input would not be used; valid: {valid}")));
     } else if prompt > max_prompt_tokens {
-        let message =
-            format!("leaves no room after bos for a token that the teacher writes; valid: 1 to {max_prompt_tokens}");
+        let message = format!(
+            "leaves no position after bos for a token that the teacher writes; valid: 1 to {max_prompt_tokens}"
+        );
         problems.push(Problem::new(field, prompt, message));
     }
 }
@@ -444,7 +455,7 @@ fn holdouts(job: &JobSpec, problems: &mut Vec<Problem>) {
         sum += holdout.share.unwrap_or(0.0);
     }
     if sum >= 1.0 {
-        let message = "the shares add up to 1 or more; valid: less, so that something is left for train";
+        let message = "the shares add up to 1 or more; valid: less than 1, so that documents remain for train";
         problems.push(Problem::new("input.holdout", sum, message));
     }
 }
@@ -462,14 +473,14 @@ fn pack_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
         if pack.separator == Separator::None && pack.boundary == Boundary::BosEos {
             problems.push(Problem::missing(
                 "pack.separator",
-                "has no meaning with mode pad and boundary bos_eos (the row ends with eos); leave it out",
+                "has no effect with mode pad and boundary bos_eos (the row ends with eos); leave it out",
             ));
         }
         for remainder in job.remainders() {
             if remainder != Remainder::Drop {
                 problems.push(Problem::missing(
                     "pack.remainder",
-                    "is for mode wrap; with mode pad every document is a row; leave it out",
+                    "applies only to mode wrap; with mode pad every document is a row; leave it out",
                 ));
             }
         }
@@ -494,7 +505,7 @@ fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     if noise.codec == NoiseCodec::Dense && noise.draws > 1 && job.has_short_rows() {
         problems.push(Problem::missing(
             "extract.noise.draws",
-            "dense noise of several draws needs rows of one length; valid: 1, or pack.remainder drop or pad",
+            "dense noise with several draws needs rows of equal length; valid: 1, or pack.remainder drop or pad",
         ));
     }
 }
@@ -504,7 +515,7 @@ fn no_duplicates(field: &str, values: Vec<String>, problems: &mut Vec<Problem>) 
     let mut seen = std::collections::BTreeSet::new();
     for (i, value) in values.into_iter().enumerate() {
         if !seen.insert(value.clone()) {
-            problems.push(Problem::new(format!("{field}[{i}]"), value, "stands there twice; valid: each once"));
+            problems.push(Problem::new(format!("{field}[{i}]"), value, "is a duplicate; valid: each value once"));
         }
     }
 }

@@ -209,7 +209,7 @@ fn joined(heads: &[String], between: &str, tails: &[String]) -> Result<Vec<Strin
         + length(tails).saturating_mul(heads.len())
         + between.len().saturating_mul(count);
     if count > MAX_ALTERNATIVES || bytes > MAX_ALTERNATIVES_BYTES {
-        return Err(format!("its braces stand for more than {MAX_ALTERNATIVES} paths; name a folder or use *"));
+        return Err(format!("its braces expand to more than {MAX_ALTERNATIVES} paths; name a folder or use *"));
     }
     Ok(heads.iter().flat_map(|head| tails.iter().map(move |tail| [head, between, tail].concat())).collect())
 }

@@ -121,10 +121,10 @@ fn the_whole_job_file_derives_what_is_different_in_it() {
     scratch.job("other.yaml", &with(made, &others));
     let told = scratch.stillhouse(&["derive", "out", "other.yaml"]).expect(2);
     told.says(&[
-        "pack.length: stays",
+        "pack.length: cannot change",
         "got 64, the data set has 32",
-        "extract.topk: stays",
-        "seed: stays",
+        "extract.topk: cannot change",
+        "seed: cannot change",
         "got 7",
         "stillhouse run",
     ]);
@@ -316,9 +316,9 @@ fn what_cannot_be_derived_is_refused() {
     refused(json!({"partitions": {"views": 1}}), 2, &["nothing is different"]);
     refused(noise(1e-4), 2, &["extract.noise.tolerance", "got 0.0001", "stored at 0.001"]);
     refused(noise(1e-3 + 1e-7), 2, &["extract.noise.tolerance", "or more"]);
-    refused(json!({"seed": 9}), 2, &["seed: stays as the data set has it"]);
-    refused(json!({"extract": {"topk": 3}}), 2, &["extract.topk: stays"]);
-    refused(json!({"pack": {"length": 64}}), 2, &["pack.length: stays"]);
+    refused(json!({"seed": 9}), 2, &["seed: cannot change"]);
+    refused(json!({"extract": {"topk": 3}}), 2, &["extract.topk: cannot change"]);
+    refused(json!({"pack": {"length": 64}}), 2, &["pack.length: cannot change"]);
     refused(json!({"partitions": {"level": "subtoken"}}), 2, &["partitions.level", "needs digits"]);
     refused(json!({"orders": {"kind": "strided"}}), 2, &["orders.streams"]);
     // onto itself, even with `--overwrite`

@@ -216,14 +216,14 @@ fn signals_that_cannot_be_had_are_refused_when_planned() {
         scratch.stillhouse(&["plan", "job.yaml"]).expect(2).says(says);
     };
     refused(json!({"candidates": [5, 199]}), &["extract.candidates[1]", "199", "below 199"]);
-    refused(json!({"candidates": [5, 5]}), &["extract.candidates[1]", "stands there twice"]);
+    refused(json!({"candidates": [5, 5]}), &["extract.candidates[1]", "is a duplicate"]);
     refused(json!({"logz_temperatures": [0.0]}), &["extract.logz_temperatures[0]"]);
     refused(json!({"samples": {"draws": 0}}), &["extract.samples.draws"]);
     refused(json!({"samples": {"draws": 9, "power": 3}}), &["extract.samples.power"]);
     refused(json!({"top_p": {"mass": 0, "most": 4}}), &["extract.top_p.mass"]);
     refused(json!({"top_p": {"mass": 0.9, "most": 0}}), &["extract.top_p.most"]);
     refused(json!({"hidden_states": {"layers": [3, 4]}}), &["extract.hidden_states.layers[1]", "4", "0 to 3"]);
-    refused(json!({"hidden_states": {"layers": [3, 3]}}), &["extract.hidden_states.layers[1]", "stands there twice"]);
+    refused(json!({"hidden_states": {"layers": [3, 3]}}), &["extract.hidden_states.layers[1]", "is a duplicate"]);
     refused(json!({"hidden_states": {"layers": []}}), &["extract.hidden_states.layers"]);
     refused(json!({"hidden_states": {"layers": [1], "precision": "bf16"}}), &["extract.hidden_states.precision"]);
 }

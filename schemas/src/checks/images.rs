@@ -18,7 +18,7 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
             (true, false) => {
                 problems.push(Problem::missing(field, format!("is required with `format: {}`", of.name())));
             }
-            (false, true) => problems.push(Problem::missing(field, format!("is for `format: {}` only", of.name()))),
+            (false, true) => problems.push(Problem::missing(field, format!("applies only to `format: {}`", of.name()))),
             _ => {}
         }
     }
@@ -30,7 +30,7 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
         image_keys(job, images, problems);
     }
     if format == Some(InputFormat::Codes) && is_compressed(job.input.compression) {
-        let message = ".npy and Parquet files of codes are read as they lie; valid: auto, none";
+        let message = "compressed .npy and Parquet files are not supported; valid: auto, none";
         problems.push(Problem::missing("input.compression", message));
     }
 }
@@ -48,28 +48,32 @@ fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
         }
     };
     refuse("clean", job.clean != Clean::default(), "cleans text");
-    refuse("tokenizer", job.tokenizer != Tokenizer::default(), "makes tokens of text, and a number is its own token");
+    refuse(
+        "tokenizer",
+        job.tokenizer != Tokenizer::default(),
+        "makes tokens from text, but here each number is a token",
+    );
     refuse("input.sql", job.input.sql.is_some(), "selects rows of text");
-    refuse("extract", job.extract.is_some(), "asks a teacher of text: none of our families predicts pixels or codes");
+    refuse("extract", job.extract.is_some(), "needs a teacher, but no supported family predicts pixels or codes");
 }
 
 /// Checks that packing makes each image one row, without separators, boundaries or padding.
 fn packing(job: &JobSpec, problems: &mut Vec<Problem>) {
     let pack = &job.pack;
     if pack.separator != Separator::None {
-        problems.push(Problem::new("pack.separator", "eos", "a row is an image, with nothing behind it; valid: none"));
+        problems.push(Problem::new("pack.separator", "eos", "a row is an image without a separator; valid: none"));
     }
     if pack.boundary != Boundary::None {
         problems.push(Problem::new(
             "pack.boundary",
             "bos_eos",
-            "a row is an image, with nothing around it; valid: none",
+            "a row is an image without boundary tokens; valid: none",
         ));
     }
     if pack.mode != PackMode::Wrap || job.remainders().iter().any(|remainder| *remainder != Remainder::Drop) {
         problems.push(Problem::missing(
             "pack.mode",
-            "a row is an image, never filled up or cut; leave mode and remainder out",
+            "a row is an image, which is neither padded nor cut; leave mode and remainder out",
         ));
     }
     if let Some(needed) = job.input.row_length().filter(|needed| *needed != u64::from(pack.length)) {
@@ -92,26 +96,26 @@ fn image_keys(job: &JobSpec, images: &Images, problems: &mut Vec<Problem>) {
     };
     if !valid.contains(&labels) {
         let words: Vec<&str> = valid.iter().map(|labels| labels_name(*labels)).collect();
-        let message = format!("the files of this layout have no such labels; valid: {}", words.join(", "));
+        let message = format!("files of this layout do not have such labels; valid: {}", words.join(", "));
         problems.push(Problem::new("input.images.labels", labels_name(labels), message));
     }
     if labels != ImageLabels::Folder && !images.classes.is_empty() {
-        problems.push(Problem::missing("input.images.classes", "is for `labels: folder` only"));
+        problems.push(Problem::missing("input.images.classes", "applies only to `labels: folder`"));
     }
     if layout == Layout::Tar && labels == ImageLabels::Folder && images.classes.is_empty() {
-        let message = "is required with folders inside of tar files: their names, the first has label 0";
+        let message = "is required with folders in tar files: the names of the folders; the first has label 0";
         problems.push(Problem::missing("input.images.classes", message));
     }
     let mut sorted: Vec<&String> = images.classes.iter().collect();
     sorted.sort_unstable();
     if let Some(duplicate) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        problems.push(Problem::new("input.images.classes", format!("{:?}", duplicate[0]), "stands there twice"));
+        problems.push(Problem::new("input.images.classes", format!("{:?}", duplicate[0]), "is a duplicate"));
     }
     if images.fit == Fit::Adm && images.height.is_some_and(|height| height != images.size) {
-        problems.push(Problem::missing("input.images.height", "`fit: adm` makes squares; leave it out"));
+        problems.push(Problem::missing("input.images.height", "`fit: adm` gives square images; leave it out"));
     }
     if is_compressed(job.input.compression) && !matches!(layout, Layout::Tar | Layout::Idx) {
-        let message = "files of this layout are read as they lie; valid: auto, none";
+        let message = "compressed files of this layout are not supported; valid: auto, none";
         problems.push(Problem::missing("input.compression", message));
     }
 }
@@ -160,7 +164,7 @@ mod tests {
                 "{format: text, paths: [x], codes: {size: 9, length: 8}}",
                 "{length: 8}",
                 "tokenizer: {path: t}",
-                "input.codes: is for `format: codes` only",
+                "input.codes: applies only to `format: codes`",
             ),
             (&plain, "{length: 3072, separator: none}", "", "pack.boundary: got bos_eos: a row is an image"),
             (&plain, "{length: 3072, boundary: none}", "", "pack.separator: got eos: a row is an image"),
@@ -174,7 +178,7 @@ mod tests {
                 &plain,
                 "{length: 3072, separator: none, boundary: none, remainder: pad}",
                 "",
-                "pack.mode: a row is an image, never filled up",
+                "pack.mode: a row is an image, which is neither padded",
             ),
             (&plain, GOOD, "tokenizer: {path: t}", "tokenizer: makes tokens of text"),
             (&plain, GOOD, "clean: {detokenizer: ptb}", "clean: cleans text"),
@@ -183,16 +187,21 @@ mod tests {
                 &images(", labels: cls"),
                 GOOD,
                 "",
-                "input.images.labels: got cls: the files of this layout have no such labels; valid: none, folder",
+                "input.images.labels: got cls: files of this layout do not have such labels; valid: none, folder",
             ),
             (
                 &images(", layout: tar, labels: folder"),
                 GOOD,
                 "",
-                "input.images.classes: is required with folders inside of tar",
+                "input.images.classes: is required with folders in tar",
             ),
-            (&images(", classes: [a, b, a]"), GOOD, "", "input.images.classes: got \"a\": stands there twice"),
-            (&images(", labels: none, classes: [a]"), GOOD, "", "input.images.classes: is for `labels: folder` only"),
+            (&images(", classes: [a, b, a]"), GOOD, "", "input.images.classes: got \"a\": is a duplicate"),
+            (
+                &images(", labels: none, classes: [a]"),
+                GOOD,
+                "",
+                "input.images.classes: applies only to `labels: folder`",
+            ),
             ("{format: images, paths: [x], images: {size: 0}}", GOOD, "", "input.images.size: got 0: too small"),
             (
                 "{format: images, compression: gzip, paths: [x], images: {size: 32}}",

@@ -25,8 +25,8 @@ fn eight_bits_need_a_bound() {
     assert!(text.contains("extract.teacher.max_mean_kl_nats: is required with dtype fp8"), "{text}");
     let signals = "logz_temperatures: [1, 2, 1], candidates: [5, 5]";
     let text = problems(&format!("extract: {{teacher: {{path: t}}, {signals}}}\n"), "{length: 8}");
-    assert!(text.contains("extract.logz_temperatures[2]: got 1: stands there twice"), "{text}");
-    assert!(text.contains("extract.candidates[1]: got 5: stands there twice"), "{text}");
+    assert!(text.contains("extract.logz_temperatures[2]: got 1: is a duplicate"), "{text}");
+    assert!(text.contains("extract.candidates[1]: got 5: is a duplicate"), "{text}");
     let signals = "logz_temperatures: [0], samples: {draws: 0, power: 3}, top_p: {mass: 1.5, most: 0}";
     let text = problems(&format!("extract: {{teacher: {{path: t}}, {signals}}}\n"), "{length: 8}");
     for field in ["logz_temperatures[0]", "samples.draws", "samples.power", "top_p.mass", "top_p.most"] {
@@ -158,7 +158,7 @@ fn a_cluster_is_named_by_its_scheduler_and_nothing_else_is() {
     }
     for (written, says) in [
         ("{kind: ballista}", "engine.scheduler: is required for kind ballista and missing; valid: host:port"),
-        ("{scheduler: 'a:1'}", "engine.scheduler: is for kind ballista, and engine.kind is local"),
+        ("{scheduler: 'a:1'}", "engine.scheduler: needs kind ballista, but engine.kind is local"),
         ("{kind: ballista, scheduler: a}", "engine.scheduler: got \"a\": valid: host:port"),
         ("{kind: ballista, scheduler: ''}", "engine.scheduler: got \"\": valid: host:port"),
         ("{kind: ballista, scheduler: ':1'}", "engine.scheduler: got \":1\": valid: host:port"),
@@ -209,10 +209,15 @@ fn a_teacher_that_writes_needs_rows_of_its_own_and_nothing_to_store() {
             CORPUS,
             PAD,
             WRITES.into(),
-            "extract.sequential.prompt_tokens: got 0: nothing of the input would be used; valid: 1 to 6",
+            "extract.sequential.prompt_tokens: got 0: the input would not be used; valid: 1 to 6",
         ),
         (CORPUS, PAD, prompts(7), "extract.sequential.prompt_tokens: got 7: leaves no room"),
-        (CORPUS, PAD, "{teacher: {path: t}, sequential: {}}".into(), "extract.sequential: is for `mode: sequential`"),
+        (
+            CORPUS,
+            PAD,
+            "{teacher: {path: t}, sequential: {}}".into(),
+            "extract.sequential: applies only to `mode: sequential`",
+        ),
         (NONE, PAD, "{teacher: {path: t}}".into(), "input.format: got none: documents without a text"),
         ("{format: none}", PAD, WRITES.into(), "input.documents: is required with `format: none`"),
         ("{format: none, documents: 0}", PAD, WRITES.into(), "input.documents: got 0"),
@@ -223,7 +228,12 @@ fn a_teacher_that_writes_needs_rows_of_its_own_and_nothing_to_store() {
             WRITES.into(),
             "input.holdout.a.share: goes by the texts",
         ),
-        ("{format: jsonl, documents: 9, paths: [x]}", PAD, prompts(3), "input.documents: got 9: is for `format: none`"),
+        (
+            "{format: jsonl, documents: 9, paths: [x]}",
+            PAD,
+            prompts(3),
+            "input.documents: got 9: applies only to `format: none`",
+        ),
     ] {
         let text = written(input, pack, &extract);
         assert!(text.contains(says) && text.contains("has 1 problem\n"), "{says}: {text}");

@@ -39,7 +39,12 @@ impl JobFormat {
         };
         let given = match document.value() {
             Value::Object(given) => given,
-            _ => return unreadable(Problem::missing("", "a job file is keys and values, such as `name: views`")),
+            _ => {
+                return unreadable(Problem::missing(
+                    "",
+                    "a job file consists of keys and values, such as `name: views`",
+                ));
+            }
         };
         let job = match serde_json::to_value(source) {
             Ok(Value::Object(job)) => job,
@@ -123,7 +128,7 @@ fn merge_extract(job: &mut Map<String, Value>, given: &Value, normalized: Option
     match stored.and_then(Value::as_object_mut) {
         Some(stored) => drop(stored.insert("tolerance".into(), tolerance.clone())),
         None => {
-            let message = "the data set has no noise that could be stored more loosely; leave it out";
+            let message = "the data set has no noise whose tolerance could be raised; leave it out";
             problems.push(Problem::missing("extract.noise.tolerance", message));
         }
     }
@@ -170,7 +175,7 @@ fn unchangeable(field: &str, given: &Value, stored: &Value) -> Problem {
         stored => shown(stored),
     };
     let message = format!(
-        "stays as the data set has it: got {}, the data set has {has}; another value needs its text or its teacher again (`stillhouse run`); \
+        "cannot change: got {}, the data set has {has}; another value needs its text or its teacher again (`stillhouse run`); \
          what may be different: name, subtokens, partitions, orders, extract.noise.tolerance, output, storage, engine",
         shown(given)
     );
@@ -217,7 +222,7 @@ mod tests {
         let spelt = SOURCE.replace(r#""length": 8"#, r#""length": 8, "mode": null"#).replace(r#""draws": 1, "#, "");
         derived(&spelt).unwrap();
         let told = derived(&SOURCE.replace(r#""length": 8"#, r#""length": 9"#)).unwrap_err().join("\n");
-        assert!(told.contains("pack.length: stays as the data set has it: got 9, the data set has 8"), "{told}");
+        assert!(told.contains("pack.length: cannot change: got 9, the data set has 8"), "{told}");
     }
 
     #[test]
@@ -228,9 +233,9 @@ mod tests {
         .unwrap_err();
         let told = told.join("\n");
         for expected in [
-            "seed: stays as the data set has it: got 3, the data set has 5",
-            "extract.topk: stays",
-            "extract.noise.draws: stays",
+            "seed: cannot change: got 3, the data set has 5",
+            "extract.topk: cannot change",
+            "extract.noise.draws: cannot change",
             "partitions.views: got 0",
             "output",
         ] {

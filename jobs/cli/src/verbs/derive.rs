@@ -19,7 +19,7 @@ Examples:
   stillhouse derive out/owt views.yaml             again: goes on where it stopped, mends what was damaged since
   stillhouse derive s3://shards/owt views.yaml     the data set is in a bucket; output.path may be another one
 
-views.yaml says what is to be different; everything else stays as the data set has it:
+views.yaml says what is to be different; everything else stays as in the data set:
   version: 1
   name: owt-views
   subtokens: {length: 4}                         # these three take the place of what the data set has of them
