@@ -113,7 +113,7 @@ impl Driver for ClusterDriver {
 fn check_not_stopped(work: &PendingSplits) -> Result<()> {
     match work.stop.load(Ordering::Relaxed) {
         false => Ok(()),
-        true => Err(PipelineError::new(ErrorKind::Cancelled, "the run was told to stop")),
+        true => Err(PipelineError::new(ErrorKind::Cancelled, "a signal stopped the run")),
     }
 }
 
@@ -241,14 +241,14 @@ impl SubmittedJob<'_> {
                     }
                 }
                 // the scheduler restarted; Ballista's keeps no state on disk
-                None => return Err(self.scheduler_lost("it does not know this job any more")),
+                None => return Err(self.scheduler_lost("it no longer has this job")),
             }
         }
     }
 
     fn scheduler_lost(&self, why: &str) -> PipelineError {
         let message = format!(
-            "the scheduler at {} was lost: {why}; what is committed stays: run the same command again to go on",
+            "the scheduler at {} was lost: {why}; committed splits stay: run the same command again to resume",
             self.scheduler
         );
         PipelineError::new(ErrorKind::Output, message).retryable()

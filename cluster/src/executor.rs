@@ -113,7 +113,7 @@ pub async fn run(options: Options, on_ready: impl FnOnce(&str)) -> Result<()> {
     tokio::pin!(process);
     tokio::select! {
         ended = &mut process => return ended.map_err(|e| executor_error(&e)),
-        () = stop_signal => tracing::info!("told to stop: what is at work goes to other executors"),
+        () = stop_signal => tracing::info!("stopping: other executors make the unfinished splits"),
     }
     // Ballista's own shutdown also tells the scheduler, but waits for the running splits and polls for others meanwhile
     match tokio::time::timeout(SHUTDOWN_TIMEOUT, process).await {

@@ -120,7 +120,7 @@ forward_calls! {
             let lost = counts().record_poll(&executor_id, running, ended, Instant::now());
             if let Some(lost) = lost {
                 let reason =
-                    format!("{lost} of its tasks were lost on their way, or their ends were; they are handed out again");
+                    format!("{lost} of its tasks were lost, or their results were; they are assigned again");
                 tracing::warn!("executor {executor_id}: {reason}");
                 let stopped = ExecutorStoppedParams { executor_id: executor_id.clone(), reason };
                 self.scheduler.executor_stopped(Request::new(stopped)).await?;

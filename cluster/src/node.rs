@@ -115,7 +115,7 @@ fn split_tasks(batch: &RecordBatch, job: &Job) -> Result<Vec<SplitTask>> {
     let read = |(text, seal): (Option<&str>, Option<&[u8]>)| {
         let text = text.unwrap_or_default();
         if !job.token.verify(&[&job.bytes, text.as_bytes()], seal.unwrap_or_default()) {
-            let message = "a split was not sent by somebody with this cluster's token; it is not made";
+            let message = "a split does not come from a sender with this cluster's token; it is refused";
             return Err(failure::to_task_error(&PipelineError::new(ErrorKind::Usage, message)));
         }
         serde_json::from_str(text).map_err(|e| DataFusionError::External(Box::new(e)))

@@ -43,7 +43,7 @@ pub fn from_bytes(bytes: &[u8], token: &Token) -> Result<TaskSpec, String> {
     let damaged_error = |e: &dyn std::fmt::Display| refused_error(format!("the job's bytes are damaged: {e}"));
     let (seal, body) = sealed.split_first_chunk::<{ size_of::<Seal>() }>().ok_or_else(|| damaged_error(&"too few"))?;
     if !token.verify(&[body], seal) {
-        return Err(refused_error("the job was not sent by somebody with this cluster's token".into()));
+        return Err(refused_error("the job does not come from a sender with this cluster's token".into()));
     }
     let BuildOnly { build } = from_reader(body).map_err(|e| damaged_error(&e))?;
     if build != BUILD {
@@ -96,9 +96,9 @@ pub(crate) mod tests {
             let error = from_bytes(bytes, token).unwrap_err();
             assert!(error.contains(why) && error.ends_with("it is not executed"), "{error}");
         };
-        says(&sealed, &token("b"), "not sent by somebody with this cluster's token");
+        says(&sealed, &token("b"), "not come from a sender with this cluster's token");
         says(b"select 1", &token("a"), "no job of Stillhouse");
-        says(&sealed[..sealed.len() - 1], &token("a"), "not sent by somebody");
+        says(&sealed[..sealed.len() - 1], &token("a"), "not come from a sender");
         says(MAGIC, &token("a"), "damaged");
         for at in MAGIC.len()..sealed.len() {
             let mut other = sealed.clone();

@@ -153,7 +153,8 @@ fn growth_between(there: &PlanRecord, hash: &JobHash, finished: bool) -> Result<
         (true, _) => there.clone(),
         (false, Some(base)) => base,
         (false, None) => {
-            let why = "it is not finished; `stillhouse repair DATASET JOB.yaml` finishes it with the files that it was begun with";
+            let why =
+                "it is not finished; `stillhouse repair DATASET JOB.yaml` finishes it with its original input files";
             return Err(why.into());
         }
     };

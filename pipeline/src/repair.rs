@@ -73,8 +73,7 @@ async fn lock_output(
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
     if let Ok(Some(Manifest { derived_from: Some(_), .. })) = output.get_json(MANIFEST).await {
-        let message =
-            format!("{output}: was derived from another data set; `{}` again mends it", derive_command(&output));
+        let message = format!("{output}: was derived from another data set; `{}` repairs it", derive_command(&output));
         return Err(PipelineError::new(ErrorKind::DataSet, message));
     }
     let hash = blocking(prepared, observer, |p, o| plan::job_hash(p, o)).await?;
@@ -118,8 +117,7 @@ async fn repair_locked(
     let truth = repair_records(output, &hash, manifest.as_ref(), &mut done).await?;
     if manifest.is_none() && !output.exists(SUCCESS).await? {
         if has_grown {
-            let message =
-                "is not there: the job was not finished. It is finished with the files that it was begun with";
+            let message = "is missing: the job was not finished. `repair` finishes it with its original input files";
             done.damages.push(Damage { name: MANIFEST.into(), message: message.into(), split: None });
             done.rewritten.push(MANIFEST.into());
             // as in a run: compare what was read of the old files with their present content
@@ -131,8 +129,7 @@ async fn repair_locked(
             return Ok(done);
         }
         if done.damages.is_empty() {
-            let message =
-                format!("{output}: the job is not finished and its state is sound; `stillhouse run` goes on with it");
+            let message = format!("{output}: the job is not finished and has no damage; `stillhouse run` resumes it");
             return Err(PipelineError::new(ErrorKind::DataSet, message));
         }
         return Ok(done);

@@ -294,7 +294,7 @@ def test_a_full_disk_costs_no_data(proxy: Proxy, tmp_path: pathlib.Path, truth: 
     # the nearest to a full disk without one: what makes a file longer than this fails
     sums, told = result(start(tmp_path / "cache", largest_file=1 << 20))
     assert sums == truth
-    assert len(told) == 1 and "cannot be written" in told[0] and "reading goes on without it" in told[0], told
+    assert len(told) == 1 and "cannot be written" in told[0] and "reading continues without it" in told[0], told
 
 
 def test_a_web_server_that_tells_times_only(long: pathlib.Path, tmp_path: pathlib.Path) -> None:

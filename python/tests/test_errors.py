@@ -222,7 +222,7 @@ def test_stores(store: dict[str, str], plain: pathlib.Path, monkeypatch: pytest.
     patience = {"retry": {"max_attempts": 2}}
     refused(
         stillhouse.StoreError,
-        "nobody listens at http://127.0.0.1:9",
+        "no service listens at http://127.0.0.1:9",
         lambda: stillhouse.open("s3://bucket/x", storage=patience),
     )
 

@@ -223,7 +223,7 @@ fn a_killed_scheduler_and_a_killed_driver_are_survived_by_running_again() {
     let ended = run.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{told}");
-    assert!(told.contains("was lost: it does not know this job any more") && told.contains("to go on"), "{told}");
+    assert!(told.contains("was lost: it no longer has this job") && told.contains("to resume"), "{told}");
 
     let mut run = cluster.begin(&small_job(), "again");
     wait_for(&mut run, 3);

@@ -220,7 +220,7 @@ fn who_wakes_up_after_the_lease_has_moved_changes_nothing() {
     of_one.release();
     again.expect_success();
     site.store.assert_finished("middle");
-    assert!(read_log(&one.log).contains("its upload was aborted by somebody else"), "{}", read_log(&one.log));
+    assert!(read_log(&one.log).contains("another process aborted its upload"), "{}", read_log(&one.log));
     late.wait_for_log("; this one stops");
     other.expect_success();
 

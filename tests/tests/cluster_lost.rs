@@ -151,7 +151,7 @@ fn an_executor_at_work_that_is_told_to_stop_goes_and_others_make_its_splits() {
     two.signal(libc::SIGTERM);
     assert_eq!(two.server.wait(), Some(0), "{}", read_log(&two.log));
     assert!(
-        read_log(&two.log).contains("told to stop: what is at work goes to other executors"),
+        read_log(&two.log).contains("stopping: other executors make the unfinished splits"),
         "{}",
         read_log(&two.log)
     );

@@ -158,7 +158,7 @@ fn a_run_whose_scheduler_is_cut_off_ends_by_name_and_goes_on_when_started_again(
 
     site.scheduler.cut();
     let lost = format!("the scheduler at {} was lost: ", site.cluster.address());
-    run.expect_failure(&[&lost, "run the same command again to go on"]);
+    run.expect_failure(&[&lost, "run the same command again to resume"]);
     let committed = shards_in(&site.store.s3, "shards", "lost");
     assert!((1..SPLITS).contains(&committed.len()), "{committed:?}");
     assert!(site.scheduler.reconnect() > 0);

@@ -53,7 +53,7 @@ fn what_is_no_permutation_is_refused_by_the_id() {
     let cases = [
         (json!({"permutation": "nothing.npy"}), "got \"nothing.npy\": cannot read ./nothing.npy: No such file"),
         (json!({"permutation": "."}), "is no file; valid: a .npy or .json file"),
-        (json!({"permutation": "s3://bucket/numbers.npy"}), "is a file of this machine in this version of stillhouse"),
+        (json!({"permutation": "s3://bucket/numbers.npy"}), "supports only local files here"),
         (json!({"permutation": ""}), "subtokens.permutation: got \"\""),
         (
             json!({"permutation": "shipped", "length": 1}),

@@ -205,7 +205,7 @@ fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
         assert!(last["error"].as_str().unwrap().starts_with("interrupted"), "{last}");
         let made = assert_whole(&scratch.path("stopped"), &expected);
         assert!((1..expected.len()).contains(&made), "{made} of {}: it was not stopped in mid-run", expected.len());
-        let says = format!(" of {} splits are done and stay: run the same command again to go on", expected.len());
+        let says = format!(" of {} splits are done and stay: run the same command again to resume", expected.len());
         assert!(stats.output.stderr.contains(&says), "{}", stats.output.stderr);
         // A shard without a record is made again. A record being written has a temporary name (`X#N`).
         let state = scratch.path("stopped/_stillhouse/splits");

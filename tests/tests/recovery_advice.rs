@@ -234,7 +234,7 @@ fn a_job_is_not_finished_with_a_file_that_has_changed() {
     // with the file restored, the job is finished with the old files alone
     scratch.write("in/m.jsonl", &text);
     let repaired = scratch.stillhouse(&REPAIR).expect(0);
-    assert!(repaired.stdout.contains("finished with the files that it was begun with"), "{}", repaired.stdout);
+    assert!(repaired.stdout.contains("with its original input files"), "{}", repaired.stdout);
     scratch.stillhouse(&VERIFY).expect(0);
     scratch.stillhouse(&APPEND).expect(0);
     scratch.stillhouse(&VERIFY).expect(0);

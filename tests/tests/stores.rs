@@ -357,7 +357,7 @@ fn failures_are_reported_in_a_line(user: &User, s3: &S3, remote: &Value) {
     assert_fails(user.run(&["inspect", "s3://no-such-bucket/x"]), &["no-such-bucket", "does not exist"]);
     let deaf = User { endpoint: "http://127.0.0.1:9".into(), ..*user };
     let job = with(elsewhere.clone(), &json!({"storage": {"endpoint": null}}));
-    assert_fails(deaf.job(&job), &["nobody listens at http://127.0.0.1:9"]);
+    assert_fails(deaf.job(&job), &["no service listens at http://127.0.0.1:9"]);
     user.run(&["inspect", "s3://KEY:hunter2@shards/x"]).expect(2).says(&["never from a URL"]);
     assert_eq!(s3.files("shards", ""), before, "something was left behind");
     assert_eq!(s3.list_multipart_uploads("shards"), []);

@@ -48,7 +48,7 @@ impl JobFile {
             true => {
                 let stdin = io::stdin();
                 if stdin.is_terminal() {
-                    let hint = "reading the job from the keyboard; end it with Ctrl-D in a line of its own";
+                    let hint = "reading the job from the keyboard; end it with Ctrl-D on an empty line";
                     let mut page = Page::new();
                     page.line(Line::new().with(Tone::Dim, hint));
                     printer.note(&page);

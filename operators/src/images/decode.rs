@@ -109,7 +109,7 @@ fn decode_png(bytes: &[u8], images: &Images) -> Result<Image, BadImage> {
     let bits = if is_palette { reader.info().bit_depth as usize } else { 8 };
     let mut values = vec![0; (width * channels * bits).div_ceil(8) * height];
     if reader.output_buffer_size() != Some(values.len()) {
-        return bad(reason::BROKEN, "does not have the size that its header tells");
+        return bad(reason::BROKEN, "does not have the size in its header");
     }
     reader.next_frame(&mut values).map_err(broken)?;
     reader.finish().map_err(broken)?;
@@ -177,7 +177,10 @@ fn remove_alpha(picture: Image, images: &Images) -> Result<Image, BadImage> {
         (true, _) | (_, Some(Background::Black)) => 0,
         (_, Some(Background::White)) => 255,
         (false, None) => {
-            return bad(reason::ALPHA, "has transparent pixels; valid: none, or say what they lie on (`background`)");
+            return bad(
+                reason::ALPHA,
+                "has transparent pixels; valid: no transparent pixels, or a `background` for them",
+            );
         }
     };
     let laid = |pixel: &[u8]| {
@@ -215,7 +218,7 @@ fn decode_jpeg(bytes: &[u8], images: &Images) -> Result<Image, BadImage> {
     let channels = wanted.num_components();
     let values = decoder.decode().map_err(broken)?;
     if values.len() != width * height * channels {
-        return bad(reason::BROKEN, "does not have the size that its header tells");
+        return bad(reason::BROKEN, "does not have the size in its header");
     }
     if let Some(missing) = scans::find_missing(bytes) {
         return bad(reason::BROKEN, missing.to_string());

@@ -116,7 +116,7 @@ impl<'a> Profile<'a> {
 
     fn tags(&self) -> Result<Vec<Tag<'a>>, String> {
         let count = self.u32_at(128).unwrap_or(0);
-        let damaged = || "is damaged: its tags lie outside of it".to_owned();
+        let damaged = || "is damaged: its tags are outside the profile".to_owned();
         if count > MAX_TAGS {
             return Err(damaged());
         }
@@ -375,8 +375,8 @@ pub(super) mod tests {
             (build_profile(b"GRAY", &[(b"kTRC", gamma(2.2))]), 3, "is of GRAY, and the image is RGB"),
             (good().remove(0), 1, "is of RGB, and the image is GRAY"),
             (cmyk, 3, "is of CMYK, and the image is RGB"),
-            (outside, 3, "is damaged: its tags lie outside of it"),
-            (many, 3, "is damaged: its tags lie outside of it"),
+            (outside, 3, "is damaged: its tags are outside the profile"),
+            (many, 3, "is damaged: its tags are outside the profile"),
             (bigger, 3, "is damaged: "),
             (b"none".to_vec(), 3, "is damaged: 4 bytes that are no ICC profile"),
         ] {

@@ -224,8 +224,10 @@ impl OperatorConfig for OrdersConfig {
         let (order, block) = (unsigned_column(batch, columns::ORDER)?, unsigned_column(batch, columns::BLOCK)?);
         for (row, sequence) in sequences(batch)?.iter().enumerate() {
             let Some(expected) = self.sequence_order(sequence, context.sequence_range) else {
-                violations
-                    .push(Violation::new(row, "nothing says where its split stands in the data set, by which ρ goes"));
+                violations.push(Violation::new(
+                    row,
+                    "the manifest has no position of its split in the data set, on which ρ depends",
+                ));
                 continue;
             };
             if order.row(row) != expected.order || block.row(row) != expected.block {
@@ -292,9 +294,8 @@ impl Operator for Orders {
             let found =
                 self.config.sequence_order(&sequence, self.sequence_range).ok_or_else(|| OperatorError::Config {
                     operator: NAME,
-                    message:
-                        "schedule: nothing says where the split stands in the data set; valid: a split that was planned"
-                            .into(),
+                    message: "schedule: the position of the split in the data set is unknown; valid: a planned split"
+                        .into(),
                 })?;
             lengths.push(found.order.len());
             orders.extend(found.order);

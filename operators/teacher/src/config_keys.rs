@@ -247,7 +247,7 @@ impl ConfigFile {
             let left =
                 self.unread(group).into_iter().find(|key| !HARMLESS_IN_ROPE.contains(&key.as_str()) && !is_one(key));
             if let Some(key) = left {
-                let valid = "null or no such key with this rope_type, of which it is no part";
+                let valid = "null, or no such key: this rope_type does not use it";
                 return Err(self.invalid(&format!("{group}.{key}"), valid));
             }
         }

@@ -92,7 +92,7 @@ pub enum SourceError {
         message: String,
     },
     /// A temporary file could not be written or read.
-    #[error("{path}: {source}; long documents and queries need room for temporary files")]
+    #[error("{path}: {source}; long documents and queries need disk space for temporary files")]
     Temporary {
         /// The temporary file; for a file without a name, its folder.
         path: String,
@@ -188,7 +188,7 @@ mod tests {
     fn a_failed_spool_names_the_folder_of_temporary_files() {
         let error = SourceError::temporary_file(io::Error::other("no space left"));
         let expected = format!(
-            "{}: no space left; long documents and queries need room for temporary files",
+            "{}: no space left; long documents and queries need disk space for temporary files",
             env::temp_dir().display()
         );
         assert_eq!((error.to_string(), error.retryable()), (expected, true));

@@ -147,7 +147,7 @@ impl Dataset {
             let shown = self.shown(name);
             Err(PipelineError::new(
                 ErrorKind::DataSet,
-                format!("{shown}: {what}; `stillhouse verify` says what mends it"),
+                format!("{shown}: {what}; `stillhouse verify` says how to repair it"),
             ))
         };
         match self.output.get(name).await? {
@@ -167,7 +167,7 @@ impl Dataset {
         let manifest = self.output.finished_manifest().await?;
         manifest.ok_or_else(|| {
             let shown = self.shown(MANIFEST);
-            let message = format!("{shown}: _SUCCESS has another sha256: one of the two is damaged; `stillhouse verify` says what mends it");
+            let message = format!("{shown}: _SUCCESS has another sha256: one of the two is damaged; `stillhouse verify` says how to repair it");
             PipelineError::new(ErrorKind::DataSet, message)
         })
     }

@@ -29,7 +29,7 @@ pub fn check_dataset(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
     }
     if manifest.totals.contains_key("train") && rows("train") == 0 {
         let message = format!(
-            "no sequence of train came out of this job, all {total_rows} are held out: {}; look at `input.holdout`, or {}",
+            "the job made no sequence of train; all {total_rows} are held out: {}; check `input.holdout`, or {}",
             describe(s),
             advice(spec, s)
         );
@@ -100,7 +100,7 @@ fn skips_too_many(input: &Input, s: &Statistics, more_good: u64) -> bool {
 fn too_many_skipped_error(input: &Input, s: &Statistics) -> PipelineError {
     let share = 100.0 * s.records_skipped() as f64 / s.records().max(1) as f64;
     let message = format!(
-        "{} of {} were skipped ({}: {}), and `input.max_skipped: {}` allows {}; mend the input, or allow more and run again: what is prepared is kept",
+        "{} of {} were skipped ({}: {}), and `input.max_skipped: {}` allows {}; correct the input, or allow more and run again: prepared splits are kept",
         s.records_skipped(),
         with_unit(s.records(), "record"),
         percent(share),
@@ -263,7 +263,7 @@ mod tests {
         assert!(skips_too_many(&spec(0.0).input, &statistics(1_000_000, 1), 0));
         assert_eq!(
             too_many_skipped_error(&input, &statistics(98, 2)).to_string(),
-            "2 of 100 records were skipped (2.0 %: 2 broken JSON), and `input.max_skipped: 0.01` allows 1.0 %; mend the input, or allow more and run again: what is prepared is kept",
+            "2 of 100 records were skipped (2.0 %: 2 broken JSON), and `input.max_skipped: 0.01` allows 1.0 %; correct the input, or allow more and run again: prepared splits are kept",
         );
     }
 

@@ -96,7 +96,7 @@ impl Output {
                     self.put_json(&name, &record).await?;
                     return Ok(record.shard);
                 }
-                let message = format!("{}: is there, but nobody says that it is committed", self.shown(&shard.path));
+                let message = format!("{}: exists, but no record says that it is committed", self.shown(&shard.path));
                 Err(PipelineError::new(ErrorKind::Output, message).retryable())
             }
             Err(e) => Err(self.failed(&e, "commit", &shard.path)),
@@ -149,7 +149,7 @@ impl Output {
         Err(PipelineError::new(
             ErrorKind::Output,
             format!(
-                "{}: its upload was aborted by somebody else before it was complete; run the job again",
+                "{}: another process aborted its upload before it was complete; run the job again",
                 self.shown(&valid.shard.path)
             ),
         )

@@ -120,7 +120,7 @@ impl Output {
                 Ok(Some(CopiedFile { bytes: got.meta.size, sha256 }))
             }
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(e) => Err(self.failed(&e, "look at", name)),
+            Err(e) => Err(self.failed(&e, "access", name)),
         }
     }
 }

@@ -57,7 +57,7 @@ impl Output {
             let mode = match self.store.head(&path).await {
                 Ok(there) => PutMode::Update(UpdateVersion { e_tag: there.e_tag, version: there.version }),
                 Err(object_store::Error::NotFound { .. }) => PutMode::Create,
-                Err(e) => return Err(self.failed(&e, "look at", name)),
+                Err(e) => return Err(self.failed(&e, "access", name)),
             };
             self.check_ownership().await?;
             match self.store.put_opts(&path, payload.clone(), mode.into()).await {
@@ -185,7 +185,7 @@ impl Output {
         match self.store.head(&Path::from(name)).await {
             Ok(meta) => Ok(Some(meta.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(e) => Err(self.failed(&e, "look at", name)),
+            Err(e) => Err(self.failed(&e, "access", name)),
         }
     }
 

@@ -117,7 +117,7 @@ impl Stamp {
     #[expect(clippy::disallowed_methods, reason = "runs on a thread that may block, as hashing the files did")]
     fn read_state(path: &Path) -> Result<(u64, SystemTime)> {
         let found = fs::metadata(path).and_then(|m| Ok((m.len(), m.modified()?)));
-        found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot look at {}", path.display()), e))
+        found.map_err(|e| PipelineError::caused(ErrorKind::Model, format!("cannot access {}", path.display()), e))
     }
 
     /// Records the current state of a file.

@@ -171,7 +171,7 @@ impl Output {
                 Ok(record) => records.push(record),
                 Err(e) => {
                     let message =
-                        format!("{} is damaged: {e}; `{}` mends it", self.shown(&name), repair_command(self, None));
+                        format!("{} is damaged: {e}; `{}` repairs it", self.shown(&name), repair_command(self, None));
                     unreadable.push((name, message));
                 }
             }

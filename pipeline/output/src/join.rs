@@ -225,7 +225,7 @@ impl Output {
     pub(super) async fn check_run_holds_lock(&self) -> Result<()> {
         let Backend::Disk(root) = &self.backend else { return Ok(()) };
         let path = root.join(STATE_FOLDER).join("lock");
-        let context = format!("cannot look at {}", path.display());
+        let context = format!("cannot access {}", path.display());
         let holder = disk::lock_holder(path).await;
         let holder = holder.map_err(|e| PipelineError::caused(ErrorKind::Output, context, e))?;
         let reason = match (holder, self.holder.get()) {

@@ -211,7 +211,7 @@ impl Lease {
         let is_own =
             matches!(read(&self.store.store).await, Ok(Some((holder, _))) if holder.holder == self.record.holder);
         if is_own && let Err(e) = self.store.store.delete(&lease_path()).await {
-            tracing::warn!("the lease could not be given back; it ends by itself: {e}");
+            tracing::warn!("cannot release the lease; it expires by itself: {e}");
         }
     }
 }

@@ -397,7 +397,7 @@ impl Output {
             true => LeaseState::HeldByOther,
             false => {
                 let state = lease::lease_state(&self.store, holder).await;
-                state.map_err(|e| self.failed(&e, "look at the lease of", ""))?
+                state.map_err(|e| self.failed(&e, "read the lease of", ""))?
             }
         };
         let reason = match state {

@@ -89,7 +89,7 @@ impl Output {
         self.check_ownership().await?;
         match self.plan().await? {
             Some(there) if there.job_hash != plan.job_hash => {
-                let message = format!("{self}: another job ({}) has begun here meanwhile", there.name);
+                let message = format!("{self}: another job ({}) has started here in the meantime", there.name);
                 Err(PipelineError::new(ErrorKind::Output, message))
             }
             _ => self.put_json_if_owner(PLAN, plan).await,
@@ -106,7 +106,7 @@ impl Output {
             Some(there) if there.job_hash == was => self.put_json_if_owner(PLAN, plan).await,
             there => {
                 let name = there.map(|plan| plan.name).unwrap_or_default();
-                let message = format!("{self}: another job ({name}) has begun here meanwhile");
+                let message = format!("{self}: another job ({name}) has started here in the meantime");
                 Err(PipelineError::new(ErrorKind::Output, message))
             }
         }
@@ -119,7 +119,7 @@ impl Output {
     pub async fn plan(&self) -> Result<Option<PlanRecord>> {
         let Some(bytes) = self.get(PLAN).await? else { return Ok(None) };
         serde_json::from_slice(&bytes).map(Some).map_err(|e| {
-            let message = format!("{} is damaged: {e}; `{}` mends it", self.shown(PLAN), repair_command(self, None));
+            let message = format!("{} is damaged: {e}; `{}` repairs it", self.shown(PLAN), repair_command(self, None));
             PipelineError::new(ErrorKind::DataSet, message)
         })
     }

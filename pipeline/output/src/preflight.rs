@@ -29,8 +29,7 @@ impl Output {
             Backend::Web(_) => Err(self.read_only()),
             Backend::Store(_) => {
                 self.clone().create(observer).await?;
-                let held =
-                    describe_holder(&self.store).await.map_err(|e| self.failed(&e, "look at the lease of", ""))?;
+                let held = describe_holder(&self.store).await.map_err(|e| self.failed(&e, "read the lease of", ""))?;
                 if let Some(held) = held {
                     observer.event(&Event::Warning {
                         message: format!(

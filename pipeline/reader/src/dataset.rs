@@ -360,7 +360,7 @@ impl DataSet {
         let (Ok(source), Some(cache)) = (&source, &self.options.disk_cache) else { return (source, None) };
         match source.clone().with_disk_cache(cache, &self.job_hash) {
             Ok(cached) => (Ok(cached), None),
-            Err(e) => (Ok(source.clone()), Some(format!("{e}; reading goes on without it"))),
+            Err(e) => (Ok(source.clone()), Some(format!("{e}; reading continues without it"))),
         }
     }
 
@@ -536,7 +536,7 @@ async fn read_manifest(source: &Source) -> Result<String> {
     let Some(bytes) = source.get("manifest.json").await? else {
         let unfinished = source.get("_stillhouse/plan.json").await?.is_some();
         let why = match unfinished {
-            true => "the job is not finished; `stillhouse run` its job file again to go on",
+            true => "the job is not finished; `stillhouse run` with its job file resumes it",
             false => "not a Stillhouse data set (no manifest.json); give the folder that the job's output.path names",
         };
         return Err(ReadError::DataSet(format!("{}: {why}", source.display_name(""))));

@@ -122,7 +122,7 @@ pub(super) fn check_all(files: &[InputFile], empty: &[EmptyFolder], input: &Inpu
         n => format!(" (nor have {n} more)"),
     };
     Err(format!(
-        "the folder {:?} beside class folders has no image{more}: without a label of its own it would shift those of others; {VALID}",
+        "the folder {:?} beside class folders has no image{more}: it would change the labels of the other folders; {VALID}",
         first.shown.trim_end_matches('/')
     ))
 }

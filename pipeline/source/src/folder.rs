@@ -42,7 +42,8 @@ pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<FolderEntr
     }
 }
 
-const HIDDEN_BYTES: &str = "has 0 bytes by what the system says and holds some all the same, as files of /proc do; valid: a copy of it on a disk";
+const HIDDEN_BYTES: &str =
+    "has 0 bytes according to the system but is not empty, as files in /proc; valid: a copy of it on a disk";
 
 /// Whether a file holds bytes although its size is 0. Without this check it would be read as empty, without an error.
 fn has_hidden_bytes(found: &Metadata, path: &DiskPath) -> bool {
@@ -89,7 +90,7 @@ pub(super) fn list_entries(
             continue;
         }
         let found = read_entry(&entry, &name, location, display, check_access)
-            .map_err(|e| format!("cannot look at {}: {}", escaped(display, &name), describe(&e)))?;
+            .map_err(|e| format!("cannot access {}: {}", escaped(display, &name), describe(&e)))?;
         children.push((shown.into_owned(), found));
     }
     // two names that are not UTF-8 may have the same lossy form
@@ -120,7 +121,7 @@ fn read_entry(
         Err(e) => return unreadable(&format!("is a link that cannot be followed: {}", describe(&e)), true),
     };
     if is_link && found.is_dir() && is_circular_link(&entry.path()) {
-        return unreadable("is a link that leads back to a folder it is in; valid: no circles", true);
+        return unreadable("is a link to a folder that contains it; valid: no cycles", true);
     }
     if has_hidden_bytes(&found, &entry.path()) {
         return unreadable(HIDDEN_BYTES, false);

@@ -359,7 +359,7 @@ fn find_file(store: &Store, display: &str, location: &Path) -> Result<Option<Inp
     match store.wait(store.store.head(location)) {
         Ok(meta) => Ok(Some(to_input_file(store, display.into(), meta))),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
-        Err(e) => Err(listing_error(store, location, "look at", &e)),
+        Err(e) => Err(listing_error(store, location, "access", &e)),
     }
 }
 

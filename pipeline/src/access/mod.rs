@@ -447,7 +447,7 @@ impl<'a> Gate<'a> {
 
     fn leads_out_message(&self, what: &str, purpose: Purpose) -> String {
         let allowed = self.access.allowed(purpose, |entry| entry == ANY || !is_url(entry));
-        format!("{what} leads out of what the server's configuration allows; {allowed}")
+        format!("{what} is outside what the server's configuration allows; {allowed}")
     }
 
     /// Why files of a local model may not be opened: one leads out of the allowed folders, or is not a regular file.

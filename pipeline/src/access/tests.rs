@@ -252,7 +252,7 @@ fn outputs_stay_where_they_may_be() {
         symlink(world.path("secret/new"), &link).unwrap();
         let problem = world.output(&root.display().to_string()).unwrap();
         assert!(
-            problem.message.starts_with(&format!("{inside} leads out of what the server's configuration allows")),
+            problem.message.starts_with(&format!("{inside} is outside what the server's configuration allows")),
             "{problem}"
         );
         assert!(!problem.message.contains("secret"), "{problem}");
@@ -322,7 +322,7 @@ fn the_paths_of_tables_are_judged_like_all_others() {
         "output": {"path": world.path("out/x")},
     }));
     assert!(
-        reported.contains("input.tables.labels.paths[1]: got ") && reported.contains("leads out of what the server's"),
+        reported.contains("input.tables.labels.paths[1]: got ") && reported.contains("is outside what the server's"),
         "{reported}"
     );
     assert!(!reported.contains("secret"), "{reported}");
@@ -340,7 +340,7 @@ fn a_listing_that_leads_out_is_a_problem_of_its_path() {
         }));
         assert!(
             reported.contains("input.paths[1]: got ")
-                && reported.contains("what it finds leads out of what the server's"),
+                && reported.contains("what it finds is outside what the server's"),
             "{reported}"
         );
         assert!(!reported.contains("secret") && !reported.contains("input.paths[0]"), "{reported}");
@@ -361,10 +361,7 @@ fn files_of_a_model_folder_may_not_lead_out() {
             "tokenizer": {"path": folder.display().to_string()},
             "output": {"path": world.path("out/x")},
         }));
-        assert!(
-            reported.contains(&format!("{name} leads out of what the server's configuration allows")),
-            "{reported}"
-        );
+        assert!(reported.contains(&format!("{name} is outside what the server's configuration allows")), "{reported}");
         assert!(!reported.contains("secret"), "{reported}");
     }
     let folder = world.dir.path().join("data/deep/pipe");

@@ -55,7 +55,7 @@ impl MemoryBudget {
         if *taken + bytes > self.limit {
             let others = match *taken {
                 0 => String::new(),
-                taken => format!(", of which other jobs have {}", megabytes(taken)),
+                taken => format!(", of which other jobs use {}", megabytes(taken)),
             };
             let message = format!(
                 "the job takes {} of memory ({needs}), this executor has {}{others}; valid: --memory-megabytes of a machine that has more, \

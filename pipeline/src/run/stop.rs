@@ -88,7 +88,7 @@ pub(crate) async fn release<T>(lock: Lock, result: &Result<T>) {
         false => lock.release().await,
         true => {
             if tokio::time::timeout(RELEASE_TIMEOUT, lock.release()).await.is_err() {
-                tracing::warn!("the output could not be given free in time; it becomes free by itself");
+                tracing::warn!("cannot release the output in time; its lease expires by itself");
             }
         }
     }
@@ -100,10 +100,7 @@ pub(crate) fn was_stopped<T>(result: &Result<T>) -> bool {
 }
 
 fn stopped() -> PipelineError {
-    PipelineError::new(
-        ErrorKind::Cancelled,
-        "told to stop; what is committed stays: run the same command again to go on",
-    )
+    PipelineError::new(ErrorKind::Cancelled, "stopped; committed splits stay: run the same command again to resume")
 }
 
 #[cfg(test)]

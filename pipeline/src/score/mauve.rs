@@ -117,7 +117,7 @@ pub fn mauve(p: &Features, q: &Features, options: &MauveOptions) -> Result<Mauve
     }
     let clusters = options.clusters.unwrap_or_else(|| ((smaller as f64 / 10.0).round_ties_even() as usize).max(2));
     if !(2..=p.len() + q.len()).contains(&clusters) {
-        return Err(format!("{clusters} clusters of {} texts; valid: 2 to as many as texts", p.len() + q.len()));
+        return Err(format!("{clusters} clusters of {} texts; valid: 2 to the number of texts", p.len() + q.len()));
     }
     let points = components(&unit_rows(q, p), q.width, options.explained_variance);
     let labels = cluster(&points, clusters, options.seed);

@@ -115,7 +115,7 @@ fn explain_response(response: &ErrorResponse, request: &RequestInfo, place: &str
             return format!("bucket {bucket} does not exist at {service}; check the name, the region and the endpoint");
         }
         (_, "InvalidAccessKeyId") => {
-            "the store does not know this access key; check AWS_ACCESS_KEY_ID or the AWS profile, and that it is of this endpoint"
+            "the store has no such access key; check AWS_ACCESS_KEY_ID or the AWS profile, and that the key belongs to this endpoint"
                 .into()
         },
         (_, "SignatureDoesNotMatch") => "the secret key does not belong to the access key; check AWS_SECRET_ACCESS_KEY or the AWS profile".into(),
@@ -133,7 +133,7 @@ fn explain_response(response: &ErrorResponse, request: &RequestInfo, place: &str
         (403, _) => format!("the credentials may not do this; check that the policy allows {permission} on {bucket}"),
         (405, _) if request.method.as_str() == "PROPFIND" => "this web server lists no folders; name its files one by one".into(),
         (501, _) => "the store cannot do this; a store for output must do multipart uploads and conditional writes".into(),
-        (507, _) => "the store is full; make room".into(),
+        (507, _) => "the store is full; free some space".into(),
         _ => response.message.clone().unwrap_or_else(|| match place == request.place {
             true => format!("{} was not done", request.method),
             false => format!("{} {} was not done", request.method, request.place),
@@ -149,7 +149,7 @@ fn explain_no_response(reason: NoResponseReason, text: &str, request: &RequestIn
             format!("no such host: {service}; check the endpoint, the bucket and the network")
         }
         NoResponseReason::ConnectionRefused => {
-            format!("nobody listens at {service}; check the endpoint, and that the service runs")
+            format!("no service listens at {service}; check the endpoint, and that the service runs")
         }
         NoResponseReason::NoConnection => {
             format!("{service} cannot be reached: {text}; check the endpoint and the network")

@@ -175,7 +175,9 @@ pub fn classify_no_response(error: &(dyn Error + 'static)) -> (NoResponseReason,
         Some(io::ErrorKind::ConnectionRefused) => {
             (NoResponseReason::ConnectionRefused, "the connection is refused".into())
         }
-        _ if is_connect && is_timeout => (NoResponseReason::NoConnection, "no connection: nobody answers there".into()),
+        _ if is_connect && is_timeout => {
+            (NoResponseReason::NoConnection, "no connection: the host does not answer".into())
+        }
         _ if is_connect => (NoResponseReason::NoConnection, format!("no connection: {last}")),
         _ if is_timeout => (NoResponseReason::Timeout, "no answer in time".into()),
         _ if client.is_some_and(reqwest::Error::is_builder) => {

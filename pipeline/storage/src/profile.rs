@@ -161,7 +161,7 @@ impl Profile {
         if let Some(key) = ["role_arn", "sso_session", "sso_start_url"].into_iter().find(|key| self.get(key).is_some())
         {
             return Err(format!(
-                "the AWS profile {name:?} uses {key}, which stillhouse does not do by itself; run `eval \"$(aws configure \
+                "the AWS profile {name:?} uses {key}, which stillhouse does not support; run `eval \"$(aws configure \
                  export-credentials --profile {name} --format env)\"` first, or give the profile a credential_process"
             ));
         }

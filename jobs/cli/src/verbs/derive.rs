@@ -55,7 +55,7 @@ pub struct Args {
     quiet: bool,
 }
 
-const RESUME: &str = "interrupted; the shards that are done stay: run the same command again to go on";
+const RESUME: &str = "interrupted; finished shards stay: run the same command again to resume";
 
 /// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {

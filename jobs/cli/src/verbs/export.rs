@@ -74,7 +74,7 @@ pub struct Args {
     quiet: bool,
 }
 
-const RESUME: &str = "interrupted; what is copied stays: run the same command again to go on";
+const RESUME: &str = "interrupted; copied files stay: run the same command again to resume";
 
 /// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {

@@ -214,7 +214,7 @@ fn output_status(output: &OutputStatus, splits: usize) -> String {
     match found {
         OutputState::Nothing => location.clone(),
         OutputState::Resumable => format!(
-            "{location}; a run goes on: {} of {} are done",
+            "{location}; a run resumes: {} of {} are done",
             units::count(*splits_done),
             units::counted(splits as u64, "split")
         ),

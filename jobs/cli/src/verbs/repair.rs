@@ -43,7 +43,7 @@ pub struct Args {
     pub json: bool,
 }
 
-const RESUME: &str = "interrupted; what was made again stays: run the same command again to go on";
+const RESUME: &str = "interrupted; repaired files stay: run the same command again to resume";
 
 /// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {

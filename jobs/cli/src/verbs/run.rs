@@ -79,7 +79,7 @@ async fn prepare_and_run(
 fn how_to_go_on(watch: &Watch) -> String {
     match watch.splits() {
         Some((done, all)) => format!(
-            "interrupted; {} of {} are done and stay: run the same command again to go on",
+            "interrupted; {} of {} are done and stay: run the same command again to resume",
             units::count(done),
             units::counted(all, "split")
         ),

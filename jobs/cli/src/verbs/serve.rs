@@ -111,8 +111,7 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let config = configuration(args.config.as_deref(), args.data.as_deref(), args.listen, &args.allow, &args.endpoint)?;
     let mut problems = config.problems();
     if !sandbox::is_supported() && !config.allow_unconfined {
-        let message =
-            "this kernel cannot confine jobs (Landlock, Linux 5.13); valid: true, which runs them all the same";
+        let message = "this kernel cannot confine jobs (it needs Landlock, Linux 5.13); valid: true, which runs jobs without confinement";
         problems.push(Problem::new("allow_unconfined", false, message));
     }
     if args.check {

@@ -160,8 +160,7 @@ fn send(client: &Client, args: &Args, file: String, json: bool, folder: String) 
     }
 }
 
-const DETACHED: &str =
-    "not watching any more; the job goes on: `stillhouse jobs watch ID`, `stillhouse jobs cancel ID`";
+const DETACHED: &str = "no longer watching; the job continues: `stillhouse jobs watch ID`, `stillhouse jobs cancel ID`";
 
 /// Shows a job until it ends. If the job fails, this command fails.
 pub fn watch(client: &Client, id: &JobId, mode: Mode, printer: &Arc<Printer>) -> Result<(), Failure> {

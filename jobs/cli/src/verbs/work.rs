@@ -221,7 +221,8 @@ fn execute(request: WorkerRequest, writer: &Arc<MessageWriter>, stop: &Stop) -> 
             serde_json::to_value(dataset.manifest())
         }
     };
-    let answer = answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be told as JSON: {e}")))?;
+    let answer =
+        answer.map_err(|e| PipelineError::new(ErrorKind::Output, format!("cannot be written as JSON: {e}")))?;
     writer.send(&Message::Answer(answer));
     Ok(())
 }

@@ -53,7 +53,7 @@ impl<'a> CpuDecoding<'a> {
                 return invalid(
                     "number of tokens of a slot",
                     tokens.len(),
-                    format!("1 to {remaining}, for which there is room"),
+                    format!("1 to {remaining}, the remaining positions"),
                 );
             }
             if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {

@@ -436,7 +436,7 @@ fn codes_in_npy_and_parquet() {
     );
     for (name, file, says) in [
         ("floats", npy("<f4", "False", "(1, 3)", &[0; 12]), "its numbers are of type \"<f4\""),
-        ("columns", npy("<i4", "True", "(1, 3)", &[0; 12]), "lies column by column"),
+        ("columns", npy("<i4", "True", "(1, 3)", &[0; 12]), "is stored column by column"),
         ("short", npy("<i4", "False", "(2, 3)", &[0; 12]), "its header says [2, 3] of <i4"),
         ("long", npy("<i4", "False", "(2, 3)", &[0; 25]), "its header says [2, 3] of <i4"),
         ("huge", npy("<i8", "False", "(4611686018427387904, 3)", &[]), "its header says"),

@@ -231,7 +231,7 @@ mod names {
             stillhouse_base::storage::Location::Disk(path)
                 if path.canonicalize().is_ok_and(|at| at.ends_with("other.txt")) =>
             {
-                Err("leads out".to_owned())
+                Err("is outside".to_owned())
             }
             _ => Ok(()),
         };

@@ -155,7 +155,7 @@ fn http_inputs_are_guarded_when_they_are_asked() {
     world.access.private_networks = true;
     drop(listener);
     let lost = world.refused(job.clone());
-    assert!(lost.to_string().contains("nobody listens"), "{lost}");
+    assert!(lost.to_string().contains("no service listens"), "{lost}");
     assert_eq!((lost.kind.name(), lost.retryable), ("input", true));
     world.access = Access { private_networks: true, ..Access::default() };
     let wrong = world.refused(job);

@@ -174,7 +174,7 @@ impl DiskCache {
         let mut warning = self.warning.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*warning, Warning::None) {
             let folder = self.folder.display();
-            *warning = Warning::Pending(format!("disk cache {folder}: {what}: {why}; reading goes on without it"));
+            *warning = Warning::Pending(format!("disk cache {folder}: {what}: {why}; reading continues without it"));
         }
     }
 

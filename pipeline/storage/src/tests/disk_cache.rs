@@ -322,7 +322,7 @@ async fn a_folder_that_fails_costs_no_data() {
         assert_eq!(opened.read(0..FETCH_BYTES * 4).await, content);
     }
     let warning = opened.cache.take_warning().unwrap();
-    assert!(warning.contains("reading goes on without it") && !warning.contains('\n'), "{warning}");
+    assert!(warning.contains("reading continues without it") && !warning.contains('\n'), "{warning}");
     assert_eq!(opened.cache.take_warning(), None);
 
     let error = DiskCache::open(&fixture.options(LARGE_LIMIT), "x").unwrap_err().to_string();

@@ -76,7 +76,7 @@ async fn what_stays_ends_after_one_request() {
             status(403, "AccessDenied"),
             "403 AccessDenied: the credentials may not do this; check that the policy allows s3:GetObject on b",
         ),
-        (status(403, "InvalidAccessKeyId"), "does not know this access key"),
+        (status(403, "InvalidAccessKeyId"), "has no such access key"),
         (status(403, "SignatureDoesNotMatch"), "AWS_SECRET_ACCESS_KEY"),
         (status(403, "RequestTimeTooSkewed"), "clock"),
         (status(400, "ExpiredToken"), "expired"),
@@ -186,7 +186,7 @@ async fn a_wrong_host_ends_soon_and_a_lost_one_does_not() {
     let opened = storages.open(&url("s3://b"), &options(&format!("http://{nobody}"))).unwrap();
     let error = get(&opened).await.unwrap_err();
     assert_eq!(opened.statistics.requests(), 3);
-    assert!(explain(&error, "read", "s3://b/k").contains(&format!("nobody listens at http://{nobody}; check")));
+    assert!(explain(&error, "read", "s3://b/k").contains(&format!("no service listens at http://{nobody}; check")));
 
     let server = FakeStore::new([Answer::Last]);
     let opened = open(&server);

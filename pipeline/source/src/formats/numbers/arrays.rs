@@ -249,7 +249,7 @@ fn npy_header(store: &Store, file: &InputFile) -> Result<NpyHeader, SourceError>
     })?;
     if !after("fortran_order").is_some_and(|rest| rest.starts_with("False")) {
         return Err(wrong(
-            "it lies column by column (fortran_order); valid: row by row (`np.ascontiguousarray`)".into(),
+            "it is stored column by column (fortran_order); valid: row by row (`np.ascontiguousarray`)".into(),
         ));
     }
     let inside = after("shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')')).map(|(inside, _)| inside);

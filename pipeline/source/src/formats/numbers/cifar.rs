@@ -89,10 +89,7 @@ pub(super) fn open(
         return Ok(Box::new(Python { bytes, batch, cifar, rows }));
     }
     if compression(file, input) != Compression::None {
-        return Err(SourceError::corrupt(
-            &file.path,
-            "is compressed; files of CIFAR are read as they lie: decompress it",
-        ));
+        return Err(SourceError::corrupt(&file.path, "is compressed; valid: uncompressed files of CIFAR"));
     }
     let record = (cifar.head() + IMAGE) as u64;
     let cursor = Cursor::stored(store, file, (rows.0 * record, rows.1 * record))?;

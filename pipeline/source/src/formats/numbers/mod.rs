@@ -148,7 +148,8 @@ enum Kind<'a> {
 }
 
 fn kind<'a>(file: &InputFile, input: &'a Input) -> Result<Kind<'a>, SourceError> {
-    let missing = || SourceError::corrupt(&file.path, "is read as images or codes, of which the job says nothing");
+    let missing =
+        || SourceError::corrupt(&file.path, "is read as images or codes, but the job has no section for them");
     if input.format() == InputFormat::Codes {
         let codes = input.codes.as_ref().ok_or_else(missing)?;
         let name = file.path.to_ascii_lowercase();
@@ -288,7 +289,9 @@ pub fn with_class_names<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, In
 fn class_label(class: &str, images: &Images) -> Result<Option<i32>, BadImage> {
     match images.classes.iter().position(|name| name == class) {
         Some(label) => Ok(i32::try_from(label).ok()),
-        None => bad_record(reason::CLASS, format!("lies in {class:?}, which is none of `input.images.classes`")),
+        None => {
+            bad_record(reason::CLASS, format!("is in the folder {class:?}, which is not in `input.images.classes`"))
+        }
     }
 }
 

@@ -289,7 +289,7 @@ pub(super) struct TarRecords {
 
 impl TarRecords {
     pub fn open(store: &Store, file: &InputFile, input: &Input, range: (u64, u64)) -> Result<Self, SourceError> {
-        let missing = || SourceError::corrupt(&file.path, "is read as images, of which the job says nothing");
+        let missing = || SourceError::corrupt(&file.path, "is read as images, but the job has no section for them");
         let images = input.images.clone().ok_or_else(missing)?;
         let members = Members::open(store, file, input, range)?;
         let labels = images.labels();

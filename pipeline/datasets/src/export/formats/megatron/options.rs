@@ -62,7 +62,7 @@ impl MegatronOptions {
             Some(hash) => Identity::Hash(hash.clone()),
             None if self.blend.is_empty() => {
                 return Err(missing(
-                    "--blend (and --seed, --train-samples) or --hash: its reader takes no data but of its own run",
+                    "--blend (and --seed, --train-samples) or --hash: its reader accepts only data of its own run",
                 ));
             }
             None => Identity::Of {
