@@ -114,7 +114,7 @@ def test_a_data_folder_inside_an_allowed_one_is_refused(tmp_path, found, data):
     server = Server(tmp_path)
     (server.allowed / "up").symlink_to(server.allowed)
     server.config["data"] = f"{server.allowed}/{data}"
-    with pytest.raises(AssertionError, match="which jobs may touch"):
+    with pytest.raises(AssertionError, match="which jobs may access"):
         server.start()
     assert server.process.returncode == 2
     found("the service's data inside an allowed folder", f"`{data}`", "the service does not start, exit code 2")

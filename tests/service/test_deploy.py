@@ -219,7 +219,7 @@ def test_the_cluster_on_this_machine_goes_on_without_an_executor(tmp_path):
             assert next(said).startswith(f"Executor {executor} ended with status 137; {what}")
         assert cluster.poll() is None
         os.kill(scheduler, signal.SIGTERM)
-        assert next(said) == "The scheduler ended with status 143, and the cluster with it.\n"
+        assert next(said) == "The scheduler ended with status 143, so the cluster stops.\n"
         assert cluster.wait() == 143
     finally:
         watchdog.cancel()
