@@ -208,7 +208,7 @@ fn a_stream_of_all_jobs_goes_on_where_it_was_lost_or_says_what_to_do() {
         }
         let problem = ask(path, "9000000").problem(409);
         let detail = problem["detail"].as_str().unwrap();
-        assert!(detail.contains("never gave") && detail.contains("without"), "{detail}");
+        assert!(detail.contains("has no event") && detail.contains("without"), "{detail}");
     }
     // a reconnecting client's header overrides the URL's `after`
     let header = ("last-event-id", kept[2].2.to_string());
