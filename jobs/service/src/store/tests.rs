@@ -454,7 +454,7 @@ fn a_damaged_database_is_refused_and_a_clean_one_is_whole_in_its_file() {
     bytes[middle..middle + 4096].fill(0xa5);
     std::fs::write(copy.path().join(FILE), &bytes).unwrap();
     let refused = Store::open(copy.path()).err().map(|e| e.to_string()).unwrap_or_default();
-    assert!(refused.contains("is damaged") && refused.contains("put a copy in its place"), "{refused}");
+    assert!(refused.contains("is damaged") && refused.contains("replace the file by a backup"), "{refused}");
     // a store that is damaged while open detects it at the first damaged page that it reads
     assert!(!store.is_corrupt());
     std::fs::write(&path, &bytes).unwrap();
