@@ -72,7 +72,12 @@ fn ends_with(parts: Parts) -> (i32, String, TempDir) {
 fn it_ends_with_0_only_where_every_part_has_checked() {
     let cases: [(&str, Parts, i32, &str); 16] = [
         ("all is right", GOOD, 0, "gpu-check: right"),
-        ("no torch", Parts { named: false, torch: "exit 1", python: "exit 9", ..GOOD }, 0, "no comparison with PyTorch"),
+        (
+            "no torch",
+            Parts { named: false, torch: "exit 1", python: "exit 9", ..GOOD },
+            0,
+            "no comparison with PyTorch",
+        ),
         ("no torch, where it was named", Parts { torch: "exit 1", ..GOOD }, 2, "importing torch"),
         ("wrong", Parts { check: "echo '{\"right\": false}' >\"$json\"; exit 1", ..GOOD }, 1, "WRONG"),
         ("wrong, and says 0", Parts { check: "echo '{\"right\": false}' >\"$json\"", ..GOOD }, 1, "WRONG"),
