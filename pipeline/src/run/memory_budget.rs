@@ -143,7 +143,7 @@ mod tests {
         assert!(refused.machine_specific);
         assert_eq!(
             refused.to_string(),
-            "the job takes 550 MB of memory (itself 250 MB, splits 300 MB), this executor has 1200 MB, of which other jobs have 750 MB; \
+            "the job takes 550 MB of memory (itself 250 MB, splits 300 MB), this executor has 1200 MB, of which other jobs use 750 MB; \
              valid: --memory-megabytes of a machine that has more, fewer --slots, a smaller extract.teacher.batch_tokens or \
              output.row_group_megabytes"
         );

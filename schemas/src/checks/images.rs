@@ -180,9 +180,9 @@ mod tests {
                 "",
                 "pack.mode: a row is an image, which is neither padded",
             ),
-            (&plain, GOOD, "tokenizer: {path: t}", "tokenizer: makes tokens of text"),
+            (&plain, GOOD, "tokenizer: {path: t}", "tokenizer: makes tokens from text"),
             (&plain, GOOD, "clean: {detokenizer: ptb}", "clean: cleans text"),
-            (&plain, GOOD, "extract: {teacher: {path: t}}", "extract: asks a teacher of text"),
+            (&plain, GOOD, "extract: {teacher: {path: t}}", "extract: needs a teacher"),
             (
                 &images(", labels: cls"),
                 GOOD,
@@ -207,7 +207,7 @@ mod tests {
                 "{format: images, compression: gzip, paths: [x], images: {size: 32}}",
                 GOOD,
                 "",
-                "input.compression: files of this layout",
+                "input.compression: compressed files of this layout",
             ),
         ] {
             let text = problems(input, pack, more);
@@ -215,6 +215,6 @@ mod tests {
         }
         let table = "{tables: {t: {format: images, paths: [x]}}, sql: q}";
         let text = problems(table, "{length: 8}", "tokenizer: {path: t}");
-        assert!(text.contains("input.tables.t.format: got images: is no format of a table"), "{text}");
+        assert!(text.contains("input.tables.t.format: got images: is not a format for tables"), "{text}");
     }
 }

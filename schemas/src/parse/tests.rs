@@ -245,7 +245,7 @@ fn the_keys_of_an_order_are_those_of_its_kind() {
         ("{epoch: 1}", "orders.epoch: is for kind progressive, strided or random, and orders.kind is none"),
         (
             "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, sequences_per_split: 5, bytes_per_sequence: 9}}",
-            "orders.schedule.sequences_per_split: got 5: counts sequences in another way",
+            "orders.schedule.sequences_per_split: got 5: contradicts orders.schedule.bytes_per_sequence",
         ),
         ("{kind: progressive}", "orders.rho: kind progressive needs either rho or schedule"),
         ("{kind: progressive, rho: 2, steps: 4}", "orders.steps: is for kind random"),

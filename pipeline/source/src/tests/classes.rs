@@ -93,7 +93,7 @@ fn a_folder_without_an_image_is_no_class_that_is_left_out_silently() {
     bench.put("data/dog/notes.txt", b"");
     std::fs::create_dir(bench.path().join("data/elk")).unwrap();
     let says =
-        "the folder \"data/dog\" beside class folders has no image (nor have 1 more): without a label of its own";
+        "the folder \"data/dog\" beside class folders has no image (nor have 1 more): it would change the labels";
     refused(&bench, &of(json!(["data"])), &["input.paths: ", says]);
     refused(&bench, &of(json!(["data/*/*.png"])), &[says]);
     assert_eq!(classes(&bench, &of(json!(["data/[cg]*/*.png"]))).unwrap(), ["cat", "goat"], "is not asked for");

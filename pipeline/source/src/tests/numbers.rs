@@ -137,7 +137,7 @@ fn folders_are_classes() {
     let none = images(json!({"labels": "none"}), json!({"paths": ["b"]}));
     assert!(rows(&bench, &none).iter().all(|(_, label)| label.is_none()));
     let short = images(json!({"classes": ["b"]}), json!({"paths": ["a", "b"]}));
-    fails(&bench, &short, &["a/x.JPEG: the image: unknown class: lies in \"a\""]);
+    fails(&bench, &short, &["a/x.JPEG: the image: unknown class: is in the folder \"a\""]);
 }
 
 #[test]
