@@ -111,7 +111,7 @@ fn hostile_images_fail_by_name_or_are_counted() {
         scratch.job("bad.yaml", &with(job(), patch));
         scratch.stillhouse(&["plan", "bad.yaml"]).expect(2).says(&[says])
     };
-    refused(&json!({"extract": {"teacher": {"path": "x"}}}), "extract: asks a teacher of text");
+    refused(&json!({"extract": {"teacher": {"path": "x"}}}), "extract: needs a teacher");
     let said = refused(&json!({"input": {"images": null}}), "input.images: is required with `format: images`").stderr;
     assert!(said.contains("has 1 problem"), "{said}");
     refused(&json!({"pack": {"length": 193}}), "pack.length: got 193: a row is height · width · channels");
