@@ -174,7 +174,7 @@ fn a_job_that_needs_more_memory_than_it_may_have_is_not_tried_again() {
     let job = api.wait_for_state(&id, "failed");
     assert_eq!((&job["attempt"], &job["failure"]["kind"]), (&json!(1), &json!("limit")), "{job:#}");
     let reason = job["reason"].as_str().unwrap();
-    assert!(reason.starts_with("its worker needs more memory than 1 GB"), "{reason}");
+    assert!(reason.starts_with("its worker needs more than 1 GB of memory"), "{reason}");
     assert!(reason.contains("capacity.worker_gigabytes"), "{reason}");
     let log = api.get(&format!("/jobs/{id}/logs")).expect(200).text;
     assert!(
