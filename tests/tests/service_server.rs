@@ -139,7 +139,7 @@ confined by             the kernel (Landlock)
         for arguments in [&["--check"][..], &[]] {
             run_command(&mut cluster.serve(arguments))
                 .expect(2)
-                .says(&["cluster.scheduler", "this program was built without it"]);
+                .says(&["cluster.scheduler", "this program has no cluster support"]);
         }
     }
     wrong.configure(&json!({"limits": {"queued_job": 5}}));

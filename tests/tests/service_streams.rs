@@ -102,7 +102,7 @@ fn clients_behind_a_trusted_proxy_are_distinguished() {
     let ada = service.token("ada", &["read"]);
     let stream = ada.stream("/events", &[("x-forwarded-for", "192.0.2.7")]);
     let jobs = |said: &str| ada.send("GET", "/jobs", &[("x-forwarded-for", said)], None);
-    assert_too_many(jobs("192.0.2.7"), "1 requests of 192.0.2.7");
+    assert_too_many(jobs("192.0.2.7"), "1 requests from 192.0.2.7");
     jobs("192.0.2.8").expect(200);
     drop(stream);
     eventually("the stream is counted off", || (jobs("192.0.2.7").status == 200).then_some(()));

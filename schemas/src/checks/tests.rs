@@ -202,7 +202,7 @@ fn a_teacher_that_writes_needs_rows_of_its_own_and_nothing_to_store() {
         (NONE, "{length: 8}", WRITES.to_owned(), "pack.mode: got wrap: not supported if the teacher writes"),
         (NONE, "{mode: pad, length: 8, boundary: none}", WRITES.into(), "pack.boundary: got none: not supported"),
         (NONE, PAD, with("context: document"), "extract.context: got document: not supported"),
-        (NONE, PAD, with("noise: {}"), "extract.noise: the noise of text that the teacher writes"),
+        (NONE, PAD, with("noise: {}"), "extract.noise: the seed gives the noise of text that the teacher writes"),
         (NONE, PAD, prompts(1), "extract.sequential.prompt_tokens: got 1: input.format none has no prompts"),
         (NONE, PAD, with("sequential: {temperature: -1}"), "extract.sequential.temperature: got -1"),
         (NONE, PAD, with("sequential: {top_p: 0}"), "extract.sequential.top_p: got 0"),
