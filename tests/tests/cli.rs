@@ -109,10 +109,10 @@ fn a_program_without_the_cluster_says_which_one_has_it() {
     scratch.job("job.yaml", &with(job(), &json!({"engine": {"kind": "ballista", "scheduler": "127.0.0.1:9"}})));
     for verb in ["run", "plan"] {
         let said = scratch.stillhouse(&[verb, "job.yaml"]).expect(2);
-        said.says(&["engine.kind: got ballista: this program was built without it", "--features distributed"]);
+        said.says(&["engine.kind: got ballista: this program has no cluster support", "--features distributed"]);
     }
     scratch.job("job.yaml", &job());
-    scratch.stillhouse(&["run", "job.yaml", "--scheduler", "127.0.0.1:9"]).expect(2).says(&["built without it"]);
+    scratch.stillhouse(&["run", "job.yaml", "--scheduler", "127.0.0.1:9"]).expect(2).says(&["has no cluster support"]);
     assert!(!scratch.path("out").exists());
 }
 

@@ -7,6 +7,8 @@ mod checks;
 mod common;
 #[path = "conformance/extraction.rs"]
 mod extraction;
+#[path = "conformance/signals.rs"]
+mod signals;
 #[path = "conformance/words.rs"]
 mod words;
 
@@ -110,7 +112,7 @@ fn dense_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn signals(vocab: usize, power: f64, mass: f64, most: usize) -> Vec<Arc<dyn Signal>> {
+fn every_signal(vocab: usize, power: f64, mass: f64, most: usize) -> Vec<Arc<dyn Signal>> {
     vec![
         Arc::new(LogPartitions { temperatures: vec![1.0, 2.0, 0.5] }),
         Arc::new(Entropy),
@@ -126,12 +128,12 @@ fn signals_suite(extract: ExtractFn<'_>) -> Result<(), String> {
     for (i, vocab) in [1usize, 2, 5, 257, 1024, 1031, 5000].into_iter().enumerate() {
         let slice = if vocab == 1 { near_certain(1) } else { mixed_rows(vocab, 24, 500 * i as u64) };
         for (power, mass, most, topk) in [(1.0, 0.9, 64, 0), (0.7, 0.999, 2048, 5), (1.5, 1.0, 3, 20)] {
-            let all = Signals::new([top_k(topk), signals(vocab, power, mass, most)].concat());
+            let all = Signals::new([top_k(topk), every_signal(vocab, power, mass, most)].concat());
             let noise = if topk == 5 { replay(1e-3, ValueType::F16, true) } else { None };
             let all = ExtractRequest { stride: vocab + 3, signals: all, ..request(vocab, noise, 1, 0) };
             check(extract, &slice, &all).map_err(|e| format!("V = {vocab}, power {power}: {e}"))?;
         }
-        for one in signals(vocab, 1.0, 0.95, 100) {
+        for one in every_signal(vocab, 1.0, 0.95, 100) {
             let one = ExtractRequest { signals: Signals::new(vec![one]), ..request(vocab, None, 1, 0) };
             check(extract, &slice, &one).map_err(|e| format!("V = {vocab}, {:?}: {e}", one.signals))?;
         }
@@ -153,7 +155,7 @@ fn near_certain(vocab: usize) -> Slice {
 fn other_signals_on_the_host() {
     signals_suite(&on_host(5)).unwrap();
     for vocab in [130, 3000] {
-        let signals = Signals::new(signals(vocab, 0.8, 0.99999, 200));
+        let signals = Signals::new(every_signal(vocab, 0.8, 0.99999, 200));
         let request = ExtractRequest { signals, ..request(vocab, None, 1, 0) };
         check(&on_host(6), &near_certain(vocab), &request).unwrap();
     }
@@ -301,9 +303,9 @@ fn an_extractor_takes_as_much_memory_as_was_said() {
     for request in [
         all(None, 1, 0, Vec::new()),
         all(replay(1e-3, ValueType::F16, true), 1, 5, Vec::new()),
-        all(replay(1e-3, ValueType::F16, true), 4, 0, signals(257, 1.0, 0.9, 64)),
+        all(replay(1e-3, ValueType::F16, true), 4, 0, every_signal(257, 1.0, 0.9, 64)),
         all(dense(ValueType::F16), 3, 0, Vec::new()),
-        all(dense(ValueType::F32), 2, 300, signals(257, 0.7, 0.999, 300)),
+        all(dense(ValueType::F32), 2, 300, every_signal(257, 0.7, 0.999, 300)),
     ] {
         for rows in [1, 9] {
             let host = Arc::new(Host::new(0));
@@ -399,7 +401,7 @@ fn every_schedule_gives_the_same_bytes() {
     for noise in
         [replay(1e-4, ValueType::F16, true), Some(Noise::Dense { value_type: ValueType::F16, condition: true })]
     {
-        let signals = Signals::new([top_k(20), signals(1031, 0.9, 0.9, 64)].concat());
+        let signals = Signals::new([top_k(20), every_signal(1031, 0.9, 0.9, 64)].concat());
         let request = ExtractRequest { signals, ..request(1031, noise, 2, 0) };
         let first = on_host(0)(&slice, &request).unwrap();
         for seed in 1..5 {

@@ -76,7 +76,7 @@ pub use replay_rows::{
 };
 pub use rows::{EncodedRows, LogitRows, RowEncoder};
 pub use sample::{Sampler, Sampling};
-pub use signal::{BLOCK_ENTRIES, LoadedRow, RowSignals, Settings, Signal, SignalKernel, Signals, Values};
+pub use signal::{BLOCK_ENTRIES, DynPartialEq, LoadedRow, RowSignals, Signal, SignalKernel, Signals, Values};
 pub use topk::{top_k, top_k_of_loaded};
 pub use uniforms::{KeyedUniforms, epoch_seed, fnv1a64, keyed_uniforms, splitmix64};
 pub use value::ValueType;

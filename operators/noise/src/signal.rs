@@ -66,7 +66,7 @@ impl Values {
 pub type RowSignals = Vec<Values>;
 
 /// A signal: values computed from the logits of one position.
-pub trait Signal: Debug + Settings + Send + Sync {
+pub trait Signal: Debug + DynPartialEq + Send + Sync {
     /// Checks the signal's settings against the vocabulary size.
     ///
     /// # Errors
@@ -92,17 +92,17 @@ pub trait Signal: Debug + Settings + Send + Sync {
     fn read_kernel_output(&self, output: &[u8], top: (&[u32], &[f32]), columns: &mut RowSignals);
 }
 
-/// Comparison of signals whose type is erased. Every type with `PartialEq` has it.
-pub trait Settings {
-    /// Whether the other signal has the same type and settings.
-    fn has_settings_of(&self, other: &dyn Any) -> bool;
+/// Equality of values whose type is erased. Every type with `PartialEq` has it.
+pub trait DynPartialEq {
+    /// Whether the other value has the same type and equals this one.
+    fn equals(&self, other: &dyn Any) -> bool;
 
-    /// The signal as `Any`.
+    /// The value as `Any`.
     fn as_any(&self) -> &dyn Any;
 }
 
-impl<T: PartialEq + 'static> Settings for T {
-    fn has_settings_of(&self, other: &dyn Any) -> bool {
+impl<T: PartialEq + 'static> DynPartialEq for T {
+    fn equals(&self, other: &dyn Any) -> bool {
         other.downcast_ref::<T>() == Some(self)
     }
 
@@ -113,7 +113,7 @@ impl<T: PartialEq + 'static> Settings for T {
 
 impl PartialEq for dyn Signal {
     fn eq(&self, other: &Self) -> bool {
-        self.has_settings_of(other.as_any())
+        self.equals(other.as_any())
     }
 }
 
@@ -227,18 +227,21 @@ impl<'a> LoadedRow<'a> {
     /// 1e-26 of the largest. Cost: an exponential per entry.
     #[must_use]
     pub fn sums_of_powers(&self, factor: f32) -> Vec<f64> {
-        let mut powers = [0.0; BLOCK_ENTRIES];
-        (0..self.logits.len().div_ceil(BLOCK)).map(|block| self.powers_of_block(block, factor, &mut powers)).collect()
+        let mut powers = Block::ZERO;
+        self.logits.chunks(BLOCK).map(|logits| self.powers(logits, factor, &mut powers)).collect()
     }
 
     /// Writes exp((l − max l)·factor) of the entries of one block, and 0 after the last one; returns their sum.
     pub fn powers_of_block(&self, block: usize, factor: f32, powers: &mut [f32; BLOCK_ENTRIES]) -> f64 {
         let mut aligned = Block::ZERO;
         let (first, end) = (block * BLOCK, ((block + 1) * BLOCK).min(self.logits.len()));
-        let logits = &self.logits[first..end];
-        let sum = kernels::block_of_powers(self.softmax.level(), logits, self.softmax.max(), factor, &mut aligned);
+        let sum = self.powers(&self.logits[first..end], factor, &mut aligned);
         *powers = aligned.0;
         sum
+    }
+
+    fn powers(&self, logits: &[f32], factor: f32, powers: &mut Block) -> f64 {
+        kernels::block_of_powers(self.softmax.level(), logits, self.softmax.max(), factor, powers)
     }
 
     /// Σ u·(max l − l) with u = exp(l − max l). Cost: a product per entry.

@@ -164,7 +164,7 @@ impl Collector {
     pub(super) fn store(
         &mut self,
         positions: &[PredictedPosition],
-        extracted: &ExtractedColumns,
+        mut extracted: ExtractedColumns,
         states: &[f32],
     ) -> Result<(), OperatorError> {
         let began = Instant::now();
@@ -174,8 +174,8 @@ impl Collector {
         for (n, p) in positions.iter().enumerate() {
             let at = self.starts[p.row] + p.position;
             self.logprob[at] = extracted.logprob[n];
-            if let (Some(signals), Some(found)) = (self.signals.get_mut(at), extracted.signals.get(n)) {
-                signals.clone_from(found);
+            if let (Some(signals), Some(found)) = (self.signals.get_mut(at), extracted.signals.get_mut(n)) {
+                *signals = std::mem::take(found);
             }
             for draw in 0..draws {
                 let list = self.list_index(p.row, draw, p.position);
@@ -270,13 +270,12 @@ impl Collector {
             let per_row: Vec<usize> = self.lengths.iter().map(|l| l * width).collect();
             arrays.push(list_column(field, floats(field, dense), &per_row).map_err(&error)?);
         }
-        let lengths = self.lengths.iter();
-        let mut from = 0;
-        let per_row: Vec<&[RowSignals]> = match self.signals.as_slice() {
-            [] => Vec::new(),
-            signals => lengths.map(|length| (&signals[from..from + length], from += length).0).collect(),
-        };
-        arrays.extend(signals::arrays(&self.config.signals, &per_row, &mut next)?);
+        arrays.extend(signals::arrays(
+            &self.config.signals,
+            std::mem::take(&mut self.signals),
+            &self.lengths,
+            &mut next,
+        )?);
         if let Some(hidden) = self.hidden.take() {
             arrays.push(hidden.into_array(next()?, &self.lengths)?);
         }

@@ -248,7 +248,7 @@ impl Operator for Extract {
             };
             let ran = forward.run(self.teacher.as_ref(), &mut logits, &mut |slice| {
                 let extracted = columns.extract(&slice, &mut self.workspace)?;
-                columns.store(&slice.positions, &extracted, &slice.states)?;
+                columns.store(&slice.positions, extracted, &slice.states)?;
                 Ok(slice.logits)
             });
             self.logits = Some(logits);
@@ -349,7 +349,7 @@ impl ColumnBuilder {
     pub fn store(
         &mut self,
         positions: &[PredictedPosition],
-        extracted: &ExtractedColumns,
+        extracted: ExtractedColumns,
         states: &[f32],
     ) -> Result<(), OperatorError> {
         self.collector.store(positions, extracted, states)

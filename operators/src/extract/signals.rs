@@ -41,32 +41,52 @@ pub(super) fn fields(signals: &[Arc<dyn StoredSignal>], rows: RowLength, vocab_s
     columns_of(signals).map(field).collect()
 }
 
-/// Builds the columns from rows of positions; takes their fields from `next`.
+/// Builds the columns from the signals of all positions, of rows of these lengths; takes their fields from `next`. Each
+/// position's values are freed once they are in their column, so that memory holds them once.
 pub(super) fn arrays<'f>(
     signals: &[Arc<dyn StoredSignal>],
-    rows: &[&[RowSignals]],
+    mut positions: Vec<RowSignals>,
+    row_lengths: &[usize],
     next: &mut impl FnMut() -> Result<&'f Field, OperatorError>,
 ) -> Result<Vec<ArrayRef>, OperatorError> {
     let array = |(n, column): (usize, SignalColumn)| {
         let field = next()?;
-        let positions = || rows.iter().flat_map(|row| row.iter()).filter_map(|values| values.get(n));
-        let row_length = |row: &&[RowSignals]| row.iter().filter_map(|values| values.get(n)).map(Values::len).sum();
-        let lengths: Vec<usize> = rows.iter().map(row_length).collect();
+        let counts: Vec<usize> = positions.iter().map(|values| values.get(n).map_or(0, Values::len)).collect();
+        let mut rest = counts.as_slice();
+        let list_lengths: Vec<usize> = row_lengths
+            .iter()
+            .map(|length| {
+                let (row, after) = rest.split_at(*length);
+                rest = after;
+                row.iter().sum()
+            })
+            .collect();
+        let count = list_lengths.iter().sum();
+        let taken = positions.iter_mut().filter_map(|values| values.get_mut(n).map(take_values));
         let values: ArrayRef = match column.item {
             ItemType::F32 => {
-                Arc::new(Float32Array::from_iter_values(positions().flat_map(|values| values.f32s().iter().copied())))
+                let mut floats = Vec::with_capacity(count);
+                taken.for_each(|values| floats.extend_from_slice(values.f32s()));
+                Arc::new(Float32Array::from(floats))
             }
             ItemType::I32 => {
-                let tokens = positions().flat_map(|values| values.u32s().iter().map(|token| *token as i32));
-                Arc::new(Int32Array::from_iter_values(tokens))
+                let mut tokens = Vec::with_capacity(count);
+                taken.for_each(|values| tokens.extend(values.u32s().iter().map(|token| *token as i32)));
+                Arc::new(Int32Array::from(tokens))
             }
             ItemType::U16 | ItemType::Token => {
-                unsigned(field, positions().flat_map(|values| values.u32s().iter().copied()).collect())?
+                let mut integers = Vec::with_capacity(count);
+                taken.for_each(|values| integers.extend_from_slice(values.u32s()));
+                unsigned(field, integers)?
             }
         };
-        list_column(field, values, &lengths).map_err(OperatorError::arrow(NAME))
+        list_column(field, values, &list_lengths).map_err(OperatorError::arrow(NAME))
     };
     columns_of(signals).enumerate().map(array).collect()
+}
+
+fn take_values(values: &mut Values) -> Values {
+    std::mem::replace(values, Values::U32(Vec::new()))
 }
 
 /// The signals stored in a batch.

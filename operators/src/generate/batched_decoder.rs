@@ -242,7 +242,7 @@ impl<'t, T> BatchedDecoder<'t, T> {
             self.drop_texts(batch.number);
             batch.finished.sort_by_key(|text| text.batch_and_row);
             let failed = batch.finished.iter_mut().find_map(|text| text.error.take());
-            let made = failed.map_or_else(|| rows::build_rows(&self.config, &batch.finished, batch.busy), Err);
+            let made = failed.map_or_else(|| rows::build_rows(&self.config, &mut batch.finished, batch.busy), Err);
             done.push((batch.ticket, made));
         }
         done

@@ -94,17 +94,17 @@ impl Text {
 /// Builds the rows of a batch whose texts have all ended, in order.
 pub(super) fn build_rows(
     config: &GenerateConfig,
-    texts: &[Text],
+    texts: &mut [Text],
     busy: Duration,
 ) -> Result<GeneratedBatch, OperatorError> {
     let packed = pack_texts(config, texts).map_err(OperatorError::arrow(NAME))?;
     let extract = Arc::new(config.extract.clone());
     // the meter counted this work while it was done
     let mut columns = BatchForward::new(&extract, &packed, Arc::new(Counters::default()))?.columns(packed)?;
-    for (row, text) in texts.iter().enumerate() {
+    for (row, text) in texts.iter_mut().enumerate() {
         let written = (text.prompt_length..text.tokens.len()).map(|position| PredictedPosition { row, position });
         let states = text.states.as_ref().map(HiddenStatesBuilder::to_f32_vec).unwrap_or_default();
-        columns.store(&written.collect::<Vec<_>>(), &text.extracted, &states)?;
+        columns.store(&written.collect::<Vec<_>>(), std::mem::take(&mut text.extracted), &states)?;
     }
     let (batch, statistics) = columns.finish()?;
     Ok(GeneratedBatch { batch, statistics, busy })

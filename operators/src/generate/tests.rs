@@ -146,7 +146,7 @@ fn check_against_pass(teacher: &dyn Teacher, config: &GenerateConfig, made: &Rec
         for (n, p) in slice.positions.iter().enumerate().filter(|(_, p)| p.position >= given.value(p.row) as usize) {
             let (logprob, signals) = (vec![extracted.logprob[n]], vec![extracted.signals[n].clone()]);
             let one = stillhouse_noise::ExtractedColumns { logprob, signals, ..Default::default() };
-            columns.store(&[*p], &one, &[])?;
+            columns.store(&[*p], one, &[])?;
         }
         Ok(slice.logits)
     });

@@ -365,9 +365,8 @@ fn make_columns(messages: &Receiver<HelperMessage>, buffers: &SyncSender<Logits>
                 has_failed.fetch_or(matches!(found, None | Some(Err(_))), Ordering::Relaxed);
                 // Return the buffer before the remaining work on the slice: the device needs it for the next one.
                 let _ = buffers.try_send(slice.logits);
-                let placed = found.map(|found| {
-                    columns.as_mut().map_or(Ok(()), |c| c.store(&slice.positions, &found?, &slice.states))
-                });
+                let placed = found
+                    .map(|found| columns.as_mut().map_or(Ok(()), |c| c.store(&slice.positions, found?, &slice.states)));
                 if let Some(Err(e)) = placed {
                     columns = Err(e);
                 }

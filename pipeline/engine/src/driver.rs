@@ -116,7 +116,7 @@ pub fn has_cluster() -> bool {
 pub fn unavailable_reason(engine: &Engine) -> Option<&'static str> {
     let missing = engine.kind == EngineKind::Ballista && !has_cluster();
     missing.then_some(
-        "this program was built without it; valid: local, or a program built with `cargo build -p stillhouse --features distributed`",
+        "this program has no cluster support; valid: local, or a program built with `cargo build -p stillhouse --features distributed`",
     )
 }
 

@@ -1,5 +1,8 @@
 //! Checks every kernel against code that shares nothing with it.
 
+#[path = "../../tests/conformance/signals.rs"]
+mod signals;
+
 use std::sync::Arc;
 
 use std::collections::BTreeSet;
@@ -9,12 +12,10 @@ use stillhouse_gpu::Element;
 use stillhouse_gpu::extract::Dense;
 use stillhouse_gpu::net::{Activation, Architecture, NumberFormat, Shape};
 use stillhouse_noise::{
-    Correction, DrawKey, Extract, ExtractionSpec, LoadedRow, NoiseForm, NoiseStream, ObservedTokens, RowExtractor,
-    Softmax, StoredToken, Tolerance, ValueType, keyed_uniforms, measure_accuracy,
+    Correction, DrawKey, Extract, ExtractionSpec, NoiseForm, NoiseStream, ObservedTokens, RowExtractor, Signal,
+    Signals, StoredToken, Tolerance, ValueType, keyed_uniforms, measure_accuracy,
 };
-use stillhouse_signals::{
-    Candidates, Entropy, LogPartitions, SampledLogits, StoredSignal, Tolerances, TopK, TopP, requested, split,
-};
+use stillhouse_signals::{Candidates, Entropy, LogPartitions, SampledLogits, TopK, TopP};
 
 use crate::accuracy::{distance, logits, skip_unsupported, tokens};
 use crate::job::extract_once;
@@ -74,7 +75,7 @@ fn noise(check: &mut Check) -> Outcome<()> {
             }
             // Dense noise of a few long rows proves as much as that of many.
             let rows = if matches!(form, Some(NoiseForm::Dense { .. })) { rows.min(16) } else { rows };
-            let mut signals: Vec<Arc<dyn StoredSignal>> = Vec::new();
+            let mut signals: Vec<Arc<dyn Signal>> = Vec::new();
             if topk > 0 {
                 signals.push(Arc::new(TopK { k: topk }));
             }
@@ -82,8 +83,8 @@ fn noise(check: &mut Check) -> Outcome<()> {
                 signals.extend(every_signal(vocab));
             }
             let keys = DrawKey::draws(11, 2);
-            let request = ExtractionSpec { vocab, keys, noise: form, signals: requested(&signals) };
-            match check_noise(check, &request, &signals, rows) {
+            let request = ExtractionSpec { vocab, keys, noise: form, signals: Signals::new(signals) };
+            match check_noise(check, &request, rows) {
                 Ok(note) => check.report.verdict(what, true, &note),
                 Err(error) => check.report.verdict(what, false, &error.to_string()),
             }
@@ -109,7 +110,7 @@ fn forms() -> Outcome<Vec<Form>> {
     ])
 }
 
-fn every_signal(vocab: usize) -> Vec<Arc<dyn StoredSignal>> {
+fn every_signal(vocab: usize) -> Vec<Arc<dyn Signal>> {
     vec![
         Arc::new(LogPartitions { temperatures: vec![1.0, 2.0, 0.5] }),
         Arc::new(Entropy),
@@ -121,12 +122,7 @@ fn every_signal(vocab: usize) -> Vec<Arc<dyn StoredSignal>> {
 
 /// Checks that the device's columns equal the CPU's up to the last bit of f32, and that stored corrections keep the
 /// tolerance.
-fn check_noise(
-    check: &Check,
-    request: &ExtractionSpec,
-    signals: &[Arc<dyn StoredSignal>],
-    rows: usize,
-) -> Outcome<String> {
+fn check_noise(check: &Check, request: &ExtractionSpec, rows: usize) -> Outcome<String> {
     let vocab = request.vocab;
     let (logits, tokens) = noise_logits(rows, vocab);
     let positions: Vec<u32> = (0..rows as u32).map(|i| i * 3 + 1).collect();
@@ -137,18 +133,8 @@ fn check_noise(
 
     near("ln p_x", &got.logprob, &expected.logprob, 1)?;
     holds("rows of signals", got.signals.len() == expected.signals.len())?;
-    for (n, (got, expected)) in got.signals.iter().zip(&expected.signals).enumerate() {
-        let row = &logits[n * vocab..(n + 1) * vocab];
-        let mut softmax = Softmax::new(vocab)?;
-        softmax.load(row)?;
-        let row = LoadedRow::new(&softmax, row, sequence_ids[n], positions[n]);
-        // on a device, logits that differ in their last bits are the widest difference
-        let tolerances = Tolerances::for_arithmetic(true, "a device");
-        for ((signal, got), (_, expected)) in split(signals, got).zip(split(signals, expected)) {
-            if let Some(mismatch) = signal.compare(got, expected, &row, tolerances) {
-                return Err(format!("{signal:?}, row {n}: {mismatch}").into());
-            }
-        }
+    for (row, (got, expected)) in got.signals.iter().zip(&expected.signals).enumerate() {
+        signals::check_signals(&request.signals, got, expected).map_err(|e| format!("row {row}: {e}"))?;
     }
     let mut note = String::new();
     match (request.noise, &expected.dense, &expected.replay) {

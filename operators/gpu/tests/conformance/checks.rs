@@ -1,30 +1,10 @@
 //! Properties of the columns of a slice, for every way of extraction.
 
 use stillhouse_gpu::extract::{Dense, ExtractRequest, Extracted, Noise};
-use stillhouse_noise::{
-    Correction, NoiseStream, RowSignals, StoredToken, ValueType, Values, measure_accuracy, measure_dense_accuracy,
-};
-use stillhouse_signals::{SampledLogits, TopK, TopP};
+use stillhouse_noise::{Correction, NoiseStream, StoredToken, ValueType, measure_accuracy, measure_dense_accuracy};
 
 use crate::extraction::{ExtractFn, Slice, on_cpu};
-
-/// Distance in units in the last place of f32.
-fn ulp_distance(a: f32, b: f32) -> u32 {
-    let ordered = |v: f32| {
-        let bits = v.to_bits() as i32;
-        if bits < 0 { i32::MIN.wrapping_sub(bits) } else { bits }
-    };
-    ordered(a).abs_diff(ordered(b))
-}
-
-/// Whether two ln p are equal up to rounding.
-///
-/// Where p is close to 1, ln p is the sum of all other probabilities. Their f32 exponentials have a relative error of
-/// 1.2e-7 on either side. Added to 1, that sum has only the precision of f64.
-fn same_logprob(a: f32, b: f32) -> bool {
-    let others = -f64::from(b).exp_m1();
-    ulp_distance(a, b) <= 1 || f64::from(a - b).abs() <= 2.4e-7 * others + 1e-15
-}
+use crate::signals::{check_signals, same_logprob, ulp_distance};
 
 macro_rules! holds {
     ($condition:expr, $($message:tt)*) => {
@@ -50,7 +30,7 @@ pub fn check(extract: ExtractFn<'_>, slice: &Slice, request: &ExtractRequest) ->
     holds!(got.logprob.len() == slice.rows(), "{} rows", got.logprob.len());
     holds!(got.signals.len() == expected.signals.len(), "{} rows of signals", got.signals.len());
     for (row, (a, b)) in got.signals.iter().zip(&expected.signals).enumerate() {
-        check_signals(request, a, b).map_err(|e| format!("row {row}: {e}"))?;
+        check_signals(&request.signals, a, b).map_err(|e| format!("row {row}: {e}"))?;
     }
     match request.noise {
         Some(Noise::Replay { .. }) => check_replay(slice, request, &got)?,
@@ -58,56 +38,6 @@ pub fn check(extract: ExtractFn<'_>, slice: &Slice, request: &ExtractRequest) ->
         None => {}
     }
     Ok(got)
-}
-
-/// Checks against twice the bounds of the signals, as `stillhouse_signals` defines them.
-fn check_signals(request: &ExtractRequest, got: &RowSignals, expected: &RowSignals) -> Result<(), String> {
-    holds!(got.len() == expected.len(), "{} columns of signals, the CPU has {}", got.len(), expected.len());
-    let mut first = 0;
-    for signal in request.signals.iter() {
-        let sampled = signal.as_any().downcast_ref::<SampledLogits>();
-        let width = match (sampled, signal.as_any().is::<TopK>(), signal.as_any().is::<TopP>()) {
-            (Some(sampled), ..) => 3 + usize::from(sampled.power != 1.0),
-            (None, true, _) => 2,
-            (None, false, true) => 4,
-            (None, false, false) => 1,
-        };
-        let (got, expected) = (&got[first..first + width], &expected[first..first + width]);
-        match sampled {
-            Some(sampled) => check_sampled(sampled, got, expected)?,
-            None => {
-                let same = got.iter().zip(expected).all(|(a, b)| near(a, b));
-                holds!(same, "{signal:?}: {got:?}, the CPU has {expected:?}");
-            }
-        }
-        first += width;
-    }
-    Ok(())
-}
-
-fn near(got: &Values, expected: &Values) -> bool {
-    let near = |a: f32, b: f32| a == b || ulp_distance(a, b) <= 1 || (a - b).abs() <= 2e-5;
-    let (a, b) = (got.f32s(), expected.f32s());
-    got.u32s() == expected.u32s() && a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b))
-}
-
-/// A uniform at the edge of an entry may select the entry next to it.
-fn check_sampled(sampled: &SampledLogits, got: &[Values], expected: &[Values]) -> Result<(), String> {
-    let (tokens, times) = (got[1].u32s(), got[2].u32s());
-    holds!(times.iter().sum::<u32>() == sampled.draws, "{} draws", times.iter().sum::<u32>());
-    holds!(got[0].u32s() == [tokens.len() as u32], "{} distinct draws", tokens.len());
-    holds!(tokens.is_sorted_by(|a, b| a < b), "draws do not ascend");
-    let from_cpu = |token: &u32| expected[1].u32s().iter().position(|other| other == token);
-    let times_on_cpu = |token: &u32| from_cpu(token).map_or(0, |n| expected[2].u32s()[n]);
-    let moved: u32 = tokens.iter().zip(times).map(|(token, n)| n.saturating_sub(times_on_cpu(token))).sum();
-    holds!(moved <= 1 + sampled.draws / 64, "{moved} of {} draws fell elsewhere", sampled.draws);
-    let Some(ratios) = got.get(3) else { return Ok(()) };
-    for (token, ratio) in tokens.iter().zip(ratios.f32s()) {
-        let Some(n) = from_cpu(token) else { continue };
-        let exact = expected[3].f32s()[n];
-        holds!((ratio / exact - 1.0).abs() <= 1e-5, "entry {token}: ratio {ratio}, the CPU has {exact}");
-    }
-    Ok(())
 }
 
 fn check_replay(slice: &Slice, request: &ExtractRequest, got: &Extracted) -> Result<(), String> {

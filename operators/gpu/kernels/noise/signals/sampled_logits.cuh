@@ -12,7 +12,7 @@ __device__ __forceinline__ double warp_running(double value) {
     return value;
 }
 
-// The first block whose running sum is above a target; the last one with any weight where rounding leaves the target above all.
+// The first block whose running sum is above a target; the last block with a weight if rounding leaves the target above all.
 __device__ __forceinline__ unsigned block_of_target(const double* running, unsigned blocks, double target) {
     const double total = running[blocks - 1];
     const bool inside = target < total;
@@ -66,7 +66,7 @@ SIGNAL_KERNEL(sampled_logits, 2) {
         const unsigned b = block_of_target(of_row, blocks, target);
         const unsigned end = min((b + 1) * SUMMED, vocab);
         double below = b == 0 ? 0.0 : of_row[b - 1];
-        // added one by one a block may come to a little less than its sum: its last entry with any weight takes what is left
+        // The sum of single entries may round to a little less than the sum of the block: the last entry with a weight takes the rest.
         unsigned found = b * SUMMED;
         for (unsigned first = b * SUMMED; first < end; first += 32) {
             const double weight = first + lane < end ? static_cast<double>(power_of(state, row[first + lane], factor)) : 0.0;

@@ -24,7 +24,7 @@ SIGNAL_KERNEL(top_p, 3) {
     __syncthreads();
     const unsigned index = last[0];
     const float logit = row[index];
-    // a sum of its own: 1 − Σ p would keep nothing of a tail of 1e-9
+    // Summed on its own: 1 − Σ p would lose a tail of 1e-9.
     double sum = 0.0;
     for (unsigned i = threadIdx.x; i + LEFT_OUT < vocab; i += THREADS) {
         const float other = row[i];
