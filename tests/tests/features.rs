@@ -34,7 +34,8 @@ fn tree(selection: &[&str], edges: &str) -> Tree {
 }
 
 /// Crates with so few dependencies that their tests build only those; in a clean clone they run within minutes.
-const SMALL: [&str; 4] = ["stillhouse-schemas", "stillhouse-noise", "stillhouse-tokenizer", "stillhouse-cpu"];
+const SMALL: [&str; 5] =
+    ["stillhouse-schemas", "stillhouse-noise", "stillhouse-signals", "stillhouse-tokenizer", "stillhouse-cpu"];
 
 /// The workspace features that a selection of packages lacks, one line per package.
 fn lacking(all: &Tree, selected: &Tree) -> Vec<String> {
